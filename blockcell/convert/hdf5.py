@@ -19,17 +19,18 @@ from ..files import LONGEST_TEXT
 from ..installing import how_to_install
 from ..optable import Array
 
-MOST_TEXTS = 2**16  # in one attribute, such as the names of layers
+MOST_TEXTS = 2**18  # that are read of a file, such as the names of layers
 MOST_DEFLATED = 4  # how many times the size of the file all arrays may have; numbers of weights hardly deflate
 SMALL = 2**20  # bytes that arrays may have in any case
 
 
 class Budget:
-    """How many bytes the arrays of a file may still have."""
+    """How many bytes the arrays of a file may still have, and how many texts."""
 
     def __init__(self, file_size: int) -> None:
         self.file_size = file_size
         self.left = MOST_DEFLATED * file_size + SMALL
+        self.texts_left = MOST_TEXTS
 
     def check(self, label: str, size: int) -> None:
         """Refuse an array, or a part of one, of more bytes than are left."""
@@ -57,7 +58,7 @@ class StoredArray:
             raise FormatError(f"{path} has an unknown layout")
         if properties.get_external_count():
             raise FormatError(f"{path} has external storage: its numbers are in another file")
-        if dataset.shape is None or dataset.dtype.kind not in "fiu":
+        if dataset.shape is None or dataset.id.get_type().get_class() not in (h5py.h5t.FLOAT, h5py.h5t.INTEGER):
             raise FormatError(f"{path} is no array of numbers")
         self.shape: tuple[int, ...] = dataset.shape
         self.size = math.prod(self.shape) * dataset.dtype.itemsize
@@ -95,10 +96,11 @@ class Group:
 
     def names(self) -> list[str]:
         """The names of its members."""
-        count = len(self._group.id.links)
-        if count > MOST_TEXTS:
-            raise FormatError(f"{self.path} has {count} members; expected at most {MOST_TEXTS}")
-        return [name.decode("utf-8", "replace") for name in self._group.id.links]
+        count = self._group.id.get_num_objs()
+        self._budget.texts_left -= count
+        if self._budget.texts_left < 0:
+            raise FormatError(f"{self.path} has {count} members, too many with all others")
+        return [name.decode("utf-8", "replace") for name in self._group.id]
 
     def __contains__(self, name: str) -> bool:
         return name not in ("", ".") and "/" not in name and bool(self._group.id.links.exists(name.encode()))
@@ -169,7 +171,8 @@ class Group:
             return []
         if kind.get_class() != h5py.h5t.STRING:
             raise FormatError(f"{self.path}: the attribute {name} is no text")
-        if count > MOST_TEXTS or count * kind.get_size() > LONGEST_TEXT:
+        self._budget.texts_left -= count
+        if self._budget.texts_left < 0 or count * kind.get_size() > LONGEST_TEXT:
             raise FormatError(f"{self.path}: the attribute {name} has {count} texts of {kind.get_size()} bytes")
         values = np.ravel(np.asarray(self._group.attrs[name], dtype=object))
         texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
@@ -190,5 +193,5 @@ def opened(source: str | IO[bytes], size: int) -> Iterator[Group]:
             yield Group("", file, Budget(size))
     except FormatError:
         raise
-    except (OSError, RuntimeError, KeyError, TypeError, UnicodeError) as error:  # what h5py makes of libhdf5's errors
+    except (OSError, RuntimeError, KeyError, ValueError) as error:  # what h5py makes of libhdf5's errors
         raise FormatError(f"its HDF5 cannot be read: {error}") from error

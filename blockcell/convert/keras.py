@@ -14,6 +14,7 @@ from ..errors import FormatError, short
 from ..files import StrPath
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
+from .keras_config import default_gates
 from .keras_files import read_model
 from .keras_layers import KERAS_2_HARD_SIGMOID, cell_from_arrays, convert_layer, convert_model, dense_from_arrays
 from .keras_objects import describe
@@ -24,6 +25,7 @@ from .shared import Cell, ConversionError, cells_of, split_cell
 def from_keras(
     source: Sequence[Any],
     *,
+    weights: StrPath | None = None,
     reset_after: bool | None = None,
     activation: Activation | None = None,
     recurrent_activation: Activation | None = None,
@@ -32,6 +34,7 @@ def from_keras(
 def from_keras(
     source: Any,
     *,
+    weights: StrPath | None = None,
     reset_after: bool | None = None,
     activation: Activation | None = None,
     recurrent_activation: Activation | None = None,
@@ -39,6 +42,7 @@ def from_keras(
 def from_keras(
     source: Any,
     *,
+    weights: StrPath | None = None,
     reset_after: bool | None = None,
     activation: Activation | None = None,
     recurrent_activation: Activation | None = None,
@@ -48,13 +52,14 @@ def from_keras(
     .. code-block:: python
 
         layer = convert.from_keras(model)
-        layer = convert.from_keras("model.h5")         # needs h5py alone
+        layer = convert.from_keras("model.keras")      # needs h5py alone
         y, state = layer(x, batch_first=True)          # Keras reads x as [B,T,I]
 
     Parameters
     ----------
     source : path_like, Keras model or layer, or sequence
-        The path of a ``.h5`` or ``.hdf5``, which need not be trusted: nothing in it is executed. Or a model; a
+        The path of a ``.h5``, ``.hdf5``, ``.keras``, ``.weights.h5``, or of the ``.json`` of an architecture. Files
+        need not be trusted: nothing in them is executed. Or a model; a
         ``keras.layers.LSTM``, ``GRU``, ``SimpleRNN``, an ``RNN`` of one or several of their cells, ``Bidirectional`` of
         them, or ``Dense``; or what their
         ``get_weights()`` returned: ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first two, and
@@ -62,6 +67,8 @@ def from_keras(
         `blockcell.Stack`, and so does what ``get_weights()`` of a model of such layers alone returned, if the shapes
         tell which array belongs to which layer. Of a model, better pass the model: arrays do not tell the activation
         of a ``Dense``, nor ``return_sequences``.
+    weights : path_like, optional
+        For an architecture's ``.json`` the path of its weights, as ``save_weights`` wrote them.
     reset_after : bool, optional
         Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it. It has nothing
         to do with `reset` of a call, which says where the state is set to zero.
@@ -109,7 +116,10 @@ def from_keras(
     """
     caller = "from_keras"
     if isinstance(source, (str, os.PathLike)):
-        return _from_file(caller, source)
+        options = {"activation": activation, "recurrent_activation": recurrent_activation, "reset_after": reset_after}
+        return _from_file(caller, source, weights, options)
+    if weights is not None:
+        raise ValueError(f"{caller}: weights is given; expected the path of an architecture's .json before it")
     if hasattr(source, "get_config"):
         if activation is not None or recurrent_activation is not None:
             expected = "expected arrays, as a layer has its own"
@@ -131,32 +141,49 @@ def from_keras(
             kinds = ", ".join({type(cell).__name__: None for cell in layer._cells().values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
-    has_gates = any("recurrent_activation" in cell._activations for cell in _cells_in(from_arrays))
-    if has_gates and recurrent_activation is None:
+    _warn_of_arrays(caller, from_arrays, None if recurrent_activation is not None else "sigmoid", stacklevel=3)
+    return layer
+
+
+def _from_file(
+    caller: str, path: StrPath, weights: StrPath | None, options: Mapping[str, bool | Activation | None]
+) -> Layer | dict[str, Layer]:
+    file = read_model(path, weights, options)
+    given = [name for name, value in options.items() if value is not None]
+    if given and file.has_config:
+        raise ValueError(f"{caller}: {' and '.join(given)} is given; expected arrays alone, as a model has its own")
+    try:
+        layer = convert_model(caller, file.model, stacklevel=4)
+    except ConversionError:
+        raise
+    except (RecursionError, TypeError, ValueError) as error:  # an object of Keras would not have been built
+        raise FormatError(f"{os.fspath(path)}: {error}") from error
+    if not file.has_config:
+        layers = [*(layer.values() if isinstance(layer, dict) else [layer])]
+        gates = None if options["recurrent_activation"] is not None else default_gates(file.version)
+        _warn_of_arrays(caller, layers, gates, stacklevel=4)
+    return layer
+
+
+def _warn_of_arrays(caller: str, layers: Sequence[Layer], gates: Activation | None, stacklevel: int) -> None:
+    """Warn of what arrays do not tell of these layers: `gates` is the recurrent_activation that was not given."""
+    if gates is not None and any("recurrent_activation" in cell._activations for cell in _cells_in(layers)):
+        default = "sigmoid, the default of Keras since 2.3 and of TensorFlow 2. Before, and in TensorFlow 1, it was"
+        default += f" hard_sigmoid. Pass recurrent_activation={KERAS_2_HARD_SIGMOID!r} for such a model, else"
+        if gates != "sigmoid":
+            default = f"hard_sigmoid, the default of Keras before 2.3, which wrote them. Pass that, {gates!r}, or"
         warnings.warn(
-            f"{caller}: arrays do not tell recurrent_activation: here it is sigmoid, the default of Keras since 2.3 and"
-            f" of TensorFlow 2. Before, and in TensorFlow 1, it was hard_sigmoid. Pass"
-            f' recurrent_activation={KERAS_2_HARD_SIGMOID!r} for such a model, else recurrent_activation="sigmoid"',
-            stacklevel=2,
+            f'{caller}: arrays do not tell recurrent_activation: here it is {default} recurrent_activation="sigmoid"',
+            stacklevel=stacklevel,
         )
-    if any(isinstance(each, Dense) for each in from_arrays):
+    parts = [part for layer in layers for part in (layer.layers if isinstance(layer, Stack) else [layer])]
+    if any(isinstance(part, Dense) for part in parts):
         warnings.warn(
             f"{caller}: arrays do not tell a Dense's activation, nor what return_sequences the layer below it has: here"
             f" it has none, and gives y for each step. Pass the model, or make the Dense anew:"
             f' Stack([*stack.layers[:-1], Dense(**stack.layers[-1].weights, activation="softmax", last=True)])',
-            stacklevel=2,
+            stacklevel=stacklevel,
         )
-    return layer
-
-
-def _from_file(caller: str, path: StrPath) -> Layer | dict[str, Layer]:
-    described = read_model(path)
-    try:
-        return convert_model(caller, described, stacklevel=4)
-    except ConversionError:
-        raise
-    except (RecursionError, TypeError, ValueError) as error:  # the model of an object would have been built
-        raise FormatError(f"{os.fspath(path)}: {error}") from error
 
 
 def to_keras(layer: Layer) -> list[Any]:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..activations import Activation
 from ..errors import FormatError, short
-from .keras_layers import CELLS, KerasLayer, known_activation, tensors_of
+from .keras_layers import CELLS, KERAS_2_HARD_SIGMOID, KerasLayer, known_activation, tensors_of
 
 MODELS = ("Sequential", "Functional", "Model")
 _KERAS_1 = {"output_dim": "units", "inner_activation": "recurrent_activation", "bias": "use_bias"}
@@ -73,7 +74,9 @@ def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Versi
     if is_cell or kind == "Dense":
         defaults |= {"use_bias": True, "activation": "tanh" if is_cell else "linear"}
     if is_cell and "SimpleRNN" not in kind:
-        defaults["recurrent_activation"] = _default_gates(label, config, version)
+        if version.is_of_tensorflow and version < (2, 3) and "recurrent_activation" not in config:
+            raise FormatError(f"{label} has no recurrent_activation, and TensorFlow 1 and 2 have other defaults")
+        defaults["recurrent_activation"] = default_gates(version)
     if is_cell or kind == "RNN":
         defaults |= {"return_sequences": False, "go_backwards": False}
     if kind in ("GRU", "GRUCell"):
@@ -104,7 +107,8 @@ def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Versi
         value = config[key]
         if key in ("activation", "recurrent_activation"):
             is_other = isinstance(value, Mapping) and _other_module(value)
-            config[key] = value if is_other else known_activation(value, is_older=version.major < 3)
+            is_known = isinstance(value, tuple) or is_other
+            config[key] = value if is_known else known_activation(value, is_older=version.major < 3)
         elif isinstance(defaults[key], bool) and not isinstance(value, bool):
             raise FormatError(f"{label} has {key}={short(value)}; expected true or false")
         elif key == "reset_after" and not (value is None or isinstance(value, bool)):
@@ -115,11 +119,9 @@ def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Versi
     return KerasLayer(kind, name, config, layers=inner)
 
 
-def _default_gates(label: str, config: Mapping[str, Any], version: Version) -> str:
-    """The recurrent_activation of a config that has none."""
-    if version.is_of_tensorflow and version < (2, 3) and "recurrent_activation" not in config:
-        raise FormatError(f"{label} has no recurrent_activation, and TensorFlow 1 and 2 have other defaults")
-    return "hard_sigmoid" if version < (2, 3) and not version.is_of_tensorflow else "sigmoid"
+def default_gates(version: Version) -> Activation:
+    """The recurrent_activation of layers in a version of Keras, if nothing else is said."""
+    return KERAS_2_HARD_SIGMOID if version < (2, 3) and not version.is_of_tensorflow else "sigmoid"
 
 
 def _mapping(label: str, value: Any) -> dict[str, Any]:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
+import zipfile
 
 import keras_forms as forms
 import numpy as np
@@ -61,12 +63,27 @@ def stored_model(case):
 # ------------------------------------------------------------------------------------------------------ the same model
 @pytest.mark.parametrize("case", stored("keras_models"))
 def test_stored_models(case, tmp_path):
-    """A file gives what the model in memory gives, with the same words for what is left out."""
+    """Files of all forms give what the model in memory gives, with the same words for what is left out."""
     model, arrays, _ = stored_model(case)
-    path = forms.write_h5(tmp_path / "model.h5", model, arrays, "3.9.0")
     expected, said = messages_of(convert.from_keras, keras_model(model, arrays))
-    for source in (path, str(path)):
-        found, messages = messages_of(convert.from_keras, source)
+    architecture = tmp_path / "model.json"
+    architecture.write_text(json.dumps(model))
+    files = [
+        (forms.write_h5(tmp_path / "a.h5", model, arrays, "3.9.0"), None),
+        (str(forms.write_h5(tmp_path / "b.hdf5", model, arrays, "3.9.0")), None),
+        (forms.write_keras(tmp_path / "c.keras", model, arrays), None),
+        (forms.write_keras(tmp_path / "d.keras", model, arrays, compression=zipfile.ZIP_DEFLATED, names=False), None),
+        (architecture, forms.write_h5_weights(tmp_path / "e.h5", model, arrays, "3.9.0")),
+        (architecture, tmp_path / "a.h5"),
+        (str(architecture), str(forms.write_weights(tmp_path / "f.weights.h5", model, arrays))),
+        (architecture, forms.write_weights(tmp_path / "g.h5", model, arrays, names=False)),
+        (
+            architecture,
+            forms.write_weights(tmp_path / "h.h5", model, arrays, container="_layer_checkpoint_dependencies"),
+        ),
+    ]
+    for path, weights in files:
+        found, messages = messages_of(convert.from_keras, path, weights=weights)
         assert messages == said
         assert_all_same(found, expected)
 
@@ -249,6 +266,241 @@ def test_lstm_over_steps_of_steps_is_left_out(tmp_path):
     assert_same(converted(convert.from_keras, path, r"t \(TimeDistributed\)"), cell_of("LSTM", arrays["b"]))
 
 
+# -------------------------------------------------------------------------------------------------------------- Keras 1
+def keras_1(kind, name, units, **config):
+    options = {"output_dim": units, "activation": "tanh", "consume_less": "cpu"} | config
+    return entry(kind, name, **options | ({"inner_activation": "hard_sigmoid"} if kind in forms.KERAS_1 else {}))
+
+
+def lstm_of_gates(x, arrays):
+    """Keras 1's LSTM with its default hard_sigmoid, from arrays by name; x is [T,B,I]."""
+    h = c = np.zeros((x.shape[1], len(arrays["U_i"])))
+    gates = {}
+    ys = []
+    for step in x:
+        for gate in "ifco":
+            gates[gate] = step @ arrays[f"W_{gate}"] + h @ arrays[f"U_{gate}"] + arrays[f"b_{gate}"]
+        i, f, o = (np.clip(0.2 * gates[gate] + 0.5, 0, 1) for gate in "ifo")
+        c = f * c + i * np.tanh(gates["c"])
+        h = o * np.tanh(c)
+        ys.append(h)
+    return np.stack(ys)
+
+
+def gru_of_gates(x, arrays):
+    """Keras 1's GRU, likewise."""
+    h = np.zeros((x.shape[1], len(arrays["U_z"])))
+    ys = []
+    for step in x:
+        z, r = (
+            np.clip(0.2 * (step @ arrays[f"W_{k}"] + h @ arrays[f"U_{k}"] + arrays[f"b_{k}"]) + 0.5, 0, 1) for k in "zr"
+        )
+        candidate = np.tanh(step @ arrays["W_h"] + (r * h) @ arrays["U_h"] + arrays["b_h"])
+        h = z * h + (1 - z) * candidate
+        ys.append(h)
+    return np.stack(ys)
+
+
+@pytest.mark.parametrize("version", ["1.2.2", None])
+@pytest.mark.parametrize(("kind", "formula"), [("LSTM", lstm_of_gates), ("GRU", gru_of_gates)])
+def test_keras_1_has_arrays_for_each_gate(kind, formula, version, tmp_path):
+    """Their names say which gate they are of; the file has them in the order of Keras 1."""
+    g = rng()
+    gates = {
+        f"{role}_{gate}": g.uniform(-1, 1, shape)
+        for gate in forms.KERAS_1[kind]
+        for role, shape in {"W": (I, H), "U": (H, H), "b": (H,)}.items()
+    }
+    model = {"class_name": "Sequential", "config": [keras_1(kind, "a", H)]}  # a list, before Keras 2.2.3
+    path = forms.write_h5(tmp_path / "m.h5", model, {"a": [*gates.values()]}, version)
+    x = g.standard_normal((5, 2, I))
+    np.testing.assert_allclose(convert.from_keras(path)(x)[0], formula(x, gates), rtol=0, atol=1e-14)
+    del model["config"][0]["config"]["inner_activation"]  # it is the default
+    path = forms.write_h5(tmp_path / "n.h5", model, {"a": [*gates.values()]}, version)
+    np.testing.assert_allclose(convert.from_keras(path)(x)[0], formula(x, gates), rtol=0, atol=1e-14)
+
+
+def test_a_model_of_keras_1(tmp_path):
+    """Its names for sizes and activations, both directions gate by gate, and three arrays with consume_less="gpu"."""
+    g = rng()
+    lstm, both = drawn(g, "LSTM", I, H), [drawn(g, "GRU", H, 3) for _ in "fb"]
+    rnn, head = drawn(g, "SimpleRNN", 6, 2), drawn(g, "Dense", 2, 2)
+    by_gate = [np.split(array, 3, axis=-1)[k] for arrays in both for k in range(3) for array in arrays]
+    arrays = {"lstm": lstm, "bi": by_gate, "rnn": rnn, "head": head, "steps": drawn(g, "Dense", 2, 2)}
+    model = {
+        "class_name": "Sequential",
+        "config": [
+            keras_1("LSTM", "lstm", H, return_sequences=True, consume_less="gpu"),
+            entry("Bidirectional", "bi", layer=keras_1("GRU", "gru", 3, return_sequences=True), merge_mode="concat"),
+            keras_1("SimpleRNN", "rnn", 2, return_sequences=True),
+            keras_1("TimeDistributedDense", "steps", 2),
+            entry("Dense", "head", output_dim=2, activation="softmax", bias=True),
+        ],
+    }
+    path = forms.write_h5(tmp_path / "m.h5", model, arrays, "1.2.2")
+    hard = KERAS_2_HARD_SIGMOID
+    cells = [cell_of("LSTM", lstm, gates=hard), Bidirectional(*(cell_of("GRU", part, gates=hard) for part in both))]
+    dense = [Dense(*arrays["steps"], "tanh"), Dense(*head, "softmax")]
+    assert_same(convert.from_keras(path), Stack([*cells, cell_of("SimpleRNN", rnn), *dense]))
+
+
+# ----------------------------------------------------------------------------------------------- weights by their order
+def test_weights_of_a_model_that_was_built_in_another_process(tmp_path):
+    """Its layers have other names then: the order tells, or the classes."""
+    g = rng()
+    layers = [("LSTM", I, H), ("GRU", H, H), ("LSTM", H, H), ("Dense", H, 2)]
+
+    def model(first):
+        numbers = {"LSTM": first, "GRU": first, "Dense": first}
+        parts = [entry("Dropout", f"dropout_{first}")]
+        for kind, _, units in layers:
+            options = {} if kind == "Dense" else {"return_sequences": True}
+            options |= {"reset_after": False} if kind == "GRU" else {}
+            parts.append(entry(kind, f"{kind.lower()}_{numbers[kind]}", units=units, **options))
+            numbers[kind] += 1
+        return sequential(*parts, keras_version="2.15.0")
+
+    drawn_arrays = [drawn(g, kind, inputs, units) for kind, inputs, units in layers]
+    saved, other = model(1), model(2)
+    arrays = dict(zip([forms.name_of(part) for part in forms.inner_of(saved)[1:]], drawn_arrays, strict=True))
+    architecture = tmp_path / "model.json"
+    architecture.write_text(json.dumps(other))
+    expected = Stack(
+        [*(cell_of(kind, a) for (kind, *_), a in zip(layers[:3], drawn_arrays, strict=False)), Dense(*drawn_arrays[3])]
+    )
+    for weights in (
+        forms.write_h5_weights(tmp_path / "a.h5", saved, arrays),
+        forms.write_weights(tmp_path / "b.h5", saved, arrays),
+        forms.write_weights(tmp_path / "c.h5", saved, arrays, number=lambda k: f"x{k + 8}"),
+    ):
+        assert_same(convert.from_keras(architecture, weights=weights), expected)
+
+
+def test_weights_that_do_not_fit(tmp_path):
+    g = rng()
+    architecture = tmp_path / "model.json"
+    architecture.write_text(json.dumps(sequential(entry("LSTM", "a", units=H), entry("Dense", "b", units=2))))
+    saved = sequential(entry("LSTM", "c", units=H))
+    lstm = {"c": drawn(g, "LSTM", I, H)}
+    for weights, message in (
+        (forms.write_h5_weights(tmp_path / "a.h5", saved, lstm), "no arrays of the layer 'a', but of c"),
+        (forms.write_weights(tmp_path / "b.h5", saved, lstm), "there is no /layers/dense"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            convert.from_keras(architecture, weights=weights)
+    with pytest.raises(ValueError, match=r"is an architecture without weights; pass the path of these, too: weights="):
+        convert.from_keras(architecture)
+    with pytest.raises(ValueError, match=r"weights is given, and .*a\.h5 has weights of its own"):
+        convert.from_keras(tmp_path / "a.h5", weights=tmp_path / "b.h5")
+    with pytest.raises(ValueError, match=r"weights is given; expected the path of an architecture's"):
+        convert.from_keras(lstm["c"], weights=tmp_path / "b.h5")
+    with pytest.raises(FormatError, match=r"its weights, .*, are no HDF5"):
+        convert.from_keras(architecture, weights=architecture)
+
+
+# --------------------------------------------------------------------------------------------------------- arrays alone
+def alone(form, path, model, arrays, version="2.15.0"):
+    """A file of arrays in one of the two formats."""
+    if form == "names":
+        return forms.write_h5_weights(path, model, arrays, version)
+    return forms.write_weights(path, model, arrays)
+
+
+@pytest.mark.parametrize("form", ["names", "attributes"])
+def test_arrays_alone(form, tmp_path):
+    """Shapes tell the cells and, where the file has no order, the order; warnings name the arguments for the rest."""
+    g = rng()
+    model = sequential(
+        entry("Embedding", "emb"),
+        entry("LSTM", "lstm"),
+        entry("Bidirectional", "bi", layer=entry("GRU", "gru")),
+        entry("SimpleRNN", "rnn"),
+        entry("Dense", "head"),
+    )
+    bi = drawn(g, "GRU", H, 3, reset_after=True) + drawn(g, "GRU", H, 3, reset_after=True)
+    arrays = {"lstm": drawn(g, "LSTM", I, H), "bi": bi, "rnn": drawn(g, "SimpleRNN", 6, 5)}
+    arrays |= {"head": drawn(g, "Dense", 5, 2), "emb": [g.uniform(-1, 1, (9, I)).astype(np.float32)]}
+    path = alone(form, tmp_path / "m.weights.h5", model, arrays)
+    for gates in ("sigmoid", KERAS_2_HARD_SIGMOID, None):
+        options = {} if gates is None else {"recurrent_activation": gates, "activation": "relu"}
+        stack, messages = messages_of(convert.from_keras, path, **options)
+        activation = "tanh" if gates is None else "relu"
+        cells = [
+            cell_of("LSTM", arrays["lstm"], activation, gates or "sigmoid"),
+            cell_of("GRU", bi, activation, gates or "sigmoid"),
+            cell_of("SimpleRNN", arrays["rnn"], activation),
+        ]
+        assert_same(stack, Stack([*cells, Dense(*arrays["head"])]))
+        assert re.fullmatch(r"from_keras: left out: emb \([Ee]mbedding\)", messages.pop(0))
+        assert "arrays do not tell a Dense's activation" in messages.pop()
+        assert len(messages) == (gates is None)
+        assert all("arrays do not tell recurrent_activation: here it is sigmoid" in text for text in messages)
+
+
+@pytest.mark.parametrize("version", ["1.2.2", "2.1.5", None])
+def test_arrays_alone_of_old_versions(version, tmp_path):
+    """They had hard_sigmoid by default; Keras 1's arrays of gates are recognised by their number."""
+    g = rng()
+    lstm, gru = drawn(g, "LSTM", I, H), drawn(g, "GRU", H, 3)
+    gates = [np.split(array, 4, axis=-1)[k] for k in (0, 2, 1, 3) for array in lstm]
+    arrays = {"lstm": gates, "gru": [np.split(array, 3, axis=-1)[k] for k in range(3) for array in gru]}
+    path = alone("names", tmp_path / "m.h5", sequential(entry("LSTM", "lstm"), entry("GRU", "gru")), arrays, version)
+    stack, (message,) = messages_of(convert.from_keras, path)
+    cells = [cell_of("LSTM", lstm, gates=KERAS_2_HARD_SIGMOID), cell_of("GRU", gru, gates=KERAS_2_HARD_SIGMOID)]
+    assert_same(stack, Stack(cells))
+    told = [eval(text.split(" or")[0].rstrip(",")) for text in re.findall(r"Pass that, (\(.*?\)), or", message)]
+    assert told == [KERAS_2_HARD_SIGMOID] and 'recurrent_activation="sigmoid"' in message
+    assert_same(quiet(convert.from_keras, path, recurrent_activation="sigmoid").layers[0], cell_of("LSTM", lstm))
+
+
+@pytest.mark.parametrize("form", ["names", "attributes"])
+def test_arrays_alone_of_a_gru_without_bias(form, tmp_path):
+    g = rng()
+    arrays = {"gru": drawn(g, "GRU", I, H, use_bias=False)}
+    path = alone(form, tmp_path / "m.h5", sequential(entry("GRU", "gru")), arrays)
+    with pytest.raises(ConversionError, match=r"without a bias does not show whether .* or reset_after="):
+        convert.from_keras(path)
+    for reset_after in (True, False):
+        layer = quiet(convert.from_keras, path, reset_after=reset_after)
+        assert_same(layer, cell_of("GRU", arrays["gru"], reset_after=reset_after))
+
+
+@pytest.mark.parametrize("form", ["names", "attributes"])
+def test_arrays_alone_with_others_between(form, tmp_path):
+    """Layers that are not known part the others."""
+    g = rng()
+    arrays = {"a": drawn(g, "LSTM", I, H), "norm": [np.ones(H, np.float32)] * 2, "b": drawn(g, "LSTM", H, H)}
+    model = sequential(entry("LSTM", "a"), entry("LayerNormalization", "norm"), entry("LSTM", "b"))
+    path = alone(form, tmp_path / "m.h5", model, arrays)
+    layers, (left_out, _) = messages_of(convert.from_keras, path)
+    assert_all_same(layers, {name: cell_of("LSTM", arrays[name]) for name in "ab"})
+    assert re.fullmatch(r"from_keras: left out: norm \((unknown|layer_normalization)\)", left_out)
+
+
+def test_arrays_alone_without_an_order(tmp_path):
+    """Two layers of one size may stand in either order, and a nested model has the names of both."""
+    g = rng()
+    arrays = {name: drawn(g, "LSTM", H, H) for name in "ab"}
+    nested = sequential(entry("LSTM", "a"), entry("LSTM", "b"))
+    path = forms.write_weights(tmp_path / "m.h5", sequential(nested), arrays)
+    expected = {f"sequential/{name}": cell_of("LSTM", arrays[name]) for name in "ab"}
+    assert_all_same(quiet(convert.from_keras, path), expected)
+    path = forms.write_h5_weights(tmp_path / "n.h5", sequential(nested), arrays)
+    assert_same(quiet(convert.from_keras, path), Stack([*expected.values()]))
+    cells = entry("RNN", "r", cell=entry("StackedRNNCells", "s", cells=[entry("LSTMCell", "x"), entry("GRUCell", "y")]))
+    arrays = {"r": drawn(g, "LSTM", I, H) + drawn(g, "GRU", H, 5)}
+    for write in (forms.write_weights, forms.write_h5_weights):
+        path = write(tmp_path / "o.h5", sequential(cells), arrays)
+        expected = Stack([cell_of("LSTM", arrays["r"][:3]), cell_of("GRU", arrays["r"][3:])])
+        assert_same(quiet(convert.from_keras, path), expected)
+
+
+def test_activations_are_for_arrays_alone(tmp_path):
+    path = forms.write_h5(tmp_path / "m.h5", sequential(entry("LSTM", "a", units=H)), {"a": drawn(rng(), "LSTM", I, H)})
+    with pytest.raises(ValueError, match="activation and reset_after is given; expected arrays alone, as a model has"):
+        convert.from_keras(path, activation="relu", reset_after=True)
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 LAYER = entry("LSTM", "a", units=H)
 
@@ -302,6 +554,37 @@ def test_refused(model, error, message, tmp_path):
     with pytest.raises(error, match=message) as raised:
         convert.from_keras(path)
     assert type(raised.value) is error and (error is ConversionError or str(raised.value).startswith(f"{path}: "))
+
+
+def test_zips(tmp_path):
+    """What is missing in a .keras, or too large, is said."""
+    path = forms.write_keras(tmp_path / "m.keras", sequential(LAYER), {"a": drawn(rng(), "LSTM", I, H)})
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+
+    def rewritten(**changed):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                if (new := changed.get(name.split(".")[0], content)) is not None:
+                    archive.writestr(name, new)
+        return path
+
+    for changed, message in (
+        ({"config": None}, "there is no config.json in it"),
+        ({"model": None}, "there is no model.weights.h5 in it"),
+        ({"metadata": b"{}"}, "the version of Keras is 'None'"),
+        ({"metadata": b"[]"}, "the version of Keras is"),
+        ({"config": b"{"}, "config.json is not JSON"),
+        ({"config": b"[" * 10_000}, "config.json is not JSON"),
+        ({"config": b" " * (2**22 + 1)}, "config.json has 4194305 bytes"),
+        ({"model": bytes(2**24)}, "model.weights.h5 has 16777216 bytes"),
+        ({"model": b"nothing"}, "its HDF5 cannot be read"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            convert.from_keras(rewritten(**changed))
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(FormatError, match="the zip cannot be read"):
+        convert.from_keras(path)
 
 
 def test_files_of_other_kinds(tmp_path):

@@ -5,11 +5,14 @@ A model is the JSON that Keras writes, and arrays are lists by the names of its 
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 
 import numpy as np
 
 ROLES = "kernel", "recurrent_kernel", "bias"
+KERAS_1 = {"LSTM": "icfo", "GRU": "zrh"}  # the gates whose arrays it has one after the other
 COLUMNS = {"LSTM": 4, "GRU": 3, "SimpleRNN": 1}
 
 
@@ -60,15 +63,18 @@ def named_arrays(part, arrays):
     own = arrays.get(name, [])
     if kind == "Bidirectional":
         half = len(own) // 2
+        roles = ROLES if half <= 3 else [f"weight_{k}" for k in range(half)]
         halves = zip(("forward", "backward"), (own[:half], own[half:]), strict=True)
-        return [(f"{name}/{side}_x/{role}:0", a) for side, part in halves for role, a in zip(ROLES, part, strict=False)]
+        return [(f"{name}/{side}_x/{role}:0", a) for side, part in halves for role, a in zip(roles, part, strict=False)]
     if kind in ("Dense", "TimeDistributed"):
         roles = ROLES if len(own) == 3 else ROLES[::2]
         return [(f"{name}/{role}:0", array) for role, array in zip(roles, own, strict=False)]
     if kind == "RNN":
         return [(f"{name}/cell_{k // 3}/{ROLES[k % 3]}:0", array) for k, array in enumerate(own)]
+    if kind in KERAS_1 and len(own) == 3 * len(KERAS_1[kind]):
+        return [(f"{name}_{'WUb'[k % 3]}_{KERAS_1[kind][k // 3]}", array) for k, array in enumerate(own)]
     known = kind.removeprefix("CuDNN") in COLUMNS
-    roles = ROLES if known and len(own) <= 3 else [f"weight_{k}" for k in range(len(own))]
+    roles = ROLES if known else ["embeddings"] if kind == "Embedding" else [f"weight_{k}" for k in range(len(own))]
     return [(f"{name}/cell/{role}:0", array) for role, array in zip(roles, own, strict=False)]
 
 
@@ -86,7 +92,7 @@ def write_groups(group, model, arrays, version):
 
 
 def write_h5(path, model, arrays, version="2.15.0"):
-    """What model.save writes to a .h5; without a model, what model.save_weights writes."""
+    """What model.save writes to a .h5."""
     import h5py
 
     with h5py.File(path, "w") as file:
@@ -94,4 +100,86 @@ def write_h5(path, model, arrays, version="2.15.0"):
             file.attrs["keras_version"] = version
         file.attrs["model_config"] = json.dumps(model)
         write_groups(file.create_group("model_weights"), model, arrays, version)
+    return path
+
+
+def write_h5_weights(path, model, arrays, version="2.15.0"):
+    """What model.save_weights writes to a .h5."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        write_groups(file, model, arrays, version)
+    return path
+
+
+# ------------------------------------------------------------------------------------------ a group for each attribute
+def snake_case(name):
+    return {"simplernn": "simple_rnn", "timedistributed": "time_distributed"}.get(name.lower()) or "".join(
+        f"_{c.lower()}" if k and c.isupper() and not name[k - 1].isupper() else c.lower() for k, c in enumerate(name)
+    )
+
+
+def write_variables(group, model, arrays, names=True, container="layers", number=str):
+    """What Keras 3 writes for a model, with the layers' names or without; `number` makes names of numbers."""
+    counts = {}
+    inside = group.create_group(container)
+    for part in inner_of(model):
+        kind = snake_case(part["class_name"])
+        counts[kind] = counts.get(kind, -1) + 1
+        own = inside.create_group(f"{kind}_{number(counts[kind])}" if counts[kind] else kind)
+        write_layer(own, part, arrays, names, container)
+    return group
+
+
+def write_layer(group, part, arrays, names, container):
+    kind, name, own = part["class_name"], name_of(part), arrays.get(name_of(part), [])
+    variables = group.create_group("vars")
+    if names:
+        variables.attrs["name"] = name
+    if inner_of(part):
+        write_variables(group, part, arrays, names, container)
+    elif kind == "Bidirectional":
+        half = len(own) // 2
+        for side, part_arrays in zip(("forward", "backward"), (own[:half], own[half:]), strict=True):
+            write_cell(group.create_group(f"{side}_layer/cell"), part_arrays)
+    elif kind == "RNN":
+        stacked = part["config"]["cell"]["class_name"] == "StackedRNNCells"
+        cells = part["config"]["cell"]["config"]["cells"] if stacked else [part["config"]["cell"]]
+        counts = {}
+        for k, cell in enumerate(cells):
+            inner = snake_case(cell["class_name"])
+            counts[inner] = counts.get(inner, -1) + 1
+            place = f"cells/{inner}_{counts[inner]}" if counts[inner] else f"cells/{inner}"
+            write_cell(group.create_group(f"cell/{place}" if stacked else "cell"), own[3 * k : 3 * k + 3])
+    elif kind in COLUMNS:
+        write_cell(group.create_group("cell"), own)
+    elif kind == "TimeDistributed":
+        write_cell(group.create_group("layer"), own)
+    else:
+        for k, array in enumerate(own):
+            variables[str(k)] = array
+
+
+def write_cell(group, arrays):
+    for k, array in enumerate(arrays):
+        group[f"vars/{k}"] = array
+
+
+def write_weights(path, model, arrays, **options):
+    """What model.save_weights writes to a .weights.h5."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        write_variables(file, model, arrays, **options)
+    return path
+
+
+def write_keras(path, model, arrays, version="3.9.0", compression=zipfile.ZIP_STORED, **options):
+    """What model.save writes to a .keras."""
+    content = io.BytesIO()
+    write_weights(content, model, arrays, **options)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("metadata.json", json.dumps({"keras_version": version, "date_saved": "2024-01-01@00:00:00"}))
+        archive.writestr("config.json", json.dumps(model))
+        archive.writestr("model.weights.h5", content.getvalue())
     return path

@@ -1,0 +1,407 @@
+"""The arrays of a model in an HDF5 file, in both formats that Keras has, and what arrays alone tell of their layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError
+from ..optable import Array
+from .hdf5 import Group, StoredArray
+from .keras_config import Version, default_gates, snake_case
+from .keras_layers import WITHOUT_EFFECT, KerasLayer
+
+VARIABLES = ("layers", "_layer_checkpoint_dependencies")
+"""The group of a model's layers in the format of Keras 3, and its name in Keras 2.12."""
+_GATES = {"LSTM": 4, "GRU": 3, "SimpleRNN": 1}
+_KERAS_1_GATES = {"LSTM": (0, 2, 1, 3), "GRU": (0, 1, 2)}
+"""Where Keras' gates i, f, c, o stand among Keras 1's i, c, f, o, and z, r, h among z, r, h."""
+_KERAS_1_ROLE = r"_(W|U|b)(_[cfhiorz])?\Z"
+_MOST_PAIRS = 2**16  # of layers and groups that are compared by their shapes
+_MOST_LAYERS, _MOST_NESTED = 2**12, 8  # in a file that has no config
+_SIDES = "forward", "backward"
+
+Options = Mapping[str, Any]
+"""activation, recurrent_activation and reset_after of all cells."""
+
+
+# ----------------------------------------------------------------------------------------- arrays by the layers' names
+def with_named_arrays(model: KerasLayer, group: Group) -> KerasLayer:
+    """The model with the arrays of Keras 1's and 2's format, which has a group for each layer."""
+    names = group.texts("layer_names")
+    places = {name: name for name in names}
+    needing = [layer.name for layer in model.layers if _needs_arrays(layer)]
+    if not places.keys() >= {*needing}:  # those of the same model, built in another process
+        filled = [name for name in names if group.group(name).texts("weight_names")]
+        others = [layer.name for layer in model.layers if layer.kind not in WITHOUT_EFFECT]
+        matching = next((layers for layers in (needing, others) if len(layers) == len(filled)), None)
+        if matching is None:
+            missing = next(name for name in needing if name not in places)
+            raise FormatError(f"there are no arrays of the layer {missing!r}, but of {', '.join(filled[:12])}")
+        places = dict(zip(matching, filled, strict=True))
+    layers = []
+    for layer in model.layers:
+        if _needs_arrays(layer):
+            inner = group.group(places[layer.name])
+            layer = _with_arrays(layer, inner, inner.texts("weight_names"))
+        layers.append(layer)
+    return model._replace(layers=tuple(layers))
+
+
+def _needs_arrays(layer: KerasLayer) -> bool:
+    """Whether the layer has weights and a counterpart here, or one in it has."""
+    if layer.is_model or layer.layers:
+        return not layer.module and any(map(_needs_arrays, layer.layers))
+    return layer.is_cell or (layer.kind == "Dense" and not layer.module)
+
+
+def _with_arrays(layer: KerasLayer, group: Group, names: Sequence[str]) -> KerasLayer:
+    """The layer with the arrays of these names, which are those of its get_weights()."""
+    if not _needs_arrays(layer):
+        return layer
+    if not layer.layers:
+        return layer._replace(arrays=_arrays_of(layer, group.path, [group.array(name) for name in names]))
+    if layer.is_model:
+        shares = _shares_by_name(layer, names) or _shares_by_count(layer, names)
+    elif layer.kind == "Bidirectional":
+        directions = (
+            [name for name in names if "backward_" not in name],
+            [name for name in names if "backward_" in name],
+        )
+        half = len(names) // 2
+        shares = [*directions] if all(directions) else [names[:half], names[half:]]
+    elif len(layer.layers) == 1:
+        shares = [names]
+    else:
+        shares = _shares_by_count(layer, names)
+    parts = zip(layer.layers, shares, strict=True)
+    return layer._replace(layers=tuple(_with_arrays(inner, group, share) for inner, share in parts))
+
+
+def _shares_by_name(model: KerasLayer, names: Sequence[str]) -> list[Sequence[str]] | None:
+    """The names of the arrays of each layer of a nested model, by the layers' names in them; None if these are not."""
+    shares: list[Sequence[str]] = []
+    for layer in model.layers:
+        share = [name for name in names if layer.name in name.split("/")[:-1]]
+        if _needs_arrays(layer) and len(share) != _count(layer):
+            return None
+        shares.append(share if _needs_arrays(layer) else ())
+    taken = [name for share in shares for name in share]
+    return shares if len({*taken}) == len(taken) else None
+
+
+def _shares_by_count(model: KerasLayer, names: Sequence[str]) -> list[Sequence[str]]:
+    """The names of the arrays of each layer, one layer after the other."""
+    shares: list[Sequence[str]] = []
+    start = 0
+    for layer in model.layers:
+        count = _count(layer)
+        shares.append(names[start : start + count])
+        start += count
+    has_unknown = any(not _needs_arrays(layer) and layer.kind not in WITHOUT_EFFECT for layer in model.layers)
+    if start != len(names) or has_unknown:
+        raise FormatError(f"the arrays of {model.kind} {model.name!r} do not tell to which of its layers they belong")
+    return shares
+
+
+def _count(layer: KerasLayer) -> int:
+    """How many arrays a layer has."""
+    if layer.layers:
+        return sum(map(_count, layer.layers))
+    return 0 if not _needs_arrays(layer) else (2 if layer.is_cell else 1) + layer.config["use_bias"]
+
+
+def _arrays_of(layer: KerasLayer, path: str, stored: Sequence[StoredArray]) -> list[Array]:
+    """The arrays of a cell or a Dense, once their shapes are what its config says."""
+    gates = _KERAS_1_GATES.get(layer.kind.removesuffix("Cell"), ())
+    if not gates or len(stored) != 3 * len(gates):
+        _check_shapes(layer, path, stored)
+        return [array.read() for array in stored]
+    for k in range(len(gates)):
+        _check_shapes(layer, path, stored[3 * k : 3 * k + 3], gates=1)
+    arrays = [array.read() for array in stored]
+    return [np.concatenate([arrays[3 * gate + k] for gate in gates], axis=-1) for k in range(3)]
+
+
+def _check_shapes(layer: KerasLayer, path: str, stored: Sequence[StoredArray], gates: int | None = None) -> None:
+    """Refuse arrays whose shapes contradict the config; these are of a cell, of one of its gates, or of a Dense."""
+    shapes = [array.shape for array in stored]
+    units, use_bias = layer.config["units"], layer.config["use_bias"]
+    columns = units * (gates or _GATES.get(layer.kind.removesuffix("Cell"), 1))
+    expected: list[tuple[int, ...]] = [(shapes[0][0] if shapes and shapes[0] else 0, columns)]
+    expected += [(units, columns)] * layer.is_cell
+    expected += [(columns,)] * use_bias
+    if use_bias and layer.config.get("reset_after") is not False and shapes[2:] == [(2, columns)]:
+        expected[2] = (2, columns)
+    if shapes != expected:
+        label = f"{path}: {layer.kind} {layer.name!r}"
+        raise FormatError(f"{label} has arrays of shapes {str(shapes)[:200]}; expected {expected}")
+
+
+# ------------------------------------------------------------------------------------ arrays by the paths of attributes
+def with_variables(layer: KerasLayer, group: Group) -> KerasLayer:
+    """The layer or model with the arrays of Keras 3's format, which has a group for each attribute with a layer."""
+    if not _needs_arrays(layer):
+        return layer
+    if layer.is_model:
+        container = _container(group)
+        places = _places(layer, container)
+        parts = [
+            with_variables(inner, container.group(places[k])) if k in places else inner
+            for k, inner in enumerate(layer.layers)
+        ]
+        return layer._replace(layers=tuple(parts))
+    if layer.layers:
+        parts = [with_variables(inner, group.group(path)) for inner, path in _inner_paths(layer)]
+        return layer._replace(layers=tuple(parts))
+    return layer._replace(arrays=_arrays_of(layer, group.path, _variables(layer, group)))
+
+
+def _container(group: Group) -> Group:
+    """The group of the layers of a model."""
+    name = next((name for name in VARIABLES if name in group), None)
+    if name is None:
+        raise FormatError(f"{group.path or 'its HDF5'} has no group {VARIABLES[0]}")
+    return group.group(name)
+
+
+def _inner_paths(layer: KerasLayer) -> list[tuple[KerasLayer, str]]:
+    """The layers in a layer, and where their groups are."""
+    if layer.kind == "Bidirectional":
+        return [*zip(layer.layers, ("forward_layer", "backward_layer"), strict=True)]
+    if layer.kind == "TimeDistributed":
+        return [(layer.layers[0], "layer")]
+    if layer.config["cell"]["class_name"] != "StackedRNNCells":
+        return [(layer.layers[0], "cell")]
+    return [(cell, f"cell/cells/{name}") for cell, name in zip(layer.layers, _class_names(layer.layers), strict=True)]
+
+
+def _class_names(layers: Sequence[KerasLayer]) -> list[str]:
+    """The names of groups: those of classes in snake_case, numbered from the second of a class on."""
+    counts: dict[str, int] = {}
+    names = []
+    for layer in layers:
+        name = snake_case(layer.kind)
+        counts[name] = counts.get(name, -1) + 1
+        names.append(f"{name}_{counts[name]}" if counts[name] else name)
+    return names
+
+
+def _variables(layer: KerasLayer, group: Group) -> list[StoredArray]:
+    """The arrays of a cell or a Dense."""
+    is_layer = layer.is_cell and not layer.kind.endswith("Cell")
+    variables = group.group("cell/vars" if is_layer else "vars")
+    names = variables.names()
+    if [*sorted(names)] != [str(k) for k in range(len(names))]:
+        raise FormatError(f"{variables.path} has the members {', '.join(names[:12])}; expected 0, 1 and so on")
+    return [variables.array(str(k)) for k in range(len(names))]
+
+
+def _places(model: KerasLayer, container: Group) -> dict[int, str]:
+    """The groups of the layers of a model that need arrays, by their places among its layers."""
+    layers = {k: layer for k, layer in enumerate(model.layers) if _needs_arrays(layer)}
+    class_names = _class_names(model.layers)
+    problem: FormatError | None = None
+    for names in _possible_places(layers, class_names, container):
+        try:
+            for k, layer in layers.items():
+                _check_fit(layer, container.group(names.get(k, "")))
+        except FormatError as error:
+            problem = error if problem is None or names == {k: class_names[k] for k in layers} else problem
+        else:
+            if len({*names.values()}) == len(layers):
+                return names
+    raise problem or FormatError(f"{container.path} has one group for several layers")
+
+
+def _possible_places(
+    layers: Mapping[int, KerasLayer], class_names: Sequence[str], container: Group
+) -> Iterator[dict[int, str]]:
+    """Where the groups of layers may be. Keras names them after classes; newer versions note the layers' names, too."""
+    by_name = {_name_in(container, member): member for member in container.names()}
+    yield {k: by_name.get(layer.name, "") for k, layer in layers.items()}
+    yield {k: class_names[k] for k in layers}
+    yield {k: layer.name for k, layer in layers.items()}
+    yield _places_by_shape(layers, container)
+
+
+def _name_in(container: Group, member: str) -> str:
+    """The name of a layer that Keras 3 writes into its group; empty if there is none."""
+    group = container.member(member)
+    if not isinstance(group, Group) or "vars" not in group:
+        return ""
+    variables = group.group("vars")
+    return variables.text("name") if variables.has_attribute("name") else ""
+
+
+def _places_by_shape(layers: Mapping[int, KerasLayer], container: Group) -> dict[int, str]:
+    """The groups that fit layers, in the order of the numbers in their names; empty if they are more, or fewer."""
+    members = sorted(container.names(), key=lambda name: [int(part) for part in re.findall(r"\d{1,9}", name)])
+    places: dict[int, str] = {}
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for k, layer in layers.items() if len(layers) * len(members) <= _MOST_PAIRS else ():
+        alike.setdefault(tuple(name for name in members if _fits(layer, container, name)), []).append(k)
+    for names, numbers in alike.items():
+        places |= dict(zip(numbers, names, strict=False)) if len(names) == len(numbers) else {}
+    return places
+
+
+def _fits(layer: KerasLayer, container: Group, name: str) -> bool:
+    try:
+        _check_fit(layer, container.group(name))
+    except FormatError:
+        return False
+    return True
+
+
+def _check_fit(layer: KerasLayer, group: Group) -> None:
+    """Refuse a group that has not the arrays that the layer needs; of a nested model only that it has layers."""
+    if layer.is_model:
+        _container(group)
+    elif layer.layers:
+        for inner, path in _inner_paths(layer) if _needs_arrays(layer) else ():
+            _check_fit(inner, group.group(path))
+    else:
+        _check_shapes(layer, group.path, _variables(layer, group))
+
+
+# --------------------------------------------------------------------------------------------------------- arrays alone
+def describe_arrays(root: Group, version: Version, options: Options) -> KerasLayer:
+    """Describe the model whose arrays are in a file that has no config.
+
+    The shapes of arrays tell which cell they are of. What they do not tell is the same for all cells: `options` has
+    activation, recurrent_activation and reset_after, None for the default of Keras. Dense layers have no activation,
+    and all layers return sequences.
+    """
+    options = dict(options, activation=options["activation"] or "tanh")
+    options["recurrent_activation"] = options["recurrent_activation"] or default_gates(version)
+    layers: Sequence[KerasLayer]
+    if any(name in root for name in VARIABLES):
+        layers = [*_layers_by_attributes(_container(root), "", options, [0])]
+        line = _line(layers)
+        is_line = line is not None
+        layers = layers if line is None else line
+    else:
+        layers = [layer for name in root.texts("layer_names") for layer in _layers_by_name(root, name, options)]
+        is_line = True
+    if not layers:
+        raise FormatError("it has neither a config nor arrays of layers")
+    return KerasLayer("Sequential" if is_line else "Model", "", {}, layers=tuple(layers), is_model=True)
+
+
+def _layers_by_name(root: Group, name: str, options: Options) -> Iterator[KerasLayer]:
+    """The layers whose arrays are in the group of a layer or of a nested model."""
+    group = root.group(name)
+    parts: dict[str, list[tuple[str, StoredArray]]] = {}
+    for full_name in group.texts("weight_names"):
+        path, _, role = re.sub(r":\d+\Z", "", full_name).rpartition("/")
+        if not path:  # Keras 1: lstm_1_W_i
+            path, role = re.sub(_KERAS_1_ROLE, "", role), (re.search(_KERAS_1_ROLE, role) or [""])[0].strip("_")
+        parts.setdefault(path, []).append((role, group.array(full_name)))
+    layers: list[KerasLayer] = []
+    waiting = ""
+    for path, pairs in parts.items():
+        roles, stored = [role for role, _ in pairs], [array for _, array in pairs]
+        is_recurrent = any(role in ("recurrent_kernel", "U") or role.startswith("U_") for role in roles)
+        kind = "Embedding" if roles == ["embeddings"] else "unknown"
+        kind = "Dense" if not is_recurrent and roles[0] in ("kernel", "W") else kind
+        inner = name if len(parts) == 1 or "ward" in path else f"{name}/{path.split('/')[0]}"
+        layer = _layer_of(inner, group.path, stored, options, is_recurrent, kind)
+        if waiting and "backward" in path:
+            layers[-1] = _both(name, layers[-1], layer)
+        else:
+            layers.append(layer)
+        waiting = path if "forward" in path else ""
+    yield from layers
+
+
+def _layers_by_attributes(container: Group, prefix: str, options: Options, count: list[int]) -> Iterator[KerasLayer]:
+    """The layers of a model and of those within it, in no order."""
+    for member in container.names():
+        count[0] += 1
+        if count[0] > _MOST_LAYERS or prefix.count("/") > _MOST_NESTED:
+            raise FormatError(f"{container.path} has too many layers, or layers within layers")
+        group = container.group(member)
+        name = prefix + (_name_in(container, member) or member)
+        kind = re.sub(r"_\d+\Z", "", member)
+        if any(inner in group for inner in VARIABLES):
+            yield from _layers_by_attributes(_container(group), f"{name}/", options, count)
+        elif "forward_layer" in group and "backward_layer" in group:
+            yield _both(name, *(_recurrent(name, group.group(f"{side}_layer"), options)[0] for side in _SIDES))
+        elif "cell" in group:
+            yield from _recurrent(name, group, options)
+        else:
+            inside = group.group("layer") if "layer" in group else group
+            stored = _stored(inside)
+            if stored:
+                dense = "Dense" if kind in ("dense", "time_distributed") else kind
+                yield _layer_of(name, group.path, stored, options, False, dense)
+
+
+def _recurrent(name: str, group: Group, options: Options) -> list[KerasLayer]:
+    """The cells of a recurrent layer, one on the other."""
+    cell = group.group("cell")
+    cells = [cell]
+    if "cells" in cell:
+        inside = cell.group("cells")
+        cells = [inside.group(member) for member in inside.names()]
+    names = [name] if len(cells) == 1 else [f"{name}/{k}" for k in range(len(cells))]
+    layers = [_layer_of(own, part.path, _stored(part), options, True) for own, part in zip(names, cells, strict=True)]
+    return layers if len(layers) == 1 else _line(layers) or layers
+
+
+def _stored(group: Group) -> list[StoredArray]:
+    variables = group.group("vars")
+    return [variables.array(str(k)) for k in range(len(variables.names()))]
+
+
+def _layer_of(
+    name: str, path: str, stored: Sequence[StoredArray], options: Options, is_recurrent: bool, kind: str = "unknown"
+) -> KerasLayer:
+    """The layer that has these arrays: a cell by their shapes, a Dense by its name, or one that is not known."""
+    shapes = [array.shape for array in stored]
+    if is_recurrent and len(shapes) > 1 and len(shapes[1]) == 2 and shapes[1][0]:
+        units, columns = shapes[1]
+        gates = {12: 4, 9: 3}.get(len(shapes)) if columns == units else columns // units
+        kind = {1: "SimpleRNN", 3: "GRU", 4: "LSTM"}.get(gates or 1, kind)
+        config = {"units": units, "use_bias": len(shapes) != 2, "go_backwards": False, "return_sequences": True}
+        layer = KerasLayer(kind, name, {**config, **options})
+        if layer.is_cell:
+            return layer._replace(arrays=_arrays_of(layer, path, stored))
+    if kind == "Dense" and shapes[0][1:] == shapes[-1][-1:] and len(shapes) < 3:
+        layer = KerasLayer("Dense", name, {"units": shapes[0][1], "use_bias": len(shapes) == 2, "activation": "linear"})
+        return layer._replace(arrays=_arrays_of(layer, path, stored))
+    return KerasLayer(kind, name, {}, module="unknown")
+
+
+def _both(name: str, fw: KerasLayer, bw: KerasLayer) -> KerasLayer:
+    return KerasLayer("Bidirectional", name, {"merge_mode": "concat"}, layers=(fw, bw))
+
+
+def _line(layers: Sequence[KerasLayer]) -> list[KerasLayer] | None:
+    """The layers one behind the other, if their sizes allow one order alone."""
+    known = [layer for layer in layers if layer.arrays or layer.layers]
+    others = [layer for layer in layers if not (layer.arrays or layer.layers)]
+    if any(layer.kind != "embedding" for layer in others):
+        return None
+    orders: list[list[int]] = []
+    waiting: list[list[int]] = [[k] for k in range(len(known))]
+    for _ in range(_MOST_PAIRS):
+        if not waiting or len(orders) > 1:
+            break
+        order = waiting.pop()
+        if len(order) == len(known):
+            orders.append(order)
+        after = [k for k in range(len(known)) if k not in order and _sizes(known[k])[0] == _sizes(known[order[-1]])[1]]
+        waiting += [[*order, k] for k in after]
+    return [*others, *(known[k] for k in orders[0])] if len(orders) == 1 and not waiting else None
+
+
+def _sizes(layer: KerasLayer) -> tuple[int, int]:
+    """The numbers of inputs and of outputs."""
+    if layer.layers:
+        return _sizes(layer.layers[0])[0], sum(_sizes(half)[1] for half in layer.layers)
+    return len(layer.arrays[0]), layer.config["units"]
