@@ -268,10 +268,6 @@ def table_of_torch() -> str:
     return "\n".join(report().torch_summary(report().TORCH))
 
 
-def table_of_quantization() -> str:
-    return "\n".join(report().one_row(report().QUANTIZATION))
-
-
 def table_of_few_bits() -> str:
     return "\n".join(report().few_bits(report().QUANTIZATION))
 
@@ -285,7 +281,6 @@ TABLES = {
     "speed": (PAGES / "performance.md", table_of_speed),
     "ops": (PAGES / "ops.md", table_of_ops),
     "torch": (PAGES / "torch.md", table_of_torch),
-    "one-row": (PAGES / "quantization.md", table_of_quantization),
     "few-bits": (PAGES / "quantization.md", table_of_few_bits),
     "errors": (PAGES / "quantization.md", table_of_errors),
 }
