@@ -109,26 +109,65 @@ def test_sizes_that_do_not_fit(tmp_path, sizes):
     assert cell.refused is not None
 
 
+def lstm_of_states_times_ones():
+    """LSTMCell.call with implementation=1 and recurrent_dropout: a product with ones for each gate's own product."""
+    lines = {
+        "one": ("Const", 1.0),
+        "shape": ("Const", np.int32([B, H])),
+        "strides": ("Const", np.int32([1, 1])),
+        "from_x": ("MatMul", "x", "kernel"),
+        "x_bar": ("BiasAdd", "from_x", "bias"),
+    }
+    for k, name in enumerate(("i", "f", "g", "o")):
+        cut = (f"begin_{k}", f"end_{k}", "strides", {"begin_mask": 1, "end_mask": 1})
+        lines |= {
+            f"begin_{k}": ("Const", np.int32([0, k * H])),
+            f"end_{k}": ("Const", np.int32([0, k * H + H])),
+            f"h_{k}": ("Mul", "h_prev", "many"),
+            f"u_{k}": ("StridedSlice", "recurrent", *cut),
+            f"from_h_{k}": ("MatMul", f"h_{k}", f"u_{k}"),
+            f"from_x_{k}": ("StridedSlice", "x_bar", *cut),
+            f"bar_{k}": ("AddV2", f"from_x_{k}", f"from_h_{k}"),
+            name: ("Tanh" if name == "g" else "Sigmoid", f"bar_{k}"),
+        }
+    return lines | {
+        "keep": ("Mul", "f", "c_prev"),
+        "new": ("Mul", "i", "g"),
+        "c": ("AddV2", "keep", "new"),
+        "t": ("Tanh", "c"),
+        "h": ("Mul", "o", "t"),
+    }
+
+
 @pytest.mark.parametrize("ones", ONES)
 @pytest.mark.parametrize("first", [False, True])
 def test_states_times_ones(tmp_path, ones, first):
-    """As recurrent_dropout has it in inference: a product with ones for each gate's own product."""
-    factors = ("h_prev", "many") if first else ("many", "h_prev")
-    lines = {"shape": ("Const", np.int32([B, H])), "one": ("Const", 1.0), "many": ONES[ones],
-             **{f"h_{k}": ("Mul", *factors) for k in range(4)}}  # fmt: skip
-    for k, name in enumerate(("i", "f", "g", "o")):
-        lines |= {f"begin_{k}": ("Const", np.int32([0, k * H])), f"end_{k}": ("Const", np.int32([0, k * H + H]))}
-        cut = (f"begin_{k}", f"end_{k}", "by", {"begin_mask": 1, "end_mask": 1})
-        lines |= {f"u_{k}": ("StridedSlice", "recurrent", *cut), f"from_h_{k}": ("MatMul", f"h_{k}", f"u_{k}"),
-                  f"from_x_{k}": ("StridedSlice", "x_bar", *cut), f"bar_{k}": ("AddV2", f"from_x_{k}", f"from_h_{k}"),
-                  name: ("Tanh" if name == "g" else "Sigmoid", f"bar_{k}")}  # fmt: skip
-    lines |= {"by": ("Const", np.int32([1, 1])), "product": ("MatMul", "x", "kernel"),
-              "x_bar": ("BiasAdd", "product", "bias"), "keep": ("Mul", "f", "c_prev"), "new": ("Mul", "i", "g"),
-              "c": ("AddV2", "keep", "new"), "t": ("Tanh", "c"), "h": ("Mul", "o", "t")}  # fmt: skip
+    lines = lstm_of_states_times_ones() | {"many": ONES[ones]}
+    if first:
+        lines |= {f"h_{k}": ("Mul", "many", "h_prev") for k in range(4)}
     weights = lstm_weights()
     (cell,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
     assert cell.refused is None and cell.attributes["gate_order"] == "ifco" and cell.check() <= 8
     np.testing.assert_array_equal(cell.layer().weights["w"], np.concatenate([weights["kernel"], weights["recurrent"]]))
+
+
+def test_written_out_states_times_ones(tmp_path):
+    """A product with ones is the state that it multiplies, and no step of its own."""
+    lines = {
+        "zeros": ("Const", np.zeros((B, H), np.float32)),
+        "many": ("OnesLike", "zeros"),
+        "axis": ("Const", np.int32(0)),
+    }
+    shared = {"x": "x", "many": "many", **{name: name for name in lstm_weights()}}
+    for k in range(T):
+        step = lstm_of_states_times_ones()
+        names = shared | {name: f"{name}_{k}" for name in step} | {"x": f"steps:{k}"}
+        names |= {f"{state}_prev": f"{state}_{k - 1}" if k else "zeros" for state in "ch"}
+        for name, (op, *rest) in step.items():
+            lines[names[name]] = (op, *(names.get(part, part) if isinstance(part, str) else part for part in rest))
+    lines |= {"steps": ("Unpack", "x", {"num": T, "axis": 0}), "y": ("Pack", *(f"h_{k}" for k in range(T)))}
+    (cell,) = cells_of(tmp_path, lines, **lstm_weights()).values()
+    assert (cell.refused, len(cell.nodes), cell.reverse, cell.input) == (None, T, False, "x")
 
 
 OTHERS = {

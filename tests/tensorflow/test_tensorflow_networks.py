@@ -307,6 +307,28 @@ MASKED = {
     "a_h_new": ("Select", "past", "a_h", "a_cell:6"),
     "a_cs_new": ("Select", "past", "a_cs", "a_cell:1"),
 }
+
+
+def by_mask(mask, otherwise="none"):
+    """As Keras has it: each step reads that of a mask, and gives something else where it does not count."""
+    return {
+        "marks": ("TensorArrayV3", "=steps"),
+        "marks_fill": ("TensorArrayScatterV3", "marks", "range", f"={mask}", "marks:1"),
+        "marks_filled": ("Enter", "marks_fill"),
+        "marks_enter": ("Enter", "marks"),
+        "mark": ("TensorArrayReadV3", "marks_enter", "t", "marks_filled"),
+        "tiled": ("Tile", "mark", "=two"),
+        "a_h_new": ("SelectV2", "tiled", "a_cell:6", "a_h"),
+        "a_cs_new": ("SelectV2", "tiled", "a_cell:1", "a_cs"),
+        "y_enter": ("Enter", "=zeros"),
+        "y_merge": ("Merge", "y_enter", "y_next"),
+        "y_switch": ("Switch", "y_merge", "=steps"),
+        "y_prev": ("Identity", "y_switch:1"),
+        "y_next": ("NextIteration", "y_t"),
+        "y_t": ("SelectV2", "tiled", "a_cell:6", otherwise),
+    }
+
+
 DROPPED = {"mask": ("Floor", "x"), "a_x": ("Mul", "x", "mask")}
 BACKWARDS = {"last": ("Enter", "=steps"), "k": ("Sub", "last", "t"), "x": ("TensorArrayReadV3", "given_enter", "k",
                                                                         "filled")}  # fmt: skip
@@ -319,6 +341,12 @@ LOOPS = {  # what reads x and is changed in the loop of a; the input of a, and t
     "reversed": ("turned", {}, (True, "x"), (True, ("a",))),
     "reversed as a whole and masked": ("whole", MASKED, (None, ()), (None, ())),
     "rows reversed and masked": ("turned", MASKED, (True, "x"), (True, ("a",))),
+    "by a mask": ("x", by_mask("others"), (False, "x"), (False, ("a",))),
+    "by a mask, which repeats": ("x", by_mask("others", "y_prev"), (False, "x"), (False, ("a",))),
+    "by a mask, else something": ("x", by_mask("others", "x"), (False, "x"), (False, "1/y_t")),
+    "by a mask that is reversed, too": ("whole", by_mask("others_turned"), (True, "x"), (True, ("a",))),
+    "by a mask that is not reversed": ("whole", by_mask("others"), (None, ()), (None, ())),
+    "by a mask that alone is reversed": ("x", by_mask("others_turned"), (None, ()), (None, ())),
     "masked by something": ("x", {"y_t": ("Select", "lengths", "none", "a_cell:6")}, (False, "x"), (False, "1/y_t")),
     "masked with something": ("x", MASKED | {"none": ("Enter", "=x")}, (False, "x"), (None, ())),
     "dropout in the loop": ("turned", DROPPED, (True, "1/a_x"), (True, ("a",))),
@@ -348,7 +376,7 @@ def test_loops(tmp_path, case):
     if case == "sliced":
         k = next(k for k, each in enumerate(nodes) if b"StridedSlice" in each)
         nodes[k] = node("1/x", "StridedSlice", ["1/all", "1/from", "1/to", "1/by"], **SHRINK)
-    given = [*consts("a", "b"), ZEROS, rows("turned", "x"), whole("whole", "x")]
+    given = [*consts("a", "b"), ZEROS, rows("turned", "x"), whole("whole", "x"), whole("others_turned", "others")]
     model = write(tmp_path, *given, *nodes, *loop("2", "1/y", "b"))
     assert said(model) == {"a": first, "b": second}
 
@@ -521,6 +549,34 @@ def test_steps_that_are_written_out(tmp_path, case):
     assert (cells["a"].reverse, cells["b"].reverse) == (first, second)
     assert cells["b"].input_from == (("a",) if known else ())
     assert cells["b"].input == ("y" if case.startswith("put") else None)
+
+
+ORDERS = {"forward": (1, 1, False), "backward": (-1, -1, True), "a mask of another order": (-1, 1, None)}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+@pytest.mark.parametrize("count", [2, T])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_masked_steps_that_are_written_out(tmp_path, case, count, repeats):
+    """As Keras unrolls them: what a step gives counts where its mask is true, else the step before keeps its place."""
+    x_order, mask_order, reverse = ORDERS[case]
+    nodes = [node(name, "Unpack", [x], num=field(3, count)) for name, x in (("x_t", "x"), ("mask_t", "others"))]
+    state, y = ("zeros", "zeros"), "zeros_of_h"
+    for k in range(count):
+        x_k, mask_k = (f":{[*range(count)][::order][k]}" for order in (x_order, mask_order))
+        inputs = [f"x_t{x_k}", *state, "a/w", *["zeros"] * 3, "a/b"]
+        nodes += [
+            node(f"a_{k}", "LSTMBlockCell", inputs, **attributes(forget_bias=0.5, cell_clip=-1.0)),
+            node(f"mask_{k}", "Tile", [f"mask_t{mask_k}", "two"]),
+            node(f"y_{k}", "SelectV2", [f"mask_{k}", f"a_{k}:6", y]),
+            node(f"cs_{k}", "SelectV2", [f"mask_{k}", f"a_{k}:1", state[0]]),
+            node(f"h_{k}", "SelectV2", [f"mask_{k}", f"a_{k}:6", state[1]]),
+        ]
+        state, y = (f"cs_{k}", f"h_{k}"), f"y_{k}" if repeats else y
+    nodes += [node("y", "Pack", [f"y_{k}" for k in range(count)]), block("b", "y")]
+    cells = write(tmp_path, *consts("a", "b"), ZEROS, *nodes).cells
+    assert len(cells["a"].nodes) == count and cells["a"].reverse is reverse
+    assert (cells["b"].reverse, cells["b"].input_from) == (reverse, () if reverse is None else ("a",))
 
 
 def test_commands(tmp_path, capsys):

@@ -76,7 +76,8 @@ class _Search:
             for op, end in nodes:
                 if op in ops:
                     try:
-                        self.candidates.append(pattern(sums, end))
+                        if self.reader.unchanged(end) is None:  # else the value is another node's
+                            self.candidates.append(pattern(sums, end))
                     except Variant as variant:
                         self.variants.setdefault(end, variant)
                     except (Other, Unknown):

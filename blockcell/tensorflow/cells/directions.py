@@ -34,6 +34,8 @@ class Use:
     looped: bool = False
     masked: bool = False
     """Whether a row's state stays where its steps have ended."""
+    mask_turns: tuple[Turn, ...] | None = None
+    """How its mask is reversed, if it has one that is read step by step; None if it stops by lengths."""
     parts: tuple[Part, ...] | None = None
     """What x is, side by side; None if that is not understood."""
     turns: tuple[Turn, ...] | None = None
@@ -73,6 +75,8 @@ def _turns_of_use(uses: Sequence[Use], use: Use) -> tuple[Turn, ...] | None:
     turns = every[0] if every else None
     if any(each != turns for each in every) or (turns is not None and len(turns) > 1):
         return None
+    if use.mask_turns is not None:
+        return turns if use.mask_turns == turns else None
     return None if use.masked and turns == (ALL,) else turns
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..graphs import Graph
 from ..variables import Variables
@@ -13,12 +13,13 @@ from .composed import found_composed
 from .directions import Use
 from .found import Found, Start
 from .named import found_named
-from .reader import Reader, Unknown
+from .reader import Place, Reader, Unknown
 from .savers import sources_of
 from .sequences import Sequences
 from .sources import Sources
 from .states import Starts
 
+_MOST_SELECTIONS = 4  # places from a state back to the step before, which is what a mask selects
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"
 )
@@ -71,10 +72,7 @@ def _chains(reader: Reader, found: Iterable[Found]) -> list[list[Found]]:
         first = []
         for each in group:
             assert each.at is not None
-            try:
-                before = None if each.at.state is None else ends.get(reader.straight(each.at.state))
-            except Unknown:
-                before = None
+            before = None if each.at.state is None else _step_before(reader, each.at.state, ends)
             if before is None or before is each:
                 first.append(each)
             else:
@@ -89,6 +87,22 @@ def _chains(reader: Reader, found: Iterable[Found]) -> list[list[Found]]:
                 chains[-1].append(after[chains[-1][-1]][0])
                 del remaining[chains[-1][-1]]
     return chains
+
+
+def _step_before(reader: Reader, state: Place, ends: Mapping[Place, Found]) -> Found | None:
+    """The step that gives a state, also where a mask keeps that of an earlier one for some rows."""
+    waiting = [state]
+    for _ in range(_MOST_SELECTIONS):
+        if not waiting:
+            break
+        try:
+            here = reader.straight(waiting.pop(0))
+            if here in ends:
+                return ends[here]
+            waiting += reader.given(here)[1:] if reader.op(here).name == "Select" else []
+        except Unknown:
+            continue
+    return None
 
 
 def _key(each: Found) -> tuple[object, ...]:

@@ -58,17 +58,42 @@ class Sequences:
         find_turns(reader, uses)
 
     def _run(self, use: Use) -> None:
-        """Whether it runs in a loop, and up to lengths."""
-        state = use.steps[0].state
-        if state is None or len(use.steps) > 1:
+        """Whether it runs in a loop, and up to lengths or by a mask."""
+        states = [step.state for step in use.steps]
+        if states[0] is None:
             return
         try:
-            carried = self._loops.carried(state)
-            if carried is not None:
-                op = self._reader.op(self._reader.past(carried.next)).name
-                use.looped, use.masked = True, op == "Select"
+            if len(states) == 1:
+                carried = self._loops.carried(states[0])
+                states, use.looped = ([carried.next] if carried is not None else []), carried is not None
+            else:  # the state of the first step is from nowhere
+                del states[0]
+            conditions = [self._reader.given(place)[0] for place in map(self._selection, states) if place is not None]
+            if conditions:
+                use.masked = True
+                use.mask_turns = self._mask_turns(conditions)
         except Unknown:
             pass
+
+    def _selection(self, state: Place | None) -> Place | None:
+        """The selection that a state comes from, if it comes from one."""
+        here = None if state is None else self._reader.past(state)
+        return here if here is not None and self._reader.op(here).name == "Select" else None
+
+    def _mask_turns(self, conditions: Sequence[Place]) -> tuple[Turn, ...] | None:
+        """How the mask is reversed by which states are selected; None if it is no mask."""
+        steps = [self._steps.mask(condition) for condition in conditions]
+        first = steps[0]
+        if first is None or any(step is None or step[:2] != first[:2] for step in steps):
+            return None
+        parts = self._trace(_Way(first.place, first.axis, False))
+        if len(parts) != 1 or first.element is None:
+            return parts[0].turns if len(parts) == len(steps) == 1 else None
+        numbers, total = [step.element[0] for step in steps if step is not None and step.element], first.element[1]
+        if numbers == [*range(len(numbers))]:
+            return parts[0].turns
+        backwards = total is not None and numbers == [*range(total)][: -len(numbers) - 1 : -1]
+        return (*parts[0].turns, ALL) if backwards else None
 
     def joined(self) -> set[tuple[int, int]]:
         """The uses whose h are put side by side by any node, if some of them are reversed."""
@@ -123,6 +148,13 @@ class Sequences:
         whole = self.uses[known[0]].steps[known[1]].state is None
         return known if axis in ((0,) if whole else (None, _PACKED)) else None
 
+    def _result_of_step(self, place: Place) -> tuple[int, int] | None:
+        """The use and step whose h this is, also where a mask selects it."""
+        here = self._reader.past(place)
+        if self._reader.op(here).name == "Select" and (chosen := self._steps.before(here, None)):
+            here = self._reader.past(chosen[0].place)
+        return self._result(here, None)
+
     def _before(self, place: Place, axis: int | None) -> list[Before] | None:
         """One step back; None if the way ends here."""
         node = self._reader.node(place)
@@ -143,7 +175,7 @@ class Sequences:
                 *parts, last = self._reader.given(here)
                 if self._reader.number(last) not in (1, -1) or len(parts) > _MOST_PARTS:
                     return None
-            known = [self._result(self._reader.past(part), None) for part in parts]
+            known = [self._result_of_step(part) for part in parts]
             rows.append([each for each in known if each is not None])
             if None in known or len(rows[-1]) != len(rows[0]):
                 return None

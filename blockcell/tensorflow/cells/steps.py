@@ -132,16 +132,38 @@ class Steps:
         parts = self._reader.given(begin)
         return (axis, parts[axis]) if len(parts) == len(axes) else None
 
+    def mask(self, condition: Place) -> Before | None:
+        """The sequence of a mask, of which a condition is one step."""
+        for _ in range(_MOST_IN_ROW):
+            condition = self._reader.past(condition)
+            if self._reader.op(condition).name not in ("Tile", "BroadcastTo") or not self._reader.given(condition):
+                break
+            condition = self._reader.given(condition)[0]
+        read = self.read(condition)
+        return None if read is None else read[0]
+
     def _chosen(self, node: Node, inputs: tuple[Place, ...]) -> Place | None:
-        """What a selection gives within each row's length; beyond it is zero."""
+        """What a selection gives where steps count, within each row's length or by a mask.
+
+        Elsewhere it is zero, or what the selection gave in the step before.
+        """
         if op_of(node).name != "Select" or len(inputs) != 3:
             return None
+        if self.mask(inputs[0]) is not None:
+            return inputs[1] if self._is_zero(inputs[2]) or self._is_masked(inputs[2]) else None
         condition = self._reader.past(inputs[0])
         op, compared = self._reader.op(condition).name, self._reader.given(condition)
         if op not in ("GreaterEqual", "Less") or len(compared) != 2 or self._loops.counter(compared[0]) is None:
             return None
         past, within = inputs[1:] if op == "GreaterEqual" else inputs[:0:-1]
         return within if self._is_zero(past) else None
+
+    def _is_masked(self, place: Place) -> bool:
+        """Whether a selection by a mask gives this, in the step before."""
+        carried = self._loops.carried(place)
+        before = self._reader.past(place if carried is None else carried.next)
+        inputs = self._reader.given(before)
+        return self._reader.op(before).name == "Select" and len(inputs) == 3 and self.mask(inputs[0]) is not None
 
     def _is_zero(self, place: Place) -> bool:
         for _ in range(_MOST_IN_ROW):
