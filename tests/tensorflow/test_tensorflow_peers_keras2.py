@@ -1,0 +1,28 @@
+"""Random models of Keras 2, as SavedModels and as frozen graphs: right, or refused for what no layer has.
+
+`pytest -m peers`, with tensorflow-cpu and tf_keras in .venv.  BLOCKCELL_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import pytest
+from keras2_models import import_keras, run_case
+from tf_peers import CASES, SEED
+
+pytestmark = pytest.mark.peers
+
+
+@pytest.fixture(scope="module")
+def keras():
+    try:
+        return import_keras()
+    except ImportError:
+        pytest.skip("there is no Keras 2")
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_random_models(keras, case, tmp_path):
+    print(f"seed {SEED}, case {case}")
+    drawn, verdicts = run_case(keras, SEED, case, tmp_path)
+    print(drawn.text)
+    assert {verdict for verdict, _ in verdicts.values()} == {"refused" if drawn.refused else "right"}, verdicts
