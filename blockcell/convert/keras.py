@@ -16,7 +16,15 @@ from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import Array
 from .keras_config import default_gates
 from .keras_files import read_model
-from .keras_layers import KERAS_2_HARD_SIGMOID, cell_from_arrays, convert_layer, convert_model, dense_from_arrays
+from .keras_layers import (
+    KERAS_2_HARD_SIGMOID,
+    cell_from_arrays,
+    convert_layer,
+    convert_model,
+    dense_from_arrays,
+    has_open_gates,
+    is_cudnn,
+)
 from .keras_objects import describe
 from .shared import Cell, ConversionError, cells_of, split_cell
 
@@ -134,14 +142,14 @@ def from_keras(
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
     every = {"activation": activation, "recurrent_activation": recurrent_activation}
     given = {name: value for name, value in every.items() if value is not None}
-    layer, from_arrays = _from_list(caller, source, reset_after, DEFAULTS | given)
+    layer, untold = _from_list(caller, source, reset_after, DEFAULTS | given)
     cells = _cells_in([layer])
     for name, value in given.items():
         if not any(name in cell._activations for cell in cells):
             kinds = ", ".join({type(cell).__name__: None for cell in layer._cells().values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
-    _warn_of_arrays(caller, from_arrays, None if recurrent_activation is not None else "sigmoid", stacklevel=3)
+    _warn_of_arrays(caller, untold, None if recurrent_activation is not None else "sigmoid", stacklevel=3)
     return layer
 
 
@@ -160,8 +168,8 @@ def _from_file(
         raise FormatError(f"{os.fspath(path)}: {error}") from error
     if not file.has_config:
         layers = [*(layer.values() if isinstance(layer, dict) else [layer])]
-        gates = None if options["recurrent_activation"] is not None else default_gates(file.version)
-        _warn_of_arrays(caller, layers, gates, stacklevel=4)
+        is_told = options["recurrent_activation"] is not None or not has_open_gates(file.model)
+        _warn_of_arrays(caller, layers, None if is_told else default_gates(file.version), stacklevel=4)
     return layer
 
 
@@ -234,17 +242,17 @@ def to_keras(layer: Layer) -> list[Any]:
 def _from_list(
     caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
 ) -> tuple[Layer, list[Layer]]:
-    """The layer of a list, and which of its layers were made of arrays."""
+    """The layer of a list, and those of its layers that were made of arrays which do not tell all."""
     if not source or not all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
-        layers = _from_arrays(caller, source, reset_after, activations)
-        return layers[0] if len(layers) == 1 else Stack(layers), layers
+        layers, untold = _from_arrays(caller, source, reset_after, activations)
+        return layers[0] if len(layers) == 1 else Stack(layers), untold
     parts: list[tuple[Layer, list[Layer]]] = [
         (from_keras(part, reset_after=reset_after), [])
         if hasattr(part, "get_config")
         else _from_list(caller, part, reset_after, activations)
         for part in source
     ]
-    return Stack([layer for layer, _ in parts]), [each for _, from_arrays in parts for each in from_arrays]
+    return Stack([layer for layer, _ in parts]), [part for _, untold in parts for part in untold]
 
 
 def _cells_in(layers: Iterable[Layer]) -> list[Cell]:
@@ -265,23 +273,27 @@ class Part(NamedTuple):
 
 def _from_arrays(
     caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
-) -> list[Layer]:
-    """The layers whose arrays these are, one layer after the other."""
+) -> tuple[list[Layer], list[Layer]]:
+    """The layers whose arrays these are, one layer after the other, and those of which arrays do not tell all."""
     shapes = [np.shape(array) for array in source]
     is_embedded = [*map(len, shapes)] == [2, 2, 2] and shapes[0][1] != shapes[1][1] == shapes[2][1]  # and has no bias
     if len(source) in (2, 3) and len(shapes[1]) != 1 and not is_embedded:
-        return [cell_from_arrays(caller, source, reset_after, activations)]
+        layer = cell_from_arrays(caller, source, reset_after, activations)
+        return [layer], [] if is_cudnn(source) else [layer]
     parts = _parts(caller, source)
     layers: list[Layer] = []
+    untold: list[Layer] = []
     for count in _grouping(caller, parts):
         first, *second = parts[:count]
         del parts[:count]
         if first.is_dense:
             layers.append(dense_from_arrays(caller, first.arrays))
+            untold.append(layers[-1])
             continue
         cells = [cell_from_arrays(caller, part.arrays, reset_after, activations) for part in (first, *second)]
         layers.append(Bidirectional(*cells) if second else cells[0])
-    return layers
+        untold += [] if is_cudnn(first.arrays) else layers[-1:]
+    return layers, untold
 
 
 def _parts(caller: str, source: Sequence[Any]) -> list[Part]:

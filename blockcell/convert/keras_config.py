@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..activations import Activation
 from ..errors import FormatError, short
-from .keras_layers import CELLS, KERAS_2_HARD_SIGMOID, KerasLayer, known_activation, tensors_of
+from .keras_layers import CELLS, CUDNN, CUDNN_CONFIG, KERAS_2_HARD_SIGMOID, KerasLayer, known_activation, tensors_of
 
 MODELS = ("Sequential", "Functional", "Model")
 _KERAS_1 = {"output_dim": "units", "inner_activation": "recurrent_activation", "bias": "use_bias"}
@@ -66,6 +66,8 @@ def describe_config(entry: Any, version: Version) -> KerasLayer:
 def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Version) -> KerasLayer:
     """Describe one of Keras' own layers, with the names and the defaults of Keras 2 and 3."""
     label = f"{kind} {name!r}"
+    if kind in CUDNN:
+        kind, config = CUDNN[kind], config | CUDNN_CONFIG
     if version.major == 1:
         config = {_KERAS_1.get(key, key): value for key, value in config.items()}
     inner: tuple[KerasLayer, ...] = ()

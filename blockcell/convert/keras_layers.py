@@ -31,6 +31,9 @@ WITHOUT_EFFECT = (  # in inference
     "Masking",
     "SpatialDropout1D",
 )
+CUDNN = {"CuDNNLSTM": "LSTM", "CuDNNGRU": "GRU"}
+"""Keras 2's layers for cuDNN, and what computes the same."""
+CUDNN_CONFIG = {"activation": "tanh", "recurrent_activation": "sigmoid", "use_bias": True, "reset_after": True}
 ACTIVATION_LAYERS = {"LeakyReLU": "leaky_relu", "ELU": "elu", "ReLU": "relu"}  # which may be activations, too
 KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
 LEAKY_RELU_SLOPE = 0.3  # of the layer, by default; of the function it is 0.2
@@ -314,11 +317,14 @@ def cell_from_arrays(
             f"{caller}: a GRU without a bias does not show whether it has reset_after=True (Keras's default); pass the"
             f" layer itself, or reset_after="
         )
-    if bias is not None and bias.shape == (2 * columns,):
-        raise ConversionError(
-            f"{caller}: bias has shape {bias.shape}, that of Keras 2's CuDNNLSTM and CuDNNGRU, whose kernels are laid"
-            f" out differently. Load the weights into a keras.layers.LSTM or GRU first, which converts them"
-        )
+    if bias is not None and is_cudnn(source):
+        check_shapes(caller, {"kernel": (kernel, (None, columns))})
+        if others := [name for name, value in activations.items() if value != CUDNN_CONFIG[name]]:
+            raise ConversionError(
+                f"{caller}: bias has shape {bias.shape}, that of Keras 2's CuDNNLSTM and CuDNNGRU, whose activations"
+                f" are tanh and sigmoid; {others[0]} is {activations[others[0]]!r}"
+            )
+        kernel, recurrent, bias = _without_cudnn(kernel, recurrent, bias, gates)
     if reset_after is None:
         reset_after = bias is not None and bias.ndim == 2
     reset_after = reset_after and gates == 3
@@ -330,3 +336,29 @@ def cell_from_arrays(
     options: dict[str, Any] = {"reset_after": reset_after} if gates == 3 else {}
     options |= {name: value for name, value in activations.items() if gates > 1 or name == "activation"}
     return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reverse=reverse, **options)
+
+
+def is_cudnn(arrays: Sequence[Any]) -> bool:
+    """Whether the arrays of a cell are a CuDNNLSTM's or CuDNNGRU's of Keras 2: they have two biases in one."""
+    shapes = [np.shape(array) for array in arrays]
+    gated = len(shapes) == 3 and len(shapes[1]) == 2 and shapes[1][1] in (3 * shapes[1][0], 4 * shapes[1][0])
+    return gated and shapes[2] == (2 * shapes[1][1],) and shapes[1][1] > 0
+
+
+def has_open_gates(layer: KerasLayer) -> bool:
+    """Whether it has an LSTM or a GRU whose arrays do not tell its recurrent_activation, as those for cuDNN do."""
+    if layer.layers:
+        return any(map(has_open_gates, layer.layers))
+    return layer.is_cell and "SimpleRNN" not in layer.kind and not is_cudnn(layer.arrays)
+
+
+def _without_cudnn(kernel: Array, recurrent: Array, bias: Array, gates: int) -> tuple[Array, Array, Array]:
+    """The arrays of a Keras LSTM, or of a GRU with reset_after, from those of a CuDNNLSTM or CuDNNGRU."""
+    kernels = [part.T.reshape(part.shape, order="F") for part in np.split(kernel, gates, axis=1)]
+    recurrent_kernels = [part.T for part in np.split(recurrent, gates, axis=1)]
+    biases = np.stack(np.split(bias, 2))
+    return (
+        np.concatenate(kernels, axis=1),
+        np.concatenate(recurrent_kernels, axis=1),
+        biases if KINDS[gates] == "GRU" else biases[0] + biases[1],
+    )

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..activations import PARAMETERS
-from .keras_layers import ACTIVATION_LAYERS, CELLS, KerasLayer, known_activation
+from .keras_layers import ACTIVATION_LAYERS, CELLS, CUDNN, CUDNN_CONFIG, KerasLayer, known_activation
 from .shared import is_of
 
 
@@ -31,6 +31,8 @@ def describe(source: Any) -> KerasLayer:
         return KerasLayer(kind, name, config, module=type(source).__module__)
     names = [key for key in ("activation", "recurrent_activation") if key in config]
     config = config | {key: _activation(source, key, config[key]) for key in names}
+    if kind in CUDNN:
+        kind, config = CUDNN[kind], config | CUDNN_CONFIG
     has_weights = kind.removesuffix("Cell") in CELLS or kind == "Dense"
     return KerasLayer(kind, name, config, source.get_weights() if has_weights else (), _inner(source, kind))
 

@@ -12,7 +12,7 @@ from ..errors import FormatError
 from ..optable import Array
 from .hdf5 import Group, StoredArray
 from .keras_config import Version, default_gates, snake_case
-from .keras_layers import WITHOUT_EFFECT, KerasLayer
+from .keras_layers import CUDNN_CONFIG, WITHOUT_EFFECT, KerasLayer
 
 VARIABLES = ("layers", "_layer_checkpoint_dependencies")
 """The group of a model's layers in the format of Keras 3, and its name in Keras 2.12."""
@@ -136,6 +136,8 @@ def _check_shapes(layer: KerasLayer, path: str, stored: Sequence[StoredArray], g
     expected += [(columns,)] * use_bias
     if use_bias and layer.config.get("reset_after") is not False and shapes[2:] == [(2, columns)]:
         expected[2] = (2, columns)
+    if layer.is_cell and shapes[2:] == [(2 * columns,)]:  # a CuDNNLSTM's or CuDNNGRU's, which any of them may have
+        expected[2] = (2 * columns,)
     if shapes != expected:
         label = f"{path}: {layer.kind} {layer.name!r}"
         raise FormatError(f"{label} has arrays of shapes {str(shapes)[:200]}; expected {expected}")
@@ -193,7 +195,7 @@ def _class_names(layers: Sequence[KerasLayer]) -> list[str]:
 def _variables(layer: KerasLayer, group: Group) -> list[StoredArray]:
     """The arrays of a cell or a Dense."""
     is_layer = layer.is_cell and not layer.kind.endswith("Cell")
-    variables = group.group("cell/vars" if is_layer else "vars")
+    variables = group.group("cell/vars" if is_layer and "cell" in group else "vars")  # a CuDNNLSTM has no cell
     names = variables.names()
     if [*sorted(names)] != [str(k) for k in range(len(names))]:
         raise FormatError(f"{variables.path} has the members {', '.join(names[:12])}; expected 0, 1 and so on")
@@ -368,7 +370,8 @@ def _layer_of(
         gates = {12: 4, 9: 3}.get(len(shapes)) if columns == units else columns // units
         kind = {1: "SimpleRNN", 3: "GRU", 4: "LSTM"}.get(gates or 1, kind)
         config = {"units": units, "use_bias": len(shapes) != 2, "go_backwards": False, "return_sequences": True}
-        layer = KerasLayer(kind, name, {**config, **options})
+        is_of_cudnn = shapes[2:] == [(2 * columns,)]
+        layer = KerasLayer(kind, name, {**config, **options, **(CUDNN_CONFIG if is_of_cudnn else {})})
         if layer.is_cell:
             return layer._replace(arrays=_arrays_of(layer, path, stored))
     if kind == "Dense" and shapes[0][1:] == shapes[-1][-1:] and len(shapes) < 3:
@@ -378,7 +381,8 @@ def _layer_of(
 
 
 def _both(name: str, fw: KerasLayer, bw: KerasLayer) -> KerasLayer:
-    return KerasLayer("Bidirectional", name, {"merge_mode": "concat"}, layers=(fw, bw))
+    module = "" if fw.is_cell and bw.is_cell else "unknown"
+    return KerasLayer("Bidirectional", name, {"merge_mode": "concat"}, layers=() if module else (fw, bw), module=module)
 
 
 def _line(layers: Sequence[KerasLayer]) -> list[KerasLayer] | None:

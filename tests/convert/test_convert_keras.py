@@ -307,6 +307,42 @@ def test_keras_rnn_of_several_cells():
         convert.from_keras(keras_rnn([cells[0], keras("SRUCell")]))
 
 
+# --------------------------------------------------------------------------------------------------------------- cuDNN
+def for_cudnn(kernel, recurrent, bias):
+    """The arrays of a CuDNNLSTM or CuDNNGRU from those of an LSTM or a GRU, number by number."""
+    inputs, units = len(kernel), len(recurrent)
+    kernel, recurrent = kernel.copy(), recurrent.copy()
+    for gate in range(kernel.shape[1] // units):
+        columns = slice(gate * units, (gate + 1) * units)
+        numbers = kernel[:, columns].ravel(order="F")  # cuDNN's matrix [units, inputs], row by row
+        kernel[:, columns] = numbers.reshape(inputs, units)
+        recurrent[:, columns] = recurrent[:, columns].T
+    if bias.ndim == 1:
+        bias = np.stack([0.25 * bias, 0.75 * bias])
+    return [kernel, recurrent, bias.ravel()]
+
+
+@pytest.mark.parametrize("inputs", [I, H, 1])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_arrays_for_cudnn(kind, inputs):
+    """The same layer as of plain arrays, without a warning: cuDNN has one kind of GRU, and tanh and sigmoid."""
+    g = rng()
+    columns = {"LSTM": 4, "GRU": 3}[kind] * H
+    shapes = (inputs, columns), (H, columns), (2, columns) if kind == "GRU" else (columns,)
+    plain = [np.round(g.uniform(-8, 8, shape)) for shape in shapes]  # a quarter and three quarters add up to the whole
+    expected = convert.from_keras(plain, **GATES)
+    assert_same(convert.from_keras(for_cudnn(*plain)), expected)
+    assert_same(convert.from_keras(keras(f"CuDNN{kind}", for_cudnn(*plain))), expected)
+    if inputs != H:
+        both = convert.from_keras(2 * for_cudnn(*plain))
+        assert_same(both, Bidirectional(expected, expected))
+    with pytest.raises(ConversionError, match="CuDNNGRU, whose activations are tanh and sigmoid; recurrent_activation"):
+        convert.from_keras(for_cudnn(*plain), recurrent_activation="hard_sigmoid")
+    if kind == "GRU":
+        with pytest.raises(ValueError, match=r"bias has shape \(2, 12\); expected \(12,\)"):
+            convert.from_keras(for_cudnn(*plain), reset_after=False)
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 def arrays(*shapes, dtype=np.float32):
     return [np.zeros(shape, dtype) for shape in shapes]
@@ -320,7 +356,6 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
     ("source", "message"),
     [
         (lambda: GRU_ARRAYS[:2], "without a bias does not show whether it has reset_after=True"),
-        (lambda: arrays((I, 3 * H), (H, 3 * H), (6 * H,)), "that of Keras 2's CuDNNLSTM and CuDNNGRU"),
         (
             lambda: keras("LSTM", LSTM_ARRAYS, recurrent_activation="gelu"),
             "recurrent_activation='gelu'; expected one of Keras's own tanh, .* from_keras.layer.get_wei.*, recurrent",
@@ -336,7 +371,6 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
             lambda: keras_bidirectional(keras("LSTM", LSTM_ARRAYS, go_backwards=True), keras("LSTM", LSTM_ARRAYS)),
             "a forward layer with go_backwards=True",
         ),
-        (lambda: arrays((I, 4 * H), (H, 4 * H), (8 * H,)), "CuDNNLSTM"),
     ],
 )
 def test_keras_refused(source, message):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from convert_cases import H, I, assert_same, converted, keras_model, rng, stored
 from generate_layers import weights_of
-from keras_forms import drawn, entry, functional, sequential
+from keras_forms import COLUMNS, drawn, entry, functional, sequential
 
 from blockcell import FormatError, convert
 from blockcell.convert import ConversionError
@@ -342,6 +342,29 @@ def test_a_model_of_keras_1(tmp_path):
     cells = [cell_of("LSTM", lstm, gates=hard), Bidirectional(*(cell_of("GRU", part, gates=hard) for part in both))]
     dense = [Dense(*arrays["steps"], "tanh"), Dense(*head, "softmax")]
     assert_same(convert.from_keras(path), Stack([*cells, cell_of("SimpleRNN", rnn), *dense]))
+
+
+# --------------------------------------------------------------------------------------------------------------- cuDNN
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_layers_for_cudnn(kind, tmp_path):
+    """As Keras 2 wrote them, with a config and alone, in one direction and in two."""
+    g = rng()
+    arrays = [*drawn(g, kind, I, H)[:2], g.uniform(-1, 1, 2 * COLUMNS[kind] * H).astype(np.float32)]
+    layer = entry(f"CuDNN{kind}", "a", units=H, return_sequences=True)
+    expected = convert.from_keras(arrays)
+    assert (expected.activation, expected.recurrent_activation) == ("tanh", "sigmoid")
+    both = entry("Bidirectional", "b", layer=layer)
+    for part, own, result in ((layer, arrays, expected), (both, 2 * arrays, Bidirectional(expected, expected))):
+        content = {forms.name_of(part): own}
+        path = forms.write_h5(tmp_path / "m.h5", sequential(part), content, "2.1.5")
+        assert_same(convert.from_keras(path), result)
+        path = forms.write_h5_weights(tmp_path / "w.h5", sequential(part), content, "2.1.5")
+        assert_same(convert.from_keras(path), result)
+    plain = entry(kind, "a", units=H, recurrent_activation="sigmoid", **{"reset_after": True} if kind == "GRU" else {})
+    path = forms.write_h5(tmp_path / "m.h5", sequential(plain), {"a": arrays}, "2.1.5")
+    assert_same(convert.from_keras(path), expected)
+    path = forms.write_keras(tmp_path / "m.keras", sequential(layer), {"a": arrays}, "2.15.0")
+    assert_same(convert.from_keras(path), expected)
 
 
 # ----------------------------------------------------------------------------------------------- weights by their order

@@ -63,9 +63,13 @@ def named_arrays(part, arrays):
     own = arrays.get(name, [])
     if kind == "Bidirectional":
         half = len(own) // 2
-        roles = ROLES if half <= 3 else [f"weight_{k}" for k in range(half)]
-        halves = zip(("forward", "backward"), (own[:half], own[half:]), strict=True)
-        return [(f"{name}/{side}_x/{role}:0", a) for side, part in halves for role, a in zip(roles, part, strict=False)]
+        halves = [("forward", own[:half]), ("backward", own[half:])]
+        if half > 3:
+            gates = KERAS_1["LSTM" if half == 12 else "GRU"]
+            return [
+                (f"{side}_x_{'WUb'[k % 3]}_{gates[k // 3]}", a) for side, part in halves for k, a in enumerate(part)
+            ]
+        return [(f"{name}/{side}_x/{role}:0", a) for side, part in halves for role, a in zip(ROLES, part, strict=False)]
     if kind in ("Dense", "TimeDistributed"):
         roles = ROLES if len(own) == 3 else ROLES[::2]
         return [(f"{name}/{role}:0", array) for role, array in zip(roles, own, strict=False)]
