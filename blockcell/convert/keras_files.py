@@ -51,19 +51,19 @@ def read_model(path: StrPath, weights: StrPath | None, options: Mapping[str, boo
     """
     name = os.fspath(path)
     start, size = _begun(name)
-    is_json = start[:1] in (b"{", b" ", b"\n")
-    if weights is not None and not is_json:
+    is_zip = start[: len(_ZIP)] == _ZIP
+    if weights is not None and (is_zip or start == _HDF5):
         raise ValueError(f"weights is given, and {name} has weights of its own; expected the .json of an architecture")
     try:
-        if start[: len(_ZIP)] == _ZIP:
+        if is_zip:
             return _read_zip(name, size)
         if start == _HDF5:
             return _read_hdf5(name, size, options)
-        if is_json and weights is not None:
+        if weights is not None:
             return _read_json(name, size, os.fspath(weights))
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from error
-    if is_json:
+    if start[:1] in (b"{", b" ", b"\n"):
         raise ValueError(f"{name} is an architecture without weights; pass the path of these, too: weights=")
     raise FormatError(f"{name} is of an unknown kind; {_EXPECTED}")
 

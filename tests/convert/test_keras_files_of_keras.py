@@ -68,7 +68,7 @@ def recurrent_layer(g, layers, last):
         options["reset_after"] = chance(g, 0.5)
     if chance(g, 0.005):
         options["activation"] = "gelu"
-    around = {"return_sequences": not last or chance(g, 0.4), "go_backwards": chance(g, 0.05) and last}
+    around = {"return_sequences": not last or chance(g, 0.4), "go_backwards": chance(g, 0.03) and last}
     units = int(g.integers(1, 9))
     if chance(g, 0.2):
         cells = [getattr(layers, f"{kind}Cell")(units, **options) for _ in range(int(g.integers(1, 3)))]
@@ -79,7 +79,7 @@ def recurrent_layer(g, layers, last):
         layer = getattr(layers, kind)(units, **options, **around, **dropped)
         several = False
     if chance(g, 0.3) and not around["go_backwards"] and not several:
-        mode = "concat" if chance(g, 0.95) else str(g.choice(["sum", "ave", "mul"]))
+        mode = "concat" if chance(g, 0.97) else str(g.choice(["sum", "ave", "mul"]))
         layer = layers.Bidirectional(layer, merge_mode=mode)
     return layer
 
@@ -99,7 +99,7 @@ def random_model(g, keras):
     if chance(g, 0.2) and count > 1:
         inner = parts[:-1]
         parts = [keras.Sequential(inner), *parts[-1:]]
-    heads = int(g.integers(0, 3))
+    heads = int(g.choice([0, 1, 1, 1, 2]))
     for k in range(heads):
         dense = layers.Dense(int(g.integers(1, 5)), activation=str(g.choice(HEADS)), use_bias=chance(g, 0.8))
         parts.append(layers.TimeDistributed(dense) if whole and k == 0 and chance(g, 0.3) else dense)

@@ -570,6 +570,12 @@ def tensorflow(kind: str) -> Callable[[Generator], bool]:
     return rewired_graphs() if kind == "tf_rewired" else target(kind, bytes_changed)
 
 
+def keras_files() -> Callable[[Generator], bool]:
+    from fuzz_keras import target
+
+    return target(json_changed, bytes_changed, array_changed)
+
+
 # ------------------------------------------------------------------------------------------------------------- running
 TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "npz": lambda: saved(".npz", npz_changed),
@@ -577,6 +583,7 @@ TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "from_torch": torch,
     "from_tf1": tf1,
     "from_keras": keras,
+    "keras_files": keras_files,
     "from_onnx": nodes,
     "link": link,
     "session": session,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 
 import numpy as np
@@ -118,9 +119,8 @@ def write_h5_weights(path, model, arrays, version="2.15.0"):
 
 # ------------------------------------------------------------------------------------------ a group for each attribute
 def snake_case(name):
-    return {"simplernn": "simple_rnn", "timedistributed": "time_distributed"}.get(name.lower()) or "".join(
-        f"_{c.lower()}" if k and c.isupper() and not name[k - 1].isupper() else c.lower() for k, c in enumerate(name)
-    )
+    """simple_rnn of SimpleRNN, lstm_cell of LSTMCell."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def write_variables(group, model, arrays, names=True, container="layers", number=str):

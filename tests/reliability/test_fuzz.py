@@ -1,7 +1,7 @@
 """Damaged files, models and weights are refused in words, or read as what they were: `fuzz` makes and reads them.
 
-`make test-all`: 100,000 of them, 100,000 of TensorFlow's files, and 30,000 of its graphs with one input of a node
-rewired or one whole number changed; takes about fifteen minutes.
+`make test-all`: 100,000 of them, 10,000 of Keras' files, 100,000 of TensorFlow's, and 30,000 of its graphs with one
+input of a node rewired or one whole number changed; takes about fifteen minutes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ BUDGET = {
     "link": 7_500,
     "session": 7_500,
 }
+KERAS = {"keras_files": 10_000}
 TENSORFLOW = {"tf_checkpoint": 35_000, "tf_graph": 20_000, "tf_cells": 25_000, "tf_names": 20_000}
 REWIRED = {"tf_rewired": 30_000}
 
@@ -60,15 +61,15 @@ def test_budget():
     assert sum(BUDGET.values()) == sum(TENSORFLOW.values()) == 100_000
 
 
-@pytest.mark.parametrize("target", BUDGET | TENSORFLOW | REWIRED)
+@pytest.mark.parametrize("target", BUDGET | KERAS | TENSORFLOW | REWIRED)
 def test_some(target, tmp_path):
     fuzzed(target, 50 if target in REWIRED else 100, tmp_path)  # whose mutants take longest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", BUDGET | TENSORFLOW | REWIRED)
+@pytest.mark.parametrize("target", BUDGET | KERAS | TENSORFLOW | REWIRED)
 def test_many(target, tmp_path):
-    fuzzed(target, (BUDGET | TENSORFLOW | REWIRED)[target], tmp_path)
+    fuzzed(target, (BUDGET | KERAS | TENSORFLOW | REWIRED)[target], tmp_path)
 
 
 INSPECT = """

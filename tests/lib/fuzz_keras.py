@@ -1,0 +1,256 @@
+"""Keras' files with damaged contents, for fuzz.py: configs, names, shapes, links, storage and zips.
+
+The container that libhdf5 reads is always sound, as h5py writes it: what libhdf5 makes of changed bytes is its own
+matter. A file is refused with a FormatError or a ConversionError, or its cells have the weights that were written; if
+neither config nor numbers were changed, the layer is the one that was written.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras_forms as forms
+import numpy as np
+from keras_forms import drawn, entry, functional, sequential
+
+from blockcell import FormatError, convert
+from blockcell.convert import ConversionError
+
+Generator = np.random.Generator
+LARGE = 2**40
+TEXTS = ["", ".", "..", "/", "a/../b", "kernel:0", "lstm", "x" * 9000, "\0", "\u00e4", "/model_weights", "layers"]
+VERSIONS = ["1.2.2", "2.1.6-tf", "2.15.0", "3.9.0", "", "x", "9" * 50, "-1.0"]
+
+
+def models(g: Generator) -> list[tuple[Any, dict[str, list[Any]]]]:
+    """Models of Keras 2 and their arrays."""
+    lstm = entry("LSTM", "lstm", units=3, return_sequences=True)
+    gru = entry("GRU", "gru", units=2, reset_after=True, recurrent_activation="hard_sigmoid")
+    head = entry("Dense", "head", units=2, activation="softmax")
+    both = entry("Bidirectional", "both", layer=entry("SimpleRNN", "x", units=2, return_sequences=True))
+    cells = entry("StackedRNNCells", "s", cells=[entry("LSTMCell", "c", units=2), entry("GRUCell", "d", units=3)])
+    arrays = {
+        "lstm": drawn(g, "LSTM", 2, 3),
+        "gru": drawn(g, "GRU", 3, 2, reset_after=True),
+        "head": drawn(g, "Dense", 2, 2),
+        "both": drawn(g, "SimpleRNN", 2, 2) + drawn(g, "SimpleRNN", 2, 2),
+        "rnn": drawn(g, "LSTM", 4, 2) + drawn(g, "GRU", 2, 3, reset_after=True),
+        "emb": [g.standard_normal((5, 2)).astype(np.float32)],
+    }
+    line = functional(entry("InputLayer", "in"), lstm, gru, nodes=[[], ["in"], ["lstm"]], results=["gru"])
+    return [
+        (sequential(entry("Embedding", "emb"), lstm, gru, head), arrays),
+        (sequential(both, entry("RNN", "rnn", cell=cells)), arrays),
+        (sequential(sequential(lstm, gru), head), arrays),
+        (line, arrays),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- changes
+def objects_of(file: Any) -> list[str]:
+    found: list[str] = []
+    file.visit(found.append)
+    return found
+
+
+def pick(g: Generator, items: Any) -> Any:
+    return items[g.integers(len(items))]
+
+
+def text_changed(g: Generator, text: str, json_changed: Callable[..., str], bytes_changed: Callable[..., bytes]) -> str:
+    """The JSON with one place changed, or with changed bytes."""
+    with suppress(ValueError):  # it is damaged already
+        if g.integers(3):
+            return json_changed(g, json.loads(text))
+    return bytes_changed(g, text.encode()).decode("utf-8", "replace").replace("\0", "")
+
+
+def attribute_changed(g: Generator, file: Any, json_changed: Any, bytes_changed: Any) -> str:
+    """Change an attribute, and return its name."""
+    holder = pick(g, [file, *(file[name] for name in objects_of(file))])
+    names = [*holder.attrs]
+    if not names:
+        return ""
+    name = str(pick(g, names))
+    value = holder.attrs[name]
+    if name == "model_config" and isinstance(value, str) and g.integers(4):
+        holder.attrs[name] = text_changed(g, value, json_changed, bytes_changed)
+    elif name == "keras_version" and g.integers(4):
+        holder.attrs[name] = pick(g, VERSIONS)
+    else:
+        texts = [str(text) for text in np.ravel(np.array(value, dtype=object))]
+        choices: list[Callable[[], Any]] = [
+            lambda: 3,
+            lambda: np.zeros((2, 2)),
+            lambda: pick(g, TEXTS).replace("\0", ""),
+            lambda: [pick(g, TEXTS).replace("\0", "") for _ in range(3)],
+            lambda: texts * 2,
+            lambda: texts[::-1],
+            lambda: h5py.Empty("f"),
+            lambda: np.array([b"x" * 2**15]),
+        ]
+        del holder.attrs[name]
+        if g.integers(5):
+            holder.attrs[name] = pick(g, choices)()
+    return name
+
+
+def object_changed(g: Generator, file: Any, array_changed: Any) -> bool:
+    """Change a dataset or a group; whether its numbers may be others."""
+    names = objects_of(file)
+    path = pick(g, names)
+    is_array = isinstance(file[path], h5py.Dataset) and not file[path].external  # and not changed before
+    is_array = is_array and file[path].id.get_storage_size() in range(1, 2**12)
+    array = file[path][()] if is_array else np.zeros((2, 2), np.float32)
+    kind = int(g.integers(12))
+    if kind == 0:
+        file[f"{path}_{kind}"] = h5py.SoftLink("/" + pick(g, names))
+        return False
+    if is_array and kind == 1:
+        dataset = file[path]
+        changed = array_changed(g, array)
+        del file[path]
+        try:
+            file[path] = changed
+        except TypeError:  # an array of objects
+            file[path] = dataset[()] if dataset else array
+        return True
+    del file[path]
+    shape, dtype = array.shape, array.dtype
+    match kind:
+        case 2:
+            file[path] = h5py.SoftLink("/" + pick(g, [*names, "nowhere"]))
+        case 3:
+            file[path] = h5py.ExternalLink(pick(g, ["outside.h5", "/etc/passwd", "m.h5"]), "/" + pick(g, names))
+        case 4:
+            layout = h5py.VirtualLayout(shape or (1,), dtype)
+            layout[...] = h5py.VirtualSource("outside.h5", "/x", shape or (1,), dtype)
+            file.create_virtual_dataset(path, layout)
+        case 5:
+            file.create_dataset(path, shape, dtype, external=[("outside.bin", 0, h5py.h5f.UNLIMITED)])
+        case 6:
+            large = (LARGE, *shape[1:]) if shape else (LARGE,)
+            file.create_dataset(path, large, dtype, chunks=tuple(min(size, 2**20) for size in large))
+        case 7:
+            file.create_dataset(path, (2**22, 4), dtype, compression="gzip", fillvalue=0, data=None)
+        case 8:
+            file.create_dataset(path, shape, dtype, track_times=False)  # without numbers
+        case 9:
+            other = pick(g, [name for name in objects_of(file)] or ["/"])
+            file[path] = file[other]
+            return True
+        case 10:
+            file[path] = np.dtype("f4")
+        case _:
+            pass
+    return kind == 9
+
+
+def zip_changed(g: Generator, members: dict[str, bytes], json_changed: Any, bytes_changed: Any) -> bool:
+    """Change a member of a .keras; whether it says what is computed."""
+    name = pick(g, [*members])
+    kind = int(g.integers(4))
+    if kind == 0:
+        del members[name]
+    elif kind == 1:
+        members[f"a/{name}"] = members.pop(name)
+    elif name.endswith(".json"):
+        members[name] = text_changed(g, members[name].decode(), json_changed, bytes_changed).encode()
+    else:
+        members[name] = members[name][: len(members[name]) // 2] if kind == 2 else bytes(2**24)
+    return name == "config.json" or name == "metadata.json"
+
+
+def written(path: Path, members: dict[str, bytes], compression: int) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+def cells_of(layer: Any) -> list[bytes]:
+    """The weights of all cells of a layer, or of a dict of layers."""
+    layers = [*layer.values()] if isinstance(layer, dict) else [layer]
+    cells = [cell for part in layers for cell in part._cells().values()]
+    return [b"".join(np.ascontiguousarray(array).tobytes() for array in cell.weights.values()) for cell in cells]
+
+
+def target(json_changed: Any, bytes_changed: Any, array_changed: Any) -> Callable[[Generator], bool]:
+    kept = tempfile.TemporaryDirectory()
+    folder = Path(kept.name)
+    originals: list[tuple[str, bytes, str | None, Any, list[bytes]]] = []  # with the config that stands apart
+    for model, arrays in models(np.random.default_rng(0)):
+        text = json.dumps(dict(model, keras_version="2.15.0"))
+        (folder / "m.json").write_text(text)
+        files = {
+            "a.h5": forms.write_h5(folder / "a.h5", model, arrays),
+            "b.keras": forms.write_keras(folder / "b.keras", model, arrays, "2.15.0"),
+            "c.h5": forms.write_h5_weights(folder / "c.h5", model, arrays),
+            "d.weights.h5": forms.write_weights(folder / "d.weights.h5", model, arrays),
+        }
+        for name, path in files.items():
+            config = text if name[0] in "cd" else None
+            layer = read(folder / "m.json", path) if config else read(path, None)
+            originals.append((name, path.read_bytes(), config, layer, cells_of(layer)))
+
+    def one(g: Generator, kept: object = kept) -> bool:
+        name, content, config, original, cells = pick(g, originals)
+        path, architecture = folder / f"mutant_{name}", folder / "mutant.json"
+        is_other, is_same, members, content_of = False, True, {}, io.BytesIO(content)  # what is computed; the numbers
+        if name.endswith(".keras"):
+            with zipfile.ZipFile(content_of) as archive:
+                members = {member: archive.read(member) for member in archive.namelist()}
+            content_of = io.BytesIO(members["model.weights.h5"])
+        for _ in range(g.integers(1, 3)):
+            kind = int(g.integers(4))
+            if kind == 0 and config:
+                config, is_other = text_changed(g, config, json_changed, bytes_changed), True
+            elif kind == 1 and members:
+                is_other |= zip_changed(g, members, json_changed, bytes_changed)
+            else:
+                with h5py.File(content_of, "r+") as file:
+                    change = object_changed if kind > 1 and len(file) else None
+                    if change and objects_of(file):
+                        is_same &= not object_changed(g, file, array_changed)
+                    else:
+                        name_changed = attribute_changed(g, file, json_changed, bytes_changed)
+                        is_other |= name_changed in ("model_config", "keras_version")
+                        is_same &= name_changed not in ("weight_names", "layer_names", "name")
+                if members:
+                    members["model.weights.h5"] = content_of.getvalue()
+        if members:
+            written(path, members, zipfile.ZIP_DEFLATED if g.integers(2) else zipfile.ZIP_STORED)
+            if g.integers(4) == 0:
+                path.write_bytes(bytes_changed(g, path.read_bytes()))
+        else:
+            path.write_bytes(content_of.getvalue())
+        if config:
+            architecture.write_text(config)
+        try:
+            layer = read(architecture, path) if config else read(path, None)
+        except (FormatError, ConversionError) as error:
+            assert str(error)
+            return False
+        finally:
+            path.unlink()
+        if is_same:
+            assert {*cells_of(layer)} <= {*cells}
+            assert is_other or (repr(layer) == repr(original) and cells_of(layer) == cells)
+        return True
+
+    return one
+
+
+def read(path: Path, weights: Path | None) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"from_keras: (left out|arrays do not)", UserWarning)
+        return convert.from_keras(path, weights=weights)
