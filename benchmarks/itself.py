@@ -36,7 +36,7 @@ PADDING = [50, 90]  # percent
 KINDS: dict[str, Callable[[int], blockcell.Layer]] = {
     "LSTM": lambda H: blockcell.LSTM(*normal((2 * H, 4 * H), 4 * H)),
     "GRU": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H)),
-    "GRU(reset_after)": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H, H)),
+    "GRU(reset_after)": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H), reset_after=True),
     "Dense": lambda H: blockcell.Dense(*normal((H, H), H)),
 }
 MOST = 6e7  # cells times those that each reads, rows and steps: in longer calls widening does not count
