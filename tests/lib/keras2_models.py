@@ -240,21 +240,30 @@ def run_cells(keras: Any, drawn: Drawn, x: np.ndarray) -> list[Run]:
 
 
 def save(drawn: Drawn, form: str, folder: Path, g: np.random.Generator) -> Path:
-    """Save a model as a SavedModel, or as a frozen graph."""
+    """Save a model as a SavedModel, or as a frozen graph, in one of the ways that Keras 2 and TensorFlow have."""
     import tensorflow as tf
-
-    if form == "saved_model":
-        path = folder / "saved"
-        if g.integers(2):
-            drawn.model.save(str(path), save_format="tf", include_optimizer=False)
-        else:
-            tf.saved_model.save(drawn.model, str(path))
-        return path
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    spec = tf.TensorSpec(drawn.model.inputs[0].shape, "float32")
-    call = tf.function(lambda x: drawn.model(x, training=False), input_signature=[spec])
-    constants = convert_variables_to_constants_v2(call.get_concrete_function(), lower_control_flow=bool(g.integers(2)))
+    model, path = drawn.model, folder / "saved"
+    if form == "saved_model":
+        match str(g.choice(["model.save", "trained", "saved_model.save", "export"])):
+            case "export" if hasattr(model, "export"):  # TensorFlow 2.13 has it first
+                model.export(str(path))
+            case "saved_model.save":
+                tf.saved_model.save(model, str(path))
+            case way:
+                if way == "trained":
+                    model.compile("adam", "mse")
+                model.save(str(path), save_format="tf")
+        return path
+    if g.integers(3) == 0 and path.exists():
+        loaded = tf.saved_model.load(str(path))  # whose variables live as long as this
+        function = loaded.signatures["serving_default"]
+    else:
+        options = {"training": False} if g.integers(2) else {}
+        spec = tf.TensorSpec(model.inputs[0].shape, "float32")
+        function = tf.function(lambda x: model(x, **options), input_signature=[spec]).get_concrete_function()
+    constants = convert_variables_to_constants_v2(function, lower_control_flow=bool(g.integers(2)))
     path = folder / "frozen.pb"
     path.write_bytes(constants.graph.as_graph_def().SerializeToString())
     return path
@@ -292,11 +301,7 @@ def judge(drawn: Drawn, runs: list[Run], path: Path) -> tuple[str, str]:
 def judge_whole(drawn: Drawn, runs: list[Run], cells: Any) -> tuple[str, str]:
     """Compare the layer of all cells with Keras, where the recurrent layers follow each other."""
     last = [run for run in runs if run.layer == runs[-1].layer]
-    if (
-        not drawn.joined
-        or any(run.merge_mode != "concat" for run in runs if run.layer != last[0].layer)
-        or drawn.turned
-    ):
+    if not drawn.joined or drawn.turned or {run.merge_mode for run in runs} - {"concat", None}:
         return "right", "cell by cell"
     try:
         layer = cells.layer()

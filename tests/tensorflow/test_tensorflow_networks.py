@@ -131,6 +131,21 @@ NETWORKS = {  # nodes; the direction and the input of each cell; the layer that 
         lambda of: Bidirectional(of("a"), of("b")),
     ),
     "both on top, apart": (BI, {"a": (False, "x"), "b": (True, "x")}, lambda of: Bidirectional(of("a"), of("b"))),
+    "both added": (
+        [*BI, node("sum", "AddV2", [A, "back"])],
+        {"a": (False, "x"), "b": (True, "x")},
+        "adds or multiplies the outputs of a and b",
+    ),
+    "both multiplied, batch first": (
+        [*BI, swapped("s", A), swapped("t", "back"), node("product", "Mul", ["s", "t"])],
+        {"a": (False, "x"), "b": (True, "x")},
+        "adds or multiplies the outputs of a and b",
+    ),
+    "each added to something": (
+        [*BI, node("sum", "AddV2", [A, "x"]), node("product", "Mul", ["back", "x"])],
+        {"a": (False, "x"), "b": (True, "x")},
+        lambda of: Bidirectional(of("a"), of("b")),
+    ),
     "backward first, on top": (
         [*BI, beside("both", "back", A)],
         {"a": (False, "x"), "b": (True, "x")},
@@ -555,11 +570,11 @@ ORDERS = {"forward": (1, 1, False), "backward": (-1, -1, True), "a mask of anoth
 
 
 @pytest.mark.parametrize("case", ORDERS)
-@pytest.mark.parametrize("count", [2, T])
+@pytest.mark.parametrize("count", [1, 2, T])
 @pytest.mark.parametrize("repeats", [False, True])
 def test_masked_steps_that_are_written_out(tmp_path, case, count, repeats):
     """As Keras unrolls them: what a step gives counts where its mask is true, else the step before keeps its place."""
-    x_order, mask_order, reverse = ORDERS[case]
+    x_order, mask_order, reverse = ORDERS[case] if count > 1 else (1, 1, False)
     nodes = [node(name, "Unpack", [x], num=field(3, count)) for name, x in (("x_t", "x"), ("mask_t", "others"))]
     state, y = ("zeros", "zeros"), "zeros_of_h"
     for k in range(count):

@@ -116,6 +116,9 @@ class Cells(Mapping[str, Found]):
         if len(here) == 2 and here[0] in here[1].behind and here[1] not in here[0].behind:
             one, other = (plain(each.name) for each in here)
             raise ValueError(f"the graph has the output of {other} before that of {one}")
+        if len(here) == 2 and here[1] in here[0].merged:
+            one, other = (plain(each.name) for each in here)
+            raise ValueError(f"the graph adds or multiplies the outputs of {one} and {other}: take them one by one")
         found: list[tuple[list[Found], ...]] = []
         while here:
             chains = tuple([each] for each in here)

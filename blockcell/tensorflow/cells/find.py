@@ -58,6 +58,8 @@ def _connect(sources: Sources, number: int, found: Iterable[Found]) -> None:
             each.origins = frozenset((number, *place) for place in places)
     for one, other in sequences.joined():
         chains[one][0].behind.add(chains[other][0])
+    for one, other in sequences.merged():
+        chains[one][0].merged.add(chains[other][0])
 
 
 def _chains(reader: Reader, found: Iterable[Found]) -> list[list[Found]]:
@@ -126,6 +128,7 @@ def _as_one(found: Iterable[Found]) -> list[Found]:
         first = part[0]
         first.nodes = tuple(node for each in part for node in each.nodes)
         first.behind = {one[other] for each in part for other in each.behind}
+        first.merged = {one[other] for each in part for other in each.merged}
         if len({tuple(start.name for start in each.starts) for each in part}) > 1:
             first.starts = (Start("several states, of its runs"),)
         known = [each for each in part if each.reverse is not None]

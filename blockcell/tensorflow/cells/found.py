@@ -133,6 +133,8 @@ class Found:
         """Whether it runs several times, and does not read the same cells each time."""
         self.behind: set[Found] = set()
         """Cells whose h is put beside this one's, behind it."""
+        self.merged: set[Found] = set()
+        """Cells whose h is added to this one's, or multiplied with it."""
         self.origins: frozenset[Origin] = frozenset()
         self.starts: tuple[Start, ...] = ()
         """What its states are before the first step; empty in a bare checkpoint."""

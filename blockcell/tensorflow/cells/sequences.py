@@ -8,10 +8,12 @@ that, such as a dropout, ends the way; the direction is followed past it, as eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from .directions import Part, Use, find_turns
 from .loops import Loops
+from .ops import op_of
 from .reader import Place, Reader, Unknown
 from .steps import ALL, Before, Steps, Turn
 
@@ -110,6 +112,25 @@ class Sequences:
                 continue
         return found
 
+    def merged(self) -> set[tuple[int, int]]:
+        """The uses whose h of all steps any node adds or multiplies, if some of them are reversed."""
+        found: set[tuple[int, int]] = set()
+        for body, node in self._reader.all_nodes() if any(use.turns for use in self.uses) else ():
+            if op_of(node).name in ("Add", "Mul"):
+                sources = [self._source(place) for place in self._reader.inputs(body, node)]
+                if len(sources) == 2 and sources[0] is not None and sources[1] is not None:
+                    found |= {(sources[0], sources[1]), (sources[1], sources[0])}
+        return found
+
+    def _source(self, place: Place) -> int | None:
+        """The use whose h of all steps this is."""
+        for axis in (0, 1):
+            with suppress(Unknown):
+                parts = self._trace(_Way(place, axis, False))
+                if len(parts) == 1 and isinstance(parts[0].source, int):
+                    return parts[0].source
+        return None
+
     # ------------------------------------------------------------------------------------------------------- the parts
     def _parts(self, x: Place, use: Use) -> tuple[Part, ...]:
         return self._trace(_Way(x, 0 if use.steps[0].state is None else None, use.looped))
@@ -184,9 +205,9 @@ class Sequences:
         for column in zip(*rows, strict=True):
             use = column[0][0]
             numbers = [step for each, step in column if each == use]
-            if numbers not in (forward := [*range(count)], forward[::-1]) or count == 1:
+            if numbers not in (forward := [*range(count)], forward[::-1]):
                 return None
-            if len(self.uses[use].steps) != count:
+            if len(self.uses[use].steps) != count or self.uses[use].looped:
                 return None
             found.append(Before(self.uses[use].steps[0].h, _PACKED, None if numbers == forward else ALL))
         return found
