@@ -1,4 +1,4 @@
-"""Weights from and to Keras, PyTorch, ONNX and TensorFlow 1 checkpoints, where both sides compute the same function.
+"""Weights from and to Keras, PyTorch, ONNX, TensorFlow 1 and cuDNN, where both sides compute the same function.
 
 None of these packages need be installed; only `to_onnx`, and `from_onnx` of a model, need ``onnx``. A layer that the
 other side cannot express is refused with a `ConversionError` that says why, and what to do instead.
@@ -10,12 +10,23 @@ and cell_clip=0, are those of all these packages but TensorFlow 1. Dropout acts 
 it is not converted.
 """
 
+from .cudnn import from_cudnn
 from .keras import from_keras, to_keras
 from .onnx import from_onnx, to_onnx
 from .shared import ConversionError
 from .tf1 import from_tf1
 from .torch import from_torch, to_torch
 
-__all__ = ["ConversionError", "from_keras", "from_onnx", "from_tf1", "from_torch", "to_keras", "to_onnx", "to_torch"]
+__all__ = [
+    "ConversionError",
+    "from_cudnn",
+    "from_keras",
+    "from_onnx",
+    "from_tf1",
+    "from_torch",
+    "to_keras",
+    "to_onnx",
+    "to_torch",
+]
 
 ConversionError.__module__ = __name__  # what tracebacks show

@@ -1,0 +1,110 @@
+"""Weights from cuDNN's flat buffer, as TensorFlow and MXNet hold it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..activations import Activation
+from ..layers import Bidirectional, Layer, Stack
+from ..optable import Array
+from .shared import ConversionError, make_cell, read_arrays
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def from_cudnn(
+    buffer: Any,
+    kind: str,
+    *,
+    input_size: int,
+    layers: int = 1,
+    directions: int = 1,
+    activation: Activation = "tanh",
+) -> Layer:
+    """A layer with the weights of cuDNN's flat buffer.
+
+    .. code-block:: python
+
+        layer = convert.from_cudnn(variables["cudnn_lstm/opaque_kernel"], "LSTM", input_size=40, layers=2)
+
+    Parameters
+    ----------
+    buffer : array
+        All weights of all layers and then all their biases, one after the other: an ``opaque_kernel`` of TensorFlow's
+        ``CudnnLSTM`` and ``CudnnGRU``, an ``rnn_param`` of MXNet's ``RNN``.
+    kind : {"LSTM", "GRU", "RNN"}
+        The cell. cuDNN's GRU is the one with ``reset_after=True``.
+    input_size : int
+        The number of inputs of the first layer.
+    layers, directions : int
+        How many there are; 2 directions are a `Bidirectional`. hidden_size follows from the length of the buffer.
+    activation : str or tuple
+        Of an RNN: "tanh" or "relu". LSTM and GRU have tanh and sigmoid.
+
+    Returns
+    -------
+    LSTM, GRU, RNN, Bidirectional or Stack
+        A `Stack` of several layers.
+
+    Raises
+    ------
+    TypeError
+        The buffer is not float32, float64 or float16.
+    ConversionError
+        An LSTM or a GRU is to have another activation.
+    ValueError
+        No whole number of cells has so many weights.
+    """
+    caller = "from_cudnn"
+    if kind not in GATES:
+        raise ValueError(f"{caller}: kind is {kind!r}; expected one of {', '.join(GATES)}")
+    for name, value, least in (("input_size", input_size, 0), ("layers", layers, 1), ("directions", directions, 1)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise ValueError(f"{caller}: {name} is {value!r}; expected a whole number from {least} up")
+    if directions > 2:
+        raise ValueError(f"{caller}: directions is {directions}; expected 1 or 2")
+    if kind != "RNN" and activation != "tanh":
+        raise ConversionError(f"{caller}: activation is {activation!r}; cuDNN's {kind} has tanh")
+    flat = read_arrays(caller, {"buffer": buffer})["buffer"].ravel()
+    hidden = _hidden_size(caller, flat.size, kind, int(input_size), int(layers), int(directions))
+    rows = GATES[kind] * hidden  # of the matrices, which have a row for each number of each gate
+    start = 0
+
+    def part(*shape: int) -> Array:
+        nonlocal start
+        array = flat[start : start + math.prod(shape)].reshape(shape)
+        start += array.size
+        return array
+
+    places = [(layer, direction) for layer in range(layers) for direction in range(directions)]
+    weights = [(part(rows, directions * hidden if layer else input_size), part(rows, hidden)) for layer, _ in places]
+    biases = [(part(rows), part(rows)) for _ in places]
+    by_kind: dict[str, dict[str, Any]] = {"RNN": {"activation": activation}, "GRU": {"reset_after": True}}
+    options = by_kind.get(kind, {})
+    cells = [
+        make_cell(f"PyTorch {kind}", kernel.T, recurrent.T, bias.copy(), recurrent_bias, **options)  # the same order
+        for (kernel, recurrent), (bias, recurrent_bias) in zip(weights, biases, strict=True)
+    ]
+    if directions == 2:
+        both: list[Layer] = [Bidirectional(*cells[k : k + 2]) for k in range(0, len(cells), 2)]
+        return both[0] if layers == 1 else Stack(both)
+    return cells[0] if layers == 1 else Stack(cells)
+
+
+def _hidden_size(caller: str, size: int, kind: str, inputs: int, layers: int, directions: int) -> int:
+    """The number of cells H with which all layers have so many weights: a root of a H^2 + b H = size / (g D)."""
+    above = layers - 1
+    a, b = 1 + above * (directions + 1), inputs + 2 + 2 * above
+    each, rest = divmod(size, GATES[kind] * directions)
+    hidden = (math.isqrt(b * b + 4 * a * each) - b) // (2 * a)
+    if rest or not hidden or a * hidden * hidden + b * hidden != each:
+        raise ValueError(
+            f"{caller}: the buffer has {size} numbers, and no hidden_size gives so many with kind={kind!r},"
+            f" input_size={inputs}, layers={layers}, directions={directions}: {hidden} gives"
+            f" {GATES[kind] * directions * (a * hidden * hidden + b * hidden)}, {hidden + 1} gives"
+            f" {GATES[kind] * directions * (a * (hidden + 1) ** 2 + b * (hidden + 1))}"
+        )
+    return hidden
