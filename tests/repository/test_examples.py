@@ -213,3 +213,24 @@ def test_cartpole(cartpole):
     np.testing.assert_allclose(call, loop, atol=2e-6)  # they are printed with six digits
     assert re.fullmatch(r"\S+ times as fast; the same \d+ episodes: True", lines[2])
     assert np.mean(episodes[:100]) < 30 and np.mean(episodes[-30:]) > 100
+
+
+def test_live():
+    """A model without state inputs, as a stream and in sessions; `array_equal` in it compares all bits."""
+    lines = lines_of("live")
+    assert lines == [
+        f"{name}: 12 of 12 sequences have the bits of the whole sequence"
+        for name in ("a stream, step by step", "Sessions, packet by packet")
+    ]
+
+
+def test_live_compares():
+    live = example("live")
+    whole = np.zeros((3, 2), np.float32)
+    assert np.array_equal(whole, live.stream_by_steps(Stack([Dense(np.zeros((4, 2)), np.zeros(2))]), np.zeros((3, 4))))
+    network = Stack([GRU.init(4, 2, seed=0)])
+    x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    expected = network(x[:, None])[0][:, 0]
+    assert expected.std() > 0 and np.array_equal(live.stream_by_steps(network, x), expected)
+    (served,) = live.serve_packets(network, [x], np.random.default_rng(1))
+    assert np.array_equal(served, expected)
