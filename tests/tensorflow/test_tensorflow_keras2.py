@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tf_cells import function, library, looped, real, write
+from tf_cells import called, function, library, looped, real, write
 from tf_composed import B, H, I, T, cells_of, keras_lstm, lstm_weights, made
 from tf_files import node
 
@@ -101,6 +101,29 @@ def test_products_that_are_split_by_sizes(tmp_path, after, split):
     weights = gru_weights(after)
     (cell,) = cells_of(tmp_path, gru(after, *split), "h", **weights).values()
     check_gru(cell, weights)
+
+
+def test_biases_of_float16(tmp_path):
+    """As mixed precision has them: the layer has their sum rounded to float16, and is compared without that error."""
+    weights = {name: value.astype(np.float16) for name, value in gru_weights(True).items()}
+    (cell,) = cells_of(tmp_path, gru(True), "h", **weights).values()
+    layer = cell.layer()
+    assert layer.dtype == np.float16 and cell.check().ok
+    bias = weights["bias"][0] + weights["bias"][1]
+    np.testing.assert_array_equal(layer.weights["b_ru"], np.concatenate([bias[H : 2 * H], bias[:H]]))
+
+
+def test_the_reason_is_the_activation(tmp_path):
+    """Keras has a step before the loop, to learn shapes, which shows less than the loop itself."""
+    step = gru(False, c=("Erf", "c_bar"))
+    weights = [real(f"net/thing/{name}", value) for name, value in gru_weights(False).items()]
+    state = "net/thing/h_prev"
+    body = function("body", ["x", state], ["x", "net/thing/h"], *weights, *made("net/thing", step))
+    loop = node("loop", "While", ["x", state], body=called("body"), cond=called("cond"))
+    before = [node("x", "Placeholder"), real(state, np.zeros((B, H), np.float32)), *weights, *made("net/thing", step)]
+    model = write(tmp_path, *before, loop, more=library(body, function("cond", ["x", state], ["x"])))
+    (cell,) = model.cells.values()
+    assert cell.refused == "it has an activation that layers do not have: the node 'net/thing/c' is a Erf"
 
 
 @pytest.mark.parametrize("sizes", [[H, H, H + 1], [H, -1, -1], [H, H], [-1, 2 * H, 2 * H], [H, 2 * H, 0]])

@@ -186,7 +186,7 @@ class _Search:
 
     def refuse_recurrences(self, known: set[str]) -> None:
         """What goes around a loop, with weights that are none of known cells."""
-        for each in self.recurrences:
+        for each in sorted(self.recurrences, key=lambda recurrence: shows(recurrence) is None):
             if not each.gated:
                 continue
             kernels = {kernel.name: kernel for kernel in each.kernels if kernel.name not in known}

@@ -343,7 +343,8 @@ class Found:
     def _made(
         self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False
     ) -> LSTM | GRU | RNN:
-        weights = {role: np.require(array, requirements=["A", "C"]) for role, array in arrays.items()}
+        dtype = arrays[self._kind.main].dtype
+        weights = {role: np.require(array, dtype, ["A", "C"]) for role, array in arrays.items()}
         arguments: dict[str, Any] = {**weights, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
         return self._kind.layer(**arguments)

@@ -164,9 +164,9 @@ def added(sources: Sequence[Source]) -> Source:
     leaves = tuple(dict.fromkeys(leaf for each in sources for leaf in each.leaves))
 
     def read(more: str) -> Array:
-        total = sources[0].read(more)
-        for each in sources[1:]:
-            total = total + each.read(more)
+        total = sources[0].read(more).astype(np.float64)  # a layer rounds the sum once, to its own dtype
+        for source in sources[1:]:
+            total = total + source.read(more)
         return total
 
     return Source(f"the sum of {name}", sources[0].shape, sources[0].dtype, read, leaves)
