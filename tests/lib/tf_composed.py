@@ -91,6 +91,61 @@ def lstm_weights(inputs=I, rows=0):
     return {name: g.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
+def keras_gru(after, split="SplitV", sizes=(H, H, -1), **change):
+    """GRUCell.call with implementation=2: the products are made at once, and split."""
+    more = {"num_split": 3}
+    lines = {
+        "last": ("Const", np.int32(-1)),
+        "sizes": ("Const", np.int32(sizes)),
+        "one": ("Const", 1.0),
+        "from_x": ("MatMul", "x", "kernel"),
+        "x_parts": (split, "x_bar", "sizes", "last", more) if split == "SplitV" else (split, "last", "x_bar", more),
+    }
+    if after:
+        lines |= {
+            "rows": ("Unpack", "bias", {"num": 2, "axis": 0}),
+            "x_bar": ("BiasAdd", "from_x", "rows"),
+            "from_h": ("MatMul", "h_prev", "recurrent"),
+            "h_bar": ("BiasAdd", "from_h", "rows:1"),
+            "h_parts": (split, "h_bar", "sizes", "last", more) if split == "SplitV" else (split, "last", "h_bar", more),
+            "inner": ("Mul", "r", "h_parts:2"),
+        }
+    else:
+        lines |= {
+            "x_bar": ("BiasAdd", "from_x", "bias"),
+            "origin": ("Const", np.int32([0, 0])),
+            "middle": ("Const", np.int32([0, 2 * H])),
+            "strides": ("Const", np.int32([1, 1])),
+            "u_zr": ("StridedSlice", "recurrent", "origin", "middle", "strides", {"begin_mask": 1, "end_mask": 1}),
+            "u_c": ("StridedSlice", "recurrent", "middle", "origin", "strides", {"begin_mask": 1, "end_mask": 3}),
+            "from_h": ("MatMul", "h_prev", "u_zr"),
+            "two_sizes": ("Const", np.int32([H, -1])),
+            "h_parts": ("SplitV", "from_h", "two_sizes", "last", {"num_split": 2}),
+            "reset": ("Mul", "r", "h_prev"),
+            "inner": ("MatMul", "reset", "u_c"),
+        }
+    lines |= {
+        "z_bar": ("AddV2", "x_parts", "h_parts"),
+        "z": ("Sigmoid", "z_bar"),
+        "r_bar": ("AddV2", "x_parts:1", "h_parts:1"),
+        "r": ("Sigmoid", "r_bar"),
+        "c_bar": ("AddV2", "x_parts:2", "inner"),
+        "c": ("Tanh", "c_bar"),
+        "keep": ("Mul", "z", "h_prev"),
+        "rest": ("Sub", "one", "z"),
+        "new": ("Mul", "rest", "c"),
+        "h": ("AddV2", "keep", "new"),
+    }
+    return lines | change
+
+
+def keras_gru_weights(after):
+    """The weights of Keras' GRU, by its names."""
+    g = np.random.default_rng(11)
+    shapes = {"kernel": (I, 3 * H), "recurrent": (H, 3 * H), "bias": (2, 3 * H) if after else (3 * H,)}
+    return {name: g.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
 def rnn(activation="Tanh", **change):
     """Of one kernel for [x, h]."""
     lines = {"axis": ("Const", np.int32(1)), "concat": ("ConcatV2", "x", "h_prev", "axis"),
@@ -123,6 +178,9 @@ def of_other_kinds():
     """A graph with cells of all kinds, one of them refused, for fuzz_tensorflow.py, too."""
     parts = [node("x", "Placeholder")]
     mixed = {"g": ("Relu", "part_2")}
+    dropout = {"many": ("OnesLike", "x"), "kept": ("Mul", "x", "many"), "from_x": ("MatMul", "kept", "kernel")}
+    masked = {"mark": ("Placeholder",), "tiled": ("Tile", "mark", "strides"), "h_next": ("NextIteration", "held"),
+              "held": ("SelectV2", "tiled", "h", "h_prev")}  # fmt: skip
     coupled = {"one": ("Const", 1.0), "i": ("Sub", "one", "f"), "g": ("Softsign", "part_2"), "t": ("Softsign", "c")}
     for scope, lines, weights in (
         ("a", cudnn_gru() | looped("h"), gru_weights()),
@@ -130,6 +188,7 @@ def of_other_kinds():
         ("c", keras_lstm(**mixed) | looped("c", "h"), lstm_weights()),
         ("d", keras_lstm(**coupled) | looped("c", "h"), lstm_weights()),
         ("e", rnn("Relu") | looped("h"), rnn_weights()),
+        ("g", keras_gru(False, **dropout) | looped("h") | masked, keras_gru_weights(False)),
         ("f", projected_lstm() | looped("c", "h"), projected_weights()),
     ):
         parts += [*(real(f"{scope}/{name}", value) for name, value in weights.items()), *made(scope, lines)]

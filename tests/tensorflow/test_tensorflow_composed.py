@@ -407,4 +407,5 @@ def test_kinds_beside_each_other(tmp_path):
         "d": ("Keras LSTM", True),
         "e": ("RNN", True),
         "f": ("Keras LSTM", True),
+        "g": ("Keras GRU", True),
     }

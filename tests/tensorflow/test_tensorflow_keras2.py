@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tf_cells import called, function, library, looped, real, write
-from tf_composed import B, H, I, T, cells_of, keras_lstm, lstm_weights, made
+from tf_composed import B, H, I, T, cells_of, keras_gru, keras_gru_weights, keras_lstm, lstm_weights, made
 from tf_files import node
 
 from blockcell import formulas
@@ -17,13 +17,6 @@ ONES = {  # arrays of ones, as tf.ones_like gives them where the shape is known 
     "Const": ("Const", np.ones((B, H), np.float32)),
     "Fill": ("Fill", "shape", "one"),
 }
-
-
-def gru_weights(after):
-    """The weights of Keras' GRU, by its names."""
-    g = np.random.default_rng(11)
-    shapes = {"kernel": (I, 3 * H), "recurrent": (H, 3 * H), "bias": (2, 3 * H) if after else (3 * H,)}
-    return {name: g.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def exact(weights):
@@ -40,54 +33,6 @@ def exact(weights):
     return op(seq_len_max=T, x=X, h_prev=np.zeros((B, H)), **arguments).h
 
 
-def gru(after, split="SplitV", sizes=(H, H, -1), **change):
-    """GRUCell.call with implementation=2: the products are made at once, and split."""
-    more = {"num_split": 3}
-    lines = {
-        "last": ("Const", np.int32(-1)),
-        "sizes": ("Const", np.int32(sizes)),
-        "one": ("Const", 1.0),
-        "from_x": ("MatMul", "x", "kernel"),
-        "x_parts": (split, "x_bar", "sizes", "last", more) if split == "SplitV" else (split, "last", "x_bar", more),
-    }
-    if after:
-        lines |= {
-            "rows": ("Unpack", "bias", {"num": 2, "axis": 0}),
-            "x_bar": ("BiasAdd", "from_x", "rows"),
-            "from_h": ("MatMul", "h_prev", "recurrent"),
-            "h_bar": ("BiasAdd", "from_h", "rows:1"),
-            "h_parts": (split, "h_bar", "sizes", "last", more) if split == "SplitV" else (split, "last", "h_bar", more),
-            "inner": ("Mul", "r", "h_parts:2"),
-        }
-    else:
-        lines |= {
-            "x_bar": ("BiasAdd", "from_x", "bias"),
-            "origin": ("Const", np.int32([0, 0])),
-            "middle": ("Const", np.int32([0, 2 * H])),
-            "strides": ("Const", np.int32([1, 1])),
-            "u_zr": ("StridedSlice", "recurrent", "origin", "middle", "strides", {"begin_mask": 1, "end_mask": 1}),
-            "u_c": ("StridedSlice", "recurrent", "middle", "origin", "strides", {"begin_mask": 1, "end_mask": 3}),
-            "from_h": ("MatMul", "h_prev", "u_zr"),
-            "two_sizes": ("Const", np.int32([H, -1])),
-            "h_parts": ("SplitV", "from_h", "two_sizes", "last", {"num_split": 2}),
-            "reset": ("Mul", "r", "h_prev"),
-            "inner": ("MatMul", "reset", "u_c"),
-        }
-    lines |= {
-        "z_bar": ("AddV2", "x_parts", "h_parts"),
-        "z": ("Sigmoid", "z_bar"),
-        "r_bar": ("AddV2", "x_parts:1", "h_parts:1"),
-        "r": ("Sigmoid", "r_bar"),
-        "c_bar": ("AddV2", "x_parts:2", "inner"),
-        "c": ("Tanh", "c_bar"),
-        "keep": ("Mul", "z", "h_prev"),
-        "rest": ("Sub", "one", "z"),
-        "new": ("Mul", "rest", "c"),
-        "h": ("AddV2", "keep", "new"),
-    }
-    return lines | change
-
-
 def check_gru(cell, weights):
     """Check that a cell that was found is the GRU with these weights."""
     assert cell.refused is None and cell.attributes == ({"reset_after": True} if weights["bias"].ndim == 2 else {})
@@ -98,15 +43,15 @@ def check_gru(cell, weights):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("split", [("Split",), ("SplitV", [H] * 3), ("SplitV", [H, H, -1]), ("SplitV", [-1, H, H])])
 def test_products_that_are_split_by_sizes(tmp_path, after, split):
-    weights = gru_weights(after)
-    (cell,) = cells_of(tmp_path, gru(after, *split), "h", **weights).values()
+    weights = keras_gru_weights(after)
+    (cell,) = cells_of(tmp_path, keras_gru(after, *split), "h", **weights).values()
     check_gru(cell, weights)
 
 
 def test_biases_of_float16(tmp_path):
     """As mixed precision has them: the layer has their sum rounded to float16, and is compared without that error."""
-    weights = {name: value.astype(np.float16) for name, value in gru_weights(True).items()}
-    (cell,) = cells_of(tmp_path, gru(True), "h", **weights).values()
+    weights = {name: value.astype(np.float16) for name, value in keras_gru_weights(True).items()}
+    (cell,) = cells_of(tmp_path, keras_gru(True), "h", **weights).values()
     layer = cell.layer()
     assert layer.dtype == np.float16 and cell.check().ok
     bias = weights["bias"][0] + weights["bias"][1]
@@ -115,8 +60,8 @@ def test_biases_of_float16(tmp_path):
 
 def test_the_reason_is_the_activation(tmp_path):
     """Keras has a step before the loop, to learn shapes, which shows less than the loop itself."""
-    step = gru(False, c=("Erf", "c_bar"))
-    weights = [real(f"net/thing/{name}", value) for name, value in gru_weights(False).items()]
+    step = keras_gru(False, c=("Erf", "c_bar"))
+    weights = [real(f"net/thing/{name}", value) for name, value in keras_gru_weights(False).items()]
     state = "net/thing/h_prev"
     body = function("body", ["x", state], ["x", "net/thing/h"], *weights, *made("net/thing", step))
     loop = node("loop", "While", ["x", state], body=called("body"), cond=called("cond"))
@@ -128,7 +73,7 @@ def test_the_reason_is_the_activation(tmp_path):
 
 @pytest.mark.parametrize("sizes", [[H, H, H + 1], [H, -1, -1], [H, H], [-1, 2 * H, 2 * H], [H, 2 * H, 0]])
 def test_sizes_that_do_not_fit(tmp_path, sizes):
-    (cell,) = cells_of(tmp_path, gru(True, sizes=sizes), "h", **gru_weights(True)).values()
+    (cell,) = cells_of(tmp_path, keras_gru(True, sizes=sizes), "h", **keras_gru_weights(True)).values()
     assert cell.refused is not None
 
 
@@ -210,9 +155,9 @@ def test_states_times_something_else(tmp_path, factor):
 
 def test_inputs_times_ones(tmp_path):
     """As dropout has it in inference, on what a GRU multiplies."""
-    weights = gru_weights(False)
+    weights = keras_gru_weights(False)
     dropout = {"many": ("OnesLike", "x"), "kept": ("Mul", "x", "many"), "from_x": ("MatMul", "kept", "kernel")}
-    (cell,) = cells_of(tmp_path, gru(False, **dropout), "h", **weights).values()
+    (cell,) = cells_of(tmp_path, keras_gru(False, **dropout), "h", **weights).values()
     check_gru(cell, weights)
     assert cell.input == "x"
 
