@@ -24,9 +24,9 @@ from turns import print_heads, print_row, seconds
 
 import blockcell
 from blockcell import _integer
+from blockcell.quantization import KERNEL_FORMATS
 
 LEVELS = {"base": ("sse2", "c"), "v3": ("avx2",), "v4": ("avx512_vnni", "avx2")}  # and their integer products
-FLOAT16, INT8 = 1, 4  # of pyx/narrow.pxd
 PANELS, MOST_LINES, OPERATIONS = 2, 4, 2e7  # of a call that is timed
 
 
@@ -64,13 +64,14 @@ def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) ->
             call = partial(module.add_products_of_columns, out, columns, panels, m, lines)
             found.append(rate(call, operations / reduce * 64))
         else:
-            kind, size = (FLOAT16, 2) if product == "float16" else (INT8, 1)
+            scheme, size = ("float16", 2) if product == "float16" else ("int8", 1)
             panels = aligned((PANELS * reduce * lines * lanes * size,), "uint8")
             codes = aligned((m * (reduce + 256),), dtype)
             scales = aligned((lines * lanes,), dtype)
-            if kind == INT8:
+            if scheme == "int8":
                 _integer.use(product)
-            call = partial(module.add_narrow_products, kind, out, a, panels, scales, codes, lines)
+            format_ = KERNEL_FORMATS[scheme]
+            call = partial(module.add_quantized_products, format_, out, a, panels, scales, codes, lines)
             found.append(rate(call, operations))
     return found
 

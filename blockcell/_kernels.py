@@ -29,7 +29,7 @@ BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 class Kernel(Protocol):
     """Takes validated, C-contiguous arrays of one dtype and writes its results into some of them.
 
-    Returns how many nanoseconds it lost by using several threads, for `_team.report`.
+    Returns how many nanoseconds it lost by using several threads, for `_team`.
     """
 
     def __call__(self, *args: Any) -> int: ...

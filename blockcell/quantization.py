@@ -28,8 +28,8 @@ from .optable import SCHEMES, Array
 LEAST_SCALE = np.finfo(np.float32).smallest_normal
 MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
 FLOAT32 = "float32"
-KERNEL_FORMATS = {FLOAT32: 0, "float16": 1, "int8": 4}
-"""The numbers that kernels have for packed matrices of each scheme: ``pyx/narrow.pxd``."""
+KERNEL_FORMATS = {FLOAT32: 0, "float16": 1, "int8": 2}
+"""The numbers that kernels have for packed matrices of each scheme: ``pyx/quantized.pxd``."""
 
 Scheme = str | Mapping[str, str]
 """What `Layer.quantize` takes: "int8" or "float16" for all matrices, or one for each prefix of their names."""
@@ -151,19 +151,6 @@ def dequantize_matrix(matrix: QuantizedMatrix) -> Array:
         for row in weights:
             row *= matrix.scale
     return weights
-
-
-# -------------------------------------------------------------------------------------------- float16 codes in products
-# A product with float16 codes makes them float32 on its way, in registers for up to FEW_ROWS rows and in blocks for
-# more (`narrow_product` in narrow.pxd). Of an LSTM on one thread, each way forced, one row then takes 0.91 to 1.18
-# times as long as in float32, 2 to 12 rows up to 1.21 times, more rows 1.2 times. To dequantize all weights first
-# takes as long as 5 rows, or 16 where memory is written, and so pays from MANY_ROWS rows of all steps on.
-FEW_ROWS, MANY_ROWS = 12, 120
-
-
-def dequantizes_first(kernel_format: int, T: int, B: int) -> bool:
-    """Say whether a call of T steps of B rows dequantizes such weights before the first step, into workspace."""
-    return kernel_format == KERNEL_FORMATS["float16"] and B > FEW_ROWS and T * B >= MANY_ROWS
 
 
 # ------------------------------------------------------------------------------------------------------------- in files

@@ -8,10 +8,8 @@ from cython.parallel cimport prange
 
 cimport activations
 from half cimport half
-from integer cimport (
-    ProductInUse, add_integer_product, in_integers, quads_of, quantise_row, stride_of_codes, use_product
-)
-from narrow cimport bytes_of, narrow_product
+from integer cimport ProductInUse, add_integer_product, quads_of, quantize_row, stride_of_codes, use_product
+from quantized cimport INT8, bytes_of_code, half_product
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from tile cimport BLOCK, LF, ROWS, line_of, lines_in, load_line, product, product_of_block, store_line
@@ -128,21 +126,21 @@ def add_products_of_columns(
             product_of_block(&out[0], rows, lines, &columns[0], 1, &panels[j * size], BLOCK, &panels[j * size], 0)
 
 
-def add_narrow_products(
-    int narrow, float[::1] out, const float[:, ::1] a, const unsigned char[::1] panels, const float[::1] scales,
+def add_quantized_products(
+    int format, float[::1] out, const float[:, ::1] a, const unsigned char[::1] panels, const float[::1] scales,
     float[::1] codes, Py_ssize_t lines, Py_ssize_t times
 ):
-    """The same with panels of weights in fewer bytes; for integer products the rows first become `codes`."""
+    """The same with panels of quantized weights; for int8 the rows of `a` are first quantized to `codes`."""
     cdef Py_ssize_t K = a.shape[1], rows = a.shape[0], r, j, _time
-    cdef Py_ssize_t size = (4 * quads_of(K) if in_integers(narrow) else K) * lines * LF * bytes_of(narrow)
+    cdef Py_ssize_t size = (4 * quads_of(K) if format == INT8 else K) * lines * LF * bytes_of_code(format)
     cdef const char *panel
-    if in_integers(narrow):
+    if format == INT8:
         for r in range(rows):
-            quantise_row(narrow, &codes[r * stride_of_codes(narrow, K)], &a[r, 0], K)
+            quantize_row(&codes[r * stride_of_codes(K)], &a[r, 0], K)
     for _time in range(times):
         for j in range(panels.shape[0] // size):
             panel = <const char *> &panels[j * size]
-            if in_integers(narrow):
-                add_integer_product(narrow, &out[0], rows, lines, &codes[0], panel, K, &scales[0])
+            if format == INT8:
+                add_integer_product(&out[0], rows, lines, &codes[0], panel, K, &scales[0])
             else:
-                narrow_product(narrow, &out[0], 0, rows, 1, lines, &a[0, 0], K, panel, 0, K, &scales[0])
+                half_product(&out[0], 0, rows, 1, lines, &a[0, 0], K, <const half *> panel, 0, K)

@@ -8,14 +8,14 @@ threads.
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
 from cost cimport requirements_of
-from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back, run_widen
-from integer cimport READ_PAST, ProductInUse, in_integers, use_product
+from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back
+from integer cimport READ_PAST, ProductInUse, use_product
 from machine cimport Machine, use_machine
-from narrow cimport WIDE, bytes_of
-from panels cimport pack_bias, pack_narrow, widening_threads
+from panels cimport pack_bias, pack_quantized
 from passes cimport Pass
+from quantized cimport INT8, UNQUANTIZED, bytes_of_code
 from source cimport BLOCKCELL_SOURCE
-from tile cimport aligned, computed_size, first_line, storage_of, store
+from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
@@ -23,55 +23,37 @@ use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 def dense_pack_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    cdef Forward p = forward_of(1, 1, I, O, itemsize, WIDE, 0, 1)
+    cdef Forward p = forward_of(1, 1, I, O, itemsize, UNQUANTIZED, 0, 1)
     return p.w.count * p.w.size * itemsize + 64, 1, 1
 
 
 def dense_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] packed):
     """Pack a layer's weights as its kernel reads them."""
-    cdef Forward p = forward_of(1, 1, w.shape[0], w.shape[1], computed_size(&w[0, 0]), WIDE, 0, 1)
+    cdef Forward p = forward_of(1, 1, w.shape[0], w.shape[1], computed_size(&w[0, 0]), UNQUANTIZED, 0, 1)
     p.w.base = aligned(packed)
     run_pack(&p, &w[0, 0], &b[0])
 
 
-def dense_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int narrow, int num_threads):
-    """`narrow` says how the weights are stored."""
-    cdef Forward p = forward_of(1, 1, I, O, sizeof(float), narrow, 0, 1)
-    return p.w.count * p.w.size * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1, 1
+def dense_pack_quantized_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int format, int num_threads):
+    """`format` says how the weights are quantized."""
+    cdef Forward p = forward_of(1, 1, I, O, sizeof(float), format, 0, 1)
+    return p.w.count * p.w.size * sizeof(float) + 64 + READ_PAST * (format == INT8), 1, 1
 
 
-def dense_narrow(
-    unsigned char[:, ::1] w, float[::1] scale, const float[::1] b, unsigned char[::1] packed, int narrow,
+def dense_pack_quantized(
+    unsigned char[:, ::1] w, float[::1] scale, const float[::1] b, unsigned char[::1] packed, int format,
     bint back
 ):
-    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
+    """packed := the bias, and w, which is codes and for int8 scales; or copy codes and scales `back`."""
     cdef unsigned char *codes = &w[0, 0]
     cdef float *scales = &scale[0]
     cdef const float *bias = &b[0]
-    cdef Forward p = forward_of(1, 1, w.shape[0], w.shape[1] // bytes_of(narrow), sizeof(float), narrow, 0, 1)
+    cdef Forward p = forward_of(1, 1, w.shape[0], w.shape[1] // bytes_of_code(format), sizeof(float), format, 0, 1)
     p.w.base = aligned(packed)
     with nogil:
         if not back:
             pack_bias(&p.w, <float *> p.w.base, &bias, 0, p.w.count)
-        pack_narrow(&p.w, &codes, &scales, back)
-
-
-def dense_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int num_threads):
-    return 0, widening_threads(I * O, num_threads), 1
-
-
-def dense_widen(
-    Py_ssize_t I, Py_ssize_t O, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
-    unsigned char[::1] work, int num_threads, int ready
-):
-    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
-    cdef Forward stored = forward_of(1, 1, I, O, sizeof(float), narrow, 0, 1)
-    cdef Forward p = forward_of(1, 1, I, O, sizeof(float), WIDE, 0, 1)
-    cdef long long nanoseconds
-    stored.w.base, p.w.base = first_line(&packed[0]), aligned(wide)
-    with nogil:
-        nanoseconds = run_widen(&stored, &p, ready)
-    return nanoseconds
+        pack_quantized(&p.w, &codes, &scales, back)
 
 
 cdef struct LayerPlan:
@@ -85,12 +67,12 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 
 def dense_layer_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int num_threads, int narrow,
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int num_threads, int format,
     int activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
     cdef LayerPlan s
-    s.p = forward_of(T, B, I, O, computed_size(&kind[0]), narrow, activation, num_threads)
+    s.p = forward_of(T, B, I, O, computed_size(&kind[0]), format, activation, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
     return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)

@@ -11,18 +11,17 @@ from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 from backward cimport run_backward, run_pass_back
 from cells cimport Gru, use_activations
 from cost cimport grid_of, requirements_of
-from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
+from forward cimport run_forward, run_pack, run_pack_quantized, run_pass
 from gru cimport gru_of
-from integer cimport READ_PAST, ProductInUse, in_integers, use_product
+from integer cimport READ_PAST, ProductInUse, use_product
 from machine cimport Machine, use_machine
-from narrow cimport bytes_of
 from operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
-from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
+from quantized cimport INT8, bytes_of_code
 from source cimport BLOCKCELL_SOURCE
 from tile cimport aligned, computed_size, storage_of, store
 
@@ -198,47 +197,31 @@ def gru_pack(
     run_pack(&p, &c, inputs)
 
 
-def gru_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads):
-    """`narrow` says how the weights are stored."""
+def gru_pack_quantized_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int format, int num_threads):
+    """`format` says how the weights are quantized."""
     cdef Gru c = gru_of()
-    c.narrow = narrow
+    c.format = format
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
-    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1, 1
+    return p.panels * sizeof(float) + 64 + READ_PAST * (format == INT8), 1, 1
 
 
-def gru_narrow(
+def gru_pack_quantized(
     unsigned char[:, ::1] w_ru, unsigned char[:, ::1] w_c, float[::1] scale_ru, float[::1] scale_c,
-    const float[::1] b_ru, const float[::1] b_c, unsigned char[::1] packed, int narrow, bint back
+    const float[::1] b_ru, const float[::1] b_c, unsigned char[::1] packed, int format, bint back
 ):
     """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
     cdef const float *inputs[INPUTS]
     cdef unsigned char *codes[2]
     cdef float *scales[2]
     cdef Gru c = gru_of()
-    cdef Py_ssize_t H = w_c.shape[1] // bytes_of(narrow)
-    c.narrow = narrow
+    cdef Py_ssize_t H = w_c.shape[1] // bytes_of_code(format)
+    c.format = format
     cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, sizeof(float), True, grid_of(1, 1))
     codes[0], codes[1], scales[0], scales[1] = &w_ru[0, 0], &w_c[0, 0], &scale_ru[0], &scale_c[0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     use_panels(&p, aligned(packed))
     with nogil:
-        run_pack_narrow(&p, &c, inputs, codes, scales, back)
-
-
-def gru_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return 0, widening_threads((I + H) * H, num_threads), 1
-
-
-def gru_widen(
-    Py_ssize_t I, Py_ssize_t H, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
-    unsigned char[::1] work, int num_threads, int ready
-):
-    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
-    cdef Gru c = gru_of()
-    cdef long long nanoseconds
-    with nogil:
-        nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
-    return nanoseconds
+        run_pack_quantized(&p, &c, inputs, codes, scales, back)
 
 
 cdef struct LayerPlan:
@@ -253,14 +236,14 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 
 def gru_layer_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int format,
     activation, recurrent_activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
     cdef LayerPlan s
     s.c = gru_of()
     use_activations(&s.c, activation, recurrent_activation)
-    s.c.narrow = narrow
+    s.c.format = format
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]

@@ -36,10 +36,10 @@ cdef extern from *:
     /* sums [rows][4 lines of 16] := rows of codes, `stride` bytes apart, times a panel [quads][lines][16][4] */
     #define SUMS int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t lines, \\
         const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t quads
-    /* z [rows / parts][4 lines of 16] += the scales of a row and a column times its sum */
+    /* z [rows][4 lines of 16] += the scales of a row and a column times its sum */
     #define ARGUMENTS float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \\
         ptrdiff_t lines, const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a, ptrdiff_t stride, \\
-        ptrdiff_t rows, int parts, ptrdiff_t quads
+        ptrdiff_t rows, ptrdiff_t quads
     typedef void (*Product)(ARGUMENTS);
     typedef struct { float scale; int32_t correction; } Head;  /* of each row of codes, `apart` bytes apart */
     enum { LINE = 16, LINE_BYTES = 64, ROW = 4 * LINE };  /* sums of a line, bytes of a line's quad, sums of a row */
@@ -51,16 +51,11 @@ cdef extern from *:
     }
 
     INLINED_ANYWHERE void add_sums(
-        float *restrict z, const int32_t *restrict sums, int parts, const char *restrict heads, ptrdiff_t apart,
-        const float *restrict scales, const int corrected
+        float *restrict z, const int32_t *restrict sums, const Head *restrict head, const float *restrict scales,
+        const int corrected
     ) {
-        const Head *high = head_of(heads, apart, 0), *low = head_of(heads, apart, parts - 1);
-        for (int u = 0; u < LINE; u++) {
-            float value = (float) (sums[u] + (corrected ? 0 : high->correction));
-            if (parts > 1)
-                value = 256.0f * value + (float) (sums[ROW + u] + (corrected ? 0 : low->correction));
-            z[u] += high->scale * scales[u] * value;
-        }
+        for (int u = 0; u < LINE; u++)
+            z[u] += head->scale * scales[u] * (float) (sums[u] + (corrected ? 0 : head->correction));
     }
 
     /* A product that first gives sums, as a product that adds to z; signed codes of weights need no correction. */
@@ -69,10 +64,10 @@ cdef extern from *:
         for (ptrdiff_t m; rows > 0; rows -= m, a += m * stride, heads += m * apart) { \\
             m = rows < GROUP ? rows : GROUP; \\
             PRODUCT(all, panel, lines, a, stride, m, quads); \\
-            for (ptrdiff_t r = 0; r < m; r += parts, z += ROW) \\
+            for (ptrdiff_t r = 0; r < m; r++, z += ROW) \\
                 for (ptrdiff_t g = 0; g < lines; g++) \\
                     add_sums( \\
-                        z + g * LINE, all + r * ROW + g * LINE, parts, heads + r * apart, apart, scales + g * LINE, \\
+                        z + g * LINE, all + r * ROW + g * LINE, head_of(heads, apart, r), scales + g * LINE, \\
                         CORRECTED); \\
         }
 
@@ -267,7 +262,7 @@ cdef extern from *:
         INLINED(TARGET) void NAME##_tile( \\
             const int R, const int N, float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \\
             ptrdiff_t step, const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a, ptrdiff_t stride, \\
-            int parts, ptrdiff_t quads \\
+            ptrdiff_t quads \\
         ) { \\
             const int8_t *lower = a + 3 * stride; \\
             const VECTOR low_bytes = OP(set1_epi16)(0xff); \\
@@ -285,24 +280,13 @@ cdef extern from *:
                 lower += 8; \\
             } \\
             FOR_TILE KEPT(sums[r][v]); \\
-            if (parts == 1) { \\
-                FOR_TILE NAME##_add_scaled( \\
-                    z + r * ROW + v * LANES, head_of(heads, apart, r), scales + v * LANES, \\
-                    OP(cvtepi32_ps)(sums[r][v])); \\
-                return; \\
-            } \\
-            for (int r = 0; r + 1 < R; r += 2) \\
-                for (int v = 0; v < N; v++) { \\
-                    const FLOATS high = OP(mul_ps)(OP(set1_ps)(256), OP(cvtepi32_ps)(sums[r][v])); \\
-                    NAME##_add_scaled( \\
-                        z + r / 2 * ROW + v * LANES, head_of(heads, apart, r), scales + v * LANES, \\
-                        OP(add_ps)(high, OP(cvtepi32_ps)(sums[r + 1][v]))); \\
-                } \\
+            FOR_TILE NAME##_add_scaled( \\
+                z + r * ROW + v * LANES, head_of(heads, apart, r), scales + v * LANES, OP(cvtepi32_ps)(sums[r][v])); \\
         }
     #define VECTORS_OF_PAIRS(NAME, R, N) \\
         NAME##_tile( \\
             R, N, z + v * LANES, scales + v * LANES, panel + v * sizeof(VECTOR), lines * LINE_BYTES, heads, apart, a, \\
-            stride, parts, quads);
+            stride, quads);
     #define ROWS_OF_PAIRS(NAME, TARGET, R, N)  /* vectors of columns that do not exist have scales of 0 */ \\
         static __attribute__((noinline, target(TARGET))) void NAME##_##R##_rows(ARGUMENTS) { \\
             const ptrdiff_t vectors = lines * (LINE / LANES); \\
@@ -333,14 +317,12 @@ cdef extern from *:
             static const Product tiles[] = { \\
                 NAME##_1_rows, NAME##_2_rows, NAME##_3_rows, NAME##_4_rows, NAME##_5_rows, NAME##_6_rows, \\
             }; \\
-            for (ptrdiff_t m; rows > 0; rows -= m, z += m / parts * ROW, a += m * stride, heads += m * apart) { \\
-                m = rows_of_tile(rows, parts); \\
-                tiles[m - 1](z, scales, panel, lines, heads, apart, a, stride, m, parts, quads); \\
+            for (ptrdiff_t m; rows > 0; rows -= m, z += m * ROW, a += m * stride, heads += m * apart) { \\
+                m = rows_of_tile(rows); \\
+                tiles[m - 1](z, scales, panel, lines, heads, apart, a, stride, m, quads); \\
             } \\
         }
-    INLINED_ANYWHERE ptrdiff_t rows_of_tile(ptrdiff_t rows, int parts) {
-        if (parts > 1)
-            return rows > 8 ? 6 : rows == 8 ? 4 : rows;
+    INLINED_ANYWHERE ptrdiff_t rows_of_tile(ptrdiff_t rows) {
         return rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no tile of one or two rows is left over */
     }
 
@@ -387,7 +369,7 @@ cdef extern from *:
     /* AVX-512 VNNI: R rows of codes by N lines, of one or two rows several chains of a line; sums never leave
        registers */
     #define VNNI512 "avx512f,avx512bw,avx512vl,avx512vnni"
-    INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, const int PARTS, float *restrict z,
+    INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, float *restrict z,
                                        const float *restrict scales, const uint8_t *restrict panel,
                                        const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a,
                                        ptrdiff_t stride, ptrdiff_t quads) {
@@ -426,35 +408,25 @@ cdef extern from *:
                     acc[r * CHAINS][g] = _mm512_add_epi32(acc[r * CHAINS][g], acc[r * CHAINS + c][g]);
                 }
             }
-        for (int r = 0; r < R; r += PARTS, z += ROW) {
-            const __m512 scale = _mm512_set1_ps(head_of(heads, apart, r)->scale), high = _mm512_set1_ps(256);
+        for (int r = 0; r < R; r++, z += ROW) {
+            const __m512 scale = _mm512_set1_ps(head_of(heads, apart, r)->scale);
             for (int g = 0; g < N; g++) {
-                __m512 value = _mm512_cvtepi32_ps(acc[r * CHAINS][g]);
-                if (PARTS > 1)
-                    value = _mm512_add_ps(_mm512_mul_ps(high, value), _mm512_cvtepi32_ps(acc[(r + 1) * CHAINS][g]));
-                value = _mm512_mul_ps(_mm512_mul_ps(scale, _mm512_loadu_ps(scales + g * LINE)), value);
+                const __m512 scales_of_line = _mm512_mul_ps(scale, _mm512_loadu_ps(scales + g * LINE));
+                const __m512 value = _mm512_mul_ps(scales_of_line, _mm512_cvtepi32_ps(acc[r * CHAINS][g]));
                 _mm512_storeu_ps(z + g * LINE, _mm512_add_ps(_mm512_loadu_ps(z + g * LINE), value));
             }
         }
     }
-    #define TILE_VNNI512(R, N, CHAINS, PARTS) \\
-        case R: tile_vnni512(R, N, CHAINS, PARTS, z, scales, panel, heads, apart, a, stride, quads); break;
+    #define TILE_VNNI512(R, N, CHAINS) \\
+        case R: tile_vnni512(R, N, CHAINS, z, scales, panel, heads, apart, a, stride, quads); break;
     #define ROWS_VNNI512(N) \\
-        if (parts == 1) \\
-            for (; rows > 0; rows -= m, z += m * ROW, a += m * stride, heads += m * apart) { \\
-                m = rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no tile of one or two rows is left over */ \\
-                switch (m) { \\
-                    TILE_VNNI512(6, N, 1, 1) TILE_VNNI512(5, N, 1, 1) TILE_VNNI512(4, N, 1, 1) \\
-                    TILE_VNNI512(3, N, 1, 1) TILE_VNNI512(2, N, 2, 1) TILE_VNNI512(1, N, 3, 1) \\
-                } \\
+        for (; rows > 0; rows -= m, z += m * ROW, a += m * stride, heads += m * apart) { \\
+            m = rows_of_tile(rows); \\
+            switch (m) { \\
+                TILE_VNNI512(6, N, 1) TILE_VNNI512(5, N, 1) TILE_VNNI512(4, N, 1) \\
+                TILE_VNNI512(3, N, 1) TILE_VNNI512(2, N, 2) TILE_VNNI512(1, N, 3) \\
             } \\
-        else \\
-            for (; rows > 0; rows -= m, z += m / 2 * ROW, a += m * stride, heads += m * apart) { \\
-                m = rows > 8 ? 6 : rows == 8 ? 4 : rows; \\
-                switch (m) { \\
-                    TILE_VNNI512(6, N, 1, 2) TILE_VNNI512(4, N, 1, 2) TILE_VNNI512(2, N, 2, 2) \\
-                } \\
-            }
+        }
     static __attribute__((target(VNNI512))) void product_vnni512(ARGUMENTS) {
         ptrdiff_t m;
         if (lines == 4) { ROWS_VNNI512(4) }
@@ -472,7 +444,7 @@ cdef extern from *:
     INLINED(AMX) void sums_amx(SUMS) { SUMS_BY_TILES }
     static __attribute__((target(AMX))) void product_amx(ARGUMENTS) {
         if (rows < 4) {
-            product_vnni512(z, scales, panel, lines, heads, apart, a, stride, rows, parts, quads);
+            product_vnni512(z, scales, panel, lines, heads, apart, a, stride, rows, quads);
             return;
         }
         THROUGH_SUMS(sums_amx, 0)

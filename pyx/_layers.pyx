@@ -11,9 +11,9 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.string cimport memcpy, memset
 from numpy cimport (
-    NPY_CORDER, NPY_INT64, NPY_UINT8, PyArray_BYTES, PyArray_CopyInto, PyArray_DIMS, PyArray_ITEMSIZE,
-    PyArray_NewCopy, PyArray_SIZE, PyArray_STRIDES, PyArray_SimpleNew, PyArray_SwapAxes, PyArray_ZEROS, import_array,
-    int64_t, ndarray, npy_intp
+    NPY_CORDER, NPY_INT64, NPY_UINT8, PyArray_BYTES, PyArray_CopyInto, PyArray_DIMS, PyArray_ITEMSIZE, PyArray_NewCopy,
+    PyArray_SimpleNew, PyArray_SIZE, PyArray_STRIDES, PyArray_SwapAxes, PyArray_ZEROS, import_array, int64_t, ndarray,
+    npy_intp
 )
 
 from collections import namedtuple
@@ -76,28 +76,28 @@ cdef class Plan:
             PyMem_RawFree(own)
 
 
-cdef Plan plan_from(tuple found, int narrow, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
+cdef Plan plan_from(tuple found, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
     """Make a plan from what a kernel's `..._plan` returns: what runs the steps, its parameters, and what these require:
     bytes of scratch, threads, members."""
     cdef Plan plan = Plan.__new__(Plan)
     kernel, plan.parameters, plan.size, plan.planned, _ = found
     plan.kernel = <Run> PyCapsule_GetPointer(kernel, NULL)
-    plan.T, plan.B, plan.narrow, plan.threads = T, B, narrow, threads
+    plan.T, plan.B, plan.format, plan.threads = T, B, format, threads
     plan.brief = T * B * (I + H) * H < SHORT
     return plan
 
 
-cdef bint is_for(Plan plan, int narrow, Py_ssize_t T, Py_ssize_t B, int threads) noexcept:
-    return plan is not None and plan.T == T and plan.B == B and plan.threads == threads and plan.narrow == narrow
+cdef bint is_for(Plan plan, int format, Py_ssize_t T, Py_ssize_t B, int threads) noexcept:
+    return plan is not None and plan.T == T and plan.B == B and plan.threads == threads and plan.format == format
 
 
-cdef Plan plan_of(Plan last, layer, name, int narrow, Py_ssize_t T, Py_ssize_t B, int threads=0):
+cdef Plan plan_of(Plan last, layer, name, int format, Py_ssize_t T, Py_ssize_t B, int threads=0):
     """The last one, where it is of the same.  0 threads are as many as users have set."""
     threads = threads or number_of_threads[0]
-    if is_for(last, narrow, T, B, threads):
+    if is_for(last, format, T, B, threads):
         return last
-    found = layer._plan(name, narrow, T, B, threads)
-    return plan_from(found, narrow, T, B, layer.input_size, layer.hidden_size, threads)
+    found = layer._plan(name, format, T, B, threads)
+    return plan_from(found, format, T, B, layer.input_size, layer.hidden_size, threads)
 
 
 # --------------------------------------------------------------------------------------------------------------- arrays
@@ -441,10 +441,8 @@ cdef class SingleRunner(Runner):
         threads = threads or number_of_threads[0]
         with cython.critical_section(self):
             plan = self.plan
-        if weights.narrow and not is_for(plan, weights.narrow, T, B, threads):  # such a plan is of a call like this
-            weights = self.layer._for_call(weights, T, B, threads)
         a.packed = address_of(weights.packed)
-        plan = plan_of(plan, self.layer, "layer", weights.narrow, T, B, threads)
+        plan = plan_of(plan, self.layer, "layer", weights.format, T, B, threads)
         with cython.critical_section(self):
             self.plan = plan
         plan.execute(NULL, a)

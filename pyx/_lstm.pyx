@@ -12,23 +12,22 @@ from cython.parallel cimport parallel, prange
 from backward cimport run_backward, run_pass_back
 from cells cimport Lstm, use_activations
 from cost cimport grid_of, parts_of, requirements_of, use_threads
-from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
+from forward cimport run_forward, run_pack, run_pack_quantized, run_pass
 from half cimport half
+from integer cimport READ_PAST, ProductInUse, use_product
 from lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
-from integer cimport READ_PAST, ProductInUse, in_integers, use_product
 from machine cimport Machine, use_machine
-from narrow cimport bytes_of
 from operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, W, W_GRAD, W_P,
-    WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
+    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, W, W_GRAD, W_P, WCF, WCF_GRAD,
+    WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
-from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport (
     Backward, Forward, backward_of, cell_grad_plan, forward_of, grid_of_cell_grad, plan_backward, plan_forward,
     size_of_h, use_panels
 )
+from quantized cimport INT8, bytes_of_code
 from real cimport real
 from source cimport BLOCKCELL_SOURCE
 from team cimport Team, barrier, gather, join, lost, share
@@ -306,50 +305,34 @@ def lstm_pack(
     run_pack(&p, &c, inputs)
 
 
-def lstm_narrow_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads, Py_ssize_t P, bint coupled
+def lstm_pack_quantized_work(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int format, int num_threads, Py_ssize_t P, bint coupled
 ):
-    """`narrow` says how the weights are stored."""
+    """`format` says how the weights are quantized."""
     cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
-    c.narrow = narrow
+    c.format = format
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
-    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1, 1
+    return p.panels * sizeof(float) + 64 + READ_PAST * (format == INT8), 1, 1
 
 
-def lstm_narrow(
+def lstm_pack_quantized(
     unsigned char[:, ::1] w, unsigned char[:, ::1] w_p, float[::1] scale, float[::1] scale_p, const float[::1] wci,
-    const float[::1] wcf, const float[::1] wco, const float[::1] b, unsigned char[::1] packed, int narrow, bint back,
+    const float[::1] wcf, const float[::1] wco, const float[::1] b, unsigned char[::1] packed, int format, bint back,
     bint use_peephole, bint ifco, bint coupled
 ):
     """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
     cdef const float *inputs[INPUTS]
     cdef unsigned char *codes[2]
     cdef float *scales[2]
-    cdef Lstm c = layer_of(0, 0, use_peephole, ifco, w_p.shape[1] // bytes_of(narrow), coupled, 0)
-    cdef Py_ssize_t H = w.shape[1] // (c.gates[0] * bytes_of(narrow)), I = w.shape[0] - size_of_h(&c, H)
-    c.narrow = narrow
+    cdef Lstm c = layer_of(0, 0, use_peephole, ifco, w_p.shape[1] // bytes_of_code(format), coupled, 0)
+    cdef Py_ssize_t H = w.shape[1] // (c.gates[0] * bytes_of_code(format)), I = w.shape[0] - size_of_h(&c, H)
+    c.format = format
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
     codes[0], codes[1], scales[0], scales[1] = &w[0, 0], &w_p[0, 0], &scale[0], &scale_p[0]
     inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &wci[0], &wcf[0], &wco[0], &b[0]
     use_panels(&p, aligned(packed))
     with nogil:
-        run_pack_narrow(&p, &c, inputs, codes, scales, back)
-
-
-def lstm_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return 0, widening_threads((I + H) * H, num_threads), 1
-
-
-def lstm_widen(
-    Py_ssize_t I, Py_ssize_t H, Py_ssize_t P, bint coupled, const unsigned char[::1] packed, unsigned char[::1] wide,
-    int narrow, unsigned char[::1] work, int num_threads, int ready
-):
-    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
-    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
-    cdef long long nanoseconds
-    with nogil:
-        nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
-    return nanoseconds
+        run_pack_quantized(&p, &c, inputs, codes, scales, back)
 
 
 cdef struct LayerPlan:
@@ -364,7 +347,7 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 
 def lstm_layer_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int format,
     double forget_bias, double cell_clip, double proj_clip, bint use_peephole, Py_ssize_t P, bint coupled,
     activation, recurrent_activation
 ):
@@ -372,7 +355,7 @@ def lstm_layer_plan(
     cdef LayerPlan s
     s.c = layer_of(forget_bias, cell_clip, use_peephole, False, P, coupled, proj_clip)
     use_activations(&s.c, activation, recurrent_activation)
-    s.c.narrow = narrow
+    s.c.format = format
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]

@@ -12,17 +12,15 @@ from activations cimport activation_of
 from backward cimport run_backward, run_pass_back
 from cells cimport Rnn
 from cost cimport grid_of, requirements_of
-from forward cimport run_forward, run_pack, run_pack_narrow, run_pass, run_widen
-from integer cimport READ_PAST, ProductInUse, in_integers, use_product
+from forward cimport run_forward, run_pack, run_pack_quantized, run_pass
+from integer cimport READ_PAST, ProductInUse, use_product
 from machine cimport Machine, use_machine
-from narrow cimport bytes_of
 from operands cimport (
-    BIAS, BIAS_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_H, OUTPUTS, W, W_GRAD, X,
-    X_GRAD
+    BIAS, BIAS_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_H, OUTPUTS, W, W_GRAD, X, X_GRAD
 )
-from panels cimport widening_threads
 from passes cimport Pass
 from plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
+from quantized cimport INT8, bytes_of_code
 from rnn cimport rnn_of
 from source cimport BLOCKCELL_SOURCE
 from tile cimport aligned, computed_size, storage_of, store
@@ -111,45 +109,29 @@ def rnn_pack(const store[:, ::1] w, const store[::1] b, unsigned char[::1] packe
     run_pack(&p, &c, inputs)
 
 
-def rnn_narrow_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int narrow, int num_threads):
-    """`narrow` says how the weights are stored."""
+def rnn_pack_quantized_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int format, int num_threads):
+    """`format` says how the weights are quantized."""
     cdef Rnn c = rnn_of()
-    c.narrow = narrow
+    c.format = format
     cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
-    return p.panels * sizeof(float) + 64 + READ_PAST * in_integers(narrow), 1, 1
+    return p.panels * sizeof(float) + 64 + READ_PAST * (format == INT8), 1, 1
 
 
-def rnn_narrow(
-    unsigned char[:, ::1] w, float[::1] scale, const float[::1] b, unsigned char[::1] packed, int narrow, bint back
+def rnn_pack_quantized(
+    unsigned char[:, ::1] w, float[::1] scale, const float[::1] b, unsigned char[::1] packed, int format, bint back
 ):
     """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
     cdef const float *inputs[INPUTS]
     cdef unsigned char *codes = &w[0, 0]
     cdef float *scales = &scale[0]
     cdef Rnn c = rnn_of()
-    cdef Py_ssize_t H = w.shape[1] // bytes_of(narrow)
-    c.narrow = narrow
+    cdef Py_ssize_t H = w.shape[1] // bytes_of_code(format)
+    c.format = format
     cdef Forward p = forward_of(&c, 1, 1, w.shape[0] - H, H, sizeof(float), True, grid_of(1, 1))
     inputs[BIAS] = &b[0]
     use_panels(&p, aligned(packed))
     with nogil:
-        run_pack_narrow(&p, &c, inputs, &codes, &scales, back)
-
-
-def rnn_widen_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return 0, widening_threads((I + H) * H, num_threads), 1
-
-
-def rnn_widen(
-    Py_ssize_t I, Py_ssize_t H, const unsigned char[::1] packed, unsigned char[::1] wide, int narrow,
-    unsigned char[::1] work, int num_threads, int ready
-):
-    """From a layer's weights that are packed in fewer bytes to `wide`, those that are packed as they are computed."""
-    cdef Rnn c = rnn_of()
-    cdef long long nanoseconds
-    with nogil:
-        nanoseconds = run_widen(&c, narrow, I, H, &packed[0], aligned(wide), ready)
-    return nanoseconds
+        run_pack_quantized(&p, &c, inputs, &codes, &scales, back)
 
 
 cdef struct LayerPlan:
@@ -164,13 +146,13 @@ cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noe
 
 
 def rnn_layer_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int narrow,
+    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int format,
     activation
 ):
     """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
     cdef LayerPlan s
     s.c = rnn_of()
-    s.c.activation, s.c.narrow = activation_of(activation), narrow
+    s.c.activation, s.c.format = activation_of(activation), format
     s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
     s.storage = storage_of(&kind[0])
     plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]

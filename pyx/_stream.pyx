@@ -12,8 +12,8 @@ from blockcell._args import empty
 from blockcell._layers import marks_of
 from blockcell._read import ArgumentReader
 
-from blockcell._layers cimport Plan, address_of, is_shaped, plan_of
 from arrays cimport is_plain, overlap
+from blockcell._layers cimport Plan, address_of, is_shaped, plan_of
 from passes cimport STATES, Pass
 
 import_array()
@@ -62,12 +62,10 @@ cdef class Stream:
     cdef readonly Py_ssize_t batch
     cdef readonly Py_ssize_t _advances  # how often the states have changed by steps, of the lowest stream of a stack
     cdef object cell  # whose weights they are: the layer, or what a Quantized has of it
-    cdef object dtype, given, weights  # what the layer has, and what of it is read
+    cdef object dtype, weights  # those that the layer had at the last refresh
     cdef list plans  # the last ones
     cdef char *packed  # of the weights
-    cdef char *stored  # and the codes that they were dequantized from, which steps of up to so many rows read
-    cdef Py_ssize_t few
-    cdef int narrow, narrow_stored  # how they are
+    cdef int format  # how they are quantized
     cdef list states, following  # arrays [B,H]: those of now, and where the next ones are computed
     cdef const void *first[STATES]  # where both are in memory
     cdef void *last[STATES]
@@ -192,19 +190,19 @@ cdef class Stream:
         `apart`, from what stands there already: a kernel reads all states before it writes any."""
         cdef Plan last, plan
         cdef Pass a
-        cdef int k, narrow = self.narrow_stored if n <= self.few else self.narrow
+        cdef int k
         cdef Py_ssize_t place = (n + 7 * T) % PLANS
         if self.outputs == 0:
             return
         last = <Plan> self.plans[place]
-        plan = plan_of(last, self.cell, "layer", narrow, T, n)
+        plan = plan_of(last, self.cell, "layer", self.format, T, n)
         if plan is not last:
             self.plans[place] = plan
         if plan.size > self.room:
             self.memory = numpy.empty(plan.size, numpy.uint8)
             self.room = plan.size
         a.x, a.y = PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y)
-        a.packed = self.stored if n <= self.few else self.packed
+        a.packed = self.packed
         a.saved, a.marks, a.reverse = NULL, NULL, False
         if marks is not None:
             a.marks = <const unsigned char *> PyArray_BYTES(<ndarray> marks)
@@ -298,12 +296,9 @@ cdef class Stream:
         """Take over the weights that the layer has now; the state stays."""
         refresh((self,), self.cell._shared.weights)
 
-    cdef void use(self, given, own, Py_ssize_t few):
-        """Read these weights from now on, which the layer's were made into."""
-        self.given, self.weights, self.few = given, own, few
-        self.packed, self.narrow = address_of(own.packed), own.narrow
-        if few:
-            self.stored, self.narrow_stored = address_of(own.stored.packed), own.stored.narrow
+    cdef void use(self, weights):
+        """Read these weights from now on."""
+        self.weights, self.packed, self.format = weights, address_of(weights.packed), weights.format
 
     def _grow(self, batch):
         """Have more rows, whose states are zero."""
@@ -565,7 +560,7 @@ def reset(tuple streams, rows):
 
 
 def grow(tuple streams, Py_ssize_t batch):
-    """All get more rows, whose states are zero; for so many, weights may be kept in another way."""
+    """All get more rows, whose states are zero."""
     cdef Py_ssize_t k, i
     cdef Stream stream
     cdef list grown = []
@@ -576,14 +571,12 @@ def grow(tuple streams, Py_ssize_t batch):
             states, following = stream.zeros(batch), stream.zeros(batch)
             for i in range(len(stream.states)):
                 copy_rows(states[i], stream.states[i], NULL, stream.batch, True)
-            own = stream.cell._streamed(stream.given, batch)
-            grown.append((states, following, *own))
+            grown.append((states, following))
         for k in range(len(streams)):
             stream = streams[k]
-            stream.states, stream.following, own, few = grown[k]
+            stream.states, stream.following = grown[k]
             stream.batch, stream.numbers = batch, None
             stream.point()
-            stream.use(stream.given, own, few)
     finally:
         release(streams, len(streams))
 
@@ -592,17 +585,10 @@ def refresh(tuple streams, dict weights):
     """The weights of all become what they are now."""
     cdef Py_ssize_t k
     cdef Stream stream
-    cdef list read = []
     claim(streams)
     try:
         for k in range(len(streams)):
             stream = streams[k]
-            given, own, few = weights[stream.cell], stream.weights, stream.few
-            if given is not stream.given:
-                own, few = stream.cell._streamed(given, stream.batch)
-            read.append((given, own, few))
-        for k in range(len(streams)):
-            given, own, few = read[k]
-            (<Stream> streams[k]).use(given, own, few)
+            stream.use(weights[stream.cell])
     finally:
         release(streams, len(streams))

@@ -1,16 +1,11 @@
 """How many threads a call runs on: asked at every call, and answered here alone.
 
-`get` is the number that a call plans with.  A plan may take fewer, for a small call one; then `ready` says, just before
-the kernel runs, how many of these there are now, and `report` takes what the kernel found out about them.  `run` does
-all three, for kernels of any kind:
+`get` is the number that a call plans with.  A plan may take fewer, for a small call one.  `run` decides how many of
+these a kernel runs on, and counts what it lost by them:
 
 * An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
   more of them than the last time, it is tried whether they can be started.
-* Where threads took longer than half as many would have, other work occupies the CPUs, or waiting costs more here than
-  plans assume.  What they lose is set off against what they have gained lately.  One loss is a debt, which the next
-  gains pay: the system may have had a hiccup, and a thread that has slept takes long to wake.  With a loss on top of a
-  debt, calls run on half as many threads until they have taken as long as was lost, and twice as long each time that it
-  happens again, up to ten times: where other work stays, about a tenth is lost.  Then twice as many are tried.
+* While other work keeps the CPUs busy, calls back off: backoff.pxd.
 * A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
 
 Results have the same bits for any number of threads.
@@ -63,27 +58,17 @@ cdef extern from *:
     }
 
     /* Written by any thread; nothing else depends on them. */
-    static int number = 1, most = 1, warned = 0, adapts = 1;
-    static long long gained = 0;                  /* nanoseconds, lately; less than 0 for a debt */
-    static int times = 1;                         /* the next rest as a multiple of what is lost */
-    static int limit = INT_MAX;                   /* threads that a call runs on for now, after losses */
-    static long long rest = 0;                    /* nanoseconds of calls that this limits, until it is raised */
-    static __thread long long rests_since = 0;    /* when this thread's call began, if it is one of them */
-    static __thread int running = 1;              /* threads of its call */
-    #define now(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
-    #define becomes(variable, value) __atomic_store_n(&(variable), value, __ATOMIC_RELAXED)
+    static int number = 1, most = 1, warned = 0, backs_off = 1;
+    #define load_int(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
+    #define store_int(variable, value) __atomic_store_n(&(variable), value, __ATOMIC_RELAXED)
     """
     int started
     int startable(int wanted, size_t stack) nogil
-    int number, most, warned, adapts, times, limit, running
-    long long gained, rest, rests_since
-    enum:
-        INT_MAX
-    int now(int variable)
-    long long now_long "now" (long long variable)
-    void becomes(int variable, int value)
-    void becomes_long "becomes" (long long variable, long long value)
+    int number, most, warned, backs_off
+    int load_int(int variable)
+    void store_int(int variable, int value)
 
+from backoff cimport BackOff, allowed_threads, count_limited_time, count_loss, reset
 from runs cimport Kernel
 from team cimport nanoseconds
 
@@ -96,101 +81,71 @@ def expect_stacks(size_t size):
     stack = size
 
 
-cdef enum:
-    LATELY = 20_000_000  # nanoseconds of gains that count
-    MOST_TIMES = 10
-    LONGEST = 1_000_000_000  # nanoseconds of rest
-
+cdef BackOff back_off
+reset(&back_off)
 
 # For other compiled modules: where the number is that a call plans with.
 NUMBER = PyCapsule_New(&number, "blockcell._team.NUMBER", NULL)
 
 
-cdef void forget() noexcept:
-    """What calls have gained and lost."""
-    becomes_long(gained, 0)
-    becomes_long(rest, 0)
-    becomes(times, 1)
-    becomes(limit, INT_MAX)
-
-
 def get():
     """How many threads a call may plan with."""
-    return now(number)
+    return load_int(number)
 
 
 def set(int wanted, int possible):
     """From now on so many; of all those that there may be, try again how many there are."""
-    becomes(warned, False)
-    becomes(most, possible)
-    becomes(number, min(wanted, possible))
-    forget()
+    store_int(warned, False)
+    store_int(most, possible)
+    store_int(number, min(wanted, possible))
+    reset(&back_off)
 
 
-def ready(int planned):
-    """How many of the planned threads there are now."""
-    global running
-    cdef int able, limited = now(limit)
-    running = 1
-    planned = min(planned, now(most))
-    becomes_long(rests_since, nanoseconds() if planned > limited else 0)
-    planned = min(planned, limited)
-    if planned <= 1:
-        return 1
-    if planned > started:
-        able = started + startable(planned - started, stack)
-        if able < planned:
-            becomes(most, able)
-            becomes(number, min(now(number), able))
-            if not now(warned):
-                becomes(warned, True)
+def adapt(bint wanted):
+    """Whether calls back off; not in tests, which mean the number.  In either case earlier losses are forgotten."""
+    store_int(backs_off, wanted)
+    reset(&back_off)
+
+
+cdef int start(int wanted) except -1:
+    """How many of the wanted threads there are after an attempt to start those that are missing."""
+    cdef int able
+    if wanted > started:
+        able = started + startable(wanted - started, stack)
+        if able < wanted:
+            store_int(most, able)
+            store_int(number, min(load_int(number), able))
+            if not load_int(warned):
+                store_int(warned, True)
                 warnings.warn(
-                    f"blockcell: only {able} of {planned} threads can be started: calls use no more than can be;"
+                    f"blockcell: only {able} of {wanted} threads can be started: calls use no more than can be;"
                     f" set_num_threads tries again",
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            planned = able
-    becomes(started, planned)
-    running = planned
-    return planned
-
-
-def report(long long lost):
-    """What became of a call that was planned with more than one thread."""
-    cdef long long balance
-    cdef int limited = now(limit)
-    if now_long(rests_since):
-        becomes_long(rest, now_long(rest) - (nanoseconds() - now_long(rests_since)))
-        becomes_long(rests_since, 0)
-        if now_long(rest) <= 0:
-            becomes(limit, 2 * limited if limited < (now(number) + 1) // 2 else INT_MAX)
-            becomes_long(rest, LATELY)
-            becomes_long(gained, 0)
-    if running > 1 and now(adapts):
-        balance = min(now_long(gained) - lost, <long long> LATELY)
-        if lost > 0 and now_long(gained) < 0:
-            becomes_long(rest, min(-now(times) * balance, <long long> LONGEST))
-            becomes(times, min(2 * now(times), <int> MOST_TIMES))
-            becomes(limit, running // 2)
-            balance = 0
-        elif balance == LATELY and limited == INT_MAX:
-            becomes(times, 1)
-        becomes_long(gained, balance)
-
-
-def adapt(bint wanted):
-    """Whether calls may have to run on fewer threads for what others lost; not in tests, which mean the number."""
-    becomes(adapts, wanted)
-    forget()
+            wanted = able
+    store_int(started, wanted)
+    return wanted
 
 
 # ----------------------------------------------------------------------------------------------------- running a kernel
 cdef int run(int planned, Kernel kernel, void *context) except -1:
-    """Run a kernel on as many of the planned threads as there are now."""
-    cdef long long lost = kernel(context, 1 if planned == 1 else ready(planned))
-    if planned > 1:
-        report(lost)
+    """Run a kernel on as many of the planned threads as there are now and are of use."""
+    cdef int possible, allowed, threads = 1
+    cdef long long begun, loss
+    if planned == 1:
+        kernel(context, 1)
+        return 0
+    possible = min(planned, load_int(most))
+    allowed = allowed_threads(&back_off, possible)
+    if allowed > 1:
+        threads = start(allowed)
+    begun = nanoseconds()
+    loss = kernel(context, threads)
+    if allowed < possible:
+        count_limited_time(&back_off, nanoseconds() - begun, load_int(number))
+    if threads > 1 and load_int(backs_off):
+        count_loss(&back_off, loss, threads)
     return 0
 
 

@@ -22,9 +22,9 @@ from gru_reset_after cimport bars_grad_line
 from half cimport half
 from lstm cimport load_peepholes, lstm_grad_line, peephole_grads, projected_grad_line
 from operands cimport (
-    BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR,
-    H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUTPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, W, WCI, WCI_GRAD,
-    W_C, W_C_GRAD, W_C_H, W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, X, X_GRAD
+    BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD,
+    H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_C, W_C_GRAD, W_C_H,
+    W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, WCI, WCI_GRAD, X, X_GRAD
 )
 from passes cimport Pass
 from plan cimport (
@@ -35,8 +35,8 @@ from rnn cimport rnn_grad_line
 from steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
 from team cimport Team, barrier, gather, group_barrier, join, lost, share
 from tile cimport (
-    BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, narrow,
-    pack_rows, product, row_group, store, store_line, store_row
+    BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, pack_rows,
+    product, row_group, store, store_line, store_row, store_value
 )
 from workspace cimport guard_zones, release_zones
 
@@ -469,9 +469,9 @@ cdef inline void bias_grads(
         add_columns(sums_h + at, d + p.h_column[n], p.Ns, columns, block)
     if r0 + block.rows == p.steps.T * p.B:
         for l in range(at, at + columns):
-            narrow(outputs[BIAS_GRAD + n] + l, <real> sums[l])
+            store_value(outputs[BIAS_GRAD + n] + l, <real> sums[l])
             if apart:
-                narrow(outputs[BIAS_HC_GRAD] + l, <real> sums_h[l])
+                store_value(outputs[BIAS_HC_GRAD] + l, <real> sums_h[l])
 
 
 cdef inline void weight_grads(
@@ -501,7 +501,7 @@ cdef inline void weight_grads(
         j += m
 
 
-cdef inline void narrow_weight_grads(
+cdef inline void store_weight_grads(
     const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of the weight gradients of float16; transposed ones have as many values, in two arrays."""
@@ -533,7 +533,7 @@ cdef inline void all_weight_grads(
                 weight_grads(p, outputs, work, 0, 1, n, r)
             r += ROW_BLOCK
     if store is half:
-        narrow_weight_grads(p, c, outputs, work, 0, 1)
+        store_weight_grads(p, c, outputs, work, 0, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- driver
@@ -611,7 +611,7 @@ cdef inline long long backward(
         if store is half:
             if weights:
                 for part in prange(first, last, schedule="static"):
-                    narrow_weight_grads(p, c, outputs, work, part, parts)
+                    store_weight_grads(p, c, outputs, work, part, parts)
         barrier(&team)  # as in `forward`
     return lost(&team)
 

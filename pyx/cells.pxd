@@ -11,7 +11,7 @@ from panels cimport MATRICES
 cdef struct Lstm:
     Py_ssize_t[MATRICES] gates  # that each matrix of weights has
     bint transposed  # weights and their gradients are as in PyTorch: for x and for h an array each, transposed
-    int narrow  # how packed weights are stored
+    int format  # how packed weights are quantized
     Activation activation, recurrent  # in place of tanh and of sigmoid
     bint usual  # whether they are these: then they are written into the cells' loops
     double forget_bias, cell_clip
@@ -25,7 +25,7 @@ cdef struct Lstm:
 cdef struct Gru:
     Py_ssize_t[MATRICES] gates
     bint transposed
-    int narrow
+    int format
     Activation activation, recurrent
     bint usual
 
@@ -33,7 +33,7 @@ cdef struct Gru:
 cdef struct ResetAfter:  # the GRU that resets after the product
     Py_ssize_t[MATRICES] gates
     bint transposed
-    int narrow
+    int format
     Activation activation, recurrent
     bint usual
 
@@ -41,7 +41,7 @@ cdef struct ResetAfter:  # the GRU that resets after the product
 cdef struct Rnn:
     Py_ssize_t[MATRICES] gates
     bint transposed
-    int narrow
+    int format
     Activation activation
 
 

@@ -5,9 +5,8 @@ Groups do not wait for each other; the members of one meet in every step.  `chea
 largest part would be finished first, by what its arithmetic, the weights that it reads, its barriers and the start of
 the team cost: predictions in nanoseconds, from the few figures that `_cpu.pyx` and plan.pxd give.
 """
-from integer cimport in_integers
 from machine cimport L1, L2, L3, machine
-from narrow cimport INT8_INT8
+from quantized cimport INT8
 from team cimport GROUPS
 from tile cimport FEWEST, ROWS, TILES
 from workspace cimport Workspace
@@ -84,11 +83,11 @@ cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t L, int products)
     return w
 
 
-cdef inline double speed_of(int narrow, Py_ssize_t itemsize) noexcept nogil:
+cdef inline double speed_of(int format, Py_ssize_t itemsize) noexcept nogil:
     """Operations in a nanosecond; products in integers have more in a vector."""
     cdef double speed = machine.speed / 2 if SHORT_VECTORS else machine.speed
-    if in_integers(narrow):
-        return speed * (3 if narrow == INT8_INT8 else 1.7)
+    if format == INT8:
+        return 3 * speed
     return speed * 4 / itemsize
 
 

@@ -25,20 +25,20 @@ from gradients cimport (
     tiles_of, weight_grad_rows
 )
 from half cimport half
-from integer cimport in_integers, quantise_row, stride_of_codes
+from integer cimport quantize_row, stride_of_codes
 from machine cimport to_prefetch
-from narrow cimport WIDE, bytes_of
 from panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
-    units_in, widen_panels
+    units_in
 )
-from real cimport real
 from passes cimport Pass
+from quantized cimport INT8, UNQUANTIZED, bytes_of_code
+from real cimport real
 from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, size_of_slots, slot_of, steps_of, use_marks
 from team cimport Team, barrier, gather, group_barrier, join, lost, share
 from tile cimport (
     BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
-    narrow, row_group, store, store_line, store_row
+    row_group, store, store_line, store_row, store_value
 )
 from workspace cimport Workspace, empty_workspace, guard_zones, release_zones, take
 
@@ -133,15 +133,15 @@ cdef inline called softmax_grad(const real *restrict y, real *restrict d, Py_ssi
 
 # --------------------------------------------------------------------------------------------------------------- grids
 cdef inline Grid grid_forward(
-    Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int stored, Py_ssize_t threads
+    Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int format, Py_ssize_t threads
 ) noexcept nogil:
     """How threads share the rows and the columns of y."""
     cdef Work w = work_of(1, rows, 64 // itemsize, 1)
     w.lines[0] = w.units = each(O, w.L)
     w.width[0], w.panels[0], w.panels[1] = LINES, each(w.lines[0], LINES), 0
     w.K[0], w.ahead[0] = I, 0
-    w.line_bytes = 64 if stored == WIDE else w.L * bytes_of(stored)
-    w.speed, w.cell = speed_of(stored, itemsize), 10
+    w.line_bytes = 64 if format == UNQUANTIZED else w.L * bytes_of_code(format)
+    w.speed, w.cell = speed_of(format, itemsize), 10
     return cheapest(&w, threads, False, False)
 
 
@@ -151,7 +151,7 @@ cdef inline Grid grid_backward(
     """Into how many parts each phase is divided."""
     cdef Work w = work_of(1, rows, 64 // itemsize, 0)
     w.panels[0] = w.panels[1] = 1
-    w.speed, w.cell, w.units = speed_of(WIDE, itemsize), 20, each(O, w.L)
+    w.speed, w.cell, w.units = speed_of(UNQUANTIZED, itemsize), 20, each(O, w.L)
     w.shared = w.columns = 2.0 * rows * I * O / w.speed
     w.pieces, w.meetings = max(tiles_of(I), plain_panels(w.units)), 2
     w.divided, w.undivided = rows * w.units, rows * each(I, w.L)
@@ -175,19 +175,19 @@ cdef struct Forward:
 
 
 cdef inline Forward forward_of(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int stored, int activation,
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int format, int activation,
     Py_ssize_t threads
 ) noexcept nogil:
-    """The plan of a forward pass; `stored`: how packed weights are, as in Panels."""
+    """The plan of a forward pass; `format`: how packed weights are quantized, as in Panels."""
     cdef Forward p
     cdef Py_ssize_t rows = T * B
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
     p.L = 64 // itemsize
-    p.Is, p.Os = stride_of_codes(stored, I) if in_integers(stored) else stride_of(I, p.L), stride_of(O, p.L)
+    p.Is, p.Os = stride_of_codes(I) if format == INT8 else stride_of(I, p.L), stride_of(O, p.L)
     p.marks, p.activation = NULL, activation
-    p.w = panels_with(I, I, 0, O, p.L, 1, stored)
-    p.grid = grid_forward(rows, I, O, itemsize, stored, threads)
+    p.w = panels_with(I, I, 0, O, p.L, 1, format)
+    p.grid = grid_forward(rows, I, O, itemsize, format, threads)
     p.w.fetches = to_prefetch(I * O * itemsize, p.grid.members)
     p.chunk = each(rows, p.grid.groups)
     if p.grid.members == 1:
@@ -287,8 +287,8 @@ cdef inline void multiply_rows(
 cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
     """Row r of x as the product reads it."""
     if store is float and real is float:
-        if in_integers(p.w.narrow):
-            quantise_row(p.w.narrow, row, x + place_of(&p.x_layout, p.B, r), p.I)
+        if p.w.format == INT8:
+            quantize_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
             return
     load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
 
@@ -359,7 +359,7 @@ cdef inline void multiply(const Forward *p, const store *x, store *y, real *work
         return
     while r < part.r1:
         n = min(p.chunk, part.r1 - r)
-        if store is half or in_integers(p.w.narrow):
+        if store is half or p.w.format == INT8:
             a, stride = rows, p.Is
             for q in range(n):
                 load_input(p, rows + q * p.Is, x, r + q)
@@ -431,22 +431,6 @@ cdef inline void run_pack(const Forward *p, const store *w, const store *b) noex
     else:
         pack_panels(&p.w, <float *> p.w.base, &w, p.I, 0, p.w.count)
         pack_bias(&p.w, <float *> p.w.base, &b, 0, p.w.count)
-
-
-cdef inline long long run_widen(const Forward *stored, const Forward *p, int threads) noexcept nogil:
-    """All weights as float32 packs them, from those that are packed in fewer bytes."""
-    cdef Py_ssize_t part, parts = threads
-    cdef Team team
-    if parts == 1:
-        widen_panels(&stored.w, &p.w, 0, p.w.count)
-        return 0
-    gather(&team, parts, 1)
-    with nogil, parallel(num_threads=threads):
-        join(&team)
-        for part in prange(parts, schedule="static"):
-            widen_panels(&stored.w, &p.w, share(p.w.count, part, parts), share(p.w.count, part + 1, parts))
-        barrier(&team)
-    return lost(&team)
 
 
 cdef inline long long pass_forward(
@@ -604,7 +588,7 @@ cdef inline void weight_grads(
                 add_columns(sums + at, work + p.d + at, p.Ns, min(m * L, O - at), &block)
         r0 += block.rows
     for l in range(min(b0 * PLAIN * L, O), min(b1 * PLAIN * L, O)):
-        narrow(b_grad + l, <real> sums[l])
+        store_value(b_grad + l, <real> sums[l])
     if store is half:
         at, m = min(j0 * PLAIN * L, O), min(j1 * PLAIN * L, O)
         for k in range(i0, i1):

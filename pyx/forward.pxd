@@ -8,29 +8,26 @@ The functions above it are what one part does in a phase.  While the product of 
 cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd, rnn.pxd) compute states and outputs from it.
 """
 from cython.parallel cimport parallel, prange
-from libc.string cimport memcpy
 
 from cell cimport cell
 from cells cimport Gru, Lstm, ResetAfter, Rnn
-from cost cimport grid_of, packer, parts_of, threads_of, use_threads
+from cost cimport packer, parts_of, threads_of, use_threads
 from gru cimport candidate_cells, gates_cells
 from gru_reset_after cimport reset_after_cells
 from half cimport half
-from integer cimport in_integers, quantise_row
+from integer cimport quantize_row
 from lstm cimport load_peepholes, lstm_cells, projected_cells
-from narrow cimport WIDE
-from operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
-)
+from operands cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
 from panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
-    pack_narrow, pack_panels, spread, widen_panels
+    pack_panels, pack_quantized, spread
 )
 from passes cimport Pass
 from plan cimport (
-    PEEPHOLES, Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, forward_of, h_before, part_of, products_of,
-    projects, saved_of, stores_rows, take_marks, use_panels, x_of, z_of
+    Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of, projects, saved_of,
+    stores_rows, take_marks, use_panels, x_of, z_of
 )
+from quantized cimport INT8, UNQUANTIZED
 from real cimport real
 from rnn cimport rnn_cells
 from steps cimport (
@@ -38,9 +35,7 @@ from steps cimport (
     step_at, taking_part
 )
 from team cimport Team, barrier, gather, group_barrier, join, lost, share
-from tile cimport (
-    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, first_line, line_of, load_row, row_group, store, store_row
-)
+from tile cimport DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
 from workspace cimport guard_zones, release_zones
 
 
@@ -87,7 +82,7 @@ cdef inline void pack(
     const Forward *p, const cell *c, const store **inputs, real *unused, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels.  Only biases and peepholes where a single step packs weights when it uses them, or
-    where weights are narrow."""
+    where weights are quantized."""
     cdef const Panels *w
     cdef real *panels
     cdef Py_ssize_t part = packer(&p.grid, number), j, j0, j1
@@ -97,7 +92,7 @@ cdef inline void pack(
         panels = <real *> w.base
         j0, j1 = share(w.count, part, parts), share(w.count, part + 1, parts)
         pack_bias(w, panels, <const store **> NULL if cell is Lstm and n == 1 else &inputs[BIAS + n], j0, j1)
-        if p.packs_all and w.narrow == WIDE:
+        if p.packs_all and w.format == UNQUANTIZED:
             pack_panels(w, panels, &inputs[W + n], w.I, j0, j1)
         if cell is Lstm:
             if c.peephole and n == 0:
@@ -112,7 +107,7 @@ cdef inline void load_x(
     """Load one part of x for the steps number k to end, a chunk."""
     cdef Py_ssize_t n = rows_of(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
     load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
-               share(n, part.member, members), share(n, part.member + 1, members), p.w[0].narrow)
+               share(n, part.member, members), share(n, part.member + 1, members), p.w[0].format)
 
 
 cdef inline void multiply_x(
@@ -240,7 +235,7 @@ cdef inline const real *as_codes(
     cdef Py_ssize_t b, stride = p.Hs if n == 1 else p.Ps
     if real is float:
         for b in range(part.b0, b1):
-            quantise_row(p.w[n].narrow, codes + b * p.As[n], h + b * stride, p.w[n].R)
+            quantize_row(codes + b * p.As[n], h + b * stride, p.w[n].R)
     return codes
 
 
@@ -273,7 +268,7 @@ cdef inline void multiply_h(
     if not p.packs_all:
         step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, work, outputs)
         return
-    if in_integers(p.w[n].narrow):
+    if p.w[n].format == INT8:
         h = as_codes(p, work, part, n, h, b1)
     x = x_of(p, work, part) + row * p.Is
     z = z_of(p, work, part, n) + row * LINES * p.L
@@ -418,7 +413,7 @@ cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs)
         pack(p, c, inputs, <float *> NULL, 0, 1)
 
 
-cdef inline void run_pack_narrow(
+cdef inline void run_pack_quantized(
     const Forward *p, const cell *c, const float **inputs, unsigned char **codes, float **scales, bint back
 ) noexcept nogil:
     """Pack all weights of a layer, of which matrices are `codes` with `scales`; or copy these `back`."""
@@ -426,42 +421,7 @@ cdef inline void run_pack_narrow(
     if not back:
         pack(p, c, inputs, <float *> NULL, 0, 1)
     for n in range(products_of(c)):
-        pack_narrow(&p.w[n], codes + n, scales + n, back)
-
-
-cdef inline void widen_part(
-    const Forward *stored, const Forward *p, const cell *c, Py_ssize_t number, Py_ssize_t parts
-) noexcept nogil:
-    """One part of the panels, and the first part of the peepholes."""
-    cdef int n
-    for n in range(products_of(c)):
-        widen_panels(&stored.w[n], &p.w[n], share(p.w[n].count, number, parts), share(p.w[n].count, number + 1, parts))
-    if cell is Lstm:
-        if number == 0:
-            memcpy(p.peep, stored.peep, PEEPHOLES * p.w[0].J * p.L * sizeof(float))
-
-
-cdef inline long long run_widen(
-    cell *c, int narrow, Py_ssize_t I, Py_ssize_t H, const void *packed, void *panels, int threads
-) noexcept nogil:
-    """All weights of a layer as float32 packs them, from those that are `packed` in fewer bytes."""
-    cdef Forward p = forward_of(c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1)), stored
-    cdef Py_ssize_t part, parts = threads
-    cdef Team team
-    c.narrow = narrow
-    stored = forward_of(c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
-    use_panels(&p, panels)
-    use_panels(&stored, first_line(packed))
-    if parts == 1:
-        widen_part(&stored, &p, c, 0, 1)
-        return 0
-    gather(&team, parts, 1)
-    with nogil, parallel(num_threads=threads):
-        join(&team)
-        for part in prange(parts, schedule="static"):
-            widen_part(&stored, &p, c, part, parts)
-        barrier(&team)
-    return lost(&team)
+        pack_quantized(&p.w[n], codes + n, scales + n, back)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

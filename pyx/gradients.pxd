@@ -8,15 +8,15 @@ states, for biases and peepholes, are in double for float too: it costs little, 
 A row keeps its place in this order where others have ended, as if these added zeros: they are left out of their chains,
 which changes nothing but the sign of a chain's zero, and a sum that begins with +0 does not see that.
 """
-from machine cimport to_prefetch
 from half cimport half
+from machine cimport to_prefetch
 from real cimport real
 from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
 from team cimport share
 from tile cimport (
     BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at,
-    line_of, lines_in, load_line, narrow, pack_line_transposed, packed_at, packed_step, product, product_of_block,
-    row_group, store, store_line, vecd, vecf, widen
+    line_of, lines_in, load_line, load_value, pack_line_transposed, packed_at, packed_step, product, product_of_block,
+    row_group, store, store_line, store_value, vecd, vecf
 )
 
 cdef enum:
@@ -193,14 +193,14 @@ cdef inline void pack_tiles(
                 continue
             if n == ROWS:
                 for q in range(ROWS):
-                    widen(&values[q], rows[k] + g * ROWS + q)
+                    load_value(&values[q], rows[k] + g * ROWS + q)
             else:
                 clear(values, ROWS)
                 for q in range(n):
-                    widen(&values[q], rows[k] + g * ROWS + q)
+                    load_value(&values[q], rows[k] + g * ROWS + q)
             if scales is not NULL:
                 for q in range(n):
-                    widen(&factor, scales[k] + g * ROWS + q)
+                    load_value(&factor, scales[k] + g * ROWS + q)
                     values[q] = values[q] * factor
             for q in range(ROWS):
                 to[q] = values[q]
@@ -331,7 +331,7 @@ cdef inline void peephole_sum(
         for l in range(n if has_step(s, t, b) else 0):
             factor = 0
             if inputs is not NULL:
-                widen(&factor, inputs + l)
+                load_value(&factor, inputs + l)
             chain[l] = chain[l] + <double> d[at + l] * factor
         if (r + 1) % BLOCK == 0 or r + 1 == rows:
             for l in range(n):
@@ -342,4 +342,4 @@ cdef inline void peephole_sum(
                 total[l] = total[l] + block[l]
                 block[l] = 0
     for l in range(n):
-        narrow(out + l, <real> total[l])
+        store_value(out + l, <real> total[l])

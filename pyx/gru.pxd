@@ -20,11 +20,11 @@ from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
 from cells cimport Gru
 from gradients cimport state_line
 from half cimport half
-from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_C, OUT_R, OUT_U
 from outputs cimport store_h
 from panels cimport units_in
 from plan cimport Backward, Forward
+from quantized cimport UNQUANTIZED
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
@@ -38,7 +38,7 @@ cdef enum:  # the lines of z of the first, and the columns of a row of gradients
 
 cdef inline Gru gru_of() noexcept nogil:
     cdef Gru c
-    c.gates[RU], c.gates[C], c.transposed, c.narrow = 2, 1, False, WIDE
+    c.gates[RU], c.gates[C], c.transposed, c.format = 2, 1, False, UNQUANTIZED
     c.activation, c.recurrent, c.usual = plain(TANH), plain(SIGMOID), True
     return c
 

@@ -21,10 +21,10 @@ from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
 from cells cimport ResetAfter
 from gradients cimport state_line
 from half cimport half
-from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from outputs cimport store_output
 from plan cimport Backward, Forward, h_before
+from quantized cimport UNQUANTIZED
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
@@ -41,7 +41,7 @@ cdef enum:
 
 cdef inline ResetAfter reset_after_of() noexcept nogil:
     cdef ResetAfter c
-    c.gates[0], c.gates[1], c.transposed, c.narrow = 2, 1, False, WIDE
+    c.gates[0], c.gates[1], c.transposed, c.format = 2, 1, False, UNQUANTIZED
     c.activation, c.recurrent, c.usual = plain(TANH), plain(SIGMOID), True
     return c
 

@@ -38,7 +38,6 @@ from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
 from cells cimport Lstm
 from gradients cimport peephole_sum, state_line
 from half cimport half
-from narrow cimport WIDE
 from operands cimport (
     CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
     WCO, WCO_GRAD
@@ -46,6 +45,7 @@ from operands cimport (
 from outputs cimport store_h, store_output
 from panels cimport units_in
 from plan cimport PEEPHOLES, Backward, Forward, h_before
+from quantized cimport UNQUANTIZED
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
@@ -60,7 +60,7 @@ cdef enum:  # the lines of the peepholes
 
 cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
     cdef Lstm c
-    c.gates[0], c.gates[1], c.transposed, c.narrow = GATES, 0, False, WIDE
+    c.gates[0], c.gates[1], c.transposed, c.format = GATES, 0, False, UNQUANTIZED
     c.activation, c.recurrent, c.usual = plain(TANH), plain(SIGMOID), True
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
     c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3

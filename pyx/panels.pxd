@@ -11,7 +11,7 @@ A GRU that resets after the product needs the last gate's product with x `apart`
 more: the last gate's with x, the other gates' with both, the last gate's with h.  So the panel's rows for x have the
 last gate first, and the product with its rows for h goes to z one line further on.
 
-Weights may be `narrow`, in fewer bytes than they are computed in: `pack_narrow`.
+Weights may be quantized: `pack_quantized`.
 
 A sequence packs all of w once.  A single step uses each weight once for every batch row: unless w is small, it packs
 block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
@@ -20,31 +20,25 @@ from libc.stdint cimport uint16_t
 from libc.string cimport memset
 
 from half cimport half
-from integer cimport QUAD, add_integer_product, in_integers, quads_of
-from narrow cimport INT8, WIDE, bytes_of, narrow_product, place_in_line, widen_block, widen_line
+from integer cimport QUAD, add_integer_product, quads_of
+from quantized cimport INT8, UNQUANTIZED, bytes_of_code, half_product
 from real cimport real
 from tile cimport (
-    BLOCK, LF, LINES, PACK, TILES, called, chain_rows, clear, line_of, load_line, load_lines,
-    load_lines_transposed, load_part, most_at_once, pack_line_transposed, packed_at, packed_step, product,
-    product_of_one, row_group, store, store_line, widen
+    BLOCK, LF, LINES, PACK, TILES, called, chain_rows, clear, line_of, load_line, load_lines, load_lines_transposed,
+    load_part, load_value, most_at_once, pack_line_transposed, packed_at, packed_step, product, product_of_one,
+    row_group, store
 )
 
 cdef enum:
     MATRICES = 2  # that w consists of, at most
     FEW = 16  # batch rows up to which packing costs more than it gains
     THREAD_GAP = 68  # lines of scratch between two threads' rows: no cache fetches ahead into the other's
-    FEW_TO_WIDEN = 250000  # weights that one thread widens while others wake up
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
 cdef inline Py_ssize_t stride_of(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
     """Stride of rows of n values in scratch: an odd number of lines, as rows a power of two apart share cache sets."""
     return ((n + L - 1) // L | 1) * L
-
-
-cdef inline Py_ssize_t widening_threads(Py_ssize_t weights, Py_ssize_t threads) noexcept nogil:
-    """How many threads are of use where so many weights are widened."""
-    return 1 if weights < FEW_TO_WIDEN else threads
 
 
 cdef inline Py_ssize_t chunk_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t groups) noexcept nogil:
@@ -61,7 +55,7 @@ cdef struct Panels:
     Py_ssize_t edge  # lines that the gates of the last line of units take
     bint apart  # the last gate's products with x and with h are not added
     bint transposed
-    int narrow  # how packed weights are stored; WIDE: as they are computed
+    int format  # how packed weights are quantized
     bint fetches  # the panel that comes next, ahead of its product
     Py_ssize_t I, R  # rows of w for x, and for h
     Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
@@ -70,14 +64,14 @@ cdef struct Panels:
 
 
 cdef inline Panels panels_of(
-    bint packs_all, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
+    bint packs_all, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int format
 ) noexcept nogil:
     """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
-    return panels_with(I + R if packs_all else min(<Py_ssize_t> BLOCK, max(I, R)), I, R, H, L, gates, narrow)
+    return panels_with(I + R if packs_all else min(<Py_ssize_t> BLOCK, max(I, R)), I, R, H, L, gates, format)
 
 
 cdef inline Panels panels_with(
-    Py_ssize_t K, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int narrow
+    Py_ssize_t K, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int format
 ) noexcept nogil:
     """Panels that hold K rows of a matrix with I rows for x and R for h."""
     cdef Panels p
@@ -90,21 +84,21 @@ cdef inline Panels panels_with(
         p.matrix[g], p.column[g] = 0, g
     p.width[0], p.apart, p.transposed, p.fetches = gates, False, False, False
     p.I, p.R, p.K = I, R, K
-    p.narrow = narrow
+    p.format = format
     p.size = size_of_rows(&p, p.gates * p.units) + p.gates * p.units * L * constants_of(&p)
     return p
 
 
 cdef inline Py_ssize_t size_of_rows(const Panels *p, Py_ssize_t lines) noexcept nogil:
     """Reals that the K rows of a panel of so many lines take: whole cache lines."""
-    if in_integers(p.narrow):
+    if p.format == INT8:
         return (quads_of(p.I) + quads_of(p.K - p.I)) * lines * p.L
-    return p.K * lines * p.L if p.narrow == WIDE else (p.K * lines * bytes_of(p.narrow) + 3) // 4 * p.L
+    return p.K * lines * p.L if p.format == UNQUANTIZED else (p.K * lines * bytes_of_code(p.format) + 3) // 4 * p.L
 
 
 cdef inline int constants_of(const Panels *p) noexcept nogil:
     """How many numbers each column has besides its weights: a bias and perhaps a scale."""
-    return 2 if p.narrow >= INT8 else 1
+    return 2 if p.format == INT8 else 1
 
 
 cdef inline void keep_apart(Panels *p, Py_ssize_t gates) noexcept nogil:
@@ -116,7 +110,7 @@ cdef inline void keep_apart(Panels *p, Py_ssize_t gates) noexcept nogil:
 
 cdef inline void join_gates(Panels *p) noexcept nogil:
     """Of the last line of units, where that saves lines."""
-    if p.J > 0 and not p.apart and p.narrow == WIDE:
+    if p.J > 0 and not p.apart:
         p.edge = (p.gates * (p.H - (p.J - 1) * p.L) + p.L - 1) // p.L
 
 
@@ -190,7 +184,7 @@ cdef inline void pack_joined(
             g = u * p.gates + l // p.L
             to = packed_at(panel, lines, g, 0, kb) + k * packed_step(panel, lines, g) + l % p.L
             if l < first + width:
-                widen(to, weight_at(p, w, gate, row + k, column_of(p, j, u, gate) + l - first, of_x))
+                load_value(to, weight_at(p, w, gate, row + k, column_of(p, j, u, gate) + l - first, of_x))
             else:
                 to[0] = 0
 
@@ -263,58 +257,65 @@ cdef inline void pack_bias(
             load_line(bias + p.gates * p.L, b[MATRICES] + j * p.L, width_of(p, j, 0))
 
 
-cdef inline Py_ssize_t place_of_code(
-    const Panels *p, Py_ssize_t lines, Py_ssize_t k, Py_ssize_t g, Py_ssize_t l
-) noexcept nogil:
-    """The byte of a panel of so many lines at which the code of row k of w, line g, lane l begins."""
+cdef inline Py_ssize_t place_of_code(const Panels *p, Py_ssize_t lines, Py_ssize_t k, Py_ssize_t lane) noexcept nogil:
+    """The byte of a panel of so many lines at which the code of row k of w and of a lane of these lines begins."""
     cdef Py_ssize_t quad = k // QUAD if k < p.I else quads_of(p.I) + (k - p.I) // QUAD
-    if in_integers(p.narrow):
-        return ((quad * lines + g) * p.L + l) * QUAD + (k if k < p.I else k - p.I) % QUAD
-    return ((k * lines + g) * p.L + place_in_line(p.narrow, l)) * bytes_of(p.narrow)
+    if p.format == INT8:
+        return (quad * lines * p.L + lane) * QUAD + (k if k < p.I else k - p.I) % QUAD
+    return (k * lines * p.L + lane) * bytes_of_code(p.format)
 
 
-cdef inline called pack_narrow(
+cdef inline Py_ssize_t lane_in(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate, bint of_x) noexcept nogil:
+    """The first lane of a gate of line u of units, in the lines of panel j for x or for h."""
+    if joins_gates(p, j, u):
+        return u * p.gates * p.L + gate * width_of(p, j, u)
+    return line_in(p, u, gate, of_x) * p.L
+
+
+cdef inline called pack_quantized(
     const Panels *p, unsigned char **codes, float **scales, bint back
 ) noexcept nogil:
-    """Pack all of w, whose matrices are stored as `codes` with `scales`; or copy both `back` from the panels.  A panel
-    holds its lines for one row of w, or four, after the other, since a single row of activations reads all of them at
-    once.  For products in integers codes are unsigned."""
-    cdef Py_ssize_t L = p.L, n = bytes_of(p.narrow), j, u, gate, k, l, count, lines
-    cdef unsigned char sign = 128 if in_integers(p.narrow) else 0
+    """Pack all of w, whose matrices are `codes` with `scales`; or copy both `back` from the panels.  A panel has its
+    lines for one row of w, or four, after the other, since a single row of activations reads all of them at once.
+    int8 codes are packed without a sign."""
+    cdef Py_ssize_t L = p.L, n = bytes_of_code(p.format), j, u, gate, k, l, count, lines
+    cdef unsigned char sign = 128 if p.format == INT8 else 0
     cdef unsigned char *panel
     cdef unsigned char *row
     cdef unsigned char *code
-    cdef float *scale
-    cdef float *given
+    cdef float *packed_scales
+    cdef float *gate_scales
     for j in range(p.count):
-        lines = p.gates * units_in(p, j)
+        lines = lines_in_panel(p, j)
         panel = <unsigned char *> panel_at(p, scales[0], j)
+        packed_scales = bias_at(p, scales[0], j) + lines_of_z(p, j) * L
         if not back:
             memset(panel, sign, size_of_rows(p, lines) * sizeof(float))
+            if p.format == INT8:
+                clear(packed_scales, lines_of_z(p, j) * L)
         for u in range(units_in(p, j)):
             count = min(L, width_of(p, j, u))
             for gate in range(p.gates):
                 for k in range(p.K):
                     row = codes[p.matrix[gate]] + (column_of(p, j, u, gate) + k * row_stride(p, gate, k < p.I)) * n
+                    code = panel + place_of_code(p, lines, k, lane_in(p, j, u, gate, k < p.I))
                     for l in range(count):
-                        code = panel + place_of_code(p, lines, k, line_in(p, u, gate, k < p.I), l)
                         if n == 1:
                             if back:
-                                row[l] = code[0] ^ sign
+                                row[l] = code[QUAD * l] ^ sign
                             else:
-                                code[0] = row[l] ^ sign
+                                code[QUAD * l] = row[l] ^ sign
                         elif back:
-                            (<uint16_t *> row)[l] = (<uint16_t *> code)[0]
+                            (<uint16_t *> row)[l] = (<uint16_t *> code)[l]
                         else:
-                            (<uint16_t *> code)[0] = (<uint16_t *> row)[l]
-                if p.narrow >= INT8:
-                    scale = bias_at(p, scales[0], j) + lines_of_z(p, j) * L
-                    given = scales[p.matrix[gate]] + column_of(p, j, u, gate)
+                            (<uint16_t *> code)[l] = (<uint16_t *> row)[l]
+                if p.format == INT8:
+                    gate_scales = scales[p.matrix[gate]] + column_of(p, j, u, gate)
                     if back:
-                        store_line(given, scale + line_in(p, u, gate, True) * L, count)
+                        load_part(gate_scales, packed_scales + lane_in(p, j, u, gate, True), count)
                     else:
-                        load_line(scale + line_in(p, u, gate, True) * L, given, count)
-                        load_line(scale + (p.apart + line_in(p, u, gate, False)) * L, given, count)
+                        load_part(packed_scales + lane_in(p, j, u, gate, True), gate_scales, count)
+                        load_part(packed_scales + p.apart * L + lane_in(p, j, u, gate, False), gate_scales, count)
 
 
 # ----------------------------------------------------------------------------- products; z has LINES lines for each row
@@ -335,56 +336,6 @@ cdef inline const float *scales_at(const Panels *p, Py_ssize_t j, Py_ssize_t k) 
     return bias_at(p, unused, j) + line * LF
 
 
-cdef inline void widen_joined(const Panels *p, Py_ssize_t j, const float *lines, float *joined) noexcept nogil:
-    """From a line for each gate of panel j to those where the last ones stand one behind the other, in a row of p."""
-    cdef Py_ssize_t u, gate, l, width
-    cdef float *to = joined
-    clear(joined, lines_in_panel(p, j) * LF)
-    for u in range(units_in(p, j)):
-        width = min(<Py_ssize_t> LF, width_of(p, j, u))
-        for gate in range(p.gates):
-            if not joins_gates(p, j, u):
-                to = joined + (u * p.gates + gate) * LF
-            else:
-                to = joined + u * p.gates * LF + gate * width
-            for l in range(width):
-                to[l] = lines[(u * p.gates + gate) * LF + l]
-
-
-cdef inline called widen_panels(const Panels *stored, const Panels *p, Py_ssize_t j0, Py_ssize_t j1) noexcept nogil:
-    """The panels j0 to j1 from those that are stored in fewer bytes, with their biases."""
-    cdef Py_ssize_t j, k, kb, q, g, l, lines, fewer
-    cdef float *unused = NULL
-    cdef const char *codes
-    cdef float *panel
-    cdef float[LINES * LF] row
-    cdef float[LINES * LF] joined
-    for j in range(j0, j1):
-        lines, fewer = lines_in_panel(stored, j), lines_in_panel(p, j)
-        panel, codes = panel_at(p, unused, j), <const char *> panel_at(stored, unused, j)
-        if fewer < lines:
-            widen_joined(p, j, bias_at(stored, unused, j), bias_at(p, unused, j))
-        else:
-            for l in range(lines_of_z(p, j) * LF):
-                bias_at(p, unused, j)[l] = bias_at(stored, unused, j)[l]
-        k = 0
-        while k < p.K:
-            kb = min(<Py_ssize_t> BLOCK, (p.I if k < p.I else p.K) - k)
-            if fewer == lines:
-                widen_block(panel + k * lines * LF, codes + place_of_code(stored, lines, k, 0, 0), stored.narrow, lines,
-                            kb, scales_at(stored, j, k))
-            else:
-                for q in range(kb):
-                    for g in range(lines):
-                        widen_line(row + g * LF, codes + place_of_code(stored, lines, k + q, g, 0), stored.narrow,
-                                   scales_at(stored, j, k) + g * LF)
-                    widen_joined(p, j, row, joined)
-                    for g in range(fewer):
-                        load_line(packed_at(panel + k * fewer * LF, fewer, g, 0, kb)
-                                  + q * packed_step(panel, fewer, g), joined + g * LF, LF)
-            k += kb
-
-
 cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """z := b for panel j and `rows` rows."""
     cdef Py_ssize_t L = line_of(z), lines = lines_of_z(p, j), q, g, l
@@ -395,20 +346,19 @@ cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *
                 z[(q * LINES + g) * L + l] = bias[g * L + l]
 
 
-cdef inline void add_narrow_product(
+cdef inline void add_quantized_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t at, Py_ssize_t K, const float *a, Py_ssize_t stride,
     Py_ssize_t rows, float *z, Py_ssize_t zs
 ) noexcept nogil:
-    """`add_product` or `add_row_product` with narrow weights; for products in integers, `a` has rows of codes."""
-    cdef Py_ssize_t lines = p.gates * units_in(p, j), i
-    cdef const char *weights = <const char *> panel_at(p, z, j) + place_of_code(p, lines, at, 0, 0)
-    cdef const float *scales = scales_at(p, j, at)
-    if in_integers(p.narrow):
+    """`add_product` or `add_row_product` with quantized weights; for int8, `a` has quantized rows."""
+    cdef Py_ssize_t lines = lines_in_panel(p, j), i
+    cdef const char *weights = <const char *> panel_at(p, z, j) + place_of_code(p, lines, at, 0)
+    if p.format == INT8:
         for i in range(panels):
-            add_integer_product(p.narrow, z + i * zs, rows, lines, a, weights + i * p.size * sizeof(float), K,
-                                scales + i * p.size)
+            add_integer_product(z + i * zs, rows, lines, a, weights + i * p.size * sizeof(float), K,
+                                scales_at(p, j, at) + i * p.size)
         return
-    narrow_product(p.narrow, z, zs, rows, panels, lines, a, stride, weights, p.size, K, scales)
+    half_product(z, zs, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
 
 
 cdef inline void add_product(
@@ -420,8 +370,8 @@ cdef inline void add_product(
     cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
     cdef const real *next = NULL
     if real is float:
-        if p.narrow != WIDE:
-            add_narrow_product(p, j, 1, at, K, a, stride, rows, z, 0)
+        if p.format != UNQUANTIZED:
+            add_quantized_product(p, j, 1, at, K, a, stride, rows, z, 0)
             return
     if p.fetches:
         next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
@@ -435,7 +385,7 @@ cdef inline void add_product(
 cdef inline Py_ssize_t at_once(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
     """How many panels from j on a single row is multiplied with at once."""
     cdef Py_ssize_t lines = p.gates * p.units, most = most_at_once(lines)
-    if j + most > end or ((p.narrow != WIDE or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):
+    if j + most > end or ((p.format != UNQUANTIZED or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):
         return 1
     return most
 
@@ -447,8 +397,8 @@ cdef inline void add_row_product(
     """z += a @ (K rows, from row `at` on, of `panels` panels from j on), for one row.  In z they are zs reals apart."""
     cdef Py_ssize_t lines = p.gates * p.units, last = lines_in_panel(p, j + panels - 1)
     if real is float:
-        if p.narrow != WIDE:
-            add_narrow_product(p, j, panels, at, K, a, 0, 1, z, zs)
+        if p.format != UNQUANTIZED:
+            add_quantized_product(p, j, panels, at, K, a, 0, 1, z, zs)
             return
     if panels > 1:
         product_of_one(lines, last, z, zs, a, panel_at(p, z, j) + at * lines * p.L,

@@ -9,10 +9,10 @@ from cell cimport cell
 from cells cimport Gru, Lstm, ResetAfter, Rnn
 from cost cimport Grid, Work, cheapest, cost_of, each, grid_of, parts_of, speed_of, threads_of, work_of
 from gradients cimport PLAIN, plain_panels, tiles_of
-from integer cimport in_integers, stride_of_codes
+from integer cimport stride_of_codes
 from machine cimport L2, machine, to_prefetch
-from narrow cimport WIDE, bytes_of
 from panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of
+from quantized cimport INT8, UNQUANTIZED, bytes_of_code
 from real cimport real
 from steps cimport Layout, Slot, Steps, layout_of, size_of_slots, steps_of, taking_part, use_marks
 from team cimport share
@@ -114,8 +114,8 @@ cdef inline Grid grid_forward(
         w.lines[n] = gates * (each(P, w.L) if n == 1 else w.units)
         w.width[n] = LINES // gates * gates
         w.panels[n] = each(w.lines[n], w.width[n])
-    w.line_bytes = 64 if c.narrow == WIDE else w.L * bytes_of(c.narrow)
-    w.speed = speed_of(c.narrow, itemsize)
+    w.line_bytes = 64 if c.format == UNQUANTIZED else w.L * bytes_of_code(c.format)
+    w.speed = speed_of(c.format, itemsize)
     w.cell = 30 if cell is Lstm else 9 if cell is Rnn else 20
     w.packs = not packed
     w.shared = 0 if packed else PACKING * weights / w.speed
@@ -139,7 +139,7 @@ cdef inline Grid grid_backward(
     w.lines[0], w.lines[1], w.ahead[0], w.ahead[1] = each(P, w.L), w.units, 0, 0
     w.width[0] = w.width[1] = PLAIN
     w.panels[0], w.panels[1] = plain_panels(w.lines[0]), plain_panels(w.lines[1]) if w.products > 1 else 0
-    w.line_bytes, w.speed = 64, speed_of(WIDE, itemsize)
+    w.line_bytes, w.speed = 64, speed_of(UNQUANTIZED, itemsize)
     w.cell = 50 if cell is Lstm else 20 if cell is Rnn else 45
     # Threads that the forward pass did not need may be asleep; those that it needs next time should not fall asleep.
     w.slept = -machine.slept if threads_of(&forward) > 1 else machine.slept
@@ -203,7 +203,7 @@ cdef inline Forward forward_of(
     p.packed = packed
     p.grid = grid
     p.packs_all = packed or packs_before(&grid, T, B, (gates * H * I + recurrent) * itemsize)
-    p.w[0] = panels_of(p.packs_all, I, P, H, p.L, c.gates[0] if cell is Gru else gates, c.narrow)
+    p.w[0] = panels_of(p.packs_all, I, P, H, p.L, c.gates[0] if cell is Gru else gates, c.format)
     if cell is ResetAfter:
         keep_apart(&p.w[0], c.gates[0])
     p.w[0].transposed = c.transposed
@@ -216,17 +216,17 @@ cdef inline Forward forward_of(
         p.panels += PEEPHOLES * p.w[0].J * p.L
     p.w[1].count = p.w[1].size = 0
     if cell is Gru:
-        p.w[1] = panels_of(p.packs_all, I, H, H, p.L, c.gates[1], c.narrow)
+        p.w[1] = panels_of(p.packs_all, I, H, H, p.L, c.gates[1], c.format)
     elif projects(c):
-        p.w[1] = panels_of(p.packs_all, 0, H, P, p.L, 1, c.narrow)
+        p.w[1] = panels_of(p.packs_all, 0, H, P, p.L, 1, c.format)
         p.w[1].transposed = c.transposed
     p.panels += p.w[1].size * p.w[1].count
     p.z_panels = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
     p.Is, p.Hs, p.Ps = stride_of(I, p.L), stride_of(H, p.L), stride_of(P, p.L)
     p.As[0], p.As[1] = p.Ps, p.Hs
-    if in_integers(c.narrow):
-        p.Is = stride_of_codes(c.narrow, I)
-        p.As[0], p.As[1] = stride_of_codes(c.narrow, P), stride_of_codes(c.narrow, H)
+    if c.format == INT8:
+        p.Is = stride_of_codes(I)
+        p.As[0], p.As[1] = stride_of_codes(P), stride_of_codes(H)
     p.chunk = chunk_of(T, B, p.grid.groups)
     p.w[0].fetches = p.w[1].fetches = to_prefetch(recurrent * itemsize, p.grid.members)
     p.gap = max(THREAD_GAP * p.L, ROWS_AHEAD * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
@@ -246,7 +246,7 @@ cdef inline Forward forward_of(
     p.x = take(&p.workspace, p.chunk * B * p.Is + p.grid.groups * p.gap)
     for n in range(PRODUCTS):
         p.codes[n] = p.workspace.size
-        if in_integers(c.narrow) and (n == 1 or projects(c)):
+        if c.format == INT8 and (n == 1 or projects(c)):
             take(&p.workspace, p.grid.members * codes_of_member(&p, n))
     rows = p.z_panels * p.chunk * B * LINES if p.chunk > 1 or not p.packs_all else 0
     p.z = take(&p.workspace, rows * p.L + p.grid.groups * p.gap)

@@ -10,11 +10,11 @@ One step, and its gradient, from d_h, with s the slope of the activation where i
 from activations cimport TANH, activate, plain, slope
 from cells cimport Rnn
 from half cimport half
-from narrow cimport WIDE
 from operands cimport H_GRAD, OUT_H
 from outputs cimport store_h
 from panels cimport units_in
 from plan cimport Backward, Forward, h_before
+from quantized cimport UNQUANTIZED
 from real cimport real
 from steps cimport ENDED, FRESH, marked, place, row_in, step_at
 from tile cimport LF, LINES, clear, line_at, line_of, round_to_half, store, store_line
@@ -22,7 +22,7 @@ from tile cimport LF, LINES, clear, line_at, line_of, round_to_half, store, stor
 
 cdef inline Rnn rnn_of() noexcept nogil:
     cdef Rnn c
-    c.gates[0], c.gates[1], c.transposed, c.narrow = 1, 0, False, WIDE
+    c.gates[0], c.gates[1], c.transposed, c.format = 1, 0, False, UNQUANTIZED
     c.activation = plain(TANH)
     return c
 

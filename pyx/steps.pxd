@@ -10,7 +10,8 @@ each part, so the rows that take part in a step stand side by side from the part
 from libc.stdlib cimport qsort
 from libc.string cimport memset
 
-from integer cimport in_integers, quantise_row
+from integer cimport quantize_row
+from quantized cimport INT8
 from real cimport real
 from team cimport share
 from tile cimport load_row, store
@@ -182,10 +183,10 @@ cdef inline bint marked(const Steps *s, Py_ssize_t k, Py_ssize_t b, int mark) no
 
 cdef inline void load_steps(
     const Steps *s, real *dst, Py_ssize_t stride, const store *x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
-    Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1, int narrow
+    Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1, int format
 ) noexcept nogil:
     """x of the rows in a part's slots b0 to b1 that take part to scratch, step after step from number k on; of these,
-    the rows r0 to r1.  They become rows of codes where products with weights that are so `narrow` are in integers."""
+    the rows r0 to r1.  They are quantized if `format`, that of the weights, is INT8."""
     cdef Py_ssize_t first = 0, n, q  # the rows of the steps before, those of a step
     cdef const store *row
     while first < r1:
@@ -193,8 +194,8 @@ cdef inline void load_steps(
         for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
             row = x + place(layout, step_at(s, k), row_in(s, b0 + q))
             if store is float and real is float:
-                if in_integers(narrow):
-                    quantise_row(narrow, dst + (first + q) * stride, row, I)
+                if format == INT8:
+                    quantize_row(dst + (first + q) * stride, row, I)
                     continue
             load_row(dst + (first + q) * stride, row, I)
         first += n

@@ -184,14 +184,14 @@ cdef inline Py_ssize_t lines_in(const real *unused, Py_ssize_t n) noexcept nogil
 
 
 # ------------------------------------------------------------------------------------------- lines to and from arrays
-cdef inline void widen(real *dst, const store *src) noexcept nogil:
+cdef inline void load_value(real *dst, const store *src) noexcept nogil:
     if store is half:
         dst[0] = half_to_float(src[0])
     else:
         dst[0] = <real> src[0]
 
 
-cdef inline void narrow(store *dst, real value) noexcept nogil:
+cdef inline void store_value(store *dst, real value) noexcept nogil:
     """The same back, rounded once."""
     if store is half:
         dst[0] = float_to_half(<float> value)
@@ -208,10 +208,10 @@ cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssi
                 line_to_float(<float *> dst, src)
                 return
         for l in range(lanes):
-            widen(dst + l, src + l)
+            load_value(dst + l, src + l)
         return
     for l in range(n):
-        widen(dst + l, src + l)
+        load_value(dst + l, src + l)
     for l in range(n, lanes):
         dst[l] = 0
 
@@ -237,17 +237,17 @@ cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ss
                 line_to_half(dst, <const float *> src)
                 return
         for l in range(lanes):
-            narrow(dst + l, src[l])
+            store_value(dst + l, src[l])
         return
     for l in range(n):
-        narrow(dst + l, src[l])
+        store_value(dst + l, src[l])
 
 
 cdef inline void load_part(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
     """n values, and nothing else."""
     cdef Py_ssize_t l
     for l in range(n):
-        widen(dst + l, src + l)
+        load_value(dst + l, src + l)
 
 
 cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:

@@ -17,16 +17,13 @@ from .._args import frozen_copy
 from .._layers import Runner
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Stream
-from .._threads import get_num_threads
 from ..optable import DTYPES, SCHEMES, Array, Kind, Tensor, sizes_of
 from ..quantization import (
-    FEW_ROWS,
     FLOAT32,
     KERNEL_FORMATS,
     QuantizationReport,
     QuantizedMatrix,
     Scheme,
-    dequantizes_first,
     quantize_matrix,
     read_schemes,
     report_of,
@@ -558,24 +555,11 @@ class Single(Layer[S_co]):
                 name = tensor.name
                 matrices[name] = quantize_matrix(vectors.pop(name), scheme, f"{reader.caller}: {prefix}{name}")
         number = KERNEL_FORMATS[scheme]
-        work = _kernels.WORK[f"{self._kernel}_narrow"]
+        work = _kernels.WORK[f"{self._kernel}_pack_quantized"]
         size, _, _ = work(1, 1, self.input_size, self.hidden_size, number, 1, *self._form)
         quantized = CellWeights(vectors, np.empty(size, np.uint8), number)
         self._exchange(quantized, matrices, False)
         return quantized
-
-    def _dequantized(self, weights: CellWeights, threads: int) -> CellWeights:
-        """Return float16 codes as float32 weights are packed."""
-        wide = CellWeights(weights.arrays, np.empty(self._packed_size(), np.uint8), 0, weights)
-        if self.hidden_size:
-            sizes = self.input_size, self.hidden_size
-            arguments = *sizes, *self._form, weights.packed, wide.packed, weights.narrow
-            _kernels.compute(f"{self._kernel}_widen", self._number, (1, 1, *sizes, 4), threads, arguments)
-        return wide
-
-    def _for_call(self, weights: CellWeights, T: int, B: int, threads: int) -> CellWeights:
-        """Return what a call of T steps of B rows reads of quantized weights."""
-        return self._dequantized(weights, threads) if dequantizes_first(weights.narrow, T, B) else weights
 
     def _apart(self) -> Parts:
         parts, weights = super()._apart(), self._shared.weights[self]
@@ -583,9 +567,9 @@ class Single(Layer[S_co]):
 
     def _matrices(self, weights: CellWeights) -> dict[str, QuantizedMatrix]:
         """Return the matrices that `_quantize` has packed; none where they are float32."""
-        if not weights.narrow:
+        if not weights.format:
             return {}
-        scheme = next(name for name, number in KERNEL_FORMATS.items() if number == weights.narrow)
+        scheme = next(name for name, number in KERNEL_FORMATS.items() if number == weights.format)
         shapes = {t.name: sizes_of(t.shape, self._sizes) for t in self._tensors if t.kind == "matrix"}
         matrices = {
             name: QuantizedMatrix(
@@ -604,19 +588,12 @@ class Single(Layer[S_co]):
             codes = [np.ascontiguousarray(matrix.codes).view(np.uint8) for matrix in inputs]
             scales = [_EMPTY[self._number] if matrix.scale is None else matrix.scale for matrix in inputs]
             vectors = self._ordered(weights.arrays, "peephole", "bias")
-            options = weights.packed, weights.narrow, back, *self._pack_options()
-            self._run("narrow", *codes, *scales, *vectors, *options)
+            options = weights.packed, weights.format, back, *self._pack_options()
+            self._run("pack_quantized", *codes, *scales, *vectors, *options)
 
     # ---------------------------------------------------------------------------------------------------------- streams
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
-
-    def _streamed(self, weights: CellWeights, batch: int) -> tuple[CellWeights, int]:
-        """Return what a stream of so many rows reads of these weights, and up to how many rows of a step read the
-        `stored` ones."""
-        if weights.narrow == KERNEL_FORMATS["float16"] and batch > FEW_ROWS:
-            return self._dequantized(weights, get_num_threads()), FEW_ROWS
-        return weights, 0
 
     def _with(self, weights: CellWeights) -> Self:
         """An equal layer, but with these weights."""
@@ -652,10 +629,10 @@ class Single(Layer[S_co]):
         size, _, _ = _kernels.WORK[f"{self._kernel}_pack"](1, 1, *sizes, itemsize, 1, *self._form)
         return size
 
-    def _plan(self, name: str, narrow: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]:
+    def _plan(self, name: str, format: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]:
         """What runs T steps, or differentiates them; its plan; the bytes of scratch that the plan needs, how many of
         the threads it uses, and how many of these share the hidden units of a row."""
-        options = (narrow, *self._forward_options()) if name == "layer" else self._gradient_options()
+        options = (format, *self._forward_options()) if name == "layer" else self._gradient_options()
         sizes = T, B, self.input_size, self.hidden_size
         return self._run(f"{name}_plan", _EMPTY[self._number], *sizes, threads, *options)  # type: ignore[no-any-return]
 

@@ -14,7 +14,7 @@ from .._stream import Stream
 from ..optable import ACTIVATIONS, DENSE_WEIGHTS, Array
 from .base import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded
-from .shared import CellWeights, Directions, NoState
+from .shared import Directions, NoState
 
 
 class Dense(Single[tuple[()]]):
@@ -180,9 +180,6 @@ class Dense(Single[tuple[()]]):
         return super().stream(batch)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
-    def _for_call(self, weights: CellWeights, T: int, B: int, threads: int) -> CellWeights:
-        return super()._for_call(weights, 1, T * B, threads)  # no row waits for another
-
     def _forward_options(self) -> tuple[int, ...]:
         return (ACTIVATIONS.index(self.activation),)
 

@@ -70,10 +70,8 @@ class CellWeights(NamedTuple):
     arrays: dict[str, Array]
     """Of quantized matrices there are none here."""
     packed: Array
-    narrow: int = 0
+    format: int = 0
     """How matrices are packed: one of `blockcell.quantization.KERNEL_FORMATS`."""
-    stored: "CellWeights | None" = None
-    """Of a stream: the float16 codes that `packed` was dequantized from."""
 
 
 class Parts(NamedTuple):

@@ -8,13 +8,13 @@ cdef class Plan:
     cdef object parameters
     cdef Run kernel
     cdef Py_ssize_t T, B, size  # bytes of scratch
-    cdef int narrow, threads, planned  # how weights are packed; threads that there may be; those that are of use
+    cdef int format, threads, planned  # how weights are packed; threads that there may be; those that are of use
     cdef bint brief
 
     cdef execute(self, char *work, const Pass *a)
 
 
-cdef Plan plan_from(tuple found, int narrow, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads)
-cdef Plan plan_of(Plan last, layer, name, int narrow, Py_ssize_t T, Py_ssize_t B, int threads=*)
+cdef Plan plan_from(tuple found, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads)
+cdef Plan plan_of(Plan last, layer, name, int format, Py_ssize_t T, Py_ssize_t B, int threads=*)
 cdef char *address_of(object packed) noexcept
 cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept

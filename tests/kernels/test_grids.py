@@ -2,11 +2,10 @@
 
 import itertools
 import os
-from time import sleep
 
 import numpy as np
 import pytest
-from bits import GRIDS, same, with_grid, with_machine
+from bits import GRIDS, same, threads_of_call, with_grid, with_machine
 from cases import arguments
 from fresh import printed
 from kernel_cases import DTYPES, LEVELS, run, same_bits, sizes_of
@@ -15,7 +14,6 @@ import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _kernels, _team
 from blockcell._bind import bind
 from blockcell._threads import _quota, _threads_of_this_process
-from blockcell.layers import base
 from blockcell.optable import OPS
 
 needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
@@ -75,8 +73,7 @@ def test_all_grids_of_ops_give_the_same_bits(name, dtype, level):
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("scheme", ["float16", "int8"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_all_grids_read_quantized_weights(name, scheme, set_num_threads, monkeypatch):
-    monkeypatch.setattr(base, "dequantizes_first", lambda *_: False)
+def test_all_grids_read_quantized_weights(name, scheme, set_num_threads):
     rng = np.random.default_rng(1)
     set_num_threads(64)
     layer = LAYERS[name]("float32")
@@ -207,20 +204,14 @@ def test_after_losses_calls_run_on_half_as_many_threads(set_num_threads):
     _team.adapt(True)
     try:
         for expected in (8, 4, 2, 1):
-            assert _team.ready(16) == 2 * expected
-            _team.report(loss)
-            _team.ready(16)
-            _team.report(loss)
-            assert _team.ready(16) == expected
-            _team.report(-1)
-        for expected in (2, 4, 8, 16):  # and on twice as many when they have rested
+            assert [threads_of_call(16, loss) for _ in range(2)] == [2 * expected] * 2
+            assert threads_of_call(16, -1) == expected
+        for expected in (2, 4, 8, 16):  # and on twice as many when time is up
             for _ in range(1000):
-                found = _team.ready(16)
-                sleep(0.01)
-                _team.report(-1)
-                if found == expected:
+                threads = threads_of_call(16, -1, seconds=0.01)
+                if threads == expected:
                     break
-            assert found == expected
+            assert threads == expected
     finally:
         _team.adapt(False)
 

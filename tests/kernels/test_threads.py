@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bits import bits, on_threads
+from bits import bits, on_threads, threads_of_call
 from cases import arguments
 from fresh import printed, python
 
@@ -17,6 +17,7 @@ from blockcell import GRU, LSTM, RNN, _cpu, _team, raw_ops
 
 needs_openmp = pytest.mark.skipif(not _cpu.OPENMP, reason="built without OpenMP: there are no threads")
 TASKS = Path("/proc/self/task")
+LIB = Path(__file__).parents[1] / "lib"
 SIZES = {"T": 6, "B": 40, "I": 33, "H": 70}
 
 
@@ -66,46 +67,43 @@ def test_h_in_whole_rows(kind, dtype, busy):
 @needs_openmp
 def test_calls_run_on_one_thread_until_they_have_made_up_for_what_was_lost(set_num_threads):
     set_num_threads(3)
-    assert _team.ready(3) == 3
-    _team.report(10**9)
-    assert _team.ready(3) == 3  # tests mean the number they ask for: conftest.py
+    for _ in range(3):
+        assert threads_of_call(3, 10**9) == 3  # tests mean the number they ask for: conftest.py
     _team.adapt(True)
     try:
-        _team.report(-(10**6))
-        assert _team.ready(3) == 3
-        _team.report(10**6)  # no more than was gained
-        assert _team.ready(3) == 3
-        _team.report(10**9)  # a hiccup
-        assert _team.ready(3) == 3
-        _team.report(-(10**9))
-        assert _team.ready(3) == 3
-        _team.report(10**6)
-        assert _team.ready(3) == 3
-        _team.report(10**6)
-        rests = 0
-        while _team.ready(3) == 1:
-            raw_ops.BlockLSTM(**arguments("BlockLSTM", SIZES), num_threads=1)
-            _team.report(0)
-            rests += 1
-        assert rests
-        _team.report(-(10**12))  # of which only the last milliseconds count
-        _team.report(10**9)
-        _team.report(10**9)
-        assert _team.ready(3) == 1
+        for loss in (
+            -(10**6),
+            10**6,  # no more than was gained
+            10**9,  # a hiccup
+            -(10**9),  # which pays the debt
+            10**6,
+            10**6,  # in debt again, and another loss
+        ):
+            assert threads_of_call(3, loss) == 3
+        limited = 0
+        while threads_of_call(3, seconds=0.0005) == 1:
+            limited += 1
+        assert limited
+        for loss in (-(10**12), 10**9, 10**9):  # of gains only the last milliseconds count
+            assert threads_of_call(3, loss) == 2  # at first
+        assert threads_of_call(3) == 1
         set_num_threads(2)  # whoever sets it wants it tried anew
-        assert _team.ready(2) == 2
+        assert threads_of_call(2) == 2
     finally:
         _team.adapt(False)
 
 
 def test_never_more_than_planned(set_num_threads):
     set_num_threads(8)
-    assert _team.ready(1) == 1
-    assert _team.get() == _team.ready(_team.get())
+    assert threads_of_call(1) == 1
+    assert threads_of_call(_team.get()) == _team.get()
 
 
 BUSY = """
+import sys
 import numpy as np
+sys.path.insert(0, {lib!r})
+from bits import threads_of_call
 from blockcell import LSTM, _team, set_num_threads
 
 set_num_threads(2)
@@ -122,11 +120,7 @@ _team.adapt(False)
 expected = call()
 for _ in range(3):
     _team.adapt(True)  # and forget what was lost: where calls are slow, two threads were tried again
-    assert _team.ready(2) == 2
-    _team.report(10**9)
-    _team.report(10**9)
-    assert _team.ready(2) == 1
-    _team.report(0)
+    assert [threads_of_call(2, loss) for loss in (10**9, 10**9, 0)] == [2, 2, 1]
     assert call() == expected
 print("same")
 """
@@ -134,7 +128,7 @@ print("same")
 
 @needs_openmp
 def test_same_bits_where_a_plan_for_two_threads_runs_on_one():
-    assert printed(BUSY) == "same"
+    assert printed(BUSY.format(lib=str(LIB))) == "same"
 
 
 CHANGES = """

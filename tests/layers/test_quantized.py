@@ -16,14 +16,17 @@ from guarded import SIDES, guarded
 from layer_cases import CELLS, LAYERS, SINGLE, dense, draw, gru, lstm, reset_after
 from quantization_cases import numbers
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Quantized, Stack, _kernels
-from blockcell.layers import BaseLayer, base
-from blockcell.layers.shared import CellWeights, SharedWeights
+from blockcell import GRU, LSTM, Bidirectional, Dense, Quantized, Stack
+from blockcell.layers import BaseLayer
 from blockcell.optable import SCHEMES
-from blockcell.quantization import FEW_ROWS, dequantize_matrix, dequantizes_first, quantize_matrix
+from blockcell.quantization import (
+    KERNEL_FORMATS,
+    dequantize_matrix,
+    quantize_matrix,
+)
 
 F32 = np.float32
-FLOAT16, INT8 = 1, 4  # as kernels know them
+FLOAT16, INT8 = KERNEL_FORMATS["float16"], KERNEL_FORMATS["int8"]
 STREAMED = {name: LAYERS[name] for name in SINGLE} | {
     "stack": lambda I, H, dtype: Stack(
         [
@@ -34,15 +37,6 @@ STREAMED = {name: LAYERS[name] for name in SINGLE} | {
         ]
     )
 }
-
-
-@pytest.fixture(autouse=True)
-def any_way(request, monkeypatch):
-    """Calls dequantize float16 codes first, or read them as they are, and streams likewise, whatever the sizes are."""
-    g = rng("ways", request.node.name)
-    monkeypatch.setattr(base, "dequantizes_first", lambda number, *_: number == FLOAT16 and g.random() < 0.5)
-    monkeypatch.setattr(base, "FEW_ROWS", int(g.integers(0, 20)))
-    return monkeypatch
 
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
@@ -236,8 +230,8 @@ def test_several_threads_call_one(scheme):
 @pytest.mark.parametrize("side", SIDES)
 @every_scheme
 @pytest.mark.parametrize("name", [*CELLS, "dense alone"])
-def test_guards(name, scheme, side, any_way):
-    """Panels that begin or end beside a protected page, and are not written; also those that are made of them."""
+def test_guards(name, scheme, side):
+    """Packed weights begin or end beside a protected page, and are not written."""
     for I, H in [(1, 1), (7, 19), (70, 33), (16, 48), (64, 64)]:
         layer = LAYERS[name](I, H, F32)
         quantized, model = layer.quantize(scheme), layer.quantize(scheme)
@@ -247,64 +241,9 @@ def test_guards(name, scheme, side, any_way):
         quantized._shared.weights = {cell: weights._replace(packed=guarded(panels, side))}
         for B in (1, 2, 5, 13):
             x = draw(layer, 2, B)[0]
-            for first in (False, True):
-                any_way.setattr(base, "dequantizes_first", lambda number, *_, first=first: number == FLOAT16 and first)
-                any_way.setattr(base, "FEW_ROWS", 0 if first else 99)
-                expected = model.dequantize()(x)[0] if scheme == "float16" else model(x)[0]
-                assert same(quantized(x)[0], expected), (I, H, B)
-                assert same(quantized.stream(B).run(x), expected), (I, H, B)
-        if scheme == "int8":  # is never dequantized
-            continue
-        left = model.dequantize()
-        [full] = left._shared.weights.values()
-        wide = guarded(np.empty(full.packed.size // 64 * 64 - 64, np.uint8), side, writable=True)
-        for threads in (1, 3):
-            wide[...] = 0xFF
-            codes = quantized._shared.weights[cell].packed
-            arguments = I, H, *cell._form, codes, wide, weights.narrow
-            _kernels.compute(f"{cell._kernel}_widen", cell._number, (1, 1, I, H, 4), threads, arguments)
-            layer._share(SharedWeights({layer: CellWeights(weights.arrays, wide)}))
-            assert same(layer(x), left(x)), (I, H, threads)
-
-
-# ------------------------------------------------------------------------------------------------------------ the rule
-@pytest.fixture
-def as_it_is(monkeypatch):
-    monkeypatch.setattr(base, "dequantizes_first", dequantizes_first)
-    monkeypatch.setattr(base, "FEW_ROWS", FEW_ROWS)
-
-
-@pytest.mark.usefixtures("as_it_is")
-def test_a_few_rows_of_a_stream_read_codes(monkeypatch):
-    """As in a stream of so few: what all rows read is dequantized, and the codes are kept."""
-    quantized = LSTM.init(90, 80, seed=0).quantize("float16")
-    stream, cell, read = quantized.stream(FEW_ROWS + 3), quantized._layer, []
-    plan = cell._plan
-    monkeypatch.setattr(cell, "_plan", lambda name, number, *rest: read.append(number) or plan(name, number, *rest))
-    for n in range(1, FEW_ROWS + 4):
-        stream.step(np.zeros((n, 90), F32), rows=range(n))
-    assert read == [FLOAT16] * FEW_ROWS + [0] * 3
-
-
-def test_what_a_call_dequantizes_first():
-    assert dequantizes_first(FLOAT16, 10, 13) and dequantizes_first(FLOAT16, 1, 120)
-    assert not dequantizes_first(FLOAT16, 100, 12) and not dequantizes_first(FLOAT16, 1, 119)
-    assert not any(dequantizes_first(number, 1000, 1000) for number in (0, INT8))
-
-
-@pytest.mark.usefixtures("level", "as_it_is")
-@pytest.mark.parametrize("name", CELLS)
-def test_both_sides_of_the_rule(name):
-    """Calls one after the other, of one layer and one stream, that read weights in several ways."""
-    quantized = LAYERS[name](90, 80, F32).quantize("float16")
-    left = quantized.dequantize()
-    g = rng("rule", name, "float16")
-    for k in g.permutation(14):
-        T, B = [(1, 1), (9, 1), (1, 2), (9, 2), (40, 2), (1, 12), (2, 13), (10, 13), (1, 49), (3, 49)][k % 10]
-        x, state, lengths, reset = draw(left, T, B)
-        with on_threads(int(g.integers(1, 4))):
-            assert same(quantized(x, state, lengths=lengths, reset=reset), left(x, state, lengths=lengths, reset=reset))
-            assert same(quantized.stream(B).run(x), left(x)[0]), (T, B)
+            expected = model.dequantize()(x)[0] if scheme == "float16" else model(x)[0]
+            assert same(quantized(x)[0], expected), (I, H, B)
+            assert same(quantized.stream(B).run(x), expected), (I, H, B)
 
 
 # -------------------------------------------------------------------------------------------------------- what is said

@@ -13,7 +13,6 @@ from bits import leaves, like, on_threads, same, zeros
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Dense, Stack
-from blockcell.layers import base
 from blockcell.optable import SCHEMES
 
 N, I, H = 11, 5, 19  # noqa: E741
@@ -356,24 +355,6 @@ def test_more_rows(name):
     assert stream.batch == 8 and same(stream.state, alone.state_of(range(8)))
     check_turns(stream, alone, rng, np.float32)
     check_turns(pickle.loads(pickle.dumps(stream)), alone, rng, np.float32)
-
-
-@pytest.mark.parametrize("part", ["alone", "stacked"])
-def test_more_rows_read_weights_as_a_stream_of_so_many(monkeypatch, part):
-    """Dequantized ones from some number of rows on, though the stream began with one row."""
-    monkeypatch.setattr(base, "FEW_ROWS", 4)
-    made, dequantize = [], base.Single._dequantized
-    monkeypatch.setattr(base.Single, "_dequantized", lambda *given: made.append(1) or dequantize(*given))
-    layer = LSTM.init(5, 24, seed=1)
-    layer = layer if part == "alone" else Stack([layer, GRU.init(24, 7, seed=2)])
-    quantized = layer.quantize("float16")
-    stream, x, left = quantized.stream(1), uniform(np.random.default_rng(2), 9, 6, 5), quantized.dequantize()
-    first = stream.step(x[0, :1])
-    assert not made
-    stream._grow(6)
-    assert len(made) == (1 if part == "alone" else 2)
-    stream.reset()
-    assert same(stream.run(x), left(x)[0]) and same(first, left(x[:1, :1])[0][0])
 
 
 # --------------------------------------------------------------------------------------------------------------- memory

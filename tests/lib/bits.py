@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -45,17 +46,31 @@ def like(state: Any, function: Callable[[np.ndarray], Any]) -> Any:
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
+def threads_of_call(planned: int, loss: int = 0, seconds: float = 0) -> int:
+    """Run a kernel that is planned for so many threads and has lost so many nanoseconds by them.
+
+    Returns on how many threads it ran.
+    """
+    threads = []
+
+    def kernel(_work: Any, _planned: int, ready: int) -> int:
+        threads.append(ready)
+        time.sleep(seconds)
+        return loss
+
+    _team.compute(kernel, lambda _: (0, planned, 1), (), planned, ())
+    return threads[0]
+
+
 def back_off() -> None:
     """Let calls run on half as many threads as are set, as after losses of time, until threads are set again.
 
     A second of calls ends that, too.  Whoever calls this undoes it by `_team.adapt(False)` (tests/conftest.py).
     """
     _team.adapt(True)  # and forget earlier losses
-    threads = _team.ready(blockcell.get_num_threads())
-    for _ in range(2):
-        _team.report(10**9)
-    assert _team.ready(threads) == max(threads // 2, 1)
-    _team.report(0)
+    threads = threads_of_call(blockcell.get_num_threads(), 10**9)
+    threads_of_call(threads, 10**9)
+    assert threads_of_call(threads) == max(threads // 2, 1)
 
 
 @contextmanager

@@ -30,13 +30,11 @@ from layer_cases import LAYERS, draw, run_all
 import blockcell
 from blockcell import LSTM, Dense, _team
 from blockcell._bind import bind
-from blockcell.layers import base
 from blockcell.optable import OPS
 
 SCHEMES = ["float16", "int8"]
 TORCH = ["LSTM", "GRU", "RNN"]
 OPERATIONS = 4 * 10**7  # T * B * H * (I + H), at most
-DEQUANTIZES_FIRST = base.dequantizes_first
 Generator = np.random.Generator
 done: Counter[str] = Counter()
 
@@ -193,7 +191,6 @@ def calls(g: Generator) -> Iterator[tuple[str, Any, Callable[[], list[np.ndarray
         sizes = drawn_sizes(g)
         what = name, sizes, dtype()
         yield "layers", what, layer_call(g, *what)
-        base.dequantizes_first = DEQUANTIZES_FIRST if g.random() < 0.3 else lambda *_: False
         quantized = name, sizes, SCHEMES[g.integers(len(SCHEMES))]
         yield "quantized", quantized, quantized_call(g, *quantized)
         streamed = name, sizes, SCHEMES[g.integers(len(SCHEMES))] if g.random() < 0.7 else None

@@ -207,7 +207,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "gru_reset_after.pxd",
         {"d[D_C_BAR * L + l] = d": "d[D_HC * L + l] = d", "d[D_HC * L + l] = d": "d[D_C_BAR * L + l] = d"},
     ),
-    "reset after: gates share lines": ("panels.pxd", {"if p.J > 0 and not p.apart and": "if p.J > 0 and"}),
+    "reset after: gates share lines": ("panels.pxd", {"if p.J > 0 and not p.apart:": "if p.J > 0:"}),
     "reset after: b_c for b_hc": ("panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
     "reset after: b_c_grad for b_hc_grad": ("backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
     "reset after: d_c_bar for d_hc": (
@@ -264,29 +264,35 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "integers: scales of x for h": ("panels.pxd", {"line += p.apart": "line += 0"}),
     "stored lines of x for h": (
         "panels.pxd",
-        {"line_in(p, u, gate, k < p.I), l)": "line_in(p, u, gate, True), l)"},
+        {"lane_in(p, j, u, gate, k < p.I))": "lane_in(p, j, u, gate, True))"},
     ),
     "integers: scales of h for x": (
         "panels.pxd",
-        {"(p.apart + line_in(p, u, gate, False)) * L, given": "(p.apart + line_in(p, u, gate, True)) * L, given"},
+        {"p.apart * L + lane_in(p, j, u, gate, False)": "p.apart * L + lane_in(p, j, u, gate, True)"},
     ),
-    "stored gates share lines": ("panels.pxd", {"not p.apart and p.narrow == WIDE:": "not p.apart:"}),
+    "stored gates that share lines": (
+        "panels.pxd",
+        {"u * p.gates * p.L + gate * width_of(p, j, u)": "(u * p.gates + gate) * p.L"},
+    ),
     "stored biases begin in the last line of weights": (
         "panels.pxd",
-        {"* bytes_of(p.narrow) + 3) // 4": "* bytes_of(p.narrow)) // 4"},
+        {"* bytes_of_code(p.format) + 3) // 4": "* bytes_of_code(p.format)) // 4"},
     ),
-    "stored lanes in order": ("narrow.pxd", {"l % (LF // 2) * 2 + l // (LF // 2) if": "l if"}),
     "stored in registers: half of another vector": (
-        "narrow.pxd",
-        {"(first + v) % VECTORS, narrow)": "v % VECTORS, narrow)"},
+        "quantized.pxd",
+        {"(first + v) % VECTORS)": "v % VECTORS)"},
     ),
     "stored in registers: vectors from another one on": (
-        "narrow.pxd",
-        {"rows, 1, 3, 3, lines": "rows, 1, 2, 3, lines"},
+        "quantized.pxd",
+        {"half_tile(rows, 1, 3, 3, lines": "half_tile(rows, 1, 2, 3, lines"},
     ),
-    "stored in registers: two lines as four": ("narrow.pxd", {"lines >= 3\n": "lines >= 2\n"}),
+    "stored in registers: blocks for the other rows": (
+        "quantized.pxd",
+        {"block[((first + v) // sub * K + k)": "block[(first // sub * K + k)"},
+    ),
+    "stored in registers: two lines as four": ("quantized.pxd", {"(lines >= 3 or": "(lines >= 2 or"}),
     "stored in registers: loads past the last panel": (
-        "narrow.pxd",
+        "quantized.pxd",
         {
             "for_reading(ahead + k * LINE_BYTES)": (
                 "acc[0] = acc[0] + (<const float *> (ahead + k * LINE_BYTES))[0] * <float> 0"
@@ -294,12 +300,12 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         },
     ),
     "stored in panels of two: one place for both": (
-        "narrow.pxd",
-        {"widened(p + i * next * sizeof(float) +": "widened(p +"},
+        "quantized.pxd",
+        {"half_vector(<const char *> (p + i * next +": "half_vector(<const char *> (p +"},
     ),
     "stored in panels of two: of other numbers of lines": (
         "panels.pxd",
-        {" or ((p.narrow != WIDE or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):": ":"},
+        {" or ((p.format != UNQUANTIZED or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):": ":"},
     ),
     "panels of two: one more than there are": ("panels.pxd", {"if j + most > end or (": "if j + most > end + 1 or ("}),
     "panels of two: the wrong one is taken apart": (
@@ -348,7 +354,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "dense.pxd",
         {"y[j * L + l] * (d[j * L + l] - total)": "y[j * L + l] * d[j * L + l]"},
     ),
-    "integers: top": ("integer.pxd", {"32639.0f : 127.0f": "32767.0f : 128.0f"}),
+    "integers: top": ("integer.pxd", {"scale /= 127.0f": "scale /= 128.0f"}),
     "integers: no least scale": ("integer.pxd", {"scale > 0x1p-126f ? scale : 0x1p-126f": "scale"}),
     "integers: infinity": ("integer.pxd", {"if (most >= 0x7f800000)": "if (most > 0x7f800000)"}),
     "rows of a stream: states are put to the first rows": (
@@ -358,11 +364,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "rows of a stream: from the states of the first rows": ("_stream.pyx", {"a.first[k] = self.last[k]": "pass"}),
     "rows of a stream: given twice": ("_stream.pyx", {" or named[row]:": ":"}),
     "integers: pairs of wide codes": ("integer.pxd", {"unpacklo_epi32(even, odd)": "unpacklo_epi32(odd, even)"}),
-    "integers: wide codes of the lower bytes": (
-        "integer.pxd",
-        {"widen_codes((int16_t *) (low + end), low, end)": "widen_codes((int16_t *) (low + end), high, end)"},
-    ),
-    "integers: sums of fours": ("integer.pxd", {"high_sum = _mm_add_epi32(high_sum, codes)": "high_sum = codes"}),
+    "integers: sums of fours": ("integer.pxd", {"total = _mm_add_epi32(total, four)": "total = four"}),
     "integers: where pieces of wide rows begin": (
         "integer.pxd",
         {"bytes_of_codes(K) + 2 * k if": "bytes_of_codes(K) + k if"},
@@ -401,21 +403,19 @@ ORDERS = {  # the same for the order of summation
         {"BLOCK, K - k)\n        if": "32, K - k)\n        if"},
     ),
     "stored blocks of 32": (
-        "narrow.pxd",
+        "quantized.pxd",
         {
-            "BLOCK, K - k0)\n        block = panel + k0 * lines * LF": (
-                "32, K - k0)\n        block = panel + k0 * lines * LF"
+            "BLOCK, K - k0)\n        codes = panel + k0 * lines * LF": (
+                "32, K - k0)\n        codes = panel + k0 * lines * LF"
             )
         },
     ),
     "stored in registers: from the last k to the first": (
-        "narrow.pxd",
+        "quantized.pxd",
         {
-            "next * sizeof(float) + (k * lines": "next * sizeof(float) + ((K - 1 - k) * lines",
-            "acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + k]": (
-                "acc[(m * panels + i) * nv + v] + w[v] * a[m * rs + K - 1 - k]"
-            ),
-            "acc[m * nv + v] + w[v] * a[m * rs + k]": "acc[m * nv + v] + w[v] * a[m * rs + K - 1 - k]",
+            "i * next + (k * lines": "i * next + ((K - 1 - k) * lines",
+            "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
+            "w[v], a, m * rs + k)": "w[v], a, m * rs + K - 1 - k)",
         },
     ),
     "torch blocks of 32": (

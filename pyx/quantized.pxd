@@ -1,0 +1,193 @@
+"""The formats of packed weights, and products with float16 weights (integer.pxd has those with int8 weights).
+
+A panel of float16 weights has its lines for one k after the other, [k][line][lane].  For a few rows weights are
+dequantized on their way into registers; for more of them a block is dequantized as a whole and given to the tile
+(tile.pxd).  The order of summation is the tile's, so results are bit-identical with those of the float32 weights that
+blockcell/quantization.py defines.
+"""
+from half cimport half
+from tile cimport (
+    ACC, BLOCK, FEWEST, FILLS, LF, LINE_BYTES, LINES, ONCE, ONCE3, ROWS, SUB, VECTORS, ZEROF, called, first_line,
+    for_reading, inlined, load_line, multiply_add, packed_at, packed_step, product_of_block, tile_height, vecf
+)
+
+cdef extern from *:
+    """
+    enum { UNQUANTIZED, FLOAT16, INT8 };
+    #if defined(__AVX2__)
+    enum { HALF_VECTORS = 1 };
+    static inline vecf half_vector(const char *line, int v) {
+    #if defined(__AVX512F__)
+        (void) v;
+        return (vecf) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) line));
+    #else
+        return (vecf) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) line + v));
+    #endif
+    }
+    #elif defined(__aarch64__)
+    #include <arm_neon.h>
+    enum { HALF_VECTORS = 1 };
+    static inline vecf half_vector(const char *line, int v) {
+        return (vecf) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) line + 4 * v)));
+    }
+    #else
+    enum { HALF_VECTORS = 0 };
+    static inline vecf half_vector(const char *line, int v) {
+        (void) line; (void) v;
+        return ZEROF;
+    }
+    #endif
+    """
+    enum:  # how packed weights are stored, in the order of KERNEL_FORMATS in blockcell/quantization.py
+        UNQUANTIZED
+        FLOAT16
+        INT8
+        HALF_VECTORS  # whether there are instructions to dequantize weights on their way into registers
+    vecf half_vector(const char *line, int v) noexcept nogil  # vector v of a line of float16 weights
+
+
+cdef inline Py_ssize_t bytes_of_code(int format) noexcept nogil:
+    return 1 if format == INT8 else 2
+
+
+cdef inline called dequantize_block(
+    float *restrict block, const half *restrict src, Py_ssize_t lines, Py_ssize_t kb
+) noexcept nogil:
+    """block, as the tile reads it, := kb values of k of a panel of float16 weights."""
+    cdef Py_ssize_t k, g, v, step
+    cdef float *line
+    cdef const half *codes
+    for g in range(lines):
+        line, step = packed_at(block, lines, g, 0, kb), packed_step(block, lines, g)
+        for k in range(kb):
+            codes = src + (k * lines + g) * LF
+            if HALF_VECTORS:
+                for v in range(VECTORS):
+                    (<vecf *> (line + k * step))[v] = half_vector(<const char *> codes, v)
+            else:
+                load_line(line + k * step, codes, LF)
+
+
+cdef inline inlined half_tile(
+    Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t first, Py_ssize_t nv, Py_ssize_t lines, vecf *restrict out,
+    Py_ssize_t step, const float *a, Py_ssize_t rs, const half *restrict p, Py_ssize_t next, vecf *restrict block,
+    Py_ssize_t K, const char *ahead
+) noexcept nogil:
+    """`tile`, or for a single row `chains_of_one`, with nv vectors from number `first` on of panels of so many lines of
+    float16 weights: each is dequantized once and then used for all rows.  FEWEST rows and more, which others may
+    follow (`tile_height`), store it in `block` as well.  Inlined with all of these constant."""
+    cdef vecf[2 * ACC] acc
+    cdef vecf[ACC] w
+    cdef Py_ssize_t k = 0, i, m, v, sub = VECTORS * (lines if SUB > 1 else 1)
+    for v in range(rows * panels * nv):
+        acc[v] = ZEROF
+    while True:
+        if ahead is not NULL:
+            for_reading(ahead + k * LINE_BYTES)
+        for i in range(panels):
+            for v in range(nv):
+                w[v] = half_vector(<const char *> (p + i * next + (k * lines + (first + v) // VECTORS) * LF),
+                                   (first + v) % VECTORS)
+                if rows >= FEWEST:
+                    block[((first + v) // sub * K + k) * sub + (first + v) % sub] = w[v]
+                if rows <= 3:  # so many values of a find registers beside the sums, else the weights do
+                    for m in range(rows):
+                        acc[(m * panels + i) * nv + v] = multiply_add(
+                            acc[(m * panels + i) * nv + v], w[v], a, m * rs + k)
+            if rows > 3:
+                for m in range(rows):
+                    for v in range(nv):
+                        acc[m * nv + v] = multiply_add(acc[m * nv + v], w[v], a, m * rs + k)
+        k += 1
+        if k == K:
+            break
+    for m in range(rows):
+        for i in range(panels):
+            for v in range(nv):
+                out[m * LINES * VECTORS + i * step + first + v] = (
+                    out[m * LINES * VECTORS + i * step + first + v] + acc[(m * panels + i) * nv + v])
+
+
+cdef inline inlined half_lines(
+    Py_ssize_t rows, Py_ssize_t most, Py_ssize_t lines, vecf *restrict out, const float *a, Py_ssize_t rs,
+    const half *restrict p, vecf *restrict block, Py_ssize_t K
+) noexcept nogil:
+    """The tile for all of 3 or 4 lines, at most so many vectors at a time where a line has several.  Meanwhile the next
+    block comes nearer."""
+    cdef const char *ahead = <const char *> (p + K * lines * LF)
+    cdef const char *more = ahead + K * LINE_BYTES
+    if VECTORS == 1:
+        if lines == 3: half_tile(rows, 1, 0, 3, 3, out, 0, a, rs, p, 0, block, K, NULL)
+        else: half_tile(rows, 1, 0, LINES, LINES, out, 0, a, rs, p, 0, block, K, NULL)
+    elif FILLS:  # two lines of up to three rows, one of more
+        if most == 4:
+            half_tile(rows, 1, 0, 8, lines, out, 0, a, rs, p, 0, block, K, ahead)
+            if lines == 3: half_tile(rows, 1, 8, 4, lines, out, 0, a, rs, p, 0, block, K, more)
+            else: half_tile(rows, 1, 8, 8, lines, out, 0, a, rs, p, 0, block, K, more)
+        else:
+            half_tile(rows, 1, 0, 4, lines, out, 0, a, rs, p, 0, block, K, ahead)
+            half_tile(rows, 1, 4, 4, lines, out, 0, a, rs, p, 0, block, K, more)
+            half_tile(rows, 1, 8, 4, lines, out, 0, a, rs, p, 0, block, K, NULL)
+            if lines > 3: half_tile(rows, 1, 12, 4, lines, out, 0, a, rs, p, 0, block, K, NULL)
+    elif most == 4:
+        half_tile(rows, 1, 0, 4, lines, out, 0, a, rs, p, 0, block, K, ahead)
+        if lines == 3: half_tile(rows, 1, 4, 2, lines, out, 0, a, rs, p, 0, block, K, more)
+        else: half_tile(rows, 1, 4, 4, lines, out, 0, a, rs, p, 0, block, K, more)
+    elif most == 3:
+        half_tile(rows, 1, 0, 3, lines, out, 0, a, rs, p, 0, block, K, ahead)
+        half_tile(rows, 1, 3, 3, lines, out, 0, a, rs, p, 0, block, K, more)
+        if lines > 3: half_tile(rows, 1, 6, 2, lines, out, 0, a, rs, p, 0, block, K, NULL)
+    else:
+        half_tile(rows, 1, 0, 2, lines, out, 0, a, rs, p, 0, block, K, ahead)
+        half_tile(rows, 1, 2, 2, lines, out, 0, a, rs, p, 0, block, K, more)
+        half_tile(rows, 1, 4, 2, lines, out, 0, a, rs, p, 0, block, K, NULL)
+        if lines > 3: half_tile(rows, 1, 6, 2, lines, out, 0, a, rs, p, 0, block, K, NULL)
+
+
+cdef inline called half_rows(
+    Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, vecf *restrict out, Py_ssize_t step,
+    const float *a, Py_ssize_t rs, const half *restrict p, Py_ssize_t next, vecf *restrict block, Py_ssize_t K
+) noexcept nogil:
+    """The tile for 1 to ROWS rows and 3 or 4 lines, for one row also for fewer."""
+    if rows == 1:
+        if lines == 1: half_tile(1, 1, 0, VECTORS, 1, out, 0, a, 0, p, 0, block, K, NULL)
+        elif lines == 2: half_tile(1, 1, 0, 2 * VECTORS, 2, out, 0, a, 0, p, 0, block, K, NULL)
+        elif lines == 3:
+            if ONCE3 > 1 and panels > 1:
+                half_tile(1, ONCE3, 0, 3 * VECTORS, 3, out, step, a, 0, p, next, block, K, NULL)
+            else: half_tile(1, 1, 0, 3 * VECTORS, 3, out, 0, a, 0, p, 0, block, K, NULL)
+        elif ONCE > 1 and panels > 1:
+            half_tile(1, ONCE, 0, LINES * VECTORS, LINES, out, step, a, 0, p, next, block, K, NULL)
+        else: half_tile(1, 1, 0, LINES * VECTORS, LINES, out, 0, a, 0, p, 0, block, K, NULL)
+    elif rows == 2: half_lines(2, 4, lines, out, a, rs, p, block, K)
+    elif rows == 3: half_lines(3, 4, lines, out, a, rs, p, block, K)
+    elif rows == 4: half_lines(4, 3, lines, out, a, rs, p, block, K)
+    elif rows == 5: half_lines(5, 2, lines, out, a, rs, p, block, K)
+    else: half_lines(ROWS, 2, lines, out, a, rs, p, block, K)
+
+
+cdef inline called half_product(
+    float *acc, Py_ssize_t step, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, const float *a,
+    Py_ssize_t stride, const half *panel, Py_ssize_t next, Py_ssize_t K
+) noexcept nogil:
+    """`product`, or `product_of_one`, with panels of float16 weights that are `next` numbers apart.  The first tile of
+    rows dequantizes a block of weights, and the other tiles read it."""
+    cdef float[(BLOCK * LINES + 1) * LF] room
+    cdef float *block = <float *> first_line(&room[0])
+    cdef const half *codes
+    cdef Py_ssize_t k0 = 0, kb, r, m
+    while k0 < K:
+        kb = min(<Py_ssize_t> BLOCK, K - k0)
+        codes = panel + k0 * lines * LF
+        r = 0
+        if HALF_VECTORS and (lines >= 3 or rows == 1):
+            r = tile_height(rows)
+            half_rows(r, panels, lines, <vecf *> acc, step * VECTORS // LF, a + k0, stride, codes, next, <vecf *> block,
+                      kb)
+        else:
+            dequantize_block(block, codes, lines, kb)
+        while r < rows:
+            m = tile_height(rows - r)
+            product_of_block(acc + r * LINES * LF, m, lines, a + r * stride + k0, stride, block, kb, block, 0)
+            r += m
+        k0 += kb
