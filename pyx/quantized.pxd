@@ -1,8 +1,8 @@
 """The formats of packed weights, and products with float16 weights (integer.pxd has those with int8 weights).
 
-A panel of float16 weights has its lines for one k after the other, [k][line][lane].  For a few rows weights are
-dequantized on their way into registers; for more of them a block is dequantized as a whole and given to the tile
-(tile.pxd).  The order of summation is the tile's, so results are bit-identical with those of the float32 weights that
+A panel of float16 weights has its lines for one k after the other, [k][line][lane].  The first tile of rows dequantizes
+weights on their way into registers and leaves them in a block, which the tiles of other rows read (tile.pxd).  The
+order of summation is the tile's, so results are bit-identical with those of the float32 weights that
 blockcell/quantization.py defines.
 """
 from half cimport half
