@@ -36,8 +36,7 @@ two_grids = partial(random.Random(1).sample, GRIDS, 2)  # for each case, as Thre
 # rows (t, b) than a weight gradient's block.
 SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 130, 24, 64), (1, 3, 400, 50)]
 WIDE = (2, 49, 8, 264)
-# The last one is for threads that widen weights, also those of a dense layer.
-LAYER_SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130), (1, 5, 420, 600)]
+LAYER_SIZES = [(5, 60, 16, 32), (5, 3, 40, 96), (6, 1, 40, 160), (1, 20, 70, 130)]
 PYTHON_THREADS = 8
 JOBS = 12  # of each
 done: Counter[str] = Counter()

@@ -75,10 +75,8 @@ SPARE = {
     "_lstm.pyx cell_grads": 1,
     "backward.pxd backward": 1,
     "forward.pxd forward": 1,
-    "forward.pxd run_dequantize": 1,
     "dense.pxd forward": 1,
     "dense.pxd backward": 1,
-    "dense.pxd run_dequantize": 1,
 }
 REACHED = "left out a barrier"
 LEFT_OUT = f'''"""Whether the environment says to leave out the barrier of this number."""
