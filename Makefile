@@ -63,7 +63,7 @@ clean:  ## removes .venv and everything built
 
 $(BUILT): EXTRA := dev
 $(DEMO_ALONE): EXTRA := demo,onnx
-$(BUILT) $(DEMO_ALONE): .venv/tools setup.py $(wildcard pyx/* pyx/*/*.pxd pyx/*/*/*.pxd)
+$(BUILT) $(DEMO_ALONE): .venv/tools setup.py $(shell find pyx -type f)
 	@echo 'Compiling the kernels takes some minutes'
 	BLOCKCELL_LEVELS=$(lastword $(subst -, ,$@)) $(BIN)/pip install --quiet --no-build-isolation --editable '.[$(EXTRA)]'
 	touch $@

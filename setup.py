@@ -82,23 +82,26 @@ def levels():
     return chosen
 
 
+def headers():
+    """Return the files that any compiled module may include."""
+    return sorted(path for path in Path("pyx").rglob("*") if path.suffix in (".pxd", ".h"))
+
+
 def source_hash(source):
     """What a kernel is built from: the package refuses one that was built from something else."""
-    files = [source, *sorted(Path("pyx").rglob("*.pxd"))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in [source, *headers()])).hexdigest()[:16]
 
 
 def extensions():
-    headers = [path.as_posix() for path in Path("pyx").rglob("*.pxd")]
     hashes = {path.stem: source_hash(path) for path in sorted(Path("pyx").glob("_*.pyx")) if path.stem not in PLAIN}
     for source in sorted(Path("pyx").glob("_*.pyx")):
         for level in ["base"] if source.stem in PLAIN else levels():
             name = source.stem if source.stem in PLAIN else f"{source.stem}_{level}"
-            extension = Extension(f"blockcell.{name}", [source.as_posix()], depends=["setup.py", *headers])
+            extension = Extension(f"blockcell.{name}", [source.as_posix()], depends=["setup.py", *map(str, headers())])
             if source.stem in hashes:
                 extension.define_macros = [("BLOCKCELL_SOURCE", f'"{hashes[source.stem]}"')]
             elif source.stem == "_cpu":
-                extension.depends += ["pyx/levels.h", *(f"pyx/{stem}.pyx" for stem in hashes)]
+                extension.depends += [f"pyx/{stem}.pyx" for stem in hashes]
                 sources = " ".join(f"{stem}={found}" for stem, found in hashes.items())
                 extension.define_macros = [("BLOCKCELL_SOURCES", f'"{sources}"')]
             extension.level, extension.stem = level, source.stem
@@ -152,15 +155,15 @@ class BuildExt(build_ext):
             extension.sources = [named(extension, c_files[extension.stem])]
             level_flags = LEVELS[extension.level] if HAS_LEVELS else []
             extension.extra_compile_args = FLAGS + compile_flags + level_flags
+            extension.include_dirs = ["pyx"]
             # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.
             extension.extra_link_args = self.link_flags + ([] if extension.stem in NO_KERNELS else link_flags)
             if extension.stem in ("_integer", "_training"):
                 extension.extra_compile_args += ["-ffp-contract=off"]  # their sums and products are numpy's
             if extension.stem in ("_args", "_layers", "_stream", "_training"):
-                extension.include_dirs = [numpy.get_include()]
+                extension.include_dirs += [numpy.get_include()]
                 extension.define_macros += [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
             if extension.stem == "_cpu":
-                extension.include_dirs = ["pyx"]
                 extension.define_macros += [("BLOCKCELL_FLAGS", f'"{" ".join(FLAGS + compile_flags)}"')]
         super().build_extensions()
 

@@ -18,7 +18,7 @@ An argument is a name, or a tuple of a name and its parameters: ``("leaky_relu",
 from its value, which is all that is kept of a forward pass; at the kinks of relu and hard_sigmoid it is 0. What a layer
 has is canonical: the name alone where the parameters have their defaults, otherwise the tuple.
 
-The functions themselves are in `blockcell.formulas`, in numpy, and in ``pyx/activations.pxd``.
+The functions themselves are in `blockcell.formulas`, in numpy, and in ``pyx/cells/activations.pxd``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "hard_sigmoid": {"scale": 1 / 6, "shift": 0.5},
     "linear": {},
 }
-"""The parameters of each activation and their defaults, those of Keras 3; in the order of ``pyx/activations.pxd``."""
+"""The parameters of each activation and their defaults, those of Keras 3, in the order of
+``pyx/cells/activations.pxd``."""
 POSITIVE = ("negative_slope", "alpha")
 """Parameters that must be above 0: the sign of the value says on which side of 0 it is from."""
 WITHOUT_GRADIENT = ("gelu", "silu", "swish", "softmax", "mish", "hard_silu", "hard_swish")

@@ -28,12 +28,12 @@ STORAGE: dict[np.dtype[Any], str] = {
     np.dtype(np.float64): "double",
     np.dtype(np.float16): "half",
 }
-"""The dtypes of every op, and the names that the kernels have for them: ``store`` in ``pyx/tile.pxd``."""
+"""The dtypes of every op, and the names that the kernels have for them: ``store`` in ``pyx/product/tile.pxd``."""
 DTYPES = tuple(STORAGE)
 SCHEMES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 """How the matrices of a float32 layer can be quantized, and the dtype of the codes: ``blockcell.quantization``."""
 ACTIVATIONS = (None, "sigmoid", "tanh", "relu", "softmax")
-"""Of a `Dense` layer, in the order of ``pyx/dense.pxd``."""
+"""Of a `Dense` layer, in the order of ``pyx/cells/dense.pxd``."""
 DTYPE_NAMES = f"{', '.join(map(str, DTYPES[:-1]))} or {DTYPES[-1]}"
 """For messages: ``"float32, float64 or float16"``."""
 

@@ -29,7 +29,7 @@ LEAST_SCALE = np.finfo(np.float32).smallest_normal
 MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
 FLOAT32 = "float32"
 KERNEL_FORMATS = {FLOAT32: 0, "float16": 1, "int8": 2}
-"""The numbers that kernels have for packed matrices of each scheme: ``pyx/quantized.pxd``."""
+"""The numbers that kernels have for packed matrices of each scheme: ``pyx/product/quantized.pxd``."""
 
 Scheme = str | Mapping[str, str]
 """What `Layer.quantize` takes: "int8" or "float16" for all matrices, or one for each prefix of their names."""

@@ -6,13 +6,13 @@
 from cpython.pycapsule cimport PyCapsule_Import
 from cython.parallel cimport prange
 
-cimport activations
-from half cimport half
-from integer cimport ProductInUse, add_integer_product, quads_of, quantize_row, stride_of_codes, use_product
-from quantized cimport INT8, bytes_of_code, half_product
-from real cimport real
+cimport cells.activations as activations
+from product.half cimport half
+from product.integer cimport ProductInUse, add_integer_product, quads_of, quantize_row, stride_of_codes, use_product
+from product.quantized cimport INT8, bytes_of_code, half_product
+from product.real cimport real
+from product.tile cimport BLOCK, LF, ROWS, line_of, lines_in, load_line, product, product_of_block, store_line
 from source cimport BLOCKCELL_SOURCE
-from tile cimport BLOCK, LF, ROWS, line_of, lines_in, load_line, product, product_of_block, store_line
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 TILE_ROWS = ROWS

@@ -20,9 +20,9 @@ import numpy
 from blockcell._team import NUMBER, RUN
 from blockcell.optable import DTYPES, STORAGE, dims
 
-from arrays cimport is_plain, overlap
-from runs cimport Runs
-from tile cimport store
+from numpy_arrays cimport is_plain, overlap
+from product.tile cimport store
+from schedule.runs cimport Runs
 
 import_array()
 

@@ -4,87 +4,13 @@ import os
 cimport cython
 from cpython.pycapsule cimport PyCapsule_New
 
-from machine cimport Machine
+from schedule.machine cimport Machine
 
 cdef extern from "levels.h":
     bint runs_v3()
     bint runs_v4()
 
-cdef extern from *:
-    """
-    static Machine this_machine;  /* a cache has 0 bytes where the processor does not tell */
-    static char cpu_vendor[13];
-    static int cpu_family, cpu_model;
-    #if defined(__x86_64__)
-        #include <cpuid.h>
-        #include <string.h>
-        static void read_model(void) {
-            unsigned a, b, c, d;
-            if (__get_cpuid(0, &a, &b, &c, &d)) {
-                memcpy(cpu_vendor, &b, 4);
-                memcpy(cpu_vendor + 4, &d, 4);
-                memcpy(cpu_vendor + 8, &c, 4);
-            }
-            if (__get_cpuid(1, &a, &b, &c, &d)) {
-                cpu_family = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? a >> 20 & 255 : 0);
-                cpu_model = (a >> 4 & 15) + (a >> 12 & 240);
-            }
-        }
-        static void read_cache_sizes(void) {
-            unsigned a, b, c, d, leaf = 4;
-            /* AMD's processors tell by a leaf of their own, in the form of Intel's. */
-            if (__get_cpuid(0x80000001, &a, &b, &c, &d) && c >> 22 & 1)
-                leaf = 0x8000001D;
-            for (unsigned k = 0; k < 16 && __get_cpuid_count(leaf, k, &a, &b, &c, &d) && (a & 31); k++) {
-                unsigned level = a >> 5 & 7;
-                if ((a & 31) != 2 && level >= 1 && level <= 3)
-                    this_machine.caches[level - 1] =
-                        ((Py_ssize_t) (b >> 22) + 1) * ((b >> 12 & 1023) + 1) * ((b & 4095) + 1) * ((Py_ssize_t) c + 1);
-            }
-        }
-    #elif defined(__linux__)
-        #include <stdio.h>
-        static int has_entry(int cache, const char *name, const char *format, void *value) {
-            char path[80];
-            snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", cache, name);
-            FILE *file = fopen(path, "r");
-            int found = file && fscanf(file, format, value) == 1;
-            if (file)
-                fclose(file);
-            return found;
-        }
-        static void read_cache_sizes(void) {  /* nothing where the firmware is silent */
-            char type;
-            int level, kibibytes;
-            for (int k = 0; has_entry(k, "level", "%d", &level); k++)
-                if (level >= 1 && level <= 3 && has_entry(k, "type", "%c", &type) && type != 'I'
-                    && has_entry(k, "size", "%dK", &kibibytes))
-                    this_machine.caches[level - 1] = (Py_ssize_t) kibibytes << 10;
-            if (this_machine.caches[2] == 0)
-                this_machine.caches[2] = this_machine.caches[1];  /* the last one, as of a Cortex-A72 */
-        }
-    #else
-        static void read_cache_sizes(void) {}
-    #endif
-
-    #if !defined(__x86_64__)
-        static void read_model(void) {}
-    #endif
-
-    #ifdef _OPENMP
-        enum { HAS_OPENMP = 1 };
-    #else
-        enum { HAS_OPENMP = 0 };
-    #endif
-
-    #if defined(__clang__)
-        #define COMPILER_NAME __VERSION__
-    #elif defined(__GNUC__)
-        #define COMPILER_NAME "gcc " __VERSION__
-    #else
-        #define COMPILER_NAME "unknown"
-    #endif
-    """
+cdef extern from "schedule/cpu.h":
     Machine this_machine
     const char *cpu_vendor
     int cpu_family

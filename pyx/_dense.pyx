@@ -7,15 +7,15 @@ threads.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
-from cost cimport requirements_of
-from dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back
-from integer cimport READ_PAST, ProductInUse, use_product
-from machine cimport Machine, use_machine
-from panels cimport pack_bias, pack_quantized
-from passes cimport Pass
-from quantized cimport INT8, UNQUANTIZED, bytes_of_code
+from cells.dense cimport Backward, Forward, backward_of, forward_of, run_pack, run_pass, run_pass_back
+from passes.arrays cimport Pass
+from product.integer cimport READ_PAST, ProductInUse, use_product
+from product.panels cimport pack_bias, pack_quantized
+from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
+from product.tile cimport aligned, computed_size, storage_of, store
+from schedule.cost cimport requirements_of
+from schedule.machine cimport Machine, use_machine
 from source cimport BLOCKCELL_SOURCE
-from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))

@@ -8,22 +8,22 @@ threads.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
-from backward cimport run_backward, run_pass_back
-from cells cimport Gru, use_activations
-from cost cimport grid_of, requirements_of
-from forward cimport run_forward, run_pack, run_pack_quantized, run_pass
-from gru cimport gru_of
-from integer cimport READ_PAST, ProductInUse, use_product
-from machine cimport Machine, use_machine
-from operands cimport (
+from cells.gru cimport gru_of
+from cells.types cimport Gru, use_activations
+from passes.arrays cimport Pass
+from passes.backward cimport run_backward, run_pass_back
+from passes.forward cimport run_forward, run_pack, run_pack_quantized, run_pass
+from passes.operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
-from passes cimport Pass
-from plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
-from quantized cimport INT8, bytes_of_code
+from product.integer cimport READ_PAST, ProductInUse, use_product
+from product.quantized cimport INT8, bytes_of_code
+from product.tile cimport aligned, computed_size, storage_of, store
+from schedule.cost cimport grid_of, requirements_of
+from schedule.machine cimport Machine, use_machine
+from schedule.plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
 from source cimport BLOCKCELL_SOURCE
-from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))

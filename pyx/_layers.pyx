@@ -23,10 +23,10 @@ import numpy
 from blockcell._args import empty
 from blockcell._team import NUMBER, RUN
 
-from arrays cimport is_plain
-from passes cimport STATES, WEIGHTS, Pass, Run
-from runs cimport Runs
-from steps cimport ENDED, FIRST, FRESH
+from numpy_arrays cimport is_plain
+from passes.arrays cimport STATES, WEIGHTS, Pass, Run
+from passes.steps cimport ENDED, FIRST, FRESH
+from schedule.runs cimport Runs
 
 import_array()
 

@@ -9,30 +9,30 @@ threads.
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 from cython.parallel cimport parallel, prange
 
-from backward cimport run_backward, run_pass_back
-from cells cimport Lstm, use_activations
-from cost cimport grid_of, parts_of, requirements_of, use_threads
-from forward cimport run_forward, run_pack, run_pack_quantized, run_pass
-from half cimport half
-from integer cimport READ_PAST, ProductInUse, use_product
-from lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
-from machine cimport Machine, use_machine
-from operands cimport (
+from cells.lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
+from cells.types cimport Lstm, use_activations
+from passes.arrays cimport Pass
+from passes.backward cimport run_backward, run_pass_back
+from passes.forward cimport run_forward, run_pack, run_pack_quantized, run_pass
+from passes.operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
     H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, W, W_GRAD, W_P, WCF, WCF_GRAD,
     WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
-from passes cimport Pass
-from plan cimport (
+from product.half cimport half
+from product.integer cimport READ_PAST, ProductInUse, use_product
+from product.quantized cimport INT8, bytes_of_code
+from product.real cimport real
+from product.tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
+from schedule.cost cimport grid_of, parts_of, requirements_of, use_threads
+from schedule.machine cimport Machine, use_machine
+from schedule.plan cimport (
     Backward, Forward, backward_of, cell_grad_plan, forward_of, grid_of_cell_grad, plan_backward, plan_forward,
     size_of_h, use_panels
 )
-from quantized cimport INT8, bytes_of_code
-from real cimport real
+from schedule.team cimport Team, barrier, gather, join, lost, share
+from schedule.workspace cimport guard_zones, release_zones
 from source cimport BLOCKCELL_SOURCE
-from team cimport Team, barrier, gather, join, lost, share
-from tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
-from workspace cimport guard_zones, release_zones
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))

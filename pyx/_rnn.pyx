@@ -8,22 +8,22 @@ threads.
 """
 from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
 
-from activations cimport activation_of
-from backward cimport run_backward, run_pass_back
-from cells cimport Rnn
-from cost cimport grid_of, requirements_of
-from forward cimport run_forward, run_pack, run_pack_quantized, run_pass
-from integer cimport READ_PAST, ProductInUse, use_product
-from machine cimport Machine, use_machine
-from operands cimport (
+from cells.activations cimport activation_of
+from cells.rnn cimport rnn_of
+from cells.types cimport Rnn
+from passes.arrays cimport Pass
+from passes.backward cimport run_backward, run_pass_back
+from passes.forward cimport run_forward, run_pack, run_pack_quantized, run_pass
+from passes.operands cimport (
     BIAS, BIAS_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_H, OUTPUTS, W, W_GRAD, X, X_GRAD
 )
-from passes cimport Pass
-from plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
-from quantized cimport INT8, bytes_of_code
-from rnn cimport rnn_of
+from product.integer cimport READ_PAST, ProductInUse, use_product
+from product.quantized cimport INT8, bytes_of_code
+from product.tile cimport aligned, computed_size, storage_of, store
+from schedule.cost cimport grid_of, requirements_of
+from schedule.machine cimport Machine, use_machine
+from schedule.plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
 from source cimport BLOCKCELL_SOURCE
-from tile cimport aligned, computed_size, storage_of, store
 
 SOURCE = BLOCKCELL_SOURCE.decode()
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))

@@ -12,9 +12,9 @@ from blockcell._args import empty
 from blockcell._layers import marks_of
 from blockcell._read import ArgumentReader
 
-from arrays cimport is_plain, overlap
 from blockcell._layers cimport Plan, address_of, is_shaped, plan_of
-from passes cimport STATES, Pass
+from numpy_arrays cimport is_plain, overlap
+from passes.arrays cimport STATES, Pass
 
 import_array()
 

@@ -8,10 +8,10 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.string cimport memcpy, memset
 
 from blockcell._layers cimport Plan, plan_from
-from half cimport float_to_half, half, half_to_float
-from passes cimport STATES, Pass
-from steps cimport Layout
-from tile cimport store
+from passes.arrays cimport STATES, Pass
+from passes.steps cimport Layout
+from product.half cimport float_to_half, half, half_to_float
+from product.tile cimport store
 
 cdef enum:
     PER = 5  # tensors of weights of a direction, at most

@@ -15,8 +15,8 @@ from numpy cimport (
 
 import numpy
 
-from arrays cimport is_plain
-from real cimport real
+from numpy_arrays cimport is_plain
+from product.real cimport real
 
 import_array()
 

@@ -1,5 +1,5 @@
 """How a layer's kernel runs, for `_stream` and `_tensors` too."""
-from passes cimport Pass, Run
+from passes.arrays cimport Pass, Run
 
 
 cdef class Plan:

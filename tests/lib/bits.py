@@ -88,7 +88,7 @@ def on_threads(n: int, busy: bool = False) -> Iterator[None]:
 
 @contextmanager
 def with_machine(**changes: Any) -> Iterator[None]:
-    """Plans that are made in here are told this about the machine (pyx/machine.pxd); an op must be bound in here."""
+    """Tell plans made in here this about the machine (pyx/schedule/machine.pxd); an op must be bound in here."""
     before = _cpu.machine()
     _cpu.use_machine(**changes)
     try:

@@ -136,7 +136,7 @@ def check_sources(sdist: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for needed in (
         "setup.py",
-        "pyx/tile.pxd",
+        "pyx/product/tile.pxd",
         "tests/kernels/test_kernels.py",
         "docs/mathematics.md",
         "LICENSE",

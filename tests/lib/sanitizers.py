@@ -247,7 +247,7 @@ def leave_out_barriers(folder: Path) -> list[str]:
     """Give every barrier a number by which it can be left out; in which file and function each is."""
     (folder / "pyx" / "left_out.pxd").write_text(LEFT_OUT)
     places: list[str] = []
-    for path in sorted((folder / "pyx").glob("*.p*")):
+    for path in sorted((folder / "pyx").rglob("*.p*")):
         source = path.read_text()
 
         def numbered(match: re.Match[str], path: Path = path, source: str = source) -> str:
@@ -257,7 +257,7 @@ def leave_out_barriers(folder: Path) -> list[str]:
 
         changed = BARRIER.sub(numbered, source)
         if changed != source:
-            first = re.compile(r"^(?=from \w+ cimport)", re.MULTILINE)
+            first = re.compile(r"^(?=from [\w.]+ cimport)", re.MULTILINE)
             path.write_text(first.sub("from left_out cimport left_out\n", changed, count=1))
     assert places
     return places

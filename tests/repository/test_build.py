@@ -2,12 +2,14 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from sanitizers import leave_out_barriers
 
 from blockcell import _cpu
 
@@ -47,6 +49,25 @@ def test_levels_that_are_built(setup, monkeypatch, wanted, levels):
     names = {extension.name for extension in build_command(setup).chosen_extensions()}
     assert {name.rpartition("_")[2] for name in names if name.startswith("blockcell._lstm_")} == set(levels.split())
     assert {f"blockcell.{name}" for name in (*setup.PLAIN, "_cyutility")} <= names
+
+
+def test_everything_that_a_kernel_includes_is_hashed(setup):
+    """Else a package would take kernels that were built before a header changed."""
+    files = {path for path in Path("pyx").rglob("*") if path.is_file() and path.suffix != ".pyx"}
+    assert files == set(setup.headers())
+    for extension in setup.extensions():
+        assert {str(path) for path in files} <= set(extension.depends) or extension.name == setup.SHARED
+
+
+def test_sanitizers_leave_out_every_barrier(tmp_path):
+    """In turn, in a copy of the checkout: `threads` of tests/lib/sanitizers.py."""
+    shutil.copytree(ROOT / "pyx", tmp_path / "pyx")
+    barriers = [
+        line
+        for path in (ROOT / "pyx").rglob("*.p*")
+        for line in re.findall(r"^ +\w*barrier\(&team\)", path.read_text(), re.M)
+    ]
+    assert len(leave_out_barriers(tmp_path)) == len(barriers)
 
 
 def test_unknown_levels_are_refused(setup, monkeypatch):

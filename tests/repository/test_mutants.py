@@ -18,61 +18,67 @@ from blockcell import _cpu
 ROOT = Path(__file__).resolve().parents[2]
 QUANTIZATION = "../blockcell/quantization.py"  # from pyx/ on
 MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
-    "lstm i and f": ("lstm.pxd", {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"}),
+    "lstm i and f": (
+        "cells/lstm.pxd",
+        {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"},
+    ),
     "lstm i and ci": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {
             "i_bar[l] = z[I_BAR * L + l]": "i_bar[l] = z[CI_BAR * L + l]",
             "tanh(z[ci_line * L + l])": "tanh(z[I_BAR * L + l])",
         },
     ),
     "lstm f and o": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"f_line = F_BAR": "f_line = O_BAR", "o_line = O_BAR": "o_line = F_BAR"},
     ),
     "lstm ci and o": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"ci_line = CI_BAR": "ci_line = O_BAR", "o_line = O_BAR": "o_line = CI_BAR"},
     ),
-    "lstm icfo and ifco": ("lstm.pxd", {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"}),
+    "lstm icfo and ifco": (
+        "cells/lstm.pxd",
+        {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"},
+    ),
     "lstm wci and wcf": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {
             "cs_state[l] * peep[PEEP_I": "cs_state[l] * peep[PEEP_F",
             "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_I",
         },
     ),
     "lstm wcf and wco": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {
             "cs_state[l] * peep[PEEP_F": "cs_state[l] * peep[PEEP_O",
             "cs_state[l] * peep[PEEP_O": "cs_state[l] * peep[PEEP_F",
         },
     ),
     "lstm h_prev and cs_prev": (
-        "forward.pxd",
+        "passes/forward.pxd",
         {"inputs[H_PREV], p.P, b": "inputs[CS_PREV], p.P, b", "inputs[CS_PREV], p.H, b": "inputs[H_PREV], p.H, b"},
     ),
     "lstm h and cs": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"y[OUT_CS * L + l] = s": "y[OUT_H * L + l] = s", "y[OUT_H * L + l] = y": "y[OUT_CS * L + l] = y"},
     ),
     "lstm d_i and d_f": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {
             "dicfo[I_BAR * L + l] = d_cs": "dicfo[F_BAR * L + l] = d_cs",
             "dicfo[F_BAR * L + l] = d_f": "dicfo[I_BAR * L + l] = d_f",
         },
     ),
     "lstm d_ci and d_o": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {
             "dicfo[O_BAR * L + l] = h_grad": "dicfo[CI_BAR * L + l] = h_grad",
             "dicfo[CI_BAR * L + l] = d_cs": "dicfo[O_BAR * L + l] = d_cs",
         },
     ),
     "lstm h_grad and cs_grad": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {
             "value = line_at(&room[0], inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)\n        for": (
                 "value = line_at(&room[0], inputs[CS_GRAD] + at, n)\n        for"
@@ -81,218 +87,230 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         },
     ),
     "lstm wci and wcf in the gradient": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {
             "dicfo[I_BAR * L + l] * peep[PEEP_I": "dicfo[I_BAR * L + l] * peep[PEEP_F",
             "dicfo[F_BAR * L + l] * peep[PEEP_F": "dicfo[F_BAR * L + l] * peep[PEEP_I",
         },
     ),
     "lstm wci_grad and wcf_grad": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"outputs[WCI_GRAD] + at": "outputs[WCF_GRAD] + at", "outputs[WCF_GRAD] + at": "outputs[WCI_GRAD] + at"},
     ),
     "coupled ci and f": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"ci_line = CI_BAR": "ci_line = F_BAR", "f_line = F_BAR": "f_line = CI_BAR"},
     ),
     "coupled i is f": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"y[OUT_I * L + l] = one - y[OUT_F * L + l]": "y[OUT_I * L + l] = y[OUT_F * L + l]"},
     ),
-    "coupled o is where four gates have it": ("lstm.pxd", {"o_line = O_BAR - c.coupled": "o_line = O_BAR"}),
-    "coupled d_f without i's part": ("lstm.pxd", {"cs_prev[l] - ci[l] if c.coupled": "cs_prev[l] if c.coupled"}),
+    "coupled o is where four gates have it": ("cells/lstm.pxd", {"o_line = O_BAR - c.coupled": "o_line = O_BAR"}),
+    "coupled d_f without i's part": ("cells/lstm.pxd", {"cs_prev[l] - ci[l] if c.coupled": "cs_prev[l] if c.coupled"}),
     "projected from h_prev": (
-        "forward.pxd",
+        "passes/forward.pxd",
         {"rows + (p.m if cell is Lstm else p.hr)": "rows + (p.h if cell is Lstm else p.hr)"},
     ),
-    "projected without its clip": ("lstm.pxd", {"h[l] = -clip if h[l] < -clip else h[l]": "h[l] = h[l]"}),
+    "projected without its clip": ("cells/lstm.pxd", {"h[l] = -clip if h[l] < -clip else h[l]": "h[l] = h[l]"}),
     "projected: the gradient passes the clip": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"value[l] >= clip or value[l] <= -clip": "value[l] > 2 * clip"},
     ),
     "projected: what is carried is left out": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {
             "j * L, n)\n    for l in range(L):\n        d_h[l] = carry[l] + value[l]": (
                 "j * L, n)\n    for l in range(L):\n        d_h[l] = value[l]"
             )
         },
     ),
-    "projected: cs goes past a reset": ("backward.pxd", {"if marked(&p.steps, k, b + q, FRESH):": "if False:"}),
+    "projected: cs goes past a reset": ("passes/backward.pxd", {"if marked(&p.steps, k, b + q, FRESH):": "if False:"}),
     "projected: the weights' gradient without co": (
-        "backward.pxd",
+        "passes/backward.pxd",
         {"inputs[OUT_CO] + (t * p.B + b) * p.H, factor": "inputs[OUT_O] + (t * p.B + b) * p.H, factor"},
     ),
     "rows of h that are stored whole are those of the step before": (
-        "forward.pxd",
+        "passes/forward.pxd",
         {"h_before(p, rows, k + 1) + b * p.Ps,\n                  p.P": "h_before(p, rows, k) + b * p.Ps, p.P"},
     ),
     "gru r and u": (
-        "gru.pxd",
+        "cells/gru.pxd",
         {
             "sigmoid(z[R_BAR * L + l])": "sigmoid(z[U_BAR * L + l])",
             "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
         },
     ),
-    "gru c and h_prev": ("gru.pxd", {"u[l] * (h[l] - c[l]) + c[l]": "u[l] * (c[l] - h[l]) + h[l]"}),
+    "gru c and h_prev": ("cells/gru.pxd", {"u[l] * (h[l] - c[l]) + c[l]": "u[l] * (c[l] - h[l]) + h[l]"}),
     "gru d_r_bar and d_u_bar": (
-        "gru.pxd",
+        "cells/gru.pxd",
         {
             "d + U_BAR * p.H + j * L, d_u_bar": "d + R_BAR * p.H + j * L, d_u_bar",
             "d + R_BAR * p.H + j * L, d_r_bar": "d + U_BAR * p.H + j * L, d_r_bar",
         },
     ),
     "gru r and u in the gradient": (
-        "gru.pxd",
+        "cells/gru.pxd",
         {
             "&gate_r[0], inputs[OUT_R]": "&gate_r[0], inputs[OUT_U]",
             "inputs[OUT_U] + at, n),\n               state": "inputs[OUT_R] + at, n),\n               state",
         },
     ),
     "gates that share lines are taken apart wrongly": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"row[gate * width + l] if": "row[gate * L + l] if"},
     ),
     "gates that share lines are taken apart from the first on": (
-        "panels.pxd",
+        "product/panels.pxd",
         {
             "gate = p.gates - 1\n        while gate >= 0:": "gate = 0\n        while gate < p.gates:",
             "gate -= 1": "gate += 1",
         },
     ),
     "gates that share lines are taken apart in the first line of units": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"row = z + (q * LINES + u * p.gates) * L": "row = z + q * LINES * L"},
     ),
     "gates that share lines are packed side by side": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"g = u * p.gates + l // p.L": "g = u * p.gates + gate"},
     ),
     "gates that share lines are packed in another order": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, p.gates - 1 - gate) + l - first"},
     ),
     "biases of gates that share lines stand side by side": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"bias + u * p.gates * p.L + gate * width": "bias + u * p.gates * p.L + gate * p.L"},
     ),
-    "gates share lines in the first panel": ("panels.pxd", {"if j == p.count - 1 else 0)": "if j == 0 else 0)"}),
-    "gates share too few lines": ("panels.pxd", {"(p.J - 1) * p.L) + p.L - 1) // p.L": "(p.J - 1) * p.L)) // p.L"}),
+    "gates share lines in the first panel": (
+        "product/panels.pxd",
+        {"if j == p.count - 1 else 0)": "if j == 0 else 0)"},
+    ),
+    "gates share too few lines": (
+        "product/panels.pxd",
+        {"(p.J - 1) * p.L) + p.L - 1) // p.L": "(p.J - 1) * p.L)) // p.L"},
+    ),
     "gates share lines where weights are not packed": (
-        "plan.pxd",
+        "schedule/plan.pxd",
         {"if p.packs_all:\n        join_gates(": "if True:\n        join_gates("},
     ),
     "reset after: r and u": (
-        "gru_reset_after.pxd",
+        "cells/gru_reset_after.pxd",
         {
             "sigmoid(z[R_BAR * L + l])": "sigmoid(z[U_BAR * L + l])",
             "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
         },
     ),
     "reset after: xc and hc": (
-        "gru_reset_after.pxd",
+        "cells/gru_reset_after.pxd",
         {"tanh(z[XC * L + l] +": "tanh(z[HC * L + l] +", "* z[HC * L + l])": "* z[XC * L + l])"},
     ),
     "reset after: c and h_prev": (
-        "gru_reset_after.pxd",
+        "cells/gru_reset_after.pxd",
         {
             "(h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]": "(y[OUT_C * L + l] - h_prev[l]) + h_prev[l]",
         },
     ),
     "reset after: d_r_bar and d_u_bar": (
-        "gru_reset_after.pxd",
+        "cells/gru_reset_after.pxd",
         {"d[D_U_BAR * L + l] = d_h": "d[D_R_BAR * L + l] = d_h", "d[D_R_BAR * L + l] = d": "d[D_U_BAR * L + l] = d"},
     ),
     "reset after: d_c_bar and d_hc": (
-        "gru_reset_after.pxd",
+        "cells/gru_reset_after.pxd",
         {"d[D_C_BAR * L + l] = d": "d[D_HC * L + l] = d", "d[D_HC * L + l] = d": "d[D_C_BAR * L + l] = d"},
     ),
-    "reset after: gates share lines": ("panels.pxd", {"if p.J > 0 and not p.apart:": "if p.J > 0:"}),
-    "reset after: b_c for b_hc": ("panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
-    "reset after: b_c_grad for b_hc_grad": ("backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
+    "reset after: gates share lines": ("product/panels.pxd", {"if p.J > 0 and not p.apart:": "if p.J > 0:"}),
+    "reset after: b_c for b_hc": ("product/panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
+    "reset after: b_c_grad for b_hc_grad": ("passes/backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
     "reset after: d_c_bar for d_hc": (
-        "backward.pxd",
+        "passes/backward.pxd",
         {"*d_h = work + p.d + p.h_column[n]": "*d_h = work + p.d + p.column[n]"},
     ),
-    "rnn: the slope at the gradient": ("rnn.pxd", {"slope(&c.activation, value, s)": "slope(&c.activation, d_h, s)"}),
-    "rnn: one state for two steps": ("plan.pxd", {"p.h if cell is Gru or": "p.h if cell is Gru or cell is Rnn or"}),
-    "rnn: units of the panel before": ("rnn.pxd", {"((b - b0) * LINES + s) * L, h)": "(b - b0) * LINES * L, h)"}),
+    "rnn: the slope at the gradient": (
+        "cells/rnn.pxd",
+        {"slope(&c.activation, value, s)": "slope(&c.activation, d_h, s)"},
+    ),
+    "rnn: one state for two steps": (
+        "schedule/plan.pxd",
+        {"p.h if cell is Gru or": "p.h if cell is Gru or cell is Rnn or"},
+    ),
+    "rnn: units of the panel before": ("cells/rnn.pxd", {"((b - b0) * LINES + s) * L, h)": "(b - b0) * LINES * L, h)"}),
     "activations: tanh's for sigmoid's in an LSTM": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"activate(&c.recurrent, o_bar": "activate(&c.activation, o_bar"},
     ),
     "activations: sigmoid's for tanh's in the gradient": (
-        "lstm.pxd",
+        "cells/lstm.pxd",
         {"slope(&c.activation, co, s_co)": "slope(&c.recurrent, co, s_co)"},
     ),
-    "activations: of u in a GRU": ("gru.pxd", {"slope(&of.recurrent, u, s_u)": "slope(&of.activation, u, s_u)"}),
+    "activations: of u in a GRU": ("cells/gru.pxd", {"slope(&of.recurrent, u, s_u)": "slope(&of.activation, u, s_u)"}),
     "activations: c before its reset": (
-        "gru_reset_after.pxd",
+        "cells/gru_reset_after.pxd",
         {"activate(&of.activation, c_bar,": "activate(&of.activation, z + XC * L,"},
     ),
-    "activations: scale and shift": ("activations.pxd", {"v = a * z[l] + b\n": "v = b * z[l] + a\n"}),
-    "activations: elu's slope without alpha": ("activations.pxd", {"v = y[l] + a\n": "v = y[l]\n"}),
+    "activations: scale and shift": ("cells/activations.pxd", {"v = a * z[l] + b\n": "v = b * z[l] + a\n"}),
+    "activations: elu's slope without alpha": ("cells/activations.pxd", {"v = y[l] + a\n": "v = y[l]\n"}),
     "activations: usual if one is": (
-        "cells.pxd",
+        "cells/types.pxd",
         {"c.activation.number == TANH and": "c.activation.number == TANH or"},
     ),
     "dense sigmoid and tanh": (
-        "dense.pxd",
+        "cells/dense.pxd",
         {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},
     ),
-    "torch w_hh from the start": ("panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
-    "torch w_ih for w_hh in the gradient": ("backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
-    "torch d_c_bar for d_hc": ("backward.pxd", {"(p.h_tiles if apart else p.x_tiles)": "p.x_tiles"}),
-    "torch x_grad that is not added": ("gradients.pxd", {"before[l] + acc[": "acc["}),
+    "torch w_hh from the start": ("product/panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
+    "torch w_ih for w_hh in the gradient": ("passes/backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
+    "torch d_c_bar for d_hc": ("passes/backward.pxd", {"(p.h_tiles if apart else p.x_tiles)": "p.x_tiles"}),
+    "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + acc[": "acc["}),
     "torch gates that share lines are packed from one column": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, gate)"},
     ),
     "torch y without gaps": (
-        "backward.pxd",
+        "passes/backward.pxd",
         {"OUT_H], &p.h_layout, t, b)": "OUT_H], &p.cs_layout, t, b)"},
     ),
-    "dense relu left out": ("dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
-    "dense softmax of what is beyond a row": ("dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
+    "dense relu left out": ("cells/dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
+    "dense softmax of what is beyond a row": ("cells/dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
     "dense sigmoid and tanh in the gradient": (
-        "dense.pxd",
+        "cells/dense.pxd",
         {
             "d[l] * y[l] * (one - y[l])": "d[l] * (one - y[l] * y[l])",
             "d[l] * (one - y[l] * y[l])": "d[l] * y[l] * (one - y[l])",
         },
     ),
-    "integers: scales of x for h": ("panels.pxd", {"line += p.apart": "line += 0"}),
+    "integers: scales of x for h": ("product/panels.pxd", {"line += p.apart": "line += 0"}),
     "stored lines of x for h": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"lane_in(p, j, u, gate, k < p.I))": "lane_in(p, j, u, gate, True))"},
     ),
     "integers: scales of h for x": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"p.apart * L + lane_in(p, j, u, gate, False)": "p.apart * L + lane_in(p, j, u, gate, True)"},
     ),
     "stored gates that share lines": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"u * p.gates * p.L + gate * width_of(p, j, u)": "(u * p.gates + gate) * p.L"},
     ),
     "stored biases begin in the last line of weights": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"* bytes_of_code(p.format) + 3) // 4": "* bytes_of_code(p.format)) // 4"},
     ),
     "stored in registers: half of another vector": (
-        "quantized.pxd",
+        "product/quantized.pxd",
         {"(first + v) % VECTORS)": "v % VECTORS)"},
     ),
     "stored in registers: vectors from another one on": (
-        "quantized.pxd",
+        "product/quantized.pxd",
         {"half_tile(rows, 1, 3, 3, lines": "half_tile(rows, 1, 2, 3, lines"},
     ),
     "stored in registers: blocks for the other rows": (
-        "quantized.pxd",
+        "product/quantized.pxd",
         {"block[((first + v) // sub * K + k)": "block[(first // sub * K + k)"},
     ),
-    "stored in registers: two lines as four": ("quantized.pxd", {"(lines >= 3 or": "(lines >= 2 or"}),
+    "stored in registers: two lines as four": ("product/quantized.pxd", {"(lines >= 3 or": "(lines >= 2 or"}),
     "stored in registers: loads past the last panel": (
-        "quantized.pxd",
+        "product/quantized.pxd",
         {
             "for_reading(ahead + k * LINE_BYTES)": (
                 "acc[0] = acc[0] + (<const float *> (ahead + k * LINE_BYTES))[0] * <float> 0"
@@ -300,28 +318,31 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         },
     ),
     "stored in panels of two: one place for both": (
-        "quantized.pxd",
+        "product/quantized.pxd",
         {"half_vector(<const char *> (p + i * next +": "half_vector(<const char *> (p +"},
     ),
     "stored in panels of two: of other numbers of lines": (
-        "panels.pxd",
+        "product/panels.pxd",
         {" or ((p.format != UNQUANTIZED or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):": ":"},
     ),
-    "panels of two: one more than there are": ("panels.pxd", {"if j + most > end or (": "if j + most > end + 1 or ("}),
+    "panels of two: one more than there are": (
+        "product/panels.pxd",
+        {"if j + most > end or (": "if j + most > end + 1 or ("},
+    ),
     "panels of two: the wrong one is taken apart": (
-        "forward.pxd",
+        "passes/forward.pxd",
         {"spread(w, i - 1, 1, panel + (m - 1) * z_panel)": "spread(w, i - 1, 1, panel)"},
     ),
     "panels of two: rows of h as far apart as those of x": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"p.size - at * (lines - last) * p.L, K)": "p.size, K)"},
     ),
     "panels of two: blocks as far apart as the first": (
-        "tile.pxd",
+        "product/tile.pxd",
         {"        next -= kb * (lines - last) * lanes\n": ""},
     ),
     "panels of two: as many lines in the last": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"last = lines_in_panel(p, j + panels - 1)": "last = lines"},
     ),
     "rounded to int8 toward zero": (QUANTIZATION, {"np.rint(weights / scale)": "np.trunc(weights / scale)"}),
@@ -335,63 +356,78 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "rounded to int8 with infinite weights": (QUANTIZATION, {"LEAST_SCALE, MOST_SCALE)\n": "LEAST_SCALE, np.inf)\n"}),
     "tiles of several lines: from another vector on": (
-        "tile.pxd",
+        "product/tile.pxd",
         {"tile(4, 1, 3, VECTORS,": "tile(4, 0, 3, VECTORS,"},
     ),
-    "tiles of several lines: of one line": ("tile.pxd", {"p[((first + v) // sub * K": "p[(first // sub * K"}),
-    "lines in place past the end of an array": ("tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
-    "lines of the first state alone": ("gradients.pxd", {"line_at(room, row + j * L, n)": "line_at(room, row, n)"}),
-    "torch bias sums of the first columns": ("gradients.pxd", {"block.d[k] * ldd + c0": "block.d[k] * ldd"}),
-    "ragged rows in the slots of others": ("steps.pxd", {"s.slots[b].row\n": "b\n"}),
-    "ragged rows that end a step early": ("steps.pxd", {"s.slots[middle].end > t": "s.slots[middle].end > t + 1"}),
-    "ragged states of the last step of all": ("steps.pxd", {"s.T if s.reverse or end_of(s, b) == 0": "s.T if True"}),
+    "tiles of several lines: of one line": ("product/tile.pxd", {"p[((first + v) // sub * K": "p[(first // sub * K"}),
+    "lines in place past the end of an array": ("product/tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
+    "lines of the first state alone": (
+        "passes/gradients.pxd",
+        {"line_at(room, row + j * L, n)": "line_at(room, row, n)"},
+    ),
+    "torch bias sums of the first columns": ("passes/gradients.pxd", {"block.d[k] * ldd + c0": "block.d[k] * ldd"}),
+    "ragged rows in the slots of others": ("passes/steps.pxd", {"s.slots[b].row\n": "b\n"}),
+    "ragged rows that end a step early": (
+        "passes/steps.pxd",
+        {"s.slots[middle].end > t": "s.slots[middle].end > t + 1"},
+    ),
+    "ragged states of the last step of all": (
+        "passes/steps.pxd",
+        {"s.T if s.reverse or end_of(s, b) == 0": "s.T if True"},
+    ),
     "ragged gradients of the row, not of its slot": (
-        "gradients.pxd",
+        "passes/gradients.pxd",
         {"t, q, t * s.B + slot_of(s, q)": "t, q, t * s.B + q"},
     ),
-    "dense relu left out of the gradient": ("dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
+    "dense relu left out of the gradient": ("cells/dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (
-        "dense.pxd",
+        "cells/dense.pxd",
         {"y[j * L + l] * (d[j * L + l] - total)": "y[j * L + l] * d[j * L + l]"},
     ),
-    "integers: top": ("integer.pxd", {"scale /= 127.0f": "scale /= 128.0f"}),
-    "integers: no least scale": ("integer.pxd", {"scale > 0x1p-126f ? scale : 0x1p-126f": "scale"}),
-    "integers: infinity": ("integer.pxd", {"if (most >= 0x7f800000)": "if (most > 0x7f800000)"}),
+    "integers: top": ("product/integer.h", {"scale /= 127.0f": "scale /= 128.0f"}),
+    "integers: no least scale": ("product/integer.h", {"scale > 0x1p-126f ? scale : 0x1p-126f": "scale"}),
+    "integers: infinity": ("product/integer.h", {"if (most >= 0x7f800000)": "if (most > 0x7f800000)"}),
     "rows of a stream: states are put to the first rows": (
         "_stream.pyx",
         {"memcpy(row, rows + k * size, size)": "memcpy(table + k * size, rows + k * size, size)"},
     ),
     "rows of a stream: from the states of the first rows": ("_stream.pyx", {"a.first[k] = self.last[k]": "pass"}),
     "rows of a stream: given twice": ("_stream.pyx", {" or named[row]:": ":"}),
-    "integers: pairs of wide codes": ("integer.pxd", {"unpacklo_epi32(even, odd)": "unpacklo_epi32(odd, even)"}),
-    "integers: sums of fours": ("integer.pxd", {"total = _mm_add_epi32(total, four)": "total = four"}),
+    "integers: pairs of wide codes": ("product/integer.h", {"unpacklo_epi32(even, odd)": "unpacklo_epi32(odd, even)"}),
+    "integers: sums of fours": ("product/integer.h", {"total = _mm_add_epi32(total, four)": "total = four"}),
     "integers: where pieces of wide rows begin": (
-        "integer.pxd",
+        "product/integer.pxd",
         {"bytes_of_codes(K) + 2 * k if": "bytes_of_codes(K) + k if"},
     ),
-    "integers: rows that end in a tile": ("_integer.pyx", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
+    "integers: rows that end in a tile": ("product/integer_instructions.h", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
     "integers: a last line of half lines": (
-        "_integer.pyx",
+        "product/integer_instructions.h",
         {"TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES,": "TILE(3, 2, sums + g * LINE, panel,"},
     ),
-    "integers: odd codes": ("_integer.pyx", {"1, OP(srli_epi16)(codes, 8))": "1, OP(srli_epi16)(codes, 7))"}),
-    "integers: chains": ("_integer.pyx", {"for (int c = 1; c < CHAINS; c++)": "for (int c = 2; c < CHAINS; c++)"}),
+    "integers: odd codes": (
+        "product/integer_instructions.h",
+        {"1, OP(srli_epi16)(codes, 8))": "1, OP(srli_epi16)(codes, 7))"},
+    ),
+    "integers: chains": (
+        "product/integer_instructions.h",
+        {"for (int c = 1; c < CHAINS; c++)": "for (int c = 2; c < CHAINS; c++)"},
+    ),
 }
 
 ORDERS = {  # the same for the order of summation
-    "blocks of 32": ("tile.pxd", {"BLOCK = 64, ROW": "BLOCK = 32, ROW"}),
-    "blocks of 128": ("tile.pxd", {"BLOCK = 64, ROW": "BLOCK = 128, ROW"}),
-    "blocks of 128 rows": ("tile.pxd", {"ROW_BLOCK = 256": "ROW_BLOCK = 128"}),
-    "blocks of 512 rows": ("tile.pxd", {"ROW_BLOCK = 256": "ROW_BLOCK = 512"}),
+    "blocks of 32": ("product/tile.h", {"BLOCK = 64, ROW": "BLOCK = 32, ROW"}),
+    "blocks of 128": ("product/tile.h", {"BLOCK = 64, ROW": "BLOCK = 128, ROW"}),
+    "blocks of 128 rows": ("product/tile.h", {"ROW_BLOCK = 256": "ROW_BLOCK = 128"}),
+    "blocks of 512 rows": ("product/tile.h", {"ROW_BLOCK = 256": "ROW_BLOCK = 512"}),
     "the tile from the last k to the first": (
-        "tile.pxd",
+        "product/tile.pxd",
         {
             "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
             "a, m * rs + k * ks)": "a, m * rs + (K - 1 - k) * ks)",
         },
     ),
     "chains that begin with what there is": (
-        "tile.pxd",
+        "product/tile.pxd",
         {
             "acc[m * nv + v] = ZEROF": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
             "acc[m * nv + v] = ZEROD": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
@@ -399,11 +435,11 @@ ORDERS = {  # the same for the order of summation
         },
     ),
     "blocks of 32 of weights as they lie": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"BLOCK, K - k)\n        if": "32, K - k)\n        if"},
     ),
     "stored blocks of 32": (
-        "quantized.pxd",
+        "product/quantized.pxd",
         {
             "BLOCK, K - k0)\n        codes = panel + k0 * lines * LF": (
                 "32, K - k0)\n        codes = panel + k0 * lines * LF"
@@ -411,7 +447,7 @@ ORDERS = {  # the same for the order of summation
         },
     ),
     "stored in registers: from the last k to the first": (
-        "quantized.pxd",
+        "product/quantized.pxd",
         {
             "i * next + (k * lines": "i * next + ((K - 1 - k) * lines",
             "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
@@ -419,13 +455,13 @@ ORDERS = {  # the same for the order of summation
         },
     ),
     "torch blocks of 32": (
-        "panels.pxd",
+        "product/panels.pxd",
         {"BLOCK, K - k)\n                    load": "32, K - k)\n                    load"},
     ),
-    "peepholes by 32 rows": ("gradients.pxd", {"(r + 1) % BLOCK == 0": "(r + 1) % 32 == 0"}),
-    "peepholes in blocks of 128": ("gradients.pxd", {"(r + 1) % ROW_BLOCK == 0": "(r + 1) % 128 == 0"}),
+    "peepholes by 32 rows": ("passes/gradients.pxd", {"(r + 1) % BLOCK == 0": "(r + 1) % 32 == 0"}),
+    "peepholes in blocks of 128": ("passes/gradients.pxd", {"(r + 1) % ROW_BLOCK == 0": "(r + 1) % 128 == 0"}),
     "biases without blocks of rows": (
-        "gradients.pxd",
+        "passes/gradients.pxd",
         {
             "total[l] = total[l] + chain[l]\n        for": "sums[c0 + l] += chain[l]\n        for",
         },

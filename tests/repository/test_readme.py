@@ -161,7 +161,7 @@ def words_of_sources():
     return words
 
 
-SOURCES = {".py", ".pyx", ".pxd", ".c", ".toml", ".yml", ".js", ".html"}
+SOURCES = {".py", ".pyx", ".pxd", ".h", ".c", ".toml", ".yml", ".js", ".html"}
 OTHERS_NAMES = """
     ConvLSTM2D IndRNNCell LayerNormBasicLSTMCell save_weights seq_length snapshot_download share_memory_ with_peepholes
     MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_ a_grad d_h_prev_component_1 d_h_prevr int16_t w_u_x

@@ -1,5 +1,5 @@
 """The cell of the module `_gru`."""
-from cells cimport Gru
+from cells.types cimport Gru
 
 ctypedef fused cell:
     Gru

@@ -1,5 +1,5 @@
 """The cell of the module `_gru_reset_after`."""
-from cells cimport ResetAfter
+from cells.types cimport ResetAfter
 
 ctypedef fused cell:
     ResetAfter

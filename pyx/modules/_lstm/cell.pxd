@@ -1,5 +1,5 @@
 """The cell of the module `_lstm`."""
-from cells cimport Lstm
+from cells.types cimport Lstm
 
 ctypedef fused cell:
     Lstm

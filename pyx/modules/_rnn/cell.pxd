@@ -1,5 +1,5 @@
 """The cell of the module `_rnn`."""
-from cells cimport Rnn
+from cells.types cimport Rnn
 
 ctypedef fused cell:
     Rnn

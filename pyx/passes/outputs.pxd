@@ -1,9 +1,9 @@
 """Where the outputs of a step go.  One that nobody asked for is NULL."""
-from operands cimport OUT_H
-from plan cimport Forward, stores_rows
-from real cimport real
-from steps cimport place
-from tile cimport for_writing, line_of, store, store_line
+from passes.operands cimport OUT_H
+from passes.steps cimport place
+from product.real cimport real
+from product.tile cimport for_writing, line_of, store, store_line
+from schedule.plan cimport Forward, stores_rows
 
 
 cdef inline void store_h(

@@ -10,33 +10,37 @@ cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd, rnn.pxd) compute state
 from cython.parallel cimport parallel, prange
 
 from cell cimport cell
-from cells cimport Gru, Lstm, ResetAfter, Rnn
-from cost cimport packer, parts_of, threads_of, use_threads
-from gru cimport candidate_cells, gates_cells
-from gru_reset_after cimport reset_after_cells
-from half cimport half
-from integer cimport quantize_row
-from lstm cimport load_peepholes, lstm_cells, projected_cells
-from operands cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
-from panels cimport (
-    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
-    pack_panels, pack_quantized, spread
+from cells.gru cimport candidate_cells, gates_cells
+from cells.gru_reset_after cimport reset_after_cells
+from cells.lstm cimport load_peepholes, lstm_cells, projected_cells
+from cells.rnn cimport rnn_cells
+from cells.types cimport Gru, Lstm, ResetAfter, Rnn
+from passes.arrays cimport Pass
+from passes.operands cimport (
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
 )
-from passes cimport Pass
-from plan cimport (
-    Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of, projects, saved_of,
-    stores_rows, take_marks, use_panels, x_of, z_of
-)
-from quantized cimport INT8, UNQUANTIZED
-from real cimport real
-from rnn cimport rnn_cells
-from steps cimport (
+from passes.steps cimport (
     FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, place, row_in, rows_of,
     step_at, taking_part
 )
-from team cimport Team, barrier, gather, group_barrier, join, lost, share
-from tile cimport DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
-from workspace cimport guard_zones, release_zones
+from product.half cimport half
+from product.integer cimport quantize_row
+from product.panels cimport (
+    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
+    pack_panels, pack_quantized, spread
+)
+from product.quantized cimport INT8, UNQUANTIZED
+from product.real cimport real
+from product.tile cimport (
+    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
+)
+from schedule.cost cimport packer, parts_of, threads_of, use_threads
+from schedule.plan cimport (
+    Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of, projects, saved_of,
+    stores_rows, take_marks, use_panels, x_of, z_of
+)
+from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
+from schedule.workspace cimport guard_zones, release_zones
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps

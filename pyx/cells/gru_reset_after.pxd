@@ -17,17 +17,17 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 
 `new_state` and `bars_grad` are these equations for one line of units of one batch row.
 """
-from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
-from cells cimport ResetAfter
-from gradients cimport state_line
-from half cimport half
-from operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
-from outputs cimport store_output
-from plan cimport Backward, Forward, h_before
-from quantized cimport UNQUANTIZED
-from real cimport real
-from steps cimport ENDED, FRESH, marked, place, row_in, step_at
-from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from cells.activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
+from cells.types cimport ResetAfter
+from passes.gradients cimport state_line
+from passes.operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
+from passes.outputs cimport store_output
+from passes.steps cimport ENDED, FRESH, marked, place, row_in, step_at
+from product.half cimport half
+from product.quantized cimport UNQUANTIZED
+from product.real cimport real
+from product.tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from schedule.plan cimport Backward, Forward, h_before
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
     XC, R_BAR, U_BAR, HC

@@ -7,17 +7,17 @@ One step, and its gradient, from d_h, with s the slope of the activation where i
 
 `activate` and `slope` (activations.pxd) are these equations for one line of units of one batch row.
 """
-from activations cimport TANH, activate, plain, slope
-from cells cimport Rnn
-from half cimport half
-from operands cimport H_GRAD, OUT_H
-from outputs cimport store_h
-from panels cimport units_in
-from plan cimport Backward, Forward, h_before
-from quantized cimport UNQUANTIZED
-from real cimport real
-from steps cimport ENDED, FRESH, marked, place, row_in, step_at
-from tile cimport LF, LINES, clear, line_at, line_of, round_to_half, store, store_line
+from cells.activations cimport TANH, activate, plain, slope
+from cells.types cimport Rnn
+from passes.operands cimport H_GRAD, OUT_H
+from passes.outputs cimport store_h
+from passes.steps cimport ENDED, FRESH, marked, place, row_in, step_at
+from product.half cimport half
+from product.panels cimport units_in
+from product.quantized cimport UNQUANTIZED
+from product.real cimport real
+from product.tile cimport LF, LINES, clear, line_at, line_of, round_to_half, store, store_line
+from schedule.plan cimport Backward, Forward, h_before
 
 
 cdef inline Rnn rnn_of() noexcept nogil:

@@ -6,7 +6,7 @@ and `saved`, which have no gaps then, weights, the gradient of y and those of `l
 other gradients.  With weights as PyTorch has them, rows of x and y may lie anywhere, and gradients to x and to the
 weights are left out where they are NULL.
 """
-from steps cimport Layout
+from passes.steps cimport Layout
 
 cdef enum:
     STATES = 2  # at most

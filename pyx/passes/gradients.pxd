@@ -8,16 +8,18 @@ states, for biases and peepholes, are in double for float too: it costs little, 
 A row keeps its place in this order where others have ended, as if these added zeros: they are left out of their chains,
 which changes nothing but the sign of a chain's zero, and a sum that begins with +0 does not see that.
 """
-from half cimport half
-from machine cimport to_prefetch
-from real cimport real
-from steps cimport Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
-from team cimport share
-from tile cimport (
+from passes.steps cimport (
+    Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
+)
+from product.half cimport half
+from product.real cimport real
+from product.tile cimport (
     BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at,
     line_of, lines_in, load_line, load_value, pack_line_transposed, packed_at, packed_step, product, product_of_block,
     row_group, store, store_line, store_value, vecd, vecf
 )
+from schedule.machine cimport to_prefetch
+from schedule.team cimport share
 
 cdef enum:
     PLAIN = 4  # lines in a panel without gates

@@ -19,11 +19,11 @@ block by block, where the block is still in cache when it is used, or for few ro
 from libc.stdint cimport uint16_t
 from libc.string cimport memset
 
-from half cimport half
-from integer cimport QUAD, add_integer_product, quads_of
-from quantized cimport INT8, UNQUANTIZED, bytes_of_code, half_product
-from real cimport real
-from tile cimport (
+from product.half cimport half
+from product.integer cimport QUAD, add_integer_product, quads_of
+from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code, half_product
+from product.real cimport real
+from product.tile cimport (
     BLOCK, LF, LINES, PACK, TILES, called, chain_rows, clear, line_of, load_line, load_lines, load_lines_transposed,
     load_part, load_value, most_at_once, pack_line_transposed, packed_at, packed_step, product, product_of_one,
     row_group, store

@@ -10,8 +10,8 @@ a promise to users: k is cut into blocks, each block is one chain of fused multi
 the blocks are added in ascending order to what the accumulator holds.  A row's result depends on nothing but that row
 and the panel, whatever the number of rows, so results keep their bits for any batch size and any split over threads.
 """
-from half cimport CONVERTS, float_to_half, half, half_to_float, line_to_float, line_to_half
-from real cimport real
+from product.half cimport CONVERTS, float_to_half, half, half_to_float, line_to_float, line_to_half
+from product.real cimport real
 
 ctypedef fused store:  # what arrays hold; `half` is computed as float
     float
@@ -21,104 +21,7 @@ ctypedef fused store:  # what arrays hold; `half` is computed as float
 cdef enum:
     FLOAT, DOUBLE, HALF
 
-cdef extern from *:
-    """
-    #if defined(__AVX2__)
-    #include <immintrin.h>
-    #endif
-    #if defined(__AVX512F__)
-    enum { VECTOR_BYTES = 64, ROWS = 6, SUB = 4, FILLS = 0 };  /* 32 registers: 6 x 4; 12 x 2 need 14 loads for 10 */
-    #elif defined(__AVX2__)
-    enum { VECTOR_BYTES = 32, ROWS = 6, SUB = 1, FILLS = 0 };   /* 16 registers: 6 x 2 */
-    #elif defined(__aarch64__)
-    enum { VECTOR_BYTES = 16, ROWS = 5, SUB = 1, FILLS = 1 };   /* 32 registers: 5 x 4, as 6 x 4 leave too few */
-    #else
-    enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1, FILLS = 0 };   /* 16 registers: 3 x 4 */
-    #endif
-    enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-           ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, ONCE3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
-           CHAINS = (4 * ONCE > 3 * ONCE3 ? 4 * ONCE : 3 * ONCE3) * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8,
-           ROW_CHAINS = ROW_BLOCK / BLOCK, TILES = 4, FEWEST = ROWS * 2 / 3, TILE = ROWS * LINES * LF };
-    typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-    typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
-    /* Squares of 16 bytes, of which a vector has VECTOR_BYTES / 16 side by side, are transposed by shuffles. */
-    #if defined(__AVX512F__)
-    #define EVEN 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
-    #define ODD 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
-    #define EVEN_PAIRS 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
-    #define ODD_PAIRS 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-    #define EVEN_DOUBLES 0, 8, 2, 10, 4, 12, 6, 14
-    #define ODD_DOUBLES 1, 9, 3, 11, 5, 13, 7, 15
-    #elif defined(__AVX2__)
-    #define EVEN 0, 8, 1, 9, 4, 12, 5, 13
-    #define ODD 2, 10, 3, 11, 6, 14, 7, 15
-    #define EVEN_PAIRS 0, 1, 8, 9, 4, 5, 12, 13
-    #define ODD_PAIRS 2, 3, 10, 11, 6, 7, 14, 15
-    #define EVEN_DOUBLES 0, 4, 2, 6
-    #define ODD_DOUBLES 1, 5, 3, 7
-    #else
-    #define EVEN 0, 4, 1, 5
-    #define ODD 2, 6, 3, 7
-    #define EVEN_PAIRS 0, 1, 4, 5
-    #define ODD_PAIRS 2, 3, 6, 7
-    #define EVEN_DOUBLES 0, 2
-    #define ODD_DOUBLES 1, 3
-    #endif
-    #if defined(__clang__) || __GNUC__ >= 12
-    #define SHUFFLED(a, b, mask, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-    #else
-    typedef int maskf __attribute__((vector_size(VECTOR_BYTES)));
-    typedef long long maskd __attribute__((vector_size(VECTOR_BYTES)));
-    #define SHUFFLED(a, b, mask, ...) __builtin_shuffle(a, b, (mask) {__VA_ARGS__})
-    #endif
-    #define even(a, b) SHUFFLED(a, b, maskf, EVEN)
-    #define odd(a, b) SHUFFLED(a, b, maskf, ODD)
-    #define even_pairs(a, b) SHUFFLED(a, b, maskf, EVEN_PAIRS)
-    #define odd_pairs(a, b) SHUFFLED(a, b, maskf, ODD_PAIRS)
-    #define even_doubles(a, b) SHUFFLED(a, b, maskd, EVEN_DOUBLES)
-    #define odd_doubles(a, b) SHUFFLED(a, b, maskd, ODD_DOUBLES)
-    /* 16 bytes each of rows that are `stride` bytes apart, side by side. */
-    static inline vecf side_by_side(const char *row, ptrdiff_t stride) {
-    #if defined(__AVX512F__)
-        __m512 joined = _mm512_castps128_ps512(_mm_loadu_ps((const float *) row));
-        joined = _mm512_insertf32x4(joined, _mm_loadu_ps((const float *) (row + stride)), 1);
-        joined = _mm512_insertf32x4(joined, _mm_loadu_ps((const float *) (row + 2 * stride)), 2);
-        return (vecf) _mm512_insertf32x4(joined, _mm_loadu_ps((const float *) (row + 3 * stride)), 3);
-    #elif defined(__AVX2__)
-        __m256 joined = _mm256_castps128_ps256(_mm_loadu_ps((const float *) row));
-        return (vecf) _mm256_insertf128_ps(joined, _mm_loadu_ps((const float *) (row + stride)), 1);
-    #else
-        return *(const vecf *) row;
-    #endif
-    }
-    #define for_writing(address) __builtin_prefetch(address, 1)
-    #define for_reading(address) __builtin_prefetch(address, 0, 2)
-    #if defined(__x86_64__)
-    #define hold(vector) __asm__("" : "+v"(*(vector)))
-    #else
-    #define hold(vector) (void) (vector)
-    #endif
-    static const vecf ZEROF;
-    static const vecd ZEROD;
-    /* A factor of several vectors.  gcc for aarch64 would load some into all lanes of a register, which takes as long
-       as a multiplication, though there it can multiply by one lane. */
-    #if defined(__aarch64__) && !defined(__clang__)
-    static inline float factor(float x) { __asm__("" : "+w"(x)); return x; }
-    static inline double factor_of_doubles(double x) { __asm__("" : "+w"(x)); return x; }
-    #else
-    #define factor(x) (x)
-    #define factor_of_doubles(x) (x)
-    #endif
-    /* The tile's accumulators are registers only where its loops have constant bounds and no other code around them. */
-    #if defined(__GNUC__)
-    #pragma GCC diagnostic ignored "-Wattributes"  /* Cython declares every function of a .pxd inline */
-    #define INLINED __attribute__((always_inline)) void
-    #define CALLED __attribute__((noinline)) void
-    #else
-    #define INLINED void
-    #define CALLED void
-    #endif
-    """
+cdef extern from "product/tile.h":
     void for_writing(const void *address) noexcept nogil  # brings a line into the cache before it is needed
     void for_reading(const void *address) noexcept nogil  # the same, into the second-level cache
     float factor(float x) noexcept nogil

@@ -34,21 +34,21 @@ stands for o * (1 - o), and s(co) for 1 - co^2.
 
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """
-from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
-from cells cimport Lstm
-from gradients cimport peephole_sum, state_line
-from half cimport half
-from operands cimport (
+from cells.activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
+from cells.types cimport Lstm
+from passes.gradients cimport peephole_sum, state_line
+from passes.operands cimport (
     CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
     WCO, WCO_GRAD
 )
-from outputs cimport store_h, store_output
-from panels cimport units_in
-from plan cimport PEEPHOLES, Backward, Forward, h_before
-from quantized cimport UNQUANTIZED
-from real cimport real
-from steps cimport ENDED, FRESH, marked, place, row_in, step_at
-from tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from passes.outputs cimport store_h, store_output
+from passes.steps cimport ENDED, FRESH, marked, place, row_in, step_at
+from product.half cimport half
+from product.panels cimport units_in
+from product.quantized cimport UNQUANTIZED
+from product.real cimport real
+from product.tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from schedule.plan cimport PEEPHOLES, Backward, Forward, h_before
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR

@@ -16,18 +16,20 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
 """
-from activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
-from cells cimport Gru
-from gradients cimport state_line
-from half cimport half
-from operands cimport H_GRAD, OUT_C, OUT_R, OUT_U
-from outputs cimport store_h
-from panels cimport units_in
-from plan cimport Backward, Forward
-from quantized cimport UNQUANTIZED
-from real cimport real
-from steps cimport ENDED, FRESH, marked, place, row_in, step_at
-from tile cimport LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
+from cells.activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
+from cells.types cimport Gru
+from passes.gradients cimport state_line
+from passes.operands cimport H_GRAD, OUT_C, OUT_R, OUT_U
+from passes.outputs cimport store_h
+from passes.steps cimport ENDED, FRESH, marked, place, row_in, step_at
+from product.half cimport half
+from product.panels cimport units_in
+from product.quantized cimport UNQUANTIZED
+from product.real cimport real
+from product.tile cimport (
+    LF, LINES, called, clear, for_writing, line_at, line_of, load_line, round_to_half, store, store_line
+)
+from schedule.plan cimport Backward, Forward
 
 cdef enum:  # a step's products: the one for r and u, and the one for c
     RU, C

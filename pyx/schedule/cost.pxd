@@ -5,11 +5,11 @@ Groups do not wait for each other; the members of one meet in every step.  `chea
 largest part would be finished first, by what its arithmetic, the weights that it reads, its barriers and the start of
 the team cost: predictions in nanoseconds, from the few figures that `_cpu.pyx` and plan.pxd give.
 """
-from machine cimport L1, L2, L3, machine
-from quantized cimport INT8
-from team cimport GROUPS
-from tile cimport FEWEST, ROWS, TILES
-from workspace cimport Workspace
+from product.quantized cimport INT8
+from product.tile cimport FEWEST, ROWS, TILES
+from schedule.machine cimport L1, L2, L3, machine
+from schedule.team cimport GROUPS
+from schedule.workspace cimport Workspace
 
 cdef extern from *:
     """

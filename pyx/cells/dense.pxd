@@ -18,29 +18,31 @@ from cython.parallel cimport parallel, prange
 from libc.math cimport INFINITY
 from libc.string cimport memset
 
-from activations cimport scaled_exp, sigmoid, tanh
-from cost cimport Grid, Work, cheapest, each, parts_of, speed_of, threads_of, use_threads, work_of
-from gradients cimport (
+from cells.activations cimport scaled_exp, sigmoid, tanh
+from passes.arrays cimport Pass
+from passes.gradients cimport (
     PLAIN, RowBlock, add_columns, find_rows, input_grads, pack_columns, pack_tiles, pack_transposed, plain_panels,
     tiles_of, weight_grad_rows
 )
-from half cimport half
-from integer cimport quantize_row, stride_of_codes
-from machine cimport to_prefetch
-from panels cimport (
+from passes.steps cimport (
+    ENDED, Layout, Slot, Steps, has_step, layout_of, place, size_of_slots, slot_of, steps_of, use_marks
+)
+from product.half cimport half
+from product.integer cimport quantize_row, stride_of_codes
+from product.panels cimport (
     THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
     units_in
 )
-from passes cimport Pass
-from quantized cimport INT8, UNQUANTIZED, bytes_of_code
-from real cimport real
-from steps cimport ENDED, Layout, Slot, Steps, has_step, layout_of, place, size_of_slots, slot_of, steps_of, use_marks
-from team cimport Team, barrier, gather, group_barrier, join, lost, share
-from tile cimport (
+from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
+from product.real cimport real
+from product.tile cimport (
     BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
     row_group, store, store_line, store_row, store_value
 )
-from workspace cimport Workspace, empty_workspace, guard_zones, release_zones, take
+from schedule.cost cimport Grid, Work, cheapest, each, parts_of, speed_of, threads_of, use_threads, work_of
+from schedule.machine cimport to_prefetch
+from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
+from schedule.workspace cimport Workspace, empty_workspace, guard_zones, release_zones, take
 
 cdef enum:  # as in blockcell/optable.py
     NONE, SIGMOID, TANH, RELU, SOFTMAX

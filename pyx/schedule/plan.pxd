@@ -6,18 +6,18 @@ ones.  Parts of different groups do not wait for each other.  In a group each pr
 parts of the product before.  Which grid of groups and members there is cost.pxd decides.
 """
 from cell cimport cell
-from cells cimport Gru, Lstm, ResetAfter, Rnn
-from cost cimport Grid, Work, cheapest, cost_of, each, grid_of, parts_of, speed_of, threads_of, work_of
-from gradients cimport PLAIN, plain_panels, tiles_of
-from integer cimport stride_of_codes
-from machine cimport L2, machine, to_prefetch
-from panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of
-from quantized cimport INT8, UNQUANTIZED, bytes_of_code
-from real cimport real
-from steps cimport Layout, Slot, Steps, layout_of, size_of_slots, steps_of, taking_part, use_marks
-from team cimport share
-from tile cimport LINES, ROW_BLOCK, ROWS
-from workspace cimport Workspace, empty_workspace, take
+from cells.types cimport Gru, Lstm, ResetAfter, Rnn
+from passes.gradients cimport PLAIN, plain_panels, tiles_of
+from passes.steps cimport Layout, Slot, Steps, layout_of, size_of_slots, steps_of, taking_part, use_marks
+from product.integer cimport stride_of_codes
+from product.panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of
+from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
+from product.real cimport real
+from product.tile cimport LINES, ROW_BLOCK, ROWS
+from schedule.cost cimport Grid, Work, cheapest, cost_of, each, grid_of, parts_of, speed_of, threads_of, work_of
+from schedule.machine cimport L2, machine, to_prefetch
+from schedule.team cimport share
+from schedule.workspace cimport Workspace, empty_workspace, take
 
 cdef enum:
     PRODUCTS = 2  # in a step, at most

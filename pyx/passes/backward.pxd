@@ -11,34 +11,34 @@ them).
 from cython.parallel cimport parallel, prange
 
 from cell cimport cell
-from cells cimport Gru, Lstm, ResetAfter, Rnn
-from cost cimport packer, parts_of, threads_of, use_threads
-from gradients cimport (
+from cells.gru cimport candidate_grad_line, gates_grad_line
+from cells.gru_reset_after cimport bars_grad_line
+from cells.lstm cimport load_peepholes, lstm_grad_line, peephole_grads, projected_grad_line
+from cells.rnn cimport rnn_grad_line
+from cells.types cimport Gru, Lstm, ResetAfter, Rnn
+from passes.arrays cimport Pass
+from passes.gradients cimport (
     PLAIN, RowBlock, add_columns, find_rows, input_grad, input_grads, pack_columns, pack_row, pack_tiles,
     pack_transposed, plain_panels, tiles_of, weight_grad_rows
 )
-from gru cimport candidate_grad_line, gates_grad_line
-from gru_reset_after cimport bars_grad_line
-from half cimport half
-from lstm cimport load_peepholes, lstm_grad_line, peephole_grads, projected_grad_line
-from operands cimport (
+from passes.operands cimport (
     BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD,
     H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_C, W_C_GRAD, W_C_H,
     W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, WCI, WCI_GRAD, X, X_GRAD
 )
-from passes cimport Pass
-from plan cimport (
-    PEEPHOLES, Backward, Share, columns_of, matrices_of, products_of, projects, saved_of, share_of, take_marks_back
-)
-from real cimport real
-from rnn cimport rnn_grad_line
-from steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
-from team cimport Team, barrier, gather, group_barrier, join, lost, share
-from tile cimport (
+from passes.steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
+from product.half cimport half
+from product.real cimport real
+from product.tile cimport (
     BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, pack_rows,
     product, row_group, store, store_line, store_row, store_value
 )
-from workspace cimport guard_zones, release_zones
+from schedule.cost cimport packer, parts_of, threads_of, use_threads
+from schedule.plan cimport (
+    PEEPHOLES, Backward, Share, columns_of, matrices_of, products_of, projects, saved_of, share_of, take_marks_back
+)
+from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
+from schedule.workspace cimport guard_zones, release_zones
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps

@@ -4,8 +4,8 @@ The drivers (plan.pxd, forward.pxd, backward.pxd) are written for a `cell` of an
 is compiled for its own alone: the fused type `cell` that they cimport is in modules/, one for each of them.  With all
 four types Cython would translate, and C compilers read, each driver four times in every module.
 """
-from activations cimport SIGMOID, TANH, Activation, activation_of
-from panels cimport MATRICES
+from cells.activations cimport SIGMOID, TANH, Activation, activation_of
+from product.panels cimport MATRICES
 
 
 cdef struct Lstm:

@@ -5,39 +5,13 @@ weights on their way into registers and leaves them in a block, which the tiles 
 order of summation is the tile's, so results are bit-identical with those of the float32 weights that
 blockcell/quantization.py defines.
 """
-from half cimport half
-from tile cimport (
+from product.half cimport half
+from product.tile cimport (
     ACC, BLOCK, FEWEST, FILLS, LF, LINE_BYTES, LINES, ONCE, ONCE3, ROWS, SUB, VECTORS, ZEROF, called, first_line,
     for_reading, inlined, load_line, multiply_add, packed_at, packed_step, product_of_block, tile_height, vecf
 )
 
-cdef extern from *:
-    """
-    enum { UNQUANTIZED, FLOAT16, INT8 };
-    #if defined(__AVX2__)
-    enum { HALF_VECTORS = 1 };
-    static inline vecf half_vector(const char *line, int v) {
-    #if defined(__AVX512F__)
-        (void) v;
-        return (vecf) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) line));
-    #else
-        return (vecf) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) line + v));
-    #endif
-    }
-    #elif defined(__aarch64__)
-    #include <arm_neon.h>
-    enum { HALF_VECTORS = 1 };
-    static inline vecf half_vector(const char *line, int v) {
-        return (vecf) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) line + 4 * v)));
-    }
-    #else
-    enum { HALF_VECTORS = 0 };
-    static inline vecf half_vector(const char *line, int v) {
-        (void) line; (void) v;
-        return ZEROF;
-    }
-    #endif
-    """
+cdef extern from "product/quantized.h":
     enum:  # how packed weights are stored, in the order of KERNEL_FORMATS in blockcell/quantization.py
         UNQUANTIZED
         FLOAT16

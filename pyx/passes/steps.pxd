@@ -10,11 +10,11 @@ each part, so the rows that take part in a step stand side by side from the part
 from libc.stdlib cimport qsort
 from libc.string cimport memset
 
-from integer cimport quantize_row
-from quantized cimport INT8
-from real cimport real
-from team cimport share
-from tile cimport load_row, store
+from product.integer cimport quantize_row
+from product.quantized cimport INT8
+from product.real cimport real
+from product.tile cimport load_row, store
+from schedule.team cimport share
 
 cdef enum:
     ENDED = 1  # x is not looked at, outputs are zero, the state stays

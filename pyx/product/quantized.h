@@ -1,0 +1,28 @@
+/* Formats of packed weights, and float16 weights on their way into registers. */
+#pragma once
+#include "tile.h"
+
+enum { UNQUANTIZED, FLOAT16, INT8 };
+#if defined(__AVX2__)
+enum { HALF_VECTORS = 1 };
+static inline vecf half_vector(const char *line, int v) {
+#if defined(__AVX512F__)
+    (void) v;
+    return (vecf) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) line));
+#else
+    return (vecf) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) line + v));
+#endif
+}
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+enum { HALF_VECTORS = 1 };
+static inline vecf half_vector(const char *line, int v) {
+    return (vecf) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) line + 4 * v)));
+}
+#else
+enum { HALF_VECTORS = 0 };
+static inline vecf half_vector(const char *line, int v) {
+    (void) line; (void) v;
+    return ZEROF;
+}
+#endif
