@@ -170,14 +170,14 @@ def test_products_with_ones_in_a_chain_end(tmp_path):
     assert cell.refused is not None
 
 
-@pytest.mark.parametrize("served", [False, True])
-def test_a_function_of_the_cell_alone(tmp_path, served):
-    """A SavedModel has the functions of its layers, which nothing calls: they do not count where the model runs."""
+@pytest.mark.parametrize("place", ["nowhere", "in the graph", "in a function that nothing calls"])
+def test_a_function_of_the_cell_alone(tmp_path, place):
+    """A SavedModel has the functions of its layers, which nothing calls: they do not count where there is the model."""
     weights = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
     states = ["net/thing/c_prev", "net/thing/h_prev"]
-    alone = function(
-        "lstm_cell_layer_call_fn", ["x", *states], ["net/thing/h"], *weights, *made("net/thing", keras_lstm())
-    )
-    model = [*weights, *made("net/thing", keras_lstm() | looped("c", "h"))] if served else []
-    cells = write(tmp_path, node("x", "Placeholder"), *model, more=library(alone)).cells
-    assert [cell.refused is None for cell in cells.values()] == [served]
+    step = function("cell_call_fn", ["x", *states], ["net/thing/h"], *weights, *made("net/thing", keras_lstm()))
+    model = [*weights, *made("net/thing", keras_lstm() | looped("c", "h"))]
+    functions = [step, function("model_call_fn", ["x"], ["net/thing/h"], *model)][: 2 if "function" in place else 1]
+    nodes = [node("x", "Placeholder"), *(model if place == "in the graph" else [])]
+    cells = write(tmp_path, *nodes, more=library(*functions)).cells
+    assert [cell.refused is None for cell in cells.values()] == [place != "nowhere"]

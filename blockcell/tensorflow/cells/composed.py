@@ -15,7 +15,7 @@ from .evaluate import Body
 from .found import At, Found
 from .gru import gru
 from .lstm import lstm, projected
-from .match import Candidate, Match, Variant
+from .match import Candidate, Match, Step, Variant
 from .ops import ACTIVATION, OPS, op_of
 from .reader import Place, Reader, Unknown
 from .recurrences import Product, products_of, recurrences
@@ -109,16 +109,26 @@ class _Search:
             kernels = group[0].kernels
             steps = [each.step(number) for each, number in numbers.items()]
             reasons = misused(self.reader, steps, kernels, self.readers, gated) if steps else {}
+            matched = len(found)
             for each, number in numbers.items():
                 try:
                     if each.end not in reasons:
                         found.append(each.match(number))
                         inside.add(each.inside)
-                        continue
                 except (Variant, Unknown) as error:
                     reasons[each.end] = str(error)
-                self.wrong[each.end] = reasons[each.end], kernels
+            alone = {step.end for step in steps if self._is_alone(step)} if len(found) > matched else ()
+            self.wrong |= {end: (reason, kernels) for end, reason in reasons.items() if end not in alone}
         return found
+
+    def _is_alone(self, step: Step) -> bool:
+        """Whether nothing says what the states are, as in a function of the cell alone, which Keras stores, too."""
+        try:
+            for state in step.states:
+                self.reader.state(state)
+        except Unknown:
+            return step.end.body not in self.reader.running
+        return False
 
     def _states(self, group: Sequence[Candidate]) -> set[tuple[object, ...]]:
         """Of steps with the same kernels, the operands that are what one of them gave."""
