@@ -92,24 +92,26 @@ def _read_hdf5(name: str, size: int, options: Mapping[str, bool | Activation | N
 def _read_zip(name: str, size: int) -> File:
     try:
         with zipfile.ZipFile(name) as archive:
-            metadata = _parsed("metadata.json", _member(archive, "metadata.json", LONGEST_TEXT))
+            metadata = _parsed("metadata.json", _member(archive, size, "metadata.json", LONGEST_TEXT))
             version = Version.parse(str(metadata.get("keras_version") if isinstance(metadata, dict) else metadata))
-            model = _described("config.json", _member(archive, "config.json", LONGEST_TEXT), version)
-            content = _member(archive, "model.weights.h5", MOST_DEFLATED * size + SMALL)
+            model = _described("config.json", _member(archive, size, "config.json", LONGEST_TEXT), version)
+            content = _member(archive, size, "model.weights.h5", MOST_DEFLATED * size + SMALL)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, RuntimeError) as error:
         raise FormatError(f"the zip cannot be read: {error}") from error
     with hdf5.opened(io.BytesIO(content), size) as root:
         return File(with_variables(model, root), version, True)
 
 
-def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A member of the archive, which may have so many bytes."""
+def _member(archive: zipfile.ZipFile, size: int, name: str, most: int) -> bytes:
+    """A member of the archive of that size; it may have `most` bytes once it is read, and not more in the archive."""
     try:
         member = archive.getinfo(name)
     except KeyError:
         raise FormatError(f"there is no {name} in it; {_EXPECTED}") from None
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.file_size > most:
-        raise FormatError(f"{name} has {member.file_size} bytes, compressed by method {member.compress_type}")
+    is_known = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    if not is_known or member.file_size > most or member.compress_size > size:
+        sizes = f"{member.file_size} bytes, {member.compress_size} of them in the archive"
+        raise FormatError(f"{name} has {sizes}, compressed by method {member.compress_type}")
     return archive.read(member)
 
 

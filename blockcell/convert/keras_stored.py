@@ -42,6 +42,12 @@ def with_named_arrays(model: KerasLayer, group: Group) -> KerasLayer:
             missing = next(name for name in needing if name not in places)
             raise FormatError(f"there are no arrays of the layer {missing!r}, but of {', '.join(filled[:12])}")
         places = dict(zip(matching, filled, strict=True))
+    elif left_over := [
+        name
+        for name in places.keys() - {layer.name for layer in model.layers}
+        if group.group(name).texts("weight_names")
+    ]:
+        raise FormatError(f"{group.path}/{min(left_over)} has arrays of a layer that the config does not have")
     layers = []
     for layer in model.layers:
         if _needs_arrays(layer):
@@ -206,6 +212,8 @@ def _places(model: KerasLayer, container: Group) -> dict[int, str]:
     """The groups of the layers of a model that need arrays, by their places among its layers."""
     layers = {k: layer for k, layer in enumerate(model.layers) if _needs_arrays(layer)}
     class_names = _class_names(model.layers)
+    if len(container.names()) > len(model.layers):
+        raise FormatError(f"{container.path} has more layers than the config: {len(container.names())}")
     problem: FormatError | None = None
     for names in _possible_places(layers, class_names, container):
         try:

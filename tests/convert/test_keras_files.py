@@ -411,6 +411,14 @@ def test_weights_that_do_not_fit(tmp_path):
     ):
         with pytest.raises(FormatError, match=message):
             convert.from_keras(architecture, weights=weights)
+    more = sequential(entry("LSTM", "a", units=H), entry("Dense", "b", units=2), entry("Dense", "c", units=3))
+    arrays = {"a": drawn(g, "LSTM", I, H), "b": drawn(g, "Dense", H, 2), "c": drawn(g, "Dense", 2, 3)}
+    for weights, message in (
+        (forms.write_h5_weights(tmp_path / "c.h5", more, arrays), "/c has arrays of a layer that the config does not"),
+        (forms.write_weights(tmp_path / "d.h5", more, arrays), "/layers has more layers than the config: 3"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            convert.from_keras(architecture, weights=weights)
     with pytest.raises(ValueError, match=r"is an architecture without weights; pass the path of these, too: weights="):
         convert.from_keras(architecture)
     with pytest.raises(ValueError, match=r"weights is given, and .*a\.h5 has weights of its own"):
@@ -605,7 +613,12 @@ def test_zips(tmp_path):
     ):
         with pytest.raises(FormatError, match=message):
             convert.from_keras(rewritten(**changed))
-    path.write_bytes(path.read_bytes()[:200])
+    content = rewritten().read_bytes()
+    place = content.rindex(b"PK\1\2", 0, content.rindex(b"metadata.json"))
+    path.write_bytes(content[: place + 20] + b"\xff\xff\xff\x7f" + content[place + 24 :])  # its size in the archive
+    with pytest.raises(FormatError, match=r"metadata\.json has .* bytes, 2147483647 of them in the archive"):
+        convert.from_keras(path)
+    path.write_bytes(content[:200])
     with pytest.raises(FormatError, match="the zip cannot be read"):
         convert.from_keras(path)
 

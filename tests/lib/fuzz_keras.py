@@ -113,7 +113,7 @@ def object_changed(g: Generator, file: Any, array_changed: Any) -> bool:
     array = file[path][()] if is_array else np.zeros((2, 2), np.float32)
     kind = int(g.integers(12))
     if kind == 0:
-        file[f"{path}_{kind}"] = h5py.SoftLink("/" + pick(g, names))
+        file[f"{path}_{g.integers(2**60)}"] = h5py.SoftLink("/" + pick(g, names))
         return False
     if is_array and kind == 1:
         dataset = file[path]
