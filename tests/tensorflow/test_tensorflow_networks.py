@@ -142,7 +142,7 @@ NETWORKS = {  # nodes; the direction and the input of each cell; the layer that 
         "adds or multiplies the outputs of a and b",
     ),
     "each added to something": (
-        [*BI, node("sum", "AddV2", [A, "x"]), node("product", "Mul", ["back", "x"])],
+        [*BI, node("sum", "AddV2", [A, "x"]), node("product", "Mul", ["back", "x"]), node("no", "Add", [A, "back:x"])],
         {"a": (False, "x"), "b": (True, "x")},
         lambda of: Bidirectional(of("a"), of("b")),
     ),

@@ -84,18 +84,20 @@ class Sequences:
 
     def _mask_turns(self, conditions: Sequence[Place]) -> tuple[Turn, ...] | None:
         """How the mask is reversed by which states are selected; None if it is no mask."""
-        steps = [self._steps.mask(condition) for condition in conditions]
-        first = steps[0]
-        if first is None or any(step is None or step[:2] != first[:2] for step in steps):
+        reads = [read for read in map(self._steps.mask, conditions) if read is not None]
+        if len(reads) < len(conditions) or len({(read.place, read.axis) for read in reads}) > 1:
             return None
-        parts = self._trace(_Way(first.place, first.axis, False))
-        if len(parts) != 1 or first.element is None:
-            return parts[0].turns if len(parts) == len(steps) == 1 else None
-        numbers, total = [step.element[0] for step in steps if step is not None and step.element], first.element[1]
-        if numbers == [*range(len(numbers))]:
-            return parts[0].turns
-        backwards = total is not None and numbers == [*range(total)][: -len(numbers) - 1 : -1]
-        return (*parts[0].turns, ALL) if backwards else None
+        parts = self._trace(_Way(reads[0].place, reads[0].axis, False))
+        if len(parts) != 1:
+            return None
+        turns, elements = parts[0].turns, [read.element for read in reads if read.element is not None]
+        if not elements:  # a loop reads all steps
+            return turns if len(reads) == 1 else None
+        numbers, total = [number for number, _ in elements], elements[0][1]
+        if numbers == [*range(len(reads))]:
+            return turns
+        from_the_end = total is not None and numbers == [total - 1 - k for k in range(len(reads))]
+        return (*turns, ALL) if from_the_end else None
 
     def joined(self) -> set[tuple[int, int]]:
         """The uses whose h are put side by side by any node, if some of them are reversed."""
@@ -116,7 +118,9 @@ class Sequences:
         """The uses whose h of all steps any node adds or multiplies, if some of them are reversed."""
         found: set[tuple[int, int]] = set()
         for body, node in self._reader.all_nodes() if any(use.turns for use in self.uses) else ():
-            if op_of(node).name in ("Add", "Mul"):
+            if op_of(node).name not in ("Add", "Mul"):
+                continue
+            with suppress(Unknown):
                 sources = [self._source(place) for place in self._reader.inputs(body, node)]
                 if len(sources) == 2 and sources[0] is not None and sources[1] is not None:
                     found |= {(sources[0], sources[1]), (sources[1], sources[0])}
