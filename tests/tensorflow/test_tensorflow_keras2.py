@@ -58,9 +58,20 @@ def test_biases_of_float16(tmp_path):
     np.testing.assert_array_equal(layer.weights["b_ru"], np.concatenate([bias[H : 2 * H], bias[:H]]))
 
 
-def test_the_reason_is_the_activation(tmp_path):
+NO_LAYER_HAS = {
+    "erf": ({"c": ("Erf", "c_bar")}, "it has an activation that layers do not have: the node 'net/thing/c' is a Erf"),
+    "swish": (
+        {"gate": ("Sigmoid", "c_bar"), "c": ("Mul", "gate", "c_bar")},
+        "the node 'net/thing/c' is a Mul that makes a swish, which is no activation of layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("activation", NO_LAYER_HAS)
+def test_the_reason_is_the_activation(tmp_path, activation):
     """Keras has a step before the loop, to learn shapes, which shows less than the loop itself."""
-    step = keras_gru(False, c=("Erf", "c_bar"))
+    change, reason = NO_LAYER_HAS[activation]
+    step = keras_gru(False, **change)
     weights = [real(f"net/thing/{name}", value) for name, value in keras_gru_weights(False).items()]
     state = "net/thing/h_prev"
     body = function("body", ["x", state], ["x", "net/thing/h"], *weights, *made("net/thing", step))
@@ -68,7 +79,7 @@ def test_the_reason_is_the_activation(tmp_path):
     before = [node("x", "Placeholder"), real(state, np.zeros((B, H), np.float32)), *weights, *made("net/thing", step)]
     model = write(tmp_path, *before, loop, more=library(body, function("cond", ["x", state], ["x"])))
     (cell,) = model.cells.values()
-    assert cell.refused == "it has an activation that layers do not have: the node 'net/thing/c' is a Erf"
+    assert cell.refused == reason
 
 
 @pytest.mark.parametrize("sizes", [[H, H, H + 1], [H, -1, -1], [H, H], [-1, 2 * H, 2 * H], [H, 2 * H, 0]])

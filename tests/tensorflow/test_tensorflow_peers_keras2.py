@@ -25,4 +25,6 @@ def test_random_models(keras, case, tmp_path):
     print(f"seed {SEED}, case {case}")
     drawn, verdicts = run_case(keras, SEED, case, tmp_path)
     print(drawn.text)
-    assert {verdict for verdict, _ in verdicts.values()} == {"refused" if drawn.refused else "right"}, verdicts
+    for verdict, reason in verdicts.values():
+        assert verdict == ("refused" if drawn.refused else "right"), reason
+        assert verdict == "right" or "activation" in reason

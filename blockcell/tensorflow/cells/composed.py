@@ -19,7 +19,7 @@ from .match import Candidate, Match, Step, Variant
 from .ops import ACTIVATION, OPS, op_of
 from .reader import Place, Reader, Unknown
 from .recurrences import Product, products_of, recurrences
-from .refusals import by_names, is_named, kernels_before, kind_of, misused, shows, why
+from .refusals import by_names, is_named, kernels_before, kind_of, misused, shows, strange_node, why
 from .rnn import rnn
 from .sources import Source, Sources
 from .sums import Other, Sums
@@ -196,7 +196,8 @@ class _Search:
 
     def refuse_recurrences(self, known: set[str]) -> None:
         """What goes around a loop, with weights that are none of known cells."""
-        for each in sorted(self.recurrences, key=lambda recurrence: shows(recurrence) is None):
+        # the step before a loop, which learns shapes, shows less than the loop
+        for each in sorted(self.recurrences, key=lambda recurrence: strange_node(self.reader, recurrence) is None):
             if not each.gated:
                 continue
             kernels = {kernel.name: kernel for kernel in each.kernels if kernel.name not in known}

@@ -117,14 +117,21 @@ def shows(recurrence: Recurrence) -> str | None:
     return None
 
 
-def why(reader: Reader, recurrence: Recurrence) -> str:
-    """Why a recurrence is none of the cells."""
+def strange_node(reader: Reader, recurrence: Recurrence) -> str | None:
+    """What one node of a recurrence shows it to be, or which activation it has that layers do not have."""
     if shown := shows(recurrence):
         return shown
     for node in recurrence.nodes:
         with suppress(Unknown):  # what it reads may be missing
             if what := described(reader, Place(recurrence.product.body, node.name)):
                 return f"{what}, which is no activation of layers"
+    return None
+
+
+def why(reader: Reader, recurrence: Recurrence) -> str:
+    """Why a recurrence is none of the cells."""
+    if reason := strange_node(reader, recurrence):
+        return reason
     for node in recurrence.nodes:
         if not op_of(node).known:
             return f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
