@@ -8,7 +8,7 @@ BUILT := .venv/built-$(or $(LEVELS),runnable)
 DEMO_ALONE := .venv/demo-$(or $(LEVELS),best)
 DEMO := $(or $(wildcard $(BUILT)),$(DEMO_ALONE))
 
-.PHONY: help demo test test-all lint docs page bench gpu-check clean
+.PHONY: help demo test test-all test-peers lint docs page bench gpu-check clean
 
 help:  ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1:\2/p' Makefile | awk -F: '{ printf "%-16s%s\n", $$1, $$2 }'
@@ -24,6 +24,9 @@ test-all: test  ## runs the longer tests, too, in hours
 	$(BIN)/pytest -m 'slow or peers or engines or browser'
 	$(BIN)/python tests/lib/sanitizers.py memory
 	$(BIN)/python tests/lib/sanitizers.py threads
+
+test-peers: $(BUILT)  ## compares with TensorFlow, Keras and PyTorch, where they are installed (the extra bench)
+	$(BIN)/pytest -s -m peers
 
 lint: $(BUILT)  ## checks style, types and Cython's hints
 	$(BIN)/ruff check
