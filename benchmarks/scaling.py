@@ -234,7 +234,7 @@ def table(options: argparse.Namespace) -> None:
 
 def vary(options: argparse.Namespace) -> None:
     """Shares of the best grid's speed, where what plans assume is too low or too high by a factor of three."""
-    groups = "waking waking_each slept", "meeting meeting_each", "exchange", "speed", "reading", "alone"
+    groups = "waking waking_each slept", "barrier barrier_each", "exchange", "speed", "reading", "alone"
     of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
     measure([passes(*sizes) for *sizes, _ in of], options.cores)
     print_heads(["what", "factor", "share of the best: mean", "lowest", "where"])
@@ -254,7 +254,7 @@ def vary(options: argparse.Namespace) -> None:
 def check(options: argparse.Namespace) -> None:
     """Calls on two threads as predicted, with the waiting that plans assume, and as measured: the fastest of some
     rounds, because a host may keep two virtual cores far apart for seconds at a time."""
-    barrier = COSTS["meeting"] / 1000, COSTS["meeting_each"] / 1000
+    barrier = COSTS["barrier"] / 1000, COSTS["barrier_each"] / 1000
     sizes = itertools.product(options.kinds, options.tasks, options.cells, options.batches)
     points = [(of, planned(of, 2)) for size in sizes for of in passes(*size) if planned(of, 2) != (1, 1)]
     blockcell.set_num_threads(2)

@@ -79,7 +79,7 @@ this_machine.waking, this_machine.waking_each = 6000, 150
 # Where forward passes on two threads and backward ones on one took turns, or the other way round, both took 20 to 50 us
 # more, and as much as before on one each or two each.
 this_machine.slept = 25000
-this_machine.meeting, this_machine.meeting_each = 500, 150
+this_machine.barrier, this_machine.barrier_each = 500, 150
 this_machine.exchange = 15  # many lines in a row, which caches fetch ahead; a single one takes 40 or more
 this_machine.alone = 12000  # as much again as waking
 MACHINE = PyCapsule_New(&this_machine, "blockcell._cpu.MACHINE", NULL)  # for the kernels

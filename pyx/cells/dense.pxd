@@ -155,7 +155,7 @@ cdef inline Grid grid_backward(
     w.panels[0] = w.panels[1] = 1
     w.speed, w.cell, w.units = speed_of(UNQUANTIZED, itemsize), 20, each(O, w.L)
     w.shared = w.columns = 2.0 * rows * I * O / w.speed
-    w.pieces, w.meetings = max(tiles_of(I), plain_panels(w.units)), 2
+    w.pieces, w.barriers = max(tiles_of(I), plain_panels(w.units)), 2
     w.divided, w.undivided = rows * w.units, rows * each(I, w.L)
     return cheapest(&w, threads, False, True)
 

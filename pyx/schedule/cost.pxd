@@ -1,9 +1,9 @@
 """The grid of a call: how many threads take part, and how they share its rows and its hidden units.
 
 A grid has `groups` of threads, which share the batch rows, and in each group `members`, which share the hidden units.
-Groups do not wait for each other; the members of one meet in every step.  `cheapest` takes the grid for which the
-largest part would be finished first, by what its arithmetic, the weights that it reads, its barriers and the start of
-the team cost: predictions in nanoseconds, from the few figures that `_cpu.pyx` and plan.pxd give.
+Groups do not wait for each other; the members of a group wait for each other in every step.  `cheapest` predicts in
+nanoseconds when the largest part would be finished: from its arithmetic, the weights that it reads, its barriers and
+the start of the team.  `_cpu.pyx` and plan.pxd have the constants.  The grid with the least cost is chosen.
 """
 from product.quantized cimport INT8
 from product.tile cimport FEWEST, ROWS, TILES
@@ -71,7 +71,7 @@ cdef struct Work:  # what a pass does; product n of a step is `lines` lines wide
     double columns  # and for what they share by `pieces` lines of columns
     Py_ssize_t pieces
     double divided, undivided  # lines that others have written, of which each thread reads its part, or all
-    Py_ssize_t meetings  # barriers of all threads
+    Py_ssize_t barriers  # of all threads
     double slept  # nanoseconds by which several threads cost more, as they may have slept
 
 
@@ -79,7 +79,7 @@ cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t L, int products)
     """With nothing beside the steps."""
     cdef Work w
     w.T, w.B, w.L, w.products = T, B, L, products
-    w.shared, w.packs, w.columns, w.pieces, w.divided, w.undivided, w.meetings, w.slept = 0, False, 0, 1, 0, 0, 0, 0
+    w.shared, w.packs, w.columns, w.pieces, w.divided, w.undivided, w.barriers, w.slept = 0, False, 0, 1, 0, 0, 0, 0
     return w
 
 
@@ -96,8 +96,8 @@ cdef inline double starting(Py_ssize_t threads) noexcept nogil:
     return machine.waking + machine.waking_each * threads
 
 
-cdef inline double meeting(Py_ssize_t threads) noexcept nogil:
-    return machine.meeting + machine.meeting_each * threads if threads > 1 else 0
+cdef inline double barrier_cost(Py_ssize_t threads) noexcept nogil:
+    return machine.barrier + machine.barrier_each * threads if threads > 1 else 0
 
 
 cdef inline Py_ssize_t each(Py_ssize_t n, Py_ssize_t parts) noexcept nogil:
@@ -144,11 +144,11 @@ cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members)
     for n in range(w.products):
         step += of_product(w, n, rows, members, nbytes)
         if members > 1:
-            step += meeting(members) + machine.exchange / 2 * rows * (w.K[n] // w.L) * (members - 1.0) / members
+            step += barrier_cost(members) + machine.exchange / 2 * rows * (w.K[n] // w.L) * (members - 1.0) / members
     if w.packs:
         packed = nbytes / 64 * (groups - 1.0) / groups
     return (w.T * step + w.shared / threads + w.columns * each(w.pieces, threads) / w.pieces
-            + w.meetings * meeting(threads) + (starting(threads) + w.slept if threads > 1 else 0)
+            + w.barriers * barrier_cost(threads) + (starting(threads) + w.slept if threads > 1 else 0)
             + machine.exchange / 2 * packed + machine.exchange * others * (w.divided / threads + w.undivided))
 
 

@@ -8,7 +8,7 @@ typedef struct {
     /* What the grid of the least cost is found by: nanoseconds, and operations and bytes in one. */
     double waking, waking_each;           /* to start a team, and more for each of its threads */
     double slept;                         /* and more if these have slept */
-    double meeting, meeting_each;         /* likewise for a barrier */
+    double barrier, barrier_each;         /* for a barrier, and more for each of its threads */
     double exchange;                      /* of a line that another core has written; half where products go on */
     double speed;                         /* operations of a core, in vectors of 32 bytes or more */
     double reading[3];                    /* bytes that it reads from its second and third cache, and from memory */

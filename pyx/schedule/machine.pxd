@@ -8,7 +8,7 @@ cdef extern from "schedule/machine.h":
     ctypedef struct Machine:
         Py_ssize_t caches[3]
         Py_ssize_t groups, members, prefetching, only
-        double waking, waking_each, slept, meeting, meeting_each, exchange, speed, alone
+        double waking, waking_each, slept, barrier, barrier_each, exchange, speed, alone
         double reading[3]
     const Machine *machine
 

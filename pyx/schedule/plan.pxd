@@ -119,7 +119,7 @@ cdef inline Grid grid_forward(
     w.cell = 30 if cell is Lstm else 9 if cell is Rnn else 20
     w.packs = not packed
     w.shared = 0 if packed else PACKING * weights / w.speed
-    w.meetings = 1 if packed else 2
+    w.barriers = 1 if packed else 2
     if packed or T > 1:
         return cheapest(&w, threads, False, False)
     return grid_of_step(&w, weights * itemsize, threads)
@@ -146,7 +146,7 @@ cdef inline Grid grid_backward(
     w.packs = True
     w.shared = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # the weights, and storing their gradients
     w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, each(c.gates[0] * H, w.L)
-    w.meetings = 3 + (2 * matrices_of(c) * each(T * B, ROW_BLOCK) if weights else 0)
+    w.barriers = 3 + (2 * matrices_of(c) * each(T * B, ROW_BLOCK) if weights else 0)
     w.divided = T * B * each(N, w.L) * (2 if weights else 1)
     w.undivided = T * B * (each(I, w.L) + each(P, w.L)) if weights else 0
     if projects(c) or T > 1:

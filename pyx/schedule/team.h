@@ -22,29 +22,29 @@ static inline int number_in_team(void) { return 0; }
 #endif
 
 enum {
-    SOON = 16,    /* looks after which the time begins to count */
-    LOOKS = 1000,  /* and after which a thread sleeps: 10 to 50 microseconds, by how long a CPU pauses */
+    UNTIMED_SPINS = 16,  /* before a waiting thread looks at the clock */
+    SPINS = 1000,        /* before it sleeps: 10 to 50 microseconds, by how long a CPU pauses */
     LINE = 64,
     GROUPS = 64   /* of several threads, at most */
 };
 
-typedef struct {  /* a place where threads meet */
-    int arrived __attribute__((aligned(LINE)));  /* threads that wait at the present barrier */
-    int barrier __attribute__((aligned(LINE)));  /* number of barriers that all have passed */
-    int asleep;
-} Meeting;
+typedef struct {
+    int arrived __attribute__((aligned(LINE)));  /* threads that wait now */
+    int passed __attribute__((aligned(LINE)));  /* how often all threads have passed */
+    int asleep;  /* threads that wait for the system to wake them */
+} Barrier;
 
 typedef struct {
-    Meeting all;
-    /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it looked. */
-    long long begun, begun_cpu, looked;
+    Barrier all;
+    /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it has spun at barriers. */
+    long long begun, begun_cpu, spun;
     unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
     int groups, members;
-    Meeting group[GROUPS];
+    Barrier group[GROUPS];
 } Team;
 
 static inline void clear_team(Team *team, int groups, int members) {
-    memset(team, 0, offsetof(Team, group) + (members > 1 ? groups : 0) * sizeof(Meeting));
+    memset(team, 0, offsetof(Team, group) + (members > 1 ? groups : 0) * sizeof(Barrier));
     team->groups = groups;
     team->members = members;
 }
@@ -57,11 +57,11 @@ static inline long long nanoseconds(void) { return nanoseconds_of(CLOCK_MONOTONI
 static inline long long cpu_nanoseconds(void) { return nanoseconds_of(CLOCK_THREAD_CPUTIME_ID); }
 
 #if defined(__x86_64__)
-static inline void look_later(void) { __builtin_ia32_pause(); }
+static inline void spin_pause(void) { __builtin_ia32_pause(); }
 static inline unsigned long control_of_thread(void) { return __builtin_ia32_stmxcsr(); }
 static inline void control_thread(unsigned long control) { __builtin_ia32_ldmxcsr((unsigned) control); }
 #elif defined(__aarch64__)
-static inline void look_later(void) { __asm__ volatile("yield"); }
+static inline void spin_pause(void) { __asm__ volatile("yield"); }
 static inline unsigned long control_of_thread(void) {
     unsigned long control;
     __asm__ volatile("mrs %0, fpcr" : "=r"(control));
@@ -69,49 +69,49 @@ static inline unsigned long control_of_thread(void) {
 }
 static inline void control_thread(unsigned long control) { __asm__ volatile("msr fpcr, %0" : : "r"(control)); }
 #else
-static inline void look_later(void) { }
+static inline void spin_pause(void) { }
 static inline unsigned long control_of_thread(void) { return 0; }
 static inline void control_thread(unsigned long control) { (void) control; }
 #endif
 
-static __attribute__((noinline, cold)) void sleep_until_passed(Meeting *at, int barrier) {
-    if (__atomic_load_n(&at->barrier, __ATOMIC_ACQUIRE) != barrier)
+static __attribute__((noinline, cold)) void sleep_until_passed(Barrier *at, int passed) {
+    if (__atomic_load_n(&at->passed, __ATOMIC_ACQUIRE) != passed)
         return;
     #ifdef __linux__
     __atomic_add_fetch(&at->asleep, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&at->barrier, __ATOMIC_SEQ_CST) == barrier)
-        syscall(SYS_futex, &at->barrier, FUTEX_WAIT_PRIVATE, barrier, NULL, NULL, 0);
+    while (__atomic_load_n(&at->passed, __ATOMIC_SEQ_CST) == passed)
+        syscall(SYS_futex, &at->passed, FUTEX_WAIT_PRIVATE, passed, NULL, NULL, 0);
     __atomic_sub_fetch(&at->asleep, 1, __ATOMIC_SEQ_CST);
     #else
     const struct timespec nap = {0, 20000};
-    while (__atomic_load_n(&at->barrier, __ATOMIC_ACQUIRE) == barrier)
+    while (__atomic_load_n(&at->passed, __ATOMIC_ACQUIRE) == passed)
         nanosleep(&nap, NULL);
     #endif
 }
 
-static __attribute__((noinline)) void wait_at(Team *team, Meeting *at, int threads) {
-    const int barrier = __atomic_load_n(&at->barrier, __ATOMIC_RELAXED);
+static __attribute__((noinline)) void wait_at(Team *team, Barrier *at, int threads) {
+    const int passed = __atomic_load_n(&at->passed, __ATOMIC_RELAXED);
     const int calling = number_in_team() == 0;
     long long since = 0;
     if (__atomic_add_fetch(&at->arrived, 1, __ATOMIC_ACQ_REL) == threads) {
         __atomic_store_n(&at->arrived, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&at->barrier, barrier + 1, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&at->passed, passed + 1, __ATOMIC_SEQ_CST);
         #ifdef __linux__
         if (__atomic_load_n(&at->asleep, __ATOMIC_SEQ_CST) > 0)
-            syscall(SYS_futex, &at->barrier, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+            syscall(SYS_futex, &at->passed, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
         #endif
         return;
     }
-    for (int k = 0; k < LOOKS; k++) {
-        if (__atomic_load_n(&at->barrier, __ATOMIC_ACQUIRE) != barrier)
+    for (int k = 0; k < SPINS; k++) {
+        if (__atomic_load_n(&at->passed, __ATOMIC_ACQUIRE) != passed)
             break;
-        if (k == SOON && calling)
+        if (k == UNTIMED_SPINS && calling)
             since = nanoseconds();
-        look_later();
+        spin_pause();
     }
     if (since > 0)
-        team->looked += nanoseconds() - since;
-    sleep_until_passed(at, barrier);
+        team->spun += nanoseconds() - since;
+    sleep_until_passed(at, passed);
 }
 
 static inline void barrier(Team *team) { wait_at(team, &team->all, team_size()); }

@@ -1,7 +1,7 @@
 """The team of threads of a call: how work is shared out, and where threads wait for each other.
 
-A team may consist of groups of equally many threads, neighbours by their numbers.  Those of a group meet at barriers of
-their own, so groups do not wait for each other.  If the runtime starts fewer threads than asked for, all meet at each.
+A team may consist of groups of equally many threads, whose numbers are neighbours.  Each group has a barrier of its own,
+so groups do not wait for each other.  If the runtime starts fewer threads than asked for, every barrier is for all.
 
 A waiting thread spins for tens of microseconds, then sleeps, because the thread that it waits for may need its core.
 The calling thread, whose share of the work is never the smallest, measures its time; `lost` estimates from that how
@@ -9,7 +9,7 @@ much faster half as many threads would have been.  Without OpenMP there is one t
 """
 cdef extern from "schedule/team.h":
     ctypedef struct Team:
-        long long begun, begun_cpu, looked
+        long long begun, begun_cpu, spun
         unsigned long control
     enum:
         GROUPS
@@ -38,7 +38,7 @@ cdef inline void join(Team *team) noexcept nogil:
 cdef inline long long lost(const Team *team) noexcept nogil:
     """Called by the calling thread at the end: how many nanoseconds the team took longer than half as many threads
     would have needed, each on a CPU of its own.  Uses CPU time, because the threads may have shared a CPU."""
-    return nanoseconds() - team.begun - 2 * (cpu_nanoseconds() - team.begun_cpu - team.looked)
+    return nanoseconds() - team.begun - 2 * (cpu_nanoseconds() - team.begun_cpu - team.spun)
 
 
 cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:

@@ -193,7 +193,7 @@ def test_no_call_waits_for_more_threads_than_pay():
     """Where barriers take longer, groups have fewer members."""
     layer = LSTM.init(128, 128, seed=0)
     cheap = planned(layer, 20, 1, 64)
-    with with_machine(meeting=100 * _cpu.machine()["meeting"]):
+    with with_machine(barrier=100 * _cpu.machine()["barrier"]):
         assert planned(layer, 20, 1, 64).members < cheap.members
 
 
