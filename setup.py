@@ -25,7 +25,7 @@ from setuptools.command.sdist import sdist
 # Compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel.
 PLAIN = ("_args", "_cpu", "_integer", "_layers", "_stream", "_team", "_tensors", "_training")
 NO_KERNELS = (*PLAIN, "_cyutility")
-FOR_TESTS = "blockcell._activations_"  # for tests in a checkout; not part of wheels
+FOR_TESTS = "blockcell._for_tests_"  # for tests in a checkout; not part of wheels
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and their flags; without the last one clang uses half of a v4 register and takes twice as long
     "base": ["-march=x86-64"],

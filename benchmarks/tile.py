@@ -47,7 +47,7 @@ def rate(call: Callable[[int], None], operations: float) -> float:
 
 def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) -> list[float]:
     """GF/s of the tile with each number of rows, over `reduce` values of k; of columns 64, no more rows than it has."""
-    module = importlib.import_module(f"blockcell._activations_{level}")
+    module = importlib.import_module(f"blockcell._for_tests_{level}")
     dtype = "float64" if product == "float64" else "float32"
     lanes = 64 // np.dtype(dtype).itemsize
     found = []

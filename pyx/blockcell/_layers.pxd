@@ -1,4 +1,6 @@
-"""How a layer's kernel runs, for `_stream` and `_tensors` too."""
+"""The plan of a layer's call, which `_stream.pyx` and `_tensors.pyx` cimport from `_layers.pyx`.
+
+The folder is named `blockcell` because Cython looks for a module's .pxd file by the module's full name."""
 from passes.arrays cimport Pass, Run
 
 

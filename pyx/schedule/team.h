@@ -36,7 +36,7 @@ typedef struct {
 
 typedef struct {
     Barrier all;
-    /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it has spun at barriers. */
+    /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it has spun. */
     long long begun, begun_cpu, spun;
     unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
     int groups, members;

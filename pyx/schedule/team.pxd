@@ -1,7 +1,8 @@
 """The team of threads of a call: how work is shared out, and where threads wait for each other.
 
-A team may consist of groups of equally many threads, whose numbers are neighbours.  Each group has a barrier of its own,
-so groups do not wait for each other.  If the runtime starts fewer threads than asked for, every barrier is for all.
+A team may consist of groups of equally many threads, whose numbers are neighbours.  Each group has a barrier of its
+own, so groups do not wait for each other.  If the runtime starts fewer threads than asked for, each barrier
+is one of all threads.
 
 A waiting thread spins for tens of microseconds, then sleeps, because the thread that it waits for may need its core.
 The calling thread, whose share of the work is never the smallest, measures its time; `lost` estimates from that how

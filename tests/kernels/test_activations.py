@@ -15,7 +15,7 @@ from blockcell.activations import PARAMETERS, canonical, numbers
 from blockcell.formulas import SELU, activated, slope
 
 LEVELS = [
-    pytest.importorskip(f"blockcell._activations_{level}", reason="only built in a checkout")
+    pytest.importorskip(f"blockcell._for_tests_{level}", reason="only built in a checkout")
     for level in available_levels()
 ]
 LANES = {np.float32: 16, np.float64: 8}  # a kernel's line

@@ -52,7 +52,7 @@ import importlib
 import numpy as np
 from blockcell import _kernels
 longer = np.lib.stride_tricks.as_strided
-kernels = importlib.import_module("blockcell._activations_{level}")
+kernels = importlib.import_module("blockcell._for_tests_{level}")
 {call}
 """
 # Calls of workspaces.py with one kind of plan, and of how many regions the workspace of each consists.
@@ -210,7 +210,7 @@ class Sanitized:
 # ---------------------------------------------------------------------------------------------------------------- runs
 def memory() -> None:
     folder = copy_of_checkout("asan")
-    kernels = folder / "pyx" / "_activations.pyx"
+    kernels = folder / "pyx" / "_for_tests.pyx"
     kernels.write_text(kernels.read_text() + OVERFLOWING)
     print(build(folder, "-fsanitize=address,undefined -DRED_ZONES", b"__asan_init"), flush=True)
     sanitized = Sanitized(

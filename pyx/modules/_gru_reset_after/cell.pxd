@@ -1,4 +1,7 @@
-"""The cell of the module `_gru_reset_after`."""
+"""The cell that `_gru_reset_after.pyx` compiles the passes for.
+
+Of all files of this name, setup.py lets `from cell cimport cell` find this one for that module.  So Cython translates
+each pass once in a module, and not once for every cell."""
 from cells.types cimport ResetAfter
 
 ctypedef fused cell:

@@ -1,4 +1,7 @@
-"""The cell of the module `_rnn`."""
+"""The cell that `_rnn.pyx` compiles the passes for.
+
+Of all files of this name, setup.py lets `from cell cimport cell` find this one for that module.  So Cython translates
+each pass once in a module, and not once for every cell."""
 from cells.types cimport Rnn
 
 ctypedef fused cell:

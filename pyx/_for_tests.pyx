@@ -1,7 +1,7 @@
-"""What tests and benchmarks/tile.py call alone: activations, their slopes and half precision over arrays, in lines of
-64 bytes, as they are computed in the kernels, and products.
+"""Pieces of the kernels for tests and benchmarks/tile.py, which call them alone; wheels do not have this module.
 
-`out` has the size of `x`. A value's result does not depend on where in the array it is.
+Activations, their slopes and conversions from and to half precision run over arrays in lines of 64 bytes, as in the
+kernels: `out` has the size of `x`, and a value's result does not depend on its place.  Products are those of one tile.
 """
 from cpython.pycapsule cimport PyCapsule_Import
 from cython.parallel cimport prange
