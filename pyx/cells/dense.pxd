@@ -39,7 +39,7 @@ from product.tile cimport (
     BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
     row_group, store, store_line, store_row, store_value
 )
-from schedule.cost cimport Grid, Work, cheapest, each, parts_of, speed_of, threads_of, use_threads, work_of
+from schedule.cost cimport Grid, Work, ceil_div, cheapest, parts_of, speed_of, threads_of, use_threads, work_of
 from schedule.machine cimport to_prefetch
 from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
 from schedule.workspace cimport Workspace, empty_workspace, guard_zones, release_zones, take
@@ -139,8 +139,8 @@ cdef inline Grid grid_forward(
 ) noexcept nogil:
     """How threads share the rows and the columns of y."""
     cdef Work w = work_of(1, rows, 64 // itemsize, 1)
-    w.lines[0] = w.units = each(O, w.L)
-    w.width[0], w.panels[0], w.panels[1] = LINES, each(w.lines[0], LINES), 0
+    w.lines[0] = w.units = ceil_div(O, w.L)
+    w.width[0], w.panels[0], w.panels[1] = LINES, ceil_div(w.lines[0], LINES), 0
     w.K[0], w.ahead[0] = I, 0
     w.line_bytes = 64 if format == UNQUANTIZED else w.L * bytes_of_code(format)
     w.speed, w.cell = speed_of(format, itemsize), 10
@@ -153,10 +153,10 @@ cdef inline Grid grid_backward(
     """Into how many parts each phase is divided."""
     cdef Work w = work_of(1, rows, 64 // itemsize, 0)
     w.panels[0] = w.panels[1] = 1
-    w.speed, w.cell, w.units = speed_of(UNQUANTIZED, itemsize), 20, each(O, w.L)
+    w.speed, w.cell, w.units = speed_of(UNQUANTIZED, itemsize), 20, ceil_div(O, w.L)
     w.shared = w.columns = 2.0 * rows * I * O / w.speed
     w.pieces, w.barriers = max(tiles_of(I), plain_panels(w.units)), 2
-    w.divided, w.undivided = rows * w.units, rows * each(I, w.L)
+    w.divided, w.undivided = rows * w.units, rows * ceil_div(I, w.L)
     return cheapest(&w, threads, False, True)
 
 
@@ -191,7 +191,7 @@ cdef inline Forward forward_of(
     p.w = panels_with(I, I, 0, O, p.L, 1, format)
     p.grid = grid_forward(rows, I, O, itemsize, format, threads)
     p.w.fetches = to_prefetch(I * O * itemsize, p.grid.members)
-    p.chunk = each(rows, p.grid.groups)
+    p.chunk = ceil_div(rows, p.grid.groups)
     if p.grid.members == 1:
         p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)
     p.part = p.workspace = empty_workspace()

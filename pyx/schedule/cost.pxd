@@ -76,7 +76,7 @@ cdef struct Work:  # what a pass does; product n of a step is `lines` lines wide
 
 
 cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t L, int products) noexcept nogil:
-    """With nothing beside the steps."""
+    """Return the work of the steps alone; the caller adds what a pass does beside them."""
     cdef Work w
     w.T, w.B, w.L, w.products = T, B, L, products
     w.shared, w.packs, w.columns, w.pieces, w.divided, w.undivided, w.barriers, w.slept = 0, False, 0, 1, 0, 0, 0, 0
@@ -84,82 +84,86 @@ cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t L, int products)
 
 
 cdef inline double speed_of(int format, Py_ssize_t itemsize) noexcept nogil:
-    """Operations in a nanosecond; products in integers have more in a vector."""
+    """Return how many operations a core computes in a nanosecond with weights of this format."""
     cdef double speed = machine.speed / 2 if SHORT_VECTORS else machine.speed
     if format == INT8:
         return 3 * speed
     return speed * 4 / itemsize
 
 
-cdef inline double starting(Py_ssize_t threads) noexcept nogil:
-    """What it costs to wake so many threads, and to wait for all of them at the end."""
+cdef inline double start_cost(Py_ssize_t threads) noexcept nogil:
+    """Return what it costs to wake so many threads, and to wait for all of them at the end."""
     return machine.waking + machine.waking_each * threads
 
 
 cdef inline double barrier_cost(Py_ssize_t threads) noexcept nogil:
+    """Return what a barrier of so many threads costs; one thread has none."""
     return machine.barrier + machine.barrier_each * threads if threads > 1 else 0
 
 
-cdef inline Py_ssize_t each(Py_ssize_t n, Py_ssize_t parts) noexcept nogil:
-    """What the largest of so many parts has."""
+cdef inline Py_ssize_t ceil_div(Py_ssize_t n, Py_ssize_t parts) noexcept nogil:
+    """n / parts, rounded up: what the largest part has."""
     return (n + parts - 1) // parts
 
 
-cdef inline double reading(double nbytes, double again) noexcept nogil:
-    """To read so many bytes, again and again, of weights that have as many bytes in all."""
+cdef inline double reading_cost(double nbytes, double read) noexcept nogil:
+    """Return what it costs to read `read` bytes of weights that have `nbytes` in all, and so stay in some cache."""
     if nbytes <= machine.caches[L1] / 2:
         return 0
-    return again / machine.reading[0 if nbytes <= machine.caches[L2] else 1 if nbytes <= machine.caches[L3] else 2]
+    return read / machine.reading[0 if nbytes <= machine.caches[L2] else 1 if nbytes <= machine.caches[L3] else 2]
 
 
-cdef inline Py_ssize_t lines_of(const Work *w, int n, Py_ssize_t members) noexcept nogil:
-    """Lines of columns of product n that the largest part has."""
-    return min(w.lines[n], each(w.panels[n], members) * w.width[n])
+cdef inline Py_ssize_t lines_of_member(const Work *w, int n, Py_ssize_t members) noexcept nogil:
+    """Return how many lines of columns of product n the largest part has."""
+    return min(w.lines[n], ceil_div(w.panels[n], members) * w.width[n])
 
 
 cdef inline Py_ssize_t rows_read(const Work *w, int n) noexcept nogil:
-    """Rows of weights of product n that are read in each step."""
+    """Return how many rows of weights of product n each step reads."""
     return w.K[n] + (w.ahead[n] if w.T == 1 else 0)
 
 
-cdef inline double of_product(const Work *w, int n, Py_ssize_t rows, Py_ssize_t members, double nbytes) noexcept nogil:
-    """Product n of a step for so many rows, one member's part; in each step it reads so many bytes of weights."""
-    cdef Py_ssize_t lines = lines_of(w, n, members)
-    cdef double slow = 1, computing, again
+cdef inline double product_cost(
+    const Work *w, int n, Py_ssize_t rows, Py_ssize_t members, double nbytes
+) noexcept nogil:
+    """Return what product n of a step of so many rows costs one of the members, which reads `nbytes` of weights in all
+    products of a step."""
+    cdef Py_ssize_t lines = lines_of_member(w, n, members)
+    cdef double slow = 1, computing, read
     if rows < FEWEST:  # one row takes 2.3 times as long as a quarter of four, two 1.4 times as long as half of them
         slow += 0.45 * (FEWEST - rows) / rows
     computing = 2.0 * rows * lines * w.L * (slow * w.K[n] + w.ahead[n]) / w.speed
-    again = each(rows, TILES * ROWS) * rows_read(w, n) * lines * w.line_bytes
-    return max(computing, reading(nbytes, again))
+    read = ceil_div(rows, TILES * ROWS) * rows_read(w, n) * lines * w.line_bytes
+    return max(computing, reading_cost(nbytes, read))
 
 
 cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
-    """Of the largest part of this grid, with all waiting."""
-    cdef Py_ssize_t threads = groups * members, rows = each(w.B, groups)
-    cdef double nbytes = 0, step = rows * each(w.units, members) * w.cell, others = (threads - 1.0) / threads
+    """Return the time of the largest part of this grid, with all waiting."""
+    cdef Py_ssize_t threads = groups * members, rows = ceil_div(w.B, groups)
+    cdef double nbytes = 0, step = rows * ceil_div(w.units, members) * w.cell, others = (threads - 1.0) / threads
     cdef double packed = 0  # lines of weights that other groups have packed
     cdef int n
     for n in range(w.products):
-        nbytes += rows_read(w, n) * lines_of(w, n, members) * w.line_bytes
+        nbytes += rows_read(w, n) * lines_of_member(w, n, members) * w.line_bytes
     for n in range(w.products):
-        step += of_product(w, n, rows, members, nbytes)
+        step += product_cost(w, n, rows, members, nbytes)
         if members > 1:
             step += barrier_cost(members) + machine.exchange / 2 * rows * (w.K[n] // w.L) * (members - 1.0) / members
     if w.packs:
         packed = nbytes / 64 * (groups - 1.0) / groups
-    return (w.T * step + w.shared / threads + w.columns * each(w.pieces, threads) / w.pieces
-            + w.barriers * barrier_cost(threads) + (starting(threads) + w.slept if threads > 1 else 0)
+    return (w.T * step + w.shared / threads + w.columns * ceil_div(w.pieces, threads) / w.pieces
+            + w.barriers * barrier_cost(threads) + (start_cost(threads) + w.slept if threads > 1 else 0)
             + machine.exchange / 2 * packed + machine.exchange * others * (w.divided / threads + w.undivided))
 
 
 cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bint whole_units) noexcept nogil:
-    """The grid with the least cost on at most so many threads.  With `whole_rows` rows are not divided, with
+    """Return the grid with the least cost on at most so many threads.  With `whole_rows` rows are not divided, with
     `whole_units` hidden units are not."""
     cdef Py_ssize_t groups = 1, most, rows, members, panels = 1
     cdef double alone = cost_of(w, 1, 1), least = 0.9 * alone, cost  # others are not woken to gain less
     cdef Grid best = grid_of(1, 1)
     if machine.groups > 0:
-        return forced(w, whole_rows, whole_units)
+        return forced_grid(w, whole_rows, whole_units)
     if alone < machine.alone or threads <= 1:
         return best
     threads = min(threads, <Py_ssize_t> (alone / 1000) + 1)  # none for less than a microsecond
@@ -169,20 +173,20 @@ cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bi
     while True:
         members = min(threads // groups, panels)
         while members > 0:
-            members = each(panels, each(panels, members))  # as few as have parts as small
+            members = ceil_div(panels, ceil_div(panels, members))  # as few as have parts as small
             if members == 1 or groups <= GROUPS:
                 cost = cost_of(w, groups, members)
                 if cost < least:
                     least, best = cost, grid_of(groups, members)
             members = members // 2
-        rows = each(w.B, groups)
+        rows = ceil_div(w.B, groups)
         if groups >= most or rows == 1:
             return best
-        groups = min(most, max(each(w.B, rows - 1), groups + groups // 8))  # some of those whose parts are smaller
+        groups = min(most, max(ceil_div(w.B, rows - 1), groups + groups // 8))  # some of those whose parts are smaller
 
 
-cdef inline Grid forced(const Work *w, bint whole_rows, bint whole_units) noexcept nogil:
-    """The grid that the machine asks for, as far as there are rows and hidden units."""
+cdef inline Grid forced_grid(const Work *w, bint whole_rows, bint whole_units) noexcept nogil:
+    """Return the grid that tests and benchmarks ask for, as far as there are rows and hidden units."""
     cdef Py_ssize_t members = 1 if whole_units else min(machine.members, max(w.panels[0], w.panels[1]))
     cdef Py_ssize_t groups = 1 if whole_rows else min(machine.groups, w.B)
     cdef Grid g = grid_of(groups if members == 1 else min(groups, <Py_ssize_t> GROUPS), members)

@@ -16,9 +16,9 @@ cdef enum:
     L1, L2, L3
 
 
-cdef inline void use_machine(const Machine *one) noexcept:
+cdef inline void use_machine(const Machine *measured) noexcept:
     global machine
-    machine = one
+    machine = measured
 
 
 cdef inline bint to_prefetch(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:

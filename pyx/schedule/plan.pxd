@@ -14,7 +14,7 @@ from product.panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, 
 from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
 from product.real cimport real
 from product.tile cimport LINES, ROW_BLOCK, ROWS
-from schedule.cost cimport Grid, Work, cheapest, cost_of, each, grid_of, parts_of, speed_of, threads_of, work_of
+from schedule.cost cimport Grid, Work, ceil_div, cheapest, cost_of, grid_of, parts_of, speed_of, threads_of, work_of
 from schedule.machine cimport L2, machine, to_prefetch
 from schedule.team cimport share
 from schedule.workspace cimport Workspace, empty_workspace, take
@@ -106,14 +106,14 @@ cdef inline Grid grid_forward(
     """The grid of a forward pass on at most so many threads."""
     cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
     cdef Py_ssize_t P = size_of_h(c, H), weights = gates_of(c) * H * I + recurrent_weights(c, H), gates, n
-    w.units = each(H, w.L)
+    w.units = ceil_div(H, w.L)
     w.K[0], w.ahead[0], w.K[1], w.ahead[1] = P, I, H, 0 if projects(c) else I
     w.panels[1] = 0
     for n in range(w.products):
         gates = 1 if n == 1 and projects(c) else c.gates[n] if cell is Gru else gates_of(c)
-        w.lines[n] = gates * (each(P, w.L) if n == 1 else w.units)
+        w.lines[n] = gates * (ceil_div(P, w.L) if n == 1 else w.units)
         w.width[n] = LINES // gates * gates
-        w.panels[n] = each(w.lines[n], w.width[n])
+        w.panels[n] = ceil_div(w.lines[n], w.width[n])
     w.line_bytes = 64 if c.format == UNQUANTIZED else w.L * bytes_of_code(c.format)
     w.speed = speed_of(c.format, itemsize)
     w.cell = 30 if cell is Lstm else 9 if cell is Rnn else 20
@@ -133,10 +133,10 @@ cdef inline Grid grid_backward(
     cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
     cdef Grid forward = grid_forward(c, T, B, I, H, itemsize, True, threads)
     cdef Py_ssize_t P = size_of_h(c, H), N = gates_of(c) * H, all_weights = N * I + recurrent_weights(c, H)
-    w.units = each(H, w.L)
+    w.units = ceil_div(H, w.L)
     w.K[0] = c.gates[0] * H if cell is Gru else N
     w.K[1] = P if projects(c) else N - w.K[0]
-    w.lines[0], w.lines[1], w.ahead[0], w.ahead[1] = each(P, w.L), w.units, 0, 0
+    w.lines[0], w.lines[1], w.ahead[0], w.ahead[1] = ceil_div(P, w.L), w.units, 0, 0
     w.width[0] = w.width[1] = PLAIN
     w.panels[0], w.panels[1] = plain_panels(w.lines[0]), plain_panels(w.lines[1]) if w.products > 1 else 0
     w.line_bytes, w.speed = 64, speed_of(UNQUANTIZED, itemsize)
@@ -145,10 +145,10 @@ cdef inline Grid grid_backward(
     w.slept = -machine.slept if threads_of(&forward) > 1 else machine.slept
     w.packs = True
     w.shared = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # the weights, and storing their gradients
-    w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, each(c.gates[0] * H, w.L)
-    w.barriers = 3 + (2 * matrices_of(c) * each(T * B, ROW_BLOCK) if weights else 0)
-    w.divided = T * B * each(N, w.L) * (2 if weights else 1)
-    w.undivided = T * B * (each(I, w.L) + each(P, w.L)) if weights else 0
+    w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, ceil_div(c.gates[0] * H, w.L)
+    w.barriers = 3 + (2 * matrices_of(c) * ceil_div(T * B, ROW_BLOCK) if weights else 0)
+    w.divided = T * B * ceil_div(N, w.L) * (2 if weights else 1)
+    w.undivided = T * B * (ceil_div(I, w.L) + ceil_div(P, w.L)) if weights else 0
     if projects(c) or T > 1:
         return cheapest(&w, threads, False, False)
     if cell is Gru:
