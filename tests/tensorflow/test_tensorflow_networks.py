@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -64,6 +65,8 @@ def cast(name, x, source, target):
 
 
 A = "a/block:6"
+OTHERWISE = "merges the outputs of a and b by other nodes than a concatenation"
+ORDER = "has the output of b before that of a"
 BI = [block("a", "x"), rows("turned", "x"), block("b", "turned"), rows("back", "b/block:6")]
 TOP = [beside("both", A, "back"), block("c", "both")]
 NETWORKS = {  # nodes; the direction and the input of each cell; the layer that they are, or why they are none
@@ -134,12 +137,12 @@ NETWORKS = {  # nodes; the direction and the input of each cell; the layer that 
     "both added": (
         [*BI, node("sum", "AddV2", [A, "back"])],
         {"a": (False, "x"), "b": (True, "x")},
-        "adds or multiplies the outputs of a and b",
+        OTHERWISE,
     ),
     "both multiplied, batch first": (
         [*BI, swapped("s", A), swapped("t", "back"), node("product", "Mul", ["s", "t"])],
         {"a": (False, "x"), "b": (True, "x")},
-        "adds or multiplies the outputs of a and b",
+        OTHERWISE,
     ),
     "each added to something": (
         [*BI, node("sum", "AddV2", [A, "x"]), node("product", "Mul", ["back", "x"]), node("no", "Add", [A, "back:x"])],
@@ -592,6 +595,153 @@ def test_masked_steps_that_are_written_out(tmp_path, case, count, repeats):
     cells = write(tmp_path, *consts("a", "b"), ZEROS, *nodes).cells
     assert len(cells["a"].nodes) == count and cells["a"].reverse is reverse
     assert (cells["b"].reverse, cells["b"].input_from) == (reverse, () if reverse is None else ("a",))
+
+
+def sliced(name, x, index, **masks):
+    """``x[-1]`` and the like: one step, with the axis of time dropped."""
+    return node(name, "StridedSlice", [x, *index], **attributes(**masks))
+
+
+LAST_STEP = real("last_step", np.int32([-1])), real("past_it", np.int32([0])), real("by_one", np.int32([1]))
+INDEX = "last_step", "past_it", "by_one"
+KEPT = {"write": ("TensorArrayWriteV3", "array_enter", "nought", "y_t", "flow"), "nought": ("Const", np.int32(0)),
+        "range": ("Const", np.int32([0]))}  # fmt: skip
+UP_TO_LENGTHS = {state: MASKED[state] for state in ("a_h_new", "a_cs_new")}
+
+
+def of_loops(change=None, exits=False):
+    """Both directions as loops; `change` is of a, and is renamed for b, whose mask is turned."""
+
+    def for_b(part):
+        return part.replace("=others", "=others_turned").replace("a_", "b_") if isinstance(part, str) else part
+
+    change = change or {}
+    other = {for_b(key): tuple(map(for_b, line)) for key, line in change.items()}
+    nodes = [*loop("1", "x", "a", change=change), *loop("2", "turned", "b", change=other)]
+    if exits:
+        nodes += [node("1/end", "Exit", ["1/a_h_switch"]), node("2/end", "Exit", ["2/b_h_switch"])]
+    return nodes
+
+
+def of_functions(name, x, cell):
+    """A direction as a loop of TensorFlow 2's, in a function of its own as Keras has it; its output 2 is the last h."""
+    arguments = ["t", "steps", "cs", "h", "array", "w", "b"]
+    given = ["step:item:0", "cs", "h", "w", *["h"] * 3, "b"]
+    step = node("cell", "LSTMBlockCell", given, **attributes(forget_bias=0.5, cell_clip=-1.0))
+    returned = ["more:z:0", "steps", "cell:cs:0", "cell:h:0", "array", "w", "b"]
+    body = function(
+        f"{name}_body",
+        arguments,
+        returned,
+        node("step", "TensorListGetItem", ["array", "t"]),
+        step,
+        number("one", 1),
+        node("more", "AddV2", ["t", "one:output:0"]),
+    )
+    inner = ["zero:output:0", "steps", "zeros", "zeros", "filled:output_handle:0", "w", "b"]
+    loop_of = {"cond": called(f"{name}_cond"), "body": called(f"{name}_body")}
+    whole_of = function(
+        f"{name}_rnn",
+        ["x", "steps", "zeros", "w", "b"],
+        ["x", "steps", "same:output:0"],
+        number("zero", 0),
+        node("filled", "TensorListFromTensor", ["x"]),
+        node("loop", "While", inner, **loop_of),
+        node("same", "Identity", ["loop:output:3"]),
+    )
+    call = node(name, "PartitionedCall", [x, "steps", "zeros", f"{cell}/w", f"{cell}/b"], f=called(f"{name}_rnn"))
+    return call, [body, function(f"{name}_cond", arguments, ["t"]), whole_of]
+
+
+LAST_OF_ALL = [sliced(f"{k}/end", f"{k}/y", INDEX, shrink_axis_mask=1) for k in (1, 2)]
+GATHERED = [node("1/end", "GatherV2", [A, "last", "zero"]), node("2/end", "GatherV2", ["back", "zero", "zero"])]
+BY_LENGTHS = [node("1/end", "GatherNd", [A, "others"]), node("2/end", "GatherNd", ["back", "others"])]
+ENDS = ("1/end", "2/end")
+LASTS = {  # nodes of both directions, and where the last h of each is
+    "states": (of_loops(exits=True), *ENDS),
+    "states up to lengths": (of_loops(UP_TO_LENGTHS, exits=True), *ENDS),
+    "states by a mask": (of_loops(by_mask("others"), exits=True), *ENDS),
+    "of all steps": ([*of_loops(), *LAST_OF_ALL], *ENDS),
+    "turned back": ([*BI, *GATHERED], *ENDS),
+    "by lengths": ([*BI, *BY_LENGTHS], *ENDS),
+    "kept alone": ([*of_loops(KEPT), *LAST_OF_ALL], *ENDS),
+    "written out": ([*written_out("a", "x"), *written_out("b", "turned")], f"a_{T - 1}:6", f"b_{T - 1}:6"),
+    "functions": (None, "forward:2", "backward:2"),
+}
+F, R = "forward's last", "backward's last"
+TAILS = {  # what a graph makes of the last outputs, and why the cells are no Bidirectional, if so
+    "concat": ([beside("top", F, R, axis="one")], None),
+    "concat along the last axis": ([beside("top", F, R, axis="last")], None),
+    "concat with a third": ([beside("top", F, R, "x", axis="one")], None),
+    "concat, a third between": ([beside("top", F, "x", R, axis="one")], None),
+    "concat, backward first": ([beside("top", R, F, axis="one")], ORDER),
+    "concat, backward first, with a third": ([beside("top", R, F, "x", axis="one")], ORDER),
+    "concat, backward first, a third between": ([beside("top", R, "x", F, axis="one")], ORDER),
+    "concat of a concat": ([beside("in", "x", R, axis="one"), beside("top", "in", F, axis="one")], ORDER),
+    "concat in both orders": ([beside("top", F, R, axis="one"), beside("other", R, F, axis="one")], None),
+    "concat of rows": ([beside("top", F, R, axis="zero")], OTHERWISE),
+    "sum": ([node("top", "AddV2", [F, R])], OTHERWISE),
+    "sum, backward first": ([node("top", "Add", [R, F])], OTHERWISE),
+    "sum of three": ([node("top", "AddN", ["x", R, F])], OTHERWISE),
+    "mul": ([node("top", "Mul", [F, R])], OTHERWISE),
+    "ave": ([node("sum", "AddV2", [F, R]), node("top", "RealDiv", ["sum", "x"])], OTHERWISE),
+    "maximum": ([node("top", "Maximum", [F, R])], OTHERWISE),
+    "stack": ([node("top", "Pack", [F, R])], OTHERWISE),
+    "concat and sum": ([beside("top", F, R, axis="one"), node("sum", "AddV2", [F, R])], OTHERWISE),
+    "something else": ([node("top", "AddV2", [F, "x"]), node("too", "Mul", [R, "x"])], None),
+    "nothing": ([], None),
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "tail"),
+    [*(("states", tail) for tail in TAILS), *product([*LASTS][1:], ["concat", "concat, backward first", "sum"])],
+)
+def test_last_outputs_of_both_directions(tmp_path, form, tail):
+    """As behind a Bidirectional of Keras with return_sequences=False, whose merge mode is any."""
+    (nodes, *ends), (tail_nodes, reason) = LASTS[form], TAILS[tail]
+    functions = []
+    if nodes is None:
+        (one, first), (other, second) = of_functions("forward", "x", "a"), of_functions("backward", "turned", "b")
+        nodes, functions = [one, other], [*first, *second]
+    last = [node(name, "Identity", [end]) for name, end in zip((F, R), ends, strict=True)]
+    given = [*consts("a", "b"), ZEROS, *LAST_STEP, whole("others_turned", "others")]
+    if nodes[: len(BI)] != BI:
+        given.append(rows("turned", "x") if "lengths" in form else whole("turned", "x"))
+    model = write(tmp_path, *given, *nodes, *last, *tail_nodes, more=library(*functions))
+    check_both(model, reason)
+
+
+def check_both(model, reason):
+    """Check that the cells a and b are a Bidirectional, or are none for a reason."""
+    assert said(model) == {"a": (False, "x"), "b": (True, "x")}
+    if reason is not None:
+        with pytest.raises(ValueError, match=reason):
+            model.cells.layer()
+        return
+    assert isinstance(model.cells.layer(), Bidirectional)
+
+
+BESIDE, ADDED = beside("y", A, "back"), node("y", "AddV2", [A, "back"])
+ENDS_BESIDE, ENDS_ADDED = beside("top", F, R, axis="one"), node("top", "AddV2", [F, R])
+SHUFFLED = node("shuffled", "GatherV2", [A, "others", "zero"])
+SEVERAL = {  # what a graph makes of all outputs, and of the last ones
+    "sequences beside each other, states added": (BESIDE, ENDS_ADDED, None),
+    "sequences beside each other, states backward first": (BESIDE, beside("top", R, F, axis="one"), None),
+    "sequences added, states beside each other": (ADDED, ENDS_BESIDE, OTHERWISE),
+    "sequences backward first, states not": (beside("y", "back", A), ENDS_BESIDE, ORDER),
+    "steps in an order that is not known": (SHUFFLED, beside("y", "shuffled", "back"), None),
+    "steps in an order that is not known, backward first": (SHUFFLED, beside("y", "back", "shuffled"), ORDER),
+    "sequences one after the other": (beside("y", A, "back", axis="zero"), ENDS_BESIDE, OTHERWISE),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_all_outputs_count_before_the_last_ones(tmp_path, case):
+    """The layer's y is the outputs of all steps."""
+    *nodes, reason = SEVERAL[case]
+    last = [sliced(name, x, INDEX, shrink_axis_mask=1) for name, x in ((F, A), (R, "b/block:6"))]
+    check_both(write(tmp_path, *consts("a", "b"), *LAST_STEP, *BI, *last, *nodes), reason)
 
 
 def test_commands(tmp_path, capsys):

@@ -118,7 +118,7 @@ class Cells(Mapping[str, Found]):
             raise ValueError(f"the graph has the output of {other} before that of {one}")
         if len(here) == 2 and here[1] in here[0].merged:
             one, other = (plain(each.name) for each in here)
-            raise ValueError(f"the graph adds or multiplies the outputs of {one} and {other}: take them one by one")
+            raise ValueError(f"the graph merges the outputs of {one} and {other} by other nodes than a concatenation")
         found: list[tuple[list[Found], ...]] = []
         while here:
             chains = tuple([each] for each in here)

@@ -12,6 +12,7 @@ from .cells import Cells
 from .composed import found_composed
 from .directions import Use
 from .found import Found, Start
+from .merges import Merges
 from .named import found_named
 from .reader import Place, Reader, Unknown
 from .savers import sources_of
@@ -56,9 +57,10 @@ def _connect(sources: Sources, number: int, found: Iterable[Found]) -> None:
             if use.turns is not None and not places:
                 each.below = tuple(below)
             each.origins = frozenset((number, *place) for place in places)
-    for one, other in sequences.joined():
+    merges = Merges(reader, sequences)
+    for one, other in merges.concatenated:
         chains[one][0].behind.add(chains[other][0])
-    for one, other in sequences.merged():
+    for one, other in merges.merged:
         chains[one][0].merged.add(chains[other][0])
 
 

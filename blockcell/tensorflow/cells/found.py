@@ -132,9 +132,9 @@ class Found:
         self.mixed = False
         """Whether it runs several times, and does not read the same cells each time."""
         self.behind: set[Found] = set()
-        """Cells whose h is put beside this one's, behind it."""
+        """Cells whose h is concatenated behind this one's, in all steps or else in the last one."""
         self.merged: set[Found] = set()
-        """Cells whose h is added to this one's, or multiplied with it."""
+        """Cells whose h is added to this one's, multiplied with it or put together with it in another way."""
         self.origins: frozenset[Origin] = frozenset()
         self.starts: tuple[Start, ...] = ()
         """What its states are before the first step; empty in a bare checkpoint."""

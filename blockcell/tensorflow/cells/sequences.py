@@ -8,12 +8,10 @@ that, such as a dropout, ends the way; the direction is followed past it, as eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from .directions import Part, Use, find_turns
 from .loops import Loops
-from .ops import op_of
 from .reader import Place, Reader, Unknown
 from .steps import ALL, Before, Steps, Turn
 
@@ -99,41 +97,13 @@ class Sequences:
         from_the_end = total is not None and numbers == [total - 1 - k for k in range(len(reads))]
         return (*turns, ALL) if from_the_end else None
 
-    def joined(self) -> set[tuple[int, int]]:
-        """The uses whose h are put side by side by any node, if some of them are reversed."""
-        found: set[tuple[int, int]] = set()
-        for body, node in self._reader.all_nodes() if any(use.turns for use in self.uses) else ():
-            if node.op != "ConcatV2":
-                continue
-            try:
-                for axis in (0, 1):
-                    parts = self._trace(_Way(Place(body, node.name), axis, False))
-                    if len(parts) == 2 and isinstance(parts[0].source, int) and isinstance(parts[1].source, int):
-                        found.add((parts[0].source, parts[1].source))
-            except Unknown:
-                continue
-        return found
+    def sources(self, place: Place, axis: int | None) -> list[int | Place]:
+        """List what is beside each other in a sequence or a step: the uses whose h it is, or where the ways end."""
+        return [part.source for part in self._trace(_Way(place, axis, False))]
 
-    def merged(self) -> set[tuple[int, int]]:
-        """The uses whose h of all steps any node adds or multiplies, if some of them are reversed."""
-        found: set[tuple[int, int]] = set()
-        for body, node in self._reader.all_nodes() if any(use.turns for use in self.uses) else ():
-            if op_of(node).name not in ("Add", "Mul"):
-                continue
-            with suppress(Unknown):
-                sources = [self._source(place) for place in self._reader.inputs(body, node)]
-                if len(sources) == 2 and sources[0] is not None and sources[1] is not None:
-                    found |= {(sources[0], sources[1]), (sources[1], sources[0])}
-        return found
-
-    def _source(self, place: Place) -> int | None:
-        """The use whose h of all steps this is."""
-        for axis in (0, 1):
-            with suppress(Unknown):
-                parts = self._trace(_Way(place, axis, False))
-                if len(parts) == 1 and isinstance(parts[0].source, int):
-                    return parts[0].source
-        return None
+    def uses_by_h(self) -> dict[Place, int]:
+        """Return the uses by the places of their h, of single steps or of all steps at once."""
+        return {place: use for place, (use, _) in self._results.items()}
 
     # ------------------------------------------------------------------------------------------------------- the parts
     def _parts(self, x: Place, use: Use) -> tuple[Part, ...]:
