@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tf_cells import called, function, library, looped, real, write
-from tf_composed import B, H, I, T, cells_of, keras_gru, keras_gru_weights, keras_lstm, lstm_weights, made
+from tf_cells import called, function, kind_of, library, looped, real, write
+from tf_composed import (
+    B,
+    H,
+    I,
+    T,
+    cells_of,
+    keras_gru,
+    keras_gru_weights,
+    keras_lstm,
+    lstm_weights,
+    made,
+    rnn,
+    rnn_weights,
+)
 from tf_files import node
 
 from blockcell import formulas
@@ -56,6 +69,34 @@ def test_biases_of_float16(tmp_path):
     assert layer.dtype == np.float16 and cell.check().ok
     bias = weights["bias"][0] + weights["bias"][1]
     np.testing.assert_array_equal(layer.weights["b_ru"], np.concatenate([bias[H : 2 * H], bias[:H]]))
+
+
+CELLS = {  # nodes, weights and states
+    "LSTM": (keras_lstm(), lstm_weights(), ["c", "h"]),
+    "GRU": (keras_gru(False), keras_gru_weights(False), ["h"]),
+    "GRU that resets after": (keras_gru(True), keras_gru_weights(True), ["h"]),
+    "RNN": (rnn(), rnn_weights(), ["h"]),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("widened", [False, True])
+def test_weights_that_are_rounded_to_bfloat16(tmp_path, cell, widened):
+    """As the policy "mixed_bfloat16" has them, which no layer has."""
+    lines, weights, states = CELLS[cell]
+    rounded = {name: f"{name}_{'widened' if widened else 'rounded'}" for name in weights}
+    lines = {key: tuple(rounded.get(part, part) if isinstance(part, str) else part for part in line)
+             for key, line in lines.items()}  # fmt: skip
+    for name in weights:
+        narrow = {"SrcT": kind_of("float32"), "DstT": kind_of("bfloat16")}
+        lines |= {
+            f"{name}_rounded": ("Cast", name, narrow),
+            f"{name}_widened": ("Cast", f"{name}_rounded", {"SrcT": narrow["DstT"], "DstT": narrow["SrcT"]}),
+        }
+    (found,) = cells_of(tmp_path, lines, *states, **weights).values()
+    assert "is of bfloat16, rounded by the graph from float32" in found.refused
+    with pytest.raises(ValueError, match="bfloat16, rounded by the graph from float32"):
+        found.layer()
 
 
 NO_LAYER_HAS = {

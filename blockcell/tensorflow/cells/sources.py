@@ -19,6 +19,7 @@ from .ops import op_of
 from .reader import Place, Reader, Unknown
 from .views import index_of, shape_of
 
+_ROUNDED = "bfloat16, rounded by the graph from"  # how a dtype begins that no layer has: its cell is refused
 AVERAGE = "/ExponentialMovingAverage"
 _DEEPEST = 4  # joins and splits within each other
 _MOST_PARTS = 4096
@@ -257,12 +258,13 @@ class Sources:
 
     def _converted(self, node: Node, place: Place, depth: int) -> Source:
         given, dtype = self.source(place, depth + 1), str(node.attrs.get("DstT"))
-        numpy = "float32" if dtype == "bfloat16" else dtype
-        if numpy not in ("float16", "float32", "float64"):
-            raise Unknown(f"the node {node.name!r}, which converts to {dtype}")
+        if given.dtype.startswith(_ROUNDED):
+            return given
         if dtype == "bfloat16":
-            raise Unknown(f"the node {node.name!r}, which rounds to bfloat16")
-        return given._replace(dtype=dtype, read=lambda more: given.read(more).astype(numpy))
+            return given._replace(dtype=f"{_ROUNDED} {given.dtype}")
+        if dtype not in ("float16", "float32", "float64"):
+            raise Unknown(f"the node {node.name!r}, which converts to {dtype}")
+        return given._replace(dtype=dtype, read=lambda more: given.read(more).astype(dtype))
 
 
 def _leaf(node: Node, stored: Stored) -> Source:
