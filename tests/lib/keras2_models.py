@@ -301,12 +301,15 @@ def judge(drawn: Drawn, runs: list[Run], path: Path) -> tuple[str, str]:
 def judge_whole(drawn: Drawn, runs: list[Run], cells: Any) -> tuple[str, str]:
     """Compare the layer of all cells with Keras, where the recurrent layers follow each other."""
     last = [run for run in runs if run.layer == runs[-1].layer]
-    if not drawn.joined or drawn.turned or {run.merge_mode for run in runs} - {"concat", None}:
+    merged = {run.merge_mode for run in runs} - {"concat", None}
+    if not merged and (not drawn.joined or drawn.turned):
         return "right", "cell by cell"
     try:
         layer = cells.layer()
     except ValueError as error:
-        return "refused", str(error)
+        return ("right", "cell by cell") if merged else ("refused", str(error))
+    if merged:
+        return "wrong", f"all cells are one layer, in spite of the merge modes {merged}"
     mask = runs[0].mask
     y, _ = layer(runs[0].x, batch_first=True, **({} if mask is None else {"mask": mask, "masked": "repeat"}))
     ends = [run for k, run in enumerate(last) if k + 1 == len(last) or last[k + 1].backwards != run.backwards]
