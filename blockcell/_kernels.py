@@ -37,6 +37,7 @@ class Kernel(Protocol):
 
 Kernels = dict[str, tuple[Kernel, ...]]
 Work = dict[str, Callable[..., tuple[int, int, int]]]
+Layers = dict[str, Callable[..., tuple[object, bytes, int, int, int]]]
 
 
 def _keep_freed_memory() -> None:
@@ -92,11 +93,21 @@ def briefly_awake() -> Iterator[None]:
             del os.environ[name]
 
 
-def load(level: str) -> tuple[Kernels, Work]:
-    """Return the kernels of a level and what makes plans of layers, both by name and one for each of DTYPES; and for
-    the kernels how much scratch each needs, where a plan says that itself."""
+def load(level: str) -> tuple[Kernels, Work, Layers]:
+    """Return what a CPU level has compiled.
+
+    Returns
+    -------
+    kernels : dict of str to tuple
+        The kernels of ops by name, each for every one of DTYPES.
+    work : dict of str to callable
+        For each of these, the bytes of its workspace, threads, and members of a group.
+    layers : dict of str to callable
+        For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
+    """
     kernels: Kernels = {}
     work: Work = {}
+    layers: Layers = {}
     for module in MODULES:
         names = vars(importlib.import_module(f"blockcell.{module}_{level}"))
         if names["SOURCE"] != _cpu.SOURCES[module]:  # BLOCKCELL_LEVELS has left it out of a build
@@ -105,12 +116,9 @@ def load(level: str) -> tuple[Kernels, Work]:
                 f" again, or delete {names['__file__']}"
             )
         work |= {name.removesuffix("_work"): names[name] for name in names if name.endswith("_work")}
-        for name in names:
-            if name.endswith("_plan") or name in work:
-                kernel = names[name]
-                fused = hasattr(kernel, "__signatures__")  # others are of float32 alone
-                kernels[name] = tuple(kernel[storage] if fused else kernel for storage in STORAGE.values())
-    return kernels, work
+        layers |= {name.removesuffix("_layer"): names[name] for name in names if name.endswith("_layer")}
+        kernels |= {name: tuple(names[name][storage] for storage in STORAGE.values()) for name in names if name in work}
+    return kernels, work, layers
 
 
 def compute(name: str, number: int, sizes: tuple[int, ...], threads: int, arguments: tuple[Any, ...]) -> None:
@@ -163,4 +171,4 @@ def build_info() -> dict[str, Any]:
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 with briefly_awake():
-    KERNELS, WORK = load(LEVEL)
+    KERNELS, WORK, LAYERS = load(LEVEL)

@@ -3,7 +3,14 @@ from typing import Any
 
 from .layers.shared import CellWeights
 from .optable import Array
+from .quantization import QuantizedMatrix
 
+def pack(
+    planned: tuple[object, bytes, int, int, int],
+    packed: Array,
+    weights: list[Array | None],
+    matrices: list[QuantizedMatrix | None],
+) -> None: ...
 def marks_of(T: int, B: int, lengths: Array | None, reset: Array | None, reverse: bool) -> Array | None: ...
 
 class Runner:

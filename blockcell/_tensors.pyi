@@ -9,7 +9,7 @@ def array_of(name: str, tensor: Any) -> Array: ...
 class Sized:
     def __init__(
         self,
-        found: tuple[object, bytes, int, int] | None,
+        planned: tuple[object, bytes, int, int, int] | None,
         dtype: Any,
         marks_dtype: Any,
         itemsize: int,

@@ -1,25 +1,24 @@
-"""The kernels of the GRU that resets after the product: what Python calls with typed memoryviews.
+"""The kernels of the GRU that resets after the product: what Python calls.
 
-The equations are in gru_reset_after.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays,
-with the names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns what a
-kernel requires: bytes of scratch, threads, and how many of these share the units of a row.  `..._plan` returns a
-layer's kernel with its plan, and what this plan requires.  Kernels return the nanoseconds that they lost by having
-several threads.
+The equations are in gru_reset_after.pxd, the phases in forward.pxd and backward.pxd.  The kernel of an op takes typed
+memoryviews: it collects their addresses under the names of operands.pxd, and makes the plan (plan.pxd).  `..._work`
+returns what it requires: bytes of its workspace, threads, and how many of these share the units of a row.  A kernel
+returns the nanoseconds that it lost by having several threads.  `gru_reset_after_layer` plans the kernels of layers,
+which layer.pxd has.
 """
-from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_Import
 
 from cells.gru_reset_after cimport reset_after_of
 from cells.types cimport ResetAfter, use_activations
-from passes.arrays cimport Pass
-from passes.backward cimport run_backward, run_pass_back
-from passes.forward cimport run_forward, run_pack, run_pack_quantized, run_pass
+from passes.backward cimport run_backward
+from passes.forward cimport run_forward
+from passes.layer cimport plan_layer
 from passes.operands cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, H_PREV_GRAD,
     INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
-from product.integer cimport READ_PAST, ProductInUse, use_product
-from product.quantized cimport INT8, bytes_of_code
-from product.tile cimport aligned, computed_size, storage_of, store
+from product.integer cimport ProductInUse, use_product
+from product.tile cimport aligned, computed_size, store
 from schedule.cost cimport grid_of, requirements_of
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
@@ -103,136 +102,11 @@ def block_gru_reset_after_grad(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-def gru_reset_after_pack_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads
-):
+def gru_reset_after_layer(task, tuple sizes, int threads, int storage, int format, bint transposed, tuple options):
+    """Plan a kernel for layers: `plan_layer` in layer.pxd.
+
+    options : (activation, recurrent_activation)
+    """
     cdef ResetAfter c = reset_after_of()
-    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
-    return p.panels * itemsize + 64, 1, 1
-
-
-def gru_reset_after_pack(
-    const store[:, ::1] w_ru, const store[:, ::1] w_c, const store[::1] b_ru, const store[::1] b_c,
-    const store[::1] b_hc, unsigned char[::1] packed
-):
-    """Pack a layer's weights as its kernel reads them."""
-    cdef const store *inputs[INPUTS]
-    cdef ResetAfter c = reset_after_of()
-    cdef Py_ssize_t H = w_c.shape[1]
-    cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, computed_size(&w_c[0, 0]), True, grid_of(1, 1))
-    inputs[W_RU], inputs[W_C] = &w_ru[0, 0], &w_c[0, 0]
-    inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
-    use_panels(&p, aligned(packed))
-    run_pack(&p, &c, inputs)
-
-
-def gru_reset_after_pack_quantized_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int format, int num_threads
-):
-    """`format` says how the weights are quantized."""
-    cdef ResetAfter c = reset_after_of()
-    c.format = format
-    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
-    return p.panels * sizeof(float) + 64 + READ_PAST * (format == INT8), 1, 1
-
-
-def gru_reset_after_pack_quantized(
-    unsigned char[:, ::1] w_ru, unsigned char[:, ::1] w_c, float[::1] scale_ru, float[::1] scale_c,
-    const float[::1] b_ru, const float[::1] b_c, const float[::1] b_hc, unsigned char[::1] packed, int format, bint back
-):
-    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
-    cdef const float *inputs[INPUTS]
-    cdef unsigned char *codes[2]
-    cdef float *scales[2]
-    cdef ResetAfter c = reset_after_of()
-    cdef Py_ssize_t H = w_c.shape[1] // bytes_of_code(format)
-    c.format = format
-    cdef Forward p = forward_of(&c, 1, 1, w_c.shape[0] - H, H, sizeof(float), True, grid_of(1, 1))
-    codes[0], codes[1], scales[0], scales[1] = &w_ru[0, 0], &w_c[0, 0], &scale_ru[0], &scale_c[0]
-    inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
-    use_panels(&p, aligned(packed))
-    with nogil:
-        run_pack_quantized(&p, &c, inputs, codes, scales, back)
-
-
-cdef struct LayerPlan:
-    Forward p
-    ResetAfter c
-    int storage
-
-
-cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
-    cdef const LayerPlan *s = <const LayerPlan *> plan
-    return run_pass(&s.p, &s.c, s.storage, ready, work, a)
-
-
-def gru_reset_after_layer_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int format,
-    activation, recurrent_activation
-):
-    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
-    cdef LayerPlan s
-    s.c = reset_after_of()
-    use_activations(&s.c, activation, recurrent_activation)
-    s.c.format = format
-    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
-    s.storage = storage_of(&kind[0])
-    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
-
-
-cdef struct GradPlan:
-    Backward p
-    ResetAfter c
-    int storage
-
-
-cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
-    cdef const GradPlan *s = <const GradPlan *> plan
-    return run_pass_back(&s.p, &s.c, s.storage, ready, work, a)
-
-
-def gru_reset_after_layer_grad_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, activation,
-    recurrent_activation
-):
-    """The same for the gradients."""
-    cdef GradPlan s
-    s.c = reset_after_of()
-    use_activations(&s.c, activation, recurrent_activation)
-    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
-    s.storage = storage_of(&kind[0])
-    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
-
-
-# -------------------------------------------------------------------------- layers with weights as PyTorch has them
-cdef ResetAfter torch_cell() noexcept nogil:
-    """w_ih [3H,I] and w_hh [3H,H] with the gates r, u and the candidate c."""
-    cdef ResetAfter c = reset_after_of()
-    c.transposed = True
-    return c
-
-
-def gru_torch_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads
-):
-    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
-    cdef LayerPlan s
-    s.c = torch_cell()
-    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
-    s.storage = storage_of(&kind[0])
-    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
-
-
-def gru_torch_grad_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads
-):
-    """The same for the gradients."""
-    cdef GradPlan s
-    s.c = torch_cell()
-    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
-    s.storage = storage_of(&kind[0])
-    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
+    use_activations(&c, options[0], options[1])
+    return plan_layer(&c, task, sizes, threads, storage, format, transposed)

@@ -11,9 +11,9 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.string cimport memcpy, memset
 from numpy cimport (
-    NPY_CORDER, NPY_INT64, NPY_UINT8, PyArray_BYTES, PyArray_CopyInto, PyArray_DIMS, PyArray_ITEMSIZE, PyArray_NewCopy,
-    PyArray_SimpleNew, PyArray_SIZE, PyArray_STRIDES, PyArray_SwapAxes, PyArray_ZEROS, import_array, int64_t, ndarray,
-    npy_intp
+    NPY_CORDER, NPY_INT64, NPY_UINT8, PyArray_BYTES, PyArray_CopyInto, PyArray_DIMS, PyArray_IS_C_CONTIGUOUS,
+    PyArray_ITEMSIZE, PyArray_NewCopy, PyArray_SimpleNew, PyArray_SIZE, PyArray_STRIDES, PyArray_SwapAxes,
+    PyArray_ZEROS, import_array, int64_t, ndarray, npy_intp
 )
 
 from collections import namedtuple
@@ -76,11 +76,10 @@ cdef class Plan:
             PyMem_RawFree(own)
 
 
-cdef Plan plan_from(tuple found, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
-    """Make a plan from what a kernel's `..._plan` returns: what runs the steps, its parameters, and what these require:
-    bytes of scratch, threads, members."""
+cdef Plan plan_from(tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
+    """Make a plan from a tuple of `kernel_with_plan` (passes/arrays.pxd)."""
     cdef Plan plan = Plan.__new__(Plan)
-    kernel, plan.parameters, plan.size, plan.planned, _ = found
+    kernel, plan.parameters, plan.size, plan.planned, _ = planned
     plan.kernel = <Run> PyCapsule_GetPointer(kernel, NULL)
     plan.T, plan.B, plan.format, plan.threads = T, B, format, threads
     plan.brief = T * B * (I + H) * H < SHORT
@@ -91,16 +90,51 @@ cdef bint is_for(Plan plan, int format, Py_ssize_t T, Py_ssize_t B, int threads)
     return plan is not None and plan.T == T and plan.B == B and plan.threads == threads and plan.format == format
 
 
-cdef Plan plan_of(Plan last, layer, name, int format, Py_ssize_t T, Py_ssize_t B, int threads=0):
-    """The last one, where it is of the same.  0 threads are as many as users have set."""
+cdef Plan plan_of(Plan last, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=0):
+    """Return the last plan where it is for the same call, or a new one for a task of `layer._plan`.  0 threads are as
+    many as users have set."""
     threads = threads or number_of_threads[0]
     if is_for(last, format, T, B, threads):
         return last
-    found = layer._plan(name, format, T, B, threads)
-    return plan_from(found, format, T, B, layer.input_size, layer.hidden_size, threads)
+    planned = layer._plan(task, format, T, B, threads)
+    return plan_from(planned, format, T, B, layer.input_size, layer.hidden_size, threads)
+
+
+def pack(tuple planned, ndarray packed, list weights, list matrices):
+    """Pack a layer's weights, or copy quantized matrices back.
+
+    Parameters
+    ----------
+    planned : tuple
+        What `layer._plan` returns for the task "pack" or "unpack".
+    packed : ndarray of uint8
+        As many bytes as are planned.
+    weights : list of ndarray or None
+        The float weights to pack, C-contiguous, in the kernels' order.
+    matrices : list of QuantizedMatrix or None
+        The quantized matrices at their places in this order, C-contiguous; codes and scales are written by "unpack".
+    """
+    cdef Pass a
+    cdef int k
+    cdef Plan plan = plan_from(planned, 0, 1, 1, 0, 0, 1)
+    plan.brief = PyArray_SIZE(packed) < SMALL
+    for k, array in enumerate(weights):
+        a.weights[k] = bytes_or_null(array)
+    for k, matrix in enumerate(matrices):
+        a.codes[k] = <unsigned char *> bytes_or_null(None if matrix is None else matrix.codes)
+        a.scales[k] = <float *> bytes_or_null(None if matrix is None else matrix.scale)
+    plan.execute(PyArray_BYTES(packed), &a)
 
 
 # --------------------------------------------------------------------------------------------------------------- arrays
+cdef void *bytes_or_null(array) except? NULL:
+    """Return where an array's numbers begin; NULL where there is no array."""
+    if array is None:
+        return NULL
+    assert PyArray_IS_C_CONTIGUOUS(<ndarray?> array)
+    return PyArray_BYTES(<ndarray> array)
+
+
 cdef char *address_of(object packed) noexcept:
     """Where a kernel finds packed weights."""
     cdef char *start = PyArray_BYTES(<ndarray> packed)
@@ -442,7 +476,7 @@ cdef class SingleRunner(Runner):
         with cython.critical_section(self):
             plan = self.plan
         a.packed = address_of(weights.packed)
-        plan = plan_of(plan, self.layer, "layer", weights.format, T, B, threads)
+        plan = plan_of(plan, self.layer, "forward", weights.format, T, B, threads)
         with cython.critical_section(self):
             self.plan = plan
         plan.execute(NULL, a)
@@ -462,7 +496,7 @@ cdef class SingleRunner(Runner):
                 a.weight_grads[k] = PyArray_BYTES(<ndarray> grad)
         with cython.critical_section(self):
             plan = self.plan_back
-        plan = plan_of(plan, self.layer, "layer_grad", 0, T, B)
+        plan = plan_of(plan, self.layer, "backward", 0, T, B)
         with cython.critical_section(self):
             self.plan_back = plan
         plan.execute(NULL, a)

@@ -1,34 +1,33 @@
-"""The LSTM's kernels: what Python calls with typed memoryviews.
+"""The LSTM's kernels: what Python calls.
 
-The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  A kernel here names its arrays, with the
-names of blockcell/optable.py, and makes the plan (plan.pxd).  `..._work` returns what a kernel
-requires: bytes of scratch, threads, and how many of these share the units of a row.  `..._plan` returns a layer's
-kernel with its plan, and what this plan requires.  Kernels return the nanoseconds that they lost by having several
-threads.
+The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  The kernel of an op takes typed
+memoryviews: it collects their addresses under the names of operands.pxd, and makes the plan (plan.pxd).  `..._work`
+returns what it requires: bytes of its workspace, threads, and how many of these share the units of a row.  A kernel
+returns the nanoseconds that it lost by having several threads.  `lstm_layer` plans the kernels of layers, which
+layer.pxd has.
 """
-from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_Import
 from cython.parallel cimport parallel, prange
 
 from cells.lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
 from cells.types cimport Lstm, use_activations
-from passes.arrays cimport Pass
-from passes.backward cimport run_backward, run_pass_back
-from passes.forward cimport run_forward, run_pack, run_pack_quantized, run_pass
+from passes.backward cimport run_backward
+from passes.forward cimport run_forward
+from passes.layer cimport plan_layer
 from passes.operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, W, W_GRAD, W_P, WCF, WCF_GRAD,
+    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, W, W_GRAD, WCF, WCF_GRAD,
     WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from product.half cimport half
-from product.integer cimport READ_PAST, ProductInUse, use_product
-from product.quantized cimport INT8, bytes_of_code
+from product.integer cimport ProductInUse, use_product
 from product.real cimport real
-from product.tile cimport LF, aligned, clear, computed_size, line_of, storage_of, store, store_line, store_row
+from product.tile cimport LF, aligned, clear, computed_size, line_of, store, store_line, store_row
 from schedule.cost cimport grid_of, parts_of, requirements_of, use_threads
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport (
     Backward, Forward, backward_of, cell_grad_plan, forward_of, grid_of_cell_grad, plan_backward, plan_forward,
-    size_of_h, use_panels
+    use_panels
 )
 from schedule.team cimport Team, barrier, gather, join, lost, share
 from schedule.workspace cimport guard_zones, release_zones
@@ -280,140 +279,12 @@ def lstm_cell_grad(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-# P is the size of a projection, 0 where there is none.
-def lstm_pack_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads, Py_ssize_t P,
-    bint coupled
-):
-    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
-    cdef Forward p = forward_of(&c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
-    return p.panels * itemsize + 64, 1, 1
+def lstm_layer(task, tuple sizes, int threads, int storage, int format, bint transposed, tuple options):
+    """Plan a kernel for layers: `plan_layer` in layer.pxd.
 
-
-def lstm_pack(
-    const store[:, ::1] w, const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
-    const store[:, ::1] w_p, unsigned char[::1] packed, bint use_peephole, bint ifco, bint coupled
-):
-    """Pack a layer's weights as its kernel reads them."""
-    cdef const store *inputs[INPUTS]
-    cdef Lstm c = layer_of(0, 0, use_peephole, ifco, w_p.shape[1], coupled, 0)
-    cdef Py_ssize_t H = w.shape[1] // c.gates[0], I = w.shape[0] - size_of_h(&c, H)
-    cdef Forward p = forward_of(&c, 1, 1, I, H, computed_size(&w[0, 0]), True, grid_of(1, 1))
-    inputs[W], inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &w[0, 0], &wci[0], &wcf[0], &wco[0], &b[0]
-    inputs[W_P] = &w_p[0, 0]
-    use_panels(&p, aligned(packed))
-    run_pack(&p, &c, inputs)
-
-
-def lstm_pack_quantized_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int format, int num_threads, Py_ssize_t P, bint coupled
-):
-    """`format` says how the weights are quantized."""
-    cdef Lstm c = layer_of(0, 0, False, False, P, coupled, 0)
-    c.format = format
-    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
-    return p.panels * sizeof(float) + 64 + READ_PAST * (format == INT8), 1, 1
-
-
-def lstm_pack_quantized(
-    unsigned char[:, ::1] w, unsigned char[:, ::1] w_p, float[::1] scale, float[::1] scale_p, const float[::1] wci,
-    const float[::1] wcf, const float[::1] wco, const float[::1] b, unsigned char[::1] packed, int format, bint back,
-    bint use_peephole, bint ifco, bint coupled
-):
-    """Pack a layer's weights that are stored in fewer bytes, as codes and perhaps scales; or copy these `back`."""
-    cdef const float *inputs[INPUTS]
-    cdef unsigned char *codes[2]
-    cdef float *scales[2]
-    cdef Lstm c = layer_of(0, 0, use_peephole, ifco, w_p.shape[1] // bytes_of_code(format), coupled, 0)
-    cdef Py_ssize_t H = w.shape[1] // (c.gates[0] * bytes_of_code(format)), I = w.shape[0] - size_of_h(&c, H)
-    c.format = format
-    cdef Forward p = forward_of(&c, 1, 1, I, H, sizeof(float), True, grid_of(1, 1))
-    codes[0], codes[1], scales[0], scales[1] = &w[0, 0], &w_p[0, 0], &scale[0], &scale_p[0]
-    inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &wci[0], &wcf[0], &wco[0], &b[0]
-    use_panels(&p, aligned(packed))
-    with nogil:
-        run_pack_quantized(&p, &c, inputs, codes, scales, back)
-
-
-cdef struct LayerPlan:
-    Forward p
-    Lstm c
-    int storage
-
-
-cdef long long layer(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
-    cdef const LayerPlan *s = <const LayerPlan *> plan
-    return run_pass(&s.p, &s.c, s.storage, ready, work, a)
-
-
-def lstm_layer_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, int format,
-    double forget_bias, double cell_clip, double proj_clip, bint use_peephole, Py_ssize_t P, bint coupled,
-    activation, recurrent_activation
-):
-    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
-    cdef LayerPlan s
-    s.c = layer_of(forget_bias, cell_clip, use_peephole, False, P, coupled, proj_clip)
-    use_activations(&s.c, activation, recurrent_activation)
-    s.c.format = format
-    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
-    s.storage = storage_of(&kind[0])
-    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
-
-
-cdef struct GradPlan:
-    Backward p
-    Lstm c
-    int storage
-
-
-cdef long long layer_grad(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
-    cdef const GradPlan *s = <const GradPlan *> plan
-    return run_pass_back(&s.p, &s.c, s.storage, ready, work, a)
-
-
-def lstm_layer_grad_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, double proj_clip,
-    bint use_peephole, bint ifco, Py_ssize_t P, bint coupled, activation, recurrent_activation
-):
-    """The same for the gradients."""
-    cdef GradPlan s
-    s.c = layer_of(0, 0, use_peephole, ifco, P, coupled, proj_clip)
-    use_activations(&s.c, activation, recurrent_activation)
-    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
-    s.storage = storage_of(&kind[0])
-    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
-
-
-# -------------------------------------------------------------------------- layers with weights as PyTorch has them
-cdef Lstm torch_cell(Py_ssize_t P) noexcept nogil:
-    """w_ih [4H,I] and w_hh [4H,H] with the gates i, f, ci, o; with a projection w_hh [4H,P] and w_hr [P,H]."""
-    cdef Lstm c = layer_of(0, 0, False, True, P, False, 0)
-    c.transposed = True
-    return c
-
-
-def lstm_torch_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, Py_ssize_t P
-):
-    """What runs T steps of a layer whose arrays are of this kind, its plan, and what this requires."""
-    cdef LayerPlan s
-    s.c = torch_cell(P)
-    s.p = plan_forward(&s.c, T, B, I, H, computed_size(&kind[0]), False, num_threads)
-    s.storage = storage_of(&kind[0])
-    plan = PyCapsule_New(<void *> layer, NULL, NULL), (<char *> &s)[:sizeof(LayerPlan)]
-    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
-
-
-def lstm_torch_grad_plan(
-    const store[::1] kind, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int num_threads, Py_ssize_t P
-):
-    """The same for the gradients."""
-    cdef GradPlan s
-    s.c = torch_cell(P)
-    s.p = plan_backward(&s.c, T, B, I, H, computed_size(&kind[0]), True, num_threads)
-    s.storage = storage_of(&kind[0])
-    plan = PyCapsule_New(<void *> layer_grad, NULL, NULL), (<char *> &s)[:sizeof(GradPlan)]
-    return plan + requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
+    options : (P or 0, coupled, use_peephole, ifco, forget_bias, cell_clip, proj_clip, activation, recurrent_activation)
+    """
+    P, coupled, use_peephole, ifco, forget_bias, cell_clip, proj_clip, activation, recurrent_activation = options
+    cdef Lstm c = layer_of(forget_bias, cell_clip, use_peephole, ifco, P, coupled, proj_clip)
+    use_activations(&c, activation, recurrent_activation)
+    return plan_layer(&c, task, sizes, threads, storage, format, transposed)

@@ -195,7 +195,7 @@ cdef class Stream:
         if self.outputs == 0:
             return
         last = <Plan> self.plans[place]
-        plan = plan_of(last, self.cell, "layer", self.format, T, n)
+        plan = plan_of(last, self.cell, "forward", self.format, T, n)
         if plan is not last:
             self.plans[place] = plan
         if plan.size > self.room:

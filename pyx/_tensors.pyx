@@ -142,8 +142,8 @@ cdef class Sized:
 
     Parameters
     ----------
-    found : tuple or None
-        What the kernel's `..._plan` returns; None where nothing is to be computed.
+    planned : tuple or None
+        The kernel with its plan, as for `plan_from`; None where nothing is to be computed.
     dtype, marks_dtype : torch.dtype
         Of the marks, and of all other tensors.
     itemsize : int
@@ -174,7 +174,7 @@ cdef class Sized:
     cdef Py_ssize_t[STATES] state_bytes  # of one direction
 
     def __init__(
-        self, found, dtype, marks_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads,
+        self, planned, dtype, marks_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads,
         projection=0, single=False
     ):
         cdef Py_ssize_t T, B, I, H, P
@@ -182,7 +182,7 @@ cdef class Sized:
         T, B, I, H = sizes
         P = projection or H
         self.T, self.B, self.I, self.H, self.P, self.itemsize = T, B, I, H, P, itemsize
-        self.plan = None if found is None else plan_from(found, 0, T, B, I, H, threads)
+        self.plan = None if planned is None else plan_from(planned, 0, T, B, I, H, threads)
         self.dtype, self.marks_dtype, self.directions = dtype, marks_dtype, directions
         self.gates, self.summed, self.states, self.parts = gates * H, summed * H, states, parts
         self.single, self.bias, self.projected = single, bias, projection > 0

@@ -55,9 +55,8 @@ def good_calls_afterwards() -> Iterator[None]:
 @pytest.fixture(params=_kernels.available_levels())
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Layers that are made in the test run on the kernels of one CPU level: its name."""
-    kernels, work = _kernels.load(request.param)
-    monkeypatch.setattr(_kernels, "KERNELS", kernels)
-    monkeypatch.setattr(_kernels, "WORK", work)
+    for name, loaded in zip(("KERNELS", "WORK", "LAYERS"), _kernels.load(request.param), strict=True):
+        monkeypatch.setattr(_kernels, name, loaded)
     return request.param
 
 

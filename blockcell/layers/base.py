@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 
 from .. import _kernels
 from .._args import frozen_copy
-from .._layers import Runner
+from .._layers import Runner, pack
 from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Stream
-from ..optable import DTYPES, SCHEMES, Array, Kind, Tensor, sizes_of
+from ..optable import DTYPES, SCHEMES, Array, Tensor, sizes_of
 from ..quantization import (
     FLOAT32,
     KERNEL_FORMATS,
@@ -363,8 +363,8 @@ class Layer(BaseLayer[S_co]):
         threads, plans = reader.thread_number(num_threads), {}
         for prefix, cell in self._cells().items():
             grids = []
-            for name in ("layer", "layer_grad"):
-                *_, count, members = cell._plan(name, 0, sizes[0], sizes[1], threads)
+            for task in ("forward", "backward"):
+                *_, count, members = cell._plan(task, 0, sizes[0], sizes[1], threads)
                 grids.append(Grid(count // members, members))
             plans[prefix.rstrip(".")] = Plan(*grids)
         return plans
@@ -413,22 +413,9 @@ class Single(Layer[S_co]):
         """These weights; a layer may not have all of them."""
         return self._tensors
 
-    @property
-    def _form(self) -> tuple[int, ...]:
-        """What beside the sizes says how large the arrays of its kernels are."""
-        return ()
-
-    def _pack_options(self) -> tuple[bool, ...]:
-        """Options of the kernels that pack weights."""
-        return ()
-
-    def _forward_options(self) -> tuple[Any, ...]:
-        """Options of the forward kernels."""
-        return ()
-
-    def _gradient_options(self) -> tuple[Any, ...]:
-        """Options of the kernels that compute gradients."""
-        return self._pack_options()
+    @abstractmethod
+    def _options(self) -> tuple[Any, ...]:
+        """The layer's attributes as the function takes them that plans its kernels."""
 
     @abstractmethod
     def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
@@ -527,18 +514,15 @@ class Single(Layer[S_co]):
         array.flags.writeable = False
         return array
 
-    def _pack(self, arrays: dict[str, Array]) -> CellWeights:
-        packed = np.empty(self._packed_size(), np.uint8)  # huge pages made no difference below 4 MiB, numpy's own limit
+    def _pack(
+        self, arrays: dict[str, Array], matrices: Mapping[str, QuantizedMatrix] | None = None, format: int = 0
+    ) -> CellWeights:
+        """Return the arrays with all weights packed: these, and the quantized matrices of this format."""
+        plan = self._plan("pack", format, 1, 1, 1)
+        packed = np.empty(plan[2], np.uint8)  # huge pages made no difference below 4 MiB, numpy's own limit
         if self.hidden_size:
-            self._run("pack", *self._ordered(arrays), packed, *self._pack_options())
-        return CellWeights(arrays, packed)
-
-    def _ordered(self, arrays: dict[str, Array], *kinds: Kind) -> list[Array]:
-        """One array for each weight that the kernels take, or of these kinds, an empty one if the cell does not have
-        it."""
-        empty = _EMPTY[self._number]
-        places = [t for t in self._places if not kinds or t.kind in kinds]
-        return [arrays[t.name] if t.name in arrays else empty.reshape((0,) * t.rank) for t in places]
+            pack(plan, packed, [*map(arrays.get, self._names)], [*map((matrices or {}).get, self._names)])
+        return CellWeights(arrays, packed, format)
 
     def _hollow(self) -> Self:
         layer = object.__new__(type(self))
@@ -554,12 +538,7 @@ class Single(Layer[S_co]):
             if tensor.kind == "matrix":
                 name = tensor.name
                 matrices[name] = quantize_matrix(vectors.pop(name), scheme, f"{reader.caller}: {prefix}{name}")
-        number = KERNEL_FORMATS[scheme]
-        work = _kernels.WORK[f"{self._kernel}_pack_quantized"]
-        size, _, _ = work(1, 1, self.input_size, self.hidden_size, number, 1, *self._form)
-        quantized = CellWeights(vectors, np.empty(size, np.uint8), number)
-        self._exchange(quantized, matrices, False)
-        return quantized
+        return self._pack(vectors, matrices, KERNEL_FORMATS[scheme])
 
     def _apart(self) -> Parts:
         parts, weights = super()._apart(), self._shared.weights[self]
@@ -577,19 +556,9 @@ class Single(Layer[S_co]):
             )
             for name, shape in shapes.items()
         }
-        self._exchange(weights, matrices, True)
-        return matrices
-
-    def _exchange(self, weights: CellWeights, matrices: Mapping[str, QuantizedMatrix], back: bool) -> None:
-        """Copy codes and scales from the matrices to the packed weights, or back."""
         if self.hidden_size:
-            none = QuantizedMatrix(np.empty((0, 0), np.uint8), None)
-            inputs = [matrices.get(t.name, none) for t in self._places if t.kind == "matrix"]
-            codes = [np.ascontiguousarray(matrix.codes).view(np.uint8) for matrix in inputs]
-            scales = [_EMPTY[self._number] if matrix.scale is None else matrix.scale for matrix in inputs]
-            vectors = self._ordered(weights.arrays, "peephole", "bias")
-            options = weights.packed, weights.format, back, *self._pack_options()
-            self._run("pack_quantized", *codes, *scales, *vectors, *options)
+            pack(self._plan("unpack", weights.format, 1, 1, 1), weights.packed, [], [*map(matrices.get, self._names)])
+        return matrices
 
     # ---------------------------------------------------------------------------------------------------------- streams
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
@@ -614,27 +583,24 @@ class Single(Layer[S_co]):
         return [*self._read_state(reader, "state", value, batch, "the stream")]
 
     # ---------------------------------------------------------------------------------------------------------- kernels
+    def _plan(self, task: str, format: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]:
+        """Plan one of the layer's kernels.
 
-    def _run(self, name: str, *arguments: Any) -> Any:
-        if self._number == HALF:  # memoryviews have no float16: kernels take its bits as integers
-            arguments = tuple(
-                a.view(np.uint16) if isinstance(a, np.ndarray) and a.dtype == np.float16 else a for a in arguments
-            )
-        return _kernels.KERNELS[f"{self._kernel}_{name}"][self._number](*arguments)
+        Parameters
+        ----------
+        task : {"pack", "unpack", "forward", "backward"}
+        format : int
+            How the matrices of weights are quantized.
+        T, B, threads : int
 
-    def _packed_size(self) -> int:
-        """The bytes of all weights as `_pack` packs them."""
-        itemsize = max(self.dtype.itemsize, 4)  # float16 is computed in float32
-        sizes = self.input_size, self.hidden_size
-        size, _, _ = _kernels.WORK[f"{self._kernel}_pack"](1, 1, *sizes, itemsize, 1, *self._form)
-        return size
-
-    def _plan(self, name: str, format: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]:
-        """What runs T steps, or differentiates them; its plan; the bytes of scratch that the plan needs, how many of
-        the threads it uses, and how many of these share the hidden units of a row."""
-        options = (format, *self._forward_options()) if name == "layer" else self._gradient_options()
+        Returns
+        -------
+        tuple
+            The kernel, its plan, the bytes of the workspace (of the packed weights, if these are the task), how many of
+            the threads it uses, and how many of these share the hidden units of a row.
+        """
         sizes = T, B, self.input_size, self.hidden_size
-        return self._run(f"{name}_plan", _EMPTY[self._number], *sizes, threads, *options)  # type: ignore[no-any-return]
+        return _kernels.LAYERS[self._kernel](task, sizes, threads, self._number, format, False, self._options())
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         fields, arrays = self._state._fields, []
@@ -657,6 +623,3 @@ def _apart(value: Any) -> Any:
     if isinstance(value, Layer):
         return value._apart()
     return tuple(map(_apart, value)) if type(value) is tuple else value  # those of a Stack's layers
-
-
-_EMPTY = [np.empty(0, dtype) for dtype in DTYPES]

@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 from .._layers import CellRunner
 from .._read import ArgumentReader
 from .._stream import Stream
-from ..activations import Activation, Numbers, numbers, unusual
+from ..activations import Activation, numbers, unusual
 from ..optable import Array, Op
 from .base import Single
 from .shared import Directions, S_co
@@ -38,15 +38,8 @@ class Cell(Single[S_co]):
     def _read_activations(self, reader: ArgumentReader, **given: Any) -> None:
         self._activations = {name: reader.activation(name, value) for name, value in given.items()}
 
-    def _activation_numbers(self) -> tuple[Numbers, ...]:
-        """The activations as kernels take them."""
+    def _options(self) -> tuple[Any, ...]:
         return tuple(map(numbers, self._activations.values()))
-
-    def _forward_options(self) -> tuple[Any, ...]:
-        return self._activation_numbers()
-
-    def _gradient_options(self) -> tuple[Any, ...]:
-        return self._activation_numbers()
 
     def _arguments(self) -> dict[str, Any]:
         return self._shared.weights[self].arrays | self._activations | {"reverse": self.reverse}

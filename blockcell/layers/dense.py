@@ -180,8 +180,5 @@ class Dense(Single[tuple[()]]):
         return super().stream(batch)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
-    def _forward_options(self) -> tuple[int, ...]:
+    def _options(self) -> tuple[int, ...]:
         return (ACTIVATIONS.index(self.activation),)
-
-    def _gradient_options(self) -> tuple[int, ...]:
-        return self._forward_options()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -272,25 +272,12 @@ class LSTM(Cell[LSTMState]):
         sizes = [f"proj_size={self.output_size}"] if "P" in self._sizes else []
         return ["use_peephole=True"] * self._use_peephole + sizes + unusual + super()._remarks()
 
-    @property
-    def _form(self) -> tuple[int, ...]:
-        """P, 0 where there is no projection, and whether gates are coupled."""
-        return self._sizes.get("P", 0), self.coupled
-
-    def _pack_options(self) -> tuple[bool, ...]:
-        return self._use_peephole, self.gate_order == "ifco", self.coupled
-
-    def _forward_options(self) -> tuple[Any, ...]:
-        numbers = self._numbers(self.forget_bias, self.cell_clip, self.proj_clip)
-        return *numbers, self._use_peephole, *self._form, *super()._forward_options()
-
-    def _gradient_options(self) -> tuple[Any, ...]:
-        order = self.gate_order == "ifco"
-        return *self._numbers(self.proj_clip), self._use_peephole, order, *self._form, *super()._gradient_options()
-
-    def _numbers(self, *values: float) -> tuple[float, ...]:
-        """Attributes in the precision of the arrays."""
-        return tuple(map(ArgumentReader.half, values)) if self._number == HALF else values
+    def _options(self) -> tuple[Any, ...]:
+        numbers: Iterable[float] = (self.forget_bias, self.cell_clip, self.proj_clip)
+        if self._number == HALF:  # in the precision of the arrays
+            numbers = map(ArgumentReader.half, numbers)
+        switches = self.coupled, self._use_peephole, self.gate_order == "ifco"
+        return self._sizes.get("P", 0), *switches, *numbers, *super()._options()
 
 
 class GRU(Cell[GRUState]):

@@ -34,7 +34,6 @@ DTYPES: dict[Any, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
 }  # in the kernels' order
 
-_KINDS = [np.empty(0, dtype) for dtype in DTYPES.values()]
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 _library = torch.library.Library("blockcell", "DEF")
@@ -55,7 +54,7 @@ class Op:
     Parameters
     ----------
     kind : str
-        Of the kernels.
+        "lstm", "gru" or "rnn".
     gates : int
     summed : int
         Of how many gates, the first ones, only the sum of the two biases counts.
@@ -82,10 +81,10 @@ class Op:
     ) -> None:
         self.gates, self.summed, self.parts, self.states = gates, summed, parts, states
         self.projects, self.single = projects, single
-        self._activation = () if activation is None else (tuple(numbers(activation)),)
+        self._kernel = "gru_reset_after" if kind == "gru" else kind
+        self._activations = (numbers("tanh"), numbers("sigmoid")) if activation is None else (numbers(activation),)
         self.module = f"{kind.upper()}Cell" if single else kind.upper()
         name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
-        self._kernel, self._grad_kernel = f"{kind}_torch_plan", f"{kind}_torch_grad_plan"
         self._pass = functools.lru_cache(self._pass_of)
         self._pass_back = functools.lru_cache(self._pass_back_of)
         rest = "Tensor[] states, Tensor? marks"
@@ -188,23 +187,25 @@ class Op:
 
     def _planned(
         self,
-        kernel: str,
+        task: str,
         sizes: Sizes,
         I: int,  # noqa: E741
         dtype: torch.dtype,
         threads: int,
         projected: bool,
     ) -> tuple[Any, np.dtype[Any], tuple[int, int, int, int], int]:
-        """What the kernel's `..._plan` returns, None where nothing is to be computed; the dtype; T, B, I and H; and P,
-        or 0 without a projection."""
+        """Return the planned kernel for a task, "forward" or "backward", None where nothing is to be computed; the
+        dtype; T, B, I and H; and P, or 0 without a projection."""
         T, B, H, P = sizes
-        stored, number, found = DTYPES[dtype], list(DTYPES).index(dtype), None
+        stored, number, planned = DTYPES[dtype], list(DTYPES).index(dtype), None
         projection = P if projected else 0
-        sized = (projection,) if self.projects else ()
+        options: tuple[Any, ...] = self._activations
+        if self.projects:  # an LSTM with the gates in the order i, f, ci, o; the others are off
+            coupled = use_peephole = False
+            options = (projection, coupled, use_peephole, True, 0.0, 0.0, 0.0, *options)
         if T * B * H:
-            plan: Any = _kernels.KERNELS[kernel][number]
-            found = plan(_KINDS[number], T, B, I, H, threads, *sized, *self._activation)
-        return found, stored, (T, B, I, H), projection
+            planned = _kernels.LAYERS[self._kernel](task, (T, B, I, H), threads, number, 0, True, options)
+        return planned, stored, (T, B, I, H), projection
 
     def _pass_of(
         self,
@@ -221,9 +222,9 @@ class Op:
         how many rows (t, b) they have, and their dtype."""
         self._check_forward(x, w_hh, count, bidirectional, apart, dtype)
         sizes, D = self._sizes(x, w_hh), 1 + bidirectional
-        found, stored, four, projection = self._planned(self._kernel, sizes, x[-1], dtype, threads, count // D % 2 == 1)
+        planned, stored, four, projection = self._planned("forward", sizes, x[-1], dtype, threads, count // D % 2 == 1)
         options = stored.itemsize, four, D, count // D > 3, self.gates, self.summed, self.states, self.parts, threads
-        compute = TensorPass(found, dtype, torch.uint8, *options, projection, self.single)
+        compute = TensorPass(planned, dtype, torch.uint8, *options, projection, self.single)
         return compute, self._output_shapes(sizes, D, keep, apart), sizes[0] * sizes[1], stored
 
     def _pass_back_of(
@@ -243,9 +244,9 @@ class Op:
         outputs, how many rows (t, b) they have, and their dtype."""
         self._check_backward(y, w_ih, w_hh, count, dtype)
         sizes, D, I = self._sizes(y, w_hh), 2 if count > 3 else 1, w_ih[1]  # noqa: E741
-        found, stored, four, projection = self._planned(self._grad_kernel, sizes, I, dtype, threads, count // D == 3)
+        planned, stored, four, projection = self._planned("backward", sizes, I, dtype, threads, count // D == 3)
         options = stored.itemsize, four, D, bias, self.gates, self.summed, self.states, self.parts, threads
-        compute = TensorGradients(found, dtype, torch.uint8, *options, projection, self.single)
+        compute = TensorGradients(planned, dtype, torch.uint8, *options, projection, self.single)
         shapes = self._gradient_shapes(sizes, D, I, (count + 2 * D * bias) * weights, needs_x, given)
         return compute, shapes, sizes[0] * sizes[1], stored
 

@@ -16,7 +16,7 @@ cdef class Plan:
     cdef execute(self, char *work, const Pass *a)
 
 
-cdef Plan plan_from(tuple found, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads)
-cdef Plan plan_of(Plan last, layer, name, int format, Py_ssize_t T, Py_ssize_t B, int threads=*)
+cdef Plan plan_from(tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads)
+cdef Plan plan_of(Plan last, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=*)
 cdef char *address_of(object packed) noexcept
 cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept

@@ -30,14 +30,14 @@ from passes.steps cimport (
 from product.half cimport half
 from product.integer cimport quantize_row, stride_of_codes
 from product.panels cimport (
-    THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, panels_with, stride_of,
-    units_in
+    THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, pack_quantized,
+    panels_with, stride_of, units_in
 )
 from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
 from product.real cimport real
 from product.tile cimport (
-    BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, line_of, lines_in, load_row,
-    row_group, store, store_line, store_row, store_value
+    BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, computed_itemsize, line_of,
+    lines_in, load_row, row_group, store, store_line, store_row, store_value
 )
 from schedule.cost cimport Grid, Work, ceil_div, cheapest, parts_of, speed_of, threads_of, use_threads, work_of
 from schedule.machine cimport to_prefetch
@@ -162,6 +162,7 @@ cdef inline Grid grid_backward(
 
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef struct Forward:
+    int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Py_ssize_t rows, B, I, O
     Py_ssize_t L, Is, Os  # values in a line, strides of rows of x and of z in scratch
     Layout x_layout, y_layout
@@ -177,12 +178,12 @@ cdef struct Forward:
 
 
 cdef inline Forward forward_of(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int format, int activation,
-    Py_ssize_t threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int format, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """The plan of a forward pass; `format`: how packed weights are quantized, as in Panels."""
     cdef Forward p
-    cdef Py_ssize_t rows = T * B
+    cdef Py_ssize_t rows = T * B, itemsize = computed_itemsize(storage)
+    p.storage = storage
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
     p.L = 64 // itemsize
@@ -425,16 +426,6 @@ cdef inline long long run_forward(
     return nanoseconds
 
 
-cdef inline void run_pack(const Forward *p, const store *w, const store *b) noexcept nogil:
-    """Pack all weights, likewise."""
-    if store is double:
-        pack_panels(&p.w, <double *> p.w.base, &w, p.I, 0, p.w.count)
-        pack_bias(&p.w, <double *> p.w.base, &b, 0, p.w.count)
-    else:
-        pack_panels(&p.w, <float *> p.w.base, &w, p.I, 0, p.w.count)
-        pack_bias(&p.w, <float *> p.w.base, &b, 0, p.w.count)
-
-
 cdef inline long long pass_forward(
     const Forward *plan, int ready, void *work, const Pass *a, const store *x
 ) noexcept nogil:
@@ -445,17 +436,59 @@ cdef inline long long pass_forward(
     return run_forward(&p, x, <store *> a.y, work, ready)
 
 
-cdef inline long long run_pass(const Forward *p, int storage, int ready, void *work, const Pass *a) noexcept nogil:
-    """A layer's steps, where `storage` says which type the arrays have."""
-    if storage == DOUBLE:
+cdef inline long long run_pass(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+    """Run the forward pass of a `Forward`."""
+    cdef const Forward *p = <const Forward *> plan
+    if p.storage == DOUBLE:
         return pass_forward(p, ready, work, a, <const double *> a.x)
-    if storage == HALF:
+    if p.storage == HALF:
         return pass_forward(p, ready, work, a, <const half *> a.x)
     return pass_forward(p, ready, work, a, <const float *> a.x)
 
 
+# ------------------------------------------------------------------------------------------------------ packed weights
+cdef inline void pack_stored(Panels *w, const store *weights, const store *bias) noexcept nogil:
+    """Pack the bias and, unless they are quantized, the weights.
+
+    weights : [I,O], the caller's
+    bias : [O], the caller's
+    """
+    if store is double:
+        pack_panels(w, <double *> w.base, &weights, w.I, 0, w.count)
+        pack_bias(w, <double *> w.base, &bias, 0, w.count)
+    else:
+        if w.format == UNQUANTIZED:
+            pack_panels(w, <float *> w.base, &weights, w.I, 0, w.count)
+        pack_bias(w, <float *> w.base, &bias, 0, w.count)
+
+
+cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
+    """Pack a layer's weights to `packed`, as a `Forward` has them."""
+    cdef const Forward *p = <const Forward *> plan
+    cdef Panels w = p.w
+    w.base = packed
+    if p.storage == DOUBLE:
+        pack_stored(&w, <const double *> a.weights[0], <const double *> a.weights[1])
+    elif p.storage == HALF:
+        pack_stored(&w, <const half *> a.weights[0], <const half *> a.weights[1])
+    else:
+        pack_stored(&w, <const float *> a.weights[0], <const float *> a.weights[1])
+        if w.format != UNQUANTIZED:
+            pack_quantized(&w, <unsigned char **> a.codes, <float **> a.scales, False)
+    return 0
+
+
+cdef inline long long unpack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
+    """Copy the codes and scales of a quantized layer's weights back from `packed`."""
+    cdef Panels w = (<const Forward *> plan).w
+    w.base = packed
+    pack_quantized(&w, <unsigned char **> a.codes, <float **> a.scales, True)
+    return 0
+
+
 # ------------------------------------------------------------------------------------------------------------ backward
 cdef struct Backward:
+    int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Steps steps
     Py_ssize_t rows, B, I, O
     Layout d_y_layout, d_x_layout
@@ -473,11 +506,12 @@ cdef struct Backward:
 
 
 cdef inline Backward backward_of(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int activation, Py_ssize_t threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """The plan of a backward pass."""
     cdef Backward p
-    cdef Py_ssize_t rows = T * B, block = min(rows, <Py_ssize_t> ROW_BLOCK)
+    cdef Py_ssize_t rows = T * B, block = min(rows, <Py_ssize_t> ROW_BLOCK), itemsize = computed_itemsize(storage)
+    p.storage = storage
     p.steps = steps_of(T, B)
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.d_y_layout, p.d_x_layout = layout_of(B, O), layout_of(B, I)
@@ -661,12 +695,11 @@ cdef inline long long pass_backward(
     return run_backward(&p, a, x, work, ready)
 
 
-cdef inline long long run_pass_back(
-    const Backward *p, int storage, int ready, void *work, const Pass *a
-) noexcept nogil:
-    """The gradients of `run_pass`."""
-    if storage == DOUBLE:
+cdef inline long long run_pass_back(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+    """Run the backward pass of a `Backward`."""
+    cdef const Backward *p = <const Backward *> plan
+    if p.storage == DOUBLE:
         return pass_backward(p, ready, work, a, <const double *> a.x)
-    if storage == HALF:
+    if p.storage == HALF:
         return pass_backward(p, ready, work, a, <const half *> a.x)
     return pass_backward(p, ready, work, a, <const float *> a.x)

@@ -5,7 +5,14 @@ Forward, the kernel reads x, packed weights and the states in `first`, NULL for 
 and `saved`, which have no gaps then, weights, the gradient of y and those of `last`, NULL for zeros, and writes the
 other gradients.  With weights as PyTorch has them, rows of x and y may lie anywhere, and gradients to x and to the
 weights are left out where they are NULL.
+
+Where weights are packed, a kernel reads `weights`, and of quantized matrices `codes` and `scales` at the same indices,
+or writes these two.
+
+The caller owns all arrays.  One that is written overlaps no other, but a state in `last` may be that in `first`.
 """
+from cpython.pycapsule cimport PyCapsule_New
+
 from passes.steps cimport Layout
 
 cdef enum:
@@ -14,17 +21,19 @@ cdef enum:
 
 
 cdef struct Pass:
-    const void *x
-    void *y
-    const void *first[STATES]
+    const void *x  # [T,B,I]
+    void *y  # [T,B,P]
+    const void *first[STATES]  # [B,H], but h, the last of them, [B,P]
     void *last[STATES]
-    void *saved  # the other outputs of the steps, one array after the other
-    const unsigned char *marks
+    void *saved  # the other outputs of the steps, one array [T,B,H] after the other
+    const unsigned char *marks  # [T,B]
     bint reverse
     void *packed
     Layout x_layout, y_layout
     const void *weights[WEIGHTS]
-    const void *y_grad
+    unsigned char *codes[WEIGHTS]  # of the shape of the matrix
+    float *scales[WEIGHTS]  # a number for each column of the matrix; NULL but for int8
+    const void *y_grad  # this one and all below are of the shape of what they are gradients to
     const void *last_grad[STATES]
     void *x_grad
     void *first_grad[STATES]
@@ -33,5 +42,12 @@ cdef struct Pass:
     bint adds  # with weights as PyTorch has them: x_grad is added to what is there
 
 
-# A kernel of a layer: with its plan, on so many threads, with scratch that begins at a cache line.
+# A kernel of a layer: with its plan, on so many threads, with a workspace that begins at a cache line.  It returns the
+# nanoseconds that it lost by having several threads.
 ctypedef long long (*Run)(const void *plan, int ready, void *work, const Pass *a) noexcept nogil
+
+
+cdef inline tuple kernel_with_plan(Run kernel, const void *plan, Py_ssize_t size, tuple requirements):
+    """Return what `plan_from` in _layers.pyx takes: a kernel, a copy of its plan, which has `size` bytes, and what the
+    plan requires (`requirements_of` in cost.pxd)."""
+    return (PyCapsule_New(<void *> kernel, NULL, NULL), (<const char *> plan)[:size]) + requirements

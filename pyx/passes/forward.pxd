@@ -27,7 +27,7 @@ from product.half cimport half
 from product.integer cimport quantize_row
 from product.panels cimport (
     Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
-    pack_panels, pack_quantized, spread
+    pack_panels, spread
 )
 from product.quantized cimport INT8, UNQUANTIZED
 from product.real cimport real
@@ -407,25 +407,6 @@ cdef inline long long run_forward(
         nanoseconds = forward(p, c, inputs, outputs, <float *> work)
     release_zones(&p.workspace, work, 64 // p.L, 1)
     return nanoseconds
-
-
-cdef inline void run_pack(const Forward *p, const cell *c, const store **inputs) noexcept nogil:
-    """Pack all weights of a layer, likewise."""
-    if store is double:
-        pack(p, c, inputs, <double *> NULL, 0, 1)
-    else:
-        pack(p, c, inputs, <float *> NULL, 0, 1)
-
-
-cdef inline void run_pack_quantized(
-    const Forward *p, const cell *c, const float **inputs, unsigned char **codes, float **scales, bint back
-) noexcept nogil:
-    """Pack all weights of a layer, of which matrices are `codes` with `scales`; or copy these `back`."""
-    cdef int n
-    if not back:
-        pack(p, c, inputs, <float *> NULL, 0, 1)
-    for n in range(products_of(c)):
-        pack_quantized(&p.w[n], codes + n, scales + n, back)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

@@ -18,7 +18,7 @@ ctypedef fused store:  # what arrays hold; `half` is computed as float
     double
     half
 
-cdef enum:
+cdef enum:  # the types of `store`, in the order of DTYPES in blockcell/optable.py
     FLOAT, DOUBLE, HALF
 
 cdef extern from "product/tile.h":
@@ -72,8 +72,9 @@ cdef inline Py_ssize_t computed_size(const store *unused) noexcept nogil:
     return 8 if store is double else 4
 
 
-cdef inline int storage_of(const store *unused) noexcept nogil:
-    return FLOAT if store is float else DOUBLE if store is double else HALF
+cdef inline Py_ssize_t computed_itemsize(int storage) noexcept nogil:
+    """Return the bytes of a number as it is computed, where arrays are of the type `storage`: FLOAT, DOUBLE or HALF."""
+    return 8 if storage == DOUBLE else 4
 
 
 cdef inline Py_ssize_t line_of(const real *unused) noexcept nogil:

@@ -64,12 +64,10 @@ def test_nothing_built_for_this_cpu(monkeypatch):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels_have_the_same_kernels(level):
-    kernels, work = _kernels.load(level)
-    assert kernels.keys() == _kernels.KERNELS.keys()
-    assert work.keys() == {name for name in kernels if not name.endswith("_plan")}
-    for name, by_dtype in kernels.items():  # weights in fewer bytes are those of float32 layers
-        alike = name.endswith(("_pack_quantized", "_dequantize"))
-        assert len({id(kernel) for kernel in by_dtype}) == (1 if alike else 3)
+    kernels, work, layers = _kernels.load(level)
+    assert kernels.keys() == work.keys() == _kernels.KERNELS.keys()
+    assert layers.keys() == {"lstm", "gru", "gru_reset_after", "rnn", "dense"}
+    assert all(len(set(map(id, by_dtype))) == 3 for by_dtype in kernels.values())
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch):

@@ -34,7 +34,7 @@ LARGE = [(2, 3, 1024, 1024), (3, 40, 200, 777)]
 @cache
 def at_level(name, level):
     """What a public function calls, with the kernels of a level."""
-    return bind(OPS[name], *_kernels.load(level)).run
+    return bind(OPS[name], *_kernels.load(level)[:2]).run
 
 
 def run(name, args, level=_kernels.LEVEL, num_threads=None, out=None, call=None):

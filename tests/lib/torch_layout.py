@@ -60,14 +60,16 @@ class Lent:
 def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, projection=0, single=False):
     """As `blockcell.torch` makes it, of a layer or a single step; a `TensorPass` or, `back`, its `TensorGradients`."""
     T, B, _, H = sizes
-    number, found, name = DTYPES.index(dtype), None, f"{kind}_torch_grad_plan" if back else f"{kind}_torch_plan"
-    array, sized = np.empty(0, np.uint16 if dtype == np.float16 else dtype), (projection,) if kind == "lstm" else ()
+    planned, activations = None, (numbers("tanh"), numbers("sigmoid"))
     if T * B * H:
-        activation = (tuple(numbers("tanh")),) if kind == "rnn" else ()
-        found = _kernels.KERNELS[name][number](array, *sizes, threads, *sized, *activation)
+        layer = _kernels.LAYERS["gru_reset_after" if kind == "gru" else kind]
+        ifco = projection, False, False, True, 0.0, 0.0, 0.0
+        options = {"lstm": (*ifco, *activations), "gru": activations, "rnn": activations[:1]}[kind]
+        task = "backward" if back else "forward"
+        planned = layer(task, tuple(sizes), threads, DTYPES.index(dtype), 0, True, options)
     counts = GATES[kind], SUMMED[kind], STATES[kind], SAVED[kind], threads
     of = TensorGradients if back else TensorPass
-    return of(found, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts, projection, single)
+    return of(planned, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts, projection, single)
 
 
 def lent(value):

@@ -650,13 +650,13 @@ def test_second_derivatives_are_refused(kind, compiled):
 # ------------------------------------------------------------------------------------------------------------- threads
 def test_threads_are_those_of_torch(monkeypatch):
     seen = []
-    plans = _kernels.KERNELS["gru_torch_plan"]
+    plan_layer = _kernels.LAYERS["gru_reset_after"]
 
-    def watched(*arguments):
-        seen.append(arguments[-1])
-        return plans[0](*arguments)
+    def watched(task, sizes, threads, *options):
+        seen.append(threads)
+        return plan_layer(task, sizes, threads, *options)
 
-    monkeypatch.setitem(_kernels.KERNELS, "gru_torch_plan", (watched, *plans[1:]))
+    monkeypatch.setitem(_kernels.LAYERS, "gru_reset_after", watched)
     module, x = made("GRU"), torch.randn(4, 3, 5)
     module._op._pass.cache_clear()  # that of calls before
     for threads in (1, 3, 2):

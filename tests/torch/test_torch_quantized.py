@@ -614,15 +614,16 @@ def test_refused_by_replace(quantize, error, message):
 
 
 def test_threads_are_those_of_torch(monkeypatch):
-    seen, name = [], "gru_reset_after_layer_plan"
-    plans = blockcell._kernels.KERNELS[name]
+    seen = []
+    plan_layer = blockcell._kernels.LAYERS["gru_reset_after"]
 
-    def watched(kind, T, B, I, H, threads, *options):  # noqa: E741
-        seen.append(threads)
-        return plans[0](kind, T, B, I, H, threads, *options)
+    def watched(task, sizes, threads, *options):
+        if task == "forward":
+            seen.append(threads)
+        return plan_layer(task, sizes, threads, *options)
 
-    monkeypatch.setitem(blockcell._kernels.KERNELS, name, (watched, *plans[1:]))
     module = made("GRU")
+    monkeypatch.setitem(blockcell._kernels.LAYERS, "gru_reset_after", watched)
     for threads in (1, 3, 2):
         torch.set_num_threads(threads)
         module(SMALL)
