@@ -1,7 +1,8 @@
 """Activations without branches and without libm, so that compilers turn loops over them into vector instructions.
 
-sigmoid and tanh, which cells have unless told otherwise, are written into the cells' loops.  All activations of
-blockcell/activations.py are in `activate`, for a line of units, and their derivatives, from the value, in `slope`.
+All activations of blockcell/activations.py are in `activate`, for a line of units, and their derivatives, from the
+value, in `slope`.  Cells apply them by `activate_gate` and `activate_state`, and their derivatives by `gate_grad` and
+`state_slope`: these compile the loops of the defaults, sigmoid of gates and tanh of states, into the cells' functions.
 
 sigmoid and tanh need one exponential and one division.  Results are within 2 ulp of the true value (of subnormal
 results too), for every float and for double; +-0, infinities and NaN give what they should.  Largest errors found, in
@@ -15,7 +16,7 @@ Compilers may contract products and sums to fused multiply-adds or not: the boun
 """
 from libc.math cimport copysign, copysignf, fabs, fabsf
 from product.real cimport real
-from product.tile cimport called, line_of
+from product.tile cimport LF, called, inlined, line_of
 
 cdef enum:  # in the order of blockcell/activations.py
     TANH, SIGMOID, RELU, LEAKY_RELU, ELU, SELU, SOFTPLUS, SOFTSIGN, EXPONENTIAL, HARD_SIGMOID, LINEAR
@@ -278,3 +279,48 @@ cdef inline called slope(const Activation *f, const real *restrict y, real *rest
     else:
         for l in range(L):
             s[l] = one
+
+
+cdef inline inlined activate_gate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
+    """y := f(z), the gates of one line."""
+    cdef Py_ssize_t l
+    if f.number != SIGMOID:
+        activate(f, z, y)
+    else:
+        for l in range(line_of(z)):
+            y[l] = sigmoid(z[l])
+
+
+cdef inline inlined activate_state(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
+    """y := f(z), the states or candidates of one line."""
+    cdef Py_ssize_t l
+    if f.number != TANH:
+        activate(f, z, y)
+    else:
+        for l in range(line_of(z)):
+            y[l] = tanh(z[l])
+
+
+cdef inline inlined gate_grad(const Activation *f, const real *restrict y, real *restrict d) noexcept nogil:
+    """d := d * f'(z), for one line of gates y = f(z): from the gradient of the gates to that of z."""
+    cdef Py_ssize_t l
+    cdef real one = 1
+    cdef real[LF] s
+    if f.number != SIGMOID:
+        slope(f, y, s)
+        for l in range(line_of(y)):
+            d[l] = d[l] * s[l]
+    else:
+        for l in range(line_of(y)):
+            d[l] = d[l] * y[l] * (one - y[l])
+
+
+cdef inline inlined state_slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
+    """s := f'(z), for one line of states or candidates y = f(z)."""
+    cdef Py_ssize_t l
+    cdef real one = 1
+    if f.number != TANH:
+        slope(f, y, s)
+    else:
+        for l in range(line_of(y)):
+            s[l] = one - y[l] * y[l]

@@ -17,16 +17,16 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 
 `new_state` and `bars_grad` are these equations for one line of units of one batch row.
 """
-from cells.activations cimport SIGMOID, TANH, activate, plain, sigmoid, slope, tanh
+from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, gate_grad, plain, state_slope
 from cells.types cimport ResetAfter
-from passes.gradients cimport state_line
-from passes.operands cimport H_GRAD, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
+from passes.gradients cimport add_line, state_line
+from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output
-from passes.steps cimport ENDED, FRESH, marked, place, row_in, step_at
+from passes.steps cimport FRESH, input_row, marked, place, row_in, step_at
 from product.half cimport half
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
-from product.tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from product.tile cimport LF, LINES, called, clear, inlined, line_at, line_of, round_to_half, store, store_line
 from schedule.plan cimport Backward, Forward, h_before
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
@@ -40,91 +40,88 @@ cdef enum:
 
 
 cdef inline ResetAfter reset_after_of() noexcept nogil:
+    """The GRU with the default activations."""
     cdef ResetAfter c
     c.gates[0], c.gates[1], c.transposed, c.format = 2, 1, False, UNQUANTIZED
-    c.activation, c.recurrent, c.usual = plain(TANH), plain(SIGMOID), True
+    c.activation, c.recurrent = plain(TANH), plain(SIGMOID)
     return c
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline called new_state(
-    const ResetAfter *of, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
+cdef inline inlined compute_state(
+    const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
     """From z and h_prev to the new state, and to r, u, c, hc, h in y."""
     cdef Py_ssize_t l, L = line_of(z)
     cdef real[LF] c_bar
-    if of.usual:
-        for l in range(L):
-            y[OUT_R * L + l] = sigmoid(z[R_BAR * L + l])
-            y[OUT_U * L + l] = sigmoid(z[U_BAR * L + l])
-            y[OUT_HC * L + l] = z[HC * L + l]
-            y[OUT_C * L + l] = tanh(z[XC * L + l] + y[OUT_R * L + l] * z[HC * L + l])
-            h[l] = y[OUT_U * L + l] * (h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]
-            y[OUT_H * L + l] = h[l]
+    activate_gate(&gru.recurrent, z + R_BAR * L, y + OUT_R * L)
+    activate_gate(&gru.recurrent, z + U_BAR * L, y + OUT_U * L)
+    for l in range(L):
+        c_bar[l] = z[XC * L + l] + y[OUT_R * L + l] * z[HC * L + l]
+    activate_state(&gru.activation, c_bar, y + OUT_C * L)
+    for l in range(L):
+        y[OUT_HC * L + l] = z[HC * L + l]
+        h[l] = y[OUT_U * L + l] * (h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]
+        y[OUT_H * L + l] = h[l]
+
+
+cdef inline called new_state(
+    const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
+) noexcept nogil:
+    """`compute_state`, with a copy for the default activations: their values then stay in registers."""
+    if gru.recurrent.number == SIGMOID and gru.activation.number == TANH:
+        compute_state(gru, z, h_prev, h, y)
     else:
-        activate(&of.recurrent, z + R_BAR * L, y + OUT_R * L)
-        activate(&of.recurrent, z + U_BAR * L, y + OUT_U * L)
-        for l in range(L):
-            c_bar[l] = z[XC * L + l] + y[OUT_R * L + l] * z[HC * L + l]
-        activate(&of.activation, c_bar, y + OUT_C * L)
-        for l in range(L):
-            y[OUT_HC * L + l] = z[HC * L + l]
-            h[l] = y[OUT_U * L + l] * (h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]
-            y[OUT_H * L + l] = h[l]
+        compute_state(gru, z, h_prev, h, y)
+
+
+cdef inline inlined compute_bars_grad(
+    const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
+    const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
+) noexcept nogil:
+    """From d_h to d_r_bar, d_u_bar, d_c_bar and d_hc in d; d_h becomes the part of d_h_prev that is not a product."""
+    cdef Py_ssize_t l, L = line_of(d)
+    cdef real d_c_bar, one = 1  # a literal 1 would make all of it double
+    cdef real[LF] s_c
+    state_slope(&gru.activation, c, s_c)
+    for l in range(L):
+        d_c_bar = d_h[l] * (one - u[l]) * s_c[l]
+        d[D_U_BAR * L + l] = d_h[l] * (h_prev[l] - c[l])
+        d[D_C_BAR * L + l] = d_c_bar
+        d[D_R_BAR * L + l] = d_c_bar * hc[l]
+        d[D_HC * L + l] = d_c_bar * r[l]
+        d_h[l] = d_h[l] * u[l]
+    gate_grad(&gru.recurrent, u, d + D_U_BAR * L)
+    gate_grad(&gru.recurrent, r, d + D_R_BAR * L)
 
 
 cdef inline called bars_grad(
-    const ResetAfter *of, const real *restrict r, const real *restrict u, const real *restrict c,
+    const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
-    """From what was saved to the gradients of the pre-activations; d_h becomes the part of d_h_prev that is not a
-    product."""
-    cdef Py_ssize_t l, L = line_of(d)
-    cdef real d_c_bar, one = 1  # a literal 1 would make all of it double
-    cdef real[LF] s_r, s_u, s_c
-    if of.usual:
-        for l in range(L):
-            d_c_bar = d_h[l] * (one - u[l]) * (one - c[l] * c[l])
-            d[D_U_BAR * L + l] = d_h[l] * (h_prev[l] - c[l]) * u[l] * (one - u[l])
-            d[D_C_BAR * L + l] = d_c_bar
-            d[D_R_BAR * L + l] = d_c_bar * hc[l] * r[l] * (one - r[l])
-            d[D_HC * L + l] = d_c_bar * r[l]
-            d_h[l] = d_h[l] * u[l]
+    """`compute_bars_grad`, with a copy for the default activations."""
+    if gru.recurrent.number == SIGMOID and gru.activation.number == TANH:
+        compute_bars_grad(gru, r, u, c, hc, h_prev, d_h, d)
     else:
-        slope(&of.recurrent, r, s_r)
-        slope(&of.recurrent, u, s_u)
-        slope(&of.activation, c, s_c)
-        for l in range(L):
-            d_c_bar = d_h[l] * (one - u[l]) * s_c[l]
-            d[D_U_BAR * L + l] = d_h[l] * (h_prev[l] - c[l]) * s_u[l]
-            d[D_C_BAR * L + l] = d_c_bar
-            d[D_R_BAR * L + l] = d_c_bar * hc[l] * s_r[l]
-            d[D_HC * L + l] = d_c_bar * r[l]
-            d_h[l] = d_h[l] * u[l]
+        compute_bars_grad(gru, r, u, c, hc, h_prev, d_h, d)
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
-cdef inline void reset_after_cells(
-    const Forward *p, const ResetAfter *of, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+cdef inline void forward_cells(
+    const Forward *p, const ResetAfter *gru, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0,
+    Py_ssize_t b1, const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """States and outputs of the step processed as number k, from z, whose panels are z_panel apart: lines j0 to j1,
-    slots b0 to b1."""
+    """Compute the states and outputs of a step; a panel has the gates of one line."""
     cdef Py_ssize_t L = line_of(z)
     cdef real[OUTS * LF] y
-    cdef Py_ssize_t j, b, row, l, t = step_at(&p.steps, k)
+    cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
     cdef const real *h_prev
     cdef real *h
     for j in range(j0, j1):
         for b in range(b0, b1):
             h_prev = h_before(p, rows, k) + b * p.Hs + j * L
             h = h_before(p, rows, k + 1) + b * p.Hs + j * L
-            if marked(&p.steps, k, b, ENDED):
-                for l in range(L):
-                    h[l] = h_prev[l]
-                clear(y, OUTS * L)
-            else:
-                new_state(of, z + (j - j0) * z_panel + (b - b0) * LINES * L, h_prev, h, y)
+            new_state(gru, z + (j - j0) * z_panel + (b - b0) * LINES * L, h_prev, h, y)
             row = row_in(&p.steps, b)
             store_output(p, outputs, OUT_R, j, t, row, y)
             store_output(p, outputs, OUT_U, j, t, row, y)
@@ -137,23 +134,25 @@ cdef inline void reset_after_cells(
                 clear(h, L)
 
 
-# ------------------------------------------------------------------------------------------ backward: a step's cells
-cdef inline void bars_grad_line(
-    const Backward *p, const ResetAfter *of, const store **inputs, const store *h_prev, Py_ssize_t j, Py_ssize_t t,
-    Py_ssize_t b, const real *carry, real *d_h, real *d
+# ------------------------------------------------------------------------------------------- backward: a step's lines
+cdef inline void backward_lines(
+    const Backward *p, const ResetAfter *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    Py_ssize_t slot, const real *product, real *work
 ) noexcept nogil:
-    """Line j of row (t, b) of the gradients of the pre-activations, to row d, from the carried gradient of h and
-    the incoming one; d_h becomes the carried one.  `h_prev` is the state that the step started from, or NULL for
-    zeros."""
-    cdef Py_ssize_t L = line_of(d)
+    """Compute d_r_bar, d_u_bar, d_c_bar and d_hc; d_h becomes the part of d_h_prev that is not a product."""
+    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_in(&p.steps, slot), j, column, at, width
     cdef real[OUTS * LF] room  # for lines that cannot be read where they are
     cdef real[4 * LF] bars
-    cdef Py_ssize_t out, l, at = (t * p.B + b) * p.H + j * L, n = p.H - j * L
-    load_line(d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
-    for l in range(L):
-        d_h[l] = carry[l] + d_h[l]
-    bars_grad(of, line_at(&room[OUT_R * L], inputs[OUT_R] + at, n), line_at(&room[OUT_U * L], inputs[OUT_U] + at, n),
-              line_at(&room[OUT_C * L], inputs[OUT_C] + at, n), line_at(&room[OUT_HC * L], inputs[OUT_HC] + at, n),
-              state_line(&room[OUT_H * L], h_prev, j, n), d_h, bars)
-    for out in range(4):
-        store_line(d + out * p.H + j * L, bars + out * L, n)
+    cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
+    cdef real *d_h = work + p.d_h + slot * p.Ps
+    cdef const store *h_prev = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+    for j in range(j0, j1):
+        at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
+        add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, width)
+        bars_grad(gru, line_at(&room[OUT_R * L], inputs[OUT_R] + at, width),
+                  line_at(&room[OUT_U * L], inputs[OUT_U] + at, width),
+                  line_at(&room[OUT_C * L], inputs[OUT_C] + at, width),
+                  line_at(&room[OUT_HC * L], inputs[OUT_HC] + at, width),
+                  state_line(&room[OUT_H * L], h_prev, j, width), d_h + j * L, bars)
+        for column in range(4):
+            store_line(d + column * p.H + j * L, bars + column * L, width)

@@ -9,9 +9,10 @@ One step, and its gradient, from d_h, with s the slope of the activation where i
 """
 from cells.activations cimport TANH, activate, plain, slope
 from cells.types cimport Rnn
+from passes.gradients cimport add_line
 from passes.operands cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h
-from passes.steps cimport ENDED, FRESH, marked, place, row_in, step_at
+from passes.steps cimport FRESH, marked, place, row_in, step_at
 from product.half cimport half
 from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
@@ -21,57 +22,49 @@ from schedule.plan cimport Backward, Forward, h_before
 
 
 cdef inline Rnn rnn_of() noexcept nogil:
+    """The RNN with the default activation."""
     cdef Rnn c
     c.gates[0], c.gates[1], c.transposed, c.format = 1, 0, False, UNQUANTIZED
     c.activation = plain(TANH)
     return c
 
 
-cdef inline void rnn_cells(
-    const Forward *p, const Rnn *c, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
-    real *rows, store **outputs
+cdef inline void forward_cells(
+    const Forward *p, const Rnn *rnn, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """h and the new state of the step processed as number k, from z: panel j, slots b0 to b1."""
-    cdef Py_ssize_t L = line_of(z), units = p.w[0].units
-    cdef real[LF] zero
-    cdef Py_ssize_t b, s, l, at, t = step_at(&p.steps, k)
-    cdef const real *h_prev
-    cdef const real *y
+    """Compute h, which is the new state."""
+    cdef Py_ssize_t L = line_of(z), units = p.w[0].units, j, b, s, at, t = step_at(&p.steps, k)
     cdef real *h
-    clear(zero, L)
-    for b in range(b0, b1):
-        for s in range(units_in(&p.w[0], j)):
-            at = (j * units + s) * L
-            h = h_before(p, rows, k + 1) + b * p.Hs + at
-            y = h
-            if marked(&p.steps, k, b, ENDED):
-                h_prev = h_before(p, rows, k) + b * p.Hs + at
-                for l in range(L):
-                    h[l] = h_prev[l]
-                y = zero
-            else:
-                activate(&c.activation, z + ((b - b0) * LINES + s) * L, h)
-            store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, y)
-            if store is half:  # the next step reads the state as it is stored
-                round_to_half(h)
-            if marked(&p.steps, k + 1, b, FRESH):
-                clear(h, L)
+    for j in range(j0, j1):
+        for b in range(b0, b1):
+            for s in range(units_in(&p.w[0], j)):
+                at = (j * units + s) * L
+                h = h_before(p, rows, k + 1) + b * p.Hs + at
+                activate(&rnn.activation, z + (j - j0) * z_panel + ((b - b0) * LINES + s) * L, h)
+                store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, h)
+                if store is half:  # the next step reads the state as it is stored
+                    round_to_half(h)
+                if marked(&p.steps, k + 1, b, FRESH):
+                    clear(h, L)
 
 
-cdef inline void rnn_grad_line(
-    const Backward *p, const Rnn *c, const store **inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
-    const real *carry, real *d
+cdef inline void backward_lines(
+    const Backward *p, const Rnn *rnn, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    Py_ssize_t slot, const real *product, real *work
 ) noexcept nogil:
-    """Line j of row (t, b) of d_h_bar, to row d, from the carried gradient of h and the incoming one."""
-    cdef Py_ssize_t L = line_of(d), l, n = p.H - j * L
+    """Compute d_h_bar; d_h becomes zero, as all of d_h_prev is a product."""
+    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_in(&p.steps, slot), j, l, width
     cdef real[LF] room  # for a line that cannot be read where it is
     cdef real[LF] d_h
     cdef real[LF] s
-    cdef const real *value = line_at(&room[0], inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)
-    for l in range(L):
-        d_h[l] = carry[l] + value[l]
-    value = line_at(&room[0], inputs[OUT_H] + place(&p.h_layout, t, b) + j * L, n)
-    slope(&c.activation, value, s)
-    for l in range(L):
-        d_h[l] = d_h[l] * s[l]
-    store_line(d + j * L, d_h, n)
+    cdef const real *h
+    for j in range(j0, j1):
+        width = p.H - j * L
+        add_line(&d_h[0], product + (j - j0) * L, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, width)
+        h = line_at(&room[0], inputs[OUT_H] + place(&p.h_layout, t, b) + j * L, width)
+        slope(&rnn.activation, h, s)
+        for l in range(L):
+            d_h[l] = d_h[l] * s[l]
+        store_line(work + p.d + (t * p.B + slot) * p.Ns + j * L, d_h, width)
+        clear(work + p.d_h + slot * p.Ps + j * L, L)

@@ -3,8 +3,25 @@
 The drivers (plan.pxd, forward.pxd, backward.pxd) are written for a `cell` of any of these types, and each kernel module
 is compiled for its own alone: the fused type `cell` that they cimport is in modules/, one for each of them.  With all
 four types Cython would translate, and C compilers read, each driver four times in every module.
+
+The file of a cell has two functions that the drivers call, by way of `formulas` in modules/.  A step has one product
+with its states, or a second one that needs the results of the first (`products_of` in plan.pxd); each function does
+what follows product `n` of the step processed as number k:
+
+    forward_cells   the states and outputs of the panels j0 to j1 and the slots b0 to b1
+    backward_lines  the gradients of the lines j0 to j1 of a row, of the batch row in `slot`
+
+    p         the plan: sizes, strides, the steps, and where everything is in scratch
+    inputs    the arrays of the call by their numbers (operands.pxd); NULL for one that the call has not
+    outputs   likewise; rows (t, b) of y and of saved values are written here, and nobody reads them in this pass
+    z         the product: for each panel, z_panel reals apart, and each slot from b0 on LINES lines, of which the
+              panel has some; read only
+    rows      scratch of a thread's group, with the states of all slots; read, and written for the next step
+    product   what the product gives, those lines: first the gradient of h that the steps after this one give; read
+              only, and apart from `work`
+    work      scratch of the call: d, d_h and d_cs, of which the function reads and writes these lines alone
 """
-from cells.activations cimport SIGMOID, TANH, Activation, activation_of
+from cells.activations cimport Activation, activation_of
 from product.panels cimport MATRICES
 
 
@@ -12,8 +29,7 @@ cdef struct Lstm:
     Py_ssize_t[MATRICES] gates  # that each matrix of weights has
     bint transposed  # weights and their gradients are as in PyTorch: for x and for h an array each, transposed
     int format  # how packed weights are quantized
-    Activation activation, recurrent  # in place of tanh and of sigmoid
-    bint usual  # whether they are these: then they are written into the cells' loops
+    Activation activation, recurrent  # of states, by default tanh; of gates, by default sigmoid
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
@@ -27,7 +43,6 @@ cdef struct Gru:
     bint transposed
     int format
     Activation activation, recurrent
-    bint usual
 
 
 cdef struct ResetAfter:  # the GRU that resets after the product
@@ -35,7 +50,6 @@ cdef struct ResetAfter:  # the GRU that resets after the product
     bint transposed
     int format
     Activation activation, recurrent
-    bint usual
 
 
 cdef struct Rnn:
@@ -52,6 +66,5 @@ ctypedef fused gated:
 
 
 cdef inline void use_activations(gated *c, activation, recurrent):
-    """Those of a layer, as `Numbers` of blockcell/activations.py."""
+    """Set a layer's activations, `Numbers` of blockcell/activations.py."""
     c.activation, c.recurrent = activation_of(activation), activation_of(recurrent)
-    c.usual = c.activation.number == TANH and c.recurrent.number == SIGMOID

@@ -5,29 +5,27 @@
 
 The functions above it are what one part does in a phase.  d has a row for every (t, b), with the gradients of the
 pre-activations side by side: dicfo of an LSTM, and d_h if that is projected; d_r_bar, d_u_bar, d_c_bar of a GRU, and
-d_hc if it resets after the product; d_h_bar of a plain RNN (lstm.pxd, gru.pxd, gru_reset_after.pxd and rnn.pxd compute
-them).
+d_hc if it resets after the product; d_h_bar of a plain RNN.  `backward_lines` in each cell's file computes them.
 """
 from cython.parallel cimport parallel, prange
 
 from cell cimport cell
-from cells.gru cimport candidate_grad_line, gates_grad_line
-from cells.gru_reset_after cimport bars_grad_line
-from cells.lstm cimport load_peepholes, lstm_grad_line, peephole_grads, projected_grad_line
-from cells.rnn cimport rnn_grad_line
+from cells.lstm cimport load_peepholes, peephole_grads
 from cells.types cimport Gru, Lstm, ResetAfter, Rnn
+from formulas cimport backward_lines
 from passes.arrays cimport Pass
 from passes.gradients cimport (
-    PLAIN, RowBlock, add_columns, find_rows, input_grad, input_grads, pack_columns, pack_row, pack_tiles,
-    pack_transposed, plain_panels, tiles_of, weight_grad_rows
+    PLAIN, RowBlock, add_columns, find_rows, input_grad, input_grads, lines_of_panel, pack_columns, pack_row,
+    pack_tiles, pack_transposed, plain_panels, tiles_of, weight_grad_rows
 )
 from passes.operands cimport (
     BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD,
     H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_C, W_C_GRAD, W_C_H,
     W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, WCI, WCI_GRAD, X, X_GRAD
 )
-from passes.steps cimport ENDED, FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
+from passes.steps cimport FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
 from product.half cimport half
+from product.panels cimport MATRICES
 from product.real cimport real
 from product.tile cimport (
     BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, pack_rows,
@@ -35,7 +33,8 @@ from product.tile cimport (
 )
 from schedule.cost cimport packer, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    PEEPHOLES, Backward, Share, columns_of, matrices_of, products_of, projects, saved_of, share_of, take_marks_back
+    PEEPHOLES, Backward, Share, matrices_of, products_of, projects, saved_of, share_of, state_matrices_of,
+    take_marks_back
 )
 from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
 from schedule.workspace cimport guard_zones, release_zones
@@ -59,9 +58,9 @@ cdef inline void load_gradients(
     cdef Py_ssize_t b, j
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
         load_carry(p, work + p.d_h, p.Ps, inputs[H_LAST_GRAD], p.P, b)
-        if cell is Lstm:
-            load_carry(p, work + p.d_cs, p.Hs, inputs[CS_LAST_GRAD], p.H, b)
     if cell is Lstm:
+        for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+            load_carry(p, work + p.d_cs, p.Hs, inputs[CS_LAST_GRAD], p.H, b)
         if c.peephole:
             for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
                 load_peepholes(c, work + p.peep, inputs, p.H, j)
@@ -122,144 +121,125 @@ cdef inline const real *next_panel(const Backward *p, const real *panel, int n) 
     return <const real *> NULL
 
 
-cdef inline void state_grad_rows(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, const real *panel,
-    const real *panel2, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
+cdef inline void carried_grads(
+    const Backward *p, const cell *c, const real *work, const real **panels, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b,
+    Py_ssize_t rows, Py_ssize_t first, real *acc
 ) noexcept nogil:
-    """The gradient of h after the step processed as number k, from the next step's gate gradients, and from it this
-    step's d, or of a step with two products d_u_bar and d_c_bar, or d_h.  For k = -1 h_prev_grad.  Panel j, slots b0 to
-    b1; a row that takes part in neither step keeps what it has.  `panel` and `panel2` are those of the two matrices of
-    weights; such a step needs the first one alone here."""
-    cdef Py_ssize_t L = line_of(work)
+    """acc := the gradient of h after step k that the steps after it give: what is carried, and d @ w.T of step k + 1.
+
+    k is the number by which a step is processed, j a panel.  `acc` has a tile's lines for each of the slots b to
+    b + rows, and `panels` panel j of the matrices of `state_matrices_of`; `first` is the first row's number for
+    `product`."""
+    cdef Py_ssize_t L = line_of(work), lines = lines_of_panel(p.JP, j), q, s, l
+    cdef Py_ssize_t taking = taking_part(&p.steps, k + 1, b, b + rows) - b
+    cdef const real *d = work + p.d + (step_at(&p.steps, k + 1) * p.B + b) * p.Ns
+    cdef const real *d_h
+    cdef int n
+    for q in range(rows):
+        d_h = work + p.d_h + (b + q) * p.Ps + j * PLAIN * L
+        for s in range(lines):
+            for l in range(L):
+                acc[(q * LINES + s) * L + l] = d_h[s * L + l]
+    if taking > 0:
+        for n in range(state_matrices_of(c)):
+            product(acc, taking, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n], next_panel(p, panels[n], n), first)
+    for q in range(rows):
+        if marked(&p.steps, k + 1, b + q, FRESH):  # step k + 1 did not see the state of step k
+            clear(acc + q * LINES * L, lines * L)
+
+
+cdef inline void state_grad_rows(
+    const Backward *p, const cell *c, const store **inputs, real *work, const real **panels, Py_ssize_t j,
+    Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
+) noexcept nogil:
+    """The gradient of h after the step processed as number k, and what the cell makes of it: panel j, slots b to `end`.
+    A row that takes part in the next step alone carries the gradient on, and one that takes part in neither keeps
+    what it carries."""
+    cdef Py_ssize_t L = line_of(work), here = taking_part(&p.steps, k, b, end), first = 0, rows, q, l
+    cdef Py_ssize_t j0 = j * PLAIN, j1 = j0 + lines_of_panel(p.JP, j)
     cdef real[TILES * TILE] acc
-    cdef Py_ssize_t b = b0, m, n, first = 0, q, s, l, r, row, at, lines = min(<Py_ssize_t> PLAIN, p.JP - j * PLAIN)
-    cdef bint projected = projects(c)
-    cdef Py_ssize_t t = step_at(&p.steps, k), here = taking_part(&p.steps, k, b0, b1)
-    cdef Py_ssize_t there = taking_part(&p.steps, k + 1, b0, b1)
-    cdef real *next_d = work + p.d + step_at(&p.steps, k + 1) * p.B * p.Ns
-    cdef real *carry
-    cdef real *d_h
-    cdef real *d
-    cdef real *d_cs = NULL
-    cdef const store *before = NULL
-    if k >= 0:
-        b1 = max(here, there)
-    while b < b1:
-        m = row_group(b1 - b)
-        for q in range(m):
-            for s in range(lines):
-                carry = acc + (q * LINES + s) * L
-                d_h = work + p.d_h + (b + q) * p.Ps + (j * PLAIN + s) * L
-                for l in range(L):
-                    carry[l] = d_h[l]
-        n = min(m, there - b)
-        if n > 0:
-            product(acc, n, lines, next_d + b * p.Ns, p.Ns, panel, p.N[0], next_panel(p, panel, 0),
-                    first)
-            if cell is ResetAfter:
-                product(acc, n, lines, next_d + b * p.Ns + p.h_column[1], p.Ns, panel2, p.N[1],
-                        next_panel(p, panel2, 1), first)
-        for q in range(m):
-            r = b + q
-            row = row_in(&p.steps, r)
-            d = work + p.d + (t * p.B + r) * p.Ns
-            if r < here:
-                if cell is Lstm:
-                    before = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, row)
-                else:
-                    before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
-            for s in range(lines):
-                at = j * PLAIN + s
-                carry = acc + (q * LINES + s) * L
-                d_h = work + p.d_h + r * p.Ps + at * L
-                if cell is Lstm:
-                    d_cs = work + p.d_cs + r * p.Hs + at * L
-                if marked(&p.steps, k + 1, r, FRESH):  # the next step did not see this one's states
-                    clear(carry, L)
-                    if cell is Lstm:
-                        if not projected:  # else `second_grad_rows` has done it
-                            clear(d_cs, L)
-                if k < 0:
-                    store_line(outputs[H_PREV_GRAD] + row * p.P + at * L, carry, p.P - at * L)
-                elif r >= here or marked(&p.steps, k, r, ENDED):
-                    for l in range(L):
-                        d_h[l] = carry[l]
-                    for l in range(columns_of(c) if r < here else 0):
-                        clear(d + l * p.H + at * L, min(L, p.H - at * L))
-                elif cell is Lstm:
-                    clear(d_h, L)
-                    if projected:
-                        projected_grad_line(p, c, inputs, at, t, row, carry, d)
-                    else:
-                        lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, carry, d_cs, d)
-                elif cell is ResetAfter:
-                    bars_grad_line(p, c, inputs, before, at, t, row, carry, d_h, d)
-                elif cell is Rnn:
-                    clear(d_h, L)
-                    rnn_grad_line(p, c, inputs, at, t, row, carry, d)
-                else:
-                    candidate_grad_line(p, c, inputs, before, at, t, row, carry, d_h, d)
-        b += m
+    end = max(here, taking_part(&p.steps, k + 1, b, end))
+    while b < end:
+        rows = row_group(end - b)
+        carried_grads(p, c, work, panels, j, k, b, rows, first, acc)
+        for q in range(rows):
+            if b + q < here:
+                backward_lines(p, c, 0, inputs, j0, j1, k, b + q, acc + q * LINES * L, work)
+            else:
+                for l in range((j1 - j0) * L):
+                    work[p.d_h + (b + q) * p.Ps + j0 * L + l] = acc[q * LINES * L + l]
+        b += rows
+        first += TILES
+
+
+cdef inline void first_state_grad_rows(
+    const Backward *p, const cell *c, store **outputs, real *work, const real **panels, Py_ssize_t j, Py_ssize_t b,
+    Py_ssize_t end
+) noexcept nogil:
+    """h_prev_grad, the gradient of the state before the first step: panel j, slots b to `end`."""
+    cdef Py_ssize_t L = line_of(work), first = 0, rows, q, s, at
+    cdef real[TILES * TILE] acc
+    while b < end:
+        rows = row_group(end - b)
+        carried_grads(p, c, work, panels, j, -1, b, rows, first, acc)
+        for q in range(rows):
+            for s in range(lines_of_panel(p.JP, j)):
+                at = (j * PLAIN + s) * L
+                store_line(outputs[H_PREV_GRAD] + row_in(&p.steps, b + q) * p.P + at, acc + (q * LINES + s) * L,
+                           p.P - at)
+        b += rows
         first += TILES
 
 
 cdef inline void second_grad_rows(
     const Backward *p, const cell *c, const store **inputs, real *work, const real *panel, Py_ssize_t j, Py_ssize_t k,
-    Py_ssize_t b0, Py_ssize_t b1
+    Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
-    """For the step processed as number k, d_r_bar of a GRU from d_c_bar, or dicfo of a projected LSTM from d_h.  Panel
-    j, slots b0 to b1."""
-    cdef Py_ssize_t L = line_of(work)
+    """The second product of the step processed as number k, d @ w.T with the second matrix of weights, and what the
+    cell makes of it: panel j, slots b to `end`."""
+    cdef Py_ssize_t L = line_of(work), first = 0, rows, q, lines = lines_of_panel(p.J, j)
     cdef real[TILES * TILE] acc
-    cdef Py_ssize_t b = b0, m, first = 0, q, s, row, at, lines = min(<Py_ssize_t> PLAIN, p.J - j * PLAIN)
-    cdef Py_ssize_t t = step_at(&p.steps, k)
-    cdef real *d = work + p.d + t * p.B * p.Ns
-    cdef real *d_cs
-    cdef const store *before
-    b1 = taking_part(&p.steps, k, b0, b1)
-    while b < b1:
-        m = row_group(b1 - b)
-        clear(acc, m * LINES * L)
-        product(acc, m, lines, d + b * p.Ns + p.h_column[1], p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
-        for q in range(m):
-            if not marked(&p.steps, k, b + q, ENDED):
-                row = row_in(&p.steps, b + q)
-                if cell is Lstm:
-                    before = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, row)
-                else:
-                    before = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
-                for s in range(lines):
-                    at = j * PLAIN + s
-                    if cell is Lstm:
-                        d_cs = work + p.d_cs + (b + q) * p.Hs + at * L
-                        lstm_grad_line(p, c, inputs, before, work + p.peep, at, t, row, acc + (q * LINES + s) * L, d_cs,
-                                       d + (b + q) * p.Ns)
-                        if marked(&p.steps, k, b + q, FRESH):  # the step before did not lead here
-                            clear(d_cs, L)
-                    elif cell is Gru:
-                        gates_grad_line(p, c, inputs, before, at, t * p.B + row, acc + (q * LINES + s) * L,
-                                        work + p.d_h + (b + q) * p.Hs + at * L, d + (b + q) * p.Ns)
-        b += m
+    cdef const real *d = work + p.d + step_at(&p.steps, k) * p.B * p.Ns + p.column[1]
+    end = taking_part(&p.steps, k, b, end)
+    while b < end:
+        rows = row_group(end - b)
+        clear(acc, rows * LINES * L)
+        product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
+        for q in range(rows):
+            backward_lines(p, c, 1, inputs, j * PLAIN, j * PLAIN + lines, k, b + q, acc + q * LINES * L, work)
+        b += rows
         first += TILES
 
 
 cdef inline void state_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
-    Py_ssize_t k
+    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
     """One part of `state_grad_rows` for the step processed as number k."""
     cdef Share part = share_of(p, number, p.h_panels[0])
+    cdef const real *panels[MATRICES]
     cdef Py_ssize_t j
-    cdef const real *panel
-    cdef const real *panel2 = NULL
+    cdef int n
     if not p.packs_all:  # a single step has no product here, and rows divide more evenly than panels
         part.j0, part.j1 = 0, p.h_panels[0]
         part.b0, part.b1 = share(p.B, number, parts_of(&p.grid)), share(p.B, number + 1, parts_of(&p.grid))
     for j in range(part.j0, part.j1):
-        panel = work + p.w_h[0] + j * p.panel[0]
-        if cell is ResetAfter:
-            panel2 = work + p.w_h[1] + j * p.panel[1]
-        state_grad_rows(p, c, inputs, outputs, work, panel, panel2, j, k, part.b0, part.b1)
+        for n in range(state_matrices_of(c)):
+            panels[n] = work + p.w_h[n] + j * p.panel[n]
+        state_grad_rows(p, c, inputs, work, panels, j, k, part.b0, part.b1)
+
+
+cdef inline void first_state_grads(
+    const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number
+) noexcept nogil:
+    """One part of `first_state_grad_rows`, with weights that are packed."""
+    cdef Share part = share_of(p, number, p.h_panels[0])
+    cdef const real *panels[MATRICES]
+    cdef Py_ssize_t j
+    cdef int n
+    for j in range(part.j0, part.j1):
+        for n in range(state_matrices_of(c)):
+            panels[n] = work + p.w_h[n] + j * p.panel[n]
+        first_state_grad_rows(p, c, outputs, work, panels, j, part.b0, part.b1)
 
 
 cdef inline void second_grads(
@@ -273,12 +253,12 @@ cdef inline void second_grads(
 
 
 cdef inline void all_steps_back(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number
+    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number
 ) noexcept nogil:
     """All steps of a part that needs no other part."""
     cdef Py_ssize_t k = p.steps.T - 1
     while k >= 0:
-        state_grads(p, c, inputs, outputs, work, number, k)
+        state_grads(p, c, inputs, work, number, k)
         if products_of(c) > 1:
             second_grads(p, c, inputs, work, number, k)
         k -= 1
@@ -308,17 +288,17 @@ cdef inline void single_step_grads(
     cdef Share part = share_of(p, number, h_panels + p.x_panels)
     cdef real *panel = own_panel(p, c, work, number, 0)
     cdef real *panel2 = own_panel(p, c, work, number, 1)
-    cdef const real *h_panel2 = NULL
+    cdef const real *panels[MATRICES]
+    cdef int n
     if matrices_of(c) > 1:
         K = p.N[1]
     if p.x_panels > 0 and not p.adds:
         clear_past_ends(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, number, parts)
     for j in range(part.j0, part.j1):
         if j < h_panels:
-            if cell is ResetAfter:
-                h_panel2 = h_panel(p, c, inputs, work, number, 1, j)
-            state_grad_rows(p, c, inputs, outputs, work, h_panel(p, c, inputs, work, number, 0, j), h_panel2, j, -1,
-                            part.b0, part.b1)
+            for n in range(state_matrices_of(c)):
+                panels[n] = h_panel(p, c, inputs, work, number, n, j)
+            first_state_grad_rows(p, c, outputs, work, panels, j, part.b0, part.b1)
             continue
         k = j - h_panels
         pack_w(p, inputs, panel, 0, True, k)
@@ -335,17 +315,15 @@ cdef inline void last_grads(
     """One part of cs_prev_grad and of the peepholes' gradients, or of what `GRUBlockCellGrad` returns of d."""
     cdef Py_ssize_t b, j
     cdef real *d = work + p.d
-    for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-        if cell is Lstm:
-            store_row(outputs[CS_PREV_GRAD] + row_in(&p.steps, b) * p.H, work + p.d_cs + b * p.Hs, p.H)
-        elif cell is Gru:
-            if outputs[D_C_BAR] is not NULL:
-                store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
-                store_row(outputs[D_C_BAR] + b * p.N[1], d + b * p.Ns + p.column[1], p.N[1])
     if cell is Lstm:
-        if c.peephole:
-            for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
-                peephole_grads(p, c, inputs, outputs, d, j)
+        for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+            store_row(outputs[CS_PREV_GRAD] + row_in(&p.steps, b) * p.H, work + p.d_cs + b * p.Hs, p.H)
+        for j in range(share(p.J, number, parts), share(p.J, number + 1, parts) if c.peephole else 0):
+            peephole_grads(p, c, inputs, outputs, d, j)
+    elif cell is Gru:
+        for b in range(share(p.B, number, parts), share(p.B, number + 1, parts) if outputs[D_C_BAR] is not NULL else 0):
+            store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
+            store_row(outputs[D_C_BAR] + b * p.N[1], d + b * p.Ns + p.column[1], p.N[1])
 
 
 # -------------------------------------------------------------------------------------------------- weights and biases
@@ -366,8 +344,16 @@ cdef inline void pack_block(
     cdef const store *h[PACK]
     cdef const store *factor[PACK]
     cdef const store **scales = NULL
+    cdef const store *state = NULL  # what a second product reads instead of h, [T,B,H]
+    cdef const store *scale = NULL  # and by what it is multiplied
     cdef const real *d[PACK]
     cdef const real *d_h[PACK]
+    if n == 1 and projects(c):
+        state, scale = inputs[OUT_O], inputs[OUT_CO]
+    elif n == 1 and products_of(c) > 1:
+        scale = inputs[OUT_R]
+    if scale is not NULL:
+        scales = factor
     find_rows(&block, &p.steps, r0)
     k, last = share(block.found, number, parts), share(block.found, number + 1, parts)
     for chain in range(block.chains):
@@ -381,13 +367,10 @@ cdef inline void pack_block(
                 h[q] = input_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
                 d[q] = work + p.d + block.d[at + q] * p.Ns + p.column[n]
                 d_h[q] = work + p.d + block.d[at + q] * p.Ns + p.h_column[n]
-                if cell is Gru:
-                    if n == 1:
-                        factor[q], scales = inputs[OUT_R] + (t * p.B + b) * p.H, factor
-                elif cell is Lstm:
-                    if n == 1:
-                        h[q] = inputs[OUT_O] + (t * p.B + b) * p.H
-                        factor[q], scales = inputs[OUT_CO] + (t * p.B + b) * p.H, factor
+                if state is not NULL:
+                    h[q] = state + (t * p.B + b) * p.H
+                if scale is not NULL:
+                    factor[q] = scale + (t * p.B + b) * p.H
             if p.transposed:
                 pack_tiles(work + p.x_tiles + at * ROWS, p.tile_gap, d, <const real **> NULL, p.N[n], m)
                 if p.h_column[n] != p.column[n]:
@@ -550,9 +533,9 @@ cdef inline long long backward(
         load_gradients(p, c, inputs, work, 0, 1)
         if p.packs_all:
             pack_weights(p, c, inputs, work, 0, 1)
-        all_steps_back(p, c, inputs, outputs, work, 0)
+        all_steps_back(p, c, inputs, work, 0)
         if p.packs_all:
-            state_grads(p, c, inputs, outputs, work, 0, -1)
+            first_state_grads(p, c, outputs, work, 0)
             x_grads(p, c, outputs, work, 0, 1)
         else:
             single_step_grads(p, c, inputs, outputs, work, 0, 1)
@@ -571,11 +554,11 @@ cdef inline long long backward(
         barrier(&team)
         if p.grid.members == 1:
             for part in prange(first, last, schedule="static"):
-                all_steps_back(p, c, inputs, outputs, work, part)
+                all_steps_back(p, c, inputs, work, part)
         else:
             while k >= 0:
                 for part in prange(first, last, schedule="static"):
-                    state_grads(p, c, inputs, outputs, work, part, k)
+                    state_grads(p, c, inputs, work, part, k)
                 group_barrier(&team)
                 if products_of(c) > 1:
                     for part in prange(first, last, schedule="static"):
@@ -584,7 +567,7 @@ cdef inline long long backward(
                 k = k - 1
         if p.packs_all:
             for part in prange(first, last, schedule="static"):
-                state_grads(p, c, inputs, outputs, work, part, -1)
+                first_state_grads(p, c, outputs, work, part)
             barrier(&team)
             for part in prange(first, last, schedule="static"):
                 x_grads(p, c, outputs, work, part, parts)

@@ -5,16 +5,14 @@
 
 Between packing and the end groups of threads (cost.pxd) go through the steps side by side, each with its own rows.
 The functions above it are what one part does in a phase.  While the product of a few rows and a panel of weights is in
-cache, the cells (lstm.pxd, gru.pxd, gru_reset_after.pxd, rnn.pxd) compute states and outputs from it.
+cache, `forward_cells` in the cell's file computes states and outputs from it.
 """
 from cython.parallel cimport parallel, prange
 
 from cell cimport cell
-from cells.gru cimport candidate_cells, gates_cells
-from cells.gru_reset_after cimport reset_after_cells
-from cells.lstm cimport load_peepholes, lstm_cells, projected_cells
-from cells.rnn cimport rnn_cells
-from cells.types cimport Gru, Lstm, ResetAfter, Rnn
+from cells.lstm cimport load_peepholes
+from cells.types cimport Lstm, ResetAfter
+from formulas cimport forward_cells
 from passes.arrays cimport Pass
 from passes.operands cimport (
     BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
@@ -37,7 +35,7 @@ from product.tile cimport (
 from schedule.cost cimport packer, parts_of, threads_of, use_threads
 from schedule.plan cimport (
     Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of, projects, saved_of,
-    stores_rows, take_marks, use_panels, x_of, z_of
+    state_matrices_of, stores_rows, take_marks, use_panels, x_of, x_products_of, z_of
 )
 from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
 from schedule.workspace cimport guard_zones, release_zones
@@ -95,7 +93,7 @@ cdef inline void pack(
         w = &p.w[n]
         panels = <real *> w.base
         j0, j1 = share(w.count, part, parts), share(w.count, part + 1, parts)
-        pack_bias(w, panels, <const store **> NULL if cell is Lstm and n == 1 else &inputs[BIAS + n], j0, j1)
+        pack_bias(w, panels, &inputs[BIAS + n] if n < x_products_of(c) else <const store **> NULL, j0, j1)
         if p.packs_all and w.format == UNQUANTIZED:
             pack_panels(w, panels, &inputs[W + n], w.I, j0, j1)
         if cell is Lstm:
@@ -121,37 +119,12 @@ cdef inline void multiply_x(
     cdef Py_ssize_t rows = rows_of(&p.steps, k, end, part.b0, part.b1)
     cdef int n
     if p.chunk > 1:
-        for n in range(2 if cell is Gru else 1):
+        for n in range(x_products_of(c)):
             add_input_product(&p.w[n], p.I, x_of(p, work, part), p.Is, rows, z_of(p, work, part, n),
                               p.chunk * (part.b1 - part.b0) * LINES * p.L, part.j0[n], part.j1[n])
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
-cdef inline void cells(
-    const Forward *p, const cell *c, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
-) noexcept nogil:
-    """The cells that need a step's product n, from z, whose panels are z_panel apart: panels j0 to j1, slots b0 to
-    b1."""
-    cdef Py_ssize_t j
-    if cell is Lstm:
-        if n == 0:
-            lstm_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
-        else:
-            projected_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
-    elif cell is ResetAfter:
-        reset_after_cells(p, c, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
-    elif cell is Rnn:
-        for j in range(j0, j1):
-            rnn_cells(p, c, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
-    elif n == 0:
-        for j in range(j0, j1):
-            gates_cells(p, c, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
-    else:
-        for j in range(j0, j1):
-            candidate_cells(p, c, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
-
-
 cdef inline void step_rows(
     const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *x, real *z, real *rows, store **outputs
@@ -162,7 +135,7 @@ cdef inline void step_rows(
     cdef Py_ssize_t L = line_of(x)
     cdef real[TILES * TILE] acc
     cdef Py_ssize_t b = b0, m, first = 0
-    cdef bint of_x = not (cell is Lstm and n == 1)
+    cdef bint of_x = n < x_products_of(c)
     cdef real *a
     while b < b1:
         m = row_group(b1 - b)
@@ -175,7 +148,7 @@ cdef inline void step_rows(
                 add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
         add_product(w, j, w.I, w.R, h + b * p.As[n], p.As[n], m, a + w.apart * L, first)
         spread(w, j, m, a)
-        cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
+        forward_cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
         b += m
         first += TILES
 
@@ -189,8 +162,8 @@ cdef inline void step_row(
     cdef Py_ssize_t L = line_of(x)
     cdef real[TILES * TILE] acc
     # Many cells in a row overlap each other in the CPU; those of a GRU with two products overlap the next product.
-    cdef Py_ssize_t j = j0, end, m, i, q, most = ONCE if cell is Gru else TILES * ROWS
-    cdef bint of_x = not (cell is Lstm and n == 1), ahead = p.chunk > 1 and of_x
+    cdef Py_ssize_t j = j0, end, m, i, q, most = ONCE if x_products_of(c) > 1 else TILES * ROWS
+    cdef bint of_x = n < x_products_of(c), ahead = p.chunk > 1 and of_x
     cdef real *a
     cdef real *panel
     if not ahead:
@@ -210,7 +183,7 @@ cdef inline void step_row(
             add_row_product(w, i, m, w.I, w.R, h + b * p.As[n], panel + w.apart * L, z_panel)
             i += m
             spread(w, i - 1, 1, panel + (m - 1) * z_panel)
-        cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
+        forward_cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
         j = end
 
 
@@ -228,7 +201,7 @@ cdef inline void step_unpacked(
     add_product_once(panels, w, 0, panels.I, True, work + p.x, p.Is, rows, z, z_panel, j0, j1)
     add_product_once(panels, w, panels.I, panels.R, False, h, p.As[n], rows, z + panels.apart * p.L, z_panel, j0, j1)
     for j in range(j0, j1):
-        cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, work, outputs)
+        forward_cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, work, outputs)
 
 
 cdef inline const real *as_codes(
@@ -266,7 +239,7 @@ cdef inline void multiply_h(
     cdef const real *x
     cdef real *z
     if n == 1:
-        h = rows + (p.m if cell is Lstm else p.hr)
+        h = rows + (p.m if projects(c) else p.hr)
     if b0 == b1:
         return
     if not p.packs_all:
@@ -414,7 +387,7 @@ cdef inline void take_weights(const Forward *p, const cell *c, const Pass *a, co
     """Weights that are not packed, as PyTorch has them: one array for x, one for h, then the cell's biases."""
     cdef int k
     inputs[W], inputs[W_H] = <const store *> a.weights[0], <const store *> a.weights[1]
-    if cell is ResetAfter:
+    if state_matrices_of(c) > 1:
         inputs[W_C], inputs[W_C_H] = inputs[W] + c.gates[0] * p.H * p.I, inputs[W_H] + c.gates[0] * p.H * p.H
     for k in range(3 if cell is ResetAfter else 1):
         inputs[BIAS + k] = <const store *> a.weights[2 + k]

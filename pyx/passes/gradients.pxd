@@ -29,6 +29,11 @@ cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
     return (lines + PLAIN - 1) // PLAIN
 
 
+cdef inline Py_ssize_t lines_of_panel(Py_ssize_t lines, Py_ssize_t j) noexcept nogil:
+    """How many of so many lines are in panel j."""
+    return min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
+
+
 cdef inline const real *state_line(real *room, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
     """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
     cdef Py_ssize_t L = line_of(room)
@@ -36,6 +41,15 @@ cdef inline const real *state_line(real *room, const store *row, Py_ssize_t j, P
         clear(room, L)
         return room
     return line_at(room, row + j * L, n)
+
+
+cdef inline void add_line(real *sum, const real *line, const store *values, Py_ssize_t n) noexcept nogil:
+    """sum := line + a line of n values of an array; `sum` may be `line`."""
+    cdef Py_ssize_t l, L = line_of(sum)
+    cdef real[LF] room
+    cdef const real *addend = line_at(&room[0], values, n)
+    for l in range(L):
+        sum[l] = line[l] + addend[l]
 
 
 cdef inline void pack_transposed(

@@ -1,6 +1,6 @@
 """The steps of a sequence: their order, where their rows are in memory, and where a row ends or starts anew.
 
-Marks, where there are any, say for every row (t, b), r = t * B + b: that the row does not take part in this step, that
+Marks, where there are any, say for every row (t, b), r = t * B + b: that the row ended before this step, or that
 the state which it starts from is zero, or that it is the initial one.  Else it is that of the step processed before.
 Without marks every row takes part in all steps and starts from the initial state.
 
@@ -17,7 +17,7 @@ from product.tile cimport load_row, store
 from schedule.team cimport share
 
 cdef enum:
-    ENDED = 1  # x is not looked at, outputs are zero, the state stays
+    ENDED = 1  # as are all later steps of the row: x is not looked at, outputs are zero, the state stays
     FRESH = 2
     FIRST = 4
 

@@ -55,6 +55,16 @@ cdef inline int matrices_of(const cell *c) noexcept nogil:
     return 2 if cell is Gru or cell is ResetAfter or projects(c) else 1
 
 
+cdef inline int state_matrices_of(const cell *c) noexcept nogil:
+    """By how many matrices a step's d is multiplied for the gradient of the state before it."""
+    return 1 + matrices_of(c) - products_of(c)
+
+
+cdef inline int x_products_of(const cell *c) noexcept nogil:
+    """How many products of a step have rows of x, too."""
+    return 1 if projects(c) else products_of(c)
+
+
 cdef inline Py_ssize_t recurrent_weights(const cell *c, Py_ssize_t H) noexcept nogil:
     """How many weights a step multiplies with its states."""
     cdef Py_ssize_t P = size_of_h(c, H)

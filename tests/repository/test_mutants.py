@@ -20,13 +20,13 @@ QUANTIZATION = "../blockcell/quantization.py"  # from pyx/ on
 MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm i and f": (
         "cells/lstm.pxd",
-        {"sigmoid(i_bar[l])": "sigmoid(f_bar[l])", "sigmoid(f_bar[l])": "sigmoid(i_bar[l])"},
+        {"recurrent, i_bar,": "recurrent, f_bar,", "recurrent, f_bar,": "recurrent, i_bar,"},
     ),
     "lstm i and ci": (
         "cells/lstm.pxd",
         {
             "i_bar[l] = z[I_BAR * L + l]": "i_bar[l] = z[CI_BAR * L + l]",
-            "tanh(z[ci_line * L + l])": "tanh(z[I_BAR * L + l])",
+            "activation, z + ci_line * L,": "activation, z + I_BAR * L,",
         },
     ),
     "lstm f and o": (
@@ -67,7 +67,9 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "cells/lstm.pxd",
         {
             "dicfo[I_BAR * L + l] = d_cs": "dicfo[F_BAR * L + l] = d_cs",
-            "dicfo[F_BAR * L + l] = d_f": "dicfo[I_BAR * L + l] = d_f",
+            "dicfo[F_BAR * L + l] = d_cs": "dicfo[I_BAR * L + l] = d_cs",
+            "recurrent, i, dicfo + I_BAR": "recurrent, i, dicfo + F_BAR",
+            "recurrent, f, dicfo + F_BAR": "recurrent, f, dicfo + I_BAR",
         },
     ),
     "lstm d_ci and d_o": (
@@ -80,10 +82,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm h_grad and cs_grad": (
         "cells/lstm.pxd",
         {
-            "value = line_at(&room[0], inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, n)\n        for": (
-                "value = line_at(&room[0], inputs[CS_GRAD] + at, n)\n        for"
-            ),
-            "inputs[CS_GRAD] + at, n)": "inputs[H_GRAD] + at, n)",
+            "d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L,": "d_h, inputs[CS_GRAD] + at,",
+            "d_cs, inputs[CS_GRAD] + at,": "d_cs, inputs[H_GRAD] + at,",
         },
     ),
     "lstm wci and wcf in the gradient": (
@@ -105,29 +105,25 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "cells/lstm.pxd",
         {"y[OUT_I * L + l] = one - y[OUT_F * L + l]": "y[OUT_I * L + l] = y[OUT_F * L + l]"},
     ),
-    "coupled o is where four gates have it": ("cells/lstm.pxd", {"o_line = O_BAR - c.coupled": "o_line = O_BAR"}),
-    "coupled d_f without i's part": ("cells/lstm.pxd", {"cs_prev[l] - ci[l] if c.coupled": "cs_prev[l] if c.coupled"}),
+    "coupled o is where four gates have it": ("cells/lstm.pxd", {"o_line = O_BAR - lstm.coupled": "o_line = O_BAR"}),
+    "coupled d_f without i's part": ("cells/lstm.pxd", {"cs_prev[l] - ci[l] if": "cs_prev[l] if"}),
     "projected from h_prev": (
         "passes/forward.pxd",
-        {"rows + (p.m if cell is Lstm else p.hr)": "rows + (p.h if cell is Lstm else p.hr)"},
+        {"rows + (p.m if projects(c) else p.hr)": "rows + (p.h if projects(c) else p.hr)"},
     ),
     "projected without its clip": ("cells/lstm.pxd", {"h[l] = -clip if h[l] < -clip else h[l]": "h[l] = h[l]"}),
     "projected: the gradient passes the clip": (
         "cells/lstm.pxd",
-        {"value[l] >= clip or value[l] <= -clip": "value[l] > 2 * clip"},
+        {"h[l] >= clip or h[l] <= -clip": "h[l] > 2 * clip"},
     ),
     "projected: what is carried is left out": (
         "cells/lstm.pxd",
-        {
-            "j * L, n)\n    for l in range(L):\n        d_h[l] = carry[l] + value[l]": (
-                "j * L, n)\n    for l in range(L):\n        d_h[l] = value[l]"
-            )
-        },
+        {"product + (j - j0) * L, d + p.column[1]": "work + p.d_h + slot * p.Ps + j * L, d + p.column[1]"},
     ),
-    "projected: cs goes past a reset": ("passes/backward.pxd", {"if marked(&p.steps, k, b + q, FRESH):": "if False:"}),
+    "projected: cs goes past a reset": ("cells/lstm.pxd", {"if marked(&p.steps, k, slot, FRESH):": "if False:"}),
     "projected: the weights' gradient without co": (
         "passes/backward.pxd",
-        {"inputs[OUT_CO] + (t * p.B + b) * p.H, factor": "inputs[OUT_O] + (t * p.B + b) * p.H, factor"},
+        {"state, scale = inputs[OUT_O], inputs[OUT_CO]": "state, scale = inputs[OUT_O], inputs[OUT_O]"},
     ),
     "rows of h that are stored whole are those of the step before": (
         "passes/forward.pxd",
@@ -136,8 +132,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "gru r and u": (
         "cells/gru.pxd",
         {
-            "sigmoid(z[R_BAR * L + l])": "sigmoid(z[U_BAR * L + l])",
-            "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
+            "recurrent, z + R_BAR": "recurrent, z + U_BAR",
+            "recurrent, z + U_BAR": "recurrent, z + R_BAR",
         },
     ),
     "gru c and h_prev": ("cells/gru.pxd", {"u[l] * (h[l] - c[l]) + c[l]": "u[l] * (c[l] - h[l]) + h[l]"}),
@@ -151,8 +147,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "gru r and u in the gradient": (
         "cells/gru.pxd",
         {
-            "&gate_r[0], inputs[OUT_R]": "&gate_r[0], inputs[OUT_U]",
-            "inputs[OUT_U] + at, n),\n               state": "inputs[OUT_R] + at, n),\n               state",
+            "inputs[OUT_R] + at, width)": "inputs[OUT_U] + at, width)",
+            "inputs[OUT_U] + at, width)": "inputs[OUT_R] + at, width)",
         },
     ),
     "gates that share lines are taken apart wrongly": (
@@ -197,13 +193,13 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "reset after: r and u": (
         "cells/gru_reset_after.pxd",
         {
-            "sigmoid(z[R_BAR * L + l])": "sigmoid(z[U_BAR * L + l])",
-            "sigmoid(z[U_BAR * L + l])": "sigmoid(z[R_BAR * L + l])",
+            "recurrent, z + R_BAR": "recurrent, z + U_BAR",
+            "recurrent, z + U_BAR": "recurrent, z + R_BAR",
         },
     ),
     "reset after: xc and hc": (
         "cells/gru_reset_after.pxd",
-        {"tanh(z[XC * L + l] +": "tanh(z[HC * L + l] +", "* z[HC * L + l])": "* z[XC * L + l])"},
+        {"= z[XC * L + l] +": "= z[HC * L + l] +", "* z[HC * L + l]": "* z[XC * L + l]"},
     ),
     "reset after: c and h_prev": (
         "cells/gru_reset_after.pxd",
@@ -228,7 +224,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "rnn: the slope at the gradient": (
         "cells/rnn.pxd",
-        {"slope(&c.activation, value, s)": "slope(&c.activation, d_h, s)"},
+        {"slope(&rnn.activation, h, s)": "slope(&rnn.activation, d_h, s)"},
     ),
     "rnn: one state for two steps": (
         "schedule/plan.pxd",
@@ -237,22 +233,22 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "rnn: units of the panel before": ("cells/rnn.pxd", {"((b - b0) * LINES + s) * L, h)": "(b - b0) * LINES * L, h)"}),
     "activations: tanh's for sigmoid's in an LSTM": (
         "cells/lstm.pxd",
-        {"activate(&c.recurrent, o_bar": "activate(&c.activation, o_bar"},
+        {"gate(&lstm.recurrent, o_bar": "gate(&lstm.activation, o_bar"},
     ),
     "activations: sigmoid's for tanh's in the gradient": (
         "cells/lstm.pxd",
-        {"slope(&c.activation, co, s_co)": "slope(&c.recurrent, co, s_co)"},
+        {"slope(&lstm.activation, co,": "slope(&lstm.recurrent, co,"},
     ),
-    "activations: of u in a GRU": ("cells/gru.pxd", {"slope(&of.recurrent, u, s_u)": "slope(&of.activation, u, s_u)"}),
+    "activations: of u in a GRU": ("cells/gru.pxd", {"grad(&gru.recurrent, u,": "grad(&gru.activation, u,"}),
     "activations: c before its reset": (
         "cells/gru_reset_after.pxd",
-        {"activate(&of.activation, c_bar,": "activate(&of.activation, z + XC * L,"},
+        {"state(&gru.activation, c_bar,": "state(&gru.activation, z + XC * L,"},
     ),
     "activations: scale and shift": ("cells/activations.pxd", {"v = a * z[l] + b\n": "v = b * z[l] + a\n"}),
     "activations: elu's slope without alpha": ("cells/activations.pxd", {"v = y[l] + a\n": "v = y[l]\n"}),
-    "activations: usual if one is": (
-        "cells/types.pxd",
-        {"c.activation.number == TANH and": "c.activation.number == TANH or"},
+    "activations: the default for another one": (
+        "cells/activations.pxd",
+        {"if f.number != SIGMOID:": "if f.number == RELU:", "if f.number != TANH:": "if f.number == RELU:"},
     ),
     "dense sigmoid and tanh": (
         "cells/dense.pxd",
