@@ -9,7 +9,7 @@ Afterwards a stream listens to five voices that it has never heard, frame by fra
 each.  It has heard the keyword where it believes in it for 50 ms.
 
     apt install espeak-ng; pip install ".[examples]"
-    python examples/keyword.py [keyword.png]
+    python examples/keyword_spotting.py [keyword.png]
 """
 
 import subprocess

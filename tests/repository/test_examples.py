@@ -80,7 +80,7 @@ def keyword(monkeypatch):
         hertz = np.random.default_rng(list(word.encode())).uniform(300, 5000, 3) * (0.9 + pitch / 500)
         return np.sin(np.cumsum(np.repeat(hertz, count)) * 2 * np.pi / keyword.RATE).astype(np.float32)
 
-    keyword = example("keyword")
+    keyword = example("keyword_spotting")
     monkeypatch.setattr(keyword, "spoken", tones)
     return keyword
 
@@ -120,7 +120,7 @@ def test_keyword_is_heard_once(keyword):
 
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng")
 def test_espeak_speaks():
-    keyword = example("keyword")
+    keyword = example("keyword_spotting")
     short, long = (keyword.spoken(word, "en-us+m1", 150, 50) for word in ("stop", "computer"))
     assert 0.1 * keyword.RATE < len(short) < len(long) < keyword.RATE and 0.1 < abs(long).max() <= 1
 
