@@ -324,3 +324,8 @@ cdef inline inlined state_slope(const Activation *f, const real *restrict y, rea
     else:
         for l in range(line_of(y)):
             s[l] = one - y[l] * y[l]
+
+
+cdef inline bint are_default(const Activation *gates, const Activation *states) noexcept nogil:
+    """Whether these are sigmoid and tanh."""
+    return gates.number == SIGMOID and states.number == TANH

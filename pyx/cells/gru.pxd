@@ -16,7 +16,7 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
 """
-from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, gate_grad, plain, state_slope
+from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
 from cells.types cimport Gru
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
@@ -27,7 +27,7 @@ from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
 from product.tile cimport (
-    LF, LINES, called, clear, for_writing, line_at, line_of, round_to_half, store, store_line
+    LF, LINES, called, clear, for_writing, inlined, line_at, line_of, round_to_half, store, store_line
 )
 from schedule.plan cimport Backward, Forward
 
@@ -47,7 +47,7 @@ cdef inline Gru gru_of() noexcept nogil:
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline called gates(
+cdef inline inlined compute_gates(
     const Gru *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
     real *restrict hr
 ) noexcept nogil:
@@ -59,7 +59,18 @@ cdef inline called gates(
         hr[l] = h_prev[l] * r[l]
 
 
-cdef inline called candidate(
+cdef inline called gates(
+    const Gru *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
+    real *restrict hr
+) noexcept nogil:
+    """`compute_gates`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&gru.recurrent, &gru.activation):
+        compute_gates(gru, z, h_prev, r, u, hr)
+    else:
+        compute_gates(gru, z, h_prev, r, u, hr)
+
+
+cdef inline inlined compute_candidate(
     const Gru *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
 ) noexcept nogil:
     """From z and u to c; h, which is h_prev before, becomes the new state."""
@@ -69,7 +80,17 @@ cdef inline called candidate(
         h[l] = u[l] * (h[l] - c[l]) + c[l]
 
 
-cdef inline called candidate_grad(
+cdef inline called candidate(
+    const Gru *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
+) noexcept nogil:
+    """`compute_candidate`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&gru.recurrent, &gru.activation):
+        compute_candidate(gru, z, u, h, c)
+    else:
+        compute_candidate(gru, z, u, h, c)
+
+
+cdef inline inlined compute_candidate_grad(
     const Gru *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
     const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
 ) noexcept nogil:
@@ -84,7 +105,18 @@ cdef inline called candidate_grad(
     gate_grad(&gru.recurrent, u, d_u_bar)
 
 
-cdef inline called gates_grad(
+cdef inline called candidate_grad(
+    const Gru *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
+    const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
+) noexcept nogil:
+    """`compute_candidate_grad`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&gru.recurrent, &gru.activation):
+        compute_candidate_grad(gru, u, c, h_prev, d_h, d_u_bar, d_c_bar)
+    else:
+        compute_candidate_grad(gru, u, c, h_prev, d_h, d_u_bar, d_c_bar)
+
+
+cdef inline inlined compute_gates_grad(
     const Gru *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
     const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
@@ -94,6 +126,17 @@ cdef inline called gates_grad(
         d_r_bar[l] = d_hr[l] * h_prev[l]
         d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
     gate_grad(&gru.recurrent, r, d_r_bar)
+
+
+cdef inline called gates_grad(
+    const Gru *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
+    const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
+) noexcept nogil:
+    """`compute_gates_grad`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&gru.recurrent, &gru.activation):
+        compute_gates_grad(gru, r, u, h_prev, d_hr, d_h, d_r_bar)
+    else:
+        compute_gates_grad(gru, r, u, h_prev, d_hr, d_h, d_r_bar)
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells

@@ -17,7 +17,7 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 
 `new_state` and `bars_grad` are these equations for one line of units of one batch row.
 """
-from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, gate_grad, plain, state_slope
+from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
 from cells.types cimport ResetAfter
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
@@ -48,7 +48,7 @@ cdef inline ResetAfter reset_after_of() noexcept nogil:
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline inlined compute_state(
+cdef inline inlined compute_new_state(
     const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
     """From z and h_prev to the new state, and to r, u, c, hc, h in y."""
@@ -68,11 +68,11 @@ cdef inline inlined compute_state(
 cdef inline called new_state(
     const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
-    """`compute_state`, with a copy for the default activations: their values then stay in registers."""
-    if gru.recurrent.number == SIGMOID and gru.activation.number == TANH:
-        compute_state(gru, z, h_prev, h, y)
+    """`compute_new_state`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&gru.recurrent, &gru.activation):
+        compute_new_state(gru, z, h_prev, h, y)
     else:
-        compute_state(gru, z, h_prev, h, y)
+        compute_new_state(gru, z, h_prev, h, y)
 
 
 cdef inline inlined compute_bars_grad(
@@ -99,8 +99,8 @@ cdef inline called bars_grad(
     const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
-    """`compute_bars_grad`, with a copy for the default activations."""
-    if gru.recurrent.number == SIGMOID and gru.activation.number == TANH:
+    """`compute_bars_grad`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&gru.recurrent, &gru.activation):
         compute_bars_grad(gru, r, u, c, hc, h_prev, d_h, d)
     else:
         compute_bars_grad(gru, r, u, c, hc, h_prev, d_h, d)

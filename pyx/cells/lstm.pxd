@@ -34,7 +34,7 @@ stands for o * (1 - o), and s(co) for 1 - co^2.
 
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """
-from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, gate_grad, plain, state_slope
+from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
 from cells.types cimport Lstm
 from passes.gradients cimport add_line, peephole_sum, state_line
 from passes.operands cimport (
@@ -47,7 +47,9 @@ from product.half cimport half
 from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
-from product.tile cimport LF, LINES, called, clear, line_at, line_of, load_line, round_to_half, store, store_line
+from product.tile cimport (
+    LF, LINES, called, clear, inlined, line_at, line_of, load_line, round_to_half, store, store_line
+)
 from schedule.plan cimport PEEPHOLES, Backward, Forward, h_before
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
@@ -82,7 +84,7 @@ cdef inline Lstm layer_of(
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline called cell_state(
+cdef inline inlined compute_cell_state(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
     """From z to the new cs, and to i, f, ci, cs in y."""
@@ -114,7 +116,17 @@ cdef inline called cell_state(
         cs_state[l] = s[l]
 
 
-cdef inline called cell_output(
+cdef inline called cell_state(
+    const Lstm *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
+) noexcept nogil:
+    """`compute_cell_state`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&lstm.recurrent, &lstm.activation):
+        compute_cell_state(lstm, z, peep, cs_state, y)
+    else:
+        compute_cell_state(lstm, z, peep, cs_state, y)
+
+
+cdef inline inlined compute_cell_output(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
@@ -133,7 +145,18 @@ cdef inline called cell_output(
         h_state[l] = y[OUT_H * L + l]
 
 
-cdef inline called cell_grad(
+cdef inline called cell_output(
+    const Lstm *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
+    real *restrict h_state, real *restrict y
+) noexcept nogil:
+    """`compute_cell_output`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&lstm.recurrent, &lstm.activation):
+        compute_cell_output(lstm, z, peep, cs_state, h_state, y)
+    else:
+        compute_cell_output(lstm, z, peep, cs_state, h_state, y)
+
+
+cdef inline inlined compute_cell_grad(
     const Lstm *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
     const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
     real *restrict cs_grad, real *restrict dicfo
@@ -164,6 +187,18 @@ cdef inline called cell_grad(
             cs_grad[l] = cs_grad[l] + dicfo[I_BAR * L + l] * peep[PEEP_I * L + l]
         for l in range(L):
             cs_grad[l] = cs_grad[l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
+
+
+cdef inline called cell_grad(
+    const Lstm *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
+    const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
+    real *restrict cs_grad, real *restrict dicfo
+) noexcept nogil:
+    """`compute_cell_grad`, compiled twice: with the default activations values stay in registers."""
+    if are_default(&lstm.recurrent, &lstm.activation):
+        compute_cell_grad(lstm, i, f, o, ci, co, cs_prev, peep, h_grad, cs_grad, dicfo)
+    else:
+        compute_cell_grad(lstm, i, f, o, ci, co, cs_prev, peep, h_grad, cs_grad, dicfo)
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
@@ -272,15 +307,18 @@ cdef inline void lstm_grad_line(
     `d_h` is the gradient of h that the next step gave, or that of m where h is projected; `d_cs` that of cs.  d_cs
     becomes that of `cs_prev`, the row of cs that the step started from, NULL for zeros.  Fetching the saved lines ahead
     gained nothing: memory is busy, not late."""
-    cdef Py_ssize_t L = line_of(d), gate, at = (t * p.B + b) * p.H + j * L, width = p.H - j * L
+    cdef Py_ssize_t L = line_of(d), l, gate, at = (t * p.B + b) * p.H + j * L, width = p.H - j * L
     cdef real[OUTS * LF] room  # for lines that cannot be read where they are
     cdef real[GATES * LF] dicfo
     cdef real[LF] h_grad
+    cdef const real *cs_grad
     if lstm.P == 0:
         add_line(&h_grad[0], d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, width)
         d_h = h_grad
     if inputs[CS_GRAD] is not NULL:
-        add_line(d_cs, d_cs, inputs[CS_GRAD] + at, width)
+        cs_grad = line_at(&room[0], inputs[CS_GRAD] + at, width)
+        for l in range(L):
+            d_cs[l] = d_cs[l] + cs_grad[l]
     cell_grad(lstm, line_at(&room[OUT_I * L], inputs[OUT_I] + at, width),
               line_at(&room[OUT_F * L], inputs[OUT_F] + at, width),
               line_at(&room[OUT_O * L], inputs[OUT_O] + at, width),

@@ -43,8 +43,10 @@ cdef inline const real *state_line(real *room, const store *row, Py_ssize_t j, P
     return line_at(room, row + j * L, n)
 
 
-cdef inline void add_line(real *sum, const real *line, const store *values, Py_ssize_t n) noexcept nogil:
-    """sum := line + a line of n values of an array; `sum` may be `line`."""
+cdef inline void add_line(
+    real *restrict sum, const real *restrict line, const store *restrict values, Py_ssize_t n
+) noexcept nogil:
+    """sum := line + a line of n values of an array."""
     cdef Py_ssize_t l, L = line_of(sum)
     cdef real[LF] room
     cdef const real *addend = line_at(&room[0], values, n)

@@ -90,7 +90,7 @@ static inline double factor_of_doubles(double x) { __asm__("" : "+w"(x)); return
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wattributes"  /* Cython declares every function of a .pxd inline */
 #define INLINED __attribute__((always_inline)) void
-#define CALLED __attribute__((noinline)) void
+#define CALLED __attribute__((noinline, flatten)) void  /* a call of sigmoid or tanh would leave a loop scalar */
 #else
 #define INLINED void
 #define CALLED void

@@ -1,4 +1,5 @@
-"""The inner loops of the tile, as gcc compiled them: all sums in registers, and none moved from one to another.
+"""The inner loops of the tile, as gcc compiled them: all sums in registers, and none moved from one to another; and
+the equations of the cells, in which gcc must inline sigmoid and tanh.
 
 Nothing but time would tell: with six moves for eight multiply-adds, as gcc 12 compiled four rows once, an AVX2 CPU took
 a fifth longer.
@@ -22,6 +23,10 @@ CHAINS = {
     "v3": {1: {2, 4, 6, 8}, 2: {4, 8, 12}, 3: {6, 9, 12}, 4: {8, 12}, 5: {10}, 6: {12}},
     "v4": {rows: {rows, 2 * rows, 3 * rows, 4 * rows} for rows in range(1, 7)},
 }
+EQUATION = re.compile(
+    r"<\w*_f_5cells_\w+_(cell_state|cell_output|cell_grad|gates|candidate|candidate_grad|gates_grad|new_state|bars_grad"
+    r"|activate)>:"
+)
 LINE = re.compile(r"\s*([0-9a-f]+):\s+(\S+)\s*(.*)")
 
 
@@ -50,17 +55,40 @@ def functions_of_tile(text: str) -> dict[str, list[tuple[int, str, str]]]:
     return found
 
 
-@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
-@pytest.mark.skipif("gcc" not in blockcell.build_info()["compiler"], reason="about gcc's code")
-@pytest.mark.parametrize("level", CHAINS)
-@pytest.mark.parametrize("module", ["_lstm", "_gru", "_gru_reset_after", "_rnn", "_dense"])
-def test_loops_of_tile(module, level):
+def disassembly(module: str, level: str) -> str:
     spec = importlib.util.find_spec(f"blockcell.{module}_{level}")
     if spec is None:
         pytest.skip("not built")
     text = subprocess.check_output(["objdump", "-d", "--no-show-raw-insn", spec.origin], text=True)
     if "_4tile_" not in text and "_4plan_" not in text:
         pytest.skip("without symbols, as in wheels")
+    return text
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
+@pytest.mark.skipif("gcc" not in blockcell.build_info()["compiler"], reason="about gcc's code")
+@pytest.mark.parametrize("level", CHAINS)
+@pytest.mark.parametrize(("module", "equations"), [("_lstm", 4), ("_gru", 5), ("_gru_reset_after", 3), ("_rnn", 1)])
+def test_equations_call_no_default_activation(module, equations, level):
+    called: dict[str, set[str]] = {}  # by an equation, for each of its types
+    current: set[str] = set()
+    for line in disassembly(module, level).splitlines():
+        if re.match(r"[0-9a-f]+ <", line):
+            current = called.setdefault(line, set()) if EQUATION.search(line) else set()
+        elif call := re.search(r"\bcall\w*\s+[0-9a-f]+ <(\w+)", line):
+            current.add(call[1])
+    assert len(called) == 2 * equations
+    for function, names in called.items():
+        others = {name for name in names if "_f_" in name and not re.search("activations_(activate|slope)", name)}
+        assert not others, function
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
+@pytest.mark.skipif("gcc" not in blockcell.build_info()["compiler"], reason="about gcc's code")
+@pytest.mark.parametrize("level", CHAINS)
+@pytest.mark.parametrize("module", ["_lstm", "_gru", "_gru_reset_after", "_rnn", "_dense"])
+def test_loops_of_tile(module, level):
+    text = disassembly(module, level)
     chains: dict[int, set[int]] = {}
     for function, instructions in functions_of_tile(text).items():
         rows = ROWS[re.search(r"4tile_([a-z_]+)", function)[1]]

@@ -83,7 +83,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "cells/lstm.pxd",
         {
             "d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L,": "d_h, inputs[CS_GRAD] + at,",
-            "d_cs, inputs[CS_GRAD] + at,": "d_cs, inputs[H_GRAD] + at,",
+            "room[0], inputs[CS_GRAD] + at,": "room[0], inputs[H_GRAD] + at,",
         },
     ),
     "lstm wci and wcf in the gradient": (
