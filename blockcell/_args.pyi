@@ -11,13 +11,13 @@ from .optable import Op
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]: ...
 def frozen_copy(array: object, other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None: ...
 
-class Call:
+class OpRunner:
     def __init__(
         self,
         op: Op,
         kernels: tuple[Kernel, ...],
         work: Callable[..., tuple[int, int, int]],
-        places: dict[str, int],
+        positions: dict[str, int],
         reader: ArgumentReader,
         converter: Converter,
     ) -> None: ...

@@ -1,6 +1,6 @@
 """From a call's arguments to its kernel: validation, conversion, allocation, ``out=``.
 
-`bind` makes the `Call` of an op, compiled, which passes on what a kernel can take as it is. Other arrays go to a
+`bind` makes the `OpRunner` of an op, compiled, which passes on what a kernel can take as it is. Other arrays go to a
 `Converter`, which converts them or says what is wrong with them. Both work from the op's row in the table.
 """
 
@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._args import Call, empty
+from ._args import OpRunner, empty
 from ._kernels import KERNELS, WORK, Kernel, Kernels, Work
 from ._read import ArgumentReader, as_kernels_take, form, short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
 
-def bind(op: Op, kernels: Kernels = KERNELS, work: Work = WORK) -> Call:
-    """A `Call` of the op with its kernel, one of `kernels`."""
+def bind(op: Op, kernels: Kernels = KERNELS, work: Work = WORK) -> OpRunner:
+    """Return a runner of the op with its kernel, one of `kernels`."""
     reader = ArgumentReader(op.name)
-    places = parameter_places(op, kernels[op.kernel][0])
-    return Call(op, kernels[op.kernel], work[op.kernel], places, reader, Converter(op, reader))
+    positions = parameter_positions(op, kernels[op.kernel][0])
+    return OpRunner(op, kernels[op.kernel], work[op.kernel], positions, reader, Converter(op, reader))
 
 
-def parameter_places(op: Op, kernel: Kernel) -> dict[str, int]:
-    """The position of each of the kernel's parameters by name; the names must be those of the op's row."""
+def parameter_positions(op: Op, kernel: Kernel) -> dict[str, int]:
+    """Return the position of each of the kernel's parameters by name; the names must be those of the op's row."""
     names = [tensor.name for tensor in op.inputs if tensor.read] + [tensor.name for tensor in op.outputs]
     names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
     names += ["seq_len_max"] * op.sequence + ["work", "threads", "members", "ready"]
@@ -39,7 +39,7 @@ def parameter_places(op: Op, kernel: Kernel) -> dict[str, int]:
         wrong = [f"takes {name}, which it is not given" for name in unknown]
         wrong += [f"does not take {name}, which it is given" for name in missing]
         raise TypeError(f"{op.name}: its kernel {op.kernel} {'; '.join(wrong)}")
-    return {name: place for place, name in enumerate(taken)}
+    return {name: position for position, name in enumerate(taken)}
 
 
 class Sizes(NamedTuple):

@@ -1,8 +1,11 @@
 """Calls of ops whose arguments need no conversion, and arrays for their results.
 
-`Call.match` looks at every array once: all must have one dtype, be native, aligned and C-contiguous, and have the shape
-that the table of ops gives.  Everything else, be it a list, a strided array or a mistake, goes to an `ArgumentReader`
-(numbers and switches) or a `Converter` (arrays), which convert it or raise.
+`OpRunner.match_inputs` looks at every array once: all must have one dtype, be native, aligned and C-contiguous, and
+have the shape that the table of ops gives.  Everything else, be it a list, a strided array or a mistake, goes to an
+`ArgumentReader` (numbers and switches) or a `Converter` (arrays), which convert it or raise.
+
+Letters: T time, B batch, I input, H cell; k is the position of a tensor among an op's inputs and then outputs, or of an
+attribute; d is a dimension of a tensor.  The number of a dtype is its position in DTYPES of blockcell/optable.py.
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from cython.view cimport memoryview
@@ -44,15 +47,15 @@ cdef enum:
     LARGE = 1 << 19  # while every dimension is below it, no result's number of bytes overflows
 
 
-cdef struct Spec:
+cdef struct TensorSpec:  # a tensor of the op's row in the table
     int rank
-    bint peephole, read, over_time
-    npy_intp[RANKS][LETTERS] factors
-    int weight  # gradients of peepholes: the input that they belong to
+    bint peephole, read, over_time  # `peephole` and `read` as in the table; whether the first dimension is T
+    npy_intp[RANKS][LETTERS] factors  # by which the letters are multiplied in the sum that is a dimension: I + H, 4H
+    int peephole_input  # gradients of peepholes: the input that they belong to, else -1
 
 
 def empty(shape, dtype):
-    """numpy.empty; a large array begins at a cache line, so that kernels write whole lines, each from one thread."""
+    """Return an array without values.  A large one begins at a cache line, so that no two threads write to one line."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not SMALL <= nbytes < 1 << 62:
         return numpy.empty(shape, dtype)
@@ -63,17 +66,17 @@ def empty(shape, dtype):
 
 
 def frozen_copy(array, ndarray other):
-    """A read-only copy of an array that is plain and has the other's dtype and shape; else None."""
+    """Return a read-only copy of an array that is plain and has the other's dtype and shape; else None."""
     if not is_plain(array, PyArray_TYPE(other), PyArray_NDIM(other)) or not PyArray_SAMESHAPE(<ndarray> array, other):
         return None
-    copied = PyArray_SimpleNew(PyArray_NDIM(other), PyArray_DIMS(other), PyArray_TYPE(other))
-    memcpy(PyArray_BYTES(<ndarray> copied), PyArray_BYTES(<ndarray> array), PyArray_NBYTES(other))
-    PyArray_CLEARFLAGS(<ndarray> copied, NPY_ARRAY_WRITEABLE)
-    return copied
+    copy = PyArray_SimpleNew(PyArray_NDIM(other), PyArray_DIMS(other), PyArray_TYPE(other))
+    memcpy(PyArray_BYTES(<ndarray> copy), PyArray_BYTES(<ndarray> array), PyArray_NBYTES(other))
+    PyArray_CLEARFLAGS(<ndarray> copy, NPY_ARRAY_WRITEABLE)
+    return copy
 
 
-cdef bint as_it_is(array, int type_number, int rank) noexcept:
-    """Whether it is an array that a kernel can take as it is."""
+cdef bint kernel_takes(array, int type_number, int rank) noexcept:
+    """Return whether `array` is of this type and rank, and a kernel can take it as it is."""
     cdef int d
     if not is_plain(array, type_number, rank):
         return False
@@ -83,299 +86,364 @@ cdef bint as_it_is(array, int type_number, int rank) noexcept:
     return True
 
 
-cdef npy_intp size(const npy_intp *factors, const npy_intp *sizes) noexcept:
+cdef npy_intp dimension(const npy_intp *factors, const npy_intp *sizes) noexcept:
+    """Return the sum of the sizes T, B, I, H, each times its factor."""
     return factors[0] * sizes[0] + factors[1] * sizes[1] + factors[2] * sizes[2] + factors[3] * sizes[3]
 
 
-cdef void clear(ndarray array) noexcept:
+cdef void clear_array(ndarray array) noexcept:
+    """Set a C-contiguous array to zero."""
     memset(PyArray_BYTES(array), 0, PyArray_NBYTES(array))
 
 
 def typed_view(store[::1] array):
-    """A memoryview of the type that the kernels take."""
+    """Return a memoryview of the type that the kernels take."""
     return array
 
 
-# For each dtype its `typed_view`, and the array to view: kernels take dtypes of two bytes as uint16.
-cdef tuple TYPED_VIEW = tuple([typed_view[name] for name in STORAGE.values()])
-cdef tuple VIEWED = tuple([array.view(numpy.uint16) if array.itemsize == 2 else array for array in EMPTY])
+# For each dtype its `typed_view`, and an array to make one of: kernels take dtypes of two bytes as uint16.
+cdef tuple TYPED_VIEWS = tuple([typed_view[name] for name in STORAGE.values()])
+cdef tuple EMPTY_FOR_VIEWS = tuple([array.view(numpy.uint16) if array.itemsize == 2 else array for array in EMPTY])
 
 
-cdef void show(memoryview view, char *data, npy_intp nbytes, int ndim, npy_intp *shape) noexcept:
-    """Point the view at contiguous memory that it does not own."""
+cdef void point_view(memoryview view, char *data, npy_intp nbytes, int ndim, npy_intp *shape) noexcept:
+    """Point a memoryview at contiguous memory that it does not own.
+
+    data, shape : the memory and its `ndim` sizes; whoever owns them keeps them as long as the view is used; may be NULL
+    """
     view.view.buf, view.view.len = data, nbytes
     view.view.ndim, view.view.shape, view.view.strides = ndim, <Py_ssize_t *> shape, NULL
 
 
-cdef class Frame:
-    """A kernel's arguments, for one call at a time.
+cdef class KernelArguments:
+    """The arguments of an op's kernel, for one call at a time.
 
     A kernel takes memoryviews.  Making new ones for each call would add 0.7 us to the 2.0 us of a GRUBlockCell (B = 1,
-    I = H = 32), and 1.1 us to the 1.9 us of a small LSTMBlockCellGrad.  So they are made once: `point` directs one at
-    an array that the call keeps alive, and after `let_go` they refer to no memory.
+    I = H = 32), and 1.1 us to the 1.9 us of a small LSTMBlockCellGrad.  So they are made once: `set_array` directs one
+    at an array that the call keeps alive, and after `release_arrays` they refer to no memory.
     """
 
     cdef object kernel
-    cdef list arguments  # in its order
-    cdef int ready_place
-    cdef list views  # the memoryviews among them: of the table's tensors, None if not read, then of scratch
-    cdef npy_intp[LETTERS + 1] asked  # steps, B, I, H and threads of the last call,
-    cdef npy_intp work  # and how many bytes of scratch that needs, and how many threads it takes
-    cdef int planned
+    cdef list values  # in the order of the kernel's parameters
+    cdef int ready_position  # of the number of threads that are ready
+    cdef list views  # the memoryviews among them: of the op's tensors, None for one that is not read, then of scratch
+    cdef npy_intp[LETTERS + 1] planned_sizes  # T, B, I, H and threads of the last call,
+    cdef npy_intp work  # and its plan: bytes of scratch,
+    cdef int planned_threads  # and the threads that are of use
 
-    def __init__(self, kernel, int number, list arguments, list places, int ready_place):
+    def __init__(self, kernel, int dtype_number, list arguments, list view_positions, int ready_position):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
-        self.kernel, self.ready_place = kernel, ready_place
-        self.arguments, self.views = arguments[:], []
-        for place in places[: len(places) - 1]:
-            view = None if place is None else TYPED_VIEW[number](VIEWED[number])
+        self.kernel, self.ready_position = kernel, ready_position
+        self.values, self.views = arguments[:], []
+        for position in view_positions[: len(view_positions) - 1]:
+            view = None if position is None else TYPED_VIEWS[dtype_number](EMPTY_FOR_VIEWS[dtype_number])
             self.views.append(view)
         self.views.append(scratch)
-        for place, view in zip(places, self.views):
-            if place is not None:
-                self.arguments[place] = view
-        self.asked[0] = -1
+        for position, view in zip(view_positions, self.views):
+            if position is not None:
+                self.values[position] = view
+        self.planned_sizes[0] = -1
 
-    cdef point(self, int k, ndarray array):
-        show(<memoryview> self.views[k], PyArray_BYTES(array), PyArray_NBYTES(array), PyArray_NDIM(array),
-             PyArray_DIMS(array))
+    cdef set_array(self, int k, ndarray array):
+        """Point view k at an array."""
+        point_view(<memoryview> self.views[k], PyArray_BYTES(array), PyArray_NBYTES(array), PyArray_NDIM(array),
+                   PyArray_DIMS(array))
 
-    cdef let_go(self):
-        """Keep nothing of a call's arrays."""
+    cdef release_arrays(self):
+        """Point all views at nothing, as the call's arrays may be freed."""
         for view in self.views:
             if view is not None:
-                show(<memoryview> view, NULL, 0, 0, NULL)
+                point_view(<memoryview> view, NULL, 0, 0, NULL)
 
 
 cdef long long call_kernel(void *context, int ready) except? -1:
-    cdef Frame frame = <Frame> context
-    frame.arguments[frame.ready_place] = ready
-    return frame.kernel(*frame.arguments)
+    """Call a kernel on the threads that are ready; return the nanoseconds that it lost by having several.
+
+    context : its `KernelArguments`
+    """
+    cdef KernelArguments arguments = <KernelArguments> context
+    arguments.values[arguments.ready_position] = ready
+    return arguments.kernel(*arguments.values)
 
 
-cdef class Call:
-    """Calls of one op: its row of the table as numbers, and its kernels, one for each dtype.
+cdef class OpRunner:
+    """Runs one op: has the op's row of the table as numbers, and the kernels, one for each dtype.
 
-    `places` gives the position of each of the kernels' parameters by name.  What a kernel cannot take as it is goes to
-    `reader` or `converter`.
+    Parameters
+    ----------
+    op : Op
+    kernels : tuple of callable
+        A kernel for each dtype.
+    work : callable
+        Returns for T, B, I, H, itemsize and threads the bytes of scratch, the threads and the members of a group.
+    positions : dict of str to int
+        The position of each of the kernels' parameters by name.
+    reader, converter : ArgumentReader, Converter
+        Convert attributes and arrays that a kernel cannot take as they are, or raise.
     """
 
-    cdef Spec[TENSORS] specs
-    cdef int inputs, outputs
-    cdef int[LETTERS] source, axis  # the input and its dimension that give a letter's value
+    cdef TensorSpec[TENSORS] specs  # inputs, then outputs
+    cdef int input_count, output_count
+    cdef int[LETTERS] letter_input, letter_axis  # the input and its dimension that give a letter's value; -1: none
     cdef bint sequence
     cdef type result
-    cdef tuple attributes, kinds  # of the table, and their types
-    cdef int peephole  # which of them is use_peephole; -1: none
+    cdef tuple attributes, attribute_types
+    cdef int peephole_attribute  # the position of use_peephole among the attributes; -1: none
     cdef tuple kernels
     cdef object work, reader, converter
-    cdef list arguments  # a kernel's as every frame begins: its constants, None for all others
-    cdef list view_places, attribute_places  # in them; None for a tensor that is not read
-    cdef int steps_place, threads_place, members_place, ready_place
-    cdef tuple frames  # for each dtype a list of those that no call uses
+    cdef list arguments  # with which every `KernelArguments` begins: the constants of a kernel, None for all others
+    cdef list view_positions, attribute_positions  # in the arguments; None for a tensor that is not read
+    cdef int steps_position, threads_position, members_position, ready_position
+    cdef tuple idle_arguments  # for each dtype a list of the KernelArguments that no call uses now
 
-    def __init__(self, op, tuple kernels, work, dict places, reader, converter):
+    def __init__(self, op, tuple kernels, work, dict positions, reader, converter):
         cdef int k, d, letter
         self.kernels, self.work, self.reader, self.converter = kernels, work, reader, converter
         self.result, self.sequence = op.result, op.sequence
-        self.inputs, self.outputs = len(op.inputs), len(op.outputs)
+        self.input_count, self.output_count = len(op.inputs), len(op.outputs)
         tensors = op.inputs + op.outputs
         assert len(tensors) <= TENSORS
-        self.source = [-1, -1, -1, -1]
-        peepholes = [k for k in range(self.inputs) if tensors[k].peephole]
+        self.letter_input = [-1, -1, -1, -1]
+        peepholes = [k for k in range(self.input_count) if tensors[k].peephole]
         for k, tensor in enumerate(tensors):
             self.specs[k].rank, self.specs[k].peephole, self.specs[k].read = tensor.rank, tensor.peephole, tensor.read
             self.specs[k].over_time = tensor.shape.startswith("T ")
             for d, factors in enumerate(dims(tensor.shape)):
                 self.specs[k].factors[d] = factors
-                if k < self.inputs and sum(factors) == 1:
+                if k < self.input_count and sum(factors) == 1:
                     letter = factors.index(1)
-                    if self.source[letter] < 0:
-                        self.source[letter], self.axis[letter] = k, d
-            if k >= self.inputs:
-                self.specs[k].weight = peepholes.pop(0) if tensor.peephole else -1
+                    if self.letter_input[letter] < 0:
+                        self.letter_input[letter], self.letter_axis[letter] = k, d
+            if k >= self.input_count:
+                self.specs[k].peephole_input = peepholes.pop(0) if tensor.peephole else -1
         names = [attribute.name for attribute in op.attributes]
-        self.attributes, self.kinds = op.attributes, tuple([attribute.kind for attribute in op.attributes])
-        self.peephole = names.index("use_peephole") if "use_peephole" in names else -1
+        self.attributes, self.attribute_types = op.attributes, tuple([attribute.kind for attribute in op.attributes])
+        self.peephole_attribute = names.index("use_peephole") if "use_peephole" in names else -1
 
-        self.arguments = [None] * len(places)
+        self.arguments = [None] * len(positions)
         for name, value in op.constants:
-            self.arguments[places[name]] = value
-        self.view_places = [places[tensor.name] if tensor.read else None for tensor in tensors] + [places["work"]]
-        self.attribute_places = [places[name] for name in names]
-        self.steps_place = places["seq_len_max"] if op.sequence else -1
-        self.threads_place, self.members_place, self.ready_place = places["threads"], places["members"], places["ready"]
-        self.frames = tuple([[] for _ in kernels])
+            self.arguments[positions[name]] = value
+        self.view_positions = [positions[tensor.name] if tensor.read else None for tensor in tensors]
+        self.view_positions.append(positions["work"])
+        self.attribute_positions = [positions[name] for name in names]
+        self.steps_position = positions["seq_len_max"] if op.sequence else -1
+        self.threads_position, self.members_position = positions["threads"], positions["members"]
+        self.ready_position = positions["ready"]
+        self.idle_arguments = tuple([[] for _ in kernels])
 
     def run(self, tuple arrays, out, num_threads, tuple attributes=(), seq_len_max=None):
-        """The op's named tuple; `arrays` and `attributes` are the table's inputs and attributes, in its order."""
-        cdef int k, number = 0
+        """Run the op.
+
+        Parameters
+        ----------
+        arrays : tuple
+            The inputs in the order of the table, converted where they have to be.
+        out : tuple of ndarray or None
+            Arrays for the outputs; None for new ones.
+        num_threads : int or None
+            None for as many threads as users have set.
+        attributes : tuple
+            The attributes in the order of the table.
+        seq_len_max : int, optional
+            Of a sequence: the steps that are computed.
+
+        Returns
+        -------
+        named tuple of ndarray
+            `op.result`, with the arrays of `out` if there are any.
+        """
+        cdef int k, dtype_number = 0
         cdef npy_intp[LETTERS] sizes
-        cdef bint use_peephole, plain
-        assert len(arrays) == self.inputs and len(attributes) == len(self.kinds)
+        cdef bint use_peephole, converts
+        assert len(arrays) == self.input_count and len(attributes) == len(self.attribute_types)
         threads = number_of_threads[0] if num_threads is None else self.reader.thread_number(num_threads)
-        for k in range(len(self.kinds)):
-            if type(attributes[k]) is not self.kinds[k]:
+        for k in range(len(self.attribute_types)):
+            if type(attributes[k]) is not self.attribute_types[k]:
                 attributes = self.reader.attributes(self.attributes, attributes)
                 break
-        use_peephole = self.peephole >= 0 and attributes[self.peephole]
+        use_peephole = self.peephole_attribute >= 0 and attributes[self.peephole_attribute]
         if self.sequence and type(seq_len_max) is not int:
             seq_len_max = self.reader.integer("seq_len_max", seq_len_max)
 
-        plain = self.match(arrays, use_peephole, &number, sizes) and (
-            out is None or self.accept(out, number, arrays, sizes, use_peephole)
+        converts = not self.match_inputs(arrays, use_peephole, &dtype_number, sizes) or (
+            out is not None and not self.match_outputs(out, dtype_number, arrays, sizes, use_peephole)
         )
-        if not plain:
-            given = self.converter.read(arrays, use_peephole)
-            arrays, number = given.arrays, given.number
-            sizes[0], sizes[1], sizes[2], sizes[3] = given.letters
+        if converts:
+            inputs = self.converter.read(arrays, use_peephole)
+            arrays, dtype_number = inputs.arrays, inputs.number
+            sizes[0], sizes[1], sizes[2], sizes[3] = inputs.letters
         if self.sequence and not 0 <= seq_len_max <= sizes[0]:
             raise self.converter.wrong_steps(seq_len_max, arrays[0])
-        if not plain:
-            arrays, outputs = self.converter.convert(given, out)
+        if converts:
+            arrays, outputs = self.converter.convert(inputs, out)
         elif out is None:
-            outputs = self.allocate(number, arrays, sizes, use_peephole)
+            outputs = self.new_outputs(dtype_number, arrays, sizes, use_peephole)
         else:
             outputs = out
         results = tuple.__new__(self.result, outputs if out is None else out)
         if self.sequence:
             if seq_len_max < sizes[0]:
-                for k in range(self.outputs):
-                    if self.specs[self.inputs + k].over_time:
+                for k in range(self.output_count):
+                    if self.specs[self.input_count + k].over_time:
                         outputs[k][seq_len_max:] = 0
             sizes[0] = seq_len_max
         if sizes[1] == 0 or sizes[3] == 0 or (self.sequence and sizes[0] == 0):
-            for k in range(self.outputs):
-                clear(outputs[k])
+            for k in range(self.output_count):
+                clear_array(outputs[k])
             return results
-        if number == HALF and float in self.kinds:
-            attributes = self.rounded(attributes)
-        self.compute(number, arrays, outputs, attributes, use_peephole, sizes, threads)
+        if dtype_number == HALF and float in self.attribute_types:
+            attributes = self.round_attributes(attributes)
+        self.compute(dtype_number, arrays, outputs, attributes, use_peephole, sizes, threads)
         return results
 
     cdef compute(
-        self, int number, tuple arrays, outputs, tuple attributes, bint use_peephole, const npy_intp *sizes, int threads
+        self, int dtype_number, tuple arrays, outputs, tuple attributes, bint use_peephole, const npy_intp *sizes,
+        int threads
     ):
-        """Run the kernel."""
-        cdef int k
-        cdef Frame frame
-        try:
-            frame = self.frames[number].pop()
-        except IndexError:  # the first call, or more at once than ever before
-            frame = Frame(self.kernels[number], number, self.arguments, self.view_places, self.ready_place)
-        try:
-            self.point(frame, arrays, outputs, use_peephole, EMPTY[number])
-            work = self.scratch(frame, sizes, max(ITEMSIZES[number], 4), threads)  # half is computed in float
-            frame.point(self.inputs + self.outputs, work)
-            for k in range(len(attributes)):
-                frame.arguments[<int> self.attribute_places[k]] = attributes[k]
-            if self.sequence:
-                frame.arguments[self.steps_place] = sizes[0]
-            run_kernel(frame.planned, call_kernel, <void *> frame)
-        finally:
-            frame.let_go()
-            self.frames[number].append(frame)
+        """Run the kernel of this dtype.
 
-    cdef tuple rounded(self, tuple attributes):
-        """The numbers rounded to float16."""
+        sizes : T, B, I, H of this call; T are the steps that are computed
+        """
+        cdef int k
+        cdef KernelArguments arguments
+        try:
+            arguments = self.idle_arguments[dtype_number].pop()
+        except IndexError:  # the first call, or more at once than ever before
+            arguments = KernelArguments(
+                self.kernels[dtype_number], dtype_number, self.arguments, self.view_positions, self.ready_position
+            )
+        try:
+            self.set_arrays(arguments, arrays, outputs, use_peephole, EMPTY[dtype_number])
+            work = self.new_workspace(arguments, sizes, max(ITEMSIZES[dtype_number], 4), threads)  # half as float
+            arguments.set_array(self.input_count + self.output_count, work)
+            for k in range(len(attributes)):
+                arguments.values[<int> self.attribute_positions[k]] = attributes[k]
+            if self.sequence:
+                arguments.values[self.steps_position] = sizes[0]
+            run_kernel(arguments.planned_threads, call_kernel, <void *> arguments)
+        finally:
+            arguments.release_arrays()
+            self.idle_arguments[dtype_number].append(arguments)
+
+    cdef tuple round_attributes(self, tuple attributes):
+        """Return the attributes with numbers rounded to float16."""
         cdef int k
         cdef list values = []
         for k in range(len(attributes)):
-            values.append(self.reader.half(attributes[k]) if self.kinds[k] is float else attributes[k])
+            values.append(self.reader.half(attributes[k]) if self.attribute_types[k] is float else attributes[k])
         return tuple(values)
 
-    cdef point(self, Frame frame, tuple arrays, outputs, bint use_peephole, empty):
-        """The frame's memoryviews to the arrays; gradients of peepholes that are not used become zero."""
-        cdef const Spec *spec
+    cdef set_arrays(self, KernelArguments arguments, tuple arrays, outputs, bint use_peephole, empty):
+        """Point the memoryviews at the arrays; set gradients of peepholes that are not used to zero."""
+        cdef const TensorSpec *spec
         cdef int k
-        for k in range(self.inputs):
+        for k in range(self.input_count):
             spec = &self.specs[k]
             if spec.read:
-                frame.point(k, empty if spec.peephole and not use_peephole else arrays[k])
-        for k in range(self.outputs):
-            if self.specs[self.inputs + k].peephole and not use_peephole:
-                clear(outputs[k])
-            frame.point(self.inputs + k, outputs[k])
+                arguments.set_array(k, empty if spec.peephole and not use_peephole else arrays[k])
+        for k in range(self.output_count):
+            if self.specs[self.input_count + k].peephole and not use_peephole:
+                clear_array(outputs[k])
+            arguments.set_array(self.input_count + k, outputs[k])
 
-    cdef scratch(self, Frame frame, const npy_intp *sizes, int itemsize, int threads):
-        cdef npy_intp[LETTERS + 1] asked = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
-        if memcmp(asked, frame.asked, sizeof(asked)) != 0:
-            frame.work, planned, members = self.work(sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads)
-            frame.planned = planned
-            frame.arguments[self.threads_place], frame.arguments[self.members_place] = planned, members
-            memcpy(frame.asked, asked, sizeof(asked))
-        return PyArray_SimpleNew(1, &frame.work, NPY_UINT8)
+    cdef new_workspace(self, KernelArguments arguments, const npy_intp *sizes, int itemsize, int threads):
+        """Return new scratch for a call, after a new plan if the last call had other sizes.
 
-    cdef bint fits(self, int k, ndarray array, const npy_intp *sizes) noexcept:
-        cdef const Spec *spec = &self.specs[k]
+        sizes : T, B, I, H
+        """
+        cdef npy_intp[LETTERS + 1] plan_sizes = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
+        if memcmp(plan_sizes, arguments.planned_sizes, sizeof(plan_sizes)) != 0:
+            arguments.work, planned, members = self.work(sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads)
+            arguments.planned_threads = planned
+            arguments.values[self.threads_position] = planned
+            arguments.values[self.members_position] = members
+            memcpy(arguments.planned_sizes, plan_sizes, sizeof(plan_sizes))
+        return PyArray_SimpleNew(1, &arguments.work, NPY_UINT8)
+
+    cdef bint has_shape(self, int k, ndarray array, const npy_intp *sizes) noexcept:
+        """Return whether an array has the shape of tensor k, whose rank it has, where the letters have these sizes."""
+        cdef const TensorSpec *spec = &self.specs[k]
         cdef int d
         for d in range(spec.rank):
-            if PyArray_DIMS(array)[d] != size(spec.factors[d], sizes):
+            if PyArray_DIMS(array)[d] != dimension(spec.factors[d], sizes):
                 return False
         return True
 
-    cdef bint match(self, tuple arrays, bint use_peephole, int *number, npy_intp *sizes) except -1:
-        """Whether the arrays can go in as they are; then also the number of their dtype and the letters' values."""
-        cdef const Spec *spec
+    cdef bint match_inputs(self, tuple arrays, bint use_peephole, int *dtype_number, npy_intp *sizes) except -1:
+        """Return whether the kernel can take all inputs as they are.
+
+        dtype_number : written: of all arrays, if so
+        sizes : written: T, B, I, H, if so; 0 for a letter that the op does not have
+        """
+        cdef const TensorSpec *spec
         cdef int k, letter, source
         if not PyArray_CheckExact(arrays[0]):
             return False
-        number[0] = 0
-        while TYPES[number[0]] != PyArray_TYPE(<ndarray> arrays[0]):
-            number[0] += 1
-            if number[0] == TYPES.shape[0]:
+        dtype_number[0] = 0
+        while TYPES[dtype_number[0]] != PyArray_TYPE(<ndarray> arrays[0]):
+            dtype_number[0] += 1
+            if dtype_number[0] == TYPES.shape[0]:
                 return False
-        for k in range(self.inputs):
+        for k in range(self.input_count):
             spec, array = &self.specs[k], arrays[k]
             if array is None and spec.peephole and not use_peephole:
                 continue
-            if not as_it_is(array, TYPES[number[0]], spec.rank):
+            if not kernel_takes(array, TYPES[dtype_number[0]], spec.rank):
                 return False
         for letter in range(LETTERS):
-            source = self.source[letter]
-            sizes[letter] = PyArray_DIMS(<ndarray> arrays[source])[self.axis[letter]] if source >= 0 else 0
-        for k in range(self.inputs):
-            if (use_peephole or not self.specs[k].peephole) and not self.fits(k, arrays[k], sizes):
+            source = self.letter_input[letter]
+            sizes[letter] = PyArray_DIMS(<ndarray> arrays[source])[self.letter_axis[letter]] if source >= 0 else 0
+        for k in range(self.input_count):
+            if (use_peephole or not self.specs[k].peephole) and not self.has_shape(k, arrays[k], sizes):
                 return False
         return True
 
-    cdef list allocate(self, int number, tuple arrays, const npy_intp *sizes, bint use_peephole):
+    cdef list new_outputs(self, int dtype_number, tuple arrays, const npy_intp *sizes, bint use_peephole):
+        """Return arrays without values for the outputs.
+
+        sizes : T, B, I, H
+        """
         cdef list outputs = []
         cdef npy_intp nbytes
         cdef npy_intp[RANKS] shape = [0, 0, 0]
-        cdef const Spec *spec
+        cdef const TensorSpec *spec
         cdef int k, d
-        for k in range(self.inputs, self.inputs + self.outputs):
+        for k in range(self.input_count, self.input_count + self.output_count):
             spec = &self.specs[k]
             for d in range(spec.rank):
-                shape[d] = size(spec.factors[d], sizes)
-            if spec.peephole and not use_peephole and arrays[spec.weight] is not None:
-                shape[0] = PyArray_DIMS(<ndarray> arrays[spec.weight])[0]
-            nbytes = ITEMSIZES[number]
+                shape[d] = dimension(spec.factors[d], sizes)
+            if spec.peephole and not use_peephole and arrays[spec.peephole_input] is not None:
+                shape[0] = PyArray_DIMS(<ndarray> arrays[spec.peephole_input])[0]
+            nbytes = ITEMSIZES[dtype_number]
             for d in range(spec.rank):
                 nbytes *= shape[d]
             if nbytes < SMALL:
-                outputs.append(PyArray_SimpleNew(spec.rank, shape, TYPES[number]))
+                outputs.append(PyArray_SimpleNew(spec.rank, shape, TYPES[dtype_number]))
             else:
-                outputs.append(empty((shape[0], shape[1], shape[2])[: spec.rank], DTYPES[number]))
+                outputs.append(empty((shape[0], shape[1], shape[2])[: spec.rank], DTYPES[dtype_number]))
         return outputs
 
-    cdef bint accept(self, out, int number, tuple arrays, const npy_intp *sizes, bint use_peephole) except -1:
-        """Whether the kernel can write to `out` as it is."""
-        cdef const Spec *spec
+    cdef bint match_outputs(
+        self, out, int dtype_number, tuple arrays, const npy_intp *sizes, bint use_peephole
+    ) except -1:
+        """Return whether the kernel can write to `out` as it is, which no input overlaps.
+
+        sizes : T, B, I, H
+        """
+        cdef const TensorSpec *spec
         cdef int k, other
-        if not isinstance(out, tuple) or len(out) != self.outputs:
+        if not isinstance(out, tuple) or len(out) != self.output_count:
             return False
-        for k in range(self.outputs):
-            spec, array = &self.specs[self.inputs + k], out[k]
-            if not as_it_is(array, TYPES[number], spec.rank) or not PyArray_ISWRITEABLE(array):
+        for k in range(self.output_count):
+            spec, array = &self.specs[self.input_count + k], out[k]
+            if not kernel_takes(array, TYPES[dtype_number], spec.rank) or not PyArray_ISWRITEABLE(array):
                 return False
-            if spec.peephole and not use_peephole and arrays[spec.weight] is not None:
-                if PyArray_DIMS(<ndarray> array)[0] != PyArray_DIMS(<ndarray> arrays[spec.weight])[0]:
+            if spec.peephole and not use_peephole and arrays[spec.peephole_input] is not None:
+                if PyArray_DIMS(<ndarray> array)[0] != PyArray_DIMS(<ndarray> arrays[spec.peephole_input])[0]:
                     return False
-            elif not self.fits(self.inputs + k, array, sizes):
+            elif not self.has_shape(self.input_count + k, array, sizes):
                 return False
-            for other in range(self.inputs):
+            for other in range(self.input_count):
                 if arrays[other] is not None and overlap(array, arrays[other]):
                     return False
             for other in range(k):
