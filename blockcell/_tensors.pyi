@@ -11,7 +11,7 @@ class Sized:
         self,
         planned: tuple[object, bytes, int, int, int] | None,
         dtype: Any,
-        marks_dtype: Any,
+        step_mask_dtype: Any,
         itemsize: int,
         sizes: tuple[int, int, int, int],
         directions: int,
@@ -27,7 +27,7 @@ class Sized:
 
 class TensorPass(Sized):
     def __call__(
-        self, x: Any, weights: Sequence[Any], states: Sequence[Any], marks: Any, outputs: Sequence[Any]
+        self, x: Any, weights: Sequence[Any], states: Sequence[Any], step_mask: Any, outputs: Sequence[Any]
     ) -> None: ...
 
 class TensorGradients(Sized):
@@ -39,7 +39,7 @@ class TensorGradients(Sized):
         grads: Sequence[Any],
         x: Any,
         states: Sequence[Any],
-        marks: Any,
+        step_mask: Any,
         needs_x: bool,
         outputs: Sequence[Any],
     ) -> None: ...

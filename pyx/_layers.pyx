@@ -25,7 +25,7 @@ from blockcell._team import NUMBER, RUN
 
 from numpy_arrays cimport is_plain
 from passes.arrays cimport STATES, WEIGHTS, Pass, Run
-from passes.steps cimport ENDED, FIRST, FRESH
+from passes.steps cimport FINISHED, INITIAL, RESET
 from schedule.runs cimport Runs
 
 import_array()
@@ -168,7 +168,7 @@ cdef void lay_out(ndarray array, Py_ssize_t *step, Py_ssize_t *row) noexcept:
     row[0] = PyArray_STRIDES(array)[1] // PyArray_ITEMSIZE(array)
 
 
-def marks_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
+def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
     """Where rows end and start anew, [T,B] as kernels read it (steps.pxd); None if all run through without a reset.
 
     `lengths` [B] are int64, `reset` [T,B] bool; both without gaps, or None.
@@ -177,31 +177,31 @@ def marks_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
     cdef Py_ssize_t t, b, length
     cdef const int64_t *ends = NULL if lengths is None else <const int64_t *> PyArray_BYTES(<ndarray> lengths)
     cdef const char *resets = NULL if reset is None else <const char *> PyArray_BYTES(<ndarray> reset)
-    cdef ndarray marks
-    cdef char *mark
+    cdef ndarray step_mask
+    cdef char *flags
     if ends is NULL and resets is NULL:
         return None
-    marks = PyArray_SimpleNew(2, shape, NPY_UINT8)
-    mark = PyArray_BYTES(marks)
+    step_mask = PyArray_SimpleNew(2, shape, NPY_UINT8)
+    flags = PyArray_BYTES(step_mask)
     for t in range(T):
         for b in range(B):
             length = T if ends is NULL else ends[b]
             if t >= length:
-                mark[0] = ENDED
+                flags[0] = FINISHED
             else:
-                mark[0] = FIRST if t == (length - 1 if reverse else 0) else 0
+                flags[0] = INITIAL if t == (length - 1 if reverse else 0) else 0
                 if resets is not NULL:
                     if not reverse:
-                        mark[0] |= FRESH if resets[t * B + b] else 0
+                        flags[0] |= RESET if resets[t * B + b] else 0
                     elif t + 1 < length:  # an episode that starts at t + 1 hands no state back to t
-                        mark[0] |= FRESH if resets[(t + 1) * B + b] else 0
-            mark += 1
-    return marks
+                        flags[0] |= RESET if resets[(t + 1) * B + b] else 0
+            flags += 1
+    return step_mask
 
 
-CellTape = namedtuple("CellTape", "weights x state saved h marks reverse")
+CellTape = namedtuple("CellTape", "weights x state saved h step_mask reverse")
 CellTape.__doc__ = "What a cell keeps of a forward pass."
-DenseTape = namedtuple("DenseTape", "weights x y marks ends")
+DenseTape = namedtuple("DenseTape", "weights x y step_mask ends")
 DenseTape.__doc__ = "What a dense layer keeps of a forward pass: the rows that it computed, each from a row of x."
 Ends = namedtuple("Ends", "T last parts")
 Ends.__doc__ = """Where a dense layer with `last` finds the rows that it reads: of T steps each row's last one, [B]; and
@@ -235,26 +235,26 @@ cdef class Current:
 
     cdef dict weights
     cdef Py_ssize_t T, B
-    cdef object lengths, reset  # as for `marks_of`
+    cdef object lengths, reset  # as for `step_mask_of`
     cdef object head_lengths  # of the dense layers at the end (`Dense._in_head`): at least one step for each row
-    cdef object ahead, back, head  # the marks of each direction, and of the dense layers at the end
+    cdef object ahead, back, head  # the step masks of each direction, and of the dense layers at the end
     cdef bint training
     cdef int threads
 
-    cdef marks(self, bint reverse):
+    cdef step_mask(self, bint reverse):
         if self.lengths is None and self.reset is None:
             return None
         if reverse:
             if self.back is None:
-                self.back = marks_of(self.T, self.B, self.lengths, self.reset, True)
+                self.back = step_mask_of(self.T, self.B, self.lengths, self.reset, True)
             return self.back
         if self.ahead is None:
-            self.ahead = marks_of(self.T, self.B, self.lengths, self.reset, False)
+            self.ahead = step_mask_of(self.T, self.B, self.lengths, self.reset, False)
         return self.ahead
 
-    cdef marks_of_head(self):
+    cdef step_mask_of_head(self):
         if self.head is None:
-            self.head = marks_of(self.T, self.B, self.head_lengths, None, False)
+            self.head = step_mask_of(self.T, self.B, self.head_lengths, None, False)
         return self.head
 
 
@@ -533,7 +533,7 @@ cdef class CellRunner(SingleRunner):
         cdef ndarray h
         weights = current.weights[self.layer]
         saved = tape = None
-        a.saved, a.marks, a.reverse = NULL, NULL, reverse ^ self.reverse
+        a.saved, a.step_mask, a.reverse = NULL, NULL, reverse ^ self.reverse
         if current.training:
             saved = new(self.dtype, self.type_number, 4, self.saved, T, B, self.cells)
             state = self.copy_of(state, B)
@@ -543,21 +543,21 @@ cdef class CellRunner(SingleRunner):
             last = self.new_state(B, a.last)
             for k in range(self.states):
                 a.first[k] = NULL if state is None else PyArray_BYTES(<ndarray> (<tuple> state)[k])
-            marks = current.marks(a.reverse)
-            if marks is not None:
-                a.marks = <const unsigned char *> PyArray_BYTES(<ndarray> marks)
+            step_mask = current.step_mask(a.reverse)
+            if step_mask is not None:
+                a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(h)
             lay_out(x, &a.x_layout.step, &a.x_layout.row)
             lay_out(h, &a.y_layout.step, &a.y_layout.row)
             self.compute(weights, &a, T, B, current.threads)
         else:
-            marks, last = current.marks(a.reverse), self.copy_of(state, B)
+            step_mask, last = current.step_mask(a.reverse), self.copy_of(state, B)
         if y is None:
             y = h
         elif y is not h:
             PyArray_CopyInto(<ndarray> y, h)
         if current.training:
-            tape = CellTape(weights.arrays, x, state, saved, h, marks, bool(a.reverse))
+            tape = CellTape(weights.arrays, x, state, saved, h, step_mask, bool(a.reverse))
         return y, last, tape
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
@@ -565,7 +565,7 @@ cdef class CellRunner(SingleRunner):
         cdef ndarray x, h, d
         cdef Py_ssize_t T, B
         cdef int k
-        weights, x, state, saved, h, marks, a.reverse = tape
+        weights, x, state, saved, h, step_mask, a.reverse = tape
         T, B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
         d = self.rows(T, B, self.inputs) if d_x is None else d_x
         if PyArray_SIZE(h) == 0:
@@ -575,7 +575,7 @@ cdef class CellRunner(SingleRunner):
         for k in range(self.states):
             a.first[k] = PyArray_BYTES(<ndarray?> state[k])
             a.last_grad[k] = NULL if d_last is None else PyArray_BYTES(<ndarray> (<tuple> d_last)[k])
-        a.marks = NULL if marks is None else <const unsigned char *> PyArray_BYTES(<ndarray?> marks)
+        a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray?> step_mask)
         a.x, a.y, a.saved = PyArray_BYTES(x), PyArray_BYTES(h), PyArray_BYTES(<ndarray?> saved)
         a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(d)
         lay_out(d_y, &a.y_grad_layout.step, &a.y_grad_layout.row)
@@ -592,17 +592,17 @@ cdef class DenseRunner(SingleRunner):
         cdef Py_ssize_t T = current.T, B = current.B
         cdef ndarray rows
         weights = current.weights[self.layer]
-        marks = ends = tape = None
+        step_mask = ends = tape = None
         if self.over_time:
             if current.lengths is not None:
-                marks = current.marks_of_head() if self.layer._in_head else current.marks(reverse)
+                step_mask = current.step_mask_of_head() if self.layer._in_head else current.step_mask(reverse)
         else:
             ends = Ends(T, self.last_steps(current), self.layer._directions_of_x())
             x, T = self.gather(x, ends), 1
             y = None if y is None else y[None]
         rows = self.rows(T, B, self.outputs) if y is None or current.training else y
         if PyArray_SIZE(rows):
-            a.marks = NULL if marks is None else <const unsigned char *> PyArray_BYTES(<ndarray> marks)
+            a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(rows)
             lay_out(x, &a.x_layout.step, &a.x_layout.row)
             lay_out(rows, &a.y_layout.step, &a.y_layout.row)
@@ -612,20 +612,20 @@ cdef class DenseRunner(SingleRunner):
         elif y is not rows:
             PyArray_CopyInto(<ndarray> y, rows)
         if current.training:
-            tape = DenseTape(weights.arrays, x, rows, marks, ends)
+            tape = DenseTape(weights.arrays, x, rows, step_mask, ends)
         return y if ends is None else y[0], (), tape
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
         cdef Pass a
         cdef ndarray x, y, d
         cdef Py_ssize_t T, B
-        weights, x, y, marks, ends = tape
+        weights, x, y, step_mask, ends = tape
         T, B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
         if ends is not None:
             d_y = d_y[None]
         d = self.rows(T, B, self.inputs) if d_x is None or ends is not None else d_x
         if PyArray_SIZE(y):
-            a.marks = NULL if marks is None else <const unsigned char *> PyArray_BYTES(<ndarray> marks)
+            a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.x, a.y, a.y_grad, a.x_grad = PyArray_BYTES(x), PyArray_BYTES(y), PyArray_BYTES(d_y), PyArray_BYTES(d)
             lay_out(d_y, &a.y_grad_layout.step, &a.y_grad_layout.row)
             lay_out(d, &a.x_grad_layout.step, &a.x_grad_layout.row)

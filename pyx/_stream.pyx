@@ -9,7 +9,7 @@ import sys
 import numpy
 
 from blockcell._args import empty
-from blockcell._layers import marks_of
+from blockcell._layers import step_mask_of
 from blockcell._read import ArgumentReader
 
 from blockcell._layers cimport Plan, address_of, is_shaped, plan_of
@@ -185,7 +185,7 @@ cdef class Stream:
             raise ValueError(f"{type(self.cell).__name__}.stream: out overlaps x; give it memory of its own")
         return out
 
-    cdef compute(self, x, y, Py_ssize_t T, Py_ssize_t n, marks, bint apart):
+    cdef compute(self, x, y, Py_ssize_t T, Py_ssize_t n, step_mask, bint apart):
         """T steps of n rows, from the states of now to those that follow, which `move_on` makes those of now; or
         `apart`, from what stands there already: a kernel reads all states before it writes any."""
         cdef Plan last, plan
@@ -203,9 +203,9 @@ cdef class Stream:
             self.room = plan.size
         a.x, a.y = PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y)
         a.packed = self.packed
-        a.saved, a.marks, a.reverse = NULL, NULL, False
-        if marks is not None:
-            a.marks = <const unsigned char *> PyArray_BYTES(<ndarray> marks)
+        a.saved, a.step_mask, a.reverse = NULL, NULL, False
+        if step_mask is not None:
+            a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
         for k in range(STATES):
             a.first[k], a.last[k] = self.first[k], self.last[k]
             if apart:
@@ -449,11 +449,11 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
     x = stream.input(x, rank, n, some)
     if rank == 3:
         T = PyArray_DIMS(<ndarray> x)[0]
-    end, marks = T, None
+    end, step_mask = T, None
     if lengths is not None:
         lengths = stream.cell._taken_lengths(lengths, T, n)
         end = longest(lengths)
-        marks = marks_of(end, n, lengths, None, False)
+        step_mask = step_mask_of(end, n, lengths, None, False)
     # Up to here code of the caller's may have run; from here on none does.
     out = last.output(x, out, rank, T, n)
     claim(streams)
@@ -471,7 +471,7 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
                     y = between[k]
                 else:
                     y = empty((end, n, stream.outputs), stream.dtype)
-                stream.compute(x, y, end, n, marks, some)
+                stream.compute(x, y, end, n, step_mask, some)
                 x = y
             if some:
                 copy_states(streams, numbers, n, True)

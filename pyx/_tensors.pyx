@@ -144,8 +144,8 @@ cdef class Sized:
     ----------
     planned : tuple or None
         The kernel with its plan, as for `plan_from`; None where nothing is to be computed.
-    dtype, marks_dtype : torch.dtype
-        Of the marks, and of all other tensors.
+    dtype, step_mask_dtype : torch.dtype
+        Of the step mask, and of all other tensors.
     itemsize : int
         Bytes of a number.
     sizes : tuple of int
@@ -166,15 +166,15 @@ cdef class Sized:
     """
 
     cdef Plan plan
-    cdef object dtype, marks_dtype
+    cdef object dtype, step_mask_dtype
     cdef Py_ssize_t T, B, I, H, P, itemsize, gates, summed
     cdef int directions, per, parts
     cdef bint single, bias, projected
-    cdef tuple states, x_shape, y_shape, state_shapes, tape_shape, marks_shape, weight_names, weight_shapes
+    cdef tuple states, x_shape, y_shape, state_shapes, tape_shape, step_mask_shape, weight_names, weight_shapes
     cdef Py_ssize_t[STATES] state_bytes  # of one direction
 
     def __init__(
-        self, planned, dtype, marks_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads,
+        self, planned, dtype, step_mask_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads,
         projection=0, single=False
     ):
         cdef Py_ssize_t T, B, I, H, P
@@ -183,7 +183,7 @@ cdef class Sized:
         P = projection or H
         self.T, self.B, self.I, self.H, self.P, self.itemsize = T, B, I, H, P, itemsize
         self.plan = None if planned is None else plan_from(planned, 0, T, B, I, H, threads)
-        self.dtype, self.marks_dtype, self.directions = dtype, marks_dtype, directions
+        self.dtype, self.step_mask_dtype, self.directions = dtype, step_mask_dtype, directions
         self.gates, self.summed, self.states, self.parts = gates * H, summed * H, states, parts
         self.single, self.bias, self.projected = single, bias, projection > 0
         widths = (P, H)[:len(states)]
@@ -192,7 +192,7 @@ cdef class Sized:
         else:
             self.x_shape, self.y_shape = (T, B, I), (T, B, directions * P)
             self.state_shapes = tuple([(directions, B, width) for width in widths])
-        self.tape_shape, self.marks_shape = (directions, parts, T, B, H), (DIRECTIONS, T, B)
+        self.tape_shape, self.step_mask_shape = (directions, parts, T, B, H), (DIRECTIONS, T, B)
         weights = {"w_ih": (self.gates, I), "w_hh": (self.gates, P)}
         if bias:
             weights |= {"b_ih": (self.gates,), "b_hh": (self.gates,)}
@@ -218,17 +218,19 @@ cdef class Sized:
                 )
         return 0
 
-    cdef const unsigned char *take_marks(self, list held, marks) except? NULL:
-        if marks is None:
+    cdef const unsigned char *read_step_mask(self, list held, step_mask) except? NULL:
+        if step_mask is None:
             return NULL
-        return <const unsigned char *> taken(held, "marks", marks, self.marks_shape, self.marks_dtype, 1, NULL)
+        return <const unsigned char *> taken(
+            held, "step_mask", step_mask, self.step_mask_shape, self.step_mask_dtype, 1, NULL
+        )
 
 
 @cython.final
 cdef class TensorPass(Sized):
     """The forward pass."""
 
-    def __call__(self, x, weights, states, marks, outputs):
+    def __call__(self, x, weights, states, step_mask, outputs):
         """Fill the outputs, contiguous tensors of the caller's own: y, unless this is a single step, the last states,
         and perhaps the tape and a copy of y."""
         cdef Pass a
@@ -236,7 +238,7 @@ cdef class TensorPass(Sized):
         cdef char *first[STATES]
         cdef char *output[STATES + 3]
         cdef char *block
-        cdef const unsigned char *marked
+        cdef const unsigned char *flags
         cdef Py_ssize_t itemsize = self.itemsize, biases = (self.gates * itemsize + 63) // 64 * 64
         cdef int k, n = len(self.states), per = self.per, tape = n if self.single else n + 1
         cdef char **last = output + (tape - n)
@@ -250,7 +252,7 @@ cdef class TensorPass(Sized):
                 held, self.weight_names[k % per], weights[k], self.weight_shapes[k % per], self.dtype, itemsize, NULL
             )
         self.take_states(held, states, first)
-        marked = self.take_marks(held, marks)
+        flags = self.read_step_mask(held, step_mask)
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
         if self.plan is None:
@@ -266,7 +268,7 @@ cdef class TensorPass(Sized):
             raise MemoryError()
         try:
             for k in range(self.directions):
-                a.marks = NULL if marked is NULL else marked + k * self.T * self.B
+                a.step_mask = NULL if flags is NULL else flags + k * self.T * self.B
                 self.run(&a, k, weight + k * per, first, output, last, output[tape] if len(outputs) > tape else NULL,
                          block, block + biases)
         finally:
@@ -308,7 +310,7 @@ cdef class TensorPass(Sized):
 cdef class TensorGradients(Sized):
     """The backward pass."""
 
-    def __call__(self, y, tape, matrices, grads, x, states, marks, bint needs_x, outputs):
+    def __call__(self, y, tape, matrices, grads, x, states, step_mask, bint needs_x, outputs):
         """Fill the outputs, contiguous tensors of the caller's own: the gradients to x if it `needs_x`, to the weights
         if there is x, and to the states if there are any.
 
@@ -326,7 +328,7 @@ cdef class TensorGradients(Sized):
         cdef char *y_grad = NULL
         cdef char **weight_grads = output + needs_x
         cdef char **first_grads = output + needs_x + (0 if x is None else self.directions * self.per)
-        cdef const unsigned char *marked
+        cdef const unsigned char *flags
         cdef Py_ssize_t itemsize = self.itemsize
         cdef Py_ssize_t zeros = (self.B * max(self.H, self.P) * itemsize + 63) // 64 * 64
         cdef Py_ssize_t biases = (self.gates * itemsize + 63) // 64 * 64
@@ -350,7 +352,7 @@ cdef class TensorGradients(Sized):
         if grads[0] is not None:
             y_grad = taken(held, "y_grad", grads[0], self.y_shape, self.dtype, itemsize, &a.y_grad_layout)
         self.take_states(held, [None, *grads[1:]] if self.single else grads[1:], last, "_grad")
-        marked = self.take_marks(held, marks)
+        flags = self.read_step_mask(held, step_mask)
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
         x_grad = output[0] if needs_x else NULL
@@ -373,7 +375,7 @@ cdef class TensorGradients(Sized):
                         first_grads[j] + k * self.state_bytes[j] if given else block + (1 + j) * zeros
                     )
                 a.y_grad = block if y_grad is NULL else y_grad + k * self.P * itemsize
-                a.marks = NULL if marked is NULL else marked + k * self.T * self.B
+                a.step_mask = NULL if flags is NULL else flags + k * self.T * self.B
                 a.x_grad, a.adds, a.reverse = x_grad, k == 1, k == 1
                 self.run(&a, k, kept, weight + k * per, NULL if x is None else weight_grads + k * self.per,
                          block + (1 + STATES) * zeros, block + (1 + STATES) * zeros + 2 * biases)

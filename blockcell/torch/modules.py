@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import op, quantized
 from .base import Base
-from .packed import Packing, marks_of
+from .packed import Packing, step_mask_of
 
 
 class Recurrent(Base, RNNBase):
@@ -126,10 +126,10 @@ class Recurrent(Base, RNNBase):
             self._check_inference([weight for each in weights for weight in each])
             lengths = None if packing is None else packing.lengths()
         elif reset is not None:
-            marks = marks_of(reset)
+            step_mask = step_mask_of(reset)
         else:
-            marks = None if packing is None else packing.marks
-        copied = dtype is not None or (packing is not None and packing.marks is not None)  # callers get a copy of y
+            step_mask = None if packing is None else packing.step_mask
+        copied = dtype is not None or (packing is not None and packing.step_mask is not None)  # callers get a copy of y
         lasts = []
         for layer in range(count):
             first = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
@@ -138,7 +138,7 @@ class Recurrent(Base, RNNBase):
                 x, *last = self._quantized_op(x, weights[layer], self.bidirectional, *options)
             else:
                 apart = layer == count - 1 and not copied
-                x, *last = self._op(x, weights[layer], self.bidirectional, apart, first, marks)
+                x, *last = self._op(x, weights[layer], self.bidirectional, apart, first, step_mask)
             lasts.append(last)
             if self.training and self.dropout and layer < count - 1:
                 if packing is None:

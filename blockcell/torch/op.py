@@ -5,8 +5,8 @@ The dispatcher costs more than a small layer computes.  Calls go through it wher
 as torch.compile or a class derived from Tensor; others call the same functions directly.
 
 With D directions, y is [T,B,D*H], states are [D,B,H], and the tape is [D,parts,T,B,H]; with a projection to P, y and h
-have P where there is H.  marks [2,T,B], for rows of different lengths and for resets, are those of
-`blockcell._layers.marks_of` for both directions.  Of a single step x is [B,I] and states are [B,H].
+have P where there is H.  step_mask [2,T,B], for rows of different lengths and for resets, has the step
+masks of both directions (`blockcell._layers.step_mask_of`).  Of a single step x is [B,I] and states are [B,H].
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Op:
     a compiled graph runs: an operator costs least that has no gradients of its own, and lists of no more than there is.
 
     The inputs are x, the weights in the order of torch.nn, whether the tape is to be kept, whether there are two
-    directions, whether y is the caller's alone, the states, none where they are zero, and marks.  Callers may change
-    their y in place; where it is not theirs alone, `backward` is given it and it must stay as it is.  The y of a single
-    step is h, which is among the outputs once, and always the caller's alone.
+    directions, whether y is the caller's alone, the states, none where they are zero, and the step mask.  Callers may
+    change their y in place; where it is not theirs alone, `backward` is given it and it must stay as it is.  The y of a
+    single step is h, which is among the outputs once, and always the caller's alone.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Op:
         name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
         self._pass = functools.lru_cache(self._pass_of)
         self._pass_back = functools.lru_cache(self._pass_back_of)
-        rest = "Tensor[] states, Tensor? marks"
+        rest = "Tensor[] states, Tensor? step_mask"
         given, kept = "Tensor x, Tensor[] weights", "Tensor y, Tensor tape, Tensor[] matrices"
         self._op = self._define(
             name, f"{given}, bool bidirectional, bool apart, {rest}", *map(_plain, (self.forward, self._outputs))
@@ -126,18 +126,18 @@ class Op:
         bidirectional: bool,
         apart: bool,
         states: Tensors,
-        marks: Tensor | None,
+        step_mask: Tensor | None,
     ) -> Tensors:
         """y, unless this is a single step, and the last states."""
-        if _dispatches(x, weights, states, marks):
+        if _dispatches(x, weights, states, step_mask):
             refuse_onnx_export(self.module)
-            outputs: Tensors = self._op(x, weights, bidirectional, apart, states, marks)
+            outputs: Tensors = self._op(x, weights, bidirectional, apart, states, step_mask)
         elif internals.transforms_are_active():
             raise self._refusal("torch.func's transforms do not go through it")
         elif _is_recorded(x, weights, states):
-            outputs = self._function.apply(bidirectional, apart, marks, len(weights), x, *weights, *states)
+            outputs = self._function.apply(bidirectional, apart, step_mask, len(weights), x, *weights, *states)
         else:
-            outputs = self.forward(x, weights, False, bidirectional, apart, states, marks)
+            outputs = self.forward(x, weights, False, bidirectional, apart, states, step_mask)
         return outputs
 
     # --------------------------------------------------------------------------------------------------- sizes, kernels
@@ -299,7 +299,7 @@ class Op:
         bidirectional: bool,
         apart: bool,
         states: Tensors,
-        marks: Tensor | None,
+        step_mask: Tensor | None,
     ) -> list[Tensor]:
         """What `forward` returns, without values."""
         refuse_onnx_export(self.module)
@@ -313,7 +313,7 @@ class Op:
         if states:
             check_count("states", len(states), [len(self.states)])
             self._check_states(states, "", sizes, D, dtype)
-        check_tensors([("marks", marks, (2, T, B), torch.uint8)])
+        check_tensors([("step_mask", step_mask, (2, T, B), torch.uint8)])
         return [x.new_empty(shape) for shape in self._output_shapes(sizes, D, keep, apart)]
 
     def forward(
@@ -324,13 +324,13 @@ class Op:
         bidirectional: bool,
         apart: bool,
         states: Tensors,
-        marks: Tensor | None,
+        step_mask: Tensor | None,
     ) -> list[Tensor]:
         """y, the last states and, if it is to be kept, the tape, and y once more if the first one is the caller's."""
         wanted = len(weights), bidirectional, keep, apart, x.dtype, torch.get_num_threads()
         compute, shapes, rows, dtype = self._pass(x.shape, _shape_of(weights, 1), *wanted)
         outputs = _allocated(shapes, rows, x, dtype)
-        compute(x, weights, states, marks, outputs)
+        compute(x, weights, states, step_mask, outputs)
         return outputs
 
     # --------------------------------------------------------------------------------------------------------- autograd
@@ -341,24 +341,24 @@ class Op:
         bidirectional: bool,
         apart: bool,
         states: Tensors,
-        marks: Tensor | None,
+        step_mask: Tensor | None,
     ) -> Tensors:
         """As `__call__`, below the dispatcher."""
         outputs: Tensors
         if _is_recorded(x, weights, states):
-            outputs = self._function.apply(bidirectional, apart, marks, len(weights), x, *weights, *states)
+            outputs = self._function.apply(bidirectional, apart, step_mask, len(weights), x, *weights, *states)
         else:
-            forward = self._forward_op if _dispatches(x, weights, states, marks) else self.forward
-            outputs = forward(x, weights, False, bidirectional, apart, states, marks)
+            forward = self._forward_op if _dispatches(x, weights, states, step_mask) else self.forward
+            outputs = forward(x, weights, False, bidirectional, apart, states, step_mask)
         return outputs
 
     def _record(
-        self, ctx: Any, bidirectional: bool, apart: bool, marks: Tensor | None, count: int, x: Any, *others: Tensor
+        self, ctx: Any, bidirectional: bool, apart: bool, step_mask: Tensor | None, count: int, x: Any, *others: Tensor
     ) -> Any:
         """Compute, and keep what `backward` needs.  PyTorch notices if any of it is changed in place."""
         weights, states = others[:count], others[count:]
-        forward = self._forward_op if _dispatches(x, weights, states, marks) else self.forward
-        outputs = forward(x, weights, True, bidirectional, apart, states, marks)
+        forward = self._forward_op if _dispatches(x, weights, states, step_mask) else self.forward
+        outputs = forward(x, weights, True, bidirectional, apart, states, step_mask)
         y = outputs.pop() if apart else outputs[0]
         tape = outputs.pop()
         ctx.set_materialize_grads(False)
@@ -367,16 +367,16 @@ class Op:
         per = count // 2 if bidirectional else count
         matrices = [weight for k, weight in enumerate(weights) if k % per < 2 or k % per == 4 or per == 3]
         ctx.count, ctx.matrices = count, len(matrices)
-        ctx.save_for_backward(x, y, tape, marks, *matrices, *states)
+        ctx.save_for_backward(x, y, tape, step_mask, *matrices, *states)
         return tuple(outputs)
 
     def _differentiate(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        x, y, tape, marks, *others = saved = ctx.saved_tensors
+        x, y, tape, step_mask, *others = saved = ctx.saved_tensors
         matrices, states = others[: ctx.matrices], others[ctx.matrices :]
         _, _, _, _, needs_x, *needs = ctx.needs_input_grad
         given = [grad for grad in grads if grad is not None]
-        backward = self._backward_op if _dispatches(tape, others, given, marks) else self.backward
-        inputs = y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, marks
+        backward = self._backward_op if _dispatches(tape, others, given, step_mask) else self.backward
+        inputs = y, tape, matrices, grads, x, needs_x, ctx.count > ctx.matrices, states, step_mask
         if torch.is_grad_enabled():  # by create_graph
             with torch.no_grad():
                 found = backward(*inputs)
@@ -413,7 +413,7 @@ class Op:
         needs_x: bool,
         bias: bool,
         states: Tensors,
-        marks: Tensor | None,
+        step_mask: Tensor | None,
     ) -> list[Tensor]:
         """What `backward` returns, without values."""
         count, dtype, w_ih, w_hh = len(matrices), y.dtype, _shape_of(matrices, 0), _shape_of(matrices, 1)
@@ -431,7 +431,7 @@ class Op:
                 ("x", x, (*rows, I), dtype),
                 ("y", y, (*rows, D * expected["w_hh"][1]), dtype),
                 ("tape", tape, (D, self.parts, T, B, H), dtype),
-                ("marks", marks, (2, T, B), torch.uint8),
+                ("step_mask", step_mask, (2, T, B), torch.uint8),
             ]
         )
         given = [None, *grads] if self.single else grads
@@ -454,7 +454,7 @@ class Op:
         needs_x: bool,
         bias: bool,
         states: Tensors,
-        marks: Tensor | None,
+        step_mask: Tensor | None,
     ) -> list[Tensor]:
         """The gradients to x, the weights and the states, but not to those that are not asked for.
 
@@ -464,7 +464,7 @@ class Op:
         of_matrices = _shape_of(matrices, 0), _shape_of(matrices, 1)
         compute, shapes, rows, dtype = self._pass_back(y.shape, *of_matrices, *wanted)
         results = _allocated(shapes, rows, y, dtype)
-        compute(y, tape, matrices, grads, x, states, marks, needs_x, results)
+        compute(y, tape, matrices, grads, x, states, step_mask, needs_x, results)
         return results
 
 
@@ -486,13 +486,13 @@ def _plain(function: Any) -> Any:
     return lambda x, weights, *others: function(x, weights, False, *others)
 
 
-def _dispatches(x: Tensor, weights: Tensors, others: Tensors, marks: Tensor | None) -> bool:
+def _dispatches(x: Tensor, weights: Tensors, others: Tensors, step_mask: Tensor | None) -> bool:
     """Whether something asks to see operators: a compiler, a tracer, a mode, or one of these tensors by its class."""
     return (
         torch.compiler.is_compiling()
         or not internals.COMPLETE
         or not x.is_cpu  # on "meta", from a call by hand
-        or not _PLAIN.issuperset(map(type, (x, *weights, *others, marks)))
+        or not _PLAIN.issuperset(map(type, (x, *weights, *others, step_mask)))
         or has_torch_function((x,))
         or torch.jit.is_tracing()
         or internals.modes_are_active()

@@ -1,4 +1,4 @@
-"""PackedSequences as padded tensors and back, by one index, and marks of resets; torch.compile can trace both."""
+"""PackedSequences as padded tensors and back, by one index, and step masks of resets; torch.compile can trace both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layers.shared import ENDED, FIRST, FRESH
+from ..layers.shared import FINISHED, INITIAL, RESET
 
 
 class Packing:
@@ -25,32 +25,32 @@ class Packing:
 
     def __init__(self, batch_sizes: Tensor, count: int, B: Any) -> None:
         T, B = self.sizes = len(batch_sizes), int(B)
-        self.marks: Tensor | None = None
-        """Those of `blockcell._layers.marks_of` in both directions; None if all rows are of one length."""
+        self.step_mask: Tensor | None = None
+        """The step mask of `blockcell._layers.step_mask_of` in both directions; None if all rows are of one length."""
         if count == T * B:
             return
         ended = torch.arange(B, device="cpu") >= batch_sizes[:, None]
         self.index = (~ended).view(-1).nonzero_static(size=count).view(-1)
-        first = ended.to(torch.uint8) * ENDED
-        last = first.add(torch.cat([first[1:], first.new_ones(1, B)]) - first, alpha=FIRST // ENDED)
-        first[0] = FIRST
-        self.marks = torch.stack([first, last])
+        first = ended.to(torch.uint8) * FINISHED
+        last = first.add(torch.cat([first[1:], first.new_ones(1, B)]) - first, alpha=INITIAL // FINISHED)
+        first[0] = INITIAL
+        self.step_mask = torch.stack([first, last])
 
     def lengths(self) -> Tensor | None:
         """Those of the rows; None if all rows are of one length."""
-        return None if self.marks is None else (self.marks[0] != ENDED).sum(0)
+        return None if self.step_mask is None else (self.step_mask[0] != FINISHED).sum(0)
 
     def pad(self, data: Tensor) -> Tensor:
         """[N,.] to [T,B,.], with zeros behind the rows."""
         T, B = self.sizes
-        if self.marks is not None:
+        if self.step_mask is not None:
             data = _pad(data, self.index, T * B)
         return data.reshape(T, B, data.shape[1])
 
     def pack(self, padded: Tensor) -> Tensor:
         """[T,B,.] to [N,.]."""
         rows = padded.view(-1, padded.shape[2])
-        return rows if self.marks is None else _Pack.apply(rows, self.index)
+        return rows if self.step_mask is None else _Pack.apply(rows, self.index)
 
 
 def _pad(data: Tensor, index: Tensor, rows: int) -> Tensor:
@@ -74,8 +74,11 @@ class _Pack(torch.autograd.Function):
         return _pad(grad, ctx.saved_tensors[0], ctx.rows), None
 
 
-def marks_of(reset: Tensor) -> Tensor:
-    """The marks of resets [T,B] in both directions; where no row ends, the step that is processed first needs none."""
-    fresh = reset.to(torch.uint8) * FRESH
-    steps = torch.cat([fresh, fresh.new_zeros(1, reset.shape[1])])  # the other direction has that of the step after
+def step_mask_of(reset: Tensor) -> Tensor:
+    """Return the step mask of resets [T,B] in both directions.
+
+    The step that is processed first needs no flag where no row ends.
+    """
+    flags = reset.to(torch.uint8) * RESET
+    steps = torch.cat([flags, flags.new_zeros(1, reset.shape[1])])  # the other direction has that of the step after
     return torch.stack([steps[:-1], steps[1:]])

@@ -25,7 +25,7 @@ from passes.gradients cimport (
     tiles_of, weight_grad_rows
 )
 from passes.steps cimport (
-    ENDED, Layout, Slot, Steps, has_step, layout_of, place, size_of_slots, slot_of, steps_of, use_marks
+    FINISHED, Layout, Slot, Steps, has_step, layout_of, place, set_step_mask, size_of_slots, slot_of, steps_of
 )
 from product.half cimport half
 from product.integer cimport quantize_row, stride_of_codes
@@ -166,7 +166,7 @@ cdef struct Forward:
     Py_ssize_t rows, B, I, O
     Py_ssize_t L, Is, Os  # values in a line, strides of rows of x and of z in scratch
     Layout x_layout, y_layout
-    const unsigned char *marks  # of the rows, or NULL where none has ended
+    const unsigned char *step_mask  # of the rows, or NULL where none has ended
     int activation
     Grid grid
     Py_ssize_t chunk  # rows
@@ -188,7 +188,7 @@ cdef inline Forward forward_of(
     p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
     p.L = 64 // itemsize
     p.Is, p.Os = stride_of_codes(I) if format == INT8 else stride_of(I, p.L), stride_of(O, p.L)
-    p.marks, p.activation = NULL, activation
+    p.step_mask, p.activation = NULL, activation
     p.w = panels_with(I, I, 0, O, p.L, 1, format)
     p.grid = grid_forward(rows, I, O, itemsize, format, threads)
     p.w.fetches = to_prefetch(I * O * itemsize, p.grid.members)
@@ -204,12 +204,12 @@ cdef inline Forward forward_of(
     return p
 
 
-cdef inline void take_marks(Forward *p, const unsigned char *marks) noexcept nogil:
+cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask) noexcept nogil:
     """Say which rows have ended."""
     cdef Py_ssize_t r
     for r in range(p.rows):
-        if marks[r] & ENDED:
-            p.marks = marks
+        if step_mask[r] & FINISHED:
+            p.step_mask = step_mask
             return
 
 
@@ -218,8 +218,8 @@ cdef inline Py_ssize_t place_of(const Layout *a, Py_ssize_t B, Py_ssize_t r) noe
     return r * a.row if a.step == B * a.row else place(a, r // B, r % B)
 
 
-cdef inline bint ended(const unsigned char *marks, Py_ssize_t r) noexcept nogil:
-    return marks is not NULL and marks[r] & ENDED != 0
+cdef inline bint ended(const unsigned char *step_mask, Py_ssize_t r) noexcept nogil:
+    return step_mask is not NULL and step_mask[r] & FINISHED != 0
 
 
 cdef inline Py_ssize_t number_of(Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q) noexcept nogil:
@@ -298,7 +298,7 @@ cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssiz
 
 cdef inline Py_ssize_t *numbers_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
     """How many rows a part has found that have not ended, and their numbers; NULL if none end."""
-    return <Py_ssize_t *> NULL if p.marks is NULL else <Py_ssize_t *> (work + number * p.part.size + p.numbers)
+    return <Py_ssize_t *> NULL if p.step_mask is NULL else <Py_ssize_t *> (work + number * p.part.size + p.numbers)
 
 
 cdef struct Part:
@@ -336,7 +336,7 @@ cdef inline void multiply_marked(
     while r < part.r1:
         n = 0
         for q in range(r, min(r + most, part.r1)):
-            if not ended(p.marks, q):
+            if not ended(p.step_mask, q):
                 load_input(p, rows + n * p.Is, x, q)
                 n += 1
                 numbers[n] = q
@@ -357,7 +357,7 @@ cdef inline void multiply(const Forward *p, const store *x, store *y, real *work
     cdef real *rows = work + number * p.part.size + p.x
     cdef real *sums = sums_of(p, work, number)
     cdef const real *a
-    if p.marks is not NULL:
+    if p.step_mask is not NULL:
         multiply_marked(p, x, y, work, number)
         return
     while r < part.r1:
@@ -431,8 +431,8 @@ cdef inline long long pass_forward(
 ) noexcept nogil:
     cdef Forward p = plan[0]
     p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
-    if a.marks is not NULL:
-        take_marks(&p, a.marks)
+    if a.step_mask is not NULL:
+        use_step_mask(&p, a.step_mask)
     return run_forward(&p, x, <store *> a.y, work, ready)
 
 
@@ -537,9 +537,9 @@ cdef inline Backward backward_of(
     return p
 
 
-cdef inline void take_marks_back(Backward *p, const unsigned char *marks, void *work) noexcept nogil:
+cdef inline void use_step_mask_back(Backward *p, const unsigned char *step_mask, void *work) noexcept nogil:
     """Say where rows end."""
-    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), 1)
+    set_step_mask(&p.steps, step_mask, <Slot *> (<char *> work + p.slots * (64 // p.L)), 1)
 
 
 cdef inline void z_grads(
@@ -554,7 +554,7 @@ cdef inline void z_grads(
         if not has_step(&p.steps, t, b):
             continue
         d = work + p.d + (t * p.B + slot_of(&p.steps, b)) * p.Ns
-        if ended(p.steps.marks, r):
+        if ended(p.steps.step_mask, r):
             clear(d, p.Ns)
             continue
         load_row(d, y_grad + place_of(&p.d_y_layout, p.B, r), p.O)
@@ -609,7 +609,7 @@ cdef inline void weight_grads(
                 at = c * BLOCK + k
                 for l in range(m):
                     r = block.t[at + l] * p.B + block.b[at + l]
-                    rows[l] = <const store *> NULL if ended(p.steps.marks, r) else x + r * p.I + i0
+                    rows[l] = <const store *> NULL if ended(p.steps.step_mask, r) else x + r * p.I + i0
                 pack_tiles(tiles + at * ROWS, p.tile_gap, rows, <const store **> NULL, i1 - i0, m)
                 k += m
         for j in range(j0, j1):
@@ -690,8 +690,8 @@ cdef inline long long pass_backward(
     cdef Backward p = plan[0]
     p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
     guard_zones(&p.workspace, work, 64 // p.L, 1)
-    if a.marks is not NULL:
-        take_marks_back(&p, a.marks, work)
+    if a.step_mask is not NULL:
+        use_step_mask_back(&p, a.step_mask, work)
     return run_backward(&p, a, x, work, ready)
 
 

@@ -21,7 +21,7 @@ from cells.types cimport Gru
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
 from passes.outputs cimport store_h
-from passes.steps cimport FRESH, input_row, marked, place, row_in, step_at
+from passes.steps cimport RESET, has_flag, input_row, place, row_in, step_at
 from product.half cimport half
 from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
@@ -188,7 +188,7 @@ cdef inline void candidate_cells(
             store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, h)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
-            if marked(&p.steps, k + 1, b, FRESH):
+            if has_flag(&p.steps, k + 1, b, RESET):
                 clear(h, L)
 
 

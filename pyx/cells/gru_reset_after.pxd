@@ -22,7 +22,7 @@ from cells.types cimport ResetAfter
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output
-from passes.steps cimport FRESH, input_row, marked, place, row_in, step_at
+from passes.steps cimport RESET, has_flag, input_row, place, row_in, step_at
 from product.half cimport half
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
@@ -130,7 +130,7 @@ cdef inline void forward_cells(
             store_output(p, outputs, OUT_H, j, t, row, y)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
-            if marked(&p.steps, k + 1, b, FRESH):
+            if has_flag(&p.steps, k + 1, b, RESET):
                 clear(h, L)
 
 

@@ -42,7 +42,7 @@ from passes.operands cimport (
     WCO, WCO_GRAD
 )
 from passes.outputs cimport store_h, store_output
-from passes.steps cimport FRESH, input_row, marked, place, row_in, step_at
+from passes.steps cimport RESET, has_flag, input_row, place, row_in, step_at
 from product.half cimport half
 from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
@@ -241,7 +241,7 @@ cdef inline void lstm_cells(
                 round_to_half(cs)
                 if not projected:
                     round_to_half(h)
-            if marked(&p.steps, k + 1, b, FRESH):
+            if has_flag(&p.steps, k + 1, b, RESET):
                 clear(cs, L)
                 if not projected:
                     clear(h, L)
@@ -271,7 +271,7 @@ cdef inline void projected_cells(
                 store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, h)
                 if store is half:
                     round_to_half(h)
-                if marked(&p.steps, k + 1, b, FRESH):
+                if has_flag(&p.steps, k + 1, b, RESET):
                     clear(h, L)
 
 
@@ -364,7 +364,7 @@ cdef inline void backward_lines(
             projected_grad_line(p, lstm, inputs, j, t, b, product + (j - j0) * L, d + p.column[1])
             continue
         lstm_grad_line(p, lstm, inputs, cs_prev, work + p.peep, j, t, b, product + (j - j0) * L, d_cs + j * L, d)
-        if marked(&p.steps, k, slot, FRESH):  # the step before did not lead here
+        if has_flag(&p.steps, k, slot, RESET):  # the step before did not lead here
             clear(d_cs + j * L, L)
 
 

@@ -12,7 +12,7 @@ from cells.types cimport Rnn
 from passes.gradients cimport add_line
 from passes.operands cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h
-from passes.steps cimport FRESH, marked, place, row_in, step_at
+from passes.steps cimport RESET, has_flag, place, row_in, step_at
 from product.half cimport half
 from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
@@ -45,7 +45,7 @@ cdef inline void forward_cells(
                 store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, h)
                 if store is half:  # the next step reads the state as it is stored
                     round_to_half(h)
-                if marked(&p.steps, k + 1, b, FRESH):
+                if has_flag(&p.steps, k + 1, b, RESET):
                     clear(h, L)
 
 

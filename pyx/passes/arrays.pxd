@@ -26,7 +26,7 @@ cdef struct Pass:
     const void *first[STATES]  # [B,H], but h, the last of them, [B,P]
     void *last[STATES]
     void *saved  # the other outputs of the steps, one array [T,B,H] after the other
-    const unsigned char *marks  # [T,B]
+    const unsigned char *step_mask  # [T,B]
     bint reverse
     void *packed
     Layout x_layout, y_layout

@@ -23,7 +23,7 @@ from passes.operands cimport (
     H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_C, W_C_GRAD, W_C_H,
     W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, WCI, WCI_GRAD, X, X_GRAD
 )
-from passes.steps cimport FRESH, clear_past_ends, input_row, marked, row_in, step_at, taking_part
+from passes.steps cimport RESET, clear_past_ends, has_flag, input_row, row_in, step_at, taking_part
 from product.half cimport half
 from product.panels cimport MATRICES
 from product.real cimport real
@@ -34,7 +34,7 @@ from product.tile cimport (
 from schedule.cost cimport packer, parts_of, threads_of, use_threads
 from schedule.plan cimport (
     PEEPHOLES, Backward, Share, matrices_of, products_of, projects, saved_of, share_of, state_matrices_of,
-    take_marks_back
+    use_step_mask_back
 )
 from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
 from schedule.workspace cimport guard_zones, release_zones
@@ -144,7 +144,7 @@ cdef inline void carried_grads(
         for n in range(state_matrices_of(c)):
             product(acc, taking, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n], next_panel(p, panels[n], n), first)
     for q in range(rows):
-        if marked(&p.steps, k + 1, b + q, FRESH):  # step k + 1 did not see the state of step k
+        if has_flag(&p.steps, k + 1, b + q, RESET):  # step k + 1 did not see the state of step k
             clear(acc + q * LINES * L, lines * L)
 
 
@@ -682,9 +682,9 @@ cdef inline long long pass_backward(
         outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
     p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
     guard_zones(&p.workspace, work, 64 // p.L, 1)
-    if a.marks is not NULL:
+    if a.step_mask is not NULL:
         use_threads(&p.grid, ready)
-        take_marks_back(&p, a.marks, work)
+        use_step_mask_back(&p, a.step_mask, work)
     return run_backward(&p, c, inputs, outputs, work, ready)
 
 

@@ -18,7 +18,7 @@ from passes.operands cimport (
     BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
 )
 from passes.steps cimport (
-    FRESH, Layout, clear_past_ends, first_step, last_step, layout_of, load_steps, marked, place, row_in, rows_of,
+    RESET, Layout, clear_past_ends, first_step, has_flag, last_step, layout_of, load_steps, place, row_in, rows_of,
     step_at, taking_part
 )
 from product.half cimport half
@@ -35,7 +35,7 @@ from product.tile cimport (
 from schedule.cost cimport packer, parts_of, threads_of, use_threads
 from schedule.plan cimport (
     Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of, projects, saved_of,
-    state_matrices_of, stores_rows, take_marks, use_panels, x_of, x_products_of, z_of
+    state_matrices_of, stores_rows, use_panels, use_step_mask, x_of, x_products_of, z_of
 )
 from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
 from schedule.workspace cimport guard_zones, release_zones
@@ -46,7 +46,7 @@ cdef inline void load_state(
     const Forward *p, real *rows, Py_ssize_t stride, const store *first, Py_ssize_t size, Py_ssize_t b
 ) noexcept nogil:
     """Load the state that the row in slot b starts from; NULL stands for zeros."""
-    if first is NULL or marked(&p.steps, first_step(&p.steps, b), b, FRESH):
+    if first is NULL or has_flag(&p.steps, first_step(&p.steps, b), b, RESET):
         clear(rows + b * stride, stride)
     else:
         load_row(rows + b * stride, first + row_in(&p.steps, b) * size, size)
@@ -415,9 +415,9 @@ cdef inline long long pass_forward(
         inputs[H_PREV], outputs[H_LAST] = <const store *> a.first[0], <store *> a.last[0]
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
     guard_zones(&p.workspace, work, 64 // p.L, 1)
-    if a.marks is not NULL:
+    if a.step_mask is not NULL:
         use_threads(&p.grid, ready)
-        take_marks(&p, a.marks, work)
+        use_step_mask(&p, a.step_mask, work)
     if p.packed:
         use_panels(&p, a.packed)
     else:

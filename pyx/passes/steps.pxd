@@ -1,8 +1,8 @@
 """The steps of a sequence: their order, where their rows are in memory, and where a row ends or starts anew.
 
-Marks, where there are any, say for every row (t, b), r = t * B + b: that the row ended before this step, or that
-the state which it starts from is zero, or that it is the initial one.  Else it is that of the step processed before.
-Without marks every row takes part in all steps and starts from the initial state.
+A step mask has flags for every row (t, b), r = t * B + b: that the row ended before this step, or that the state which
+it starts from is zero, or that it is the initial one.  Else it is that of the step processed before.  Without a step
+mask every row takes part in all steps and starts from the initial state.
 
 Rows that have ended cost nothing: in scratch every batch row has a slot, and the longest rows have the first ones of
 each part, so the rows that take part in a step stand side by side from the part's first slot on.
@@ -17,9 +17,9 @@ from product.tile cimport load_row, store
 from schedule.team cimport share
 
 cdef enum:
-    ENDED = 1  # as are all later steps of the row: x is not looked at, outputs are zero, the state stays
-    FRESH = 2
-    FIRST = 4
+    FINISHED = 1  # as are all later steps of the row: x is not looked at, outputs are zero, the state stays
+    RESET = 2
+    INITIAL = 4
 
 
 cdef struct Slot:
@@ -30,7 +30,7 @@ cdef struct Slot:
 cdef struct Steps:
     Py_ssize_t T, B
     bint reverse  # the last step is processed first
-    const unsigned char *marks  # or NULL
+    const unsigned char *step_mask  # or NULL
     const Slot *slots  # or NULL: each row is in the slot of its number, and takes part in all steps
 
 
@@ -60,7 +60,7 @@ cdef inline Py_ssize_t place(const Layout *a, Py_ssize_t t, Py_ssize_t b) noexce
 cdef inline Steps steps_of(Py_ssize_t T, Py_ssize_t B) noexcept nogil:
     """All rows through all steps."""
     cdef Steps s
-    s.T, s.B, s.reverse, s.marks, s.slots = T, B, False, NULL, NULL
+    s.T, s.B, s.reverse, s.step_mask, s.slots = T, B, False, NULL, NULL
     return s
 
 
@@ -71,7 +71,7 @@ cdef inline Py_ssize_t step_at(const Steps *s, Py_ssize_t k) noexcept nogil:
 
 # --------------------------------------------------------------------------------------------------------------- slots
 cdef inline Py_ssize_t size_of_slots(Py_ssize_t B, Py_ssize_t L) noexcept nogil:
-    """Reals of scratch, in lines of L, that `use_marks` needs."""
+    """Reals of scratch, in lines of L, that `set_step_mask` needs."""
     return (2 * B * <Py_ssize_t> sizeof(Slot) + 63) // 64 * L
 
 
@@ -84,16 +84,16 @@ cdef inline int compared(const void *a, const void *b) noexcept nogil:
     return 1 if one.row > other.row else -1
 
 
-cdef inline void use_marks(Steps *s, const unsigned char *marks, Slot *slots, Py_ssize_t parts) noexcept nogil:
-    """Rows take part as these marks say.  If some end early, the rows are dealt out to the slots of so many parts, the
+cdef inline void set_step_mask(Steps *s, const unsigned char *step_mask, Slot *slots, Py_ssize_t parts) noexcept nogil:
+    """Let rows take part as a step mask says.  If some end early, deal the rows out to the slots of so many parts, the
     longest one first.  There is room for 2 * B slots."""
     cdef Slot *ordered = slots + s.B
     cdef Py_ssize_t b, t, n = 0, part, at
     cdef bint in_order = True, all_full = True
-    s.marks, s.slots = marks, NULL
+    s.step_mask, s.slots = step_mask, NULL
     for b in range(s.B):
         t = s.T
-        while t > 0 and marks[(t - 1) * s.B + b] & ENDED:
+        while t > 0 and step_mask[(t - 1) * s.B + b] & FINISHED:
             t -= 1
         ordered[b].row, ordered[b].end = b, t
         all_full = all_full and t == s.T
@@ -173,9 +173,9 @@ cdef inline Py_ssize_t rows_of(
     return rows
 
 
-cdef inline bint marked(const Steps *s, Py_ssize_t k, Py_ssize_t b, int mark) noexcept nogil:
-    """Whether the row in slot b has the mark in the step processed as number k, if there is one."""
-    return s.marks is not NULL and k < s.T and s.marks[step_at(s, k) * s.B + row_in(s, b)] & mark != 0
+cdef inline bint has_flag(const Steps *s, Py_ssize_t k, Py_ssize_t b, int flag) noexcept nogil:
+    """Whether the row in slot b has the flag in the step processed as number k, if there is one."""
+    return s.step_mask is not NULL and k < s.T and s.step_mask[step_at(s, k) * s.B + row_in(s, b)] & flag != 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -219,11 +219,11 @@ cdef inline const store *input_row(
 ) noexcept nogil:
     """What row (t, b) read: of x where `first` is NULL, else the state that it started from, which stands in `first`
     [B,H], the initial one, or in `rest`, those that the steps gave.  NULL where that is nothing or zero."""
-    cdef int mark = s.marks[t * s.B + b] if s.marks is not NULL else 0
-    if mark & ENDED or (mark & FRESH and first is not NULL):
+    cdef int flags = s.step_mask[t * s.B + b] if s.step_mask is not NULL else 0
+    if flags & FINISHED or (flags & RESET and first is not NULL):
         return <const store *> NULL
     if first is NULL:
         return rest + place(layout, t, b)
-    if mark & FIRST or t == step_at(s, 0):
+    if flags & INITIAL or t == step_at(s, 0):
         return first + b * H
     return rest + place(layout, t + 1 if s.reverse else t - 1, b)

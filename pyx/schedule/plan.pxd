@@ -8,7 +8,7 @@ parts of the product before.  Which grid of groups and members there is cost.pxd
 from cell cimport cell
 from cells.types cimport Gru, Lstm, ResetAfter, Rnn
 from passes.gradients cimport PLAIN, plain_panels, tiles_of
-from passes.steps cimport Layout, Slot, Steps, layout_of, size_of_slots, steps_of, taking_part, use_marks
+from passes.steps cimport Layout, Slot, Steps, layout_of, set_step_mask, size_of_slots, steps_of, taking_part
 from product.integer cimport stride_of_codes
 from product.panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of
 from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
@@ -275,12 +275,12 @@ cdef inline Forward plan_forward(
 cdef inline bint stores_rows(const Forward *p) noexcept nogil:
     """Whether h is stored in whole rows after a step, not line by line: while a thread writes a line of one row after
     the other, its cache fetches that of the rows that come next, and these may be another thread's."""
-    return p.gap > 0 and p.grid.members == 1 and p.steps.marks is NULL
+    return p.gap > 0 and p.grid.members == 1 and p.steps.step_mask is NULL
 
 
-cdef inline void take_marks(Forward *p, const unsigned char *marks, void *work) noexcept nogil:
+cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask, void *work) noexcept nogil:
     """Say where rows end or start anew."""
-    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), p.grid.groups)
+    set_step_mask(&p.steps, step_mask, <Slot *> (<char *> work + p.slots * (64 // p.L)), p.grid.groups)
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
@@ -461,9 +461,9 @@ cdef inline Share share_of(const Backward *p, Py_ssize_t number, Py_ssize_t pane
     return part
 
 
-cdef inline void take_marks_back(Backward *p, const unsigned char *marks, void *work) noexcept nogil:
-    """As `take_marks`."""
-    use_marks(&p.steps, marks, <Slot *> (<char *> work + p.slots * (64 // p.L)), p.grid.groups)
+cdef inline void use_step_mask_back(Backward *p, const unsigned char *step_mask, void *work) noexcept nogil:
+    """As `use_step_mask`."""
+    set_step_mask(&p.steps, step_mask, <Slot *> (<char *> work + p.slots * (64 // p.L)), p.grid.groups)
 
 
 cdef inline Grid grid_of_cell_grad(Py_ssize_t B, Py_ssize_t H, Py_ssize_t threads) noexcept nogil:

@@ -77,20 +77,20 @@ def lent(value):
     return [*map(lent, value)] if isinstance(value, list) else None if value is None else Lent(value)
 
 
-def forward(kind, sizes, threads, x, weights, states, marks, outputs, directions=1, projection=0):
+def forward(kind, sizes, threads, x, weights, states, step_mask, outputs, directions=1, projection=0):
     """The forward pass over arrays; the outputs are filled."""
     bias = len(weights) > 3 * directions
     compute = pass_of(kind, sizes, x.dtype, directions, bias, threads, projection=projection)
-    compute(*map(lent, (x, weights, states, marks, outputs)))
+    compute(*map(lent, (x, weights, states, step_mask, outputs)))
 
 
 def backward(
-    kind, sizes, threads, y, tape, matrices, grads, x, states, marks, needs_x, outputs, directions=1, projection=0
+    kind, sizes, threads, y, tape, matrices, grads, x, states, step_mask, needs_x, outputs, directions=1, projection=0
 ):
     """The backward pass over arrays, likewise."""
     bias = x is None or len(outputs) - needs_x - len(states) > len(matrices)
     compute = pass_of(kind, sizes, y.dtype, directions, bias, threads, True, projection)
-    compute(*map(lent, (y, tape, matrices, grads, x, states, marks)), needs_x, lent(outputs))
+    compute(*map(lent, (y, tape, matrices, grads, x, states, step_mask)), needs_x, lent(outputs))
 
 
 def weights_of(g, kind, inputs, hidden, dtype, bias=True, projection=0):

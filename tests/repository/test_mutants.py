@@ -120,7 +120,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "cells/lstm.pxd",
         {"product + (j - j0) * L, d + p.column[1]": "work + p.d_h + slot * p.Ps + j * L, d + p.column[1]"},
     ),
-    "projected: cs goes past a reset": ("cells/lstm.pxd", {"if marked(&p.steps, k, slot, FRESH):": "if False:"}),
+    "projected: cs goes past a reset": ("cells/lstm.pxd", {"if has_flag(&p.steps, k, slot, RESET):": "if False:"}),
     "projected: the weights' gradient without co": (
         "passes/backward.pxd",
         {"state, scale = inputs[OUT_O], inputs[OUT_CO]": "state, scale = inputs[OUT_O], inputs[OUT_O]"},

@@ -251,23 +251,23 @@ def test_rows_of_any_lengths(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_marks(kind):
+def test_any_step_mask(kind):
     """Rows that end, start anew and go on at any step: each has the bits that it has alone, without its end."""
     g, module = np.random.default_rng([SEED, 4]), getattr(nn, kind)(48, 96, bidirectional=True)
     weights = [parameter.detach() for parameter in module.parameters()]
     for k in range(20):
         T, B = int(g.integers(1, 80)), int(g.integers(1, 20))
-        marks = g.choice([0, 1, 2, 4], (2, T, B), p=[0.94, 0.02, 0.02, 0.02])
+        step_mask = g.choice([0, 1, 2, 4], (2, T, B), p=[0.94, 0.02, 0.02, 0.02])
         lengths = g.permutation(np.append(g.integers(0, T + 1, B - 1), T))
-        marks[:, np.arange(T)[:, None] >= lengths] = 1
-        marks = torch.from_numpy(marks.astype(np.uint8))
+        step_mask[:, np.arange(T)[:, None] >= lengths] = 1
+        step_mask = torch.from_numpy(step_mask.astype(np.uint8))
         x, states = torch.randn(T, B, 48), list(torch.randn(1 + (kind == "LSTM"), 2, B, 96))
         torch.set_num_threads(int(g.integers(1, 3)))
-        y, *last = module._op.forward(x, weights, bool(k % 2), True, False, states, marks)[: 1 + len(states)]
+        y, *last = module._op.forward(x, weights, bool(k % 2), True, False, states, step_mask)[: 1 + len(states)]
         for b, length in enumerate(lengths):
             row = slice(b, b + 1)
             inputs = [x[:length, row], weights, False, True, False, [state[:, row] for state in states]]
-            y1, *last1 = module._op.forward(*inputs, marks[:, :length, row].contiguous())
+            y1, *last1 = module._op.forward(*inputs, step_mask[:, :length, row].contiguous())
             where = f"seed {SEED}, call {k}: {T=}, {B=}, row {b}"
             assert torch.equal(y[:length, row], y1) and not y[length:, row].any(), where
             assert all(torch.equal(a[:, row], b) for a, b in zip(last, last1, strict=True)), where

@@ -14,7 +14,7 @@ from bits import on_threads, same
 from torch_layout import SAVED, STATES, Lent, backward, forward, lent, pass_of, weights_of
 
 from blockcell import GRU, LSTM, RNN
-from blockcell._layers import marks_of
+from blockcell._layers import step_mask_of
 
 SEED = int(os.environ.get("BLOCKCELL_SEED", 17))
 
@@ -74,13 +74,16 @@ def test_equals_the_layer(kind, dtype):
         if zero:
             states = [np.zeros_like(state) for state in states]
         lengths = g.integers(0, T + 1, B) if g.random() < 0.4 else None
-        marks = None if lengths is None else np.stack([marks_of(T, B, lengths, None, reverse) for reverse in (0, 1)])
+        if lengths is None:
+            step_mask = None
+        else:
+            step_mask = np.stack([step_mask_of(T, B, lengths, None, reverse) for reverse in (0, 1)])
 
         x, y, last = placed(g, x), np.empty((T, B, D * P), dtype), [np.empty_like(state) for state in states]
         tape = np.empty((D, SAVED[kind], T, B, hidden), dtype)
         kept = [tape, np.empty_like(y)][: int(g.integers(1, 3))] if training else []
         first, given = [placed_weight(g, array) for array in states], [placed_weight(g, array) for array in weights]
-        forward(kind, sizes, threads, x, given, [] if zero else first, marks, [y, *last, *kept], D, projection)
+        forward(kind, sizes, threads, x, given, [] if zero else first, step_mask, [y, *last, *kept], D, projection)
         assert len(kept) < 2 or same(kept[1], y), where
         wants_x, wants_weights = g.random() < 0.7, g.random() < 0.7
         missing = g.random(1 + n) < 0.1  # gradients that are zero, which callers leave out
@@ -92,7 +95,7 @@ def test_equals_the_layer(kind, dtype):
         results = [np.full(shape, np.nan, dtype) for shape in shapes]
         d_first = [] if zero else [np.full_like(state, np.nan) for state in states]
         if training:
-            of = x if wants_weights else None, [] if zero else first, marks
+            of = x if wants_weights else None, [] if zero else first, step_mask
             matrices = [array for k, array in enumerate(given) if array.ndim == 2]
             found = [*results, *d_first], D, projection
             backward(kind, sizes, threads, y, tape, matrices, incoming, *of, wants_x, *found)
@@ -153,8 +156,8 @@ def test_single_steps(kind, dtype):
         last, tape = [np.empty_like(state) for state in states], np.empty((1, SAVED[kind], T, B, hidden), dtype)
         compute = pass_of(kind, sizes, dtype, threads=threads, projection=projection, single=True)
         for lengths in (None, np.append(g.integers(0, 2, B - 1), 1)):
-            marks = None if lengths is None else np.stack([marks_of(T, B, lengths, None, False)] * 2)
-            compute(*map(lent, (x, given, states, marks, [*last, tape])))
+            step_mask = None if lengths is None else np.stack([step_mask_of(T, B, lengths, None, False)] * 2)
+            compute(*map(lent, (x, given, states, step_mask, [*last, tape])))
             _, expected, of_layer = layer_of(**named, **options).forward(x[None], tuple(states[::-1]), lengths=lengths)
             assert same(last[::-1], [*expected]), (k, lengths)
             assert same(tape[0], of_layer.content.saved), (k, lengths)
@@ -162,7 +165,7 @@ def test_single_steps(kind, dtype):
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("kind", ["lstm", "projected lstm", "gru", "rnn"])
-def test_any_marks(kind):
+def test_any_step_mask(kind):
     """Rows end and start anew: y and the last states are those without the steps past the end."""
     hidden, inputs, projection = 40, 24, 33 if kind == "projected lstm" else 0
     kind, widths = kind.removeprefix("projected "), (projection or hidden, hidden)
@@ -170,22 +173,23 @@ def test_any_marks(kind):
         g = np.random.default_rng([SEED, k])
         T, B = int(g.integers(1, 30)), int(g.integers(1, 20))
         weights = weights_of(g, kind, inputs, hidden, np.float64, projection=projection)[0]
-        marks = g.choice([0, 2, 4], (T, B), p=[0.8, 0.1, 0.1]).astype(np.uint8)
-        marks[np.arange(T)[:, None] >= g.integers(0, T + 1, B)] = 1
+        step_mask = g.choice([0, 2, 4], (T, B), p=[0.8, 0.1, 0.1]).astype(np.uint8)
+        step_mask[np.arange(T)[:, None] >= g.integers(0, T + 1, B)] = 1
         x = g.standard_normal((T, B, inputs))
         states = [g.uniform(-1, 1, (1, B, width)) for width in widths[: len(STATES[kind])]]
 
-        def passed(x, states, marks, threads, weights=weights):
-            outputs = [np.full((*marks.shape, widths[0]), np.nan), *(np.full_like(state, np.nan) for state in states)]
+        def passed(x, states, step_mask, threads, weights=weights):
+            y = np.full((*step_mask.shape, widths[0]), np.nan)
+            outputs = [y, *(np.full_like(state, np.nan) for state in states)]
             sizes = *x.shape, hidden
-            forward(kind, sizes, threads, x, weights, states, np.stack([marks] * 2), outputs, 1, projection)
+            forward(kind, sizes, threads, x, weights, states, np.stack([step_mask] * 2), outputs, 1, projection)
             return outputs
 
-        y, *last = passed(x, states, marks, 1 + k % 3)
+        y, *last = passed(x, states, step_mask, 1 + k % 3)
         for b in range(B):
-            row, counted = slice(b, b + 1), marks[:, b] != 1
+            row, counted = slice(b, b + 1), step_mask[:, b] != 1
             first = [state[:, row].copy() for state in states]
-            y_alone, *last_alone = passed(x[counted, row], first, np.ascontiguousarray(marks[counted, row]), 1)
+            y_alone, *last_alone = passed(x[counted, row], first, np.ascontiguousarray(step_mask[counted, row]), 1)
             assert same(y[counted, row], y_alone) and not y[~counted, row].any(), (k, b)
             assert same([state[:, row].copy() for state in last], last_alone), (k, b)
 
@@ -216,8 +220,8 @@ def small(kind="gru", D=2):
     arrays = [array for _ in range(D) for array in weights_of(g, kind, inputs, hidden, dtype)[0]]
     states = [Resizable(np.zeros((D, B, hidden), dtype)) for _ in STATES[kind]]
     outputs = [Lent(np.full(shape, np.nan, dtype)) for shape in [(T, B, D * hidden)] + len(states) * [(D, B, hidden)]]
-    x, marks = g.standard_normal((T, B, inputs)).astype(dtype), np.zeros((2, T, B), np.uint8)
-    given = Resizable(x), [*map(Resizable, arrays)], states, Resizable(marks)
+    x, step_mask = g.standard_normal((T, B, inputs)).astype(dtype), np.zeros((2, T, B), np.uint8)
+    given = Resizable(x), [*map(Resizable, arrays)], states, Resizable(step_mask)
     return pass_of(kind, sizes, dtype, D), given, outputs
 
 
@@ -257,10 +261,10 @@ def test_what_is_refused(kind):
             with pytest.raises(ValueError, match="blockcell: "):
                 compute(*put(other), outputs)
     assert count == 2 + 8 + len(STATES[kind])
-    x, weights, states, marks = given
+    x, weights, states, step_mask = given
     for others in ((weights[:-1], states), (weights + weights[:1], states), (weights, states + states[:1])):
         with pytest.raises(ValueError, match=r"blockcell: there are \d+ "):
-            compute(x, *others, marks, outputs)
+            compute(x, *others, step_mask, outputs)
     assert all(np.isnan(output.array).all() for output in outputs)  # nothing was computed
     compute(*given, outputs)
     assert not any(np.isnan(output.array).any() for output in outputs)

@@ -754,11 +754,11 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
     """Every tensor of another shape or dtype is refused, and so no memory is touched."""
     module = made(kind, 5, 8)
     op, weights, n = module._op, [*module.parameters()], 1 + (kind == "LSTM")
-    states, marks = [torch.zeros(1, 3, 8)] * n, torch.zeros(2, 4, 3, dtype=torch.uint8)
-    forward = X, weights, True, False, True, states, marks
+    states, step_mask = [torch.zeros(1, 3, 8)] * n, torch.zeros(2, 4, 3, dtype=torch.uint8)
+    forward = X, weights, True, False, True, states, step_mask
     y, *last, tape, kept = op._forward_op(*forward)
     assert torch.equal(kept, y) and kept.data_ptr() != y.data_ptr()
-    backward = kept, tape, weights[:2], [y, *last], X, True, True, states, marks
+    backward = kept, tape, weights[:2], [y, *last], X, True, True, states, step_mask
     whole = *forward[:2], *forward[3:]
     for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
         operator(*inputs)
@@ -780,15 +780,15 @@ def operators_and_inputs(kind):
     module, n, rows = made(kind, 5, 8), 1 + (base == "LSTM"), (3,) if cell else (4, 3)
     weights = [p.detach() for p in module.parameters()]
     x, states = torch.randn(*rows, 5), [torch.zeros(*([3] if cell else [1, 3]), 8)] * n
-    marks, reset = torch.zeros(2, 1 if cell else 4, 3, dtype=torch.uint8), torch.zeros(4, 3, dtype=torch.bool)
+    step_mask, reset = torch.zeros(2, 1 if cell else 4, 3, dtype=torch.uint8), torch.zeros(4, 3, dtype=torch.bool)
     op = module._op
-    *outputs, tape = op.forward(x, weights, True, False, cell, states, marks)[: n + 2 - cell]
+    *outputs, tape = op.forward(x, weights, True, False, cell, states, step_mask)[: n + 2 - cell]
     given = {"x": x, "weights": weights}
-    rest = {"bidirectional": False, "apart": cell, "states": states, "marks": marks}
+    rest = {"bidirectional": False, "apart": cell, "states": states, "step_mask": step_mask}
     yield op._op, given | rest
     yield op._forward_op, given | {"keep": True} | rest
     saved = {"y": outputs[0], "tape": tape, "matrices": weights[:2], "grads": outputs}
-    yield op._backward_op, saved | {"x": x, "needs_x": True, "bias": True, "states": states, "marks": marks}
+    yield op._backward_op, saved | {"x": x, "needs_x": True, "bias": True, "states": states, "step_mask": step_mask}
     if base != "RNN":
         of_rows = {"lengths": None, "reset": None} if cell else {"lengths": torch.tensor([4, 2, 1]), "reset": reset}
         options = {"bidirectional": False, "states": states} | of_rows | {"scheme": "int8"}
