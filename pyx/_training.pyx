@@ -1,10 +1,14 @@
-"""One step of an optimizer, and the cross-entropy with its gradient, over arrays that can be taken as they are.
+"""Steps of optimizers, and the cross-entropy with its gradient, over arrays that can be taken as they are.
 
 blockcell/optim.py and blockcell/loss.py have the equations.  They ask here first; where the answer is None, they
 convert the arguments, or say what is wrong with them, and ask again.
 
-The bits are those of numpy's operations on whole arrays, one after the other: every result is rounded to the arrays'
-dtype, and setup.py keeps the compiler from joining a product and a sum.  Powers, logarithms and sums are numpy's.
+Results are bit-identical with those of numpy's operations on whole arrays, one after the other: every result is rounded
+to the arrays' dtype, and setup.py keeps the compiler from fusing a product and a sum.  Powers, logarithms and sums are
+numpy's.
+
+Arrays are C-contiguous and no two of them overlap.  N is the number of rows of logits, C that of classes; a row is i, a
+class c, and of a weight i is an element; lane l of line j is a number of a vector.
 """
 from libc.math cimport INFINITY, pow, sqrt, sqrtf
 from numpy cimport (
@@ -20,7 +24,7 @@ from product.real cimport real
 
 import_array()
 
-cdef object exp = numpy.exp, log1p = numpy.log1p, total = numpy.add.reduce, DOUBLE = numpy.dtype(numpy.float64)
+cdef object exp = numpy.exp, log1p = numpy.log1p, add_reduce = numpy.add.reduce, DOUBLE = numpy.dtype(numpy.float64)
 
 cdef enum:
     SLOTS = 2  # at most: arrays that an optimizer keeps for each weight
@@ -28,8 +32,8 @@ cdef enum:
     LANES = 16
 
 
-cdef inline bint is_computed(array) noexcept:
-    """Whether it is of a dtype that is computed in, contiguous and in every other way plain."""
+cdef inline bint is_real_array(array) noexcept:
+    """Return whether `array` is of float32 or float64, C-contiguous, aligned and of native byte order."""
     return (
         PyArray_CheckExact(array)
         and PyArray_ISCARRAY_RO(<ndarray> array)
@@ -38,15 +42,16 @@ cdef inline bint is_computed(array) noexcept:
 
 
 cdef inline bint is_like(array, ndarray other) noexcept:
-    """The same, and of the other's dtype and shape."""
+    """Return whether `array` has the other's dtype and shape, and `is_real_array`."""
     return (
-        is_computed(array)
+        is_real_array(array)
         and PyArray_TYPE(<ndarray> array) == PyArray_TYPE(other)
         and PyArray_SAMESHAPE(<ndarray> array, other)
     )
 
 
 cdef inline ndarray new_like(ndarray array):
+    """Return an array without values, of the dtype and shape of `array`."""
     return PyArray_SimpleNew(PyArray_NDIM(array), PyArray_DIMS(array), PyArray_TYPE(array))
 
 
@@ -57,101 +62,127 @@ cdef enum Rule:
     ADAM
 
 
-cdef struct Factors:
-    double rate, decay1, decay2, correct1, correct2, epsilon
+cdef struct Hyperparameters:  # by the equations in blockcell/optim.py
+    double rate  # the learning rate
+    double decay1, decay2  # momentum: the decay of the velocity; Adam: those of m and v
+    double correct1, correct2  # Adam: 1 - decay ** steps, by which m and v are divided
+    double epsilon
 
 
-cdef struct Entry:  # a weight, its gradient, and what is kept from step to step, before and after the step
+cdef struct WeightUpdate:  # the arrays of one weight in a step, all of its dtype and shape
     const void *w
     const void *grad
-    const void *before[SLOTS]
-    void *after[SLOTS]
-    void *moved
+    const void *before[SLOTS]  # velocity, or m and v, before the step
+    void *after[SLOTS]  # and after it; written
+    void *new_w  # written
 
 
 cdef inline real root(real x) noexcept nogil:
+    """Return the square root of x."""
     return sqrtf(x) if real is float else sqrt(x)
 
 
-cdef void sgd_row(
-    Py_ssize_t n, const Factors *c, const real *restrict w, const real *restrict grad, real *restrict moved
+cdef void sgd_step(
+    Py_ssize_t n, const Hyperparameters *hyper, const real *restrict w, const real *restrict grad, real *restrict new_w
 ) noexcept nogil:
-    cdef real rate = <real> c.rate
+    """Update n elements of a weight by gradient descent."""
+    cdef real rate = <real> hyper.rate
     cdef Py_ssize_t i
     for i in range(n):
-        moved[i] = w[i] - rate * grad[i]
+        new_w[i] = w[i] - rate * grad[i]
 
 
-cdef void momentum_row(
-    Py_ssize_t n, const Factors *c, const real *restrict w, const real *restrict grad, const real *restrict before,
-    real *restrict after, real *restrict moved
+cdef void momentum_step(
+    Py_ssize_t n, const Hyperparameters *hyper, const real *restrict w, const real *restrict grad,
+    const real *restrict velocity, real *restrict new_velocity, real *restrict new_w
 ) noexcept nogil:
-    cdef real rate = <real> c.rate, kept = <real> c.decay1
+    """Update n elements of a weight and of its velocity."""
+    cdef real rate = <real> hyper.rate, decay = <real> hyper.decay1
     cdef Py_ssize_t i
     for i in range(n):
-        after[i] = kept * before[i] + grad[i]
-        moved[i] = w[i] - rate * after[i]
+        new_velocity[i] = decay * velocity[i] + grad[i]
+        new_w[i] = w[i] - rate * new_velocity[i]
 
 
-cdef void adam_row(
-    Py_ssize_t n, const Factors *c, const real *restrict w, const real *restrict grad, const real *restrict m_before,
-    const real *restrict v_before, real *restrict m, real *restrict v, real *restrict moved
+cdef void adam_step(
+    Py_ssize_t n, const Hyperparameters *hyper, const real *restrict w, const real *restrict grad,
+    const real *restrict m, const real *restrict v, real *restrict new_m, real *restrict new_v, real *restrict new_w
 ) noexcept nogil:
-    cdef real kept1 = <real> c.decay1, kept2 = <real> c.decay2
-    cdef real taken1 = <real> (1 - c.decay1), taken2 = <real> (1 - c.decay2)
-    cdef real rate = <real> (c.rate / c.correct1), correct2 = <real> c.correct2, epsilon = <real> c.epsilon
-    cdef real nowhere = 0 if c.epsilon else INFINITY  # without any gradient so far: there is nowhere to go
-    cdef real size
+    """Update n elements of a weight and of its moments m and v."""
+    cdef real decay1 = <real> hyper.decay1, decay2 = <real> hyper.decay2
+    cdef real one_minus_decay1 = <real> (1 - hyper.decay1), one_minus_decay2 = <real> (1 - hyper.decay2)
+    cdef real rate = <real> (hyper.rate / hyper.correct1), correct2 = <real> hyper.correct2
+    cdef real epsilon = <real> hyper.epsilon
+    cdef real divisor_for_zero = 0 if hyper.epsilon else INFINITY  # w stays where all gradients so far were zero
+    cdef real divisor
     cdef Py_ssize_t i
     for i in range(n):
-        m[i] = kept1 * m_before[i] + taken1 * grad[i]
-        v[i] = kept2 * v_before[i] + taken2 * grad[i] * grad[i]
-        size = root(v[i] / correct2) + epsilon
-        moved[i] = w[i] - rate * m[i] / (nowhere if size == 0 else size)
+        new_m[i] = decay1 * m[i] + one_minus_decay1 * grad[i]
+        new_v[i] = decay2 * v[i] + one_minus_decay2 * grad[i] * grad[i]
+        divisor = root(new_v[i] / correct2) + epsilon
+        new_w[i] = w[i] - rate * new_m[i] / (divisor_for_zero if divisor == 0 else divisor)
 
 
-cdef void move_row(Rule rule, const Factors *c, const Entry *e, Py_ssize_t n, const real *w) noexcept nogil:
-    """`w` is the entry's, of its dtype."""
-    cdef const real *grad = <const real *> e.grad
-    cdef real *moved = <real *> e.moved
+cdef void apply_rule(
+    Rule rule, const Hyperparameters *hyper, const WeightUpdate *u, Py_ssize_t n, const real *w
+) noexcept nogil:
+    """Update the n elements of a weight.
+
+    w : u.w as a pointer of its dtype
+    """
+    cdef const real *grad = <const real *> u.grad
+    cdef real *new_w = <real *> u.new_w
     if rule == SGD:
-        sgd_row(n, c, w, grad, moved)
+        sgd_step(n, hyper, w, grad, new_w)
     elif rule == MOMENTUM:
-        momentum_row(n, c, w, grad, <const real *> e.before[0], <real *> e.after[0], moved)
+        momentum_step(n, hyper, w, grad, <const real *> u.before[0], <real *> u.after[0], new_w)
     else:
-        adam_row(n, c, w, grad, <const real *> e.before[0], <const real *> e.before[1], <real *> e.after[0],
-                 <real *> e.after[1], moved)
+        adam_step(n, hyper, w, grad, <const real *> u.before[0], <const real *> u.before[1], <real *> u.after[0],
+                  <real *> u.after[1], new_w)
 
 
-cdef void move(Rule rule, const Factors *c, const Entry *e, Py_ssize_t n, int type_number) noexcept nogil:
+cdef void update_weight(
+    Rule rule, const Hyperparameters *hyper, const WeightUpdate *u, Py_ssize_t n, int type_number
+) noexcept nogil:
+    """Update the n elements of a weight of float32 or float64."""
     if type_number == NPY_FLOAT:
-        move_row(rule, c, e, n, <const float *> e.w)
+        apply_rule(rule, hyper, u, n, <const float *> u.w)
     else:
-        move_row(rule, c, e, n, <const double *> e.w)
+        apply_rule(rule, hyper, u, n, <const double *> u.w)
 
 
-cdef bint go_on(
-    Rule rule, const Factors *c, tuple slots, weights, grads, state, dict new_weights, dict new_state
+cdef bint update_weights(
+    Rule rule, const Hyperparameters *hyper, tuple slots, weights, grads, state, dict new_weights, dict new_state
 ) except -1:
-    """One step of all weights; whether they could be taken."""
-    cdef Entry e
+    """Make one step with all weights; return whether all arrays could be taken as they are.
+
+    Parameters
+    ----------
+    slots : tuple of str
+        The names of what the optimizer keeps for each weight; the keys of a state are "slot.weight".
+    weights, grads, state : dict of str to ndarray
+        Of the user, so of any type; the state may be None, before the first step.
+    new_weights, new_state : dict of str to ndarray
+        Are filled with new arrays.
+    """
+    cdef WeightUpdate u
     cdef int k
     cdef Py_ssize_t n
     cdef int type_number
-    cdef list held
+    cdef list held  # arrays that only `u` has
     if type(weights) is not dict or type(grads) is not dict or (state is not None and type(state) is not dict):
         return False
     if len(<dict> weights) != len(<dict> grads):
         return False
     for name, w in (<dict> weights).items():
         grad = (<dict> grads).get(name)
-        if not is_computed(w) or not is_like(grad, <ndarray> w):
+        if not is_real_array(w) or not is_like(grad, <ndarray> w):
             return False
         n, type_number = PyArray_SIZE(<ndarray> w), PyArray_TYPE(<ndarray> w)
-        moved = new_like(<ndarray> w)
-        e.w, e.grad = PyArray_BYTES(<ndarray> w), PyArray_BYTES(<ndarray> grad)
-        e.moved = PyArray_BYTES(<ndarray> moved)
-        new_weights[name] = moved
+        new_w = new_like(<ndarray> w)
+        u.w, u.grad = PyArray_BYTES(<ndarray> w), PyArray_BYTES(<ndarray> grad)
+        u.new_w = PyArray_BYTES(<ndarray> new_w)
+        new_weights[name] = new_w
         held = []
         for k in range(len(slots)):
             key = f"{slots[k]}.{name}"
@@ -162,38 +193,38 @@ cdef bint go_on(
             else:
                 before = PyArray_ZEROS(PyArray_NDIM(<ndarray> w), PyArray_DIMS(<ndarray> w), type_number, False)
             after = new_like(<ndarray> w)
-            e.before[k], e.after[k] = PyArray_BYTES(<ndarray> before), PyArray_BYTES(<ndarray> after)
+            u.before[k], u.after[k] = PyArray_BYTES(<ndarray> before), PyArray_BYTES(<ndarray> after)
             held.append(before)
             new_state[key] = after
         if n < LONG:
-            move(rule, c, &e, n, type_number)
+            update_weight(rule, hyper, &u, n, type_number)
         else:
             with nogil:
-                move(rule, c, &e, n, type_number)
+                update_weight(rule, hyper, &u, n, type_number)
     return True
 
 
 def sgd(weights, grads, state, double rate):
-    """The new weights and an empty state; None where something has to be converted, or explained."""
-    cdef Factors c
+    """Return the new weights and an empty state; None where an argument has to be converted, or explained."""
+    cdef Hyperparameters hyper
     cdef dict new_weights = {}
-    c.rate = rate
-    return (new_weights, {}) if go_on(SGD, &c, (), weights, grads, state, new_weights, {}) else None
+    hyper.rate = rate
+    return (new_weights, {}) if update_weights(SGD, &hyper, (), weights, grads, state, new_weights, {}) else None
 
 
-def momentum(weights, grads, state, double rate, double kept):
-    """The new weights and the new state; None as above."""
-    cdef Factors c
+def momentum(weights, grads, state, double rate, double decay):
+    """Return the new weights and the new state; None where an argument has to be converted, or explained."""
+    cdef Hyperparameters hyper
     cdef dict new_weights = {}, new_state = {}
-    c.rate, c.decay1 = rate, kept
-    if not go_on(MOMENTUM, &c, ("velocity",), weights, grads, state, new_weights, new_state):
+    hyper.rate, hyper.decay1 = rate, decay
+    if not update_weights(MOMENTUM, &hyper, ("velocity",), weights, grads, state, new_weights, new_state):
         return None
     return new_weights, new_state
 
 
 def adam(weights, grads, state, double rate, double decay1, double decay2, double epsilon):
-    """The new weights and the new state; None as above."""
-    cdef Factors c
+    """Return the new weights and the new state; None where an argument has to be converted, or explained."""
+    cdef Hyperparameters hyper
     cdef long long steps = 0
     cdef dict new_weights = {}, new_state = {}
     if type(state) is dict and state:
@@ -206,133 +237,154 @@ def adam(weights, grads, state, double rate, double decay1, double decay2, doubl
     step = PyArray_SimpleNew(0, NULL, NPY_INT64)
     (<long long *> PyArray_BYTES(<ndarray> step))[0] = steps + 1
     new_state["step"] = step
-    c.rate, c.decay1, c.decay2, c.epsilon = rate, decay1, decay2, epsilon
-    c.correct1, c.correct2 = 1 - pow(decay1, steps + 1), 1 - pow(decay2, steps + 1)
-    if not go_on(ADAM, &c, ("m", "v"), weights, grads, state, new_weights, new_state):
+    hyper.rate, hyper.decay1, hyper.decay2, hyper.epsilon = rate, decay1, decay2, epsilon
+    hyper.correct1, hyper.correct2 = 1 - pow(decay1, steps + 1), 1 - pow(decay2, steps + 1)
+    if not update_weights(ADAM, &hyper, ("m", "v"), weights, grads, state, new_weights, new_state):
         return None
     return new_weights, new_state
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
-cdef Py_ssize_t place_of_largest(const real *restrict z, Py_ssize_t n) noexcept nogil:
-    """The first of the largest; the first NaN, if there is one."""
-    cdef real[LANES] most
-    cdef real best
-    cdef bint odd = False
-    cdef Py_ssize_t i, k, lines = n // LANES
-    for k in range(LANES):
-        most[k] = -INFINITY
-    for i in range(lines):
-        for k in range(LANES):
-            most[k] = z[i * LANES + k] if z[i * LANES + k] > most[k] else most[k]
-    best = -INFINITY
-    for k in range(LANES):
-        best = most[k] if most[k] > best else best
-    for i in range(lines * LANES, n):
-        best = z[i] if z[i] > best else best
-    for i in range(n):
-        odd |= z[i] != z[i]
-    for i in range(n):
-        if z[i] != z[i] if odd else z[i] == best:
-            return i
+cdef Py_ssize_t index_of_largest(const real *restrict z, Py_ssize_t C) noexcept nogil:
+    """Return the index of the first of the largest of C numbers, or of the first NaN, if there is one."""
+    cdef real[LANES] lane_largest
+    cdef real largest
+    cdef bint has_nan = False
+    cdef Py_ssize_t c, j, l, lines = C // LANES
+    for l in range(LANES):
+        lane_largest[l] = -INFINITY
+    for j in range(lines):
+        for l in range(LANES):
+            lane_largest[l] = z[j * LANES + l] if z[j * LANES + l] > lane_largest[l] else lane_largest[l]
+    largest = -INFINITY
+    for l in range(LANES):
+        largest = lane_largest[l] if lane_largest[l] > largest else largest
+    for c in range(lines * LANES, C):
+        largest = z[c] if z[c] > largest else largest
+    for c in range(C):
+        has_nan |= z[c] != z[c]
+    for c in range(C):
+        if z[c] != z[c] if has_nan else z[c] == largest:
+            return c
     return 0
 
 
-cdef void shift_rows(
-    const real *logits, const npy_intp *label, real *z, npy_intp *top, real *z_label, Py_ssize_t rows,
-    Py_ssize_t classes
+cdef void subtract_largest(
+    const real *logits, const npy_intp *label, real *z, npy_intp *top, real *z_label, Py_ssize_t N, Py_ssize_t C
 ) noexcept nogil:
-    """Subtract from each row its largest entry, and note where that is, and what is left at the label."""
-    cdef Py_ssize_t i, j
-    cdef real most
-    for i in range(rows):
-        top[i] = place_of_largest(logits, classes)
-        most = logits[top[i]]
-        for j in range(classes):
-            z[j] = logits[j] - most
+    """Subtract from each row its largest logit.
+
+    logits : [N,C]
+    label : [N], the class of each row
+    z : [N,C], written: the differences
+    top : [N], written: the class of the largest logit
+    z_label : [N], written: the difference at the label
+    """
+    cdef Py_ssize_t i, c
+    cdef real largest
+    for i in range(N):
+        top[i] = index_of_largest(logits, C)
+        largest = logits[top[i]]
+        for c in range(C):
+            z[c] = logits[c] - largest
         z_label[i] = z[label[i]]
-        z += classes
-        logits += classes
+        z += C
+        logits += C
 
 
-cdef void leave_out_largest(real *p, const npy_intp *top, Py_ssize_t rows, Py_ssize_t classes) noexcept nogil:
+cdef void clear_largest(real *p, const npy_intp *top, Py_ssize_t N, Py_ssize_t C) noexcept nogil:
+    """Set p [N,C] to zero at the class of each row's largest logit, `top` [N]."""
     cdef Py_ssize_t i
-    for i in range(rows):
-        p[i * classes + top[i]] = 0
+    for i in range(N):
+        p[i * C + top[i]] = 0
 
 
-cdef void finish_rows(
-    real *p, const npy_intp *label, const npy_intp *top, const real *others, real *logs, const real *z_label,
-    Py_ssize_t rows, Py_ssize_t classes
+cdef void losses_and_gradients(
+    real *p, const npy_intp *label, const npy_intp *top, const real *other_sum, real *loss, const real *z_label,
+    Py_ssize_t N, Py_ssize_t C
 ) noexcept nogil:
-    """From the powers, 0 for the largest entry's, and their sums, to the gradient; the loss of each row, in `logs`."""
-    cdef Py_ssize_t i, j
-    cdef real whole, divisor, count = <real> <double> rows
-    for i in range(rows):
-        logs[i] = logs[i] - z_label[i]  # neither is negative, so that nothing cancels
-        whole = 1 + others[i]
-        divisor = whole * count
+    """Compute the loss of each row, and the gradient of their mean.
+
+    p : [N,C], e to the power of the differences, but 0 at the largest logit; becomes the gradient
+    label, top, z_label : as for `subtract_largest`
+    other_sum : [N], the sum of each row of p
+    loss : [N], log(1 + other_sum); becomes the loss
+    """
+    cdef Py_ssize_t i, c
+    cdef real row_sum, divisor, rows = <real> <double> N
+    for i in range(N):
+        loss[i] = loss[i] - z_label[i]  # neither is negative, so that nothing cancels
+        row_sum = 1 + other_sum[i]
+        divisor = row_sum * rows
         p[top[i]] = 1
         if label[i] == top[i]:
-            p[label[i]] = -others[i]
+            p[label[i]] = -other_sum[i]
         else:
-            p[label[i]] = p[label[i]] - whole
-        for j in range(classes):
-            p[j] = p[j] / divisor
-        p += classes
+            p[label[i]] = p[label[i]] - row_sum
+        for c in range(C):
+            p[c] = p[c] / divisor
+        p += C
 
 
-cdef cross_entropy_of(
-    const real *values, const npy_intp *label, ndarray grad, int type_number, npy_intp rows, npy_intp classes
+cdef mean_cross_entropy(
+    const real *logits, const npy_intp *label, ndarray grad, int type_number, npy_intp N, npy_intp C
 ):
-    """Its mean; the gradient goes to `grad`."""
+    """Return the mean of the losses of all rows as a float.
+
+    logits : [N,C]
+    label : [N]
+    grad : an array of N * C numbers of the logits' dtype; the gradient is written to it
+    """
     cdef real *p = <real *> PyArray_BYTES(grad)
-    top = PyArray_SimpleNew(1, &rows, NPY_INTP)
-    z_label = PyArray_SimpleNew(1, &rows, type_number)
+    top = PyArray_SimpleNew(1, &N, NPY_INTP)
+    z_label = PyArray_SimpleNew(1, &N, type_number)
     with nogil:
-        shift_rows(values, label, p, <npy_intp *> PyArray_BYTES(<ndarray> top),
-                   <real *> PyArray_BYTES(<ndarray> z_label), rows, classes)
+        subtract_largest(logits, label, p, <npy_intp *> PyArray_BYTES(<ndarray> top),
+                         <real *> PyArray_BYTES(<ndarray> z_label), N, C)
     exp(grad, grad)
     with nogil:
-        leave_out_largest(p, <npy_intp *> PyArray_BYTES(<ndarray> top), rows, classes)
-    others = total(grad if PyArray_NDIM(grad) == 2 else grad.reshape(rows, classes), 1)
-    logs = log1p(others)
+        clear_largest(p, <npy_intp *> PyArray_BYTES(<ndarray> top), N, C)
+    other_sums = add_reduce(grad if PyArray_NDIM(grad) == 2 else grad.reshape(N, C), 1)
+    losses = log1p(other_sums)
     with nogil:
-        finish_rows(p, label, <npy_intp *> PyArray_BYTES(<ndarray> top), <real *> PyArray_BYTES(<ndarray> others),
-                    <real *> PyArray_BYTES(<ndarray> logs), <real *> PyArray_BYTES(<ndarray> z_label), rows, classes)
-    if rows == 1:
-        return float((<real *> PyArray_BYTES(<ndarray> logs))[0])
-    return float(total(logs, 0, DOUBLE)) / rows
+        losses_and_gradients(
+            p, label, <npy_intp *> PyArray_BYTES(<ndarray> top), <real *> PyArray_BYTES(<ndarray> other_sums),
+            <real *> PyArray_BYTES(<ndarray> losses), <real *> PyArray_BYTES(<ndarray> z_label), N, C
+        )
+    if N == 1:
+        return float((<real *> PyArray_BYTES(<ndarray> losses))[0])
+    return float(add_reduce(losses, 0, DOUBLE)) / N
 
 
 def cross_entropy(logits, labels):
-    """The mean of logits (..., C) and its gradient; None where something has to be converted, or explained."""
+    """Return the mean cross-entropy of logits (..., C) and its gradient; None where an argument has to be converted, or
+    explained."""
     cdef npy_intp *shape
-    cdef npy_intp rows = 1, classes
+    cdef npy_intp N = 1, C
     cdef const npy_intp *label
     cdef const char *values
-    cdef Py_ssize_t k
-    cdef int rank
-    if not is_computed(logits) or PyArray_NDIM(<ndarray> logits) == 0:
+    cdef Py_ssize_t i
+    cdef int d, rank
+    if not is_real_array(logits) or PyArray_NDIM(<ndarray> logits) == 0:
         return None
     rank, shape = PyArray_NDIM(<ndarray> logits), PyArray_DIMS(<ndarray> logits)
-    classes = shape[rank - 1]
+    C = shape[rank - 1]
     if not is_plain(labels, NPY_INTP, rank - 1):
         return None
-    for k in range(rank - 1):
-        if PyArray_DIMS(<ndarray> labels)[k] != shape[k]:
+    for d in range(rank - 1):
+        if PyArray_DIMS(<ndarray> labels)[d] != shape[d]:
             return None
-        rows *= shape[k]
-    if classes == 0 or rows == 0:
+        N *= shape[d]
+    if C == 0 or N == 0:
         return None
     label = <const npy_intp *> PyArray_BYTES(<ndarray> labels)
-    for k in range(rows):
-        if not 0 <= label[k] < classes:
+    for i in range(N):
+        if not 0 <= label[i] < C:
             return None
     grad = new_like(<ndarray> logits)
     values = PyArray_BYTES(<ndarray> logits)
     if PyArray_TYPE(grad) == NPY_FLOAT:
-        mean = cross_entropy_of(<const float *> values, label, grad, NPY_FLOAT, rows, classes)
+        mean = mean_cross_entropy(<const float *> values, label, grad, NPY_FLOAT, N, C)
     else:
-        mean = cross_entropy_of(<const double *> values, label, grad, NPY_DOUBLE, rows, classes)
+        mean = mean_cross_entropy(<const double *> values, label, grad, NPY_DOUBLE, N, C)
     return mean, grad
