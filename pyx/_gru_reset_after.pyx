@@ -3,7 +3,7 @@
 The equations are in gru_reset_after.pxd, the phases in forward.pxd and backward.pxd.  The kernel of an op takes typed
 memoryviews: it collects their addresses under the names of operands.pxd, and makes the plan (plan.pxd).  `..._work`
 returns what it requires: bytes of its workspace, threads, and how many of these share the units of a row.  A kernel
-returns the nanoseconds that it lost by having several threads.  `gru_reset_after_layer` plans the kernels of layers,
+returns the nanoseconds that having several threads cost.  `gru_reset_after_layer` plans the kernels of layers,
 which layer.pxd has.
 """
 from cpython.pycapsule cimport PyCapsule_Import

@@ -3,7 +3,7 @@
 The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  The kernel of an op takes typed
 memoryviews: it collects their addresses under the names of operands.pxd, and makes the plan (plan.pxd).  `..._work`
 returns what it requires: bytes of its workspace, threads, and how many of these share the units of a row.  A kernel
-returns the nanoseconds that it lost by having several threads.  `lstm_layer` plans the kernels of layers, which
+returns the nanoseconds that having several threads cost.  `lstm_layer` plans the kernels of layers, which
 layer.pxd has.
 """
 from cpython.pycapsule cimport PyCapsule_Import
@@ -29,7 +29,7 @@ from schedule.plan cimport (
     Backward, Forward, backward_of, cell_grad_plan, forward_of, grid_of_cell_grad, plan_backward, plan_forward,
     use_panels
 )
-from schedule.team cimport Team, barrier, gather, join, lost, share
+from schedule.team cimport Team, adopt_rounding, barrier, measured_cost, share, start_team
 from schedule.workspace cimport guard_zones, release_zones
 from source cimport BLOCKCELL_SOURCE
 
@@ -228,9 +228,9 @@ cdef long long cell_grads(
             peephole_parts(p, c, inputs, outputs, work, d, False, 0, 1)
         release_zones(&p.workspace, work, 64 // p.L, 1)
         return 0
-    gather(&team, parts, 1)
+    start_team(&team, parts, 1)
     with nogil, parallel(num_threads=parts):
-        join(&team)
+        adopt_rounding(&team)
         if c.peephole:
             for part in prange(parts, schedule="static"):
                 peephole_parts(p, c, inputs, outputs, work, d, True, part, parts)
@@ -243,7 +243,7 @@ cdef long long cell_grads(
                 peephole_parts(p, c, inputs, outputs, work, d, False, part, parts)
         barrier(&team)  # as in `forward`
     release_zones(&p.workspace, work, 64 // p.L, 1)
-    return lost(&team)
+    return measured_cost(&team)
 
 
 def lstm_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):

@@ -41,7 +41,7 @@ from product.tile cimport (
 )
 from schedule.cost cimport Grid, Work, ceil_div, cheapest, parts_of, speed_of, threads_of, use_threads, work_of
 from schedule.machine cimport to_prefetch
-from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
+from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
 from schedule.workspace cimport Workspace, empty_workspace, guard_zones, release_zones, take
 
 cdef enum:  # as in blockcell/optable.py
@@ -389,15 +389,15 @@ cdef inline void softmax_part(const Forward *p, store *y, real *work, Py_ssize_t
 
 
 cdef inline long long forward(const Forward *p, const store *x, store *y, real *work) noexcept nogil:
-    """The forward pass.  Returns the nanoseconds lost by having several threads."""
+    """The forward pass.  Returns the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part
     if parts_of(&p.grid) == 1:
         multiply(p, x, y, work, 0)
         return 0
-    gather(&team, p.grid.groups, p.grid.members)
+    start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
-        join(&team)
+        adopt_rounding(&team)
         for part in prange(p.grid.first, p.grid.end, schedule="static"):
             multiply(p, x, y, work, part)
         if p.activation == SOFTMAX and p.grid.members > 1:
@@ -405,7 +405,7 @@ cdef inline long long forward(const Forward *p, const store *x, store *y, real *
             for part in prange(p.grid.first, p.grid.end, schedule="static"):
                 softmax_part(p, y, work, part)
         barrier(&team)  # as in forward.pxd
-    return lost(&team)
+    return measured_cost(&team)
 
 
 cdef inline long long run_forward(
@@ -634,7 +634,7 @@ cdef inline void weight_grads(
 cdef inline long long backward(
     const Backward *p, const Pass *a, const store *x, real *work
 ) noexcept nogil:
-    """The backward pass.  Returns the nanoseconds lost by having several threads."""
+    """The backward pass.  Returns the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
     cdef const store *w = <const store *> a.weights[0]
@@ -649,9 +649,9 @@ cdef inline long long backward(
         input_grads(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work, 0, 0, 1)
         weight_grads(p, x, w_grad, b_grad, work, 0, 1)
         return 0
-    gather(&team, parts, 1)
+    start_team(&team, parts, 1)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
-        join(&team)
+        adopt_rounding(&team)
         for part in prange(first, last, schedule="static"):
             z_grads(p, y, y_grad, work, part, parts)
         for part in prange(first, last, schedule="static"):
@@ -663,7 +663,7 @@ cdef inline long long backward(
         for part in prange(first, last, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, work, part, parts)
         barrier(&team)  # as in forward.pxd
-    return lost(&team)
+    return measured_cost(&team)
 
 
 cdef inline long long run_backward(

@@ -43,7 +43,7 @@ cdef struct Pass:
 
 
 # A kernel of a layer: with its plan, on so many threads, with a workspace that begins at a cache line.  It returns the
-# nanoseconds that it lost by having several threads.
+# nanoseconds that having several threads cost.
 ctypedef long long (*Run)(const void *plan, int ready, void *work, const Pass *a) noexcept nogil
 
 

@@ -36,7 +36,7 @@ from schedule.plan cimport (
     PEEPHOLES, Backward, Share, matrices_of, products_of, projects, saved_of, share_of, state_matrices_of,
     use_step_mask_back
 )
-from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
+from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
 from schedule.workspace cimport guard_zones, release_zones
 
 
@@ -523,7 +523,7 @@ cdef inline void all_weight_grads(
 cdef inline long long backward(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *work
 ) noexcept nogil:
-    """The backward pass.  Returns the nanoseconds lost by having several threads."""
+    """The backward pass.  Returns the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end, rows = p.steps.T * p.B
     cdef Py_ssize_t k = p.steps.T - 1, r = 0  # in the region each thread has its own k, r and n
@@ -543,9 +543,9 @@ cdef inline long long backward(
         if weights:
             all_weight_grads(p, c, inputs, outputs, work)
         return 0
-    gather(&team, p.grid.groups, p.grid.members)
+    start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
-        join(&team)
+        adopt_rounding(&team)
         for part in prange(first, last, schedule="static"):
             load_gradients(p, c, inputs, work, part, parts)
         if p.packs_all:
@@ -596,7 +596,7 @@ cdef inline long long backward(
                 for part in prange(first, last, schedule="static"):
                     store_weight_grads(p, c, outputs, work, part, parts)
         barrier(&team)  # as in `forward`
-    return lost(&team)
+    return measured_cost(&team)
 
 
 cdef inline long long run_backward(

@@ -37,7 +37,7 @@ from schedule.plan cimport (
     Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of, projects, saved_of,
     state_matrices_of, stores_rows, use_panels, use_step_mask, x_of, x_products_of, z_of
 )
-from schedule.team cimport Team, barrier, gather, group_barrier, join, lost, share
+from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
 from schedule.workspace cimport guard_zones, release_zones
 
 
@@ -321,7 +321,7 @@ cdef inline void all_steps(
 cdef inline long long forward(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *work
 ) noexcept nogil:
-    """The forward pass.  Returns the nanoseconds lost by having several threads."""
+    """The forward pass.  Returns the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
     cdef Py_ssize_t k = 0, start = 0, end = 0  # in the region each thread has its own
@@ -332,9 +332,9 @@ cdef inline long long forward(
         all_steps(p, c, inputs, outputs, work, 0)
         store_states(p, c, outputs, work, 0)
         return 0
-    gather(&team, p.grid.groups, p.grid.members)
+    start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
-        join(&team)
+        adopt_rounding(&team)
         for part in prange(first, last, schedule="static"):
             load_states(p, c, inputs, outputs, work, part)
         if not p.packed:
@@ -364,7 +364,7 @@ cdef inline long long forward(
         for part in prange(first, last, schedule="static"):
             store_states(p, c, outputs, work, part)
         barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
-    return lost(&team)
+    return measured_cost(&team)
 
 
 cdef inline long long run_forward(

@@ -24,25 +24,26 @@ static inline int number_in_team(void) { return 0; }
 enum {
     UNTIMED_SPINS = 16,  /* before a waiting thread looks at the clock */
     SPINS = 1000,        /* before it sleeps: 10 to 50 microseconds, by how long a CPU pauses */
-    LINE = 64,
-    GROUPS = 64   /* of several threads, at most */
+    LINE = 64,           /* bytes of a cache line */
+    GROUPS = 64           /* groups of several threads, at most */
 };
 
 typedef struct {
     int arrived __attribute__((aligned(LINE)));  /* threads that wait now */
-    int passed __attribute__((aligned(LINE)));  /* how often all threads have passed */
-    int asleep;  /* threads that wait for the system to wake them */
+    int passed __attribute__((aligned(LINE)));   /* how often all threads have passed; a futex */
+    int asleep;                                  /* threads that wait for the system to wake them */
 } Barrier;
 
 typedef struct {
-    Barrier all;
-    /* Nanoseconds of the calling thread: when it began, by the clock and in CPU time, and how long it has spun. */
-    long long begun, begun_cpu, spun;
-    unsigned long control;                       /* its rounding, and whether subnormal numbers are zero for it */
-    int groups, members;
-    Barrier group[GROUPS];
+    Barrier all;                  /* of all threads */
+    /* Nanoseconds of the calling thread: at the start, by the clock and in CPU time, and how long it has spun. */
+    long long start, cpu_start, spinning;
+    unsigned long float_control;  /* of the calling thread: its rounding, and whether subnormal numbers are zero */
+    int groups, members;          /* groups, and the threads of each */
+    Barrier group[GROUPS];        /* one for each group; not cleared, nor used, if each has one thread */
 } Team;
 
+/* Prepare a team: nobody has come to a barrier, and no time has passed. */
 static inline void clear_team(Team *team, int groups, int members) {
     memset(team, 0, offsetof(Team, group) + (members > 1 ? groups : 0) * sizeof(Barrier));
     team->groups = groups;
@@ -58,22 +59,23 @@ static inline long long cpu_nanoseconds(void) { return nanoseconds_of(CLOCK_THRE
 
 #if defined(__x86_64__)
 static inline void spin_pause(void) { __builtin_ia32_pause(); }
-static inline unsigned long control_of_thread(void) { return __builtin_ia32_stmxcsr(); }
-static inline void control_thread(unsigned long control) { __builtin_ia32_ldmxcsr((unsigned) control); }
+static inline unsigned long read_float_control(void) { return __builtin_ia32_stmxcsr(); }
+static inline void write_float_control(unsigned long control) { __builtin_ia32_ldmxcsr((unsigned) control); }
 #elif defined(__aarch64__)
 static inline void spin_pause(void) { __asm__ volatile("yield"); }
-static inline unsigned long control_of_thread(void) {
+static inline unsigned long read_float_control(void) {
     unsigned long control;
     __asm__ volatile("mrs %0, fpcr" : "=r"(control));
     return control;
 }
-static inline void control_thread(unsigned long control) { __asm__ volatile("msr fpcr, %0" : : "r"(control)); }
+static inline void write_float_control(unsigned long control) { __asm__ volatile("msr fpcr, %0" : : "r"(control)); }
 #else
 static inline void spin_pause(void) { }
-static inline unsigned long control_of_thread(void) { return 0; }
-static inline void control_thread(unsigned long control) { (void) control; }
+static inline unsigned long read_float_control(void) { return 0; }
+static inline void write_float_control(unsigned long control) { (void) control; }
 #endif
 
+/* Sleep until all threads have passed a barrier once more than the number `passed`. */
 static __attribute__((noinline, cold)) void sleep_until_passed(Barrier *at, int passed) {
     if (__atomic_load_n(&at->passed, __ATOMIC_ACQUIRE) != passed)
         return;
@@ -89,10 +91,11 @@ static __attribute__((noinline, cold)) void sleep_until_passed(Barrier *at, int 
     #endif
 }
 
+/* Wait at a barrier of the team, `at`, until so many threads have come to it: spin, then sleep. */
 static __attribute__((noinline)) void wait_at(Team *team, Barrier *at, int threads) {
     const int passed = __atomic_load_n(&at->passed, __ATOMIC_RELAXED);
-    const int calling = number_in_team() == 0;
-    long long since = 0;
+    const int is_calling_thread = number_in_team() == 0;
+    long long spinning_since = 0;
     if (__atomic_add_fetch(&at->arrived, 1, __ATOMIC_ACQ_REL) == threads) {
         __atomic_store_n(&at->arrived, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&at->passed, passed + 1, __ATOMIC_SEQ_CST);
@@ -105,12 +108,12 @@ static __attribute__((noinline)) void wait_at(Team *team, Barrier *at, int threa
     for (int k = 0; k < SPINS; k++) {
         if (__atomic_load_n(&at->passed, __ATOMIC_ACQUIRE) != passed)
             break;
-        if (k == UNTIMED_SPINS && calling)
-            since = nanoseconds();
+        if (k == UNTIMED_SPINS && is_calling_thread)
+            spinning_since = nanoseconds();
         spin_pause();
     }
-    if (since > 0)
-        team->spun += nanoseconds() - since;
+    if (spinning_since > 0)
+        team->spinning += nanoseconds() - spinning_since;
     sleep_until_passed(at, passed);
 }
 
