@@ -24,7 +24,7 @@ from blockcell._args import empty
 from blockcell._team import NUMBER, RUN
 
 from numpy_arrays cimport is_plain
-from passes.arrays cimport STATES, WEIGHTS, Pass, Run
+from passes.arrays cimport STATES, WEIGHTS, LayerKernel, Pass
 from passes.steps cimport FINISHED, INITIAL, RESET
 from schedule.runs cimport Runs
 
@@ -40,7 +40,7 @@ cdef enum:
 
 # -------------------------------------------------------------------------------------------------------------- kernels
 cdef struct Call:
-    Run kernel
+    LayerKernel kernel
     const void *plan
     void *work
     const Pass *arrays
@@ -80,7 +80,7 @@ cdef Plan plan_from(tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ss
     """Make a plan from a tuple of `kernel_with_plan` (passes/arrays.pxd)."""
     cdef Plan plan = Plan.__new__(Plan)
     kernel, plan.parameters, plan.size, plan.planned, _ = planned
-    plan.kernel = <Run> PyCapsule_GetPointer(kernel, NULL)
+    plan.kernel = <LayerKernel> PyCapsule_GetPointer(kernel, NULL)
     plan.T, plan.B, plan.format, plan.threads = T, B, format, threads
     plan.brief = T * B * (I + H) * H < SHORT
     return plan
@@ -540,9 +540,9 @@ cdef class CellRunner(SingleRunner):
             a.saved = PyArray_BYTES(<ndarray> saved)
         h = self.rows(T, B, self.outputs) if y is None or current.training else y
         if T and B and self.outputs:
-            last = self.new_state(B, a.last)
+            last = self.new_state(B, a.last_state)
             for k in range(self.states):
-                a.first[k] = NULL if state is None else PyArray_BYTES(<ndarray> (<tuple> state)[k])
+                a.initial_state[k] = NULL if state is None else PyArray_BYTES(<ndarray> (<tuple> state)[k])
             step_mask = current.step_mask(a.reverse)
             if step_mask is not None:
                 a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
@@ -571,10 +571,10 @@ cdef class CellRunner(SingleRunner):
         if PyArray_SIZE(h) == 0:
             d[...] = 0
             return d, self.copy_of(d_last, B), self.no_grads(weights)
-        d_first = self.new_state(B, a.first_grad)
+        d_first = self.new_state(B, a.initial_state_grad)
         for k in range(self.states):
-            a.first[k] = PyArray_BYTES(<ndarray?> state[k])
-            a.last_grad[k] = NULL if d_last is None else PyArray_BYTES(<ndarray> (<tuple> d_last)[k])
+            a.initial_state[k] = PyArray_BYTES(<ndarray?> state[k])
+            a.last_state_grad[k] = NULL if d_last is None else PyArray_BYTES(<ndarray> (<tuple> d_last)[k])
         a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray?> step_mask)
         a.x, a.y, a.saved = PyArray_BYTES(x), PyArray_BYTES(h), PyArray_BYTES(<ndarray?> saved)
         a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(d)

@@ -207,9 +207,9 @@ cdef class Stream:
         if step_mask is not None:
             a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
         for k in range(STATES):
-            a.first[k], a.last[k] = self.first[k], self.last[k]
+            a.initial_state[k], a.last_state[k] = self.first[k], self.last[k]
             if apart:
-                a.first[k] = self.last[k]
+                a.initial_state[k] = self.last[k]
         a.x_layout.step, a.x_layout.row = n * self.inputs, self.inputs
         a.y_layout.step, a.y_layout.row = n * self.outputs, self.outputs
         plan.execute(PyArray_BYTES(<ndarray> self.memory), &a)

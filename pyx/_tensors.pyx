@@ -283,8 +283,8 @@ cdef class TensorPass(Sized):
         """One direction, the second one backwards in time.  `sums` has room for the biases."""
         cdef int k, n = len(self.states)
         for k in range(n):  # the kernels have h last
-            a.first[n - 1 - k] = NULL if first[k] is NULL else first[k] + number * self.state_bytes[k]
-            a.last[n - 1 - k] = last[k] + number * self.state_bytes[k]
+            a.initial_state[n - 1 - k] = NULL if first[k] is NULL else first[k] + number * self.state_bytes[k]
+            a.last_state[n - 1 - k] = last[k] + number * self.state_bytes[k]
         a.y = NULL if self.single else output[0] + number * self.P * self.itemsize  # a single step's is the state h
         a.saved = NULL if tape is NULL else tape + number * self.parts * self.T * self.B * self.H * self.itemsize
         a.reverse = number == 1
@@ -369,14 +369,14 @@ cdef class TensorGradients(Sized):
         try:
             for k in range(self.directions):
                 for j in range(n):  # the kernels have h last
-                    a.first[n - 1 - j] = first[j] + k * self.state_bytes[j] if given else block
-                    a.last_grad[n - 1 - j] = NULL if last[j] is NULL else last[j] + k * self.state_bytes[j]
-                    a.first_grad[n - 1 - j] = (
+                    a.initial_state[n - 1 - j] = first[j] + k * self.state_bytes[j] if given else block
+                    a.last_state_grad[n - 1 - j] = NULL if last[j] is NULL else last[j] + k * self.state_bytes[j]
+                    a.initial_state_grad[n - 1 - j] = (
                         first_grads[j] + k * self.state_bytes[j] if given else block + (1 + j) * zeros
                     )
                 a.y_grad = block if y_grad is NULL else y_grad + k * self.P * itemsize
                 a.step_mask = NULL if flags is NULL else flags + k * self.T * self.B
-                a.x_grad, a.adds, a.reverse = x_grad, k == 1, k == 1
+                a.x_grad, a.accumulate_x_grad, a.reverse = x_grad, k == 1, k == 1
                 self.run(&a, k, kept, weight + k * per, NULL if x is None else weight_grads + k * self.per,
                          block + (1 + STATES) * zeros, block + (1 + STATES) * zeros + 2 * biases)
                 a.y = <char *> a.y + self.P * itemsize

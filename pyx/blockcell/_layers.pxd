@@ -1,14 +1,14 @@
 """The plan of a layer's call, which `_stream.pyx` and `_tensors.pyx` cimport from `_layers.pyx`.
 
 The folder is named `blockcell` because Cython looks for a module's .pxd file by the module's full name."""
-from passes.arrays cimport Pass, Run
+from passes.arrays cimport LayerKernel, Pass
 
 
 cdef class Plan:
     """How T steps of B rows are run with so many threads."""
 
     cdef object parameters
-    cdef Run kernel
+    cdef LayerKernel kernel
     cdef Py_ssize_t T, B, size  # bytes of scratch
     cdef int format, threads, planned  # how weights are packed; threads that there may be; those that are of use
     cdef bint brief

@@ -21,11 +21,12 @@ from libc.string cimport memset
 from cells.activations cimport scaled_exp, sigmoid, tanh
 from passes.arrays cimport Pass
 from passes.gradients cimport (
-    PLAIN, RowBlock, add_columns, find_rows, input_grads, pack_columns, pack_tiles, pack_transposed, plain_panels,
-    tiles_of, weight_grad_rows
+    PANEL_LINES, RowBlock, add_column_sums, add_weight_grad_rows, compute_x_grad_part, count_panels, count_tiles,
+    list_active_rows, pack_columns, pack_tiles, pack_transposed_panel
 )
 from passes.steps cimport (
-    FINISHED, Layout, Slot, Steps, has_step, layout_of, place, set_step_mask, size_of_slots, slot_of, steps_of
+    FINISHED, Layout, Slot, Steps, contiguous_layout, has_step, offset_of, set_step_mask, size_of_slots, slot_of_row,
+    steps_of
 )
 from product.half cimport half
 from product.integer cimport quantize_row, stride_of_codes
@@ -155,7 +156,7 @@ cdef inline Grid grid_backward(
     w.panels[0] = w.panels[1] = 1
     w.speed, w.cell, w.units = speed_of(UNQUANTIZED, itemsize), 20, ceil_div(O, w.L)
     w.shared = w.columns = 2.0 * rows * I * O / w.speed
-    w.pieces, w.barriers = max(tiles_of(I), plain_panels(w.units)), 2
+    w.pieces, w.barriers = max(count_tiles(I), count_panels(w.units)), 2
     w.divided, w.undivided = rows * w.units, rows * ceil_div(I, w.L)
     return cheapest(&w, threads, False, True)
 
@@ -185,7 +186,7 @@ cdef inline Forward forward_of(
     cdef Py_ssize_t rows = T * B, itemsize = computed_itemsize(storage)
     p.storage = storage
     p.rows, p.B, p.I, p.O = rows, B, I, O
-    p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, O)
+    p.x_layout, p.y_layout = contiguous_layout(B, I), contiguous_layout(B, O)
     p.L = 64 // itemsize
     p.Is, p.Os = stride_of_codes(I) if format == INT8 else stride_of(I, p.L), stride_of(O, p.L)
     p.step_mask, p.activation = NULL, activation
@@ -215,7 +216,7 @@ cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask) noexc
 
 cdef inline Py_ssize_t place_of(const Layout *a, Py_ssize_t B, Py_ssize_t r) noexcept nogil:
     """Where row r = t * B + b begins."""
-    return r * a.row if a.step == B * a.row else place(a, r // B, r % B)
+    return r * a.row if a.step == B * a.row else offset_of(a, r // B, r % B)
 
 
 cdef inline bint ended(const unsigned char *step_mask, Py_ssize_t r) noexcept nogil:
@@ -514,14 +515,14 @@ cdef inline Backward backward_of(
     p.storage = storage
     p.steps = steps_of(T, B)
     p.rows, p.B, p.I, p.O = rows, B, I, O
-    p.d_y_layout, p.d_x_layout = layout_of(B, O), layout_of(B, I)
+    p.d_y_layout, p.d_x_layout = contiguous_layout(B, O), contiguous_layout(B, I)
     p.L = 64 // itemsize
     p.Ns = stride_of(O, p.L)
     p.activation = activation
-    p.x_panels, p.d_panels = plain_panels((I + p.L - 1) // p.L), plain_panels((O + p.L - 1) // p.L)
-    p.panel = PLAIN * p.L * O
+    p.x_panels, p.d_panels = count_panels((I + p.L - 1) // p.L), count_panels((O + p.L - 1) // p.L)
+    p.panel = PANEL_LINES * p.L * O
     p.grid = grid_backward(rows, I, O, itemsize, threads)
-    p.by_inputs = tiles_of(I) >= p.d_panels
+    p.by_inputs = count_tiles(I) >= p.d_panels
     p.tile_gap = stride_of(block * ROWS, p.L)
     p.part = p.workspace = empty_workspace()
     p.w_x = take(&p.workspace, p.x_panels * p.panel)
@@ -530,8 +531,8 @@ cdef inline Backward backward_of(
     p.sums = take(&p.workspace, 2 * p.Ns)
     p.slots = take(&p.workspace, size_of_slots(B, p.L))
     p.y = take(&p.part, p.Ns)
-    p.x = take(&p.part, tiles_of(I) * p.tile_gap)
-    p.d_panel = take(&p.part, block * PLAIN * p.L)
+    p.x = take(&p.part, count_tiles(I) * p.tile_gap)
+    p.d_panel = take(&p.part, block * PANEL_LINES * p.L)
     p.part.size += THREAD_GAP * p.L
     p.parts = take(&p.workspace, parts_of(&p.grid) * p.part.size)
     return p
@@ -553,7 +554,7 @@ cdef inline void z_grads(
         t, b = r // p.B, r % p.B
         if not has_step(&p.steps, t, b):
             continue
-        d = work + p.d + (t * p.B + slot_of(&p.steps, b)) * p.Ns
+        d = work + p.d + (t * p.B + slot_of_row(&p.steps, b)) * p.Ns
         if ended(p.steps.step_mask, r):
             clear(d, p.Ns)
             continue
@@ -575,7 +576,7 @@ cdef inline void pack_weights(
     """One part of the panels of w.T."""
     cdef Py_ssize_t j
     for j in range(share(p.x_panels, number, parts), share(p.x_panels, number + 1, parts)):
-        pack_transposed(work + p.w_x + j * p.panel, w, p.O, p.I, j)
+        pack_transposed_panel(work + p.w_x + j * p.panel, w, p.O, p.I, j)
 
 
 cdef inline void weight_grads(
@@ -592,8 +593,8 @@ cdef inline void weight_grads(
     cdef real *out
     cdef RowBlock block
     if p.by_inputs:
-        i0 = min(p.I, share(tiles_of(p.I), number, parts) * ROWS)
-        i1 = min(p.I, share(tiles_of(p.I), number + 1, parts) * ROWS)
+        i0 = min(p.I, share(count_tiles(p.I), number, parts) * ROWS)
+        i1 = min(p.I, share(count_tiles(p.I), number + 1, parts) * ROWS)
     else:
         j0, j1 = b0, b1
     if store is half:
@@ -601,7 +602,7 @@ cdef inline void weight_grads(
     else:
         out = <real *> w_grad
     while r0 < p.rows:
-        find_rows(&block, &p.steps, r0)
+        list_active_rows(&block, &p.steps, r0)
         for c in range(block.chains):
             k = 0
             while k < block.count[c]:
@@ -613,20 +614,20 @@ cdef inline void weight_grads(
                 pack_tiles(tiles + at * ROWS, p.tile_gap, rows, <const store **> NULL, i1 - i0, m)
                 k += m
         for j in range(j0, j1):
-            at = j * PLAIN * L
-            m = min(<Py_ssize_t> PLAIN, lines_in(work, O) - j * PLAIN)
+            at = j * PANEL_LINES * L
+            m = min(<Py_ssize_t> PANEL_LINES, lines_in(work, O) - j * PANEL_LINES)
             pack_columns(panel, m, &block, work + p.d + at, p.Ns, O - at)
-            weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tile_gap, panel, m, O - at, &block, r0 == 0)
+            add_weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tile_gap, panel, m, O - at, &block, r0 == 0)
             if b0 <= j < b1:
                 if r0 == 0:
                     for l in range(at, at + m * L):
                         sums[l] = 0
-                add_columns(sums + at, work + p.d + at, p.Ns, min(m * L, O - at), &block)
+                add_column_sums(sums + at, work + p.d + at, p.Ns, min(m * L, O - at), &block)
         r0 += block.rows
-    for l in range(min(b0 * PLAIN * L, O), min(b1 * PLAIN * L, O)):
+    for l in range(min(b0 * PANEL_LINES * L, O), min(b1 * PANEL_LINES * L, O)):
         store_value(b_grad + l, <real> sums[l])
     if store is half:
-        at, m = min(j0 * PLAIN * L, O), min(j1 * PLAIN * L, O)
+        at, m = min(j0 * PANEL_LINES * L, O), min(j1 * PANEL_LINES * L, O)
         for k in range(i0, i1):
             store_row(w_grad + k * O + at, out + k * O + at, m - at)
 
@@ -646,7 +647,8 @@ cdef inline long long backward(
     if parts == 1:
         z_grads(p, y, y_grad, work, 0, 1)
         pack_weights(p, w, work, 0, 1)
-        input_grads(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work, 0, 0, 1)
+        compute_x_grad_part(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work,
+                            0, 0, 1)
         weight_grads(p, x, w_grad, b_grad, work, 0, 1)
         return 0
     start_team(&team, parts, 1)
@@ -658,8 +660,8 @@ cdef inline long long backward(
             pack_weights(p, w, work, part, parts)
         barrier(&team)
         for part in prange(first, last, schedule="static"):
-            input_grads(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work, 0,
-                        part, parts)
+            compute_x_grad_part(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O,
+                                work, 0, part, parts)
         for part in prange(first, last, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, work, part, parts)
         barrier(&team)  # as in forward.pxd

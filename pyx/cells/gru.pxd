@@ -20,8 +20,8 @@ from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are
 from cells.types cimport Gru
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
-from passes.outputs cimport store_h
-from passes.steps cimport RESET, has_flag, input_row, place, row_in, step_at
+from passes.outputs cimport store_h_line
+from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
@@ -152,7 +152,7 @@ cdef inline void gates_cells(
     for b in range(b0, b1):
         for s in range(units_in(&p.w[RU], j)):
             at = (j * units + s) * L
-            to = (t * p.B + row_in(&p.steps, b)) * p.H + at
+            to = (t * p.B + row_of_slot(&p.steps, b)) * p.H + at
             u = rows + p.u + b * p.Hs + at
             gates(gru, z + ((b - b0) * LINES + 2 * s) * L, rows + p.h + b * p.Hs + at, gate_r, u,
                   rows + p.hr + b * p.Hs + at)
@@ -181,11 +181,11 @@ cdef inline void candidate_cells(
             h = rows + p.h + b * p.Hs + at
             candidate(gru, z + ((b - b0) * LINES + s) * L, rows + p.u + b * p.Hs + at, h, c)
             if outputs[OUT_C] is not NULL:
-                row = outputs[OUT_C] + (t * p.B + row_in(&p.steps, b)) * p.H + at
+                row = outputs[OUT_C] + (t * p.B + row_of_slot(&p.steps, b)) * p.H + at
                 store_line(row, c, p.H - at)
                 if at + units * L < p.H:
                     for_writing(row + units * L)
-            store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, h)
+            store_h_line(p, outputs, t, row_of_slot(&p.steps, b), at, at + units * L, h)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
@@ -212,7 +212,7 @@ cdef inline void backward_lines(
 ) noexcept nogil:
     """Compute d_u_bar and d_c_bar; or from d_hr, the product of d_c_bar, d_r_bar, and d_h becomes the part of d_h_prev
     that does not come through r and u."""
-    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_in(&p.steps, slot), j, at, width
+    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, at, width
     cdef real[4 * LF] room  # for lines that cannot be read where they are
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
@@ -224,7 +224,8 @@ cdef inline void backward_lines(
         at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
         h_prev, u = state_line(&room[0], row, j, width), line_at(&room[L], inputs[OUT_U] + at, width)
         if n == 0:
-            add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, width)
+            add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L,
+                     width)
             candidate_grad(gru, u, line_at(&room[2 * L], inputs[OUT_C] + at, width), h_prev, d_h + j * L, d_u_bar,
                            d_c_bar)
             store_line(d + U_BAR * p.H + j * L, d_u_bar, width)

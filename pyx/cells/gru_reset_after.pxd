@@ -21,8 +21,8 @@ from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are
 from cells.types cimport ResetAfter
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
-from passes.outputs cimport store_output
-from passes.steps cimport RESET, has_flag, input_row, place, row_in, step_at
+from passes.outputs cimport store_output_line
+from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, step_at
 from product.half cimport half
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
@@ -122,12 +122,12 @@ cdef inline void forward_cells(
             h_prev = h_before(p, rows, k) + b * p.Hs + j * L
             h = h_before(p, rows, k + 1) + b * p.Hs + j * L
             new_state(gru, z + (j - j0) * z_panel + (b - b0) * LINES * L, h_prev, h, y)
-            row = row_in(&p.steps, b)
-            store_output(p, outputs, OUT_R, j, t, row, y)
-            store_output(p, outputs, OUT_U, j, t, row, y)
-            store_output(p, outputs, OUT_C, j, t, row, y)
-            store_output(p, outputs, OUT_HC, j, t, row, y)
-            store_output(p, outputs, OUT_H, j, t, row, y)
+            row = row_of_slot(&p.steps, b)
+            store_output_line(p, outputs, OUT_R, j, t, row, y)
+            store_output_line(p, outputs, OUT_U, j, t, row, y)
+            store_output_line(p, outputs, OUT_C, j, t, row, y)
+            store_output_line(p, outputs, OUT_HC, j, t, row, y)
+            store_output_line(p, outputs, OUT_H, j, t, row, y)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
@@ -140,7 +140,7 @@ cdef inline void backward_lines(
     Py_ssize_t slot, const real *product, real *work
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc; d_h becomes the part of d_h_prev that is not a product."""
-    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_in(&p.steps, slot), j, column, at, width
+    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, column, at, width
     cdef real[OUTS * LF] room  # for lines that cannot be read where they are
     cdef real[4 * LF] bars
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
@@ -148,7 +148,7 @@ cdef inline void backward_lines(
     cdef const store *h_prev = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
     for j in range(j0, j1):
         at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
-        add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, width)
+        add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
         bars_grad(gru, line_at(&room[OUT_R * L], inputs[OUT_R] + at, width),
                   line_at(&room[OUT_U * L], inputs[OUT_U] + at, width),
                   line_at(&room[OUT_C * L], inputs[OUT_C] + at, width),

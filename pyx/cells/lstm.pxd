@@ -36,13 +36,13 @@ stands for o * (1 - o), and s(co) for 1 - co^2.
 """
 from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
 from cells.types cimport Lstm
-from passes.gradients cimport add_line, peephole_sum, state_line
+from passes.gradients cimport add_line, compute_peephole_grad, state_line
 from passes.operands cimport (
     CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
     WCO, WCO_GRAD
 )
-from passes.outputs cimport store_h, store_output
-from passes.steps cimport RESET, has_flag, input_row, place, row_in, step_at
+from passes.outputs cimport store_h_line, store_output_line
+from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
@@ -221,22 +221,22 @@ cdef inline void lstm_cells(
         for b in range(b0, b1):
             cs = rows + p.cs + b * p.Hs + j * L
             cell_state(lstm, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, y)
-            row = row_in(&p.steps, b)
-            store_output(p, outputs, OUT_I, j, t, row, y)
-            store_output(p, outputs, OUT_CS, j, t, row, y)
-            store_output(p, outputs, OUT_F, j, t, row, y)
-            store_output(p, outputs, OUT_CI, j, t, row, y)
+            row = row_of_slot(&p.steps, b)
+            store_output_line(p, outputs, OUT_I, j, t, row, y)
+            store_output_line(p, outputs, OUT_CS, j, t, row, y)
+            store_output_line(p, outputs, OUT_F, j, t, row, y)
+            store_output_line(p, outputs, OUT_CI, j, t, row, y)
     for j in range(j0, j1):
         peep = <const real *> p.peep + PEEPHOLES * j * L
         for b in range(b0, b1):
             cs = rows + p.cs + b * p.Hs + j * L
             h = h_next + b * p.Hs + j * L
             cell_output(lstm, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, h, y)
-            row = row_in(&p.steps, b)
-            store_output(p, outputs, OUT_O, j, t, row, y)
-            store_output(p, outputs, OUT_CO, j, t, row, y)
+            row = row_of_slot(&p.steps, b)
+            store_output_line(p, outputs, OUT_O, j, t, row, y)
+            store_output_line(p, outputs, OUT_CO, j, t, row, y)
             if not projected:
-                store_output(p, outputs, OUT_H, j, t, row, y)
+                store_output_line(p, outputs, OUT_H, j, t, row, y)
             if store is half:  # the next step reads the states as they are stored
                 round_to_half(cs)
                 if not projected:
@@ -268,7 +268,7 @@ cdef inline void projected_cells(
                     for l in range(L):
                         h[l] = clip if h[l] > clip else h[l]
                         h[l] = -clip if h[l] < -clip else h[l]
-                store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, h)
+                store_h_line(p, outputs, t, row_of_slot(&p.steps, b), at, at + units * L, h)
                 if store is half:
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
@@ -313,7 +313,7 @@ cdef inline void lstm_grad_line(
     cdef real[LF] h_grad
     cdef const real *cs_grad
     if lstm.P == 0:
-        add_line(&h_grad[0], d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, width)
+        add_line(&h_grad[0], d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
         d_h = h_grad
     if inputs[CS_GRAD] is not NULL:
         cs_grad = line_at(&room[0], inputs[CS_GRAD] + at, width)
@@ -339,9 +339,9 @@ cdef inline void projected_grad_line(
     cdef real[LF] room  # for a line that cannot be read where it is
     cdef real[LF] total
     cdef const real *h
-    add_line(&total[0], carry, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, width)
+    add_line(&total[0], carry, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
     if clip > 0:
-        h = line_at(&room[0], inputs[OUT_H] + place(&p.h_layout, t, b) + j * L, width)
+        h = line_at(&room[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
         for l in range(L):
             total[l] = 0 if h[l] >= clip or h[l] <= -clip else total[l]
     store_line(d_h + j * L, total, width)
@@ -353,7 +353,7 @@ cdef inline void backward_lines(
 ) noexcept nogil:
     """Compute dicfo, and d_cs becomes the gradient of cs_prev; of a projected LSTM first d_h, and then dicfo from its
     product, the gradient of m.  In `work` d_h becomes zero, as all of it is a product."""
-    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_in(&p.steps, slot), j
+    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
     cdef real *d_cs = work + p.d_cs + slot * p.Hs
     cdef const store *cs_prev = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, b)
@@ -376,9 +376,9 @@ cdef inline void peephole_grads(
     cdef const store *cs_prev = inputs[CS_PREV] + at
     cdef const store *cs = inputs[OUT_CS] + at
     if not lstm.coupled:
-        peephole_sum(outputs[WCI_GRAD] + at, d + lstm.column[I_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
-                     &p.cs_layout, n)
-    peephole_sum(outputs[WCF_GRAD] + at, d + lstm.column[F_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
-                 &p.cs_layout, n)
-    peephole_sum(outputs[WCO_GRAD] + at, d + lstm.column[O_BAR] * p.H + at, p.Ns, &p.steps, <store *> NULL, p.H, cs,
-                 &p.cs_layout, n)
+        compute_peephole_grad(outputs[WCI_GRAD] + at, d + lstm.column[I_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H,
+                              cs, &p.cs_layout, n)
+    compute_peephole_grad(outputs[WCF_GRAD] + at, d + lstm.column[F_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
+                          &p.cs_layout, n)
+    compute_peephole_grad(outputs[WCO_GRAD] + at, d + lstm.column[O_BAR] * p.H + at, p.Ns, &p.steps, <store *> NULL,
+                          p.H, cs, &p.cs_layout, n)

@@ -11,8 +11,8 @@ from cells.activations cimport TANH, activate, plain, slope
 from cells.types cimport Rnn
 from passes.gradients cimport add_line
 from passes.operands cimport H_GRAD, OUT_H
-from passes.outputs cimport store_h
-from passes.steps cimport RESET, has_flag, place, row_in, step_at
+from passes.outputs cimport store_h_line
+from passes.steps cimport RESET, has_flag, offset_of, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport units_in
 from product.quantized cimport UNQUANTIZED
@@ -42,7 +42,7 @@ cdef inline void forward_cells(
                 at = (j * units + s) * L
                 h = h_before(p, rows, k + 1) + b * p.Hs + at
                 activate(&rnn.activation, z + (j - j0) * z_panel + ((b - b0) * LINES + s) * L, h)
-                store_h(p, outputs, t, row_in(&p.steps, b), at, at + units * L, h)
+                store_h_line(p, outputs, t, row_of_slot(&p.steps, b), at, at + units * L, h)
                 if store is half:  # the next step reads the state as it is stored
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
@@ -54,15 +54,15 @@ cdef inline void backward_lines(
     Py_ssize_t slot, const real *product, real *work
 ) noexcept nogil:
     """Compute d_h_bar; d_h becomes zero, as all of d_h_prev is a product."""
-    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_in(&p.steps, slot), j, l, width
+    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, l, width
     cdef real[LF] room  # for a line that cannot be read where it is
     cdef real[LF] d_h
     cdef real[LF] s
     cdef const real *h
     for j in range(j0, j1):
         width = p.H - j * L
-        add_line(&d_h[0], product + (j - j0) * L, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L, width)
-        h = line_at(&room[0], inputs[OUT_H] + place(&p.h_layout, t, b) + j * L, width)
+        add_line(&d_h[0], product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
+        h = line_at(&room[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
         slope(&rnn.activation, h, s)
         for l in range(L):
             d_h[l] = d_h[l] * s[l]

@@ -15,15 +15,16 @@ from cells.types cimport Gru, Lstm, ResetAfter, Rnn
 from formulas cimport backward_lines
 from passes.arrays cimport Pass
 from passes.gradients cimport (
-    PLAIN, RowBlock, add_columns, find_rows, input_grad, input_grads, lines_of_panel, pack_columns, pack_row,
-    pack_tiles, pack_transposed, plain_panels, tiles_of, weight_grad_rows
+    PANEL_LINES, RowBlock, add_column_sums, add_weight_grad_rows, compute_x_grad_panel, compute_x_grad_part,
+    count_panels, count_tiles, lines_in_panel, list_active_rows, pack_columns, pack_row, pack_tiles,
+    pack_transposed_panel
 )
 from passes.operands cimport (
     BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD,
     H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_C, W_C_GRAD, W_C_H,
     W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, WCI, WCI_GRAD, X, X_GRAD
 )
-from passes.steps cimport RESET, clear_past_ends, has_flag, input_row, row_in, step_at, taking_part
+from passes.steps cimport RESET, active_end, clear_finished_rows, has_flag, input_row, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport MATRICES
 from product.real cimport real
@@ -48,7 +49,7 @@ cdef inline void load_carry(
     if last_grad is NULL:
         clear(carry + b * stride, stride)
     else:
-        load_row(carry + b * stride, last_grad + row_in(&p.steps, b) * size, size)
+        load_row(carry + b * stride, last_grad + row_of_slot(&p.steps, b) * size, size)
 
 
 cdef inline void load_gradients(
@@ -70,12 +71,12 @@ cdef inline void pack_w(
     const Backward *p, const store **inputs, real *panel, int n, bint of_x, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T, for matrix n of the weights and its rows for x or for h."""
-    cdef Py_ssize_t rows = p.x_rows[n] if of_x else p.h_rows[n], at = j * PLAIN * p.L, left = rows - at
+    cdef Py_ssize_t rows = p.x_rows[n] if of_x else p.h_rows[n], at = j * PANEL_LINES * p.L, left = rows - at
     if p.transposed:
-        pack_rows(panel, min(<Py_ssize_t> PLAIN, lines_in(panel, left)), inputs[(W if of_x else W_H) + n] + at, rows,
-                  left, p.N[n])
+        pack_rows(panel, min(<Py_ssize_t> PANEL_LINES, lines_in(panel, left)), inputs[(W if of_x else W_H) + n] + at,
+                  rows, left, p.N[n])
     else:
-        pack_transposed(panel, inputs[W + n] + (0 if of_x else p.x_rows[n] * p.N[n]), p.N[n], rows, j)
+        pack_transposed_panel(panel, inputs[W + n] + (0 if of_x else p.x_rows[n] * p.N[n]), p.N[n], rows, j)
 
 
 cdef inline void pack_weights(
@@ -130,13 +131,13 @@ cdef inline void carried_grads(
     k is the number by which a step is processed, j a panel.  `acc` has a tile's lines for each of the slots b to
     b + rows, and `panels` panel j of the matrices of `state_matrices_of`; `first` is the first row's number for
     `product`."""
-    cdef Py_ssize_t L = line_of(work), lines = lines_of_panel(p.JP, j), q, s, l
-    cdef Py_ssize_t taking = taking_part(&p.steps, k + 1, b, b + rows) - b
+    cdef Py_ssize_t L = line_of(work), lines = lines_in_panel(p.JP, j), q, s, l
+    cdef Py_ssize_t taking = active_end(&p.steps, k + 1, b, b + rows) - b
     cdef const real *d = work + p.d + (step_at(&p.steps, k + 1) * p.B + b) * p.Ns
     cdef const real *d_h
     cdef int n
     for q in range(rows):
-        d_h = work + p.d_h + (b + q) * p.Ps + j * PLAIN * L
+        d_h = work + p.d_h + (b + q) * p.Ps + j * PANEL_LINES * L
         for s in range(lines):
             for l in range(L):
                 acc[(q * LINES + s) * L + l] = d_h[s * L + l]
@@ -155,10 +156,10 @@ cdef inline void state_grad_rows(
     """The gradient of h after the step processed as number k, and what the cell makes of it: panel j, slots b to `end`.
     A row that takes part in the next step alone carries the gradient on, and one that takes part in neither keeps
     what it carries."""
-    cdef Py_ssize_t L = line_of(work), here = taking_part(&p.steps, k, b, end), first = 0, rows, q, l
-    cdef Py_ssize_t j0 = j * PLAIN, j1 = j0 + lines_of_panel(p.JP, j)
+    cdef Py_ssize_t L = line_of(work), here = active_end(&p.steps, k, b, end), first = 0, rows, q, l
+    cdef Py_ssize_t j0 = j * PANEL_LINES, j1 = j0 + lines_in_panel(p.JP, j)
     cdef real[TILES * TILE] acc
-    end = max(here, taking_part(&p.steps, k + 1, b, end))
+    end = max(here, active_end(&p.steps, k + 1, b, end))
     while b < end:
         rows = row_group(end - b)
         carried_grads(p, c, work, panels, j, k, b, rows, first, acc)
@@ -183,9 +184,9 @@ cdef inline void first_state_grad_rows(
         rows = row_group(end - b)
         carried_grads(p, c, work, panels, j, -1, b, rows, first, acc)
         for q in range(rows):
-            for s in range(lines_of_panel(p.JP, j)):
-                at = (j * PLAIN + s) * L
-                store_line(outputs[H_PREV_GRAD] + row_in(&p.steps, b + q) * p.P + at, acc + (q * LINES + s) * L,
+            for s in range(lines_in_panel(p.JP, j)):
+                at = (j * PANEL_LINES + s) * L
+                store_line(outputs[H_PREV_GRAD] + row_of_slot(&p.steps, b + q) * p.P + at, acc + (q * LINES + s) * L,
                            p.P - at)
         b += rows
         first += TILES
@@ -197,16 +198,17 @@ cdef inline void second_grad_rows(
 ) noexcept nogil:
     """The second product of the step processed as number k, d @ w.T with the second matrix of weights, and what the
     cell makes of it: panel j, slots b to `end`."""
-    cdef Py_ssize_t L = line_of(work), first = 0, rows, q, lines = lines_of_panel(p.J, j)
+    cdef Py_ssize_t L = line_of(work), first = 0, rows, q, lines = lines_in_panel(p.J, j)
     cdef real[TILES * TILE] acc
     cdef const real *d = work + p.d + step_at(&p.steps, k) * p.B * p.Ns + p.column[1]
-    end = taking_part(&p.steps, k, b, end)
+    end = active_end(&p.steps, k, b, end)
     while b < end:
         rows = row_group(end - b)
         clear(acc, rows * LINES * L)
         product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
         for q in range(rows):
-            backward_lines(p, c, 1, inputs, j * PLAIN, j * PLAIN + lines, k, b + q, acc + q * LINES * L, work)
+            backward_lines(p, c, 1, inputs, j * PANEL_LINES, j * PANEL_LINES + lines, k, b + q, acc + q * LINES * L,
+                           work)
         b += rows
         first += TILES
 
@@ -275,8 +277,8 @@ cdef inline void x_grads(
         return
     if matrices_of(c) > 1 and not projects(c):
         K, panels = p.N[1], work + p.w_x[1]
-    input_grads(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, p.grid.groups, p.I, work + p.d, p.Ns,
-                work + p.w_x[0], p.N[0], panels, K, number, parts)
+    compute_x_grad_part(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.grid.groups, p.I, work + p.d,
+                        p.Ns, work + p.w_x[0], p.N[0], panels, K, number, parts)
 
 
 cdef inline void single_step_grads(
@@ -292,8 +294,8 @@ cdef inline void single_step_grads(
     cdef int n
     if matrices_of(c) > 1:
         K = p.N[1]
-    if p.x_panels > 0 and not p.adds:
-        clear_past_ends(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, number, parts)
+    if p.x_panels > 0 and not p.accumulate_x_grad:
+        clear_finished_rows(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, number, parts)
     for j in range(part.j0, part.j1):
         if j < h_panels:
             for n in range(state_matrices_of(c)):
@@ -304,8 +306,8 @@ cdef inline void single_step_grads(
         pack_w(p, inputs, panel, 0, True, k)
         if K > 0:
             pack_w(p, inputs, panel2, 1, True, k)
-        input_grad(outputs[X_GRAD], &p.d_x_layout, p.adds, &p.steps, p.I, work + p.d, p.Ns,
-                   part.b0, taking_part(&p.steps, 0, part.b0, part.b1), panel, p.N[0], panel2, K, k)
+        compute_x_grad_panel(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.I, work + p.d, p.Ns,
+                             part.b0, active_end(&p.steps, 0, part.b0, part.b1), panel, p.N[0], panel2, K, k)
 
 
 cdef inline void last_grads(
@@ -317,7 +319,7 @@ cdef inline void last_grads(
     cdef real *d = work + p.d
     if cell is Lstm:
         for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-            store_row(outputs[CS_PREV_GRAD] + row_in(&p.steps, b) * p.H, work + p.d_cs + b * p.Hs, p.H)
+            store_row(outputs[CS_PREV_GRAD] + row_of_slot(&p.steps, b) * p.H, work + p.d_cs + b * p.Hs, p.H)
         for j in range(share(p.J, number, parts), share(p.J, number + 1, parts) if c.peephole else 0):
             peephole_grads(p, c, inputs, outputs, d, j)
     elif cell is Gru:
@@ -329,7 +331,7 @@ cdef inline void last_grads(
 # -------------------------------------------------------------------------------------------------- weights and biases
 cdef inline Py_ssize_t h_panels_at(const Backward *p, Py_ssize_t kb) noexcept nogil:
     """Where the panels of h begin, behind those of x, for a block of kb rows."""
-    return plain_panels((p.I + p.L - 1) // p.L) * PLAIN * p.L * kb
+    return count_panels((p.I + p.L - 1) // p.L) * PANEL_LINES * p.L * kb
 
 
 cdef inline void pack_block(
@@ -354,8 +356,8 @@ cdef inline void pack_block(
         scale = inputs[OUT_R]
     if scale is not NULL:
         scales = factor
-    find_rows(&block, &p.steps, r0)
-    k, last = share(block.found, number, parts), share(block.found, number + 1, parts)
+    list_active_rows(&block, &p.steps, r0)
+    k, last = share(block.active, number, parts), share(block.active, number + 1, parts)
     for chain in range(block.chains):
         end = min(last, block.count[chain])  # both k and `last` count from the chain's first row on
         while k < end:
@@ -365,8 +367,8 @@ cdef inline void pack_block(
                 t, b = block.t[at + q], block.b[at + q]
                 x[q] = input_row(&p.steps, <store *> NULL, p.I, inputs[X], &p.x_layout, t, b)
                 h[q] = input_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
-                d[q] = work + p.d + block.d[at + q] * p.Ns + p.column[n]
-                d_h[q] = work + p.d + block.d[at + q] * p.Ns + p.h_column[n]
+                d[q] = work + p.d + block.d_row[at + q] * p.Ns + p.column[n]
+                d_h[q] = work + p.d + block.d_row[at + q] * p.Ns + p.h_column[n]
                 if state is not NULL:
                     h[q] = state + (t * p.B + b) * p.H
                 if scale is not NULL:
@@ -404,12 +406,12 @@ cdef inline void transposed_grad(
     const RowBlock *block, bint first, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of out [N,M], d.T @ inputs: add a block of rows."""
-    cdef Py_ssize_t L = line_of(out), j = share(tiles_of(N), number, parts), lines = lines_in(out, M), n = 0, m
-    cdef Py_ssize_t at = j * ROWS, rows = min(share(tiles_of(N), number + 1, parts) * ROWS, N) - at
+    cdef Py_ssize_t L = line_of(out), j = share(count_tiles(N), number, parts), lines = lines_in(out, M), n = 0, m
+    cdef Py_ssize_t at = j * ROWS, rows = min(share(count_tiles(N), number + 1, parts) * ROWS, N) - at
     while n < lines:
-        m = min(<Py_ssize_t> PLAIN, lines - n)
-        weight_grad_rows(out + at * M + n * L, M, rows, tiles + j * p.tile_gap, p.tile_gap,
-                         panels + n * L * block.rows, m, M - n * L, block, first)
+        m = min(<Py_ssize_t> PANEL_LINES, lines - n)
+        add_weight_grad_rows(out + at * M + n * L, M, rows, tiles + j * p.tile_gap, p.tile_gap,
+                             panels + n * L * block.rows, m, M - n * L, block, first)
         n += m
 
 
@@ -421,7 +423,7 @@ cdef inline void transposed_grads(
     cdef bint apart = p.h_column[n] != p.column[n]
     cdef const real *panels = work + p.panels
     cdef RowBlock block
-    find_rows(&block, &p.steps, r0)
+    list_active_rows(&block, &p.steps, r0)
     transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x_tiles, panels, N, p.x_rows[n], &block,
                     r0 == 0, number, parts)
     transposed_grad(p, weight_grad_of(p, work, outputs, n, False), work + (p.h_tiles if apart else p.x_tiles),
@@ -447,9 +449,9 @@ cdef inline void bias_grads(
         clear(sums + at, (end - j) * L)
         if apart:
             clear(sums_h + at, (end - j) * L)
-    add_columns(sums + at, d + p.column[n], p.Ns, columns, block)
+    add_column_sums(sums + at, d + p.column[n], p.Ns, columns, block)
     if apart:
-        add_columns(sums_h + at, d + p.h_column[n], p.Ns, columns, block)
+        add_column_sums(sums_h + at, d + p.h_column[n], p.Ns, columns, block)
     if r0 + block.rows == p.steps.T * p.B:
         for l in range(at, at + columns):
             store_value(outputs[BIAS_GRAD + n] + l, <real> sums[l])
@@ -466,21 +468,21 @@ cdef inline void weight_grads(
     cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
     cdef const real *d = work + p.d + p.column[n]
     cdef const real *d_h = work + p.d + p.h_column[n]
-    cdef real *panel = work + p.panels + number * rows * PLAIN * L
+    cdef real *panel = work + p.panels + number * rows * PANEL_LINES * L
     cdef real *out = weight_grad_of(p, work, outputs, n, True)
     cdef real *out_h = weight_grad_of(p, work, outputs, n, False)
     cdef RowBlock block
-    find_rows(&block, &p.steps, r0)
+    list_active_rows(&block, &p.steps, r0)
     while j < end:
-        m = min(<Py_ssize_t> PLAIN, end - j)
+        m = min(<Py_ssize_t> PANEL_LINES, end - j)
         pack_columns(panel, m, &block, d + j * L, p.Ns, N - j * L)
         bias_grads(p, outputs, work, j, j + m, n, r0, &block)
-        weight_grad_rows(out + j * L, N, p.x_rows[n], work + p.x_tiles, p.tile_gap, panel, m, N - j * L, &block,
-                         r0 == 0)
+        add_weight_grad_rows(out + j * L, N, p.x_rows[n], work + p.x_tiles, p.tile_gap, panel, m, N - j * L, &block,
+                             r0 == 0)
         if d_h != d:
             pack_columns(panel, m, &block, d_h + j * L, p.Ns, N - j * L)
-        weight_grad_rows(out_h + j * L, N, p.h_rows[n], work + p.h_tiles, p.tile_gap, panel, m, N - j * L, &block,
-                         r0 == 0)
+        add_weight_grad_rows(out_h + j * L, N, p.h_rows[n], work + p.h_tiles, p.tile_gap, panel, m, N - j * L, &block,
+                             r0 == 0)
         j += m
 
 
@@ -632,7 +634,7 @@ cdef inline void take_transposed(
     if projects(c):
         inputs[W_P_H], outputs[W_P_H_GRAD] = <const store *> a.weights[3], <store *> a.weight_grads[3]
         outputs[BIAS_GRAD + 1] = NULL
-    p.x_layout, p.h_layout, p.adds = a.x_layout, a.y_layout, a.adds
+    p.x_layout, p.h_layout, p.accumulate_x_grad = a.x_layout, a.y_layout, a.accumulate_x_grad
     if a.x_grad is NULL:
         p.x_panels = 0
 
@@ -673,13 +675,15 @@ cdef inline long long pass_backward(
     else:
         take_plain(c, a, inputs, outputs)
     if cell is Lstm:
-        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.first[0], <const store *> a.first[1]
-        inputs[CS_LAST_GRAD], inputs[H_LAST_GRAD] = <const store *> a.last_grad[0], <const store *> a.last_grad[1]
-        outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = <store *> a.first_grad[0], <store *> a.first_grad[1]
+        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.initial_state[0], <const store *> a.initial_state[1]
+        inputs[CS_LAST_GRAD] = <const store *> a.last_state_grad[0]
+        inputs[H_LAST_GRAD] = <const store *> a.last_state_grad[1]
+        outputs[CS_PREV_GRAD] = <store *> a.initial_state_grad[0]
+        outputs[H_PREV_GRAD] = <store *> a.initial_state_grad[1]
         inputs[CS_GRAD] = NULL
     else:
-        inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.first[0], <const store *> a.last_grad[0]
-        outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.first_grad[0], NULL
+        inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.initial_state[0], <const store *> a.last_state_grad[0]
+        outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.initial_state_grad[0], NULL
     p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
     guard_zones(&p.workspace, work, 64 // p.L, 1)
     if a.step_mask is not NULL:

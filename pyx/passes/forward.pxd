@@ -18,8 +18,8 @@ from passes.operands cimport (
     BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
 )
 from passes.steps cimport (
-    RESET, Layout, clear_past_ends, first_step, has_flag, last_step, layout_of, load_steps, place, row_in, rows_of,
-    step_at, taking_part
+    RESET, Layout, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of, first_step_of,
+    has_flag, load_active_rows, offset_of, row_of_slot, step_at
 )
 from product.half cimport half
 from product.integer cimport quantize_row
@@ -46,23 +46,23 @@ cdef inline void load_state(
     const Forward *p, real *rows, Py_ssize_t stride, const store *first, Py_ssize_t size, Py_ssize_t b
 ) noexcept nogil:
     """Load the state that the row in slot b starts from; NULL stands for zeros."""
-    if first is NULL or has_flag(&p.steps, first_step(&p.steps, b), b, RESET):
+    if first is NULL or has_flag(&p.steps, first_step_of(&p.steps, b), b, RESET):
         clear(rows + b * stride, stride)
     else:
-        load_row(rows + b * stride, first + row_in(&p.steps, b) * size, size)
+        load_row(rows + b * stride, first + row_of_slot(&p.steps, b) * size, size)
 
 
-cdef inline void clear_ended(
+cdef inline void clear_finished_outputs(
     const Forward *p, const cell *c, store **outputs, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """Zeros in the outputs of one part of the rows, where these have ended."""
-    cdef Layout saved = layout_of(p.B, p.H)
+    cdef Layout saved = contiguous_layout(p.B, p.H)
     cdef int out
     if outputs[OUT_H] is not NULL:
-        clear_past_ends(&p.steps, outputs[OUT_H], &p.y_layout, p.P, number, parts)
+        clear_finished_rows(&p.steps, outputs[OUT_H], &p.y_layout, p.P, number, parts)
     for out in range(OUT_H + 1, OUT_H + 1 + saved_of(c)):
         if outputs[out] is not NULL:
-            clear_past_ends(&p.steps, outputs[out], &saved, p.H, number, parts)
+            clear_finished_rows(&p.steps, outputs[out], &saved, p.H, number, parts)
 
 
 cdef inline void load_states(
@@ -73,11 +73,11 @@ cdef inline void load_states(
     cdef real *rows = work + part.shift
     cdef Py_ssize_t n = part.b1 - part.b0, members = p.grid.members, b
     for b in range(part.b0 + share(n, part.member, members), part.b0 + share(n, part.member + 1, members)):
-        load_state(p, h_before(p, rows, first_step(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
+        load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
         if cell is Lstm:
             load_state(p, rows + p.cs, p.Hs, inputs[CS_PREV], p.H, b)
     if p.steps.slots is not NULL:
-        clear_ended(p, c, outputs, number, parts_of(&p.grid))
+        clear_finished_outputs(p, c, outputs, number, parts_of(&p.grid))
 
 
 cdef inline void pack(
@@ -107,16 +107,16 @@ cdef inline void load_x(
     const Forward *p, const store **inputs, real *work, const Part *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Load one part of x for the steps number k to end, a chunk."""
-    cdef Py_ssize_t n = rows_of(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
-    load_steps(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
-               share(n, part.member, members), share(n, part.member + 1, members), p.w[0].format)
+    cdef Py_ssize_t n = count_active_rows(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
+    load_active_rows(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
+                     share(n, part.member, members), share(n, part.member + 1, members), p.w[0].format)
 
 
 cdef inline void multiply_x(
     const Forward *p, const cell *c, real *work, const Part *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """x @ w_x + b for such steps; chunks of one step have it computed in the step itself."""
-    cdef Py_ssize_t rows = rows_of(&p.steps, k, end, part.b0, part.b1)
+    cdef Py_ssize_t rows = count_active_rows(&p.steps, k, end, part.b0, part.b1)
     cdef int n
     if p.chunk > 1:
         for n in range(x_products_of(c)):
@@ -222,7 +222,7 @@ cdef inline void store_rows(
     """h of a part's batch rows b0 to b1 after the step processed as number k, where `stores_rows` says so."""
     cdef Py_ssize_t b
     for b in range(b0, b1):
-        store_row(outputs[OUT_H] + place(&p.y_layout, step_at(&p.steps, k), b), h_before(p, rows, k + 1) + b * p.Ps,
+        store_row(outputs[OUT_H] + offset_of(&p.y_layout, step_at(&p.steps, k), b), h_before(p, rows, k + 1) + b * p.Ps,
                   p.P)
 
 
@@ -232,7 +232,7 @@ cdef inline void multiply_h(
 ) noexcept nogil:
     """One part of product n of the step processed as number k, and its cells.  The step's rows begin with number `row`
     of its chunk."""
-    cdef Py_ssize_t j, b0 = part.b0, b1 = taking_part(&p.steps, k, b0, part.b1)
+    cdef Py_ssize_t j, b0 = part.b0, b1 = active_end(&p.steps, k, b0, part.b1)
     cdef Py_ssize_t z_panel = p.chunk * (part.b1 - b0) * LINES * p.L
     cdef real *rows = work + part.shift
     cdef const real *h = h_before(p, rows, k)
@@ -269,8 +269,8 @@ cdef inline void store_states(
     if outputs[H_LAST] is NULL:
         return
     for b in range(part.b0 + share(n, part.member, members), part.b0 + share(n, part.member + 1, members)):
-        at = row_in(&p.steps, b)
-        store_row(outputs[H_LAST] + at * p.P, h_before(p, rows, last_step(&p.steps, b)) + b * p.Ps, p.P)
+        at = row_of_slot(&p.steps, b)
+        store_row(outputs[H_LAST] + at * p.P, h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
         if cell is Lstm:
             store_row(outputs[CS_LAST] + at * p.H, rows + p.cs + b * p.Hs, p.H)
 
@@ -296,7 +296,7 @@ cdef inline void multiply_h_part(
 ) noexcept nogil:
     """For the step processed as number k, of the chunk that begins with number `start`."""
     cdef Part part = part_of(p, number)
-    multiply_h(p, c, inputs, outputs, work, &part, n, k, rows_of(&p.steps, start, k, part.b0, part.b1))
+    multiply_h(p, c, inputs, outputs, work, &part, n, k, count_active_rows(&p.steps, start, k, part.b0, part.b1))
 
 
 cdef inline void all_steps(
@@ -313,7 +313,7 @@ cdef inline void all_steps(
             multiply_h(p, c, inputs, outputs, work, &part, 0, k, row)
             if products_of(c) > 1:
                 multiply_h(p, c, inputs, outputs, work, &part, 1, k, row)
-            row += taking_part(&p.steps, k, part.b0, part.b1) - part.b0
+            row += active_end(&p.steps, k, part.b0, part.b1) - part.b0
             k += 1
 
 
@@ -409,10 +409,10 @@ cdef inline long long pass_forward(
             outputs[OUT_H + 1 + k] = <store *> a.saved + k * p.steps.T * p.B * p.H
     inputs[X], outputs[OUT_H] = x, <store *> a.y
     if cell is Lstm:
-        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.first[0], <const store *> a.first[1]
-        outputs[CS_LAST], outputs[H_LAST] = <store *> a.last[0], <store *> a.last[1]
+        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.initial_state[0], <const store *> a.initial_state[1]
+        outputs[CS_LAST], outputs[H_LAST] = <store *> a.last_state[0], <store *> a.last_state[1]
     else:
-        inputs[H_PREV], outputs[H_LAST] = <const store *> a.first[0], <store *> a.last[0]
+        inputs[H_PREV], outputs[H_LAST] = <const store *> a.initial_state[0], <store *> a.last_state[0]
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
     guard_zones(&p.workspace, work, 64 // p.L, 1)
     if a.step_mask is not NULL:

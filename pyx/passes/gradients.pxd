@@ -9,7 +9,7 @@ A row keeps its place in this order where others have ended, as if these added z
 which changes nothing but the sign of a chain's zero, and a sum that begins with +0 does not see that.
 """
 from passes.steps cimport (
-    Layout, Steps, clear_past_ends, has_step, input_row, place, row_in, slot_of, step_at, taking_part
+    Layout, Steps, active_end, clear_finished_rows, has_step, input_row, offset_of, row_of_slot, slot_of_row, step_at
 )
 from product.half cimport half
 from product.real cimport real
@@ -22,16 +22,16 @@ from schedule.machine cimport to_prefetch
 from schedule.team cimport share
 
 cdef enum:
-    PLAIN = 4  # lines in a panel without gates
+    PANEL_LINES = 4  # lines in a panel without gates
 
 
-cdef inline Py_ssize_t plain_panels(Py_ssize_t lines) noexcept nogil:
-    return (lines + PLAIN - 1) // PLAIN
+cdef inline Py_ssize_t count_panels(Py_ssize_t lines) noexcept nogil:
+    return (lines + PANEL_LINES - 1) // PANEL_LINES
 
 
-cdef inline Py_ssize_t lines_of_panel(Py_ssize_t lines, Py_ssize_t j) noexcept nogil:
+cdef inline Py_ssize_t lines_in_panel(Py_ssize_t lines, Py_ssize_t j) noexcept nogil:
     """How many of so many lines are in panel j."""
-    return min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
+    return min(<Py_ssize_t> PANEL_LINES, lines - j * PANEL_LINES)
 
 
 cdef inline const real *state_line(real *room, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
@@ -54,26 +54,26 @@ cdef inline void add_line(
         sum[l] = line[l] + addend[l]
 
 
-cdef inline void pack_transposed(
+cdef inline void pack_transposed_panel(
     real *panel, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T, where w has `rows` rows and N columns.  Fetching rows ahead meanwhile gained nothing."""
-    cdef Py_ssize_t L = line_of(panel), first = j * PLAIN, l
-    cdef Py_ssize_t n = min(<Py_ssize_t> PLAIN, lines_in(panel, rows) - first)
+    cdef Py_ssize_t L = line_of(panel), first = j * PANEL_LINES, l
+    cdef Py_ssize_t n = min(<Py_ssize_t> PANEL_LINES, lines_in(panel, rows) - first)
     for l in range(n):
         pack_line_transposed(panel, n, l, w + (first + l) * L * N, N, rows - (first + l) * L, N)
 
 
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
-cdef inline void input_grad(
-    store *x_grad, const Layout *layout, bint adds, const Steps *s, Py_ssize_t I, const real *d, Py_ssize_t ldd,
+cdef inline void compute_x_grad_panel(
+    store *x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t I, const real *d, Py_ssize_t ldd,
     Py_ssize_t r0, Py_ssize_t r1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2, Py_ssize_t j
 ) noexcept nogil:
     """Columns of x_grad that belong to panel j, for the rows r = t * B + b of d from r0 to r1, b a slot: the first K
-    columns of d times `panel`, plus the next K2 times `panel2`; with `adds` added to what is there."""
+    columns of d times `panel`, plus the next K2 times `panel2`; with `accumulate` added to what is there."""
     cdef real[TILES * TILE] acc
     cdef real[LF] before
-    cdef Py_ssize_t L = line_of(acc), first = j * PLAIN, n = min(<Py_ssize_t> PLAIN, lines_in(acc, I) - first)
+    cdef Py_ssize_t L = line_of(acc), first = j * PANEL_LINES, n = lines_in_panel(lines_in(acc, I), j)
     cdef Py_ssize_t r = r0, t, b, m, q, g, l
     cdef bint fetches = to_prefetch((K + K2) * I * sizeof(real), 1)
     cdef store *row
@@ -88,9 +88,9 @@ cdef inline void input_grad(
             product(acc, m, n, d + r * ldd + K, ldd, panel2, K2,
                     panel2 + n * L * K2 if fetches else <const real *> NULL, 0)
         for q in range(m):
-            row = x_grad + place(layout, t, row_in(s, b))
+            row = x_grad + offset_of(layout, t, row_of_slot(s, b))
             for g in range(n):
-                if adds:
+                if accumulate:
                     load_line(before, row + (first + g) * L, I - (first + g) * L)
                     for l in range(L):
                         acc[(q * LINES + g) * L + l] = before[l] + acc[(q * LINES + g) * L + l]
@@ -101,15 +101,15 @@ cdef inline void input_grad(
         r += m
 
 
-cdef inline void input_grads(
-    store *x_grad, const Layout *layout, bint adds, const Steps *s, Py_ssize_t ranges, Py_ssize_t I, const real *d,
-    Py_ssize_t ldd, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2, Py_ssize_t part,
-    Py_ssize_t parts
+cdef inline void compute_x_grad_part(
+    store *x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t ranges, Py_ssize_t I,
+    const real *d, Py_ssize_t ldd, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2,
+    Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """One part of x_grad: a few tiles of rows times one panel after the other.  Rows that end early have been dealt out
     to so many ranges of slots; then a part has some of the steps."""
-    cdef Py_ssize_t L = line_of(d), count = plain_panels(lines_in(d, I)), most = TILES * ROWS, rows = s.T * s.B, task
-    cdef Py_ssize_t tiles = tiles_of(rows), blocks, t = part, n, b, end, r, j
+    cdef Py_ssize_t L = line_of(d), count = count_panels(lines_in(d, I)), most = TILES * ROWS, rows = s.T * s.B, task
+    cdef Py_ssize_t tiles = count_tiles(rows), blocks, t = part, n, b, end, r, j
     if count == 0:
         return
     if s.slots is NULL:
@@ -117,61 +117,62 @@ cdef inline void input_grads(
         for task in range(share(blocks * count, part, parts), share(blocks * count, part + 1, parts)):
             n, j = task // count, task % count
             r, end = share(tiles, n, blocks) * ROWS, min(share(tiles, n + 1, blocks) * ROWS, rows)
-            input_grad(x_grad, layout, adds, s, I, d, ldd, r, end, panels + j * PLAIN * L * K, K,
-                       panels2 + j * PLAIN * L * K2, K2, j)
+            compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, r, end, panels + j * PANEL_LINES * L * K, K,
+                                 panels2 + j * PANEL_LINES * L * K2, K2, j)
         return
-    if not adds:
-        clear_past_ends(s, x_grad, layout, I, part, parts)
+    if not accumulate:
+        clear_finished_rows(s, x_grad, layout, I, part, parts)
     while t < s.T:
         for n in range(ranges):
             b = share(s.B, n, ranges)
-            end = taking_part(s, step_at(s, t), b, share(s.B, n + 1, ranges))
+            end = active_end(s, step_at(s, t), b, share(s.B, n + 1, ranges))
             while b < end:
                 r = t * s.B + b
                 b = min(b + most, end)
                 for j in range(count):
-                    input_grad(x_grad, layout, adds, s, I, d, ldd, r, t * s.B + b, panels + j * PLAIN * L * K, K,
-                               panels2 + j * PLAIN * L * K2, K2, j)
+                    compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, r, t * s.B + b,
+                                         panels + j * PANEL_LINES * L * K, K, panels2 + j * PANEL_LINES * L * K2, K2,
+                                         j)
         t += parts
 
 
 # ------------------------------------------------------------------- w_grad = inputs.T @ d, or transposed d.T @ inputs
-cdef inline Py_ssize_t tiles_of(Py_ssize_t inputs) noexcept nogil:
+cdef inline Py_ssize_t count_tiles(Py_ssize_t inputs) noexcept nogil:
     return (inputs + ROWS - 1) // ROWS
 
 
 cdef struct RowBlock:  # ROW_BLOCK rows r = t * B + b, or fewer at the end, without those that have ended
     Py_ssize_t rows, chains  # with these
-    Py_ssize_t found  # without them
+    Py_ssize_t active  # without them
     Py_ssize_t[ROW_CHAINS] count  # of each chain; the rows of chain c begin at c * BLOCK in
-    Py_ssize_t[ROW_BLOCK] t, b, d  # d: the number of the row of d
+    Py_ssize_t[ROW_BLOCK] t, b, d_row  # d_row: the number of the row of d
 
 
-cdef inline void find_rows(RowBlock *block, const Steps *s, Py_ssize_t r0) noexcept nogil:
+cdef inline void list_active_rows(RowBlock *block, const Steps *s, Py_ssize_t r0) noexcept nogil:
     """The block from row r0 on."""
     cdef Py_ssize_t t = r0 // s.B, b = r0 % s.B, c, k = 0, n, q, end, to
     block.rows = min(<Py_ssize_t> ROW_BLOCK, s.T * s.B - r0)
     block.chains = (block.rows + BLOCK - 1) // BLOCK
-    block.found = 0
+    block.active = 0
     for c in range(block.chains):
         to, end = c * BLOCK, min((c + 1) * BLOCK, block.rows)
         while k < end:
             n = min(end - k, s.B - b)  # rows of one step
             if s.slots is NULL:
                 for q in range(n):
-                    block.t[to + q], block.b[to + q], block.d[to + q] = t, b + q, r0 + k + q
+                    block.t[to + q], block.b[to + q], block.d_row[to + q] = t, b + q, r0 + k + q
                 to += n
             else:
                 for q in range(b, b + n):
                     if has_step(s, t, q):
-                        block.t[to], block.b[to], block.d[to] = t, q, t * s.B + slot_of(s, q)
+                        block.t[to], block.b[to], block.d_row[to] = t, q, t * s.B + slot_of_row(s, q)
                         to += 1
             k += n
             b += n
             if b == s.B:
                 t, b = t + 1, 0
         block.count[c] = to - c * BLOCK
-        block.found += block.count[c]
+        block.active += block.count[c]
 
 
 cdef inline void pack_columns(
@@ -183,7 +184,7 @@ cdef inline void pack_columns(
     cdef const real *row
     cdef const real *ahead
     for c in range(block.chains):
-        rows, count = &block.d[c * BLOCK], block.count[c]
+        rows, count = &block.d_row[c * BLOCK], block.count[c]
         for k in range(count):
             row, ahead = d + rows[k] * ldd, d + rows[min(k + PACK, count - 1)] * ldd
             for g in range(lines):
@@ -202,7 +203,7 @@ cdef inline void pack_tiles(
     cdef real factor
     cdef real *to
     cdef Py_ssize_t g, k, q, n
-    for g in range(tiles_of(M)):
+    for g in range(count_tiles(M)):
         n = min(<Py_ssize_t> ROWS, M - g * ROWS)
         for k in range(count):
             to = dst + g * stride + k * ROWS
@@ -233,22 +234,22 @@ cdef inline void pack_row(
     cdef real[LF] factor
     cdef real *panel
     cdef real *to
-    for j in range(plain_panels(lines)):
-        panel = panels + j * PLAIN * L * block.rows
-        n = min(<Py_ssize_t> PLAIN, lines - j * PLAIN)
+    for j in range(count_panels(lines)):
+        panel = panels + j * PANEL_LINES * L * block.rows
+        n = min(<Py_ssize_t> PANEL_LINES, lines - j * PANEL_LINES)
         for g in range(n):
             to = packed_at(panel, n, g, c * BLOCK, block.count[c]) + k * packed_step(panel, n, g)
             if row is NULL:
                 clear(to, L)
             else:
-                load_line(to, row + (j * PLAIN + g) * L, M - (j * PLAIN + g) * L)
+                load_line(to, row + (j * PANEL_LINES + g) * L, M - (j * PANEL_LINES + g) * L)
                 if scale is not NULL:
-                    load_line(factor, scale + (j * PLAIN + g) * L, M - (j * PLAIN + g) * L)
+                    load_line(factor, scale + (j * PANEL_LINES + g) * L, M - (j * PANEL_LINES + g) * L)
                     for l in range(L):
                         to[l] = to[l] * factor[l]
 
 
-cdef inline void join_lines(real *total, real *lines, Py_ssize_t n, bint first) noexcept nogil:
+cdef inline void accumulate_lines(real *total, real *lines, Py_ssize_t n, bint first) noexcept nogil:
     """total += n lines, or with `first` total := n lines.  gcc unrolls a plain loop first, and leaves it scalar."""
     cdef Py_ssize_t v
     for v in range(n * VECTORS):
@@ -258,7 +259,7 @@ cdef inline void join_lines(real *total, real *lines, Py_ssize_t n, bint first) 
             (<vecd *> total)[v] = (<vecd *> lines)[v] if first else (<vecd *> lines)[v] + (<vecd *> total)[v]
 
 
-cdef inline void weight_grad_tiles(
+cdef inline void add_weight_grad_tiles(
     real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
     Py_ssize_t columns, const RowBlock *block, bint first
 ) noexcept nogil:
@@ -266,7 +267,7 @@ cdef inline void weight_grad_tiles(
     At most TILES tiles, which use a block of the panel while it is in cache."""
     cdef real[TILES * TILE] acc
     cdef real[LF] total
-    cdef Py_ssize_t L = line_of(out), tiles = tiles_of(M), c, at, g, q, l
+    cdef Py_ssize_t L = line_of(out), tiles = count_tiles(M), c, at, g, q, l
     clear(acc, tiles * ROWS * LINES * L)
     for q in range(M):
         for l in range(n):
@@ -279,46 +280,46 @@ cdef inline void weight_grad_tiles(
                              inputs + (g + TILES) * stride + at, 0)
     for q in range(M):
         if columns >= n * L:
-            join_lines(out + q * N, acc + q * LINES * L, n, first)
+            accumulate_lines(out + q * N, acc + q * LINES * L, n, first)
             continue
         for l in range(n):
             load_line(total, out + q * N + l * L, columns - l * L)
-            join_lines(total, acc + (q * LINES + l) * L, 1, first)
+            accumulate_lines(total, acc + (q * LINES + l) * L, 1, first)
             store_line(out + q * N + l * L, total, columns - l * L)
 
 
-cdef inline void weight_grad_rows(
+cdef inline void add_weight_grad_rows(
     real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
     Py_ssize_t columns, const RowBlock *block, bint first
 ) noexcept nogil:
     """The same for any number of rows of out."""
     cdef Py_ssize_t m = 0, most = TILES * ROWS
-    if block.found == 0 and not first:
+    if block.active == 0 and not first:
         return
     while m < M:
-        weight_grad_tiles(out + m * N, N, min(most, M - m), inputs + m // ROWS * stride, stride, panel, n, columns,
-                          block, first)
+        add_weight_grad_tiles(out + m * N, N, min(most, M - m), inputs + m // ROWS * stride, stride, panel, n, columns,
+                              block, first)
         m += most
 
 
-cdef inline void add_columns(
+cdef inline void add_column_sums(
     double *restrict sums, const real *restrict d, Py_ssize_t ldd, Py_ssize_t n, const RowBlock *block
 ) noexcept nogil:
     """sums += the sums of n columns of a block of rows of d: chains of BLOCK rows, added in order.  Many columns at
     once, as each waits for its own additions."""
-    cdef double[PLAIN * LF] total
-    cdef double[PLAIN * LF] chain
+    cdef double[PANEL_LINES * LF] total
+    cdef double[PANEL_LINES * LF] chain
     cdef const real *row
     cdef Py_ssize_t c0 = 0, c, k, l, m
     while c0 < n:
-        m = min(<Py_ssize_t> PLAIN * line_of(d), n - c0)
+        m = min(<Py_ssize_t> PANEL_LINES * line_of(d), n - c0)
         for l in range(m):
             total[l] = 0
         for c in range(block.chains):
             for l in range(m):
                 chain[l] = 0
             for k in range(c * BLOCK, c * BLOCK + block.count[c]):
-                row = d + block.d[k] * ldd + c0
+                row = d + block.d_row[k] * ldd + c0
                 for l in range(m):
                     chain[l] = chain[l] + row[l]
             for l in range(m):
@@ -329,7 +330,7 @@ cdef inline void add_columns(
 
 
 # ----------------------------------------------------------------------------------------------------------- peepholes
-cdef inline void peephole_sum(
+cdef inline void compute_peephole_grad(
     store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *first, Py_ssize_t H, const store *rest,
     const Layout *layout, Py_ssize_t columns
 ) noexcept nogil:
@@ -345,7 +346,7 @@ cdef inline void peephole_sum(
     for r in range(rows):
         t, b = r // s.B, r % s.B
         inputs = input_row(s, first, H, rest, layout, t, b)
-        at = (t * s.B + slot_of(s, b)) * ldd
+        at = (t * s.B + slot_of_row(s, b)) * ldd
         for l in range(n if has_step(s, t, b) else 0):
             factor = 0
             if inputs is not NULL:

@@ -1,6 +1,6 @@
 """The kernels of layers of cells: packing weights, the forward pass and the backward pass.
 
-`plan_layer` makes the plan of a kernel.  Python keeps it as bytes, with the kernel, a `Run` (arrays.pxd).
+`plan_layer` makes the plan of a kernel.  Python keeps it as bytes, with the kernel, a `LayerKernel` (arrays.pxd).
 """
 from cell cimport Cell, cell
 from cells.types cimport Gru, Lstm, ResetAfter, Rnn

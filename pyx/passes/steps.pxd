@@ -23,7 +23,7 @@ cdef enum:
 
 
 cdef struct Slot:
-    Py_ssize_t row, end  # the batch row that is here, and how many steps it has
+    Py_ssize_t row, length  # the batch row that is here, and how many steps it has
     Py_ssize_t slot  # where the batch row is that has the number of this slot
 
 
@@ -38,21 +38,14 @@ cdef struct Layout:  # how the rows (t, b) of an array of the caller's lie in me
     Py_ssize_t step, row  # elements from one step to the next, and from one batch row to the next
 
 
-cdef inline Layout layout_of(Py_ssize_t B, Py_ssize_t size) noexcept nogil:
+cdef inline Layout contiguous_layout(Py_ssize_t B, Py_ssize_t size) noexcept nogil:
     """Of an array [T,B,size] without gaps."""
     cdef Layout a
     a.step, a.row = B * size, size
     return a
 
 
-cdef inline Layout strided(const Py_ssize_t *strides, Py_ssize_t itemsize) noexcept nogil:
-    """Of an array with these strides."""
-    cdef Layout a
-    a.step, a.row = strides[0] // itemsize, strides[1] // itemsize
-    return a
-
-
-cdef inline Py_ssize_t place(const Layout *a, Py_ssize_t t, Py_ssize_t b) noexcept nogil:
+cdef inline Py_ssize_t offset_of(const Layout *a, Py_ssize_t t, Py_ssize_t b) noexcept nogil:
     """Where row (t, b) begins."""
     return t * a.step + b * a.row
 
@@ -75,12 +68,12 @@ cdef inline Py_ssize_t size_of_slots(Py_ssize_t B, Py_ssize_t L) noexcept nogil:
     return (2 * B * <Py_ssize_t> sizeof(Slot) + 63) // 64 * L
 
 
-cdef inline int compared(const void *a, const void *b) noexcept nogil:
+cdef inline int compare_lengths(const void *a, const void *b) noexcept nogil:
     """The longer row comes first, of equally long ones the first."""
     cdef const Slot *one = <const Slot *> a
     cdef const Slot *other = <const Slot *> b
-    if one.end != other.end:
-        return 1 if one.end < other.end else -1
+    if one.length != other.length:
+        return 1 if one.length < other.length else -1
     return 1 if one.row > other.row else -1
 
 
@@ -95,55 +88,55 @@ cdef inline void set_step_mask(Steps *s, const unsigned char *step_mask, Slot *s
         t = s.T
         while t > 0 and step_mask[(t - 1) * s.B + b] & FINISHED:
             t -= 1
-        ordered[b].row, ordered[b].end = b, t
+        ordered[b].row, ordered[b].length = b, t
         all_full = all_full and t == s.T
-        in_order = in_order and (b == 0 or t <= ordered[b - 1].end)
+        in_order = in_order and (b == 0 or t <= ordered[b - 1].length)
     if all_full:
         return
     if not in_order:
-        qsort(ordered, s.B, sizeof(Slot), compared)
+        qsort(ordered, s.B, sizeof(Slot), compare_lengths)
     at = 0
     while n < s.B:
         for part in range(parts):
             b = share(s.B, part, parts) + at
             if b < share(s.B, part + 1, parts):
-                slots[b].row, slots[b].end = ordered[n].row, ordered[n].end
+                slots[b].row, slots[b].length = ordered[n].row, ordered[n].length
                 slots[slots[b].row].slot = b
                 n += 1
         at += 1
     s.slots = slots
 
 
-cdef inline Py_ssize_t row_in(const Steps *s, Py_ssize_t b) noexcept nogil:
+cdef inline Py_ssize_t row_of_slot(const Steps *s, Py_ssize_t b) noexcept nogil:
     """The batch row that is in slot b."""
     return b if s.slots is NULL else s.slots[b].row
 
 
-cdef inline Py_ssize_t slot_of(const Steps *s, Py_ssize_t row) noexcept nogil:
+cdef inline Py_ssize_t slot_of_row(const Steps *s, Py_ssize_t row) noexcept nogil:
     return row if s.slots is NULL else s.slots[row].slot
 
 
 cdef inline bint has_step(const Steps *s, Py_ssize_t t, Py_ssize_t row) noexcept nogil:
     """Whether step t of the row is before its end."""
-    return s.slots is NULL or t < s.slots[s.slots[row].slot].end
+    return s.slots is NULL or t < s.slots[s.slots[row].slot].length
 
 
-cdef inline Py_ssize_t end_of(const Steps *s, Py_ssize_t b) noexcept nogil:
+cdef inline Py_ssize_t length_of(const Steps *s, Py_ssize_t b) noexcept nogil:
     """How many steps the row in slot b has."""
-    return s.T if s.slots is NULL else s.slots[b].end
+    return s.T if s.slots is NULL else s.slots[b].length
 
 
-cdef inline Py_ssize_t first_step(const Steps *s, Py_ssize_t b) noexcept nogil:
+cdef inline Py_ssize_t first_step_of(const Steps *s, Py_ssize_t b) noexcept nogil:
     """The number of the step that the row in slot b takes part in first; T if there is none."""
-    return s.T - end_of(s, b) if s.reverse else 0 if end_of(s, b) > 0 else s.T
+    return s.T - length_of(s, b) if s.reverse else 0 if length_of(s, b) > 0 else s.T
 
 
-cdef inline Py_ssize_t last_step(const Steps *s, Py_ssize_t b) noexcept nogil:
+cdef inline Py_ssize_t end_step_of(const Steps *s, Py_ssize_t b) noexcept nogil:
     """One more than the number of the step that it takes part in last."""
-    return s.T if s.reverse or end_of(s, b) == 0 else end_of(s, b)
+    return s.T if s.reverse or length_of(s, b) == 0 else length_of(s, b)
 
 
-cdef inline Py_ssize_t taking_part(const Steps *s, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
+cdef inline Py_ssize_t active_end(const Steps *s, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
     """Where the rows of a part's slots b0 to b1 end that take part in the step processed as number k, if there is such
     a step: they stand side by side from b0 on."""
     cdef Py_ssize_t t = step_at(s, k), middle
@@ -153,14 +146,14 @@ cdef inline Py_ssize_t taking_part(const Steps *s, Py_ssize_t k, Py_ssize_t b0, 
         return b1
     while b0 < b1:
         middle = (b0 + b1) // 2
-        if s.slots[middle].end > t:
+        if s.slots[middle].length > t:
             b0 = middle + 1
         else:
             b1 = middle
     return b0
 
 
-cdef inline Py_ssize_t rows_of(
+cdef inline Py_ssize_t count_active_rows(
     const Steps *s, Py_ssize_t k, Py_ssize_t end, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """How many rows of a part's slots b0 to b1 take part in the steps processed as number k to end, all together."""
@@ -168,20 +161,20 @@ cdef inline Py_ssize_t rows_of(
     if s.slots is NULL:
         return (end - k) * (b1 - b0)
     while k < end:
-        rows += taking_part(s, k, b0, b1) - b0
+        rows += active_end(s, k, b0, b1) - b0
         k += 1
     return rows
 
 
 cdef inline bint has_flag(const Steps *s, Py_ssize_t k, Py_ssize_t b, int flag) noexcept nogil:
     """Whether the row in slot b has the flag in the step processed as number k, if there is one."""
-    return s.step_mask is not NULL and k < s.T and s.step_mask[step_at(s, k) * s.B + row_in(s, b)] & flag != 0
+    return s.step_mask is not NULL and k < s.T and s.step_mask[step_at(s, k) * s.B + row_of_slot(s, b)] & flag != 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-cdef inline void load_steps(
+cdef inline void load_active_rows(
     const Steps *s, real *dst, Py_ssize_t stride, const store *x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
     Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1, int format
 ) noexcept nogil:
@@ -190,9 +183,9 @@ cdef inline void load_steps(
     cdef Py_ssize_t first = 0, n, q  # the rows of the steps before, those of a step
     cdef const store *row
     while first < r1:
-        n = taking_part(s, k, b0, b1) - b0
+        n = active_end(s, k, b0, b1) - b0
         for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
-            row = x + place(layout, step_at(s, k), row_in(s, b0 + q))
+            row = x + offset_of(layout, step_at(s, k), row_of_slot(s, b0 + q))
             if store is float and real is float:
                 if format == INT8:
                     quantize_row(dst + (first + q) * stride, row, I)
@@ -202,14 +195,14 @@ cdef inline void load_steps(
         k += 1
 
 
-cdef inline void clear_past_ends(
+cdef inline void clear_finished_rows(
     const Steps *s, store *rows, const Layout *layout, Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Zeros in one part of the rows (t, b) of n values, past the rows' ends."""
     cdef Py_ssize_t b = part, t
     while b < s.B:  # by turns, since the shortest ones come last
-        for t in range(end_of(s, b), s.T):
-            memset(rows + place(layout, t, row_in(s, b)), 0, n * sizeof(store))
+        for t in range(length_of(s, b), s.T):
+            memset(rows + offset_of(layout, t, row_of_slot(s, b)), 0, n * sizeof(store))
         b += parts
 
 
@@ -223,7 +216,7 @@ cdef inline const store *input_row(
     if flags & FINISHED or (flags & RESET and first is not NULL):
         return <const store *> NULL
     if first is NULL:
-        return rest + place(layout, t, b)
+        return rest + offset_of(layout, t, b)
     if flags & INITIAL or t == step_at(s, 0):
         return first + b * H
-    return rest + place(layout, t + 1 if s.reverse else t - 1, b)
+    return rest + offset_of(layout, t + 1 if s.reverse else t - 1, b)

@@ -7,8 +7,8 @@ parts of the product before.  Which grid of groups and members there is cost.pxd
 """
 from cell cimport cell
 from cells.types cimport Gru, Lstm, ResetAfter, Rnn
-from passes.gradients cimport PLAIN, plain_panels, tiles_of
-from passes.steps cimport Layout, Slot, Steps, layout_of, set_step_mask, size_of_slots, steps_of, taking_part
+from passes.gradients cimport PANEL_LINES, count_panels, count_tiles
+from passes.steps cimport Layout, Slot, Steps, active_end, contiguous_layout, set_step_mask, size_of_slots, steps_of
 from product.integer cimport stride_of_codes
 from product.panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of
 from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
@@ -147,8 +147,8 @@ cdef inline Grid grid_backward(
     w.K[0] = c.gates[0] * H if cell is Gru else N
     w.K[1] = P if projects(c) else N - w.K[0]
     w.lines[0], w.lines[1], w.ahead[0], w.ahead[1] = ceil_div(P, w.L), w.units, 0, 0
-    w.width[0] = w.width[1] = PLAIN
-    w.panels[0], w.panels[1] = plain_panels(w.lines[0]), plain_panels(w.lines[1]) if w.products > 1 else 0
+    w.width[0] = w.width[1] = PANEL_LINES
+    w.panels[0], w.panels[1] = count_panels(w.lines[0]), count_panels(w.lines[1]) if w.products > 1 else 0
     w.line_bytes, w.speed = 64, speed_of(UNQUANTIZED, itemsize)
     w.cell = 50 if cell is Lstm else 20 if cell is Rnn else 45
     # Threads that the forward pass did not need may be asleep; those that it needs next time should not fall asleep.
@@ -208,7 +208,7 @@ cdef inline Forward forward_of(
     cdef Py_ssize_t gates = gates_of(c), P = size_of_h(c, H), recurrent = recurrent_weights(c, H), rows, n
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
-    p.x_layout, p.y_layout = layout_of(B, I), layout_of(B, P)
+    p.x_layout, p.y_layout = contiguous_layout(B, I), contiguous_layout(B, P)
     p.L = 64 // itemsize
     p.packed = packed
     p.grid = grid
@@ -310,7 +310,7 @@ cdef inline Py_ssize_t end_of_chunk(const Forward *p, Py_ssize_t k, Py_ssize_t b
         return end
     end = k
     while end < p.steps.T:
-        left -= taking_part(&p.steps, end, b0, b1) - b0
+        left -= active_end(&p.steps, end, b0, b1) - b0
         if left < 0:
             break
         end += 1
@@ -370,7 +370,7 @@ cdef struct Backward:
     Grid grid
     bint packs_all  # all panels are there before the steps, else a single step packs what it uses
     bint fetches  # as in Panels
-    bint adds  # x_grad is added to what is there
+    bint accumulate_x_grad  # x_grad is added to what is there
     bint transposed  # as in the cell
     Py_ssize_t tile_gap  # from one tile of the weight gradients' operands to the next
     # Where things begin in scratch: panels for h and for x, or of a single step those of the first part; float16's
@@ -393,16 +393,16 @@ cdef inline Backward backward_of(
     cdef int n
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
-    p.x_layout = p.d_x_layout = layout_of(B, I)
-    p.h_layout = p.d_y_layout = layout_of(B, P)
-    p.cs_layout = layout_of(B, H)
-    p.adds, p.transposed = False, c.transposed
+    p.x_layout = p.d_x_layout = contiguous_layout(B, I)
+    p.h_layout = p.d_y_layout = contiguous_layout(B, P)
+    p.cs_layout = contiguous_layout(B, H)
+    p.accumulate_x_grad, p.transposed = False, c.transposed
     p.L = 64 // itemsize
     p.J, p.JP = (H + p.L - 1) // p.L, (P + p.L - 1) // p.L
     p.Hs, p.Ps = stride_of(H, p.L), stride_of(P, p.L)
     p.Ns = stride_of(columns_of(c) * H + (P if projects(c) else 0), p.L)
-    p.h_panels[0], p.h_panels[1] = plain_panels(p.JP), plain_panels(p.J)
-    p.x_panels = plain_panels((I + p.L - 1) // p.L)
+    p.h_panels[0], p.h_panels[1] = count_panels(p.JP), count_panels(p.J)
+    p.x_panels = count_panels((I + p.L - 1) // p.L)
     p.grid = grid
     p.packs_all = projects(c) or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
     p.fetches = to_prefetch(recurrent * itemsize, p.grid.members)
@@ -412,7 +412,7 @@ cdef inline Backward backward_of(
         p.x_rows[n], p.h_rows[n] = I, P
         if n == 1 and projects(c):
             p.N[n], p.x_rows[n], p.h_rows[n] = P, 0, H
-        p.panel[n] = PLAIN * p.L * p.N[n]
+        p.panel[n] = PANEL_LINES * p.L * p.N[n]
         p.w_grad[n] = n * (I + P) * p.N[0]
         own += p.panel[n]
         p.w_h[n] = panels
@@ -430,11 +430,11 @@ cdef inline Backward backward_of(
     if weights:
         p.tile_gap = stride_of(block * ROWS, p.L)
         N = max(p.N[0], p.N[matrices_of(c) - 1])
-        p.x_tiles = take(&p.workspace, tiles_of(N if c.transposed else I) * p.tile_gap)
-        p.h_tiles = take(&p.workspace, tiles_of(N if c.transposed else max(P, H)) * p.tile_gap)
+        p.x_tiles = take(&p.workspace, count_tiles(N if c.transposed else I) * p.tile_gap)
+        p.h_tiles = take(&p.workspace, count_tiles(N if c.transposed else max(P, H)) * p.tile_gap)
         p.sums = take(&p.workspace, 2 * max((p.N[0] + p.L - 1) // p.L, 2 * p.J) * p.L)
         N = p.x_panels + max(p.h_panels[0], p.h_panels[1]) if c.transposed else parts
-        p.panels = take(&p.workspace, block * PLAIN * p.L * N)
+        p.panels = take(&p.workspace, block * PANEL_LINES * p.L * N)
     p.slots = take(&p.workspace, size_of_slots(B, p.L))
     return p
 
@@ -475,7 +475,7 @@ cdef inline Backward cell_grad_plan(Py_ssize_t B, Py_ssize_t H, Py_ssize_t items
     cdef Backward p
     p.steps = steps_of(1, B)
     p.B, p.I, p.H = B, 0, H
-    p.cs_layout = p.d_y_layout = layout_of(B, H)
+    p.cs_layout = p.d_y_layout = contiguous_layout(B, H)
     p.L = 64 // itemsize
     p.J = (H + p.L - 1) // p.L
     p.N[0] = p.Ns = 4 * H

@@ -82,7 +82,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm h_grad and cs_grad": (
         "cells/lstm.pxd",
         {
-            "d_h, inputs[H_GRAD] + place(&p.d_y_layout, t, b) + j * L,": "d_h, inputs[CS_GRAD] + at,",
+            "d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L,": "d_h, inputs[CS_GRAD] + at,",
             "room[0], inputs[CS_GRAD] + at,": "room[0], inputs[H_GRAD] + at,",
         },
     ),
@@ -361,19 +361,22 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "passes/gradients.pxd",
         {"line_at(room, row + j * L, n)": "line_at(room, row, n)"},
     ),
-    "torch bias sums of the first columns": ("passes/gradients.pxd", {"block.d[k] * ldd + c0": "block.d[k] * ldd"}),
+    "torch bias sums of the first columns": (
+        "passes/gradients.pxd",
+        {"block.d_row[k] * ldd + c0": "block.d_row[k] * ldd"},
+    ),
     "ragged rows in the slots of others": ("passes/steps.pxd", {"s.slots[b].row\n": "b\n"}),
     "ragged rows that end a step early": (
         "passes/steps.pxd",
-        {"s.slots[middle].end > t": "s.slots[middle].end > t + 1"},
+        {"s.slots[middle].length > t": "s.slots[middle].length > t + 1"},
     ),
     "ragged states of the last step of all": (
         "passes/steps.pxd",
-        {"s.T if s.reverse or end_of(s, b) == 0": "s.T if True"},
+        {"s.T if s.reverse or length_of(s, b) == 0": "s.T if True"},
     ),
     "ragged gradients of the row, not of its slot": (
         "passes/gradients.pxd",
-        {"t, q, t * s.B + slot_of(s, q)": "t, q, t * s.B + q"},
+        {"t, q, t * s.B + slot_of_row(s, q)": "t, q, t * s.B + q"},
     ),
     "dense relu left out of the gradient": ("cells/dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (
@@ -387,7 +390,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "_stream.pyx",
         {"memcpy(row, rows + k * size, size)": "memcpy(table + k * size, rows + k * size, size)"},
     ),
-    "rows of a stream: from the states of the first rows": ("_stream.pyx", {"a.first[k] = self.last[k]": "pass"}),
+    "rows of a stream: from the states of the first rows": ("_stream.pyx", {"a.initial_state[k] = self.last[k]": "pass"}),
     "rows of a stream: given twice": ("_stream.pyx", {" or named[row]:": ":"}),
     "integers: pairs of wide codes": ("product/integer.h", {"unpacklo_epi32(even, odd)": "unpacklo_epi32(odd, even)"}),
     "integers: sums of fours": ("product/integer.h", {"total = _mm_add_epi32(total, four)": "total = four"}),
