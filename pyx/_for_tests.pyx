@@ -8,10 +8,14 @@ from cython.parallel cimport prange
 
 cimport cells.activations as activations
 from product.half cimport half
-from product.integer cimport ProductInUse, add_integer_product, quads_of, quantize_row, stride_of_codes, use_product
-from product.quantized cimport INT8, bytes_of_code, half_product
+from product.integer cimport (
+    ProductInUse, add_integer_product, quads_of, quantize_row, quantized_row_stride, use_product
+)
+from product.quantized cimport INT8, add_float16_product, bytes_per_code
 from product.real cimport real
-from product.tile cimport BLOCK, LF, ROWS, line_of, lines_in, load_line, product, product_of_block, store_line
+from product.tile cimport (
+    BLOCK, LF, ROWS, add_block_product, add_panel_product, lanes_of, lines_in, load_line, store_line
+)
 from source cimport BLOCKCELL_SOURCE
 
 SOURCE = BLOCKCELL_SOURCE.decode()
@@ -23,7 +27,7 @@ cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssi
     cdef Py_ssize_t l
     cdef real[LF] z
     load_line(&z[0], x, n)
-    for l in range(line_of(x)):
+    for l in range(lanes_of(x)):
         z[l] = activations.sigmoid(z[l])
     store_line(out, &z[0], n)
 
@@ -32,7 +36,7 @@ cdef inline void tanh_line(const real *restrict x, real *restrict out, Py_ssize_
     cdef Py_ssize_t l
     cdef real[LF] z
     load_line(&z[0], x, n)
-    for l in range(line_of(x)):
+    for l in range(lanes_of(x)):
         z[l] = activations.tanh(z[l])
     store_line(out, &z[0], n)
 
@@ -70,13 +74,13 @@ cdef inline void from_half_line(const half *restrict x, float *restrict out, Py_
 
 
 def sigmoid(const real[::1] x, real[::1] out, int num_threads=1):
-    cdef Py_ssize_t j, n = x.shape[0], lanes = line_of(<const real *> NULL)
+    cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         sigmoid_line(&x[j * lanes], &out[j * lanes], n - j * lanes)
 
 
 def tanh(const real[::1] x, real[::1] out, int num_threads=1):
-    cdef Py_ssize_t j, n = x.shape[0], lanes = line_of(<const real *> NULL)
+    cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         tanh_line(&x[j * lanes], &out[j * lanes], n - j * lanes)
 
@@ -84,14 +88,14 @@ def tanh(const real[::1] x, real[::1] out, int num_threads=1):
 def activate(const real[::1] x, real[::1] out, activation, int num_threads=1):
     """`activation` and below are `Numbers` of blockcell/activations.py."""
     cdef activations.Activation f = activations.activation_of(activation)
-    cdef Py_ssize_t j, n = x.shape[0], lanes = line_of(<const real *> NULL)
+    cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         activate_line(&f, &x[j * lanes], &out[j * lanes], n - j * lanes)
 
 
 def slope(const real[::1] x, real[::1] out, activation, int num_threads=1):
     cdef activations.Activation f = activations.activation_of(activation)
-    cdef Py_ssize_t j, n = x.shape[0], lanes = line_of(<const real *> NULL)
+    cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         slope_line(&f, &x[j * lanes], &out[j * lanes], n - j * lanes)
 
@@ -110,20 +114,20 @@ def from_half(const half[::1] x, float[::1] out, int num_threads=1):
 
 def add_products(real[::1] out, const real[:, ::1] a, const real[::1] panels, Py_ssize_t lines, Py_ssize_t times):
     """out (rows of LINES lines) += a @ each of the panels of so many lines, so many times."""
-    cdef Py_ssize_t K = a.shape[1], size = K * lines * line_of(&out[0]), count = panels.shape[0] // size, j, _time
+    cdef Py_ssize_t K = a.shape[1], size = K * lines * lanes_of(&out[0]), count = panels.shape[0] // size, j, _time
     for _time in range(times):
         for j in range(count):
-            product(&out[0], a.shape[0], lines, &a[0, 0], K, &panels[j * size], K, <const real *> NULL, 0)
+            add_panel_product(&out[0], a.shape[0], lines, &a[0, 0], K, &panels[j * size], K, <const real *> NULL, 0)
 
 
 def add_products_of_columns(
     real[::1] out, const real[::1] columns, const real[::1] panels, Py_ssize_t rows, Py_ssize_t lines, Py_ssize_t times
 ):
     """The same for blocks of columns of ROWS values, of which `rows` count, as weight gradients are summed."""
-    cdef Py_ssize_t size = BLOCK * lines * line_of(&out[0]), count = panels.shape[0] // size, j, _time
+    cdef Py_ssize_t size = BLOCK * lines * lanes_of(&out[0]), count = panels.shape[0] // size, j, _time
     for _time in range(times):
         for j in range(count):
-            product_of_block(&out[0], rows, lines, &columns[0], 1, &panels[j * size], BLOCK, &panels[j * size], 0)
+            add_block_product(&out[0], rows, lines, &columns[0], 1, &panels[j * size], BLOCK, &panels[j * size], 0)
 
 
 def add_quantized_products(
@@ -132,15 +136,15 @@ def add_quantized_products(
 ):
     """The same with panels of quantized weights; for int8 the rows of `a` are first quantized to `codes`."""
     cdef Py_ssize_t K = a.shape[1], rows = a.shape[0], r, j, _time
-    cdef Py_ssize_t size = (4 * quads_of(K) if format == INT8 else K) * lines * LF * bytes_of_code(format)
+    cdef Py_ssize_t size = (4 * quads_of(K) if format == INT8 else K) * lines * LF * bytes_per_code(format)
     cdef const char *panel
     if format == INT8:
         for r in range(rows):
-            quantize_row(&codes[r * stride_of_codes(K)], &a[r, 0], K)
+            quantize_row(&codes[r * quantized_row_stride(K)], &a[r, 0], K)
     for _time in range(times):
         for j in range(panels.shape[0] // size):
             panel = <const char *> &panels[j * size]
             if format == INT8:
                 add_integer_product(&out[0], rows, lines, &codes[0], panel, K, &scales[0])
             else:
-                half_product(&out[0], 0, rows, 1, lines, &a[0, 0], K, <const half *> panel, 0, K)
+                add_float16_product(&out[0], 0, rows, 1, lines, &a[0, 0], K, <const half *> panel, 0, K)

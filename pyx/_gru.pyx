@@ -17,7 +17,7 @@ from passes.operands cimport (
     H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
 from product.integer cimport ProductInUse, use_product
-from product.tile cimport aligned, computed_size, store
+from product.tile cimport align_scratch, real_itemsize, store
 from schedule.cost cimport grid_of, requirements_of
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
@@ -51,16 +51,16 @@ def gru_cell(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Gru cell = gru_of()
-    cdef Forward p = forward_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], computed_size(&x[0, 0]), False,
+    cdef Forward p = forward_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), False,
                                 grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C], outputs[OUT_H] = &r[0, 0], &u[0, 0], &c[0, 0], &h[0, 0]
     outputs[H_LAST] = NULL
-    use_panels(&p, aligned(work))
+    use_panels(&p, align_scratch(work))
     with nogil:
-        nanoseconds = run_forward(&p, &cell, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -73,15 +73,15 @@ def block_gru(
     cdef store *outputs[OUTPUTS]
     cdef Gru cell = gru_of()
     cdef Forward p = forward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                computed_size(&x[0, 0, 0]), False, grid_of(threads // members, members))
+                                real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C], outputs[OUT_H] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     outputs[H_LAST] = NULL
-    use_panels(&p, aligned(work))
+    use_panels(&p, align_scratch(work))
     with nogil:
-        nanoseconds = run_forward(&p, &cell, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -114,7 +114,7 @@ def gru_cell_grad(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Gru cell = gru_of()
-    cdef Backward p = backward_of(&cell, 1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], computed_size(&h_prev[0, 0]),
+    cdef Backward p = backward_of(&cell, 1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], real_itemsize(&h_prev[0, 0]),
                                   False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[H_PREV], inputs[W_RU], inputs[W_C] = &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
@@ -123,7 +123,7 @@ def gru_cell_grad(
     outputs[X_GRAD], outputs[H_PREV_GRAD], outputs[W_GRAD] = &d_x[0, 0], &d_h_prev[0, 0], NULL
     outputs[D_C_BAR], outputs[D_R_BAR_U_BAR] = &d_c_bar[0, 0], &d_r_bar_u_bar[0, 0]
     with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -136,7 +136,7 @@ def gru_cell_vjp(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Gru cell = gru_of()
-    cdef Backward p = backward_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], computed_size(&x[0, 0]), True,
+    cdef Backward p = backward_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), True,
                                   grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
@@ -146,7 +146,7 @@ def gru_cell_vjp(
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &d_w_ru[0, 0], &d_w_c[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &d_b_ru[0], &d_b_c[0]
     with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -161,7 +161,7 @@ def block_gru_grad(
     cdef store *outputs[OUTPUTS]
     cdef Gru cell = gru_of()
     cdef Backward p = backward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  computed_size(&x[0, 0, 0]), True, grid_of(threads // members, members))
+                                  real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C], inputs[OUT_H] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
@@ -170,7 +170,7 @@ def block_gru_grad(
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &b_ru_grad[0], &b_c_grad[0]
     with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 

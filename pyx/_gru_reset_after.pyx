@@ -18,7 +18,7 @@ from passes.operands cimport (
     INPUTS, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
 from product.integer cimport ProductInUse, use_product
-from product.tile cimport aligned, computed_size, store
+from product.tile cimport align_scratch, real_itemsize, store
 from schedule.cost cimport grid_of, requirements_of
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
@@ -64,15 +64,15 @@ def block_gru_reset_after(
     cdef store *outputs[OUTPUTS]
     cdef ResetAfter cell = reset_after_of()
     cdef Forward p = forward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                computed_size(&x[0, 0, 0]), False, grid_of(threads // members, members))
+                                real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
     outputs[OUT_HC], outputs[OUT_H], outputs[H_LAST] = &hc[0, 0, 0], &h[0, 0, 0], NULL
-    use_panels(&p, aligned(work))
+    use_panels(&p, align_scratch(work))
     with nogil:
-        nanoseconds = run_forward(&p, &cell, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -87,7 +87,7 @@ def block_gru_reset_after_grad(
     cdef store *outputs[OUTPUTS]
     cdef ResetAfter cell = reset_after_of()
     cdef Backward p = backward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  computed_size(&x[0, 0, 0]), True, grid_of(threads // members, members))
+                                  real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
@@ -97,7 +97,7 @@ def block_gru_reset_after_grad(
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD], outputs[BIAS_HC_GRAD] = &b_ru_grad[0], &b_c_grad[0], &b_hc_grad[0]
     with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 

@@ -22,7 +22,7 @@ from passes.operands cimport (
 from product.half cimport half
 from product.integer cimport ProductInUse, use_product
 from product.real cimport real
-from product.tile cimport LF, aligned, clear, computed_size, line_of, store, store_line, store_row
+from product.tile cimport LF, align_scratch, clear, lanes_of, real_itemsize, store, store_line, store_row
 from schedule.cost cimport grid_of, parts_of, requirements_of, use_threads
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport (
@@ -63,7 +63,7 @@ def lstm_cell(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(forget_bias, cell_clip, use_peephole, False)
-    cdef Forward p = forward_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], computed_size(&x[0, 0]), False,
+    cdef Forward p = forward_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), False,
                                 grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0]
@@ -71,9 +71,9 @@ def lstm_cell(
     outputs[OUT_I], outputs[OUT_CS], outputs[OUT_F] = &i[0, 0], &cs[0, 0], &f[0, 0]
     outputs[OUT_O], outputs[OUT_CI], outputs[OUT_CO] = &o[0, 0], &ci[0, 0], &co[0, 0]
     outputs[OUT_H], outputs[H_LAST] = &h[0, 0], NULL
-    use_panels(&p, aligned(work))
+    use_panels(&p, align_scratch(work))
     with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_forward(&p, &c, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -87,7 +87,7 @@ def block_lstm(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(forget_bias, cell_clip, use_peephole, ifco)
-    cdef Forward p = forward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], computed_size(&x[0, 0, 0]),
+    cdef Forward p = forward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], real_itemsize(&x[0, 0, 0]),
                                 False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0]
@@ -95,9 +95,9 @@ def block_lstm(
     outputs[OUT_I], outputs[OUT_CS], outputs[OUT_F] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0]
     outputs[OUT_O], outputs[OUT_CI], outputs[OUT_CO] = &o[0, 0, 0], &ci[0, 0, 0], &co[0, 0, 0]
     outputs[OUT_H], outputs[H_LAST] = &h[0, 0, 0], NULL
-    use_panels(&p, aligned(work))
+    use_panels(&p, align_scratch(work))
     with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_forward(&p, &c, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -127,7 +127,7 @@ def lstm_cell_vjp(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(0, 0, use_peephole, False)
-    cdef Backward p = backward_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], computed_size(&x[0, 0]), True,
+    cdef Backward p = backward_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), True,
                                   grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV], inputs[W] = &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0]
@@ -141,7 +141,7 @@ def lstm_cell_vjp(
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
     with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_backward(&p, &c, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -158,7 +158,7 @@ def block_lstm_grad(
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
     cdef Backward p = backward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  computed_size(&x[0, 0, 0]), True, grid_of(threads // members, members))
+                                  real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV], inputs[W] = &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0]
     inputs[WCI], inputs[WCF], inputs[WCO] = &wci[0], &wcf[0], &wco[0]
@@ -171,7 +171,7 @@ def block_lstm_grad(
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
     with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_backward(&p, &c, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -181,7 +181,7 @@ cdef void dicfo_rows(
     Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of dicfo, in d, and of cs_prev_grad."""
-    cdef Py_ssize_t L = line_of(d), r, j
+    cdef Py_ssize_t L = lanes_of(d), r, j
     cdef real[LF] zero
     cdef real[LF] d_cs
     cdef real *row
@@ -261,7 +261,7 @@ def lstm_cell_grad(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Lstm c = lstm_of(0, 0, use_peephole, False)
-    cdef Backward p = cell_grad_plan(i.shape[0], i.shape[1], computed_size(&i[0, 0]),
+    cdef Backward p = cell_grad_plan(i.shape[0], i.shape[1], real_itemsize(&i[0, 0]),
                                      grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[CS_PREV], inputs[WCI], inputs[WCF], inputs[WCO] = &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0]
@@ -272,9 +272,9 @@ def lstm_cell_grad(
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     with nogil:
         if store is double:
-            nanoseconds = cell_grads(&p, &c, inputs, outputs, <double *> aligned(work), ready)
+            nanoseconds = cell_grads(&p, &c, inputs, outputs, <double *> align_scratch(work), ready)
         else:
-            nanoseconds = cell_grads(&p, &c, inputs, outputs, <float *> aligned(work), ready)
+            nanoseconds = cell_grads(&p, &c, inputs, outputs, <float *> align_scratch(work), ready)
     return nanoseconds
 
 

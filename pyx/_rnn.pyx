@@ -17,7 +17,7 @@ from passes.operands cimport (
     BIAS, BIAS_GRAD, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_H, OUTPUTS, W, W_GRAD, X, X_GRAD
 )
 from product.integer cimport ProductInUse, use_product
-from product.tile cimport aligned, computed_size, store
+from product.tile cimport align_scratch, real_itemsize, store
 from schedule.cost cimport grid_of, requirements_of
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
@@ -56,15 +56,15 @@ def block_rnn(
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Rnn c = rnn_of()
-    cdef Forward p = forward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], computed_size(&x[0, 0, 0]),
+    cdef Forward p = forward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], real_itemsize(&x[0, 0, 0]),
                                 False, grid_of(threads // members, members))
     cdef long long nanoseconds
     c.activation = activation_of(activation)
     inputs[X], inputs[H_PREV], inputs[W], inputs[BIAS] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &b[0]
     outputs[OUT_H], outputs[H_LAST] = &h[0, 0, 0], NULL
-    use_panels(&p, aligned(work))
+    use_panels(&p, align_scratch(work))
     with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_forward(&p, &c, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 
@@ -77,7 +77,7 @@ def block_rnn_grad(
     cdef store *outputs[OUTPUTS]
     cdef Rnn c = rnn_of()
     cdef Backward p = backward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  computed_size(&x[0, 0, 0]), True, grid_of(threads // members, members))
+                                  real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     c.activation = activation_of(activation)
     inputs[X], inputs[H_PREV], inputs[W], inputs[OUT_H] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &h[0, 0, 0]
@@ -85,7 +85,7 @@ def block_rnn_grad(
     outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_prev_grad[0, 0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
     with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, aligned(work), ready)
+        nanoseconds = run_backward(&p, &c, inputs, outputs, align_scratch(work), ready)
     return nanoseconds
 
 

@@ -16,7 +16,7 @@ Compilers may contract products and sums to fused multiply-adds or not: the boun
 """
 from libc.math cimport copysign, copysignf, fabs, fabsf
 from product.real cimport real
-from product.tile cimport LF, called, inlined, line_of
+from product.tile cimport LF, inline_void, lanes_of, noinline_void
 
 cdef enum:  # in the order of blockcell/activations.py
     TANH, SIGMOID, RELU, LEAKY_RELU, ELU, SELU, SOFTPLUS, SOFTSIGN, EXPONENTIAL, HARD_SIGMOID, LINEAR
@@ -191,9 +191,9 @@ cdef inline Activation activation_of(numbers):
     return f
 
 
-cdef inline called activate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
+cdef inline noinline_void activate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
     """y := the activation of z, for one line."""
-    cdef Py_ssize_t l, L = line_of(z)
+    cdef Py_ssize_t l, L = lanes_of(z)
     cdef real a = <real> f.a, b = <real> f.b, zero = 0, one = 1, v
     if f.number == TANH:
         for l in range(L):
@@ -237,9 +237,9 @@ cdef inline called activate(const Activation *f, const real *restrict z, real *r
             y[l] = z[l]
 
 
-cdef inline called slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
+cdef inline noinline_void slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
     """s := the derivative of the activation where its value is y, for one line."""
-    cdef Py_ssize_t l, L = line_of(y)
+    cdef Py_ssize_t l, L = lanes_of(y)
     cdef real a = <real> f.a, b, zero = 0, one = 1, v
     if f.number == TANH:
         for l in range(L):
@@ -281,48 +281,48 @@ cdef inline called slope(const Activation *f, const real *restrict y, real *rest
             s[l] = one
 
 
-cdef inline inlined activate_gate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
+cdef inline inline_void activate_gate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
     """y := f(z), the gates of one line."""
     cdef Py_ssize_t l
     if f.number != SIGMOID:
         activate(f, z, y)
     else:
-        for l in range(line_of(z)):
+        for l in range(lanes_of(z)):
             y[l] = sigmoid(z[l])
 
 
-cdef inline inlined activate_state(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
+cdef inline inline_void activate_state(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
     """y := f(z), the states or candidates of one line."""
     cdef Py_ssize_t l
     if f.number != TANH:
         activate(f, z, y)
     else:
-        for l in range(line_of(z)):
+        for l in range(lanes_of(z)):
             y[l] = tanh(z[l])
 
 
-cdef inline inlined gate_grad(const Activation *f, const real *restrict y, real *restrict d) noexcept nogil:
+cdef inline inline_void gate_grad(const Activation *f, const real *restrict y, real *restrict d) noexcept nogil:
     """d := d * f'(z), for one line of gates y = f(z): from the gradient of the gates to that of z."""
     cdef Py_ssize_t l
     cdef real one = 1
     cdef real[LF] s
     if f.number != SIGMOID:
         slope(f, y, s)
-        for l in range(line_of(y)):
+        for l in range(lanes_of(y)):
             d[l] = d[l] * s[l]
     else:
-        for l in range(line_of(y)):
+        for l in range(lanes_of(y)):
             d[l] = d[l] * y[l] * (one - y[l])
 
 
-cdef inline inlined state_slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
+cdef inline inline_void state_slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
     """s := f'(z), for one line of states or candidates y = f(z)."""
     cdef Py_ssize_t l
     cdef real one = 1
     if f.number != TANH:
         slope(f, y, s)
     else:
-        for l in range(line_of(y)):
+        for l in range(lanes_of(y)):
             s[l] = one - y[l] * y[l]
 
 

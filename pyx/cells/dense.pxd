@@ -29,16 +29,16 @@ from passes.steps cimport (
     steps_of
 )
 from product.half cimport half
-from product.integer cimport quantize_row, stride_of_codes
+from product.integer cimport quantize_row, quantized_row_stride
 from product.panels cimport (
-    THREAD_GAP, Panels, add_bias, add_product, add_row_product, at_once, pack_bias, pack_panels, pack_quantized,
-    panels_with, stride_of, units_in
+    THREAD_GAP, Panels, add_bias, add_product, add_row_product, pack_bias, pack_panels, pack_quantized,
+    panels_with_rows, row_panels, scratch_stride, unit_lines_in_panel
 )
-from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
+from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
 from product.real cimport real
 from product.tile cimport (
-    BLOCK, DOUBLE, HALF, LF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, called, clear, computed_itemsize, line_of,
-    lines_in, load_row, row_group, store, store_line, store_row, store_value
+    BLOCK, DOUBLE, GROUP_TILES, HALF, LF, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, clear, computed_itemsize,
+    lanes_of, lines_in, load_row, noinline_void, store, store_line, store_row, store_value, tile_group_height
 )
 from schedule.cost cimport Grid, Work, ceil_div, cheapest, parts_of, speed_of, threads_of, use_threads, work_of
 from schedule.machine cimport to_prefetch
@@ -53,9 +53,9 @@ cdef enum:
 
 
 # --------------------------------------------------------------------------------------- the equations, for one line
-cdef inline called activate(real *restrict z, int activation) noexcept nogil:
+cdef inline noinline_void activate(real *restrict z, int activation) noexcept nogil:
     """From z to y, but for softmax."""
-    cdef Py_ssize_t l, L = line_of(z)
+    cdef Py_ssize_t l, L = lanes_of(z)
     if activation == SIGMOID:
         for l in range(L):
             z[l] = sigmoid(z[l])
@@ -67,9 +67,9 @@ cdef inline called activate(real *restrict z, int activation) noexcept nogil:
             z[l] = 0 if z[l] < 0 else z[l]  # NaN stays
 
 
-cdef inline called activation_grad(const real *restrict y, real *restrict d, int activation) noexcept nogil:
+cdef inline noinline_void activation_grad(const real *restrict y, real *restrict d, int activation) noexcept nogil:
     """From d_y to d_z, but for softmax."""
-    cdef Py_ssize_t l, L = line_of(y)
+    cdef Py_ssize_t l, L = lanes_of(y)
     cdef real one = 1  # a literal 1 would make all of it double
     if activation == SIGMOID:
         for l in range(L):
@@ -91,9 +91,9 @@ cdef inline double sum_of_lanes(const double *lanes, Py_ssize_t L) noexcept nogi
     return total
 
 
-cdef inline called softmax(real *restrict z, Py_ssize_t n) noexcept nogil:
+cdef inline noinline_void softmax(real *restrict z, Py_ssize_t n) noexcept nogil:
     """From a row of n values of z to y.  The row is whole lines; what is beyond n may be anything."""
-    cdef Py_ssize_t L = line_of(z), lines = lines_in(z, n), j, l
+    cdef Py_ssize_t L = lanes_of(z), lines = lines_in(z, n), j, l
     cdef real[LF] lane
     cdef double[LF] sums
     cdef real top = -INFINITY, total
@@ -118,9 +118,9 @@ cdef inline called softmax(real *restrict z, Py_ssize_t n) noexcept nogil:
             z[j * L + l] = z[j * L + l] / total
 
 
-cdef inline called softmax_grad(const real *restrict y, real *restrict d, Py_ssize_t lines) noexcept nogil:
+cdef inline noinline_void softmax_grad(const real *restrict y, real *restrict d, Py_ssize_t lines) noexcept nogil:
     """From d_y to d_z.  Beyond the row's values both are zero."""
-    cdef Py_ssize_t L = line_of(y), j, l
+    cdef Py_ssize_t L = lanes_of(y), j, l
     cdef double[LF] sums
     cdef real total
     for l in range(L):
@@ -143,7 +143,7 @@ cdef inline Grid grid_forward(
     w.lines[0] = w.units = ceil_div(O, w.L)
     w.width[0], w.panels[0], w.panels[1] = LINES, ceil_div(w.lines[0], LINES), 0
     w.K[0], w.ahead[0] = I, 0
-    w.line_bytes = 64 if format == UNQUANTIZED else w.L * bytes_of_code(format)
+    w.line_bytes = 64 if format == UNQUANTIZED else w.L * bytes_per_code(format)
     w.speed, w.cell = speed_of(format, itemsize), 10
     return cheapest(&w, threads, False, False)
 
@@ -188,11 +188,11 @@ cdef inline Forward forward_of(
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.x_layout, p.y_layout = contiguous_layout(B, I), contiguous_layout(B, O)
     p.L = 64 // itemsize
-    p.Is, p.Os = stride_of_codes(I) if format == INT8 else stride_of(I, p.L), stride_of(O, p.L)
+    p.Is, p.Os = quantized_row_stride(I) if format == INT8 else scratch_stride(I, p.L), scratch_stride(O, p.L)
     p.step_mask, p.activation = NULL, activation
-    p.w = panels_with(I, I, 0, O, p.L, 1, format)
+    p.w = panels_with_rows(I, I, 0, O, p.L, 1, format)
     p.grid = grid_forward(rows, I, O, itemsize, format, threads)
-    p.w.fetches = to_prefetch(I * O * itemsize, p.grid.members)
+    p.w.prefetches = to_prefetch(I * O * itemsize, p.grid.members)
     p.chunk = ceil_div(rows, p.grid.groups)
     if p.grid.members == 1:
         p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)
@@ -237,8 +237,8 @@ cdef inline void finish(
     cdef Py_ssize_t L = p.L, q, u, l, at
     cdef real[LF] line
     for q in range(rows):
-        for u in range(units_in(&p.w, j)):
-            at = (j * p.w.units + u) * L
+        for u in range(unit_lines_in_panel(&p.w, j)):
+            at = (j * p.w.unit_lines + u) * L
             for l in range(L):
                 line[l] = z[(q * LINES + u) * L + l]
             if p.activation == SOFTMAX:
@@ -265,11 +265,11 @@ cdef inline void multiply_rows(
     Py_ssize_t rows, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """The first rows of `number_of` with the panels j0 to j1."""
-    cdef real[TILES * TILE] acc
+    cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef Py_ssize_t panel = LINES * p.L, j = j0, q, m, i, first
     while j < j1:
         if rows == 1:
-            m = at_once(&p.w, j, j1)
+            m = row_panels(&p.w, j, j1)
             for i in range(m):
                 add_bias(&p.w, j + i, 1, acc + i * panel)
             add_row_product(&p.w, j, m, 0, p.I, x, acc, panel)
@@ -279,12 +279,12 @@ cdef inline void multiply_rows(
             continue
         q, first = 0, 0
         while q < rows:
-            m = row_group(rows - q)
+            m = tile_group_height(rows - q)
             add_bias(&p.w, j, m, acc)
             add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc, first)
             finish(p, y, acc, sums + q * p.Os, j, r, numbers, q, m)
             q += m
-            first += TILES
+            first += GROUP_TILES
         j += 1
 
 
@@ -332,7 +332,7 @@ cdef inline void multiply_marked(
     cdef real *sums = sums_of(p, work, number)
     cdef Py_ssize_t *numbers = numbers_of(p, work, number)
     if p.grid.members == 1:  # by turns, since rows end late
-        most = min(p.chunk, max(p.rows // (4 * p.grid.groups), <Py_ssize_t> TILES * ROWS))
+        most = min(p.chunk, max(p.rows // (4 * p.grid.groups), <Py_ssize_t> GROUP_TILES * ROWS))
         r, next, part.r1 = number * most, p.grid.groups * most, p.rows
     while r < part.r1:
         n = 0
@@ -517,16 +517,16 @@ cdef inline Backward backward_of(
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.d_y_layout, p.d_x_layout = contiguous_layout(B, O), contiguous_layout(B, I)
     p.L = 64 // itemsize
-    p.Ns = stride_of(O, p.L)
+    p.Ns = scratch_stride(O, p.L)
     p.activation = activation
     p.x_panels, p.d_panels = count_panels((I + p.L - 1) // p.L), count_panels((O + p.L - 1) // p.L)
     p.panel = PANEL_LINES * p.L * O
     p.grid = grid_backward(rows, I, O, itemsize, threads)
     p.by_inputs = count_tiles(I) >= p.d_panels
-    p.tile_gap = stride_of(block * ROWS, p.L)
+    p.tile_gap = scratch_stride(block * ROWS, p.L)
     p.part = p.workspace = empty_workspace()
     p.w_x = take(&p.workspace, p.x_panels * p.panel)
-    p.w_grad = take(&p.workspace, stride_of(I * O, p.L))
+    p.w_grad = take(&p.workspace, scratch_stride(I * O, p.L))
     p.d = take(&p.workspace, rows * p.Ns)
     p.sums = take(&p.workspace, 2 * p.Ns)
     p.slots = take(&p.workspace, size_of_slots(B, p.L))
@@ -589,7 +589,7 @@ cdef inline void weight_grads(
     cdef real *tiles = work + p.parts + number * p.part.size + p.x
     cdef real *panel = work + p.parts + number * p.part.size + p.d_panel
     cdef double *sums = <double *> (work + p.sums)
-    cdef const store *rows[PACK]
+    cdef const store *rows[PACK_ROWS]
     cdef real *out
     cdef RowBlock block
     if p.by_inputs:
@@ -606,7 +606,7 @@ cdef inline void weight_grads(
         for c in range(block.chains):
             k = 0
             while k < block.count[c]:
-                m = min(<Py_ssize_t> PACK, block.count[c] - k)
+                m = min(<Py_ssize_t> PACK_ROWS, block.count[c] - k)
                 at = c * BLOCK + k
                 for l in range(m):
                     r = block.t[at + l] * p.B + block.b[at + l]

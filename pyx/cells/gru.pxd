@@ -23,11 +23,12 @@ from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, step_at
 from product.half cimport half
-from product.panels cimport units_in
+from product.panels cimport unit_lines_in_panel
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
 from product.tile cimport (
-    LF, LINES, called, clear, for_writing, inlined, line_at, line_of, round_to_half, store, store_line
+    LF, LINES, clear, inline_void, lanes_of, noinline_void, padded_line, prefetch_write, round_to_half, store,
+    store_line
 )
 from schedule.plan cimport Backward, Forward
 
@@ -47,19 +48,19 @@ cdef inline Gru gru_of() noexcept nogil:
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline inlined compute_gates(
+cdef inline inline_void compute_gates(
     const Gru *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
     real *restrict hr
 ) noexcept nogil:
     """From z to r, u and hr = h_prev * r."""
-    cdef Py_ssize_t l, L = line_of(z)
+    cdef Py_ssize_t l, L = lanes_of(z)
     activate_gate(&gru.recurrent, z + R_BAR * L, r)
     activate_gate(&gru.recurrent, z + U_BAR * L, u)
     for l in range(L):
         hr[l] = h_prev[l] * r[l]
 
 
-cdef inline called gates(
+cdef inline noinline_void gates(
     const Gru *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
     real *restrict hr
 ) noexcept nogil:
@@ -70,17 +71,17 @@ cdef inline called gates(
         compute_gates(gru, z, h_prev, r, u, hr)
 
 
-cdef inline inlined compute_candidate(
+cdef inline inline_void compute_candidate(
     const Gru *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
 ) noexcept nogil:
     """From z and u to c; h, which is h_prev before, becomes the new state."""
-    cdef Py_ssize_t l, L = line_of(z)
+    cdef Py_ssize_t l, L = lanes_of(z)
     activate_state(&gru.activation, z, c)
     for l in range(L):
         h[l] = u[l] * (h[l] - c[l]) + c[l]
 
 
-cdef inline called candidate(
+cdef inline noinline_void candidate(
     const Gru *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
 ) noexcept nogil:
     """`compute_candidate`, compiled twice: with the default activations values stay in registers."""
@@ -90,12 +91,12 @@ cdef inline called candidate(
         compute_candidate(gru, z, u, h, c)
 
 
-cdef inline inlined compute_candidate_grad(
+cdef inline inline_void compute_candidate_grad(
     const Gru *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
     const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
 ) noexcept nogil:
     """From d_h to d_u_bar and d_c_bar."""
-    cdef Py_ssize_t l, L = line_of(u)
+    cdef Py_ssize_t l, L = lanes_of(u)
     cdef real one = 1  # a literal 1 would make all of it double
     cdef real[LF] s_c
     state_slope(&gru.activation, c, s_c)
@@ -105,7 +106,7 @@ cdef inline inlined compute_candidate_grad(
     gate_grad(&gru.recurrent, u, d_u_bar)
 
 
-cdef inline called candidate_grad(
+cdef inline noinline_void candidate_grad(
     const Gru *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
     const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
 ) noexcept nogil:
@@ -116,19 +117,19 @@ cdef inline called candidate_grad(
         compute_candidate_grad(gru, u, c, h_prev, d_h, d_u_bar, d_c_bar)
 
 
-cdef inline inlined compute_gates_grad(
+cdef inline inline_void compute_gates_grad(
     const Gru *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
     const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
     """From d_hr to d_r_bar; d_h becomes the part of d_h_prev that does not come through r and u."""
-    cdef Py_ssize_t l, L = line_of(r)
+    cdef Py_ssize_t l, L = lanes_of(r)
     for l in range(L):
         d_r_bar[l] = d_hr[l] * h_prev[l]
         d_h[l] = d_hr[l] * r[l] + d_h[l] * u[l]
     gate_grad(&gru.recurrent, r, d_r_bar)
 
 
-cdef inline called gates_grad(
+cdef inline noinline_void gates_grad(
     const Gru *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
     const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
@@ -145,12 +146,12 @@ cdef inline void gates_cells(
     real *rows, store **outputs
 ) noexcept nogil:
     """r, u and h_prev * r of the step processed as number k, from z: panel j, slots b0 to b1."""
-    cdef Py_ssize_t L = line_of(z), units = p.w[RU].units
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[RU].unit_lines
     cdef real[LF] gate_r
     cdef Py_ssize_t b, s, at, to, t = step_at(&p.steps, k)
     cdef real *u
     for b in range(b0, b1):
-        for s in range(units_in(&p.w[RU], j)):
+        for s in range(unit_lines_in_panel(&p.w[RU], j)):
             at = (j * units + s) * L
             to = (t * p.B + row_of_slot(&p.steps, b)) * p.H + at
             u = rows + p.u + b * p.Hs + at
@@ -161,8 +162,8 @@ cdef inline void gates_cells(
             store_line(outputs[OUT_R] + to, gate_r, p.H - at)
             store_line(outputs[OUT_U] + to, u, p.H - at)
             if at + units * L < p.H:
-                for_writing(outputs[OUT_R] + to + units * L)  # for panel j + 1; what follows the row may be
-                for_writing(outputs[OUT_U] + to + units * L)  # another thread's
+                prefetch_write(outputs[OUT_R] + to + units * L)  # for panel j + 1; what follows the row may be
+                prefetch_write(outputs[OUT_U] + to + units * L)  # another thread's
 
 
 cdef inline void candidate_cells(
@@ -170,13 +171,13 @@ cdef inline void candidate_cells(
     real *rows, store **outputs
 ) noexcept nogil:
     """c, h and the new state of the step processed as number k, from z: panel j, slots b0 to b1."""
-    cdef Py_ssize_t L = line_of(z), units = p.w[C].units
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[C].unit_lines
     cdef real[LF] c
     cdef Py_ssize_t b, s, at, t = step_at(&p.steps, k)
     cdef real *h
     cdef store *row
     for b in range(b0, b1):
-        for s in range(units_in(&p.w[C], j)):
+        for s in range(unit_lines_in_panel(&p.w[C], j)):
             at = (j * units + s) * L
             h = rows + p.h + b * p.Hs + at
             candidate(gru, z + ((b - b0) * LINES + s) * L, rows + p.u + b * p.Hs + at, h, c)
@@ -184,7 +185,7 @@ cdef inline void candidate_cells(
                 row = outputs[OUT_C] + (t * p.B + row_of_slot(&p.steps, b)) * p.H + at
                 store_line(row, c, p.H - at)
                 if at + units * L < p.H:
-                    for_writing(row + units * L)
+                    prefetch_write(row + units * L)
             store_h_line(p, outputs, t, row_of_slot(&p.steps, b), at, at + units * L, h)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
@@ -212,7 +213,7 @@ cdef inline void backward_lines(
 ) noexcept nogil:
     """Compute d_u_bar and d_c_bar; or from d_hr, the product of d_c_bar, d_r_bar, and d_h becomes the part of d_h_prev
     that does not come through r and u."""
-    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, at, width
+    cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, at, width
     cdef real[4 * LF] room  # for lines that cannot be read where they are
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
@@ -222,15 +223,15 @@ cdef inline void backward_lines(
     cdef const real *u
     for j in range(j0, j1):
         at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
-        h_prev, u = state_line(&room[0], row, j, width), line_at(&room[L], inputs[OUT_U] + at, width)
+        h_prev, u = state_line(&room[0], row, j, width), padded_line(&room[L], inputs[OUT_U] + at, width)
         if n == 0:
             add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L,
                      width)
-            candidate_grad(gru, u, line_at(&room[2 * L], inputs[OUT_C] + at, width), h_prev, d_h + j * L, d_u_bar,
+            candidate_grad(gru, u, padded_line(&room[2 * L], inputs[OUT_C] + at, width), h_prev, d_h + j * L, d_u_bar,
                            d_c_bar)
             store_line(d + U_BAR * p.H + j * L, d_u_bar, width)
             store_line(d + C_BAR * p.H + j * L, d_c_bar, width)
         else:
-            gates_grad(gru, line_at(&room[3 * L], inputs[OUT_R] + at, width), u, h_prev, product + (j - j0) * L,
+            gates_grad(gru, padded_line(&room[3 * L], inputs[OUT_R] + at, width), u, h_prev, product + (j - j0) * L,
                        d_h + j * L, d_r_bar)
             store_line(d + R_BAR * p.H + j * L, d_r_bar, width)

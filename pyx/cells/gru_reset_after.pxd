@@ -26,7 +26,9 @@ from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, st
 from product.half cimport half
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
-from product.tile cimport LF, LINES, called, clear, inlined, line_at, line_of, round_to_half, store, store_line
+from product.tile cimport (
+    LF, LINES, clear, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store, store_line
+)
 from schedule.plan cimport Backward, Forward, h_before
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
@@ -48,11 +50,11 @@ cdef inline ResetAfter reset_after_of() noexcept nogil:
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline inlined compute_new_state(
+cdef inline inline_void compute_new_state(
     const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
     """From z and h_prev to the new state, and to r, u, c, hc, h in y."""
-    cdef Py_ssize_t l, L = line_of(z)
+    cdef Py_ssize_t l, L = lanes_of(z)
     cdef real[LF] c_bar
     activate_gate(&gru.recurrent, z + R_BAR * L, y + OUT_R * L)
     activate_gate(&gru.recurrent, z + U_BAR * L, y + OUT_U * L)
@@ -65,7 +67,7 @@ cdef inline inlined compute_new_state(
         y[OUT_H * L + l] = h[l]
 
 
-cdef inline called new_state(
+cdef inline noinline_void new_state(
     const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
     """`compute_new_state`, compiled twice: with the default activations values stay in registers."""
@@ -75,12 +77,12 @@ cdef inline called new_state(
         compute_new_state(gru, z, h_prev, h, y)
 
 
-cdef inline inlined compute_bars_grad(
+cdef inline inline_void compute_bars_grad(
     const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
     """From d_h to d_r_bar, d_u_bar, d_c_bar and d_hc in d; d_h becomes the part of d_h_prev that is not a product."""
-    cdef Py_ssize_t l, L = line_of(d)
+    cdef Py_ssize_t l, L = lanes_of(d)
     cdef real d_c_bar, one = 1  # a literal 1 would make all of it double
     cdef real[LF] s_c
     state_slope(&gru.activation, c, s_c)
@@ -95,7 +97,7 @@ cdef inline inlined compute_bars_grad(
     gate_grad(&gru.recurrent, r, d + D_R_BAR * L)
 
 
-cdef inline called bars_grad(
+cdef inline noinline_void bars_grad(
     const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
@@ -112,7 +114,7 @@ cdef inline void forward_cells(
     Py_ssize_t b1, const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute the states and outputs of a step; a panel has the gates of one line."""
-    cdef Py_ssize_t L = line_of(z)
+    cdef Py_ssize_t L = lanes_of(z)
     cdef real[OUTS * LF] y
     cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
     cdef const real *h_prev
@@ -140,7 +142,7 @@ cdef inline void backward_lines(
     Py_ssize_t slot, const real *product, real *work
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc; d_h becomes the part of d_h_prev that is not a product."""
-    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, column, at, width
+    cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, column, at, width
     cdef real[OUTS * LF] room  # for lines that cannot be read where they are
     cdef real[4 * LF] bars
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
@@ -149,10 +151,10 @@ cdef inline void backward_lines(
     for j in range(j0, j1):
         at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
         add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
-        bars_grad(gru, line_at(&room[OUT_R * L], inputs[OUT_R] + at, width),
-                  line_at(&room[OUT_U * L], inputs[OUT_U] + at, width),
-                  line_at(&room[OUT_C * L], inputs[OUT_C] + at, width),
-                  line_at(&room[OUT_HC * L], inputs[OUT_HC] + at, width),
+        bars_grad(gru, padded_line(&room[OUT_R * L], inputs[OUT_R] + at, width),
+                  padded_line(&room[OUT_U * L], inputs[OUT_U] + at, width),
+                  padded_line(&room[OUT_C * L], inputs[OUT_C] + at, width),
+                  padded_line(&room[OUT_HC * L], inputs[OUT_HC] + at, width),
                   state_line(&room[OUT_H * L], h_prev, j, width), d_h + j * L, bars)
         for column in range(4):
             store_line(d + column * p.H + j * L, bars + column * L, width)

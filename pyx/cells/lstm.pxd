@@ -44,11 +44,11 @@ from passes.operands cimport (
 from passes.outputs cimport store_h_line, store_output_line
 from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, step_at
 from product.half cimport half
-from product.panels cimport units_in
+from product.panels cimport unit_lines_in_panel
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
 from product.tile cimport (
-    LF, LINES, called, clear, inlined, line_at, line_of, load_line, round_to_half, store, store_line
+    LF, LINES, clear, inline_void, lanes_of, load_line, noinline_void, padded_line, round_to_half, store, store_line
 )
 from schedule.plan cimport PEEPHOLES, Backward, Forward, h_before
 
@@ -84,11 +84,11 @@ cdef inline Lstm layer_of(
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline inlined compute_cell_state(
+cdef inline inline_void compute_cell_state(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
     """From z to the new cs, and to i, f, ci, cs in y."""
-    cdef Py_ssize_t l, L = line_of(y), ci_line = CI_BAR - lstm.coupled, f_line = F_BAR - lstm.coupled
+    cdef Py_ssize_t l, L = lanes_of(y), ci_line = CI_BAR - lstm.coupled, f_line = F_BAR - lstm.coupled
     cdef real forget_bias = <real> lstm.forget_bias, clip = <real> lstm.cell_clip, one = 1
     cdef real[LF] i_bar, f_bar, s
     for l in range(L):
@@ -116,7 +116,7 @@ cdef inline inlined compute_cell_state(
         cs_state[l] = s[l]
 
 
-cdef inline called cell_state(
+cdef inline noinline_void cell_state(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
     """`compute_cell_state`, compiled twice: with the default activations values stay in registers."""
@@ -126,12 +126,12 @@ cdef inline called cell_state(
         compute_cell_state(lstm, z, peep, cs_state, y)
 
 
-cdef inline inlined compute_cell_output(
+cdef inline inline_void compute_cell_output(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
     """From z and the new cs to the new h, and to o, co, h in y."""
-    cdef Py_ssize_t l, L = line_of(y), o_line = O_BAR - lstm.coupled
+    cdef Py_ssize_t l, L = lanes_of(y), o_line = O_BAR - lstm.coupled
     cdef real[LF] o_bar
     for l in range(L):
         o_bar[l] = z[o_line * L + l]
@@ -145,7 +145,7 @@ cdef inline inlined compute_cell_output(
         h_state[l] = y[OUT_H * L + l]
 
 
-cdef inline called cell_output(
+cdef inline noinline_void cell_output(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
@@ -156,14 +156,14 @@ cdef inline called cell_output(
         compute_cell_output(lstm, z, peep, cs_state, h_state, y)
 
 
-cdef inline inlined compute_cell_grad(
+cdef inline inline_void compute_cell_grad(
     const Lstm *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
     const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
     real *restrict cs_grad, real *restrict dicfo
 ) noexcept nogil:
     """From the saved y and the gradients of h and cs to dicfo; cs_grad becomes that of cs_prev.  The clip counts as the
     identity, as in TensorFlow."""
-    cdef Py_ssize_t l, L = line_of(dicfo)
+    cdef Py_ssize_t l, L = lanes_of(dicfo)
     cdef real[LF] d_cs, s_ci, s_co
     state_slope(&lstm.activation, co, s_co)
     state_slope(&lstm.activation, ci, s_ci)
@@ -189,7 +189,7 @@ cdef inline inlined compute_cell_grad(
             cs_grad[l] = cs_grad[l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
 
 
-cdef inline called cell_grad(
+cdef inline noinline_void cell_grad(
     const Lstm *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
     const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
     real *restrict cs_grad, real *restrict dicfo
@@ -208,7 +208,7 @@ cdef inline void lstm_cells(
 ) noexcept nogil:
     """Compute cs and h, or m in place of h where that is projected; a panel has the gates of one line.  All cs first,
     then all h: the CPU can begin the next cs while one is not finished."""
-    cdef Py_ssize_t L = line_of(z)
+    cdef Py_ssize_t L = lanes_of(z)
     cdef real[OUTS * LF] y
     cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
     cdef bint projected = lstm.P > 0
@@ -252,13 +252,13 @@ cdef inline void projected_cells(
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute h from z = m @ w_p."""
-    cdef Py_ssize_t L = line_of(z), units = p.w[1].units, j, b, s, at, l, t = step_at(&p.steps, k)
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[1].unit_lines, j, b, s, at, l, t = step_at(&p.steps, k)
     cdef real clip = <real> lstm.proj_clip
     cdef real *h
     cdef const real *value
     for j in range(j0, j1):
         for b in range(b0, b1):
-            for s in range(units_in(&p.w[1], j)):
+            for s in range(unit_lines_in_panel(&p.w[1], j)):
                 at = (j * units + s) * L
                 h = h_before(p, rows, k + 1) + b * p.Ps + at
                 value = z + (j - j0) * z_panel + ((b - b0) * LINES + s) * L
@@ -290,7 +290,7 @@ cdef inline void load_peepholes(
     const Lstm *lstm, real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j
 ) noexcept nogil:
     """Load line j of all three, side by side, or of the two that a coupled one has."""
-    cdef Py_ssize_t L = line_of(peep), at = j * L
+    cdef Py_ssize_t L = lanes_of(peep), at = j * L
     if not lstm.coupled:
         load_line(peep + (PEEPHOLES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
     load_line(peep + (PEEPHOLES * j + PEEP_F) * L, inputs[WCF] + at, H - at)
@@ -307,7 +307,7 @@ cdef inline void lstm_grad_line(
     `d_h` is the gradient of h that the next step gave, or that of m where h is projected; `d_cs` that of cs.  d_cs
     becomes that of `cs_prev`, the row of cs that the step started from, NULL for zeros.  Fetching the saved lines ahead
     gained nothing: memory is busy, not late."""
-    cdef Py_ssize_t L = line_of(d), l, gate, at = (t * p.B + b) * p.H + j * L, width = p.H - j * L
+    cdef Py_ssize_t L = lanes_of(d), l, gate, at = (t * p.B + b) * p.H + j * L, width = p.H - j * L
     cdef real[OUTS * LF] room  # for lines that cannot be read where they are
     cdef real[GATES * LF] dicfo
     cdef real[LF] h_grad
@@ -316,14 +316,14 @@ cdef inline void lstm_grad_line(
         add_line(&h_grad[0], d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
         d_h = h_grad
     if inputs[CS_GRAD] is not NULL:
-        cs_grad = line_at(&room[0], inputs[CS_GRAD] + at, width)
+        cs_grad = padded_line(&room[0], inputs[CS_GRAD] + at, width)
         for l in range(L):
             d_cs[l] = d_cs[l] + cs_grad[l]
-    cell_grad(lstm, line_at(&room[OUT_I * L], inputs[OUT_I] + at, width),
-              line_at(&room[OUT_F * L], inputs[OUT_F] + at, width),
-              line_at(&room[OUT_O * L], inputs[OUT_O] + at, width),
-              line_at(&room[OUT_CI * L], inputs[OUT_CI] + at, width),
-              line_at(&room[OUT_CO * L], inputs[OUT_CO] + at, width),
+    cell_grad(lstm, padded_line(&room[OUT_I * L], inputs[OUT_I] + at, width),
+              padded_line(&room[OUT_F * L], inputs[OUT_F] + at, width),
+              padded_line(&room[OUT_O * L], inputs[OUT_O] + at, width),
+              padded_line(&room[OUT_CI * L], inputs[OUT_CI] + at, width),
+              padded_line(&room[OUT_CO * L], inputs[OUT_CO] + at, width),
               state_line(&room[OUT_CS * L], cs_prev, j, width), peep + PEEPHOLES * j * L, d_h, d_cs, dicfo)
     for gate in range(lstm.coupled, GATES):
         store_line(d + lstm.column[gate] * p.H + j * L, dicfo + gate * L, width)
@@ -334,14 +334,14 @@ cdef inline void projected_grad_line(
     const real *carry, real *d_h
 ) noexcept nogil:
     """Compute line j of row (t, b) of d_h from the gradient of h that the next step gave."""
-    cdef Py_ssize_t L = line_of(d_h), l, width = p.P - j * L
+    cdef Py_ssize_t L = lanes_of(d_h), l, width = p.P - j * L
     cdef real clip = <real> lstm.proj_clip
     cdef real[LF] room  # for a line that cannot be read where it is
     cdef real[LF] total
     cdef const real *h
     add_line(&total[0], carry, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
     if clip > 0:
-        h = line_at(&room[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
+        h = padded_line(&room[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
         for l in range(L):
             total[l] = 0 if h[l] >= clip or h[l] <= -clip else total[l]
     store_line(d_h + j * L, total, width)
@@ -353,7 +353,7 @@ cdef inline void backward_lines(
 ) noexcept nogil:
     """Compute dicfo, and d_cs becomes the gradient of cs_prev; of a projected LSTM first d_h, and then dicfo from its
     product, the gradient of m.  In `work` d_h becomes zero, as all of it is a product."""
-    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
+    cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
     cdef real *d_cs = work + p.d_cs + slot * p.Hs
     cdef const store *cs_prev = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, b)
@@ -372,7 +372,7 @@ cdef inline void peephole_grads(
     const Backward *p, const Lstm *lstm, const store **inputs, store **outputs, const real *d, Py_ssize_t j
 ) noexcept nogil:
     """Line j of wci_grad and wcf_grad, sums of products with cs before a step, and of wco_grad, with cs after it."""
-    cdef Py_ssize_t at = j * line_of(d), n = p.H - at
+    cdef Py_ssize_t at = j * lanes_of(d), n = p.H - at
     cdef const store *cs_prev = inputs[CS_PREV] + at
     cdef const store *cs = inputs[OUT_CS] + at
     if not lstm.coupled:

@@ -14,10 +14,10 @@ from passes.operands cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, offset_of, row_of_slot, step_at
 from product.half cimport half
-from product.panels cimport units_in
+from product.panels cimport unit_lines_in_panel
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
-from product.tile cimport LF, LINES, clear, line_at, line_of, round_to_half, store, store_line
+from product.tile cimport LF, LINES, clear, lanes_of, padded_line, round_to_half, store, store_line
 from schedule.plan cimport Backward, Forward, h_before
 
 
@@ -34,11 +34,11 @@ cdef inline void forward_cells(
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute h, which is the new state."""
-    cdef Py_ssize_t L = line_of(z), units = p.w[0].units, j, b, s, at, t = step_at(&p.steps, k)
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[0].unit_lines, j, b, s, at, t = step_at(&p.steps, k)
     cdef real *h
     for j in range(j0, j1):
         for b in range(b0, b1):
-            for s in range(units_in(&p.w[0], j)):
+            for s in range(unit_lines_in_panel(&p.w[0], j)):
                 at = (j * units + s) * L
                 h = h_before(p, rows, k + 1) + b * p.Hs + at
                 activate(&rnn.activation, z + (j - j0) * z_panel + ((b - b0) * LINES + s) * L, h)
@@ -54,7 +54,7 @@ cdef inline void backward_lines(
     Py_ssize_t slot, const real *product, real *work
 ) noexcept nogil:
     """Compute d_h_bar; d_h becomes zero, as all of d_h_prev is a product."""
-    cdef Py_ssize_t L = line_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, l, width
+    cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, l, width
     cdef real[LF] room  # for a line that cannot be read where it is
     cdef real[LF] d_h
     cdef real[LF] s
@@ -62,7 +62,7 @@ cdef inline void backward_lines(
     for j in range(j0, j1):
         width = p.H - j * L
         add_line(&d_h[0], product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
-        h = line_at(&room[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
+        h = padded_line(&room[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
         slope(&rnn.activation, h, s)
         for l in range(L):
             d_h[l] = d_h[l] * s[l]

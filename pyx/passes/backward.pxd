@@ -29,8 +29,8 @@ from product.half cimport half
 from product.panels cimport MATRICES
 from product.real cimport real
 from product.tile cimport (
-    BLOCK, DOUBLE, HALF, LINES, PACK, ROW_BLOCK, ROWS, TILE, TILES, clear, line_of, lines_in, load_row, pack_rows,
-    product, row_group, store, store_line, store_row, store_value
+    BLOCK, DOUBLE, GROUP_TILES, HALF, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, add_panel_product, clear, lanes_of,
+    lines_in, load_row, pack_rows, store, store_line, store_row, store_value, tile_group_height
 )
 from schedule.cost cimport packer, parts_of, threads_of, use_threads
 from schedule.plan cimport (
@@ -117,7 +117,7 @@ cdef inline const real *h_panel(
 
 cdef inline const real *next_panel(const Backward *p, const real *panel, int n) noexcept nogil:
     """What to fetch during a product with a panel of matrix n: NULL for nothing."""
-    if p.fetches:
+    if p.prefetches:
         return panel + p.panel[n]
     return <const real *> NULL
 
@@ -131,7 +131,7 @@ cdef inline void carried_grads(
     k is the number by which a step is processed, j a panel.  `acc` has a tile's lines for each of the slots b to
     b + rows, and `panels` panel j of the matrices of `state_matrices_of`; `first` is the first row's number for
     `product`."""
-    cdef Py_ssize_t L = line_of(work), lines = lines_in_panel(p.JP, j), q, s, l
+    cdef Py_ssize_t L = lanes_of(work), lines = lines_in_panel(p.JP, j), q, s, l
     cdef Py_ssize_t taking = active_end(&p.steps, k + 1, b, b + rows) - b
     cdef const real *d = work + p.d + (step_at(&p.steps, k + 1) * p.B + b) * p.Ns
     cdef const real *d_h
@@ -143,7 +143,8 @@ cdef inline void carried_grads(
                 acc[(q * LINES + s) * L + l] = d_h[s * L + l]
     if taking > 0:
         for n in range(state_matrices_of(c)):
-            product(acc, taking, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n], next_panel(p, panels[n], n), first)
+            add_panel_product(acc, taking, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n],
+                              next_panel(p, panels[n], n), first)
     for q in range(rows):
         if has_flag(&p.steps, k + 1, b + q, RESET):  # step k + 1 did not see the state of step k
             clear(acc + q * LINES * L, lines * L)
@@ -156,12 +157,12 @@ cdef inline void state_grad_rows(
     """The gradient of h after the step processed as number k, and what the cell makes of it: panel j, slots b to `end`.
     A row that takes part in the next step alone carries the gradient on, and one that takes part in neither keeps
     what it carries."""
-    cdef Py_ssize_t L = line_of(work), here = active_end(&p.steps, k, b, end), first = 0, rows, q, l
+    cdef Py_ssize_t L = lanes_of(work), here = active_end(&p.steps, k, b, end), first = 0, rows, q, l
     cdef Py_ssize_t j0 = j * PANEL_LINES, j1 = j0 + lines_in_panel(p.JP, j)
-    cdef real[TILES * TILE] acc
+    cdef real[GROUP_TILES * TILE_SIZE] acc
     end = max(here, active_end(&p.steps, k + 1, b, end))
     while b < end:
-        rows = row_group(end - b)
+        rows = tile_group_height(end - b)
         carried_grads(p, c, work, panels, j, k, b, rows, first, acc)
         for q in range(rows):
             if b + q < here:
@@ -170,7 +171,7 @@ cdef inline void state_grad_rows(
                 for l in range((j1 - j0) * L):
                     work[p.d_h + (b + q) * p.Ps + j0 * L + l] = acc[q * LINES * L + l]
         b += rows
-        first += TILES
+        first += GROUP_TILES
 
 
 cdef inline void first_state_grad_rows(
@@ -178,10 +179,10 @@ cdef inline void first_state_grad_rows(
     Py_ssize_t end
 ) noexcept nogil:
     """h_prev_grad, the gradient of the state before the first step: panel j, slots b to `end`."""
-    cdef Py_ssize_t L = line_of(work), first = 0, rows, q, s, at
-    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t L = lanes_of(work), first = 0, rows, q, s, at
+    cdef real[GROUP_TILES * TILE_SIZE] acc
     while b < end:
-        rows = row_group(end - b)
+        rows = tile_group_height(end - b)
         carried_grads(p, c, work, panels, j, -1, b, rows, first, acc)
         for q in range(rows):
             for s in range(lines_in_panel(p.JP, j)):
@@ -189,7 +190,7 @@ cdef inline void first_state_grad_rows(
                 store_line(outputs[H_PREV_GRAD] + row_of_slot(&p.steps, b + q) * p.P + at, acc + (q * LINES + s) * L,
                            p.P - at)
         b += rows
-        first += TILES
+        first += GROUP_TILES
 
 
 cdef inline void second_grad_rows(
@@ -198,19 +199,19 @@ cdef inline void second_grad_rows(
 ) noexcept nogil:
     """The second product of the step processed as number k, d @ w.T with the second matrix of weights, and what the
     cell makes of it: panel j, slots b to `end`."""
-    cdef Py_ssize_t L = line_of(work), first = 0, rows, q, lines = lines_in_panel(p.J, j)
-    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t L = lanes_of(work), first = 0, rows, q, lines = lines_in_panel(p.J, j)
+    cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef const real *d = work + p.d + step_at(&p.steps, k) * p.B * p.Ns + p.column[1]
     end = active_end(&p.steps, k, b, end)
     while b < end:
-        rows = row_group(end - b)
+        rows = tile_group_height(end - b)
         clear(acc, rows * LINES * L)
-        product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
+        add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
         for q in range(rows):
             backward_lines(p, c, 1, inputs, j * PANEL_LINES, j * PANEL_LINES + lines, k, b + q, acc + q * LINES * L,
                            work)
         b += rows
-        first += TILES
+        first += GROUP_TILES
 
 
 cdef inline void state_grads(
@@ -342,14 +343,14 @@ cdef inline void pack_block(
     if transposed of d too."""
     cdef RowBlock block
     cdef Py_ssize_t k, end, last, chain, m, q, at, t, b
-    cdef const store *x[PACK]
-    cdef const store *h[PACK]
-    cdef const store *factor[PACK]
+    cdef const store *x[PACK_ROWS]
+    cdef const store *h[PACK_ROWS]
+    cdef const store *factor[PACK_ROWS]
     cdef const store **scales = NULL
     cdef const store *state = NULL  # what a second product reads instead of h, [T,B,H]
     cdef const store *scale = NULL  # and by what it is multiplied
-    cdef const real *d[PACK]
-    cdef const real *d_h[PACK]
+    cdef const real *d[PACK_ROWS]
+    cdef const real *d_h[PACK_ROWS]
     if n == 1 and projects(c):
         state, scale = inputs[OUT_O], inputs[OUT_CO]
     elif n == 1 and products_of(c) > 1:
@@ -361,7 +362,7 @@ cdef inline void pack_block(
     for chain in range(block.chains):
         end = min(last, block.count[chain])  # both k and `last` count from the chain's first row on
         while k < end:
-            m = min(<Py_ssize_t> PACK, end - k)
+            m = min(<Py_ssize_t> PACK_ROWS, end - k)
             at = chain * BLOCK + k
             for q in range(m):
                 t, b = block.t[at + q], block.b[at + q]
@@ -406,7 +407,7 @@ cdef inline void transposed_grad(
     const RowBlock *block, bint first, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of out [N,M], d.T @ inputs: add a block of rows."""
-    cdef Py_ssize_t L = line_of(out), j = share(count_tiles(N), number, parts), lines = lines_in(out, M), n = 0, m
+    cdef Py_ssize_t L = lanes_of(out), j = share(count_tiles(N), number, parts), lines = lines_in(out, M), n = 0, m
     cdef Py_ssize_t at = j * ROWS, rows = min(share(count_tiles(N), number + 1, parts) * ROWS, N) - at
     while n < lines:
         m = min(<Py_ssize_t> PANEL_LINES, lines - n)
@@ -438,7 +439,7 @@ cdef inline void bias_grads(
 ) noexcept nogil:
     """Lines j to end of the bias gradient of matrix n, the sum of d: add a block of rows, from r0 on.  The rows for h
     may have a bias of their own, with d in another column.  A projection has none."""
-    cdef Py_ssize_t L = line_of(work), N = p.N[n], at = j * L, columns = min(end * L, N) - at, l
+    cdef Py_ssize_t L = lanes_of(work), N = p.N[n], at = j * L, columns = min(end * L, N) - at, l
     cdef const real *d = work + p.d + at
     cdef double *sums = <double *> (work + p.sums)
     cdef double *sums_h = sums + lines_in(work, N) * L
@@ -464,7 +465,7 @@ cdef inline void weight_grads(
 ) noexcept nogil:
     """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias: add a
     block of rows, from r0 on.  For the rows for h d may be in another column."""
-    cdef Py_ssize_t L = line_of(work), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n], m
+    cdef Py_ssize_t L = lanes_of(work), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n], m
     cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
     cdef const real *d = work + p.d + p.column[n]
     cdef const real *d_h = work + p.d + p.h_column[n]

@@ -24,13 +24,14 @@ from passes.steps cimport (
 from product.half cimport half
 from product.integer cimport quantize_row
 from product.panels cimport (
-    Panels, add_bias, add_input_product, add_product, add_product_once, add_row_product, at_once, pack_bias,
-    pack_panels, spread
+    Panels, add_bias, add_input_product, add_product, add_row_product, add_unpacked_product, expand_gates, pack_bias,
+    pack_panels, row_panels
 )
 from product.quantized cimport INT8, UNQUANTIZED
 from product.real cimport real
 from product.tile cimport (
-    DOUBLE, HALF, LINES, ONCE, ROWS, TILE, TILES, clear, line_of, load_row, row_group, store, store_row
+    DOUBLE, GROUP_TILES, HALF, LINES, ROW_PANELS, ROWS, TILE_SIZE, clear, lanes_of, load_row, store, store_row,
+    tile_group_height
 )
 from schedule.cost cimport packer, parts_of, threads_of, use_threads
 from schedule.plan cimport (
@@ -132,13 +133,13 @@ cdef inline void step_rows(
     """A step's product n and its cells for panel j and slots b0 to b1.  z has the input product already, or it is
     computed from x."""
     cdef const Panels *w = &p.w[n]
-    cdef Py_ssize_t L = line_of(x)
-    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t L = lanes_of(x)
+    cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef Py_ssize_t b = b0, m, first = 0
     cdef bint of_x = n < x_products_of(c)
     cdef real *a
     while b < b1:
-        m = row_group(b1 - b)
+        m = tile_group_height(b1 - b)
         if p.chunk > 1 and of_x:
             a = z + (b - b0) * LINES * L
         else:
@@ -146,11 +147,11 @@ cdef inline void step_rows(
             add_bias(w, j, m, a)
             if of_x:
                 add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
-        add_product(w, j, w.I, w.R, h + b * p.As[n], p.As[n], m, a + w.apart * L, first)
-        spread(w, j, m, a)
+        add_product(w, j, w.I, w.R, h + b * p.As[n], p.As[n], m, a + w.separate * L, first)
+        expand_gates(w, j, m, a)
         forward_cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
         b += m
-        first += TILES
+        first += GROUP_TILES
 
 
 cdef inline void step_row(
@@ -159,10 +160,10 @@ cdef inline void step_row(
 ) noexcept nogil:
     """As `step_rows`, for the panels j0 to j1 and batch row b alone, several panels at once."""
     cdef const Panels *w = &p.w[n]
-    cdef Py_ssize_t L = line_of(x)
-    cdef real[TILES * TILE] acc
+    cdef Py_ssize_t L = lanes_of(x)
+    cdef real[GROUP_TILES * TILE_SIZE] acc
     # Many cells in a row overlap each other in the CPU; those of a GRU with two products overlap the next product.
-    cdef Py_ssize_t j = j0, end, m, i, q, most = ONCE if x_products_of(c) > 1 else TILES * ROWS
+    cdef Py_ssize_t j = j0, end, m, i, q, most = ROW_PANELS if x_products_of(c) > 1 else GROUP_TILES * ROWS
     cdef bint of_x = n < x_products_of(c), ahead = p.chunk > 1 and of_x
     cdef real *a
     cdef real *panel
@@ -173,16 +174,16 @@ cdef inline void step_row(
         a = z + j * z_panel if ahead else acc
         i = j
         while i < end:
-            m = at_once(w, i, end)
+            m = row_panels(w, i, end)
             panel = a + (i - j) * z_panel
             if not ahead:
                 for q in range(m):
                     add_bias(w, i + q, 1, panel + q * z_panel)
                 if of_x:
                     add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
-            add_row_product(w, i, m, w.I, w.R, h + b * p.As[n], panel + w.apart * L, z_panel)
+            add_row_product(w, i, m, w.I, w.R, h + b * p.As[n], panel + w.separate * L, z_panel)
             i += m
-            spread(w, i - 1, 1, panel + (m - 1) * z_panel)
+            expand_gates(w, i - 1, 1, panel + (m - 1) * z_panel)
         forward_cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
         j = end
 
@@ -198,8 +199,9 @@ cdef inline void step_unpacked(
     cdef real *z = work + p.z
     for j in range(j0, j1):
         add_bias(panels, j, rows, z + j * z_panel)
-    add_product_once(panels, w, 0, panels.I, True, work + p.x, p.Is, rows, z, z_panel, j0, j1)
-    add_product_once(panels, w, panels.I, panels.R, False, h, p.As[n], rows, z + panels.apart * p.L, z_panel, j0, j1)
+    add_unpacked_product(panels, w, 0, panels.I, True, work + p.x, p.Is, rows, z, z_panel, j0, j1)
+    add_unpacked_product(panels, w, panels.I, panels.R, False, h, p.As[n], rows, z + panels.separate * p.L, z_panel,
+                         j0, j1)
     for j in range(j0, j1):
         forward_cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, work, outputs)
 

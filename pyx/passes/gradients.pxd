@@ -14,9 +14,10 @@ from passes.steps cimport (
 from product.half cimport half
 from product.real cimport real
 from product.tile cimport (
-    BLOCK, LF, LINES, PACK, ROW_BLOCK, ROW_CHAINS, ROWS, TILE, TILES, VECTORS, clear, for_reading, for_writing, line_at,
-    line_of, lines_in, load_line, load_value, pack_line_transposed, packed_at, packed_step, product, product_of_block,
-    row_group, store, store_line, store_value, vecd, vecf
+    BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, ROW_BLOCK, ROW_CHAINS, ROWS, TILE_SIZE, VECTORS, add_block_product,
+    add_panel_product, clear, lanes_of, lines_in, load_line, load_value, pack_line_transposed, packed_line,
+    packed_stride, padded_line, prefetch_read, prefetch_write, store, store_line, store_value, tile_group_height, vecd,
+    vecf
 )
 from schedule.machine cimport to_prefetch
 from schedule.team cimport share
@@ -36,20 +37,20 @@ cdef inline Py_ssize_t lines_in_panel(Py_ssize_t lines, Py_ssize_t j) noexcept n
 
 cdef inline const real *state_line(real *room, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
     """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
-    cdef Py_ssize_t L = line_of(room)
+    cdef Py_ssize_t L = lanes_of(room)
     if row is NULL:
         clear(room, L)
         return room
-    return line_at(room, row + j * L, n)
+    return padded_line(room, row + j * L, n)
 
 
 cdef inline void add_line(
     real *restrict sum, const real *restrict line, const store *restrict values, Py_ssize_t n
 ) noexcept nogil:
     """sum := line + a line of n values of an array."""
-    cdef Py_ssize_t l, L = line_of(sum)
+    cdef Py_ssize_t l, L = lanes_of(sum)
     cdef real[LF] room
-    cdef const real *addend = line_at(&room[0], values, n)
+    cdef const real *addend = padded_line(&room[0], values, n)
     for l in range(L):
         sum[l] = line[l] + addend[l]
 
@@ -58,7 +59,7 @@ cdef inline void pack_transposed_panel(
     real *panel, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T, where w has `rows` rows and N columns.  Fetching rows ahead meanwhile gained nothing."""
-    cdef Py_ssize_t L = line_of(panel), first = j * PANEL_LINES, l
+    cdef Py_ssize_t L = lanes_of(panel), first = j * PANEL_LINES, l
     cdef Py_ssize_t n = min(<Py_ssize_t> PANEL_LINES, lines_in(panel, rows) - first)
     for l in range(n):
         pack_line_transposed(panel, n, l, w + (first + l) * L * N, N, rows - (first + l) * L, N)
@@ -71,22 +72,23 @@ cdef inline void compute_x_grad_panel(
 ) noexcept nogil:
     """Columns of x_grad that belong to panel j, for the rows r = t * B + b of d from r0 to r1, b a slot: the first K
     columns of d times `panel`, plus the next K2 times `panel2`; with `accumulate` added to what is there."""
-    cdef real[TILES * TILE] acc
+    cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef real[LF] before
-    cdef Py_ssize_t L = line_of(acc), first = j * PANEL_LINES, n = lines_in_panel(lines_in(acc, I), j)
+    cdef Py_ssize_t L = lanes_of(acc), first = j * PANEL_LINES, n = lines_in_panel(lines_in(acc, I), j)
     cdef Py_ssize_t r = r0, t, b, m, q, g, l
-    cdef bint fetches = to_prefetch((K + K2) * I * sizeof(real), 1)
+    cdef bint prefetches = to_prefetch((K + K2) * I * sizeof(real), 1)
     cdef store *row
     if r0 == r1:
         return
     t, b = r0 // s.B, r0 % s.B
     while r < r1:
-        m = row_group(r1 - r)
+        m = tile_group_height(r1 - r)
         clear(acc, m * LINES * L)
-        product(acc, m, n, d + r * ldd, ldd, panel, K, panel + n * L * K if fetches else <const real *> NULL, 0)
+        add_panel_product(acc, m, n, d + r * ldd, ldd, panel, K,
+                          panel + n * L * K if prefetches else <const real *> NULL, 0)
         if K2 > 0:
-            product(acc, m, n, d + r * ldd + K, ldd, panel2, K2,
-                    panel2 + n * L * K2 if fetches else <const real *> NULL, 0)
+            add_panel_product(acc, m, n, d + r * ldd + K, ldd, panel2, K2,
+                              panel2 + n * L * K2 if prefetches else <const real *> NULL, 0)
         for q in range(m):
             row = x_grad + offset_of(layout, t, row_of_slot(s, b))
             for g in range(n):
@@ -108,12 +110,12 @@ cdef inline void compute_x_grad_part(
 ) noexcept nogil:
     """One part of x_grad: a few tiles of rows times one panel after the other.  Rows that end early have been dealt out
     to so many ranges of slots; then a part has some of the steps."""
-    cdef Py_ssize_t L = line_of(d), count = count_panels(lines_in(d, I)), most = TILES * ROWS, rows = s.T * s.B, task
-    cdef Py_ssize_t tiles = count_tiles(rows), blocks, t = part, n, b, end, r, j
+    cdef Py_ssize_t L = lanes_of(d), count = count_panels(lines_in(d, I)), most = GROUP_TILES * ROWS, rows = s.T * s.B
+    cdef Py_ssize_t task, tiles = count_tiles(rows), blocks, t = part, n, b, end, r, j
     if count == 0:
         return
     if s.slots is NULL:
-        blocks = max((tiles + TILES - 1) // TILES, min(tiles, (parts + count - 1) // count))
+        blocks = max((tiles + GROUP_TILES - 1) // GROUP_TILES, min(tiles, (parts + count - 1) // count))
         for task in range(share(blocks * count, part, parts), share(blocks * count, part + 1, parts)):
             n, j = task // count, task % count
             r, end = share(tiles, n, blocks) * ROWS, min(share(tiles, n + 1, blocks) * ROWS, rows)
@@ -179,17 +181,17 @@ cdef inline void pack_columns(
     real *panel, Py_ssize_t lines, const RowBlock *block, const real *d, Py_ssize_t ldd, Py_ssize_t n
 ) noexcept nogil:
     """A panel of so many lines := n columns of a block of rows of d, zeros beyond."""
-    cdef Py_ssize_t c, k, g, count, L = line_of(panel)
+    cdef Py_ssize_t c, k, g, count, L = lanes_of(panel)
     cdef const Py_ssize_t *rows
     cdef const real *row
     cdef const real *ahead
     for c in range(block.chains):
         rows, count = &block.d_row[c * BLOCK], block.count[c]
         for k in range(count):
-            row, ahead = d + rows[k] * ldd, d + rows[min(k + PACK, count - 1)] * ldd
+            row, ahead = d + rows[k] * ldd, d + rows[min(k + PACK_ROWS, count - 1)] * ldd
             for g in range(lines):
-                for_reading(ahead + g * L)
-                load_line(packed_at(panel, lines, g, c * BLOCK, count) + k * packed_step(panel, lines, g),
+                prefetch_read(ahead + g * L)
+                load_line(packed_line(panel, lines, g, c * BLOCK, count) + k * packed_stride(panel, lines, g),
                           row + g * L, n - g * L)
 
 
@@ -230,7 +232,7 @@ cdef inline void pack_row(
 ) noexcept nogil:
     """Row k of a block's chain c in the panels that hold M columns := `row`, multiplied by `scale` unless that is NULL;
     zeros if the row is NULL."""
-    cdef Py_ssize_t L = line_of(panels), lines = lines_in(panels, M), j, g, n, l
+    cdef Py_ssize_t L = lanes_of(panels), lines = lines_in(panels, M), j, g, n, l
     cdef real[LF] factor
     cdef real *panel
     cdef real *to
@@ -238,7 +240,7 @@ cdef inline void pack_row(
         panel = panels + j * PANEL_LINES * L * block.rows
         n = min(<Py_ssize_t> PANEL_LINES, lines - j * PANEL_LINES)
         for g in range(n):
-            to = packed_at(panel, n, g, c * BLOCK, block.count[c]) + k * packed_step(panel, n, g)
+            to = packed_line(panel, n, g, c * BLOCK, block.count[c]) + k * packed_stride(panel, n, g)
             if row is NULL:
                 clear(to, L)
             else:
@@ -264,20 +266,20 @@ cdef inline void add_weight_grad_tiles(
     Py_ssize_t columns, const RowBlock *block, bint first
 ) noexcept nogil:
     """out += the product of this block of rows, or := with `first`, for M rows and n lines (`columns` columns) of out.
-    At most TILES tiles, which use a block of the panel while it is in cache."""
-    cdef real[TILES * TILE] acc
+    At most GROUP_TILES tiles, which use a block of the panel while it is in cache."""
+    cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef real[LF] total
-    cdef Py_ssize_t L = line_of(out), tiles = count_tiles(M), c, at, g, q, l
+    cdef Py_ssize_t L = lanes_of(out), tiles = count_tiles(M), c, at, g, q, l
     clear(acc, tiles * ROWS * LINES * L)
     for q in range(M):
         for l in range(n):
-            for_writing(out + q * N + l * L)
+            prefetch_write(out + q * N + l * L)
     for c in range(block.chains):
         at = c * BLOCK * ROWS
         for g in range(tiles if block.count[c] > 0 else 0):
-            product_of_block(acc + g * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - g * ROWS), n,
-                             inputs + g * stride + at, 1, panel + c * BLOCK * n * L, block.count[c],
-                             inputs + (g + TILES) * stride + at, 0)
+            add_block_product(acc + g * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - g * ROWS), n,
+                              inputs + g * stride + at, 1, panel + c * BLOCK * n * L, block.count[c],
+                              inputs + (g + GROUP_TILES) * stride + at, 0)
     for q in range(M):
         if columns >= n * L:
             accumulate_lines(out + q * N, acc + q * LINES * L, n, first)
@@ -293,7 +295,7 @@ cdef inline void add_weight_grad_rows(
     Py_ssize_t columns, const RowBlock *block, bint first
 ) noexcept nogil:
     """The same for any number of rows of out."""
-    cdef Py_ssize_t m = 0, most = TILES * ROWS
+    cdef Py_ssize_t m = 0, most = GROUP_TILES * ROWS
     if block.active == 0 and not first:
         return
     while m < M:
@@ -312,7 +314,7 @@ cdef inline void add_column_sums(
     cdef const real *row
     cdef Py_ssize_t c0 = 0, c, k, l, m
     while c0 < n:
-        m = min(<Py_ssize_t> PANEL_LINES * line_of(d), n - c0)
+        m = min(<Py_ssize_t> PANEL_LINES * lanes_of(d), n - c0)
         for l in range(m):
             total[l] = 0
         for c in range(block.chains):
@@ -339,7 +341,7 @@ cdef inline void compute_peephole_grad(
     cdef double[LF] block
     cdef double[LF] chain
     cdef real factor
-    cdef Py_ssize_t n = min(columns, line_of(d)), rows = s.T * s.B, r, at, t, b, l
+    cdef Py_ssize_t n = min(columns, lanes_of(d)), rows = s.T * s.B, r, at, t, b, l
     cdef const store *inputs
     for l in range(n):
         total[l] = block[l] = chain[l] = 0

@@ -2,7 +2,7 @@
 from passes.operands cimport OUT_H
 from passes.steps cimport offset_of
 from product.real cimport real
-from product.tile cimport for_writing, line_of, store, store_line
+from product.tile cimport lanes_of, prefetch_write, store, store_line
 from schedule.plan cimport Forward, stores_rows
 
 
@@ -17,14 +17,14 @@ cdef inline void store_h_line(
     row = outputs[OUT_H] + offset_of(&p.y_layout, t, b)
     store_line(row + at, h, p.P - at)
     if next < p.P:
-        for_writing(row + next)  # what follows the row may be another thread's
+        prefetch_write(row + next)  # what follows the row may be another thread's
 
 
 cdef inline void store_output_line(
     const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b, const real *y
 ) noexcept nogil:
     """Store line j of row (t, b) of an output, from its line in y."""
-    cdef Py_ssize_t L = line_of(y), at = j * L
+    cdef Py_ssize_t L = lanes_of(y), at = j * L
     cdef store *row
     if out == OUT_H:
         store_h_line(p, outputs, t, b, at, at + L, y + OUT_H * L)
@@ -32,4 +32,4 @@ cdef inline void store_output_line(
         row = outputs[out] + (t * p.B + b) * p.H + at
         store_line(row, y + out * L, p.H - at)
         if at + L < p.H:
-            for_writing(row + L)  # for line j + 1, likewise
+            prefetch_write(row + L)  # for line j + 1, likewise

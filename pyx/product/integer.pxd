@@ -48,11 +48,11 @@ cdef inline Py_ssize_t bytes_of_codes(Py_ssize_t K) noexcept nogil:
 
 cdef inline Py_ssize_t bytes_of_row(Py_ssize_t K) noexcept nogil:
     """From one row of bytes to the next: a head, codes and room for wide codes; an odd number of lines, as in
-    `stride_of`."""
+    `scratch_stride`."""
     return (1 + 3 * bytes_of_codes(K) // LINE_BYTES | 1) * LINE_BYTES
 
 
-cdef inline Py_ssize_t stride_of_codes(Py_ssize_t K) noexcept nogil:
+cdef inline Py_ssize_t quantized_row_stride(Py_ssize_t K) noexcept nogil:
     """From one row of codes of K values to the next, in floats."""
     return bytes_of_row(K) // <Py_ssize_t> sizeof(float)
 

@@ -7,8 +7,9 @@ blockcell/quantization.py defines.
 """
 from product.half cimport half
 from product.tile cimport (
-    ACC, BLOCK, FEWEST, FILLS, LF, LINE_BYTES, LINES, ONCE, ONCE3, ROWS, SUB, VECTORS, ZEROF, called, first_line,
-    for_reading, inlined, load_line, multiply_add, packed_at, packed_step, product_of_block, tile_height, vecf
+    ACC, BLOCK, FILLS, LATENCY_ROWS, LF, LINE_BYTES, LINES, ROW_PANELS, ROW_PANELS_OF_3, ROWS, SUB, VECTORS, ZEROF,
+    add_block_product, first_line, inline_void, load_line, multiply_add, noinline_void, packed_line, packed_stride,
+    prefetch_read, tile_height, vecf
 )
 
 cdef extern from "product/quantized.h":
@@ -20,11 +21,11 @@ cdef extern from "product/quantized.h":
     vecf half_vector(const char *line, int v) noexcept nogil  # vector v of a line of float16 weights
 
 
-cdef inline Py_ssize_t bytes_of_code(int format) noexcept nogil:
+cdef inline Py_ssize_t bytes_per_code(int format) noexcept nogil:
     return 1 if format == INT8 else 2
 
 
-cdef inline called dequantize_block(
+cdef inline noinline_void dequantize_block(
     float *restrict block, const half *restrict src, Py_ssize_t lines, Py_ssize_t kb
 ) noexcept nogil:
     """block, as the tile reads it, := kb values of k of a panel of float16 weights."""
@@ -32,7 +33,7 @@ cdef inline called dequantize_block(
     cdef float *line
     cdef const half *codes
     for g in range(lines):
-        line, step = packed_at(block, lines, g, 0, kb), packed_step(block, lines, g)
+        line, step = packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g)
         for k in range(kb):
             codes = src + (k * lines + g) * LF
             if HALF_VECTORS:
@@ -42,13 +43,13 @@ cdef inline called dequantize_block(
                 load_line(line + k * step, codes, LF)
 
 
-cdef inline inlined half_tile(
+cdef inline inline_void half_tile(
     Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t first, Py_ssize_t nv, Py_ssize_t lines, vecf *restrict out,
     Py_ssize_t step, const float *a, Py_ssize_t rs, const half *restrict p, Py_ssize_t next, vecf *restrict block,
     Py_ssize_t K, const char *ahead
 ) noexcept nogil:
     """`tile`, or for a single row `chains_of_one`, with nv vectors from number `first` on of panels of so many lines of
-    float16 weights: each is dequantized once and then used for all rows.  FEWEST rows and more, which others may
+    float16 weights: each is dequantized once and then used for all rows.  LATENCY_ROWS rows and more, which others may
     follow (`tile_height`), store it in `block` as well.  Inlined with all of these constant."""
     cdef vecf[2 * ACC] acc
     cdef vecf[ACC] w
@@ -57,12 +58,12 @@ cdef inline inlined half_tile(
         acc[v] = ZEROF
     while True:
         if ahead is not NULL:
-            for_reading(ahead + k * LINE_BYTES)
+            prefetch_read(ahead + k * LINE_BYTES)
         for i in range(panels):
             for v in range(nv):
                 w[v] = half_vector(<const char *> (p + i * next + (k * lines + (first + v) // VECTORS) * LF),
                                    (first + v) % VECTORS)
-                if rows >= FEWEST:
+                if rows >= LATENCY_ROWS:
                     block[((first + v) // sub * K + k) * sub + (first + v) % sub] = w[v]
                 if rows <= 3:  # so many values of a find registers beside the sums, else the weights do
                     for m in range(rows):
@@ -82,7 +83,7 @@ cdef inline inlined half_tile(
                     out[m * LINES * VECTORS + i * step + first + v] + acc[(m * panels + i) * nv + v])
 
 
-cdef inline inlined half_lines(
+cdef inline inline_void half_lines(
     Py_ssize_t rows, Py_ssize_t most, Py_ssize_t lines, vecf *restrict out, const float *a, Py_ssize_t rs,
     const half *restrict p, vecf *restrict block, Py_ssize_t K
 ) noexcept nogil:
@@ -118,7 +119,7 @@ cdef inline inlined half_lines(
         if lines > 3: half_tile(rows, 1, 6, 2, lines, out, 0, a, rs, p, 0, block, K, NULL)
 
 
-cdef inline called half_rows(
+cdef inline noinline_void half_rows(
     Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, vecf *restrict out, Py_ssize_t step,
     const float *a, Py_ssize_t rs, const half *restrict p, Py_ssize_t next, vecf *restrict block, Py_ssize_t K
 ) noexcept nogil:
@@ -127,11 +128,11 @@ cdef inline called half_rows(
         if lines == 1: half_tile(1, 1, 0, VECTORS, 1, out, 0, a, 0, p, 0, block, K, NULL)
         elif lines == 2: half_tile(1, 1, 0, 2 * VECTORS, 2, out, 0, a, 0, p, 0, block, K, NULL)
         elif lines == 3:
-            if ONCE3 > 1 and panels > 1:
-                half_tile(1, ONCE3, 0, 3 * VECTORS, 3, out, step, a, 0, p, next, block, K, NULL)
+            if ROW_PANELS_OF_3 > 1 and panels > 1:
+                half_tile(1, ROW_PANELS_OF_3, 0, 3 * VECTORS, 3, out, step, a, 0, p, next, block, K, NULL)
             else: half_tile(1, 1, 0, 3 * VECTORS, 3, out, 0, a, 0, p, 0, block, K, NULL)
-        elif ONCE > 1 and panels > 1:
-            half_tile(1, ONCE, 0, LINES * VECTORS, LINES, out, step, a, 0, p, next, block, K, NULL)
+        elif ROW_PANELS > 1 and panels > 1:
+            half_tile(1, ROW_PANELS, 0, LINES * VECTORS, LINES, out, step, a, 0, p, next, block, K, NULL)
         else: half_tile(1, 1, 0, LINES * VECTORS, LINES, out, 0, a, 0, p, 0, block, K, NULL)
     elif rows == 2: half_lines(2, 4, lines, out, a, rs, p, block, K)
     elif rows == 3: half_lines(3, 4, lines, out, a, rs, p, block, K)
@@ -140,12 +141,12 @@ cdef inline called half_rows(
     else: half_lines(ROWS, 2, lines, out, a, rs, p, block, K)
 
 
-cdef inline called half_product(
+cdef inline noinline_void add_float16_product(
     float *acc, Py_ssize_t step, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, const float *a,
     Py_ssize_t stride, const half *panel, Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
-    """`product`, or `product_of_one`, with panels of float16 weights that are `next` numbers apart.  The first tile of
-    rows dequantizes a block of weights, and the other tiles read it."""
+    """`add_panel_product`, or `add_row_panels_product`, with panels of float16 weights that are `next` numbers apart.
+    The first tile of rows dequantizes a block of weights, and the other tiles read it."""
     cdef float[(BLOCK * LINES + 1) * LF] room
     cdef float *block = <float *> first_line(&room[0])
     cdef const half *codes
@@ -162,6 +163,6 @@ cdef inline called half_product(
             dequantize_block(block, codes, lines, kb)
         while r < rows:
             m = tile_height(rows - r)
-            product_of_block(acc + r * LINES * LF, m, lines, a + r * stride + k0, stride, block, kb, block, 0)
+            add_block_product(acc + r * LINES * LF, m, lines, a + r * stride + k0, stride, block, kb, block, 0)
             r += m
         k0 += kb

@@ -13,9 +13,11 @@ enum { VECTOR_BYTES = 16, ROWS = 5, SUB = 1, FILLS = 1 };   /* 32 registers: 5 x
 enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1, FILLS = 0 };   /* 16 registers: 3 x 4 */
 #endif
 enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-       ACC = ROWS * SUB * VECTORS, ONCE = VECTORS > 1 ? 1 : 2, ONCE3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
-       CHAINS = (4 * ONCE > 3 * ONCE3 ? 4 * ONCE : 3 * ONCE3) * VECTORS, BLOCK = 64, ROW_BLOCK = 256, PACK = 8,
-       ROW_CHAINS = ROW_BLOCK / BLOCK, TILES = 4, FEWEST = ROWS * 2 / 3, TILE = ROWS * LINES * LF };
+       ACC = ROWS * SUB * VECTORS,
+       ROW_PANELS = VECTORS > 1 ? 1 : 2, ROW_PANELS_OF_3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
+       CHAINS = (4 * ROW_PANELS > 3 * ROW_PANELS_OF_3 ? 4 * ROW_PANELS : 3 * ROW_PANELS_OF_3) * VECTORS,
+       BLOCK = 64, ROW_BLOCK = 256, PACK_ROWS = 8, ROW_CHAINS = ROW_BLOCK / BLOCK, GROUP_TILES = 4,
+       LATENCY_ROWS = ROWS * 2 / 3, TILE_SIZE = ROWS * LINES * LF };
 typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
 /* Squares of 16 bytes, of which a vector has VECTOR_BYTES / 16 side by side, are transposed by shuffles. */
@@ -68,8 +70,8 @@ static inline vecf side_by_side(const char *row, ptrdiff_t stride) {
     return *(const vecf *) row;
 #endif
 }
-#define for_writing(address) __builtin_prefetch(address, 1)
-#define for_reading(address) __builtin_prefetch(address, 0, 2)
+#define prefetch_write(address) __builtin_prefetch(address, 1)
+#define prefetch_read(address) __builtin_prefetch(address, 0, 2)
 #if defined(__x86_64__)
 #define hold(vector) __asm__("" : "+v"(*(vector)))
 #else

@@ -22,13 +22,13 @@ cdef enum:  # the types of `store`, in the order of DTYPES in blockcell/optable.
     FLOAT, DOUBLE, HALF
 
 cdef extern from "product/tile.h":
-    void for_writing(const void *address) noexcept nogil  # brings a line into the cache before it is needed
-    void for_reading(const void *address) noexcept nogil  # the same, into the second-level cache
+    void prefetch_write(const void *address) noexcept nogil  # brings a line into the cache before it is needed
+    void prefetch_read(const void *address) noexcept nogil  # the same, into the second-level cache
     float factor(float x) noexcept nogil
     double factor_of_doubles(double x) noexcept nogil
     void hold(const void *vector) noexcept nogil  # in a register, from which all rows take it
-    ctypedef void inlined "INLINED"
-    ctypedef void called "CALLED"
+    ctypedef void inline_void "INLINED"
+    ctypedef void noinline_void "CALLED"
     ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
     ctypedef double vecd
     vecf side_by_side(const char *row, Py_ssize_t stride) noexcept nogil
@@ -51,23 +51,23 @@ cdef extern from "product/tile.h":
         LINES  # most lines in a panel
         VECTORS  # vector registers in a line
         ACC  # accumulators of the tile
-        ONCE  # panels that one row takes at once, where the registers hold their chains
-        ONCE3  # likewise of panels of 3 lines
+        ROW_PANELS  # panels that one row takes at once, where the registers hold their chains
+        ROW_PANELS_OF_3  # likewise of panels of 3 lines
         CHAINS  # that this makes at most
         BLOCK  # k in one chain of a product
         ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
         ROW_CHAINS  # chains in that
-        PACK  # rows of a matrix that are packed together: few, as each is a stream of its own to read
-        TILES  # tiles of rows that meet a block of a panel while it is in the first-level cache
-        FEWEST  # rows of a tile that take as long as fewer
-        TILE  # reals in an accumulator tile
+        PACK_ROWS  # rows of a matrix that are packed together: few, as each is a stream of its own to read
+        GROUP_TILES  # tiles of rows that meet a block of a panel while it is in the first-level cache
+        LATENCY_ROWS  # rows of a tile that take as long as fewer
+        TILE_SIZE  # reals in an accumulator tile
 
 ctypedef fused vec:
     vecf
     vecd
 
 
-cdef inline Py_ssize_t computed_size(const store *unused) noexcept nogil:
+cdef inline Py_ssize_t real_itemsize(const store *unused) noexcept nogil:
     """Bytes of the type in which such arrays are computed."""
     return 8 if store is double else 4
 
@@ -77,14 +77,14 @@ cdef inline Py_ssize_t computed_itemsize(int storage) noexcept nogil:
     return 8 if storage == DOUBLE else 4
 
 
-cdef inline Py_ssize_t line_of(const real *unused) noexcept nogil:
+cdef inline Py_ssize_t lanes_of(const real *unused) noexcept nogil:
     """Lanes of a line: 64 bytes."""
     return LF if real is float else LD
 
 
 cdef inline Py_ssize_t lines_in(const real *unused, Py_ssize_t n) noexcept nogil:
     """Lines that hold n values."""
-    return (n + line_of(unused) - 1) // line_of(unused)
+    return (n + lanes_of(unused) - 1) // lanes_of(unused)
 
 
 # ------------------------------------------------------------------------------------------- lines to and from arrays
@@ -105,7 +105,7 @@ cdef inline void store_value(store *dst, real value) noexcept nogil:
 
 cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
     """A line from n values of an array, padded with zeros."""
-    cdef Py_ssize_t l, lanes = line_of(dst)
+    cdef Py_ssize_t l, lanes = lanes_of(dst)
     if n >= lanes:
         if store is half:
             if CONVERTS:
@@ -120,13 +120,13 @@ cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssi
         dst[l] = 0
 
 
-cdef inline const real *line_at(real *room, const store *src, Py_ssize_t n) noexcept nogil:
+cdef inline const real *padded_line(real *room, const store *src, Py_ssize_t n) noexcept nogil:
     """Where a line of n values is: in the array if it can be read there, else in `room`, padded with zeros."""
     if store is half:
         load_line(room, src, n)
         return room
     else:
-        if n >= line_of(room):
+        if n >= lanes_of(room):
             return <const real *> src
         load_line(room, src, n)
         return room
@@ -134,7 +134,7 @@ cdef inline const real *line_at(real *room, const store *src, Py_ssize_t n) noex
 
 cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """The first n lanes of a line to an array, rounded once."""
-    cdef Py_ssize_t l, lanes = line_of(src)
+    cdef Py_ssize_t l, lanes = lanes_of(src)
     if n >= lanes:
         if store is half:
             if CONVERTS:
@@ -156,7 +156,7 @@ cdef inline void load_part(real *restrict dst, const store *restrict src, Py_ssi
 
 cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
     """n values as whole lines, the last one padded with zeros."""
-    cdef Py_ssize_t j, lanes = line_of(dst)
+    cdef Py_ssize_t j, lanes = lanes_of(dst)
     for j in range(lines_in(dst, n)):
         load_line(dst + j * lanes, src + j * lanes, n - j * lanes)
 
@@ -174,7 +174,7 @@ cdef inline void round_to_half(real *line) noexcept nogil:
 
 
 cdef inline void store_row(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t j, lanes = line_of(src)
+    cdef Py_ssize_t j, lanes = lanes_of(src)
     for j in range(lines_in(src, n)):
         store_line(dst + j * lanes, src + j * lanes, n - j * lanes)
 
@@ -184,20 +184,20 @@ cdef inline void *first_line(const void *memory) noexcept nogil:
     return <void *> ((<size_t> memory + 63) & ~<size_t> 63)
 
 
-cdef inline void *aligned(unsigned char[::1] work) noexcept nogil:
+cdef inline void *align_scratch(unsigned char[::1] work) noexcept nogil:
     """Likewise, in scratch."""
     return first_line(&work[0])
 
 
 # ------------------------------------------------------------------------------------------------------------ packing
-cdef inline real *packed_at(real *panel, Py_ssize_t lines, Py_ssize_t g, Py_ssize_t k0, Py_ssize_t kb) noexcept nogil:
+cdef inline real *packed_line(real *panel, Py_ssize_t lines, Py_ssize_t g, Py_ssize_t k0, Py_ssize_t kb) noexcept nogil:
     """Where line g of the block of kb rows that starts at k0 begins in a panel."""
-    return panel + k0 * lines * line_of(panel) + (g // SUB) * SUB * line_of(panel) * kb + (g % SUB) * line_of(panel)
+    return panel + k0 * lines * lanes_of(panel) + (g // SUB) * SUB * lanes_of(panel) * kb + (g % SUB) * lanes_of(panel)
 
 
-cdef inline Py_ssize_t packed_step(const real *panel, Py_ssize_t lines, Py_ssize_t g) noexcept nogil:
+cdef inline Py_ssize_t packed_stride(const real *panel, Py_ssize_t lines, Py_ssize_t g) noexcept nogil:
     """From one k to the next in the sub-panel of line g."""
-    return min(<Py_ssize_t> SUB, lines - g // SUB * SUB) * line_of(panel)
+    return min(<Py_ssize_t> SUB, lines - g // SUB * SUB) * lanes_of(panel)
 
 
 cdef inline void load_lines(
@@ -206,7 +206,7 @@ cdef inline void load_lines(
     """n columns of the rows k0 to k0 + count of w to the line of a panel that begins at `panel`."""
     cdef Py_ssize_t k
     for k in range(k0, k0 + count):
-        for_reading(w + (k + PACK) * ld)
+        prefetch_read(w + (k + PACK_ROWS) * ld)
         load_line(panel + k * step, w + k * ld, n)
 
 
@@ -214,18 +214,18 @@ cdef inline void pack_rows(
     real *panel, Py_ssize_t lines, const store *rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
     """A panel of so many lines := n columns of K rows (row stride ld), zeros beyond."""
-    cdef Py_ssize_t k0 = 0, k, g, kb, lanes = line_of(panel)
+    cdef Py_ssize_t k0 = 0, k, g, kb, lanes = lanes_of(panel)
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         for k in range(kb):
             for g in range(lines):
-                for_reading(rows + (k0 + k + PACK) * ld + g * lanes)
-                load_line(packed_at(panel, lines, g, k0, kb) + k * packed_step(panel, lines, g),
+                prefetch_read(rows + (k0 + k + PACK_ROWS) * ld + g * lanes)
+                load_line(packed_line(panel, lines, g, k0, kb) + k * packed_stride(panel, lines, g),
                           rows + (k0 + k) * ld + g * lanes, n - g * lanes)
         k0 += kb
 
 
-cdef inline called transpose_squares(
+cdef inline noinline_void transpose_squares(
     real *restrict dst, Py_ssize_t step, const real *restrict src, Py_ssize_t ld, Py_ssize_t squares
 ) noexcept nogil:
     """16 bytes each of the rows of src, as many as a vector has lanes, side by side there and one below the other in
@@ -253,7 +253,7 @@ cdef inline void load_lines_transposed(
     real *dst, Py_ssize_t step, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
 ) noexcept nogil:
     """kb <= BLOCK lines, a step apart: line k := column k of the n rows of w that start at `w`, zeros beyond."""
-    cdef Py_ssize_t k, l, v, lanes = line_of(dst), side = 16 // sizeof(real), squares = kb // side
+    cdef Py_ssize_t k, l, v, lanes = lanes_of(dst), side = 16 // sizeof(real), squares = kb // side
     cdef Py_ssize_t count = min(n, lanes), stride = ld
     cdef real[LF * BLOCK] wide
     cdef const real *rows = <const real *> w
@@ -278,7 +278,7 @@ cdef inline void pack_line_transposed(
     for q in range((K + BLOCK - 1) // BLOCK):
         k0 = q * BLOCK
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        load_lines_transposed(packed_at(panel, lines, g, k0, kb), packed_step(panel, lines, g), w + k0, ld, n, kb)
+        load_lines_transposed(packed_line(panel, lines, g, k0, kb), packed_stride(panel, lines, g), w + k0, ld, n, kb)
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
@@ -290,7 +290,7 @@ cdef inline vec multiply_add(vec sum, vec w, const void *a, Py_ssize_t at) noexc
         return sum + w * factor_of_doubles((<const double *> a)[at])
 
 
-cdef inline inlined tile(
+cdef inline inline_void tile(
     Py_ssize_t rows, Py_ssize_t first, Py_ssize_t nv, Py_ssize_t sub, vec *restrict out, const void *a, Py_ssize_t rs,
     Py_ssize_t ks, const vec *restrict p, Py_ssize_t K, const char *ahead
 ) noexcept nogil:
@@ -301,7 +301,8 @@ cdef inline inlined tile(
     unless it is one of several for so few rows that fetching slows them."""
     cdef vec acc[ACC]
     cdef vec w[ACC]
-    cdef Py_ssize_t k = 0, m, v, u, fetched = (first + nv) // sub - first // sub if nv <= sub or rows >= FEWEST else 0
+    cdef Py_ssize_t k = 0, m, v, u
+    cdef Py_ssize_t fetched = (first + nv) // sub - first // sub if nv <= sub or rows >= LATENCY_ROWS else 0
     for m in range(rows):
         for v in range(nv):
             if vec is vecf:
@@ -310,7 +311,7 @@ cdef inline inlined tile(
                 acc[m * nv + v] = ZEROD
     while True:
         for u in range(fetched):
-            for_reading(ahead + (k * fetched + u) * LINE_BYTES)
+            prefetch_read(ahead + (k * fetched + u) * LINE_BYTES)
         for v in range(nv):
             w[v] = p[((first + v) // sub * K + k) * sub + (first + v) % sub]
             if 1 < rows < ROWS:
@@ -330,7 +331,7 @@ cdef inline inlined tile(
             out[m * LINES * VECTORS + first + v] = out[m * LINES * VECTORS + first + v] + acc[m * nv + v]
 
 
-cdef inline called four_by_three(
+cdef inline noinline_void four_by_three(
     Py_ssize_t first, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks, const vec *restrict p,
     Py_ssize_t K, const char *ahead
 ) noexcept nogil:
@@ -339,7 +340,7 @@ cdef inline called four_by_three(
     else: tile(4, 1, 3, VECTORS, out, a, rs, ks, p, K, ahead)
 
 
-cdef inline inlined tiles(
+cdef inline inline_void tiles(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict p, Py_ssize_t K, const char *ahead, Py_ssize_t step
 ) noexcept nogil:
@@ -394,7 +395,7 @@ cdef inline inlined tiles(
 
 # A function for each number of rows, as gcc keeps addresses of tiles on the stack where more of them are in one.  The
 # elements of A are those of rows `stride` apart or, where that is 1, of columns ROWS apart.
-cdef inline called one_row(
+cdef inline noinline_void one_row(
     vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *ahead, Py_ssize_t step
 ) noexcept nogil:
@@ -402,7 +403,7 @@ cdef inline called one_row(
     else: tiles(1, lines, out, a, stride, 1, p, K, ahead, step)
 
 
-cdef inline called two_rows(
+cdef inline noinline_void two_rows(
     vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *ahead, Py_ssize_t step
 ) noexcept nogil:
@@ -410,7 +411,7 @@ cdef inline called two_rows(
     else: tiles(2, lines, out, a, stride, 1, p, K, ahead, step)
 
 
-cdef inline called three_rows(
+cdef inline noinline_void three_rows(
     vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *ahead, Py_ssize_t step
 ) noexcept nogil:
@@ -418,7 +419,7 @@ cdef inline called three_rows(
     else: tiles(3, lines, out, a, stride, 1, p, K, ahead, step)
 
 
-cdef inline called four_rows(
+cdef inline noinline_void four_rows(
     vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *ahead, Py_ssize_t step
 ) noexcept nogil:
@@ -426,7 +427,7 @@ cdef inline called four_rows(
     else: tiles(4, lines, out, a, stride, 1, p, K, ahead, step)
 
 
-cdef inline called five_rows(
+cdef inline noinline_void five_rows(
     vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *ahead, Py_ssize_t step
 ) noexcept nogil:
@@ -434,7 +435,7 @@ cdef inline called five_rows(
     else: tiles(5, lines, out, a, stride, 1, p, K, ahead, step)
 
 
-cdef inline called six_rows(
+cdef inline noinline_void six_rows(
     vec *restrict out, const vec *restrict p, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *ahead, Py_ssize_t step
 ) noexcept nogil:
@@ -457,7 +458,7 @@ cdef inline void tile_rows(
         elif ROWS > 5: six_rows(out, p, a, stride, K, lines, ahead, step)
 
 
-cdef inline inlined chains_of_one(
+cdef inline inline_void chains_of_one(
     Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last, vec *restrict out, Py_ssize_t step, const void *a,
     const vec *restrict p, Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
@@ -486,31 +487,31 @@ cdef inline inlined chains_of_one(
             out[i * step + v] = out[i * step + v] + acc[i * n + v]
 
 
-cdef inline called tile_one(
+cdef inline noinline_void tile_one(
     Py_ssize_t lines, Py_ssize_t last, vec *restrict out, Py_ssize_t step, const void *a,
     const vec *restrict p, Py_ssize_t next, Py_ssize_t K
 ) noexcept nogil:
     if lines == 3:
-        if ONCE3 > 1: chains_of_one(ONCE3, 3, 3, out, step, a, p, next, K)
-    elif ONCE > 1:
-        if last == 1: chains_of_one(ONCE, LINES, 1, out, step, a, p, next, K)
-        elif last == 2: chains_of_one(ONCE, LINES, 2, out, step, a, p, next, K)
-        elif last == 3: chains_of_one(ONCE, LINES, 3, out, step, a, p, next, K)
-        else: chains_of_one(ONCE, LINES, LINES, out, step, a, p, next, K)
+        if ROW_PANELS_OF_3 > 1: chains_of_one(ROW_PANELS_OF_3, 3, 3, out, step, a, p, next, K)
+    elif ROW_PANELS > 1:
+        if last == 1: chains_of_one(ROW_PANELS, LINES, 1, out, step, a, p, next, K)
+        elif last == 2: chains_of_one(ROW_PANELS, LINES, 2, out, step, a, p, next, K)
+        elif last == 3: chains_of_one(ROW_PANELS, LINES, 3, out, step, a, p, next, K)
+        else: chains_of_one(ROW_PANELS, LINES, LINES, out, step, a, p, next, K)
 
 
-cdef inline Py_ssize_t most_at_once(Py_ssize_t lines) noexcept nogil:
+cdef inline Py_ssize_t max_row_panels(Py_ssize_t lines) noexcept nogil:
     """How many panels of so many lines one row takes at once."""
-    return ONCE3 if lines == 3 else ONCE
+    return ROW_PANELS_OF_3 if lines == 3 else ROW_PANELS
 
 
-cdef inline void product_of_one(
+cdef inline void add_row_panels_product(
     Py_ssize_t lines, Py_ssize_t last, real *acc, Py_ssize_t step, const real *a, const real *panel, Py_ssize_t next,
     Py_ssize_t K
 ) noexcept nogil:
-    """acc += a @ panel for one row and `most_at_once` panels, more than one, of 3 or LINES lines, which stand `next`
+    """acc += a @ panel for one row and `max_row_panels` panels, more than one, of 3 or LINES lines, which stand `next`
     apart, and `step` in acc.  Of two panels with LINES lines the last one may have fewer."""
-    cdef Py_ssize_t k0 = 0, kb, lanes = line_of(acc)
+    cdef Py_ssize_t k0 = 0, kb, lanes = lanes_of(acc)
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         if real is float:
@@ -523,7 +524,7 @@ cdef inline void product_of_one(
         next -= kb * (lines - last) * lanes
 
 
-cdef inline void product_of_block(
+cdef inline void add_block_product(
     real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t stride, const real *block, Py_ssize_t kb,
     const real *ahead, Py_ssize_t step
 ) noexcept nogil:
@@ -537,13 +538,13 @@ cdef inline void product_of_block(
                   step * sizeof(real))
 
 
-cdef inline void product(
+cdef inline void add_panel_product(
     real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t stride, const real *panel, Py_ssize_t K,
     const real *next, Py_ssize_t first
 ) noexcept nogil:
     """acc (rows x lines) += a (rows of `stride`) @ panel, all rows with one block before the next.  These are the tiles
     of rows from number `first` on; each fetches another part of the panel that comes next, unless that is NULL."""
-    cdef Py_ssize_t k0 = 0, kb, r, m, part, lanes = line_of(acc), subs = (lines + SUB - 1) // SUB
+    cdef Py_ssize_t k0 = 0, kb, r, m, part, lanes = lanes_of(acc), subs = (lines + SUB - 1) // SUB
     cdef const real *block
     cdef const real *ahead
     while k0 < K:
@@ -555,14 +556,14 @@ cdef inline void product(
             ahead = block  # is here already
             if next is not NULL and part * subs < lines:
                 ahead = next + (part * K + k0) * subs * lanes
-            product_of_block(acc + r * LINES * lanes, m, lines, a + r * stride + k0, stride, block, kb, ahead,
-                             kb * lanes)
+            add_block_product(acc + r * LINES * lanes, m, lines, a + r * stride + k0, stride, block, kb, ahead,
+                              kb * lanes)
             r += m
             part += 1
         k0 += kb
 
 
-cdef inline inlined chain(
+cdef inline inline_void chain(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w,
     Py_ssize_t ld, Py_ssize_t K
 ) noexcept nogil:
@@ -592,15 +593,15 @@ cdef inline inlined chain(
                 sums[m * ss + j * VECTORS + v] = acc[m * VECTORS + v]
 
 
-cdef inline called chain_some(
+cdef inline noinline_void chain_some(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w,
     Py_ssize_t ld, Py_ssize_t K
 ) noexcept nogil:
-    if K == PACK:
-        if rows == 1: chain(1, lines, sums, ss, a, rs, w, ld, PACK)
-        elif rows == 2: chain(2, lines, sums, ss, a, rs, w, ld, PACK)
-        elif rows == 3: chain(3, lines, sums, ss, a, rs, w, ld, PACK)
-        elif ROWS > 3: chain(4, lines, sums, ss, a, rs, w, ld, PACK)
+    if K == PACK_ROWS:
+        if rows == 1: chain(1, lines, sums, ss, a, rs, w, ld, PACK_ROWS)
+        elif rows == 2: chain(2, lines, sums, ss, a, rs, w, ld, PACK_ROWS)
+        elif rows == 3: chain(3, lines, sums, ss, a, rs, w, ld, PACK_ROWS)
+        elif ROWS > 3: chain(4, lines, sums, ss, a, rs, w, ld, PACK_ROWS)
     elif rows == 1: chain(1, lines, sums, ss, a, rs, w, ld, K)
     elif rows == 2: chain(2, lines, sums, ss, a, rs, w, ld, K)
     elif rows == 3: chain(3, lines, sums, ss, a, rs, w, ld, K)
@@ -623,17 +624,18 @@ cdef inline void chain_rows(
         r += m
 
 
-cdef inline Py_ssize_t row_group(Py_ssize_t rows) noexcept nogil:
-    """How many of the remaining rows meet a panel together: up to TILES full tiles, in groups of nearly equal size."""
+cdef inline Py_ssize_t tile_group_height(Py_ssize_t rows) noexcept nogil:
+    """How many of the remaining rows meet a panel together: up to GROUP_TILES full tiles, in groups of nearly equal
+    size."""
     cdef Py_ssize_t groups
-    if rows <= TILES * ROWS:  # spares a small step the divisions
+    if rows <= GROUP_TILES * ROWS:  # spares a small step the divisions
         return rows
-    groups = (rows + TILES * ROWS - 1) // (TILES * ROWS)
+    groups = (rows + GROUP_TILES * ROWS - 1) // (GROUP_TILES * ROWS)
     return ((rows + groups - 1) // groups + ROWS // 2) // ROWS * ROWS
 
 
 cdef inline Py_ssize_t tile_height(Py_ssize_t rows) noexcept nogil:
-    """How many of the remaining rows the next tile takes: all that it can, while FEWEST are left for each of the
+    """How many of the remaining rows the next tile takes: all that it can, while LATENCY_ROWS are left for each of the
     others, since a tile of fewer rows takes as long."""
     cdef Py_ssize_t tiles
     if rows <= ROWS:
@@ -641,4 +643,4 @@ cdef inline Py_ssize_t tile_height(Py_ssize_t rows) noexcept nogil:
     tiles = (rows + ROWS - 1) // ROWS
     if VECTORS == 2 and rows % ROWS == 1:  # but a single row is fast, see `tiles`
         return ROWS
-    return min(<Py_ssize_t> ROWS, max(rows - (tiles - 1) * FEWEST, (rows + tiles - 1) // tiles))
+    return min(<Py_ssize_t> ROWS, max(rows - (tiles - 1) * LATENCY_ROWS, (rows + tiles - 1) // tiles))

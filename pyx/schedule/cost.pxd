@@ -6,7 +6,7 @@ nanoseconds when the largest part would be finished: from its arithmetic, the we
 the start of the team.  `_cpu.pyx` and plan.pxd have the constants.  The grid with the least cost is chosen.
 """
 from product.quantized cimport INT8
-from product.tile cimport FEWEST, ROWS, TILES
+from product.tile cimport GROUP_TILES, LATENCY_ROWS, ROWS
 from schedule.machine cimport L1, L2, L3, machine
 from schedule.team cimport GROUPS
 from schedule.workspace cimport Workspace
@@ -130,10 +130,11 @@ cdef inline double product_cost(
     products of a step."""
     cdef Py_ssize_t lines = lines_of_member(w, n, members)
     cdef double slow = 1, computing, read
-    if rows < FEWEST:  # one row takes 2.3 times as long as a quarter of four, two 1.4 times as long as half of them
-        slow += 0.45 * (FEWEST - rows) / rows
+    # One row takes 2.3 times as long as a quarter of four, two 1.4 times as long as half of them.
+    if rows < LATENCY_ROWS:
+        slow += 0.45 * (LATENCY_ROWS - rows) / rows
     computing = 2.0 * rows * lines * w.L * (slow * w.K[n] + w.ahead[n]) / w.speed
-    read = ceil_div(rows, TILES * ROWS) * rows_read(w, n) * lines * w.line_bytes
+    read = ceil_div(rows, GROUP_TILES * ROWS) * rows_read(w, n) * lines * w.line_bytes
     return max(computing, reading_cost(nbytes, read))
 
 

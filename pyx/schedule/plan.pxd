@@ -9,9 +9,11 @@ from cell cimport cell
 from cells.types cimport Gru, Lstm, ResetAfter, Rnn
 from passes.gradients cimport PANEL_LINES, count_panels, count_tiles
 from passes.steps cimport Layout, Slot, Steps, active_end, contiguous_layout, set_step_mask, size_of_slots, steps_of
-from product.integer cimport stride_of_codes
-from product.panels cimport MATRICES, THREAD_GAP, Panels, chunk_of, join_gates, keep_apart, panels_of, stride_of
-from product.quantized cimport INT8, UNQUANTIZED, bytes_of_code
+from product.integer cimport quantized_row_stride
+from product.panels cimport (
+    MATRICES, THREAD_GAP, Panels, compact_gates, panels_of, scratch_stride, separate_last_gate, steps_per_chunk
+)
+from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
 from product.real cimport real
 from product.tile cimport LINES, ROW_BLOCK, ROWS
 from schedule.cost cimport Grid, Work, ceil_div, cheapest, cost_of, grid_of, parts_of, speed_of, threads_of, work_of
@@ -124,7 +126,7 @@ cdef inline Grid grid_forward(
         w.lines[n] = gates * (ceil_div(P, w.L) if n == 1 else w.units)
         w.width[n] = LINES // gates * gates
         w.panels[n] = ceil_div(w.lines[n], w.width[n])
-    w.line_bytes = 64 if c.format == UNQUANTIZED else w.L * bytes_of_code(c.format)
+    w.line_bytes = 64 if c.format == UNQUANTIZED else w.L * bytes_per_code(c.format)
     w.speed = speed_of(c.format, itemsize)
     w.cell = 30 if cell is Lstm else 9 if cell is Rnn else 20
     w.packs = not packed
@@ -215,10 +217,10 @@ cdef inline Forward forward_of(
     p.packs_all = packed or packs_before(&grid, T, B, (gates * H * I + recurrent) * itemsize)
     p.w[0] = panels_of(p.packs_all, I, P, H, p.L, c.gates[0] if cell is Gru else gates, c.format)
     if cell is ResetAfter:
-        keep_apart(&p.w[0], c.gates[0])
+        separate_last_gate(&p.w[0], c.gates[0])
     p.w[0].transposed = c.transposed
     if p.packs_all:
-        join_gates(&p.w[0])
+        compact_gates(&p.w[0])
     p.panels = p.w[0].size * p.w[0].count
     if cell is Lstm:
         for n in range(gates):
@@ -232,13 +234,13 @@ cdef inline Forward forward_of(
         p.w[1].transposed = c.transposed
     p.panels += p.w[1].size * p.w[1].count
     p.z_panels = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
-    p.Is, p.Hs, p.Ps = stride_of(I, p.L), stride_of(H, p.L), stride_of(P, p.L)
+    p.Is, p.Hs, p.Ps = scratch_stride(I, p.L), scratch_stride(H, p.L), scratch_stride(P, p.L)
     p.As[0], p.As[1] = p.Ps, p.Hs
     if c.format == INT8:
-        p.Is = stride_of_codes(I)
-        p.As[0], p.As[1] = stride_of_codes(P), stride_of_codes(H)
-    p.chunk = chunk_of(T, B, p.grid.groups)
-    p.w[0].fetches = p.w[1].fetches = to_prefetch(recurrent * itemsize, p.grid.members)
+        p.Is = quantized_row_stride(I)
+        p.As[0], p.As[1] = quantized_row_stride(P), quantized_row_stride(H)
+    p.chunk = steps_per_chunk(T, B, p.grid.groups)
+    p.w[0].prefetches = p.w[1].prefetches = to_prefetch(recurrent * itemsize, p.grid.members)
     p.gap = max(THREAD_GAP * p.L, ROWS_AHEAD * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
     p.workspace = empty_workspace()
     if not packed:
@@ -369,7 +371,7 @@ cdef struct Backward:
     Py_ssize_t[MATRICES] panel  # reals of one
     Grid grid
     bint packs_all  # all panels are there before the steps, else a single step packs what it uses
-    bint fetches  # as in Panels
+    bint prefetches  # as in Panels
     bint accumulate_x_grad  # x_grad is added to what is there
     bint transposed  # as in the cell
     Py_ssize_t tile_gap  # from one tile of the weight gradients' operands to the next
@@ -399,13 +401,13 @@ cdef inline Backward backward_of(
     p.accumulate_x_grad, p.transposed = False, c.transposed
     p.L = 64 // itemsize
     p.J, p.JP = (H + p.L - 1) // p.L, (P + p.L - 1) // p.L
-    p.Hs, p.Ps = stride_of(H, p.L), stride_of(P, p.L)
-    p.Ns = stride_of(columns_of(c) * H + (P if projects(c) else 0), p.L)
+    p.Hs, p.Ps = scratch_stride(H, p.L), scratch_stride(P, p.L)
+    p.Ns = scratch_stride(columns_of(c) * H + (P if projects(c) else 0), p.L)
     p.h_panels[0], p.h_panels[1] = count_panels(p.JP), count_panels(p.J)
     p.x_panels = count_panels((I + p.L - 1) // p.L)
     p.grid = grid
     p.packs_all = projects(c) or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
-    p.fetches = to_prefetch(recurrent * itemsize, p.grid.members)
+    p.prefetches = to_prefetch(recurrent * itemsize, p.grid.members)
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
         p.h_column[n] = n * (c.gates[0] + 1) * H if cell is ResetAfter else p.column[n]
@@ -428,7 +430,7 @@ cdef inline Backward backward_of(
         p.peep = take(&p.workspace, PEEPHOLES * p.J * p.L)
     p.d = take(&p.workspace, T * B * p.Ns)
     if weights:
-        p.tile_gap = stride_of(block * ROWS, p.L)
+        p.tile_gap = scratch_stride(block * ROWS, p.L)
         N = max(p.N[0], p.N[matrices_of(c) - 1])
         p.x_tiles = take(&p.workspace, count_tiles(N if c.transposed else I) * p.tile_gap)
         p.h_tiles = take(&p.workspace, count_tiles(N if c.transposed else max(P, H)) * p.tile_gap)

@@ -188,7 +188,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "gates share lines where weights are not packed": (
         "schedule/plan.pxd",
-        {"if p.packs_all:\n        join_gates(": "if True:\n        join_gates("},
+        {"if p.packs_all:\n        compact_gates(": "if True:\n        compact_gates("},
     ),
     "reset after: r and u": (
         "cells/gru_reset_after.pxd",
@@ -215,7 +215,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "cells/gru_reset_after.pxd",
         {"d[D_C_BAR * L + l] = d": "d[D_HC * L + l] = d", "d[D_HC * L + l] = d": "d[D_C_BAR * L + l] = d"},
     ),
-    "reset after: gates share lines": ("product/panels.pxd", {"if p.J > 0 and not p.apart:": "if p.J > 0:"}),
+    "reset after: gates share lines": ("product/panels.pxd", {"if p.J > 0 and not p.separate:": "if p.J > 0:"}),
     "reset after: b_c for b_hc": ("product/panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
     "reset after: b_c_grad for b_hc_grad": ("passes/backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
     "reset after: d_c_bar for d_hc": (
@@ -275,14 +275,14 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
             "d[l] * (one - y[l] * y[l])": "d[l] * y[l] * (one - y[l])",
         },
     ),
-    "integers: scales of x for h": ("product/panels.pxd", {"line += p.apart": "line += 0"}),
+    "integers: scales of x for h": ("product/panels.pxd", {"line += p.separate": "line += 0"}),
     "stored lines of x for h": (
         "product/panels.pxd",
         {"lane_in(p, j, u, gate, k < p.I))": "lane_in(p, j, u, gate, True))"},
     ),
     "integers: scales of h for x": (
         "product/panels.pxd",
-        {"p.apart * L + lane_in(p, j, u, gate, False)": "p.apart * L + lane_in(p, j, u, gate, True)"},
+        {"p.separate * L + lane_in(p, j, u, gate, False)": "p.separate * L + lane_in(p, j, u, gate, True)"},
     ),
     "stored gates that share lines": (
         "product/panels.pxd",
@@ -290,7 +290,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "stored biases begin in the last line of weights": (
         "product/panels.pxd",
-        {"* bytes_of_code(p.format) + 3) // 4": "* bytes_of_code(p.format)) // 4"},
+        {"* bytes_per_code(p.format) + 3) // 4": "* bytes_per_code(p.format)) // 4"},
     ),
     "stored in registers: half of another vector": (
         "product/quantized.pxd",
@@ -308,7 +308,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "stored in registers: loads past the last panel": (
         "product/quantized.pxd",
         {
-            "for_reading(ahead + k * LINE_BYTES)": (
+            "prefetch_read(ahead + k * LINE_BYTES)": (
                 "acc[0] = acc[0] + (<const float *> (ahead + k * LINE_BYTES))[0] * <float> 0"
             )
         },
@@ -327,7 +327,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "panels of two: the wrong one is taken apart": (
         "passes/forward.pxd",
-        {"spread(w, i - 1, 1, panel + (m - 1) * z_panel)": "spread(w, i - 1, 1, panel)"},
+        {"expand_gates(w, i - 1, 1, panel + (m - 1) * z_panel)": "expand_gates(w, i - 1, 1, panel)"},
     ),
     "panels of two: rows of h as far apart as those of x": (
         "product/panels.pxd",
@@ -356,10 +356,10 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {"tile(4, 1, 3, VECTORS,": "tile(4, 0, 3, VECTORS,"},
     ),
     "tiles of several lines: of one line": ("product/tile.pxd", {"p[((first + v) // sub * K": "p[(first // sub * K"}),
-    "lines in place past the end of an array": ("product/tile.pxd", {"if n >= line_of(room):": "if n >= 0:"}),
+    "lines in place past the end of an array": ("product/tile.pxd", {"if n >= lanes_of(room):": "if n >= 0:"}),
     "lines of the first state alone": (
         "passes/gradients.pxd",
-        {"line_at(room, row + j * L, n)": "line_at(room, row, n)"},
+        {"padded_line(room, row + j * L, n)": "padded_line(room, row, n)"},
     ),
     "torch bias sums of the first columns": (
         "passes/gradients.pxd",
