@@ -76,7 +76,7 @@ def timed(of: Pass, grid: Grid, only: int = -1) -> float:
     """Microseconds of a call with this grid; of one part alone, or of all, on as many threads."""
     layer, x = made(of.kind, of.H, of.B)
     layer = copy.copy(layer)  # has no plan yet
-    _cpu.use_machine(groups=grid.groups, members=grid.members, only=only)
+    _cpu.use_machine(groups=grid.groups, members=grid.members, only_part=only)
     if of.work == "inference":
         found = microseconds(lambda: layer(x))
     elif of.work == "forward":
@@ -84,7 +84,7 @@ def timed(of: Pass, grid: Grid, only: int = -1) -> float:
     else:
         y, _, tape = layer.forward(x)
         found = microseconds(lambda: layer.backward(tape, y))
-    _cpu.use_machine(groups=0, members=0, only=-1)
+    _cpu.use_machine(groups=0, members=0, only_part=-1)
     return found
 
 
@@ -234,7 +234,7 @@ def table(options: argparse.Namespace) -> None:
 
 def vary(options: argparse.Namespace) -> None:
     """Shares of the best grid's speed, where what plans assume is too low or too high by a factor of three."""
-    groups = "waking waking_each slept", "barrier barrier_each", "exchange", "speed", "reading", "alone"
+    groups = "waking waking_each sleep_cost", "barrier barrier_each", "exchange", "speed", "read_speed", "single_thread_limit"
     of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
     measure([passes(*sizes) for *sizes, _ in of], options.cores)
     print_heads(["what", "factor", "share of the best: mean", "lowest", "where"])

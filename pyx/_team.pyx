@@ -1,14 +1,14 @@
 """How many threads a call runs on: asked at every call, and answered here alone.
 
 `get` is the number that a call plans with.  A plan may take fewer, for a small call one.  `run` decides how many of
-these a kernel runs on, and counts what it lost by them:
+these a kernel runs on, and counts what having several cost:
 
-* An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a thread of Python's is about to use
-  more of them than the last time, it is tried whether they can be started.
+* An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a Python thread is about to use more
+  of them than the last time, a trial tells whether they can be started.
 * While other work keeps the CPUs busy, calls back off: backoff.pxd.
-* A forked child has the runtime's belief in threads, but not the threads: waiting for those would hang.
+* A forked child has the runtime's state, but not its threads: waiting for those would hang.
 
-Results have the same bits for any number of threads.
+Results are bit-identical for any number of threads.
 """
 from cpython.pycapsule cimport PyCapsule_New
 
@@ -16,62 +16,62 @@ import warnings
 
 import numpy
 
-from schedule.backoff cimport BackOff, allowed_threads, count_limited_time, count_loss, reset
+from schedule.backoff cimport BackOff, allowed_threads, count_cost, count_limited_time, reset_back_off
 from schedule.runs cimport Kernel
 from schedule.team cimport nanoseconds
 
 cdef extern from "schedule/startable.h":
     int started
     int startable(int wanted, size_t stack) nogil
-    int number, most, warned, backs_off
+    int usable_threads, possible_threads, has_warned, backs_off
     int load_int(int variable)
     void store_int(int variable, int value)
 
-cdef size_t stack = 0
+cdef size_t stack_size = 0  # bytes, of the runtime's threads; 0: the default
 
 
 def expect_stacks(size_t size):
-    """That the runtime's threads have stacks of so many bytes."""
-    global stack
-    stack = size
+    """Assume that the runtime's threads have stacks of so many bytes; 0 is the default."""
+    global stack_size
+    stack_size = size
 
 
 cdef BackOff back_off
-reset(&back_off)
+reset_back_off(&back_off)
 
-# For other compiled modules: where the number is that a call plans with.
-NUMBER = PyCapsule_New(&number, "blockcell._team.NUMBER", NULL)
+# For other compiled modules: the address of the number that a call plans with.
+NUMBER = PyCapsule_New(&usable_threads, "blockcell._team.NUMBER", NULL)
 
 
 def get():
-    """How many threads a call may plan with."""
-    return load_int(number)
+    """Return how many threads a call may plan with."""
+    return load_int(usable_threads)
 
 
 def set(int wanted, int possible):
-    """From now on so many; of all those that there may be, try again how many there are."""
-    store_int(warned, False)
-    store_int(most, possible)
-    store_int(number, min(wanted, possible))
-    reset(&back_off)
+    """Let calls plan with so many threads, at most those that are possible; forget what earlier calls have found."""
+    store_int(has_warned, False)
+    store_int(possible_threads, possible)
+    store_int(usable_threads, min(wanted, possible))
+    reset_back_off(&back_off)
 
 
 def adapt(bint wanted):
-    """Whether calls back off; not in tests, which mean the number.  In either case earlier losses are forgotten."""
+    """Switch back-off on or off, as for tests that mean the number of threads; earlier costs are forgotten."""
     store_int(backs_off, wanted)
-    reset(&back_off)
+    reset_back_off(&back_off)
 
 
 cdef int start(int wanted) except -1:
-    """How many of the wanted threads there are after an attempt to start those that are missing."""
+    """Return how many of the wanted threads there are, after a trial of those that this thread has not yet started."""
     cdef int able
     if wanted > started:
-        able = started + startable(wanted - started, stack)
+        able = started + startable(wanted - started, stack_size)
         if able < wanted:
-            store_int(most, able)
-            store_int(number, min(load_int(number), able))
-            if not load_int(warned):
-                store_int(warned, True)
+            store_int(possible_threads, able)
+            store_int(usable_threads, min(load_int(usable_threads), able))
+            if not load_int(has_warned):
+                store_int(has_warned, True)
                 warnings.warn(
                     f"blockcell: only {able} of {wanted} threads can be started: calls use no more than can be;"
                     f" set_num_threads tries again",
@@ -85,38 +85,57 @@ cdef int start(int wanted) except -1:
 
 # ----------------------------------------------------------------------------------------------------- running a kernel
 cdef int run(int planned, Kernel kernel, void *context) except -1:
-    """Run a kernel on as many of the planned threads as there are now and are of use."""
+    """Run a kernel on as many of the planned threads as there are now and are of use.
+
+    context : the caller's; passed to the kernel
+    """
     cdef int possible, allowed, threads = 1
-    cdef long long begun, loss
+    cdef long long start_time, cost
     if planned == 1:
         kernel(context, 1)
         return 0
-    possible = min(planned, load_int(most))
+    possible = min(planned, load_int(possible_threads))
     allowed = allowed_threads(&back_off, possible)
     if allowed > 1:
         threads = start(allowed)
-    begun = nanoseconds()
-    loss = kernel(context, threads)
+    start_time = nanoseconds()
+    cost = kernel(context, threads)
     if allowed < possible:
-        count_limited_time(&back_off, nanoseconds() - begun, load_int(number))
+        count_limited_time(&back_off, nanoseconds() - start_time, load_int(usable_threads))
     if threads > 1 and load_int(backs_off):
-        count_loss(&back_off, loss, threads)
+        count_cost(&back_off, cost, threads)
     return 0
 
 
 RUN = PyCapsule_New(<void *> run, "blockcell._team.RUN", NULL)  # for other compiled modules: runs.pxd
 
 
-cdef long long call(void *context, int ready) except? -1:
+cdef long long call_kernel(void *context, int ready) except? -1:
+    """Call a kernel that is Python's on the threads that are ready.
+
+    context : a tuple of the kernel and of its other arguments
+    """
     kernel, arguments = <tuple> context
     arguments += (ready,)
     return kernel(*arguments)
 
 
 def compute(kernel, work, tuple sizes, int threads, tuple arguments):
-    """Run one of Python's: `work` tells by the sizes how much scratch it needs, which comes after the arguments."""
+    """Run a kernel that is a function of Python's.
+
+    Parameters
+    ----------
+    kernel : callable
+        Takes the arguments, scratch memory, `threads` and the number of threads that are ready.
+    work : callable
+        Returns for `sizes` and `threads` the bytes of scratch, the threads that are planned, and a third number.
+    sizes : tuple of int
+    threads : int
+        How many there may be.
+    arguments : tuple
+    """
     cdef int planned
     size, planned, _ = work(*sizes, threads)
     # By +: where memory is short, Cython's (*arguments, more) crashes.
     context = kernel, arguments + (numpy.empty(size, numpy.uint8), threads)
-    run(planned, call, <void *> context)
+    run(planned, call_kernel, <void *> context)

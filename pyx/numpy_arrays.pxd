@@ -1,4 +1,4 @@
-"""Checks of numpy arrays that go to a kernel.  None of them raises."""
+"""Checks of numpy arrays that go to a kernel.  No check raises."""
 from numpy cimport (
     PyArray_BYTES, PyArray_CheckExact, PyArray_ISCARRAY_RO, PyArray_NBYTES, PyArray_NDIM,
     PyArray_TYPE, ndarray, npy_intp
@@ -6,7 +6,7 @@ from numpy cimport (
 
 
 cdef inline bint is_plain(array, int type_number, int rank) noexcept:
-    """Whether it is an array of this type and rank, C-contiguous, aligned and of native byte order."""
+    """Return whether `array` is an array of this type and rank, C-contiguous, aligned and of native byte order."""
     return (
         PyArray_CheckExact(array)
         and PyArray_ISCARRAY_RO(<ndarray> array)
@@ -16,7 +16,7 @@ cdef inline bint is_plain(array, int type_number, int rank) noexcept:
 
 
 cdef inline bint overlap(ndarray a, ndarray b) noexcept:
-    """Whether contiguous arrays have memory in common."""
+    """Return whether two C-contiguous arrays have memory in common."""
     cdef char *a0 = PyArray_BYTES(a)
     cdef char *b0 = PyArray_BYTES(b)
     cdef npy_intp a_size = PyArray_NBYTES(a), b_size = PyArray_NBYTES(b)

@@ -110,7 +110,7 @@ cdef inline double reading_cost(double nbytes, double read) noexcept nogil:
     """Return what it costs to read `read` bytes of weights that have `nbytes` in all, and so stay in some cache."""
     if nbytes <= machine.caches[L1] / 2:
         return 0
-    return read / machine.reading[0 if nbytes <= machine.caches[L2] else 1 if nbytes <= machine.caches[L3] else 2]
+    return read / machine.read_speed[0 if nbytes <= machine.caches[L2] else 1 if nbytes <= machine.caches[L3] else 2]
 
 
 cdef inline Py_ssize_t lines_of_member(const Work *w, int n, Py_ssize_t members) noexcept nogil:
@@ -165,7 +165,7 @@ cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bi
     cdef Grid best = grid_of(1, 1)
     if machine.groups > 0:
         return forced_grid(w, whole_rows, whole_units)
-    if alone < machine.alone or threads <= 1:
+    if alone < machine.single_thread_limit or threads <= 1:
         return best
     threads = min(threads, <Py_ssize_t> (alone / 1000) + 1)  # none for less than a microsecond
     if not whole_units:
@@ -191,6 +191,6 @@ cdef inline Grid forced_grid(const Work *w, bint whole_rows, bint whole_units) n
     cdef Py_ssize_t members = 1 if whole_units else min(machine.members, max(w.panels[0], w.panels[1]))
     cdef Py_ssize_t groups = 1 if whole_rows else min(machine.groups, w.B)
     cdef Grid g = grid_of(groups if members == 1 else min(groups, <Py_ssize_t> GROUPS), members)
-    if machine.only >= 0:
-        g.first, g.end = min(machine.only, parts_of(&g) - 1), min(machine.only, parts_of(&g) - 1) + 1
+    if machine.only_part >= 0:
+        g.first, g.end = min(machine.only_part, parts_of(&g) - 1), min(machine.only_part, parts_of(&g) - 1) + 1
     return g

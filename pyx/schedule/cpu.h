@@ -1,4 +1,4 @@
-/* Which CPU this is, and the sizes of its caches, where the processor or the system tells. */
+/* Which CPU this is, and the sizes of its caches, as far as the processor or the system tells. */
 #pragma once
 #include "machine.h"
 
@@ -8,6 +8,7 @@ static int cpu_family, cpu_model;
 #if defined(__x86_64__)
     #include <cpuid.h>
     #include <string.h>
+    /* Set cpu_vendor, cpu_family and cpu_model. */
     static void read_model(void) {
         unsigned a, b, c, d;
         if (__get_cpuid(0, &a, &b, &c, &d)) {
@@ -20,6 +21,7 @@ static int cpu_family, cpu_model;
             cpu_model = (a >> 4 & 15) + (a >> 12 & 240);
         }
     }
+    /* Set the sizes of the data caches of this_machine. */
     static void read_cache_sizes(void) {
         unsigned a, b, c, d, leaf = 4;
         /* AMD's processors tell by a leaf of their own, in the form of Intel's. */
@@ -34,16 +36,18 @@ static int cpu_family, cpu_model;
     }
 #elif defined(__linux__)
     #include <stdio.h>
+    /* Read an entry of a cache in sysfs to `value`, by a format of scanf; return whether there is such an entry. */
     static int has_entry(int cache, const char *name, const char *format, void *value) {
         char path[80];
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", cache, name);
         FILE *file = fopen(path, "r");
-        int found = file && fscanf(file, format, value) == 1;
+        int is_read = file && fscanf(file, format, value) == 1;
         if (file)
             fclose(file);
-        return found;
+        return is_read;
     }
-    static void read_cache_sizes(void) {  /* nothing where the firmware is silent */
+    /* Set the sizes of the data caches of this_machine; none where the firmware does not tell. */
+    static void read_cache_sizes(void) {
         char type;
         int level, kibibytes;
         for (int k = 0; has_entry(k, "level", "%d", &level); k++)

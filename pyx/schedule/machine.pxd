@@ -1,27 +1,30 @@
-"""What plans ask about the machine: the sizes of its caches, and what work and threads cost on it.
+"""What plans assume about the machine: the sizes of its caches, and what work and threads cost on it.
 
 `_cpu.pyx` fills it in, and every kernel module gets its address when it is loaded.  Tests and benchmarks/scaling.py
-have it changed, before a plan is made.
+have it changed, before a plan is made.  machine.h says what each field is.
 """
 
 cdef extern from "schedule/machine.h":
     ctypedef struct Machine:
         Py_ssize_t caches[3]
-        Py_ssize_t groups, members, prefetching, only
-        double waking, waking_each, slept, barrier, barrier_each, exchange, speed, alone
-        double reading[3]
+        Py_ssize_t groups, members, prefetching, only_part
+        double waking, waking_each, sleep_cost, barrier, barrier_each, exchange, speed, single_thread_limit
+        double read_speed[3]
     const Machine *machine
 
 cdef enum:
     L1, L2, L3
 
 
-cdef inline void use_machine(const Machine *measured) noexcept:
+cdef inline void use_machine(const Machine *this_machine) noexcept:
+    """Let the plans of this module use a Machine, which belongs to `_cpu.pyx` and is never freed."""
     global machine
-    machine = measured
+    machine = this_machine
 
 
 cdef inline bint to_prefetch(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:
-    """Whether a thread that reads its part of so many bytes of weights again and again should fetch them ahead: where
-    this CPU gains by it and they outgrow its second-level cache."""
+    """Return whether a thread should prefetch weights, of which it reads its part of `weights` bytes again and again.
+
+    It should where this CPU gains by it, and the part outgrows the second-level cache.
+    """
     return machine.prefetching and weights > parts * machine.caches[L2]

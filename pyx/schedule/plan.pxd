@@ -154,7 +154,7 @@ cdef inline Grid grid_backward(
     w.line_bytes, w.speed = 64, speed_of(UNQUANTIZED, itemsize)
     w.cell = 50 if cell is Lstm else 20 if cell is Rnn else 45
     # Threads that the forward pass did not need may be asleep; those that it needs next time should not fall asleep.
-    w.slept = -machine.slept if threads_of(&forward) > 1 else machine.slept
+    w.slept = -machine.sleep_cost if threads_of(&forward) > 1 else machine.sleep_cost
     w.packs = True
     w.shared = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # the weights, and storing their gradients
     w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, ceil_div(c.gates[0] * H, w.L)

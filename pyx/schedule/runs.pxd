@@ -1,5 +1,7 @@
-"""How compiled modules run a kernel: `_team` says on how many threads, and is told what it lost by them."""
+"""How compiled modules run a kernel: `run` in _team.pyx decides on how many threads, and counts what these cost."""
 
-# What to run, with so many threads; what `_team` wants to know about them.
+# A kernel with its arguments in `context`: runs it on the threads that are ready, at most as many as its plan has, and
+# returns the nanoseconds that having several threads cost (`measured_cost` in team.pxd).
 ctypedef long long (*Kernel)(void *context, int ready) except? -1
+# `run`: `planned` are the threads of the kernel's plan; `context` is the caller's, and is passed to the kernel.
 ctypedef int (*Runs)(int planned, Kernel kernel, void *context) except -1

@@ -5,15 +5,17 @@
 #include <signal.h>
 #include <stdlib.h>
 
-static __thread int started = 1;  /* threads of the runtime that this one has, itself among them */
+static __thread int started = 1;  /* threads of the OpenMP runtime that this thread has, itself among them */
 
+/* The thread of a trial: wait until all of them have been started, as the mutex `gate` tells. */
 static void *wait_for_gate(void *gate) {
     pthread_mutex_lock((pthread_mutex_t *) gate);
     pthread_mutex_unlock((pthread_mutex_t *) gate);
     return NULL;
 }
 
-/* How many of so many threads can be started side by side, with stacks of so many bytes; 0 for the usual ones. */
+/* Try to start so many threads side by side, with stacks of so many bytes, 0 for the default; return how many there
+   were.  All of them have ended then. */
 static int startable(int wanted, size_t stack) {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     pthread_t *threads = (pthread_t *) malloc(wanted * sizeof(pthread_t));
@@ -39,7 +41,10 @@ static int startable(int wanted, size_t stack) {
     return n;
 }
 
-/* Written by any thread; nothing else depends on them. */
-static int number = 1, most = 1, warned = 0, backs_off = 1;
+/* The settings of the process.  Any thread reads and writes them; no other memory is ordered by them. */
+static int usable_threads = 1;    /* that a call plans with, unless it has a number of its own */
+static int possible_threads = 1;  /* that there may be, by the last attempt to start them */
+static int has_warned = 0;        /* of threads that cannot be started, since users have set their number */
+static int backs_off = 1;         /* whether calls use fewer threads while several have a cost */
 #define load_int(variable) __atomic_load_n(&(variable), __ATOMIC_RELAXED)
 #define store_int(variable, value) __atomic_store_n(&(variable), value, __ATOMIC_RELAXED)
