@@ -21,7 +21,7 @@ from cells.types cimport Gru
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
 from passes.outputs cimport store_h_line
-from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, step_at
+from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport unit_lines_in_panel
 from product.quantized cimport UNQUANTIZED
@@ -218,7 +218,7 @@ cdef inline void backward_lines(
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
     cdef real *d_h = work + p.d_h + slot * p.Ps
-    cdef const store *row = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+    cdef const store *row = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
     cdef const real *h_prev
     cdef const real *u
     for j in range(j0, j1):

@@ -22,7 +22,7 @@ from cells.types cimport ResetAfter
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output_line
-from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, step_at
+from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
 from product.half cimport half
 from product.quantized cimport UNQUANTIZED
 from product.real cimport real
@@ -147,7 +147,7 @@ cdef inline void backward_lines(
     cdef real[4 * LF] bars
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
     cdef real *d_h = work + p.d_h + slot * p.Ps
-    cdef const store *h_prev = input_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+    cdef const store *h_prev = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
     for j in range(j0, j1):
         at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
         add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)

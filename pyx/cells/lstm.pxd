@@ -42,7 +42,7 @@ from passes.operands cimport (
     WCO, WCO_GRAD
 )
 from passes.outputs cimport store_h_line, store_output_line
-from passes.steps cimport RESET, has_flag, input_row, offset_of, row_of_slot, step_at
+from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport unit_lines_in_panel
 from product.quantized cimport UNQUANTIZED
@@ -356,7 +356,7 @@ cdef inline void backward_lines(
     cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
     cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
     cdef real *d_cs = work + p.d_cs + slot * p.Hs
-    cdef const store *cs_prev = input_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, b)
+    cdef const store *cs_prev = previous_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, b)
     for j in range(j0, j1):
         if n == 0:
             clear(work + p.d_h + slot * p.Ps + j * L, L)

@@ -24,7 +24,9 @@ from passes.operands cimport (
     H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_C, W_C_GRAD, W_C_H,
     W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, WCI, WCI_GRAD, X, X_GRAD
 )
-from passes.steps cimport RESET, active_end, clear_finished_rows, has_flag, input_row, row_of_slot, step_at
+from passes.steps cimport (
+    RESET, active_end, clear_finished_rows, current_row, has_flag, previous_row, row_of_slot, step_at
+)
 from product.half cimport half
 from product.panels cimport MATRICES
 from product.real cimport real
@@ -366,8 +368,8 @@ cdef inline void pack_block(
             at = chain * BLOCK + k
             for q in range(m):
                 t, b = block.t[at + q], block.b[at + q]
-                x[q] = input_row(&p.steps, <store *> NULL, p.I, inputs[X], &p.x_layout, t, b)
-                h[q] = input_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
+                x[q] = current_row(&p.steps, inputs[X], &p.x_layout, t, b)
+                h[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
                 d[q] = work + p.d + block.d_row[at + q] * p.Ns + p.column[n]
                 d_h[q] = work + p.d + block.d_row[at + q] * p.Ns + p.h_column[n]
                 if state is not NULL:

@@ -1,15 +1,24 @@
-"""What the backward passes of LSTM and GRU share: products of the gate gradients d with weights and with inputs.
+"""Products of the backward passes of cells and of the dense layer: d @ w.T for x, and inputs.T @ d for weights.
 
-d has a row for every (t, b), r = t * B + b; `input_row` finds what that row read.  Where rows end early, those of a
-step are in the order of their slots (steps.pxd), and nobody looks at d past a row's end.
-Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, added in ascending
-order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums of d alone and of d times
-states, for biases and peepholes, are in double for float too: it costs little, and they cancel more than products do.
-A row keeps its place in this order where others have ended, as if these added zeros: they are left out of their chains,
-which changes nothing but the sign of a chain's zero, and a sum that begins with +0 does not see that.
+d has the gradients of all pre-activations: a row r = t * B + b of `ldd` reals for each step t and slot b (steps.pxd).
+Rows of d that belong to finished rows are never read.
+
+Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, where r = t * B + row,
+added in ascending order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums for biases
+and peepholes are in double for float too: it costs little, and they cancel more than products do.  Finished rows keep
+their places in this order as if they added zeros.  They are skipped, since adding zero would change nothing but the
+sign of a chain's zero, and a sum that begins with +0 does not see that.
+
+t, b : a step and a slot, or a batch row where `RowBlock` or the caller's arrays are read
+L, l : reals in a cache line, one of these
+j, g : a packed panel, one of its lines
+c, k : a chain of a block, one of its rows
+q : a row of a tile
+s : the `Steps` of the call
 """
 from passes.steps cimport (
-    Layout, Steps, active_end, clear_finished_rows, has_step, input_row, offset_of, row_of_slot, slot_of_row, step_at
+    Layout, Steps, active_end, clear_finished_rows, current_row, has_step, offset_of, previous_row, row_of_slot,
+    slot_of_row, step_at
 )
 from product.half cimport half
 from product.real cimport real
@@ -333,26 +342,36 @@ cdef inline void add_column_sums(
 
 # ----------------------------------------------------------------------------------------------------------- peepholes
 cdef inline void compute_peephole_grad(
-    store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *first, Py_ssize_t H, const store *rest,
+    store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *initial, Py_ssize_t H, const store *states,
     const Layout *layout, Py_ssize_t columns
 ) noexcept nogil:
-    """out := the sum over all rows of d times the state that `input_row` finds, for at most one line of columns."""
+    """Sum d * cs over all rows to the gradient of a peephole, for at most one line of columns.
+
+    out : the line's elements of the gradient, the caller's
+    d : [T * B,ldd] in scratch, from the columns of the gate and the line on
+    initial : [B,H] from the line on, to multiply with the states before each step; NULL: with those after it
+    states : the states after each step, [T,B,H] from the line on, with `layout`
+    columns : values from the line on to the end of a row
+    """
     cdef double[LF] total
     cdef double[LF] block
     cdef double[LF] chain
     cdef real factor
     cdef Py_ssize_t n = min(columns, lanes_of(d)), rows = s.T * s.B, r, at, t, b, l
-    cdef const store *inputs
+    cdef const store *state
     for l in range(n):
         total[l] = block[l] = chain[l] = 0
     for r in range(rows):
         t, b = r // s.B, r % s.B
-        inputs = input_row(s, first, H, rest, layout, t, b)
+        if initial is NULL:
+            state = current_row(s, states, layout, t, b)
+        else:
+            state = previous_row(s, initial, H, states, layout, t, b)
         at = (t * s.B + slot_of_row(s, b)) * ldd
         for l in range(n if has_step(s, t, b) else 0):
             factor = 0
-            if inputs is not NULL:
-                load_value(&factor, inputs + l)
+            if state is not NULL:
+                load_value(&factor, state + l)
             chain[l] = chain[l] + <double> d[at + l] * factor
         if (r + 1) % BLOCK == 0 or r + 1 == rows:
             for l in range(n):

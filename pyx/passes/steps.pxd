@@ -1,11 +1,16 @@
-"""The steps of a sequence: their order, where their rows are in memory, and where a row ends or starts anew.
+"""The steps of a sequence: their order, where their rows lie in memory, and which rows are finished or reset.
 
-A step mask has flags for every row (t, b), r = t * B + b: that the row ended before this step, or that the state which
-it starts from is zero, or that it is the initial one.  Else it is that of the step processed before.  Without a step
-mask every row takes part in all steps and starts from the initial state.
+A step mask [T,B] has flags for every row (t, b).  Without one all rows take part in all steps, and start from the
+initial state.  A row is finished from its length on, and active before: finished rows cost nothing.  In scratch memory
+each batch row has a slot.  Within the slots of a group of threads rows are sorted by length, the longest first, so the
+active rows of a step are the first ones of a group.
 
-Rows that have ended cost nothing: in scratch every batch row has a slot, and the longest rows have the first ones of
-each part, so the rows that take part in a step stand side by side from the part's first slot on.
+t : a step of the sequence, 0 <= t < T
+k : the number of a step in the order of processing; a reversed pass processes t = T - 1 as k = 0
+row : a batch row, as the caller numbers it
+b : a slot; b0 to b1 are the slots of one group, or the first ones of these
+s : the `Steps` of a call
+layout : of an array of the caller's; its rows are numbered as batch rows
 """
 from libc.stdlib cimport qsort
 from libc.string cimport memset
@@ -16,129 +21,139 @@ from product.real cimport real
 from product.tile cimport load_row, store
 from schedule.team cimport share
 
-cdef enum:
-    FINISHED = 1  # as are all later steps of the row: x is not looked at, outputs are zero, the state stays
-    RESET = 2
-    INITIAL = 4
+cdef enum:  # flags of a step mask
+    FINISHED = 1  # as are all later steps of the row: x is not read, outputs are zero, the state stays
+    RESET = 2  # the row starts from a state of zeros
+    INITIAL = 4  # the row starts from its initial state
 
 
-cdef struct Slot:
-    Py_ssize_t row, length  # the batch row that is here, and how many steps it has
-    Py_ssize_t slot  # where the batch row is that has the number of this slot
+cdef struct Slot:  # an element b of the array of slots
+    Py_ssize_t row, length  # the batch row in slot b, and how many steps it has
+    Py_ssize_t slot  # the slot of batch row b
 
 
 cdef struct Steps:
     Py_ssize_t T, B
     bint reverse  # the last step is processed first
-    const unsigned char *step_mask  # or NULL
-    const Slot *slots  # or NULL: each row is in the slot of its number, and takes part in all steps
+    const unsigned char *step_mask  # [T,B], the caller's, or NULL
+    const Slot *slots  # [B], in scratch; NULL: all rows have T steps, and row b is in slot b
 
 
-cdef struct Layout:  # how the rows (t, b) of an array of the caller's lie in memory; a row itself has no gaps
+cdef struct Layout:  # of an array [T,B,n] of the caller's; the n values of a row have no gaps
     Py_ssize_t step, row  # elements from one step to the next, and from one batch row to the next
 
 
-cdef inline Layout contiguous_layout(Py_ssize_t B, Py_ssize_t size) noexcept nogil:
-    """Of an array [T,B,size] without gaps."""
-    cdef Layout a
-    a.step, a.row = B * size, size
-    return a
+cdef inline Layout contiguous_layout(Py_ssize_t B, Py_ssize_t n) noexcept nogil:
+    """Return the layout of an array [T,B,n] without gaps."""
+    cdef Layout layout
+    layout.step, layout.row = B * n, n
+    return layout
 
 
-cdef inline Py_ssize_t offset_of(const Layout *a, Py_ssize_t t, Py_ssize_t b) noexcept nogil:
-    """Where row (t, b) begins."""
-    return t * a.step + b * a.row
+cdef inline Py_ssize_t offset_of(const Layout *layout, Py_ssize_t t, Py_ssize_t row) noexcept nogil:
+    """Return how many elements row (t, row) is behind the first one."""
+    return t * layout.step + row * layout.row
 
 
 cdef inline Steps steps_of(Py_ssize_t T, Py_ssize_t B) noexcept nogil:
-    """All rows through all steps."""
+    """Return T steps of B rows without a step mask."""
     cdef Steps s
     s.T, s.B, s.reverse, s.step_mask, s.slots = T, B, False, NULL, NULL
     return s
 
 
 cdef inline Py_ssize_t step_at(const Steps *s, Py_ssize_t k) noexcept nogil:
-    """The step that is processed as number k."""
+    """Return the step t that is processed as number k."""
     return s.T - 1 - k if s.reverse else k
 
 
 # --------------------------------------------------------------------------------------------------------------- slots
 cdef inline Py_ssize_t size_of_slots(Py_ssize_t B, Py_ssize_t L) noexcept nogil:
-    """Reals of scratch, in lines of L, that `set_step_mask` needs."""
+    """Return the size of the slots that `set_step_mask` takes for B rows, in reals, of which L fill a cache line."""
     return (2 * B * <Py_ssize_t> sizeof(Slot) + 63) // 64 * L
 
 
-cdef inline int compare_lengths(const void *a, const void *b) noexcept nogil:
-    """The longer row comes first, of equally long ones the first."""
-    cdef const Slot *one = <const Slot *> a
-    cdef const Slot *other = <const Slot *> b
-    if one.length != other.length:
-        return 1 if one.length < other.length else -1
-    return 1 if one.row > other.row else -1
+cdef inline int compare_slots(const void *a, const void *b) noexcept nogil:
+    """Compare two slots for `qsort`: the longer row comes first, and of equally long ones that of the lower number."""
+    cdef const Slot *left = <const Slot *> a
+    cdef const Slot *right = <const Slot *> b
+    if left.length != right.length:
+        return 1 if left.length < right.length else -1
+    return 1 if left.row > right.row else -1
 
 
-cdef inline void set_step_mask(Steps *s, const unsigned char *step_mask, Slot *slots, Py_ssize_t parts) noexcept nogil:
-    """Let rows take part as a step mask says.  If some end early, deal the rows out to the slots of so many parts, the
-    longest one first.  There is room for 2 * B slots."""
-    cdef Slot *ordered = slots + s.B
-    cdef Py_ssize_t b, t, n = 0, part, at
-    cdef bint in_order = True, all_full = True
+cdef inline void set_step_mask(
+    Steps *s, const unsigned char *step_mask, Slot *slots, Py_ssize_t groups
+) noexcept nogil:
+    """Set the step mask and, unless all rows have T steps, deal the rows out to slots by their lengths.
+
+    Every group of threads gets the next longest row in turn, for the work to be even, and has its longest rows first.
+
+    step_mask : [T,B], the caller's, as long as s
+    slots : [2 * B] in scratch, as long as s; the second half is for sorting
+    """
+    cdef Slot *sorted_rows = slots + s.B
+    cdef Py_ssize_t row, length, b, n = 0, group, turn
+    cdef bint is_sorted = True, all_full = True
     s.step_mask, s.slots = step_mask, NULL
-    for b in range(s.B):
-        t = s.T
-        while t > 0 and step_mask[(t - 1) * s.B + b] & FINISHED:
-            t -= 1
-        ordered[b].row, ordered[b].length = b, t
-        all_full = all_full and t == s.T
-        in_order = in_order and (b == 0 or t <= ordered[b - 1].length)
+    for row in range(s.B):
+        length = s.T
+        while length > 0 and step_mask[(length - 1) * s.B + row] & FINISHED:
+            length -= 1
+        sorted_rows[row].row, sorted_rows[row].length = row, length
+        all_full = all_full and length == s.T
+        is_sorted = is_sorted and (row == 0 or length <= sorted_rows[row - 1].length)
     if all_full:
         return
-    if not in_order:
-        qsort(ordered, s.B, sizeof(Slot), compare_lengths)
-    at = 0
+    if not is_sorted:
+        qsort(sorted_rows, s.B, sizeof(Slot), compare_slots)
+    turn = 0
     while n < s.B:
-        for part in range(parts):
-            b = share(s.B, part, parts) + at
-            if b < share(s.B, part + 1, parts):
-                slots[b].row, slots[b].length = ordered[n].row, ordered[n].length
+        for group in range(groups):
+            b = share(s.B, group, groups) + turn
+            if b < share(s.B, group + 1, groups):
+                slots[b].row, slots[b].length = sorted_rows[n].row, sorted_rows[n].length
                 slots[slots[b].row].slot = b
                 n += 1
-        at += 1
+        turn += 1
     s.slots = slots
 
 
 cdef inline Py_ssize_t row_of_slot(const Steps *s, Py_ssize_t b) noexcept nogil:
-    """The batch row that is in slot b."""
+    """Return the batch row in slot b."""
     return b if s.slots is NULL else s.slots[b].row
 
 
 cdef inline Py_ssize_t slot_of_row(const Steps *s, Py_ssize_t row) noexcept nogil:
+    """Return the slot of a batch row."""
     return row if s.slots is NULL else s.slots[row].slot
 
 
 cdef inline bint has_step(const Steps *s, Py_ssize_t t, Py_ssize_t row) noexcept nogil:
-    """Whether step t of the row is before its end."""
+    """Return whether a batch row is active in step t."""
     return s.slots is NULL or t < s.slots[s.slots[row].slot].length
 
 
 cdef inline Py_ssize_t length_of(const Steps *s, Py_ssize_t b) noexcept nogil:
-    """How many steps the row in slot b has."""
+    """Return how many steps the row in slot b has."""
     return s.T if s.slots is NULL else s.slots[b].length
 
 
 cdef inline Py_ssize_t first_step_of(const Steps *s, Py_ssize_t b) noexcept nogil:
-    """The number of the step that the row in slot b takes part in first; T if there is none."""
+    """Return the number k of the first step in which the row in slot b is active; T if there is none."""
     return s.T - length_of(s, b) if s.reverse else 0 if length_of(s, b) > 0 else s.T
 
 
 cdef inline Py_ssize_t end_step_of(const Steps *s, Py_ssize_t b) noexcept nogil:
-    """One more than the number of the step that it takes part in last."""
+    """Return the number k of the last step in which the row in slot b is active, plus one; T if there is none."""
     return s.T if s.reverse or length_of(s, b) == 0 else length_of(s, b)
 
 
 cdef inline Py_ssize_t active_end(const Steps *s, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
-    """Where the rows of a part's slots b0 to b1 end that take part in the step processed as number k, if there is such
-    a step: they stand side by side from b0 on."""
+    """Return the slot at which the active rows of step number k end: b0 to it are active, it to b1 are finished.
+
+    If there is no step k, no row is active.
+    """
     cdef Py_ssize_t t = step_at(s, k), middle
     if k < 0 or k >= s.T:
         return b0
@@ -156,7 +171,7 @@ cdef inline Py_ssize_t active_end(const Steps *s, Py_ssize_t k, Py_ssize_t b0, P
 cdef inline Py_ssize_t count_active_rows(
     const Steps *s, Py_ssize_t k, Py_ssize_t end, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """How many rows of a part's slots b0 to b1 take part in the steps processed as number k to end, all together."""
+    """Return how many rows of the slots b0 to b1 are active in the steps number k to `end`, summed over these steps."""
     cdef Py_ssize_t rows = 0
     if s.slots is NULL:
         return (end - k) * (b1 - b0)
@@ -167,20 +182,23 @@ cdef inline Py_ssize_t count_active_rows(
 
 
 cdef inline bint has_flag(const Steps *s, Py_ssize_t k, Py_ssize_t b, int flag) noexcept nogil:
-    """Whether the row in slot b has the flag in the step processed as number k, if there is one."""
+    """Return whether there is a step number k and the row in slot b has the flag in it."""
     return s.step_mask is not NULL and k < s.T and s.step_mask[step_at(s, k) * s.B + row_of_slot(s, b)] & flag != 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
-
-
 cdef inline void load_active_rows(
     const Steps *s, real *dst, Py_ssize_t stride, const store *x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
     Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1, int format
 ) noexcept nogil:
-    """x of the rows in a part's slots b0 to b1 that take part to scratch, step after step from number k on; of these,
-    the rows r0 to r1.  They are quantized if `format`, that of the weights, is INT8."""
-    cdef Py_ssize_t first = 0, n, q  # the rows of the steps before, those of a step
+    """Load rows of x, as reals, or quantized if `format`, that of the weights, is INT8.
+
+    The active rows of the slots b0 to b1 are numbered from 0 on, step after step, beginning with step number k.  Of
+    these the rows r0 to r1 are loaded, each to dst + r * stride.
+
+    x : [T,B,I] with `layout`, the caller's
+    """
+    cdef Py_ssize_t first = 0, n, q  # first: the number r of the step's first row; its rows are q < n
     cdef const store *row
     while first < r1:
         n = active_end(s, k, b0, b1) - b0
@@ -198,25 +216,35 @@ cdef inline void load_active_rows(
 cdef inline void clear_finished_rows(
     const Steps *s, store *rows, const Layout *layout, Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
-    """Zeros in one part of the rows (t, b) of n values, past the rows' ends."""
+    """Clear one of so many parts of the finished rows of an array [T,B,n] of the caller's, with `layout`."""
     cdef Py_ssize_t b = part, t
-    while b < s.B:  # by turns, since the shortest ones come last
+    while b < s.B:  # every `parts`-th slot, since the last ones have the most finished rows
         for t in range(length_of(s, b), s.T):
             memset(rows + offset_of(layout, t, row_of_slot(s, b)), 0, n * sizeof(store))
         b += parts
 
 
-cdef inline const store *input_row(
-    const Steps *s, const store *first, Py_ssize_t H, const store *rest, const Layout *layout, Py_ssize_t t,
-    Py_ssize_t b
+cdef inline const store *current_row(
+    const Steps *s, const store *x, const Layout *layout, Py_ssize_t t, Py_ssize_t row
 ) noexcept nogil:
-    """What row (t, b) read: of x where `first` is NULL, else the state that it started from, which stands in `first`
-    [B,H], the initial one, or in `rest`, those that the steps gave.  NULL where that is nothing or zero."""
-    cdef int flags = s.step_mask[t * s.B + b] if s.step_mask is not NULL else 0
-    if flags & FINISHED or (flags & RESET and first is not NULL):
+    """Return row (t, row) of an array of the caller's, NULL if the step mask has it finished."""
+    if s.step_mask is not NULL and s.step_mask[t * s.B + row] & FINISHED:
         return <const store *> NULL
-    if first is NULL:
-        return rest + offset_of(layout, t, b)
+    return x + offset_of(layout, t, row)
+
+
+cdef inline const store *previous_row(
+    const Steps *s, const store *initial, Py_ssize_t n, const store *states, const Layout *layout, Py_ssize_t t,
+    Py_ssize_t row
+) noexcept nogil:
+    """Return the state that row (t, row) started from, NULL if that is zero or the row is finished.
+
+    initial : the states before the first step, [B,n]
+    states : those after each step, [T,B,n] with `layout`
+    """
+    cdef int flags = s.step_mask[t * s.B + row] if s.step_mask is not NULL else 0
+    if flags & (FINISHED | RESET):
+        return <const store *> NULL
     if flags & INITIAL or t == step_at(s, 0):
-        return first + b * H
-    return rest + offset_of(layout, t + 1 if s.reverse else t - 1, b)
+        return initial + row * n
+    return states + offset_of(layout, t + 1 if s.reverse else t - 1, row)
