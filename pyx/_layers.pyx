@@ -1,9 +1,13 @@
-"""Passes of layers, forward and back.
+"""Passes of layers, forward and backward.
 
-There is one `Runner` for each layer, and that of a `Stack` or a `Bidirectional` has those of its parts.  `call` and
-`differentiate` take a user's arguments where kernels can read them as they are.  What has to be converted, or
+There is one `Runner` for each layer, and the runner of a `Stack` or a `Bidirectional` has those of its parts.  `call`
+and `differentiate` take a user's arguments where kernels can read them as they are.  What has to be converted, or
 explained, they leave to `Layer` (blockcell/layers/base.py), which reads it and goes on with `run` and `run_back`: from
 there on all passes are the same.
+
+Letters: T time, B batch, I input, H cell; t is a step, b a batch row, and k the index of a weight, a state or a part of
+a layer.  Arrays are time first: x is [T,B,I], y is [T,B,output size].  The gradient of a loss to an array has its name
+after "d_".
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING
@@ -25,7 +29,7 @@ from blockcell._team import NUMBER, RUN
 
 from numpy_arrays cimport is_plain
 from passes.arrays cimport STATES, WEIGHTS, LayerKernel, Pass
-from passes.steps cimport FINISHED, INITIAL, RESET
+from passes.steps cimport FINISHED, INITIAL, RESET, Layout
 from schedule.runs cimport Runs
 
 import_array()
@@ -39,63 +43,87 @@ cdef enum:
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
-cdef struct Call:
+cdef struct KernelCall:  # what `call_kernel` gets; on the stack of `KernelPlan.execute`
     LayerKernel kernel
     const void *plan
     void *work
     const Pass *arrays
-    bint brief
+    bint keeps_gil
 
 
 cdef long long call_kernel(void *context, int ready) except? -1:
-    cdef const Call *c = <const Call *> context
-    cdef long long lost
-    if c.brief:
-        return c.kernel(c.plan, ready, c.work, c.arrays)
+    """Call a kernel on the threads that are ready; return the nanoseconds that having several cost.
+
+    context : its KernelCall
+    """
+    cdef const KernelCall *call = <const KernelCall *> context
+    cdef long long cost
+    if call.keeps_gil:
+        return call.kernel(call.plan, ready, call.work, call.arrays)
     with nogil:
-        lost = c.kernel(c.plan, ready, c.work, c.arrays)
-    return lost
+        cost = call.kernel(call.plan, ready, call.work, call.arrays)
+    return cost
 
 
 @cython.final
-cdef class Plan:
+cdef class KernelPlan:
 
     cdef execute(self, char *work, const Pass *a):
-        """Run the kernel, with so much scratch, or new one where that is NULL."""
-        cdef Call call
-        cdef char *own = NULL
+        """Run the kernel.
+
+        work : `size` bytes, the caller's; NULL for memory that is allocated for this call
+        a : the caller's
+        """
+        cdef KernelCall call
+        cdef char *allocated = NULL
         if work is NULL:
-            work = own = <char *> PyMem_RawMalloc(self.size)
-            if own is NULL:
+            work = allocated = <char *> PyMem_RawMalloc(self.size)
+            if allocated is NULL:
                 raise MemoryError()
-        call.kernel, call.plan, call.arrays, call.brief = self.kernel, PyBytes_AS_STRING(self.parameters), a, self.brief
-        call.work = work + (-<size_t> work & 63)
+        call.kernel, call.plan, call.arrays = self.kernel, PyBytes_AS_STRING(self.parameters), a
+        call.work, call.keeps_gil = work + (-<size_t> work & 63), self.keeps_gil
         try:
-            run_kernel(self.planned, call_kernel, &call)
+            run_kernel(self.planned_threads, call_kernel, &call)
         finally:
-            PyMem_RawFree(own)
+            PyMem_RawFree(allocated)
 
 
-cdef Plan plan_from(tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads):
+cdef KernelPlan plan_from(
+    tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads
+):
     """Make a plan from a tuple of `kernel_with_plan` (passes/arrays.pxd)."""
-    cdef Plan plan = Plan.__new__(Plan)
-    kernel, plan.parameters, plan.size, plan.planned, _ = planned
+    cdef KernelPlan plan = KernelPlan.__new__(KernelPlan)
+    kernel, plan.parameters, plan.size, plan.planned_threads, _ = planned
     plan.kernel = <LayerKernel> PyCapsule_GetPointer(kernel, NULL)
     plan.T, plan.B, plan.format, plan.threads = T, B, format, threads
-    plan.brief = T * B * (I + H) * H < SHORT
+    plan.keeps_gil = T * B * (I + H) * H < SHORT
     return plan
 
 
-cdef bint is_for(Plan plan, int format, Py_ssize_t T, Py_ssize_t B, int threads) noexcept:
+cdef bint is_plan_for(KernelPlan plan, int format, Py_ssize_t T, Py_ssize_t B, int threads) noexcept:
+    """Return whether there is a plan and it is for these sizes, threads and format."""
     return plan is not None and plan.T == T and plan.B == B and plan.threads == threads and plan.format == format
 
 
-cdef Plan plan_of(Plan last, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=0):
-    """Return the last plan where it is for the same call, or a new one for a task of `layer._plan`.  0 threads are as
-    many as users have set."""
+cdef KernelPlan plan_for(
+    KernelPlan last_plan, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=0
+):
+    """Return the plan of a call: that of the last call of this kernel, if it had the same sizes, or a new one.
+
+    Parameters
+    ----------
+    last_plan : KernelPlan or None
+    layer : Single
+        Plans a kernel by its `_plan`.
+    task : {"forward", "backward"}
+    format : int
+        How the matrices of weights are quantized.
+    threads : int
+        How many there may be; 0 for as many as users have set.
+    """
     threads = threads or number_of_threads[0]
-    if is_for(last, format, T, B, threads):
-        return last
+    if is_plan_for(last_plan, format, T, B, threads):
+        return last_plan
     planned = layer._plan(task, format, T, B, threads)
     return plan_from(planned, format, T, B, layer.input_size, layer.hidden_size, threads)
 
@@ -116,33 +144,36 @@ def pack(tuple planned, ndarray packed, list weights, list matrices):
     """
     cdef Pass a
     cdef int k
-    cdef Plan plan = plan_from(planned, 0, 1, 1, 0, 0, 1)
-    plan.brief = PyArray_SIZE(packed) < SMALL
+    cdef KernelPlan plan = plan_from(planned, 0, 1, 1, 0, 0, 1)
+    plan.keeps_gil = PyArray_SIZE(packed) < SMALL
     for k, array in enumerate(weights):
-        a.weights[k] = bytes_or_null(array)
+        a.weights[k] = data_or_null(array)
     for k, matrix in enumerate(matrices):
-        a.codes[k] = <unsigned char *> bytes_or_null(None if matrix is None else matrix.codes)
-        a.scales[k] = <float *> bytes_or_null(None if matrix is None else matrix.scale)
+        a.codes[k] = <unsigned char *> data_or_null(None if matrix is None else matrix.codes)
+        a.scales[k] = <float *> data_or_null(None if matrix is None else matrix.scale)
     plan.execute(PyArray_BYTES(packed), &a)
 
 
 # --------------------------------------------------------------------------------------------------------------- arrays
-cdef void *bytes_or_null(array) except? NULL:
-    """Return where an array's numbers begin; NULL where there is no array."""
+cdef void *data_or_null(array) except? NULL:
+    """Return the address of the numbers of a C-contiguous array; NULL for None."""
     if array is None:
         return NULL
     assert PyArray_IS_C_CONTIGUOUS(<ndarray?> array)
     return PyArray_BYTES(<ndarray> array)
 
 
-cdef char *address_of(object packed) noexcept:
-    """Where a kernel finds packed weights."""
+cdef char *packed_address(object packed) noexcept:
+    """Return the address of the packed weights in their array: its first cache line."""
     cdef char *start = PyArray_BYTES(<ndarray> packed)
     return start + (-<size_t> start & 63)
 
 
 cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept:
-    """Whether a kernel can take it as it is: (B, width), or for a rank of 3 (T, B, width); any T or B below zero."""
+    """Return whether a kernel can take `array` as it is, and it has the shape (B, width) or, of rank 3, (T, B, width).
+
+    T, B : -1 if these sizes may be anything
+    """
     cdef npy_intp *shape
     if not is_plain(array, type_number, rank):
         return False
@@ -154,38 +185,54 @@ cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B
     )
 
 
-cdef ndarray new(dtype, int type_number, int rank, Py_ssize_t a, Py_ssize_t b, Py_ssize_t c=1, Py_ssize_t d=1):
-    """An array of rank 2 to 4 without values; a large one begins at a cache line."""
+cdef ndarray new_array(dtype, int type_number, int rank, Py_ssize_t a, Py_ssize_t b, Py_ssize_t c=1, Py_ssize_t d=1):
+    """Return an array without values whose shape is the first of a, b, c and d; a large one begins at a cache line."""
     cdef npy_intp[4] shape = [a, b, c, d]
     if 8.0 * a * b * c * d < SMALL:
         return PyArray_SimpleNew(rank, shape, type_number)
     return empty((a, b, c, d)[:rank], dtype)
 
 
-cdef void lay_out(ndarray array, Py_ssize_t *step, Py_ssize_t *row) noexcept:
-    """How the rows of [T,B,.] lie in memory."""
-    step[0] = PyArray_STRIDES(array)[0] // PyArray_ITEMSIZE(array)
-    row[0] = PyArray_STRIDES(array)[1] // PyArray_ITEMSIZE(array)
+cdef void set_layout(Layout *layout, ndarray array) noexcept:
+    """Describe how the rows of an array [T,B,.] lie in memory.
+
+    layout : the caller's; written
+    """
+    layout.step = PyArray_STRIDES(array)[0] // PyArray_ITEMSIZE(array)
+    layout.row = PyArray_STRIDES(array)[1] // PyArray_ITEMSIZE(array)
 
 
 def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
-    """Where rows end and start anew, [T,B] as kernels read it (steps.pxd); None if all run through without a reset.
+    """Return the step mask of lengths and resets.
 
-    `lengths` [B] are int64, `reset` [T,B] bool; both without gaps, or None.
+    Parameters
+    ----------
+    T, B : int
+    lengths : ndarray (B,) of int64, C-contiguous, or None
+        How many steps each row has.
+    reset : ndarray (T, B) of bool, C-contiguous, or None
+        Whether a row starts anew at a step, with a state of zeros.
+    reverse : bool
+        Whether the layer runs from the last step to the first.
+
+    Returns
+    -------
+    ndarray (T, B) of uint8, or None
+        As kernels read it (steps.pxd); None if there are neither lengths nor resets.
     """
     cdef npy_intp[2] shape = [T, B]
     cdef Py_ssize_t t, b, length
-    cdef const int64_t *ends = NULL if lengths is None else <const int64_t *> PyArray_BYTES(<ndarray> lengths)
+    cdef const int64_t *row_lengths = NULL if lengths is None else <const int64_t *> PyArray_BYTES(<ndarray> lengths)
     cdef const char *resets = NULL if reset is None else <const char *> PyArray_BYTES(<ndarray> reset)
     cdef ndarray step_mask
     cdef char *flags
-    if ends is NULL and resets is NULL:
+    if row_lengths is NULL and resets is NULL:
         return None
     step_mask = PyArray_SimpleNew(2, shape, NPY_UINT8)
     flags = PyArray_BYTES(step_mask)
     for t in range(T):
         for b in range(B):
-            length = T if ends is NULL else ends[b]
+            length = T if row_lengths is NULL else row_lengths[b]
             if t >= length:
                 flags[0] = FINISHED
             else:
@@ -203,19 +250,30 @@ CellTape = namedtuple("CellTape", "weights x state saved h step_mask reverse")
 CellTape.__doc__ = "What a cell keeps of a forward pass."
 DenseTape = namedtuple("DenseTape", "weights x y step_mask ends")
 DenseTape.__doc__ = "What a dense layer keeps of a forward pass: the rows that it computed, each from a row of x."
-Ends = namedtuple("Ends", "T last parts")
-Ends.__doc__ = """Where a dense layer with `last` finds the rows that it reads: of T steps each row's last one, [B]; and
-the parts of x, of which those that run backwards end at the first step."""
+EndSteps = namedtuple("EndSteps", "T last_step parts")
+EndSteps.__doc__ = """Which rows of x a dense layer with `last` reads: of T steps the last one of each row, [B]; and the
+parts of x by `Dense._directions_of_x`, of which those of a reverse direction end at the first step."""
 
 
-cdef ndarray at_least_one(ndarray lengths):
-    """Return lengths [B] in which rows without steps have one."""
+cdef ndarray at_least_one_step(ndarray lengths):
+    """Return a copy of lengths [B] in which rows without steps have one."""
     cdef ndarray result = PyArray_NewCopy(lengths, NPY_CORDER)
     cdef int64_t *length = <int64_t *> PyArray_BYTES(result)
     cdef Py_ssize_t b
     for b in range(PyArray_DIMS(result)[0]):
         length[b] = max(length[b], <int64_t> 1)
     return result
+
+
+cdef void find_length_range(ndarray lengths, Py_ssize_t *shortest, Py_ssize_t *longest) noexcept:
+    """Find the least and the largest of lengths [B] and of two other numbers.
+
+    shortest, longest : these numbers; written
+    """
+    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
+    cdef Py_ssize_t b
+    for b in range(PyArray_DIMS(lengths)[0]):
+        shortest[0], longest[0] = min(shortest[0], <Py_ssize_t> length[b]), max(longest[0], <Py_ssize_t> length[b])
 
 
 cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
@@ -230,82 +288,118 @@ cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
 
 @cython.final
 @cython.freelist(8)
-cdef class Current:
+cdef class ForwardContext:
     """What all parts of a layer share in one forward pass."""
 
-    cdef dict weights
-    cdef Py_ssize_t T, B
+    cdef dict weights  # the `CellWeights` of each part with weights
+    cdef Py_ssize_t T, B  # T: the steps until every row has finished
     cdef object lengths, reset  # as for `step_mask_of`
-    cdef object head_lengths  # of the dense layers at the end (`Dense._in_head`): at least one step for each row
-    cdef object ahead, back, head  # the step masks of each direction, and of the dense layers at the end
-    cdef bint training
-    cdef int threads
+    cdef object head_lengths  # of the dense layers at the end (`Single._in_head`): at least one step for each row
+    cdef object forward_mask, reverse_mask, head_mask  # step masks, made when a part asks first
+    cdef bint training  # whether a tape is kept
+    cdef int threads  # as for `plan_for`
 
     cdef step_mask(self, bint reverse):
+        """Return the step mask of one direction; None if there is none."""
         if self.lengths is None and self.reset is None:
             return None
         if reverse:
-            if self.back is None:
-                self.back = step_mask_of(self.T, self.B, self.lengths, self.reset, True)
-            return self.back
-        if self.ahead is None:
-            self.ahead = step_mask_of(self.T, self.B, self.lengths, self.reset, False)
-        return self.ahead
+            if self.reverse_mask is None:
+                self.reverse_mask = step_mask_of(self.T, self.B, self.lengths, self.reset, True)
+            return self.reverse_mask
+        if self.forward_mask is None:
+            self.forward_mask = step_mask_of(self.T, self.B, self.lengths, self.reset, False)
+        return self.forward_mask
 
-    cdef step_mask_of_head(self):
-        if self.head is None:
-            self.head = step_mask_of(self.T, self.B, self.head_lengths, None, False)
-        return self.head
+    cdef head_step_mask(self):
+        """Return the step mask of the dense layers at the end."""
+        if self.head_mask is None:
+            self.head_mask = step_mask_of(self.T, self.B, self.head_lengths, None, False)
+        return self.head_mask
 
 
 # -------------------------------------------------------------------------------------------------------------- runners
 cdef class Runner:
-    """Runs a layer."""
+    """Runs the passes of one layer, `layer`."""
 
     cdef object layer, dtype
-    cdef int type_number
-    cdef Py_ssize_t inputs, outputs
-    cdef bint over_time
+    cdef int type_number  # of the dtype, as numpy has it
+    cdef Py_ssize_t input_size, output_size
+    cdef bint over_time  # whether y has all steps; otherwise it has the last one of each row
 
     def __init__(self, layer):
         self.layer, self.dtype, self.type_number = layer, layer.dtype, layer.dtype.num
-        self.inputs, self.outputs, self.over_time = layer.input_size, layer.output_size, layer._over_time
+        self.input_size, self.output_size, self.over_time = layer.input_size, layer.output_size, layer._over_time
 
-    cdef ndarray rows(self, Py_ssize_t T, Py_ssize_t B, Py_ssize_t size):
-        return new(self.dtype, self.type_number, 3, T, B, size)
+    cdef ndarray new_rows(self, Py_ssize_t T, Py_ssize_t B, Py_ssize_t size):
+        """Return an array [T,B,size] without values."""
+        return new_array(self.dtype, self.type_number, 3, T, B, size)
 
     # ------------------------------------------------------------------------------------------ what each kind does
-    cdef bint takes(self, state, Py_ssize_t B) except -1:
-        """Whether it is a state that can be read as it is; None stands for zeros."""
+    cdef bint takes_state(self, state, Py_ssize_t B) except -1:
+        """Return whether `state` is a state of B rows that kernels can read as it is; None stands for zeros."""
         raise NotImplementedError
 
-    cdef tuple forward(self, Current current, ndarray x, state, bint reverse, y):
-        """y, the final state, and what the tape keeps.
+    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        """Run the forward pass of one part of the layer that is called.
 
-        A given y is filled and returned.  Without one, the tape may refer to the y that is returned.  The rows of x and
-        y, along their last axis, may lie anywhere, so also those of d_y and d_x in `backward`; in training x has no
-        gaps.
+        Parameters
+        ----------
+        x : ndarray (T, B, I)
+            Rows may lie anywhere, but a row has no gaps; in training there are none at all.
+        state
+            As `takes_state` takes it.
+        reverse : bool
+            Whether the directions of this part are reversed, as it is in the second layer of a `Bidirectional`.
+        y : ndarray or None
+            Is filled and returned, and may have gaps between rows; None for a new array, to which the tape may refer.
+
+        Returns
+        -------
+        y : ndarray
+        last_state
+        tape
+            What `backward` needs; None unless in training.
         """
         raise NotImplementedError
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
-        """The gradients to x and the initial state, and the dict of those to the weights, from what `forward` kept.  A
-        given d_x is filled and returned."""
+        """Run the backward pass.
+
+        Parameters
+        ----------
+        tape
+            What `forward` returned.
+        d_y : ndarray
+            There may be gaps between rows.
+        d_last
+            Gradient to the last state; None for zeros.
+        d_x : ndarray (T, B, I) or None
+            Is filled and returned, and may have gaps between rows; None for a new array.
+
+        Returns
+        -------
+        d_x : ndarray (T, B, I)
+        d_initial
+            Gradient to the initial state.
+        grads : dict of str to ndarray
+            Gradients to the weights.
+        """
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------------------- passes
     def call(self, dict weights, x, state, lengths, batch_first, bint training):
-        """What `run` returns; None where something has to be converted, or explained."""
+        """Return what `run` returns for arguments of a user's; None if one has to be converted, or explained."""
         cdef Py_ssize_t T, B, b
         cdef const int64_t *length
-        if not is_shaped(x, self.type_number, 3, -1, -1, self.inputs):
+        if not is_shaped(x, self.type_number, 3, -1, -1, self.input_size):
             return None
         if batch_first is not True and batch_first is not False:
             return None
         if batch_first is True:
             x = PyArray_SwapAxes(<ndarray> x, 0, 1)
         T, B = PyArray_DIMS(<ndarray> x)[0], PyArray_DIMS(<ndarray> x)[1]
-        if not self.takes(state, B):
+        if not self.takes_state(state, B):
             return None
         if lengths is not None:
             if not is_plain(lengths, NPY_INT64, 1) or PyArray_DIMS(<ndarray> lengths)[0] != B:
@@ -321,22 +415,43 @@ cdef class Runner:
         self, dict weights, ndarray x, state, lengths, reset, counted, Py_ssize_t T, bint batch_first, bint training,
         int threads=0
     ):
-        """y and the final state; in training also T, B, the steps until every row has ended, and what the tape keeps.
+        """Run the forward pass of the layer that a user calls.
 
-        x and `reset` are time first and have no more steps than are needed.  T is the number of the user's, and
-        `counted` says which of these they are, if they had to move.  threads are as for `plan_of`.
+        Parameters
+        ----------
+        weights : dict
+            The `CellWeights` of each layer with weights.
+        x : ndarray (steps, B, I)
+            As kernels read it, with no more steps than are needed.
+        state
+            As `takes_state` takes it.
+        lengths, reset
+            As for `step_mask_of`; `reset` has the steps of x.
+        counted : CountedSteps or None
+            Which of the user's steps are those of x, if a mask has moved them.
+        T : int
+            The number of the user's steps.
+        batch_first : bool
+            Whether y is (B, T, output size).
+        training : bool
+        threads : int
+            As for `plan_for`.
 
-        Where y is of last steps, a row without steps gets one of zeros for the dense layers at the end, also if T is 0.
+        Returns
+        -------
+        y : ndarray
+            All steps of the user's, or the last one of each row.  From a row without steps the dense layers at the end
+            compute it as from a step of zeros, also if T is 0.
+        last_state
+        T, B, end, content
+            In training: `end` is the number of steps until every row has finished, `content` what the tape keeps.
         """
-        cdef Current current = Current.__new__(Current)
-        cdef Py_ssize_t B = PyArray_DIMS(x)[1], end = PyArray_DIMS(x)[0], b, longest = 0, shortest = end
-        cdef npy_intp[3] one_step = [1, B, self.inputs]
-        cdef const int64_t *length
+        cdef ForwardContext context = ForwardContext.__new__(ForwardContext)
+        cdef Py_ssize_t B = PyArray_DIMS(x)[1], end = PyArray_DIMS(x)[0], longest = 0, shortest = end
+        cdef npy_intp[3] one_step = [1, B, self.input_size]
         result = y = without_steps = None
         if lengths is not None:
-            length = <const int64_t *> PyArray_BYTES(<ndarray> lengths)
-            for b in range(B):
-                longest, shortest = max(longest, <Py_ssize_t> length[b]), min(shortest, <Py_ssize_t> length[b])
+            find_length_range(<ndarray> lengths, &shortest, &longest)
             if longest < end:
                 x, end = x[:longest], longest
         if not self.over_time and end == 0:
@@ -349,165 +464,193 @@ cdef class Runner:
             if not training and counted is None:
                 x = PyArray_NewCopy(x, NPY_CORDER)
             clear_first_step(x, lengths)
-        current.weights, current.T, current.B, current.training = weights, end, B, training
-        current.lengths, current.reset = lengths, reset
-        current.head_lengths = lengths if without_steps is None else at_least_one(lengths)
-        current.threads = threads
+        context.weights, context.T, context.B, context.training = weights, end, B, training
+        context.lengths, context.reset = lengths, reset
+        context.head_lengths = lengths if without_steps is None else at_least_one_step(lengths)
+        context.threads = threads
         if not self.over_time:
             if training:  # for the caller; a tape has its own
-                result = y = new(self.dtype, self.type_number, 2, B, self.outputs)
+                result = y = new_array(self.dtype, self.type_number, 2, B, self.output_size)
         elif training or end < T or batch_first or counted is not None:
             if batch_first:
-                result = self.rows(B, T, self.outputs)
+                result = self.new_rows(B, T, self.output_size)
                 y = PyArray_SwapAxes(<ndarray> result, 0, 1)
             else:
-                result = y = self.rows(T, B, self.outputs)
+                result = y = self.new_rows(T, B, self.output_size)
             if end < T and counted is None:
                 y[end:] = 0
                 y = y[:end]
         if counted is None or not self.over_time:
-            part, last, content = self.forward(current, x, state, False, y)
+            computed_y, last_state, content = self.forward(context, x, state, False, y)
         else:
-            part, last, content = self.forward(current, x, state, False, None)
-            counted.scatter_y(part, self.layer._directions(False), y)
+            computed_y, last_state, content = self.forward(context, x, state, False, None)
+            counted.scatter_y(computed_y, self.layer._directions(False), y)
         if result is None:
-            result = part
+            result = computed_y
         if not self.over_time:
             content = content, without_steps
-        return (result, last, T, B, end, content) if training else (result, last)
+        return (result, last_state, T, B, end, content) if training else (result, last_state)
 
-    def differentiate(self, tape, d_y, d_state):
-        """What `run_back` returns; None where something has to be converted, or explained."""
+    def differentiate(self, tape, d_y, d_last):
+        """Return what `run_back` returns for arguments of a user's; None if one has to be converted, or explained."""
         cdef Py_ssize_t T = tape.T, B = tape.B, end = tape.end
-        cdef bint turned = tape.batch_first
+        cdef bint batch_first = tape.batch_first
         if tape.counted is not None:
             return None
         if not self.over_time:
-            if not is_shaped(d_y, self.type_number, 2, -1, B, self.outputs):
+            if not is_shaped(d_y, self.type_number, 2, -1, B, self.output_size):
                 return None
         else:
-            if not is_shaped(d_y, self.type_number, 3, B if turned else T, T if turned else B, self.outputs):
+            if not is_shaped(
+                d_y, self.type_number, 3, B if batch_first else T, T if batch_first else B, self.output_size
+            ):
                 return None
-            if turned:
+            if batch_first:
                 d_y = PyArray_SwapAxes(<ndarray> d_y, 0, 1)
             if end < T:
                 d_y = d_y[:end]
-        if not self.takes(d_state, B):
+        if not self.takes_state(d_last, B):
             return None
-        return self.run_back(tape, d_y, d_state)
+        return self.run_back(tape, d_y, d_last)
 
     def run_back(self, tape, ndarray d_y, d_last):
-        """The gradients to x and the initial state, and the dict of those to the weights; from that to y at the steps
-        that count, as the tape has them, time first."""
+        """Run the backward pass of the layer that a user calls.
+
+        Parameters
+        ----------
+        tape : Tape
+        d_y : ndarray
+            At the steps that count, as the tape has them, time first.
+        d_last
+            Gradient to the last state; None for zeros.
+
+        Returns
+        -------
+        d_x, d_initial, grads
+            As of `backward`; d_x has all steps of the user's, in the form of x.
+        """
         cdef Py_ssize_t T = tape.T, B = tape.B, end = tape.end
-        result = self.rows(B, T, self.inputs) if tape.batch_first else self.rows(T, B, self.inputs)
+        result = self.new_rows(B, T, self.input_size) if tape.batch_first else self.new_rows(T, B, self.input_size)
         d_x = PyArray_SwapAxes(<ndarray> result, 0, 1) if tape.batch_first else result
         content, without_steps = (tape.content, None) if self.over_time else tape.content
         if tape.counted is not None:
-            gathered, d_first, grads = self.backward(content, d_y, d_last, None)
-            tape.counted.scatter(gathered, d_x)
+            counted_d_x, d_initial, grads = self.backward(content, d_y, d_last, None)
+            tape.counted.scatter(counted_d_x, d_x)
         elif end > T:  # a step of zeros that no row has
-            _, d_first, grads = self.backward(content, d_y, d_last, None)
+            _, d_initial, grads = self.backward(content, d_y, d_last, None)
         else:
             if end < T:
                 d_x[end:] = 0
                 d_x = d_x[:end]
-            _, d_first, grads = self.backward(content, d_y, d_last, d_x)
+            _, d_initial, grads = self.backward(content, d_y, d_last, d_x)
             if without_steps is not None:
                 clear_first_step(d_x, without_steps)
-        return result, d_first, grads
+        return result, d_initial, grads
 
 
 cdef class SingleRunner(Runner):
-    """That of a layer with weights of its own."""
+    """Runs a layer with weights of its own."""
 
-    cdef tuple names  # of the weights in the kernels' order
-    cdef type state
-    cdef int states
-    cdef Py_ssize_t[STATES] sizes  # of a row of each state
-    cdef Plan plan, plan_back
+    cdef tuple weight_names  # in the kernels' order
+    cdef type state_type
+    cdef int state_count
+    cdef Py_ssize_t[STATES] state_sizes  # numbers in a row of each state
+    cdef KernelPlan forward_plan, backward_plan  # of the last call
 
     def __init__(self, layer):
         Runner.__init__(self, layer)
-        self.names = layer._names
-        assert len(self.names) <= WEIGHTS
-        self.states = len(layer._state._fields)
-        self.state = layer._state if self.states else tuple  # a layer without a state has the empty tuple
-        for k in range(self.states):
-            self.sizes[k] = layer._state_sizes[k]
+        self.weight_names = layer._names
+        assert len(self.weight_names) <= WEIGHTS
+        self.state_count = len(layer._state._fields)
+        self.state_type = layer._state if self.state_count else tuple  # a layer without a state has the empty tuple
+        for k in range(self.state_count):
+            self.state_sizes[k] = layer._state_sizes[k]
 
-    cdef bint takes(self, state, Py_ssize_t B) except -1:
+    cdef bint takes_state(self, state, Py_ssize_t B) except -1:
         cdef int k
         if state is None:
             return True
-        if type(state) is not self.state or len(<tuple> state) != self.states:
+        if type(state) is not self.state_type or len(<tuple> state) != self.state_count:
             return False
-        for k in range(self.states):
-            if not is_shaped((<tuple> state)[k], self.type_number, 2, 0, B, self.sizes[k]):
+        for k in range(self.state_count):
+            if not is_shaped((<tuple> state)[k], self.type_number, 2, 0, B, self.state_sizes[k]):
                 return False
         return True
 
     cdef new_state(self, Py_ssize_t B, void **addresses):
-        """A state without values, and where it is in memory."""
+        """Return a state without values.
+
+        addresses : the caller's; the address of each array of the state is written
+        """
         cdef list arrays = []
         cdef int k
-        for k in range(self.states):
-            array = new(self.dtype, self.type_number, 2, B, self.sizes[k])
+        for k in range(self.state_count):
+            array = new_array(self.dtype, self.type_number, 2, B, self.state_sizes[k])
             addresses[k] = PyArray_BYTES(<ndarray> array)
             arrays.append(array)
-        return tuple.__new__(self.state, arrays)
+        return tuple.__new__(self.state_type, arrays)
 
-    cdef copy_of(self, state, Py_ssize_t B):
-        """Of a state, or zeros."""
+    cdef copy_state(self, state, Py_ssize_t B):
+        """Return a copy of a state, or zeros for None."""
         cdef void *addresses[STATES]
         cdef int k
         copy = self.new_state(B, addresses)
-        for k in range(self.states):
+        for k in range(self.state_count):
             if state is None:
-                memset(addresses[k], 0, B * self.sizes[k] * self.dtype.itemsize)
+                memset(addresses[k], 0, B * self.state_sizes[k] * self.dtype.itemsize)
             else:
                 PyArray_CopyInto(<ndarray> copy[k], <ndarray> (<tuple> state)[k])
         return copy
 
-    cdef int compute(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B, int threads) except -1:
-        """Run the forward kernel."""
-        cdef Plan plan
+    cdef int run_forward_kernel(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B, int threads) except -1:
+        """Run the forward kernel.
+
+        weights : the layer's CellWeights
+        a : the caller's; `packed` is set here
+        """
+        cdef KernelPlan plan
         threads = threads or number_of_threads[0]
         with cython.critical_section(self):
-            plan = self.plan
-        a.packed = address_of(weights.packed)
-        plan = plan_of(plan, self.layer, "forward", weights.format, T, B, threads)
+            plan = self.forward_plan
+        a.packed = packed_address(weights.packed)
+        plan = plan_for(plan, self.layer, "forward", weights.format, T, B, threads)
         with cython.critical_section(self):
-            self.plan = plan
+            self.forward_plan = plan
         plan.execute(NULL, a)
         return 0
 
-    cdef dict compute_back(self, dict weights, Pass *a, Py_ssize_t T, Py_ssize_t B):
-        """Run the backward kernel; the gradients to the weights."""
-        cdef Plan plan
+    cdef dict run_backward_kernel(self, dict weights, Pass *a, Py_ssize_t T, Py_ssize_t B):
+        """Run the backward kernel; return the gradients to the weights, by their names.
+
+        weights : the arrays by their names
+        a : the caller's; `weights` and `weight_grads` are set here
+        """
+        cdef KernelPlan plan
         cdef dict grads = {}
         cdef int k
-        for k in range(len(self.names)):
-            array, a.weights[k], a.weight_grads[k] = weights.get(self.names[k]), NULL, NULL
+        for k in range(len(self.weight_names)):
+            array, a.weights[k], a.weight_grads[k] = weights.get(self.weight_names[k]), NULL, NULL
             if array is not None:
-                grad = self.like(<ndarray> array)
-                grads[self.names[k]] = grad
+                grad = self.new_grad(<ndarray> array)
+                grads[self.weight_names[k]] = grad
                 a.weights[k] = PyArray_BYTES(<ndarray> array)
                 a.weight_grads[k] = PyArray_BYTES(<ndarray> grad)
         with cython.critical_section(self):
-            plan = self.plan_back
-        plan = plan_of(plan, self.layer, "backward", 0, T, B)
+            plan = self.backward_plan
+        plan = plan_for(plan, self.layer, "backward", 0, T, B)
         with cython.critical_section(self):
-            self.plan_back = plan
+            self.backward_plan = plan
         plan.execute(NULL, a)
         return grads
 
-    cdef ndarray like(self, ndarray array):
-        if array.ndim == 1:
-            return new(self.dtype, self.type_number, 2, 1, array.shape[0])[0]
-        return new(self.dtype, self.type_number, 2, array.shape[0], array.shape[1])
+    cdef ndarray new_grad(self, ndarray weight):
+        """Return an array without values for the gradient to a weight of rank 1 or 2."""
+        if weight.ndim == 1:
+            return new_array(self.dtype, self.type_number, 2, 1, weight.shape[0])[0]
+        return new_array(self.dtype, self.type_number, 2, weight.shape[0], weight.shape[1])
 
-    cdef dict no_grads(self, dict weights):
+    cdef dict zero_grads(self, dict weights):
+        """Return gradients to the weights of a pass that has computed nothing."""
         cdef dict grads = {}
         for name in weights:
             grads[name] = numpy.zeros_like(weights[name])
@@ -516,251 +659,254 @@ cdef class SingleRunner(Runner):
 
 @cython.final
 cdef class CellRunner(SingleRunner):
-    """That of an LSTM or a GRU."""
+    """Runs a layer of one cell: an LSTM, a GRU or an RNN."""
 
     cdef bint reverse
-    cdef int saved  # arrays on a tape beside h
-    cdef Py_ssize_t cells
+    cdef int saved_count  # arrays [T,B,H] on a tape beside h
+    cdef Py_ssize_t hidden_size
 
     def __init__(self, layer):
         SingleRunner.__init__(self, layer)
-        self.reverse, self.saved, self.cells = layer.reverse, len(layer._op.outputs) - 1, layer.hidden_size
+        self.reverse, self.saved_count, self.hidden_size = layer.reverse, len(layer._op.outputs) - 1, layer.hidden_size
 
-    cdef tuple forward(self, Current current, ndarray x, state, bint reverse, y):
+    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
         cdef Pass a
-        cdef Py_ssize_t T = current.T, B = current.B
+        cdef Py_ssize_t T = context.T, B = context.B
         cdef int k
         cdef ndarray h
-        weights = current.weights[self.layer]
+        weights = context.weights[self.layer]
         saved = tape = None
         a.saved, a.step_mask, a.reverse = NULL, NULL, reverse ^ self.reverse
-        if current.training:
-            saved = new(self.dtype, self.type_number, 4, self.saved, T, B, self.cells)
-            state = self.copy_of(state, B)
+        if context.training:
+            saved = new_array(self.dtype, self.type_number, 4, self.saved_count, T, B, self.hidden_size)
+            state = self.copy_state(state, B)
             a.saved = PyArray_BYTES(<ndarray> saved)
-        h = self.rows(T, B, self.outputs) if y is None or current.training else y
-        if T and B and self.outputs:
-            last = self.new_state(B, a.last_state)
-            for k in range(self.states):
+        h = self.new_rows(T, B, self.output_size) if y is None or context.training else y
+        if T and B and self.output_size:
+            last_state = self.new_state(B, a.last_state)
+            for k in range(self.state_count):
                 a.initial_state[k] = NULL if state is None else PyArray_BYTES(<ndarray> (<tuple> state)[k])
-            step_mask = current.step_mask(a.reverse)
+            step_mask = context.step_mask(a.reverse)
             if step_mask is not None:
                 a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(h)
-            lay_out(x, &a.x_layout.step, &a.x_layout.row)
-            lay_out(h, &a.y_layout.step, &a.y_layout.row)
-            self.compute(weights, &a, T, B, current.threads)
+            set_layout(&a.x_layout, x)
+            set_layout(&a.y_layout, h)
+            self.run_forward_kernel(weights, &a, T, B, context.threads)
         else:
-            step_mask, last = current.step_mask(a.reverse), self.copy_of(state, B)
+            step_mask, last_state = context.step_mask(a.reverse), self.copy_state(state, B)
         if y is None:
             y = h
         elif y is not h:
             PyArray_CopyInto(<ndarray> y, h)
-        if current.training:
+        if context.training:
             tape = CellTape(weights.arrays, x, state, saved, h, step_mask, bool(a.reverse))
-        return y, last, tape
+        return y, last_state, tape
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
         cdef Pass a
-        cdef ndarray x, h, d
+        cdef ndarray x, h, x_grad
         cdef Py_ssize_t T, B
         cdef int k
         weights, x, state, saved, h, step_mask, a.reverse = tape
         T, B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
-        d = self.rows(T, B, self.inputs) if d_x is None else d_x
+        x_grad = self.new_rows(T, B, self.input_size) if d_x is None else d_x
         if PyArray_SIZE(h) == 0:
-            d[...] = 0
-            return d, self.copy_of(d_last, B), self.no_grads(weights)
-        d_first = self.new_state(B, a.initial_state_grad)
-        for k in range(self.states):
+            x_grad[...] = 0
+            return x_grad, self.copy_state(d_last, B), self.zero_grads(weights)
+        d_initial = self.new_state(B, a.initial_state_grad)
+        for k in range(self.state_count):
             a.initial_state[k] = PyArray_BYTES(<ndarray?> state[k])
             a.last_state_grad[k] = NULL if d_last is None else PyArray_BYTES(<ndarray> (<tuple> d_last)[k])
         a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray?> step_mask)
         a.x, a.y, a.saved = PyArray_BYTES(x), PyArray_BYTES(h), PyArray_BYTES(<ndarray?> saved)
-        a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(d)
-        lay_out(d_y, &a.y_grad_layout.step, &a.y_grad_layout.row)
-        lay_out(d, &a.x_grad_layout.step, &a.x_grad_layout.row)
-        return d, d_first, self.compute_back(weights, &a, T, B)
+        a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(x_grad)
+        set_layout(&a.y_grad_layout, d_y)
+        set_layout(&a.x_grad_layout, x_grad)
+        return x_grad, d_initial, self.run_backward_kernel(weights, &a, T, B)
 
 
 @cython.final
 cdef class DenseRunner(SingleRunner):
-    """That of a dense layer."""
+    """Runs a dense layer, for all steps or, with `last`, for the steps at which rows end."""
 
-    cdef tuple forward(self, Current current, ndarray x, state, bint reverse, y):
+    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
         cdef Pass a
-        cdef Py_ssize_t T = current.T, B = current.B
+        cdef Py_ssize_t T = context.T, B = context.B
         cdef ndarray rows
-        weights = current.weights[self.layer]
+        weights = context.weights[self.layer]
         step_mask = ends = tape = None
         if self.over_time:
-            if current.lengths is not None:
-                step_mask = current.step_mask_of_head() if self.layer._in_head else current.step_mask(reverse)
+            if context.lengths is not None:
+                step_mask = context.head_step_mask() if self.layer._in_head else context.step_mask(reverse)
         else:
-            ends = Ends(T, self.last_steps(current), self.layer._directions_of_x())
-            x, T = self.gather(x, ends), 1
+            ends = EndSteps(T, self.last_steps(context), self.layer._directions_of_x())
+            x, T = self.gather_ends(x, ends), 1
             y = None if y is None else y[None]
-        rows = self.rows(T, B, self.outputs) if y is None or current.training else y
+        rows = self.new_rows(T, B, self.output_size) if y is None or context.training else y
         if PyArray_SIZE(rows):
             a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(rows)
-            lay_out(x, &a.x_layout.step, &a.x_layout.row)
-            lay_out(rows, &a.y_layout.step, &a.y_layout.row)
-            self.compute(weights, &a, T, B, current.threads)
+            set_layout(&a.x_layout, x)
+            set_layout(&a.y_layout, rows)
+            self.run_forward_kernel(weights, &a, T, B, context.threads)
         if y is None:
             y = rows
         elif y is not rows:
             PyArray_CopyInto(<ndarray> y, rows)
-        if current.training:
+        if context.training:
             tape = DenseTape(weights.arrays, x, rows, step_mask, ends)
         return y if ends is None else y[0], (), tape
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
         cdef Pass a
-        cdef ndarray x, y, d
+        cdef ndarray x, y, x_grad
         cdef Py_ssize_t T, B
         weights, x, y, step_mask, ends = tape
         T, B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
         if ends is not None:
             d_y = d_y[None]
-        d = self.rows(T, B, self.inputs) if d_x is None or ends is not None else d_x
+        x_grad = self.new_rows(T, B, self.input_size) if d_x is None or ends is not None else d_x
         if PyArray_SIZE(y):
             a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
-            a.x, a.y, a.y_grad, a.x_grad = PyArray_BYTES(x), PyArray_BYTES(y), PyArray_BYTES(d_y), PyArray_BYTES(d)
-            lay_out(d_y, &a.y_grad_layout.step, &a.y_grad_layout.row)
-            lay_out(d, &a.x_grad_layout.step, &a.x_grad_layout.row)
-            grads = self.compute_back(weights, &a, T, B)
+            a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(y)
+            a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(x_grad)
+            set_layout(&a.y_grad_layout, d_y)
+            set_layout(&a.x_grad_layout, x_grad)
+            grads = self.run_backward_kernel(weights, &a, T, B)
         else:
-            d[...] = 0
-            grads = self.no_grads(weights)
+            x_grad[...] = 0
+            grads = self.zero_grads(weights)
         if ends is None:
-            return d, (), grads
+            return x_grad, (), grads
         if d_x is None:
-            d_x = self.rows(ends.T, B, self.inputs)
+            d_x = self.new_rows(ends.T, B, self.input_size)
         d_x[...] = 0
-        self.copy_ends(ends, d, d_x, False)
+        self.copy_ends(ends, x_grad, d_x, False)
         return d_x, (), grads
 
     # --------------------------------------------------------------------------------------------------- with `last`
-    cdef ndarray last_steps(self, Current current):
-        """Each row's last step, [B]."""
-        cdef npy_intp B = current.B
+    cdef ndarray last_steps(self, ForwardContext context):
+        """Return the last step of each row, [B]."""
+        cdef npy_intp B = context.B
         cdef ndarray steps = PyArray_SimpleNew(1, &B, NPY_INT64)
         cdef int64_t *step = <int64_t *> PyArray_BYTES(steps)
         cdef Py_ssize_t b
         for b in range(B):
-            step[b] = current.T - 1
-            if current.head_lengths is not None:
-                step[b] = (<const int64_t *> PyArray_BYTES(<ndarray> current.head_lengths))[b] - 1
+            step[b] = context.T - 1
+            if context.head_lengths is not None:
+                step[b] = (<const int64_t *> PyArray_BYTES(<ndarray> context.head_lengths))[b] - 1
         return steps
 
-    cdef ndarray gather(self, ndarray x, ends):
+    cdef ndarray gather_ends(self, ndarray x, ends):
         """Copy the rows of x [T,B,I] that are read to a new array [1,B,I]."""
-        cdef ndarray rows = self.rows(1, PyArray_DIMS(x)[1], self.inputs)
+        cdef ndarray rows = self.new_rows(1, PyArray_DIMS(x)[1], self.input_size)
         self.copy_ends(ends, rows, x, True)
         return rows
 
     cdef int copy_ends(self, ends, ndarray rows, ndarray x, bint gathers) except -1:
-        """Copy to `rows` [1,B,I] from the steps of `x` [T,B,I] where its parts end, or back."""
-        cdef Py_ssize_t b, size, at = 0, itemsize = PyArray_ITEMSIZE(x), B = PyArray_DIMS(x)[1]
-        cdef const int64_t *last = <const int64_t *> PyArray_BYTES(<ndarray> ends.last)
+        """Copy to `rows` [1,B,I] from the steps of x [T,B,I] at which its parts end, or to x unless it `gathers`."""
+        cdef Py_ssize_t b, size, offset = 0, itemsize = PyArray_ITEMSIZE(x), B = PyArray_DIMS(x)[1]  # in bytes
+        cdef const int64_t *last_step = <const int64_t *> PyArray_BYTES(<ndarray> ends.last_step)
         cdef char *row
         cdef char *step
-        for part in ends.parts:
-            size = part[0] * itemsize
+        for part_size, is_reverse in ends.parts:
+            size = part_size * itemsize
             for b in range(B):
-                row = PyArray_BYTES(rows) + b * self.inputs * itemsize + at
-                step = PyArray_BYTES(x) + b * PyArray_STRIDES(x)[1] + at
-                if not part[1]:
-                    step += last[b] * PyArray_STRIDES(x)[0]
+                row = PyArray_BYTES(rows) + b * self.input_size * itemsize + offset
+                step = PyArray_BYTES(x) + b * PyArray_STRIDES(x)[1] + offset
+                if not is_reverse:
+                    step += last_step[b] * PyArray_STRIDES(x)[0]
                 if gathers:
                     memcpy(row, step, size)
                 else:
                     memcpy(step, row, size)
-            at += size
+            offset += size
         return 0
 
 
 cdef class CompositeRunner(Runner):
-    """That of a layer of several."""
+    """Runs a layer that consists of other layers, by their runners."""
 
-    cdef tuple names, parts
+    cdef tuple part_names, parts
 
     def __init__(self, layer):
         Runner.__init__(self, layer)
-        self.names, self.parts = tuple(layer._layers), ()
+        self.part_names, self.parts = tuple(layer._layers), ()
         for part in layer._layers.values():
             self.parts += (part._runner,)
 
-    cdef bint takes(self, state, Py_ssize_t B) except -1:
+    cdef bint takes_state(self, state, Py_ssize_t B) except -1:
         cdef Py_ssize_t k
         if state is None:
             return True
         if type(state) is not tuple or len(<tuple> state) != len(self.parts):
             return False
         for k in range(len(self.parts)):
-            if not (<Runner> self.parts[k]).takes((<tuple> state)[k], B):
+            if not (<Runner> self.parts[k]).takes_state((<tuple> state)[k], B):
                 return False
         return True
 
-    cdef dict keyed(self, list grads):
-        """The parts' gradients by the names that the layer has for its weights."""
-        cdef dict found = {}
+    cdef dict join_grads(self, list part_grads):
+        """Return the gradients of all parts by the names that the layer has for its weights."""
+        cdef dict grads = {}
         cdef Py_ssize_t k
         for k in range(len(self.parts)):
-            name = self.names[k]
-            for key, array in (<dict> grads[k]).items():
-                found[f"{name}.{key}"] = array
-        return found
+            part_name = self.part_names[k]
+            for name, array in (<dict> part_grads[k]).items():
+                grads[f"{part_name}.{name}"] = array
+        return grads
 
 
 @cython.final
 cdef class StackRunner(CompositeRunner):
-    """That of a stack."""
+    """Runs a `Stack`."""
 
-    cdef tuple forward(self, Current current, ndarray x, state, bint reverse, y):
-        cdef list last = [], tapes = []
+    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        cdef list last_states = [], tapes = []
         cdef Py_ssize_t k, top = len(self.parts) - 1
         for k in range(top + 1):
-            first = None if state is None else (<tuple> state)[k]
-            x, after, tape = (<Runner> self.parts[k]).forward(current, x, first, reverse, y if k == top else None)
-            last.append(after)
+            part_state = None if state is None else (<tuple> state)[k]
+            x, part_state, tape = (<Runner> self.parts[k]).forward(
+                context, x, part_state, reverse, y if k == top else None
+            )
+            last_states.append(part_state)
             tapes.append(tape)
-        return x, tuple(last), tapes
+        return x, tuple(last_states), tapes
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
-        cdef list states = [], grads = []
+        cdef list d_states = [], part_grads = []
         cdef Py_ssize_t k
         for k in range(len(self.parts) - 1, -1, -1):
-            after = None if d_last is None else (<tuple> d_last)[k]
-            part = (<Runner> self.parts[k]).backward(tape[k], d_y, after, None if k else d_x)
+            d_state = None if d_last is None else (<tuple> d_last)[k]
+            part = (<Runner> self.parts[k]).backward(tape[k], d_y, d_state, None if k else d_x)
             d_y = part[0]
-            states.append(part[1])
-            grads.append(part[2])
-        states.reverse()
-        grads.reverse()
-        return d_y, tuple(states), self.keyed(grads)
+            d_states.append(part[1])
+            part_grads.append(part[2])
+        d_states.reverse()
+        part_grads.reverse()
+        return d_y, tuple(d_states), self.join_grads(part_grads)
 
 
 @cython.final
-cdef class PairRunner(CompositeRunner):
-    """That of two layers side by side, of which the second one runs in the other direction."""
+cdef class BidirectionalRunner(CompositeRunner):
+    """Runs a `Bidirectional`: two layers side by side, of which the second one runs in the other direction."""
 
-    cdef tuple forward(self, Current current, ndarray x, state, bint reverse, y):
-        cdef Py_ssize_t half = self.outputs // 2
+    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        cdef Py_ssize_t half = self.output_size // 2
         if y is None:
-            y = self.rows(current.T, current.B, self.outputs)
+            y = self.new_rows(context.T, context.B, self.output_size)
         fw, bw = (None, None) if state is None else state
-        _, last_fw, tape_fw = (<Runner> self.parts[0]).forward(current, x, fw, reverse, y[:, :, :half])
-        _, last_bw, tape_bw = (<Runner> self.parts[1]).forward(current, x, bw, not reverse, y[:, :, half:])
+        _, last_fw, tape_fw = (<Runner> self.parts[0]).forward(context, x, fw, reverse, y[:, :, :half])
+        _, last_bw, tape_bw = (<Runner> self.parts[1]).forward(context, x, bw, not reverse, y[:, :, half:])
         return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
-        cdef Py_ssize_t half = self.outputs // 2
+        cdef Py_ssize_t half = self.output_size // 2
         fw, bw = (None, None) if d_last is None else d_last
         tape_fw, tape_bw = tape
         d_x, d_fw, grads_fw = (<Runner> self.parts[0]).backward(tape_fw, d_y[:, :, :half], fw, d_x)
         d_x_bw, d_bw, grads_bw = (<Runner> self.parts[1]).backward(tape_bw, d_y[:, :, half:], bw, None)
         with numpy.errstate(over="ignore", invalid="ignore"):
             numpy.add(d_x, d_x_bw, out=d_x)
-        return d_x, (d_fw, d_bw), self.keyed([grads_fw, grads_bw])
+        return d_x, (d_fw, d_bw), self.join_grads([grads_fw, grads_bw])

@@ -12,7 +12,7 @@ from blockcell._args import empty
 from blockcell._layers import step_mask_of
 from blockcell._read import ArgumentReader
 
-from blockcell._layers cimport Plan, address_of, is_shaped, plan_of
+from blockcell._layers cimport KernelPlan, is_shaped, packed_address, plan_for
 from numpy_arrays cimport is_plain, overlap
 from passes.arrays cimport STATES, Pass
 
@@ -188,15 +188,15 @@ cdef class Stream:
     cdef compute(self, x, y, Py_ssize_t T, Py_ssize_t n, step_mask, bint apart):
         """T steps of n rows, from the states of now to those that follow, which `move_on` makes those of now; or
         `apart`, from what stands there already: a kernel reads all states before it writes any."""
-        cdef Plan last, plan
+        cdef KernelPlan last_plan, plan
         cdef Pass a
         cdef int k
         cdef Py_ssize_t place = (n + 7 * T) % PLANS
         if self.outputs == 0:
             return
-        last = <Plan> self.plans[place]
-        plan = plan_of(last, self.cell, "forward", self.format, T, n)
-        if plan is not last:
+        last_plan = <KernelPlan> self.plans[place]
+        plan = plan_for(last_plan, self.cell, "forward", self.format, T, n)
+        if plan is not last_plan:
             self.plans[place] = plan
         if plan.size > self.room:
             self.memory = numpy.empty(plan.size, numpy.uint8)
@@ -298,7 +298,7 @@ cdef class Stream:
 
     cdef void use(self, weights):
         """Read these weights from now on."""
-        self.weights, self.packed, self.format = weights, address_of(weights.packed), weights.format
+        self.weights, self.packed, self.format = weights, packed_address(weights.packed), weights.format
 
     def _grow(self, batch):
         """Have more rows, whose states are zero."""

@@ -7,7 +7,7 @@ cimport cython
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.string cimport memcpy, memset
 
-from blockcell._layers cimport Plan, plan_from
+from blockcell._layers cimport KernelPlan, plan_from
 from passes.arrays cimport STATES, Pass
 from passes.steps cimport Layout
 from product.half cimport float_to_half, half, half_to_float
@@ -165,7 +165,7 @@ cdef class Sized:
         Whether x is [B,I] and states are [B,.], in one direction, and there is no y: that is the state h.
     """
 
-    cdef Plan plan
+    cdef KernelPlan plan
     cdef object dtype, step_mask_dtype
     cdef Py_ssize_t T, B, I, H, P, itemsize, gates, summed
     cdef int directions, per, parts

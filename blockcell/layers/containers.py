@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _stream
-from .._layers import PairRunner, Runner, StackRunner
+from .._layers import BidirectionalRunner, Runner, StackRunner
 from .._read import ArgumentReader, short
 from ..optable import Array
 from .arguments import read_parts
@@ -104,7 +104,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         The sizes differ, or a layer has ``reverse=True``, or `last`.
     """
 
-    _runs = PairRunner
+    _runs = BidirectionalRunner
 
     def __init__(self, fw: Layer[S_co], bw: Layer[S_bw_co]) -> None:
         self._initialize({"fw": fw, "bw": bw})

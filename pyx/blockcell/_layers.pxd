@@ -4,19 +4,24 @@ The folder is named `blockcell` because Cython looks for a module's .pxd file by
 from passes.arrays cimport LayerKernel, Pass
 
 
-cdef class Plan:
-    """How T steps of B rows are run with so many threads."""
+cdef class KernelPlan:
+    """A kernel of a layer, and how it runs T steps of B rows."""
 
-    cdef object parameters
+    cdef object parameters  # bytes: the plan as a struct of the kernel's module
     cdef LayerKernel kernel
-    cdef Py_ssize_t T, B, size  # bytes of scratch
-    cdef int format, threads, planned  # how weights are packed; threads that there may be; those that are of use
-    cdef bint brief
+    cdef Py_ssize_t T, B, size  # size: bytes of scratch
+    cdef int format  # how the matrices of weights are quantized
+    cdef int threads, planned_threads  # that there may be; that the kernel uses
+    cdef bint keeps_gil  # whether the kernel is too short to let other Python threads run
 
     cdef execute(self, char *work, const Pass *a)
 
 
-cdef Plan plan_from(tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads)
-cdef Plan plan_of(Plan last, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=*)
-cdef char *address_of(object packed) noexcept
+cdef KernelPlan plan_from(
+    tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads
+)
+cdef KernelPlan plan_for(
+    KernelPlan last_plan, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=*
+)
+cdef char *packed_address(object packed) noexcept
 cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept
