@@ -45,8 +45,8 @@ def advance(
     rows: ArrayLike | None,
     lengths: ArrayLike | None,
 ) -> Array: ...
-def copies(streams: tuple[Stream, ...], rows: ArrayLike | None) -> list[Array]: ...
-def put(
+def copy_states(streams: tuple[Stream, ...], rows: ArrayLike | None) -> list[Array]: ...
+def set_states(
     streams: tuple[Stream, ...],
     rows: ArrayLike | None,
     state_arrays: Callable[[Any, int], list[Array]],

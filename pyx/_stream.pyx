@@ -1,4 +1,11 @@
-"""Streams: a layer, or layers one above the other, step by step."""
+"""Streams: a layer, or layers one above the other, step by step.
+
+A stack has a stream for each of its layers.  Functions at the end of the file take such a tuple of streams, the lowest
+one first, and change all of them or none.
+
+Letters: T time, B batch, I input, H cell; n is the number of rows that take part, of which each has a number from 0 to
+B - 1; k is the position of a stream, a state or a row.
+"""
 from libc.string cimport memcpy, memset
 from numpy cimport (
     NPY_INTP, PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, import_array, int64_t, ndarray, npy_intp
@@ -22,28 +29,28 @@ cdef extern from *:
     """
     static inline int claim_flag(int *flag) { return !__atomic_exchange_n(flag, 1, __ATOMIC_ACQUIRE); }
     static inline void release_flag(int *flag) { __atomic_store_n(flag, 0, __ATOMIC_RELEASE); }
-    #define fetch_line(line) __builtin_prefetch(line)
+    #define prefetch_line(line) __builtin_prefetch(line)
     """
     bint claim_flag(int *flag)
     void release_flag(int *flag)
-    void fetch_line(const char *line) nogil
+    void prefetch_line(const char *line) nogil
 
 cdef enum:
     PLANS = 64  # that a stream keeps, as the number of rows may change from step to step
     LARGE = 1 << 16  # bytes of states, above which copying them leaves other Python threads running
-    ROWS_AHEAD = 4  # that are fetched from a large table while one is copied
-    LINE = 64  # bytes
+    PREFETCHED_ROWS = 4  # of a table, while one is copied
+    LINE = 64  # bytes of a cache line
 
 
 cdef class Stream:
     """Steps of a layer, one after the other, with the state kept in between.
 
-    Made by `layer.stream(batch=1)`.  One step costs little more than its arithmetic, and with ``out=`` allocates
-    nothing; the results have the bits of one call of the layer over all steps.  A stream keeps the weights that the
-    layer had when it was made, until `refresh`.  It may be pickled.
+    `layer.stream(batch=1)` makes one.  One step costs little more than its arithmetic, and with ``out=`` allocates
+    nothing; the results are bit-identical with those of one call of the layer over all steps.  A stream keeps the
+    weights that the layer had when it was made, until `refresh`.  It may be pickled.
 
-    Rows may step apart: `step` and `run` take `rows`, those that advance, and a step of a few rows costs what it costs
-    in a stream of so few.  Each row has the bits that it has alone.  `state_of` and `set_state` move rows to another
+    Some rows may advance alone: `step` and `run` take `rows`, and a step of a few rows costs what it costs in a stream
+    of so few.  The results of a row do not depend on the other rows.  `state_of` and `set_state` move rows to another
     stream, process or machine.
 
     A method that raises leaves the stream as it was.  A stream is for one thread at a time: a method that finds another
@@ -60,18 +67,21 @@ cdef class Stream:
 
     cdef readonly object layer
     cdef readonly Py_ssize_t batch
-    cdef readonly Py_ssize_t _advances  # how often the states have changed by steps, of the lowest stream of a stack
-    cdef object cell  # whose weights they are: the layer, or what a Quantized has of it
-    cdef object dtype, weights  # those that the layer had at the last refresh
-    cdef list plans  # the last ones
-    cdef char *packed  # of the weights
-    cdef int format  # how they are quantized
-    cdef list states, following  # arrays [B,H]: those of now, and where the next ones are computed
-    cdef const void *first[STATES]  # where both are in memory
-    cdef void *last[STATES]
-    cdef object numbers, named  # once rows are named: their numbers, intp [B], and for each row a byte that is zero
-    cdef Py_ssize_t inputs, outputs, room
-    cdef object memory  # scratch, of so much room
+    cdef readonly Py_ssize_t _advances  # how often steps have changed the states; counted in the lowest stream alone
+    cdef object cell  # the layer with the weights: `layer`, or the copy that a Quantized has of it
+    cdef object dtype
+    cdef object weights  # the CellWeights that the layer had at the last refresh
+    cdef list plans  # the last KernelPlans, each at an index by its sizes
+    cdef char *packed  # the address of the packed weights
+    cdef int format  # how the matrices of weights are quantized
+    cdef list states, next_states  # arrays [B,H] or [B,P]: the current ones, and those that a step writes
+    cdef const void *state_data[STATES]  # the addresses of their numbers
+    cdef void *next_state_data[STATES]
+    cdef object row_numbers  # intp [B], once a call has named rows: the numbers of these rows
+    cdef object is_named  # uint8 [B], then: scratch of `set_row_numbers`, zero between calls
+    cdef Py_ssize_t input_size, output_size
+    cdef Py_ssize_t scratch_size  # bytes
+    cdef object scratch  # uint8, the kernel's
     cdef int type_number, in_use
 
     def __init__(self, layer, batch=1):
@@ -81,34 +91,36 @@ cdef class Stream:
         if batch * (width + 1) * layer.dtype.itemsize > sys.maxsize:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected fewer rows, that memory holds")
         self.layer, self.cell, self.batch = layer, layer, batch
-        self.inputs, self.outputs, self.dtype = layer.input_size, layer.output_size, layer.dtype
+        self.input_size, self.output_size, self.dtype = layer.input_size, layer.output_size, layer.dtype
         self.type_number = self.dtype.num
-        self.memory, self.room, self.plans = None, 0, [None] * PLANS
-        self.states, self.following = self.zeros(batch), self.zeros(batch)
-        self.point()
+        self.scratch, self.scratch_size, self.plans = None, 0, [None] * PLANS
+        self.states, self.next_states = self.zero_states(batch), self.zero_states(batch)
+        self.set_addresses()
         self.refresh()
 
-    cdef list zeros(self, Py_ssize_t batch):
+    cdef list zero_states(self, Py_ssize_t batch):
+        """Return the arrays of a state of zeros."""
         cdef list arrays = []  # by a loop: Cython's list comprehensions free an item twice where the list cannot grow
         for size in self.cell._state_sizes:
             array = numpy.zeros((batch, size), self.dtype)
             arrays.append(array)
         return arrays
 
-    cdef void point(self) noexcept:
+    cdef void set_addresses(self) noexcept:
+        """Note the addresses of the states."""
         cdef Py_ssize_t k
         for k in range(len(self.states)):
-            self.first[k] = PyArray_BYTES(<ndarray> self.states[k])
-            self.last[k] = PyArray_BYTES(<ndarray> self.following[k])
+            self.state_data[k] = PyArray_BYTES(<ndarray> self.states[k])
+            self.next_state_data[k] = PyArray_BYTES(<ndarray> self.next_states[k])
 
-    cdef void move_on(self) noexcept:
-        """What was computed is the state."""
-        self.states, self.following = self.following, self.states
-        self.point()
+    cdef void swap_states(self) noexcept:
+        """Make the next states the current ones, after a step of all rows."""
+        self.states, self.next_states = self.next_states, self.states
+        self.set_addresses()
 
     # ------------------------------------------------------------------------------------------------------------ steps
     def step(self, x, out=None, *, rows=None):
-        """One step, of all rows or of those given.
+        """Run one step, of all rows or of some.
 
         Parameters
         ----------
@@ -138,7 +150,7 @@ cdef class Stream:
         return advance((self,), (), x, out, 2, rows, None)
 
     def run(self, x, out=None, *, rows=None, lengths=None):
-        """T steps: as `step`, with `x` [T,B,I] and h [T,B,H].
+        """Run T steps, as `step` does one, with `x` [T,B,I] and h [T,B,H].
 
         Parameters
         ----------
@@ -162,57 +174,71 @@ cdef class Stream:
         """
         return advance((self,), (), x, out, 3, rows, lengths)
 
-    cdef input(self, x, int rank, Py_ssize_t n, bint some):
-        """x of n rows, of all or of `some`, as the kernel takes it."""
-        if is_shaped(x, self.type_number, rank, -1, n, self.inputs):
-            return x
-        return self.cell._taken("x", x, (None, n, self.inputs)[3 - rank :], ", by the number of rows" if some else "")
+    cdef read_x(self, x, int rank, Py_ssize_t n, bint names_rows):
+        """Return a user's x of n rows, [n,I] or for a rank of 3 [T,n,I], as the kernel takes it.
 
-    cdef output(self, x, out, int rank, Py_ssize_t T, Py_ssize_t n):
-        """Where the results of n rows go."""
+        names_rows : whether n is the number of rows that the user has named
+        """
+        if is_shaped(x, self.type_number, rank, -1, n, self.input_size):
+            return x
+        reason = ", by the number of rows" if names_rows else ""
+        return self.cell._taken("x", x, (None, n, self.input_size)[3 - rank :], reason)
+
+    cdef read_out(self, x, out, int rank, Py_ssize_t T, Py_ssize_t n):
+        """Return the array for the results of n rows: a user's `out`, which must not overlap x; for None a new one."""
         if out is None:
-            return empty((T, n, self.outputs)[3 - rank :], self.dtype)
+            return empty((T, n, self.output_size)[3 - rank :], self.dtype)
         if (
-            not is_shaped(out, self.type_number, rank, T, n, self.outputs)
+            not is_shaped(out, self.type_number, rank, T, n, self.output_size)
             or not PyArray_ISWRITEABLE(<ndarray> out)
         ):
-            shape = (T, n, self.outputs)[3 - rank :]
-            found = f"{out.dtype} {out.shape}" if type(out) is ndarray else type(out).__name__
+            shape = (T, n, self.output_size)[3 - rank :]
+            description = f"{out.dtype} {out.shape}" if type(out) is ndarray else type(out).__name__
             expected = f"expected a writeable C-contiguous {self.dtype} array of shape {shape}"
-            message = f"{type(self.cell).__name__}.stream: out is {found}; {expected}"
+            message = f"{type(self.cell).__name__}.stream: out is {description}; {expected}"
             raise (ValueError if type(out) is ndarray and out.dtype == self.dtype else TypeError)(message)
         if overlap(x, out):
             raise ValueError(f"{type(self.cell).__name__}.stream: out overlaps x; give it memory of its own")
         return out
 
-    cdef compute(self, x, y, Py_ssize_t T, Py_ssize_t n, step_mask, bint apart):
-        """T steps of n rows, from the states of now to those that follow, which `move_on` makes those of now; or
-        `apart`, from what stands there already: a kernel reads all states before it writes any."""
+    cdef compute(self, x, y, Py_ssize_t T, Py_ssize_t n, step_mask, bint in_place):
+        """Run the kernel for T steps.
+
+        Parameters
+        ----------
+        x, y : ndarray (T, n, I) and (T, n, output_size), or without T
+            C-contiguous; y is written.
+        step_mask : ndarray (T, n) of uint8 or None
+        in_place : bool
+            Whether the initial states are the first n rows of the next states, too; otherwise they are the current
+            states, and `swap_states` has to follow.  In place is possible as a kernel reads all states before it writes
+            any.
+        """
         cdef KernelPlan last_plan, plan
         cdef Pass a
         cdef int k
-        cdef Py_ssize_t place = (n + 7 * T) % PLANS
-        if self.outputs == 0:
+        cdef Py_ssize_t index = (n + 7 * T) % PLANS
+        if self.output_size == 0:
             return
-        last_plan = <KernelPlan> self.plans[place]
+        last_plan = <KernelPlan> self.plans[index]
         plan = plan_for(last_plan, self.cell, "forward", self.format, T, n)
         if plan is not last_plan:
-            self.plans[place] = plan
-        if plan.size > self.room:
-            self.memory = numpy.empty(plan.size, numpy.uint8)
-            self.room = plan.size
+            self.plans[index] = plan
+        if plan.size > self.scratch_size:
+            self.scratch = numpy.empty(plan.size, numpy.uint8)
+            self.scratch_size = plan.size
         a.x, a.y = PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y)
         a.packed = self.packed
         a.saved, a.step_mask, a.reverse = NULL, NULL, False
         if step_mask is not None:
             a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
         for k in range(STATES):
-            a.initial_state[k], a.last_state[k] = self.first[k], self.last[k]
-            if apart:
-                a.initial_state[k] = self.last[k]
-        a.x_layout.step, a.x_layout.row = n * self.inputs, self.inputs
-        a.y_layout.step, a.y_layout.row = n * self.outputs, self.outputs
-        plan.execute(PyArray_BYTES(<ndarray> self.memory), &a)
+            a.initial_state[k], a.last_state[k] = self.state_data[k], self.next_state_data[k]
+            if in_place:
+                a.initial_state[k] = self.next_state_data[k]
+        a.x_layout.step, a.x_layout.row = n * self.input_size, self.input_size
+        a.y_layout.step, a.y_layout.row = n * self.output_size, self.output_size
+        plan.execute(PyArray_BYTES(<ndarray> self.scratch), &a)
 
     # ---------------------------------------------------------------------------------------------- states and weights
     @property
@@ -224,7 +250,7 @@ cdef class Stream:
         self.set_state(None, value)
 
     def state_of(self, rows):
-        """The states of some rows: a copy, which `set_state` of any stream of such a layer takes.
+        """Return a copy of the states of some rows, which `set_state` of any stream of such a layer takes.
 
         Parameters
         ----------
@@ -243,7 +269,7 @@ cdef class Stream:
         RuntimeError
             The stream is in use.
         """
-        return self._state_from(iter(copies((self,), rows)))
+        return self._state_from(iter(copy_states((self,), rows)))
 
     def set_state(self, rows, states):
         """Set the states of some rows; the others keep theirs.
@@ -262,21 +288,21 @@ cdef class Stream:
         RuntimeError
             The stream is in use.
         """
-        put((self,), rows, self._state_arrays, states)
+        set_states((self,), rows, self._state_arrays, states)
 
     def _state_arrays(self, value, n):
-        """The arrays of a state of n rows that the user gives."""
+        """Return the arrays of a user's state of n rows."""
         return self.cell._taken_state(value, n)
 
     def _state_from(self, arrays):
-        """A state of the next ones of these arrays."""
-        cdef list own = []
+        """Return a state of the next arrays of an iterator."""
+        cdef list state = []
         for _ in range(len(self.states)):
-            own.append(next(arrays))
-        return self.cell._state._make(own)
+            state.append(next(arrays))
+        return self.cell._state._make(state)
 
     def reset(self, rows=None):
-        """Set the state to zero, of all rows or of those given.
+        """Set the states of all rows or of some to zero.
 
         Parameters
         ----------
@@ -296,22 +322,22 @@ cdef class Stream:
         """Take over the weights that the layer has now; the state stays."""
         refresh((self,), self.cell._shared.weights)
 
-    cdef void use(self, weights):
-        """Read these weights from now on."""
+    cdef void use_weights(self, weights):
+        """Take over weights, a CellWeights."""
         self.weights, self.packed, self.format = weights, packed_address(weights.packed), weights.format
 
     def _grow(self, batch):
-        """Have more rows, whose states are zero."""
+        """Add rows whose states are zero, up to `batch` of them."""
         grow((self,), batch)
 
     # ---------------------------------------------------------------------------------------------------------- pickles
     def _belong_to(self, quantized):
-        """Of a stream that a `Quantized` makes."""
+        """Make the stream that of a `Quantized`; return it."""
         self.layer = quantized
         return self
 
     def _in_use(self):
-        """A layer with the weights that the stream works with, which its own layer may have replaced."""
+        """Return a layer with the weights that the stream uses, which its own layer may have replaced."""
         return self.layer if self.layer is not self.cell else self.cell._with(self.weights)
 
     def __reduce__(self):
@@ -322,15 +348,15 @@ cdef class Stream:
 
 
 def restored(layer, batch, state):
-    """A stream from its pickle."""
+    """Return a stream from its pickle, which has this function's name."""
     stream = layer.stream(batch)
     stream.state = state
     return stream
 
 
-# --------------------------------------------------------------- streams that stand one above the other change together
+# ------------------------------------------------------------------------------------------- the streams of a stack
 cdef claim(tuple streams):
-    """All of them for the caller alone, until `release`."""
+    """Claim all streams for the caller alone, until `release`; raise a RuntimeError if one is in use."""
     cdef Py_ssize_t k
     cdef Stream stream
     for k in range(len(streams)):
@@ -342,127 +368,163 @@ cdef claim(tuple streams):
             )
 
 
-cdef void release(tuple streams, Py_ssize_t n) noexcept:
+cdef void release(tuple streams, Py_ssize_t count) noexcept:
+    """Release the first `count` streams."""
     cdef Py_ssize_t k
-    for k in range(n):
+    for k in range(count):
         release_flag(&(<Stream> streams[k]).in_use)
 
 
 cdef read_rows(Stream stream, rows, bint once=True):
-    """The numbers of the rows that a user gives, an array of intp; None for all.  May run code of the caller's."""
-    if rows is None or (once and is_plain(rows, NPY_INTP, 1)):  # `hold` looks at what is in it
+    """Return the rows that a user names as an array of intp, or None for all rows.  May run code of the user's.
+
+    An array of intp is returned as it is, if each row is to be named `once`: `row_numbers_of` looks at its values.
+    """
+    if rows is None or (once and is_plain(rows, NPY_INTP, 1)):
         return rows
     return reader_of(stream).rows(rows, stream.batch, once)
 
 
 cdef reader_of(Stream stream):
+    """Return the reader of arguments whose messages name the stream."""
     return ArgumentReader(f"{type(stream.cell).__name__}.stream")
 
 
-cdef bint hold(Stream stream, ndarray rows) noexcept:
-    """Copy the rows' numbers, from 0 on, to where nobody changes them; whether each is there, and given once."""
-    cdef const npy_intp *given = <const npy_intp *> PyArray_BYTES(rows)
-    cdef npy_intp *numbers = <npy_intp *> PyArray_BYTES(<ndarray> stream.numbers)
-    cdef char *named = PyArray_BYTES(<ndarray> stream.named)
-    cdef Py_ssize_t n = PyArray_DIMS(rows)[0], held = 0, k, row
-    while held < n:
-        row = given[held]
+cdef bint set_row_numbers(Stream stream, ndarray rows) noexcept:
+    """Copy the numbers of rows, counted from 0, to where no other thread changes them.
+
+    Returns whether there are such rows, and each is named once.
+    """
+    cdef const npy_intp *indices = <const npy_intp *> PyArray_BYTES(rows)
+    cdef npy_intp *numbers = <npy_intp *> PyArray_BYTES(<ndarray> stream.row_numbers)
+    cdef char *is_named = PyArray_BYTES(<ndarray> stream.is_named)
+    cdef Py_ssize_t n = PyArray_DIMS(rows)[0], count = 0, k, row
+    while count < n:
+        row = indices[count]
         if row < 0:
             row += stream.batch
-        if row < 0 or row >= stream.batch or named[row]:
+        if row < 0 or row >= stream.batch or is_named[row]:
             break
-        named[row] = True
-        numbers[held] = row
-        held += 1
-    for k in range(held):
-        named[numbers[k]] = False
-    return held == n
+        is_named[row] = True
+        numbers[count] = row
+        count += 1
+    for k in range(count):
+        is_named[numbers[k]] = False
+    return count == n
 
 
-cdef const npy_intp *numbers_of(Stream stream, rows) except? NULL:
-    """The numbers of the rows that `read_rows` gave, for who has claimed the stream; NULL for all."""
+cdef const npy_intp *row_numbers_of(Stream stream, rows) except? NULL:
+    """Return the numbers of the rows that `read_rows` gave; NULL for all rows.
+
+    They are the stream's, which the caller has claimed, and stay until it releases it.
+    """
     if rows is None:
         return NULL
-    if stream.numbers is None:
-        numbers = numpy.empty(stream.batch, numpy.intp)
-        stream.named = numpy.zeros(stream.batch, numpy.uint8)
-        stream.numbers = numbers
-    if not hold(stream, rows):
-        hold(stream, reader_of(stream).rows(rows, stream.batch, True))  # where it does not say what is wrong
-    return <const npy_intp *> PyArray_BYTES(<ndarray> stream.numbers)
+    if stream.row_numbers is None:
+        row_numbers = numpy.empty(stream.batch, numpy.intp)
+        stream.is_named = numpy.zeros(stream.batch, numpy.uint8)
+        stream.row_numbers = row_numbers
+    if not set_row_numbers(stream, rows):  # the reader says what is wrong, unless another thread has changed `rows`
+        set_row_numbers(stream, reader_of(stream).rows(rows, stream.batch, True))
+    return <const npy_intp *> PyArray_BYTES(<ndarray> stream.row_numbers)
 
 
-cdef void copy_these(
-    char *table, char *rows, const npy_intp *numbers, Py_ssize_t n, size_t size, bint back
+cdef void copy_row_bytes(
+    char *table, char *rows, const npy_intp *numbers, Py_ssize_t n, size_t size, bint to_table
 ) noexcept nogil:
-    """n rows of so many bytes out of a table of all of them, or back."""
+    """Copy n rows of `size` bytes each from a table to `rows`, or from there `to_table`.
+
+    numbers : [n], the rows of the table; NULL for the first n
+    """
     cdef Py_ssize_t k
-    cdef size_t at
+    cdef size_t offset
     cdef char *row
     for k in range(n):
-        if numbers is not NULL and k + ROWS_AHEAD < n:
-            row, at = table + numbers[k + ROWS_AHEAD] * size, 0
-            while at < size:
-                fetch_line(row + at)
-                at += LINE
+        if numbers is not NULL and k + PREFETCHED_ROWS < n:
+            row, offset = table + numbers[k + PREFETCHED_ROWS] * size, 0
+            while offset < size:
+                prefetch_line(row + offset)
+                offset += LINE
         row = table + (k if numbers is NULL else numbers[k]) * size
-        if back:
+        if to_table:
             memcpy(row, rows + k * size, size)
         else:
             memcpy(rows + k * size, row, size)
 
 
-cdef void copy_rows(ndarray table, ndarray rows, const npy_intp *numbers, Py_ssize_t n, bint back) noexcept:
+cdef void copy_rows(ndarray table, ndarray rows, const npy_intp *numbers, Py_ssize_t n, bint to_table) noexcept:
+    """Copy n rows from a table to the first rows of `rows`, or from there `to_table`.
+
+    numbers : [n], the rows of the table; NULL for the first n
+    """
     cdef size_t size = PyArray_NBYTES(table) // PyArray_DIMS(table)[0]
-    cdef char *all_rows = PyArray_BYTES(table)
-    cdef char *these = PyArray_BYTES(rows)
+    cdef char *table_data = PyArray_BYTES(table)
+    cdef char *rows_data = PyArray_BYTES(rows)
     if n * size < LARGE:
-        copy_these(all_rows, these, numbers, n, size, back)
+        copy_row_bytes(table_data, rows_data, numbers, n, size, to_table)
     else:
         with nogil:
-            copy_these(all_rows, these, numbers, n, size, back)
+            copy_row_bytes(table_data, rows_data, numbers, n, size, to_table)
 
 
-cdef void copy_states(tuple streams, const npy_intp *numbers, Py_ssize_t n, bint back) noexcept:
-    """n rows of all states to where the next ones are computed, or back."""
+cdef void copy_named_rows(tuple streams, const npy_intp *numbers, Py_ssize_t n, bint to_states) noexcept:
+    """Copy n rows of all states to the first rows of the next states, or from there `to_states`.
+
+    numbers : [n], the rows of the states
+    """
     cdef Py_ssize_t k, i
     cdef Stream stream
     for k in range(len(streams)):
         stream = streams[k]
         for i in range(len(stream.states)):
-            copy_rows(stream.states[i], stream.following[i], numbers, n, back)
+            copy_rows(stream.states[i], stream.next_states[i], numbers, n, to_states)
 
 
 def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
-    """x through all of them: a step where the rank is 2, else a block of steps.  `between` has room for the y of a step
-    of each but the last."""
+    """Run x through all streams: one step, or T steps.
+
+    Parameters
+    ----------
+    streams : tuple of Stream
+    between : tuple of ndarray (B, output_size)
+        Memory for y of a step of each stream but the last.
+    x, out, rows, lengths
+        Of the user, as of `Stream.step` and `Stream.run`.
+    rank : {2, 3}
+        Of x: 2 for a step, 3 for T steps.
+
+    Returns
+    -------
+    ndarray
+        `out`, or a new array.
+    """
     cdef Py_ssize_t T = 1, end, n, k, top = len(streams) - 1
     cdef Stream stream = streams[0]
-    cdef Stream last = streams[top]
+    cdef Stream top_stream = streams[top]
     cdef const npy_intp *numbers = NULL
     cdef size_t written
-    cdef bint some = rows is not None
+    cdef bint names_rows = rows is not None
     n = stream.batch
-    if some:
+    if names_rows:
         rows = read_rows(stream, rows)
         n = PyArray_DIMS(<ndarray> rows)[0]
-    x = stream.input(x, rank, n, some)
+    x = stream.read_x(x, rank, n, names_rows)
     if rank == 3:
         T = PyArray_DIMS(<ndarray> x)[0]
     end, step_mask = T, None
     if lengths is not None:
         lengths = stream.cell._taken_lengths(lengths, T, n)
-        end = longest(lengths)
+        end = longest_length(lengths)
         step_mask = step_mask_of(end, n, lengths, None, False)
-    # Up to here code of the caller's may have run; from here on none does.
-    out = last.output(x, out, rank, T, n)
+    # Up to here code of the user's may have run; from here on none does.
+    out = top_stream.read_out(x, out, rank, T, n)
     claim(streams)
     try:
-        if some:
-            numbers = numbers_of(stream, rows)
+        if names_rows:
+            numbers = row_numbers_of(stream, rows)
         if n > 0 and end > 0:
-            if some:
-                copy_states(streams, numbers, n, False)
+            if names_rows:
+                copy_named_rows(streams, numbers, n, False)
             for k in range(top + 1):
                 stream = streams[k]
                 if k == top:
@@ -470,14 +532,14 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
                 elif rank == 2:
                     y = between[k]
                 else:
-                    y = empty((end, n, stream.outputs), stream.dtype)
-                stream.compute(x, y, end, n, step_mask, some)
+                    y = empty((end, n, stream.output_size), stream.dtype)
+                stream.compute(x, y, end, n, step_mask, names_rows)
                 x = y
-            if some:
-                copy_states(streams, numbers, n, True)
+            if names_rows:
+                copy_named_rows(streams, numbers, n, True)
             else:
                 for k in range(top + 1):
-                    (<Stream> streams[k]).move_on()
+                    (<Stream> streams[k]).swap_states()
             (<Stream> streams[0])._advances += 1
         if end < T:
             written = PyArray_NBYTES(<ndarray> out) // T * end
@@ -487,16 +549,20 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
     return out
 
 
-cdef Py_ssize_t longest(ndarray lengths) noexcept:
+cdef Py_ssize_t longest_length(ndarray lengths) noexcept:
+    """Return the largest of lengths [n]; 0 if there are none."""
     cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
-    cdef Py_ssize_t b, most = 0
-    for b in range(PyArray_DIMS(lengths)[0]):
-        most = max(most, <Py_ssize_t> length[b])
-    return most
+    cdef Py_ssize_t k, longest = 0
+    for k in range(PyArray_DIMS(lengths)[0]):
+        longest = max(longest, <Py_ssize_t> length[k])
+    return longest
 
 
-def copies(tuple streams, rows):
-    """The states of these rows of all, one array after the other."""
+def copy_states(tuple streams, rows):
+    """Return copies of some rows of the states of all streams, one array after the other.
+
+    rows : of the user, as of `Stream.state_of`
+    """
     cdef Stream stream = streams[0]
     cdef const npy_intp *numbers
     cdef Py_ssize_t k, n
@@ -506,7 +572,7 @@ def copies(tuple streams, rows):
     n = stream.batch if rows is None else PyArray_DIMS(<ndarray> rows)[0]
     claim(streams)
     try:
-        numbers = numbers_of(streams[0], rows)
+        numbers = row_numbers_of(streams[0], rows)
         for k in range(len(streams)):
             stream = streams[k]
             for state in stream.states:
@@ -518,12 +584,22 @@ def copies(tuple streams, rows):
     return arrays
 
 
-def put(tuple streams, rows, state_arrays, value):
-    """The states of these rows of all become what the function reads of a user's value for so many rows, one array
-    after the other."""
+def set_states(tuple streams, rows, state_arrays, value):
+    """Set some rows of the states of all streams.
+
+    Parameters
+    ----------
+    streams : tuple of Stream
+    rows
+        Of the user, as of `Stream.set_state`.
+    state_arrays : callable
+        Returns for `value` and the number of rows an array for each state of each stream, in this order.
+    value
+        The user's state.
+    """
     cdef Stream stream = streams[0]
     cdef const npy_intp *numbers
-    cdef Py_ssize_t k, n, at = 0
+    cdef Py_ssize_t k, n, number = 0
     cdef ndarray state
     cdef list arrays
     rows = read_rows(stream, rows)
@@ -531,17 +607,17 @@ def put(tuple streams, rows, state_arrays, value):
     arrays = state_arrays(value, n)
     claim(streams)
     try:
-        numbers = numbers_of(streams[0], rows)
+        numbers = row_numbers_of(streams[0], rows)
         for k in range(len(streams)):
             for state in (<Stream> streams[k]).states:
-                copy_rows(state, arrays[at], numbers, n, True)
-                at += 1
+                copy_rows(state, arrays[number], numbers, n, True)
+                number += 1
     finally:
         release(streams, len(streams))
 
 
 def reset(tuple streams, rows):
-    """These rows of all states become zero, or all where none are given."""
+    """Set some rows of the states of all streams to zero; all rows for None."""
     cdef Stream stream = streams[0]
     cdef Py_ssize_t k, i, n = stream.batch
     cdef const npy_intp *numbers = NULL
@@ -560,7 +636,7 @@ def reset(tuple streams, rows):
 
 
 def grow(tuple streams, Py_ssize_t batch):
-    """All get more rows, whose states are zero."""
+    """Add rows whose states are zero to all streams, up to `batch` of them."""
     cdef Py_ssize_t k, i
     cdef Stream stream
     cdef list grown = []
@@ -568,27 +644,30 @@ def grow(tuple streams, Py_ssize_t batch):
     try:
         for k in range(len(streams)):
             stream = streams[k]
-            states, following = stream.zeros(batch), stream.zeros(batch)
+            states, next_states = stream.zero_states(batch), stream.zero_states(batch)
             for i in range(len(stream.states)):
                 copy_rows(states[i], stream.states[i], NULL, stream.batch, True)
-            grown.append((states, following))
+            grown.append((states, next_states))
         for k in range(len(streams)):
             stream = streams[k]
-            stream.states, stream.following = grown[k]
-            stream.batch, stream.numbers = batch, None
-            stream.point()
+            stream.states, stream.next_states = grown[k]
+            stream.batch, stream.row_numbers = batch, None
+            stream.set_addresses()
     finally:
         release(streams, len(streams))
 
 
 def refresh(tuple streams, dict weights):
-    """The weights of all become what they are now."""
+    """Take over weights in all streams at once.
+
+    weights : the CellWeights of each layer
+    """
     cdef Py_ssize_t k
     cdef Stream stream
     claim(streams)
     try:
         for k in range(len(streams)):
             stream = streams[k]
-            stream.use(weights[stream.cell])
+            stream.use_weights(weights[stream.cell])
     finally:
         release(streams, len(streams))

@@ -329,11 +329,11 @@ class StackStream:
 
     def state_of(self, rows: ArrayLike | None) -> tuple[Any, ...]:
         """The states of some rows, a tuple of the layers' states; as `Stream.state_of`."""
-        return self._state_from(iter(_stream.copies(self._streams, rows)))
+        return self._state_from(iter(_stream.copy_states(self._streams, rows)))
 
     def set_state(self, rows: ArrayLike | None, states: GivenState) -> None:
         """Set the states of some rows, of all layers at once, as `Stream.set_state` does."""
-        _stream.put(self._streams, rows, self._state_arrays, states)
+        _stream.set_states(self._streams, rows, self._state_arrays, states)
 
     def _state_arrays(self, value: Any, n: int) -> list[Array]:
         """The arrays of a state of n rows that the user gives, for all streams in their order."""

@@ -390,8 +390,11 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "_stream.pyx",
         {"memcpy(row, rows + k * size, size)": "memcpy(table + k * size, rows + k * size, size)"},
     ),
-    "rows of a stream: from the states of the first rows": ("_stream.pyx", {"a.initial_state[k] = self.last[k]": "pass"}),
-    "rows of a stream: given twice": ("_stream.pyx", {" or named[row]:": ":"}),
+    "rows of a stream: from the states of the first rows": (
+        "_stream.pyx",
+        {"a.initial_state[k] = self.next_state_data[k]": "pass"},
+    ),
+    "rows of a stream: given twice": ("_stream.pyx", {" or is_named[row]:": ":"}),
     "integers: pairs of wide codes": ("product/integer.h", {"unpacklo_epi32(even, odd)": "unpacklo_epi32(odd, even)"}),
     "integers: sums of fours": ("product/integer.h", {"total = _mm_add_epi32(total, four)": "total = four"}),
     "integers: where pieces of wide rows begin": (
