@@ -13,8 +13,9 @@ t, b : a step and a slot, or a batch row where `RowBlock` or the caller's arrays
 L, l : reals in a cache line, one of these
 j, g : a packed panel, one of its lines
 c, k : a chain of a block, one of its rows
-q : a row of a tile
+q : a row of a register tile
 s : the `Steps` of the call
+part, parts : the part of the work that is asked for, of so many
 """
 from passes.steps cimport (
     Layout, Steps, active_end, clear_finished_rows, current_row, has_step, offset_of, previous_row, row_of_slot,
@@ -32,34 +33,40 @@ from schedule.machine cimport to_prefetch
 from schedule.team cimport share
 
 cdef enum:
-    PANEL_LINES = 4  # lines in a panel without gates
+    PANEL_LINES = 4  # lines of a packed panel, in which the gates of a unit do not stand side by side
 
 
 cdef inline Py_ssize_t count_panels(Py_ssize_t lines) noexcept nogil:
+    """Return how many panels hold so many lines."""
     return (lines + PANEL_LINES - 1) // PANEL_LINES
 
 
 cdef inline Py_ssize_t lines_in_panel(Py_ssize_t lines, Py_ssize_t j) noexcept nogil:
-    """How many of so many lines are in panel j."""
+    """Return how many of so many lines are in panel j."""
     return min(<Py_ssize_t> PANEL_LINES, lines - j * PANEL_LINES)
 
 
-cdef inline const real *state_line(real *room, const store *row, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
-    """Line j, of n values, of the state that a row started from; NULL stands for zeros."""
-    cdef Py_ssize_t L = lanes_of(room)
-    if row is NULL:
-        clear(room, L)
-        return room
-    return padded_line(room, row + j * L, n)
+cdef inline const real *state_line(real *space, const store *state, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
+    """Return line j of a state, padded with zeros.
+
+    space : [L], for a line that cannot be read where it is
+    state : a row of an array of the caller's, NULL for zeros
+    n : values from the line on to the end of the row
+    """
+    cdef Py_ssize_t L = lanes_of(space)
+    if state is NULL:
+        clear(space, L)
+        return space
+    return padded_line(space, state + j * L, n)
 
 
 cdef inline void add_line(
     real *restrict sum, const real *restrict line, const store *restrict values, Py_ssize_t n
 ) noexcept nogil:
-    """sum := line + a line of n values of an array."""
+    """Set sum [L] to the sum of `line` [L] and of n values of an array of the caller's."""
     cdef Py_ssize_t l, L = lanes_of(sum)
-    cdef real[LF] room
-    cdef const real *addend = padded_line(&room[0], values, n)
+    cdef real[LF] space
+    cdef const real *addend = padded_line(&space[0], values, n)
     for l in range(L):
         sum[l] = line[l] + addend[l]
 
@@ -67,11 +74,11 @@ cdef inline void add_line(
 cdef inline void pack_transposed_panel(
     real *panel, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
-    """Pack panel j of w.T, where w has `rows` rows and N columns.  Fetching rows ahead meanwhile gained nothing."""
-    cdef Py_ssize_t L = lanes_of(panel), first = j * PANEL_LINES, l
-    cdef Py_ssize_t n = min(<Py_ssize_t> PANEL_LINES, lines_in(panel, rows) - first)
-    for l in range(n):
-        pack_line_transposed(panel, n, l, w + (first + l) * L * N, N, rows - (first + l) * L, N)
+    """Pack panel j of w.T, for w [rows,N] of the caller's.  Prefetching rows meanwhile gained nothing."""
+    cdef Py_ssize_t L = lanes_of(panel), lines = lines_in_panel(lines_in(panel, rows), j), g, first
+    for g in range(lines):
+        first = (j * PANEL_LINES + g) * L
+        pack_line_transposed(panel, lines, g, w + first * N, N, rows - first, N)
 
 
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
@@ -79,33 +86,39 @@ cdef inline void compute_x_grad_panel(
     store *x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t I, const real *d, Py_ssize_t ldd,
     Py_ssize_t r0, Py_ssize_t r1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2, Py_ssize_t j
 ) noexcept nogil:
-    """Columns of x_grad that belong to panel j, for the rows r = t * B + b of d from r0 to r1, b a slot: the first K
-    columns of d times `panel`, plus the next K2 times `panel2`; with `accumulate` added to what is there."""
+    """Compute the columns of x_grad of panel j, for the rows r0 to r1 of d.
+
+    x_grad : [T,B,I] with `layout`, the caller's; with `accumulate` the product is added to it
+    panel, panel2 : panels j of two matrices, of K and K2 rows; the columns of d belong to the rows of the first one,
+        then to those of the second.  K2 = 0: there is no second one
+    """
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef real[LF] before
-    cdef Py_ssize_t L = lanes_of(acc), first = j * PANEL_LINES, n = lines_in_panel(lines_in(acc, I), j)
+    cdef Py_ssize_t L = lanes_of(acc), lines = lines_in_panel(lines_in(acc, I), j), first = j * PANEL_LINES * L, at
     cdef Py_ssize_t r = r0, t, b, m, q, g, l
     cdef bint prefetches = to_prefetch((K + K2) * I * sizeof(real), 1)
     cdef store *row
+    cdef real *sums
     if r0 == r1:
         return
     t, b = r0 // s.B, r0 % s.B
     while r < r1:
         m = tile_group_height(r1 - r)
         clear(acc, m * LINES * L)
-        add_panel_product(acc, m, n, d + r * ldd, ldd, panel, K,
-                          panel + n * L * K if prefetches else <const real *> NULL, 0)
+        add_panel_product(acc, m, lines, d + r * ldd, ldd, panel, K,
+                          panel + lines * L * K if prefetches else <const real *> NULL, 0)
         if K2 > 0:
-            add_panel_product(acc, m, n, d + r * ldd + K, ldd, panel2, K2,
-                              panel2 + n * L * K2 if prefetches else <const real *> NULL, 0)
+            add_panel_product(acc, m, lines, d + r * ldd + K, ldd, panel2, K2,
+                              panel2 + lines * L * K2 if prefetches else <const real *> NULL, 0)
         for q in range(m):
             row = x_grad + offset_of(layout, t, row_of_slot(s, b))
-            for g in range(n):
+            for g in range(lines):
+                at, sums = first + g * L, acc + (q * LINES + g) * L
                 if accumulate:
-                    load_line(before, row + (first + g) * L, I - (first + g) * L)
+                    load_line(before, row + at, I - at)
                     for l in range(L):
-                        acc[(q * LINES + g) * L + l] = before[l] + acc[(q * LINES + g) * L + l]
-                store_line(row + (first + g) * L, acc + (q * LINES + g) * L, I - (first + g) * L)
+                        sums[l] = before[l] + sums[l]
+                store_line(row + at, sums, I - at)
             b += 1
             if b == s.B:
                 t, b = t + 1, 0
@@ -113,30 +126,34 @@ cdef inline void compute_x_grad_panel(
 
 
 cdef inline void compute_x_grad_part(
-    store *x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t ranges, Py_ssize_t I,
+    store *x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t groups, Py_ssize_t I,
     const real *d, Py_ssize_t ldd, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2,
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of x_grad: a few tiles of rows times one panel after the other.  Rows that end early have been dealt out
-    to so many ranges of slots; then a part has some of the steps."""
+    """Compute one part of x_grad, a few tiles of rows times one panel after the other.
+
+    If all rows have T steps, a part is a range of the pairs (rows, panel), which all take as long.  Else it is every
+    `parts`-th step, of which the active rows are the first slots of each group.  The arguments are those of
+    `compute_x_grad_panel`; `panels` and `panels2` begin with panel 0, and `groups` is that of `set_step_mask`.
+    """
     cdef Py_ssize_t L = lanes_of(d), count = count_panels(lines_in(d, I)), most = GROUP_TILES * ROWS, rows = s.T * s.B
-    cdef Py_ssize_t task, tiles = count_tiles(rows), blocks, t = part, n, b, end, r, j
+    cdef Py_ssize_t pair, tiles = count_tiles(rows), blocks, t = part, group, block, b, end, r, j
     if count == 0:
         return
     if s.slots is NULL:
         blocks = max((tiles + GROUP_TILES - 1) // GROUP_TILES, min(tiles, (parts + count - 1) // count))
-        for task in range(share(blocks * count, part, parts), share(blocks * count, part + 1, parts)):
-            n, j = task // count, task % count
-            r, end = share(tiles, n, blocks) * ROWS, min(share(tiles, n + 1, blocks) * ROWS, rows)
+        for pair in range(share(blocks * count, part, parts), share(blocks * count, part + 1, parts)):
+            block, j = pair // count, pair % count
+            r, end = share(tiles, block, blocks) * ROWS, min(share(tiles, block + 1, blocks) * ROWS, rows)
             compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, r, end, panels + j * PANEL_LINES * L * K, K,
                                  panels2 + j * PANEL_LINES * L * K2, K2, j)
         return
     if not accumulate:
         clear_finished_rows(s, x_grad, layout, I, part, parts)
     while t < s.T:
-        for n in range(ranges):
-            b = share(s.B, n, ranges)
-            end = active_end(s, step_at(s, t), b, share(s.B, n + 1, ranges))
+        for group in range(groups):
+            b = share(s.B, group, groups)
+            end = active_end(s, step_at(s, t), b, share(s.B, group + 1, groups))
             while b < end:
                 r = t * s.B + b
                 b = min(b + most, end)
@@ -148,20 +165,22 @@ cdef inline void compute_x_grad_part(
 
 
 # ------------------------------------------------------------------- w_grad = inputs.T @ d, or transposed d.T @ inputs
-cdef inline Py_ssize_t count_tiles(Py_ssize_t inputs) noexcept nogil:
-    return (inputs + ROWS - 1) // ROWS
+cdef inline Py_ssize_t count_tiles(Py_ssize_t rows) noexcept nogil:
+    """Return how many register tiles hold so many rows."""
+    return (rows + ROWS - 1) // ROWS
 
 
-cdef struct RowBlock:  # ROW_BLOCK rows r = t * B + b, or fewer at the end, without those that have ended
-    Py_ssize_t rows, chains  # with these
-    Py_ssize_t active  # without them
-    Py_ssize_t[ROW_CHAINS] count  # of each chain; the rows of chain c begin at c * BLOCK in
-    Py_ssize_t[ROW_BLOCK] t, b, d_row  # d_row: the number of the row of d
+cdef struct RowBlock:  # the active ones of ROW_BLOCK rows r = t * B + row, or of what is left at the end
+    Py_ssize_t rows, chains  # of the block, with its finished rows
+    Py_ssize_t active  # active rows
+    Py_ssize_t[ROW_CHAINS] count  # active rows of each chain; those of chain c begin at c * BLOCK in the arrays below
+    Py_ssize_t[ROW_BLOCK] t, b  # their step and batch row
+    Py_ssize_t[ROW_BLOCK] d_row  # their row of d
 
 
 cdef inline void list_active_rows(RowBlock *block, const Steps *s, Py_ssize_t r0) noexcept nogil:
-    """The block from row r0 on."""
-    cdef Py_ssize_t t = r0 // s.B, b = r0 % s.B, c, k = 0, n, q, end, to
+    """List the active rows of the block that begins with row r0."""
+    cdef Py_ssize_t t = r0 // s.B, b = r0 % s.B, c, k = 0, n, q, row, end, to  # k: a row of the block, b its batch row
     block.rows = min(<Py_ssize_t> ROW_BLOCK, s.T * s.B - r0)
     block.chains = (block.rows + BLOCK - 1) // BLOCK
     block.active = 0
@@ -174,9 +193,9 @@ cdef inline void list_active_rows(RowBlock *block, const Steps *s, Py_ssize_t r0
                     block.t[to + q], block.b[to + q], block.d_row[to + q] = t, b + q, r0 + k + q
                 to += n
             else:
-                for q in range(b, b + n):
-                    if has_step(s, t, q):
-                        block.t[to], block.b[to], block.d_row[to] = t, q, t * s.B + slot_of_row(s, q)
+                for row in range(b, b + n):
+                    if has_step(s, t, row):
+                        block.t[to], block.b[to], block.d_row[to] = t, row, t * s.B + slot_of_row(s, row)
                         to += 1
             k += n
             b += n
@@ -189,35 +208,43 @@ cdef inline void list_active_rows(RowBlock *block, const Steps *s, Py_ssize_t r0
 cdef inline void pack_columns(
     real *panel, Py_ssize_t lines, const RowBlock *block, const real *d, Py_ssize_t ldd, Py_ssize_t n
 ) noexcept nogil:
-    """A panel of so many lines := n columns of a block of rows of d, zeros beyond."""
+    """Pack columns of a block of rows of d into a panel of so many lines, with zeros beyond the n columns that d has.
+
+    d : from the first column on
+    """
     cdef Py_ssize_t c, k, g, count, L = lanes_of(panel)
     cdef const Py_ssize_t *rows
     cdef const real *row
-    cdef const real *ahead
+    cdef const real *later_row
     for c in range(block.chains):
         rows, count = &block.d_row[c * BLOCK], block.count[c]
         for k in range(count):
-            row, ahead = d + rows[k] * ldd, d + rows[min(k + PACK_ROWS, count - 1)] * ldd
+            row, later_row = d + rows[k] * ldd, d + rows[min(k + PACK_ROWS, count - 1)] * ldd
             for g in range(lines):
-                prefetch_read(ahead + g * L)
+                prefetch_read(later_row + g * L)
                 load_line(packed_line(panel, lines, g, c * BLOCK, count) + k * packed_stride(panel, lines, g),
                           row + g * L, n - g * L)
 
 
 cdef inline void pack_tiles(
-    real *dst, Py_ssize_t stride, const store **rows, const store **scales, Py_ssize_t M, Py_ssize_t count
+    real *dst, Py_ssize_t tile_stride, const store **rows, const store **scales, Py_ssize_t M, Py_ssize_t count
 ) noexcept nogil:
-    """Copy `count` rows of M values to the tiles, multiplied by `scales` unless that is NULL; zeros for a row that is
-    NULL.  Several rows to one tile before the next, because the tiles are pages apart.  Without the array between, it
-    was slower."""
-    cdef real[ROWS] values
+    """Pack `count` rows of M values as columns of register tiles: ROWS values of a row to each tile.
+
+    A tile takes all these rows before the next one, because tiles are pages apart.
+
+    dst : the first row's place in the first tile; the next row is ROWS further on, the next tile tile_stride
+    rows : [count], rows of arrays of the caller's or of d, NULL for zeros
+    scales : [count], rows to multiply them with, or NULL
+    """
+    cdef real[ROWS] values  # loading to the tile at once was slower
     cdef real factor
     cdef real *to
     cdef Py_ssize_t g, k, q, n
     for g in range(count_tiles(M)):
         n = min(<Py_ssize_t> ROWS, M - g * ROWS)
         for k in range(count):
-            to = dst + g * stride + k * ROWS
+            to = dst + g * tile_stride + k * ROWS
             if rows[k] is NULL:
                 clear(to, ROWS)
                 continue
@@ -239,85 +266,107 @@ cdef inline void pack_tiles(
 cdef inline void pack_row(
     real *panels, const store *row, const store *scale, Py_ssize_t M, const RowBlock *block, Py_ssize_t c, Py_ssize_t k
 ) noexcept nogil:
-    """Row k of a block's chain c in the panels that hold M columns := `row`, multiplied by `scale` unless that is NULL;
-    zeros if the row is NULL."""
-    cdef Py_ssize_t L = lanes_of(panels), lines = lines_in(panels, M), j, g, n, l
+    """Pack row k of chain c of a block, M values, into all panels, multiplied by `scale` unless that is NULL.
+
+    panels : in scratch, each for block.rows rows
+    row, scale : of arrays of the caller's; a row that is NULL stands for zeros
+    """
+    cdef Py_ssize_t L = lanes_of(panels), j, lines, g, at, l
     cdef real[LF] factor
     cdef real *panel
     cdef real *to
-    for j in range(count_panels(lines)):
+    for j in range(count_panels(lines_in(panels, M))):
         panel = panels + j * PANEL_LINES * L * block.rows
-        n = min(<Py_ssize_t> PANEL_LINES, lines - j * PANEL_LINES)
-        for g in range(n):
-            to = packed_line(panel, n, g, c * BLOCK, block.count[c]) + k * packed_stride(panel, n, g)
+        lines = lines_in_panel(lines_in(panels, M), j)
+        for g in range(lines):
+            to = packed_line(panel, lines, g, c * BLOCK, block.count[c]) + k * packed_stride(panel, lines, g)
+            at = (j * PANEL_LINES + g) * L
             if row is NULL:
                 clear(to, L)
             else:
-                load_line(to, row + (j * PANEL_LINES + g) * L, M - (j * PANEL_LINES + g) * L)
+                load_line(to, row + at, M - at)
                 if scale is not NULL:
-                    load_line(factor, scale + (j * PANEL_LINES + g) * L, M - (j * PANEL_LINES + g) * L)
+                    load_line(factor, scale + at, M - at)
                     for l in range(L):
                         to[l] = to[l] * factor[l]
 
 
-cdef inline void accumulate_lines(real *total, real *lines, Py_ssize_t n, bint first) noexcept nogil:
-    """total += n lines, or with `first` total := n lines.  gcc unrolls a plain loop first, and leaves it scalar."""
+cdef inline void accumulate_lines(real *total, real *lines, Py_ssize_t count, bint is_first) noexcept nogil:
+    """Add `count` lines to `total`, or copy them there if they are the first ones.
+
+    These are vectors because gcc would unroll a plain loop before it vectorizes it, and then leave it scalar.
+    """
     cdef Py_ssize_t v
-    for v in range(n * VECTORS):
+    for v in range(count * VECTORS):
         if real is float:
-            (<vecf *> total)[v] = (<vecf *> lines)[v] if first else (<vecf *> lines)[v] + (<vecf *> total)[v]
+            (<vecf *> total)[v] = (<vecf *> lines)[v] if is_first else (<vecf *> lines)[v] + (<vecf *> total)[v]
         else:
-            (<vecd *> total)[v] = (<vecd *> lines)[v] if first else (<vecd *> lines)[v] + (<vecd *> total)[v]
+            (<vecd *> total)[v] = (<vecd *> lines)[v] if is_first else (<vecd *> lines)[v] + (<vecd *> total)[v]
 
 
 cdef inline void add_weight_grad_tiles(
-    real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
-    Py_ssize_t columns, const RowBlock *block, bint first
+    real *out, Py_ssize_t N, Py_ssize_t M, const real *tiles, Py_ssize_t tile_stride, const real *panel,
+    Py_ssize_t lines, Py_ssize_t columns, const RowBlock *block, bint is_first
 ) noexcept nogil:
-    """out += the product of this block of rows, or := with `first`, for M rows and n lines (`columns` columns) of out.
-    At most GROUP_TILES tiles, which use a block of the panel while it is in cache."""
+    """Add the product of a block of rows to one panel's columns of a weight gradient, for M <= GROUP_TILES * ROWS rows.
+
+    All tiles use a chain of the panel while it is in cache.
+
+    out : [M,N], from the panel's first column on, the caller's or scratch; overwritten if the block is the first one
+    tiles : of `pack_tiles`, those of the M rows
+    panel : of so many lines, of `pack_columns` or `pack_row`
+    columns : of out, from the panel's first one on to the end of a row
+    """
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef real[LF] total
-    cdef Py_ssize_t L = lanes_of(out), tiles = count_tiles(M), c, at, g, q, l
-    clear(acc, tiles * ROWS * LINES * L)
+    cdef Py_ssize_t L = lanes_of(out), count = count_tiles(M), tile, c, at, q, g
+    clear(acc, count * ROWS * LINES * L)
     for q in range(M):
-        for l in range(n):
-            prefetch_write(out + q * N + l * L)
+        for g in range(lines):
+            prefetch_write(out + q * N + g * L)
     for c in range(block.chains):
         at = c * BLOCK * ROWS
-        for g in range(tiles if block.count[c] > 0 else 0):
-            add_block_product(acc + g * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - g * ROWS), n,
-                              inputs + g * stride + at, 1, panel + c * BLOCK * n * L, block.count[c],
-                              inputs + (g + GROUP_TILES) * stride + at, 0)
+        for tile in range(count if block.count[c] > 0 else 0):
+            add_block_product(acc + tile * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - tile * ROWS), lines,
+                              tiles + tile * tile_stride + at, 1, panel + c * BLOCK * lines * L, block.count[c],
+                              tiles + (tile + GROUP_TILES) * tile_stride + at, 0)
     for q in range(M):
-        if columns >= n * L:
-            accumulate_lines(out + q * N, acc + q * LINES * L, n, first)
+        if columns >= lines * L:
+            accumulate_lines(out + q * N, acc + q * LINES * L, lines, is_first)
             continue
-        for l in range(n):
-            load_line(total, out + q * N + l * L, columns - l * L)
-            accumulate_lines(total, acc + (q * LINES + l) * L, 1, first)
-            store_line(out + q * N + l * L, total, columns - l * L)
+        for g in range(lines):
+            load_line(total, out + q * N + g * L, columns - g * L)
+            accumulate_lines(total, acc + (q * LINES + g) * L, 1, is_first)
+            store_line(out + q * N + g * L, total, columns - g * L)
 
 
 cdef inline void add_weight_grad_rows(
-    real *out, Py_ssize_t N, Py_ssize_t M, const real *inputs, Py_ssize_t stride, const real *panel, Py_ssize_t n,
-    Py_ssize_t columns, const RowBlock *block, bint first
+    real *out, Py_ssize_t N, Py_ssize_t M, const real *tiles, Py_ssize_t tile_stride, const real *panel,
+    Py_ssize_t lines, Py_ssize_t columns, const RowBlock *block, bint is_first
 ) noexcept nogil:
-    """The same for any number of rows of out."""
+    """Add the product of a block of rows to one panel's columns of a weight gradient, for any number M of its rows.
+
+    The arguments are those of `add_weight_grad_tiles`.
+    """
     cdef Py_ssize_t m = 0, most = GROUP_TILES * ROWS
-    if block.active == 0 and not first:
+    if block.active == 0 and not is_first:
         return
     while m < M:
-        add_weight_grad_tiles(out + m * N, N, min(most, M - m), inputs + m // ROWS * stride, stride, panel, n, columns,
-                              block, first)
+        add_weight_grad_tiles(out + m * N, N, min(most, M - m), tiles + m // ROWS * tile_stride, tile_stride, panel,
+                              lines, columns, block, is_first)
         m += most
 
 
 cdef inline void add_column_sums(
     double *restrict sums, const real *restrict d, Py_ssize_t ldd, Py_ssize_t n, const RowBlock *block
 ) noexcept nogil:
-    """sums += the sums of n columns of a block of rows of d: chains of BLOCK rows, added in order.  Many columns at
-    once, as each waits for its own additions."""
+    """Add a block of rows of d to the sums of n columns, in chains of BLOCK rows.
+
+    Columns are summed side by side, a panel's number of them, as each sum waits for its own additions.
+
+    sums : [n] in scratch
+    d : from the first column on
+    """
     cdef double[PANEL_LINES * LF] total
     cdef double[PANEL_LINES * LF] chain
     cdef const real *row

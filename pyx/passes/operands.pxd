@@ -1,30 +1,30 @@
-"""The arrays of a call, by TensorFlow's names.
+"""Indices of a call's arrays, by TensorFlow's names.
 
-Kernels pass them on as two arrays of pointers, `inputs` and `outputs`, with these indices.  A pointer is NULL if the
-call has no such array.
+Kernels pass the arrays on as two arrays of pointers with these indices, `inputs` [INPUTS] and `outputs` [OUTPUTS].  All
+arrays are the caller's; a pointer is NULL if the call has no such array.
 """
 
 cdef enum:  # outputs of the forward pass, and inputs of the backward pass
     OUT_H
-    OUT_I, OUT_CS, OUT_F, OUT_O, OUT_CI, OUT_CO  # of the LSTM, in the order in which a layer's tape keeps them
+    OUT_I, OUT_CS, OUT_F, OUT_O, OUT_CI, OUT_CO  # of the LSTM, in the order of a layer's tape
     OUTS
-    OUT_R = OUT_I  # of the GRU, likewise
+    OUT_R = OUT_I  # of the GRUs, in the order of a layer's tape
     OUT_U
     OUT_C
-    OUT_HC  # of the GRU that resets after the product
+    OUT_HC  # of the GRU that resets after the product: the candidate's product with h
 
 cdef enum:  # inputs
     X = OUTS
     H_PREV, CS_PREV
-    W, W_C  # the LSTM has one matrix of weights, the GRUs have two
-    W_H, W_C_H  # their rows for h, where these are arrays of their own
+    W, W_C  # the LSTM and the RNN have one matrix of weights, the GRUs have two
+    W_H, W_C_H  # their rows for h, where these are arrays of their own, as in PyTorch
     BIAS, BIAS_C, BIAS_HC
     WCI, WCF, WCO
     H_GRAD, CS_GRAD
-    H_LAST_GRAD, CS_LAST_GRAD  # of a layer: of the states after the last step
+    H_LAST_GRAD, CS_LAST_GRAD  # of a layer: the gradients of the states after the last step
     INPUTS
     W_RU = W
-    W_P = W_C  # of an LSTM with a projection, which has all its rows for what would be h
+    W_P = W_C  # of an LSTM with a projection; all its rows are for m = o * co, which is projected to h
     W_P_H = W_C_H
     BIAS_RU = BIAS
 
@@ -37,7 +37,7 @@ cdef enum:  # outputs
     W_H_GRAD, W_C_H_GRAD
     BIAS_GRAD, BIAS_C_GRAD, BIAS_HC_GRAD
     WCI_GRAD, WCF_GRAD, WCO_GRAD
-    DICFO, D_C_BAR, D_R_BAR_U_BAR  # where the cells' gradients end in TensorFlow
+    DICFO, D_C_BAR, D_R_BAR_U_BAR  # gradients of the pre-activations, which TensorFlow's ops of a single step return
     OUTPUTS
     W_RU_GRAD = W_GRAD
     W_P_GRAD = W_C_GRAD

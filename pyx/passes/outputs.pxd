@@ -1,4 +1,9 @@
-"""Where the outputs of a step go.  One that nobody asked for is NULL."""
+"""Stores of a step's outputs, line by line.  A step's `y` has a line of L reals for each output, at the index OUT_...
+
+outputs : the arrays of the call (operands.pxd), [T,B,H] but h, which is [T,B,P] with p.y_layout; NULL: not wanted
+t, row : the step and the batch row
+j, at : a line of units, and its first unit
+"""
 from passes.operands cimport OUT_H
 from passes.steps cimport offset_of
 from product.real cimport real
@@ -7,29 +12,32 @@ from schedule.plan cimport Forward, stores_rows
 
 
 cdef inline void store_h_line(
-    const Forward *p, store **outputs, Py_ssize_t t, Py_ssize_t b, Py_ssize_t at, Py_ssize_t next, const real *h
+    const Forward *p, store **outputs, Py_ssize_t t, Py_ssize_t row, Py_ssize_t at, Py_ssize_t next, const real *h
 ) noexcept nogil:
-    """Store the line of h of row (t, b) that begins at number `at`, unless h is stored in whole rows.  The line at
-    `next` comes after it."""
-    cdef store *row
+    """Store a line of h, unless h is stored in whole rows.
+
+    next : the first unit of the line that the same thread stores next, or past the end of the row
+    h : [L], the line
+    """
+    cdef store *dst
     if outputs[OUT_H] is NULL or stores_rows(p):
         return
-    row = outputs[OUT_H] + offset_of(&p.y_layout, t, b)
-    store_line(row + at, h, p.P - at)
+    dst = outputs[OUT_H] + offset_of(&p.y_layout, t, row)
+    store_line(dst + at, h, p.P - at)
     if next < p.P:
-        prefetch_write(row + next)  # what follows the row may be another thread's
+        prefetch_write(dst + next)  # never past the row: what follows it may be another thread's
 
 
 cdef inline void store_output_line(
-    const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b, const real *y
+    const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row, const real *y
 ) noexcept nogil:
-    """Store line j of row (t, b) of an output, from its line in y."""
+    """Store line j of output number `out` from y, the step's line of each output."""
     cdef Py_ssize_t L = lanes_of(y), at = j * L
-    cdef store *row
+    cdef store *dst
     if out == OUT_H:
-        store_h_line(p, outputs, t, b, at, at + L, y + OUT_H * L)
+        store_h_line(p, outputs, t, row, at, at + L, y + OUT_H * L)
     elif outputs[out] is not NULL:
-        row = outputs[out] + (t * p.B + b) * p.H + at
-        store_line(row, y + out * L, p.H - at)
+        dst = outputs[out] + (t * p.B + row) * p.H + at
+        store_line(dst, y + out * L, p.H - at)
         if at + L < p.H:
-            prefetch_write(row + L)  # for line j + 1, likewise
+            prefetch_write(dst + L)  # line j + 1, which comes next, never past the row

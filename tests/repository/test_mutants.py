@@ -257,7 +257,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "torch w_hh from the start": ("product/panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
     "torch w_ih for w_hh in the gradient": ("passes/backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
     "torch d_c_bar for d_hc": ("passes/backward.pxd", {"(p.h_tiles if apart else p.x_tiles)": "p.x_tiles"}),
-    "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + acc[": "acc["}),
+    "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + sums[l]": "sums[l]"}),
     "torch gates that share lines are packed from one column": (
         "product/panels.pxd",
         {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, gate)"},
@@ -359,7 +359,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lines in place past the end of an array": ("product/tile.pxd", {"if n >= lanes_of(room):": "if n >= 0:"}),
     "lines of the first state alone": (
         "passes/gradients.pxd",
-        {"padded_line(room, row + j * L, n)": "padded_line(room, row, n)"},
+        {"padded_line(space, state + j * L, n)": "padded_line(space, state, n)"},
     ),
     "torch bias sums of the first columns": (
         "passes/gradients.pxd",
@@ -376,7 +376,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "ragged gradients of the row, not of its slot": (
         "passes/gradients.pxd",
-        {"t, q, t * s.B + slot_of_row(s, q)": "t, q, t * s.B + q"},
+        {"t, row, t * s.B + slot_of_row(s, row)": "t, row, t * s.B + row"},
     ),
     "dense relu left out of the gradient": ("cells/dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (
