@@ -3,10 +3,10 @@ from typing import Any
 
 from .optable import Array
 
-def hold(name: str, tensor: Any) -> Any: ...
+def hold_storage(name: str, tensor: Any) -> Any: ...
 def array_of(name: str, tensor: Any) -> Array: ...
 
-class Sized:
+class TensorKernel:
     def __init__(
         self,
         planned: tuple[object, bytes, int, int, int] | None,
@@ -17,20 +17,20 @@ class Sized:
         directions: int,
         bias: bool,
         gates: int,
-        summed: int,
+        summed_gates: int,
         states: tuple[str, ...],
-        parts: int,
+        tape_arrays: int,
         threads: int,
         projection: int = 0,
         single: bool = False,
     ) -> None: ...
 
-class TensorPass(Sized):
+class TensorForward(TensorKernel):
     def __call__(
         self, x: Any, weights: Sequence[Any], states: Sequence[Any], step_mask: Any, outputs: Sequence[Any]
     ) -> None: ...
 
-class TensorGradients(Sized):
+class TensorBackward(TensorKernel):
     def __call__(
         self,
         y: Any,

@@ -1,7 +1,11 @@
-"""The passes of a layer over PyTorch's tensors, which it takes by their addresses.
+"""The passes of a layer over PyTorch's tensors, which it reads and writes by their addresses.
 
-Nothing of PyTorch's is imported or linked: a tensor is asked by its public methods what it is and where its memory is,
-which takes less than half as long as `Tensor.numpy`.
+Nothing of PyTorch's is imported or linked: a tensor's public methods tell what it is and where its memory is, which
+takes less than half as long as `Tensor.numpy`.
+
+Letters: T time, B batch, I input, H cell, P the numbers in a row of h; k is the index of a tensor, a state or a
+direction.  `storages` is a list to which functions append the storages of tensors whose addresses they return: the
+addresses are valid as long as the list exists.
 """
 cimport cython
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
@@ -14,11 +18,12 @@ from product.half cimport float_to_half, half, half_to_float
 from product.tile cimport store
 
 cdef enum:
-    PER = 5  # tensors of weights of a direction, at most
+    WEIGHTS_PER_DIRECTION = 5  # at most
     DIRECTIONS = 2
 
 
-cdef void add(const store *a, const store *b, store *sums, Py_ssize_t n) noexcept nogil:
+cdef void add_biases(const store *a, const store *b, store *sums, Py_ssize_t n) noexcept nogil:
+    """Write the sums of n numbers of two biases to `sums`, which overlaps neither."""
     cdef Py_ssize_t k
     for k in range(n):
         if store is half:
@@ -28,7 +33,7 @@ cdef void add(const store *a, const store *b, store *sums, Py_ssize_t n) noexcep
 
 
 cdef size_t extent_of(tuple shape, tuple strides, size_t itemsize) except? 0:
-    """Count the bytes from the first number of a tensor to the end of the last one."""
+    """Return the number of bytes from the first number of a tensor to the end of the last one."""
     cdef size_t numbers = 1, length, stride
     for length, stride in zip(shape, strides):
         if length == 0:
@@ -48,80 +53,81 @@ cdef forbid_resizing(tensor, storage):
     tensor.as_strided((0,), (1,), 0).short().set_(storage).numpy()
 
 
-cdef int hold_memory(list held, name, tensor, size_t at, size_t extent) except -1:
-    """Keep a tensor's memory, `extent` bytes from the address `at` on, as long as `held` exists; refuse a tensor whose
+cdef int hold_memory(list storages, name, tensor, size_t address, size_t extent) except -1:
+    """Keep a tensor's memory, `extent` bytes from `address` on, as long as `storages` exists; refuse a tensor whose
     storage has fewer.
 
     Another thread may give the tensor a new storage meanwhile, or resize the one that it has.  So the storage is held,
     and PyTorch made to refuse to resize it, as it does from the first call of `Tensor.numpy` on.
     """
-    cdef size_t begin, size
+    cdef size_t start, size
     storage = tensor.untyped_storage()
     if storage.resizable():
         if not tensor.is_cpu:
             raise ValueError(f"blockcell: {name} is on {tensor.device}; expected cpu")
         forbid_resizing(tensor, storage)
-    held.append(storage)
-    begin, size = storage.data_ptr(), storage.nbytes()
-    if extent and not (begin <= at and extent <= size and at - begin <= size - extent):
+    storages.append(storage)
+    start, size = storage.data_ptr(), storage.nbytes()
+    if extent and not (start <= address and extent <= size and address - start <= size - extent):
         raise ValueError(
             f"blockcell: {name} has shape {tuple(tensor.shape)}, but its storage has {size} bytes alone"
         )
     return 0
 
 
-def hold(name, tensor):
-    """The storage of a tensor, which cannot be resized any more; a ValueError if it is too small.
+def hold_storage(name, tensor):
+    """Return the storage of a tensor, after making PyTorch refuse to resize it; raise a ValueError if it is too small.
 
     PyTorch's own functions read tensors without a look at the sizes of their storages, so this is for tensors that they
     are about to read.
     """
-    cdef list held = []
+    cdef list storages = []
     extent = extent_of(tuple(tensor.shape), tensor.stride(), tensor.element_size())
-    hold_memory(held, name, tensor, tensor.data_ptr(), extent)
-    return held[0]
+    hold_memory(storages, name, tensor, tensor.data_ptr(), extent)
+    return storages[0]
 
 
 def array_of(name, tensor):
-    """The memory of a tensor as an array of numpy's, or a copy where it is to be negated; a ValueError if its storage
-    is too small."""
+    """Return the memory of a tensor as an array of numpy's, or a copy where it is to be negated; raise a ValueError if
+    its storage is too small."""
     tensor = tensor.detach()  # the array holds this one, whose storage nobody can replace
-    hold(name, tensor)
+    hold_storage(name, tensor)
     return tensor.numpy(force=True)
 
 
-cdef char *taken(
-    list held, name, tensor, tuple shape, dtype, Py_ssize_t itemsize, Layout *rows
+cdef char *read_tensor(
+    list storages, name, tensor, tuple shape, dtype, Py_ssize_t itemsize, Layout *layout
 ) except? NULL:
-    """Where a tensor's memory begins; it stays there as long as `held` does.
+    """Return the address of a tensor of this shape and dtype, or of a copy if a kernel cannot read it as it is.
 
-    What a kernel cannot read as it is, is copied.  Where there are `rows` [T,B,.] or, of one step, [B,.], these may lie
-    anywhere.
+    name : of the tensor, in messages
+    layout : the caller's; written: where the rows of the tensor, [T,B,.] or [B,.], lie in memory.  NULL if a kernel can
+        read it without gaps alone
     """
-    cdef size_t at, extent = itemsize  # bytes
+    cdef size_t address, extent = itemsize  # bytes
     cdef Py_ssize_t length
-    cdef bint unreadable
+    cdef bint is_unreadable
     if tensor.dtype is not dtype or tensor.shape != shape:
         raise ValueError(
             f"blockcell: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; expected {shape} and {dtype}"
         )
-    at = tensor.data_ptr()
-    unreadable = at % itemsize or tensor.is_neg()
-    if unreadable or not (tensor.is_contiguous() if rows is NULL else tensor.stride(-1) == 1):
-        hold_memory(held, name, tensor, at, extent_of(shape, tensor.stride(), itemsize))
+    address = tensor.data_ptr()
+    is_unreadable = address % itemsize or tensor.is_neg()
+    if is_unreadable or not (tensor.is_contiguous() if layout is NULL else tensor.stride(-1) == 1):
+        hold_memory(storages, name, tensor, address, extent_of(shape, tensor.stride(), itemsize))
         tensor = tensor.resolve_neg().contiguous()
-        if unreadable:
+        if is_unreadable:
             tensor = tensor.clone()
-        at = tensor.data_ptr()
-    if rows is NULL:
+        address = tensor.data_ptr()
+    if layout is NULL:
         for length in shape:
             extent *= length
     else:
         strides = tensor.stride()
         extent = extent_of(shape, strides, itemsize)
-        rows.step, rows.row, _ = strides if len(shape) == 3 else (0, *strides)
-    hold_memory(held, name, tensor, at, extent)
-    return <char *> at
+        layout.step, layout.row, _ = strides if len(shape) == 3 else (0, *strides)
+    hold_memory(storages, name, tensor, address, extent)
+    return <char *> address
 
 
 cdef void clear_bytes(char *memory, Py_ssize_t size) noexcept nogil:
@@ -136,9 +142,8 @@ cdef void copy_bytes(char *target, const char *source, Py_ssize_t size) noexcept
         memcpy(target, source, size)
 
 
-cdef class Sized:
-    """What the passes of a layer over tensors of one set of sizes have in common; in one direction, in two, or of a
-    single step.
+cdef class TensorKernel:
+    """A kernel of a layer for tensors of one set of sizes: of one direction, of two, or of a single step.
 
     Parameters
     ----------
@@ -152,12 +157,13 @@ cdef class Sized:
         T, B, I, H.
     directions : int
     bias : bool
-    gates, summed : int
-        Of how many gates, the first ones, only the sum of the two biases counts.
+    gates : int
+    summed_gates : int
+        For so many gates, the first ones, only the sum of the two biases counts.
     states : tuple of str
-        The first one is h.
-    parts : int
-        How many numbers the tape has for each step and cell.
+        Their names; the first one is h.
+    tape_arrays : int
+        How many arrays [T,B,H] the tape has for each direction.
     threads : int
     projection : int
         P, the numbers in a row of h; 0 where these are H.
@@ -167,15 +173,16 @@ cdef class Sized:
 
     cdef KernelPlan plan
     cdef object dtype, step_mask_dtype
-    cdef Py_ssize_t T, B, I, H, P, itemsize, gates, summed
-    cdef int directions, per, parts
+    cdef Py_ssize_t T, B, I, H, P, itemsize
+    cdef Py_ssize_t bias_size, summed_size  # numbers of a bias: all, and those of the summed gates
+    cdef int directions, weights_per_direction, tape_arrays
     cdef bint single, bias, projected
     cdef tuple states, x_shape, y_shape, state_shapes, tape_shape, step_mask_shape, weight_names, weight_shapes
     cdef Py_ssize_t[STATES] state_bytes  # of one direction
 
     def __init__(
-        self, planned, dtype, step_mask_dtype, itemsize, sizes, directions, bias, gates, summed, states, parts, threads,
-        projection=0, single=False
+        self, planned, dtype, step_mask_dtype, itemsize, sizes, directions, bias, gates, summed_gates, states,
+        tape_arrays, threads, projection=0, single=False
     ):
         cdef Py_ssize_t T, B, I, H, P
         cdef int k
@@ -184,7 +191,8 @@ cdef class Sized:
         self.T, self.B, self.I, self.H, self.P, self.itemsize = T, B, I, H, P, itemsize
         self.plan = None if planned is None else plan_from(planned, 0, T, B, I, H, threads)
         self.dtype, self.step_mask_dtype, self.directions = dtype, step_mask_dtype, directions
-        self.gates, self.summed, self.states, self.parts = gates * H, summed * H, states, parts
+        self.bias_size, self.summed_size = gates * H, summed_gates * H
+        self.states, self.tape_arrays = states, tape_arrays
         self.single, self.bias, self.projected = single, bias, projection > 0
         widths = (P, H)[:len(states)]
         if single:
@@ -192,122 +200,148 @@ cdef class Sized:
         else:
             self.x_shape, self.y_shape = (T, B, I), (T, B, directions * P)
             self.state_shapes = tuple([(directions, B, width) for width in widths])
-        self.tape_shape, self.step_mask_shape = (directions, parts, T, B, H), (DIRECTIONS, T, B)
-        weights = {"w_ih": (self.gates, I), "w_hh": (self.gates, P)}
+        self.tape_shape, self.step_mask_shape = (directions, tape_arrays, T, B, H), (DIRECTIONS, T, B)
+        weights = {"w_ih": (self.bias_size, I), "w_hh": (self.bias_size, P)}
         if bias:
-            weights |= {"b_ih": (self.gates,), "b_hh": (self.gates,)}
+            weights |= {"b_ih": (self.bias_size,), "b_hh": (self.bias_size,)}
         if projection:
             weights["w_hr"] = P, H
-        self.weight_names, self.weight_shapes, self.per = tuple(weights), tuple(weights.values()), len(weights)
+        self.weight_names, self.weight_shapes = tuple(weights), tuple(weights.values())
+        self.weights_per_direction = len(weights)
         assert directions <= DIRECTIONS and len(states) <= STATES
         for k in range(len(states)):
             self.state_bytes[k] = B * widths[k] * itemsize
 
-    cdef check(self, what, tensors, int expected):
+    cdef check_count(self, name, tensors, int expected):
+        """Raise a ValueError unless there are as many tensors as expected."""
         if len(tensors) != expected:
-            raise ValueError(f"blockcell: there are {len(tensors)} {what}; expected {expected}")
+            raise ValueError(f"blockcell: there are {len(tensors)} {name}; expected {expected}")
 
-    cdef int take_states(self, list held, states, char **first, suffix="") except -1:
-        """Where states are that may be left out, all or, if None, one; or gradients, with a suffix of their names."""
+    cdef int read_states(self, list storages, states, char **addresses, suffix="") except -1:
+        """Read states, or gradients to them, whose names have a suffix.
+
+        states : a sequence that is empty or has None for a state that is not given
+        addresses : the caller's; written, NULL for a state that is not given
+        """
         cdef int k
         for k in range(len(self.states)):
-            first[k] = NULL
+            addresses[k] = NULL
             if len(states) != 0 and states[k] is not None:
-                first[k] = taken(
-                    held, self.states[k] + suffix, states[k], self.state_shapes[k], self.dtype, self.itemsize, NULL
+                addresses[k] = read_tensor(
+                    storages, self.states[k] + suffix, states[k], self.state_shapes[k], self.dtype, self.itemsize, NULL
                 )
         return 0
 
-    cdef const unsigned char *read_step_mask(self, list held, step_mask) except? NULL:
+    cdef void copy_states(self, char **target, char **source) noexcept:
+        """Copy the states, or gradients to them, of all directions; they are zero where the source is NULL."""
+        cdef int k
+        for k in range(len(self.states)):
+            if source[k] is NULL:
+                clear_bytes(target[k], self.directions * self.state_bytes[k])
+            else:
+                copy_bytes(target[k], source[k], self.directions * self.state_bytes[k])
+
+    cdef const unsigned char *read_step_mask(self, list storages, step_mask) except? NULL:
+        """Return the address of a step mask for both directions; NULL for None."""
         if step_mask is None:
             return NULL
-        return <const unsigned char *> taken(
-            held, "step_mask", step_mask, self.step_mask_shape, self.step_mask_dtype, 1, NULL
+        return <const unsigned char *> read_tensor(
+            storages, "step_mask", step_mask, self.step_mask_shape, self.step_mask_dtype, 1, NULL
         )
 
 
 @cython.final
-cdef class TensorPass(Sized):
+cdef class TensorForward(TensorKernel):
     """The forward pass."""
 
     def __call__(self, x, weights, states, step_mask, outputs):
         """Fill the outputs, contiguous tensors of the caller's own: y, unless this is a single step, the last states,
         and perhaps the tape and a copy of y."""
         cdef Pass a
-        cdef char *weight[DIRECTIONS * PER]
-        cdef char *first[STATES]
+        cdef char *weight[DIRECTIONS * WEIGHTS_PER_DIRECTION]
+        cdef char *initial[STATES]
         cdef char *output[STATES + 3]
-        cdef char *block
+        cdef char *block  # memory for biases, then the kernel's
         cdef const unsigned char *flags
-        cdef Py_ssize_t itemsize = self.itemsize, biases = (self.gates * itemsize + 63) // 64 * 64
-        cdef int k, n = len(self.states), per = self.per, tape = n if self.single else n + 1
+        cdef Py_ssize_t itemsize = self.itemsize, bias_bytes = (self.bias_size * itemsize + 63) // 64 * 64
+        cdef int k, j, n = len(self.states), per = self.weights_per_direction, tape = n if self.single else n + 1
         cdef char **last = output + (tape - n)
-        cdef list held = []
-        self.check("weights", weights, self.directions * per)
+        cdef list storages = []
+        self.check_count("weights", weights, self.directions * per)
         if len(states) != 0:
-            self.check("states", states, n)
-        a.x = taken(held, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
+            self.check_count("states", states, n)
+        a.x = read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
         for k in range(self.directions * per):
-            weight[k] = taken(
-                held, self.weight_names[k % per], weights[k], self.weight_shapes[k % per], self.dtype, itemsize, NULL
+            j = k % per
+            weight[k] = read_tensor(
+                storages, self.weight_names[j], weights[k], self.weight_shapes[j], self.dtype, itemsize, NULL
             )
-        self.take_states(held, states, first)
-        flags = self.read_step_mask(held, step_mask)
+        self.read_states(storages, states, initial)
+        flags = self.read_step_mask(storages, step_mask)
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
         if self.plan is None:
-            for k in range(n):
-                if first[k] is NULL:
-                    clear_bytes(last[k], self.directions * self.state_bytes[k])
-                else:
-                    copy_bytes(last[k], first[k], self.directions * self.state_bytes[k])
+            self.copy_states(last, initial)
             return
         a.y_layout.step, a.y_layout.row = self.B * self.directions * self.P, self.directions * self.P
-        block = <char *> PyMem_RawMalloc(biases + self.plan.size)
+        block = <char *> PyMem_RawMalloc(bias_bytes + self.plan.size)
         if block is NULL:
             raise MemoryError()
         try:
             for k in range(self.directions):
                 a.step_mask = NULL if flags is NULL else flags + k * self.T * self.B
-                self.run(&a, k, weight + k * per, first, output, last, output[tape] if len(outputs) > tape else NULL,
-                         block, block + biases)
+                self.run_direction(
+                    &a, k, weight + k * per, initial, output, last, output[tape] if len(outputs) > tape else NULL,
+                    block, block + bias_bytes
+                )
         finally:
             PyMem_RawFree(block)
         if len(outputs) > tape + 1:
             memcpy(output[tape + 1], output[0], self.T * self.B * self.directions * self.P * itemsize)
 
-    cdef run(
-        self, Pass *a, int number, char **weight, char **first, char **output, char **last, char *tape, char *sums,
+    cdef run_direction(
+        self, Pass *a, int direction, char **weight, char **initial, char **output, char **last, char *tape, char *sums,
         char *work
     ):
-        """One direction, the second one backwards in time.  `sums` has room for the biases."""
+        """Run the kernel for one direction; direction 1 goes backward in time.
+
+        a : x, the layouts and the step mask are set; all else is set here
+        weight : of this direction: w_ih, w_hh, b_ih, b_hh and w_hr, or those of them that there are
+        initial, last : the states, of all directions; initial ones may be NULL
+        output : its first one is y of all directions, unless this is a single step
+        tape : of all directions; may be NULL
+        sums : written: a bias, the sum of both
+        work : for the kernel
+        """
         cdef int k, n = len(self.states)
         for k in range(n):  # the kernels have h last
-            a.initial_state[n - 1 - k] = NULL if first[k] is NULL else first[k] + number * self.state_bytes[k]
-            a.last_state[n - 1 - k] = last[k] + number * self.state_bytes[k]
-        a.y = NULL if self.single else output[0] + number * self.P * self.itemsize  # a single step's is the state h
-        a.saved = NULL if tape is NULL else tape + number * self.parts * self.T * self.B * self.H * self.itemsize
-        a.reverse = number == 1
+            a.initial_state[n - 1 - k] = NULL if initial[k] is NULL else initial[k] + direction * self.state_bytes[k]
+            a.last_state[n - 1 - k] = last[k] + direction * self.state_bytes[k]
+        a.y = NULL if self.single else output[0] + direction * self.P * self.itemsize  # a single step's is the state h
+        a.saved = NULL
+        if tape is not NULL:
+            a.saved = tape + direction * self.tape_arrays * self.T * self.B * self.H * self.itemsize
+        a.reverse = direction == 1
         a.weights[0], a.weights[1] = weight[0], weight[1]
         a.weights[2] = a.weights[3] = a.weights[4] = sums
         if self.bias:
             if self.itemsize == 8:
-                add(<const double *> weight[2], <const double *> weight[3], <double *> sums, self.summed)
+                add_biases(<const double *> weight[2], <const double *> weight[3], <double *> sums, self.summed_size)
             elif self.itemsize == 4:
-                add(<const float *> weight[2], <const float *> weight[3], <float *> sums, self.summed)
+                add_biases(<const float *> weight[2], <const float *> weight[3], <float *> sums, self.summed_size)
             else:
-                add(<const half *> weight[2], <const half *> weight[3], <half *> sums, self.summed)
-            a.weights[3] = weight[2] + self.summed * self.itemsize
-            a.weights[4] = weight[3] + self.summed * self.itemsize
+                add_biases(<const half *> weight[2], <const half *> weight[3], <half *> sums, self.summed_size)
+            a.weights[3] = weight[2] + self.summed_size * self.itemsize
+            a.weights[4] = weight[3] + self.summed_size * self.itemsize
         else:
-            memset(sums, 0, self.gates * self.itemsize)
+            memset(sums, 0, self.bias_size * self.itemsize)
         if self.projected:
-            a.weights[3] = weight[self.per - 1]
+            a.weights[3] = weight[self.weights_per_direction - 1]
         self.plan.execute(work, a)
 
 
 @cython.final
-cdef class TensorGradients(Sized):
+cdef class TensorBackward(TensorKernel):
     """The backward pass."""
 
     def __call__(self, y, tape, matrices, grads, x, states, step_mask, bint needs_x, outputs):
@@ -318,109 +352,133 @@ cdef class TensorGradients(Sized):
         states; None for zeros.
         """
         cdef Pass a
-        cdef char *weight[DIRECTIONS * PER]
-        cdef char *first[STATES]
-        cdef char *last[STATES]
-        cdef char *output[1 + DIRECTIONS * PER + STATES]
-        cdef char *block
-        cdef char *kept
+        cdef char *weight[DIRECTIONS * WEIGHTS_PER_DIRECTION]
+        cdef char *initial[STATES]
+        cdef char *last_grad[STATES]
+        cdef char *output[1 + DIRECTIONS * WEIGHTS_PER_DIRECTION + STATES]
+        cdef char *tape_data
         cdef char *x_grad
         cdef char *y_grad = NULL
         cdef char **weight_grads = output + needs_x
-        cdef char **first_grads = output + needs_x + (0 if x is None else self.directions * self.per)
+        cdef char **initial_grads = weight_grads + (0 if x is None else self.directions * self.weights_per_direction)
         cdef const unsigned char *flags
         cdef Py_ssize_t itemsize = self.itemsize
-        cdef Py_ssize_t zeros = (self.B * max(self.H, self.P) * itemsize + 63) // 64 * 64
-        cdef Py_ssize_t biases = (self.gates * itemsize + 63) // 64 * 64
+        cdef Py_ssize_t state_bytes = (self.B * max(self.H, self.P) * itemsize + 63) // 64 * 64
+        cdef Py_ssize_t bias_bytes = (self.bias_size * itemsize + 63) // 64 * 64
+        cdef char *zeros  # memory for a state of zeros, which begins the block,
+        cdef char *no_initial_grads  # for gradients to states that nobody asks for,
+        cdef char *no_bias_grads  # for gradients to biases that nobody asks for,
+        cdef char *work  # and for the kernel
         cdef int k, j, n = len(self.states), per = 3 if self.projected else 2
-        cdef bint given = len(states) != 0
-        cdef list held = []
-        self.check("matrices", matrices, self.directions * per)
-        self.check("grads", grads, n if self.single else n + 1)
-        if given:
-            self.check("states", states, n)
-        self.check("outputs", outputs, first_grads - output + (n if given else 0))
-        a.x = NULL if x is None else taken(held, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
-        a.y = taken(held, "y", y, self.y_shape, self.dtype, itemsize, &a.y_layout)
-        kept = taken(held, "tape", tape, self.tape_shape, self.dtype, itemsize, NULL)
+        cdef bint has_states = len(states) != 0
+        cdef list storages = []
+        self.check_count("matrices", matrices, self.directions * per)
+        self.check_count("grads", grads, n if self.single else n + 1)
+        if has_states:
+            self.check_count("states", states, n)
+        self.check_count("outputs", outputs, initial_grads - output + (n if has_states else 0))
+        a.x = NULL if x is None else read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
+        a.y = read_tensor(storages, "y", y, self.y_shape, self.dtype, itemsize, &a.y_layout)
+        tape_data = read_tensor(storages, "tape", tape, self.tape_shape, self.dtype, itemsize, NULL)
         for k in range(self.directions * per):
-            j = self.per - 1 if k % per == 2 else k % per
-            weight[k] = taken(
-                held, self.weight_names[j], matrices[k], self.weight_shapes[j], self.dtype, itemsize, NULL
+            j = self.weights_per_direction - 1 if k % per == 2 else k % per
+            weight[k] = read_tensor(
+                storages, self.weight_names[j], matrices[k], self.weight_shapes[j], self.dtype, itemsize, NULL
             )
-        self.take_states(held, states, first)
+        self.read_states(storages, states, initial)
         if grads[0] is not None:
-            y_grad = taken(held, "y_grad", grads[0], self.y_shape, self.dtype, itemsize, &a.y_grad_layout)
-        self.take_states(held, [None, *grads[1:]] if self.single else grads[1:], last, "_grad")
-        flags = self.read_step_mask(held, step_mask)
+            y_grad = read_tensor(storages, "y_grad", grads[0], self.y_shape, self.dtype, itemsize, &a.y_grad_layout)
+        self.read_states(storages, [None, *grads[1:]] if self.single else grads[1:], last_grad, "_grad")
+        flags = self.read_step_mask(storages, step_mask)
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
         x_grad = output[0] if needs_x else NULL
         if self.plan is None:
-            self.clear(x_grad, NULL if x is None else weight_grads, first_grads if given else NULL, last)
+            self.fill_without_steps(
+                x_grad, NULL if x is None else weight_grads, initial_grads if has_states else NULL, last_grad
+            )
             return
         a.x_grad_layout.step, a.x_grad_layout.row = self.B * self.I, self.I
-        block = <char *> PyMem_RawMalloc((1 + STATES) * zeros + 2 * biases + self.plan.size)
-        if block is NULL:
+        zeros = <char *> PyMem_RawMalloc((1 + STATES) * state_bytes + 2 * bias_bytes + self.plan.size)
+        if zeros is NULL:
             raise MemoryError()
-        memset(block, 0, zeros)
+        memset(zeros, 0, state_bytes)
+        no_initial_grads = zeros + state_bytes
+        no_bias_grads = no_initial_grads + STATES * state_bytes
+        work = no_bias_grads + 2 * bias_bytes
         if y_grad is NULL:
             a.y_grad_layout.step = a.y_grad_layout.row = 0
         try:
             for k in range(self.directions):
                 for j in range(n):  # the kernels have h last
-                    a.initial_state[n - 1 - j] = first[j] + k * self.state_bytes[j] if given else block
-                    a.last_state_grad[n - 1 - j] = NULL if last[j] is NULL else last[j] + k * self.state_bytes[j]
-                    a.initial_state_grad[n - 1 - j] = (
-                        first_grads[j] + k * self.state_bytes[j] if given else block + (1 + j) * zeros
-                    )
-                a.y_grad = block if y_grad is NULL else y_grad + k * self.P * itemsize
+                    a.initial_state[n - 1 - j] = initial[j] + k * self.state_bytes[j] if has_states else zeros
+                    a.last_state_grad[n - 1 - j] = NULL
+                    if last_grad[j] is not NULL:
+                        a.last_state_grad[n - 1 - j] = last_grad[j] + k * self.state_bytes[j]
+                    a.initial_state_grad[n - 1 - j] = no_initial_grads + j * state_bytes
+                    if has_states:
+                        a.initial_state_grad[n - 1 - j] = initial_grads[j] + k * self.state_bytes[j]
+                a.y_grad = zeros if y_grad is NULL else y_grad + k * self.P * itemsize
                 a.step_mask = NULL if flags is NULL else flags + k * self.T * self.B
                 a.x_grad, a.accumulate_x_grad, a.reverse = x_grad, k == 1, k == 1
-                self.run(&a, k, kept, weight + k * per, NULL if x is None else weight_grads + k * self.per,
-                         block + (1 + STATES) * zeros, block + (1 + STATES) * zeros + 2 * biases)
+                self.run_direction(
+                    &a, k, tape_data, weight + k * per,
+                    NULL if x is None else weight_grads + k * self.weights_per_direction, no_bias_grads, work
+                )
                 a.y = <char *> a.y + self.P * itemsize
         finally:
-            PyMem_RawFree(block)
+            PyMem_RawFree(zeros)
 
-    cdef run(self, Pass *a, int number, char *tape, char **weight, char **grads, char *biases, char *work):
-        """One direction.  `biases` has room for both."""
+    cdef run_direction(
+        self, Pass *a, int direction, char *tape, char **weight, char **grads, char *no_bias_grads, char *work
+    ):
+        """Run the kernel for one direction.
+
+        a : what belongs to the direction is set, but for what is set here: the tape, the weights and their gradients
+        tape : of all directions
+        weight : of this direction: w_ih, w_hh and, if there is a projection, w_hr
+        grads : of this direction, in the order of all its weights; written; NULL if nobody asks for them
+        no_bias_grads : memory for gradients to two biases, which is written if the layer has none
+        work : for the kernel
+        """
         cdef Py_ssize_t itemsize = self.itemsize
-        cdef char *b_ih = biases
-        cdef char *b_hh = biases + self.gates * itemsize
+        cdef char *b_ih = no_bias_grads
+        cdef char *b_hh = no_bias_grads + self.bias_size * itemsize
         cdef int k
-        a.saved = tape + number * self.parts * self.T * self.B * self.H * itemsize
+        a.saved = tape + direction * self.tape_arrays * self.T * self.B * self.H * itemsize
         a.weights[0], a.weights[1] = weight[0], weight[1]
         if self.projected:
             a.weights[3] = weight[2]
-        for k in range(5):
+        for k in range(WEIGHTS_PER_DIRECTION):
             a.weight_grads[k] = NULL
         if grads is not NULL:
             if self.bias:
                 b_ih, b_hh = grads[2], grads[3]
             a.weight_grads[0], a.weight_grads[1], a.weight_grads[2] = grads[0], grads[1], b_ih
-            a.weight_grads[3], a.weight_grads[4] = b_ih + self.summed * itemsize, b_hh + self.summed * itemsize
+            a.weight_grads[3] = b_ih + self.summed_size * itemsize
+            a.weight_grads[4] = b_hh + self.summed_size * itemsize
             if self.projected:
-                a.weight_grads[3] = grads[self.per - 1]
+                a.weight_grads[3] = grads[self.weights_per_direction - 1]
         self.plan.execute(work, a)
         if grads is not NULL:
-            memcpy(b_hh, b_ih, self.summed * itemsize)
+            memcpy(b_hh, b_ih, self.summed_size * itemsize)
 
-    cdef clear(self, char *x_grad, char **weight_grads, char **first_grads, char **last):
-        """The gradients of nothing: those to the states are what they are after the last step."""
+    cdef fill_without_steps(self, char *x_grad, char **weight_grads, char **initial_grads, char **last_grad):
+        """Fill the gradients of a pass without steps: copy the gradients to last states to those to initial states, and
+        set all others to zero.
+
+        x_grad, weight_grads, initial_grads : of all directions; written; NULL if nobody asks for them
+        last_grad : of all directions; NULL for zeros
+        """
         cdef Py_ssize_t length, size
         cdef int k
         if x_grad is not NULL:
             clear_bytes(x_grad, self.T * self.B * self.I * self.itemsize)
         if weight_grads is not NULL:
-            for k in range(self.directions * self.per):
+            for k in range(self.directions * self.weights_per_direction):
                 size = self.itemsize
-                for length in self.weight_shapes[k % self.per]:
+                for length in self.weight_shapes[k % self.weights_per_direction]:
                     size *= length
                 clear_bytes(weight_grads[k], size)
-        if first_grads is not NULL:
-            for k in range(len(self.states)):
-                if last[k] is NULL:
-                    clear_bytes(first_grads[k], self.directions * self.state_bytes[k])
-                else:
-                    copy_bytes(first_grads[k], last[k], self.directions * self.state_bytes[k])
+        if initial_grads is not NULL:
+            self.copy_states(initial_grads, last_grad)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import has_torch_function
 
 from .. import _kernels
-from .._tensors import TensorGradients, TensorPass, hold
+from .._tensors import TensorBackward, TensorForward, hold_storage
 from ..activations import numbers
 from . import internals
 
@@ -217,14 +217,14 @@ class Op:
         apart: bool,
         dtype: torch.dtype,
         threads: int,
-    ) -> tuple[TensorPass, list[tuple[int, ...]], int, np.dtype[Any]]:
+    ) -> tuple[TensorForward, list[tuple[int, ...]], int, np.dtype[Any]]:
         """What computes `forward` for tensors of these shapes, so many weights and threads; the shapes of the outputs,
         how many rows (t, b) they have, and their dtype."""
         self._check_forward(x, w_hh, count, bidirectional, apart, dtype)
         sizes, D = self._sizes(x, w_hh), 1 + bidirectional
         planned, stored, four, projection = self._planned("forward", sizes, x[-1], dtype, threads, count // D % 2 == 1)
         options = stored.itemsize, four, D, count // D > 3, self.gates, self.summed, self.states, self.parts, threads
-        compute = TensorPass(planned, dtype, torch.uint8, *options, projection, self.single)
+        compute = TensorForward(planned, dtype, torch.uint8, *options, projection, self.single)
         return compute, self._output_shapes(sizes, D, keep, apart), sizes[0] * sizes[1], stored
 
     def _pass_back_of(
@@ -239,19 +239,19 @@ class Op:
         given: bool,
         dtype: torch.dtype,
         threads: int,
-    ) -> tuple[TensorGradients, list[tuple[int, ...]], int, np.dtype[Any]]:
+    ) -> tuple[TensorBackward, list[tuple[int, ...]], int, np.dtype[Any]]:
         """What computes `backward` for tensors of these shapes, so many matrices and threads; the shapes of the
         outputs, how many rows (t, b) they have, and their dtype."""
         self._check_backward(y, w_ih, w_hh, count, dtype)
         sizes, D, I = self._sizes(y, w_hh), 2 if count > 3 else 1, w_ih[1]  # noqa: E741
         planned, stored, four, projection = self._planned("backward", sizes, I, dtype, threads, count // D == 3)
         options = stored.itemsize, four, D, bias, self.gates, self.summed, self.states, self.parts, threads
-        compute = TensorGradients(planned, dtype, torch.uint8, *options, projection, self.single)
+        compute = TensorBackward(planned, dtype, torch.uint8, *options, projection, self.single)
         shapes = self._gradient_shapes(sizes, D, I, (count + 2 * D * bias) * weights, needs_x, given)
         return compute, shapes, sizes[0] * sizes[1], stored
 
     # ----------------------------------------------------------------------------------- checks of calls made by hand
-    # Of tensors with values, `TensorPass` and `TensorGradients` compare the other shapes.
+    # Of tensors with values, `TensorForward` and `TensorBackward` compare the other shapes.
     def _check_forward(
         self,
         x: tuple[int, ...],
@@ -551,7 +551,7 @@ def check_tensors(expected: Iterable[Expected]) -> None:
 def check_memory(name: str, tensor: Tensor) -> None:
     """Refuse a tensor whose storage has been made too small for it, before a function of PyTorch's reads it."""
     if not (_dispatches(tensor, (), (), None) or internals.transforms_are_active()):
-        hold(name, tensor)
+        hold_storage(name, tensor)
 
 
 def _allocated(shapes: list[tuple[int, ...]], rows: int, like: Tensor, dtype: np.dtype[Any]) -> list[Tensor]:

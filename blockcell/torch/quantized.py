@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _threads
-from .._tensors import array_of, hold
+from .._tensors import array_of, hold_storage
 from ..layers import Quantized
 from ..optable import Array
 from . import internals, op
@@ -180,7 +180,7 @@ class CellOp(Op):
     def forward(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *others: Any) -> list[Tensor]:
         self._check_step(x, bidirectional, states)
         for name, tensor in zip(("x", *self.states), (x, *states), strict=False):
-            hold(name, tensor)  # in our words; `unsqueeze` has its own
+            hold_storage(name, tensor)  # in our words; `unsqueeze` has its own
         _, *last = super().forward(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *others)
         return [state.squeeze(0) for state in last]
 
@@ -221,7 +221,7 @@ def _layer_of(owner: Op, weights: Tensors, bidirectional: bool, scheme: str) -> 
     suffixes = ("", "_reverse")[: 1 + bidirectional]
     names = [name + suffix for suffix in suffixes for name in _NAMES[: len(weights) // len(suffixes)]]
     for name, tensor in zip(names, tensors, strict=True):
-        hold(name, tensor)
+        hold_storage(name, tensor)
     try:
         layer: Quantized = from_torch(dict(zip(names, tensors, strict=True))).quantize(scheme)
     except (TypeError, ValueError) as error:
@@ -236,9 +236,9 @@ def _layer_of(owner: Op, weights: Tensors, bidirectional: bool, scheme: str) -> 
 
 def _is_unchanged(weight: Tensor, version: int | None, tensor: Tensor) -> bool:
     if version is None:  # PyTorch does not count the changes of a tensor that was made under inference_mode
-        hold("a weight", weight)
+        hold_storage("a weight", weight)
         return bool(torch.equal(weight, tensor))
-    # Of a tensor that is to be negated, `is_set_to` would read all memory before `hold` has looked at it.
+    # Of a tensor that is to be negated, `is_set_to` would read all memory before `hold_storage` has looked at it.
     return bool(weight._version == version and not weight.is_neg() and weight.is_set_to(tensor))
 
 

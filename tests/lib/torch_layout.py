@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from blockcell import _kernels
-from blockcell._tensors import TensorGradients, TensorPass
+from blockcell._tensors import TensorBackward, TensorForward
 from blockcell.activations import numbers
 from blockcell.optable import DTYPES
 
@@ -58,7 +58,7 @@ class Lent:
 
 
 def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, projection=0, single=False):
-    """As `blockcell.torch` makes it, of a layer or a single step; a `TensorPass` or, `back`, its `TensorGradients`."""
+    """A `TensorForward` or, `back`, a `TensorBackward`, as `blockcell.torch` makes it for a layer or a single step."""
     T, B, _, H = sizes
     planned, activations = None, (numbers("tanh"), numbers("sigmoid"))
     if T * B * H:
@@ -68,7 +68,7 @@ def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, 
         task = "backward" if back else "forward"
         planned = layer(task, tuple(sizes), threads, DTYPES.index(dtype), 0, True, options)
     counts = GATES[kind], SUMMED[kind], STATES[kind], SAVED[kind], threads
-    of = TensorGradients if back else TensorPass
+    of = TensorBackward if back else TensorForward
     return of(planned, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts, projection, single)
 
 
