@@ -1,7 +1,12 @@
-"""Pieces of the kernels for tests and benchmarks/tile.py, which call them alone; wheels do not have this module.
+"""Parts of the kernels that tests and benchmarks/tile.py call alone; wheels do not have this module.
 
 Activations, their slopes and conversions from and to half precision run over arrays in lines of 64 bytes, as in the
-kernels: `out` has the size of `x`, and a value's result does not depend on its place.  Products are those of one tile.
+kernels.  `out` has the size of `x`, and the result of a number does not depend on its position.  A function of a line
+takes `x` and `out` from the line's first number on, and n, the numbers from there to the end of the array, which may be
+more or fewer than a line has.  j is a line or a panel, l a lane of a line.
+
+Products are those of one register tile: `a` has its rows, `panels` are packed panels, one behind the other, of `lines`
+lines each, and each of the products is added to `out`, whose rows are as wide as the tile.
 """
 from cpython.pycapsule cimport PyCapsule_Import
 from cython.parallel cimport prange
@@ -24,6 +29,7 @@ use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
+    """Compute the sigmoid of a line."""
     cdef Py_ssize_t l
     cdef real[LF] z
     load_line(&z[0], x, n)
@@ -33,6 +39,7 @@ cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssi
 
 
 cdef inline void tanh_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
+    """Compute tanh of a line."""
     cdef Py_ssize_t l
     cdef real[LF] z
     load_line(&z[0], x, n)
@@ -44,6 +51,7 @@ cdef inline void tanh_line(const real *restrict x, real *restrict out, Py_ssize_
 cdef inline void activate_line(
     const activations.Activation *f, const real *restrict x, real *restrict out, Py_ssize_t n
 ) noexcept nogil:
+    """Compute the activation f of a line."""
     cdef real[LF] z
     cdef real[LF] y
     load_line(&z[0], x, n)
@@ -54,6 +62,7 @@ cdef inline void activate_line(
 cdef inline void slope_line(
     const activations.Activation *f, const real *restrict x, real *restrict out, Py_ssize_t n
 ) noexcept nogil:
+    """Compute the slope of the activation f, by its results, for a line of them."""
     cdef real[LF] y
     cdef real[LF] s
     load_line(&y[0], x, n)
@@ -62,31 +71,35 @@ cdef inline void slope_line(
 
 
 cdef inline void to_half_line(const float *restrict x, half *restrict out, Py_ssize_t n) noexcept nogil:
+    """Round a line to float16."""
     cdef float[LF] z
     load_line(&z[0], x, n)
     store_line(out, &z[0], n)
 
 
 cdef inline void from_half_line(const half *restrict x, float *restrict out, Py_ssize_t n) noexcept nogil:
+    """Convert a line from float16."""
     cdef float[LF] z
     load_line(&z[0], x, n)
     store_line(out, &z[0], n)
 
 
 def sigmoid(const real[::1] x, real[::1] out, int num_threads=1):
+    """Compute the sigmoid of x."""
     cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         sigmoid_line(&x[j * lanes], &out[j * lanes], n - j * lanes)
 
 
 def tanh(const real[::1] x, real[::1] out, int num_threads=1):
+    """Compute tanh of x."""
     cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         tanh_line(&x[j * lanes], &out[j * lanes], n - j * lanes)
 
 
 def activate(const real[::1] x, real[::1] out, activation, int num_threads=1):
-    """`activation` and below are `Numbers` of blockcell/activations.py."""
+    """Compute an activation of x: `activation` are the `Numbers` of blockcell/activations.py."""
     cdef activations.Activation f = activations.activation_of(activation)
     cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
@@ -94,6 +107,7 @@ def activate(const real[::1] x, real[::1] out, activation, int num_threads=1):
 
 
 def slope(const real[::1] x, real[::1] out, activation, int num_threads=1):
+    """Compute the slope of an activation, `Numbers` of blockcell/activations.py, by its results x."""
     cdef activations.Activation f = activations.activation_of(activation)
     cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
@@ -101,21 +115,23 @@ def slope(const real[::1] x, real[::1] out, activation, int num_threads=1):
 
 
 def to_half(const float[::1] x, half[::1] out, int num_threads=1):
+    """Round x to float16, whose bits are those of uint16."""
     cdef Py_ssize_t j, n = x.shape[0]
     for j in prange(lines_in(<const float *> NULL, n), nogil=True, num_threads=num_threads):
         to_half_line(&x[j * LF], &out[j * LF], n - j * LF)
 
 
 def from_half(const half[::1] x, float[::1] out, int num_threads=1):
+    """Convert x from float16, whose bits are those of uint16."""
     cdef Py_ssize_t j, n = x.shape[0]
     for j in prange(lines_in(<const float *> NULL, n), nogil=True, num_threads=num_threads):
         from_half_line(&x[j * LF], &out[j * LF], n - j * LF)
 
 
 def add_products(real[::1] out, const real[:, ::1] a, const real[::1] panels, Py_ssize_t lines, Py_ssize_t times):
-    """out (rows of LINES lines) += a @ each of the panels of so many lines, so many times."""
-    cdef Py_ssize_t K = a.shape[1], size = K * lines * lanes_of(&out[0]), count = panels.shape[0] // size, j, _time
-    for _time in range(times):
+    """Add the product of `a` with each panel to `out`, `times` times."""
+    cdef Py_ssize_t K = a.shape[1], size = K * lines * lanes_of(&out[0]), count = panels.shape[0] // size, j, _repeat
+    for _repeat in range(times):
         for j in range(count):
             add_panel_product(&out[0], a.shape[0], lines, &a[0, 0], K, &panels[j * size], K, <const real *> NULL, 0)
 
@@ -123,9 +139,12 @@ def add_products(real[::1] out, const real[:, ::1] a, const real[::1] panels, Py
 def add_products_of_columns(
     real[::1] out, const real[::1] columns, const real[::1] panels, Py_ssize_t rows, Py_ssize_t lines, Py_ssize_t times
 ):
-    """The same for blocks of columns of ROWS values, of which `rows` count, as weight gradients are summed."""
-    cdef Py_ssize_t size = BLOCK * lines * lanes_of(&out[0]), count = panels.shape[0] // size, j, _time
-    for _time in range(times):
+    """Add the product of a block of columns with each panel to `out`, `times` times, as weight gradients are summed.
+
+    columns : BLOCK columns of ROWS numbers, of which the first `rows` are multiplied
+    """
+    cdef Py_ssize_t size = BLOCK * lines * lanes_of(&out[0]), count = panels.shape[0] // size, j, _repeat
+    for _repeat in range(times):
         for j in range(count):
             add_block_product(&out[0], rows, lines, &columns[0], 1, &panels[j * size], BLOCK, &panels[j * size], 0)
 
@@ -134,14 +153,18 @@ def add_quantized_products(
     int format, float[::1] out, const float[:, ::1] a, const unsigned char[::1] panels, const float[::1] scales,
     float[::1] codes, Py_ssize_t lines, Py_ssize_t times
 ):
-    """The same with panels of quantized weights; for int8 the rows of `a` are first quantized to `codes`."""
-    cdef Py_ssize_t K = a.shape[1], rows = a.shape[0], r, j, _time
+    """Add the product of `a` with each panel of quantized weights to `out`, `times` times.
+
+    format, panels, scales : how the weights are quantized, their codes, and for int8 the scales of the columns
+    codes : scratch, to which rows of `a` are quantized for int8
+    """
+    cdef Py_ssize_t K = a.shape[1], rows = a.shape[0], r, j, _repeat
     cdef Py_ssize_t size = (4 * quads_of(K) if format == INT8 else K) * lines * LF * bytes_per_code(format)
     cdef const char *panel
     if format == INT8:
         for r in range(rows):
             quantize_row(&codes[r * quantized_row_stride(K)], &a[r, 0], K)
-    for _time in range(times):
+    for _repeat in range(times):
         for j in range(panels.shape[0] // size):
             panel = <const char *> &panels[j * size]
             if format == INT8:

@@ -1,2 +1,3 @@
+"""The hash of the sources that a module is built from, by which blockcell/_kernels.py refuses other modules."""
 cdef extern from *:
-    const char *BLOCKCELL_SOURCE  # a hash of the source files that the module is built from; defined by setup.py
+    const char *BLOCKCELL_SOURCE  # defined by setup.py

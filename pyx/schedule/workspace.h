@@ -3,7 +3,7 @@
 #ifdef RED_ZONES
 #include <sanitizer/asan_interface.h>
 #include <stdlib.h>
-enum { ZONE = 16, REGIONS = 16 };  /* reals of a zone, at most so many regions */
+enum { ZONE = 16, REGIONS = 16 };  /* reals of a zone; regions of a workspace, at most */
 #endif
 
 typedef struct {
@@ -19,7 +19,7 @@ static inline Workspace empty_workspace(void) {
     return workspace;
 }
 
-/* Reserve so many reals; returns where they begin. */
+/* Reserve a region of so many reals; return the index of its first one. */
 static inline Py_ssize_t take(Workspace *workspace, Py_ssize_t size) {
     const Py_ssize_t start = workspace->size;
 #ifdef RED_ZONES
@@ -33,7 +33,7 @@ static inline Py_ssize_t take(Workspace *workspace, Py_ssize_t size) {
     return start;
 }
 
-/* From now on nobody may touch the zones of workspaces like this one, one behind the other in memory. */
+/* Forbid to touch the zones of `times` workspaces like this one, one behind the other in memory. */
 static inline void guard_zones(const Workspace *workspace, void *memory, Py_ssize_t itemsize, Py_ssize_t times) {
 #ifdef RED_ZONES
     for (Py_ssize_t n = 0; n < times; n++)
@@ -43,6 +43,7 @@ static inline void guard_zones(const Workspace *workspace, void *memory, Py_ssiz
 #endif
 }
 
+/* Allow it again. */
 static inline void release_zones(const Workspace *workspace, void *memory, Py_ssize_t itemsize, Py_ssize_t times) {
 #ifdef RED_ZONES
     for (Py_ssize_t n = 0; n < times; n++)
