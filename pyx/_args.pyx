@@ -25,13 +25,13 @@ from blockcell.optable import DTYPES, STORAGE, dims
 
 from numpy_arrays cimport is_plain, overlap
 from product.tile cimport store
-from schedule.runs cimport Runs
+from schedule.runs cimport RunKernel
 
 import_array()
 
 cdef const int *number_of_threads = <const int *> PyCapsule_GetPointer(NUMBER, "blockcell._team.NUMBER")
 
-cdef Runs run_kernel = <Runs> PyCapsule_GetPointer(RUN, "blockcell._team.RUN")
+cdef RunKernel run_kernel = <RunKernel> PyCapsule_GetPointer(RUN, "blockcell._team.RUN")
 
 cdef const int[::1] TYPES = numpy.array([dtype.num for dtype in DTYPES], numpy.intc)
 cdef const int[::1] ITEMSIZES = numpy.array([dtype.itemsize for dtype in DTYPES], numpy.intc)

@@ -30,12 +30,12 @@ from blockcell._team import NUMBER, RUN
 from numpy_arrays cimport is_plain
 from passes.arrays cimport STATES, WEIGHTS, LayerKernel, Pass
 from passes.steps cimport FINISHED, INITIAL, RESET, Layout
-from schedule.runs cimport Runs
+from schedule.runs cimport RunKernel
 
 import_array()
 
 cdef const int *number_of_threads = <const int *> PyCapsule_GetPointer(NUMBER, "blockcell._team.NUMBER")
-cdef Runs run_kernel = <Runs> PyCapsule_GetPointer(RUN, "blockcell._team.RUN")
+cdef RunKernel run_kernel = <RunKernel> PyCapsule_GetPointer(RUN, "blockcell._team.RUN")
 
 cdef enum:
     SHORT = 1 << 15  # multiplications, above which a pass leaves other Python threads running

@@ -17,12 +17,12 @@ import warnings
 import numpy
 
 from schedule.backoff cimport BackOff, allowed_threads, count_cost, count_limited_time, reset_back_off
-from schedule.runs cimport Kernel
+from schedule.runs cimport KernelFunction
 from schedule.team cimport nanoseconds
 
 cdef extern from "schedule/startable.h":
-    int started
-    int startable(int wanted, size_t stack) nogil
+    int started_threads
+    int count_startable(int wanted, size_t stack) nogil
     int usable_threads, possible_threads, has_warned, backs_off
     int load_int(int variable)
     void store_int(int variable, int value)
@@ -62,29 +62,29 @@ def adapt(bint wanted):
     reset_back_off(&back_off)
 
 
-cdef int start(int wanted) except -1:
+cdef int start_threads(int wanted) except -1:
     """Return how many of the wanted threads there are, after a trial of those that this thread has not yet started."""
-    cdef int able
-    if wanted > started:
-        able = started + startable(wanted - started, stack_size)
-        if able < wanted:
-            store_int(possible_threads, able)
-            store_int(usable_threads, min(load_int(usable_threads), able))
+    cdef int ready
+    if wanted > started_threads:
+        ready = started_threads + count_startable(wanted - started_threads, stack_size)
+        if ready < wanted:
+            store_int(possible_threads, ready)
+            store_int(usable_threads, min(load_int(usable_threads), ready))
             if not load_int(has_warned):
                 store_int(has_warned, True)
                 warnings.warn(
-                    f"blockcell: only {able} of {wanted} threads can be started: calls use no more than can be;"
+                    f"blockcell: only {ready} of {wanted} threads can be started: calls use no more than can be;"
                     f" set_num_threads tries again",
                     RuntimeWarning,
                     stacklevel=2,
                 )
-            wanted = able
-    store_int(started, wanted)
+            wanted = ready
+    store_int(started_threads, wanted)
     return wanted
 
 
 # ----------------------------------------------------------------------------------------------------- running a kernel
-cdef int run(int planned, Kernel kernel, void *context) except -1:
+cdef int run(int planned, KernelFunction kernel, void *context) except -1:
     """Run a kernel on as many of the planned threads as there are now and are of use.
 
     context : the caller's; passed to the kernel
@@ -97,7 +97,7 @@ cdef int run(int planned, Kernel kernel, void *context) except -1:
     possible = min(planned, load_int(possible_threads))
     allowed = allowed_threads(&back_off, possible)
     if allowed > 1:
-        threads = start(allowed)
+        threads = start_threads(allowed)
     start_time = nanoseconds()
     cost = kernel(context, threads)
     if allowed < possible:

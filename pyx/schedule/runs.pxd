@@ -2,6 +2,6 @@
 
 # A kernel with its arguments in `context`: runs it on the threads that are ready, at most as many as its plan has, and
 # returns the nanoseconds that having several threads cost (`measured_cost` in team.pxd).
-ctypedef long long (*Kernel)(void *context, int ready) except? -1
+ctypedef long long (*KernelFunction)(void *context, int ready) except? -1
 # `run`: `planned` are the threads of the kernel's plan; `context` is the caller's, and is passed to the kernel.
-ctypedef int (*Runs)(int planned, Kernel kernel, void *context) except -1
+ctypedef int (*RunKernel)(int planned, KernelFunction kernel, void *context) except -1

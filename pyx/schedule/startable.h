@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
-static __thread int started = 1;  /* threads of the OpenMP runtime that this thread has, itself among them */
+static __thread int started_threads = 1;  /* threads of the OpenMP runtime that this thread has, itself among them */
 
 /* The thread of a trial: wait until all of them have been started, as the mutex `gate` tells. */
 static void *wait_for_gate(void *gate) {
@@ -16,7 +16,7 @@ static void *wait_for_gate(void *gate) {
 
 /* Try to start so many threads side by side, with stacks of so many bytes, 0 for the default; return how many there
    were.  All of them have ended then. */
-static int startable(int wanted, size_t stack) {
+static int count_startable(int wanted, size_t stack) {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     pthread_t *threads = (pthread_t *) malloc(wanted * sizeof(pthread_t));
     pthread_attr_t attributes;
