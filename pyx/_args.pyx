@@ -150,14 +150,14 @@ cdef class KernelArguments:
                    PyArray_DIMS(array))
 
     cdef release_arrays(self):
-        """Point all views at nothing, as the call's arrays may be freed."""
+        """Point all views at nothing, before whoever called frees the arrays."""
         for view in self.views:
             if view is not None:
                 point_view(<memoryview> view, NULL, 0, 0, NULL)
 
 
 cdef long long call_kernel(void *context, int ready) except? -1:
-    """Call a kernel on the threads that are ready; return the nanoseconds that it lost by having several.
+    """Call a kernel on the threads that are ready; return the nanoseconds that having several cost.
 
     context : its `KernelArguments`
     """

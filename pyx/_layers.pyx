@@ -221,7 +221,7 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
         As kernels read it (steps.pxd); None if there are neither lengths nor resets.
     """
     cdef npy_intp[2] shape = [T, B]
-    cdef Py_ssize_t t, b, length
+    cdef Py_ssize_t t, b, length, reset_step
     cdef const int64_t *row_lengths = NULL if lengths is None else <const int64_t *> PyArray_BYTES(<ndarray> lengths)
     cdef const char *resets = NULL if reset is None else <const char *> PyArray_BYTES(<ndarray> reset)
     cdef ndarray step_mask
@@ -237,11 +237,9 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
                 flags[0] = FINISHED
             else:
                 flags[0] = INITIAL if t == (length - 1 if reverse else 0) else 0
-                if resets is not NULL:
-                    if not reverse:
-                        flags[0] |= RESET if resets[t * B + b] else 0
-                    elif t + 1 < length:  # an episode that starts at t + 1 hands no state back to t
-                        flags[0] |= RESET if resets[(t + 1) * B + b] else 0
+                reset_step = t + 1 if reverse else t  # an episode that starts at t + 1 hands no state back to t
+                if resets is not NULL and reset_step < length and resets[reset_step * B + b]:
+                    flags[0] |= RESET
             flags += 1
     return step_mask
 
@@ -610,7 +608,7 @@ cdef class SingleRunner(Runner):
         """
         cdef KernelPlan plan
         threads = threads or number_of_threads[0]
-        with cython.critical_section(self):
+        with cython.critical_section(self):  # in Pythons without a GIL, where another thread may replace it
             plan = self.forward_plan
         a.packed = packed_address(weights.packed)
         plan = plan_for(plan, self.layer, "forward", weights.format, T, B, threads)
