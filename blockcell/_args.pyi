@@ -16,7 +16,7 @@ class OpRunner:
         self,
         op: Op,
         kernels: tuple[Kernel, ...],
-        work: Callable[..., tuple[int, int, int]],
+        requirements: Callable[..., tuple[int, int, int]],
         positions: dict[str, int],
         reader: ArgumentReader,
         converter: Converter,

@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._args import OpRunner, empty
-from ._kernels import KERNELS, WORK, Kernel, Kernels, Work
+from ._kernels import KERNELS, REQUIREMENTS, Kernel, Kernels, Requirements
 from ._read import ArgumentReader, as_kernels_take, form, short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
 
-def bind(op: Op, kernels: Kernels = KERNELS, work: Work = WORK) -> OpRunner:
+def bind(op: Op, kernels: Kernels = KERNELS, requirements: Requirements = REQUIREMENTS) -> OpRunner:
     """Return a runner of the op with its kernel, one of `kernels`."""
     reader = ArgumentReader(op.name)
     positions = parameter_positions(op, kernels[op.kernel][0])
-    return OpRunner(op, kernels[op.kernel], work[op.kernel], positions, reader, Converter(op, reader))
+    return OpRunner(op, kernels[op.kernel], requirements[op.kernel], positions, reader, Converter(op, reader))
 
 
 def parameter_positions(op: Op, kernel: Kernel) -> dict[str, int]:
     """Return the position of each of the kernel's parameters by name; the names must be those of the op's row."""
     names = [tensor.name for tensor in op.inputs if tensor.read] + [tensor.name for tensor in op.outputs]
     names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
-    names += ["seq_len_max"] * op.sequence + ["work", "threads", "members", "ready"]
+    names += ["seq_len_max"] * op.sequence + ["scratch", "threads", "members", "ready"]
     taken = list(inspect.signature(kernel).parameters)
     unknown, missing = Counter(taken) - Counter(names), Counter(names) - Counter(taken)
     if unknown or missing:

@@ -36,7 +36,7 @@ class Kernel(Protocol):
 
 
 Kernels = dict[str, tuple[Kernel, ...]]
-Work = dict[str, Callable[..., tuple[int, int, int]]]
+Requirements = dict[str, Callable[..., tuple[int, int, int]]]
 Layers = dict[str, Callable[..., tuple[object, bytes, int, int, int]]]
 
 
@@ -93,20 +93,20 @@ def briefly_awake() -> Iterator[None]:
             del os.environ[name]
 
 
-def load(level: str) -> tuple[Kernels, Work, Layers]:
+def load(level: str) -> tuple[Kernels, Requirements, Layers]:
     """Return what a CPU level has compiled.
 
     Returns
     -------
     kernels : dict of str to tuple
         The kernels of ops by name, each for every one of DTYPES.
-    work : dict of str to callable
-        For each of these, the bytes of its workspace, threads, and members of a group.
+    requirements : dict of str to callable
+        For each of these, a function of the sizes: the bytes of its scratch, threads, and members of a group.
     layers : dict of str to callable
         For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
     """
     kernels: Kernels = {}
-    work: Work = {}
+    requirements: Requirements = {}
     layers: Layers = {}
     for module in MODULES:
         names = vars(importlib.import_module(f"blockcell.{module}_{level}"))
@@ -115,10 +115,19 @@ def load(level: str) -> tuple[Kernels, Work, Layers]:
                 f"blockcell.{module}_{level} was built from other sources than the package is now: build that level"
                 f" again, or delete {names['__file__']}"
             )
-        work |= {name.removesuffix("_work"): names[name] for name in names if name.endswith("_work")}
+        suffix = "_requirements"
+        requirements |= {name.removesuffix(suffix): names[name] for name in names if name.endswith(suffix)}
         layers |= {name.removesuffix("_layer"): names[name] for name in names if name.endswith("_layer")}
-        kernels |= {name: tuple(names[name][storage] for storage in STORAGE.values()) for name in names if name in work}
-    return kernels, work, layers
+        kernels |= {
+            name: tuple(names[name][storage] for storage in STORAGE.values()) for name in names if name in requirements
+        }
+    return kernels, requirements, layers
+
+
+def tape_arrays(level: str) -> dict[str, int]:
+    """Return how many arrays [T,B,H] the tape of each kind of cell has beside h: the table in ``pyx/cells/table.h``."""
+    modules = {module[1:]: importlib.import_module(f"blockcell.{module}_{level}") for module in MODULES}
+    return {kind: module.TAPE_ARRAYS for kind, module in modules.items() if hasattr(module, "TAPE_ARRAYS")}
 
 
 def compute(name: str, number: int, sizes: tuple[int, ...], threads: int, arguments: tuple[Any, ...]) -> None:
@@ -126,7 +135,7 @@ def compute(name: str, number: int, sizes: tuple[int, ...], threads: int, argume
 
     `number` is that of the dtype, `sizes` T, B, I, H and the bytes of a number as it is computed.
     """
-    _team.compute(KERNELS[name][number], WORK[name], sizes, threads, arguments)
+    _team.compute(KERNELS[name][number], REQUIREMENTS[name], sizes, threads, arguments)
 
 
 def _cpu_name() -> str:
@@ -171,4 +180,5 @@ def build_info() -> dict[str, Any]:
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 with briefly_awake():
-    KERNELS, WORK, LAYERS = load(LEVEL)
+    KERNELS, REQUIREMENTS, LAYERS = load(LEVEL)
+TAPE_ARRAYS = tape_arrays(LEVEL)

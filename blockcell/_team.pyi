@@ -9,7 +9,7 @@ def get() -> int: ...
 def set(wanted: int, possible: int) -> None: ...
 def compute(
     kernel: Callable[..., int],
-    work: Callable[..., tuple[int, int, int]],
+    requirements: Callable[..., tuple[int, int, int]],
     sizes: tuple[int, ...],
     threads: int,
     arguments: tuple[Any, ...],

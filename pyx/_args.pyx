@@ -128,7 +128,7 @@ cdef class KernelArguments:
     cdef int ready_position  # of the number of threads that are ready
     cdef list views  # the memoryviews among them: of the op's tensors, None for one that is not read, then of scratch
     cdef npy_intp[LETTERS + 1] planned_sizes  # T, B, I, H and threads of the last call,
-    cdef npy_intp work  # and its plan: bytes of scratch,
+    cdef npy_intp scratch_size  # and its plan: bytes of scratch,
     cdef int planned_threads  # and the threads that are of use
 
     def __init__(self, kernel, int dtype_number, list arguments, list view_positions, int ready_position):
@@ -174,7 +174,7 @@ cdef class OpRunner:
     op : Op
     kernels : tuple of callable
         A kernel for each dtype.
-    work : callable
+    requirements : callable
         Returns for T, B, I, H, itemsize and threads the bytes of scratch, the threads and the members of a group.
     positions : dict of str to int
         The position of each of the kernels' parameters by name.
@@ -190,15 +190,15 @@ cdef class OpRunner:
     cdef tuple attributes, attribute_types
     cdef int peephole_attribute  # the position of use_peephole among the attributes; -1: none
     cdef tuple kernels
-    cdef object work, reader, converter
+    cdef object requirements, reader, converter
     cdef list arguments  # with which every `KernelArguments` begins: the constants of a kernel, None for all others
     cdef list view_positions, attribute_positions  # in the arguments; None for a tensor that is not read
     cdef int steps_position, threads_position, members_position, ready_position
     cdef tuple idle_arguments  # for each dtype a list of the KernelArguments that no call uses now
 
-    def __init__(self, op, tuple kernels, work, dict positions, reader, converter):
+    def __init__(self, op, tuple kernels, requirements, dict positions, reader, converter):
         cdef int k, d, letter
-        self.kernels, self.work, self.reader, self.converter = kernels, work, reader, converter
+        self.kernels, self.requirements, self.reader, self.converter = kernels, requirements, reader, converter
         self.result, self.sequence = op.result, op.sequence
         self.input_count, self.output_count = len(op.inputs), len(op.outputs)
         tensors = op.inputs + op.outputs
@@ -224,7 +224,7 @@ cdef class OpRunner:
         for name, value in op.constants:
             self.arguments[positions[name]] = value
         self.view_positions = [positions[tensor.name] if tensor.read else None for tensor in tensors]
-        self.view_positions.append(positions["work"])
+        self.view_positions.append(positions["scratch"])
         self.attribute_positions = [positions[name] for name in names]
         self.steps_position = positions["seq_len_max"] if op.sequence else -1
         self.threads_position, self.members_position = positions["threads"], positions["members"]
@@ -314,8 +314,8 @@ cdef class OpRunner:
             )
         try:
             self.set_arrays(arguments, arrays, outputs, use_peephole, EMPTY[dtype_number])
-            work = self.new_workspace(arguments, sizes, max(ITEMSIZES[dtype_number], 4), threads)  # half as float
-            arguments.set_array(self.input_count + self.output_count, work)
+            scratch = self.new_scratch(arguments, sizes, max(ITEMSIZES[dtype_number], 4), threads)  # half as float
+            arguments.set_array(self.input_count + self.output_count, scratch)
             for k in range(len(attributes)):
                 arguments.values[<int> self.attribute_positions[k]] = attributes[k]
             if self.sequence:
@@ -346,19 +346,21 @@ cdef class OpRunner:
                 clear_array(outputs[k])
             arguments.set_array(self.input_count + k, outputs[k])
 
-    cdef new_workspace(self, KernelArguments arguments, const npy_intp *sizes, int itemsize, int threads):
+    cdef new_scratch(self, KernelArguments arguments, const npy_intp *sizes, int itemsize, int threads):
         """Return new scratch for a call, after a new plan if the last call had other sizes.
 
         sizes : T, B, I, H
         """
         cdef npy_intp[LETTERS + 1] plan_sizes = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
         if memcmp(plan_sizes, arguments.planned_sizes, sizeof(plan_sizes)) != 0:
-            arguments.work, planned, members = self.work(sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads)
+            arguments.scratch_size, planned, members = self.requirements(
+                sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads
+            )
             arguments.planned_threads = planned
             arguments.values[self.threads_position] = planned
             arguments.values[self.members_position] = members
             memcpy(arguments.planned_sizes, plan_sizes, sizeof(plan_sizes))
-        return PyArray_SimpleNew(1, &arguments.work, NPY_UINT8)
+        return PyArray_SimpleNew(1, &arguments.scratch_size, NPY_UINT8)
 
     cdef bint has_shape(self, int k, ndarray array, const npy_intp *sizes) noexcept:
         """Return whether an array has the shape of tensor k, whose rank it has, where the letters have these sizes."""

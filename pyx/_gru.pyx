@@ -1,14 +1,19 @@
 """The GRU's kernels: what Python calls.
 
-The equations are in gru.pxd, the phases in forward.pxd and backward.pxd.  The kernel of an op takes typed memoryviews:
-it collects their addresses under the names of operands.pxd, and makes the plan (plan.pxd).  `..._work` returns what it
-requires: bytes of its workspace, threads, and how many of these share the units of a row.  A kernel returns the
-nanoseconds that having several threads cost.  `gru_layer` plans the kernels of layers, which layer.pxd has.
+cells/gru.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
+
+For each op there are two functions.  `<kernel>_requirements` plans a call of T, B, I, H on at most `threads` threads,
+and returns the bytes of its scratch, the threads that it uses, and how many of these share the hidden units of a row.
+`<kernel>` runs it on `ready` of these threads: it takes the op's arrays as typed memoryviews, collects their addresses
+under the indices of passes/operands.pxd, and returns the nanoseconds that having several threads cost.  The caller
+owns all arrays; outputs and `scratch` overlap no other array.
+
+`gru_layer` plans the kernels of layers, which passes/layer.pxd has.
 """
 from cpython.pycapsule cimport PyCapsule_Import
 
 from cells.gru cimport gru_of
-from cells.types cimport Gru, use_activations
+from cells.types cimport GRU, Gru, use_activations
 from passes.backward cimport run_backward
 from passes.forward cimport run_forward
 from passes.layer cimport plan_layer
@@ -18,35 +23,34 @@ from passes.operands cimport (
 )
 from product.integer cimport ProductInUse, use_product
 from product.tile cimport align_scratch, real_itemsize, store
-from schedule.cost cimport grid_of, requirements_of
+from schedule.cost cimport grid_of
 from schedule.machine cimport Machine, use_machine
-from schedule.plan cimport Backward, Forward, backward_of, forward_of, plan_backward, plan_forward, use_panels
+from schedule.plan cimport (
+    Backward, Forward, backward_of, backward_requirements, forward_of, forward_requirements, use_panels
+)
 from source cimport BLOCKCELL_SOURCE
 
 SOURCE = BLOCKCELL_SOURCE.decode()
+TAPE_ARRAYS = GRU.saved
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
 use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
-cdef forward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+def gru_cell_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
     cdef Gru c = gru_of()
-    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
-    return requirements_of(&p.workspace, p.L, &p.grid)
+    return forward_requirements(&c, 1, B, I, H, itemsize, threads)
 
 
-def gru_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(1, B, I, H, itemsize, num_threads)
-
-
-def block_gru_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T, B, I, H, itemsize, num_threads)
+def block_gru_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
+    cdef Gru c = gru_of()
+    return forward_requirements(&c, T, B, I, H, itemsize, threads)
 
 
 def gru_cell(
     const store[:, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[::1] b_ru, const store[::1] b_c, store[:, ::1] r, store[:, ::1] u, store[:, ::1] c, store[:, ::1] h,
-    unsigned char[::1] work, int threads, int members, int ready
+    unsigned char[::1] scratch, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -58,16 +62,16 @@ def gru_cell(
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C], outputs[OUT_H] = &r[0, 0], &u[0, 0], &c[0, 0], &h[0, 0]
     outputs[H_LAST] = NULL
-    use_panels(&p, align_scratch(work))
+    use_panels(&p, align_scratch(scratch))
     with nogil:
-        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 
 def block_gru(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[::1] b_ru, const store[::1] b_c, store[:, :, ::1] r, store[:, :, ::1] u, store[:, :, ::1] c,
-    store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, int threads, int members, int ready
+    store[:, :, ::1] h, unsigned char[::1] scratch, Py_ssize_t seq_len_max, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -79,37 +83,36 @@ def block_gru(
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C], outputs[OUT_H] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
     outputs[H_LAST] = NULL
-    use_panels(&p, align_scratch(work))
+    use_panels(&p, align_scratch(scratch))
     with nogil:
-        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef backward_work(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights, int num_threads
+def gru_cell_grad_requirements(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
     cdef Gru c = gru_of()
-    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, weights, num_threads)
-    return requirements_of(&p.workspace, p.L, &p.grid)
+    return backward_requirements(&c, 1, B, I, H, itemsize, False, threads)
 
 
-def gru_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_work(1, B, I, H, itemsize, False, num_threads)
+def gru_cell_vjp_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
+    cdef Gru c = gru_of()
+    return backward_requirements(&c, 1, B, I, H, itemsize, True, threads)
 
 
-def gru_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_work(1, B, I, H, itemsize, True, num_threads)
-
-
-def block_gru_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_work(T, B, I, H, itemsize, True, num_threads)
+def block_gru_grad_requirements(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+):
+    cdef Gru c = gru_of()
+    return backward_requirements(&c, T, B, I, H, itemsize, True, threads)
 
 
 def gru_cell_grad(
     const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c, const store[:, ::1] r,
     const store[:, ::1] u, const store[:, ::1] c, const store[:, ::1] d_h, store[:, ::1] d_x, store[:, ::1] d_h_prev,
-    store[:, ::1] d_c_bar, store[:, ::1] d_r_bar_u_bar, unsigned char[::1] work, int threads, int members, int ready
+    store[:, ::1] d_c_bar, store[:, ::1] d_r_bar_u_bar, unsigned char[::1] scratch, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -123,7 +126,7 @@ def gru_cell_grad(
     outputs[X_GRAD], outputs[H_PREV_GRAD], outputs[W_GRAD] = &d_x[0, 0], &d_h_prev[0, 0], NULL
     outputs[D_C_BAR], outputs[D_R_BAR_U_BAR] = &d_c_bar[0, 0], &d_r_bar_u_bar[0, 0]
     with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 
@@ -131,7 +134,7 @@ def gru_cell_vjp(
     const store[:, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[:, ::1] r, const store[:, ::1] u, const store[:, ::1] c, const store[:, ::1] d_h,
     store[:, ::1] d_x, store[:, ::1] d_h_prev, store[:, ::1] d_w_ru, store[:, ::1] d_w_c, store[::1] d_b_ru,
-    store[::1] d_b_c, unsigned char[::1] work, int threads, int members, int ready
+    store[::1] d_b_c, unsigned char[::1] scratch, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -146,7 +149,7 @@ def gru_cell_vjp(
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &d_w_ru[0, 0], &d_w_c[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &d_b_ru[0], &d_b_c[0]
     with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 
@@ -154,8 +157,8 @@ def block_gru_grad(
     const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
     const store[:, :, ::1] r, const store[:, :, ::1] u, const store[:, :, ::1] c, const store[:, :, ::1] h,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad, store[:, ::1] w_ru_grad,
-    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, unsigned char[::1] work, Py_ssize_t seq_len_max,
-    int threads, int members, int ready
+    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, unsigned char[::1] scratch,
+    Py_ssize_t seq_len_max, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -170,7 +173,7 @@ def block_gru_grad(
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &b_ru_grad[0], &b_c_grad[0]
     with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 

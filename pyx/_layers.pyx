@@ -25,6 +25,7 @@ from collections import namedtuple
 import numpy
 
 from blockcell._args import empty
+from blockcell._kernels import TAPE_ARRAYS
 from blockcell._team import NUMBER, RUN
 
 from numpy_arrays cimport is_plain
@@ -665,7 +666,7 @@ cdef class CellRunner(SingleRunner):
 
     def __init__(self, layer):
         SingleRunner.__init__(self, layer)
-        self.reverse, self.saved_count, self.hidden_size = layer.reverse, len(layer._op.outputs) - 1, layer.hidden_size
+        self.reverse, self.saved_count, self.hidden_size = layer.reverse, TAPE_ARRAYS[layer._kernel], layer.hidden_size
 
     cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
         cdef Pass a

@@ -1,23 +1,27 @@
 """The LSTM's kernels: what Python calls.
 
-The equations are in lstm.pxd, the phases in forward.pxd and backward.pxd.  The kernel of an op takes typed
-memoryviews: it collects their addresses under the names of operands.pxd, and makes the plan (plan.pxd).  `..._work`
-returns what it requires: bytes of its workspace, threads, and how many of these share the units of a row.  A kernel
-returns the nanoseconds that having several threads cost.  `lstm_layer` plans the kernels of layers, which
-layer.pxd has.
+cells/lstm.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
+
+For each op there are two functions.  `<kernel>_requirements` plans a call of T, B, I, H on at most `threads` threads,
+and returns the bytes of its scratch, the threads that it uses, and how many of these share the hidden units of a row.
+`<kernel>` runs it on `ready` of these threads: it takes the op's arrays as typed memoryviews, collects their addresses
+under the indices of passes/operands.pxd, and returns the nanoseconds that having several threads cost.  The caller
+owns all arrays; outputs and `scratch` overlap no other array.
+
+`lstm_layer` plans the kernels of layers, which passes/layer.pxd has.
 """
 from cpython.pycapsule cimport PyCapsule_Import
 from cython.parallel cimport parallel, prange
 
 from cells.lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
-from cells.types cimport Lstm, use_activations
+from cells.types cimport LSTM, Lstm, use_activations
 from passes.backward cimport run_backward
 from passes.forward cimport run_forward
 from passes.layer cimport plan_layer
 from passes.operands cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, W, W_GRAD, WCF, WCF_GRAD,
-    WCI, WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
+    H_PREV_GRAD, INPUTS, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTPUTS, W, W_GRAD, WCF, WCF_GRAD, WCI,
+    WCI_GRAD, WCO, WCO_GRAD, X, X_GRAD
 )
 from product.half cimport half
 from product.integer cimport ProductInUse, use_product
@@ -26,38 +30,35 @@ from product.tile cimport LF, align_scratch, clear, lanes_of, real_itemsize, sto
 from schedule.cost cimport grid_of, parts_of, requirements_of, use_threads
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport (
-    Backward, Forward, backward_of, cell_grad_plan, forward_of, grid_of_cell_grad, plan_backward, plan_forward,
-    use_panels
+    D, PEEPHOLES, Backward, Forward, backward_of, backward_requirements, cell_grad_plan, forward_of,
+    forward_requirements, grid_of_cell_grad, use_panels
 )
 from schedule.team cimport Team, adopt_rounding, barrier, measured_cost, share, start_team
 from schedule.workspace cimport guard_zones, release_zones
 from source cimport BLOCKCELL_SOURCE
 
 SOURCE = BLOCKCELL_SOURCE.decode()
+TAPE_ARRAYS = LSTM.saved
 use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
 use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
-cdef forward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+def lstm_cell_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
     cdef Lstm c = lstm_of(0, 0, False, False)
-    cdef Forward p = plan_forward(&c, T, B, I, H, itemsize, False, num_threads)
-    return requirements_of(&p.workspace, p.L, &p.grid)
+    return forward_requirements(&c, 1, B, I, H, itemsize, threads)
 
 
-def lstm_cell_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(1, B, I, H, itemsize, num_threads)
-
-
-def block_lstm_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return forward_work(T, B, I, H, itemsize, num_threads)
+def block_lstm_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
+    cdef Lstm c = lstm_of(0, 0, False, False)
+    return forward_requirements(&c, T, B, I, H, itemsize, threads)
 
 
 def lstm_cell(
     const store[:, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
     const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
     store[:, ::1] i, store[:, ::1] cs, store[:, ::1] f, store[:, ::1] o, store[:, ::1] ci, store[:, ::1] co,
-    store[:, ::1] h, unsigned char[::1] work, double forget_bias, double cell_clip, bint use_peephole, int threads,
+    store[:, ::1] h, unsigned char[::1] scratch, double forget_bias, double cell_clip, bint use_peephole, int threads,
     int members, int ready
 ):
     cdef const store *inputs[INPUTS]
@@ -71,9 +72,9 @@ def lstm_cell(
     outputs[OUT_I], outputs[OUT_CS], outputs[OUT_F] = &i[0, 0], &cs[0, 0], &f[0, 0]
     outputs[OUT_O], outputs[OUT_CI], outputs[OUT_CO] = &o[0, 0], &ci[0, 0], &co[0, 0]
     outputs[OUT_H], outputs[H_LAST] = &h[0, 0], NULL
-    use_panels(&p, align_scratch(work))
+    use_panels(&p, align_scratch(scratch))
     with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_forward(&p, &c, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 
@@ -81,7 +82,7 @@ def block_lstm(
     const store[:, :, ::1] x, const store[:, ::1] cs_prev, const store[:, ::1] h_prev, const store[:, ::1] w,
     const store[::1] wci, const store[::1] wcf, const store[::1] wco, const store[::1] b,
     store[:, :, ::1] i, store[:, :, ::1] cs, store[:, :, ::1] f, store[:, :, ::1] o, store[:, :, ::1] ci,
-    store[:, :, ::1] co, store[:, :, ::1] h, unsigned char[::1] work, Py_ssize_t seq_len_max, double forget_bias,
+    store[:, :, ::1] co, store[:, :, ::1] h, unsigned char[::1] scratch, Py_ssize_t seq_len_max, double forget_bias,
     double cell_clip, bint use_peephole, bint ifco, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
@@ -95,25 +96,25 @@ def block_lstm(
     outputs[OUT_I], outputs[OUT_CS], outputs[OUT_F] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0]
     outputs[OUT_O], outputs[OUT_CI], outputs[OUT_CO] = &o[0, 0, 0], &ci[0, 0, 0], &co[0, 0, 0]
     outputs[OUT_H], outputs[H_LAST] = &h[0, 0, 0], NULL
-    use_panels(&p, align_scratch(work))
+    use_panels(&p, align_scratch(scratch))
     with nogil:
-        nanoseconds = run_forward(&p, &c, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_forward(&p, &c, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef backward_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
+def lstm_cell_vjp_requirements(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+):
     cdef Lstm c = lstm_of(0, 0, False, False)
-    cdef Backward p = plan_backward(&c, T, B, I, H, itemsize, True, num_threads)
-    return requirements_of(&p.workspace, p.L, &p.grid)
+    return backward_requirements(&c, 1, B, I, H, itemsize, True, threads)
 
 
-def lstm_cell_vjp_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_work(1, B, I, H, itemsize, num_threads)
-
-
-def block_lstm_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    return backward_work(T, B, I, H, itemsize, num_threads)
+def block_lstm_grad_requirements(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+):
+    cdef Lstm c = lstm_of(0, 0, False, False)
+    return backward_requirements(&c, T, B, I, H, itemsize, True, threads)
 
 
 def lstm_cell_vjp(
@@ -122,7 +123,7 @@ def lstm_cell_vjp(
     const store[:, ::1] f, const store[:, ::1] o, const store[:, ::1] ci, const store[:, ::1] co,
     const store[:, ::1] cs_grad, const store[:, ::1] h_grad, store[:, ::1] x_grad, store[:, ::1] cs_prev_grad,
     store[:, ::1] h_prev_grad, store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad,
-    store[::1] b_grad, unsigned char[::1] work, bint use_peephole, int threads, int members, int ready
+    store[::1] b_grad, unsigned char[::1] scratch, bint use_peephole, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -141,7 +142,7 @@ def lstm_cell_vjp(
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
     with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_backward(&p, &c, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 
@@ -152,7 +153,8 @@ def block_lstm_grad(
     const store[:, :, ::1] co, const store[:, :, ::1] h, const store[:, :, ::1] cs_grad,
     const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] cs_prev_grad, store[:, ::1] h_prev_grad,
     store[:, ::1] w_grad, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad, store[::1] b_grad,
-    unsigned char[::1] work, Py_ssize_t seq_len_max, bint use_peephole, bint ifco, int threads, int members, int ready
+    unsigned char[::1] scratch, Py_ssize_t seq_len_max, bint use_peephole, bint ifco, int threads, int members,
+    int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -171,13 +173,13 @@ def block_lstm_grad(
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
     with nogil:
-        nanoseconds = run_backward(&p, &c, inputs, outputs, align_scratch(work), ready)
+        nanoseconds = run_backward(&p, &c, inputs, outputs, align_scratch(scratch), ready)
     return nanoseconds
 
 
 # ------------------------------------------------------------ LSTMBlockCellGrad: the cell's gradient, without a product
 cdef void dicfo_rows(
-    const Backward *p, const Lstm *c, const store **inputs, store **outputs, real *work, real *d, Py_ssize_t number,
+    const Backward *p, const Lstm *c, const store **inputs, store **outputs, real *scratch, real *d, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of dicfo, in d, and of cs_prev_grad."""
@@ -190,64 +192,67 @@ cdef void dicfo_rows(
         row = d + r * p.Ns
         for j in range(p.J):
             clear(d_cs, L)
-            lstm_grad_line(p, c, inputs, inputs[CS_PREV] + r * p.H, work + p.peep, j, 0, r, zero, d_cs, row)
+            lstm_grad_line(p, c, inputs, inputs[CS_PREV] + r * p.H, scratch + p.start[PEEPHOLES], j, 0, r, zero, d_cs,
+                           row)
             store_line(outputs[CS_PREV_GRAD] + r * p.H + j * L, d_cs, p.H - j * L)
         if store is half:
             store_row(outputs[DICFO] + r * p.N[0], row, p.N[0])
 
 
 cdef void peephole_parts(
-    const Backward *p, const Lstm *c, const store **inputs, store **outputs, real *work, const real *d, bint loading,
+    const Backward *p, const Lstm *c, const store **inputs, store **outputs, real *scratch, const real *d, bint loading,
     Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the lines of the peepholes, or of their gradients."""
     cdef Py_ssize_t j
     for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
         if loading:
-            load_peepholes(c, work + p.peep, inputs, p.H, j)
+            load_peepholes(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
         else:
             peephole_grads(p, c, inputs, outputs, d, j)
 
 
 cdef long long cell_grads(
-    Backward *p, const Lstm *c, const store **inputs, store **outputs, real *work, int ready
+    Backward *p, const Lstm *c, const store **inputs, store **outputs, real *scratch, int ready
 ) noexcept nogil:
     cdef Team team
     cdef Py_ssize_t part, parts
-    cdef real *d = work + p.d
+    cdef real *d = scratch + p.start[D]
     if store is not half:
         d = <real *> outputs[DICFO]
     use_threads(&p.grid, ready)
     parts = parts_of(&p.grid)
-    guard_zones(&p.workspace, work, 64 // p.L, 1)
+    guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if parts == 1:
         if c.peephole:
-            peephole_parts(p, c, inputs, outputs, work, d, True, 0, 1)
-        dicfo_rows(p, c, inputs, outputs, work, d, 0, 1)
+            peephole_parts(p, c, inputs, outputs, scratch, d, True, 0, 1)
+        dicfo_rows(p, c, inputs, outputs, scratch, d, 0, 1)
         if c.peephole:
-            peephole_parts(p, c, inputs, outputs, work, d, False, 0, 1)
-        release_zones(&p.workspace, work, 64 // p.L, 1)
+            peephole_parts(p, c, inputs, outputs, scratch, d, False, 0, 1)
+        release_zones(&p.workspace, scratch, 64 // p.L, 1)
         return 0
     start_team(&team, parts, 1)
     with nogil, parallel(num_threads=parts):
         adopt_rounding(&team)
         if c.peephole:
             for part in prange(parts, schedule="static"):
-                peephole_parts(p, c, inputs, outputs, work, d, True, part, parts)
+                peephole_parts(p, c, inputs, outputs, scratch, d, True, part, parts)
             barrier(&team)
         for part in prange(parts, schedule="static"):
-            dicfo_rows(p, c, inputs, outputs, work, d, part, parts)
+            dicfo_rows(p, c, inputs, outputs, scratch, d, part, parts)
         if c.peephole:
             barrier(&team)
             for part in prange(parts, schedule="static"):
-                peephole_parts(p, c, inputs, outputs, work, d, False, part, parts)
+                peephole_parts(p, c, inputs, outputs, scratch, d, False, part, parts)
         barrier(&team)  # as in `forward`
-    release_zones(&p.workspace, work, 64 // p.L, 1)
+    release_zones(&p.workspace, scratch, 64 // p.L, 1)
     return measured_cost(&team)
 
 
-def lstm_cell_grad_work(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int num_threads):
-    cdef Backward p = cell_grad_plan(B, H, itemsize, grid_of_cell_grad(B, H, num_threads))
+def lstm_cell_grad_requirements(
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
+):
+    cdef Backward p = cell_grad_plan(B, H, itemsize, grid_of_cell_grad(B, H, threads))
     return requirements_of(&p.workspace, p.L, &p.grid)
 
 
@@ -256,7 +261,7 @@ def lstm_cell_grad(
     const store[:, ::1] i, const store[:, ::1] cs, const store[:, ::1] f, const store[:, ::1] o,
     const store[:, ::1] ci, const store[:, ::1] co, const store[:, ::1] cs_grad, const store[:, ::1] h_grad,
     store[:, ::1] cs_prev_grad, store[:, ::1] dicfo, store[::1] wci_grad, store[::1] wcf_grad, store[::1] wco_grad,
-    unsigned char[::1] work, bint use_peephole, int threads, int members, int ready
+    unsigned char[::1] scratch, bint use_peephole, int threads, int members, int ready
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -272,9 +277,9 @@ def lstm_cell_grad(
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     with nogil:
         if store is double:
-            nanoseconds = cell_grads(&p, &c, inputs, outputs, <double *> align_scratch(work), ready)
+            nanoseconds = cell_grads(&p, &c, inputs, outputs, <double *> align_scratch(scratch), ready)
         else:
-            nanoseconds = cell_grads(&p, &c, inputs, outputs, <float *> align_scratch(work), ready)
+            nanoseconds = cell_grads(&p, &c, inputs, outputs, <float *> align_scratch(scratch), ready)
     return nanoseconds
 
 

@@ -120,14 +120,14 @@ cdef long long call_kernel(void *context, int ready) except? -1:
     return kernel(*arguments)
 
 
-def compute(kernel, work, tuple sizes, int threads, tuple arguments):
+def compute(kernel, requirements, tuple sizes, int threads, tuple arguments):
     """Run a kernel that is a function of Python's.
 
     Parameters
     ----------
     kernel : callable
         Takes the arguments, scratch memory, `threads` and the number of threads that are ready.
-    work : callable
+    requirements : callable
         Returns for `sizes` and `threads` the bytes of scratch, the threads that are planned, and a third number.
     sizes : tuple of int
     threads : int
@@ -135,7 +135,7 @@ def compute(kernel, work, tuple sizes, int threads, tuple arguments):
     arguments : tuple
     """
     cdef int planned
-    size, planned, _ = work(*sizes, threads)
+    size, planned, _ = requirements(*sizes, threads)
     # By +: where memory is short, Cython's (*arguments, more) crashes.
     context = kernel, arguments + (numpy.empty(size, numpy.uint8), threads)
     run(planned, call_kernel, <void *> context)

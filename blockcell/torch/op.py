@@ -58,8 +58,6 @@ class Op:
     gates : int
     summed : int
         Of how many gates, the first ones, only the sum of the two biases counts.
-    parts : int
-        How many numbers the tape has for each step and cell.
     states : tuple of str
     projects : bool
         Whether there may be a projection.
@@ -73,15 +71,15 @@ class Op:
         kind: str,
         gates: int,
         summed: int,
-        parts: int,
         states: tuple[str, ...],
         projects: bool = False,
         activation: str | None = None,
         single: bool = False,
     ) -> None:
-        self.gates, self.summed, self.parts, self.states = gates, summed, parts, states
+        self.gates, self.summed, self.states = gates, summed, states
         self.projects, self.single = projects, single
         self._kernel = "gru_reset_after" if kind == "gru" else kind
+        self.parts = _kernels.TAPE_ARRAYS[self._kernel]
         self._activations = (numbers("tanh"), numbers("sigmoid")) if activation is None else (numbers(activation),)
         self.module = f"{kind.upper()}Cell" if single else kind.upper()
         name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
@@ -561,12 +559,11 @@ def _allocated(shapes: list[tuple[int, ...]], rows: int, like: Tensor, dtype: np
     return [like.new_empty(shape) for shape in shapes]
 
 
-LSTM = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"), projects=True)
-GRU = Op("gru", gates=3, summed=2, parts=4, states=("h",))
-RNN = {name: Op("rnn", gates=1, summed=1, parts=0, states=("h",), activation=name) for name in ("tanh", "relu")}
-LSTM_CELL = Op("lstm", gates=4, summed=4, parts=6, states=("h", "c"), projects=True, single=True)
-GRU_CELL = Op("gru", gates=3, summed=2, parts=4, states=("h",), single=True)
+LSTM = Op("lstm", gates=4, summed=4, states=("h", "c"), projects=True)
+GRU = Op("gru", gates=3, summed=2, states=("h",))
+RNN = {name: Op("rnn", gates=1, summed=1, states=("h",), activation=name) for name in ("tanh", "relu")}
+LSTM_CELL = Op("lstm", gates=4, summed=4, states=("h", "c"), projects=True, single=True)
+GRU_CELL = Op("gru", gates=3, summed=2, states=("h",), single=True)
 RNN_CELL = {
-    name: Op("rnn", gates=1, summed=1, parts=0, states=("h",), activation=name, single=True)
-    for name in ("tanh", "relu")
+    name: Op("rnn", gates=1, summed=1, states=("h",), activation=name, single=True) for name in ("tanh", "relu")
 }

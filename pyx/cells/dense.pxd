@@ -43,7 +43,7 @@ from product.tile cimport (
 from schedule.cost cimport Grid, Work, ceil_div, cheapest, parts_of, speed_of, threads_of, use_threads, work_of
 from schedule.machine cimport to_prefetch
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
-from schedule.workspace cimport Workspace, empty_workspace, guard_zones, release_zones, take
+from schedule.workspace cimport Region, Workspace, guard_zones, lay_out, region, release_zones
 
 cdef enum:  # as in blockcell/optable.py
     NONE, SIGMOID, TANH, RELU, SOFTMAX
@@ -162,6 +162,14 @@ cdef inline Grid grid_backward(
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
+cdef enum:  # regions of the forward pass's workspace: of each part, and of all
+    X_ROWS  # a chunk of rows of x, float16 in float32 or quantized
+    Z  # a chunk of rows of z, for softmax
+    ROW_NUMBERS  # how many rows of a chunk are not finished, and their numbers, as Py_ssize_t
+    PART_REGIONS
+    PARTS = 0
+    REGIONS
+
 cdef struct Forward:
     int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Py_ssize_t rows, B, I, O
@@ -172,17 +180,18 @@ cdef struct Forward:
     Grid grid
     Py_ssize_t chunk  # rows
     Panels w
-    # Where in scratch a part has x, of float16 in float32 or in codes, z, for softmax, and the numbers of the rows that
-    # have not ended.
-    Py_ssize_t x, z, numbers
+    Py_ssize_t[PART_REGIONS] start  # where each region of a part starts
     Workspace part, workspace  # the scratch memory of each part, and of all
 
 
 cdef inline Forward forward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int format, int activation, Py_ssize_t threads
 ) noexcept nogil:
-    """The plan of a forward pass; `format`: how packed weights are quantized, as in Panels."""
+    """Plan a forward pass; `format` says how packed weights are quantized, as in Panels."""
     cdef Forward p
+    cdef Region[PART_REGIONS] part_regions
+    cdef Region[REGIONS] regions
+    cdef Py_ssize_t unused
     cdef Py_ssize_t rows = T * B, itemsize = computed_itemsize(storage)
     p.storage = storage
     p.rows, p.B, p.I, p.O = rows, B, I, O
@@ -196,12 +205,13 @@ cdef inline Forward forward_of(
     p.chunk = ceil_div(rows, p.grid.groups)
     if p.grid.members == 1:
         p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)
-    p.part = p.workspace = empty_workspace()
-    p.x = take(&p.part, p.chunk * p.Is)
-    p.z = take(&p.part, p.chunk * p.Os)
-    p.numbers = take(&p.part, ((1 + p.chunk) * <Py_ssize_t> sizeof(Py_ssize_t) + 63) // 64 * p.L)
+    part_regions[X_ROWS] = region("x", p.chunk, p.Is, 0)
+    part_regions[Z] = region("z", p.chunk, p.Os, 0)
+    part_regions[ROW_NUMBERS] = region("row numbers", 1, ceil_div((1 + p.chunk) * sizeof(Py_ssize_t), 64) * p.L, 0)
+    p.part = lay_out(part_regions, PART_REGIONS, p.start)
     p.part.size += THREAD_GAP * p.L
-    take(&p.workspace, parts_of(&p.grid) * p.part.size)
+    regions[PARTS] = region("parts", parts_of(&p.grid), p.part.size, 0)
+    p.workspace = lay_out(regions, REGIONS, &unused)
     return p
 
 
@@ -297,9 +307,11 @@ cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssiz
     load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
 
 
-cdef inline Py_ssize_t *numbers_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
-    """How many rows a part has found that have not ended, and their numbers; NULL if none end."""
-    return <Py_ssize_t *> NULL if p.step_mask is NULL else <Py_ssize_t *> (work + number * p.part.size + p.numbers)
+cdef inline Py_ssize_t *numbers_of(const Forward *p, real *scratch, Py_ssize_t number) noexcept nogil:
+    """Return where a part has the number of a chunk's rows that are not finished, and behind it theirs; NULL if no row
+    is finished."""
+    cdef real *numbers = scratch + number * p.part.size + p.start[ROW_NUMBERS]
+    return <Py_ssize_t *> NULL if p.step_mask is NULL else <Py_ssize_t *> numbers
 
 
 cdef struct Part:
@@ -317,20 +329,20 @@ cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
     return part
 
 
-cdef inline real *sums_of(const Forward *p, real *work, Py_ssize_t number) noexcept nogil:
+cdef inline real *sums_of(const Forward *p, real *scratch, Py_ssize_t number) noexcept nogil:
     """Where a group has z for a softmax: in the scratch of its first member."""
-    return work + (number - number % p.grid.members) * p.part.size + p.z
+    return scratch + (number - number % p.grid.members) * p.part.size + p.start[Z]
 
 
 cdef inline void multiply_marked(
-    const Forward *p, const store *x, store *y, real *work, Py_ssize_t number
+    const Forward *p, const store *x, store *y, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """As `multiply`, where rows end: of some rows at a time those are gathered that have not."""
     cdef Part part = part_of(p, number)
     cdef Py_ssize_t r = part.r0, next = p.rows, most = part.r1 - part.r0, n, q
-    cdef real *rows = work + number * p.part.size + p.x
-    cdef real *sums = sums_of(p, work, number)
-    cdef Py_ssize_t *numbers = numbers_of(p, work, number)
+    cdef real *rows = scratch + number * p.part.size + p.start[X_ROWS]
+    cdef real *sums = sums_of(p, scratch, number)
+    cdef Py_ssize_t *numbers = numbers_of(p, scratch, number)
     if p.grid.members == 1:  # by turns, since rows end late
         most = min(p.chunk, max(p.rows // (4 * p.grid.groups), <Py_ssize_t> GROUP_TILES * ROWS))
         r, next, part.r1 = number * most, p.grid.groups * most, p.rows
@@ -351,15 +363,15 @@ cdef inline void multiply_marked(
         r += next
 
 
-cdef inline void multiply(const Forward *p, const store *x, store *y, real *work, Py_ssize_t number) noexcept nogil:
+cdef inline void multiply(const Forward *p, const store *x, store *y, real *scratch, Py_ssize_t number) noexcept nogil:
     """One part of the rows and of the panels."""
     cdef Part part = part_of(p, number)
     cdef Py_ssize_t r = part.r0, n, q, stride = p.x_layout.row
-    cdef real *rows = work + number * p.part.size + p.x
-    cdef real *sums = sums_of(p, work, number)
+    cdef real *rows = scratch + number * p.part.size + p.start[X_ROWS]
+    cdef real *sums = sums_of(p, scratch, number)
     cdef const real *a
     if p.step_mask is not NULL:
-        multiply_marked(p, x, y, work, number)
+        multiply_marked(p, x, y, scratch, number)
         return
     while r < part.r1:
         n = min(p.chunk, part.r1 - r)
@@ -380,71 +392,71 @@ cdef inline void multiply(const Forward *p, const store *x, store *y, real *work
         r += n
 
 
-cdef inline void softmax_part(const Forward *p, store *y, real *work, Py_ssize_t number) noexcept nogil:
+cdef inline void softmax_part(const Forward *p, store *y, real *scratch, Py_ssize_t number) noexcept nogil:
     """One part of a group's rows, whose columns have been divided among its members."""
     cdef Part part = part_of(p, number)
-    cdef const Py_ssize_t *numbers = numbers_of(p, work, number)
+    cdef const Py_ssize_t *numbers = numbers_of(p, scratch, number)
     cdef Py_ssize_t n = part.r1 - part.r0 if numbers is NULL else numbers[0], members = p.grid.members
-    softmax_rows(p, y, sums_of(p, work, number), part.r0, numbers if numbers is NULL else numbers + 1,
+    softmax_rows(p, y, sums_of(p, scratch, number), part.r0, numbers if numbers is NULL else numbers + 1,
                  share(n, part.member, members), share(n, part.member + 1, members))
 
 
-cdef inline long long forward(const Forward *p, const store *x, store *y, real *work) noexcept nogil:
+cdef inline long long forward(const Forward *p, const store *x, store *y, real *scratch) noexcept nogil:
     """The forward pass.  Returns the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part
     if parts_of(&p.grid) == 1:
-        multiply(p, x, y, work, 0)
+        multiply(p, x, y, scratch, 0)
         return 0
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
         adopt_rounding(&team)
         for part in prange(p.grid.first, p.grid.end, schedule="static"):
-            multiply(p, x, y, work, part)
+            multiply(p, x, y, scratch, part)
         if p.activation == SOFTMAX and p.grid.members > 1:
             group_barrier(&team)
             for part in prange(p.grid.first, p.grid.end, schedule="static"):
-                softmax_part(p, y, work, part)
+                softmax_part(p, y, scratch, part)
         barrier(&team)  # as in forward.pxd
     return measured_cost(&team)
 
 
 cdef inline long long run_forward(
-    Forward *p, const store *x, store *y, void *work, int ready
+    Forward *p, const store *x, store *y, void *scratch, int ready
 ) noexcept nogil:
     """`forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
     cdef long long nanoseconds
     cdef Py_ssize_t itemsize = 64 // p.L, parts = parts_of(&p.grid)
-    guard_zones(&p.workspace, work, itemsize, 1)
-    guard_zones(&p.part, work, itemsize, parts)
+    guard_zones(&p.workspace, scratch, itemsize, 1)
+    guard_zones(&p.part, scratch, itemsize, parts)
     use_threads(&p.grid, ready)
     if store is double:
-        nanoseconds = forward(p, x, y, <double *> work)
+        nanoseconds = forward(p, x, y, <double *> scratch)
     else:
-        nanoseconds = forward(p, x, y, <float *> work)
-    release_zones(&p.workspace, work, itemsize, 1)
-    release_zones(&p.part, work, itemsize, parts)
+        nanoseconds = forward(p, x, y, <float *> scratch)
+    release_zones(&p.workspace, scratch, itemsize, 1)
+    release_zones(&p.part, scratch, itemsize, parts)
     return nanoseconds
 
 
 cdef inline long long pass_forward(
-    const Forward *plan, int ready, void *work, const Pass *a, const store *x
+    const Forward *plan, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
     cdef Forward p = plan[0]
     p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
     if a.step_mask is not NULL:
         use_step_mask(&p, a.step_mask)
-    return run_forward(&p, x, <store *> a.y, work, ready)
+    return run_forward(&p, x, <store *> a.y, scratch, ready)
 
 
-cdef inline long long run_pass(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+cdef inline long long run_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the forward pass of a `Forward`."""
     cdef const Forward *p = <const Forward *> plan
     if p.storage == DOUBLE:
-        return pass_forward(p, ready, work, a, <const double *> a.x)
+        return pass_forward(p, ready, scratch, a, <const double *> a.x)
     if p.storage == HALF:
-        return pass_forward(p, ready, work, a, <const half *> a.x)
-    return pass_forward(p, ready, work, a, <const float *> a.x)
+        return pass_forward(p, ready, scratch, a, <const half *> a.x)
+    return pass_forward(p, ready, scratch, a, <const float *> a.x)
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
@@ -488,6 +500,19 @@ cdef inline long long unpack_layer(const void *plan, int ready, void *packed, co
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
+cdef enum:  # regions of the backward pass's workspace: of all, and of each part
+    TRANSPOSED  # panels of w.T
+    W_GRAD  # float16's w_grad in float32
+    D  # d_z [rows, O]
+    SUMS  # of columns of d_z, in double
+    SLOTS  # of batch rows (steps.pxd)
+    BACKWARD_PARTS
+    BACKWARD_REGIONS
+    Y_ROW = 0  # a row of y
+    X_TILES  # of a block of rows: x in tiles
+    D_PANEL  # and a panel of d_z
+    BACKWARD_PART_REGIONS
+
 cdef struct Backward:
     int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Steps steps
@@ -500,17 +525,18 @@ cdef struct Backward:
     Grid grid  # groups of one
     bint by_inputs  # parts of w_grad are of its rows, not of its columns
     Py_ssize_t tile_gap  # from one tile of inputs to the next
-    # Where things begin in scratch: panels of w.T, float16's w_grad in float32, d_z, sums of columns in double, slots;
-    # and of each part: a row of y, and for a block of rows x in tiles and a panel of d_z.
-    Py_ssize_t w_x, w_grad, d, sums, slots, parts, y, x, d_panel
+    Py_ssize_t[BACKWARD_REGIONS] start  # where each region starts
+    Py_ssize_t[BACKWARD_PART_REGIONS] part_start  # and each one of a part
     Workspace part, workspace  # the scratch memory of each part, and of all
 
 
 cdef inline Backward backward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int activation, Py_ssize_t threads
 ) noexcept nogil:
-    """The plan of a backward pass."""
+    """Plan a backward pass."""
     cdef Backward p
+    cdef Region[BACKWARD_REGIONS] regions
+    cdef Region[BACKWARD_PART_REGIONS] part_regions
     cdef Py_ssize_t rows = T * B, block = min(rows, <Py_ssize_t> ROW_BLOCK), itemsize = computed_itemsize(storage)
     p.storage = storage
     p.steps = steps_of(T, B)
@@ -524,37 +550,38 @@ cdef inline Backward backward_of(
     p.grid = grid_backward(rows, I, O, itemsize, threads)
     p.by_inputs = count_tiles(I) >= p.d_panels
     p.tile_gap = scratch_stride(block * ROWS, p.L)
-    p.part = p.workspace = empty_workspace()
-    p.w_x = take(&p.workspace, p.x_panels * p.panel)
-    p.w_grad = take(&p.workspace, scratch_stride(I * O, p.L))
-    p.d = take(&p.workspace, rows * p.Ns)
-    p.sums = take(&p.workspace, 2 * p.Ns)
-    p.slots = take(&p.workspace, size_of_slots(B, p.L))
-    p.y = take(&p.part, p.Ns)
-    p.x = take(&p.part, count_tiles(I) * p.tile_gap)
-    p.d_panel = take(&p.part, block * PANEL_LINES * p.L)
+    part_regions[Y_ROW] = region("y", 1, p.Ns, 0)
+    part_regions[X_TILES] = region("tiles of x", count_tiles(I), p.tile_gap, 0)
+    part_regions[D_PANEL] = region("panel of d_z", 1, block * PANEL_LINES * p.L, 0)
+    p.part = lay_out(part_regions, BACKWARD_PART_REGIONS, p.part_start)
     p.part.size += THREAD_GAP * p.L
-    p.parts = take(&p.workspace, parts_of(&p.grid) * p.part.size)
+    regions[TRANSPOSED] = region("w.T", p.x_panels, p.panel, 0)
+    regions[W_GRAD] = region("w_grad", 1, scratch_stride(I * O, p.L), 0)
+    regions[D] = region("d_z", rows, p.Ns, 0)
+    regions[SUMS] = region("sums of d_z", 2, p.Ns, 0)
+    regions[SLOTS] = region("slots", 1, size_of_slots(B, p.L), 0)
+    regions[BACKWARD_PARTS] = region("parts", parts_of(&p.grid), p.part.size, 0)
+    p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)
     return p
 
 
-cdef inline void use_step_mask_back(Backward *p, const unsigned char *step_mask, void *work) noexcept nogil:
+cdef inline void use_step_mask_back(Backward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
     """Say where rows end."""
-    set_step_mask(&p.steps, step_mask, <Slot *> (<char *> work + p.slots * (64 // p.L)), 1)
+    set_step_mask(&p.steps, step_mask, <Slot *> (<char *> scratch + p.start[SLOTS] * (64 // p.L)), 1)
 
 
 cdef inline void z_grads(
-    const Backward *p, const store *y, const store *y_grad, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const store *y, const store *y_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of d_z."""
-    cdef Py_ssize_t lines = lines_in(work, p.O), r, t, b, j, at
-    cdef real *row = work + p.parts + number * p.part.size + p.y
+    cdef Py_ssize_t lines = lines_in(scratch, p.O), r, t, b, j, at
+    cdef real *row = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[Y_ROW]
     cdef real *d
     for r in range(share(p.rows, number, parts), share(p.rows, number + 1, parts)):
         t, b = r // p.B, r % p.B
         if not has_step(&p.steps, t, b):
             continue
-        d = work + p.d + (t * p.B + slot_of_row(&p.steps, b)) * p.Ns
+        d = scratch + p.start[D] + (t * p.B + slot_of_row(&p.steps, b)) * p.Ns
         if ended(p.steps.step_mask, r):
             clear(d, p.Ns)
             continue
@@ -571,24 +598,32 @@ cdef inline void z_grads(
 
 
 cdef inline void pack_weights(
-    const Backward *p, const store *w, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const store *w, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the panels of w.T."""
     cdef Py_ssize_t j
     for j in range(share(p.x_panels, number, parts), share(p.x_panels, number + 1, parts)):
-        pack_transposed_panel(work + p.w_x + j * p.panel, w, p.O, p.I, j)
+        pack_transposed_panel(scratch + p.start[TRANSPOSED] + j * p.panel, w, p.O, p.I, j)
+
+
+cdef inline void x_grads(
+    const Backward *p, store *x_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
+) noexcept nogil:
+    """Compute one part of the tiles of x_grad, d_z @ w.T."""
+    compute_x_grad_part(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, scratch + p.start[D], p.Ns,
+                        scratch + p.start[TRANSPOSED], p.O, scratch, 0, number, parts)
 
 
 cdef inline void weight_grads(
-    const Backward *p, const store *x, store *w_grad, store *b_grad, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const store *x, store *w_grad, store *b_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows of x
     and d_z.  No part waits for another: what two of them need, both pack."""
     cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panels, r0 = 0, c, k, j, l, m, at, r
     cdef Py_ssize_t b0 = share(p.d_panels, number, parts), b1 = share(p.d_panels, number + 1, parts)
-    cdef real *tiles = work + p.parts + number * p.part.size + p.x
-    cdef real *panel = work + p.parts + number * p.part.size + p.d_panel
-    cdef double *sums = <double *> (work + p.sums)
+    cdef real *tiles = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[X_TILES]
+    cdef real *panel = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[D_PANEL]
+    cdef double *sums = <double *> (scratch + p.start[SUMS])
     cdef const store *rows[PACK_ROWS]
     cdef real *out
     cdef RowBlock block
@@ -598,7 +633,7 @@ cdef inline void weight_grads(
     else:
         j0, j1 = b0, b1
     if store is half:
-        out = work + p.w_grad
+        out = scratch + p.start[W_GRAD]
     else:
         out = <real *> w_grad
     while r0 < p.rows:
@@ -615,14 +650,14 @@ cdef inline void weight_grads(
                 k += m
         for j in range(j0, j1):
             at = j * PANEL_LINES * L
-            m = min(<Py_ssize_t> PANEL_LINES, lines_in(work, O) - j * PANEL_LINES)
-            pack_columns(panel, m, &block, work + p.d + at, p.Ns, O - at)
+            m = min(<Py_ssize_t> PANEL_LINES, lines_in(scratch, O) - j * PANEL_LINES)
+            pack_columns(panel, m, &block, scratch + p.start[D] + at, p.Ns, O - at)
             add_weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tile_gap, panel, m, O - at, &block, r0 == 0)
             if b0 <= j < b1:
                 if r0 == 0:
                     for l in range(at, at + m * L):
                         sums[l] = 0
-                add_column_sums(sums + at, work + p.d + at, p.Ns, min(m * L, O - at), &block)
+                add_column_sums(sums + at, scratch + p.start[D] + at, p.Ns, min(m * L, O - at), &block)
         r0 += block.rows
     for l in range(min(b0 * PANEL_LINES * L, O), min(b1 * PANEL_LINES * L, O)):
         store_value(b_grad + l, <real> sums[l])
@@ -633,7 +668,7 @@ cdef inline void weight_grads(
 
 
 cdef inline long long backward(
-    const Backward *p, const Pass *a, const store *x, real *work
+    const Backward *p, const Pass *a, const store *x, real *scratch
 ) noexcept nogil:
     """The backward pass.  Returns the nanoseconds that having several threads cost."""
     cdef Team team
@@ -645,63 +680,61 @@ cdef inline long long backward(
     cdef store *w_grad = <store *> a.weight_grads[0]
     cdef store *b_grad = <store *> a.weight_grads[1]
     if parts == 1:
-        z_grads(p, y, y_grad, work, 0, 1)
-        pack_weights(p, w, work, 0, 1)
-        compute_x_grad_part(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O, work,
-                            0, 0, 1)
-        weight_grads(p, x, w_grad, b_grad, work, 0, 1)
+        z_grads(p, y, y_grad, scratch, 0, 1)
+        pack_weights(p, w, scratch, 0, 1)
+        x_grads(p, x_grad, scratch, 0, 1)
+        weight_grads(p, x, w_grad, b_grad, scratch, 0, 1)
         return 0
     start_team(&team, parts, 1)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
         adopt_rounding(&team)
         for part in prange(first, last, schedule="static"):
-            z_grads(p, y, y_grad, work, part, parts)
+            z_grads(p, y, y_grad, scratch, part, parts)
         for part in prange(first, last, schedule="static"):
-            pack_weights(p, w, work, part, parts)
+            pack_weights(p, w, scratch, part, parts)
         barrier(&team)
         for part in prange(first, last, schedule="static"):
-            compute_x_grad_part(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, work + p.d, p.Ns, work + p.w_x, p.O,
-                                work, 0, part, parts)
+            x_grads(p, x_grad, scratch, part, parts)
         for part in prange(first, last, schedule="static"):
-            weight_grads(p, x, w_grad, b_grad, work, part, parts)
+            weight_grads(p, x, w_grad, b_grad, scratch, part, parts)
         barrier(&team)  # as in forward.pxd
     return measured_cost(&team)
 
 
 cdef inline long long run_backward(
-    Backward *p, const Pass *a, const store *x, void *work, int ready
+    Backward *p, const Pass *a, const store *x, void *scratch, int ready
 ) noexcept nogil:
     """`backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
     cdef long long nanoseconds
     cdef Py_ssize_t itemsize = 64 // p.L, parts = parts_of(&p.grid)
-    guard_zones(&p.workspace, work, itemsize, 1)
-    guard_zones(&p.part, <char *> work + p.parts * itemsize, itemsize, parts)
+    guard_zones(&p.workspace, scratch, itemsize, 1)
+    guard_zones(&p.part, <char *> scratch + p.start[BACKWARD_PARTS] * itemsize, itemsize, parts)
     use_threads(&p.grid, ready)
     if store is double:
-        nanoseconds = backward(p, a, x, <double *> work)
+        nanoseconds = backward(p, a, x, <double *> scratch)
     else:
-        nanoseconds = backward(p, a, x, <float *> work)
-    release_zones(&p.workspace, work, itemsize, 1)
-    release_zones(&p.part, <char *> work + p.parts * itemsize, itemsize, parts)
+        nanoseconds = backward(p, a, x, <float *> scratch)
+    release_zones(&p.workspace, scratch, itemsize, 1)
+    release_zones(&p.part, <char *> scratch + p.start[BACKWARD_PARTS] * itemsize, itemsize, parts)
     return nanoseconds
 
 
 cdef inline long long pass_backward(
-    const Backward *plan, int ready, void *work, const Pass *a, const store *x
+    const Backward *plan, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
     cdef Backward p = plan[0]
     p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
-    guard_zones(&p.workspace, work, 64 // p.L, 1)
+    guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:
-        use_step_mask_back(&p, a.step_mask, work)
-    return run_backward(&p, a, x, work, ready)
+        use_step_mask_back(&p, a.step_mask, scratch)
+    return run_backward(&p, a, x, scratch, ready)
 
 
-cdef inline long long run_pass_back(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+cdef inline long long run_pass_back(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the backward pass of a `Backward`."""
     cdef const Backward *p = <const Backward *> plan
     if p.storage == DOUBLE:
-        return pass_backward(p, ready, work, a, <const double *> a.x)
+        return pass_backward(p, ready, scratch, a, <const double *> a.x)
     if p.storage == HALF:
-        return pass_backward(p, ready, work, a, <const half *> a.x)
-    return pass_backward(p, ready, work, a, <const float *> a.x)
+        return pass_backward(p, ready, scratch, a, <const half *> a.x)
+    return pass_backward(p, ready, scratch, a, <const float *> a.x)

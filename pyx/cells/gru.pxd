@@ -17,20 +17,19 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
 """
 from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
-from cells.types cimport Gru
+from cells.types cimport Gru, set_matrices
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport unit_lines_in_panel
-from product.quantized cimport UNQUANTIZED
 from product.real cimport real
 from product.tile cimport (
     LF, LINES, clear, inline_void, lanes_of, noinline_void, padded_line, prefetch_write, round_to_half, store,
     store_line
 )
-from schedule.plan cimport Backward, Forward
+from schedule.plan cimport D, D_H, H_EVEN, HR, U, Backward, Forward
 
 cdef enum:  # a step's products: the one for r and u, and the one for c
     RU, C
@@ -42,7 +41,7 @@ cdef enum:  # the lines of z of the first, and the columns of a row of gradients
 cdef inline Gru gru_of() noexcept nogil:
     """The GRU with the default activations."""
     cdef Gru c
-    c.gates[RU], c.gates[C], c.transposed, c.format = 2, 1, False, UNQUANTIZED
+    set_matrices(&c)
     c.activation, c.recurrent = plain(TANH), plain(SIGMOID)
     return c
 
@@ -154,9 +153,9 @@ cdef inline void gates_cells(
         for s in range(unit_lines_in_panel(&p.w[RU], j)):
             at = (j * units + s) * L
             to = (t * p.B + row_of_slot(&p.steps, b)) * p.H + at
-            u = rows + p.u + b * p.Hs + at
-            gates(gru, z + ((b - b0) * LINES + 2 * s) * L, rows + p.h + b * p.Hs + at, gate_r, u,
-                  rows + p.hr + b * p.Hs + at)
+            u = rows + p.start[U] + b * p.Hs + at
+            gates(gru, z + ((b - b0) * LINES + 2 * s) * L, rows + p.start[H_EVEN] + b * p.Hs + at, gate_r, u,
+                  rows + p.start[HR] + b * p.Hs + at)
             if outputs[OUT_R] is NULL:
                 continue
             store_line(outputs[OUT_R] + to, gate_r, p.H - at)
@@ -179,8 +178,8 @@ cdef inline void candidate_cells(
     for b in range(b0, b1):
         for s in range(unit_lines_in_panel(&p.w[C], j)):
             at = (j * units + s) * L
-            h = rows + p.h + b * p.Hs + at
-            candidate(gru, z + ((b - b0) * LINES + s) * L, rows + p.u + b * p.Hs + at, h, c)
+            h = rows + p.start[H_EVEN] + b * p.Hs + at
+            candidate(gru, z + ((b - b0) * LINES + s) * L, rows + p.start[U] + b * p.Hs + at, h, c)
             if outputs[OUT_C] is not NULL:
                 row = outputs[OUT_C] + (t * p.B + row_of_slot(&p.steps, b)) * p.H + at
                 store_line(row, c, p.H - at)
@@ -209,15 +208,15 @@ cdef inline void forward_cells(
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void backward_lines(
     const Backward *p, const Gru *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t slot, const real *product, real *work
+    Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_u_bar and d_c_bar; or from d_hr, the product of d_c_bar, d_r_bar, and d_h becomes the part of d_h_prev
     that does not come through r and u."""
-    cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, at, width
+    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, at, width
     cdef real[4 * LF] room  # for lines that cannot be read where they are
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
-    cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
-    cdef real *d_h = work + p.d_h + slot * p.Ps
+    cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
+    cdef real *d_h = scratch + p.start[D_H] + slot * p.Ps
     cdef const store *row = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
     cdef const real *h_prev
     cdef const real *u

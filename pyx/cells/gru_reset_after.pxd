@@ -18,18 +18,17 @@ stands for u * (1 - u), and s(c) for 1 - c^2.
 `new_state` and `bars_grad` are these equations for one line of units of one batch row.
 """
 from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
-from cells.types cimport ResetAfter
+from cells.types cimport ResetAfter, set_matrices
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output_line
 from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
 from product.half cimport half
-from product.quantized cimport UNQUANTIZED
 from product.real cimport real
 from product.tile cimport (
     LF, LINES, clear, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store, store_line
 )
-from schedule.plan cimport Backward, Forward, h_before
+from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
     XC, R_BAR, U_BAR, HC
@@ -44,7 +43,7 @@ cdef enum:
 cdef inline ResetAfter reset_after_of() noexcept nogil:
     """The GRU with the default activations."""
     cdef ResetAfter c
-    c.gates[0], c.gates[1], c.transposed, c.format = 2, 1, False, UNQUANTIZED
+    set_matrices(&c)
     c.activation, c.recurrent = plain(TANH), plain(SIGMOID)
     return c
 
@@ -139,14 +138,15 @@ cdef inline void forward_cells(
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void backward_lines(
     const Backward *p, const ResetAfter *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t slot, const real *product, real *work
+    Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc; d_h becomes the part of d_h_prev that is not a product."""
-    cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, column, at, width
+    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot)
+    cdef Py_ssize_t j, column, at, width
     cdef real[OUTS * LF] room  # for lines that cannot be read where they are
     cdef real[4 * LF] bars
-    cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
-    cdef real *d_h = work + p.d_h + slot * p.Ps
+    cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
+    cdef real *d_h = scratch + p.start[D_H] + slot * p.Ps
     cdef const store *h_prev = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
     for j in range(j0, j1):
         at, width = (t * p.B + b) * p.H + j * L, p.H - j * L

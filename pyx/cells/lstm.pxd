@@ -35,7 +35,7 @@ stands for o * (1 - o), and s(co) for 1 - co^2.
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
 """
 from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
-from cells.types cimport Lstm
+from cells.types cimport Lstm, set_matrices
 from passes.gradients cimport add_line, compute_peephole_grad, state_line
 from passes.operands cimport (
     CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
@@ -45,12 +45,11 @@ from passes.outputs cimport store_h_line, store_output_line
 from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport unit_lines_in_panel
-from product.quantized cimport UNQUANTIZED
 from product.real cimport real
 from product.tile cimport (
     LF, LINES, clear, inline_void, lanes_of, load_line, noinline_void, padded_line, round_to_half, store, store_line
 )
-from schedule.plan cimport PEEPHOLES, Backward, Forward, h_before
+from schedule.plan cimport CS, D, D_CS, D_H, M, PEEPHOLES, Backward, Forward, h_before
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR
@@ -63,7 +62,7 @@ cdef enum:  # the lines of the peepholes
 cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
     """The LSTM of an op, with the default activations."""
     cdef Lstm c
-    c.gates[0], c.gates[1], c.transposed, c.format = GATES, 0, False, UNQUANTIZED
+    set_matrices(&c)
     c.activation, c.recurrent = plain(TANH), plain(SIGMOID)
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
     c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
@@ -212,14 +211,14 @@ cdef inline void lstm_cells(
     cdef real[OUTS * LF] y
     cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
     cdef bint projected = lstm.P > 0
-    cdef real *h_next = rows + p.m if projected else h_before(p, rows, k + 1)
+    cdef real *h_next = rows + p.start[M] if projected else h_before(p, rows, k + 1)
     cdef const real *peep
     cdef real *cs
     cdef real *h
     for j in range(j0, j1):
         peep = <const real *> p.peep + PEEPHOLES * j * L
         for b in range(b0, b1):
-            cs = rows + p.cs + b * p.Hs + j * L
+            cs = rows + p.start[CS] + b * p.Hs + j * L
             cell_state(lstm, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, y)
             row = row_of_slot(&p.steps, b)
             store_output_line(p, outputs, OUT_I, j, t, row, y)
@@ -229,7 +228,7 @@ cdef inline void lstm_cells(
     for j in range(j0, j1):
         peep = <const real *> p.peep + PEEPHOLES * j * L
         for b in range(b0, b1):
-            cs = rows + p.cs + b * p.Hs + j * L
+            cs = rows + p.start[CS] + b * p.Hs + j * L
             h = h_next + b * p.Hs + j * L
             cell_output(lstm, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, h, y)
             row = row_of_slot(&p.steps, b)
@@ -349,21 +348,22 @@ cdef inline void projected_grad_line(
 
 cdef inline void backward_lines(
     const Backward *p, const Lstm *lstm, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t slot, const real *product, real *work
+    Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
     """Compute dicfo, and d_cs becomes the gradient of cs_prev; of a projected LSTM first d_h, and then dicfo from its
-    product, the gradient of m.  In `work` d_h becomes zero, as all of it is a product."""
-    cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
-    cdef real *d = work + p.d + (t * p.B + slot) * p.Ns
-    cdef real *d_cs = work + p.d_cs + slot * p.Hs
+    product, the gradient of m.  In `scratch` d_h becomes zero, as all of it is a product."""
+    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
+    cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
+    cdef real *d_cs = scratch + p.start[D_CS] + slot * p.Hs
+    cdef const real *peep = scratch + p.start[PEEPHOLES]
     cdef const store *cs_prev = previous_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, b)
     for j in range(j0, j1):
         if n == 0:
-            clear(work + p.d_h + slot * p.Ps + j * L, L)
+            clear(scratch + p.start[D_H] + slot * p.Ps + j * L, L)
         if n == 0 and lstm.P > 0:
             projected_grad_line(p, lstm, inputs, j, t, b, product + (j - j0) * L, d + p.column[1])
             continue
-        lstm_grad_line(p, lstm, inputs, cs_prev, work + p.peep, j, t, b, product + (j - j0) * L, d_cs + j * L, d)
+        lstm_grad_line(p, lstm, inputs, cs_prev, peep, j, t, b, product + (j - j0) * L, d_cs + j * L, d)
         if has_flag(&p.steps, k, slot, RESET):  # the step before did not lead here
             clear(d_cs + j * L, L)
 

@@ -8,23 +8,22 @@ One step, and its gradient, from d_h, with s the slope of the activation where i
 `activate` and `slope` (activations.pxd) are these equations for one line of units of one batch row.
 """
 from cells.activations cimport TANH, activate, plain, slope
-from cells.types cimport Rnn
+from cells.types cimport Rnn, set_matrices
 from passes.gradients cimport add_line
 from passes.operands cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, offset_of, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport unit_lines_in_panel
-from product.quantized cimport UNQUANTIZED
 from product.real cimport real
 from product.tile cimport LF, LINES, clear, lanes_of, padded_line, round_to_half, store, store_line
-from schedule.plan cimport Backward, Forward, h_before
+from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
 
 cdef inline Rnn rnn_of() noexcept nogil:
     """The RNN with the default activation."""
     cdef Rnn c
-    c.gates[0], c.gates[1], c.transposed, c.format = 1, 0, False, UNQUANTIZED
+    set_matrices(&c)
     c.activation = plain(TANH)
     return c
 
@@ -51,10 +50,10 @@ cdef inline void forward_cells(
 
 cdef inline void backward_lines(
     const Backward *p, const Rnn *rnn, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t slot, const real *product, real *work
+    Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_h_bar; d_h becomes zero, as all of d_h_prev is a product."""
-    cdef Py_ssize_t L = lanes_of(work), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, l, width
+    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, l, width
     cdef real[LF] room  # for a line that cannot be read where it is
     cdef real[LF] d_h
     cdef real[LF] s
@@ -66,5 +65,5 @@ cdef inline void backward_lines(
         slope(&rnn.activation, h, s)
         for l in range(L):
             d_h[l] = d_h[l] * s[l]
-        store_line(work + p.d + (t * p.B + slot) * p.Ns + j * L, d_h, width)
-        clear(work + p.d_h + slot * p.Ps + j * L, L)
+        store_line(scratch + p.start[D] + (t * p.B + slot) * p.Ns + j * L, d_h, width)
+        clear(scratch + p.start[D_H] + slot * p.Ps + j * L, L)

@@ -18,11 +18,19 @@ what follows product `n` of the step processed as number k:
               panel has some; read only
     rows      scratch of a thread's group, with the states of all slots; read, and written for the next step
     product   what the product gives, those lines: first the gradient of h that the steps after this one give; read
-              only, and apart from `work`
-    work      scratch of the call: d, d_h and d_cs, of which the function reads and writes these lines alone
+              only, and apart from `scratch`
+    scratch   scratch memory of the call: d, d_h and d_cs, of which the function reads and writes these lines alone
 """
 from cells.activations cimport Activation, activation_of
 from product.panels cimport MATRICES
+from product.quantized cimport UNQUANTIZED
+
+cdef extern from "cells/table.h":
+    ctypedef struct CellRow:
+        int products, matrices, separate, states, biases, peepholes, saved
+        int[MATRICES] gates
+        double forward, backward
+    const CellRow LSTM, GRU, GRU_RESET_AFTER, RNN
 
 
 cdef struct Lstm:
@@ -63,6 +71,33 @@ ctypedef fused gated:
     Lstm
     Gru
     ResetAfter
+
+
+ctypedef fused any_cell:
+    Lstm
+    Gru
+    ResetAfter
+    Rnn
+
+
+cdef inline const CellRow *row_of(const any_cell *c) noexcept nogil:
+    """Return the row of the table of cells (table.h) for a type of cell; compilers know what it holds."""
+    if any_cell is Lstm:
+        return &LSTM
+    elif any_cell is Gru:
+        return &GRU
+    elif any_cell is ResetAfter:
+        return &GRU_RESET_AFTER
+    else:
+        return &RNN
+
+
+cdef inline void set_matrices(any_cell *c) noexcept nogil:
+    """Set what every cell has of its matrices: gates as in the table, float weights, as TensorFlow lays them out."""
+    cdef int n
+    for n in range(MATRICES):
+        c.gates[n] = row_of(c).gates[n]
+    c.transposed, c.format = False, UNQUANTIZED
 
 
 cdef inline void use_activations(gated *c, activation, recurrent):

@@ -47,8 +47,8 @@ cdef struct Pass:  # a pointer is NULL where there is no array; for states and t
 # The type of a layer's kernel.  It runs on at most `ready` threads, and returns the nanoseconds that having several of
 # them cost.
 # plan : the bytes of its plan
-# work : its workspace, which begins at a cache line
-ctypedef long long (*LayerKernel)(const void *plan, int ready, void *work, const Pass *a) noexcept nogil
+# scratch : its workspace, which begins at a cache line
+ctypedef long long (*LayerKernel)(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil
 
 
 cdef inline tuple kernel_with_plan(LayerKernel kernel, const void *plan, Py_ssize_t size, tuple requirements):

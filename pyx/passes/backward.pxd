@@ -11,7 +11,7 @@ from cython.parallel cimport parallel, prange
 
 from cell cimport cell
 from cells.lstm cimport load_peepholes, peephole_grads
-from cells.types cimport Gru, Lstm, ResetAfter, Rnn
+from cells.types cimport Gru, Lstm, row_of
 from formulas cimport backward_lines
 from passes.arrays cimport Pass
 from passes.gradients cimport (
@@ -20,9 +20,9 @@ from passes.gradients cimport (
     pack_transposed_panel
 )
 from passes.operands cimport (
-    BIAS_C_GRAD, BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD,
-    H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_CS, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_C, W_C_GRAD, W_C_H,
-    W_C_H_GRAD, W_GRAD, W_H, W_H_GRAD, W_P, W_P_GRAD, W_P_H, W_P_H_GRAD, WCI, WCI_GRAD, X, X_GRAD
+    BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, GRAD, H_GRAD, H_LAST_GRAD,
+    H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD, set_states,
+    set_torch_weights, set_weights
 )
 from passes.steps cimport (
     RESET, active_end, clear_finished_rows, current_row, has_flag, previous_row, row_of_slot, step_at
@@ -36,8 +36,8 @@ from product.tile cimport (
 )
 from schedule.cost cimport packer, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    PEEPHOLES, Backward, Share, matrices_of, products_of, projects, saved_of, share_of, state_matrices_of,
-    use_step_mask_back
+    D, D_CS, D_H, H_TILES, PANELS, PEEPHOLES, SUMS, TRANSPOSED, X_TILES, Backward, Share, matrices_of, products_of,
+    projects, share_of, state_matrices_of, use_step_mask_back
 )
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
 from schedule.workspace cimport guard_zones, release_zones
@@ -55,18 +55,18 @@ cdef inline void load_carry(
 
 
 cdef inline void load_gradients(
-    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows, and for the LSTM one part of the peepholes."""
     cdef Py_ssize_t b, j
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-        load_carry(p, work + p.d_h, p.Ps, inputs[H_LAST_GRAD], p.P, b)
+        load_carry(p, scratch + p.start[D_H], p.Ps, inputs[H_LAST_GRAD], p.P, b)
+        if row_of(c).states > 1:
+            load_carry(p, scratch + p.start[D_CS], p.Hs, inputs[CS_LAST_GRAD], p.H, b)
     if cell is Lstm:
-        for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-            load_carry(p, work + p.d_cs, p.Hs, inputs[CS_LAST_GRAD], p.H, b)
         if c.peephole:
             for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
-                load_peepholes(c, work + p.peep, inputs, p.H, j)
+                load_peepholes(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
 
 
 cdef inline void pack_w(
@@ -82,7 +82,7 @@ cdef inline void pack_w(
 
 
 cdef inline void pack_weights(
-    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the panels of w.T; where there are few, not the same part packs those for h and those for x.  Each
     part packing all panels for itself gained nothing for an LSTM."""
@@ -90,29 +90,29 @@ cdef inline void pack_weights(
     cdef int n
     for n in range(matrices_of(c)):
         for j in range(share(p.h_panels[n], first, parts), share(p.h_panels[n], first + 1, parts)):
-            pack_w(p, inputs, work + p.w_h[n] + j * p.panel[n], n, False, j)
+            pack_w(p, inputs, scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n], n, False, j)
         panels = p.x_panels if p.x_rows[n] > 0 else 0
         for j in range(share(panels, last, parts), share(panels, last + 1, parts)):
-            pack_w(p, inputs, work + p.w_x[n] + j * p.panel[n], n, True, j)
+            pack_w(p, inputs, scratch + p.start[TRANSPOSED] + p.w_x[n] + j * p.panel[n], n, True, j)
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
 cdef inline real *own_panel(
-    const Backward *p, const cell *c, real *work, Py_ssize_t number, int n
+    const Backward *p, const cell *c, real *scratch, Py_ssize_t number, int n
 ) noexcept nogil:
     """Where a part packs one panel after the other in a single step."""
     cdef Py_ssize_t size = p.panel[0] + p.panel[1] if matrices_of(c) > 1 else p.panel[0]
-    return work + p.w_h[0] + number * size + (p.panel[0] if n else 0)
+    return scratch + p.start[TRANSPOSED] + p.w_h[0] + number * size + (p.panel[0] if n else 0)
 
 
 cdef inline const real *h_panel(
-    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, int n, Py_ssize_t j
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, int n, Py_ssize_t j
 ) noexcept nogil:
     """Panel j of matrix n's transposed weights for h; a single step packs it first."""
     cdef real *panel
     if p.packs_all:
-        return work + p.w_h[n] + j * p.panel[n]
-    panel = own_panel(p, c, work, number, n)
+        return scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
+    panel = own_panel(p, c, scratch, number, n)
     pack_w(p, inputs, panel, n, False, j)
     return panel
 
@@ -125,21 +125,21 @@ cdef inline const real *next_panel(const Backward *p, const real *panel, int n) 
 
 
 cdef inline void carried_grads(
-    const Backward *p, const cell *c, const real *work, const real **panels, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b,
-    Py_ssize_t rows, Py_ssize_t first, real *acc
+    const Backward *p, const cell *c, const real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t k,
+    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t first, real *acc
 ) noexcept nogil:
     """acc := the gradient of h after step k that the steps after it give: what is carried, and d @ w.T of step k + 1.
 
     k is the number by which a step is processed, j a panel.  `acc` has a tile's lines for each of the slots b to
     b + rows, and `panels` panel j of the matrices of `state_matrices_of`; `first` is the first row's number for
     `product`."""
-    cdef Py_ssize_t L = lanes_of(work), lines = lines_in_panel(p.JP, j), q, s, l
+    cdef Py_ssize_t L = lanes_of(scratch), lines = lines_in_panel(p.JP, j), q, s, l
     cdef Py_ssize_t taking = active_end(&p.steps, k + 1, b, b + rows) - b
-    cdef const real *d = work + p.d + (step_at(&p.steps, k + 1) * p.B + b) * p.Ns
+    cdef const real *d = scratch + p.start[D] + (step_at(&p.steps, k + 1) * p.B + b) * p.Ns
     cdef const real *d_h
     cdef int n
     for q in range(rows):
-        d_h = work + p.d_h + (b + q) * p.Ps + j * PANEL_LINES * L
+        d_h = scratch + p.start[D_H] + (b + q) * p.Ps + j * PANEL_LINES * L
         for s in range(lines):
             for l in range(L):
                 acc[(q * LINES + s) * L + l] = d_h[s * L + l]
@@ -153,39 +153,39 @@ cdef inline void carried_grads(
 
 
 cdef inline void state_grad_rows(
-    const Backward *p, const cell *c, const store **inputs, real *work, const real **panels, Py_ssize_t j,
+    const Backward *p, const cell *c, const store **inputs, real *scratch, const real **panels, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
     """The gradient of h after the step processed as number k, and what the cell makes of it: panel j, slots b to `end`.
     A row that takes part in the next step alone carries the gradient on, and one that takes part in neither keeps
     what it carries."""
-    cdef Py_ssize_t L = lanes_of(work), here = active_end(&p.steps, k, b, end), first = 0, rows, q, l
+    cdef Py_ssize_t L = lanes_of(scratch), here = active_end(&p.steps, k, b, end), first = 0, rows, q, l
     cdef Py_ssize_t j0 = j * PANEL_LINES, j1 = j0 + lines_in_panel(p.JP, j)
     cdef real[GROUP_TILES * TILE_SIZE] acc
     end = max(here, active_end(&p.steps, k + 1, b, end))
     while b < end:
         rows = tile_group_height(end - b)
-        carried_grads(p, c, work, panels, j, k, b, rows, first, acc)
+        carried_grads(p, c, scratch, panels, j, k, b, rows, first, acc)
         for q in range(rows):
             if b + q < here:
-                backward_lines(p, c, 0, inputs, j0, j1, k, b + q, acc + q * LINES * L, work)
+                backward_lines(p, c, 0, inputs, j0, j1, k, b + q, acc + q * LINES * L, scratch)
             else:
                 for l in range((j1 - j0) * L):
-                    work[p.d_h + (b + q) * p.Ps + j0 * L + l] = acc[q * LINES * L + l]
+                    scratch[p.start[D_H] + (b + q) * p.Ps + j0 * L + l] = acc[q * LINES * L + l]
         b += rows
         first += GROUP_TILES
 
 
 cdef inline void first_state_grad_rows(
-    const Backward *p, const cell *c, store **outputs, real *work, const real **panels, Py_ssize_t j, Py_ssize_t b,
+    const Backward *p, const cell *c, store **outputs, real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t b,
     Py_ssize_t end
 ) noexcept nogil:
     """h_prev_grad, the gradient of the state before the first step: panel j, slots b to `end`."""
-    cdef Py_ssize_t L = lanes_of(work), first = 0, rows, q, s, at
+    cdef Py_ssize_t L = lanes_of(scratch), first = 0, rows, q, s, at
     cdef real[GROUP_TILES * TILE_SIZE] acc
     while b < end:
         rows = tile_group_height(end - b)
-        carried_grads(p, c, work, panels, j, -1, b, rows, first, acc)
+        carried_grads(p, c, scratch, panels, j, -1, b, rows, first, acc)
         for q in range(rows):
             for s in range(lines_in_panel(p.JP, j)):
                 at = (j * PANEL_LINES + s) * L
@@ -196,14 +196,14 @@ cdef inline void first_state_grad_rows(
 
 
 cdef inline void second_grad_rows(
-    const Backward *p, const cell *c, const store **inputs, real *work, const real *panel, Py_ssize_t j, Py_ssize_t k,
-    Py_ssize_t b, Py_ssize_t end
+    const Backward *p, const cell *c, const store **inputs, real *scratch, const real *panel, Py_ssize_t j,
+    Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
     """The second product of the step processed as number k, d @ w.T with the second matrix of weights, and what the
     cell makes of it: panel j, slots b to `end`."""
-    cdef Py_ssize_t L = lanes_of(work), first = 0, rows, q, lines = lines_in_panel(p.J, j)
+    cdef Py_ssize_t L = lanes_of(scratch), first = 0, rows, q, lines = lines_in_panel(p.J, j)
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    cdef const real *d = work + p.d + step_at(&p.steps, k) * p.B * p.Ns + p.column[1]
+    cdef const real *d = scratch + p.start[D] + step_at(&p.steps, k) * p.B * p.Ns + p.column[1]
     end = active_end(&p.steps, k, b, end)
     while b < end:
         rows = tile_group_height(end - b)
@@ -211,13 +211,13 @@ cdef inline void second_grad_rows(
         add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
         for q in range(rows):
             backward_lines(p, c, 1, inputs, j * PANEL_LINES, j * PANEL_LINES + lines, k, b + q, acc + q * LINES * L,
-                           work)
+                           scratch)
         b += rows
         first += GROUP_TILES
 
 
 cdef inline void state_grads(
-    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t k
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
     """One part of `state_grad_rows` for the step processed as number k."""
     cdef Share part = share_of(p, number, p.h_panels[0])
@@ -229,12 +229,12 @@ cdef inline void state_grads(
         part.b0, part.b1 = share(p.B, number, parts_of(&p.grid)), share(p.B, number + 1, parts_of(&p.grid))
     for j in range(part.j0, part.j1):
         for n in range(state_matrices_of(c)):
-            panels[n] = work + p.w_h[n] + j * p.panel[n]
-        state_grad_rows(p, c, inputs, work, panels, j, k, part.b0, part.b1)
+            panels[n] = scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
+        state_grad_rows(p, c, inputs, scratch, panels, j, k, part.b0, part.b1)
 
 
 cdef inline void first_state_grads(
-    const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number
+    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """One part of `first_state_grad_rows`, with weights that are packed."""
     cdef Share part = share_of(p, number, p.h_panels[0])
@@ -243,35 +243,35 @@ cdef inline void first_state_grads(
     cdef int n
     for j in range(part.j0, part.j1):
         for n in range(state_matrices_of(c)):
-            panels[n] = work + p.w_h[n] + j * p.panel[n]
-        first_state_grad_rows(p, c, outputs, work, panels, j, part.b0, part.b1)
+            panels[n] = scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
+        first_state_grad_rows(p, c, outputs, scratch, panels, j, part.b0, part.b1)
 
 
 cdef inline void second_grads(
-    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t k
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
     """One part of `second_grad_rows` for the step processed as number k."""
     cdef Share part = share_of(p, number, p.h_panels[1])
     cdef Py_ssize_t j
     for j in range(part.j0, part.j1):
-        second_grad_rows(p, c, inputs, work, h_panel(p, c, inputs, work, number, 1, j), j, k, part.b0, part.b1)
+        second_grad_rows(p, c, inputs, scratch, h_panel(p, c, inputs, scratch, number, 1, j), j, k, part.b0, part.b1)
 
 
 cdef inline void all_steps_back(
-    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """All steps of a part that needs no other part."""
     cdef Py_ssize_t k = p.steps.T - 1
     while k >= 0:
-        state_grads(p, c, inputs, work, number, k)
+        state_grads(p, c, inputs, scratch, number, k)
         if products_of(c) > 1:
-            second_grads(p, c, inputs, work, number, k)
+            second_grads(p, c, inputs, scratch, number, k)
         k -= 1
 
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void x_grads(
-    const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the tiles of x_grad."""
     cdef Py_ssize_t K = 0
@@ -279,20 +279,21 @@ cdef inline void x_grads(
     if p.x_panels == 0:  # there are no inputs, or nobody asked for it
         return
     if matrices_of(c) > 1 and not projects(c):
-        K, panels = p.N[1], work + p.w_x[1]
-    compute_x_grad_part(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.grid.groups, p.I, work + p.d,
-                        p.Ns, work + p.w_x[0], p.N[0], panels, K, number, parts)
+        K, panels = p.N[1], scratch + p.start[TRANSPOSED] + p.w_x[1]
+    compute_x_grad_part(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.grid.groups, p.I,
+                        scratch + p.start[D], p.Ns, scratch + p.start[TRANSPOSED] + p.w_x[0], p.N[0], panels, K, number,
+                        parts)
 
 
 cdef inline void single_step_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
     """One part of h_prev_grad and x_grad of a single step, which packs each panel when it uses it."""
     cdef Py_ssize_t h_panels = p.h_panels[0], j, k, K = 0
     cdef Share part = share_of(p, number, h_panels + p.x_panels)
-    cdef real *panel = own_panel(p, c, work, number, 0)
-    cdef real *panel2 = own_panel(p, c, work, number, 1)
+    cdef real *panel = own_panel(p, c, scratch, number, 0)
+    cdef real *panel2 = own_panel(p, c, scratch, number, 1)
     cdef const real *panels[MATRICES]
     cdef int n
     if matrices_of(c) > 1:
@@ -302,27 +303,27 @@ cdef inline void single_step_grads(
     for j in range(part.j0, part.j1):
         if j < h_panels:
             for n in range(state_matrices_of(c)):
-                panels[n] = h_panel(p, c, inputs, work, number, n, j)
-            first_state_grad_rows(p, c, outputs, work, panels, j, part.b0, part.b1)
+                panels[n] = h_panel(p, c, inputs, scratch, number, n, j)
+            first_state_grad_rows(p, c, outputs, scratch, panels, j, part.b0, part.b1)
             continue
         k = j - h_panels
         pack_w(p, inputs, panel, 0, True, k)
         if K > 0:
             pack_w(p, inputs, panel2, 1, True, k)
-        compute_x_grad_panel(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.I, work + p.d, p.Ns,
-                             part.b0, active_end(&p.steps, 0, part.b0, part.b1), panel, p.N[0], panel2, K, k)
+        compute_x_grad_panel(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.I, scratch + p.start[D],
+                             p.Ns, part.b0, active_end(&p.steps, 0, part.b0, part.b1), panel, p.N[0], panel2, K, k)
 
 
 cdef inline void last_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number,
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
     """One part of cs_prev_grad and of the peepholes' gradients, or of what `GRUBlockCellGrad` returns of d."""
     cdef Py_ssize_t b, j
-    cdef real *d = work + p.d
+    cdef real *d = scratch + p.start[D]
     if cell is Lstm:
         for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-            store_row(outputs[CS_PREV_GRAD] + row_of_slot(&p.steps, b) * p.H, work + p.d_cs + b * p.Hs, p.H)
+            store_row(outputs[CS_PREV_GRAD] + row_of_slot(&p.steps, b) * p.H, scratch + p.start[D_CS] + b * p.Hs, p.H)
         for j in range(share(p.J, number, parts), share(p.J, number + 1, parts) if c.peephole else 0):
             peephole_grads(p, c, inputs, outputs, d, j)
     elif cell is Gru:
@@ -338,7 +339,7 @@ cdef inline Py_ssize_t h_panels_at(const Backward *p, Py_ssize_t kb) noexcept no
 
 
 cdef inline void pack_block(
-    const Backward *p, const cell *c, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n,
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
     """One part of the rows of x and h_prev (for a second product h_prev * r, or o * co), of a block of rows from r0 on;
@@ -370,34 +371,34 @@ cdef inline void pack_block(
                 t, b = block.t[at + q], block.b[at + q]
                 x[q] = current_row(&p.steps, inputs[X], &p.x_layout, t, b)
                 h[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
-                d[q] = work + p.d + block.d_row[at + q] * p.Ns + p.column[n]
-                d_h[q] = work + p.d + block.d_row[at + q] * p.Ns + p.h_column[n]
+                d[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.column[n]
+                d_h[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.h_column[n]
                 if state is not NULL:
                     h[q] = state + (t * p.B + b) * p.H
                 if scale is not NULL:
                     factor[q] = scale + (t * p.B + b) * p.H
             if p.transposed:
-                pack_tiles(work + p.x_tiles + at * ROWS, p.tile_gap, d, <const real **> NULL, p.N[n], m)
+                pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_gap, d, <const real **> NULL, p.N[n], m)
                 if p.h_column[n] != p.column[n]:
-                    pack_tiles(work + p.h_tiles + at * ROWS, p.tile_gap, d_h, <const real **> NULL, p.N[n], m)
+                    pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_gap, d_h, <const real **> NULL, p.N[n], m)
                 for q in range(m):
-                    pack_row(work + p.panels, x[q], <const store *> NULL, p.x_rows[n], &block, chain, k + q)
-                    pack_row(work + p.panels + h_panels_at(p, block.rows), h[q],
+                    pack_row(scratch + p.start[PANELS], x[q], <const store *> NULL, p.x_rows[n], &block, chain, k + q)
+                    pack_row(scratch + p.start[PANELS] + h_panels_at(p, block.rows), h[q],
                              <const store *> NULL if scales is NULL else scales[q], p.h_rows[n], &block, chain, k + q)
             else:
-                pack_tiles(work + p.x_tiles + at * ROWS, p.tile_gap, x, <const store **> NULL, p.x_rows[n], m)
-                pack_tiles(work + p.h_tiles + at * ROWS, p.tile_gap, h, scales, p.h_rows[n], m)
+                pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_gap, x, <const store **> NULL, p.x_rows[n], m)
+                pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_gap, h, scales, p.h_rows[n], m)
             k += m
         k, last = max(k - block.count[chain], <Py_ssize_t> 0), last - block.count[chain]
 
 
 cdef inline real *weight_grad_of(
-    const Backward *p, const real *work, store **outputs, int n, bint of_x
+    const Backward *p, const real *scratch, store **outputs, int n, bint of_x
 ) noexcept nogil:
     """Where it is summed, in its rows for x or in those for h: in the output, or for float16 in scratch, in float32."""
     cdef Py_ssize_t h = 0 if of_x else p.x_rows[n] * p.N[n]
     if store is half:
-        return <real *> work + p.w_grad[n] + h
+        return <real *> scratch + p.start[TRANSPOSED] + p.w_grad[n] + h
     elif p.transposed:
         return <real *> outputs[(W_GRAD if of_x else W_H_GRAD) + n]
     else:
@@ -419,32 +420,33 @@ cdef inline void transposed_grad(
 
 
 cdef inline void transposed_grads(
-    const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
+    const Backward *p, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
     """As `weight_grads`, for the transposed gradients: one part of their rows."""
-    cdef Py_ssize_t N = p.N[n]
+    cdef Py_ssize_t N = p.N[n], lines = lines_in(scratch, N)
     cdef bint apart = p.h_column[n] != p.column[n]
-    cdef const real *panels = work + p.panels
+    cdef const real *panels = scratch + p.start[PANELS]
+    cdef const real *x_tiles = scratch + p.start[X_TILES]
+    cdef const real *h_tiles = scratch + p.start[H_TILES if apart else X_TILES]
     cdef RowBlock block
     list_active_rows(&block, &p.steps, r0)
-    transposed_grad(p, weight_grad_of(p, work, outputs, n, True), work + p.x_tiles, panels, N, p.x_rows[n], &block,
-                    r0 == 0, number, parts)
-    transposed_grad(p, weight_grad_of(p, work, outputs, n, False), work + (p.h_tiles if apart else p.x_tiles),
-                    panels + h_panels_at(p, block.rows), N, p.h_rows[n], &block, r0 == 0, number, parts)
-    bias_grads(p, outputs, work, share(lines_in(work, N), number, parts), share(lines_in(work, N), number + 1, parts),
-               n, r0, &block)
+    transposed_grad(p, weight_grad_of(p, scratch, outputs, n, True), x_tiles, panels, N, p.x_rows[n], &block, r0 == 0,
+                    number, parts)
+    transposed_grad(p, weight_grad_of(p, scratch, outputs, n, False), h_tiles, panels + h_panels_at(p, block.rows), N,
+                    p.h_rows[n], &block, r0 == 0, number, parts)
+    bias_grads(p, outputs, scratch, share(lines, number, parts), share(lines, number + 1, parts), n, r0, &block)
 
 
 cdef inline void bias_grads(
-    const Backward *p, store **outputs, real *work, Py_ssize_t j, Py_ssize_t end, int n, Py_ssize_t r0,
+    const Backward *p, store **outputs, real *scratch, Py_ssize_t j, Py_ssize_t end, int n, Py_ssize_t r0,
     const RowBlock *block
 ) noexcept nogil:
     """Lines j to end of the bias gradient of matrix n, the sum of d: add a block of rows, from r0 on.  The rows for h
     may have a bias of their own, with d in another column.  A projection has none."""
-    cdef Py_ssize_t L = lanes_of(work), N = p.N[n], at = j * L, columns = min(end * L, N) - at, l
-    cdef const real *d = work + p.d + at
-    cdef double *sums = <double *> (work + p.sums)
-    cdef double *sums_h = sums + lines_in(work, N) * L
+    cdef Py_ssize_t L = lanes_of(scratch), N = p.N[n], at = j * L, columns = min(end * L, N) - at, l
+    cdef const real *d = scratch + p.start[D] + at
+    cdef double *sums = <double *> (scratch + p.start[SUMS])
+    cdef double *sums_h = sums + lines_in(scratch, N) * L
     cdef bint apart = p.h_column[n] != p.column[n]
     if columns <= 0 or outputs[BIAS_GRAD + n] is NULL:
         return
@@ -463,34 +465,34 @@ cdef inline void bias_grads(
 
 
 cdef inline void weight_grads(
-    const Backward *p, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
+    const Backward *p, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
     """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias: add a
     block of rows, from r0 on.  For the rows for h d may be in another column."""
-    cdef Py_ssize_t L = lanes_of(work), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n], m
-    cdef Py_ssize_t lines = lines_in(work, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
-    cdef const real *d = work + p.d + p.column[n]
-    cdef const real *d_h = work + p.d + p.h_column[n]
-    cdef real *panel = work + p.panels + number * rows * PANEL_LINES * L
-    cdef real *out = weight_grad_of(p, work, outputs, n, True)
-    cdef real *out_h = weight_grad_of(p, work, outputs, n, False)
+    cdef Py_ssize_t L = lanes_of(scratch), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n], m
+    cdef Py_ssize_t lines = lines_in(scratch, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
+    cdef const real *d = scratch + p.start[D] + p.column[n]
+    cdef const real *d_h = scratch + p.start[D] + p.h_column[n]
+    cdef const real *x_tiles = scratch + p.start[X_TILES]
+    cdef const real *h_tiles = scratch + p.start[H_TILES]
+    cdef real *panel = scratch + p.start[PANELS] + number * rows * PANEL_LINES * L
+    cdef real *out = weight_grad_of(p, scratch, outputs, n, True)
+    cdef real *out_h = weight_grad_of(p, scratch, outputs, n, False)
     cdef RowBlock block
     list_active_rows(&block, &p.steps, r0)
     while j < end:
         m = min(<Py_ssize_t> PANEL_LINES, end - j)
         pack_columns(panel, m, &block, d + j * L, p.Ns, N - j * L)
-        bias_grads(p, outputs, work, j, j + m, n, r0, &block)
-        add_weight_grad_rows(out + j * L, N, p.x_rows[n], work + p.x_tiles, p.tile_gap, panel, m, N - j * L, &block,
-                             r0 == 0)
+        bias_grads(p, outputs, scratch, j, j + m, n, r0, &block)
+        add_weight_grad_rows(out + j * L, N, p.x_rows[n], x_tiles, p.tile_gap, panel, m, N - j * L, &block, r0 == 0)
         if d_h != d:
             pack_columns(panel, m, &block, d_h + j * L, p.Ns, N - j * L)
-        add_weight_grad_rows(out_h + j * L, N, p.h_rows[n], work + p.h_tiles, p.tile_gap, panel, m, N - j * L, &block,
-                             r0 == 0)
+        add_weight_grad_rows(out_h + j * L, N, p.h_rows[n], h_tiles, p.tile_gap, panel, m, N - j * L, &block, r0 == 0)
         j += m
 
 
 cdef inline void store_weight_grads(
-    const Backward *p, const cell *c, store **outputs, real *work, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """One part of the rows of the weight gradients of float16; transposed ones have as many values, in two arrays."""
     cdef Py_ssize_t rows, k
@@ -502,11 +504,11 @@ cdef inline void store_weight_grads(
             to = outputs[W_GRAD + n] + k * p.N[n]
             if p.transposed and k >= p.x_rows[n]:
                 to = outputs[W_H_GRAD + n] + (k - p.x_rows[n]) * p.N[n]
-            store_row(to, work + p.w_grad[n] + k * p.N[n], p.N[n])
+            store_row(to, scratch + p.start[TRANSPOSED] + p.w_grad[n] + k * p.N[n], p.N[n])
 
 
 cdef inline void all_weight_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
     """All of them, if there is only one part."""
     cdef Py_ssize_t r
@@ -514,19 +516,19 @@ cdef inline void all_weight_grads(
     for n in range(matrices_of(c)):
         r = 0
         while r < p.steps.T * p.B:
-            pack_block(p, c, inputs, work, 0, 1, n, r)
+            pack_block(p, c, inputs, scratch, 0, 1, n, r)
             if p.transposed:
-                transposed_grads(p, outputs, work, 0, 1, n, r)
+                transposed_grads(p, outputs, scratch, 0, 1, n, r)
             else:
-                weight_grads(p, outputs, work, 0, 1, n, r)
+                weight_grads(p, outputs, scratch, 0, 1, n, r)
             r += ROW_BLOCK
     if store is half:
-        store_weight_grads(p, c, outputs, work, 0, 1)
+        store_weight_grads(p, c, outputs, scratch, 0, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- driver
 cdef inline long long backward(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *work
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
     """The backward pass.  Returns the nanoseconds that having several threads cost."""
     cdef Team team
@@ -535,172 +537,129 @@ cdef inline long long backward(
     cdef int n = 0
     cdef bint weights = outputs[W_GRAD] is not NULL
     if parts == 1:  # entering a parallel region costs time even with one thread
-        load_gradients(p, c, inputs, work, 0, 1)
+        load_gradients(p, c, inputs, scratch, 0, 1)
         if p.packs_all:
-            pack_weights(p, c, inputs, work, 0, 1)
-        all_steps_back(p, c, inputs, work, 0)
+            pack_weights(p, c, inputs, scratch, 0, 1)
+        all_steps_back(p, c, inputs, scratch, 0)
         if p.packs_all:
-            first_state_grads(p, c, outputs, work, 0)
-            x_grads(p, c, outputs, work, 0, 1)
+            first_state_grads(p, c, outputs, scratch, 0)
+            x_grads(p, c, outputs, scratch, 0, 1)
         else:
-            single_step_grads(p, c, inputs, outputs, work, 0, 1)
-        last_grads(p, c, inputs, outputs, work, 0, 1)
+            single_step_grads(p, c, inputs, outputs, scratch, 0, 1)
+        last_grads(p, c, inputs, outputs, scratch, 0, 1)
         if weights:
-            all_weight_grads(p, c, inputs, outputs, work)
+            all_weight_grads(p, c, inputs, outputs, scratch)
         return 0
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
         adopt_rounding(&team)
         for part in prange(first, last, schedule="static"):
-            load_gradients(p, c, inputs, work, part, parts)
+            load_gradients(p, c, inputs, scratch, part, parts)
         if p.packs_all:
             for part in prange(first, last, schedule="static"):
-                pack_weights(p, c, inputs, work, part, parts)
+                pack_weights(p, c, inputs, scratch, part, parts)
         barrier(&team)
         if p.grid.members == 1:
             for part in prange(first, last, schedule="static"):
-                all_steps_back(p, c, inputs, work, part)
+                all_steps_back(p, c, inputs, scratch, part)
         else:
             while k >= 0:
                 for part in prange(first, last, schedule="static"):
-                    state_grads(p, c, inputs, work, part, k)
+                    state_grads(p, c, inputs, scratch, part, k)
                 group_barrier(&team)
                 if products_of(c) > 1:
                     for part in prange(first, last, schedule="static"):
-                        second_grads(p, c, inputs, work, part, k)
+                        second_grads(p, c, inputs, scratch, part, k)
                     group_barrier(&team)
                 k = k - 1
         if p.packs_all:
             for part in prange(first, last, schedule="static"):
-                first_state_grads(p, c, outputs, work, part)
+                first_state_grads(p, c, outputs, scratch, part)
             barrier(&team)
             for part in prange(first, last, schedule="static"):
-                x_grads(p, c, outputs, work, part, parts)
+                x_grads(p, c, outputs, scratch, part, parts)
         else:
             for part in prange(first, last, schedule="static"):
-                single_step_grads(p, c, inputs, outputs, work, part, parts)
+                single_step_grads(p, c, inputs, outputs, scratch, part, parts)
             barrier(&team)
         for part in prange(first, last, schedule="static"):
-            last_grads(p, c, inputs, outputs, work, part, parts)
+            last_grads(p, c, inputs, outputs, scratch, part, parts)
         while weights and n < matrices_of(c):
             r = 0
             while r < rows:
                 for part in prange(first, last, schedule="static"):
-                    pack_block(p, c, inputs, work, part, parts, n, r)
+                    pack_block(p, c, inputs, scratch, part, parts, n, r)
                 barrier(&team)
                 for part in prange(first, last, schedule="static"):
                     if p.transposed:
-                        transposed_grads(p, outputs, work, part, parts, n, r)
+                        transposed_grads(p, outputs, scratch, part, parts, n, r)
                     else:
-                        weight_grads(p, outputs, work, part, parts, n, r)
+                        weight_grads(p, outputs, scratch, part, parts, n, r)
                 barrier(&team)
                 r = r + ROW_BLOCK
             n = n + 1
         if store is half:
             if weights:
                 for part in prange(first, last, schedule="static"):
-                    store_weight_grads(p, c, outputs, work, part, parts)
+                    store_weight_grads(p, c, outputs, scratch, part, parts)
         barrier(&team)  # as in `forward`
     return measured_cost(&team)
 
 
 cdef inline long long run_backward(
-    Backward *p, const cell *c, const store **inputs, store **outputs, void *work, int ready
+    Backward *p, const cell *c, const store **inputs, store **outputs, void *scratch, int ready
 ) noexcept nogil:
     """`backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
     cdef long long nanoseconds
     use_threads(&p.grid, ready)
-    guard_zones(&p.workspace, work, 64 // p.L, 1)
+    guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if store is double:
-        nanoseconds = backward(p, c, inputs, outputs, <double *> work)
+        nanoseconds = backward(p, c, inputs, outputs, <double *> scratch)
     else:
-        nanoseconds = backward(p, c, inputs, outputs, <float *> work)
-    release_zones(&p.workspace, work, 64 // p.L, 1)
+        nanoseconds = backward(p, c, inputs, outputs, <float *> scratch)
+    release_zones(&p.workspace, scratch, 64 // p.L, 1)
     return nanoseconds
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-cdef inline void take_transposed(
-    Backward *p, const cell *c, const Pass *a, const store **inputs, store **outputs
-) noexcept nogil:
-    """Weights and their gradients as PyTorch has them (`take_weights` in forward.pxd), and what else such layers may
-    do."""
-    cdef int k
-    inputs[W], inputs[W_H] = <const store *> a.weights[0], <const store *> a.weights[1]
-    outputs[W_GRAD], outputs[W_H_GRAD] = <store *> a.weight_grads[0], <store *> a.weight_grads[1]
-    if cell is ResetAfter:
-        inputs[W_C], inputs[W_C_H] = inputs[W] + p.N[0] * p.I, inputs[W_H] + p.N[0] * p.H
-        if a.weight_grads[0] is not NULL:
-            outputs[W_C_GRAD], outputs[W_C_H_GRAD] = outputs[W_GRAD] + p.N[0] * p.I, outputs[W_H_GRAD] + p.N[0] * p.H
-    for k in range(3 if cell is ResetAfter else 1):
-        outputs[BIAS_GRAD + k] = <store *> a.weight_grads[2 + k]
-    if projects(c):
-        inputs[W_P_H], outputs[W_P_H_GRAD] = <const store *> a.weights[3], <store *> a.weight_grads[3]
-        outputs[BIAS_GRAD + 1] = NULL
-    p.x_layout, p.h_layout, p.accumulate_x_grad = a.x_layout, a.y_layout, a.accumulate_x_grad
-    if a.x_grad is NULL:
-        p.x_panels = 0
-
-
-cdef inline void take_plain(const cell *c, const Pass *a, const store **inputs, store **outputs) noexcept nogil:
-    """Weights and their gradients as layers have them."""
-    cdef int k, biases = 4 if cell is Lstm else 1 if cell is Rnn else 2  # where they begin among the weights
-    inputs[W], outputs[W_GRAD] = <const store *> a.weights[0], <store *> a.weight_grads[0]
-    outputs[BIAS_GRAD] = <store *> a.weight_grads[biases]
-    if cell is Lstm:
-        for k in range(PEEPHOLES):
-            inputs[WCI + k] = <const store *> a.weights[1 + k]
-            outputs[WCI_GRAD + k] = <store *> a.weight_grads[1 + k]
-        if projects(c):
-            inputs[W_P], outputs[W_P_GRAD] = <const store *> a.weights[5], <store *> a.weight_grads[5]
-            outputs[BIAS_GRAD + 1] = NULL
-    else:
-        if cell is not Rnn:
-            inputs[W_C], outputs[W_C_GRAD] = <const store *> a.weights[1], <store *> a.weight_grads[1]
-            outputs[BIAS_C_GRAD] = <store *> a.weight_grads[biases + 1]
-        if cell is ResetAfter:
-            outputs[BIAS_HC_GRAD] = <store *> a.weight_grads[biases + 2]
-
-
 cdef inline long long pass_backward(
-    const Backward *plan, const cell *c, int ready, void *work, const Pass *a, const store *x
+    const Backward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Backward p = plan[0]
     cdef int k
-    for k in range(saved_of(c)):
+    for k in range(row_of(c).saved):
         inputs[OUT_H + 1 + k] = <const store *> a.saved + k * p.steps.T * p.B * p.H
     inputs[X], inputs[OUT_H], inputs[H_GRAD] = x, <const store *> a.y, <const store *> a.y_grad
     outputs[X_GRAD] = <store *> a.x_grad
+    inputs[CS_GRAD], outputs[D_C_BAR] = NULL, NULL  # which only ops have
+    set_states(c, a.initial_state, <const void **> &inputs[H_PREV])
+    set_states(c, a.last_state_grad, <const void **> &inputs[H_LAST_GRAD])
+    set_states(c, <const void *const *> a.initial_state_grad, <const void **> &outputs[H_PREV_GRAD])
     if c.transposed:
-        take_transposed(&p, c, a, inputs, outputs)
+        set_torch_weights(c, p.I, p.H, a.weights, inputs)
+        set_torch_weights(c, p.I, p.H, <const void *const *> a.weight_grads, <const store **> outputs + GRAD)
+        p.x_layout, p.h_layout, p.accumulate_x_grad = a.x_layout, a.y_layout, a.accumulate_x_grad
+        if a.x_grad is NULL:
+            p.x_panels = 0
     else:
-        take_plain(c, a, inputs, outputs)
-    if cell is Lstm:
-        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.initial_state[0], <const store *> a.initial_state[1]
-        inputs[CS_LAST_GRAD] = <const store *> a.last_state_grad[0]
-        inputs[H_LAST_GRAD] = <const store *> a.last_state_grad[1]
-        outputs[CS_PREV_GRAD] = <store *> a.initial_state_grad[0]
-        outputs[H_PREV_GRAD] = <store *> a.initial_state_grad[1]
-        inputs[CS_GRAD] = NULL
-    else:
-        inputs[H_PREV], inputs[H_LAST_GRAD] = <const store *> a.initial_state[0], <const store *> a.last_state_grad[0]
-        outputs[H_PREV_GRAD], outputs[D_C_BAR] = <store *> a.initial_state_grad[0], NULL
+        set_weights(c, a.weights, <const void **> inputs)
+        set_weights(c, <const void *const *> a.weight_grads, <const void **> outputs + GRAD)
     p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
-    guard_zones(&p.workspace, work, 64 // p.L, 1)
+    guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:
         use_threads(&p.grid, ready)
-        use_step_mask_back(&p, a.step_mask, work)
-    return run_backward(&p, c, inputs, outputs, work, ready)
+        use_step_mask_back(&p, a.step_mask, scratch)
+    return run_backward(&p, c, inputs, outputs, scratch, ready)
 
 
 cdef inline long long run_pass_back(
-    const Backward *p, const cell *c, int storage, int ready, void *work, const Pass *a
+    const Backward *p, const cell *c, int storage, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
     """The gradients of `run_pass` in forward.pxd."""
     if storage == DOUBLE:
-        return pass_backward(p, c, ready, work, a, <const double *> a.x)
+        return pass_backward(p, c, ready, scratch, a, <const double *> a.x)
     if storage == HALF:
-        return pass_backward(p, c, ready, work, a, <const half *> a.x)
-    return pass_backward(p, c, ready, work, a, <const float *> a.x)
+        return pass_backward(p, c, ready, scratch, a, <const half *> a.x)
+    return pass_backward(p, c, ready, scratch, a, <const float *> a.x)

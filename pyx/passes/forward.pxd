@@ -11,11 +11,11 @@ from cython.parallel cimport parallel, prange
 
 from cell cimport cell
 from cells.lstm cimport load_peepholes
-from cells.types cimport Lstm, ResetAfter
+from cells.types cimport Lstm, row_of
 from formulas cimport forward_cells
 from passes.arrays cimport Pass
 from passes.operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, W_C, W_C_H, W_H, W_P_H, X
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, X, set_states, set_torch_weights
 )
 from passes.steps cimport (
     RESET, Layout, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of, first_step_of,
@@ -35,8 +35,8 @@ from product.tile cimport (
 )
 from schedule.cost cimport packer, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of, projects, saved_of,
-    state_matrices_of, stores_rows, use_panels, use_step_mask, x_of, x_products_of, z_of
+    CS, HR, M, X_CHUNK, Z, Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of,
+    projects, stores_rows, use_panels, use_step_mask, x_of, x_products_of, z_of
 )
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
 from schedule.workspace cimport guard_zones, release_zones
@@ -61,22 +61,22 @@ cdef inline void clear_finished_outputs(
     cdef int out
     if outputs[OUT_H] is not NULL:
         clear_finished_rows(&p.steps, outputs[OUT_H], &p.y_layout, p.P, number, parts)
-    for out in range(OUT_H + 1, OUT_H + 1 + saved_of(c)):
+    for out in range(OUT_H + 1, OUT_H + 1 + row_of(c).saved):
         if outputs[out] is not NULL:
             clear_finished_rows(&p.steps, outputs[out], &saved, p.H, number, parts)
 
 
 cdef inline void load_states(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """One part of the rows; their outputs where they have ended, too."""
     cdef Part part = part_of(p, number)
-    cdef real *rows = work + part.shift
+    cdef real *rows = scratch + part.shift
     cdef Py_ssize_t n = part.b1 - part.b0, members = p.grid.members, b
     for b in range(part.b0 + share(n, part.member, members), part.b0 + share(n, part.member + 1, members)):
         load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
-        if cell is Lstm:
-            load_state(p, rows + p.cs, p.Hs, inputs[CS_PREV], p.H, b)
+        if row_of(c).states > 1:
+            load_state(p, rows + p.start[CS], p.Hs, inputs[CS_PREV], p.H, b)
     if p.steps.slots is not NULL:
         clear_finished_outputs(p, c, outputs, number, parts_of(&p.grid))
 
@@ -105,23 +105,23 @@ cdef inline void pack(
 
 # -------------------------------------------------------------------------------------------------------------- a chunk
 cdef inline void load_x(
-    const Forward *p, const store **inputs, real *work, const Part *part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const store **inputs, real *scratch, const Part *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Load one part of x for the steps number k to end, a chunk."""
     cdef Py_ssize_t n = count_active_rows(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
-    load_active_rows(&p.steps, x_of(p, work, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
+    load_active_rows(&p.steps, x_of(p, scratch, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
                      share(n, part.member, members), share(n, part.member + 1, members), p.w[0].format)
 
 
 cdef inline void multiply_x(
-    const Forward *p, const cell *c, real *work, const Part *part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const cell *c, real *scratch, const Part *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """x @ w_x + b for such steps; chunks of one step have it computed in the step itself."""
     cdef Py_ssize_t rows = count_active_rows(&p.steps, k, end, part.b0, part.b1)
     cdef int n
     if p.chunk > 1:
         for n in range(x_products_of(c)):
-            add_input_product(&p.w[n], p.I, x_of(p, work, part), p.Is, rows, z_of(p, work, part, n),
+            add_input_product(&p.w[n], p.I, x_of(p, scratch, part), p.Is, rows, z_of(p, scratch, part, n),
                               p.chunk * (part.b1 - part.b0) * LINES * p.L, part.j0[n], part.j1[n])
 
 
@@ -190,27 +190,27 @@ cdef inline void step_row(
 
 cdef inline void step_unpacked(
     const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
-    Py_ssize_t rows, real *work, store **outputs
+    Py_ssize_t rows, real *scratch, store **outputs
 ) noexcept nogil:
     """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed
     yet."""
     cdef const Panels *panels = &p.w[n]
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
-    cdef real *z = work + p.z
+    cdef real *z = scratch + p.start[Z]
     for j in range(j0, j1):
         add_bias(panels, j, rows, z + j * z_panel)
-    add_unpacked_product(panels, w, 0, panels.I, True, work + p.x, p.Is, rows, z, z_panel, j0, j1)
+    add_unpacked_product(panels, w, 0, panels.I, True, scratch + p.start[X_CHUNK], p.Is, rows, z, z_panel, j0, j1)
     add_unpacked_product(panels, w, panels.I, panels.R, False, h, p.As[n], rows, z + panels.separate * p.L, z_panel,
                          j0, j1)
     for j in range(j0, j1):
-        forward_cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, work, outputs)
+        forward_cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, scratch, outputs)
 
 
 cdef inline const real *as_codes(
-    const Forward *p, real *work, const Part *part, int n, const real *h, Py_ssize_t b1
+    const Forward *p, real *scratch, const Part *part, int n, const real *h, Py_ssize_t b1
 ) noexcept nogil:
     """Rows of codes of h, or of what product n reads instead, for a part's slots up to b1."""
-    cdef real *codes = codes_of(p, work, part, n)
+    cdef real *codes = codes_of(p, scratch, part, n)
     cdef Py_ssize_t b, stride = p.Hs if n == 1 else p.Ps
     if real is float:
         for b in range(part.b0, b1):
@@ -229,28 +229,28 @@ cdef inline void store_rows(
 
 
 cdef inline void multiply_h(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, const Part *part, int n,
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, const Part *part, int n,
     Py_ssize_t k, Py_ssize_t row
 ) noexcept nogil:
     """One part of product n of the step processed as number k, and its cells.  The step's rows begin with number `row`
     of its chunk."""
     cdef Py_ssize_t j, b0 = part.b0, b1 = active_end(&p.steps, k, b0, part.b1)
     cdef Py_ssize_t z_panel = p.chunk * (part.b1 - b0) * LINES * p.L
-    cdef real *rows = work + part.shift
+    cdef real *rows = scratch + part.shift
     cdef const real *h = h_before(p, rows, k)
     cdef const real *x
     cdef real *z
     if n == 1:
-        h = rows + (p.m if projects(c) else p.hr)
+        h = rows + p.start[M if projects(c) else HR]
     if b0 == b1:
         return
     if not p.packs_all:
-        step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, work, outputs)
+        step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, scratch, outputs)
         return
     if p.w[n].format == INT8:
-        h = as_codes(p, work, part, n, h, b1)
-    x = x_of(p, work, part) + row * p.Is
-    z = z_of(p, work, part, n) + row * LINES * p.L
+        h = as_codes(p, scratch, part, n, h, b1)
+    x = x_of(p, scratch, part) + row * p.Is
+    z = z_of(p, scratch, part, n) + row * LINES * p.L
     if b1 - b0 == 1:
         step_row(p, c, n, h, part.j0[n], part.j1[n], k, b0, x, z, z_panel, rows, outputs)
     else:
@@ -262,143 +262,131 @@ cdef inline void multiply_h(
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void store_states(
-    const Forward *p, const cell *c, store **outputs, real *work, Py_ssize_t number
+    const Forward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """Store one part of a layer's last states; an op has them in its outputs."""
     cdef Part part = part_of(p, number)
-    cdef real *rows = work + part.shift
+    cdef real *rows = scratch + part.shift
     cdef Py_ssize_t n = part.b1 - part.b0, members = p.grid.members, b, at
     if outputs[H_LAST] is NULL:
         return
     for b in range(part.b0 + share(n, part.member, members), part.b0 + share(n, part.member + 1, members)):
         at = row_of_slot(&p.steps, b)
         store_row(outputs[H_LAST] + at * p.P, h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
-        if cell is Lstm:
-            store_row(outputs[CS_LAST] + at * p.H, rows + p.cs + b * p.Hs, p.H)
+        if row_of(c).states > 1:
+            store_row(outputs[CS_LAST] + at * p.H, rows + p.start[CS] + b * p.Hs, p.H)
 
 
 # ------------------------------------------------------------------------------------ what a part does in a phase alone
 cdef inline void load_x_part(
-    const Forward *p, const store **inputs, real *work, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     cdef Part part = part_of(p, number)
-    load_x(p, inputs, work, &part, k, end)
+    load_x(p, inputs, scratch, &part, k, end)
 
 
 cdef inline void multiply_x_part(
-    const Forward *p, const cell *c, real *work, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const cell *c, real *scratch, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     cdef Part part = part_of(p, number)
-    multiply_x(p, c, work, &part, k, end)
+    multiply_x(p, c, scratch, &part, k, end)
 
 
 cdef inline void multiply_h_part(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number, int n,
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number, int n,
     Py_ssize_t k, Py_ssize_t start
 ) noexcept nogil:
     """For the step processed as number k, of the chunk that begins with number `start`."""
     cdef Part part = part_of(p, number)
-    multiply_h(p, c, inputs, outputs, work, &part, n, k, count_active_rows(&p.steps, start, k, part.b0, part.b1))
+    multiply_h(p, c, inputs, outputs, scratch, &part, n, k, count_active_rows(&p.steps, start, k, part.b0, part.b1))
 
 
 cdef inline void all_steps(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work, Py_ssize_t number
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """All steps of a part that needs no other part."""
     cdef Part part = part_of(p, number)
     cdef Py_ssize_t k = 0, end, row
     while k < p.steps.T:
         row, end = 0, end_of_chunk(p, k, part.b0, part.b1)
-        load_x(p, inputs, work, &part, k, end)
-        multiply_x(p, c, work, &part, k, end)
+        load_x(p, inputs, scratch, &part, k, end)
+        multiply_x(p, c, scratch, &part, k, end)
         while k < end:
-            multiply_h(p, c, inputs, outputs, work, &part, 0, k, row)
+            multiply_h(p, c, inputs, outputs, scratch, &part, 0, k, row)
             if products_of(c) > 1:
-                multiply_h(p, c, inputs, outputs, work, &part, 1, k, row)
+                multiply_h(p, c, inputs, outputs, scratch, &part, 1, k, row)
             row += active_end(&p.steps, k, part.b0, part.b1) - part.b0
             k += 1
 
 
 # -------------------------------------------------------------------------------------------------------------- driver
 cdef inline long long forward(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *work
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
     """The forward pass.  Returns the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
     cdef Py_ssize_t k = 0, start = 0, end = 0  # in the region each thread has its own
     if parts == 1:  # entering a parallel region costs time even with one thread
-        load_states(p, c, inputs, outputs, work, 0)
+        load_states(p, c, inputs, outputs, scratch, 0)
         if not p.packed:
-            pack(p, c, inputs, work, 0, 1)
-        all_steps(p, c, inputs, outputs, work, 0)
-        store_states(p, c, outputs, work, 0)
+            pack(p, c, inputs, scratch, 0, 1)
+        all_steps(p, c, inputs, outputs, scratch, 0)
+        store_states(p, c, outputs, scratch, 0)
         return 0
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
         adopt_rounding(&team)
         for part in prange(first, last, schedule="static"):
-            load_states(p, c, inputs, outputs, work, part)
+            load_states(p, c, inputs, outputs, scratch, part)
         if not p.packed:
             for part in prange(first, last, schedule="static"):
-                pack(p, c, inputs, work, part, parts)
+                pack(p, c, inputs, scratch, part, parts)
             barrier(&team)
         if p.grid.members == 1:
             for part in prange(first, last, schedule="static"):
-                all_steps(p, c, inputs, outputs, work, part)
+                all_steps(p, c, inputs, outputs, scratch, part)
         else:
             while k < p.steps.T:
                 start, end = k, end_of_common_chunk(p, k)
                 for part in prange(first, last, schedule="static"):
-                    load_x_part(p, inputs, work, part, start, end)
+                    load_x_part(p, inputs, scratch, part, start, end)
                 group_barrier(&team)
                 for part in prange(first, last, schedule="static"):
-                    multiply_x_part(p, c, work, part, start, end)
+                    multiply_x_part(p, c, scratch, part, start, end)
                 while k < end:
                     for part in prange(first, last, schedule="static"):
-                        multiply_h_part(p, c, inputs, outputs, work, part, 0, k, start)
+                        multiply_h_part(p, c, inputs, outputs, scratch, part, 0, k, start)
                     group_barrier(&team)
                     if products_of(c) > 1:
                         for part in prange(first, last, schedule="static"):
-                            multiply_h_part(p, c, inputs, outputs, work, part, 1, k, start)
+                            multiply_h_part(p, c, inputs, outputs, scratch, part, 1, k, start)
                         group_barrier(&team)
                     k = k + 1
         for part in prange(first, last, schedule="static"):
-            store_states(p, c, outputs, work, part)
+            store_states(p, c, outputs, scratch, part)
         barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
     return measured_cost(&team)
 
 
 cdef inline long long run_forward(
-    Forward *p, const cell *c, const store **inputs, store **outputs, void *work, int ready
+    Forward *p, const cell *c, const store **inputs, store **outputs, void *scratch, int ready
 ) noexcept nogil:
     """`forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
     cdef long long nanoseconds
     use_threads(&p.grid, ready)
-    guard_zones(&p.workspace, work, 64 // p.L, 1)
+    guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if store is double:
-        nanoseconds = forward(p, c, inputs, outputs, <double *> work)
+        nanoseconds = forward(p, c, inputs, outputs, <double *> scratch)
     else:
-        nanoseconds = forward(p, c, inputs, outputs, <float *> work)
-    release_zones(&p.workspace, work, 64 // p.L, 1)
+        nanoseconds = forward(p, c, inputs, outputs, <float *> scratch)
+    release_zones(&p.workspace, scratch, 64 // p.L, 1)
     return nanoseconds
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-cdef inline void take_weights(const Forward *p, const cell *c, const Pass *a, const store **inputs) noexcept nogil:
-    """Weights that are not packed, as PyTorch has them: one array for x, one for h, then the cell's biases."""
-    cdef int k
-    inputs[W], inputs[W_H] = <const store *> a.weights[0], <const store *> a.weights[1]
-    if state_matrices_of(c) > 1:
-        inputs[W_C], inputs[W_C_H] = inputs[W] + c.gates[0] * p.H * p.I, inputs[W_H] + c.gates[0] * p.H * p.H
-    for k in range(3 if cell is ResetAfter else 1):
-        inputs[BIAS + k] = <const store *> a.weights[2 + k]
-    if projects(c):
-        inputs[W_P_H] = <const store *> a.weights[3]
-
-
 cdef inline long long pass_forward(
-    const Forward *plan, const cell *c, int ready, void *work, const Pass *a, const store *x
+    const Forward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
@@ -407,33 +395,30 @@ cdef inline long long pass_forward(
     for k in range(OUTS):
         outputs[k] = NULL
     if a.saved is not NULL:
-        for k in range(saved_of(c)):
+        for k in range(row_of(c).saved):
             outputs[OUT_H + 1 + k] = <store *> a.saved + k * p.steps.T * p.B * p.H
     inputs[X], outputs[OUT_H] = x, <store *> a.y
-    if cell is Lstm:
-        inputs[CS_PREV], inputs[H_PREV] = <const store *> a.initial_state[0], <const store *> a.initial_state[1]
-        outputs[CS_LAST], outputs[H_LAST] = <store *> a.last_state[0], <store *> a.last_state[1]
-    else:
-        inputs[H_PREV], outputs[H_LAST] = <const store *> a.initial_state[0], <store *> a.last_state[0]
+    set_states(c, a.initial_state, <const void **> &inputs[H_PREV])
+    set_states(c, <const void *const *> a.last_state, <const void **> &outputs[H_LAST])
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
-    guard_zones(&p.workspace, work, 64 // p.L, 1)
+    guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:
         use_threads(&p.grid, ready)
-        use_step_mask(&p, a.step_mask, work)
+        use_step_mask(&p, a.step_mask, scratch)
     if p.packed:
         use_panels(&p, a.packed)
     else:
-        take_weights(&p, c, a, inputs)
-        use_panels(&p, work)
-    return run_forward(&p, c, inputs, outputs, work, ready)
+        set_torch_weights(c, p.I, p.H, a.weights, inputs)
+        use_panels(&p, scratch)
+    return run_forward(&p, c, inputs, outputs, scratch, ready)
 
 
 cdef inline long long run_pass(
-    const Forward *p, const cell *c, int storage, int ready, void *work, const Pass *a
+    const Forward *p, const cell *c, int storage, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
     """A layer's steps, where `storage` says which type the arrays have."""
     if storage == DOUBLE:
-        return pass_forward(p, c, ready, work, a, <const double *> a.x)
+        return pass_forward(p, c, ready, scratch, a, <const double *> a.x)
     if storage == HALF:
-        return pass_forward(p, c, ready, work, a, <const half *> a.x)
-    return pass_forward(p, c, ready, work, a, <const float *> a.x)
+        return pass_forward(p, c, ready, scratch, a, <const half *> a.x)
+    return pass_forward(p, c, ready, scratch, a, <const float *> a.x)

@@ -3,20 +3,21 @@
 `plan_layer` makes the plan of a kernel.  Python keeps it as bytes, with the kernel, a `LayerKernel` (arrays.pxd).
 """
 from cell cimport Cell, cell
-from cells.types cimport Gru, Lstm, ResetAfter, Rnn
 from passes.arrays cimport Pass, kernel_with_plan
 from passes.backward cimport run_pass_back
 from passes.forward cimport pack, run_pass
-from passes.operands cimport BIAS, INPUTS, W, W_C, WCI
+from passes.operands cimport INPUTS, W, set_weights
 from product.half cimport half
 from product.integer cimport READ_PAST
-from product.panels cimport MATRICES, pack_quantized
+from product.panels cimport pack_quantized
 from product.quantized cimport INT8, UNQUANTIZED
 from product.tile cimport DOUBLE, HALF, computed_itemsize, store
 from schedule.cost cimport grid_of, requirements_of
 from schedule.plan cimport (
-    PEEPHOLES, Backward, Forward, forward_of, plan_backward, plan_forward, products_of, use_panels
+    BACKWARD_REGIONS, FORWARD_REGIONS, Backward, Forward, forward_of, list_regions, list_regions_back, plan_backward,
+    plan_forward, products_of, use_panels
 )
+from schedule.workspace cimport Region, describe_regions, lay_out
 
 
 cdef struct ForwardPlan:  # also of the kernels that pack
@@ -32,25 +33,14 @@ cdef struct BackwardPlan:
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
-cdef inline int second_matrix(const cell *c) noexcept nogil:
-    """Return the index of the second matrix among a layer's weights; an LSTM's w_p comes last."""
-    return 2 + PEEPHOLES if cell is Lstm else 1
-
-
-cdef inline void pack_stored(const Forward *p, const cell *c, const Pass *a, const store *w) noexcept nogil:
+cdef inline void pack_stored(const Forward *p, const cell *c, const Pass *a, const store *unused) noexcept nogil:
     """Pack biases, peepholes and, unless they are quantized, matrices.
 
     a.weights : in the order of the table of ops, NULL where the layer has none; the caller's
-    w : the first one, by which their type is known
+    unused : says which type they have
     """
     cdef const store *inputs[INPUTS]
-    cdef int k, biases = 1 + PEEPHOLES if cell is Lstm else 1 if cell is Rnn else 2
-    inputs[W], inputs[W_C] = w, <const store *> a.weights[second_matrix(c)]
-    for k in range(3 if cell is ResetAfter else 2 if cell is Gru else 1):
-        inputs[BIAS + k] = <const store *> a.weights[biases + k]
-    if cell is Lstm:
-        for k in range(PEEPHOLES):
-            inputs[WCI + k] = <const store *> a.weights[1 + k]
+    set_weights(c, a.weights, <const void **> inputs)
     if store is double:
         pack(p, c, inputs, <double *> NULL, 0, 1)
     else:
@@ -62,13 +52,13 @@ cdef inline void exchange_codes(const Forward *p, const cell *c, const Pass *a, 
 
     a.codes, a.scales : at the indices of the matrices among the weights; the caller's, written if `back`
     """
-    cdef unsigned char *codes[MATRICES]
-    cdef float *scales[MATRICES]
+    cdef unsigned char *codes[INPUTS]
+    cdef float *scales[INPUTS]
     cdef int n
-    codes[0], codes[1] = a.codes[0], a.codes[second_matrix(c)]
-    scales[0], scales[1] = a.scales[0], a.scales[second_matrix(c)]
+    set_weights(c, <const void *const *> a.codes, <const void **> codes)
+    set_weights(c, <const void *const *> a.scales, <const void **> scales)
     for n in range(products_of(c)):
-        pack_quantized(&p.w[n], codes + n, scales + n, back)
+        pack_quantized(&p.w[n], &codes[W + n], &scales[W + n], back)
 
 
 cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
@@ -97,14 +87,14 @@ cdef inline long long unpack_layer(const void *plan, int ready, void *packed, co
 
 
 # -------------------------------------------------------------------------------------------------------------- passes
-cdef inline long long forward_layer(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     cdef const ForwardPlan *s = <const ForwardPlan *> plan
-    return run_pass(&s.p, &s.c, s.storage, ready, work, a)
+    return run_pass(&s.p, &s.c, s.storage, ready, scratch, a)
 
 
-cdef inline long long backward_layer(const void *plan, int ready, void *work, const Pass *a) noexcept nogil:
+cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     cdef const BackwardPlan *s = <const BackwardPlan *> plan
-    return run_pass_back(&s.p, &s.c, s.storage, ready, work, a)
+    return run_pass_back(&s.p, &s.c, s.storage, ready, scratch, a)
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
@@ -115,7 +105,7 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
     ----------
     c : Cell
         With the layer's attributes; `format` and `transposed` are set here.
-    task : {"pack", "unpack", "forward", "backward"}
+    task : {"pack", "unpack", "forward", "backward", "workspace"}
     sizes : tuple of int
         T, B, I, H.
     threads : int
@@ -130,7 +120,8 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
     Returns
     -------
     tuple
-        As of `kernel_with_plan`.  To pack, the workspace is the memory of the packed weights.
+        As of `kernel_with_plan`.  To pack, the workspace is the memory of the packed weights.  For "workspace" two
+        lists, the regions of the forward and of the backward pass: `describe_regions`.
     """
     cdef ForwardPlan s
     cdef BackwardPlan back
@@ -146,6 +137,24 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
         s.p = plan_forward(c, T, B, I, H, itemsize, not transposed, threads)
         requirements = requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
         return kernel_with_plan(forward_layer, &s, sizeof(ForwardPlan), requirements)
+    if task == "workspace":
+        s.p = plan_forward(c, T, B, I, H, itemsize, not transposed, threads)
+        back.p = plan_backward(c, T, B, I, H, itemsize, True, threads)
+        return describe_workspaces(&s.p, &back.p, c)
+    assert task in ("pack", "unpack"), task
     s.p = forward_of(c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
     requirements = s.p.panels * itemsize + 64 + READ_PAST * (format == INT8), 1, 1
     return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &s, sizeof(ForwardPlan), requirements)
+
+
+cdef inline tuple describe_workspaces(const Forward *p, const Backward *back, const cell *c):
+    """Return the regions of the workspaces of both passes."""
+    cdef Region[FORWARD_REGIONS] regions
+    cdef Region[BACKWARD_REGIONS] regions_back
+    cdef Py_ssize_t[FORWARD_REGIONS] unused
+    cdef Py_ssize_t[BACKWARD_REGIONS] unused_back
+    list_regions(p, c, regions)
+    list_regions_back(back, c, True, regions_back)
+    lay_out(regions, FORWARD_REGIONS, unused)
+    lay_out(regions_back, BACKWARD_REGIONS, unused_back)
+    return describe_regions(regions, FORWARD_REGIONS), describe_regions(regions_back, BACKWARD_REGIONS)

@@ -2,7 +2,14 @@
 
 Kernels pass the arrays on as two arrays of pointers with these indices, `inputs` [INPUTS] and `outputs` [OUTPUTS].  All
 arrays are the caller's; a pointer is NULL if the call has no such array.
+
+A layer gives the arrays of weights and states in an order of its own.  `set_weights`, `set_torch_weights` and
+`set_states` store each of them under its index; the gradients of weights have the same order.
 """
+from cell cimport cell
+from cells.types cimport row_of
+from product.tile cimport store
+from schedule.plan cimport projects
 
 cdef enum:  # outputs of the forward pass, and inputs of the backward pass
     OUT_H
@@ -43,3 +50,51 @@ cdef enum:  # outputs
     W_P_GRAD = W_C_GRAD
     W_P_H_GRAD = W_C_H_GRAD
     BIAS_RU_GRAD = BIAS_GRAD
+    GRAD = X_GRAD - X  # outputs[n + GRAD] is the gradient to inputs[n], from X to WCO
+
+
+cdef inline void set_weights(const cell *c, const void *const *weights, const void **operands) noexcept nogil:
+    """Set the operands of a layer's weights.
+
+    weights : in the order of the table of ops, then a projection's w_p; NULL where the layer has none
+    operands : `inputs`; or for gradients `outputs + GRAD`; or any other array of INPUTS pointers
+    """
+    cdef int matrices = row_of(c).matrices, peepholes = row_of(c).peepholes, biases = row_of(c).biases, k
+    for k in range(matrices):
+        operands[W + k] = weights[k]
+    for k in range(peepholes):
+        operands[WCI + k] = weights[matrices + k]
+    for k in range(biases):
+        operands[BIAS + k] = weights[matrices + peepholes + k]
+    if projects(c):
+        operands[W_P], operands[BIAS + 1] = weights[matrices + peepholes + biases], NULL
+
+
+cdef inline void set_torch_weights(
+    const cell *c, Py_ssize_t I, Py_ssize_t H, const void *const *weights, const store **operands
+) noexcept nogil:
+    """Set the operands of weights as PyTorch has them.
+
+    weights : [gates * H, I], [gates * H, H], the cell's biases, a projection's [P, H]; all NULL if gradients of weights
+        are skipped
+    operands : as for `set_weights`
+    """
+    cdef int k
+    operands[W], operands[W_H] = <const store *> weights[0], <const store *> weights[1]
+    if row_of(c).separate and weights[0] is not NULL:
+        operands[W_C], operands[W_C_H] = operands[W] + c.gates[0] * H * I, operands[W_H] + c.gates[0] * H * H
+    for k in range(row_of(c).biases):
+        operands[BIAS + k] = <const store *> weights[2 + k]
+    if projects(c):
+        operands[W_P_H], operands[BIAS + 1] = <const store *> weights[3], NULL
+
+
+cdef inline void set_states(const cell *c, const void *const *states, const void **operands) noexcept nogil:
+    """Set the operands of states, or of their gradients, from that of h on.
+
+    states : h; or cs and h
+    operands : h, cs
+    """
+    cdef int k
+    for k in range(row_of(c).states):
+        operands[row_of(c).states - 1 - k] = states[k]

@@ -1,36 +1,51 @@
-/* Protected zones behind the regions of a workspace, in a build of tests/lib/sanitizers.py. */
+/* The regions of a workspace, one behind the other; with RED_ZONES there are protected zones between them. */
 #pragma once
 #ifdef RED_ZONES
 #include <sanitizer/asan_interface.h>
 #include <stdlib.h>
-enum { ZONE = 16, REGIONS = 16 };  /* reals of a zone; regions of a workspace, at most */
+#include <string.h>
+enum { ZONE = 16, MOST_REGIONS = 16 };  /* reals of a zone; regions of a workspace, at most */
 #endif
 
+/* A matrix in a workspace.  All sizes are in reals, and whole cache lines. */
 typedef struct {
-    Py_ssize_t size;  /* reals */
+    const char *name;
+    Py_ssize_t rows, stride;  /* 0 rows: this plan has no such region */
+    Py_ssize_t gap;           /* behind the last row */
+    Py_ssize_t start;         /* from the start of the workspace, set by lay_out */
+} Region;
+
+typedef struct {
+    Py_ssize_t size;
 #ifdef RED_ZONES
     int regions;
-    Py_ssize_t ends[REGIONS];  /* where each region ends and its zone begins */
+    Py_ssize_t ends[MOST_REGIONS];  /* where each region ends and its zone begins */
 #endif
 } Workspace;
 
-static inline Workspace empty_workspace(void) {
-    Workspace workspace = {0};
-    return workspace;
+static inline Region region(const char *name, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t gap) {
+    const Region result = {name, rows, stride, gap, 0};
+    return result;
 }
 
-/* Reserve a region of so many reals; return the index of its first one. */
-static inline Py_ssize_t take(Workspace *workspace, Py_ssize_t size) {
-    const Py_ssize_t start = workspace->size;
+/* Place `count` regions one behind the other: sets the `start` of each, also in `starts`. */
+static inline Workspace lay_out(Region *regions, int count, Py_ssize_t *starts) {
+    Workspace workspace = {0};
+    for (int n = 0; n < count; n++) {
+        Py_ssize_t size = regions[n].rows > 0 ? regions[n].rows * regions[n].stride + regions[n].gap : 0;
+        starts[n] = regions[n].start = workspace.size;
 #ifdef RED_ZONES
-    const char *number = getenv("SHORT_REGION");
-    if (number && atoi(number) == workspace->regions)
-        size = size / 2 / ZONE * ZONE;
-    workspace->ends[workspace->regions++] = start + size;
-    size += ZONE;
+        if (size > 0) {
+            const char *shortened = getenv("SHORT_REGION");
+            if (shortened && strcmp(shortened, regions[n].name) == 0)
+                size = size / 2 / ZONE * ZONE;
+            workspace.ends[workspace.regions++] = workspace.size + size;
+            size += ZONE;
+        }
 #endif
-    workspace->size += size;
-    return start;
+        workspace.size += size;
+    }
+    return workspace;
 }
 
 /* Forbid to touch the zones of `times` workspaces like this one, one behind the other in memory. */

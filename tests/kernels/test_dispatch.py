@@ -64,8 +64,8 @@ def test_nothing_built_for_this_cpu(monkeypatch):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels_have_the_same_kernels(level):
-    kernels, work, layers = _kernels.load(level)
-    assert kernels.keys() == work.keys() == _kernels.KERNELS.keys()
+    kernels, requirements, layers = _kernels.load(level)
+    assert kernels.keys() == requirements.keys() == _kernels.KERNELS.keys()
     assert layers.keys() == {"lstm", "gru", "gru_reset_after", "rnn", "dense"}
     assert all(len(set(map(id, by_dtype))) == 3 for by_dtype in kernels.values())
 

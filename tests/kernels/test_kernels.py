@@ -223,9 +223,9 @@ def test_past_seq_len_max(name):
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_scratch_is_enough(name, steps):
     """A kernel writes nothing behind the scratch that it asks for, whatever seq_len_max is."""
-    op, (kernels, work, _) = OPS[name], _kernels.load(_kernels.LEVEL)
+    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
     kernel, guard = kernels[op.kernel][0], 1 << 20
-    k = [*inspect.signature(kernel).parameters].index("work")
+    k = [*inspect.signature(kernel).parameters].index("scratch")
 
     @wraps(kernel)
     def guarded(*args):
@@ -236,7 +236,7 @@ def test_scratch_is_enough(name, steps):
 
     for caches, grid in [*((caches, GRIDS[0]) for caches in CACHES), *((CACHES[0], grid) for grid in GRIDS[1:])]:
         with with_machine(caches=caches, groups=grid[0], members=grid[1]):
-            call = bind(op, {op.kernel: (guarded,) * 3}, work).run
+            call = bind(op, {op.kernel: (guarded,) * 3}, requirements).run
             for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
                 args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
                 for threads in (1, 2, 3):
@@ -247,7 +247,7 @@ def test_scratch_is_enough(name, steps):
 @pytest.mark.parametrize("name", OPS)
 def test_call_within_a_call(name, dtype):
     """As of a finalizer, or of another thread where there is no GIL: neither sees the other's arrays."""
-    op, (kernels, work, _) = OPS[name], _kernels.load(_kernels.LEVEL)
+    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
     outer, inner = (arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype]) for sizes in [(3, 2, 4, 5), (2, 3, 20, 33)])
     expected, results = [run(name, outer), run(name, inner)], []
 
@@ -255,7 +255,7 @@ def test_call_within_a_call(name, dtype):
         if not results:
             results.append(None)
             results[0] = run(name, inner, call=call)
-        return work[op.kernel](*sizes)
+        return requirements[op.kernel](*sizes)
 
     call = bind(op, kernels, {op.kernel: size_of_scratch}).run
     assert same_bits(run(name, outer, call=call), expected[0])
@@ -298,13 +298,13 @@ def with_parameters(names, function):
 @pytest.mark.parametrize("name", OPS)
 def test_the_order_of_parameters_is_the_kernels_own(name, dtype):
     """Attributes or tensors exchanged there arrive all the same."""
-    op, (kernels, work, _) = OPS[name], _kernels.load(_kernels.LEVEL)
+    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
     args = arguments(name, sizes_of(4, 3, 6, 5), dtype=DTYPES[dtype], seq_len_max=3, cell_clip=0.75, forget_bias=0.5)
     expected = run(name, args)
     names = [*inspect.signature(kernels[op.kernel][0]).parameters]
     for order in (names[::-1], names[1::2] + names[::2], sorted(names)):
         moved = {op.kernel: tuple(with_parameters(order, kernel) for kernel in kernels[op.kernel])}
-        assert same_bits(run(name, args, call=bind(op, moved, work).run), expected)
+        assert same_bits(run(name, args, call=bind(op, moved, requirements).run), expected)
 
 
 CELL = OPS["LSTMBlockCell"]
@@ -321,7 +321,7 @@ MORE_WEIGHTS = [
     Tensor("offset", "H", "bias"),
     Tensor("diagonal", "H", "peephole"),
 ]
-MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "work", "threads", "members"]
+MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "scratch", "threads", "members"]
 MORE_NAMES += ["use_peephole", "cell_clip", "forget_bias", *(tensor.name for tensor in (*CELL.outputs, *CELL.inputs))]
 
 
@@ -344,7 +344,7 @@ def test_what_is_new_in_the_table_reaches_the_kernel():
     for tensor in MORE.inputs:
         if tensor.read:
             np.testing.assert_array_equal(seen.pop(tensor.name), args[tensor.name])
-    assert not {tensor.name for tensor in MORE.outputs} - seen.keys() and seen["work"].size == 64
+    assert not {tensor.name for tensor in MORE.outputs} - seen.keys() and seen["scratch"].size == 64
     values = {name: value for name, value in seen.items() if not isinstance(value, np.ndarray)}
     expected = {"zoneout": 0.5, "forget_bias": 1.25, "cell_clip": 2.5, "use_peephole": True, "coupled": True}
     assert values == expected | {"phase": 7.0, "threads": 1, "members": 1, "ready": 1}

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fresh import python
+from layer_cases import LAYERS
 
 CALLS = """
 import sys
@@ -41,3 +43,29 @@ def test_no_call_writes_past_its_workspace(name):
     lib = str(Path(__file__).parents[1] / "lib")
     result = python(CALLS.format(lib=lib, name=name), PYTHONMALLOC="debug")
     assert result.returncode == 0, result.stderr
+
+
+FORWARD = {  # the regions of a forward pass with packed weights
+    "lstm": "h, h of odd steps, cs, x, z, slots",
+    "projected lstm": "h, cs, m, x, z, slots",
+    "gru": "h, h_prev * r, u, x, z, slots",
+    "gru reset after": "h, h of odd steps, x, z, slots",
+    "rnn": "h, h of odd steps, x, z, slots",
+}
+BACKWARD = "w.T, d_h, d, tiles of x, tiles of h, sums of d, panels, slots"
+LSTM_BACKWARD = BACKWARD.replace("d_h,", "d_h, d_cs, peepholes,")
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_regions_of_a_workspace_do_not_overlap(name):
+    """Each one starts where the one before ends, at a cache line, and the last one ends with the workspace."""
+    layer, T, B = LAYERS[name](5, 20, np.float32), 7, 3
+    forward, backward = layer._plan("workspace", 0, T, B, 1)
+    assert [region[0] for region in forward] == FORWARD[name].split(", ")
+    assert [region[0] for region in backward] == (LSTM_BACKWARD if "lstm" in name else BACKWARD).split(", ")
+    for regions, task in ((forward, "forward"), (backward, "backward")):
+        end = 0
+        for _, rows, stride, start in regions:
+            assert start == end and start % 16 == 0
+            end = start + rows * stride
+        assert end * 4 + 64 == layer._plan(task, 0, T, B, 1)[2]  # a line more, so that any address will do

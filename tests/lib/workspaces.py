@@ -248,7 +248,7 @@ PLANS: dict[str, Callable[[], None]] = {
     "cell grad": lambda: one_op("LSTMBlockCellGrad", "float16"),
     "layer": lambda: one_layer(LAYERS["lstm"](64, 128, np.float32)),
     "gru": lambda: one_layer(LAYERS["gru"](64, 128, np.float32)),
-    "integers": lambda: one_layer(LSTM.init(40, 300, seed=0, proj_size=300), 30, "int8", "int8"),
+    "integers": lambda: one_layer(LSTM.init(40, 300, seed=0, proj_size=300), 30, "int8"),
     "backward": lambda: one_layer_back(LAYERS["lstm"](64, 128, np.float32)),
     "dense": lambda: one_layer(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16), 130),
     "dense backward": lambda: one_layer_back(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16)),
