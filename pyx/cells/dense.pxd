@@ -31,7 +31,7 @@ from passes.steps cimport (
 from product.half cimport half
 from product.integer cimport quantize_row, quantized_row_stride
 from product.panels cimport (
-    THREAD_GAP, Panels, add_bias, add_product, add_row_product, pack_bias, pack_panels, pack_quantized,
+    THREAD_GAP, Panels, add_product, add_row_product, copy_bias, pack_bias, pack_panels, pack_quantized,
     panels_with_rows, row_panels, scratch_stride, unit_lines_in_panel
 )
 from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
@@ -281,7 +281,7 @@ cdef inline void multiply_rows(
         if rows == 1:
             m = row_panels(&p.w, j, j1)
             for i in range(m):
-                add_bias(&p.w, j + i, 1, acc + i * panel)
+                copy_bias(&p.w, j + i, 1, acc + i * panel)
             add_row_product(&p.w, j, m, 0, p.I, x, acc, panel)
             for i in range(m):
                 finish(p, y, acc + i * panel, sums, j + i, r, numbers, 0, 1)
@@ -290,7 +290,7 @@ cdef inline void multiply_rows(
         q, first = 0, 0
         while q < rows:
             m = tile_group_height(rows - q)
-            add_bias(&p.w, j, m, acc)
+            copy_bias(&p.w, j, m, acc)
             add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc, first)
             finish(p, y, acc, sums + q * p.Os, j, r, numbers, q, m)
             q += m

@@ -24,7 +24,7 @@ from passes.steps cimport (
 from product.half cimport half
 from product.integer cimport quantize_row
 from product.panels cimport (
-    Panels, add_bias, add_input_product, add_product, add_row_product, add_unpacked_product, expand_gates, pack_bias,
+    Panels, add_input_product, add_product, add_row_product, add_unpacked_product, copy_bias, expand_gates, pack_bias,
     pack_panels, row_panels
 )
 from product.quantized cimport INT8, UNQUANTIZED
@@ -144,7 +144,7 @@ cdef inline void step_rows(
             a = z + (b - b0) * LINES * L
         else:
             a = acc
-            add_bias(w, j, m, a)
+            copy_bias(w, j, m, a)
             if of_x:
                 add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
         add_product(w, j, w.I, w.R, h + b * p.As[n], p.As[n], m, a + w.separate * L, first)
@@ -178,7 +178,7 @@ cdef inline void step_row(
             panel = a + (i - j) * z_panel
             if not ahead:
                 for q in range(m):
-                    add_bias(w, i + q, 1, panel + q * z_panel)
+                    copy_bias(w, i + q, 1, panel + q * z_panel)
                 if of_x:
                     add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
             add_row_product(w, i, m, w.I, w.R, h + b * p.As[n], panel + w.separate * L, z_panel)
@@ -198,7 +198,7 @@ cdef inline void step_unpacked(
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = scratch + p.start[Z]
     for j in range(j0, j1):
-        add_bias(panels, j, rows, z + j * z_panel)
+        copy_bias(panels, j, rows, z + j * z_panel)
     add_unpacked_product(panels, w, 0, panels.I, True, scratch + p.start[X_CHUNK], p.Is, rows, z, z_panel, j0, j1)
     add_unpacked_product(panels, w, panels.I, panels.R, False, h, p.As[n], rows, z + panels.separate * p.L, z_panel,
                          j0, j1)

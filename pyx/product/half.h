@@ -1,4 +1,4 @@
-/* float16 to and from float, number by number and for whole lines. */
+/* Conversions of whole lines, 16 numbers, between float16 and float, and the bits of single floats. */
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -6,7 +6,7 @@ static inline int32_t bits_of_float(float x) { int32_t i; memcpy(&i, &x, sizeof 
 static inline float float_of_bits(int32_t i) { float x; memcpy(&x, &i, sizeof x); return x; }
 #if defined(__F16C__)
 #include <immintrin.h>
-enum { CONVERTS = 1 };
+enum { HAS_LINE_CONVERSIONS = 1 };
 static inline void line_to_float(float *dst, const uint16_t *src) {
 #if defined(__AVX512F__)
     _mm512_storeu_ps(dst, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) src)));
@@ -23,14 +23,14 @@ static inline void line_to_half(uint16_t *dst, const float *src) {
     const __m256i h = _mm256_set_m128i(_mm256_cvtps_ph(_mm256_loadu_ps(src + 8), _MM_FROUND_TO_NEAREST_INT),
                                        _mm256_cvtps_ph(_mm256_loadu_ps(src), _MM_FROUND_TO_NEAREST_INT));
 #endif
-    /* NaNs lose what they carry. */
+    /* Every NaN becomes the quiet one of its sign. */
     const __m256i nan = _mm256_or_si256(_mm256_and_si256(h, sign), _mm256_set1_epi16(0x7e00));
     const __m256i is_nan = _mm256_cmpgt_epi16(_mm256_andnot_si256(sign, h), infinity);
     _mm256_storeu_si256((__m256i *) dst, _mm256_blendv_epi8(h, nan, is_nan));
 }
 #elif defined(__aarch64__)
 #include <arm_neon.h>
-enum { CONVERTS = 1 };
+enum { HAS_LINE_CONVERSIONS = 1 };
 static inline void line_to_float(float *dst, const uint16_t *src) {
     for (int l = 0; l < 16; l += 4)
         vst1q_f32(dst + l, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(src + l))));
@@ -40,13 +40,13 @@ static inline void line_to_half(uint16_t *dst, const float *src) {
     for (int l = 0; l < 16; l += 8) {
         const float16x4_t low = vcvt_f16_f32(vld1q_f32(src + l)), high = vcvt_f16_f32(vld1q_f32(src + l + 4));
         const uint16x8_t h = vcombine_u16(vreinterpret_u16_f16(low), vreinterpret_u16_f16(high));
-        /* NaNs lose what they carry. */
+        /* Every NaN becomes the quiet one of its sign. */
         const uint16x8_t nan = vorrq_u16(vandq_u16(h, sign), vdupq_n_u16(0x7e00));
         vst1q_u16(dst + l, vbslq_u16(vcgtq_u16(vbicq_u16(h, sign), vdupq_n_u16(0x7c00)), nan, h));
     }
 }
 #else
-enum { CONVERTS = 0 };
+enum { HAS_LINE_CONVERSIONS = 0 };
 static inline void line_to_float(float *dst, const uint16_t *src) { (void) dst; (void) src; }
 static inline void line_to_half(uint16_t *dst, const float *src) { (void) dst; (void) src; }
 #endif

@@ -1,8 +1,8 @@
-"""IEEE half precision as storage: to float exactly, from float rounded to nearest, ties to even.
+"""IEEE half precision (float16) as storage: to float exactly, from float rounded to the nearest, ties to even.
 
-Bit operations, so that loops over them become vector instructions at every CPU level, or for whole lines what CPUs from
-v3 on and those of aarch64 have for it, without which single steps take up to twice as long.  Neither depends on how the
-processor treats subnormals.
+Single numbers are converted by bit operations, so that loops over them become vector instructions at every CPU level.
+Whole lines are converted by the instructions that v3, v4 and aarch64 have for it, without which single steps take up to
+twice as long.  Neither depends on how the processor treats subnormals.
 """
 from libc.stdint cimport INT32_MIN, int32_t, uint16_t
 
@@ -10,7 +10,7 @@ ctypedef uint16_t half
 
 cdef extern from "product/half.h":
     enum:
-        CONVERTS  # whether there are instructions for it: the same for 16 values
+        HAS_LINE_CONVERSIONS  # whether the level has instructions for lines of 16 numbers, else these do nothing
     void line_to_float(float *dst, const uint16_t *src) noexcept nogil
     void line_to_half(uint16_t *dst, const float *src) noexcept nogil
     int32_t bits_of_float(float x) noexcept nogil
@@ -18,8 +18,9 @@ cdef extern from "product/half.h":
 
 
 cdef inline float half_to_float(half h) noexcept nogil:
+    """Return h as a float."""
     cdef int32_t magnitude = (h & 0x7fff) << 13  # exponent and fraction where float has its lowest five and highest ten
-    cdef int32_t subnormal = -(magnitude < (1 << 23))  # masks, as compilers unroll short loops with choices in them
+    cdef int32_t subnormal = -(magnitude < (1 << 23))  # masks, because compilers unroll short loops with choices
     cdef int32_t special = -(magnitude >= (31 << 23))
     # The biases differ by 127 - 15 = 112. Infinity and NaN have the highest exponent in both: 31 becomes 255.
     # A subnormal is fraction * 2**-24: with the exponent of 2**-14 it has a leading one too many, which is subtracted.
@@ -29,9 +30,10 @@ cdef inline float half_to_float(half h) noexcept nogil:
 
 
 cdef inline half float_to_half(float x) noexcept nogil:
-    """Infinity from 65520 on; every NaN becomes the quiet one of its sign."""
+    """Return x rounded to half: infinity from 65520 on, and for a NaN the quiet one of its sign."""
     cdef int32_t bits = bits_of_float(x), magnitude = bits & 0x7fffffff
-    # 13 bits of the fraction go: add just under half of the last place that stays, and one more if that place is odd.
+    # 13 bits of the fraction are dropped: adding just under half of the last place kept, and one more if that is odd,
+    # rounds to nearest even.
     cdef int32_t result = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13
     # Below 2**-14 the last place of a half is 2**-24, that of 0.5 in float: the addition rounds.
     cdef int32_t small = bits_of_float(float_of_bits(magnitude) + <float> 0.5) - (126 << 23)

@@ -1,4 +1,5 @@
-/* A row of activations becomes codes of 8 bits: integer.pxd says how. */
+/* Rows of activations are quantized to 8 bits, as integer.pxd defines.
+   Letters: k a value of a row, n how many; v values, codes their codes, sum the sum of codes, which is added to. */
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -9,27 +10,27 @@ enum { QUAD = 4, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
 typedef void (*Product)(
     float *, const float *, const uint8_t *, ptrdiff_t, const char *, ptrdiff_t, const int8_t *, ptrdiff_t,
     ptrdiff_t, ptrdiff_t);
-typedef struct { Product add; int wide; void (*decide)(void); } ProductInUse;
-static ProductInUse *integer_product;  /* where `_integer.pyx` says which one is in use */
-typedef struct { float scale; int32_t correction; char rest[56]; } RowHead;
+typedef struct { Product add; int reads_wide_codes; void (*select)(void); } ProductInUse;
+static ProductInUse *integer_product;  /* that of `_integer.pyx`, set by `use_product` */
+typedef struct { float scale; int32_t correction; char padding[56]; } RowHead;
 typedef int32_t float_bits __attribute__((may_alias));
 
-/* Whether the product in use reads wide rows; the first row of a process decides which product that is. */
-static inline int reads_wide_rows(void) {
+/* Return whether the product in use reads wide codes.  The first row of a process selects a product. */
+static inline int reads_wide_codes(void) {
     if (__builtin_expect(__atomic_load_n(&integer_product->add, __ATOMIC_ACQUIRE) == NULL, 0))
-        integer_product->decide();
-    return integer_product->wide;
+        integer_product->select();
+    return integer_product->reads_wide_codes;
 }
 
-#define INLINED_PIECE static inline __attribute__((always_inline))
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* codes := n values of v / scale, rounded to the nearest even; their sum is added to `sum` */
-INLINED_PIECE void quantize_values(
+/* Quantize n values: codes := v / scale, rounded to the nearest even. */
+ALWAYS_INLINE void quantize_values(
     int8_t *restrict codes, const float *restrict v, ptrdiff_t n, float scale, uint32_t *restrict sum
 ) {
     uint32_t total = 0;
     for (ptrdiff_t k = 0; k < n; k++) {
-        /* 1.5 * 2^23 leaves an integer in the lower bits of the sum. */
+        /* Adding 1.5 * 2^23 leaves the rounded integer in the lower bits. */
         const float shifted = v[k] / scale + 12582912.0f;
         int32_t code;
         memcpy(&code, &shifted, sizeof code);
@@ -41,29 +42,31 @@ INLINED_PIECE void quantize_values(
 }
 
 #if defined(__SSE2__)
-INLINED_PIECE void store_four(int8_t *codes, __m128i values) {
+/* Store 4 integers as codes of 8 bits. */
+ALWAYS_INLINE void store_4_codes(int8_t *codes, __m128i values) {
     const __m128i pairs = _mm_packs_epi32(values, values);
     const int32_t four = _mm_cvtsi128_si32(_mm_packs_epi16(pairs, pairs));
     memcpy(codes, &four, sizeof four);
 }
 
-INLINED_PIECE uint32_t sum_of_four(__m128i values) {
+/* Return the sum of 4 integers. */
+ALWAYS_INLINE uint32_t sum_of_4(__m128i values) {
     values = _mm_add_epi32(values, _mm_shuffle_epi32(values, 0x4e));
     return (uint32_t) _mm_cvtsi128_si32(_mm_add_epi32(values, _mm_shuffle_epi32(values, 0xb1)));
 }
 
-/* `quantize_values` for a multiple of 4 */
-INLINED_PIECE void quantize_fours(int8_t *codes, const float *v, ptrdiff_t n, float scale, uint32_t *sum) {
+/* Quantize n values, a multiple of 4. */
+ALWAYS_INLINE void quantize_by_4(int8_t *codes, const float *v, ptrdiff_t n, float scale, uint32_t *sum) {
     __m128i total = _mm_setzero_si128();
     for (ptrdiff_t k = 0; k < n; k += 4) {
         const __m128i four = _mm_cvtps_epi32(_mm_div_ps(_mm_loadu_ps(v + k), _mm_set1_ps(scale)));
-        store_four(codes + k, four);
+        store_4_codes(codes + k, four);
         total = _mm_add_epi32(total, four);
     }
-    *sum += sum_of_four(total);
+    *sum += sum_of_4(total);
 }
 
-/* wide [n / 4 quads][codes of k = 0, 2, 1 and 3], each of 16 bits, := n codes of 8 bits; n is a multiple of 16 */
+/* Widen n codes, a multiple of 16, to 16 bits: wide [n / 4 quads][k = 0, 2, 1 and 3 of the quad]. */
 static inline void widen_codes(int16_t *restrict wide, const int8_t *restrict codes, ptrdiff_t n) {
     for (ptrdiff_t k = 0; k < n; k += 16) {
         const __m128i bytes = _mm_loadu_si128((const __m128i *) (codes + k)), odd = _mm_srai_epi16(bytes, 8);
@@ -73,47 +76,47 @@ static inline void widen_codes(int16_t *restrict wide, const int8_t *restrict co
     }
 }
 #else
-#define quantize_fours quantize_values
-#define widen_codes(wide, codes, n) ((void) 0)  /* no product reads them */
+#define quantize_by_4 quantize_values
+#define widen_codes(wide, codes, n) ((void) 0)  /* because no product reads them */
 #endif
 
-/* `quantize_values` in vectors.  Compilers would leave up to 15 of the last values to instructions for one. */
-INLINED_PIECE void quantize_in_vectors(int8_t *codes, const float *v, ptrdiff_t n, float scale, uint32_t *sum) {
-    const ptrdiff_t most = n / 32 * 32, fours = n / 4 * 4;
-    if (most > 0)
-        quantize_values(codes, v, most, scale, sum);
-    if (fours > most)
-        quantize_fours(codes + most, v + most, fours - most, scale, sum);
-    if (n > fours)
-        quantize_values(codes + fours, v + fours, n - fours, scale, sum);
+/* Quantize n values, almost all in vectors: compilers would quantize up to 15 of the last values one by one. */
+ALWAYS_INLINE void quantize_all(int8_t *codes, const float *v, ptrdiff_t n, float scale, uint32_t *sum) {
+    const ptrdiff_t by_32 = n / 32 * 32, by_4 = n / 4 * 4;
+    if (by_32 > 0)
+        quantize_values(codes, v, by_32, scale, sum);
+    if (by_4 > by_32)
+        quantize_by_4(codes + by_32, v + by_32, by_4 - by_32, scale, sum);
+    if (n > by_4)
+        quantize_values(codes + by_4, v + by_4, n - by_4, scale, sum);
 }
 
-/* row (`bytes_of_row`) := head and codes of the n values of v */
+/* Quantize the n values of v to a row of `quantized_row_bytes`: its head, its codes, and perhaps wide codes. */
 static __attribute__((noinline)) void quantize_row(float *restrict row, const float *restrict v, ptrdiff_t n) {
     const float_bits *bits = (const float_bits *) v;
-    int32_t most = 0;
-    uint32_t sum = 0;  /* of more than MOST_K codes, which nobody reads, it may wrap */
+    int32_t largest = 0;
+    uint32_t sum = 0;  /* wraps for more than MOST_K codes, where its correction is not read */
     RowHead *head = (RowHead *) row;
     int8_t *codes = (int8_t *) (head + 1);
-    const ptrdiff_t end = (n + 63) / 64 * 64;  /* AMX reads as much */
+    const ptrdiff_t padded = (n + 63) / 64 * 64;  /* because AMX reads so many */
     float scale;
     for (ptrdiff_t k = 0; k < n; k++) {
-        const int32_t size = bits[k] & 0x7fffffff;
-        most = size > most ? size : most;
+        const int32_t magnitude = bits[k] & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
     }
-    if (most >= 0x7f800000) {
+    if (largest >= 0x7f800000) {
         scale = __builtin_nanf("");
         memset(codes, 0, n);
     } else {
-        memcpy(&scale, &most, sizeof scale);
+        memcpy(&scale, &largest, sizeof scale);
         scale /= 127.0f;
         scale = scale > 0x1p-126f ? scale : 0x1p-126f;
-        quantize_in_vectors(codes, v, n, scale, &sum);
+        quantize_all(codes, v, n, scale, &sum);
     }
-    for (ptrdiff_t k = n; k < end; k++)
+    for (ptrdiff_t k = n; k < padded; k++)
         codes[k] = 0;
     head->scale = scale;
     head->correction = (int32_t) (-128u * sum);
-    if (reads_wide_rows())
-        widen_codes((int16_t *) (codes + end), codes, end);
+    if (reads_wide_codes())
+        widen_codes((int16_t *) (codes + padded), codes, padded);
 }

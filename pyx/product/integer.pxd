@@ -1,15 +1,18 @@
-"""int8 matrix products: weights in 8 bits with a scale for each column, rows in 8 bits with a scale for each row.
+"""int8 matrix products: int8 weights with a scale for each column, times activations that are quantized row by row.
 
 A panel has its rows of w for x and then those for h, [k / 4][line][lane][4 values of k], each a byte, the code + 128.
-A row that is to be multiplied is quantized first (`quantize_row`): codes of 8 bits behind a head of a scale and a
-correction.  Sums of products are exact, and adding the correction takes out the 128.  Codes of 0 fill a row up to whole
-cache lines.  Behind them is room for the same codes in 16 bits each, which are there if the product in use reads them.
+A row of activations is quantized just before it is multiplied (`quantize_row`).  A *quantized row* is a head, with a
+scale and a correction, then a code of 8 bits for each value, and codes of 0 up to the end of a cache line.  Behind them
+is space for *wide codes*, the same codes in 16 bits each, which are there if the instructions in use read them.  Sums
+of products of codes are exact integers, and adding the correction takes out the 128.
 
     scale = max(max |v| / 127, 2^-126);   code = v / scale, rounded to the nearest even
     z = z + (scale of the row * scale of the column) * sum
 
 Each of these operations is rounded, and none is fused with another.  A row with a NaN or an infinity in it has a scale
 of NaN.  Products, up to z, are compiled once, in `_integer.pyx`, for all instructions that there are.
+
+Letters: K and k values that are summed; a quad is 4 of them.
 """
 from product.tile cimport LF, LINE_BYTES, LINES
 
@@ -20,45 +23,50 @@ cdef extern from "product/integer.h":
         MOST_K  # values of k whose sum is exact: 255 * 128 * MOST_K < 2^31
     ctypedef struct RowHead:
         float scale
-        int correction
+        int correction  # -128 times the sum of the codes
+    # z [rows,LINES,16] += rows times a panel of so many lines and quads.
     ctypedef void (*Product)(
         float *z, const float *scales, const unsigned char *panel, Py_ssize_t lines, const char *heads,
-        Py_ssize_t apart, const signed char *a, Py_ssize_t stride, Py_ssize_t rows, Py_ssize_t quads
+        Py_ssize_t head_stride, const signed char *codes, Py_ssize_t stride, Py_ssize_t rows, Py_ssize_t quads
     ) noexcept nogil
     ctypedef struct ProductInUse:
         Product add
-        bint wide
+        bint reads_wide_codes
     ProductInUse *integer_product
-    void quantize_row(float *row, const float *v, Py_ssize_t n) noexcept nogil
+    void quantize_row(float *row, const float *v, Py_ssize_t n) noexcept nogil  # row := the n values of v, quantized
 
 
 cdef inline void use_product(ProductInUse *product) noexcept:
+    """Set the product of this module, which `_integer.pyx` owns.
+
+    product : lives as long as the process
+    """
     global integer_product
     integer_product = product
 
 
 cdef inline Py_ssize_t quads_of(Py_ssize_t K) noexcept nogil:
+    """Return how many quads hold K values."""
     return (K + QUAD - 1) // QUAD
 
 
-cdef inline Py_ssize_t bytes_of_codes(Py_ssize_t K) noexcept nogil:
-    """The size of K codes in bytes, in whole lines."""
+cdef inline Py_ssize_t code_bytes(Py_ssize_t K) noexcept nogil:
+    """Return the bytes of K codes of 8 bits, in whole cache lines."""
     return (K + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
 
 
-cdef inline Py_ssize_t bytes_of_row(Py_ssize_t K) noexcept nogil:
-    """From one row of bytes to the next: a head, codes and room for wide codes; an odd number of lines, as in
-    `scratch_stride`."""
-    return (1 + 3 * bytes_of_codes(K) // LINE_BYTES | 1) * LINE_BYTES
+cdef inline Py_ssize_t quantized_row_bytes(Py_ssize_t K) noexcept nogil:
+    """Return the bytes of a quantized row of K values: an odd number of cache lines, as in `scratch_stride`."""
+    return (1 + 3 * code_bytes(K) // LINE_BYTES | 1) * LINE_BYTES
 
 
 cdef inline Py_ssize_t quantized_row_stride(Py_ssize_t K) noexcept nogil:
-    """From one row of codes of K values to the next, in floats."""
-    return bytes_of_row(K) // <Py_ssize_t> sizeof(float)
+    """Return the stride of quantized rows of K values, in floats."""
+    return quantized_row_bytes(K) // <Py_ssize_t> sizeof(float)
 
 
-cdef inline int correction_of(const signed char *codes, Py_ssize_t n) noexcept nogil:
-    """The correction for n of a row's codes; its head has the one for all of them."""
+cdef inline int correction(const signed char *codes, Py_ssize_t n) noexcept nogil:
+    """Return the correction for n codes of a row; its head has that for all of them."""
     cdef Py_ssize_t k
     cdef int total = 0
     for k in range(n):
@@ -66,30 +74,36 @@ cdef inline int correction_of(const signed char *codes, Py_ssize_t n) noexcept n
     return -128 * total
 
 
-cdef inline const signed char *codes_from(const char *row, Py_ssize_t K, Py_ssize_t k) noexcept nogil:
-    """The codes of a row of K values from number k on, as the product in use reads them."""
+cdef inline const signed char *codes_at(const char *row, Py_ssize_t K, Py_ssize_t k) noexcept nogil:
+    """Return the address of the codes of a quantized row of K values from k on, in the width that the product reads."""
     cdef const signed char *codes = <const signed char *> row + sizeof(RowHead)
-    return codes + bytes_of_codes(K) + 2 * k if integer_product.wide else codes + k
+    return codes + code_bytes(K) + 2 * k if integer_product.reads_wide_codes else codes + k
 
 
 cdef inline void add_integer_product(
     float *z, Py_ssize_t rows, Py_ssize_t lines, const float *a, const char *panel, Py_ssize_t K, const float *scales
 ) noexcept nogil:
-    """z += a @ (K rows of a panel of so many lines), for `rows` rows of codes."""
-    cdef const unsigned char *w = <const unsigned char *> panel
+    """Add a @ (K rows of a panel of so many lines) to z for `rows` rows.
+
+    z : [rows,LINES,16], the accumulator
+    a : [rows] quantized rows of K values, `quantized_row_stride` apart
+    panel : its codes, from the first of the K rows on
+    scales : [lines,16], of the panel's columns
+    """
+    cdef const unsigned char *codes = <const unsigned char *> panel
     cdef const char *row = <const char *> a
-    cdef Py_ssize_t stride = bytes_of_row(K), r, k, n
+    cdef Py_ssize_t stride = quantized_row_bytes(K), q, k, n
     cdef RowHead head
     if K <= MOST_K:
-        integer_product.add(z, scales, w, lines, row, stride, codes_from(row, K, 0), stride, rows, quads_of(K))
+        integer_product.add(z, scales, codes, lines, row, stride, codes_at(row, K, 0), stride, rows, quads_of(K))
         return
-    for r in range(rows):  # in pieces
-        row = <const char *> a + r * stride
+    for q in range(rows):  # in pieces of MOST_K values, each with a head of its own
+        row = <const char *> a + q * stride
         head.scale = (<const RowHead *> row).scale
         k = 0
         while k < K:
             n = min(<Py_ssize_t> MOST_K, K - k)
-            head.correction = correction_of(<const signed char *> row + sizeof(RowHead) + k, n)
-            integer_product.add(z + r * LINES * LF, scales, w + k * lines * LF, lines, <const char *> &head,
-                                sizeof(RowHead), codes_from(row, K, k), stride, 1, quads_of(n))
+            head.correction = correction(<const signed char *> row + sizeof(RowHead) + k, n)
+            integer_product.add(z + q * LINES * LF, scales, codes + k * lines * LF, lines, <const char *> &head,
+                                sizeof(RowHead), codes_at(row, K, k), stride, 1, quads_of(n))
             k += n

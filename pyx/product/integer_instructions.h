@@ -1,4 +1,6 @@
-/* Products of rows of codes with panels of codes (integer.pxd), for each set of instructions that has one. */
+/* Products of quantized rows with panels of int8 weights (integer.pxd), for each instruction set that has one.
+   Letters: r a row; g a line of a panel, LINE columns; l a column of a line; q a quad, 4 values of k; v a vector.
+   A tile is R rows by N lines or vectors. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -26,126 +28,130 @@
 #define ARM 0
 #endif
 
-/* sums [rows][4 lines of 16] := rows of codes, `stride` bytes apart, times a panel [quads][lines][16][4] */
-#define SUMS int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t lines, \
+/* Parameters of a function that computes sums [rows][4 lines of 16] = a @ panel.
+   panel [quads][lines][16][4]; a: the codes of rows, `stride` bytes apart */
+#define SUMS_PARAMETERS int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t lines, \
     const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t quads
-/* z [rows][4 lines of 16] += the scales of a row and a column times its sum */
-#define ARGUMENTS float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \
-    ptrdiff_t lines, const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a, ptrdiff_t stride, \
+/* Parameters of a function that adds to z [rows][4 lines of 16] the scales of its row and its column times each sum.
+   scales [lines][16], of columns; heads: those of the rows, head_stride bytes apart; may be those of quantized rows */
+#define PRODUCT_PARAMETERS float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \
+    ptrdiff_t lines, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a, ptrdiff_t stride, \
     ptrdiff_t rows, ptrdiff_t quads
-typedef void (*Product)(ARGUMENTS);
-typedef struct { float scale; int32_t correction; } Head;  /* of each row of codes, `apart` bytes apart */
-enum { LINE = 16, LINE_BYTES = 64, ROW = 4 * LINE };  /* sums of a line, bytes of a line's quad, sums of a row */
-enum { GROUP = 48 };  /* rows of codes whose sums are kept before they go to z */
-#define INLINED_ANYWHERE static inline __attribute__((always_inline))
+typedef void (*Product)(PRODUCT_PARAMETERS);
+typedef struct { float scale; int32_t correction; } Head;
+enum { LINE = 16, LINE_BYTES = 64, ROW_SUMS = 4 * LINE };  /* sums of a line, bytes of a line's quad, sums of a row */
+enum { GROUP_ROWS = 48 };  /* rows of codes whose sums are kept before they go to z */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-INLINED_ANYWHERE const Head *head_of(const char *heads, ptrdiff_t apart, ptrdiff_t r) {
-    return (const Head *) (heads + r * apart);
+/* Return the head of row r. */
+ALWAYS_INLINE const Head *head_of(const char *heads, ptrdiff_t head_stride, ptrdiff_t r) {
+    return (const Head *) (heads + r * head_stride);
 }
 
-INLINED_ANYWHERE void add_sums(
+/* Add a line of sums of a row, which need no correction if the codes of weights are signed, to z. */
+ALWAYS_INLINE void add_sums(
     float *restrict z, const int32_t *restrict sums, const Head *restrict head, const float *restrict scales,
-    const int corrected
+    const int signed_weights
 ) {
-    for (int u = 0; u < LINE; u++)
-        z[u] += head->scale * scales[u] * (float) (sums[u] + (corrected ? 0 : head->correction));
+    for (int l = 0; l < LINE; l++)
+        z[l] += head->scale * scales[l] * (float) (sums[l] + (signed_weights ? 0 : head->correction));
 }
 
-/* A product that first gives sums, as a product that adds to z; signed codes of weights need no correction. */
-#define THROUGH_SUMS(PRODUCT, CORRECTED) \
-    int32_t all[GROUP * ROW]; \
-    for (ptrdiff_t m; rows > 0; rows -= m, a += m * stride, heads += m * apart) { \
-        m = rows < GROUP ? rows : GROUP; \
-        PRODUCT(all, panel, lines, a, stride, m, quads); \
-        for (ptrdiff_t r = 0; r < m; r++, z += ROW) \
+/* The body of a product that computes sums with `PRODUCT` first, for GROUP_ROWS rows at a time, and adds them to z. */
+#define ADD_SUMS_OF(PRODUCT, SIGNED_WEIGHTS) \
+    int32_t group_sums[GROUP_ROWS * ROW_SUMS]; \
+    for (ptrdiff_t m; rows > 0; rows -= m, a += m * stride, heads += m * head_stride) { \
+        m = rows < GROUP_ROWS ? rows : GROUP_ROWS; \
+        PRODUCT(group_sums, panel, lines, a, stride, m, quads); \
+        for (ptrdiff_t r = 0; r < m; r++, z += ROW_SUMS) \
             for (ptrdiff_t g = 0; g < lines; g++) \
                 add_sums( \
-                    z + g * LINE, all + r * ROW + g * LINE, head_of(heads, apart, r), scales + g * LINE, \
-                    CORRECTED); \
+                    z + g * LINE, group_sums + r * ROW_SUMS + g * LINE, head_of(heads, head_stride, r), \
+                    scales + g * LINE, SIGNED_WEIGHTS); \
     }
 
 /* ------------------------------------------------------------------------------------------------ any CPU */
-static void sums_c(SUMS) {
+static void sums_c(SUMS_PARAMETERS) {
     for (ptrdiff_t r = 0; r < rows; r++)
         for (ptrdiff_t g = 0; g < lines; g++) {
             int32_t acc[LINE] = {0};
             for (ptrdiff_t q = 0; q < quads; q++) {
                 const uint8_t *w = panel + (q * lines + g) * LINE_BYTES;
                 const int8_t *x = a + r * stride + 4 * q;
-                for (int u = 0; u < LINE; u++)
-                    acc[u] += w[4 * u] * x[0] + w[4 * u + 1] * x[1] + w[4 * u + 2] * x[2] + w[4 * u + 3] * x[3];
+                for (int l = 0; l < LINE; l++)
+                    acc[l] += w[4 * l] * x[0] + w[4 * l + 1] * x[1] + w[4 * l + 2] * x[2] + w[4 * l + 3] * x[3];
             }
-            memcpy(sums + r * ROW + g * LINE, acc, sizeof acc);
+            memcpy(sums + r * ROW_SUMS + g * LINE, acc, sizeof acc);
         }
 }
-static void product_c(ARGUMENTS) { THROUGH_SUMS(sums_c, 0) }
+static void product_c(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_c, 0) }
 
 /* ------------------------------------------------------------ AMX, and stand-ins for its instructions in C
-   Tiles 0 to 3 are the sums of up to 16 rows and a line each; 4 has codes of the rows, 5 to 7 those of a line, 16
-   quads each.  Behind the last quads there are codes of 0 in the rows, and in the panel anything. */
+   Tiles 0 to 3 are the sums of up to 16 rows and a line each.  Tile 4 has codes of the rows, and tiles 5 to 7 have
+   those of a line, 16 quads each.  Behind the last quads the rows have codes of 0, and the panel has anything. */
 typedef struct {
     uint8_t palette, start, zeros[14];
     uint16_t bytes[16];
     uint8_t rows[16];
-} TileShapes;
+} TileConfig;
 
-static inline void shape_tiles(TileShapes *shapes, ptrdiff_t rows) {
-    memset(shapes, 0, sizeof *shapes);
-    shapes->palette = 1;
+static inline void configure_tiles(TileConfig *config, ptrdiff_t rows) {
+    memset(config, 0, sizeof *config);
+    config->palette = 1;
     for (int tile = 0; tile < 8; tile++) {
-        shapes->bytes[tile] = 64;
-        shapes->rows[tile] = tile < 5 ? (uint8_t) rows : 16;
+        config->bytes[tile] = 64;
+        config->rows[tile] = tile < 5 ? (uint8_t) rows : 16;
     }
 }
 
 #define LINE_OF_TILES(G, B) \
     if (lines > G) { LOAD(B, line + G * LINE_BYTES, lines * LINE_BYTES); MULTIPLY(G, 4, B); }
 #define SUMS_BY_TILES \
-    TileShapes shapes; \
-    ptrdiff_t shaped = 0, m; \
-    for (; rows > 0; rows -= m, sums += m * ROW, a += m * stride) { \
+    TileConfig config; \
+    ptrdiff_t configured_rows = 0, m; \
+    for (; rows > 0; rows -= m, sums += m * ROW_SUMS, a += m * stride) { \
         m = rows < 16 ? rows : 16; \
-        if (m != shaped) { shape_tiles(&shapes, m); SHAPE(&shapes); shaped = m; } \
+        if (m != configured_rows) { configure_tiles(&config, m); CONFIGURE(&config); configured_rows = m; } \
         CLEAR(0); CLEAR(1); CLEAR(2); CLEAR(3); \
         for (ptrdiff_t q = 0; q < quads; q += 16) { \
             const uint8_t *line = panel + q * lines * LINE_BYTES; \
             LOAD(4, a + 4 * q, stride); \
             LINE_OF_TILES(0, 5) LINE_OF_TILES(1, 6) LINE_OF_TILES(2, 7) LINE_OF_TILES(3, 5) \
         } \
-        STORE(0, sums, 4 * ROW); \
-        if (lines > 1) STORE(1, sums + LINE, 4 * ROW); \
-        if (lines > 2) STORE(2, sums + 2 * LINE, 4 * ROW); \
-        if (lines > 3) STORE(3, sums + 3 * LINE, 4 * ROW); \
+        STORE(0, sums, 4 * ROW_SUMS); \
+        if (lines > 1) STORE(1, sums + LINE, 4 * ROW_SUMS); \
+        if (lines > 2) STORE(2, sums + 2 * LINE, 4 * ROW_SUMS); \
+        if (lines > 3) STORE(3, sums + 3 * LINE, 4 * ROW_SUMS); \
     }
 
-typedef struct { TileShapes shapes; uint8_t data[8][16][64]; } Tiles;
+typedef struct { TileConfig config; uint8_t data[8][16][64]; } Tiles;
 static void copy_tile(Tiles *tiles, int tile, char *memory, ptrdiff_t stride, int store) {
-    for (int r = 0; r < tiles->shapes.rows[tile]; r++) {
+    for (int r = 0; r < tiles->config.rows[tile]; r++) {
         if (store)
-            memcpy(memory + r * stride, tiles->data[tile][r], tiles->shapes.bytes[tile]);
+            memcpy(memory + r * stride, tiles->data[tile][r], tiles->config.bytes[tile]);
         else
-            memcpy(tiles->data[tile][r], memory + r * stride, tiles->shapes.bytes[tile]);
+            memcpy(tiles->data[tile][r], memory + r * stride, tiles->config.bytes[tile]);
     }
 }
 static void multiply_tiles(Tiles *tiles, int sums, int signed_rows, int unsigned_columns) {
-    for (int r = 0; r < tiles->shapes.rows[sums]; r++)
-        for (int u = 0; u < LINE; u++) {
+    for (int r = 0; r < tiles->config.rows[sums]; r++)
+        for (int l = 0; l < LINE; l++) {
             int32_t total;
-            memcpy(&total, tiles->data[sums][r] + 4 * u, 4);
-            for (int k = 0; k < tiles->shapes.bytes[signed_rows]; k++)
+            memcpy(&total, tiles->data[sums][r] + 4 * l, 4);
+            for (int k = 0; k < tiles->config.bytes[signed_rows]; k++)
                 total += (int8_t) tiles->data[signed_rows][r][k]
-                    * tiles->data[unsigned_columns][k / 4][4 * u + k % 4];
-            memcpy(tiles->data[sums][r] + 4 * u, &total, 4);
+                    * tiles->data[unsigned_columns][k / 4][4 * l + k % 4];
+            memcpy(tiles->data[sums][r] + 4 * l, &total, 4);
         }
 }
-#define SHAPE(shapes_) memcpy(&tiles.shapes, shapes_, sizeof tiles.shapes)
+#define CONFIGURE(config_) memcpy(&tiles.config, config_, sizeof tiles.config)
 #define CLEAR(tile) memset(tiles.data[tile], 0, sizeof tiles.data[tile])
 #define LOAD(tile, memory, stride_) copy_tile(&tiles, tile, (char *) (memory), stride_, 0)
 #define STORE(tile, memory, stride_) copy_tile(&tiles, tile, (char *) (memory), stride_, 1)
 #define MULTIPLY(sums_, rows_, columns_) multiply_tiles(&tiles, sums_, rows_, columns_)
-static void sums_by_tiles_in_c(SUMS) { Tiles tiles; SUMS_BY_TILES }
-static void product_tiles_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_tiles_in_c, 0) }
-#undef SHAPE
+static void sums_by_tiles_in_c(SUMS_PARAMETERS) { Tiles tiles; SUMS_BY_TILES }
+static void product_tiles_in_c(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_by_tiles_in_c, 0) }
+#undef CONFIGURE
 #undef CLEAR
 #undef LOAD
 #undef STORE
@@ -153,7 +159,7 @@ static void product_tiles_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_tiles_in_c, 0) 
 
 /* ------------------------------------------------------- AVX-VNNI, and a stand-in for its instruction in C
    R rows by N half lines, in 16 registers of 8 lanes, one for each unit. */
-#define TILE_ARGUMENTS const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, \
+#define TILE_PARAMETERS const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, \
     ptrdiff_t step, const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads
 #define TILE_BY_LANES \
     LANES acc[6][8]; \
@@ -170,20 +176,20 @@ static void product_tiles_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_tiles_in_c, 0) 
         } \
     for (int r = 0; r < R; r++) \
         for (int v = 0; v < N; v++) \
-            STORE_LANES(sums + r * ROW + 8 * v, acc[r][v]);
+            STORE_LANES(sums + r * ROW_SUMS + 8 * v, acc[r][v]);
 #define SUMS_BY_LANES(TILE) \
     const ptrdiff_t step = lines * LINE_BYTES; \
     ptrdiff_t g; \
-    for (; rows >= 6; rows -= 6, sums += 6 * ROW, a += 6 * stride) \
+    for (; rows >= 6; rows -= 6, sums += 6 * ROW_SUMS, a += 6 * stride) \
         for (g = 0; g < lines; g++) \
             TILE(6, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \
-    for (; rows >= 3; rows -= 3, sums += 3 * ROW, a += 3 * stride) { \
+    for (; rows >= 3; rows -= 3, sums += 3 * ROW_SUMS, a += 3 * stride) { \
         for (g = 0; g + 2 <= lines; g += 2) \
             TILE(3, 4, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \
         if (g < lines) \
             TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \
     } \
-    for (; rows > 0; rows--, sums += ROW, a += stride) { \
+    for (; rows > 0; rows--, sums += ROW_SUMS, a += stride) { \
         if (lines == 4) { \
             TILE(1, 8, sums, panel, step, a, stride, quads); \
             continue; \
@@ -209,9 +215,9 @@ static Lanes add_products(Lanes sums, Lanes weights, Lanes codes) {
 #define LOAD_LANES(memory) load_lanes(memory)
 #define STORE_LANES(memory, lanes) memcpy(memory, &(lanes), sizeof(Lanes))
 #define ADD_PRODUCTS(sums_, weights, codes) add_products(sums_, weights, codes)
-static void tile_lanes_in_c(TILE_ARGUMENTS) { TILE_BY_LANES }
-static void sums_by_lanes_in_c(SUMS) { SUMS_BY_LANES(tile_lanes_in_c) }
-static void product_lanes_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_lanes_in_c, 0) }
+static void tile_lanes_in_c(TILE_PARAMETERS) { TILE_BY_LANES }
+static void sums_by_lanes_in_c(SUMS_PARAMETERS) { SUMS_BY_LANES(tile_lanes_in_c) }
+static void product_lanes_in_c(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_by_lanes_in_c, 0) }
 #undef LANES
 #undef ALL_LANES
 #undef LOAD_LANES
@@ -219,50 +225,50 @@ static void product_lanes_in_c(ARGUMENTS) { THROUGH_SUMS(sums_by_lanes_in_c, 0) 
 #undef ADD_PRODUCTS
 
 #if X86
-#define INLINED(TARGET) static inline __attribute__((always_inline, target(TARGET)))
+#define ALWAYS_INLINE_FOR(TARGET) static inline __attribute__((always_inline, target(TARGET)))
 
 /* -------------------------------------------------------------- AVX2 and SSE2: products of 16 bits, by pmaddwd
-   A quad is two pairs of 16 bits, its codes of even k and of odd k.  Those of weights are codes & 0xff and
-   codes >> 8 of what the panel has; wide rows have theirs one behind the other.  A tile is R rows by N
-   vectors of sums, one for each column, in 16 registers.  Sums go from registers to z. */
-#define KEPT(vector) __asm__("" : "+v"(vector))  /* in one register from one such place to the next */
+   A quad is two pairs of 16 bits, its codes of even k and of odd k.  The weights of these pairs are codes & 0xff and
+   codes >> 8 of what the panel has; wide codes of rows have one pair behind the other.  A tile is R rows by N vectors
+   of sums, one sum for each column, in 16 registers.  Sums go from registers to z. */
+#define KEEP_IN_REGISTER(vector) __asm__("" : "+v"(vector))  /* makes gcc keep it in one register */
 enum { TILE_ROWS = 6 };
 
-/* Of one set of instructions; OP(add_ps) is _mm256_add_ps or _mm_add_ps, ALL(and) is _mm256_and_si256 and so on. */
+/* For both instruction sets: OP(add_ps) is _mm256_add_ps or _mm_add_ps, ALL(and) is _mm256_and_si256 and so on. */
 #define FOR_TILE for (int r = 0; r < R; r++) for (int v = 0; v < N; v++)
 #define ADD_PAIRS(NAME, PAIR, WEIGHTS) \
     for (int v = 0; v < N; v++) { \
         const VECTOR codes = ALL(loadu)((const VECTOR *) panel + v); \
         w[v] = WEIGHTS; \
-        KEPT(w[v]); \
+        KEEP_IN_REGISTER(w[v]); \
     } \
     for (int r = 0; r < R; r++) { \
-        const int8_t *row = r < 3 ? a + r * stride : lower + (r - 3) * stride; \
+        const int8_t *row = r < 3 ? a + r * stride : row_3 + (r - 3) * stride; \
         const VECTOR x = OP(set1_epi32)(four_bytes_at(row + 4 * PAIR)); \
         for (int v = 0; v < N; v++) \
             sums[r][v] = NAME##_add_pairs(sums[r][v], w[v], x); \
     }
 #define TILE_OF_PAIRS(NAME, TARGET) \
-    INLINED(TARGET) VECTOR NAME##_add_pairs(VECTOR sums, VECTOR w, VECTOR x) { \
+    ALWAYS_INLINE_FOR(TARGET) VECTOR NAME##_add_pairs(VECTOR sums, VECTOR w, VECTOR x) { \
         const VECTOR products = OP(madd_epi16)(w, x); \
         __asm__(ADD_TO : "+x"(sums) : "x"(products)); \
         return sums; \
     } \
-    INLINED(TARGET) void NAME##_add_scaled(float *z, const Head *head, const float *scales, FLOATS value) { \
+    ALWAYS_INLINE_FOR(TARGET) void NAME##_add_scaled(float *z, const Head *head, const float *scales, FLOATS value) { \
         const FLOATS scale = OP(mul_ps)(OP(set1_ps)(head->scale), OP(loadu_ps)(scales)); \
         OP(storeu_ps)(z, OP(add_ps)(OP(loadu_ps)(z), OP(mul_ps)(scale, value))); \
     } \
-    INLINED(TARGET) void NAME##_tile( \
+    ALWAYS_INLINE_FOR(TARGET) void NAME##_tile( \
         const int R, const int N, float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \
-        ptrdiff_t step, const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a, ptrdiff_t stride, \
+        ptrdiff_t step, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a, ptrdiff_t stride, \
         ptrdiff_t quads \
     ) { \
-        const int8_t *lower = a + 3 * stride; \
+        const int8_t *row_3 = a + 3 * stride; \
         const VECTOR low_bytes = OP(set1_epi16)(0xff); \
         VECTOR sums[TILE_ROWS][4], w[4]; \
         FOR_TILE { \
-            sums[r][v] = OP(set1_epi32)(head_of(heads, apart, r)->correction); \
-            KEPT(sums[r][v]); \
+            sums[r][v] = OP(set1_epi32)(head_of(heads, head_stride, r)->correction); \
+            KEEP_IN_REGISTER(sums[r][v]); \
         } \
         for (const int8_t *end = a + 8 * quads; a != end;) { \
             ADD_PAIRS(NAME, 0, ALL(and)(codes, low_bytes)) \
@@ -270,18 +276,19 @@ enum { TILE_ROWS = 6 };
             ADD_PAIRS(NAME, 1, OP(srli_epi16)(codes, 8)) \
             panel += step; \
             a += 8; \
-            lower += 8; \
+            row_3 += 8; \
         } \
-        FOR_TILE KEPT(sums[r][v]); \
+        FOR_TILE KEEP_IN_REGISTER(sums[r][v]); \
         FOR_TILE NAME##_add_scaled( \
-            z + r * ROW + v * LANES, head_of(heads, apart, r), scales + v * LANES, OP(cvtepi32_ps)(sums[r][v])); \
+            z + r * ROW_SUMS + v * LANES, head_of(heads, head_stride, r), scales + v * LANES, \
+            OP(cvtepi32_ps)(sums[r][v])); \
     }
 #define VECTORS_OF_PAIRS(NAME, R, N) \
     NAME##_tile( \
-        R, N, z + v * LANES, scales + v * LANES, panel + v * sizeof(VECTOR), lines * LINE_BYTES, heads, apart, a, \
-        stride, quads);
+        R, N, z + v * LANES, scales + v * LANES, panel + v * sizeof(VECTOR), lines * LINE_BYTES, heads, head_stride, \
+        a, stride, quads);
 #define ROWS_OF_PAIRS(NAME, TARGET, R, N)  /* vectors of columns that do not exist have scales of 0 */ \
-    static __attribute__((noinline, target(TARGET))) void NAME##_##R##_rows(ARGUMENTS) { \
+    static __attribute__((noinline, target(TARGET))) void NAME##_##R##_rows(PRODUCT_PARAMETERS) { \
         const ptrdiff_t vectors = lines * (LINE / LANES); \
         (void) rows; \
         for (ptrdiff_t v = 0, n; v < vectors; v += n) { \
@@ -306,16 +313,16 @@ enum { TILE_ROWS = 6 };
     ROWS_OF_PAIRS(NAME, TARGET, 3, 2) \
     ROWS_OF_PAIRS(NAME, TARGET, 2, 4) \
     ROWS_OF_PAIRS(NAME, TARGET, 1, 4) \
-    static __attribute__((target(TARGET))) void product_##NAME(ARGUMENTS) { \
+    static __attribute__((target(TARGET))) void product_##NAME(PRODUCT_PARAMETERS) { \
         static const Product tiles[] = { \
             NAME##_1_rows, NAME##_2_rows, NAME##_3_rows, NAME##_4_rows, NAME##_5_rows, NAME##_6_rows, \
         }; \
-        for (ptrdiff_t m; rows > 0; rows -= m, z += m * ROW, a += m * stride, heads += m * apart) { \
+        for (ptrdiff_t m; rows > 0; rows -= m, z += m * ROW_SUMS, a += m * stride, heads += m * head_stride) { \
             m = rows_of_tile(rows); \
-            tiles[m - 1](z, scales, panel, lines, heads, apart, a, stride, m, quads); \
+            tiles[m - 1](z, scales, panel, lines, heads, head_stride, a, stride, m, quads); \
         } \
     }
-INLINED_ANYWHERE ptrdiff_t rows_of_tile(ptrdiff_t rows) {
+ALWAYS_INLINE ptrdiff_t rows_of_tile(ptrdiff_t rows) {
     return rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no tile of one or two rows is left over */
 }
 
@@ -348,39 +355,40 @@ PRODUCT_OF_PAIRS(sse2, "sse2")
 #undef ALL
 #undef FOR_TILE
 
-/* ------------------------------------------------------------------------------------------ AVX-VNNI, see above */
+/* ------------------------------------------------------------------- AVX-VNNI, whose tile stands above in macros */
 #define VNNI256 "avx2,avxvnni"
 #define LANES __m256i
 #define ALL_LANES(x) _mm256_set1_epi32(x)
 #define LOAD_LANES(memory) _mm256_loadu_si256((const __m256i *) (memory))
 #define STORE_LANES(memory, lanes) _mm256_storeu_si256((__m256i *) (memory), lanes)
 #define ADD_PRODUCTS(sums_, weights, codes) _mm256_dpbusd_avx_epi32(sums_, weights, codes)
-INLINED(VNNI256) void tile_vnni256(TILE_ARGUMENTS) { TILE_BY_LANES }
-INLINED(VNNI256) void sums_vnni256(SUMS) { SUMS_BY_LANES(tile_vnni256) }
-static __attribute__((target(VNNI256))) void product_vnni256(ARGUMENTS) { THROUGH_SUMS(sums_vnni256, 0) }
+ALWAYS_INLINE_FOR(VNNI256) void tile_vnni256(TILE_PARAMETERS) { TILE_BY_LANES }
+ALWAYS_INLINE_FOR(VNNI256) void sums_vnni256(SUMS_PARAMETERS) { SUMS_BY_LANES(tile_vnni256) }
+static __attribute__((target(VNNI256))) void product_vnni256(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_vnni256, 0) }
 
-/* AVX-512 VNNI: R rows of codes by N lines, of one or two rows several chains of a line; sums never leave
-   registers */
+/* AVX-512 VNNI: tiles of R rows by N lines, whose sums never leave registers.  A line of one or two rows has several
+   chains of sums, which are added at the end. */
 #define VNNI512 "avx512f,avx512bw,avx512vl,avx512vnni"
-INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, float *restrict z,
-                                   const float *restrict scales, const uint8_t *restrict panel,
-                                   const char *restrict heads, ptrdiff_t apart, const int8_t *restrict a,
-                                   ptrdiff_t stride, ptrdiff_t quads) {
+ALWAYS_INLINE_FOR(VNNI512) void tile_vnni512(
+    const int R, const int N, const int CHAINS, float *restrict z, const float *restrict scales,
+    const uint8_t *restrict panel, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a,
+    ptrdiff_t stride, ptrdiff_t quads
+) {
     __m512i acc[6][4], w[4];
     ptrdiff_t q = 0;
-    const int8_t *lower = a + 3 * stride;
+    const int8_t *row_3 = a + 3 * stride;
     for (int r = 0; r < R; r++)
         for (int c = 0; c < CHAINS; c++)
             for (int g = 0; g < N; g++) {
-                acc[r * CHAINS + c][g] = _mm512_set1_epi32(c == 0 ? head_of(heads, apart, r)->correction : 0);
-                KEPT(acc[r * CHAINS + c][g]);
+                acc[r * CHAINS + c][g] = _mm512_set1_epi32(c == 0 ? head_of(heads, head_stride, r)->correction : 0);
+                KEEP_IN_REGISTER(acc[r * CHAINS + c][g]);
             }
     for (; q + CHAINS <= quads; q += CHAINS)
         for (int c = 0; c < CHAINS; c++) {
             for (int g = 0; g < N; g++)
                 w[g] = _mm512_loadu_si512(panel + ((q + c) * N + g) * LINE_BYTES);
             for (int r = 0; r < R; r++) {
-                const int8_t *row = r < 3 ? a + r * stride : lower + (r - 3) * stride;
+                const int8_t *row = r < 3 ? a + r * stride : row_3 + (r - 3) * stride;
                 const __m512i x = _mm512_set1_epi32(four_bytes_at(row + 4 * (q + c)));
                 for (int g = 0; g < N; g++)
                     acc[r * CHAINS + c][g] = _mm512_dpbusd_epi32(acc[r * CHAINS + c][g], w[g], x);
@@ -395,14 +403,14 @@ INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, f
         }
     for (int r = 0; r < R; r++)
         for (int g = 0; g < N; g++) {
-            KEPT(acc[r * CHAINS][g]);
+            KEEP_IN_REGISTER(acc[r * CHAINS][g]);
             for (int c = 1; c < CHAINS; c++) {
-                KEPT(acc[r * CHAINS + c][g]);
+                KEEP_IN_REGISTER(acc[r * CHAINS + c][g]);
                 acc[r * CHAINS][g] = _mm512_add_epi32(acc[r * CHAINS][g], acc[r * CHAINS + c][g]);
             }
         }
-    for (int r = 0; r < R; r++, z += ROW) {
-        const __m512 scale = _mm512_set1_ps(head_of(heads, apart, r)->scale);
+    for (int r = 0; r < R; r++, z += ROW_SUMS) {
+        const __m512 scale = _mm512_set1_ps(head_of(heads, head_stride, r)->scale);
         for (int g = 0; g < N; g++) {
             const __m512 scales_of_line = _mm512_mul_ps(scale, _mm512_loadu_ps(scales + g * LINE));
             const __m512 value = _mm512_mul_ps(scales_of_line, _mm512_cvtepi32_ps(acc[r * CHAINS][g]));
@@ -411,16 +419,16 @@ INLINED(VNNI512) void tile_vnni512(const int R, const int N, const int CHAINS, f
     }
 }
 #define TILE_VNNI512(R, N, CHAINS) \
-    case R: tile_vnni512(R, N, CHAINS, z, scales, panel, heads, apart, a, stride, quads); break;
+    case R: tile_vnni512(R, N, CHAINS, z, scales, panel, heads, head_stride, a, stride, quads); break;
 #define ROWS_VNNI512(N) \
-    for (; rows > 0; rows -= m, z += m * ROW, a += m * stride, heads += m * apart) { \
+    for (; rows > 0; rows -= m, z += m * ROW_SUMS, a += m * stride, heads += m * head_stride) { \
         m = rows_of_tile(rows); \
         switch (m) { \
             TILE_VNNI512(6, N, 1) TILE_VNNI512(5, N, 1) TILE_VNNI512(4, N, 1) \
             TILE_VNNI512(3, N, 1) TILE_VNNI512(2, N, 2) TILE_VNNI512(1, N, 3) \
         } \
     }
-static __attribute__((target(VNNI512))) void product_vnni512(ARGUMENTS) {
+static __attribute__((target(VNNI512))) void product_vnni512(PRODUCT_PARAMETERS) {
     ptrdiff_t m;
     if (lines == 4) { ROWS_VNNI512(4) }
     else if (lines == 3) { ROWS_VNNI512(3) }
@@ -428,19 +436,19 @@ static __attribute__((target(VNNI512))) void product_vnni512(ARGUMENTS) {
     else { ROWS_VNNI512(1) }
 }
 
-#define SHAPE(shapes) _tile_loadconfig(shapes)
+#define CONFIGURE(config) _tile_loadconfig(config)
 #define CLEAR(tile) _tile_zero(tile)
 #define LOAD(tile, memory, stride_) _tile_loadd(tile, memory, stride_)
 #define STORE(tile, memory, stride_) _tile_stored(tile, memory, stride_)
 #define MULTIPLY(sums_, rows_, columns_) _tile_dpbsud(sums_, rows_, columns_)
 #define AMX "amx-tile,amx-int8," VNNI512
-INLINED(AMX) void sums_amx(SUMS) { SUMS_BY_TILES }
-static __attribute__((target(AMX))) void product_amx(ARGUMENTS) {
+ALWAYS_INLINE_FOR(AMX) void sums_amx(SUMS_PARAMETERS) { SUMS_BY_TILES }
+static __attribute__((target(AMX))) void product_amx(PRODUCT_PARAMETERS) {
     if (rows < 4) {
-        product_vnni512(z, scales, panel, lines, heads, apart, a, stride, rows, quads);
+        product_vnni512(z, scales, panel, lines, heads, head_stride, a, stride, rows, quads);
         return;
     }
-    THROUGH_SUMS(sums_amx, 0)
+    ADD_SUMS_OF(sums_amx, 0)
     _tile_release();
 }
 
@@ -465,23 +473,25 @@ static int has_vnni512(void) {
 static int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
 #endif
 #if ARM
-/* Tiles are R rows by N vectors, of four columns each.  The codes of weights less 128 are signed, as NEON and SDOT
-   want both factors. */
-#define INLINED(TARGET) static inline __attribute__((always_inline, target(TARGET)))
+/* Tiles are R rows by N vectors of four columns each.  NEON and SDOT take signed codes of weights, those less 128. */
+#define ALWAYS_INLINE_FOR(TARGET) static inline __attribute__((always_inline, target(TARGET)))
 #define TILE_ARM(NAME, TARGET) \
-    INLINED(TARGET) void NAME(const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, \
-                              ptrdiff_t step, const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads)
+    ALWAYS_INLINE_FOR(TARGET) void NAME( \
+        const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t step, \
+        const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads)
 #define FOR_TILE for (int r = 0; r < R; r++) for (int v = 0; v < N; v++)
-INLINED_ANYWHERE int8x16_t signed_codes(const uint8_t *w) {
+/* Load codes of weights without their 128. */
+ALWAYS_INLINE int8x16_t signed_codes(const uint8_t *w) {
     return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w), vdupq_n_u8(0x80)));
 }
-INLINED_ANYWHERE int8x16_t quad_everywhere(const int8_t *a) {
+/* Load a quad of a row into each quarter of a vector. */
+ALWAYS_INLINE int8x16_t broadcast_quad(const int8_t *a) {
     int32_t x;
     memcpy(&x, a, 4);
     return vreinterpretq_s8_s32(vdupq_n_s32(x));
 }
 
-/* NEON: products of 16 bits, two of which add up to less than 2^15; two sums for each unit until the end */
+/* NEON: products of 16 bits, two of which add up to less than 2^15; a column has two sums until the end. */
 #define NEON "+simd"
 TILE_ARM(tile_neon, NEON) {
     int32x4_t acc[2][4][2];
@@ -491,7 +501,7 @@ TILE_ARM(tile_neon, NEON) {
         for (int v = 0; v < N; v++) {
             const int8x16_t w = signed_codes(panel + 16 * v), next = signed_codes(panel + step + 16 * v);
             for (int r = 0; r < R; r++) {
-                const int8x16_t x = quad_everywhere(a + r * stride), y = quad_everywhere(a + r * stride + 4);
+                const int8x16_t x = broadcast_quad(a + r * stride), y = broadcast_quad(a + r * stride + 4);
                 const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
                 acc[r][v][0] = vpadalq_s16(acc[r][v][0], vmlal_s8(low, vget_low_s8(next), vget_low_s8(y)));
                 acc[r][v][1] = vpadalq_s16(acc[r][v][1], vmlal_high_s8(high, next, y));
@@ -499,14 +509,14 @@ TILE_ARM(tile_neon, NEON) {
         }
     if (q < quads)
         FOR_TILE {
-            const int8x16_t w = signed_codes(panel + 16 * v), x = quad_everywhere(a + r * stride);
+            const int8x16_t w = signed_codes(panel + 16 * v), x = broadcast_quad(a + r * stride);
             acc[r][v][0] = vpadalq_s16(acc[r][v][0], vmull_s8(vget_low_s8(w), vget_low_s8(x)));
             acc[r][v][1] = vpadalq_s16(acc[r][v][1], vmull_high_s8(w, x));
         }
-    FOR_TILE vst1q_s32(sums + r * ROW + 4 * v, vpaddq_s32(acc[r][v][0], acc[r][v][1]));
+    FOR_TILE vst1q_s32(sums + r * ROW_SUMS + 4 * v, vpaddq_s32(acc[r][v][0], acc[r][v][1]));
 }
 
-/* SDOT, or with I8MM USDOT, for which codes of weights stay as they are: four quads of a row in a register */
+/* SDOT, or with I8MM USDOT, which takes codes of weights as they are; a register has four quads of a row. */
 #if defined(__clang__)
 #define SDOT "+dotprod"
 #define I8MM "+dotprod+i8mm"
@@ -532,14 +542,14 @@ TILE_ARM(tile_neon, NEON) {
     } \
     for (; q < quads; q++, panel += step, a += 4) { \
         for (int r = 0; r < R; r++) \
-            x[r] = quad_everywhere(a + r * stride); \
+            x[r] = broadcast_quad(a + r * stride); \
         DOT_QUAD(0, WEIGHTS, MULTIPLY) \
     } \
-    FOR_TILE vst1q_s32(sums + r * ROW + 4 * v, acc[r][v]);
+    FOR_TILE vst1q_s32(sums + r * ROW_SUMS + 4 * v, acc[r][v]);
 TILE_ARM(tile_sdot, SDOT) { DOT_TILE(int8x16_t, signed_codes, vdotq_laneq_s32) }
 TILE_ARM(tile_usdot, I8MM) { DOT_TILE(uint8x16_t, vld1q_u8, vusdotq_laneq_s32) }
 
-/* USMMLA: two quads of a pair of rows times those of two columns */
+/* USMMLA multiplies two quads of a pair of rows with those of two columns. */
 TILE_ARM(tile_usmmla, I8MM) {
     int32x4_t acc[4][4];
     for (int r = 0; r < R; r += 2)
@@ -549,11 +559,11 @@ TILE_ARM(tile_usmmla, I8MM) {
         uint8x16_t w[4];
         for (int v = 0; v < N; v++) {
             /* Behind the last quad there are codes of 0 in the rows, and in the panel nothing that may be read. */
-            const uint8_t *second = panel + (q + 1 < quads ? step : 0) + 16 * v;
-            const uint32x4_t one = vreinterpretq_u32_u8(vld1q_u8(panel + 16 * v));
-            const uint32x4_t other = vreinterpretq_u32_u8(vld1q_u8(second));
-            w[2 * v] = vreinterpretq_u8_u32(vzip1q_u32(one, other));
-            w[2 * v + 1] = vreinterpretq_u8_u32(vzip2q_u32(one, other));
+            const uint8_t *next = panel + (q + 1 < quads ? step : 0) + 16 * v;
+            const uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(panel + 16 * v));
+            const uint32x4_t last = vreinterpretq_u32_u8(vld1q_u8(next));
+            w[2 * v] = vreinterpretq_u8_u32(vzip1q_u32(first, last));
+            w[2 * v + 1] = vreinterpretq_u8_u32(vzip2q_u32(first, last));
         }
         for (int r = 0; r < R; r += 2) {
             const int8x16_t x = vcombine_s8(vld1_s8(a + r * stride), vld1_s8(a + (r + 1) * stride));
@@ -563,31 +573,31 @@ TILE_ARM(tile_usmmla, I8MM) {
     }
     for (int r = 0; r < R; r += 2)
         for (int v = 0; v < N; v++) {
-            const int32x4_t one = acc[r / 2][2 * v], other = acc[r / 2][2 * v + 1];
-            vst1q_s32(sums + r * ROW + 4 * v, vuzp1q_s32(one, other));
-            vst1q_s32(sums + (r + 1) * ROW + 4 * v, vuzp2q_s32(one, other));
+            const int32x4_t first = acc[r / 2][2 * v], last = acc[r / 2][2 * v + 1];
+            vst1q_s32(sums + r * ROW_SUMS + 4 * v, vuzp1q_s32(first, last));
+            vst1q_s32(sums + (r + 1) * ROW_SUMS + 4 * v, vuzp2q_s32(first, last));
         }
 }
 
 #define TILES_ARM(TILE, R, N) \
-    for (; rows >= R; rows -= R, sums += R * ROW, a += R * stride) { \
+    for (; rows >= R; rows -= R, sums += R * ROW_SUMS, a += R * stride) { \
         ptrdiff_t v = 0; \
         for (; v + N <= 4 * lines; v += N) \
             TILE(R, N, sums + 4 * v, panel + 16 * v, lines * LINE_BYTES, a, stride, quads); \
         for (; N > 4 && v < 4 * lines; v += 4) \
             TILE(R, 4, sums + 4 * v, panel + 16 * v, lines * LINE_BYTES, a, stride, quads); \
     }
-INLINED(NEON) void sums_neon(SUMS) { TILES_ARM(tile_neon, 2, 4) TILES_ARM(tile_neon, 1, 4) }
-INLINED(SDOT) void sums_sdot(SUMS) {
+ALWAYS_INLINE_FOR(NEON) void sums_neon(SUMS_PARAMETERS) { TILES_ARM(tile_neon, 2, 4) TILES_ARM(tile_neon, 1, 4) }
+ALWAYS_INLINE_FOR(SDOT) void sums_sdot(SUMS_PARAMETERS) {
     TILES_ARM(tile_sdot, 8, 2) TILES_ARM(tile_sdot, 4, 4) TILES_ARM(tile_sdot, 2, 8) TILES_ARM(tile_sdot, 1, 16)
 }
-INLINED(I8MM) void sums_i8mm(SUMS) {
+ALWAYS_INLINE_FOR(I8MM) void sums_i8mm(SUMS_PARAMETERS) {
     TILES_ARM(tile_usmmla, 8, 2) TILES_ARM(tile_usdot, 4, 4)
     TILES_ARM(tile_usdot, 2, 8) TILES_ARM(tile_usdot, 1, 16)
 }
-static __attribute__((target(NEON))) void product_neon(ARGUMENTS) { THROUGH_SUMS(sums_neon, 1) }
-static __attribute__((target(SDOT))) void product_sdot(ARGUMENTS) { THROUGH_SUMS(sums_sdot, 1) }
-static __attribute__((target(I8MM))) void product_i8mm(ARGUMENTS) { THROUGH_SUMS(sums_i8mm, 0) }
+static __attribute__((target(NEON))) void product_neon(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_neon, 1) }
+static __attribute__((target(SDOT))) void product_sdot(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_sdot, 1) }
+static __attribute__((target(I8MM))) void product_i8mm(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_i8mm, 0) }
 
 #if defined(__linux__)
 static int has_sdot(void) { return getauxval(AT_HWCAP) >> 20 & 1; }
@@ -605,44 +615,52 @@ static int has_sdot(void) { return 0; }
 static int has_i8mm(void) { return 0; }
 #endif
 #endif
-static int always(void) { return 1; }
+static int is_always_supported(void) { return 1; }
 
-typedef struct { const char *name; Product product; int (*runs)(void); int wide; } Way;  /* wide: reads wide rows */
-static const Way ways[] = {  /* the best first; what comes after "c" is for tests alone */
+typedef struct {
+    const char *name;
+    Product product;
+    int (*is_supported)(void);
+    int reads_wide_codes;
+} InstructionSet;
+static const InstructionSet instruction_sets[] = {  /* the best first; what comes after "c" is for tests alone */
     #if X86
     {"amx", product_amx, has_amx, 0},
     {"avx512_vnni", product_vnni512, has_vnni512, 0},
     {"avx_vnni", product_vnni256, has_vnni256, 0},
     {"avx2", product_avx2, has_avx2, 1},
-    {"sse2", product_sse2, always, 1},
+    {"sse2", product_sse2, is_always_supported, 1},
     #endif
     #if ARM
     {"i8mm", product_i8mm, has_i8mm, 0},
     {"sdot", product_sdot, has_sdot, 0},
-    {"neon", product_neon, always, 0},
+    {"neon", product_neon, is_always_supported, 0},
     #endif
-    {"c", product_c, always, 0},
-    {"amx in c", product_tiles_in_c, always, 0},
-    {"avx_vnni in c", product_lanes_in_c, always, 0},
+    {"c", product_c, is_always_supported, 0},
+    {"amx in c", product_tiles_in_c, is_always_supported, 0},
+    {"avx_vnni in c", product_lanes_in_c, is_always_supported, 0},
 };
-enum { WAYS = sizeof ways / sizeof ways[0] };
-static void decide(void);
-typedef struct { Product add; int wide; void (*decide)(void); } ProductInUse;
-static ProductInUse product_in_use = {NULL, 0, decide};
-static void use_way(const Way *way) {
-    product_in_use.wide = way->wide;
-    __atomic_store_n(&product_in_use.add, way->product, __ATOMIC_RELEASE);
+enum { INSTRUCTION_SETS = sizeof instruction_sets / sizeof instruction_sets[0] };
+static void select_best(void);
+typedef struct { Product add; int reads_wide_codes; void (*select)(void); } ProductInUse;
+static ProductInUse product_in_use = {NULL, 0, select_best};
+/* Use an instruction set from now on. */
+static void use_instructions(const InstructionSet *set) {
+    product_in_use.reads_wide_codes = set->reads_wide_codes;
+    __atomic_store_n(&product_in_use.add, set->product, __ATOMIC_RELEASE);
 }
-static void decide(void) {
-    int way = 0;
-    while (!ways[way].runs())
-        way++;
-    use_way(ways + way);
+/* Use the best instruction set that this CPU has and the system allows. */
+static void select_best(void) {
+    int set = 0;
+    while (!instruction_sets[set].is_supported())
+        set++;
+    use_instructions(instruction_sets + set);
 }
-static const char *way_in_use(void) {
+/* Return the name of the instruction set in use, after selecting one if need be. */
+static const char *instructions_in_use(void) {
     if (product_in_use.add == NULL)
-        decide();
-    for (int way = 0;; way++)
-        if (ways[way].product == product_in_use.add)
-            return ways[way].name;
+        select_best();
+    for (int set = 0;; set++)
+        if (instruction_sets[set].product == product_in_use.add)
+            return instruction_sets[set].name;
 }

@@ -1,13 +1,14 @@
-"""Weight matrices in panels, and products with them: what the forward passes of LSTM, GRU and Dense share.
+"""Weight matrices in packed panels, and products with them: what the forward passes of all cells share.
 
 w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by side.  `transposed` it is as PyTorch
 has it, [gates * H, I] and [gates * H, H]: the rows for x and those for h in an array each, and these transposed.
 
-A panel holds `units` lines of hidden units with all of their gates: its line g is gate g % gates of line of units
-j * units + g // gates, so that the gates of a unit meet in one accumulator tile.  The last line of units may be short.
-Where all of w is packed its gates then stand one behind the other, in fewer lines, and `spread` parts them in z.
+A panel holds `unit_lines` lines of hidden units with all of their gates: its line g is gate g % gates of line of units
+j * unit_lines + g // gates, so that the gates of a unit meet in one accumulator.  The last line of units may have fewer
+than L units.  Where all of w is packed its gates are then compact, one behind the other in fewer lines, and
+`expand_gates` gives each a line of z again.
 
-A GRU that resets after the product needs the last gate's product with x `apart` from that with h.  z then has a line
+A GRU that resets after the product needs the last gate's product with x separate from that with h.  Its z has a line
 more: the last gate's with x, the other gates' with both, the last gate's with h.  So the panel's rows for x have the
 last gate first, and the product with its rows for h goes to z one line further on.
 
@@ -15,6 +16,15 @@ Weights may be quantized: `pack_quantized`.
 
 A sequence packs all of w once.  A single step uses each weight once for every batch row: unless w is small, it packs
 block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
+
+Letters: j a panel; u a line of units in it; g a line of it; k a row of w; q a row of a and z; l a lane.  `of_x` says
+whether the rows of w for x are meant, or those for h.  Pointers that several functions take:
+
+    w : the matrices, [MATRICES], and if transposed those of h behind them, [2 * MATRICES]; the caller's
+    panels, p.base : `count` panels, `size` reals apart; a layer's, or in scratch
+    a : rows, a `stride` apart; with INT8 quantized rows (`quantize_row`)
+    z : for each row LINES lines, the accumulator of a panel; those of the next panel begin z_stride reals further on
+    of_type : only its type counts; may be NULL
 """
 from libc.stdint cimport uint16_t
 from libc.string cimport memset
@@ -24,26 +34,26 @@ from product.integer cimport QUAD, add_integer_product, quads_of
 from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per_code
 from product.real cimport real
 from product.tile cimport (
-    BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, chain_rows, clear, lanes_of,
-    load_line, load_lines, load_lines_transposed, load_part, load_value, max_row_panels, noinline_void,
-    pack_line_transposed, packed_line, packed_stride, store, tile_group_height
+    BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, clear, extend_chains, lanes_of,
+    load_line, load_value, load_values, max_row_panels, noinline_void, pack_line, pack_line_transposed, packed_line,
+    packed_stride, store, tile_group_height, transpose_rows
 )
 
 cdef enum:
     MATRICES = 2  # that w consists of, at most
-    FEW = 16  # batch rows up to which packing costs more than it gains
-    THREAD_GAP = 68  # lines of scratch between two threads' rows: no cache fetches ahead into the other's
+    MAX_UNPACKED_ROWS = 16  # batch rows up to which packing costs more than it gains
+    THREAD_GAP = 68  # lines of scratch between two threads' rows, so that no cache prefetches the other's
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
 cdef inline Py_ssize_t scratch_stride(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
-    """Stride of rows of n values in scratch: an odd number of lines, as rows a power of two apart share cache sets."""
+    """Return the stride of rows of n values in scratch: an odd number of lines, because rows that are a power of two
+    apart share cache sets."""
     return ((n + L - 1) // L | 1) * L
 
 
 cdef inline Py_ssize_t steps_per_chunk(Py_ssize_t T, Py_ssize_t B, Py_ssize_t groups) noexcept nogil:
-    """How many steps have their input products computed at once, to give a group about 96 rows; 1 if one step has
-    enough."""
+    """Return for how many steps the input products are computed at once: so many that a group has about 96 rows."""
     return max(<Py_ssize_t> 1, min(T, 96 // (B // groups)))
 
 
@@ -51,12 +61,12 @@ cdef struct Panels:
     Py_ssize_t H, L, J  # cells, units in a line, lines of units
     Py_ssize_t gates, unit_lines, count  # gates in w, lines of units in a panel, panels
     Py_ssize_t[LINES] matrix, column  # of each gate: which matrix has it, and where in a row of that, in units of H
-    Py_ssize_t[MATRICES] width  # of a row of each matrix, in units of H
-    Py_ssize_t edge  # lines that the gates of the last line of units take
+    Py_ssize_t[MATRICES] matrix_gates  # how many gates each matrix has
+    Py_ssize_t last_lines  # lines that the gates of the last line of units take: fewer than `gates` if they are compact
     bint separate  # the last gate's products with x and with h are not added
     bint transposed
     int format  # how packed weights are quantized
-    bint prefetches  # the panel that comes next, ahead of its product
+    bint prefetches  # a product prefetches the panel that comes next
     Py_ssize_t I, R  # rows of w for x, and for h
     Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
     Py_ssize_t size  # reals from one panel to the next
@@ -66,163 +76,170 @@ cdef struct Panels:
 cdef inline Panels panels_of(
     bint packs_all, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int format
 ) noexcept nogil:
-    """With `packs_all` panels hold all rows of w, otherwise one block of rows at a time."""
+    """Return panels that hold all rows of w with `packs_all`, or otherwise one block of rows at a time."""
     return panels_with_rows(I + R if packs_all else min(<Py_ssize_t> BLOCK, max(I, R)), I, R, H, L, gates, format)
 
 
 cdef inline Panels panels_with_rows(
     Py_ssize_t K, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int format
 ) noexcept nogil:
-    """Panels that hold K rows of a matrix with I rows for x and R for h."""
+    """Return panels that hold K rows of a matrix with I rows for x and R for h."""
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
     p.unit_lines = LINES // gates
     p.count = (p.J + p.unit_lines - 1) // p.unit_lines
-    p.edge = gates
+    p.last_lines = gates
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
-    p.width[0], p.separate, p.transposed, p.prefetches = gates, False, False, False
+    p.matrix_gates[0], p.separate, p.transposed, p.prefetches = gates, False, False, False
     p.I, p.R, p.K = I, R, K
     p.format = format
-    p.size = size_of_rows(&p, p.gates * p.unit_lines) + p.gates * p.unit_lines * L * constants_of(&p)
+    p.size = size_of_rows(&p, p.gates * p.unit_lines) + p.gates * p.unit_lines * L * constants_per_column(&p)
     return p
 
 
 cdef inline Py_ssize_t size_of_rows(const Panels *p, Py_ssize_t lines) noexcept nogil:
-    """Reals that the K rows of a panel of so many lines take: whole cache lines."""
+    """Return how many reals the K rows of a panel of so many lines take: whole cache lines."""
     if p.format == INT8:
         return (quads_of(p.I) + quads_of(p.K - p.I)) * lines * p.L
     return p.K * lines * p.L if p.format == UNQUANTIZED else (p.K * lines * bytes_per_code(p.format) + 3) // 4 * p.L
 
 
-cdef inline int constants_of(const Panels *p) noexcept nogil:
-    """How many numbers each column has besides its weights: a bias and perhaps a scale."""
+cdef inline int constants_per_column(const Panels *p) noexcept nogil:
+    """Return how many numbers a column has besides its weights: a bias and perhaps a scale."""
     return 2 if p.format == INT8 else 1
 
 
 cdef inline void separate_last_gate(Panels *p, Py_ssize_t gates) noexcept nogil:
-    """The last gate, which has a matrix of its own, beside one of the other `gates`."""
+    """Keep the last gate's products with x and h separate; it has a matrix of its own beside that of `gates` gates."""
     p.matrix[gates], p.column[gates], p.separate = 1, 0, True
-    p.width[0], p.width[1] = gates, 1
-    p.size += p.L * constants_of(p)  # for one more bias
+    p.matrix_gates[0], p.matrix_gates[1] = gates, 1
+    p.size += p.L * constants_per_column(p)  # for one more bias
 
 
 cdef inline void compact_gates(Panels *p) noexcept nogil:
-    """Of the last line of units, where that saves lines."""
+    """Put the gates of the last line of units one behind the other, where that saves lines."""
     if p.J > 0 and not p.separate:
-        p.edge = (p.gates * (p.H - (p.J - 1) * p.L) + p.L - 1) // p.L
+        p.last_lines = (p.gates * (p.H - (p.J - 1) * p.L) + p.L - 1) // p.L
 
 
 cdef inline bint has_compact_gates(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
-    """Whether the gates of line u of units of panel j stand one behind the other."""
-    return p.edge < p.gates and j * p.unit_lines + u == p.J - 1
+    """Return whether the gates of line u of units of panel j stand one behind the other."""
+    return p.last_lines < p.gates and j * p.unit_lines + u == p.J - 1
 
 
 cdef inline Py_ssize_t unit_lines_in_panel(const Panels *p, Py_ssize_t j) noexcept nogil:
-    """Lines of units in panel j: the last one may have fewer."""
+    """Return how many lines of units panel j has: the last one may have fewer."""
     return min(p.unit_lines, p.J - j * p.unit_lines)
 
 
 cdef inline Py_ssize_t lines_in_panel(const Panels *p, Py_ssize_t j) noexcept nogil:
-    return p.gates * unit_lines_in_panel(p, j) - (p.gates - p.edge if j == p.count - 1 else 0)
+    """Return how many lines the rows of panel j have."""
+    return p.gates * unit_lines_in_panel(p, j) - (p.gates - p.last_lines if j == p.count - 1 else 0)
 
 
-cdef inline Py_ssize_t line_in(const Panels *p, Py_ssize_t u, Py_ssize_t gate, bint of_x) noexcept nogil:
-    """Which line of a panel's rows, those for x or those for h, is a gate's of line u of units."""
+cdef inline Py_ssize_t gate_line(const Panels *p, Py_ssize_t u, Py_ssize_t gate, bint of_x) noexcept nogil:
+    """Return the line of a gate of line u of units, in a panel's rows for x or for h."""
     if p.separate and of_x:
         return 0 if gate == p.gates - 1 else gate + 1
     return u * p.gates + gate
 
 
-cdef inline Py_ssize_t lines_of_z(const Panels *p, Py_ssize_t j) noexcept nogil:
-    """How many lines panel j's z and biases have."""
+cdef inline Py_ssize_t z_lines(const Panels *p, Py_ssize_t j) noexcept nogil:
+    """Return how many lines the z and the biases of panel j have."""
     return lines_in_panel(p, j) + p.separate
 
 
-cdef inline Py_ssize_t column_of(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate) noexcept nogil:
-    """Where line u of units of panel j begins in a row of a gate's matrix."""
+cdef inline Py_ssize_t gate_column(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate) noexcept nogil:
+    """Return the column of a gate's matrix at which line u of units of panel j begins."""
     return p.column[gate] * p.H + (j * p.unit_lines + u) * p.L
 
 
-cdef inline Py_ssize_t width_of(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
-    """How many columns there are from line u of panel j on; only a line of them is used."""
+cdef inline Py_ssize_t columns_left(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
+    """Return how many columns a gate has from line u of units of panel j on, which may be more than a line."""
     return p.H - (j * p.unit_lines + u) * p.L
 
 
 # ------------------------------------------------------------------------------------------------------------- packing
-cdef inline Py_ssize_t row_stride(const Panels *p, Py_ssize_t gate, bint of_x) noexcept nogil:
-    """From one row of a gate's matrix to the next, or of a transposed one from one column to the next."""
+cdef inline Py_ssize_t weight_stride(const Panels *p, Py_ssize_t gate, bint of_x) noexcept nogil:
+    """Return the distance from one row of a gate's matrix to the next, or if transposed from one column to the next."""
     if p.transposed:
         return p.I if of_x else p.R
-    return p.width[p.matrix[gate]] * p.H
+    return p.matrix_gates[p.matrix[gate]] * p.H
 
 
 cdef inline const store *weight_at(
     const Panels *p, const store **w, Py_ssize_t gate, Py_ssize_t row, Py_ssize_t column, bint of_x
 ) noexcept nogil:
-    """Where a gate's weight in this row and column of w is."""
+    """Return the address of a gate's weight in this row of w and this column of its matrix."""
     cdef int n = p.matrix[gate]
     if not p.transposed:
-        return w[n] + row * row_stride(p, gate, of_x) + column
+        return w[n] + row * weight_stride(p, gate, of_x) + column
     if of_x:
         return w[n] + column * p.I + row
     return w[MATRICES + n] + column * p.R + row - p.I
 
 
-cdef inline void pack_joined(
-    const Panels *p, real *panel, Py_ssize_t lines, const store **w, Py_ssize_t row, Py_ssize_t k0, Py_ssize_t count,
+cdef inline void pack_compact_gate(
+    const Panels *p, real *panel, Py_ssize_t lines, const store **w, Py_ssize_t row, Py_ssize_t first, Py_ssize_t count,
     Py_ssize_t kb, bint of_x, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate
 ) noexcept nogil:
-    """As below for one gate of a line of units whose gates stand one behind the other: the rows k0 to k0 + count."""
-    cdef Py_ssize_t width = width_of(p, j, u), first = gate * width, end = first + width, k, l, g
-    cdef real *to
+    """Pack the rows `first` to first + count of a block for one compact gate, of line u of units of panel j.
+
+    panel : where the block of kb rows begins in a panel of so many lines
+    w : the block begins in its row `row`
+    """
+    cdef Py_ssize_t width = columns_left(p, j, u), l0 = gate * width, l1 = l0 + width, k, l, g
+    cdef real *value
     if gate == p.gates - 1:
-        end = p.edge * p.L
-    for k in range(k0, k0 + count):
-        for l in range(first, end):
+        l1 = p.last_lines * p.L
+    for k in range(first, first + count):
+        for l in range(l0, l1):
             g = u * p.gates + l // p.L
-            to = packed_line(panel, lines, g, 0, kb) + k * packed_stride(panel, lines, g) + l % p.L
-            if l < first + width:
-                load_value(to, weight_at(p, w, gate, row + k, column_of(p, j, u, gate) + l - first, of_x))
+            value = packed_line(panel, lines, g, 0, kb) + k * packed_stride(panel, lines, g) + l % p.L
+            if l < l0 + width:
+                load_value(value, weight_at(p, w, gate, row + k, gate_column(p, j, u, gate) + l - l0, of_x))
             else:
-                to[0] = 0
+                value[0] = 0
 
 
 cdef inline void pack_block(
-    const Panels *p, real *panels, Py_ssize_t at, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x,
+    const Panels *p, real *panels, Py_ssize_t k0, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x,
     Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Pack kb <= BLOCK rows of w, from `row` on, into the panels j0 to j1 from row `at` on.  PACK_ROWS rows at a time,
-    because each is a separate stream for the prefetcher."""
+    """Pack a block of kb rows of w, from `row` on, as the rows k0 to k0 + kb of the panels j0 to j1.
+
+    PACK_ROWS rows are packed at a time, because each is a separate stream for the prefetcher.
+    """
     cdef Py_ssize_t k = 0, n, gate, j, u, g, lines, ld
     cdef real *panel
     cdef const store *columns
     while k < kb:
         n = kb if p.transposed else min(<Py_ssize_t> PACK_ROWS, kb - k)
         for gate in range(p.gates):
-            ld = row_stride(p, gate, of_x)
+            ld = weight_stride(p, gate, of_x)
             for j in range(j0, j1):
                 lines = lines_in_panel(p, j)
-                panel = panels + j * p.size + at * lines * p.L
+                panel = panels + j * p.size + k0 * lines * p.L
                 for u in range(unit_lines_in_panel(p, j)):
                     if has_compact_gates(p, j, u):
-                        pack_joined(p, panel, lines, w, row, k, n, kb, of_x, j, u, gate)
+                        pack_compact_gate(p, panel, lines, w, row, k, n, kb, of_x, j, u, gate)
                         continue
-                    g = line_in(p, u, gate, of_x)
-                    columns = weight_at(p, w, gate, row, column_of(p, j, u, gate), of_x)
+                    g = gate_line(p, u, gate, of_x)
+                    columns = weight_at(p, w, gate, row, gate_column(p, j, u, gate), of_x)
                     if p.transposed:
-                        pack_line_transposed(panel, lines, g, columns, ld, width_of(p, j, u), kb)
+                        pack_line_transposed(panel, lines, g, columns, ld, columns_left(p, j, u), kb)
                     else:
-                        load_lines(packed_line(panel, lines, g, 0, kb), packed_stride(panel, lines, g), k, n, columns,
-                                   ld, width_of(p, j, u))
+                        pack_line(packed_line(panel, lines, g, 0, kb), packed_stride(panel, lines, g), k, n, columns,
+                                  ld, columns_left(p, j, u))
         k += n
 
 
 cdef inline void pack_panels(
     const Panels *p, real *panels, const store **w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Pack all of w into the panels j0 to j1.  A new block begins where x ends and h, if there is one, begins."""
+    """Pack all of w into the panels j0 to j1.  The rows for h, if there are any, begin a new block."""
     cdef Py_ssize_t k = 0, kb
     while k < p.K:
         kb = min(<Py_ssize_t> BLOCK, (I if k < I else p.K) - k)
@@ -233,8 +250,10 @@ cdef inline void pack_panels(
 cdef inline void pack_bias(
     const Panels *p, real *panels, const store **b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Pack the biases: one for each matrix, and where the last gate's products are apart one more, for that with h.
-    NULL stands for zeros."""
+    """Pack the biases of the panels j0 to j1.
+
+    b : a bias for each matrix, and if the last gate's products are separate one more, of that with h; NULL for zeros
+    """
     cdef Py_ssize_t j, u, gate, width
     cdef real *bias
     for j in range(j0, j1):
@@ -243,41 +262,47 @@ cdef inline void pack_bias(
             clear(bias, lines_in_panel(p, j) * p.L)
             continue
         for u in range(unit_lines_in_panel(p, j)):
-            width = width_of(p, j, u)
+            width = columns_left(p, j, u)
             if has_compact_gates(p, j, u):
-                clear(bias + u * p.gates * p.L, p.edge * p.L)
+                clear(bias + u * p.gates * p.L, p.last_lines * p.L)
                 for gate in range(p.gates):
-                    load_part(bias + u * p.gates * p.L + gate * width, b[p.matrix[gate]] + column_of(p, j, u, gate),
-                              width)
+                    load_values(bias + u * p.gates * p.L + gate * width, b[p.matrix[gate]] + gate_column(p, j, u, gate),
+                                width)
                 continue
             for gate in range(p.gates):
-                load_line(bias + line_in(p, u, gate, True) * p.L, b[p.matrix[gate]] + column_of(p, j, u, gate),
+                load_line(bias + gate_line(p, u, gate, True) * p.L, b[p.matrix[gate]] + gate_column(p, j, u, gate),
                           width)
         if p.separate:
-            load_line(bias + p.gates * p.L, b[MATRICES] + j * p.L, width_of(p, j, 0))
+            load_line(bias + p.gates * p.L, b[MATRICES] + j * p.L, columns_left(p, j, 0))
 
 
-cdef inline Py_ssize_t place_of_code(const Panels *p, Py_ssize_t lines, Py_ssize_t k, Py_ssize_t lane) noexcept nogil:
-    """The byte of a panel of so many lines at which the code of row k of w and of a lane of these lines begins."""
+cdef inline Py_ssize_t code_offset(const Panels *p, Py_ssize_t lines, Py_ssize_t k, Py_ssize_t lane) noexcept nogil:
+    """Return the byte of a panel of so many lines at which the code of row k of w and of a lane of the lines begins."""
     cdef Py_ssize_t quad = k // QUAD if k < p.I else quads_of(p.I) + (k - p.I) // QUAD
     if p.format == INT8:
         return (quad * lines * p.L + lane) * QUAD + (k if k < p.I else k - p.I) % QUAD
     return (k * lines * p.L + lane) * bytes_per_code(p.format)
 
 
-cdef inline Py_ssize_t lane_in(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate, bint of_x) noexcept nogil:
-    """The first lane of a gate of line u of units, in the lines of panel j for x or for h."""
+cdef inline Py_ssize_t gate_lane(
+    const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate, bint of_x
+) noexcept nogil:
+    """Return the first lane of a gate of line u of units, in the lines of panel j for x or for h."""
     if has_compact_gates(p, j, u):
-        return u * p.gates * p.L + gate * width_of(p, j, u)
-    return line_in(p, u, gate, of_x) * p.L
+        return u * p.gates * p.L + gate * columns_left(p, j, u)
+    return gate_line(p, u, gate, of_x) * p.L
 
 
 cdef inline noinline_void pack_quantized(
-    const Panels *p, unsigned char **codes, float **scales, bint back
+    const Panels *p, unsigned char **codes, float **scales, bint unpack
 ) noexcept nogil:
-    """Pack all of w, whose matrices are `codes` with `scales`; or copy both `back` from the panels.  A panel has its
-    lines for one row of w, or four, after the other, since a single row of activations reads all of them at once.
-    int8 codes are packed without a sign."""
+    """Pack all of a quantized w, or with `unpack` copy it back from the panels.
+
+    A panel has its lines for one row of w, or four, after the other, because a single row of activations reads all of
+    them at once.  int8 codes are packed without a sign.
+
+    codes, scales : an array for each matrix; the caller's, written with `unpack`; for float16 there are no scales
+    """
     cdef Py_ssize_t L = p.L, n = bytes_per_code(p.format), j, u, gate, k, l, count, lines
     cdef unsigned char sign = 128 if p.format == INT8 else 0
     cdef unsigned char *panel
@@ -288,57 +313,60 @@ cdef inline noinline_void pack_quantized(
     for j in range(p.count):
         lines = lines_in_panel(p, j)
         panel = <unsigned char *> panel_at(p, scales[0], j)
-        packed_scales = bias_at(p, scales[0], j) + lines_of_z(p, j) * L
-        if not back:
+        packed_scales = bias_at(p, scales[0], j) + z_lines(p, j) * L
+        if not unpack:
             memset(panel, sign, size_of_rows(p, lines) * sizeof(float))
             if p.format == INT8:
-                clear(packed_scales, lines_of_z(p, j) * L)
+                clear(packed_scales, z_lines(p, j) * L)
         for u in range(unit_lines_in_panel(p, j)):
-            count = min(L, width_of(p, j, u))
+            count = min(L, columns_left(p, j, u))
             for gate in range(p.gates):
                 for k in range(p.K):
-                    row = codes[p.matrix[gate]] + (column_of(p, j, u, gate) + k * row_stride(p, gate, k < p.I)) * n
-                    code = panel + place_of_code(p, lines, k, lane_in(p, j, u, gate, k < p.I))
+                    row = codes[p.matrix[gate]] + (gate_column(p, j, u, gate) + k * weight_stride(p, gate, k < p.I)) * n
+                    code = panel + code_offset(p, lines, k, gate_lane(p, j, u, gate, k < p.I))
                     for l in range(count):
                         if n == 1:
-                            if back:
+                            if unpack:
                                 row[l] = code[QUAD * l] ^ sign
                             else:
                                 code[QUAD * l] = row[l] ^ sign
-                        elif back:
+                        elif unpack:
                             (<uint16_t *> row)[l] = (<uint16_t *> code)[l]
                         else:
                             (<uint16_t *> code)[l] = (<uint16_t *> row)[l]
                 if p.format == INT8:
-                    gate_scales = scales[p.matrix[gate]] + column_of(p, j, u, gate)
-                    if back:
-                        load_part(gate_scales, packed_scales + lane_in(p, j, u, gate, True), count)
+                    gate_scales = scales[p.matrix[gate]] + gate_column(p, j, u, gate)
+                    if unpack:
+                        load_values(gate_scales, packed_scales + gate_lane(p, j, u, gate, True), count)
                     else:
-                        load_part(packed_scales + lane_in(p, j, u, gate, True), gate_scales, count)
-                        load_part(packed_scales + p.separate * L + lane_in(p, j, u, gate, False), gate_scales, count)
+                        load_values(packed_scales + gate_lane(p, j, u, gate, True), gate_scales, count)
+                        load_values(packed_scales + p.separate * L + gate_lane(p, j, u, gate, False), gate_scales,
+                                    count)
 
 
-# ----------------------------------------------------------------------------- products; z has LINES lines for each row
-cdef inline real *panel_at(const Panels *p, const real *unused, Py_ssize_t j) noexcept nogil:
+# ------------------------------------------------------------------------------------------------------------ products
+cdef inline real *panel_at(const Panels *p, const real *of_type, Py_ssize_t j) noexcept nogil:
+    """Return the address of panel j."""
     return <real *> p.base + j * p.size
 
 
-cdef inline real *bias_at(const Panels *p, const real *unused, Py_ssize_t j) noexcept nogil:
-    return panel_at(p, unused, j) + size_of_rows(p, lines_in_panel(p, j))
+cdef inline real *bias_at(const Panels *p, const real *of_type, Py_ssize_t j) noexcept nogil:
+    """Return the address of the biases of panel j, which are behind its rows."""
+    return panel_at(p, of_type, j) + size_of_rows(p, lines_in_panel(p, j))
 
 
 cdef inline const float *scales_at(const Panels *p, Py_ssize_t j, Py_ssize_t k) noexcept nogil:
-    """The scales of panel j for row k of w; only with INT8."""
-    cdef float *unused = NULL
-    cdef Py_ssize_t line = lines_of_z(p, j)
+    """Return the address of the scales of panel j for row k of w; only with INT8."""
+    cdef float *of_type = NULL
+    cdef Py_ssize_t line = z_lines(p, j)
     if k >= p.I:
         line += p.separate
-    return bias_at(p, unused, j) + line * LF
+    return bias_at(p, of_type, j) + line * LF
 
 
-cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
-    """z := b for panel j and `rows` rows."""
-    cdef Py_ssize_t L = lanes_of(z), lines = lines_of_z(p, j), q, g, l
+cdef inline void copy_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
+    """Copy the biases of panel j to each of `rows` rows of z."""
+    cdef Py_ssize_t L = lanes_of(z), lines = z_lines(p, j), q, g, l
     cdef const real *bias = bias_at(p, z, j)
     for q in range(rows):
         for g in range(lines):
@@ -347,43 +375,46 @@ cdef inline void add_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *
 
 
 cdef inline void add_quantized_product(
-    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t at, Py_ssize_t K, const float *a, Py_ssize_t stride,
-    Py_ssize_t rows, float *z, Py_ssize_t zs
+    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const float *a, Py_ssize_t stride,
+    Py_ssize_t rows, float *z, Py_ssize_t z_stride
 ) noexcept nogil:
-    """`add_product` or `add_row_product` with quantized weights; for int8, `a` has quantized rows."""
+    """Add a @ (K quantized rows, from row k0 on, of `panels` panels from j on) to z; `rows` or `panels` is 1."""
     cdef Py_ssize_t lines = lines_in_panel(p, j), i
-    cdef const char *weights = <const char *> panel_at(p, z, j) + place_of_code(p, lines, at, 0)
+    cdef const char *weights = <const char *> panel_at(p, z, j) + code_offset(p, lines, k0, 0)
     if p.format == INT8:
         for i in range(panels):
-            add_integer_product(z + i * zs, rows, lines, a, weights + i * p.size * sizeof(float), K,
-                                scales_at(p, j, at) + i * p.size)
+            add_integer_product(z + i * z_stride, rows, lines, a, weights + i * p.size * sizeof(float), K,
+                                scales_at(p, j, k0) + i * p.size)
         return
-    add_float16_product(z, zs, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
+    add_float16_product(z, z_stride, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
 
 
 cdef inline void add_product(
-    const Panels *p, Py_ssize_t j, Py_ssize_t at, Py_ssize_t K, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t first
+    const Panels *p, Py_ssize_t j, Py_ssize_t k0, Py_ssize_t K, const real *a, Py_ssize_t stride,
+    Py_ssize_t rows, real *z, Py_ssize_t first_tile
 ) noexcept nogil:
-    """z += a @ (K rows of panel j, from row `at` on), for `rows` rows.  `first` is the number of the first tile."""
-    cdef Py_ssize_t r = 0, m, lines = lines_in_panel(p, j)
-    cdef const real *panel = panel_at(p, z, j) + at * lines * p.L
-    cdef const real *next = NULL
+    """Add a @ (K rows of panel j, from row k0 on) to z for `rows` rows.
+
+    first_tile : the number of their first tile among all that read this panel
+    """
+    cdef Py_ssize_t q = 0, height, lines = lines_in_panel(p, j)
+    cdef const real *panel = panel_at(p, z, j) + k0 * lines * p.L
+    cdef const real *next_panel = NULL
     if real is float:
         if p.format != UNQUANTIZED:
-            add_quantized_product(p, j, 1, at, K, a, stride, rows, z, 0)
+            add_quantized_product(p, j, 1, k0, K, a, stride, rows, z, 0)
             return
     if p.prefetches:
-        next = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + at * lines * p.L
-    while r < rows:
-        m = tile_group_height(rows - r)
-        add_panel_product(z + r * LINES * p.L, m, lines, a + r * stride, stride, panel, K, next, first)
-        r += m
-        first += GROUP_TILES
+        next_panel = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + k0 * lines * p.L
+    while q < rows:
+        height = tile_group_height(rows - q)
+        add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K, next_panel, first_tile)
+        q += height
+        first_tile += GROUP_TILES
 
 
 cdef inline Py_ssize_t row_panels(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
-    """How many panels from j on a single row is multiplied with at once."""
+    """Return how many panels from j on, before `end`, a single row is multiplied with at once."""
     cdef Py_ssize_t lines = p.gates * p.unit_lines, most = max_row_panels(lines)
     if j + most > end or ((p.format != UNQUANTIZED or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):
         return 1
@@ -391,25 +422,25 @@ cdef inline Py_ssize_t row_panels(const Panels *p, Py_ssize_t j, Py_ssize_t end)
 
 
 cdef inline void add_row_product(
-    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t at, Py_ssize_t K, const real *a, real *z,
-    Py_ssize_t zs
+    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const real *a, real *z,
+    Py_ssize_t z_stride
 ) noexcept nogil:
-    """z += a @ (K rows, from row `at` on, of `panels` panels from j on), for one row.  In z they are zs reals apart."""
-    cdef Py_ssize_t lines = p.gates * p.unit_lines, last = lines_in_panel(p, j + panels - 1)
+    """Add a @ (K rows, from row k0 on, of `panels` panels from j on) to z for a single row."""
+    cdef Py_ssize_t lines = p.gates * p.unit_lines, last_lines = lines_in_panel(p, j + panels - 1)
     if real is float:
         if p.format != UNQUANTIZED:
-            add_quantized_product(p, j, panels, at, K, a, 0, 1, z, zs)
+            add_quantized_product(p, j, panels, k0, K, a, 0, 1, z, z_stride)
             return
     if panels > 1:
-        add_row_panels_product(lines, last, z, zs, a, panel_at(p, z, j) + at * lines * p.L,
-                               p.size - at * (lines - last) * p.L, K)
+        add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, z, j) + k0 * lines * p.L,
+                               p.size - k0 * (lines - last_lines) * p.L, K)
     else:
-        add_product(p, j, at, K, a, 0, 1, z, 0)
+        add_product(p, j, k0, K, a, 0, 1, z, 0)
 
 
 cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
-    """A line of z for each gate, where those of panel j stand one behind the other."""
-    cdef Py_ssize_t L = lanes_of(z), u = unit_lines_in_panel(p, j) - 1, width = width_of(p, j, u), q, gate, l
+    """Give each gate a line of z, where the gates of panel j stand one behind the other."""
+    cdef Py_ssize_t L = lanes_of(z), u = unit_lines_in_panel(p, j) - 1, width = columns_left(p, j, u), q, gate, l
     cdef real[LF] line
     cdef real *row
     if not has_compact_gates(p, j, u):
@@ -427,105 +458,117 @@ cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, re
 
 cdef inline void add_input_product(
     const Panels *p, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
-    Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+    Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z := b + x @ w_x for the panels j0 to j1, which are zs reals apart in z."""
+    """Compute z = b + x @ w_x for the panels j0 to j1.
+
+    x : rows for x, a `stride` apart
+    """
     cdef Py_ssize_t j
     for j in range(j0, j1):
-        add_bias(p, j, rows, z + j * zs)
-        add_product(p, j, 0, I, x, stride, rows, z + j * zs, 0)
+        copy_bias(p, j, rows, z + j * z_stride)
+        add_product(p, j, 0, I, x, stride, rows, z + j * z_stride, 0)
 
 
-cdef inline void add_block_unpacked(
+cdef inline void add_unpacked_block(
     const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+    Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ w for a block of kb rows of w, from `row` on, read as it lies, PACK_ROWS rows at a time.  The memory of
-    the panels, which is not needed for weights here, holds the block's sums.  The order of summation is that of the
-    tile."""
-    cdef real[PACK_ROWS * LINES * LF] wide
-    cdef Py_ssize_t first = j0 * p.unit_lines, lines = min(j1 * p.unit_lines, p.J) - first
-    cdef Py_ssize_t whole = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first))  # a thread may have no lines
-    cdef Py_ssize_t k = 0, n, m, gate, j, u, q, l, ld, stride_z = lines * p.L
+    """Add a @ (a block of kb rows of w, from `row` on) to z for the panels j0 to j1, without packing w.
+
+    w is read as it lies, PACK_ROWS rows at a time.  The memory of the panels, which need not hold weights here, holds
+    the sums of the block, [gates,rows,lines,L].  The order of summation is that of the tile.
+    """
+    cdef real[PACK_ROWS * LINES * LF] space  # for lines that cannot be read as they lie
+    cdef Py_ssize_t first_line = j0 * p.unit_lines, lines = min(j1 * p.unit_lines, p.J) - first_line
+    cdef Py_ssize_t whole_lines = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first_line))  # a thread may have no lines
+    cdef Py_ssize_t k = 0, n, n_lines, gate, line, j, u, q, l, ld, sums_stride = lines * p.L
     cdef real *block = panel_at(p, z, j0)
     cdef real *sums
     cdef const store *columns
     if store is half:  # has to be converted, some lines at a time
-        whole = 0
-    for l in range(p.gates * rows * stride_z):
+        whole_lines = 0
+    for l in range(p.gates * rows * sums_stride):
         block[l] = 0
     while k < kb:
         n = min(<Py_ssize_t> PACK_ROWS, kb - k)
         for gate in range(p.gates):
-            sums = block + gate * rows * stride_z
-            ld = row_stride(p, gate, of_x)
-            columns = weight_at(p, w, gate, row + k, column_of(p, j0, 0, gate), of_x)
-            chain_rows(sums, stride_z, rows, whole, a + k, stride, <const real *> columns, ld, n)
-            j = whole
-            while j < lines:
-                m = 1
+            sums = block + gate * rows * sums_stride
+            ld = weight_stride(p, gate, of_x)
+            columns = weight_at(p, w, gate, row + k, gate_column(p, j0, 0, gate), of_x)
+            extend_chains(sums, sums_stride, rows, whole_lines, a + k, stride, <const real *> columns, ld, n)
+            line = whole_lines
+            while line < lines:
+                n_lines = 1
                 if store is half:
-                    m = min(<Py_ssize_t> LINES, lines - j)
-                for u in range(m):
-                    load_lines(&wide[u * p.L], m * p.L, 0, n, columns + (j + u) * p.L, ld,
-                               p.H - (first + j + u) * p.L)
-                chain_rows(sums + j * p.L, stride_z, rows, m, a + k, stride, &wide[0], m * p.L, n)
-                j += m
+                    n_lines = min(<Py_ssize_t> LINES, lines - line)
+                for u in range(n_lines):
+                    pack_line(&space[u * p.L], n_lines * p.L, 0, n, columns + (line + u) * p.L, ld,
+                              p.H - (first_line + line + u) * p.L)
+                extend_chains(sums + line * p.L, sums_stride, rows, n_lines, a + k, stride, &space[0], n_lines * p.L, n)
+                line += n_lines
         k += n
     for j in range(j0, j1):
         for u in range(unit_lines_in_panel(p, j)):
             for gate in range(p.gates):
                 for q in range(rows):
-                    sums = block + (gate * rows + q) * stride_z + ((j - j0) * p.unit_lines + u) * p.L
+                    sums = block + (gate * rows + q) * sums_stride + ((j - j0) * p.unit_lines + u) * p.L
                     for l in range(p.L):
-                        z[j * zs + (q * LINES + line_in(p, u, gate, of_x)) * p.L + l] += sums[l]
+                        z[j * z_stride + (q * LINES + gate_line(p, u, gate, of_x)) * p.L + l] += sums[l]
 
 
-cdef inline void add_transposed_unpacked(
+cdef inline void add_unpacked_transposed(
     const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+    Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ (K rows of w, from `row` on), where w is transposed: for at most FEW rows, a line of columns after the
-    other, so that as many rows of memory are read from one end to the other."""
-    cdef real[BLOCK * LF] wide
-    cdef real[FEW * LF] sums
+    """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, without packing w, which is transposed.
+
+    For at most MAX_UNPACKED_ROWS rows of a.  One line of columns follows the other, so that a line's rows of memory are
+    read from one end to the other.
+    """
+    cdef real[BLOCK * LF] space
+    cdef real[MAX_UNPACKED_ROWS * LF] sums
     cdef Py_ssize_t L = p.L, ld, j, u, gate, k, kb, q, l
     cdef const store *columns
-    cdef real *to
+    cdef real *z_line
     for j in range(j0, j1):
         for u in range(unit_lines_in_panel(p, j)):
             for gate in range(p.gates):
-                ld = row_stride(p, gate, of_x)
-                columns = weight_at(p, w, gate, row, column_of(p, j, u, gate), of_x)
+                ld = weight_stride(p, gate, of_x)
+                columns = weight_at(p, w, gate, row, gate_column(p, j, u, gate), of_x)
                 k = 0
                 while k < K:
                     kb = min(<Py_ssize_t> BLOCK, K - k)
-                    load_lines_transposed(&wide[0], L, columns + k, ld, width_of(p, j, u), kb)
+                    transpose_rows(&space[0], L, columns + k, ld, columns_left(p, j, u), kb)
                     for l in range(rows * L):
                         sums[l] = 0
-                    chain_rows(&sums[0], L, rows, 1, a + k, stride, &wide[0], L, kb)
+                    extend_chains(&sums[0], L, rows, 1, a + k, stride, &space[0], L, kb)
                     for q in range(rows):
-                        to = z + j * zs + (q * LINES + line_in(p, u, gate, of_x)) * L
+                        z_line = z + j * z_stride + (q * LINES + gate_line(p, u, gate, of_x)) * L
                         for l in range(L):
-                            to[l] += sums[q * L + l]
+                            z_line[l] += sums[q * L + l]
                     k += kb
 
 
 cdef inline void add_unpacked_product(
     const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t zs, Py_ssize_t j0, Py_ssize_t j1
+    Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """z += a @ (K rows of w, from `row` on) for the panels j0 to j1, when each weight is used only once."""
+    """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, where w is not packed before.
+
+    For a single step, which uses a weight only once for each row: a block is packed when it is used, or, for few rows,
+    not at all.
+    """
     cdef Py_ssize_t k = 0, kb, j
-    if rows <= FEW and p.transposed:
-        add_transposed_unpacked(p, w, row, K, of_x, a, stride, rows, z, zs, j0, j1)
+    if rows <= MAX_UNPACKED_ROWS and p.transposed:
+        add_unpacked_transposed(p, w, row, K, of_x, a, stride, rows, z, z_stride, j0, j1)
         return
     while k < K:
         kb = min(<Py_ssize_t> BLOCK, K - k)
-        if rows <= FEW and rows <= p.K:
-            add_block_unpacked(p, w, row + k, kb, of_x, a + k, stride, rows, z, zs, j0, j1)
+        if rows <= MAX_UNPACKED_ROWS and rows <= p.K:
+            add_unpacked_block(p, w, row + k, kb, of_x, a + k, stride, rows, z, z_stride, j0, j1)
         else:
             pack_block(p, <real *> p.base, 0, w, row + k, kb, of_x, j0, j1)
             for j in range(j0, j1):
-                add_product(p, j, 0, kb, a + k, stride, rows, z + j * zs, 0)
+                add_product(p, j, 0, kb, a + k, stride, rows, z + j * z_stride, 0)
         k += kb

@@ -1,11 +1,11 @@
-/* Formats of packed weights, and float16 weights on their way into registers. */
+/* Formats of packed weights, and instructions that dequantize float16 weights on their way into registers. */
 #pragma once
 #include "tile.h"
 
 enum { UNQUANTIZED, FLOAT16, INT8 };
 #if defined(__AVX2__)
-enum { HALF_VECTORS = 1 };
-static inline vecf half_vector(const char *line, int v) {
+enum { HAS_DEQUANTIZE_VECTOR = 1 };
+static inline vecf dequantize_vector(const char *line, int v) {
 #if defined(__AVX512F__)
     (void) v;
     return (vecf) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) line));
@@ -15,13 +15,13 @@ static inline vecf half_vector(const char *line, int v) {
 }
 #elif defined(__aarch64__)
 #include <arm_neon.h>
-enum { HALF_VECTORS = 1 };
-static inline vecf half_vector(const char *line, int v) {
+enum { HAS_DEQUANTIZE_VECTOR = 1 };
+static inline vecf dequantize_vector(const char *line, int v) {
     return (vecf) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) line + 4 * v)));
 }
 #else
-enum { HALF_VECTORS = 0 };
-static inline vecf half_vector(const char *line, int v) {
+enum { HAS_DEQUANTIZE_VECTOR = 0 };
+static inline vecf dequantize_vector(const char *line, int v) {
     (void) line; (void) v;
     return ZEROF;
 }

@@ -1,4 +1,4 @@
-"""The compute type of every kernel: one source, compiled for both."""
+"""The type in which a kernel computes: one source, compiled for both."""
 
 ctypedef fused real:
     float

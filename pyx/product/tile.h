@@ -4,60 +4,61 @@
 #include <immintrin.h>
 #endif
 #if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, ROWS = 6, SUB = 4, FILLS = 0 };  /* 32 registers: 6 x 4; 12 x 2 need 14 loads for 10 */
+enum { VECTOR_BYTES = 64, ROWS = 6, SUB_LINES = 4, SPAN_LINES = 0 };  /* 32 registers: 6 x 4; 12 x 2 load 14 for 10 */
 #elif defined(__AVX2__)
-enum { VECTOR_BYTES = 32, ROWS = 6, SUB = 1, FILLS = 0 };   /* 16 registers: 6 x 2 */
+enum { VECTOR_BYTES = 32, ROWS = 6, SUB_LINES = 1, SPAN_LINES = 0 };  /* 16 registers: 6 x 2 */
 #elif defined(__aarch64__)
-enum { VECTOR_BYTES = 16, ROWS = 5, SUB = 1, FILLS = 1 };   /* 32 registers: 5 x 4, as 6 x 4 leave too few */
+enum { VECTOR_BYTES = 16, ROWS = 5, SUB_LINES = 1, SPAN_LINES = 1 };  /* 32 registers: 5 x 4, as 6 x 4 leave too few */
 #else
-enum { VECTOR_BYTES = 16, ROWS = 3, SUB = 1, FILLS = 0 };   /* 16 registers: 3 x 4 */
+enum { VECTOR_BYTES = 16, ROWS = 3, SUB_LINES = 1, SPAN_LINES = 0 };  /* 16 registers: 3 x 4 */
 #endif
 enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
-       ACC = ROWS * SUB * VECTORS,
+       ACCUMULATORS = ROWS * SUB_LINES * VECTORS,
        ROW_PANELS = VECTORS > 1 ? 1 : 2, ROW_PANELS_OF_3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
-       CHAINS = (4 * ROW_PANELS > 3 * ROW_PANELS_OF_3 ? 4 * ROW_PANELS : 3 * ROW_PANELS_OF_3) * VECTORS,
+       ROW_ACCUMULATORS = (4 * ROW_PANELS > 3 * ROW_PANELS_OF_3 ? 4 * ROW_PANELS : 3 * ROW_PANELS_OF_3) * VECTORS,
        BLOCK = 64, ROW_BLOCK = 256, PACK_ROWS = 8, ROW_CHAINS = ROW_BLOCK / BLOCK, GROUP_TILES = 4,
        LATENCY_ROWS = ROWS * 2 / 3, TILE_SIZE = ROWS * LINES * LF };
 typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
-/* Squares of 16 bytes, of which a vector has VECTOR_BYTES / 16 side by side, are transposed by shuffles. */
+/* The elements of two vectors that x86's unpack instructions join; they transpose squares of 16 bytes by 16 bytes, of
+   which a vector holds VECTOR_BYTES / 16 side by side. */
 #if defined(__AVX512F__)
-#define EVEN 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
-#define ODD 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
-#define EVEN_PAIRS 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
-#define ODD_PAIRS 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-#define EVEN_DOUBLES 0, 8, 2, 10, 4, 12, 6, 14
-#define ODD_DOUBLES 1, 9, 3, 11, 5, 13, 7, 15
+#define UNPACK_LOW 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+#define UNPACK_HIGH 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+#define UNPACK_LOW_PAIRS 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define UNPACK_HIGH_PAIRS 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define UNPACK_LOW_DOUBLES 0, 8, 2, 10, 4, 12, 6, 14
+#define UNPACK_HIGH_DOUBLES 1, 9, 3, 11, 5, 13, 7, 15
 #elif defined(__AVX2__)
-#define EVEN 0, 8, 1, 9, 4, 12, 5, 13
-#define ODD 2, 10, 3, 11, 6, 14, 7, 15
-#define EVEN_PAIRS 0, 1, 8, 9, 4, 5, 12, 13
-#define ODD_PAIRS 2, 3, 10, 11, 6, 7, 14, 15
-#define EVEN_DOUBLES 0, 4, 2, 6
-#define ODD_DOUBLES 1, 5, 3, 7
+#define UNPACK_LOW 0, 8, 1, 9, 4, 12, 5, 13
+#define UNPACK_HIGH 2, 10, 3, 11, 6, 14, 7, 15
+#define UNPACK_LOW_PAIRS 0, 1, 8, 9, 4, 5, 12, 13
+#define UNPACK_HIGH_PAIRS 2, 3, 10, 11, 6, 7, 14, 15
+#define UNPACK_LOW_DOUBLES 0, 4, 2, 6
+#define UNPACK_HIGH_DOUBLES 1, 5, 3, 7
 #else
-#define EVEN 0, 4, 1, 5
-#define ODD 2, 6, 3, 7
-#define EVEN_PAIRS 0, 1, 4, 5
-#define ODD_PAIRS 2, 3, 6, 7
-#define EVEN_DOUBLES 0, 2
-#define ODD_DOUBLES 1, 3
+#define UNPACK_LOW 0, 4, 1, 5
+#define UNPACK_HIGH 2, 6, 3, 7
+#define UNPACK_LOW_PAIRS 0, 1, 4, 5
+#define UNPACK_HIGH_PAIRS 2, 3, 6, 7
+#define UNPACK_LOW_DOUBLES 0, 2
+#define UNPACK_HIGH_DOUBLES 1, 3
 #endif
 #if defined(__clang__) || __GNUC__ >= 12
-#define SHUFFLED(a, b, mask, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLE(a, b, mask, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 typedef int maskf __attribute__((vector_size(VECTOR_BYTES)));
 typedef long long maskd __attribute__((vector_size(VECTOR_BYTES)));
-#define SHUFFLED(a, b, mask, ...) __builtin_shuffle(a, b, (mask) {__VA_ARGS__})
+#define SHUFFLE(a, b, mask, ...) __builtin_shuffle(a, b, (mask) {__VA_ARGS__})
 #endif
-#define even(a, b) SHUFFLED(a, b, maskf, EVEN)
-#define odd(a, b) SHUFFLED(a, b, maskf, ODD)
-#define even_pairs(a, b) SHUFFLED(a, b, maskf, EVEN_PAIRS)
-#define odd_pairs(a, b) SHUFFLED(a, b, maskf, ODD_PAIRS)
-#define even_doubles(a, b) SHUFFLED(a, b, maskd, EVEN_DOUBLES)
-#define odd_doubles(a, b) SHUFFLED(a, b, maskd, ODD_DOUBLES)
-/* 16 bytes each of rows that are `stride` bytes apart, side by side. */
-static inline vecf side_by_side(const char *row, ptrdiff_t stride) {
+#define unpack_low(a, b) SHUFFLE(a, b, maskf, UNPACK_LOW)
+#define unpack_high(a, b) SHUFFLE(a, b, maskf, UNPACK_HIGH)
+#define unpack_low_pairs(a, b) SHUFFLE(a, b, maskf, UNPACK_LOW_PAIRS)
+#define unpack_high_pairs(a, b) SHUFFLE(a, b, maskf, UNPACK_HIGH_PAIRS)
+#define unpack_low_doubles(a, b) SHUFFLE(a, b, maskd, UNPACK_LOW_DOUBLES)
+#define unpack_high_doubles(a, b) SHUFFLE(a, b, maskd, UNPACK_HIGH_DOUBLES)
+/* Load 16 bytes from each of some rows, which are `stride` bytes apart, side by side into a vector. */
+static inline vecf load_16_bytes_of_rows(const char *row, ptrdiff_t stride) {
 #if defined(__AVX512F__)
     __m512 joined = _mm512_castps128_ps512(_mm_loadu_ps((const float *) row));
     joined = _mm512_insertf32x4(joined, _mm_loadu_ps((const float *) (row + stride)), 1);
@@ -72,28 +73,30 @@ static inline vecf side_by_side(const char *row, ptrdiff_t stride) {
 }
 #define prefetch_write(address) __builtin_prefetch(address, 1)
 #define prefetch_read(address) __builtin_prefetch(address, 0, 2)
+/* Keep a vector in a register, where all rows of a tile can use it. */
 #if defined(__x86_64__)
-#define hold(vector) __asm__("" : "+v"(*(vector)))
+#define keep_in_register(vector) __asm__("" : "+v"(*(vector)))
 #else
-#define hold(vector) (void) (vector)
+#define keep_in_register(vector) (void) (vector)
 #endif
 static const vecf ZEROF;
 static const vecd ZEROD;
-/* A factor of several vectors.  gcc for aarch64 would load some into all lanes of a register, which takes as long
-   as a multiplication, though there it can multiply by one lane. */
+/* x as a factor of several vectors.  gcc for aarch64 would copy some of them to all lanes of a register, which takes as
+   long as a multiplication; with x in a register it multiplies by one lane. */
 #if defined(__aarch64__) && !defined(__clang__)
-static inline float factor(float x) { __asm__("" : "+w"(x)); return x; }
-static inline double factor_of_doubles(double x) { __asm__("" : "+w"(x)); return x; }
+static inline float scalar_factor(float x) { __asm__("" : "+w"(x)); return x; }
+static inline double scalar_factor_double(double x) { __asm__("" : "+w"(x)); return x; }
 #else
-#define factor(x) (x)
-#define factor_of_doubles(x) (x)
+#define scalar_factor(x) (x)
+#define scalar_factor_double(x) (x)
 #endif
-/* The tile's accumulators are registers only where its loops have constant bounds and no other code around them. */
+/* Return types of functions that are always or never inlined.  The tile's accumulators are registers only where its
+   loops have constant bounds (always) and no other code around them (never). */
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wattributes"  /* Cython declares every function of a .pxd inline */
-#define INLINED __attribute__((always_inline)) void
-#define CALLED __attribute__((noinline, flatten)) void  /* a call of sigmoid or tanh would leave a loop scalar */
+#define ALWAYS_INLINE_VOID __attribute__((always_inline)) void
+#define NOINLINE_VOID __attribute__((noinline, flatten)) void  /* a call of sigmoid or tanh would leave a loop scalar */
 #else
-#define INLINED void
-#define CALLED void
+#define ALWAYS_INLINE_VOID void
+#define NOINLINE_VOID void
 #endif

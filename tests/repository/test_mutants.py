@@ -172,7 +172,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "gates that share lines are packed in another order": (
         "product/panels.pxd",
-        {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, p.gates - 1 - gate) + l - first"},
+        {"gate_column(p, j, u, gate) + l - l0": "gate_column(p, j, u, p.gates - 1 - gate) + l - l0"},
     ),
     "biases of gates that share lines stand side by side": (
         "product/panels.pxd",
@@ -260,7 +260,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + sums[l]": "sums[l]"}),
     "torch gates that share lines are packed from one column": (
         "product/panels.pxd",
-        {"column_of(p, j, u, gate) + l - first": "column_of(p, j, u, gate)"},
+        {"gate_column(p, j, u, gate) + l - l0": "gate_column(p, j, u, gate)"},
     ),
     "torch y without gaps": (
         "passes/backward.pxd",
@@ -278,15 +278,15 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "integers: scales of x for h": ("product/panels.pxd", {"line += p.separate": "line += 0"}),
     "stored lines of x for h": (
         "product/panels.pxd",
-        {"lane_in(p, j, u, gate, k < p.I))": "lane_in(p, j, u, gate, True))"},
+        {"gate_lane(p, j, u, gate, k < p.I))": "gate_lane(p, j, u, gate, True))"},
     ),
     "integers: scales of h for x": (
         "product/panels.pxd",
-        {"p.separate * L + lane_in(p, j, u, gate, False)": "p.separate * L + lane_in(p, j, u, gate, True)"},
+        {"p.separate * L + gate_lane(p, j, u, gate, False)": "p.separate * L + gate_lane(p, j, u, gate, True)"},
     ),
     "stored gates that share lines": (
         "product/panels.pxd",
-        {"u * p.gates * p.L + gate * width_of(p, j, u)": "(u * p.gates + gate) * p.L"},
+        {"u * p.gates * p.L + gate * columns_left(p, j, u)": "(u * p.gates + gate) * p.L"},
     ),
     "stored biases begin in the last line of weights": (
         "product/panels.pxd",
@@ -294,28 +294,28 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "stored in registers: half of another vector": (
         "product/quantized.pxd",
-        {"(first + v) % VECTORS)": "v % VECTORS)"},
+        {"(v0 + v) % VECTORS)": "v % VECTORS)"},
     ),
     "stored in registers: vectors from another one on": (
         "product/quantized.pxd",
-        {"half_tile(rows, 1, 3, 3, lines": "half_tile(rows, 1, 2, 3, lines"},
+        {"float16_tile(rows, 1, 3, 3, lines": "float16_tile(rows, 1, 2, 3, lines"},
     ),
     "stored in registers: blocks for the other rows": (
         "product/quantized.pxd",
-        {"block[((first + v) // sub * K + k)": "block[(first // sub * K + k)"},
+        {"block[((v0 + v) // sub * K + k)": "block[(v0 // sub * K + k)"},
     ),
     "stored in registers: two lines as four": ("product/quantized.pxd", {"(lines >= 3 or": "(lines >= 2 or"}),
     "stored in registers: loads past the last panel": (
         "product/quantized.pxd",
         {
-            "prefetch_read(ahead + k * LINE_BYTES)": (
-                "acc[0] = acc[0] + (<const float *> (ahead + k * LINE_BYTES))[0] * <float> 0"
+            "prefetch_read(prefetch + k * LINE_BYTES)": (
+                "acc[0] = acc[0] + (<const float *> (prefetch + k * LINE_BYTES))[0] * <float> 0"
             )
         },
     ),
     "stored in panels of two: one place for both": (
         "product/quantized.pxd",
-        {"half_vector(<const char *> (p + i * next +": "half_vector(<const char *> (p +"},
+        {"<const char *> (codes + i * panel_stride +": "<const char *> (codes +"},
     ),
     "stored in panels of two: of other numbers of lines": (
         "product/panels.pxd",
@@ -331,15 +331,15 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "panels of two: rows of h as far apart as those of x": (
         "product/panels.pxd",
-        {"p.size - at * (lines - last) * p.L, K)": "p.size, K)"},
+        {"p.size - k0 * (lines - last_lines) * p.L, K)": "p.size, K)"},
     ),
     "panels of two: blocks as far apart as the first": (
         "product/tile.pxd",
-        {"        next -= kb * (lines - last) * lanes\n": ""},
+        {"panel_stride -= kb * (lines - last_lines) * lanes": "pass"},
     ),
     "panels of two: as many lines in the last": (
         "product/panels.pxd",
-        {"last = lines_in_panel(p, j + panels - 1)": "last = lines"},
+        {"last_lines = lines_in_panel(p, j + panels - 1)": "last_lines = lines"},
     ),
     "rounded to int8 toward zero": (QUANTIZATION, {"np.rint(weights / scale)": "np.trunc(weights / scale)"}),
     "rounded to int8 with one scale for all columns": (
@@ -355,8 +355,11 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "product/tile.pxd",
         {"tile(4, 1, 3, VECTORS,": "tile(4, 0, 3, VECTORS,"},
     ),
-    "tiles of several lines: of one line": ("product/tile.pxd", {"p[((first + v) // sub * K": "p[(first // sub * K"}),
-    "lines in place past the end of an array": ("product/tile.pxd", {"if n >= lanes_of(room):": "if n >= 0:"}),
+    "tiles of several lines: of one line": (
+        "product/tile.pxd",
+        {"block[((v0 + v) // sub * K": "block[(v0 // sub * K"},
+    ),
+    "lines in place past the end of an array": ("product/tile.pxd", {"if n >= lanes_of(space):": "if n >= 0:"}),
     "lines of the first state alone": (
         "passes/gradients.pxd",
         {"padded_line(space, state + j * L, n)": "padded_line(space, state, n)"},
@@ -385,7 +388,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "integers: top": ("product/integer.h", {"scale /= 127.0f": "scale /= 128.0f"}),
     "integers: no least scale": ("product/integer.h", {"scale > 0x1p-126f ? scale : 0x1p-126f": "scale"}),
-    "integers: infinity": ("product/integer.h", {"if (most >= 0x7f800000)": "if (most > 0x7f800000)"}),
+    "integers: infinity": ("product/integer.h", {"if (largest >= 0x7f800000)": "if (largest > 0x7f800000)"}),
     "rows of a stream: states are put to the first rows": (
         "_stream.pyx",
         {"memcpy(row, rows + k * size, size)": "memcpy(table + k * size, rows + k * size, size)"},
@@ -399,7 +402,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "integers: sums of fours": ("product/integer.h", {"total = _mm_add_epi32(total, four)": "total = four"}),
     "integers: where pieces of wide rows begin": (
         "product/integer.pxd",
-        {"bytes_of_codes(K) + 2 * k if": "bytes_of_codes(K) + k if"},
+        {"code_bytes(K) + 2 * k if": "code_bytes(K) + k if"},
     ),
     "integers: rows that end in a tile": ("product/integer_instructions.h", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
     "integers: a last line of half lines": (
@@ -425,15 +428,15 @@ ORDERS = {  # the same for the order of summation
         "product/tile.pxd",
         {
             "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
-            "a, m * rs + k * ks)": "a, m * rs + (K - 1 - k) * ks)",
+            "a, q * rs + k * ks)": "a, q * rs + (K - 1 - k) * ks)",
         },
     ),
     "chains that begin with what there is": (
         "product/tile.pxd",
         {
-            "acc[m * nv + v] = ZEROF": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
-            "acc[m * nv + v] = ZEROD": "acc[m * nv + v] = out[m * LINES * VECTORS + first + v]",
-            "out[m * LINES * VECTORS + first + v] + acc[m * nv + v]": "acc[m * nv + v]",
+            "acc[q * nv + v] = ZEROF": "acc[q * nv + v] = out[q * LINES * VECTORS + v0 + v]",
+            "acc[q * nv + v] = ZEROD": "acc[q * nv + v] = out[q * LINES * VECTORS + v0 + v]",
+            "out[q * LINES * VECTORS + v0 + v] + acc[q * nv + v]": "acc[q * nv + v]",
         },
     ),
     "blocks of 32 of weights as they lie": (
@@ -443,22 +446,22 @@ ORDERS = {  # the same for the order of summation
     "stored blocks of 32": (
         "product/quantized.pxd",
         {
-            "BLOCK, K - k0)\n        codes = panel + k0 * lines * LF": (
-                "32, K - k0)\n        codes = panel + k0 * lines * LF"
+            "BLOCK, K - k0)\n        block_codes = codes + k0 * lines * LF": (
+                "32, K - k0)\n        block_codes = codes + k0 * lines * LF"
             )
         },
     ),
     "stored in registers: from the last k to the first": (
         "product/quantized.pxd",
         {
-            "i * next + (k * lines": "i * next + ((K - 1 - k) * lines",
+            "i * panel_stride + (k * lines": "i * panel_stride + ((K - 1 - k) * lines",
             "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
-            "w[v], a, m * rs + k)": "w[v], a, m * rs + K - 1 - k)",
+            "w[v], a, q * stride + k)": "w[v], a, q * stride + K - 1 - k)",
         },
     ),
     "torch blocks of 32": (
         "product/panels.pxd",
-        {"BLOCK, K - k)\n                    load": "32, K - k)\n                    load"},
+        {"BLOCK, K - k)\n                    transpose": "32, K - k)\n                    transpose"},
     ),
     "peepholes by 32 rows": ("passes/gradients.pxd", {"(r + 1) % BLOCK == 0": "(r + 1) % 32 == 0"}),
     "peepholes in blocks of 128": ("passes/gradients.pxd", {"(r + 1) % ROW_BLOCK == 0": "(r + 1) % 128 == 0"}),
