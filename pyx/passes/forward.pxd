@@ -1,11 +1,26 @@
-"""The forward pass of all cells: `forward` is the list of its phases, and where threads wait for each other.
+"""The forward pass of all cells: `forward` is the list of its phases, and of the barriers between them.
 
     load states, pack panels  ->  for each chunk of steps: load x, x @ w_x + b  ->  for each step: h @ w_h, cells,
     of a projected LSTM m @ w_p  ->  store states
 
-Between packing and the end groups of threads (cost.pxd) go through the steps side by side, each with its own rows.
-The functions above it are what one part does in a phase.  While the product of a few rows and a panel of weights is in
-cache, `forward_cells` in the cell's file computes states and outputs from it.
+Between packing and the end groups of threads (cost.pxd) go through the steps side by side, each with its own rows.  The
+functions above `forward` are what a thread does in a phase: one part, which is the slots of its group and the panels of
+its own.  `forward_cells` in the cell's file computes states and outputs from the product of a few rows and one panel,
+while that is in cache.
+
+p : the plan: sizes, strides, packed panels, and where each region of scratch starts (plan.pxd)
+c : the cell: its gates, activations and options (types.pxd)
+inputs, outputs : the arrays of the call, the caller's, at the indices of operands.pxd; NULL where there is none
+scratch : the workspace of the call, whose regions plan.pxd lists
+rows : scratch as the rows of a group lie in it: slot b of region R is at rows + p.start[R] + b * stride
+number, parts : the index of a part, and how many there are; `part` has its slots and panels
+n : the product of a step, 0 or 1 (`products_of` in plan.pxd)
+h : what product n reads: h of the step before, h_prev * r or m; the row of slot 0, p.As[n] reals before that of slot 1
+z : products of the panels, z_panel reals apart; each has LINES lines for every row of h
+k, end : the number of a step in the order of processing, where a range of them ends
+b, b0, b1 : a slot of a batch row (steps.pxd), a range of slots
+j, j0, j1 : a packed panel of product n, a range of panels
+L : reals in a cache line
 """
 from cython.parallel cimport parallel, prange
 
@@ -44,19 +59,23 @@ from schedule.workspace cimport guard_zones, release_zones
 
 # ----------------------------------------------------------------------------------------------------- before the steps
 cdef inline void load_state(
-    const Forward *p, real *rows, Py_ssize_t stride, const store *first, Py_ssize_t size, Py_ssize_t b
+    const Forward *p, real *states, Py_ssize_t stride, const store *initial, Py_ssize_t size, Py_ssize_t b
 ) noexcept nogil:
-    """Load the state that the row in slot b starts from; NULL stands for zeros."""
-    if first is NULL or has_flag(&p.steps, first_step_of(&p.steps, b), b, RESET):
-        clear(rows + b * stride, stride)
+    """Load the state that the row in slot b starts from.
+
+    states : the region of this state, as the rows of the group lie in it
+    initial : [B,size], the caller's, NULL for zeros
+    """
+    if initial is NULL or has_flag(&p.steps, first_step_of(&p.steps, b), b, RESET):
+        clear(states + b * stride, stride)
     else:
-        load_row(rows + b * stride, first + row_of_slot(&p.steps, b) * size, size)
+        load_row(states + b * stride, initial + row_of_slot(&p.steps, b) * size, size)
 
 
 cdef inline void clear_finished_outputs(
     const Forward *p, const cell *c, store **outputs, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """Zeros in the outputs of one part of the rows, where these have ended."""
+    """Clear one part of the finished rows of all outputs."""
     cdef Layout saved = contiguous_layout(p.B, p.H)
     cdef int out
     if outputs[OUT_H] is not NULL:
@@ -69,11 +88,11 @@ cdef inline void clear_finished_outputs(
 cdef inline void load_states(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
-    """One part of the rows; their outputs where they have ended, too."""
+    """Load the initial states of one part of the rows, and clear one part of the finished rows of the outputs."""
     cdef Part part = part_of(p, number)
     cdef real *rows = scratch + part.shift
-    cdef Py_ssize_t n = part.b1 - part.b0, members = p.grid.members, b
-    for b in range(part.b0 + share(n, part.member, members), part.b0 + share(n, part.member + 1, members)):
+    cdef Py_ssize_t count = part.b1 - part.b0, members = p.grid.members, b
+    for b in range(part.b0 + share(count, part.member, members), part.b0 + share(count, part.member + 1, members)):
         load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
         if row_of(c).states > 1:
             load_state(p, rows + p.start[CS], p.Hs, inputs[CS_PREV], p.H, b)
@@ -81,11 +100,15 @@ cdef inline void load_states(
         clear_finished_outputs(p, c, outputs, number, parts_of(&p.grid))
 
 
-cdef inline void pack(
+cdef inline void pack_weights(
     const Forward *p, const cell *c, const store **inputs, real *unused, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """Pack one part of the panels.  Only biases and peepholes where a single step packs weights when it uses them, or
-    where weights are quantized."""
+    """Pack one part of the panels with their biases, and of the peepholes.
+
+    Weights are skipped if a single step packs them when it uses them, or if they are quantized (`pack_quantized`).
+
+    unused : says in which type panels are
+    """
     cdef const Panels *w
     cdef real *panels
     cdef Py_ssize_t part = packer(&p.grid, number), j, j0, j1
@@ -107,109 +130,129 @@ cdef inline void pack(
 cdef inline void load_x(
     const Forward *p, const store **inputs, real *scratch, const Part *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
-    """Load one part of x for the steps number k to end, a chunk."""
-    cdef Py_ssize_t n = count_active_rows(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
+    """Load x for a chunk of steps, number k to `end`; the members of a group divide its active rows."""
+    cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
     load_active_rows(&p.steps, x_of(p, scratch, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
-                     share(n, part.member, members), share(n, part.member + 1, members), p.w[0].format)
+                     share(count, part.member, members), share(count, part.member + 1, members), p.w[0].format)
 
 
 cdef inline void multiply_x(
     const Forward *p, const cell *c, real *scratch, const Part *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
-    """x @ w_x + b for such steps; chunks of one step have it computed in the step itself."""
-    cdef Py_ssize_t rows = count_active_rows(&p.steps, k, end, part.b0, part.b1)
+    """Compute z = x @ w_x + b for a chunk of steps, number k to `end`, unless chunks have one step: `multiply_h`."""
+    cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, part.b0, part.b1)
     cdef int n
     if p.chunk > 1:
         for n in range(x_products_of(c)):
-            add_input_product(&p.w[n], p.I, x_of(p, scratch, part), p.Is, rows, z_of(p, scratch, part, n),
+            add_input_product(&p.w[n], p.I, x_of(p, scratch, part), p.Is, count, z_of(p, scratch, part, n),
                               p.chunk * (part.b1 - part.b0) * LINES * p.L, part.j0[n], part.j1[n])
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
-cdef inline void step_rows(
+cdef inline void multiply_h_panel(
     const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *x, real *z, real *rows, store **outputs
 ) noexcept nogil:
-    """A step's product n and its cells for panel j and slots b0 to b1.  z has the input product already, or it is
-    computed from x."""
+    """Compute product n of step number k for panel j and the slots b0 to b1, and then their cells.
+
+    A few tiles of rows use the panel while it is in cache, and the cells follow while their product is.
+
+    x : the step's rows of x, that of slot b0 first; read if z has no product with x
+    z : rows of panel j, that of slot b0 first.  If chunks have several steps z is x @ w_x + b, and h @ w_h is added;
+        else the whole product is computed here, in `acc`
+    """
     cdef const Panels *w = &p.w[n]
     cdef Py_ssize_t L = lanes_of(x)
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    cdef Py_ssize_t b = b0, m, first = 0
-    cdef bint of_x = n < x_products_of(c)
-    cdef real *a
+    cdef Py_ssize_t b = b0, count, first_tile = 0
+    cdef bint reads_x = n < x_products_of(c)
+    cdef real *sums
     while b < b1:
-        m = tile_group_height(b1 - b)
-        if p.chunk > 1 and of_x:
-            a = z + (b - b0) * LINES * L
+        count = tile_group_height(b1 - b)
+        if p.chunk > 1 and reads_x:
+            sums = z + (b - b0) * LINES * L
         else:
-            a = acc
-            copy_bias(w, j, m, a)
-            if of_x:
-                add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, m, a, first)
-        add_product(w, j, w.I, w.R, h + b * p.As[n], p.As[n], m, a + w.separate * L, first)
-        expand_gates(w, j, m, a)
-        forward_cells(p, c, n, j, j + 1, k, b, b + m, a, 0, rows, outputs)
-        b += m
-        first += GROUP_TILES
+            sums = acc
+            copy_bias(w, j, count, sums)
+            if reads_x:
+                add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, count, sums, first_tile)
+        add_product(w, j, w.I, w.R, h + b * p.As[n], p.As[n], count, sums + w.separate * L, first_tile)
+        expand_gates(w, j, count, sums)
+        forward_cells(p, c, n, j, j + 1, k, b, b + count, sums, 0, rows, outputs)
+        b += count
+        first_tile += GROUP_TILES
 
 
-cdef inline void step_row(
+cdef inline void multiply_h_row(
     const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b,
     const real *x, real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """As `step_rows`, for the panels j0 to j1 and batch row b alone, several panels at once."""
+    """Compute product n of step number k for the panels j0 to j1 and the row in slot b alone, and then its cells.
+
+    One row has too few sums in a panel to keep a CPU busy, so several panels are multiplied at once (`row_panels`).
+
+    x : the row of x; read if z has no product with x
+    z : the row of panel 0.  If chunks have several steps z is x @ w_x + b, and h @ w_h is added; else the whole
+        product is computed here, in `acc`
+    """
     cdef const Panels *w = &p.w[n]
     cdef Py_ssize_t L = lanes_of(x)
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    # Many cells in a row overlap each other in the CPU; those of a GRU with two products overlap the next product.
-    cdef Py_ssize_t j = j0, end, m, i, q, most = ROW_PANELS if x_products_of(c) > 1 else GROUP_TILES * ROWS
-    cdef bint of_x = n < x_products_of(c), ahead = p.chunk > 1 and of_x
-    cdef real *a
-    cdef real *panel
-    if not ahead:
+    # Panels whose cells are computed together: many cells in a row overlap each other in the CPU; those of a GRU with
+    # two products overlap the next product.
+    cdef Py_ssize_t most = ROW_PANELS if x_products_of(c) > 1 else GROUP_TILES * ROWS
+    cdef Py_ssize_t j = j0, end, i, count, q
+    cdef bint reads_x = n < x_products_of(c), has_x_product = p.chunk > 1 and reads_x
+    cdef real *sums
+    cdef real *panel_sums
+    if not has_x_product:
         z_panel = LINES * L
     while j < j1:
         end = min(j1, j + most)
-        a = z + j * z_panel if ahead else acc
+        sums = z + j * z_panel if has_x_product else acc
         i = j
         while i < end:
-            m = row_panels(w, i, end)
-            panel = a + (i - j) * z_panel
-            if not ahead:
-                for q in range(m):
-                    copy_bias(w, i + q, 1, panel + q * z_panel)
-                if of_x:
-                    add_row_product(w, i, m, 0, p.I, x, panel, z_panel)
-            add_row_product(w, i, m, w.I, w.R, h + b * p.As[n], panel + w.separate * L, z_panel)
-            i += m
-            expand_gates(w, i - 1, 1, panel + (m - 1) * z_panel)
-        forward_cells(p, c, n, j, end, k, b, b + 1, a, z_panel, rows, outputs)
+            count = row_panels(w, i, end)
+            panel_sums = sums + (i - j) * z_panel
+            if not has_x_product:
+                for q in range(count):
+                    copy_bias(w, i + q, 1, panel_sums + q * z_panel)
+                if reads_x:
+                    add_row_product(w, i, count, 0, p.I, x, panel_sums, z_panel)
+            add_row_product(w, i, count, w.I, w.R, h + b * p.As[n], panel_sums + w.separate * L, z_panel)
+            i += count
+            expand_gates(w, i - 1, 1, panel_sums + (count - 1) * z_panel)
+        forward_cells(p, c, n, j, end, k, b, b + 1, sums, z_panel, rows, outputs)
         j = end
 
 
-cdef inline void step_unpacked(
+cdef inline void multiply_unpacked(
     const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
-    Py_ssize_t rows, real *scratch, store **outputs
+    Py_ssize_t b1, real *scratch, store **outputs
 ) noexcept nogil:
-    """A step's product n and its cells for the panels j0 to j1 and so many rows, with weights that are not packed
-    yet."""
+    """Compute product n of a single step for the panels j0 to j1 and the slots 0 to b1, and then their cells.
+
+    w : the matrices of product n, the caller's; they are read where they are, or packed block by block
+    """
     cdef const Panels *panels = &p.w[n]
     cdef Py_ssize_t j, z_panel = p.B * LINES * p.L
     cdef real *z = scratch + p.start[Z]
     for j in range(j0, j1):
-        copy_bias(panels, j, rows, z + j * z_panel)
-    add_unpacked_product(panels, w, 0, panels.I, True, scratch + p.start[X_CHUNK], p.Is, rows, z, z_panel, j0, j1)
-    add_unpacked_product(panels, w, panels.I, panels.R, False, h, p.As[n], rows, z + panels.separate * p.L, z_panel,
-                         j0, j1)
+        copy_bias(panels, j, b1, z + j * z_panel)
+    add_unpacked_product(panels, w, 0, panels.I, True, scratch + p.start[X_CHUNK], p.Is, b1, z, z_panel, j0, j1)
+    add_unpacked_product(panels, w, panels.I, panels.R, False, h, p.As[n], b1, z + panels.separate * p.L, z_panel, j0,
+                         j1)
     for j in range(j0, j1):
-        forward_cells(p, c, n, j, j + 1, 0, 0, rows, z + j * z_panel, 0, scratch, outputs)
+        forward_cells(p, c, n, j, j + 1, 0, 0, b1, z + j * z_panel, 0, scratch, outputs)
 
 
-cdef inline const real *as_codes(
+cdef inline const real *quantize_h(
     const Forward *p, real *scratch, const Part *part, int n, const real *h, Py_ssize_t b1
 ) noexcept nogil:
-    """Rows of codes of h, or of what product n reads instead, for a part's slots up to b1."""
+    """Quantize the rows that product n reads, of a part's slots up to b1; return the quantized row of slot 0.
+
+    h : the row of slot 0 in scratch, not quantized
+    """
     cdef real *codes = codes_of(p, scratch, part, n)
     cdef Py_ssize_t b, stride = p.Hs if n == 1 else p.Ps
     if real is float:
@@ -218,10 +261,13 @@ cdef inline const real *as_codes(
     return codes
 
 
-cdef inline void store_rows(
+cdef inline void store_h_rows(
     const Forward *p, store **outputs, real *rows, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
-    """h of a part's batch rows b0 to b1 after the step processed as number k, where `stores_rows` says so."""
+    """Store h after step number k for the slots b0 to b1, in whole rows.
+
+    `stores_rows` wants that only without a step mask, so batch row b is in slot b.
+    """
     cdef Py_ssize_t b
     for b in range(b0, b1):
         store_row(outputs[OUT_H] + offset_of(&p.y_layout, step_at(&p.steps, k), b), h_before(p, rows, k + 1) + b * p.Ps,
@@ -230,10 +276,12 @@ cdef inline void store_rows(
 
 cdef inline void multiply_h(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, const Part *part, int n,
-    Py_ssize_t k, Py_ssize_t row
+    Py_ssize_t k, Py_ssize_t r
 ) noexcept nogil:
-    """One part of product n of the step processed as number k, and its cells.  The step's rows begin with number `row`
-    of its chunk."""
+    """Compute one part of product n of step number k, and of its cells.
+
+    r : the number of the step's first row among the active rows of its chunk, which x and z have one after the other
+    """
     cdef Py_ssize_t j, b0 = part.b0, b1 = active_end(&p.steps, k, b0, part.b1)
     cdef Py_ssize_t z_panel = p.chunk * (part.b1 - b0) * LINES * p.L
     cdef real *rows = scratch + part.shift
@@ -245,42 +293,43 @@ cdef inline void multiply_h(
     if b0 == b1:
         return
     if not p.packs_all:
-        step_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, scratch, outputs)
+        multiply_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, scratch, outputs)
         return
     if p.w[n].format == INT8:
-        h = as_codes(p, scratch, part, n, h, b1)
-    x = x_of(p, scratch, part) + row * p.Is
-    z = z_of(p, scratch, part, n) + row * LINES * p.L
+        h = quantize_h(p, scratch, part, n, h, b1)
+    x = x_of(p, scratch, part) + r * p.Is
+    z = z_of(p, scratch, part, n) + r * LINES * p.L
     if b1 - b0 == 1:
-        step_row(p, c, n, h, part.j0[n], part.j1[n], k, b0, x, z, z_panel, rows, outputs)
+        multiply_h_row(p, c, n, h, part.j0[n], part.j1[n], k, b0, x, z, z_panel, rows, outputs)
     else:
         for j in range(part.j0[n], part.j1[n]):
-            step_rows(p, c, n, h, j, k, b0, b1, x, z + j * z_panel, rows, outputs)
+            multiply_h_panel(p, c, n, h, j, k, b0, b1, x, z + j * z_panel, rows, outputs)
     if n == products_of(c) - 1 and outputs[OUT_H] is not NULL and stores_rows(p):
-        store_rows(p, outputs, rows, k, b0, b1)
+        store_h_rows(p, outputs, rows, k, b0, b1)
 
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void store_states(
     const Forward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
-    """Store one part of a layer's last states; an op has them in its outputs."""
+    """Store the last states of one part of the rows of a layer; an op has no arrays for them."""
     cdef Part part = part_of(p, number)
     cdef real *rows = scratch + part.shift
-    cdef Py_ssize_t n = part.b1 - part.b0, members = p.grid.members, b, at
+    cdef Py_ssize_t count = part.b1 - part.b0, members = p.grid.members, b, row
     if outputs[H_LAST] is NULL:
         return
-    for b in range(part.b0 + share(n, part.member, members), part.b0 + share(n, part.member + 1, members)):
-        at = row_of_slot(&p.steps, b)
-        store_row(outputs[H_LAST] + at * p.P, h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
+    for b in range(part.b0 + share(count, part.member, members), part.b0 + share(count, part.member + 1, members)):
+        row = row_of_slot(&p.steps, b)
+        store_row(outputs[H_LAST] + row * p.P, h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
         if row_of(c).states > 1:
-            store_row(outputs[CS_LAST] + at * p.H, rows + p.start[CS] + b * p.Hs, p.H)
+            store_row(outputs[CS_LAST] + row * p.H, rows + p.start[CS] + b * p.Hs, p.H)
 
 
-# ------------------------------------------------------------------------------------ what a part does in a phase alone
+# ----------------------------------------------------------------------------------------------- a part by its number
 cdef inline void load_x_part(
     const Forward *p, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
+    """Load one part of x for a chunk of steps, number k to `end`."""
     cdef Part part = part_of(p, number)
     load_x(p, inputs, scratch, &part, k, end)
 
@@ -288,6 +337,7 @@ cdef inline void load_x_part(
 cdef inline void multiply_x_part(
     const Forward *p, const cell *c, real *scratch, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
+    """Compute one part of z = x @ w_x + b for a chunk of steps, number k to `end`."""
     cdef Part part = part_of(p, number)
     multiply_x(p, c, scratch, &part, k, end)
 
@@ -296,7 +346,7 @@ cdef inline void multiply_h_part(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number, int n,
     Py_ssize_t k, Py_ssize_t start
 ) noexcept nogil:
-    """For the step processed as number k, of the chunk that begins with number `start`."""
+    """Compute one part of product n of step number k, and of its cells; the step's chunk begins with number `start`."""
     cdef Part part = part_of(p, number)
     multiply_h(p, c, inputs, outputs, scratch, &part, n, k, count_active_rows(&p.steps, start, k, part.b0, part.b1))
 
@@ -304,18 +354,18 @@ cdef inline void multiply_h_part(
 cdef inline void all_steps(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
-    """All steps of a part that needs no other part."""
+    """Compute all steps of one part, whose group has no other part."""
     cdef Part part = part_of(p, number)
-    cdef Py_ssize_t k = 0, end, row
+    cdef Py_ssize_t k = 0, end, r
     while k < p.steps.T:
-        row, end = 0, end_of_chunk(p, k, part.b0, part.b1)
+        r, end = 0, end_of_chunk(p, k, part.b0, part.b1)
         load_x(p, inputs, scratch, &part, k, end)
         multiply_x(p, c, scratch, &part, k, end)
         while k < end:
-            multiply_h(p, c, inputs, outputs, scratch, &part, 0, k, row)
+            multiply_h(p, c, inputs, outputs, scratch, &part, 0, k, r)
             if products_of(c) > 1:
-                multiply_h(p, c, inputs, outputs, scratch, &part, 1, k, row)
-            row += active_end(&p.steps, k, part.b0, part.b1) - part.b0
+                multiply_h(p, c, inputs, outputs, scratch, &part, 1, k, r)
+            r += active_end(&p.steps, k, part.b0, part.b1) - part.b0
             k += 1
 
 
@@ -323,14 +373,14 @@ cdef inline void all_steps(
 cdef inline long long forward(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
-    """The forward pass.  Returns the nanoseconds that having several threads cost."""
+    """Run the forward pass; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
-    cdef Py_ssize_t k = 0, start = 0, end = 0  # in the region each thread has its own
+    cdef Py_ssize_t k = 0, start = 0, end = 0  # in the parallel region each thread has its own
     if parts == 1:  # entering a parallel region costs time even with one thread
         load_states(p, c, inputs, outputs, scratch, 0)
         if not p.packed:
-            pack(p, c, inputs, scratch, 0, 1)
+            pack_weights(p, c, inputs, scratch, 0, 1)
         all_steps(p, c, inputs, outputs, scratch, 0)
         store_states(p, c, outputs, scratch, 0)
         return 0
@@ -341,7 +391,7 @@ cdef inline long long forward(
             load_states(p, c, inputs, outputs, scratch, part)
         if not p.packed:
             for part in prange(first, last, schedule="static"):
-                pack(p, c, inputs, scratch, part, parts)
+                pack_weights(p, c, inputs, scratch, part, parts)
             barrier(&team)
         if p.grid.members == 1:
             for part in prange(first, last, schedule="static"):
@@ -372,7 +422,11 @@ cdef inline long long forward(
 cdef inline long long run_forward(
     Forward *p, const cell *c, const store **inputs, store **outputs, void *scratch, int ready
 ) noexcept nogil:
-    """`forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    """Run `forward` in the type in which arrays of type `store` are computed.
+
+    p : changed to no more threads than are `ready`
+    scratch : the workspace, in bytes; it begins at a cache line
+    """
     cdef long long nanoseconds
     use_threads(&p.grid, ready)
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
@@ -385,9 +439,13 @@ cdef inline long long run_forward(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-cdef inline long long pass_forward(
+cdef inline long long run_typed_pass(
     const Forward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
+    """Run the forward pass of a layer whose arrays are of type `store`, on at most `ready` threads.
+
+    x : that of `a`
+    """
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Forward p = plan[0]
@@ -416,9 +474,12 @@ cdef inline long long pass_forward(
 cdef inline long long run_pass(
     const Forward *p, const cell *c, int storage, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
-    """A layer's steps, where `storage` says which type the arrays have."""
+    """Run the forward pass of a layer, on at most `ready` threads; return the nanoseconds that having several cost.
+
+    storage : the type of its arrays: FLOAT, DOUBLE or HALF
+    """
     if storage == DOUBLE:
-        return pass_forward(p, c, ready, scratch, a, <const double *> a.x)
+        return run_typed_pass(p, c, ready, scratch, a, <const double *> a.x)
     if storage == HALF:
-        return pass_forward(p, c, ready, scratch, a, <const half *> a.x)
-    return pass_forward(p, c, ready, scratch, a, <const float *> a.x)
+        return run_typed_pass(p, c, ready, scratch, a, <const half *> a.x)
+    return run_typed_pass(p, c, ready, scratch, a, <const float *> a.x)

@@ -1,11 +1,17 @@
 """The kernels of layers of cells: packing weights, the forward pass and the backward pass.
 
 `plan_layer` makes the plan of a kernel.  Python keeps it as bytes, with the kernel, a `LayerKernel` (arrays.pxd).
+
+plan : the bytes of a ForwardPlan, or of a BackwardPlan in the backward pass; Python's
+ready : threads that there are; kernels that pack use one
+packed : the packed weights, Python's memory, which begins at a cache line
+scratch : the workspace, which begins at a cache line
+a : the arrays of the call (arrays.pxd)
 """
 from cell cimport Cell, cell
 from passes.arrays cimport Pass, kernel_with_plan
 from passes.backward cimport run_pass_back
-from passes.forward cimport pack, run_pass
+from passes.forward cimport pack_weights, run_pass
 from passes.operands cimport INPUTS, W, set_weights
 from product.half cimport half
 from product.integer cimport READ_PAST
@@ -29,29 +35,25 @@ cdef struct ForwardPlan:  # also of the kernels that pack
 cdef struct BackwardPlan:
     Backward p
     Cell c
-    int storage
+    int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
 cdef inline void pack_stored(const Forward *p, const cell *c, const Pass *a, const store *unused) noexcept nogil:
-    """Pack biases, peepholes and, unless they are quantized, matrices.
+    """Pack biases, peepholes and, unless they are quantized, matrices, from `a.weights` to the panels of p.
 
-    a.weights : in the order of the table of ops, NULL where the layer has none; the caller's
-    unused : says which type they have
+    unused : says of which type the weights are
     """
     cdef const store *inputs[INPUTS]
     set_weights(c, a.weights, <const void **> inputs)
     if store is double:
-        pack(p, c, inputs, <double *> NULL, 0, 1)
+        pack_weights(p, c, inputs, <double *> NULL, 0, 1)
     else:
-        pack(p, c, inputs, <float *> NULL, 0, 1)
+        pack_weights(p, c, inputs, <float *> NULL, 0, 1)
 
 
 cdef inline void exchange_codes(const Forward *p, const cell *c, const Pass *a, bint back) noexcept nogil:
-    """Pack the codes and scales of quantized matrices, or copy them `back` from the panels.
-
-    a.codes, a.scales : at the indices of the matrices among the weights; the caller's, written if `back`
-    """
+    """Pack `a.codes` and `a.scales` of quantized matrices to the panels of p, or copy them `back` from there."""
     cdef unsigned char *codes[INPUTS]
     cdef float *scales[INPUTS]
     cdef int n
@@ -62,39 +64,41 @@ cdef inline void exchange_codes(const Forward *p, const cell *c, const Pass *a, 
 
 
 cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
-    """Pack a layer's weights to `packed`, as its forward pass reads them."""
-    cdef const ForwardPlan *s = <const ForwardPlan *> plan
-    cdef Forward p = s.p
+    """Pack the weights of a layer, `a.weights` and if they are quantized `a.codes` and `a.scales`."""
+    cdef const ForwardPlan *layer = <const ForwardPlan *> plan
+    cdef Forward p = layer.p
     use_panels(&p, packed)
-    if s.storage == DOUBLE:
-        pack_stored(&p, &s.c, a, <const double *> a.weights[0])
-    elif s.storage == HALF:
-        pack_stored(&p, &s.c, a, <const half *> a.weights[0])
+    if layer.storage == DOUBLE:
+        pack_stored(&p, &layer.c, a, <const double *> a.weights[0])
+    elif layer.storage == HALF:
+        pack_stored(&p, &layer.c, a, <const half *> a.weights[0])
     else:
-        pack_stored(&p, &s.c, a, <const float *> a.weights[0])
-    if s.c.format != UNQUANTIZED:
-        exchange_codes(&p, &s.c, a, False)
+        pack_stored(&p, &layer.c, a, <const float *> a.weights[0])
+    if layer.c.format != UNQUANTIZED:
+        exchange_codes(&p, &layer.c, a, False)
     return 0
 
 
 cdef inline long long unpack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
-    """Copy the codes and scales of a quantized layer's matrices back from `packed`."""
-    cdef const ForwardPlan *s = <const ForwardPlan *> plan
-    cdef Forward p = s.p
+    """Copy the codes and scales of a quantized layer's matrices from `packed` to `a.codes` and `a.scales`."""
+    cdef const ForwardPlan *layer = <const ForwardPlan *> plan
+    cdef Forward p = layer.p
     use_panels(&p, packed)
-    exchange_codes(&p, &s.c, a, True)
+    exchange_codes(&p, &layer.c, a, True)
     return 0
 
 
 # -------------------------------------------------------------------------------------------------------------- passes
 cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
-    cdef const ForwardPlan *s = <const ForwardPlan *> plan
-    return run_pass(&s.p, &s.c, s.storage, ready, scratch, a)
+    """Run the forward pass of a layer; return the nanoseconds that having several threads cost."""
+    cdef const ForwardPlan *layer = <const ForwardPlan *> plan
+    return run_pass(&layer.p, &layer.c, layer.storage, ready, scratch, a)
 
 
 cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
-    cdef const BackwardPlan *s = <const BackwardPlan *> plan
-    return run_pass_back(&s.p, &s.c, s.storage, ready, scratch, a)
+    """Run the backward pass of a layer; return the nanoseconds that having several threads cost."""
+    cdef const BackwardPlan *layer = <const BackwardPlan *> plan
+    return run_pass_back(&layer.p, &layer.c, layer.storage, ready, scratch, a)
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
@@ -123,28 +127,29 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
         As of `kernel_with_plan`.  To pack, the workspace is the memory of the packed weights.  For "workspace" two
         lists, the regions of the forward and of the backward pass: `describe_regions`.
     """
-    cdef ForwardPlan s
-    cdef BackwardPlan back
+    cdef ForwardPlan plan
+    cdef BackwardPlan plan_back
     cdef Py_ssize_t T, B, I, H, itemsize = computed_itemsize(storage)
     T, B, I, H = sizes
     c.format, c.transposed = format, transposed
     if task == "backward":
-        back.p, back.c, back.storage = plan_backward(c, T, B, I, H, itemsize, True, threads), c[0], storage
-        requirements = requirements_of(&back.p.workspace, back.p.L, &back.p.grid)
-        return kernel_with_plan(backward_layer, &back, sizeof(BackwardPlan), requirements)
-    s.c, s.storage = c[0], storage
+        plan_back.p = plan_backward(c, T, B, I, H, itemsize, True, threads)
+        plan_back.c, plan_back.storage = c[0], storage
+        requirements = requirements_of(&plan_back.p.workspace, plan_back.p.L, &plan_back.p.grid)
+        return kernel_with_plan(backward_layer, &plan_back, sizeof(BackwardPlan), requirements)
+    plan.c, plan.storage = c[0], storage
     if task == "forward":
-        s.p = plan_forward(c, T, B, I, H, itemsize, not transposed, threads)
-        requirements = requirements_of(&s.p.workspace, s.p.L, &s.p.grid)
-        return kernel_with_plan(forward_layer, &s, sizeof(ForwardPlan), requirements)
+        plan.p = plan_forward(c, T, B, I, H, itemsize, not transposed, threads)
+        requirements = requirements_of(&plan.p.workspace, plan.p.L, &plan.p.grid)
+        return kernel_with_plan(forward_layer, &plan, sizeof(ForwardPlan), requirements)
     if task == "workspace":
-        s.p = plan_forward(c, T, B, I, H, itemsize, not transposed, threads)
-        back.p = plan_backward(c, T, B, I, H, itemsize, True, threads)
-        return describe_workspaces(&s.p, &back.p, c)
+        plan.p = plan_forward(c, T, B, I, H, itemsize, not transposed, threads)
+        plan_back.p = plan_backward(c, T, B, I, H, itemsize, True, threads)
+        return describe_workspaces(&plan.p, &plan_back.p, c)
     assert task in ("pack", "unpack"), task
-    s.p = forward_of(c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
-    requirements = s.p.panels * itemsize + 64 + READ_PAST * (format == INT8), 1, 1
-    return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &s, sizeof(ForwardPlan), requirements)
+    plan.p = forward_of(c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
+    requirements = plan.p.panels * itemsize + 64 + READ_PAST * (format == INT8), 1, 1
+    return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &plan, sizeof(ForwardPlan), requirements)
 
 
 cdef inline tuple describe_workspaces(const Forward *p, const Backward *back, const cell *c):

@@ -107,9 +107,9 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "coupled o is where four gates have it": ("cells/lstm.pxd", {"o_line = O_BAR - lstm.coupled": "o_line = O_BAR"}),
     "coupled d_f without i's part": ("cells/lstm.pxd", {"cs_prev[l] - ci[l] if": "cs_prev[l] if"}),
-    "projected from h_prev": (
+    "projected from cs": (
         "passes/forward.pxd",
-        {"rows + (p.m if projects(c) else p.hr)": "rows + (p.h if projects(c) else p.hr)"},
+        {"p.start[M if projects(c) else HR]": "p.start[CS if projects(c) else HR]"},
     ),
     "projected without its clip": ("cells/lstm.pxd", {"h[l] = -clip if h[l] < -clip else h[l]": "h[l] = h[l]"}),
     "projected: the gradient passes the clip": (
@@ -220,7 +220,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "reset after: b_c_grad for b_hc_grad": ("passes/backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
     "reset after: d_c_bar for d_hc": (
         "passes/backward.pxd",
-        {"*d_h = work + p.d + p.h_column[n]": "*d_h = work + p.d + p.column[n]"},
+        {"*d_h = scratch + p.start[D] + p.h_column[n]": "*d_h = scratch + p.start[D] + p.column[n]"},
     ),
     "rnn: the slope at the gradient": (
         "cells/rnn.pxd",
@@ -228,7 +228,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "rnn: one state for two steps": (
         "schedule/plan.pxd",
-        {"p.h if cell is Gru or": "p.h if cell is Gru or cell is Rnn or"},
+        {"> 1:\n        p.start[H_ODD]": "> 0:\n        p.start[H_ODD]"},
     ),
     "rnn: units of the panel before": ("cells/rnn.pxd", {"((b - b0) * LINES + s) * L, h)": "(b - b0) * LINES * L, h)"}),
     "activations: tanh's for sigmoid's in an LSTM": (
@@ -256,7 +256,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch w_hh from the start": ("product/panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
     "torch w_ih for w_hh in the gradient": ("passes/backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
-    "torch d_c_bar for d_hc": ("passes/backward.pxd", {"(p.h_tiles if apart else p.x_tiles)": "p.x_tiles"}),
+    "torch d_c_bar for d_hc": ("passes/backward.pxd", {"H_TILES if apart else X_TILES": "X_TILES"}),
     "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + sums[l]": "sums[l]"}),
     "torch gates that share lines are packed from one column": (
         "product/panels.pxd",
@@ -327,7 +327,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "panels of two: the wrong one is taken apart": (
         "passes/forward.pxd",
-        {"expand_gates(w, i - 1, 1, panel + (m - 1) * z_panel)": "expand_gates(w, i - 1, 1, panel)"},
+        {"expand_gates(w, i - 1, 1, panel_sums + (count - 1) * z_panel)": "expand_gates(w, i - 1, 1, panel_sums)"},
     ),
     "panels of two: rows of h as far apart as those of x": (
         "product/panels.pxd",
