@@ -11,8 +11,17 @@ Each row r = (t, b) of x gives a row of y = activation(z), z = x @ w + b.  With 
 and d_x = d_z @ w.T, d_w = x.T @ d_z, d_b = the sum of d_z over all rows.
 
 `activate`, `softmax`, `activation_grad` and `softmax_grad` are these equations, for a line or for a whole row.  The two
-sums of a softmax are in double: a chain for each lane of a line, and the lanes in ascending order.  A row that has
-ended gives zeros, and no gradient.
+sums of a softmax are in double: a chain for each lane of a line, and the lanes in ascending order.  A finished row
+gives zeros, and no gradient.
+
+    T, B, I, O   steps, batch rows, inputs, outputs
+    r            a row (t, b), r = t * B + b
+    j, u, l      a panel of w, a line of units in it, a lane of a line
+    p            the plan
+    number       a part's number among all `parts`
+    numbers      the numbers r of the rows of a chunk that are not finished; NULL where all rows are computed, and the
+                 rows of a chunk follow each other from r on
+    scratch      the workspace of the call
 """
 from cython.parallel cimport parallel, prange
 from libc.math cimport INFINITY
@@ -49,12 +58,12 @@ cdef enum:  # as in blockcell/optable.py
     NONE, SIGMOID, TANH, RELU, SOFTMAX
 
 cdef enum:
-    CHUNK = 96  # rows that meet all panels of w, one after the other, while they are in cache
+    CHUNK = 96  # rows that stay in cache while they are multiplied with one panel of w after the other
 
 
 # --------------------------------------------------------------------------------------- the equations, for one line
 cdef inline noinline_void activate(real *restrict z, int activation) noexcept nogil:
-    """From z to y, but for softmax."""
+    """Turn a line of z into y, for any activation but softmax."""
     cdef Py_ssize_t l, L = lanes_of(z)
     if activation == SIGMOID:
         for l in range(L):
@@ -68,7 +77,7 @@ cdef inline noinline_void activate(real *restrict z, int activation) noexcept no
 
 
 cdef inline noinline_void activation_grad(const real *restrict y, real *restrict d, int activation) noexcept nogil:
-    """From d_y to d_z, but for softmax."""
+    """Turn a line of d_y into d_z, for any activation but softmax."""
     cdef Py_ssize_t l, L = lanes_of(y)
     cdef real one = 1  # a literal 1 would make all of it double
     if activation == SIGMOID:
@@ -84,6 +93,7 @@ cdef inline noinline_void activation_grad(const real *restrict y, real *restrict
 
 # ---------------------------------------------------------------------------------------------- and for a whole row
 cdef inline double sum_of_lanes(const double *lanes, Py_ssize_t L) noexcept nogil:
+    """Return the sum of the lanes of a line, in ascending order."""
     cdef double total = 0
     cdef Py_ssize_t l
     for l in range(L):
@@ -92,7 +102,10 @@ cdef inline double sum_of_lanes(const double *lanes, Py_ssize_t L) noexcept nogi
 
 
 cdef inline noinline_void softmax(real *restrict z, Py_ssize_t n) noexcept nogil:
-    """From a row of n values of z to y.  The row is whole lines; what is beyond n may be anything."""
+    """Turn a row of z into y.
+
+    z : n values, padded to whole lines with any numbers
+    """
     cdef Py_ssize_t L = lanes_of(z), lines = lines_in(z, n), j, l
     cdef real[LF] lane
     cdef double[LF] sums
@@ -119,7 +132,10 @@ cdef inline noinline_void softmax(real *restrict z, Py_ssize_t n) noexcept nogil
 
 
 cdef inline noinline_void softmax_grad(const real *restrict y, real *restrict d, Py_ssize_t lines) noexcept nogil:
-    """From d_y to d_z.  Beyond the row's values both are zero."""
+    """Turn a row of d_y into d_z.
+
+    y, d : so many lines; both are zero beyond the row's values
+    """
     cdef Py_ssize_t L = lanes_of(y), j, l
     cdef double[LF] sums
     cdef real total
@@ -138,7 +154,7 @@ cdef inline noinline_void softmax_grad(const real *restrict y, real *restrict d,
 cdef inline Grid grid_forward(
     Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int format, Py_ssize_t threads
 ) noexcept nogil:
-    """How threads share the rows and the columns of y."""
+    """Return the grid of a forward pass: groups share the rows of y, members the columns."""
     cdef Work w = work_of(1, rows, 64 // itemsize, 1)
     w.lines[0] = w.units = ceil_div(O, w.L)
     w.width[0], w.panels[0], w.panels[1] = LINES, ceil_div(w.lines[0], LINES), 0
@@ -151,7 +167,7 @@ cdef inline Grid grid_forward(
 cdef inline Grid grid_backward(
     Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
-    """Into how many parts each phase is divided."""
+    """Return the grid of a backward pass: groups of one, as many as each phase is divided into."""
     cdef Work w = work_of(1, rows, 64 // itemsize, 0)
     w.panels[0] = w.panels[1] = 1
     w.speed, w.cell, w.units = speed_of(UNQUANTIZED, itemsize), 20, ceil_div(O, w.L)
@@ -162,32 +178,36 @@ cdef inline Grid grid_backward(
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
-cdef enum:  # regions of the forward pass's workspace: of each part, and of all
-    X_ROWS  # a chunk of rows of x, float16 in float32 or quantized
+cdef enum:  # the regions of the forward pass's workspace: those of a part, and the parts
+    X_ROWS  # a chunk of rows of x: float16 as float32, or quantized
     Z  # a chunk of rows of z, for softmax
-    ROW_NUMBERS  # how many rows of a chunk are not finished, and their numbers, as Py_ssize_t
+    ROW_NUMBERS  # how many rows of a chunk are not finished, and `numbers`; as Py_ssize_t
     PART_REGIONS
     PARTS = 0
     REGIONS
 
-cdef struct Forward:
+cdef struct Forward:  # the plan of a forward pass
     int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
-    Py_ssize_t rows, B, I, O
-    Py_ssize_t L, Is, Os  # values in a line, strides of rows of x and of z in scratch
+    Py_ssize_t rows, B, I, O  # rows: T * B
+    Py_ssize_t L, Is, Os  # values in a line; strides in scratch of rows of x and of z
     Layout x_layout, y_layout
-    const unsigned char *step_mask  # of the rows, or NULL where none has ended
+    const unsigned char *step_mask  # [T, B], the caller's; NULL if no row is finished
     int activation
     Grid grid
-    Py_ssize_t chunk  # rows
+    Py_ssize_t chunk  # rows that a part computes at once
     Panels w
-    Py_ssize_t[PART_REGIONS] start  # where each region of a part starts
-    Workspace part, workspace  # the scratch memory of each part, and of all
+    Py_ssize_t[PART_REGIONS] start  # of each region of a part
+    Workspace part, workspace  # of each part, and of all
 
 
 cdef inline Forward forward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int format, int activation, Py_ssize_t threads
 ) noexcept nogil:
-    """Plan a forward pass; `format` says how packed weights are quantized, as in Panels."""
+    """Plan a forward pass on at most so many threads.
+
+    storage : the type of the arrays, FLOAT, DOUBLE or HALF
+    format : how packed weights are quantized, as in Panels
+    """
     cdef Forward p
     cdef Region[PART_REGIONS] part_regions
     cdef Region[REGIONS] regions
@@ -216,7 +236,7 @@ cdef inline Forward forward_of(
 
 
 cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask) noexcept nogil:
-    """Say which rows have ended."""
+    """Skip the rows that are finished by the mask [T, B]."""
     cdef Py_ssize_t r
     for r in range(p.rows):
         if step_mask[r] & FINISHED:
@@ -225,25 +245,30 @@ cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask) noexc
 
 
 cdef inline Py_ssize_t place_of(const Layout *a, Py_ssize_t B, Py_ssize_t r) noexcept nogil:
-    """Where row r = t * B + b begins."""
+    """Return where row r of an array begins, in elements."""
     return r * a.row if a.step == B * a.row else offset_of(a, r // B, r % B)
 
 
-cdef inline bint ended(const unsigned char *step_mask, Py_ssize_t r) noexcept nogil:
+cdef inline bint is_finished(const unsigned char *step_mask, Py_ssize_t r) noexcept nogil:
+    """Return whether row r is finished; without a mask (NULL) none is."""
     return step_mask is not NULL and step_mask[r] & FINISHED != 0
 
 
 cdef inline Py_ssize_t number_of(Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q) noexcept nogil:
-    """Of row q of those from r on; or of those that have these numbers, unless that is NULL."""
+    """Return the number of row q of a chunk."""
     return r + q if numbers is NULL else numbers[q]
 
 
-cdef inline void finish(
-    const Forward *p, store *y, const real *z, real *sums, Py_ssize_t j, Py_ssize_t r, const Py_ssize_t *numbers,
+cdef inline void activate_panel(
+    const Forward *p, store *y, const real *z, real *z_rows, Py_ssize_t j, Py_ssize_t r, const Py_ssize_t *numbers,
     Py_ssize_t q0, Py_ssize_t rows
 ) noexcept nogil:
-    """From the product of panel j and `rows` rows, of which the first is number q0 of `number_of`, to y; for a softmax,
-    which needs whole rows, to `sums`."""
+    """Compute y from z in panel j, for `rows` rows of a chunk from row q0 on; copy z to z_rows for a softmax, which
+    needs whole rows.
+
+    z : [rows, LINES] lines, the tile
+    z_rows : row q0 and the rows behind it, a stride of `Os` apart
+    """
     cdef Py_ssize_t L = p.L, q, u, l, at
     cdef real[LF] line
     for q in range(rows):
@@ -253,7 +278,7 @@ cdef inline void finish(
                 line[l] = z[(q * LINES + u) * L + l]
             if p.activation == SOFTMAX:
                 for l in range(L):
-                    sums[q * p.Os + at + l] = line[l]
+                    z_rows[q * p.Os + at + l] = line[l]
                 continue
             if p.activation != NONE:
                 activate(line, p.activation)
@@ -261,20 +286,27 @@ cdef inline void finish(
 
 
 cdef inline void softmax_rows(
-    const Forward *p, store *y, real *sums, Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q0, Py_ssize_t q1
+    const Forward *p, store *y, real *z_rows, Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q0, Py_ssize_t q1
 ) noexcept nogil:
-    """y of the rows q0 to q1 of `number_of`, whose z is in `sums`."""
+    """Compute y of the rows q0 to q1 of a chunk from their z.
+
+    z_rows : the rows of the chunk, a stride of `Os` apart; overwritten with y
+    """
     cdef Py_ssize_t q
     for q in range(q0, q1):
-        softmax(sums + q * p.Os, p.O)
-        store_row(y + place_of(&p.y_layout, p.B, number_of(r, numbers, q)), sums + q * p.Os, p.O)
+        softmax(z_rows + q * p.Os, p.O)
+        store_row(y + place_of(&p.y_layout, p.B, number_of(r, numbers, q)), z_rows + q * p.Os, p.O)
 
 
 cdef inline void multiply_rows(
-    const Forward *p, store *y, const real *x, Py_ssize_t stride, real *sums, Py_ssize_t r, const Py_ssize_t *numbers,
+    const Forward *p, store *y, const real *x, Py_ssize_t stride, real *z_rows, Py_ssize_t r, const Py_ssize_t *numbers,
     Py_ssize_t rows, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """The first rows of `number_of` with the panels j0 to j1."""
+    """Multiply the first rows of a chunk with the panels j0 to j1, and compute y.
+
+    x : [rows, I] as the product reads it, `stride` reals apart
+    z_rows : as for `activate_panel`
+    """
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef Py_ssize_t panel = LINES * p.L, j = j0, q, m, i, first
     while j < j1:
@@ -284,7 +316,7 @@ cdef inline void multiply_rows(
                 copy_bias(&p.w, j + i, 1, acc + i * panel)
             add_row_product(&p.w, j, m, 0, p.I, x, acc, panel)
             for i in range(m):
-                finish(p, y, acc + i * panel, sums, j + i, r, numbers, 0, 1)
+                activate_panel(p, y, acc + i * panel, z_rows, j + i, r, numbers, 0, 1)
             j += m
             continue
         q, first = 0, 0
@@ -292,14 +324,14 @@ cdef inline void multiply_rows(
             m = tile_group_height(rows - q)
             copy_bias(&p.w, j, m, acc)
             add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc, first)
-            finish(p, y, acc, sums + q * p.Os, j, r, numbers, q, m)
+            activate_panel(p, y, acc, z_rows + q * p.Os, j, r, numbers, q, m)
             q += m
             first += GROUP_TILES
         j += 1
 
 
 cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
-    """Row r of x as the product reads it."""
+    """Load row r of x as the product reads it: as float32, or quantized."""
     if store is float and real is float:
         if p.w.format == INT8:
             quantize_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
@@ -314,13 +346,14 @@ cdef inline Py_ssize_t *numbers_of(const Forward *p, real *scratch, Py_ssize_t n
     return <Py_ssize_t *> NULL if p.step_mask is NULL else <Py_ssize_t *> numbers
 
 
-cdef struct Part:
-    Py_ssize_t r0, r1  # rows
-    Py_ssize_t j0, j1  # panels
-    Py_ssize_t member
+cdef struct Part:  # of a forward pass
+    Py_ssize_t r0, r1  # its rows
+    Py_ssize_t j0, j1  # its panels
+    Py_ssize_t member  # its number in its group
 
 
 cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
+    """Return the rows and panels of a part."""
     cdef Part part
     cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
     part.member = number % members
@@ -329,19 +362,20 @@ cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
     return part
 
 
-cdef inline real *sums_of(const Forward *p, real *scratch, Py_ssize_t number) noexcept nogil:
-    """Where a group has z for a softmax: in the scratch of its first member."""
+cdef inline real *z_rows_of(const Forward *p, real *scratch, Py_ssize_t number) noexcept nogil:
+    """Return where a group has the rows of z of a chunk: in the scratch of its first member."""
     return scratch + (number - number % p.grid.members) * p.part.size + p.start[Z]
 
 
 cdef inline void multiply_marked(
     const Forward *p, const store *x, store *y, real *scratch, Py_ssize_t number
 ) noexcept nogil:
-    """As `multiply`, where rows end: of some rows at a time those are gathered that have not."""
+    """Compute one part of y where rows are finished: `multiply` for chunks of the rows that are not, which are gathered
+    from x."""
     cdef Part part = part_of(p, number)
     cdef Py_ssize_t r = part.r0, next = p.rows, most = part.r1 - part.r0, n, q
     cdef real *rows = scratch + number * p.part.size + p.start[X_ROWS]
-    cdef real *sums = sums_of(p, scratch, number)
+    cdef real *z_rows = z_rows_of(p, scratch, number)
     cdef Py_ssize_t *numbers = numbers_of(p, scratch, number)
     if p.grid.members == 1:  # by turns, since rows end late
         most = min(p.chunk, max(p.rows // (4 * p.grid.groups), <Py_ssize_t> GROUP_TILES * ROWS))
@@ -349,7 +383,7 @@ cdef inline void multiply_marked(
     while r < part.r1:
         n = 0
         for q in range(r, min(r + most, part.r1)):
-            if not ended(p.step_mask, q):
+            if not is_finished(p.step_mask, q):
                 load_input(p, rows + n * p.Is, x, q)
                 n += 1
                 numbers[n] = q
@@ -357,18 +391,18 @@ cdef inline void multiply_marked(
                 memset(y + place_of(&p.y_layout, p.B, q), 0, p.O * sizeof(store))
         numbers[0] = n
         if n > 0:
-            multiply_rows(p, y, rows, p.Is, sums, 0, numbers + 1, n, part.j0, part.j1)
+            multiply_rows(p, y, rows, p.Is, z_rows, 0, numbers + 1, n, part.j0, part.j1)
         if p.activation == SOFTMAX and p.grid.members == 1:
-            softmax_rows(p, y, sums, 0, numbers + 1, 0, n)
+            softmax_rows(p, y, z_rows, 0, numbers + 1, 0, n)
         r += next
 
 
 cdef inline void multiply(const Forward *p, const store *x, store *y, real *scratch, Py_ssize_t number) noexcept nogil:
-    """One part of the rows and of the panels."""
+    """Compute one part of y: its rows, its panels."""
     cdef Part part = part_of(p, number)
     cdef Py_ssize_t r = part.r0, n, q, stride = p.x_layout.row
     cdef real *rows = scratch + number * p.part.size + p.start[X_ROWS]
-    cdef real *sums = sums_of(p, scratch, number)
+    cdef real *z_rows = z_rows_of(p, scratch, number)
     cdef const real *a
     if p.step_mask is not NULL:
         multiply_marked(p, x, y, scratch, number)
@@ -384,25 +418,25 @@ cdef inline void multiply(const Forward *p, const store *x, store *y, real *scra
                 n = min(n, p.B - r % p.B)
             a = <const real *> (x + place_of(&p.x_layout, p.B, r))
         if p.grid.members == 1:
-            multiply_rows(p, y, a, stride, sums, r, NULL, n, part.j0, part.j1)
+            multiply_rows(p, y, a, stride, z_rows, r, NULL, n, part.j0, part.j1)
             if p.activation == SOFTMAX:
-                softmax_rows(p, y, sums, r, NULL, 0, n)
+                softmax_rows(p, y, z_rows, r, NULL, 0, n)
         else:
-            multiply_rows(p, y, a, stride, sums + (r - part.r0) * p.Os, r, NULL, n, part.j0, part.j1)
+            multiply_rows(p, y, a, stride, z_rows + (r - part.r0) * p.Os, r, NULL, n, part.j0, part.j1)
         r += n
 
 
 cdef inline void softmax_part(const Forward *p, store *y, real *scratch, Py_ssize_t number) noexcept nogil:
-    """One part of a group's rows, whose columns have been divided among its members."""
+    """Compute y of one member's share of a group's rows, whose z all members have computed by columns."""
     cdef Part part = part_of(p, number)
     cdef const Py_ssize_t *numbers = numbers_of(p, scratch, number)
     cdef Py_ssize_t n = part.r1 - part.r0 if numbers is NULL else numbers[0], members = p.grid.members
-    softmax_rows(p, y, sums_of(p, scratch, number), part.r0, numbers if numbers is NULL else numbers + 1,
+    softmax_rows(p, y, z_rows_of(p, scratch, number), part.r0, numbers if numbers is NULL else numbers + 1,
                  share(n, part.member, members), share(n, part.member + 1, members))
 
 
 cdef inline long long forward(const Forward *p, const store *x, store *y, real *scratch) noexcept nogil:
-    """The forward pass.  Returns the nanoseconds that having several threads cost."""
+    """Compute y; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part
     if parts_of(&p.grid) == 1:
@@ -424,7 +458,7 @@ cdef inline long long forward(const Forward *p, const store *x, store *y, real *
 cdef inline long long run_forward(
     Forward *p, const store *x, store *y, void *scratch, int ready
 ) noexcept nogil:
-    """`forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    """Run `forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
     cdef long long nanoseconds
     cdef Py_ssize_t itemsize = 64 // p.L, parts = parts_of(&p.grid)
     guard_zones(&p.workspace, scratch, itemsize, 1)
@@ -442,6 +476,7 @@ cdef inline long long run_forward(
 cdef inline long long pass_forward(
     const Forward *plan, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
+    """Run the forward pass of the arrays `a`, of which x says the type."""
     cdef Forward p = plan[0]
     p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
     if a.step_mask is not NULL:
@@ -450,7 +485,7 @@ cdef inline long long pass_forward(
 
 
 cdef inline long long run_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
-    """Run the forward pass of a `Forward`."""
+    """Run the forward pass of a plan, a `Forward`."""
     cdef const Forward *p = <const Forward *> plan
     if p.storage == DOUBLE:
         return pass_forward(p, ready, scratch, a, <const double *> a.x)
@@ -476,7 +511,7 @@ cdef inline void pack_stored(Panels *w, const store *weights, const store *bias)
 
 
 cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
-    """Pack a layer's weights to `packed`, as a `Forward` has them."""
+    """Pack a layer's weights to `packed`, in the panels of a plan, a `Forward`."""
     cdef const Forward *p = <const Forward *> plan
     cdef Panels w = p.w
     w.base = packed
@@ -500,12 +535,12 @@ cdef inline long long unpack_layer(const void *plan, int ready, void *packed, co
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef enum:  # regions of the backward pass's workspace: of all, and of each part
-    TRANSPOSED  # panels of w.T
+cdef enum:  # the regions of the backward pass's workspace, the last of which is the parts, and those of a part
+    TRANSPOSED  # packed panels of w.T
     W_GRAD  # float16's w_grad in float32
     D  # d_z [rows, O]
-    SUMS  # of columns of d_z, in double
-    SLOTS  # of batch rows (steps.pxd)
+    SUMS  # of the columns of d_z, in double
+    SLOTS  # the slots of batch rows (steps.pxd)
     BACKWARD_PARTS
     BACKWARD_REGIONS
     Y_ROW = 0  # a row of y
@@ -513,27 +548,30 @@ cdef enum:  # regions of the backward pass's workspace: of all, and of each part
     D_PANEL  # and a panel of d_z
     BACKWARD_PART_REGIONS
 
-cdef struct Backward:
+cdef struct Backward:  # the plan of a backward pass
     int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Steps steps
     Py_ssize_t rows, B, I, O
     Layout d_y_layout, d_x_layout
-    Py_ssize_t L, Ns  # values in a line, stride of rows of d_z in scratch
+    Py_ssize_t L, Ns  # values in a line; stride in scratch of rows of d_z
     int activation
-    Py_ssize_t x_panels, panel  # of w.T, and the reals of one
-    Py_ssize_t d_panels  # of d_z
+    Py_ssize_t x_panels, panel  # panels of w.T, and the reals of one
+    Py_ssize_t d_panels  # panels of d_z
     Grid grid  # groups of one
-    bint by_inputs  # parts of w_grad are of its rows, not of its columns
-    Py_ssize_t tile_gap  # from one tile of inputs to the next
-    Py_ssize_t[BACKWARD_REGIONS] start  # where each region starts
-    Py_ssize_t[BACKWARD_PART_REGIONS] part_start  # and each one of a part
-    Workspace part, workspace  # the scratch memory of each part, and of all
+    bint by_inputs  # parts divide the rows of w_grad, not its columns
+    Py_ssize_t tile_gap  # reals from one tile of X_TILES to the next
+    Py_ssize_t[BACKWARD_REGIONS] start  # of each region
+    Py_ssize_t[BACKWARD_PART_REGIONS] part_start  # of each region of a part
+    Workspace part, workspace  # of each part, and of all
 
 
 cdef inline Backward backward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int activation, Py_ssize_t threads
 ) noexcept nogil:
-    """Plan a backward pass."""
+    """Plan a backward pass on at most so many threads.
+
+    storage : the type of the arrays, FLOAT, DOUBLE or HALF
+    """
     cdef Backward p
     cdef Region[BACKWARD_REGIONS] regions
     cdef Region[BACKWARD_PART_REGIONS] part_regions
@@ -566,14 +604,17 @@ cdef inline Backward backward_of(
 
 
 cdef inline void use_step_mask_back(Backward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
-    """Say where rows end."""
+    """Let rows end where the mask [T, B] says so; its rows get slots in `scratch`."""
     set_step_mask(&p.steps, step_mask, <Slot *> (<char *> scratch + p.start[SLOTS] * (64 // p.L)), 1)
 
 
 cdef inline void z_grads(
     const Backward *p, const store *y, const store *y_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the rows of d_z."""
+    """Compute one part of the rows of d_z.
+
+    y, y_grad : [T, B, O], the caller's
+    """
     cdef Py_ssize_t lines = lines_in(scratch, p.O), r, t, b, j, at
     cdef real *row = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[Y_ROW]
     cdef real *d
@@ -582,7 +623,7 @@ cdef inline void z_grads(
         if not has_step(&p.steps, t, b):
             continue
         d = scratch + p.start[D] + (t * p.B + slot_of_row(&p.steps, b)) * p.Ns
-        if ended(p.steps.step_mask, r):
+        if is_finished(p.steps.step_mask, r):
             clear(d, p.Ns)
             continue
         load_row(d, y_grad + place_of(&p.d_y_layout, p.B, r), p.O)
@@ -600,7 +641,7 @@ cdef inline void z_grads(
 cdef inline void pack_weights(
     const Backward *p, const store *w, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the panels of w.T."""
+    """Pack one part of the panels of w.T, w : [I, O], the caller's."""
     cdef Py_ssize_t j
     for j in range(share(p.x_panels, number, parts), share(p.x_panels, number + 1, parts)):
         pack_transposed_panel(scratch + p.start[TRANSPOSED] + j * p.panel, w, p.O, p.I, j)
@@ -617,8 +658,11 @@ cdef inline void x_grads(
 cdef inline void weight_grads(
     const Backward *p, const store *x, store *w_grad, store *b_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows of x
-    and d_z.  No part waits for another: what two of them need, both pack."""
+    """Compute one part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows
+    of x and d_z.  No part waits for another: what two of them need, both pack.
+
+    x : [T, B, I]; w_grad : [I, O]; b_grad : [O]; all are the caller's
+    """
     cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panels, r0 = 0, c, k, j, l, m, at, r
     cdef Py_ssize_t b0 = share(p.d_panels, number, parts), b1 = share(p.d_panels, number + 1, parts)
     cdef real *tiles = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[X_TILES]
@@ -645,7 +689,7 @@ cdef inline void weight_grads(
                 at = c * BLOCK + k
                 for l in range(m):
                     r = block.t[at + l] * p.B + block.b[at + l]
-                    rows[l] = <const store *> NULL if ended(p.steps.step_mask, r) else x + r * p.I + i0
+                    rows[l] = <const store *> NULL if is_finished(p.steps.step_mask, r) else x + r * p.I + i0
                 pack_tiles(tiles + at * ROWS, p.tile_gap, rows, <const store **> NULL, i1 - i0, m)
                 k += m
         for j in range(j0, j1):
@@ -670,7 +714,7 @@ cdef inline void weight_grads(
 cdef inline long long backward(
     const Backward *p, const Pass *a, const store *x, real *scratch
 ) noexcept nogil:
-    """The backward pass.  Returns the nanoseconds that having several threads cost."""
+    """Compute all gradients; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
     cdef const store *w = <const store *> a.weights[0]
@@ -704,7 +748,7 @@ cdef inline long long backward(
 cdef inline long long run_backward(
     Backward *p, const Pass *a, const store *x, void *scratch, int ready
 ) noexcept nogil:
-    """`backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    """Run `backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
     cdef long long nanoseconds
     cdef Py_ssize_t itemsize = 64 // p.L, parts = parts_of(&p.grid)
     guard_zones(&p.workspace, scratch, itemsize, 1)
@@ -722,6 +766,7 @@ cdef inline long long run_backward(
 cdef inline long long pass_backward(
     const Backward *plan, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
+    """Run the backward pass of the arrays `a`, of which x says the type."""
     cdef Backward p = plan[0]
     p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
@@ -731,7 +776,7 @@ cdef inline long long pass_backward(
 
 
 cdef inline long long run_pass_back(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
-    """Run the backward pass of a `Backward`."""
+    """Run the backward pass of a plan, a `Backward`."""
     cdef const Backward *p = <const Backward *> plan
     if p.storage == DOUBLE:
         return pass_backward(p, ready, scratch, a, <const double *> a.x)

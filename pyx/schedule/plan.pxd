@@ -1,9 +1,20 @@
-"""How the work of a call is divided into parts, and where everything is in scratch memory, for the passes over cells;
-`dense.pxd` has the plan of a dense layer.
+"""Plans of the passes over cells: how a call is divided into parts, and where everything is in its workspace.
 
-Each thread has one part of the work: with the others of its group the same batch rows, and of the hidden units its own
-ones.  Parts of different groups do not wait for each other.  In a group each product of a step needs the results of all
-parts of the product before.  Which grid of groups and members there is cost.pxd decides.
+A plan is a struct, `Forward` or `Backward`.  It depends on the cell and on sizes alone, so calls of the same sizes
+share it.  dense.pxd has the plans of a dense layer.
+
+A call has a part for each thread.  The parts of a group have the same batch rows, and each its own hidden units: its
+own panels of the packed weights.  Parts of different groups do not wait for each other.  In a group each product of a
+step needs the results of all parts of the product before.  cost.pxd chooses the grid of groups and members.
+
+    T, B, I, H, P   steps, batch rows, inputs, cells, numbers in a row of h (H, or those of a projection)
+    L, J            numbers in a cache line; lines of H
+    n               the number of a product of a step (0, 1), or of a matrix of weights
+    k               the number by which a step is processed
+    c               the cell: its type decides at compile time, its fields at run time
+    part, number    a part, and its number among all parts: group * members + member
+
+Sizes and strides of scratch memory are in reals, and whole lines.
 """
 from cell cimport cell
 from cells.types cimport LSTM, Lstm, row_of
@@ -24,10 +35,10 @@ from schedule.team cimport share
 from schedule.workspace cimport Region, Workspace, lay_out, region
 
 cdef enum:
-    PRODUCTS = 2  # in a step, at most
-    ROWS_AHEAD = 16  # so many rows further on, where a line of one row after the other is used, no cache fetches
-    ROWS_ALONE = 32  # of a part, from which on a GRU's single step backward splits rows; each part packs all weights
-    PACKING = 16  # operations in whose time a weight is packed
+    PRODUCTS = 2  # of a step, at most
+    PREFETCHED_ROWS = 16  # where a line of one row after the other is used, caches prefetch fewer rows than this
+    SINGLE_STEP_ROWS = 32  # of a part, from which on a GRU's single step backward divides rows, and each part packs all
+    PACKING = 16  # arithmetic operations that take as long as to pack a weight
 
 
 cdef inline Py_ssize_t projection_of(const cell *c) noexcept nogil:
@@ -40,6 +51,7 @@ cdef inline Py_ssize_t projection_of(const cell *c) noexcept nogil:
 
 
 cdef inline bint projects(const cell *c) noexcept nogil:
+    """Return whether the step's output is projected."""
     return projection_of(c) > 0
 
 
@@ -91,20 +103,22 @@ cdef inline Py_ssize_t columns_of(const cell *c, Py_ssize_t H) noexcept nogil:
 
 
 # --------------------------------------------------------------------------------------------------------------- grids
-cdef inline Py_ssize_t rows_apart(Py_ssize_t B, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
-    """By how many threads a single step's rows are divided, which then have all weights, of so many bytes, packed
-    before; 0 if it packs them block by block: for few rows, or if weights do not fit into each core's cache."""
+cdef inline Py_ssize_t threads_that_share_rows(Py_ssize_t B, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
+    """Return how many threads share the rows of a single step, whose weights of `nbytes` are then all packed first.
+
+    It is 0 where packing block by block is faster: for few rows, and for weights that outgrow a core's cache."""
     if nbytes > machine.caches[L2]:
         return 0
     return min(threads, B // (16 if nbytes <= B << 11 else 64))
 
 
-cdef inline Grid grid_of_step(const Work *w, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
-    """The grid of a single step whose weights, of so many bytes, are not packed."""
+cdef inline Grid single_step_grid(const Work *w, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
+    """Return the grid of a single step whose weights, of `nbytes`, are not packed: its threads share either the hidden
+    units or the rows."""
     cdef Grid units = cheapest(w, threads, True, False), rows
-    if rows_apart(w.B, nbytes, threads) == 0:
+    if threads_that_share_rows(w.B, nbytes, threads) == 0:
         return units
-    rows = cheapest(w, rows_apart(w.B, nbytes, threads), False, True)
+    rows = cheapest(w, threads_that_share_rows(w.B, nbytes, threads), False, True)
     if rows.groups == 1:
         return units
     if units.members == 1 or machine.groups > 0:
@@ -113,16 +127,19 @@ cdef inline Grid grid_of_step(const Work *w, Py_ssize_t nbytes, Py_ssize_t threa
 
 
 cdef inline bint packs_before(const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_ssize_t nbytes) noexcept nogil:
-    """Whether all weights, of so many bytes, are packed before the steps: a single one whose hidden units are divided
-    packs block by block."""
-    return T > 1 or (grid.members == 1 and rows_apart(B, nbytes, 1) > 0)
+    """Return whether all weights, of `nbytes`, are packed before the steps.  A single step whose hidden units are
+    divided packs block by block."""
+    return T > 1 or (grid.members == 1 and threads_that_share_rows(B, nbytes, 1) > 0)
 
 
 cdef inline Grid grid_forward(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
     Py_ssize_t threads
 ) noexcept nogil:
-    """The grid of a forward pass on at most so many threads."""
+    """Return the grid of a forward pass with the least predicted cost on at most so many threads.
+
+    packed : whether the layer has packed the weights before
+    """
     cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
     cdef Py_ssize_t P = size_of_h(c, H), weights = gates_of(c) * H * I + recurrent_weights(c, H), gates, n
     w.units = ceil_div(H, w.L)
@@ -141,14 +158,17 @@ cdef inline Grid grid_forward(
     w.barriers = 1 if packed else 2
     if packed or T > 1:
         return cheapest(&w, threads, False, False)
-    return grid_of_step(&w, weights * itemsize, threads)
+    return single_step_grid(&w, weights * itemsize, threads)
 
 
 cdef inline Grid grid_backward(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
     Py_ssize_t threads
 ) noexcept nogil:
-    """That of a backward pass; with `weights` it computes gradients of the weights too."""
+    """Return the grid of a backward pass with the least predicted cost on at most so many threads.
+
+    weights : whether it computes gradients of the weights, too
+    """
     cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
     cdef Grid forward = grid_forward(c, T, B, I, H, itemsize, True, threads)
     cdef Py_ssize_t P = size_of_h(c, H), N = gates_of(c) * H, all_weights = N * I + recurrent_weights(c, H)
@@ -170,55 +190,57 @@ cdef inline Grid grid_backward(
     w.undivided = T * B * (ceil_div(I, w.L) + ceil_div(P, w.L)) if weights else 0
     if projects(c) or T > 1:
         return cheapest(&w, threads, False, False)
-    if products_of(c) > 1 and B >= ROWS_ALONE * threads and rows_apart(B, all_weights * itemsize, 1) == 0:
-        return cheapest(&w, threads, False, True)
-    return grid_of_step(&w, all_weights * itemsize, threads)
+    if products_of(c) > 1 and threads_that_share_rows(B, all_weights * itemsize, 1) == 0:
+        if B >= SINGLE_STEP_ROWS * threads:
+            return cheapest(&w, threads, False, True)
+    return single_step_grid(&w, all_weights * itemsize, threads)
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
-cdef enum:  # the regions of its workspace; in each but WEIGHTS and CODES, every group has its rows behind those before
-    WEIGHTS  # packed panels, and the peepholes of each line behind them: unless a layer has them
-    H_EVEN, H_ODD  # h before steps of even and of odd number [B, P]; one with two products overwrites it
-    CS  # [B, H], of the LSTM
-    M  # o * co [B, H], which is projected
-    HR, U  # h_prev * r and u [B, H], of the GRU
+cdef enum:  # the regions of the forward pass's workspace.  The rows of each group begin a `gap` behind those before.
+    WEIGHTS  # packed panels, and behind them the peepholes of each line; empty if the layer has packed them
+    H_EVEN, H_ODD  # h before the steps of even and of odd number [B, P]; a step with two products overwrites h
+    CS  # [B, H]; of the LSTM
+    M  # o * co [B, H]; of a projected LSTM
+    HR, U  # h_prev * r and u [B, H]; of the GRU
     X_CHUNK  # x of a chunk of steps [chunk * B, I]
-    CODES  # quantized rows of h, and of h_prev * r, a copy for each member of a group [members * B, P]
-    M_CODES  # and of m [members * B, H]
-    Z  # the products of a chunk of steps with x, in panels
-    SLOTS  # of batch rows (steps.pxd)
+    CODES  # quantized rows of h and of h_prev * r, a copy for each member of a group [members * B, P]
+    M_CODES  # likewise of m [members * B, H]
+    Z  # x @ w_x + b of a chunk of steps, in panels
+    SLOTS  # the slots of batch rows (steps.pxd)
     FORWARD_REGIONS
 
-cdef struct Forward:
-    Steps steps  # those that are run
-    Py_ssize_t B, I, H
-    Py_ssize_t P  # of the numbers in a row of h: H, or those of a projection
-    Py_ssize_t L  # units in a line
-    Py_ssize_t Is, Hs, Ps  # strides of rows of x, of H and of P in scratch
-    Py_ssize_t[PRODUCTS] As  # and of rows of h, of the GRU's h_prev * r or of m, as each product reads them
-    Layout x_layout, y_layout  # of x and the output h
-    Py_ssize_t chunk  # steps whose x products are computed at once; 1: they are part of the step
+cdef struct Forward:  # the plan of a forward pass
+    Steps steps  # that are processed
+    Py_ssize_t B, I, H, P, L
+    Py_ssize_t Is, Hs, Ps  # strides in scratch of rows of I, H and P numbers
+    Py_ssize_t[PRODUCTS] As  # for each product, the stride of what it reads: rows of h, h_prev * r or m, or their codes
+    Layout x_layout, y_layout  # of x and of the output h
+    Py_ssize_t chunk  # steps whose products with x are computed at once; 1: as a part of the step
     Grid grid
-    bint packed  # the weights are packed already
-    bint packs_all  # all panels are there before the steps, else a single step packs what it uses
-    Py_ssize_t gap  # reals by which a group's rows in scratch are further on than the last one's
+    bint packed  # the layer has packed the weights
+    bint packs_all  # all panels are packed before the steps; else a single step packs what it uses
+    Py_ssize_t gap  # reals between the rows of two groups in a region
     Panels[PRODUCTS] w
     void *peep  # the three peepholes of each line, behind the panels
     Py_ssize_t panels  # reals of all panels and of the peepholes
-    Py_ssize_t z_panels  # for which Z has space
-    Py_ssize_t[FORWARD_REGIONS] start  # where each region starts
-    Workspace workspace  # the scratch memory
+    Py_ssize_t z_panels  # that Z has space for
+    Py_ssize_t[FORWARD_REGIONS] start  # of each region
+    Workspace workspace
 
 
-cdef struct Part:
-    Py_ssize_t member  # which one of its group it is
-    Py_ssize_t b0, b1  # slots of batch rows
-    Py_ssize_t[PRODUCTS] j0, j1  # panels of each product
-    Py_ssize_t shift  # of its rows in scratch
+cdef struct Part:  # of a forward pass
+    Py_ssize_t member  # its number in its group
+    Py_ssize_t b0, b1  # its slots of batch rows
+    Py_ssize_t[PRODUCTS] j0, j1  # its panels of each product
+    Py_ssize_t shift  # reals from a region's start to where its group's rows would begin if b0 were 0
 
 
 cdef inline void list_regions(const Forward *p, const cell *c, Region *regions) noexcept nogil:
-    """List the regions of a forward pass's workspace, FORWARD_REGIONS."""
+    """List the regions of a forward pass's workspace.
+
+    regions : [FORWARD_REGIONS], written
+    """
     cdef Py_ssize_t gaps = p.grid.groups * p.gap, rows = p.grid.members * p.B, z_rows = 0
     cdef bint quantizes = c.format == INT8, two = products_of(c) > 1
     if p.chunk > 1 or not p.packs_all:
@@ -240,7 +262,10 @@ cdef inline void list_regions(const Forward *p, const cell *c, Region *regions) 
 cdef inline Forward forward_of(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, Grid grid
 ) noexcept nogil:
-    """Plan a forward pass with this grid.  If the weights are `packed` already, its workspace has no space for them."""
+    """Plan a forward pass on this grid.
+
+    packed : whether the layer has packed the weights before; the workspace then has no space for them
+    """
     cdef Forward p
     cdef Region[FORWARD_REGIONS] regions
     cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), n
@@ -272,7 +297,7 @@ cdef inline Forward forward_of(
         p.As[0], p.As[1] = quantized_row_stride(P), quantized_row_stride(H)
     p.chunk = steps_per_chunk(T, B, p.grid.groups)
     p.w[0].prefetches = p.w[1].prefetches = to_prefetch(recurrent * itemsize, p.grid.members)
-    p.gap = max(THREAD_GAP * p.L, ROWS_AHEAD * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
+    p.gap = max(THREAD_GAP * p.L, PREFETCHED_ROWS * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
     list_regions(&p, c, regions)
     p.workspace = lay_out(regions, FORWARD_REGIONS, p.start)
     if products_of(c) > 1:
@@ -286,13 +311,15 @@ cdef inline Forward plan_forward(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
     Py_ssize_t threads
 ) noexcept nogil:
-    """Plan a forward pass with the grid of the least cost on at most so many threads."""
+    """Plan a forward pass on the grid of the least cost with at most so many threads."""
     return forward_of(c, T, B, I, H, itemsize, packed, grid_forward(c, T, B, I, H, itemsize, packed, threads))
 
 
 cdef inline bint stores_rows(const Forward *p) noexcept nogil:
-    """Whether h is stored in whole rows after a step, not line by line: while a thread writes a line of one row after
-    the other, its cache fetches that of the rows that come next, and these may be another thread's."""
+    """Return whether h is stored in whole rows after a step, and not line by line.
+
+    While a thread writes a line of one row after the other, its cache prefetches that line of the rows that follow,
+    which may be another thread's."""
     return p.gap > 0 and p.grid.members == 1 and p.steps.step_mask is NULL
 
 
@@ -303,7 +330,10 @@ cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask, void 
 
 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
-    """Say where the packed weights are, or will be."""
+    """Set where packed weights are, or will be.
+
+    panels : `p.panels` reals from a cache line on; the workspace's, or the layer's
+    """
     cdef Py_ssize_t itemsize = 64 // p.L
     cdef char *second = <char *> panels + p.w[0].size * p.w[0].count * itemsize
     p.w[0].base, p.w[1].base = panels, second
@@ -311,6 +341,7 @@ cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
 
 
 cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
+    """Return the rows and panels of a part."""
     cdef Part part
     cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
     cdef int n
@@ -323,7 +354,9 @@ cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
 
 
 cdef inline Py_ssize_t end_of_chunk(const Forward *p, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
-    """How far a chunk goes that begins with the step processed as number k: as many rows as have room."""
+    """Return the number of the step behind the chunk that begins with step k, for a part with the slots b0 to b1.
+
+    The rows (t, b) of a chunk that are not finished are as many as X_CHUNK and Z have space for."""
     cdef Py_ssize_t left = p.chunk * (b1 - b0), end = min(k + p.chunk, p.steps.T)
     if p.steps.slots is NULL or p.chunk == 1:
         return end
@@ -337,7 +370,7 @@ cdef inline Py_ssize_t end_of_chunk(const Forward *p, Py_ssize_t k, Py_ssize_t b
 
 
 cdef inline Py_ssize_t end_of_common_chunk(const Forward *p, Py_ssize_t k) noexcept nogil:
-    """The same for all groups alike."""
+    """Return the number of the step behind the chunk that begins with step k, where all groups have the same chunks."""
     cdef Py_ssize_t end = p.steps.T, group, groups = p.grid.groups
     for group in range(1 if p.steps.slots is NULL else groups):
         end = min(end, end_of_chunk(p, k, share(p.B, group, groups), share(p.B, group + 1, groups)))
@@ -345,72 +378,78 @@ cdef inline Py_ssize_t end_of_common_chunk(const Forward *p, Py_ssize_t k) noexc
 
 
 cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept nogil:
-    """Where h is before the step processed as number k, and after number k - 1."""
+    """Return where h is before step k, and after step k - 1.
+
+    rows : the scratch memory of the thread's group (`Part.shift`)
+    """
     return rows + p.start[H_ODD if k % 2 else H_EVEN]
 
 
 cdef inline real *x_of(const Forward *p, real *scratch, const Part *part) noexcept nogil:
-    """Where a part keeps the x of a chunk of steps."""
+    """Return where a part has the rows of x of a chunk."""
     return scratch + part.shift + p.start[X_CHUNK] + p.chunk * part.b0 * p.Is
 
 
 cdef inline Py_ssize_t codes_of_member(const Forward *p, int n) noexcept nogil:
-    """Reals of scratch for rows of codes of all rows of h that product n reads: each member of a group has its own."""
+    """Return how many reals the codes of all rows take that product n reads; each member of a group has its own."""
     return p.B * p.As[n] + p.grid.groups * p.gap
 
 
 cdef inline real *codes_of(const Forward *p, real *scratch, const Part *part, int n) noexcept nogil:
-    """Where a part has its rows of codes, the first one that of slot 0."""
+    """Return where a part has its codes for product n, with those of slot 0 first."""
     return scratch + part.shift + p.start[M_CODES if n else CODES] + part.member * codes_of_member(p, n)
 
 
 cdef inline real *z_of(const Forward *p, real *scratch, const Part *part, int n) noexcept nogil:
-    """Where a part keeps product n of x and the weights for a chunk of steps, panel after panel."""
+    """Return where a part has x @ w_x + b of product n for a chunk of steps, panel after panel."""
     cdef Py_ssize_t row = p.chunk * LINES * p.L
     scratch += part.shift + p.start[Z] + p.z_panels * part.b0 * row
     return scratch + p.w[0].count * (part.b1 - part.b0) * row if n else scratch
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-cdef enum:  # the regions of its workspace
-    TRANSPOSED  # panels of w.T; later float16's weight gradients in float32
-    D_H, D_CS  # the gradients of the states that the steps so far have given [B, P], [B, H]
+cdef enum:  # the regions of the backward pass's workspace
+    TRANSPOSED  # packed panels of w.T; after the steps, float16's weight gradients in float32
+    D_H, D_CS  # the gradients of the states that the steps processed so far give [B, P], [B, H]
     PEEPHOLES  # three lines side by side for each line of units
-    D  # [T * B, columns_of]
-    X_TILES, H_TILES  # of a block of rows: x and h, or if transposed d, in tiles
-    SUMS  # of columns of d, in double
-    PANELS  # of a block of rows: d, or if transposed x and h, in panels; a panel for each thread, or all
-    BACKWARD_SLOTS  # of batch rows (steps.pxd)
+    D  # the gradients of the pre-activations, d [T * B, columns_of]
+    X_TILES, H_TILES  # of a block of rows: x and h in tiles, or d if weights are transposed
+    SUMS  # of the columns of d, in double
+    PANELS  # of a block of rows: a panel of d for each part; or all of x and h, if weights are transposed
+    BACKWARD_SLOTS  # the slots of batch rows (steps.pxd)
     BACKWARD_REGIONS
 
-cdef struct Backward:
-    Steps steps  # those that are run
+cdef struct Backward:  # the plan of a backward pass
+    Steps steps  # that are processed
     Layout x_layout, h_layout, cs_layout  # of x, the output h, and cs
     Layout d_y_layout, d_x_layout  # of the incoming gradient of h, and of x_grad
-    Py_ssize_t B, I, H
-    Py_ssize_t P  # as in Forward
-    Py_ssize_t L, J, JP  # units in a line, lines of H, lines of P
-    Py_ssize_t Hs, Ps, Ns  # strides in scratch of rows of H, of P, and of the gate gradients d of a row (t, b)
-    Py_ssize_t[MATRICES] x_rows, h_rows  # of each matrix of weights: its rows for x, and for h or m
-    Py_ssize_t[MATRICES] N, column  # columns of each matrix of weights, and where their gradients begin in a row of d
-    Py_ssize_t[MATRICES] h_column  # likewise for the weights' rows for h
-    Py_ssize_t[MATRICES] h_panels  # of the transposed weights: those for h or m
-    Py_ssize_t x_panels  # and those for x
-    Py_ssize_t[MATRICES] panel  # reals of one
+    Py_ssize_t B, I, H, P, L, J
+    Py_ssize_t JP  # lines of P
+    Py_ssize_t Hs, Ps, Ns  # strides in scratch of rows of H and of P numbers, and of d
+    # For each matrix of weights:
+    Py_ssize_t[MATRICES] x_rows, h_rows  # its rows for x, and for h or m
+    Py_ssize_t[MATRICES] N  # its columns
+    Py_ssize_t[MATRICES] column, h_column  # where their gradients begin in a row of d, for its rows for x and for h
+    Py_ssize_t[MATRICES] h_panels  # panels of w.T that give gradients of h or m
+    Py_ssize_t x_panels  # panels of w.T that give gradients of x, for each matrix alike; 0 if nobody asks for these
+    Py_ssize_t[MATRICES] panel  # reals of a panel of w.T
+    Py_ssize_t[MATRICES] w_h, w_x, w_grad  # where its panels for h and for x, and its gradients, begin in TRANSPOSED
     Grid grid
-    bint packs_all  # all panels are there before the steps, else a single step packs what it uses
+    bint packs_all  # all panels are packed before the steps; else a single step packs what it uses
     bint prefetches  # as in Panels
-    bint accumulate_x_grad  # x_grad is added to what is there
+    bint accumulate_x_grad  # the gradient is added to what is in x_grad
     bint transposed  # as in the cell
-    Py_ssize_t tile_gap  # from one tile of the weight gradients' operands to the next
-    # Where the panels of each matrix begin in TRANSPOSED, those for h and those for x, and its weight gradients.
-    Py_ssize_t[MATRICES] w_h, w_x, w_grad
-    Py_ssize_t[BACKWARD_REGIONS] start  # where each region starts
-    Workspace workspace  # the scratch memory
+    Py_ssize_t tile_gap  # reals from one tile of X_TILES or H_TILES to the next
+    Py_ssize_t[BACKWARD_REGIONS] start  # of each region
+    Workspace workspace
 
 
 cdef inline void list_regions_back(const Backward *p, const cell *c, bint weights, Region *regions) noexcept nogil:
-    """List the regions of a backward pass's workspace, BACKWARD_REGIONS."""
+    """List the regions of a backward pass's workspace.
+
+    weights : whether it computes gradients of the weights, too
+    regions : [BACKWARD_REGIONS], written
+    """
     cdef Py_ssize_t T = p.steps.T, block = min(T * p.B, <Py_ssize_t> ROW_BLOCK), parts = parts_of(&p.grid)
     cdef Py_ssize_t all_panels = 0, own_panels = 0, N = max(p.N[0], p.N[matrices_of(c) - 1]), x_tiles, h_tiles
     cdef Py_ssize_t panels = parts
@@ -437,7 +476,10 @@ cdef inline void list_regions_back(const Backward *p, const cell *c, bint weight
 cdef inline Backward backward_of(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights, Grid grid
 ) noexcept nogil:
-    """Plan a backward pass with this grid; with `weights` it computes gradients of the weights and biases too."""
+    """Plan a backward pass on this grid.
+
+    weights : whether it computes gradients of weights and biases, too
+    """
     cdef Backward p
     cdef Region[BACKWARD_REGIONS] regions
     cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), panels = 0
@@ -479,17 +521,17 @@ cdef inline Backward plan_backward(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
     Py_ssize_t threads
 ) noexcept nogil:
-    """Plan a backward pass with the grid of the least cost on at most so many threads."""
+    """Plan a backward pass on the grid of the least cost with at most so many threads."""
     return backward_of(c, T, B, I, H, itemsize, weights, grid_backward(c, T, B, I, H, itemsize, weights, threads))
 
 
-cdef struct Share:  # of a part in a step
+cdef struct Share:  # of a part of a backward pass in a phase
     Py_ssize_t b0, b1  # slots of batch rows
     Py_ssize_t j0, j1  # panels
 
 
 cdef inline Share share_of(const Backward *p, Py_ssize_t number, Py_ssize_t panels) noexcept nogil:
-    """Of so many panels."""
+    """Return the rows of a part, and its share of so many panels."""
     cdef Share part
     cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
     part.b0, part.b1 = share(p.B, group, groups), share(p.B, group + 1, groups)
@@ -504,6 +546,7 @@ cdef inline void use_step_mask_back(Backward *p, const unsigned char *step_mask,
 
 
 cdef inline Grid grid_of_cell_grad(Py_ssize_t B, Py_ssize_t H, Py_ssize_t threads) noexcept nogil:
+    """Return the grid of `LSTMBlockCellGrad`: its threads share the rows."""
     return grid_of(1 if B * H < 1 << 13 else min(threads, B), 1)
 
 
