@@ -566,6 +566,7 @@ cdef class SingleRunner(Runner):
             self.state_sizes[k] = layer._state_sizes[k]
 
     cdef bint takes_state(self, state, Py_ssize_t B) except -1:
+        """Return whether `state` is None or of the layer's type, with plain arrays of B rows."""
         cdef int k
         if state is None:
             return True
@@ -669,6 +670,7 @@ cdef class CellRunner(SingleRunner):
         self.reverse, self.saved_count, self.hidden_size = layer.reverse, TAPE_ARRAYS[layer._kernel], layer.hidden_size
 
     cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        """Run the cell over all steps; in training keep what each of them saves."""
         cdef Pass a
         cdef Py_ssize_t T = context.T, B = context.B
         cdef int k
@@ -703,6 +705,7 @@ cdef class CellRunner(SingleRunner):
         return y, last_state, tape
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
+        """Compute the gradients of all steps from what they saved."""
         cdef Pass a
         cdef ndarray x, h, x_grad
         cdef Py_ssize_t T, B
@@ -730,6 +733,7 @@ cdef class DenseRunner(SingleRunner):
     """Runs a dense layer, for all steps or, with `last`, for the steps at which rows end."""
 
     cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        """Compute y at all steps or, with `last`, at the steps at which rows end."""
         cdef Pass a
         cdef Py_ssize_t T = context.T, B = context.B
         cdef ndarray rows
@@ -758,6 +762,7 @@ cdef class DenseRunner(SingleRunner):
         return y if ends is None else y[0], (), tape
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
+        """Compute the gradients; with `last` the gradient to x is zero at steps that were not read."""
         cdef Pass a
         cdef ndarray x, y, x_grad
         cdef Py_ssize_t T, B
@@ -836,6 +841,7 @@ cdef class CompositeRunner(Runner):
             self.parts += (part._runner,)
 
     cdef bint takes_state(self, state, Py_ssize_t B) except -1:
+        """Return whether `state` is None or a tuple of states that the parts take."""
         cdef Py_ssize_t k
         if state is None:
             return True
@@ -862,6 +868,7 @@ cdef class StackRunner(CompositeRunner):
     """Runs a `Stack`."""
 
     cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        """Run the layers from the first to the last, which alone writes to a y that is given."""
         cdef list last_states = [], tapes = []
         cdef Py_ssize_t k, top = len(self.parts) - 1
         for k in range(top + 1):
@@ -874,6 +881,7 @@ cdef class StackRunner(CompositeRunner):
         return x, tuple(last_states), tapes
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
+        """Run the backward passes of the layers from the last to the first."""
         cdef list d_states = [], part_grads = []
         cdef Py_ssize_t k
         for k in range(len(self.parts) - 1, -1, -1):
@@ -892,6 +900,7 @@ cdef class BidirectionalRunner(CompositeRunner):
     """Runs a `Bidirectional`: two layers side by side, of which the second one runs in the other direction."""
 
     cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        """Run both layers over x; each of them writes to its half of y."""
         cdef Py_ssize_t half = self.output_size // 2
         if y is None:
             y = self.new_rows(context.T, context.B, self.output_size)
@@ -901,6 +910,7 @@ cdef class BidirectionalRunner(CompositeRunner):
         return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
     cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
+        """Run the backward passes of both layers, and add up their gradients to x."""
         cdef Py_ssize_t half = self.output_size // 2
         fw, bw = (None, None) if d_last is None else d_last
         tape_fw, tape_bw = tape

@@ -169,7 +169,7 @@ cdef bint update_weights(
     cdef int k
     cdef Py_ssize_t n
     cdef int type_number
-    cdef list held  # arrays that only `u` has
+    cdef list references  # to the arrays that `u` points to, as another thread may change the dict `state`
     if type(weights) is not dict or type(grads) is not dict or (state is not None and type(state) is not dict):
         return False
     if len(<dict> weights) != len(<dict> grads):
@@ -183,7 +183,7 @@ cdef bint update_weights(
         u.w, u.grad = PyArray_BYTES(<ndarray> w), PyArray_BYTES(<ndarray> grad)
         u.new_w = PyArray_BYTES(<ndarray> new_w)
         new_weights[name] = new_w
-        held = []
+        references = []
         for k in range(len(slots)):
             key = f"{slots[k]}.{name}"
             if state:
@@ -194,7 +194,7 @@ cdef bint update_weights(
                 before = PyArray_ZEROS(PyArray_NDIM(<ndarray> w), PyArray_DIMS(<ndarray> w), type_number, False)
             after = new_like(<ndarray> w)
             u.before[k], u.after[k] = PyArray_BYTES(<ndarray> before), PyArray_BYTES(<ndarray> after)
-            held.append(before)
+            references.append(before)
             new_state[key] = after
         if n < LONG:
             update_weight(rule, hyper, &u, n, type_number)

@@ -10,8 +10,8 @@ typedef struct {
     double sleep_cost;                    /* and more if these have slept */
     double barrier, barrier_each;         /* nanoseconds of a barrier, and more for each of its threads */
     double exchange;                      /* nanoseconds of a line that another core has written; half in products */
-    double speed;                         /* operations of a core in one, with vectors of 32 bytes or more */
-    double read_speed[3];                 /* bytes that a core reads in one from its L2, its L3 and from memory */
+    double speed;                         /* operations of a core in a nanosecond, with vectors of 32 bytes or more */
+    double read_speed[3];                 /* bytes that a core reads in a nanosecond from L2, L3 and memory */
     double single_thread_limit;           /* nanoseconds of work up to which a call has one thread */
 } Machine;
 static const Machine *machine;
