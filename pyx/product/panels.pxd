@@ -293,6 +293,27 @@ cdef inline Py_ssize_t gate_lane(
     return gate_line(p, u, gate, of_x) * p.L
 
 
+cdef inline void copy_codes(
+    unsigned char *packed, unsigned char *codes, Py_ssize_t count, Py_ssize_t size, unsigned char sign, bint unpack
+) noexcept nogil:
+    """Pack `count` codes of a row of w, of `size` bytes each, or with `unpack` copy them back.
+
+    packed : where a panel has the first one; of int8 codes, whose sign is flipped, one is QUAD bytes before the next
+    codes : where a matrix has the first one
+    """
+    cdef Py_ssize_t l
+    for l in range(count):
+        if size == 1:
+            if unpack:
+                codes[l] = packed[QUAD * l] ^ sign
+            else:
+                packed[QUAD * l] = codes[l] ^ sign
+        elif unpack:
+            (<uint16_t *> codes)[l] = (<uint16_t *> packed)[l]
+        else:
+            (<uint16_t *> packed)[l] = (<uint16_t *> codes)[l]
+
+
 cdef inline noinline_void pack_quantized(
     const Panels *p, unsigned char **codes, float **scales, bint unpack
 ) noexcept nogil:
@@ -303,11 +324,10 @@ cdef inline noinline_void pack_quantized(
 
     codes, scales : an array for each matrix; the caller's, written with `unpack`; for float16 there are no scales
     """
-    cdef Py_ssize_t L = p.L, n = bytes_per_code(p.format), j, u, gate, k, l, count, lines
+    cdef Py_ssize_t L = p.L, n = bytes_per_code(p.format), j, u, gate, k, count, lines
     cdef unsigned char sign = 128 if p.format == INT8 else 0
     cdef unsigned char *panel
     cdef unsigned char *row
-    cdef unsigned char *code
     cdef float *packed_scales
     cdef float *gate_scales
     for j in range(p.count):
@@ -323,17 +343,8 @@ cdef inline noinline_void pack_quantized(
             for gate in range(p.gates):
                 for k in range(p.K):
                     row = codes[p.matrix[gate]] + (gate_column(p, j, u, gate) + k * weight_stride(p, gate, k < p.I)) * n
-                    code = panel + code_offset(p, lines, k, gate_lane(p, j, u, gate, k < p.I))
-                    for l in range(count):
-                        if n == 1:
-                            if unpack:
-                                row[l] = code[QUAD * l] ^ sign
-                            else:
-                                code[QUAD * l] = row[l] ^ sign
-                        elif unpack:
-                            (<uint16_t *> row)[l] = (<uint16_t *> code)[l]
-                        else:
-                            (<uint16_t *> code)[l] = (<uint16_t *> row)[l]
+                    copy_codes(panel + code_offset(p, lines, k, gate_lane(p, j, u, gate, k < p.I)), row, count, n, sign,
+                               unpack)
                 if p.format == INT8:
                     gate_scales = scales[p.matrix[gate]] + gate_column(p, j, u, gate)
                     if unpack:

@@ -202,9 +202,9 @@ cdef inline void *align_to_line(const void *memory) noexcept nogil:
     return <void *> ((<size_t> memory + 63) & ~<size_t> 63)
 
 
-cdef inline void *align_scratch(unsigned char[::1] work) noexcept nogil:
+cdef inline void *align_scratch(unsigned char[::1] scratch) noexcept nogil:
     """Return the first address in scratch that begins a cache line."""
-    return align_to_line(&work[0])
+    return align_to_line(&scratch[0])
 
 
 # ------------------------------------------------------------------------------------------------------------ packing
@@ -220,15 +220,15 @@ cdef inline Py_ssize_t packed_stride(const real *panel, Py_ssize_t lines, Py_ssi
 
 
 cdef inline void pack_line(
-    real *line, Py_ssize_t stride, Py_ssize_t k0, Py_ssize_t count, const store *w, Py_ssize_t ld, Py_ssize_t n
+    real *line, Py_ssize_t stride, Py_ssize_t first, Py_ssize_t count, const store *w, Py_ssize_t ld, Py_ssize_t n
 ) noexcept nogil:
-    """Pack n columns of the rows k0 to k0 + count of w into a line of a panel, padded with zeros.
+    """Pack n columns of the rows `first` to first + count of w into a line of a panel, padded with zeros.
 
     line : `packed_line`; a `stride`, `packed_stride`, lies between one k and the next
-    w : [k0 + count,ld], the first column of those that are packed
+    w : [first + count,ld], from the first of the columns on
     """
     cdef Py_ssize_t k
-    for k in range(k0, k0 + count):
+    for k in range(first, first + count):
         prefetch_read(w + (k + PACK_ROWS) * ld)
         load_line(line + k * stride, w + k * ld, n)
 
@@ -433,7 +433,7 @@ cdef inline inline_void tile_lines(
         if rows == 1 and lines == 3:
             tile(rows, 0, 12, VECTORS, out, a, rs, ks, block, K, prefetch)
             return
-        if rows <= 3 and lines == 3 or rows == 3 and lines == 4:
+        if (rows <= 3 and lines == 3) or (rows == 3 and lines == 4):
             tile(rows, 0, 6, VECTORS, out, a, rs, ks, block, K, prefetch)
             tile(rows, 6, 6, VECTORS, out, a, rs, ks, block, K, prefetch + prefetch_step)
             g = 3
@@ -449,11 +449,13 @@ cdef inline inline_void tile_lines(
         g += 1
 
 
-# `tile_rows` for each number of rows: gcc keeps addresses of tiles on the stack where more of them are in one function.
+# `tile_rows` calls a function for each number of rows, because gcc keeps the addresses of tiles on the stack where a
+# function has more of them.
 cdef inline noinline_void one_row(
     vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
+    """Run `tile_lines` for a single row."""
     if stride == 1: tile_lines(1, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
     else: tile_lines(1, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
 
@@ -462,6 +464,7 @@ cdef inline noinline_void two_rows(
     vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
+    """Run `tile_lines` for two rows."""
     if stride == 1: tile_lines(2, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
     else: tile_lines(2, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
 
@@ -470,6 +473,7 @@ cdef inline noinline_void three_rows(
     vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
+    """Run `tile_lines` for three rows."""
     if stride == 1: tile_lines(3, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
     else: tile_lines(3, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
 
@@ -478,6 +482,7 @@ cdef inline noinline_void four_rows(
     vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
+    """Run `tile_lines` for four rows."""
     if stride == 1: tile_lines(4, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
     else: tile_lines(4, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
 
@@ -486,6 +491,7 @@ cdef inline noinline_void five_rows(
     vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
+    """Run `tile_lines` for five rows."""
     if stride == 1: tile_lines(5, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
     else: tile_lines(5, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
 
@@ -494,6 +500,7 @@ cdef inline noinline_void six_rows(
     vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
+    """Run `tile_lines` for six rows."""
     if stride == 1: tile_lines(6, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
     else: tile_lines(6, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
 
