@@ -1,11 +1,29 @@
-"""The backward pass of all cells: `backward` is the list of its phases, and where threads wait for each other.
+"""The backward pass of all cells, backpropagation through time: `backward` is the list of its phases, and of the
+barriers between them.
 
     load incoming gradients, pack w.T  ->  for each step, the last one first: of a projected LSTM d_h, then for all
     gate gradients d of the step  ->  h_prev_grad, x_grad  ->  gradients of weights and biases
 
-The functions above it are what one part does in a phase.  d has a row for every (t, b), with the gradients of the
-pre-activations side by side: dicfo of an LSTM, and d_h if that is projected; d_r_bar, d_u_bar, d_c_bar of a GRU, and
-d_hc if it resets after the product; d_h_bar of a plain RNN.  `backward_lines` in each cell's file computes them.
+The functions above `backward` are what a thread does in a phase: one part.
+
+In scratch d has a row for every step and slot, with the gradients of the pre-activations side by side: dicfo of an
+LSTM, and d_h if that is projected; d_r_bar, d_u_bar, d_c_bar of a GRU, and d_hc if it resets after the product; d_h_bar
+of a plain RNN.  `backward_lines` in each cell's file computes them, from the gradient of h after the step.  That is the
+sum of three: d @ w.T of the step after it; what D_H carries from step to step beside the product, as d_h * u of a GRU,
+or the gradient of the last state; and the row of y_grad, which `backward_lines` adds.
+
+p : the plan: sizes, strides, and where each region of scratch starts (plan.pxd)
+c : the cell: its gates, activations and options (types.pxd)
+inputs, outputs : the arrays of the call, the caller's, at the indices of operands.pxd; NULL where there is none
+scratch : the workspace of the call, whose regions plan.pxd lists
+number, parts : the index of a part, and how many there are; `part` has its slots and panels
+n : a matrix of weights, 0 or 1, with p.N[n] columns; of its rows p.x_rows[n] are for x, p.h_rows[n] for h or m
+k : the number of a step in the order in which the forward pass processes them; here k + 1 comes before k
+b, end, b0, b1 : a slot of a batch row (steps.pxd), where a range of them ends, a range of slots
+j, j0, j1 : a packed panel of w.T, a range of panels; its PANEL_LINES lines are lines of h, m or x
+acc : sums of a few rows with a panel: LINES lines for each row
+r0 : the first row of a block of ROW_BLOCK rows (gradients.pxd)
+L, g, l, q : reals in a cache line, a line of a panel, a real of a line, a row
 """
 from cython.parallel cimport parallel, prange
 
@@ -16,8 +34,7 @@ from formulas cimport backward_lines
 from passes.arrays cimport Pass
 from passes.gradients cimport (
     PANEL_LINES, RowBlock, add_column_sums, add_weight_grad_rows, compute_x_grad_panel, compute_x_grad_part,
-    count_panels, count_tiles, lines_in_panel, list_active_rows, pack_columns, pack_row, pack_tiles,
-    pack_transposed_panel
+    count_panels, count_tiles, list_active_rows, pack_columns, pack_row, pack_tiles, pack_transposed_panel, panel_lines
 )
 from passes.operands cimport (
     BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, GRAD, H_GRAD, H_LAST_GRAD,
@@ -44,35 +61,39 @@ from schedule.workspace cimport guard_zones, release_zones
 
 
 # ----------------------------------------------------------------------------------------------------- before the steps
-cdef inline void load_carry(
-    const Backward *p, real *carry, Py_ssize_t stride, const store *last_grad, Py_ssize_t size, Py_ssize_t b
+cdef inline void load_last_state_grad(
+    const Backward *p, real *grads, Py_ssize_t stride, const store *last_grad, Py_ssize_t size, Py_ssize_t b
 ) noexcept nogil:
-    """Load the gradient of the state after the last step, for the row in slot b; NULL stands for zeros."""
+    """Load the gradient of the last state of the row in slot b.
+
+    grads : the region of this state's gradient, [B,stride]
+    last_grad : [B,size], the caller's, NULL for zeros
+    """
     if last_grad is NULL:
-        clear(carry + b * stride, stride)
+        clear(grads + b * stride, stride)
     else:
-        load_row(carry + b * stride, last_grad + row_of_slot(&p.steps, b) * size, size)
+        load_row(grads + b * stride, last_grad + row_of_slot(&p.steps, b) * size, size)
 
 
 cdef inline void load_gradients(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the rows, and for the LSTM one part of the peepholes."""
+    """Load the gradients of the last states for one part of the rows, and one part of an LSTM's peepholes."""
     cdef Py_ssize_t b, j
     for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
-        load_carry(p, scratch + p.start[D_H], p.Ps, inputs[H_LAST_GRAD], p.P, b)
+        load_last_state_grad(p, scratch + p.start[D_H], p.Ps, inputs[H_LAST_GRAD], p.P, b)
         if row_of(c).states > 1:
-            load_carry(p, scratch + p.start[D_CS], p.Hs, inputs[CS_LAST_GRAD], p.H, b)
+            load_last_state_grad(p, scratch + p.start[D_CS], p.Hs, inputs[CS_LAST_GRAD], p.H, b)
     if cell is Lstm:
         if c.peephole:
             for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
                 load_peepholes(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
 
 
-cdef inline void pack_w(
+cdef inline void pack_weight_panel(
     const Backward *p, const store **inputs, real *panel, int n, bint of_x, Py_ssize_t j
 ) noexcept nogil:
-    """Pack panel j of w.T, for matrix n of the weights and its rows for x or for h."""
+    """Pack panel j of w.T for matrix n, either of its rows for x or of those for h."""
     cdef Py_ssize_t rows = p.x_rows[n] if of_x else p.h_rows[n], at = j * PANEL_LINES * p.L, left = rows - at
     if p.transposed:
         pack_rows(panel, min(<Py_ssize_t> PANEL_LINES, lines_in(panel, left)), inputs[(W if of_x else W_H) + n] + at,
@@ -84,142 +105,160 @@ cdef inline void pack_w(
 cdef inline void pack_weights(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the panels of w.T; where there are few, not the same part packs those for h and those for x.  Each
-    part packing all panels for itself gained nothing for an LSTM."""
+    """Pack one part of the panels of w.T.
+
+    Where there are few panels, those for h and those for x are packed by different parts.  That each part packs all
+    panels for itself, and needs no barrier, gained nothing for an LSTM.
+    """
     cdef Py_ssize_t first = packer(&p.grid, number), last = parts - 1 - first, panels, j
     cdef int n
     for n in range(matrices_of(c)):
         for j in range(share(p.h_panels[n], first, parts), share(p.h_panels[n], first + 1, parts)):
-            pack_w(p, inputs, scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n], n, False, j)
+            pack_weight_panel(p, inputs, scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n], n, False, j)
         panels = p.x_panels if p.x_rows[n] > 0 else 0
         for j in range(share(panels, last, parts), share(panels, last + 1, parts)):
-            pack_w(p, inputs, scratch + p.start[TRANSPOSED] + p.w_x[n] + j * p.panel[n], n, True, j)
+            pack_weight_panel(p, inputs, scratch + p.start[TRANSPOSED] + p.w_x[n] + j * p.panel[n], n, True, j)
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
-cdef inline real *own_panel(
+cdef inline real *panel_space(
     const Backward *p, const cell *c, real *scratch, Py_ssize_t number, int n
 ) noexcept nogil:
-    """Where a part packs one panel after the other in a single step."""
+    """Return the memory of one panel of matrix n, where a part packs one after the other in a single step."""
     cdef Py_ssize_t size = p.panel[0] + p.panel[1] if matrices_of(c) > 1 else p.panel[0]
     return scratch + p.start[TRANSPOSED] + p.w_h[0] + number * size + (p.panel[0] if n else 0)
 
 
-cdef inline const real *h_panel(
+cdef inline const real *packed_h_panel(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, int n, Py_ssize_t j
 ) noexcept nogil:
-    """Panel j of matrix n's transposed weights for h; a single step packs it first."""
+    """Return panel j of w.T of matrix n's rows for h; in a single step pack it first."""
     cdef real *panel
     if p.packs_all:
         return scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
-    panel = own_panel(p, c, scratch, number, n)
-    pack_w(p, inputs, panel, n, False, j)
+    panel = panel_space(p, c, scratch, number, n)
+    pack_weight_panel(p, inputs, panel, n, False, j)
     return panel
 
 
-cdef inline const real *next_panel(const Backward *p, const real *panel, int n) noexcept nogil:
-    """What to fetch during a product with a panel of matrix n: NULL for nothing."""
+cdef inline const real *panel_to_prefetch(const Backward *p, const real *panel, int n) noexcept nogil:
+    """Return the panel that is prefetched during the product with a panel of matrix n, NULL for none."""
     if p.prefetches:
         return panel + p.panel[n]
     return <const real *> NULL
 
 
-cdef inline void carried_grads(
+cdef inline void sum_h_grads(
     const Backward *p, const cell *c, const real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t k,
-    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t first, real *acc
+    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t first_tile, real *acc
 ) noexcept nogil:
-    """acc := the gradient of h after step k that the steps after it give: what is carried, and d @ w.T of step k + 1.
+    """Sum the gradients of h after step number k that later steps give: D_H, and d @ w.T of step k + 1.
 
-    k is the number by which a step is processed, j a panel.  `acc` has a tile's lines for each of the slots b to
-    b + rows, and `panels` panel j of the matrices of `state_matrices_of`; `first` is the first row's number for
-    `product`."""
-    cdef Py_ssize_t L = lanes_of(scratch), lines = lines_in_panel(p.JP, j), q, s, l
-    cdef Py_ssize_t taking = active_end(&p.steps, k + 1, b, b + rows) - b
+    k = -1 gives the gradient of the initial state.
+
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices_of`)
+    rows : slots from b on
+    first_tile : how many tiles of rows the panel has been multiplied with already, for prefetching
+    acc : written, for all of these rows
+    """
+    cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.JP, j), q, g, l
+    cdef Py_ssize_t active = active_end(&p.steps, k + 1, b, b + rows) - b
     cdef const real *d = scratch + p.start[D] + (step_at(&p.steps, k + 1) * p.B + b) * p.Ns
     cdef const real *d_h
     cdef int n
     for q in range(rows):
         d_h = scratch + p.start[D_H] + (b + q) * p.Ps + j * PANEL_LINES * L
-        for s in range(lines):
+        for g in range(lines):
             for l in range(L):
-                acc[(q * LINES + s) * L + l] = d_h[s * L + l]
-    if taking > 0:
+                acc[(q * LINES + g) * L + l] = d_h[g * L + l]
+    if active > 0:
         for n in range(state_matrices_of(c)):
-            add_panel_product(acc, taking, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n],
-                              next_panel(p, panels[n], n), first)
+            add_panel_product(acc, active, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n],
+                              panel_to_prefetch(p, panels[n], n), first_tile)
     for q in range(rows):
         if has_flag(&p.steps, k + 1, b + q, RESET):  # step k + 1 did not see the state of step k
             clear(acc + q * LINES * L, lines * L)
 
 
-cdef inline void state_grad_rows(
+cdef inline void state_grads_of_panel(
     const Backward *p, const cell *c, const store **inputs, real *scratch, const real **panels, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
-    """The gradient of h after the step processed as number k, and what the cell makes of it: panel j, slots b to `end`.
-    A row that takes part in the next step alone carries the gradient on, and one that takes part in neither keeps
-    what it carries."""
-    cdef Py_ssize_t L = lanes_of(scratch), here = active_end(&p.steps, k, b, end), first = 0, rows, q, l
-    cdef Py_ssize_t j0 = j * PANEL_LINES, j1 = j0 + lines_in_panel(p.JP, j)
+    """Compute the gradient of h after step number k and what the cell makes of it, for panel j and slots b to `end`.
+
+    A row that is active in step k + 1 but not in step k had its first step there, in reverse: D_H carries the gradient
+    to its initial state.  A row that is active in neither keeps what D_H has.
+
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices_of`)
+    """
+    cdef Py_ssize_t L = lanes_of(scratch), active = active_end(&p.steps, k, b, end), first_tile = 0, rows, q, l
+    cdef Py_ssize_t line0 = j * PANEL_LINES, line1 = line0 + panel_lines(p.JP, j)
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    end = max(here, active_end(&p.steps, k + 1, b, end))
+    end = max(active, active_end(&p.steps, k + 1, b, end))
     while b < end:
         rows = tile_group_height(end - b)
-        carried_grads(p, c, scratch, panels, j, k, b, rows, first, acc)
+        sum_h_grads(p, c, scratch, panels, j, k, b, rows, first_tile, acc)
         for q in range(rows):
-            if b + q < here:
-                backward_lines(p, c, 0, inputs, j0, j1, k, b + q, acc + q * LINES * L, scratch)
+            if b + q < active:
+                backward_lines(p, c, 0, inputs, line0, line1, k, b + q, acc + q * LINES * L, scratch)
             else:
-                for l in range((j1 - j0) * L):
-                    scratch[p.start[D_H] + (b + q) * p.Ps + j0 * L + l] = acc[q * LINES * L + l]
+                for l in range((line1 - line0) * L):
+                    scratch[p.start[D_H] + (b + q) * p.Ps + line0 * L + l] = acc[q * LINES * L + l]
         b += rows
-        first += GROUP_TILES
+        first_tile += GROUP_TILES
 
 
-cdef inline void first_state_grad_rows(
+cdef inline void first_state_grads_of_panel(
     const Backward *p, const cell *c, store **outputs, real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t b,
     Py_ssize_t end
 ) noexcept nogil:
-    """h_prev_grad, the gradient of the state before the first step: panel j, slots b to `end`."""
-    cdef Py_ssize_t L = lanes_of(scratch), first = 0, rows, q, s, at
+    """Store h_prev_grad, the gradient of h before the first step, for panel j and slots b to `end`.
+
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices_of`)
+    """
+    cdef Py_ssize_t L = lanes_of(scratch), first_tile = 0, rows, q, g, at
     cdef real[GROUP_TILES * TILE_SIZE] acc
     while b < end:
         rows = tile_group_height(end - b)
-        carried_grads(p, c, scratch, panels, j, -1, b, rows, first, acc)
+        sum_h_grads(p, c, scratch, panels, j, -1, b, rows, first_tile, acc)
         for q in range(rows):
-            for s in range(lines_in_panel(p.JP, j)):
-                at = (j * PANEL_LINES + s) * L
-                store_line(outputs[H_PREV_GRAD] + row_of_slot(&p.steps, b + q) * p.P + at, acc + (q * LINES + s) * L,
+            for g in range(panel_lines(p.JP, j)):
+                at = (j * PANEL_LINES + g) * L
+                store_line(outputs[H_PREV_GRAD] + row_of_slot(&p.steps, b + q) * p.P + at, acc + (q * LINES + g) * L,
                            p.P - at)
         b += rows
-        first += GROUP_TILES
+        first_tile += GROUP_TILES
 
 
-cdef inline void second_grad_rows(
+cdef inline void second_grads_of_panel(
     const Backward *p, const cell *c, const store **inputs, real *scratch, const real *panel, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
-    """The second product of the step processed as number k, d @ w.T with the second matrix of weights, and what the
-    cell makes of it: panel j, slots b to `end`."""
-    cdef Py_ssize_t L = lanes_of(scratch), first = 0, rows, q, lines = lines_in_panel(p.J, j)
+    """Compute the second product of step number k and what the cell makes of it, for panel j and slots b to `end`.
+
+    That is d @ w.T of the second matrix, the gradient of what the second product of the forward pass read.
+
+    panel : panel j of w.T of the second matrix
+    """
+    cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.J, j), line0 = j * PANEL_LINES, first_tile = 0, rows, q
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef const real *d = scratch + p.start[D] + step_at(&p.steps, k) * p.B * p.Ns + p.column[1]
     end = active_end(&p.steps, k, b, end)
     while b < end:
         rows = tile_group_height(end - b)
         clear(acc, rows * LINES * L)
-        add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], next_panel(p, panel, 1), first)
+        add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], panel_to_prefetch(p, panel, 1),
+                          first_tile)
         for q in range(rows):
-            backward_lines(p, c, 1, inputs, j * PANEL_LINES, j * PANEL_LINES + lines, k, b + q, acc + q * LINES * L,
-                           scratch)
+            backward_lines(p, c, 1, inputs, line0, line0 + lines, k, b + q, acc + q * LINES * L, scratch)
         b += rows
-        first += GROUP_TILES
+        first_tile += GROUP_TILES
 
 
 cdef inline void state_grads(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
-    """One part of `state_grad_rows` for the step processed as number k."""
+    """Compute one part of the gradients of h after step number k, and of what the cell makes of them."""
     cdef Share part = share_of(p, number, p.h_panels[0])
     cdef const real *panels[MATRICES]
     cdef Py_ssize_t j
@@ -230,13 +269,13 @@ cdef inline void state_grads(
     for j in range(part.j0, part.j1):
         for n in range(state_matrices_of(c)):
             panels[n] = scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
-        state_grad_rows(p, c, inputs, scratch, panels, j, k, part.b0, part.b1)
+        state_grads_of_panel(p, c, inputs, scratch, panels, j, k, part.b0, part.b1)
 
 
 cdef inline void first_state_grads(
     const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
-    """One part of `first_state_grad_rows`, with weights that are packed."""
+    """Store one part of h_prev_grad, where all panels are packed."""
     cdef Share part = share_of(p, number, p.h_panels[0])
     cdef const real *panels[MATRICES]
     cdef Py_ssize_t j
@@ -244,23 +283,25 @@ cdef inline void first_state_grads(
     for j in range(part.j0, part.j1):
         for n in range(state_matrices_of(c)):
             panels[n] = scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
-        first_state_grad_rows(p, c, outputs, scratch, panels, j, part.b0, part.b1)
+        first_state_grads_of_panel(p, c, outputs, scratch, panels, j, part.b0, part.b1)
 
 
 cdef inline void second_grads(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
-    """One part of `second_grad_rows` for the step processed as number k."""
+    """Compute one part of the second product of step number k, and of what the cell makes of it."""
     cdef Share part = share_of(p, number, p.h_panels[1])
+    cdef const real *panel
     cdef Py_ssize_t j
     for j in range(part.j0, part.j1):
-        second_grad_rows(p, c, inputs, scratch, h_panel(p, c, inputs, scratch, number, 1, j), j, k, part.b0, part.b1)
+        panel = packed_h_panel(p, c, inputs, scratch, number, 1, j)
+        second_grads_of_panel(p, c, inputs, scratch, panel, j, k, part.b0, part.b1)
 
 
 cdef inline void all_steps_back(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
-    """All steps of a part that needs no other part."""
+    """Compute the gradients of all steps for one part, whose group has no other part."""
     cdef Py_ssize_t k = p.steps.T - 1
     while k >= 0:
         state_grads(p, c, inputs, scratch, number, k)
@@ -273,10 +314,10 @@ cdef inline void all_steps_back(
 cdef inline void x_grads(
     const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the tiles of x_grad."""
+    """Compute one part of x_grad, d @ w_x.T for all steps, unless it is not wanted or x has no columns."""
     cdef Py_ssize_t K = 0
     cdef const real *panels = NULL
-    if p.x_panels == 0:  # there are no inputs, or nobody asked for it
+    if p.x_panels == 0:
         return
     if matrices_of(c) > 1 and not projects(c):
         K, panels = p.N[1], scratch + p.start[TRANSPOSED] + p.w_x[1]
@@ -289,11 +330,11 @@ cdef inline void single_step_grads(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
-    """One part of h_prev_grad and x_grad of a single step, which packs each panel when it uses it."""
-    cdef Py_ssize_t h_panels = p.h_panels[0], j, k, K = 0
+    """Store one part of h_prev_grad and x_grad of a single step, and pack each panel when it is used."""
+    cdef Py_ssize_t h_panels = p.h_panels[0], j, x_panel, K = 0
     cdef Share part = share_of(p, number, h_panels + p.x_panels)
-    cdef real *panel = own_panel(p, c, scratch, number, 0)
-    cdef real *panel2 = own_panel(p, c, scratch, number, 1)
+    cdef real *panel = panel_space(p, c, scratch, number, 0)
+    cdef real *panel2 = panel_space(p, c, scratch, number, 1)
     cdef const real *panels[MATRICES]
     cdef int n
     if matrices_of(c) > 1:
@@ -303,22 +344,23 @@ cdef inline void single_step_grads(
     for j in range(part.j0, part.j1):
         if j < h_panels:
             for n in range(state_matrices_of(c)):
-                panels[n] = h_panel(p, c, inputs, scratch, number, n, j)
-            first_state_grad_rows(p, c, outputs, scratch, panels, j, part.b0, part.b1)
+                panels[n] = packed_h_panel(p, c, inputs, scratch, number, n, j)
+            first_state_grads_of_panel(p, c, outputs, scratch, panels, j, part.b0, part.b1)
             continue
-        k = j - h_panels
-        pack_w(p, inputs, panel, 0, True, k)
+        x_panel = j - h_panels
+        pack_weight_panel(p, inputs, panel, 0, True, x_panel)
         if K > 0:
-            pack_w(p, inputs, panel2, 1, True, k)
+            pack_weight_panel(p, inputs, panel2, 1, True, x_panel)
         compute_x_grad_panel(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.I, scratch + p.start[D],
-                             p.Ns, part.b0, active_end(&p.steps, 0, part.b0, part.b1), panel, p.N[0], panel2, K, k)
+                             p.Ns, part.b0, active_end(&p.steps, 0, part.b0, part.b1), panel, p.N[0], panel2, K,
+                             x_panel)
 
 
 cdef inline void last_grads(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number,
     Py_ssize_t parts
 ) noexcept nogil:
-    """One part of cs_prev_grad and of the peepholes' gradients, or of what `GRUBlockCellGrad` returns of d."""
+    """Store one part of cs_prev_grad and of the peepholes' gradients, or of d, which `GRUBlockCellGrad` returns."""
     cdef Py_ssize_t b, j
     cdef real *d = scratch + p.start[D]
     if cell is Lstm:
@@ -333,25 +375,29 @@ cdef inline void last_grads(
 
 
 # -------------------------------------------------------------------------------------------------- weights and biases
-cdef inline Py_ssize_t h_panels_at(const Backward *p, Py_ssize_t kb) noexcept nogil:
-    """Where the panels of h begin, behind those of x, for a block of kb rows."""
-    return count_panels((p.I + p.L - 1) // p.L) * PANEL_LINES * p.L * kb
+cdef inline Py_ssize_t h_panels_offset(const Backward *p, Py_ssize_t rows) noexcept nogil:
+    """Return where in PANELS the panels with h begin, behind those with x, for a block of so many rows."""
+    return count_panels((p.I + p.L - 1) // p.L) * PANEL_LINES * p.L * rows
 
 
 cdef inline void pack_block(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
-    """One part of the rows of x and h_prev (for a second product h_prev * r, or o * co), of a block of rows from r0 on;
-    if transposed of d too."""
+    """Pack one part of a block of rows of x and h_prev, as the weight gradient of matrix n reads them.
+
+    A gradient like w is [x, h_prev].T @ d: x and h_prev go to tiles, and `weight_grads` packs d.  A transposed gradient
+    is d.T @ [x, h_prev]: d goes to tiles, and x and h_prev to panels.  For the matrix of a second product h_prev is
+    what that read, h_prev * r or m = o * co.
+    """
     cdef RowBlock block
-    cdef Py_ssize_t k, end, last, chain, m, q, at, t, b
+    cdef Py_ssize_t r, last, end, chain, count, at, q, t, row  # r: an active row, counted from the chain's first one
     cdef const store *x[PACK_ROWS]
     cdef const store *h[PACK_ROWS]
-    cdef const store *factor[PACK_ROWS]
-    cdef const store **scales = NULL
-    cdef const store *state = NULL  # what a second product reads instead of h, [T,B,H]
-    cdef const store *scale = NULL  # and by what it is multiplied
+    cdef const store *factors[PACK_ROWS]
+    cdef const store **scales = NULL  # NULL or `factors`, rows by which those of h are multiplied
+    cdef const store *state = NULL  # [T,B,H], the caller's: what a second product reads instead of h
+    cdef const store *scale = NULL  # [T,B,H], the caller's: by what it is multiplied
     cdef const real *d[PACK_ROWS]
     cdef const real *d_h[PACK_ROWS]
     if n == 1 and projects(c):
@@ -359,118 +405,136 @@ cdef inline void pack_block(
     elif n == 1 and products_of(c) > 1:
         scale = inputs[OUT_R]
     if scale is not NULL:
-        scales = factor
+        scales = factors
     list_active_rows(&block, &p.steps, r0)
-    k, last = share(block.active, number, parts), share(block.active, number + 1, parts)
+    r, last = share(block.active, number, parts), share(block.active, number + 1, parts)
     for chain in range(block.chains):
-        end = min(last, block.count[chain])  # both k and `last` count from the chain's first row on
-        while k < end:
-            m = min(<Py_ssize_t> PACK_ROWS, end - k)
-            at = chain * BLOCK + k
-            for q in range(m):
-                t, b = block.t[at + q], block.b[at + q]
-                x[q] = current_row(&p.steps, inputs[X], &p.x_layout, t, b)
-                h[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
+        end = min(last, block.count[chain])
+        while r < end:
+            count = min(<Py_ssize_t> PACK_ROWS, end - r)
+            at = chain * BLOCK + r
+            for q in range(count):
+                t, row = block.t[at + q], block.b[at + q]
+                x[q] = current_row(&p.steps, inputs[X], &p.x_layout, t, row)
+                h[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, row)
                 d[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.column[n]
                 d_h[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.h_column[n]
                 if state is not NULL:
-                    h[q] = state + (t * p.B + b) * p.H
+                    h[q] = state + (t * p.B + row) * p.H
                 if scale is not NULL:
-                    factor[q] = scale + (t * p.B + b) * p.H
+                    factors[q] = scale + (t * p.B + row) * p.H
             if p.transposed:
-                pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_gap, d, <const real **> NULL, p.N[n], m)
+                pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_gap, d, <const real **> NULL, p.N[n], count)
                 if p.h_column[n] != p.column[n]:
-                    pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_gap, d_h, <const real **> NULL, p.N[n], m)
-                for q in range(m):
-                    pack_row(scratch + p.start[PANELS], x[q], <const store *> NULL, p.x_rows[n], &block, chain, k + q)
-                    pack_row(scratch + p.start[PANELS] + h_panels_at(p, block.rows), h[q],
-                             <const store *> NULL if scales is NULL else scales[q], p.h_rows[n], &block, chain, k + q)
+                    pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_gap, d_h, <const real **> NULL, p.N[n],
+                               count)
+                for q in range(count):
+                    pack_row(scratch + p.start[PANELS], x[q], <const store *> NULL, p.x_rows[n], &block, chain, r + q)
+                    pack_row(scratch + p.start[PANELS] + h_panels_offset(p, block.rows), h[q],
+                             <const store *> NULL if scales is NULL else scales[q], p.h_rows[n], &block, chain, r + q)
             else:
-                pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_gap, x, <const store **> NULL, p.x_rows[n], m)
-                pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_gap, h, scales, p.h_rows[n], m)
-            k += m
-        k, last = max(k - block.count[chain], <Py_ssize_t> 0), last - block.count[chain]
+                pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_gap, x, <const store **> NULL, p.x_rows[n],
+                           count)
+                pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_gap, h, scales, p.h_rows[n], count)
+            r += count
+        r, last = max(r - block.count[chain], <Py_ssize_t> 0), last - block.count[chain]
 
 
 cdef inline real *weight_grad_of(
     const Backward *p, const real *scratch, store **outputs, int n, bint of_x
 ) noexcept nogil:
-    """Where it is summed, in its rows for x or in those for h: in the output, or for float16 in scratch, in float32."""
-    cdef Py_ssize_t h = 0 if of_x else p.x_rows[n] * p.N[n]
+    """Return where the gradient of matrix n is summed, its rows for x or those for h.
+
+    That is the output or, in float32, scratch if the output is float16.
+    """
+    cdef Py_ssize_t offset = 0 if of_x else p.x_rows[n] * p.N[n]
     if store is half:
-        return <real *> scratch + p.start[TRANSPOSED] + p.w_grad[n] + h
+        return <real *> scratch + p.start[TRANSPOSED] + p.w_grad[n] + offset
     elif p.transposed:
         return <real *> outputs[(W_GRAD if of_x else W_H_GRAD) + n]
     else:
-        return <real *> outputs[W_GRAD + n] + h
+        return <real *> outputs[W_GRAD + n] + offset
 
 
-cdef inline void transposed_grad(
+cdef inline void add_transposed_grad(
     const Backward *p, real *out, const real *tiles, const real *panels, Py_ssize_t N, Py_ssize_t M,
-    const RowBlock *block, bint first, Py_ssize_t number, Py_ssize_t parts
+    const RowBlock *block, bint is_first, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the rows of out [N,M], d.T @ inputs: add a block of rows."""
-    cdef Py_ssize_t L = lanes_of(out), j = share(count_tiles(N), number, parts), lines = lines_in(out, M), n = 0, m
-    cdef Py_ssize_t at = j * ROWS, rows = min(share(count_tiles(N), number + 1, parts) * ROWS, N) - at
-    while n < lines:
-        m = min(<Py_ssize_t> PANEL_LINES, lines - n)
-        add_weight_grad_rows(out + at * M + n * L, M, rows, tiles + j * p.tile_gap, p.tile_gap,
-                             panels + n * L * block.rows, m, M - n * L, block, first)
-        n += m
+    """Add a block of rows to one part of the rows of a transposed gradient, or set these if the block is the first one.
+
+    out : [N,M], where `weight_grad_of` says
+    tiles : the block's columns of d, N of them, packed
+    panels : the block of x or h_prev, M columns, packed
+    """
+    cdef Py_ssize_t L = lanes_of(out), tile = share(count_tiles(N), number, parts), lines = lines_in(out, M), j
+    cdef Py_ssize_t rows = min(share(count_tiles(N), number + 1, parts) * ROWS, N) - tile * ROWS, first
+    for j in range(count_panels(lines)):
+        first = j * PANEL_LINES * L
+        add_weight_grad_rows(out + tile * ROWS * M + first, M, rows, tiles + tile * p.tile_gap, p.tile_gap,
+                             panels + first * block.rows, panel_lines(lines, j), M - first, block, is_first)
 
 
 cdef inline void transposed_grads(
     const Backward *p, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
-    """As `weight_grads`, for the transposed gradients: one part of their rows."""
+    """Add a block of rows to one part of the rows of matrix n's transposed gradient d.T @ [x, h_prev], and of d's sums.
+
+    The two are arrays of their own, [N,I] and [N,H].  For h d may be in other columns than for x.
+    """
     cdef Py_ssize_t N = p.N[n], lines = lines_in(scratch, N)
-    cdef bint apart = p.h_column[n] != p.column[n]
+    cdef bint separate = p.h_column[n] != p.column[n]
     cdef const real *panels = scratch + p.start[PANELS]
     cdef const real *x_tiles = scratch + p.start[X_TILES]
-    cdef const real *h_tiles = scratch + p.start[H_TILES if apart else X_TILES]
+    cdef const real *h_tiles = scratch + p.start[H_TILES if separate else X_TILES]
     cdef RowBlock block
     list_active_rows(&block, &p.steps, r0)
-    transposed_grad(p, weight_grad_of(p, scratch, outputs, n, True), x_tiles, panels, N, p.x_rows[n], &block, r0 == 0,
-                    number, parts)
-    transposed_grad(p, weight_grad_of(p, scratch, outputs, n, False), h_tiles, panels + h_panels_at(p, block.rows), N,
-                    p.h_rows[n], &block, r0 == 0, number, parts)
-    bias_grads(p, outputs, scratch, share(lines, number, parts), share(lines, number + 1, parts), n, r0, &block)
+    add_transposed_grad(p, weight_grad_of(p, scratch, outputs, n, True), x_tiles, panels, N, p.x_rows[n], &block,
+                        r0 == 0, number, parts)
+    add_transposed_grad(p, weight_grad_of(p, scratch, outputs, n, False), h_tiles,
+                        panels + h_panels_offset(p, block.rows), N, p.h_rows[n], &block, r0 == 0, number, parts)
+    add_bias_grads(p, outputs, scratch, share(lines, number, parts), share(lines, number + 1, parts), n, r0, &block)
 
 
-cdef inline void bias_grads(
-    const Backward *p, store **outputs, real *scratch, Py_ssize_t j, Py_ssize_t end, int n, Py_ssize_t r0,
+cdef inline void add_bias_grads(
+    const Backward *p, store **outputs, real *scratch, Py_ssize_t line0, Py_ssize_t line1, int n, Py_ssize_t r0,
     const RowBlock *block
 ) noexcept nogil:
-    """Lines j to end of the bias gradient of matrix n, the sum of d: add a block of rows, from r0 on.  The rows for h
-    may have a bias of their own, with d in another column.  A projection has none."""
-    cdef Py_ssize_t L = lanes_of(scratch), N = p.N[n], at = j * L, columns = min(end * L, N) - at, l
-    cdef const real *d = scratch + p.start[D] + at
+    """Add a block of rows of d to the lines line0 to line1 of matrix n's bias gradient.
+
+    Sums are in scratch until the last block.  Where the rows for h have d in other columns, they have a bias of their
+    own.  A projection has none.
+    """
+    cdef Py_ssize_t L = lanes_of(scratch), N = p.N[n], first = line0 * L, columns = min(line1 * L, N) - first, l
+    cdef const real *d = scratch + p.start[D] + first
     cdef double *sums = <double *> (scratch + p.start[SUMS])
     cdef double *sums_h = sums + lines_in(scratch, N) * L
-    cdef bint apart = p.h_column[n] != p.column[n]
+    cdef bint separate = p.h_column[n] != p.column[n]
     if columns <= 0 or outputs[BIAS_GRAD + n] is NULL:
         return
     if r0 == 0:
-        clear(sums + at, (end - j) * L)
-        if apart:
-            clear(sums_h + at, (end - j) * L)
-    add_column_sums(sums + at, d + p.column[n], p.Ns, columns, block)
-    if apart:
-        add_column_sums(sums_h + at, d + p.h_column[n], p.Ns, columns, block)
+        clear(sums + first, (line1 - line0) * L)
+        if separate:
+            clear(sums_h + first, (line1 - line0) * L)
+    add_column_sums(sums + first, d + p.column[n], p.Ns, columns, block)
+    if separate:
+        add_column_sums(sums_h + first, d + p.h_column[n], p.Ns, columns, block)
     if r0 + block.rows == p.steps.T * p.B:
-        for l in range(at, at + columns):
+        for l in range(first, first + columns):
             store_value(outputs[BIAS_GRAD + n] + l, <real> sums[l])
-            if apart:
+            if separate:
                 store_value(outputs[BIAS_HC_GRAD] + l, <real> sums_h[l])
 
 
 cdef inline void weight_grads(
     const Backward *p, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
-    """One part of the columns of the gradient of matrix n of the weights, [x, h_prev].T @ d, and of the bias: add a
-    block of rows, from r0 on.  For the rows for h d may be in another column."""
-    cdef Py_ssize_t L = lanes_of(scratch), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n], m
-    cdef Py_ssize_t lines = lines_in(scratch, N), j = share(lines, number, parts), end = share(lines, number + 1, parts)
+    """Add a block of rows to one part of the columns of matrix n's gradient [x, h_prev].T @ d, and of its bias.
+
+    For the rows for h d may be in other columns than for x.
+    """
+    cdef Py_ssize_t L = lanes_of(scratch), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n]
+    cdef Py_ssize_t all_lines = lines_in(scratch, N), end = share(all_lines, number + 1, parts), lines, left
+    cdef Py_ssize_t line = share(all_lines, number, parts)
     cdef const real *d = scratch + p.start[D] + p.column[n]
     cdef const real *d_h = scratch + p.start[D] + p.h_column[n]
     cdef const real *x_tiles = scratch + p.start[X_TILES]
@@ -480,48 +544,51 @@ cdef inline void weight_grads(
     cdef real *out_h = weight_grad_of(p, scratch, outputs, n, False)
     cdef RowBlock block
     list_active_rows(&block, &p.steps, r0)
-    while j < end:
-        m = min(<Py_ssize_t> PANEL_LINES, end - j)
-        pack_columns(panel, m, &block, d + j * L, p.Ns, N - j * L)
-        bias_grads(p, outputs, scratch, j, j + m, n, r0, &block)
-        add_weight_grad_rows(out + j * L, N, p.x_rows[n], x_tiles, p.tile_gap, panel, m, N - j * L, &block, r0 == 0)
+    while line < end:
+        lines, left = min(<Py_ssize_t> PANEL_LINES, end - line), N - line * L
+        pack_columns(panel, lines, &block, d + line * L, p.Ns, left)
+        add_bias_grads(p, outputs, scratch, line, line + lines, n, r0, &block)
+        add_weight_grad_rows(out + line * L, N, p.x_rows[n], x_tiles, p.tile_gap, panel, lines, left, &block, r0 == 0)
         if d_h != d:
-            pack_columns(panel, m, &block, d_h + j * L, p.Ns, N - j * L)
-        add_weight_grad_rows(out_h + j * L, N, p.h_rows[n], h_tiles, p.tile_gap, panel, m, N - j * L, &block, r0 == 0)
-        j += m
+            pack_columns(panel, lines, &block, d_h + line * L, p.Ns, left)
+        add_weight_grad_rows(out_h + line * L, N, p.h_rows[n], h_tiles, p.tile_gap, panel, lines, left, &block, r0 == 0)
+        line += lines
 
 
 cdef inline void store_weight_grads(
     const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
-    """One part of the rows of the weight gradients of float16; transposed ones have as many values, in two arrays."""
-    cdef Py_ssize_t rows, k
-    cdef store *to
+    """Store one part of the rows of the weight gradients of float16.
+
+    Transposed ones have as many values, in two arrays, so their rows are counted as if they were not transposed.
+    """
+    cdef Py_ssize_t rows, row
+    cdef store *dst
     cdef int n
     for n in range(matrices_of(c)):
         rows = p.x_rows[n] + p.h_rows[n]
-        for k in range(share(rows, number, parts), share(rows, number + 1, parts)):
-            to = outputs[W_GRAD + n] + k * p.N[n]
-            if p.transposed and k >= p.x_rows[n]:
-                to = outputs[W_H_GRAD + n] + (k - p.x_rows[n]) * p.N[n]
-            store_row(to, scratch + p.start[TRANSPOSED] + p.w_grad[n] + k * p.N[n], p.N[n])
+        for row in range(share(rows, number, parts), share(rows, number + 1, parts)):
+            dst = outputs[W_GRAD + n] + row * p.N[n]
+            if p.transposed and row >= p.x_rows[n]:
+                dst = outputs[W_H_GRAD + n] + (row - p.x_rows[n]) * p.N[n]
+            store_row(dst, scratch + p.start[TRANSPOSED] + p.w_grad[n] + row * p.N[n], p.N[n])
 
 
 cdef inline void all_weight_grads(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
-    """All of them, if there is only one part."""
-    cdef Py_ssize_t r
+    """Compute all gradients of weights and biases, where there is only one part."""
+    cdef Py_ssize_t r0
     cdef int n
     for n in range(matrices_of(c)):
-        r = 0
-        while r < p.steps.T * p.B:
-            pack_block(p, c, inputs, scratch, 0, 1, n, r)
+        r0 = 0
+        while r0 < p.steps.T * p.B:
+            pack_block(p, c, inputs, scratch, 0, 1, n, r0)
             if p.transposed:
-                transposed_grads(p, outputs, scratch, 0, 1, n, r)
+                transposed_grads(p, outputs, scratch, 0, 1, n, r0)
             else:
-                weight_grads(p, outputs, scratch, 0, 1, n, r)
-            r += ROW_BLOCK
+                weight_grads(p, outputs, scratch, 0, 1, n, r0)
+            r0 += ROW_BLOCK
     if store is half:
         store_weight_grads(p, c, outputs, scratch, 0, 1)
 
@@ -530,12 +597,12 @@ cdef inline void all_weight_grads(
 cdef inline long long backward(
     const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
-    """The backward pass.  Returns the nanoseconds that having several threads cost."""
+    """Run the backward pass; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end, rows = p.steps.T * p.B
-    cdef Py_ssize_t k = p.steps.T - 1, r = 0  # in the region each thread has its own k, r and n
+    cdef Py_ssize_t k = p.steps.T - 1, r0 = 0  # in the parallel region each thread has its own k, r0 and n
     cdef int n = 0
-    cdef bint weights = outputs[W_GRAD] is not NULL
+    cdef bint has_weight_grads = outputs[W_GRAD] is not NULL
     if parts == 1:  # entering a parallel region costs time even with one thread
         load_gradients(p, c, inputs, scratch, 0, 1)
         if p.packs_all:
@@ -547,7 +614,7 @@ cdef inline long long backward(
         else:
             single_step_grads(p, c, inputs, outputs, scratch, 0, 1)
         last_grads(p, c, inputs, outputs, scratch, 0, 1)
-        if weights:
+        if has_weight_grads:
             all_weight_grads(p, c, inputs, outputs, scratch)
         return 0
     start_team(&team, p.grid.groups, p.grid.members)
@@ -584,32 +651,36 @@ cdef inline long long backward(
             barrier(&team)
         for part in prange(first, last, schedule="static"):
             last_grads(p, c, inputs, outputs, scratch, part, parts)
-        while weights and n < matrices_of(c):
-            r = 0
-            while r < rows:
+        while has_weight_grads and n < matrices_of(c):
+            r0 = 0
+            while r0 < rows:
                 for part in prange(first, last, schedule="static"):
-                    pack_block(p, c, inputs, scratch, part, parts, n, r)
+                    pack_block(p, c, inputs, scratch, part, parts, n, r0)
                 barrier(&team)
                 for part in prange(first, last, schedule="static"):
                     if p.transposed:
-                        transposed_grads(p, outputs, scratch, part, parts, n, r)
+                        transposed_grads(p, outputs, scratch, part, parts, n, r0)
                     else:
-                        weight_grads(p, outputs, scratch, part, parts, n, r)
+                        weight_grads(p, outputs, scratch, part, parts, n, r0)
                 barrier(&team)
-                r = r + ROW_BLOCK
+                r0 = r0 + ROW_BLOCK
             n = n + 1
         if store is half:
-            if weights:
+            if has_weight_grads:
                 for part in prange(first, last, schedule="static"):
                     store_weight_grads(p, c, outputs, scratch, part, parts)
-        barrier(&team)  # as in `forward`
+        barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
     return measured_cost(&team)
 
 
 cdef inline long long run_backward(
     Backward *p, const cell *c, const store **inputs, store **outputs, void *scratch, int ready
 ) noexcept nogil:
-    """`backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    """Run `backward` in the type in which arrays of type `store` are computed.
+
+    p : changed to no more threads than are `ready`
+    scratch : the workspace, in bytes; it begins at a cache line
+    """
     cdef long long nanoseconds
     use_threads(&p.grid, ready)
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
@@ -622,9 +693,13 @@ cdef inline long long run_backward(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-cdef inline long long pass_backward(
+cdef inline long long run_typed_pass_back(
     const Backward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
+    """Run the backward pass of a layer whose arrays are of type `store`, on at most `ready` threads.
+
+    x : that of `a`
+    """
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Backward p = plan[0]
@@ -657,9 +732,12 @@ cdef inline long long pass_backward(
 cdef inline long long run_pass_back(
     const Backward *p, const cell *c, int storage, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
-    """The gradients of `run_pass` in forward.pxd."""
+    """Run the backward pass of a layer, on at most `ready` threads; return the nanoseconds that having several cost.
+
+    storage : the type of its arrays: FLOAT, DOUBLE or HALF
+    """
     if storage == DOUBLE:
-        return pass_backward(p, c, ready, scratch, a, <const double *> a.x)
+        return run_typed_pass_back(p, c, ready, scratch, a, <const double *> a.x)
     if storage == HALF:
-        return pass_backward(p, c, ready, scratch, a, <const half *> a.x)
-    return pass_backward(p, c, ready, scratch, a, <const float *> a.x)
+        return run_typed_pass_back(p, c, ready, scratch, a, <const half *> a.x)
+    return run_typed_pass_back(p, c, ready, scratch, a, <const float *> a.x)

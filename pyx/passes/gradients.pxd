@@ -41,7 +41,7 @@ cdef inline Py_ssize_t count_panels(Py_ssize_t lines) noexcept nogil:
     return (lines + PANEL_LINES - 1) // PANEL_LINES
 
 
-cdef inline Py_ssize_t lines_in_panel(Py_ssize_t lines, Py_ssize_t j) noexcept nogil:
+cdef inline Py_ssize_t panel_lines(Py_ssize_t lines, Py_ssize_t j) noexcept nogil:
     """Return how many of so many lines are in panel j."""
     return min(<Py_ssize_t> PANEL_LINES, lines - j * PANEL_LINES)
 
@@ -75,7 +75,7 @@ cdef inline void pack_transposed_panel(
     real *panel, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T, for w [rows,N] of the caller's.  Prefetching rows meanwhile gained nothing."""
-    cdef Py_ssize_t L = lanes_of(panel), lines = lines_in_panel(lines_in(panel, rows), j), g, first
+    cdef Py_ssize_t L = lanes_of(panel), lines = panel_lines(lines_in(panel, rows), j), g, first
     for g in range(lines):
         first = (j * PANEL_LINES + g) * L
         pack_line_transposed(panel, lines, g, w + first * N, N, rows - first, N)
@@ -94,7 +94,7 @@ cdef inline void compute_x_grad_panel(
     """
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef real[LF] before
-    cdef Py_ssize_t L = lanes_of(acc), lines = lines_in_panel(lines_in(acc, I), j), first = j * PANEL_LINES * L, at
+    cdef Py_ssize_t L = lanes_of(acc), lines = panel_lines(lines_in(acc, I), j), first = j * PANEL_LINES * L, at
     cdef Py_ssize_t r = r0, t, b, m, q, g, l
     cdef bint prefetches = to_prefetch((K + K2) * I * sizeof(real), 1)
     cdef store *row
@@ -277,7 +277,7 @@ cdef inline void pack_row(
     cdef real *to
     for j in range(count_panels(lines_in(panels, M))):
         panel = panels + j * PANEL_LINES * L * block.rows
-        lines = lines_in_panel(lines_in(panels, M), j)
+        lines = panel_lines(lines_in(panels, M), j)
         for g in range(lines):
             to = packed_line(panel, lines, g, c * BLOCK, block.count[c]) + k * packed_stride(panel, lines, g)
             at = (j * PANEL_LINES + g) * L

@@ -256,7 +256,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch w_hh from the start": ("product/panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
     "torch w_ih for w_hh in the gradient": ("passes/backward.pxd", {"(W if of_x else W_H) + n] + at": "W + n] + at"}),
-    "torch d_c_bar for d_hc": ("passes/backward.pxd", {"H_TILES if apart else X_TILES": "X_TILES"}),
+    "torch d_c_bar for d_hc": ("passes/backward.pxd", {"H_TILES if separate else X_TILES": "X_TILES"}),
     "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + sums[l]": "sums[l]"}),
     "torch gates that share lines are packed from one column": (
         "product/panels.pxd",
@@ -264,7 +264,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch y without gaps": (
         "passes/backward.pxd",
-        {"OUT_H], &p.h_layout, t, b)": "OUT_H], &p.cs_layout, t, b)"},
+        {"OUT_H], &p.h_layout, t, row)": "OUT_H], &p.cs_layout, t, row)"},
     ),
     "dense relu left out": ("cells/dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
     "dense softmax of what is beyond a row": ("cells/dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
