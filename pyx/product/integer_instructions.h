@@ -1,6 +1,6 @@
 /* Products of quantized rows with panels of int8 weights (integer.pxd), for each instruction set that has one.
-   Letters: r a row; g a line of a panel, LINE columns; l a column of a line; q a quad, 4 values of k; v a vector.
-   A tile is R rows by N lines or vectors. */
+   Letters: r a row; g a line of a panel, LINE columns; l a column of a line; q a quad, 4 values of k; v a vector; c a
+   chain.  A tile is R rows by N lines or vectors. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -38,7 +38,7 @@
     ptrdiff_t lines, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a, ptrdiff_t stride, \
     ptrdiff_t rows, ptrdiff_t quads
 typedef void (*Product)(PRODUCT_PARAMETERS);
-typedef struct { float scale; int32_t correction; } Head;
+typedef struct { float scale; int32_t correction; } Head;  /* of a quantized row, or of a piece of one */
 enum { LINE = 16, LINE_BYTES = 64, ROW_SUMS = 4 * LINE };  /* sums of a line, bytes of a line's quad, sums of a row */
 enum { GROUP_ROWS = 48 };  /* rows of codes whose sums are kept before they go to z */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -104,8 +104,10 @@ static inline void configure_tiles(TileConfig *config, ptrdiff_t rows) {
     }
 }
 
+/* Load line G of a panel to tile B and add its products with the rows to tile G. */
 #define LINE_OF_TILES(G, B) \
     if (lines > G) { LOAD(B, line + G * LINE_BYTES, lines * LINE_BYTES); MULTIPLY(G, 4, B); }
+/* The body of a function that computes sums by CONFIGURE, CLEAR, LOAD, MULTIPLY and STORE, which are AMX or C. */
 #define SUMS_BY_TILES \
     TileConfig config; \
     ptrdiff_t configured_rows = 0, m; \
@@ -125,6 +127,8 @@ static inline void configure_tiles(TileConfig *config, ptrdiff_t rows) {
     }
 
 typedef struct { TileConfig config; uint8_t data[8][16][64]; } Tiles;
+
+/* Copy the rows of a tile from memory, or with `store` to memory, where they are `stride` bytes apart. */
 static void copy_tile(Tiles *tiles, int tile, char *memory, ptrdiff_t stride, int store) {
     for (int r = 0; r < tiles->config.rows[tile]; r++) {
         if (store)
@@ -133,6 +137,8 @@ static void copy_tile(Tiles *tiles, int tile, char *memory, ptrdiff_t stride, in
             memcpy(tiles->data[tile][r], memory + r * stride, tiles->config.bytes[tile]);
     }
 }
+
+/* Do as tdpbsud: add to each sum of a row and a column the products of the row's signed bytes with unsigned ones. */
 static void multiply_tiles(Tiles *tiles, int sums, int signed_rows, int unsigned_columns) {
     for (int r = 0; r < tiles->config.rows[sums]; r++)
         for (int l = 0; l < LINE; l++) {
@@ -158,9 +164,10 @@ static void product_tiles_in_c(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_by_tiles_i
 #undef MULTIPLY
 
 /* ------------------------------------------------------- AVX-VNNI, and a stand-in for its instruction in C
-   R rows by N half lines, in 16 registers of 8 lanes, one for each unit. */
+   R rows by N half lines, in 16 registers of 8 lanes, one for each column; quads are quad_stride bytes apart. */
 #define TILE_PARAMETERS const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, \
-    ptrdiff_t step, const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads
+    ptrdiff_t quad_stride, const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads
+/* The body of a tile that computes the sums of R rows and N half lines over all quads. */
 #define TILE_BY_LANES \
     LANES acc[6][8]; \
     for (int r = 0; r < R; r++) \
@@ -170,34 +177,36 @@ static void product_tiles_in_c(PRODUCT_PARAMETERS) { ADD_SUMS_OF(sums_by_tiles_i
         for (int r = 0; r < R; r++) { \
             const LANES x = ALL_LANES(four_bytes_at(a + r * stride + 4 * q)); \
             for (int v = 0; v < N; v++) { \
-                const LANES w = LOAD_LANES(panel + q * step + 32 * v); \
+                const LANES w = LOAD_LANES(panel + q * quad_stride + 32 * v); \
                 acc[r][v] = ADD_PRODUCTS(acc[r][v], w, x); \
             } \
         } \
     for (int r = 0; r < R; r++) \
         for (int v = 0; v < N; v++) \
             STORE_LANES(sums + r * ROW_SUMS + 8 * v, acc[r][v]);
+/* The body of a function that computes sums by tiles of 6 rows by a line, 3 by two lines and 1 by all four. */
 #define SUMS_BY_LANES(TILE) \
-    const ptrdiff_t step = lines * LINE_BYTES; \
+    const ptrdiff_t quad_stride = lines * LINE_BYTES; \
     ptrdiff_t g; \
     for (; rows >= 6; rows -= 6, sums += 6 * ROW_SUMS, a += 6 * stride) \
         for (g = 0; g < lines; g++) \
-            TILE(6, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \
+            TILE(6, 2, sums + g * LINE, panel + g * LINE_BYTES, quad_stride, a, stride, quads); \
     for (; rows >= 3; rows -= 3, sums += 3 * ROW_SUMS, a += 3 * stride) { \
         for (g = 0; g + 2 <= lines; g += 2) \
-            TILE(3, 4, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \
+            TILE(3, 4, sums + g * LINE, panel + g * LINE_BYTES, quad_stride, a, stride, quads); \
         if (g < lines) \
-            TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \
+            TILE(3, 2, sums + g * LINE, panel + g * LINE_BYTES, quad_stride, a, stride, quads); \
     } \
     for (; rows > 0; rows--, sums += ROW_SUMS, a += stride) { \
         if (lines == 4) { \
-            TILE(1, 8, sums, panel, step, a, stride, quads); \
+            TILE(1, 8, sums, panel, quad_stride, a, stride, quads); \
             continue; \
         } \
         for (g = 0; g < lines; g++) \
-            TILE(1, 2, sums + g * LINE, panel + g * LINE_BYTES, step, a, stride, quads); \
+            TILE(1, 2, sums + g * LINE, panel + g * LINE_BYTES, quad_stride, a, stride, quads); \
     }
 
+/* Return the 4 codes of a quad as one number. */
 static inline int32_t four_bytes_at(const int8_t *a) { int32_t x; memcpy(&x, a, 4); return x; }
 typedef struct { int32_t lane[8]; } Lanes;
 static Lanes all_lanes(int32_t x) { return (Lanes) {{x, x, x, x, x, x, x, x}}; }
@@ -236,6 +245,7 @@ enum { TILE_ROWS = 6 };
 
 /* For both instruction sets: OP(add_ps) is _mm256_add_ps or _mm_add_ps, ALL(and) is _mm256_and_si256 and so on. */
 #define FOR_TILE for (int r = 0; r < R; r++) for (int v = 0; v < N; v++)
+/* Add the products of one pair of each quad; WEIGHTS makes 16 bits of `codes`. */
 #define ADD_PAIRS(NAME, PAIR, WEIGHTS) \
     for (int v = 0; v < N; v++) { \
         const VECTOR codes = ALL(loadu)((const VECTOR *) panel + v); \
@@ -248,6 +258,7 @@ enum { TILE_ROWS = 6 };
         for (int v = 0; v < N; v++) \
             sums[r][v] = NAME##_add_pairs(sums[r][v], w[v], x); \
     }
+/* A tile of R rows by N vectors, which adds its scaled sums to z, and what it consists of. */
 #define TILE_OF_PAIRS(NAME, TARGET) \
     ALWAYS_INLINE_FOR(TARGET) VECTOR NAME##_add_pairs(VECTOR sums, VECTOR w, VECTOR x) { \
         const VECTOR products = OP(madd_epi16)(w, x); \
@@ -260,8 +271,8 @@ enum { TILE_ROWS = 6 };
     } \
     ALWAYS_INLINE_FOR(TARGET) void NAME##_tile( \
         const int R, const int N, float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \
-        ptrdiff_t step, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a, ptrdiff_t stride, \
-        ptrdiff_t quads \
+        ptrdiff_t quad_stride, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a, \
+        ptrdiff_t stride, ptrdiff_t quads \
     ) { \
         const int8_t *row_3 = a + 3 * stride; \
         const VECTOR low_bytes = OP(set1_epi16)(0xff); \
@@ -274,7 +285,7 @@ enum { TILE_ROWS = 6 };
             ADD_PAIRS(NAME, 0, ALL(and)(codes, low_bytes)) \
             __asm__("" : "+r"(panel));  /* so that codes are loaded again: no register is left for them */ \
             ADD_PAIRS(NAME, 1, OP(srli_epi16)(codes, 8)) \
-            panel += step; \
+            panel += quad_stride; \
             a += 8; \
             row_3 += 8; \
         } \
@@ -305,6 +316,7 @@ enum { TILE_ROWS = 6 };
                 n = 1; \
         } \
     }
+/* A product of any number of rows by tiles of 1 to 6 rows. */
 #define PRODUCT_OF_PAIRS(NAME, TARGET) \
     TILE_OF_PAIRS(NAME, TARGET) \
     ROWS_OF_PAIRS(NAME, TARGET, 6, 2) \
@@ -322,8 +334,9 @@ enum { TILE_ROWS = 6 };
             tiles[m - 1](z, scales, panel, lines, heads, head_stride, a, stride, m, quads); \
         } \
     }
+/* Return how many of the remaining rows the next tile takes, so that no tile of one or two rows is left over. */
 ALWAYS_INLINE ptrdiff_t rows_of_tile(ptrdiff_t rows) {
-    return rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;  /* no tile of one or two rows is left over */
+    return rows > 11 ? 6 : rows > 6 ? (rows + 1) / 2 : rows;
 }
 
 #define VECTOR __m256i
@@ -376,7 +389,7 @@ ALWAYS_INLINE_FOR(VNNI512) void tile_vnni512(
 ) {
     __m512i acc[6][4], w[4];
     ptrdiff_t q = 0;
-    const int8_t *row_3 = a + 3 * stride;
+    const int8_t *row_3 = a + 3 * stride;  /* from which rows 3 to 5 are addressed, as rows 0 to 2 are from a */
     for (int r = 0; r < R; r++)
         for (int c = 0; c < CHAINS; c++)
             for (int g = 0; g < N; g++) {
@@ -418,6 +431,7 @@ ALWAYS_INLINE_FOR(VNNI512) void tile_vnni512(
         }
     }
 }
+/* The tiles that a number of rows takes, for N lines. */
 #define TILE_VNNI512(R, N, CHAINS) \
     case R: tile_vnni512(R, N, CHAINS, z, scales, panel, heads, head_stride, a, stride, quads); break;
 #define ROWS_VNNI512(N) \
@@ -452,6 +466,7 @@ static __attribute__((target(AMX))) void product_amx(PRODUCT_PARAMETERS) {
     _tile_release();
 }
 
+/* Return whether the CPU has AMX and the system allows it. */
 static int has_amx(void) {
     #if defined(__linux__)
     enum { REQUEST = 0x1023, TILE_DATA = 18 };  /* arch_prctl's ARCH_REQ_XCOMP_PERM: the system has to allow it */
@@ -477,7 +492,7 @@ static int has_avx2(void) { return __builtin_cpu_supports("avx2"); }
 #define ALWAYS_INLINE_FOR(TARGET) static inline __attribute__((always_inline, target(TARGET)))
 #define TILE_ARM(NAME, TARGET) \
     ALWAYS_INLINE_FOR(TARGET) void NAME( \
-        const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t step, \
+        const int R, const int N, int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t quad_stride, \
         const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t quads)
 #define FOR_TILE for (int r = 0; r < R; r++) for (int v = 0; v < N; v++)
 /* Load codes of weights without their 128. */
@@ -497,9 +512,9 @@ TILE_ARM(tile_neon, NEON) {
     int32x4_t acc[2][4][2];
     ptrdiff_t q = 0;
     FOR_TILE acc[r][v][0] = acc[r][v][1] = vdupq_n_s32(0);
-    for (; q + 2 <= quads; q += 2, panel += 2 * step, a += 8)
+    for (; q + 2 <= quads; q += 2, panel += 2 * quad_stride, a += 8)
         for (int v = 0; v < N; v++) {
-            const int8x16_t w = signed_codes(panel + 16 * v), next = signed_codes(panel + step + 16 * v);
+            const int8x16_t w = signed_codes(panel + 16 * v), next = signed_codes(panel + quad_stride + 16 * v);
             for (int r = 0; r < R; r++) {
                 const int8x16_t x = broadcast_quad(a + r * stride), y = broadcast_quad(a + r * stride + 4);
                 const int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
@@ -524,23 +539,25 @@ TILE_ARM(tile_neon, NEON) {
 #define SDOT "arch=armv8.2-a+dotprod"
 #define I8MM "arch=armv8.2-a+dotprod+i8mm"
 #endif
+/* Add the products of quad K of those that are loaded. */
 #define DOT_QUAD(K, WEIGHTS, MULTIPLY) \
     for (int v = 0; v < N; v++) \
-        w[v] = WEIGHTS(panel + K * step + 16 * v); \
+        w[v] = WEIGHTS(panel + K * quad_stride + 16 * v); \
     FOR_TILE acc[r][v] = MULTIPLY(acc[r][v], w[v], x[r], K);
+/* The body of a tile; WEIGHT is the type of a vector of weights, WEIGHTS loads one. */
 #define DOT_TILE(WEIGHT, WEIGHTS, MULTIPLY) \
     int32x4_t acc[8][16]; \
     int8x16_t x[8]; \
     WEIGHT w[16]; \
     ptrdiff_t q = 0; \
     FOR_TILE acc[r][v] = vdupq_n_s32(0); \
-    for (; q + 4 <= quads; q += 4, panel += 4 * step, a += 16) { \
+    for (; q + 4 <= quads; q += 4, panel += 4 * quad_stride, a += 16) { \
         for (int r = 0; r < R; r++) \
             x[r] = vld1q_s8(a + r * stride); \
         DOT_QUAD(0, WEIGHTS, MULTIPLY) DOT_QUAD(1, WEIGHTS, MULTIPLY) \
         DOT_QUAD(2, WEIGHTS, MULTIPLY) DOT_QUAD(3, WEIGHTS, MULTIPLY) \
     } \
-    for (; q < quads; q++, panel += step, a += 4) { \
+    for (; q < quads; q++, panel += quad_stride, a += 4) { \
         for (int r = 0; r < R; r++) \
             x[r] = broadcast_quad(a + r * stride); \
         DOT_QUAD(0, WEIGHTS, MULTIPLY) \
@@ -555,11 +572,11 @@ TILE_ARM(tile_usmmla, I8MM) {
     for (int r = 0; r < R; r += 2)
         for (int v = 0; v < 2 * N; v++)
             acc[r / 2][v] = vdupq_n_s32(0);
-    for (ptrdiff_t q = 0; q < quads; q += 2, panel += 2 * step, a += 8) {
+    for (ptrdiff_t q = 0; q < quads; q += 2, panel += 2 * quad_stride, a += 8) {
         uint8x16_t w[4];
         for (int v = 0; v < N; v++) {
             /* Behind the last quad there are codes of 0 in the rows, and in the panel nothing that may be read. */
-            const uint8_t *next = panel + (q + 1 < quads ? step : 0) + 16 * v;
+            const uint8_t *next = panel + (q + 1 < quads ? quad_stride : 0) + 16 * v;
             const uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(panel + 16 * v));
             const uint32x4_t last = vreinterpretq_u32_u8(vld1q_u8(next));
             w[2 * v] = vreinterpretq_u8_u32(vzip1q_u32(first, last));
@@ -579,6 +596,7 @@ TILE_ARM(tile_usmmla, I8MM) {
         }
 }
 
+/* Compute the sums of as many rows as tiles of R rows by N vectors take, and of vectors that are left over by 4. */
 #define TILES_ARM(TILE, R, N) \
     for (; rows >= R; rows -= R, sums += R * ROW_SUMS, a += R * stride) { \
         ptrdiff_t v = 0; \

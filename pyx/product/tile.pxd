@@ -61,7 +61,7 @@ cdef extern from "product/tile.h":
         LINES  # most lines in a panel
         VECTORS  # vector registers in a line
         ACCUMULATORS  # vectors of sums of a tile
-        ROW_PANELS  # panels that a single row is multiplied with at once, where the registers hold their sums
+        ROW_PANELS  # panels that a single row is multiplied with at once: as many as have registers for their sums
         ROW_PANELS_OF_3  # panels of 3 lines that it is multiplied with at once
         ROW_ACCUMULATORS  # vectors of sums of these panels, at most
         BLOCK  # k in one chain of a product
@@ -69,7 +69,7 @@ cdef extern from "product/tile.h":
         ROW_CHAINS  # chains in a ROW_BLOCK
         PACK_ROWS  # rows of a matrix that are packed together: few, as each is a stream of its own to read
         GROUP_TILES  # tiles of rows that share a block of a panel while it is in the first-level cache
-        LATENCY_ROWS  # rows of a tile that take as long as fewer, which wait for their own sums
+        LATENCY_ROWS  # a tile of fewer rows takes as long as one of these, because it waits for its own sums
         TILE_SIZE  # reals in an accumulator
 
 ctypedef fused vec:
