@@ -38,7 +38,7 @@ cdef extern from "cells/activations.h":
 
 
 cdef inline void exp_parts(real x, real scale, real rate, real shift, real *two_n, real *p) noexcept nogil:
-    """two_n * (1 + scale * p) = 2**shift * exp(scale * x), with two_n a power of two.
+    """Compute exp(scale * x) in two parts: two_n * (1 + scale * p) = 2**shift * exp(scale * x), two_n a power of two.
 
     `scale` is a power of two, with a sign: the constants below scale without rounding.  `rate`, about scale / ln 2,
     decides on the power of two; scale / ln 2 itself makes p smallest.
@@ -81,7 +81,7 @@ cdef inline void exp_parts(real x, real scale, real rate, real shift, real *two_
 
 
 cdef inline real sigmoid(real x) noexcept nogil:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x))."""
     cdef real e, p, one
     # The clamps let NaN through: comparisons with it are false.
     # 1 and exp(-x) are both taken times 2**-64 (2**-512), so that neither overflows before the result is zero.
@@ -99,7 +99,8 @@ cdef inline real sigmoid(real x) noexcept nogil:
 
 
 cdef inline real tanh(real x) noexcept nogil:
-    """(1 - e) / (1 + e) of e = exp(-2 |x|), with the sign of x.  Both are halved, and free of cancellation."""
+    """Return tanh(x): (1 - e) / (1 + e) with e = exp(-2 |x|), and the sign of x.  Numerator and denominator are halved,
+    and free of cancellation."""
     cdef real a, e, p, half = <real> 0.5
     if real is float:
         a = fabsf(x)
@@ -115,7 +116,8 @@ cdef inline real tanh(real x) noexcept nogil:
 
 
 cdef inline real scaled_exp(real x) noexcept nogil:
-    """exp(x) for x <= 0, times 2**64 (2**512) so that it is not subnormal: a term of a softmax, which then divides."""
+    """Return exp(x) for x <= 0, times 2**64 (2**512) so that it is not subnormal: a term of a softmax, which divides by
+    their sum."""
     cdef real two_n, p
     if real is float:
         x = bounds_f[0] if x < bounds_f[0] else x
@@ -127,7 +129,7 @@ cdef inline real scaled_exp(real x) noexcept nogil:
 
 
 cdef inline real exp_minus_one(real x) noexcept nogil:
-    """exp(x) - 1 for x <= 0, also of a small x with all digits."""
+    """Return exp(x) - 1 for x <= 0, with all digits also near 0."""
     cdef real two_n, p, one = 1
     if real is float:
         x = exp_bounds_f[0] if x < exp_bounds_f[0] else x
@@ -138,8 +140,8 @@ cdef inline real exp_minus_one(real x) noexcept nogil:
 
 
 cdef inline real exponential(real x) noexcept nogil:
-    """exp(x), of positive x by way of exp(x) / 2**64 (2**512), else of exp(x) * 2**64, neither of which overflows or is
-    subnormal."""
+    """Return exp(x): of positive x by way of exp(x) / 2**64 (2**512), else by way of exp(x) * 2**64 (2**512), which
+    neither overflow nor are subnormal."""
     cdef real two_n, p, shift, scale
     if real is float:
         x = exp_bounds_f[1] if x < exp_bounds_f[1] else x
@@ -156,7 +158,9 @@ cdef inline real exponential(real x) noexcept nogil:
 
 
 cdef inline real softplus(real x) noexcept nogil:
-    """log(1 + exp(x)) = max(x, 0) + log(1 + t) with t = exp(-|x|), and log(1 + t) = 2 atanh(s) with s = t / (2 + t)."""
+    """Return log(1 + exp(x)) = max(x, 0) + log(1 + t), with t = exp(-|x|).
+
+    log(1 + t) = 2 atanh(s), with s = t / (2 + t)."""
     cdef real t, s, u, q, two = 2
     if real is float:
         t = scaled_exp(-fabsf(x)) * <real> 5.421010862427522e-20
@@ -177,22 +181,22 @@ cdef inline real softplus(real x) noexcept nogil:
 
 
 # --------------------------------------------------------------------------------------------- the activations of cells
-cdef inline Activation plain(int number) noexcept nogil:
-    """One without parameters."""
+cdef inline Activation without_parameters(int number) noexcept nogil:
+    """Return the activation of this number, which has no parameters."""
     cdef Activation f
     f.number, f.a, f.b = number, 0, 0
     return f
 
 
 cdef inline Activation activation_of(numbers):
-    """From the `Numbers` of blockcell/activations.py."""
+    """Return the activation with the number and parameters of a `Numbers` (blockcell/activations.py)."""
     cdef Activation f
     f.number, f.a, f.b = numbers
     return f
 
 
 cdef inline noinline_void activate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
-    """y := the activation of z, for one line."""
+    """Compute y = f(z) for one line."""
     cdef Py_ssize_t l, L = lanes_of(z)
     cdef real a = <real> f.a, b = <real> f.b, zero = 0, one = 1, v
     if f.number == TANH:
@@ -238,7 +242,7 @@ cdef inline noinline_void activate(const Activation *f, const real *restrict z, 
 
 
 cdef inline noinline_void slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
-    """s := the derivative of the activation where its value is y, for one line."""
+    """Compute the derivative s of f where its value is y, for one line."""
     cdef Py_ssize_t l, L = lanes_of(y)
     cdef real a = <real> f.a, b, zero = 0, one = 1, v
     if f.number == TANH:
@@ -282,7 +286,7 @@ cdef inline noinline_void slope(const Activation *f, const real *restrict y, rea
 
 
 cdef inline inline_void activate_gate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
-    """y := f(z), the gates of one line."""
+    """Compute y = f(z) for a line of gates, whose default is sigmoid."""
     cdef Py_ssize_t l
     if f.number != SIGMOID:
         activate(f, z, y)
@@ -292,7 +296,7 @@ cdef inline inline_void activate_gate(const Activation *f, const real *restrict 
 
 
 cdef inline inline_void activate_state(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
-    """y := f(z), the states or candidates of one line."""
+    """Compute y = f(z) for a line of states or candidates, whose default is tanh."""
     cdef Py_ssize_t l
     if f.number != TANH:
         activate(f, z, y)
@@ -302,7 +306,7 @@ cdef inline inline_void activate_state(const Activation *f, const real *restrict
 
 
 cdef inline inline_void gate_grad(const Activation *f, const real *restrict y, real *restrict d) noexcept nogil:
-    """d := d * f'(z), for one line of gates y = f(z): from the gradient of the gates to that of z."""
+    """Turn the gradient d of a line of gates y = f(z) into that of z: multiply d by f'(z)."""
     cdef Py_ssize_t l
     cdef real one = 1
     cdef real[LF] s
@@ -316,7 +320,7 @@ cdef inline inline_void gate_grad(const Activation *f, const real *restrict y, r
 
 
 cdef inline inline_void state_slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
-    """s := f'(z), for one line of states or candidates y = f(z)."""
+    """Compute s = f'(z) for a line of states or candidates y = f(z)."""
     cdef Py_ssize_t l
     cdef real one = 1
     if f.number != TANH:
@@ -327,5 +331,5 @@ cdef inline inline_void state_slope(const Activation *f, const real *restrict y,
 
 
 cdef inline bint are_default(const Activation *gates, const Activation *states) noexcept nogil:
-    """Whether these are sigmoid and tanh."""
+    """Return whether these are sigmoid and tanh."""
     return gates.number == SIGMOID and states.number == TANH

@@ -15,8 +15,12 @@ A layer may have other activations than tanh and sigmoid.  With s the slope of o
 stands for u * (1 - u), and s(c) for 1 - c^2.
 
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
+Their pointers are lines of L numbers in scratch memory or on the stack, which do not overlap; z has the lines of r_bar
+and u_bar, one behind the other, or that of c_bar.
 """
-from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
+from cells.activations cimport (
+    SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
+)
 from cells.types cimport Gru, set_matrices
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
@@ -39,10 +43,10 @@ cdef enum:  # the lines of z of the first, and the columns of a row of gradients
 
 
 cdef inline Gru gru_of() noexcept nogil:
-    """The GRU with the default activations."""
+    """Return the GRU with the default activations."""
     cdef Gru c
     set_matrices(&c)
-    c.activation, c.recurrent = plain(TANH), plain(SIGMOID)
+    c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
     return c
 
 
@@ -51,7 +55,7 @@ cdef inline inline_void compute_gates(
     const Gru *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
     real *restrict hr
 ) noexcept nogil:
-    """From z to r, u and hr = h_prev * r."""
+    """Compute r, u and hr = h_prev * r from z."""
     cdef Py_ssize_t l, L = lanes_of(z)
     activate_gate(&gru.recurrent, z + R_BAR * L, r)
     activate_gate(&gru.recurrent, z + U_BAR * L, u)
@@ -73,7 +77,10 @@ cdef inline noinline_void gates(
 cdef inline inline_void compute_candidate(
     const Gru *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
 ) noexcept nogil:
-    """From z and u to c; h, which is h_prev before, becomes the new state."""
+    """Compute c and h from z and u.
+
+    h : h_prev, which becomes h
+    """
     cdef Py_ssize_t l, L = lanes_of(z)
     activate_state(&gru.activation, z, c)
     for l in range(L):
@@ -94,7 +101,7 @@ cdef inline inline_void compute_candidate_grad(
     const Gru *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
     const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
 ) noexcept nogil:
-    """From d_h to d_u_bar and d_c_bar."""
+    """Compute d_u_bar and d_c_bar from d_h."""
     cdef Py_ssize_t l, L = lanes_of(u)
     cdef real one = 1  # a literal 1 would make all of it double
     cdef real[LF] s_c
@@ -120,7 +127,10 @@ cdef inline inline_void compute_gates_grad(
     const Gru *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
     const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
-    """From d_hr to d_r_bar; d_h becomes the part of d_h_prev that does not come through r and u."""
+    """Compute d_r_bar from d_hr.
+
+    d_h : the gradient of h, which becomes the part of d_h_prev that does not come through r and u
+    """
     cdef Py_ssize_t l, L = lanes_of(r)
     for l in range(L):
         d_r_bar[l] = d_hr[l] * h_prev[l]
@@ -144,7 +154,7 @@ cdef inline void gates_cells(
     const Forward *p, const Gru *gru, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
     real *rows, store **outputs
 ) noexcept nogil:
-    """r, u and h_prev * r of the step processed as number k, from z: panel j, slots b0 to b1."""
+    """Compute r, u and h_prev * r of step k from z: panel j, slots b0 to b1."""
     cdef Py_ssize_t L = lanes_of(z), units = p.w[RU].unit_lines
     cdef real[LF] gate_r
     cdef Py_ssize_t b, s, at, to, t = step_at(&p.steps, k)
@@ -169,7 +179,7 @@ cdef inline void candidate_cells(
     const Forward *p, const Gru *gru, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
     real *rows, store **outputs
 ) noexcept nogil:
-    """c, h and the new state of the step processed as number k, from z: panel j, slots b0 to b1."""
+    """Compute c and h of step k from z: panel j, slots b0 to b1."""
     cdef Py_ssize_t L = lanes_of(z), units = p.w[C].unit_lines
     cdef real[LF] c
     cdef Py_ssize_t b, s, at, t = step_at(&p.steps, k)
@@ -210,10 +220,10 @@ cdef inline void backward_lines(
     const Backward *p, const Gru *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
-    """Compute d_u_bar and d_c_bar; or from d_hr, the product of d_c_bar, d_r_bar, and d_h becomes the part of d_h_prev
+    """Compute d_u_bar and d_c_bar; or d_r_bar from the product of d_c_bar, d_hr, and turn d_h into the part of d_h_prev
     that does not come through r and u."""
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, at, width
-    cdef real[4 * LF] room  # for lines that cannot be read where they are
+    cdef real[4 * LF] buffer  # for lines that cannot be read where they are
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
     cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
     cdef real *d_h = scratch + p.start[D_H] + slot * p.Ps
@@ -222,15 +232,15 @@ cdef inline void backward_lines(
     cdef const real *u
     for j in range(j0, j1):
         at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
-        h_prev, u = state_line(&room[0], row, j, width), padded_line(&room[L], inputs[OUT_U] + at, width)
+        h_prev, u = state_line(&buffer[0], row, j, width), padded_line(&buffer[L], inputs[OUT_U] + at, width)
         if n == 0:
             add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L,
                      width)
-            candidate_grad(gru, u, padded_line(&room[2 * L], inputs[OUT_C] + at, width), h_prev, d_h + j * L, d_u_bar,
+            candidate_grad(gru, u, padded_line(&buffer[2 * L], inputs[OUT_C] + at, width), h_prev, d_h + j * L, d_u_bar,
                            d_c_bar)
             store_line(d + U_BAR * p.H + j * L, d_u_bar, width)
             store_line(d + C_BAR * p.H + j * L, d_c_bar, width)
         else:
-            gates_grad(gru, padded_line(&room[3 * L], inputs[OUT_R] + at, width), u, h_prev, product + (j - j0) * L,
+            gates_grad(gru, padded_line(&buffer[3 * L], inputs[OUT_R] + at, width), u, h_prev, product + (j - j0) * L,
                        d_h + j * L, d_r_bar)
             store_line(d + R_BAR * p.H + j * L, d_r_bar, width)

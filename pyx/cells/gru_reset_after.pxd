@@ -15,9 +15,13 @@ Its gradient, from d_h:
 A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(u) then
 stands for u * (1 - u), and s(c) for 1 - c^2.
 
-`new_state` and `bars_grad` are these equations for one line of units of one batch row.
+`new_state` and `pre_activation_grads` are these equations for one line of units of one batch row.  Their pointers are
+lines of L numbers in scratch memory or on the stack, which do not overlap: z and d have four, one behind the other, and
+y has one for each output of the step, by the numbers of operands.pxd.
 """
-from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
+from cells.activations cimport (
+    SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
+)
 from cells.types cimport ResetAfter, set_matrices
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
@@ -41,10 +45,10 @@ cdef enum:
 
 
 cdef inline ResetAfter reset_after_of() noexcept nogil:
-    """The GRU with the default activations."""
+    """Return the GRU with the default activations."""
     cdef ResetAfter c
     set_matrices(&c)
-    c.activation, c.recurrent = plain(TANH), plain(SIGMOID)
+    c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
     return c
 
 
@@ -52,7 +56,7 @@ cdef inline ResetAfter reset_after_of() noexcept nogil:
 cdef inline inline_void compute_new_state(
     const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
-    """From z and h_prev to the new state, and to r, u, c, hc, h in y."""
+    """Compute h, and r, u, c, hc, h in y, from z and h_prev."""
     cdef Py_ssize_t l, L = lanes_of(z)
     cdef real[LF] c_bar
     activate_gate(&gru.recurrent, z + R_BAR * L, y + OUT_R * L)
@@ -76,11 +80,14 @@ cdef inline noinline_void new_state(
         compute_new_state(gru, z, h_prev, h, y)
 
 
-cdef inline inline_void compute_bars_grad(
+cdef inline inline_void compute_pre_activation_grads(
     const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
-    """From d_h to d_r_bar, d_u_bar, d_c_bar and d_hc in d; d_h becomes the part of d_h_prev that is not a product."""
+    """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, in d, from d_h.
+
+    d_h : the gradient of h, which becomes the part of d_h_prev that is not a product
+    """
     cdef Py_ssize_t l, L = lanes_of(d)
     cdef real d_c_bar, one = 1  # a literal 1 would make all of it double
     cdef real[LF] s_c
@@ -96,15 +103,15 @@ cdef inline inline_void compute_bars_grad(
     gate_grad(&gru.recurrent, r, d + D_R_BAR * L)
 
 
-cdef inline noinline_void bars_grad(
+cdef inline noinline_void pre_activation_grads(
     const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
-    """`compute_bars_grad`, compiled twice: with the default activations values stay in registers."""
+    """`compute_pre_activation_grads`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
-        compute_bars_grad(gru, r, u, c, hc, h_prev, d_h, d)
+        compute_pre_activation_grads(gru, r, u, c, hc, h_prev, d_h, d)
     else:
-        compute_bars_grad(gru, r, u, c, hc, h_prev, d_h, d)
+        compute_pre_activation_grads(gru, r, u, c, hc, h_prev, d_h, d)
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
@@ -140,10 +147,10 @@ cdef inline void backward_lines(
     const Backward *p, const ResetAfter *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
-    """Compute d_r_bar, d_u_bar, d_c_bar and d_hc; d_h becomes the part of d_h_prev that is not a product."""
+    """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, and turn d_h into the part of d_h_prev that is not a product."""
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot)
     cdef Py_ssize_t j, column, at, width
-    cdef real[OUTS * LF] room  # for lines that cannot be read where they are
+    cdef real[OUTS * LF] buffer  # for lines that cannot be read where they are
     cdef real[4 * LF] bars
     cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
     cdef real *d_h = scratch + p.start[D_H] + slot * p.Ps
@@ -151,10 +158,10 @@ cdef inline void backward_lines(
     for j in range(j0, j1):
         at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
         add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
-        bars_grad(gru, padded_line(&room[OUT_R * L], inputs[OUT_R] + at, width),
-                  padded_line(&room[OUT_U * L], inputs[OUT_U] + at, width),
-                  padded_line(&room[OUT_C * L], inputs[OUT_C] + at, width),
-                  padded_line(&room[OUT_HC * L], inputs[OUT_HC] + at, width),
-                  state_line(&room[OUT_H * L], h_prev, j, width), d_h + j * L, bars)
+        pre_activation_grads(gru, padded_line(&buffer[OUT_R * L], inputs[OUT_R] + at, width),
+                             padded_line(&buffer[OUT_U * L], inputs[OUT_U] + at, width),
+                             padded_line(&buffer[OUT_C * L], inputs[OUT_C] + at, width),
+                             padded_line(&buffer[OUT_HC * L], inputs[OUT_HC] + at, width),
+                             state_line(&buffer[OUT_H * L], h_prev, j, width), d_h + j * L, bars)
         for column in range(4):
             store_line(d + column * p.H + j * L, bars + column * L, width)

@@ -32,9 +32,16 @@ Coupled, and projected, where m_grad takes h_grad's place above:
 A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(o) then
 stands for o * (1 - o), and s(co) for 1 - co^2.
 
-`cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.
+`cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.  Their pointers
+are lines of L numbers in scratch memory or on the stack, which do not overlap:
+
+    z, dicfo   a line for each pre-activation, one behind the other, and for its gradient
+    peep       the lines of wci, wcf and wco, one behind the other; not read without peepholes
+    y          a line for each output of the step, by the numbers of operands.pxd
 """
-from cells.activations cimport SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, plain, state_slope
+from cells.activations cimport (
+    SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
+)
 from cells.types cimport Lstm, set_matrices
 from passes.gradients cimport add_line, compute_peephole_grad, state_line
 from passes.operands cimport (
@@ -60,10 +67,10 @@ cdef enum:  # the lines of the peepholes
 
 
 cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
-    """The LSTM of an op, with the default activations."""
+    """Return the LSTM of an op, with the default activations."""
     cdef Lstm c
     set_matrices(&c)
-    c.activation, c.recurrent = plain(TANH), plain(SIGMOID)
+    c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
     c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
     c.coupled, c.P, c.proj_clip = False, 0, 0
@@ -73,7 +80,7 @@ cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bi
 cdef inline Lstm layer_of(
     double forget_bias, double cell_clip, bint peephole, bint ifco, Py_ssize_t P, bint coupled, double proj_clip
 ) noexcept nogil:
-    """The LSTM of a layer, which may be projected or coupled."""
+    """Return the LSTM of a layer, which may be projected or coupled."""
     cdef Lstm c = lstm_of(forget_bias, cell_clip, peephole, ifco)
     c.P, c.coupled, c.proj_clip = P, coupled, proj_clip
     if coupled:
@@ -86,7 +93,10 @@ cdef inline Lstm layer_of(
 cdef inline inline_void compute_cell_state(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
-    """From z to the new cs, and to i, f, ci, cs in y."""
+    """Compute cs, and i, f, ci, cs in y, from z.
+
+    cs_state : cs_prev, which becomes cs
+    """
     cdef Py_ssize_t l, L = lanes_of(y), ci_line = CI_BAR - lstm.coupled, f_line = F_BAR - lstm.coupled
     cdef real forget_bias = <real> lstm.forget_bias, clip = <real> lstm.cell_clip, one = 1
     cdef real[LF] i_bar, f_bar, s
@@ -129,7 +139,11 @@ cdef inline inline_void compute_cell_output(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
-    """From z and the new cs to the new h, and to o, co, h in y."""
+    """Compute h, and o, co, h in y, from z and the new cs.
+
+    cs_state : cs, read only
+    h_state : written
+    """
     cdef Py_ssize_t l, L = lanes_of(y), o_line = O_BAR - lstm.coupled
     cdef real[LF] o_bar
     for l in range(L):
@@ -160,8 +174,11 @@ cdef inline inline_void compute_cell_grad(
     const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
     real *restrict cs_grad, real *restrict dicfo
 ) noexcept nogil:
-    """From the saved y and the gradients of h and cs to dicfo; cs_grad becomes that of cs_prev.  The clip counts as the
-    identity, as in TensorFlow."""
+    """Compute dicfo from the saved outputs and the gradients of h and cs.  The clip counts as the identity, as in
+    TensorFlow.
+
+    cs_grad : the gradient of cs, which becomes that of cs_prev
+    """
     cdef Py_ssize_t l, L = lanes_of(dicfo)
     cdef real[LF] d_cs, s_ci, s_co
     state_slope(&lstm.activation, co, s_co)
@@ -205,8 +222,9 @@ cdef inline void lstm_cells(
     const Forward *p, const Lstm *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """Compute cs and h, or m in place of h where that is projected; a panel has the gates of one line.  All cs first,
-    then all h: the CPU can begin the next cs while one is not finished."""
+    """Compute cs and h, or m in place of h where that is projected, from z; a panel has the gates of one line.
+
+    All cs come first, then all h, so that the CPU can begin the next cs while one is not finished."""
     cdef Py_ssize_t L = lanes_of(z)
     cdef real[OUTS * LF] y
     cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
@@ -288,7 +306,11 @@ cdef inline void forward_cells(
 cdef inline void load_peepholes(
     const Lstm *lstm, real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j
 ) noexcept nogil:
-    """Load line j of all three, side by side, or of the two that a coupled one has."""
+    """Load line j of the three peepholes, or of a coupled LSTM's two.
+
+    peep : [J, 3, L] in scratch memory
+    inputs : wci, wcf, wco [H], the caller's
+    """
     cdef Py_ssize_t L = lanes_of(peep), at = j * L
     if not lstm.coupled:
         load_line(peep + (PEEPHOLES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
@@ -301,13 +323,15 @@ cdef inline void lstm_grad_line(
     const Backward *p, const Lstm *lstm, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
     Py_ssize_t t, Py_ssize_t b, const real *d_h, real *d_cs, real *d
 ) noexcept nogil:
-    """Compute line j of row (t, b) of dicfo, in row d.
+    """Compute line j of row (t, b) of dicfo, in row d.  Prefetching the saved lines gained nothing.
 
-    `d_h` is the gradient of h that the next step gave, or that of m where h is projected; `d_cs` that of cs.  d_cs
-    becomes that of `cs_prev`, the row of cs that the step started from, NULL for zeros.  Fetching the saved lines ahead
-    gained nothing: memory is busy, not late."""
+    cs_prev : the row of cs that the step started from, the caller's, NULL for zeros
+    d_h : the line of the gradient of h that the steps after this one give; of a projected LSTM that of m
+    d_cs : the line of the gradient of cs, which becomes that of cs_prev
+    d : the row of dicfo
+    """
     cdef Py_ssize_t L = lanes_of(d), l, gate, at = (t * p.B + b) * p.H + j * L, width = p.H - j * L
-    cdef real[OUTS * LF] room  # for lines that cannot be read where they are
+    cdef real[OUTS * LF] buffer  # for lines that cannot be read where they are
     cdef real[GATES * LF] dicfo
     cdef real[LF] h_grad
     cdef const real *cs_grad
@@ -315,15 +339,15 @@ cdef inline void lstm_grad_line(
         add_line(&h_grad[0], d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
         d_h = h_grad
     if inputs[CS_GRAD] is not NULL:
-        cs_grad = padded_line(&room[0], inputs[CS_GRAD] + at, width)
+        cs_grad = padded_line(&buffer[0], inputs[CS_GRAD] + at, width)
         for l in range(L):
             d_cs[l] = d_cs[l] + cs_grad[l]
-    cell_grad(lstm, padded_line(&room[OUT_I * L], inputs[OUT_I] + at, width),
-              padded_line(&room[OUT_F * L], inputs[OUT_F] + at, width),
-              padded_line(&room[OUT_O * L], inputs[OUT_O] + at, width),
-              padded_line(&room[OUT_CI * L], inputs[OUT_CI] + at, width),
-              padded_line(&room[OUT_CO * L], inputs[OUT_CO] + at, width),
-              state_line(&room[OUT_CS * L], cs_prev, j, width), peep + PEEPHOLES * j * L, d_h, d_cs, dicfo)
+    cell_grad(lstm, padded_line(&buffer[OUT_I * L], inputs[OUT_I] + at, width),
+              padded_line(&buffer[OUT_F * L], inputs[OUT_F] + at, width),
+              padded_line(&buffer[OUT_O * L], inputs[OUT_O] + at, width),
+              padded_line(&buffer[OUT_CI * L], inputs[OUT_CI] + at, width),
+              padded_line(&buffer[OUT_CO * L], inputs[OUT_CO] + at, width),
+              state_line(&buffer[OUT_CS * L], cs_prev, j, width), peep + PEEPHOLES * j * L, d_h, d_cs, dicfo)
     for gate in range(lstm.coupled, GATES):
         store_line(d + lstm.column[gate] * p.H + j * L, dicfo + gate * L, width)
 
@@ -332,15 +356,19 @@ cdef inline void projected_grad_line(
     const Backward *p, const Lstm *lstm, const store **inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
     const real *carry, real *d_h
 ) noexcept nogil:
-    """Compute line j of row (t, b) of d_h from the gradient of h that the next step gave."""
+    """Compute line j of row (t, b) of d_h, the gradient of the projection before its clip.
+
+    carry : the line of the gradient of h that the steps after this one give
+    d_h : the row, written
+    """
     cdef Py_ssize_t L = lanes_of(d_h), l, width = p.P - j * L
     cdef real clip = <real> lstm.proj_clip
-    cdef real[LF] room  # for a line that cannot be read where it is
+    cdef real[LF] buffer  # for a line that cannot be read where it is
     cdef real[LF] total
     cdef const real *h
     add_line(&total[0], carry, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
     if clip > 0:
-        h = padded_line(&room[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
+        h = padded_line(&buffer[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
         for l in range(L):
             total[l] = 0 if h[l] >= clip or h[l] <= -clip else total[l]
     store_line(d_h + j * L, total, width)
@@ -350,8 +378,8 @@ cdef inline void backward_lines(
     const Backward *p, const Lstm *lstm, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
-    """Compute dicfo, and d_cs becomes the gradient of cs_prev; of a projected LSTM first d_h, and then dicfo from its
-    product, the gradient of m.  In `scratch` d_h becomes zero, as all of it is a product."""
+    """Compute dicfo, and turn d_cs into the gradient of cs_prev; of a projected LSTM first d_h, and then dicfo from its
+    product, the gradient of m.  The gradient of h that is carried becomes zero, as all of it is a product."""
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
     cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
     cdef real *d_cs = scratch + p.start[D_CS] + slot * p.Hs
@@ -371,7 +399,12 @@ cdef inline void backward_lines(
 cdef inline void peephole_grads(
     const Backward *p, const Lstm *lstm, const store **inputs, store **outputs, const real *d, Py_ssize_t j
 ) noexcept nogil:
-    """Line j of wci_grad and wcf_grad, sums of products with cs before a step, and of wco_grad, with cs after it."""
+    """Compute line j of wci_grad and wcf_grad, sums of products of d with cs before a step, and of wco_grad, with cs
+    after it.
+
+    d : dicfo of all rows (t, slot)
+    outputs : wci_grad, wcf_grad, wco_grad [H], the caller's
+    """
     cdef Py_ssize_t at = j * lanes_of(d), n = p.H - at
     cdef const store *cs_prev = inputs[CS_PREV] + at
     cdef const store *cs = inputs[OUT_CS] + at

@@ -7,7 +7,7 @@ One step, and its gradient, from d_h, with s the slope of the activation where i
 
 `activate` and `slope` (activations.pxd) are these equations for one line of units of one batch row.
 """
-from cells.activations cimport TANH, activate, plain, slope
+from cells.activations cimport TANH, activate, slope, without_parameters
 from cells.types cimport Rnn, set_matrices
 from passes.gradients cimport add_line
 from passes.operands cimport H_GRAD, OUT_H
@@ -21,10 +21,10 @@ from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
 
 cdef inline Rnn rnn_of() noexcept nogil:
-    """The RNN with the default activation."""
+    """Return the RNN with the default activation."""
     cdef Rnn c
     set_matrices(&c)
-    c.activation = plain(TANH)
+    c.activation = without_parameters(TANH)
     return c
 
 
@@ -52,16 +52,16 @@ cdef inline void backward_lines(
     const Backward *p, const Rnn *rnn, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
-    """Compute d_h_bar; d_h becomes zero, as all of d_h_prev is a product."""
+    """Compute d_h_bar.  The gradient of h that is carried becomes zero, as all of d_h_prev is a product."""
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, l, width
-    cdef real[LF] room  # for a line that cannot be read where it is
+    cdef real[LF] buffer  # for a line that cannot be read where it is
     cdef real[LF] d_h
     cdef real[LF] s
     cdef const real *h
     for j in range(j0, j1):
         width = p.H - j * L
         add_line(&d_h[0], product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
-        h = padded_line(&room[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
+        h = padded_line(&buffer[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
         slope(&rnn.activation, h, s)
         for l in range(L):
             d_h[l] = d_h[l] * s[l]

@@ -1,25 +1,31 @@
-"""The cells, as plans and drivers know them.
+"""The types of cells, and what the file of a cell has to have.
 
-The drivers (plan.pxd, forward.pxd, backward.pxd) are written for a `cell` of any of these types, and each kernel module
-is compiled for its own alone: the fused type `cell` that they cimport is in modules/, one for each of them.  With all
-four types Cython would translate, and C compilers read, each driver four times in every module.
+Plans and passes (plan.pxd, forward.pxd, backward.pxd) are written for a `cell` of any of these types, and each kernel
+module is compiled for its own type alone: pyx/modules/ has a fused type `cell` for each module.  With all four types
+Cython would translate, and C compilers would read, each pass four times in every module.
 
-The file of a cell has two functions that the drivers call, by way of `formulas` in modules/.  A step has one product
-with its states, or a second one that needs the results of the first (`products_of` in plan.pxd); each function does
-what follows product `n` of the step processed as number k:
+The file of a cell has two functions that the passes call, by way of `formulas` in pyx/modules/.  A step has one product
+with its states, or a second one that needs the results of the first.  Each function computes what follows product n of
+the step that is processed as number k:
 
     forward_cells   the states and outputs of the panels j0 to j1 and the slots b0 to b1
-    backward_lines  the gradients of the lines j0 to j1 of a row, of the batch row in `slot`
+    backward_lines  the gradients of the lines j0 to j1 of the batch row in `slot`
 
-    p         the plan: sizes, strides, the steps, and where everything is in scratch
-    inputs    the arrays of the call by their numbers (operands.pxd); NULL for one that the call has not
-    outputs   likewise; rows (t, b) of y and of saved values are written here, and nobody reads them in this pass
-    z         the product: for each panel, z_panel reals apart, and each slot from b0 on LINES lines, of which the
-              panel has some; read only
-    rows      scratch of a thread's group, with the states of all slots; read, and written for the next step
-    product   what the product gives, those lines: first the gradient of h that the steps after this one give; read
-              only, and apart from `scratch`
-    scratch   scratch memory of the call: d, d_h and d_cs, of which the function reads and writes these lines alone
+Their arguments:
+
+    p         the plan: sizes, strides, the steps, and where everything is in scratch memory
+    c         the cell, under its own name
+    inputs    the caller's arrays by the indices of operands.pxd, NULL for one that the call does not have
+    outputs   likewise; the rows (t, b) of y and of saved values are written here, and no pass reads them back
+    z         the product: for each panel, z_panel reals apart, and for each slot from b0 on LINES lines, of which the
+              panel uses some; read only
+    rows      the scratch memory of the thread's group: the states of all slots are read, and written for step k + 1
+    product   the lines j0 to j1 of the product; n = 0: of the gradient of h that the steps after this one give;
+              read only, and outside `scratch`
+    scratch   the workspace of the call: the function reads and writes the lines j0 to j1 of d, d_h and d_cs alone
+
+A line is 64 bytes of neighbouring units, L numbers.  j is a panel or, where a panel has one line of units, a line; l is
+a lane of a line, t a step, b a slot of a batch row.
 """
 from cells.activations cimport Activation, activation_of
 from product.panels cimport MATRICES
@@ -34,15 +40,15 @@ cdef extern from "cells/table.h":
 
 
 cdef struct Lstm:
-    Py_ssize_t[MATRICES] gates  # that each matrix of weights has
-    bint transposed  # weights and their gradients are as in PyTorch: for x and for h an array each, transposed
+    Py_ssize_t[MATRICES] gates  # of each matrix of weights
+    bint transposed  # weights and their gradients are as in PyTorch: an array for x and one for h, both transposed
     int format  # how packed weights are quantized
     Activation activation, recurrent  # of states, by default tanh; of gates, by default sigmoid
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
-    bint coupled  # i is 1 - f, and w has no column for it
-    Py_ssize_t P  # to how many numbers o * co is projected, which are h; 0: it is h
+    bint coupled  # i = 1 - f, and w has no columns for i
+    Py_ssize_t P  # the size of h, a projection of o * co; 0: h is o * co
     double proj_clip
 
 
@@ -81,7 +87,7 @@ ctypedef fused any_cell:
 
 
 cdef inline const CellRow *row_of(const any_cell *c) noexcept nogil:
-    """Return the row of the table of cells (table.h) for a type of cell; compilers know what it holds."""
+    """Return the row of the table of cells (table.h) for a type of cell.  Its numbers are constants to compilers."""
     if any_cell is Lstm:
         return &LSTM
     elif any_cell is Gru:

@@ -24,8 +24,8 @@ CHAINS = {
     "v4": {rows: {rows, 2 * rows, 3 * rows, 4 * rows} for rows in range(1, 7)},
 }
 EQUATION = re.compile(
-    r"<\w*_f_5cells_\w+_(cell_state|cell_output|cell_grad|gates|candidate|candidate_grad|gates_grad|new_state|bars_grad"
-    r"|activate)>:"
+    r"<\w*_f_5cells_\w+_(cell_state|cell_output|cell_grad|gates|candidate|candidate_grad|gates_grad|new_state"
+    r"|pre_activation_grads|activate)>:"
 )
 LINE = re.compile(r"\s*([0-9a-f]+):\s+(\S+)\s*(.*)")
 
