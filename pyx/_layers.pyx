@@ -47,7 +47,7 @@ cdef enum:
 cdef struct KernelCall:  # what `call_kernel` gets; on the stack of `KernelPlan.execute`
     LayerKernel kernel
     const void *plan
-    void *work
+    void *scratch
     const Pass *arrays
     bint keeps_gil
 
@@ -60,29 +60,29 @@ cdef long long call_kernel(void *context, int ready) except? -1:
     cdef const KernelCall *call = <const KernelCall *> context
     cdef long long cost
     if call.keeps_gil:
-        return call.kernel(call.plan, ready, call.work, call.arrays)
+        return call.kernel(call.plan, ready, call.scratch, call.arrays)
     with nogil:
-        cost = call.kernel(call.plan, ready, call.work, call.arrays)
+        cost = call.kernel(call.plan, ready, call.scratch, call.arrays)
     return cost
 
 
 @cython.final
 cdef class KernelPlan:
 
-    cdef execute(self, char *work, const Pass *a):
+    cdef execute(self, char *scratch, const Pass *a):
         """Run the kernel.
 
-        work : `size` bytes, the caller's; NULL for memory that is allocated for this call
+        scratch : `size` bytes, the caller's; NULL for memory that is allocated for this call
         a : the caller's
         """
         cdef KernelCall call
         cdef char *allocated = NULL
-        if work is NULL:
-            work = allocated = <char *> PyMem_RawMalloc(self.size)
+        if scratch is NULL:
+            scratch = allocated = <char *> PyMem_RawMalloc(self.size)
             if allocated is NULL:
                 raise MemoryError()
         call.kernel, call.plan, call.arrays = self.kernel, PyBytes_AS_STRING(self.parameters), a
-        call.work, call.keeps_gil = work + (-<size_t> work & 63), self.keeps_gil
+        call.scratch, call.keeps_gil = scratch + (-<size_t> scratch & 63), self.keeps_gil
         try:
             run_kernel(self.planned_threads, call_kernel, &call)
         finally:

@@ -301,7 +301,7 @@ cdef class TensorForward(TensorKernel):
 
     cdef run_direction(
         self, Pass *a, int direction, char **weight, char **initial, char **output, char **last, char *tape, char *sums,
-        char *work
+        char *scratch
     ):
         """Run the kernel for one direction; direction 1 goes backward in time.
 
@@ -311,7 +311,7 @@ cdef class TensorForward(TensorKernel):
         output : its first one is y of all directions, unless this is a single step
         tape : of all directions; may be NULL
         sums : written: a bias, the sum of both
-        work : for the kernel
+        scratch : for the kernel
         """
         cdef int k, n = len(self.states)
         for k in range(n):  # the kernels have h last
@@ -337,7 +337,7 @@ cdef class TensorForward(TensorKernel):
             memset(sums, 0, self.bias_size * self.itemsize)
         if self.projected:
             a.weights[3] = weight[self.weights_per_direction - 1]
-        self.plan.execute(work, a)
+        self.plan.execute(scratch, a)
 
 
 @cython.final
@@ -368,7 +368,7 @@ cdef class TensorBackward(TensorKernel):
         cdef char *zeros  # memory for a state of zeros, which begins the block,
         cdef char *no_initial_grads  # for gradients to states that nobody asks for,
         cdef char *no_bias_grads  # for gradients to biases that nobody asks for,
-        cdef char *work  # and for the kernel
+        cdef char *scratch  # and for the kernel
         cdef int k, j, n = len(self.states), per = 3 if self.projected else 2
         cdef bint has_states = len(states) != 0
         cdef list storages = []
@@ -405,7 +405,7 @@ cdef class TensorBackward(TensorKernel):
         memset(zeros, 0, state_bytes)
         no_initial_grads = zeros + state_bytes
         no_bias_grads = no_initial_grads + STATES * state_bytes
-        work = no_bias_grads + 2 * bias_bytes
+        scratch = no_bias_grads + 2 * bias_bytes
         if y_grad is NULL:
             a.y_grad_layout.step = a.y_grad_layout.row = 0
         try:
@@ -423,14 +423,14 @@ cdef class TensorBackward(TensorKernel):
                 a.x_grad, a.accumulate_x_grad, a.reverse = x_grad, k == 1, k == 1
                 self.run_direction(
                     &a, k, tape_data, weight + k * per,
-                    NULL if x is None else weight_grads + k * self.weights_per_direction, no_bias_grads, work
+                    NULL if x is None else weight_grads + k * self.weights_per_direction, no_bias_grads, scratch
                 )
                 a.y = <char *> a.y + self.P * itemsize
         finally:
             PyMem_RawFree(zeros)
 
     cdef run_direction(
-        self, Pass *a, int direction, char *tape, char **weight, char **grads, char *no_bias_grads, char *work
+        self, Pass *a, int direction, char *tape, char **weight, char **grads, char *no_bias_grads, char *scratch
     ):
         """Run the kernel for one direction.
 
@@ -439,7 +439,7 @@ cdef class TensorBackward(TensorKernel):
         weight : of this direction: w_ih, w_hh and, if there is a projection, w_hr
         grads : of this direction, in the order of all its weights; written; NULL if nobody asks for them
         no_bias_grads : memory for gradients to two biases, which is written if the layer has none
-        work : for the kernel
+        scratch : for the kernel
         """
         cdef Py_ssize_t itemsize = self.itemsize
         cdef char *b_ih = no_bias_grads
@@ -459,7 +459,7 @@ cdef class TensorBackward(TensorKernel):
             a.weight_grads[4] = b_hh + self.summed_size * itemsize
             if self.projected:
                 a.weight_grads[3] = grads[self.weights_per_direction - 1]
-        self.plan.execute(work, a)
+        self.plan.execute(scratch, a)
         if grads is not NULL:
             memcpy(b_hh, b_ih, self.summed_size * itemsize)
 

@@ -14,7 +14,7 @@ cdef class KernelPlan:
     cdef int threads, planned_threads  # that there may be; that the kernel uses
     cdef bint keeps_gil  # whether the kernel is too short to let other Python threads run
 
-    cdef execute(self, char *work, const Pass *a)
+    cdef execute(self, char *scratch, const Pass *a)
 
 
 cdef KernelPlan plan_from(
