@@ -94,9 +94,9 @@ cdef inline void pack_weight_panel(
     const Backward *p, const store **inputs, real *panel, int n, bint of_x, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T for matrix n, either of its rows for x or of those for h."""
-    cdef Py_ssize_t rows = p.x_rows[n] if of_x else p.h_rows[n], at = j * PANEL_LINES * p.L, left = rows - at
+    cdef Py_ssize_t rows = p.x_rows[n] if of_x else p.h_rows[n], first = j * PANEL_LINES * p.L, left = rows - first
     if p.transposed:
-        pack_rows(panel, min(<Py_ssize_t> PANEL_LINES, lines_in(panel, left)), inputs[(W if of_x else W_H) + n] + at,
+        pack_rows(panel, min(<Py_ssize_t> PANEL_LINES, lines_in(panel, left)), inputs[(W if of_x else W_H) + n] + first,
                   rows, left, p.N[n])
     else:
         pack_transposed_panel(panel, inputs[W + n] + (0 if of_x else p.x_rows[n] * p.N[n]), p.N[n], rows, j)
@@ -158,7 +158,7 @@ cdef inline void sum_h_grads(
 
     panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices_of`)
     rows : slots from b on
-    first_tile : how many tiles of rows the panel has been multiplied with already, for prefetching
+    first_tile : how many tiles of rows the panel has met before; each tile prefetches another piece of the next panel
     acc : written, for all of these rows
     """
     cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.JP, j), q, g, l
@@ -184,7 +184,9 @@ cdef inline void state_grads_of_panel(
     const Backward *p, const cell *c, const store **inputs, real *scratch, const real **panels, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
-    """Compute the gradient of h after step number k and what the cell makes of it, for panel j and slots b to `end`.
+    """Compute the gradient of h after step number k, and from it d of this step, for panel j and slots b to `end`.
+
+    `backward_lines` stores d, and in D_H and D_CS what is carried to the step before.
 
     A row that is active in step k + 1 but not in step k had its first step there, in reverse: D_H carries the gradient
     to its initial state.  A row that is active in neither keeps what D_H has.
@@ -234,9 +236,9 @@ cdef inline void second_grads_of_panel(
     const Backward *p, const cell *c, const store **inputs, real *scratch, const real *panel, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
-    """Compute the second product of step number k and what the cell makes of it, for panel j and slots b to `end`.
+    """Compute the second product of step number k, and from it the rest of d, for panel j and slots b to `end`.
 
-    That is d @ w.T of the second matrix, the gradient of what the second product of the forward pass read.
+    That is d @ w.T of the second matrix, the gradient of what the forward pass's second product read: h_prev * r or m.
 
     panel : panel j of w.T of the second matrix
     """
@@ -258,7 +260,7 @@ cdef inline void second_grads_of_panel(
 cdef inline void state_grads(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
-    """Compute one part of the gradients of h after step number k, and of what the cell makes of them."""
+    """Compute one part of the gradients of h after step number k, and from them d of this step."""
     cdef Share part = share_of(p, number, p.h_panels[0])
     cdef const real *panels[MATRICES]
     cdef Py_ssize_t j
@@ -289,7 +291,7 @@ cdef inline void first_state_grads(
 cdef inline void second_grads(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
-    """Compute one part of the second product of step number k, and of what the cell makes of it."""
+    """Compute one part of the second product of step number k, and from it the rest of d."""
     cdef Share part = share_of(p, number, p.h_panels[1])
     cdef const real *panel
     cdef Py_ssize_t j
@@ -391,7 +393,7 @@ cdef inline void pack_block(
     what that read, h_prev * r or m = o * co.
     """
     cdef RowBlock block
-    cdef Py_ssize_t r, last, end, chain, count, at, q, t, row  # r: an active row, counted from the chain's first one
+    cdef Py_ssize_t r, last, end, chain, count, at, q, t, row  # r: an active row of the block
     cdef const store *x[PACK_ROWS]
     cdef const store *h[PACK_ROWS]
     cdef const store *factors[PACK_ROWS]
@@ -409,7 +411,7 @@ cdef inline void pack_block(
     list_active_rows(&block, &p.steps, r0)
     r, last = share(block.active, number, parts), share(block.active, number + 1, parts)
     for chain in range(block.chains):
-        end = min(last, block.count[chain])
+        end = min(last, block.count[chain])  # r and `last` count from the chain's first row on
         while r < end:
             count = min(<Py_ssize_t> PACK_ROWS, end - r)
             at = chain * BLOCK + r
@@ -479,7 +481,8 @@ cdef inline void transposed_grads(
 ) noexcept nogil:
     """Add a block of rows to one part of the rows of matrix n's transposed gradient d.T @ [x, h_prev], and of d's sums.
 
-    The two are arrays of their own, [N,I] and [N,H].  For h d may be in other columns than for x.
+    The gradients to the weights for x and for h are arrays of their own, [N,I] and [N,H].  A GRU that resets after the
+    product has d for h in other columns than d for x: d_hc, not d_c_bar.
     """
     cdef Py_ssize_t N = p.N[n], lines = lines_in(scratch, N)
     cdef bint separate = p.h_column[n] != p.column[n]
@@ -530,7 +533,7 @@ cdef inline void weight_grads(
 ) noexcept nogil:
     """Add a block of rows to one part of the columns of matrix n's gradient [x, h_prev].T @ d, and of its bias.
 
-    For the rows for h d may be in other columns than for x.
+    A GRU that resets after the product has d for h in other columns than d for x: d_hc, not d_c_bar.
     """
     cdef Py_ssize_t L = lanes_of(scratch), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n]
     cdef Py_ssize_t all_lines = lines_in(scratch, N), end = share(all_lines, number + 1, parts), lines, left
