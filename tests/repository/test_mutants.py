@@ -83,7 +83,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "cells/lstm.pxd",
         {
             "d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L,": "d_h, inputs[CS_GRAD] + at,",
-            "room[0], inputs[CS_GRAD] + at,": "room[0], inputs[H_GRAD] + at,",
+            "buffer[0], inputs[CS_GRAD] + at,": "buffer[0], inputs[H_GRAD] + at,",
         },
     ),
     "lstm wci and wcf in the gradient": (
@@ -255,7 +255,10 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},
     ),
     "torch w_hh from the start": ("product/panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
-    "torch w_ih for w_hh in the gradient": ("passes/backward.pxd", {"(W if of_x else W_H) + n] + first": "W + n] + first"}),
+    "torch w_ih for w_hh in the gradient": (
+        "passes/backward.pxd",
+        {"(W if of_x else W_H) + n] + first": "W + n] + first"},
+    ),
     "torch d_c_bar for d_hc": ("passes/backward.pxd", {"H_TILES if separate else X_TILES": "X_TILES"}),
     "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + sums[l]": "sums[l]"}),
     "torch gates that share lines are packed from one column": (
