@@ -22,8 +22,8 @@ test: $(BUILT)  ## runs the tests, in some minutes
 test-all: test  ## runs the longer tests, too, in hours
 	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m more
 	$(BIN)/pytest -m 'slow or peers or engines or browser'
-	$(BIN)/python tests/lib/sanitizers.py memory
-	$(BIN)/python tests/lib/sanitizers.py threads
+	$(BIN)/python tools/sanitizers.py memory
+	$(BIN)/python tools/sanitizers.py threads
 
 test-peers: $(BUILT)  ## compares with TensorFlow, Keras and PyTorch, where they are installed (the extra bench)
 	$(BIN)/pytest -s -m peers

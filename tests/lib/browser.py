@@ -1,7 +1,4 @@
-"""The page of examples/browser in a browser: what its tests share; and its pictures, by
-
-python tests/lib/browser.py FOLDER     (one of the commands for pictures in docs/development.md)
-"""
+"""The page of examples/browser in a browser: what its tests, in_browser.py and browser_pictures.py share."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import functools
 import http.server
 import math
 import shutil
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,41 +96,3 @@ def name(page: Page, digit: int) -> str:
     page.get_by_role("button", name=f"It is a {digit}").click()
     page.get_by_text(f"sure that this is a {digit};").wait_for()
     return page.locator("#status").inner_text()
-
-
-def take_pictures(folder: Path) -> None:
-    """At the start, while a drawing is read, and after learning from some and from the page's digits; wide, light, and
-    narrow, dark."""
-    sys.path.append(str(SOURCES))
-    from make_page import build
-
-    with tempfile.TemporaryDirectory() as built:
-        build(Path(built))
-        with served(Path(built)) as address, chromium() as browser:
-            for form, size, scheme in (("wide", WIDE, "light"), ("narrow", NARROW, "dark")):
-                page = opened(browser.new_page(viewport=size, color_scheme=scheme), address)  # type: ignore[arg-type]
-
-                def take(moment: str, form: str = form, page: Page = page) -> None:
-                    page.mouse.move(0, 0)
-                    page.screenshot(path=folder / f"page-{form}-{moment}.png")
-
-                take("start")
-                draw(page, DIGITS[3])
-                page.locator(".row.read").nth(7).wait_for()  # all have been
-                if form == "narrow":
-                    page.evaluate("document.querySelector('.read').scrollIntoView()")
-                take("drawn")
-                page.get_by_role("button", name="Forget everything").click()
-                page.get_by_text("It knows nothing now").wait_for()
-                for digit in (3, 7, 4):
-                    page.get_by_role("button", name="Clear").click()
-                    draw(page, DIGITS[digit])
-                    name(page, digit)
-                page.get_by_role("button", name="Practise 100 steps").click()
-                page.get_by_text("Practised 100 steps.").wait_for()
-                page.evaluate("document.querySelector('.learn').scrollIntoView()")
-                take("learned")
-
-
-if __name__ == "__main__":
-    take_pictures(Path(sys.argv[1]))

@@ -1,19 +1,12 @@
 """Random models of Keras 2, saved as Keras 2 saves them, and read by blockcell.tensorflow.
 
-As a program it draws models, and counts what is right, what is refused and what is wrong:
-
-    python tests/lib/keras2_models.py [cases [seed [first case]]]
-
+tools/keras2_verdicts.py counts what is right, what is refused and what is wrong of many.
 It needs tensorflow-cpu with tf_keras, or a TensorFlow up to 2.15, whose tf.keras is Keras 2.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-import traceback
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -336,27 +329,3 @@ def run_case(keras: Any, seed: int, case: int, folder: Path) -> tuple[Drawn, dic
         path = save(drawn, form, folder, g)
         verdicts[form] = judge(drawn, runs, path)
     return drawn, verdicts
-
-
-def main() -> None:
-    """Count verdicts of many cases."""
-    cases, seed, first = (*map(int, sys.argv[1:]), *(50, 0, 0)[len(sys.argv) - 1 :])
-    keras = import_keras()
-    counts: dict[str, Counter[str]] = {form: Counter() for form in FORMS}
-    for case in range(first, first + cases):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                drawn, verdicts = run_case(keras, seed, case, Path(folder))
-            except Exception:  # of the draw: it shows which case
-                print(case, "failed:", traceback.format_exc().splitlines()[-1], flush=True)
-                traceback.print_exc()
-                continue
-        for form, (verdict, why) in verdicts.items():
-            counts[form]["refused, as drawn" if drawn.refused and verdict == "refused" else verdict] += 1
-            if verdict != "right":
-                print(case, form, verdict, why, drawn.text, sep=" | ", flush=True)
-    print(f"seed {seed}:", {form: dict(count) for form, count in counts.items()})
-
-
-if __name__ == "__main__":
-    main()

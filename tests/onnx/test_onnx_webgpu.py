@@ -1,6 +1,6 @@
 """The graphs on onnxruntime's WebGPU provider, through sessions: every output of every call against float64.
 
-`python tests/lib/webgpu.py` runs this with both packages that have the provider, on every GPU that it finds; most of
+`python tools/webgpu.py` runs this with both packages that have the provider, on every GPU that it finds; most of
 them are programs that compute on the CPU. The bounds are those of the other runtimes, for stacks of layers too.
 """
 
@@ -42,7 +42,7 @@ compared: list[tuple[float, str]] = []  # every output: its error in parts of wh
 
 @pytest.fixture(scope="module", autouse=True)
 def _gpu(record_testsuite_property):
-    """Skips all where there is no GPU; in the end tells `tests/lib/webgpu.py` what was compared."""
+    """Skips all where there is no GPU; in the end tells `tools/webgpu.py` what was compared."""
     if reason := why_not("webgpu"):
         pytest.skip(reason)
     alive = onnx_export.Session("GRUBlockCell", provider="webgpu")  # shaders stay compiled as long as a session lives

@@ -20,7 +20,7 @@ from fresh import script
 
 from blockcell import GRU, LSTM, _cpu
 
-FAULTS = Path(__file__).parents[1] / "lib" / "faults.py"
+FAULTS = Path(__file__).parents[2] / "tools" / "faults.py"
 SHIM = FAULTS.with_name("malloc_shim.c")
 GROUPS = ["ops", "layers", "streams", "scorers", "sessions", "files", "export"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")

@@ -22,7 +22,7 @@ from traced import peak
 from blockcell import FormatError
 from blockcell.tensorflow import open as opened
 
-FUZZ = Path(__file__).parents[1] / "lib" / "fuzz.py"
+FUZZ = Path(__file__).parents[2] / "tools" / "fuzz.py"
 SEED = int(os.environ.get("BLOCKCELL_SEED", 22))
 BUDGET = {
     "npz": 30_000,

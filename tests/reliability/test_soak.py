@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fresh import script
 
-SOAK = Path(__file__).parents[1] / "lib" / "soak.py"
+SOAK = Path(__file__).parents[2] / "tools" / "soak.py"
 
 
 @pytest.mark.parametrize(

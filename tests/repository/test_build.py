@@ -60,7 +60,7 @@ def test_everything_that_a_kernel_includes_is_hashed(setup):
 
 
 def test_sanitizers_leave_out_every_barrier(tmp_path):
-    """In turn, in a copy of the checkout: `threads` of tests/lib/sanitizers.py."""
+    """In turn, in a copy of the checkout: `threads` of tools/sanitizers.py."""
     shutil.copytree(ROOT / "pyx", tmp_path / "pyx")
     barriers = [
         line

@@ -54,7 +54,7 @@ def test_nobody_is_told_to_install_what_is_not_published():
         pytest.skip("not a checkout")
     extras = {
         "pyproject.toml",
-        "tests/lib/packages.py",
+        "tools/packages.py",
         "tests/repository/test_install.py",
     }  # of the package that is there already
     found = []

@@ -144,7 +144,7 @@ def test_pages_say_what_ci_runs():
     page = (ROOT / "docs" / "development.md").read_text().partition("## Longer tests")[2]
     tables = [re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE) for table in page.split("For other CPUs")]
     assert [command for table in tables for command in table if command not in workflows] == [
-        "python3.13t tests/lib/freethreading.py"  # as the page says
+        "python3.13t tools/freethreading.py"  # as the page says
     ]
     makefile = (ROOT / "Makefile").read_text().partition("\ntest-all:")[2].partition("\n\n")[0]
     programs = {command.removeprefix("python ") for command in tables[0] if command.startswith("python ")}
@@ -154,9 +154,9 @@ def test_pages_say_what_ci_runs():
 
 
 def test_every_test_is_in_a_folder():
-    """That of its room, so that a part can be moved or run alone. `lib` has what tests share, and no tests."""
+    """That of its room, so that a part can be moved or run alone. `lib` has what tests share, `tools` programs."""
     assert [path.name for path in ROOT.glob("tests/*.py")] == ["conftest.py"]
-    assert not [*ROOT.glob("tests/lib/test_*.py")]
+    assert not [*ROOT.glob("tests/lib/test_*.py"), *ROOT.glob("tools/test_*.py")]
 
 
 def test_classifiers_name_the_versions_that_are_tested():
@@ -199,7 +199,8 @@ def test_source_distribution_can_be_built_from(tmp_path):
         *ROOT.glob("blockcell/*.py*"),
         *ROOT.glob("blockcell/*/*.py"),
         *ROOT.glob("tests/**/*.py"),
+        *ROOT.glob("tools/*.py"),
         ROOT / "LICENSE",
     ]
     assert {path.relative_to(ROOT).as_posix() for path in wanted} <= packed
-    assert not {name for name in packed if name.endswith((".so", ".pyc", ".c"))} - {"tests/lib/malloc_shim.c"}
+    assert not {name for name in packed if name.endswith((".so", ".pyc", ".c"))} - {"tools/malloc_shim.c"}

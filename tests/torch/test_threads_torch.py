@@ -2,7 +2,7 @@
 
 A wheel that was repaired has a runtime of its own.  Whether its kernels use it or PyTorch's is up to the dynamic
 linker, which prefers what is there for all: PyTorch puts its own there when it is imported.
-`python tests/lib/wheels.py` runs these tests with such a wheel, others with a copy that is like it.
+`python tools/wheels.py` runs these tests with such a wheel, others with a copy that is like it.
 """
 
 import platform

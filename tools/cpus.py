@@ -1,7 +1,7 @@
 """The tests for other CPUs of x86-64 than this one, run by QEMU's emulation of them.
 
-    python tests/lib/cpus.py
-    python tests/lib/cpus.py short      what every push runs
+    python tools/cpus.py
+    python tools/cpus.py short      what every push runs
 
 Needs QEMU 7.2 or later, of Debian's qemu-user; it is this Python, with all of its packages, that is emulated, and this
 checkout as it was built.  There are two CPUs: one without AVX, which runs the CPU level base, and one with AVX2, which
@@ -23,7 +23,7 @@ from pathlib import Path
 from emulated import files_of, run_tests, write_python
 from numpy._core._multiarray_umath import __cpu_dispatch__
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "cpus"
 OLDEST = 7, 2
 INSTALL = "apt-get install qemu-user"

@@ -1,4 +1,4 @@
-"""Damages files, models and weights, and gives them to their readers: ``python tests/lib/fuzz.py npz 20 1000``.
+"""Damages files, models and weights, and gives them to their readers: ``python tools/fuzz.py npz 20 1000``.
 
 A reader refuses a mutant, by a ValueError or TypeError with a message, or takes it; what `blockcell.load` takes must be
 what was saved, bit for bit. Anything else, more than 256 MB of memory or 30 s for one mutant ends the process; those of
@@ -30,6 +30,8 @@ from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, convert, file
 from blockcell.layers.loading import read_any
 from blockcell.optable import SCHEMES
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "lib"))  # what fuzz_keras.py and fuzz_tensorflow.py import
 MEMORY, SECONDS = 2**28, 30
 SMALL_MEMORY, CPU_SECONDS = 2**26, 2
 Generator = np.random.Generator
@@ -439,7 +441,7 @@ def nodes() -> Callable[[Generator], bool]:
         made.graph.initializer.extend([constant(array, name) for name, array in tensors.items()])
         return made
 
-    exported = np.load(Path(__file__).parents[1] / "golden" / "torch_onnx.npz")
+    exported = np.load(ROOT / "tests" / "golden" / "torch_onnx.npz")
     zeros = [helper.make_node("ConstantOfShape", ["shape"], ["z"]), helper.make_node("Expand", ["z", "shape"], ["zz"])]
     lstm = LSTM.init(2, 3, seed=0, use_peephole=True)
     rows = [

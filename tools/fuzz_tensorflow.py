@@ -300,12 +300,12 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
     with np.load(GOLDEN) as golden:
         (folder / "keras.pb").write_bytes(golden["graph/keras gru 2"].tobytes())
     (folder / "cells.pbmm").write_bytes(package_of_cells())
-    with np.load(Path(__file__).parents[1] / "golden" / "networks.npz") as networks:
+    with np.load(GOLDEN.with_name("networks.npz")) as networks:
         for name in ("v1.pb", "v2.pb"):
             (folder / name).write_bytes(networks[f"file/{name}"].tobytes())
     (folder / "bare").mkdir()
     write_variables(folder / "bare", checkpoint_of() | checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c")))
-    zipfile.ZipFile(Path(__file__).parents[1] / "golden" / "digits.zip").extractall(folder)
+    zipfile.ZipFile(GOLDEN.with_name("digits.zip")).extractall(folder)
     write_saved(folder / "captured", called=False)
     (folder / "saver").mkdir()
     restored = GIVEN | {f"s/kernel/part_{k}": ("k", where) for k, where in enumerate(("9 16 0,4:-", "9 16 4,5:-"))}

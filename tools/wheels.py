@@ -1,6 +1,6 @@
 """The wheels that this machine can make: repaired, and tried in clean environments, from the wheel alone.
 
-    python tests/lib/wheels.py
+    python tools/wheels.py
 
 They are in build/wheels then: that of this Python, and on Debian with gcc-aarch64-linux-gnu and qemu-user (arm.py) one
 for aarch64, tried under emulation.  auditwheel puts the OpenMP runtime into each and names the oldest glibc it needs,

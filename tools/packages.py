@@ -1,6 +1,6 @@
 """Wheel, source distribution and editable install, each in a clean environment outside the checkout and tried there.
 
-    python tests/lib/packages.py
+    python tools/packages.py
 
 Builds as a user's pip does, isolated and with every CPU level, and prints sizes and seconds; fails at the first thing
 that is wrong.  The editable install has the oldest CPU level alone, to save time.
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = "kernels/test_kernels.py::test_tensorflow"
 LEVELS = ["base", "v3", "v4"] if sysconfig.get_platform() == "linux-x86_64" else ["base"]
 MOST_SECONDS = 2 * 210  # of CPUs, to install from source: three and a half minutes on two
@@ -143,9 +143,7 @@ def check_sources(sdist: Path) -> None:
         "README.md",
     ):
         assert needed in names, f"{needed} is not in {sdist.name}"
-    bad = {name for name in names if re.search(r"\.(so|c|o|pyc)$", name)} - {
-        "tests/lib/malloc_shim.c"
-    }  # no generated code
+    bad = {name for name in names if re.search(r"\.(so|c|o|pyc)$", name)} - {"tools/malloc_shim.c"}  # no generated code
     assert not bad, f"{sdist.name} contains {bad}"
     print(f"    {sdist.name}: {sdist.stat().st_size / 2**20:.2f} MiB, {len(names)} files")
 

@@ -1,7 +1,7 @@
 """Calls that take every region of a workspace, for runs in which AddressSanitizer watches these.
 
-    python tests/lib/workspaces.py draw SEED N      N drawn calls of each kind
-    python tests/lib/workspaces.py PLAN             calls with one kind of plan, of PLANS
+    python tools/workspaces.py draw SEED N      N drawn calls of each kind
+    python tools/workspaces.py PLAN             calls with one kind of plan, of PLANS
 
 Every kind of layer, quantized or not, stream, op, backward pass and PyTorch operator runs on 2 to 64 threads, and must
 have the bits that one thread alone gives.  Most grids are those of the least cost, on machines with caches of any
@@ -18,7 +18,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
 import numpy as np
 import torch_layout

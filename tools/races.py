@@ -1,6 +1,6 @@
 """All that threads do together, in teams of groups of any form and in several Python threads at once.
 
-    python tests/lib/races.py [lstm | gru | rnn | dense]
+    python tools/races.py [lstm | gru | rnn | dense]
 
 Results must have the bits that one thread alone gives; BLOCKCELL_LEVEL says at which CPU level.
 `sanitizers.py threads` runs this where ThreadSanitizer watches, `freethreading.py` where there is no GIL.
@@ -16,7 +16,10 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
 import numpy as np
 from bits import leaves, with_grid

@@ -1,7 +1,7 @@
 """The native code under AddressSanitizer and UndefinedBehaviorSanitizer, or under ThreadSanitizer.
 
-    python tests/lib/sanitizers.py memory       (needs gcc)
-    python tests/lib/sanitizers.py threads      (needs gcc and LLVM's libomp)
+    python tools/sanitizers.py memory       (needs gcc)
+    python tools/sanitizers.py threads      (needs gcc and LLVM's libomp)
 
 A copy of the checkout in build/ is built with the sanitizers, for every CPU level.  Faults are planted there, each of
 which must be found, or nothing would be learned; then the tests run, where nothing may be found.  Every barrier is such
@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ["layers", "layers_rows", "layers_ragged", "layers_arguments", "layers_weights", "layers_resources"]
 VARIANTS = ["layers_projected", "layers_activations", "torch_layout"]
 VALIDATION = ["validation", "validation_conversion", "validation_numbers", "validation_out"]
@@ -225,16 +225,16 @@ def memory() -> None:
             sanitized.finds(f"{fault}, {level}", words, "-c", MEMORY_FAULT.format(level=level, call=call))
     print(f"{len(MEMORY_FAULTS)} planted faults found at levels {', '.join(sanitized.levels)}", flush=True)
     for plan, names in REGIONS.items():
-        sanitized.passes("tests/lib/workspaces.py", plan)
+        sanitized.passes("tools/workspaces.py", plan)
         for name in names:
             short = {"SHORT_REGION": name}
-            sanitized.finds(f"{name} of {plan} is short", PASSED, "tests/lib/workspaces.py", plan, **short)
+            sanitized.finds(f"{name} of {plan} is short", PASSED, "tools/workspaces.py", plan, **short)
     print(f"{sum(map(len, REGIONS.values()))} regions of workspaces that are too short found", flush=True)
     seed = secrets.randbits(32)
     print(f"seed of drawn calls: {seed}", flush=True)
     for level in sanitized.levels:
         print(
-            sanitized.passes("tests/lib/workspaces.py", "draw", str(seed), str(DRAWN), BLOCKCELL_LEVEL=level),
+            sanitized.passes("tools/workspaces.py", "draw", str(seed), str(DRAWN), BLOCKCELL_LEVEL=level),
             flush=True,
         )
     files = test_files(folder, TESTS)
@@ -281,7 +281,7 @@ def threads() -> None:
     missed = Counter()
     for number, place in enumerate(places):
         families = [family for family in ("lstm", "dense") if family in place]
-        result = sanitized.run("tests/lib/races.py", *families, BARRIER_LEFT_OUT=str(number), BLOCKCELL_LEVEL="base")
+        result = sanitized.run("tools/races.py", *families, BARRIER_LEFT_OUT=str(number), BLOCKCELL_LEVEL="base")
         if REACHED not in result.stdout:
             sys.exit(f"races.py does not get to barrier {number}, in {place}")
         missed[place] += RACE not in result.stdout
@@ -294,7 +294,7 @@ def threads() -> None:
         flush=True,
     )
     for level in sanitized.levels:
-        print(sanitized.passes("tests/lib/races.py", BLOCKCELL_LEVEL=level), flush=True)
+        print(sanitized.passes("tools/races.py", BLOCKCELL_LEVEL=level), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
+
 import numpy as np
 from bits import bits, like
 from scenarios import Expected, I, everything, halved, kinds, uniform

@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
+
 import numpy as np
 from bits import bits, like, same
 from cases import arguments

@@ -1,8 +1,8 @@
 """The tests for aarch64, on another machine: compiled for it, and run by QEMU's emulation of such a CPU.
 
-    python tests/lib/arm.py
-    python tests/lib/arm.py short       what every push runs
-    python tests/lib/arm.py build       no tests; build/arm/python is Python for aarch64 then
+    python tools/arm.py
+    python tools/arm.py short       what every push runs
+    python tools/arm.py build       no tests; build/arm/python is Python for aarch64 then
 
 Needs Debian, with gcc-aarch64-linux-gnu and qemu-user, and the distribution's version of Python.  The same Python for
 arm64, and the libraries below it, are fetched with apt into build/arm, where nothing has to be installed; numpy and
@@ -21,7 +21,7 @@ from pathlib import Path
 import emulated
 from emulated import files_of, run_tests
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "arm"
 SYSTEM = FOLDER / "system"  # what Debian has in /
 PACKAGES = FOLDER / "packages"

@@ -1,6 +1,6 @@
 """The tests of WebGPU, with both packages that have the provider, on every GPU that is found here.
 
-    python tests/lib/webgpu.py
+    python tools/webgpu.py
 
 Two drivers that compute on the CPU count as GPUs: SwiftShader, of Chromium or Chrome, and llvmpipe, of Mesa.  If
 VK_DRIVER_FILES or VK_ICD_FILENAMES names a driver, that is the only one.  The packages go to build/webgpu and leave the
@@ -22,7 +22,7 @@ from glob import glob
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "webgpu" / str(sys.implementation.cache_tag)
 PACKAGES = ["onnxruntime-ep-webgpu", "onnxruntime-webgpu"]  # the plugin, and the one with the provider built in
 VARIABLES = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"]

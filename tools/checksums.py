@@ -1,4 +1,4 @@
-"""Checksums of results, recorded and compared bit for bit: ``python tests/lib/checksums.py record|compare FILE``.
+"""Checksums of results, recorded and compared bit for bit: ``python tools/checksums.py record|compare FILE``.
 
 For a change that must keep every bit of every result: record with the package as it was, compare with it as it is now.
 `compare` lists the cases that differ or are missing, and then fails.  Whichever blockcell is imported is run, by its

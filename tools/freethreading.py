@@ -1,6 +1,6 @@
 """The package on a Python without a GIL: built in a copy of the checkout and a new environment, and tried there.
 
-    python3.13t tests/lib/freethreading.py
+    python3.13t tools/freethreading.py
 
 No import may switch the GIL on again; the tests of the native code pass without it; then eight threads share ops and
 layers, whose weights are replaced meanwhile: all results have the bits of one thread.
@@ -69,7 +69,7 @@ def main() -> None:
         python = Path(name, "bin", "python")
         run(python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *NEEDED, cwd=checkout)
         run(python, "setup.py", "build_ext", "--inplace", cwd=checkout)
-        path = {"PYTHONPATH": f"{checkout}:{checkout}/tests/lib"}
+        path = {"PYTHONPATH": f"{checkout}:{checkout}/tools"}
         print(run(python, "-W", "error", "-c", IMPORTS, cwd=checkout, **path), flush=True)
         without = path | {"PYTHON_GIL": "0"}
         files = test_files(checkout, [*TESTS, "formulas"])
