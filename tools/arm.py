@@ -1,4 +1,4 @@
-"""The tests for aarch64, on another machine: compiled for it, and run by QEMU's emulation of such a CPU.
+"""Compile for aarch64 on another machine, and run tests there, under QEMU's emulation of such a CPU.
 
     python tools/arm.py
     python tools/arm.py short       what every push runs
@@ -7,6 +7,8 @@
 Needs Debian, with gcc-aarch64-linux-gnu and qemu-user, and the distribution's version of Python.  The same Python for
 arm64, and the libraries below it, are fetched with apt into build/arm, where nothing has to be installed; numpy and
 what tests need are PyPI's wheels.  Each file of tests is a process, as many at once as there are CPUs.
+
+Run by CI weekly, with `short` on every push, and by hand.  Takes about an hour on two cores, `short` some minutes.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import sys
 import time
 from pathlib import Path
 
-import emulated
-from emulated import files_of, run_tests
+import emulation
+from emulation import files_of, run_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "arm"
@@ -34,8 +36,8 @@ PYPI = ["numpy>=2", "onnx>=1.16", "onnxruntime>=1.20", "pytest>=8"]
 PYPI += ["hypothesis>=6.100", "mpmath>=1.3", "safetensors>=0.4.5"]
 TAGS = [f"manylinux_2_{minor}_aarch64" for minor in (36, 28, 27, 17)] + ["manylinux2014_aarch64"]
 # Of streams, quantization and files there are tests among those of the layers.
-WHOLE = ["kernels", "layers"]
-SHORT = ["kernels/test_activations", "kernels/test_formulas", "layers/test_integers", "layers/test_quantized"]
+FOLDERS = ["kernels", "layers"]
+SHORT_FILES = ["kernels/test_activations", "kernels/test_formulas", "layers/test_integers", "layers/test_quantized"]
 # Dependencies of a package that is already there are not asked for: there is a status of nothing installed.
 APT = """
 APT::Architecture "arm64";
@@ -48,6 +50,7 @@ Debug::NoLocking "true";
 
 
 def run(*command: object, cwd: Path = FOLDER, **environment: str) -> None:
+    """Run a command, and exit with its output if it fails."""
     words = [str(word) for word in command]
     result = subprocess.run(
         words, cwd=cwd, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -57,6 +60,7 @@ def run(*command: object, cwd: Path = FOLDER, **environment: str) -> None:
 
 
 def fetch_system() -> None:
+    """Fetch Python for arm64 and the libraries below it from Debian, and unpack them into SYSTEM."""
     apt = FOLDER / "apt"
     for folder in ("state/lists/partial", "cache/archives/partial"):
         (apt / folder).mkdir(parents=True)
@@ -73,12 +77,13 @@ def fetch_system() -> None:
 
 
 def fetch_packages() -> None:
+    """Install PyPI's wheels for aarch64 of numpy and what tests need into PACKAGES."""
     options = ["--quiet", "--only-binary=:all:", f"--python-version={VERSION}", f"--target={PACKAGES}"]
     run(sys.executable, "-m", "pip", "install", *options, *(f"--platform={tag}" for tag in TAGS), *PYPI)
 
 
 def fetch() -> None:
-    """What is not there yet."""
+    """Fetch the system and the packages where an earlier run has not."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not SYSTEM.exists():
         fetch_system()
@@ -89,15 +94,15 @@ def fetch() -> None:
 def write_python(command: Path, package: Path) -> None:
     """Write Python for aarch64, which finds blockcell in the folder `package`."""
     emulator = f'qemu-aarch64 -cpu "${{ARM_CPU:-max}}" -L {SYSTEM}'
-    emulated.write_python(command, emulator, SYSTEM / f"usr/bin/python{VERSION}", package, PACKAGES)
+    emulation.write_python(command, emulator, SYSTEM / f"usr/bin/python{VERSION}", package, PACKAGES)
 
 
 def build(checkout: Path, *command: str) -> None:
-    """Run this command of setup.py in a copy of the checkout; what an earlier build has left there is used."""
+    """Run a command of setup.py in a copy of the checkout; what an earlier build has left there is used."""
     checkout.mkdir(exist_ok=True)
-    for old in checkout.iterdir():
-        if old.name not in ("build", "blockcell"):
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+    for leftover in checkout.iterdir():
+        if leftover.name not in ("build", "blockcell"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.so", "__pycache__")
     shutil.copytree(ROOT, checkout, ignore=ignored, dirs_exist_ok=True)
     library, include = SYSTEM / f"usr/lib/python{VERSION}", SYSTEM / "usr/include"
@@ -116,18 +121,19 @@ def build(checkout: Path, *command: str) -> None:
     )  # fmt: skip
 
 
-def main(what: str) -> None:
+def main(task: str) -> None:
+    """Build for aarch64 and run tests there: "all", "short", or none of them, "build"."""
     start = time.perf_counter()
     os.environ.pop("BLOCKCELL_LEVELS", None)
     fetch()
     write_python(PYTHON, CHECKOUT)
     build(CHECKOUT, "build_ext", "--inplace", "egg_info")
     print(f"built for aarch64 in {time.perf_counter() - start:.0f} s", flush=True)
-    if what == "build":
+    if task == "build":
         return
-    files = [f"tests/{name}.py" for name in SHORT]
-    if what == "all":
-        files = files_of(CHECKOUT, WHOLE)
+    files = [f"tests/{name}.py" for name in SHORT_FILES]
+    if task == "all":
+        files = files_of(CHECKOUT, FOLDERS)
     run_tests(CHECKOUT, [(file, PYTHON, file) for file in files])
 
 

@@ -1,4 +1,4 @@
-"""The tests for other CPUs of x86-64 than this one, run by QEMU's emulation of them.
+"""Run tests on other CPUs of x86-64 than this one, which QEMU emulates.
 
     python tools/cpus.py
     python tools/cpus.py short      what every push runs
@@ -7,6 +7,8 @@ Needs QEMU 7.2 or later, of Debian's qemu-user; it is this Python, with all of i
 checkout as it was built.  There are two CPUs: one without AVX, which runs the CPU level base, and one with AVX2, which
 runs base and v3.  Neither has AVX-512 or VNNI, with which onnxruntime multiplies integers in another way; QEMU emulates
 no CPU that has them.  Each file of tests is a process, as many at once as there are CPUs.
+
+Run by CI weekly, with `short` on every push, and by hand.  Takes about two hours on two cores, `short` ten minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated import files_of, run_tests, write_python
+from emulation import files_of, run_tests, write_python
 from numpy._core._multiarray_umath import __cpu_dispatch__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +33,7 @@ INSTALL = "apt-get install qemu-user"
 
 @dataclass
 class Cpu:
-    """A CPU that QEMU emulates, and what is to be found there."""
+    """A CPU that QEMU emulates, and what blockcell and numpy find there."""
 
     model: str  # QEMU's name, without what it does not emulate and would warn of
     levels: str
@@ -53,9 +55,9 @@ print(*info["supported_levels"], "/", info["level"], "/", info["integer_products
 print(*[name for name in sys.argv[1].split() if __cpu_features__[name]])
 """
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], check=True)"
-WHOLE = ["kernels", "layers", "onnx"]
-SHORT = ["layers/test_integers", "onnx/test_onnx_export_integers", "onnx/test_onnx_export_quantized"]
-SHORT += ["onnx/test_onnx_export_sessions", "convert/test_convert_onnx_graphs", "kernels/test_formulas"]
+FOLDERS = ["kernels", "layers", "onnx"]
+SHORT_FILES = ["layers/test_integers", "onnx/test_onnx_export_integers", "onnx/test_onnx_export_quantized"]
+SHORT_FILES += ["onnx/test_onnx_export_sessions", "convert/test_convert_onnx_graphs", "kernels/test_formulas"]
 # QEMU 7.2 reads a whole vector where an instruction of AVX2 or FMA (vmaskmovps, vfmadd231ss) reads a part of it, and so
 # beyond the end of memory, where the process ends: in OpenVINO, in numpy unless that is told to do without AVX2, and in
 # the kernels where arrays end before a protected page.
@@ -66,12 +68,12 @@ NUMPY_AVX2 = {"AVX2", "FMA3", "X86_V3"} & {*__cpu_dispatch__}  # by the names of
 def check_qemu() -> None:
     """Exit unless there is a QEMU that emulates AVX2."""
     program = shutil.which("qemu-x86_64")
-    said = subprocess.check_output([program, "--version"], text=True) if program else "none"
-    version = re.search(r"version (\d+)\.(\d+)", said)
+    version_text = subprocess.check_output([program, "--version"], text=True) if program else "none"
+    version = re.search(r"version (\d+)\.(\d+)", version_text)
     if not version or tuple(map(int, version.groups())) < OLDEST:
         sys.exit(
             f"qemu-x86_64 {'.'.join(map(str, OLDEST))} or later is needed, as earlier ones have no AVX2; found: "
-            f"{said.splitlines()[0]} ({INSTALL}, on Debian 12, Ubuntu 24.04 or later)"
+            f"{version_text.splitlines()[0]} ({INSTALL}, on Debian 12, Ubuntu 24.04 or later)"
         )
 
 
@@ -102,7 +104,8 @@ def check_cpu(name: str, python: Path) -> None:
     print(f"{name}: {expected}", flush=True)
 
 
-def main(what: str) -> None:
+def main(task: str) -> None:
+    """Check both CPUs, and run all files of tests on each, or with "short" a few."""
     if sysconfig.get_platform() != "linux-x86_64":
         sys.exit("QEMU runs this Python as it is, so that must be one for Linux on x86-64")
     check_qemu()
@@ -110,9 +113,9 @@ def main(what: str) -> None:
     pythons = {name: emulated_python(name) for name in CPUS}
     for name, python in pythons.items():
         check_cpu(name, python)
-    files = [f"tests/{name}.py" for name in SHORT]
-    if what == "all":
-        files = [*dict.fromkeys([*files_of(ROOT, WHOLE), *files])]
+    files = [f"tests/{name}.py" for name in SHORT_FILES]
+    if task == "all":
+        files = [*dict.fromkeys([*files_of(ROOT, FOLDERS), *files])]
     jobs = [(f"{name}: {file}", python, file) for file in files for name, python in pythons.items()]
     run_tests(ROOT, jobs, OPTIONS)
 

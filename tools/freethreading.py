@@ -1,9 +1,11 @@
-"""The package on a Python without a GIL: built in a copy of the checkout and a new environment, and tried there.
+"""Build the package for a Python without a GIL, in a copy of the checkout and a new environment, and try it there.
 
     python3.13t tools/freethreading.py
 
 No import may switch the GIL on again; the tests of the native code pass without it; then eight threads share ops and
 layers, whose weights are replaced meanwhile: all results have the bits of one thread.
+
+Run by hand after a change of native code; CI never runs it.  Takes a whole build and minutes of tests.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ RESULTS = 100_000
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
-    """The last line of what it prints."""
+    """Run a command, exit with its output if it fails, and return the last line that it prints."""
     result = subprocess.run(
-        [str(part) for part in command],
+        [str(word) for word in command],
         cwd=cwd,
         env=os.environ | environment,
         stdout=subprocess.PIPE,
@@ -60,6 +62,7 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 
 def main() -> None:
+    """Build the checkout for this Python, and try imports, tests and threads without a GIL."""
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
         sys.exit(f"{sys.executable} has a GIL: take another Python, such as python3.13t")
     start = time.perf_counter()
@@ -69,13 +72,13 @@ def main() -> None:
         python = Path(name, "bin", "python")
         run(python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *NEEDED, cwd=checkout)
         run(python, "setup.py", "build_ext", "--inplace", cwd=checkout)
-        path = {"PYTHONPATH": f"{checkout}:{checkout}/tools"}
-        print(run(python, "-W", "error", "-c", IMPORTS, cwd=checkout, **path), flush=True)
-        without = path | {"PYTHON_GIL": "0"}
+        python_path = {"PYTHONPATH": f"{checkout}:{checkout}/tools"}
+        print(run(python, "-W", "error", "-c", IMPORTS, cwd=checkout, **python_path), flush=True)
+        no_gil = python_path | {"PYTHON_GIL": "0"}
         files = test_files(checkout, [*TESTS, "formulas"])
         options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-m", "not slow"]
-        print(run(python, "-m", "pytest", *options, *files, cwd=checkout, **without), flush=True)
-        print(run(python, "-W", "error", "-c", SOAK, RESULTS, cwd=checkout, **without), flush=True)
+        print(run(python, "-m", "pytest", *options, *files, cwd=checkout, **no_gil), flush=True)
+        print(run(python, "-W", "error", "-c", SOAK, RESULTS, cwd=checkout, **no_gil), flush=True)
     print(f"{time.perf_counter() - start:.0f} s in all")
 
 

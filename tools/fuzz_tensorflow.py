@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rewired
+import rewiring
 import tf_files
 from tf_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, write_variables
 from tf_composed import GOLDEN, of_other_kinds
@@ -246,14 +246,14 @@ def rewired_graphs() -> Callable[[Generator], bool]:
     """One input of one node or one whole number is another; whether as many cells are taken as before."""
     kept = tempfile.TemporaryDirectory()
     folder = Path(kept.name)
-    cases: list[tuple[Path, Path, bytes, int, list[rewired.Slot]]] = []
+    cases: list[tuple[Path, Path, bytes, int, list[rewiring.Slot]]] = []
 
     def usable(path: Path) -> int:
         return sum(cell.refused is None for cell in opened(path).cells.values())
 
     def add(path: Path, changed: Path, *wrapped: int) -> None:
         content = changed.read_bytes()
-        cases.append((path, changed, content, usable(path), rewired.slots(content, *wrapped)))
+        cases.append((path, changed, content, usable(path), rewiring.slots(content, *wrapped)))
 
     graphs = {"cells": of_all_kinds(), "others": of_other_kinds()}
     with np.load(GOLDEN) as golden:
@@ -272,7 +272,7 @@ def rewired_graphs() -> Callable[[Generator], bool]:
     def one(g: Generator, kept: object = kept) -> bool:
         path, changed, content, expected, slots = cases[g.integers(len(cases))]
         slot = slots[g.integers(len(slots))]
-        changed.write_bytes(rewired.changed(content, slot, slot.others[g.integers(len(slot.others))]))
+        changed.write_bytes(rewiring.changed(content, slot, slot.others[g.integers(len(slot.others))]))
         try:
             if not g.integers(4):
                 inspected(path, bool(g.integers(2)))

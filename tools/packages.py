@@ -1,9 +1,11 @@
-"""Wheel, source distribution and editable install, each in a clean environment outside the checkout and tried there.
+"""Build wheel, source distribution and editable install, and try each in a clean environment outside the checkout.
 
     python tools/packages.py
 
 Builds as a user's pip does, isolated and with every CPU level, and prints sizes and seconds; fails at the first thing
 that is wrong.  The editable install has the oldest CPU level alone, to save time.
+
+Run by CI on every push, and by hand before a release.  Takes three whole builds, each of minutes, and some tests.
 """
 
 import hashlib
@@ -24,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = "kernels/test_kernels.py::test_tensorflow"
 LEVELS = ["base", "v3", "v4"] if sysconfig.get_platform() == "linux-x86_64" else ["base"]
-MOST_SECONDS = 2 * 210  # of CPUs, to install from source: three and a half minutes on two
-MOST_BYTES = 8_000_000  # of a wheel, with the OpenMP runtime or without
+MAX_SECONDS = 2 * 210  # of CPUs, to install from source: three and a half minutes on two
+MAX_BYTES = 8_000_000  # of a wheel, with the OpenMP runtime or without
 
 # The installed package is used, whole and under its one version; then the numbers: TensorFlow's stored results and the
 # formulas, at every CPU level.
@@ -99,12 +101,15 @@ MISTAKES = (
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
+    """Run a command, exit with its output if it fails, and return what it prints."""
     # What the caller's environment says about Python must not reach the new ones.
-    ours = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    inherited = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    }
     result = subprocess.run(
-        [str(part) for part in command],
+        [str(word) for word in command],
         cwd=cwd,
-        env=ours | environment,
+        env=inherited | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -115,26 +120,29 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 
 
 @contextmanager
-def timed(what: str) -> Iterator[list[float]]:
-    """Yields a list, of the seconds that CPUs have computed in the end."""
-    start, before, seconds = time.perf_counter(), os.times(), [0.0]
-    print(what, flush=True)
+def timed(step: str) -> Iterator[list[float]]:
+    """Print a step and how long it takes; yields a list that in the end has the seconds of CPU time."""
+    start, start_times, seconds = time.perf_counter(), os.times(), [0.0]
+    print(step, flush=True)
     yield seconds
-    now = os.times()
-    seconds[0] = now.children_user + now.children_system - before.children_user - before.children_system
+    end_times = os.times()
+    seconds[0] = (
+        end_times.children_user + end_times.children_system - start_times.children_user - start_times.children_system
+    )
     print(f"    {time.perf_counter() - start:.0f} s, in which CPUs computed for {seconds[0]:.0f} s", flush=True)
 
 
-def environment(folder: Path) -> Path:
-    """The Python of a new virtual environment."""
+def new_environment(folder: Path) -> Path:
+    """Make a virtual environment, and return its Python."""
     venv.create(folder, with_pip=True)
     return folder / "bin" / "python"
 
 
 def check_sources(sdist: Path) -> None:
+    """Check that a source distribution has what it is built and tested from, and nothing generated."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for needed in (
+    for path in (
         "setup.py",
         "pyx/product/tile.pxd",
         "tests/kernels/test_kernels.py",
@@ -142,33 +150,36 @@ def check_sources(sdist: Path) -> None:
         "LICENSE",
         "README.md",
     ):
-        assert needed in names, f"{needed} is not in {sdist.name}"
-    bad = {name for name in names if re.search(r"\.(so|c|o|pyc)$", name)} - {"tools/malloc_shim.c"}  # no generated code
-    assert not bad, f"{sdist.name} contains {bad}"
+        assert path in names, f"{path} is not in {sdist.name}"
+    generated = {name for name in names if re.search(r"\.(so|c|o|pyc)$", name)} - {"tools/malloc_shim.c"}
+    assert not generated, f"{sdist.name} contains {generated}"
     print(f"    {sdist.name}: {sdist.stat().st_size / 2**20:.2f} MiB, {len(names)} files")
 
 
 def check_wheel(wheel: Path, levels: list[str]) -> None:
+    """Check a wheel: its packages, the compiled modules of these CPU levels, the license, and its size."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     packages = {name.partition("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert packages <= {"blockcell", "blockcell.libs", "onnx_export"}, packages
-    wanted = {"_args", "_cpu", "_cyutility", "_integer", "_layers", "_stream", "_team", "_tensors", "_training"}
-    wanted |= {
+    modules = {"_args", "_cpu", "_cyutility", "_integer", "_layers", "_stream", "_team", "_tensors", "_training"}
+    modules |= {
         f"{kernel}_{level}" for kernel in ("_dense", "_gru", "_gru_reset_after", "_lstm", "_rnn") for level in levels
     }
-    assert {Path(name).name.partition(".")[0] for name in names if name.endswith(".so")} == wanted
+    assert {Path(name).name.partition(".")[0] for name in names if name.endswith(".so")} == modules
     assert "blockcell/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
-    bad = [name for name in names if re.search(r"\.(c|h|o|pyx|pxd|pyc)$", name)]
-    assert not bad, f"{wheel.name} contains {bad}"
+    sources = [name for name in names if re.search(r"\.(c|h|o|pyx|pxd|pyc)$", name)]
+    assert not sources, f"{wheel.name} contains {sources}"
     size = wheel.stat().st_size
-    assert size < MOST_BYTES, f"{wheel.name} has {size} bytes, more than {MOST_BYTES}"
-    print(f"    {wheel.name}: {size / 2**20:.2f} MiB, {len(wanted)} compiled modules")
+    assert size < MAX_BYTES, f"{wheel.name} has {size} bytes, more than {MAX_BYTES}"
+    print(f"    {wheel.name}: {size / 2**20:.2f} MiB, {len(modules)} compiled modules")
 
 
 def tests_alone(sdist: Path, folder: Path) -> tuple[Path, Path]:
-    """The source distribution's tests, away from the package in it, which they must not import; and the rest of it."""
+    """Unpack a source distribution; return the folder of its tests and the folder of the rest.
+
+    The tests are moved away from the package, so that they import the one that is installed."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "source", filter="data")
     source = next((folder / "source").iterdir())
@@ -179,67 +190,73 @@ def tests_alone(sdist: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def check_installed(python: Path, place: Path, levels: list[str], tests: Path, *selection: str) -> None:
+    """Check that a Python imports blockcell from `place`, with these CPU levels, and passes a selection of tests."""
     empty = tests.parent / "elsewhere"
     empty.mkdir(exist_ok=True)
     print(run(python, "-c", INSTALLED, place.resolve(), ",".join(levels), cwd=empty), end="", flush=True)
-    command = [python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *(tests / s for s in selection)]
+    files = [tests / name for name in selection]
+    command = [python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *files]
     print("   ", run(*command, cwd=empty).splitlines()[-1], flush=True)
 
 
 def check_types(python: Path, folder: Path) -> None:
+    """Check that mypy accepts TYPED, and finds every mistake of MISTYPED, with the installed package's types."""
     run(python, "-m", "pip", "install", "--quiet", "mypy", cwd=folder)
     (folder / "typed.py").write_text(TYPED)
     (folder / "mistyped.py").write_text(MISTYPED)
     run(python, "typed.py", cwd=folder)
     print("   ", run(python, "-m", "mypy", "--strict", "typed.py", cwd=folder).strip())
     command = [python, "-m", "mypy", "--strict", "mistyped.py"]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert all(mistake in found.stdout for mistake in MISTAKES), found.stdout
-    print("    mypy sees mistakes too:", found.stdout.strip().splitlines()[-1])
+    mypy_run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert all(mistake in mypy_run.stdout for mistake in MISTAKES), mypy_run.stdout
+    print("    mypy sees mistakes too:", mypy_run.stdout.strip().splitlines()[-1])
 
 
 def main() -> None:
+    """Build both distributions twice, and try the wheel, an install from source and an editable install."""
     os.environ.pop("BLOCKCELL_LEVELS", None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tools = environment(folder / "tools")
+        tools = new_environment(folder / "tools")
         run(tools, "-m", "pip", "install", "--quiet", "build", "twine", cwd=folder)
         with timed("source distribution, and a wheel from it"):
             run(tools, "-m", "build", "--outdir", folder, ROOT, cwd=folder, SOURCE_DATE_EPOCH="1800000000")
         sdist, wheel = next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))
         check_sources(sdist)
         check_wheel(wheel, LEVELS)
-        said = run(tools, "-m", "twine", "--no-color", "check", "--strict", sdist, wheel, cwd=folder)
-        print("    twine check:", *(line.rpartition(" ")[2] for line in said.splitlines()), flush=True)
+        twine_output = run(tools, "-m", "twine", "--no-color", "check", "--strict", sdist, wheel, cwd=folder)
+        print("    twine check:", *(line.rpartition(" ")[2] for line in twine_output.splitlines()), flush=True)
         with timed("both again: the same bytes?"):
-            again = folder / "again"
-            run(tools, "-m", "build", "--outdir", again, ROOT, cwd=folder, SOURCE_DATE_EPOCH="1800000000")
+            second_folder = folder / "again"
+            run(tools, "-m", "build", "--outdir", second_folder, ROOT, cwd=folder, SOURCE_DATE_EPOCH="1800000000")
         for built in (sdist, wheel):
-            digests = [hashlib.sha256((place / built.name).read_bytes()).hexdigest() for place in (folder, again)]
+            digests = [
+                hashlib.sha256((place / built.name).read_bytes()).hexdigest() for place in (folder, second_folder)
+            ]
             assert digests[0] == digests[1], f"{built.name}: {digests}"
             print(f"    {built.name}: SHA-256 {digests[0]}, twice")
         tests, source = tests_alone(sdist, folder)
 
         print("wheel")
-        python = environment(folder / "wheel")
+        python = new_environment(folder / "wheel")
         run(python, "-m", "pip", "install", "--quiet", f"{wheel}[test]", cwd=folder)
         print("   ", run(python.parent / "blockcell", "--version", cwd=folder).strip())
         files = [
-            f"{what}.py"
-            for what in ("kernels/test_kernels", "kernels/test_formulas", "ops/test_validation", "command/test_cli")
+            f"{name}.py"
+            for name in ("kernels/test_kernels", "kernels/test_formulas", "ops/test_validation", "command/test_cli")
         ]
         check_installed(python, folder / "wheel", LEVELS, tests, *files)
         check_types(python, folder / "elsewhere")
 
-        python = environment(folder / "installed")
+        python = new_environment(folder / "installed")
         with timed("pip install of the source distribution") as seconds:
             run(python, "-m", "pip", "install", "--quiet", sdist, cwd=folder)
-        assert seconds[0] < MOST_SECONDS, f"CPUs computed for more than {MOST_SECONDS} s"
+        assert seconds[0] < MAX_SECONDS, f"CPUs computed for more than {MAX_SECONDS} s"
         run(python, "-m", "pip", "install", "--quiet", "blockcell[test]", cwd=folder)  # only what tests need
         check_installed(python, folder / "installed", LEVELS, tests, GOLDEN)
 
         with timed("editable install, one CPU level"):
-            python = environment(folder / "editable")
+            python = new_environment(folder / "editable")
             run(python, "-m", "pip", "install", "--quiet", "--editable", f"{source}[test]", cwd=folder,
                 BLOCKCELL_LEVELS="base")  # fmt: skip
         check_installed(python, source, ["base"], tests, GOLDEN)

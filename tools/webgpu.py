@@ -1,4 +1,4 @@
-"""The tests of WebGPU, with both packages that have the provider, on every GPU that is found here.
+"""Run the tests of WebGPU with both packages that have the provider, on every GPU that is found here.
 
     python tools/webgpu.py
 
@@ -6,6 +6,8 @@ Two drivers that compute on the CPU count as GPUs: SwiftShader, of Chromium or C
 VK_DRIVER_FILES or VK_ICD_FILENAMES names a driver, that is the only one.  The packages go to build/webgpu and leave the
 environment as it is; from there onnxruntime-webgpu hides the onnxruntime that is installed.  Fails if a test does, if
 pytest ends in any other way, or if nothing was compared.
+
+Run by CI on every push, and by hand.  Takes minutes for each GPU and package.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ Environment = Mapping[str, str]
 
 
 def install(package: str) -> Path:
-    """Where the package is, which is fetched if need be."""
+    """Install a package into BUILD unless it is there, and return its folder."""
     folder = BUILD / package
     if not list(metadata.distributions(name=package, path=[str(folder)])):
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), package]
@@ -61,82 +63,87 @@ def install(package: str) -> Path:
 
 
 def with_package(package: str, environment: Environment) -> dict[str, str]:
+    """Return an environment in which Python imports a package from BUILD, and blockcell from the checkout."""
     path = [str(BUILD / package), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**environment, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def candidates() -> Iterator[tuple[str, Environment]]:
-    """The GPUs that there may be, by name, and how to choose them."""
-    if named := [os.environ[variable] for variable in VARIABLES if os.environ.get(variable)]:
-        yield named[0], os.environ | SOFTWARE
+def candidate_gpus() -> Iterator[tuple[str, Environment]]:
+    """Yield the GPUs that there may be: a name, and the environment that chooses it."""
+    if driver_names := [os.environ[variable] for variable in VARIABLES if os.environ.get(variable)]:
+        yield driver_names[0], os.environ | SOFTWARE
         return
-    ours = {key: value for key, value in os.environ.items() if key not in (*VARIABLES, *SOFTWARE)}
-    yield "the system's GPU", ours
+    environment = {key: value for key, value in os.environ.items() if key not in (*VARIABLES, *SOFTWARE)}
+    yield "the system's GPU", environment
     for name, places in DRIVERS.items():
-        for driver in (found for place in places for found in sorted(glob(place))):
-            yield name, ours | SOFTWARE | {"VK_ICD_FILENAMES": driver}
+        for driver in (path for place in places for path in sorted(glob(place))):
+            yield name, environment | SOFTWARE | {"VK_ICD_FILENAMES": driver}
 
 
 def gpus() -> dict[str, Environment]:
-    """Those that run a model with one of the packages at least."""
-    found: dict[str, Environment] = {}
-    for name, environment in candidates():
-        if name in found:
+    """Return the environments of the GPUs that run a model with one of the packages at least, by name."""
+    environments: dict[str, Environment] = {}
+    for name, environment in candidate_gpus():
+        if name in environments:
             continue
         for package in PACKAGES[:1] if name == "the system's GPU" else PACKAGES:  # the plugin knows software from a GPU
             trial = run(["-c", TRIAL], with_package(package, environment))
             if trial.returncode == 0:
-                found[name] = environment
+                environments[name] = environment
                 break
             driver = environment.get("VK_ICD_FILENAMES", name)
             print(f"{package} is not tried on {driver}: {trial.stdout.strip().rpartition(chr(10))[2]}", flush=True)
-    return found
+    return environments
 
 
 def run(arguments: list[str], environment: Environment) -> subprocess.CompletedProcess[str]:
+    """Run this Python with arguments in the checkout, and capture what it prints."""
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def passes(package: str, name: str, environment: Environment) -> bool:
-    """Runs the tests; prints a line about them, and what pytest said unless they pass."""
+def run_tests(package: str, name: str, environment: Environment) -> bool:
+    """Run the tests and print a line about them, and what pytest said unless they pass; return whether they do."""
     (distribution,) = metadata.distributions(name=package, path=[str(BUILD / package)])
     report, start = BUILD / "report.xml", time.perf_counter()
     report.unlink(missing_ok=True)
     options = ["-v", "-W", "error", "-p", "no:cacheprovider", "-m", "webgpu", f"--junitxml={report}"]
-    ended = run(["-m", "pytest", *options, "tests/onnx/test_onnx_webgpu.py"], with_package(package, environment))
+    result = run(["-m", "pytest", *options, "tests/onnx/test_onnx_webgpu.py"], with_package(package, environment))
     seconds = time.perf_counter() - start
-    told, ran = {}, {"tests": 0, "skipped": 0}
+    properties, counts = {}, {"tests": 0, "skipped": 0}
     if report.exists():
         (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
-        told = {each.get("name"): each.get("value") for each in suite.iter("property")}
-        ran = {key: int(suite.get(key, 0)) for key in ran}
-    compared = int(told.get("compared") or 0)
+        properties = {element.get("name"): element.get("value") for element in suite.iter("property")}
+        counts = {key: int(suite.get(key, 0)) for key in counts}
+    compared = int(properties.get("compared") or 0)
     verdict = "passed" if compared else "FAILED: nothing was compared"
-    if ended.returncode:
-        status = ended.returncode
+    if result.returncode:
+        status = result.returncode
         verdict = f"FAILED: {signal.Signals(-status).name if status < 0 else f'exit status {status}'}"
     if verdict != "passed":
-        print(*ended.stdout.splitlines()[-200:], sep="\n")
-    tests = f"{ran['tests'] - ran['skipped']} tests, {compared} outputs, {seconds:.0f} s"
-    worst = f"; worst: {told['worst']}" if told.get("worst") else ""
-    print(f"{package} {distribution.version} on {name}: {verdict}; {tests}{worst}", flush=True)
+        print(*result.stdout.splitlines()[-200:], sep="\n")
+    tests = f"{counts['tests'] - counts['skipped']} tests, {compared} outputs, {seconds:.0f} s"
+    worst_text = f"; worst: {properties['worst']}" if properties.get("worst") else ""
+    print(f"{package} {distribution.version} on {name}: {verdict}; {tests}{worst_text}", flush=True)
     return verdict == "passed"
 
 
 def main() -> None:
+    """Install both packages, find GPUs, and run the tests with each package on each GPU."""
     for package in PACKAGES:
         install(package)
-    found = gpus()
-    if not found:
+    working_gpus = gpus()
+    if not working_gpus:
         try:
             ctypes.CDLL("libvulkan.so.1")
         except OSError:
             print("libvulkan.so.1, the Vulkan loader, is missing.")
         sys.exit(NO_GPU)
-    results = [passes(package, name, environment) for name, environment in found.items() for package in PACKAGES]
+    results = [
+        run_tests(package, name, environment) for name, environment in working_gpus.items() for package in PACKAGES
+    ]
     sys.exit(not all(results))
 
 

@@ -1,4 +1,4 @@
-"""Tests under QEMU's emulation of a CPU: what arm.py and cpus.py share."""
+"""Run tests under QEMU's emulation of a CPU: what arm.py, cpus.py and wheels.py share. It is no program itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 NO_TESTS = 5  # pytest's exit status where a file has markers or names of tests alone that are not run
-LEFT_OUT = {  # and why
+SKIPPED = {  # and why
     "tests/layers/test_files.py::test_without_memory[.onnx]": "a limit on memory is the emulator's, too",
 }
 
@@ -31,9 +31,9 @@ def write_python(command: Path, emulator: str, python: Path, *path: Path) -> Non
 
 def files_of(checkout: Path, folders: list[str]) -> list[str]:
     """Return the files of tests in these folders, the largest first, so that no CPU waits for the last one."""
-    found = [file for folder in folders for file in (checkout / "tests" / folder).glob("test_*.py")]
-    found.sort(key=lambda file: file.stat().st_size, reverse=True)
-    return [str(file.relative_to(checkout)) for file in found]
+    files = [file for folder in folders for file in (checkout / "tests" / folder).glob("test_*.py")]
+    files.sort(key=lambda file: file.stat().st_size, reverse=True)
+    return [str(file.relative_to(checkout)) for file in files]
 
 
 def run_tests(checkout: Path, jobs: list[tuple[str, Path, str]], options: tuple[str, ...] = ()) -> None:
@@ -42,7 +42,7 @@ def run_tests(checkout: Path, jobs: list[tuple[str, Path, str]], options: tuple[
     A job has the name by which it is reported, a Python, and a file.  `options` are pytest's.
     """
     start = time.perf_counter()
-    options = ("-q", "-p", "no:cacheprovider", *options, *(f"--deselect={name}" for name in LEFT_OUT))
+    options = ("-q", "-p", "no:cacheprovider", *options, *(f"--deselect={name}" for name in SKIPPED))
 
     def run_file(job: tuple[str, Path, str]) -> tuple[bool, str]:
         """Return whether the tests of a file passed, and what pytest printed."""
@@ -53,13 +53,13 @@ def run_tests(checkout: Path, jobs: list[tuple[str, Path, str]], options: tuple[
 
     passed, failed = 0, []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for (name, _, _), (good, output) in zip(jobs, pool.map(run_file, jobs), strict=True):
-            last = output.rpartition("\n")[2].strip("= ")
-            print(f"{name}: {last}" if good else f"{output[-20000:]}\n{name} failed", flush=True)
-            passed += sum(int(count) for count in re.findall(r"(\d+) passed", last))
-            failed += [] if good else [name]
-    for name, why in LEFT_OUT.items():
-        print(f"left out: {name}, as {why}")
+        for (name, _, _), (passes, output) in zip(jobs, pool.map(run_file, jobs), strict=True):
+            last_line = output.rpartition("\n")[2].strip("= ")
+            print(f"{name}: {last_line}" if passes else f"{output[-20000:]}\n{name} failed", flush=True)
+            passed += sum(int(count) for count in re.findall(r"(\d+) passed", last_line))
+            failed += [] if passes else [name]
+    for name, reason in SKIPPED.items():
+        print(f"left out: {name}, as {reason}")
     print(f"{passed} tests passed in {(time.perf_counter() - start) / 60:.0f} minutes")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
