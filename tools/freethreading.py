@@ -19,7 +19,7 @@ import time
 import venv
 from pathlib import Path
 
-from sanitizers import TESTS, copy_of_checkout, test_files
+from sanitizers import TESTS, copy_checkout, test_files
 
 NEEDED = ["setuptools>=77", "cython>=3.3", "numpy>=2", "pytest>=8", "mpmath>=1.3"]
 IMPORTS = """
@@ -37,11 +37,11 @@ print(f"Python {sys.version.split()[0]}, numpy {numpy.__version__}: no GIL after
 SOAK = """
 import sys
 import races
-while sum(races.done.values()) < int(sys.argv[1]):
-    races.python_threads("")
-    assert not races.wrong, races.wrong
+while sum(races.comparisons.values()) < int(sys.argv[1]):
+    races.check_python_threads("")
+    assert not races.differences, races.differences
 assert not sys._is_gil_enabled()
-print(f"{sum(races.done.values())} results of {races.PYTHON_THREADS} threads at once: the bits of one thread")
+print(f"{sum(races.comparisons.values())} results of {races.PYTHON_THREADS} threads at once: the bits of one thread")
 """
 RESULTS = 100_000
 
@@ -66,7 +66,7 @@ def main() -> None:
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
         sys.exit(f"{sys.executable} has a GIL: take another Python, such as python3.13t")
     start = time.perf_counter()
-    checkout = copy_of_checkout("freethreading")
+    checkout = copy_checkout("freethreading")
     with tempfile.TemporaryDirectory() as name:
         venv.create(name, with_pip=True)
         python = Path(name, "bin", "python")

@@ -1,4 +1,4 @@
-"""The native code under AddressSanitizer and UndefinedBehaviorSanitizer, or under ThreadSanitizer.
+"""Build and run the native code under AddressSanitizer and UndefinedBehaviorSanitizer, or under ThreadSanitizer.
 
     python tools/sanitizers.py memory       (needs gcc)
     python tools/sanitizers.py threads      (needs gcc and LLVM's libomp)
@@ -6,6 +6,9 @@
 A copy of the checkout in build/ is built with the sanitizers, for every CPU level.  Faults are planted there, each of
 which must be found, or nothing would be learned; then the tests run, where nothing may be found.  Every barrier is such
 a fault: ThreadSanitizer must see when any one of them is left out.
+
+Run by `make test-all`, by CI weekly, and by hand after a change of native code.  `threads` takes about half an hour on
+two cores once it is built; `memory` takes a build and, slowed down by the sanitizer, most tests of native code.
 """
 
 from __future__ import annotations
@@ -66,11 +69,10 @@ REGIONS = {
     "dense": ["x", "z", "row numbers"],
     "dense backward": ["w.T", "w_grad", "d_z", "sums of d_z", "slots", "y", "tiles of x", "panel of d_z"],
 }
-DRAWN = 3  # calls of each kind at a level
-BARRIER = re.compile(
-    r"^( +)((?:group_)?barrier\(&team\).*)$", re.MULTILINE
-)  # those between which a call's threads do something
-# The last one of each driver, after which nothing follows: in a file's function, how many.
+DRAWN_CALLS = 3  # calls of each kind at a level
+# A call of a barrier in the source of a kernel.
+BARRIER = re.compile(r"^( +)((?:group_)?barrier\(&team\).*)$", re.MULTILINE)
+# The number of barriers of a file's function that nothing follows, so that nobody notices if they are left out.
 SPARE = {
     "_lstm.pyx cell_grads": 1,
     "backward.pxd backward": 1,
@@ -79,7 +81,7 @@ SPARE = {
     "dense.pxd backward": 1,
 }
 REACHED = "left out a barrier"
-LEFT_OUT = f'''"""Whether the environment says to leave out the barrier of this number."""
+LEFT_OUT_PXD = f'''"""Whether the environment says to leave out the barrier of this number."""
 
 cdef extern from *:
     """
@@ -100,7 +102,7 @@ cdef extern from *:
     """
     bint left_out(int number) noexcept nogil
 '''
-ONE_OUT = """  # Python threads whose calls write to the same array
+SHARED_OUTPUT = """  # Python threads whose calls write to the same array
 import threading
 import numpy as np
 from cases import arguments
@@ -118,31 +120,33 @@ threads = [threading.Thread(target=calls) for _ in range(2)]
 [thread.join() for thread in threads]
 """
 RACE = "WARNING: ThreadSanitizer: data race"
-PASSED = "ERROR: AddressSanitizer: "
+OUT_OF_BOUNDS = "ERROR: AddressSanitizer: "
 
 
 def test_files(checkout: Path, names: list[str]) -> list[str]:
-    """Where they are, whatever folders they are in."""
+    """Return the paths of test files of these names, in whatever folders they are."""
     return [str(next(checkout.glob(f"tests/*/test_{name}.py")).relative_to(checkout)) for name in names]
 
 
 # --------------------------------------------------------------------------------------------------------------- build
-def copy_of_checkout(name: str) -> Path:
-    """As it is now, without anything built; it compiles fast, and stacks have line numbers."""
+def copy_checkout(name: str) -> Path:
+    """Copy the checkout as it is now, without anything built, into a folder of build/, and return that.
+
+    The copy compiles fast, and stacks have line numbers."""
     folder = ROOT / "build" / name
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.so", "__pycache__"))
     setup = folder / "setup.py"
     text = setup.read_text()
-    for old, new in (('"-O3"', '"-O1"'), ('"-g0"', '"-g1"')):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
+    for option, replacement in (('"-O3"', '"-O1"'), ('"-g0"', '"-g1"')):
+        assert text.count(option) == 1, option
+        text = text.replace(option, replacement)
     setup.write_text(text)
     return folder
 
 
 def build(folder: Path, flags: str, mark: bytes) -> str:
-    """In place; every module must be compiled with the sanitizers."""
+    """Build a copy in place, and check that every module was compiled with the sanitizers; return a line about it."""
     start = time.perf_counter()
     # As part of CC they are there too when setup.py links its probe of OpenMP; nothing in that is of interest.
     # Where overflow wraps, as Python's own flags say, it is not reported.
@@ -162,8 +166,8 @@ def build(folder: Path, flags: str, mark: bytes) -> str:
     return f"{len(modules)} modules built with {flags} in {time.perf_counter() - start:.0f} s"
 
 
-def library(name: str) -> Path:
-    """Where gcc has it."""
+def library_path(name: str) -> Path:
+    """Return the path of a library of gcc's."""
     path = Path(subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip())
     if not path.is_absolute():
         sys.exit(f"there is no {name}: {INSTALL}")
@@ -180,10 +184,11 @@ class Sanitized:
         )
         self.environment.pop("BLOCKCELL_LEVEL", None)
         info = "from blockcell import build_info; print(*build_info()['levels'], build_info()['openmp'])"
-        *self.levels, openmp = self.passes("-c", info).split()
+        *self.levels, openmp = self.run_successfully("-c", info).split()
         assert openmp == "True", "built without OpenMP"
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run this Python with arguments in the copy, and capture what it prints."""
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,
@@ -193,14 +198,14 @@ class Sanitized:
             text=True,
         )
 
-    def finds(self, fault: str, words: str, *arguments: str, **environment: str) -> None:
-        """It must."""
+    def expect_report(self, fault: str, words: str, *arguments: str, **environment: str) -> None:
+        """Run Python with arguments; exit unless it fails with these words of a sanitizer's."""
         result = self.run(*arguments, **environment)
         if result.returncode == 0 or words not in result.stdout:
             sys.exit(f"{result.stdout[-10000:]}\nnot found: {fault}")
 
-    def passes(self, *arguments: str, **environment: str) -> str:
-        """The last line of what it prints."""
+    def run_successfully(self, *arguments: str, **environment: str) -> str:
+        """Run Python with arguments, exit if it fails, and return the last line that it prints."""
         result = self.run(*arguments, **environment)
         if result.returncode:
             sys.exit(f"{result.stdout}\nexit status {result.returncode}")
@@ -208,96 +213,102 @@ class Sanitized:
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-def memory() -> None:
-    folder = copy_of_checkout("asan")
+def check_memory() -> None:
+    """Find planted faults and regions of workspaces that are too short; then run drawn calls and tests."""
+    folder = copy_checkout("asan")
     kernels = folder / "pyx" / "_for_tests.pyx"
     kernels.write_text(kernels.read_text() + OVERFLOWING)
     print(build(folder, "-fsanitize=address,undefined -DRED_ZONES", b"__asan_init"), flush=True)
     sanitized = Sanitized(
         folder,
-        LD_PRELOAD=f"{library('libasan.so')} {library('libstdc++.so')}",
+        LD_PRELOAD=f"{library_path('libasan.so')} {library_path('libstdc++.so')}",
         # Some versions of gcc align what they keep for use-after-return too little for the widest registers.
         ASAN_OPTIONS="detect_leaks=0:halt_on_error=1:allocator_may_return_null=1:detect_stack_use_after_return=0",
         UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
     )
     for level in sanitized.levels:
         for fault, (call, words) in MEMORY_FAULTS.items():
-            sanitized.finds(f"{fault}, {level}", words, "-c", MEMORY_FAULT.format(level=level, call=call))
+            sanitized.expect_report(f"{fault}, {level}", words, "-c", MEMORY_FAULT.format(level=level, call=call))
     print(f"{len(MEMORY_FAULTS)} planted faults found at levels {', '.join(sanitized.levels)}", flush=True)
     for plan, names in REGIONS.items():
-        sanitized.passes("tools/workspaces.py", plan)
+        sanitized.run_successfully("tools/workspaces.py", plan)
         for name in names:
             short = {"SHORT_REGION": name}
-            sanitized.finds(f"{name} of {plan} is short", PASSED, "tools/workspaces.py", plan, **short)
+            sanitized.expect_report(f"{name} of {plan} is short", OUT_OF_BOUNDS, "tools/workspaces.py", plan, **short)
     print(f"{sum(map(len, REGIONS.values()))} regions of workspaces that are too short found", flush=True)
     seed = secrets.randbits(32)
     print(f"seed of drawn calls: {seed}", flush=True)
     for level in sanitized.levels:
         print(
-            sanitized.passes("tools/workspaces.py", "draw", str(seed), str(DRAWN), BLOCKCELL_LEVEL=level),
+            sanitized.run_successfully(
+                "tools/workspaces.py", "draw", str(seed), str(DRAWN_CALLS), BLOCKCELL_LEVEL=level
+            ),
             flush=True,
         )
     files = test_files(folder, TESTS)
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=sys", "-m", "not slow"]
     print("tests at these levels on 1, 2, 3 and 8 threads:", end=" ", flush=True)
-    print(sanitized.passes("-m", "pytest", *options, "-k", SKIPPED, *files))
+    print(sanitized.run_successfully("-m", "pytest", *options, "-k", SKIPPED, *files))
 
 
 def leave_out_barriers(folder: Path) -> list[str]:
-    """Give every barrier a number by which it can be left out; in which file and function each is."""
-    (folder / "pyx" / "left_out.pxd").write_text(LEFT_OUT)
+    """Give every barrier a number by which it can be left out; return the file and the function of each."""
+    (folder / "pyx" / "left_out.pxd").write_text(LEFT_OUT_PXD)
     places: list[str] = []
     for path in sorted((folder / "pyx").rglob("*.p*")):
         source = path.read_text()
 
         def numbered(match: re.Match[str], path: Path = path, source: str = source) -> str:
+            """Return the source of a barrier that is left out if the environment says its number."""
             function = re.findall(r"^cdef .*?(\w+)\(", source[: match.start()], re.MULTILINE)[-1]
             places.append(f"{path.name} {function}")
             return f"{match[1]}if not left_out({len(places) - 1}): {match[2]}"
 
-        changed = BARRIER.sub(numbered, source)
-        if changed != source:
-            first = re.compile(r"^(?=from [\w.]+ cimport)", re.MULTILINE)
-            path.write_text(first.sub("from left_out cimport left_out\n", changed, count=1))
+        instrumented = BARRIER.sub(numbered, source)
+        if instrumented != source:
+            first_cimport = re.compile(r"^(?=from [\w.]+ cimport)", re.MULTILINE)
+            path.write_text(first_cimport.sub("from left_out cimport left_out\n", instrumented, count=1))
     assert places
     return places
 
 
-def threads() -> None:
-    folder = copy_of_checkout("tsan")
+def check_threads() -> None:
+    """Find every barrier that is left out, and two calls that write to one array; then run races.py."""
+    folder = copy_checkout("tsan")
     places = leave_out_barriers(folder)
     print(build(folder, "-fsanitize=thread", b"__tsan_init"), flush=True)
     # gcc's own OpenMP runtime does not tell the sanitizer where teams of threads begin and end; LLVM's does, by archer.
-    runtime = library("libomp.so.5")
+    runtime = library_path("libomp.so.5")
     archer = runtime.with_name("libarcher.so")
     if not archer.exists():
         sys.exit(f"there is no {archer}: {INSTALL}")
     sanitized = Sanitized(
         folder,
-        LD_PRELOAD=f"{library('libtsan.so')} {runtime}",
+        LD_PRELOAD=f"{library_path('libtsan.so')} {runtime}",
         OMP_TOOL_LIBRARIES=str(archer),
         TSAN_OPTIONS="ignore_noninstrumented_modules=1:halt_on_error=1:history_size=7",
     )
-    missed = Counter()
+    unnoticed_barriers: Counter[str] = Counter()
     for number, place in enumerate(places):
         families = [family for family in ("lstm", "dense") if family in place]
         result = sanitized.run("tools/races.py", *families, BARRIER_LEFT_OUT=str(number), BLOCKCELL_LEVEL="base")
         if REACHED not in result.stdout:
             sys.exit(f"races.py does not get to barrier {number}, in {place}")
-        missed[place] += RACE not in result.stdout
-    if +missed != Counter(SPARE):
-        sys.exit(f"barriers that were left out and not missed: {dict(+missed)}; expected {SPARE}")
-    sanitized.finds("two calls that write to the same array", RACE, "-c", ONE_OUT)
+        if RACE not in result.stdout:
+            unnoticed_barriers[place] += 1
+    if unnoticed_barriers != Counter(SPARE):
+        sys.exit(f"barriers that were left out and not missed: {dict(unnoticed_barriers)}; expected {SPARE}")
+    sanitized.expect_report("two calls that write to the same array", RACE, "-c", SHARED_OUTPUT)
     spare = sum(SPARE.values())
     print(
         f"found: each of {len(places)} barriers left out but {spare} spare ones, two calls that write to one array",
         flush=True,
     )
     for level in sanitized.levels:
-        print(sanitized.passes("tools/races.py", BLOCKCELL_LEVEL=level), flush=True)
+        print(sanitized.run_successfully("tools/races.py", BLOCKCELL_LEVEL=level), flush=True)
 
 
 if __name__ == "__main__":
     start = time.perf_counter()
-    {"memory": memory, "threads": threads}[sys.argv[1]]()
+    {"memory": check_memory, "threads": check_threads}[sys.argv[1]]()
     print(f"nothing else found; {time.perf_counter() - start:.0f} s in all")

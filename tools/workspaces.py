@@ -1,11 +1,13 @@
-"""Calls that take every region of a workspace, for runs in which AddressSanitizer watches these.
+"""Run calls that take every region of a workspace, where AddressSanitizer watches these.
 
     python tools/workspaces.py draw SEED N      N drawn calls of each kind
     python tools/workspaces.py PLAN             calls with one kind of plan, of PLANS
 
 Every kind of layer, quantized or not, stream, op, backward pass and PyTorch operator runs on 2 to 64 threads, and must
 have the bits that one thread alone gives.  Most grids are those of the least cost, on machines with caches of any
-size; the others are drawn.  BLOCKCELL_LEVEL says at which CPU level.  `sanitizers.py memory` runs this.
+size; the others are drawn.  BLOCKCELL_LEVEL says at which CPU level.
+
+Run by `sanitizers.py memory`, and by hand.  A PLAN takes a second, a drawn call of each kind some seconds.
 """
 
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
@@ -37,23 +39,23 @@ from blockcell.optable import OPS
 
 SCHEMES = ["float16", "int8"]
 TORCH = ["LSTM", "GRU", "RNN"]
-OPERATIONS = 4 * 10**7  # T * B * H * (I + H), at most
+MAX_OPERATIONS = 4 * 10**7  # T * B * H * (I + H), at most
 Generator = np.random.Generator
-done: Counter[str] = Counter()
+comparisons: Counter[str] = Counter()
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-def drawn_sizes(g: Generator) -> tuple[int, int, int, int]:
-    """T, B, I and H, for which plans take many forms of grids."""
+def draw_sizes(g: Generator) -> tuple[int, int, int, int]:
+    """Draw T, B, I and H, for which plans take many forms of grids."""
     while True:
         T, B = int(g.choice([1, 1, 2, 3, g.integers(4, 20)])), int(g.choice([1, 2, 16, 40, 130, g.integers(3, 130)]))
         I, H = int(g.choice([1, 5, 64, g.integers(1, 200)])), int(g.choice([16, 70, 130, 256, 300, 513]))
-        if T * B * H * (I + H) <= OPERATIONS:
+        if T * B * H * (I + H) <= MAX_OPERATIONS:
             return T, B, I, H
 
 
-def drawn_machine(g: Generator) -> tuple[dict[str, Any], int]:
-    """What plans are told of a machine, and the number of threads."""
+def draw_machine(g: Generator) -> tuple[dict[str, Any], int]:
+    """Draw the caches and perhaps the grid that plans are made for, and the number of threads."""
     threads = int(g.choice([2, 3, 4, 8, 16, 64, g.integers(2, 65)]))
     caches = CACHES[g.integers(len(CACHES))] if g.random() < 0.3 else 2 ** g.integers((10, 12, 14), (17, 22, 26))
     machine: dict[str, Any] = {"caches": tuple(map(int, caches))}
@@ -62,69 +64,71 @@ def drawn_machine(g: Generator) -> tuple[dict[str, Any], int]:
     return machine, threads
 
 
-def check(kind: str, call: Callable[[], list[np.ndarray]], machine: dict[str, Any], threads: int, what: Any) -> None:
-    """Compare what a call gives on one thread with what it gives on many."""
+def check(kind: str, call: Callable[[], list[np.ndarray]], machine: dict[str, Any], threads: int, case: Any) -> None:
+    """Compare the results of a call on one thread with those on many; exit if any bits differ."""
     with on_threads(1), with_machine(groups=1, members=1):
         expected = call()
     with on_threads(threads), with_machine(**machine):
         _team.set(threads, threads)  # on which a grid of more threads makes do with fewer groups or members
-        found = call()
-    if not same_bits(found, expected):
-        sys.exit(f"not the bits of one thread: {kind} {what} {machine} on {threads} threads")
-    done[kind] += 1
+        results = call()
+    if not same_bits(results, expected):
+        sys.exit(f"not the bits of one thread: {kind} {case} {machine} on {threads} threads")
+    comparisons[kind] += 1
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
 def op_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
+    """Return a call of an op."""
     args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
     return lambda: list(run(name, args, call=bind(OPS[name]).run))
 
 
 def layer_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
-    """Inference, forward and backward, of rows that end or start anew or do neither."""
+    """Return a call of inference, forward and backward pass, of rows that end or start anew or do neither."""
     T, B, I, H = sizes
     layer = LAYERS[name](I, H, DTYPES[dtype])
     x, state, lengths, reset = draw(layer, T, B)
-    given: dict[str, Any] = [{}, {"lengths": lengths}, {"lengths": lengths, "reset": reset}][g.integers(3)]
+    options: dict[str, Any] = [{}, {"lengths": lengths}, {"lengths": lengths, "reset": reset}][g.integers(3)]
 
     def call() -> list[np.ndarray]:
-        one = copy.copy(layer)  # has no plan yet
-        return [one(x, state, **given)[0], *itertools.chain(*run_all(one, x, state, **given))]
+        layer_copy = copy.copy(layer)  # has no plan yet
+        return [layer_copy(x, state, **options)[0], *itertools.chain(*run_all(layer_copy, x, state, **options))]
 
     return call
 
 
 def quantized_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str) -> Callable[[], list[Any]]:
+    """Return a call of a quantized layer, of rows that may end."""
     T, B, I, H = sizes
     layer = LAYERS[name](I, H, np.float32)
     x, state, lengths, _ = draw(layer, T, B)
-    given = [{}, {"lengths": lengths}][g.integers(2)]
+    options = [{}, {"lengths": lengths}][g.integers(2)]
 
     def call() -> list[np.ndarray]:
-        y, last = layer.quantize(scheme)(x, state, **given)
+        y, last = layer.quantize(scheme)(x, state, **options)
         return [y, *leaves(last)]
 
     return call
 
 
 def stream_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str | None) -> Callable[[], list[Any]]:
-    """Steps and runs of all rows and of some."""
+    """Return a call of steps and runs of a stream, of all rows and of some."""
     T, B, I, H = sizes
     layer = LAYERS[name](I, H, np.float32)
-    made_of = layer.quantize(scheme) if scheme else layer
+    streaming_layer = layer.quantize(scheme) if scheme else layer
     x, rows = draw(layer, T, B)[0], np.flatnonzero(g.random(B) < 0.5)
     lengths = g.integers(0, T + 1, len(rows))
 
     def call() -> list[np.ndarray]:
-        stream = made_of.stream(B)
-        found = [stream.step(x[0]), stream.run(x), stream.step(x[0, rows], rows=rows)]
-        return [*found, stream.run(x[:, rows], rows=rows, lengths=lengths), *leaves(stream.state)]
+        stream = streaming_layer.stream(B)
+        outputs = [stream.step(x[0]), stream.run(x), stream.step(x[0, rows], rows=rows)]
+        return [*outputs, stream.run(x[:, rows], rows=rows, lengths=lengths), *leaves(stream.state)]
 
     return call
 
 
 def layout_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> Callable[[], list[np.ndarray]]:
-    """The kernels of PyTorch's operators on arrays, forward and back, in one direction."""
+    """Return a call of the kernels of PyTorch's operators on arrays, forward and back, in one direction."""
     T, B, I, H = sizes
     projection = int(g.integers(1, H)) if kind == "lstm" and H > 1 and g.random() < 0.4 else 0
     P, array_dtype = projection or H, np.dtype(DTYPES[dtype])
@@ -138,14 +142,14 @@ def layout_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> 
     matrices = weights[:2] + weights[4:]
 
     def call() -> list[np.ndarray]:
-        given = kind, (T, B, I, H), blockcell.get_num_threads()
+        call_arguments = kind, (T, B, I, H), blockcell.get_num_threads()
         tape = np.zeros((1, torch_layout.SAVED[kind], T, B, H), array_dtype)
         outputs = [np.zeros_like(d_y), *map(np.zeros_like, first), tape]
-        torch_layout.forward(*given, x, weights, first, None, outputs, projection=projection)
+        torch_layout.forward(*call_arguments, x, weights, first, None, outputs, projection=projection)
         grads = [np.zeros_like(x), *map(np.zeros_like, weights), *map(np.zeros_like, first)]
         incoming = [d_y, *d_last]
         torch_layout.backward(
-            *given, outputs[0], tape, matrices, incoming, x, first, None, True, grads, projection=projection
+            *call_arguments, outputs[0], tape, matrices, incoming, x, first, None, True, grads, projection=projection
         )
         return outputs + grads
 
@@ -153,15 +157,15 @@ def layout_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> 
 
 
 def torch_call(g: Generator, kind: str, sizes: tuple[int, ...]) -> Callable[[], list[np.ndarray]]:
-    """A module of two layers in both directions, in inference and in training, or its single step."""
+    """Return a call of a PyTorch module of two layers, in one or both directions, or of a single step."""
     import torch
 
     import blockcell.torch
 
     T, B, I, H = sizes
     torch.manual_seed(0)
-    single = g.random() < 0.2
-    if single:
+    is_cell = g.random() < 0.2
+    if is_cell:
         module: Any = getattr(blockcell.torch, f"{kind}Cell")(I, H)
         x = torch.from_numpy(g.standard_normal((B, I)).astype(np.float32))
     else:
@@ -170,45 +174,46 @@ def torch_call(g: Generator, kind: str, sizes: tuple[int, ...]) -> Callable[[], 
 
     def call() -> list[np.ndarray]:
         torch.set_num_threads(blockcell.get_num_threads())
-        given = x.clone().requires_grad_()
+        leaf_x = x.clone().requires_grad_()
         module.zero_grad()
-        result = module(given)
-        y = result if single and kind != "LSTM" else result[0]
+        result = module(leaf_x)
+        y = result if is_cell and kind != "LSTM" else result[0]
         y.square().sum().backward()
         with torch.no_grad():
-            again = module(x)
-        again = again if single and kind != "LSTM" else again[0]
-        arrays = [y.detach(), again, given.grad, *[parameter.grad for parameter in module.parameters()]]
+            inference_y = module(x)
+        inference_y = inference_y if is_cell and kind != "LSTM" else inference_y[0]
+        arrays = [y.detach(), inference_y, leaf_x.grad, *[parameter.grad for parameter in module.parameters()]]
         return [array.numpy().copy() for array in arrays]
 
     return call
 
 
-def calls(g: Generator) -> Iterator[tuple[str, Any, Callable[[], list[np.ndarray]]]]:
-    """One call of each kind: what it is, and what runs it."""
+def draw_calls(g: Generator) -> Iterator[tuple[str, Any, Callable[[], list[np.ndarray]]]]:
+    """Yield one call of each kind: the kind, the case that was drawn, and what runs it."""
     dtype = lambda: str(g.choice([*DTYPES]))  # noqa: E731
     for name in OPS:
-        what = name, drawn_sizes(g), dtype()
-        yield "ops", what, op_call(g, *what)
+        case = name, draw_sizes(g), dtype()
+        yield "ops", case, op_call(g, *case)
     for name in LAYERS:
-        sizes = drawn_sizes(g)
-        what = name, sizes, dtype()
-        yield "layers", what, layer_call(g, *what)
-        quantized = name, sizes, SCHEMES[g.integers(len(SCHEMES))]
-        yield "quantized", quantized, quantized_call(g, *quantized)
-        streamed = name, sizes, SCHEMES[g.integers(len(SCHEMES))] if g.random() < 0.7 else None
+        sizes = draw_sizes(g)
+        case = name, sizes, dtype()
+        yield "layers", case, layer_call(g, *case)
+        quantized_case = name, sizes, SCHEMES[g.integers(len(SCHEMES))]
+        yield "quantized", quantized_case, quantized_call(g, *quantized_case)
+        stream_case = name, sizes, SCHEMES[g.integers(len(SCHEMES))] if g.random() < 0.7 else None
         if "directional" not in name and "Bidirectional" not in repr(LAYERS[name](1, 1, np.float32)):
-            yield "streams", streamed, stream_call(g, *streamed)
+            yield "streams", stream_case, stream_call(g, *stream_case)
     for kind in torch_layout.GATES:
-        what = kind, drawn_sizes(g), dtype()
-        yield "PyTorch's layout", what, layout_call(g, *what)
+        case = kind, draw_sizes(g), dtype()
+        yield "PyTorch's layout", case, layout_call(g, *case)
     if has_torch():
         for kind in TORCH:
-            of_torch = kind, drawn_sizes(g)
-            yield "PyTorch", of_torch, torch_call(g, *of_torch)
+            torch_case = kind, draw_sizes(g)
+            yield "PyTorch", torch_case, torch_call(g, *torch_case)
 
 
 def has_torch() -> bool:
+    """Return whether PyTorch is installed."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -216,45 +221,47 @@ def has_torch() -> bool:
     return True
 
 
-def draw_calls(seed: int, n: int) -> None:
+def check_drawn_calls(seed: int, n: int) -> None:
+    """Check `n` drawn calls of each kind."""
     for k in range(n):
         g = np.random.default_rng([seed, k])
-        for kind, what, call in calls(g):
-            check(kind, call, *drawn_machine(g), what)
+        for kind, case, call in draw_calls(g):
+            check(kind, call, *draw_machine(g), case)
 
 
 # --------------------------------------------------------------------------------------------------- one kind of plan
-def one_op(name: str, dtype: str) -> None:
+def run_op(name: str, dtype: str) -> None:
+    """Run an op once."""
     args = arguments(name, sizes_of(3, 30, 64, 128), dtype=DTYPES[dtype])
     run(name, args, call=bind(OPS[name]).run)
 
 
-def one_layer(layer: Any, B: int = 30, scheme: str | None = None) -> None:
-    """A call; one row ends early."""
+def run_layer(layer: Any, B: int = 30, scheme: str | None = None) -> None:
+    """Call a layer, quantized or not, once; one row ends early."""
     layer = layer.quantize(scheme) if scheme else layer
     x, state, _, _ = draw(layer, 3, B)
     layer(x, state, lengths=[2] + (B - 1) * [3])
 
 
-def one_layer_back(layer: Any) -> None:
-    """A backward pass; no region of the forward pass before is short."""
-    short = os.environ.pop("SHORT_REGION", None)
+def run_backward(layer: Any) -> None:
+    """Run a backward pass; no region of the forward pass before is short."""
+    short_region = os.environ.pop("SHORT_REGION", None)
     x, state, _, _ = draw(layer, 3, 30)
     y, last, tape = layer.forward(x, state, lengths=[2] + 29 * [3])
-    if short is not None:
-        os.environ["SHORT_REGION"] = short
+    if short_region is not None:
+        os.environ["SHORT_REGION"] = short_region
     layer.backward(tape, y, last)
 
 
 PLANS: dict[str, Callable[[], None]] = {
-    "op": lambda: one_op("BlockLSTM", "float32"),
-    "cell grad": lambda: one_op("LSTMBlockCellGrad", "float16"),
-    "layer": lambda: one_layer(LAYERS["lstm"](64, 128, np.float32)),
-    "gru": lambda: one_layer(LAYERS["gru"](64, 128, np.float32)),
-    "integers": lambda: one_layer(LSTM.init(40, 300, seed=0, proj_size=300), 30, "int8"),
-    "backward": lambda: one_layer_back(LAYERS["lstm"](64, 128, np.float32)),
-    "dense": lambda: one_layer(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16), 130),
-    "dense backward": lambda: one_layer_back(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16)),
+    "op": lambda: run_op("BlockLSTM", "float32"),
+    "cell grad": lambda: run_op("LSTMBlockCellGrad", "float16"),
+    "layer": lambda: run_layer(LAYERS["lstm"](64, 128, np.float32)),
+    "gru": lambda: run_layer(LAYERS["gru"](64, 128, np.float32)),
+    "integers": lambda: run_layer(LSTM.init(40, 300, seed=0, proj_size=300), 30, "int8"),
+    "backward": lambda: run_backward(LAYERS["lstm"](64, 128, np.float32)),
+    "dense": lambda: run_layer(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16), 130),
+    "dense backward": lambda: run_backward(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16)),
 }
 
 
@@ -262,8 +269,8 @@ if __name__ == "__main__":
     start = time.perf_counter()
     _team.adapt(False)  # as many threads as are asked for, also where the machine is busy
     if sys.argv[1] == "draw":
-        draw_calls(int(sys.argv[2]), int(sys.argv[3]))
-        counts = ", ".join(f"{count} of {kind}" for kind, count in done.items())
+        check_drawn_calls(int(sys.argv[2]), int(sys.argv[3]))
+        counts = ", ".join(f"{count} of {kind}" for kind, count in comparisons.items())
         level, seconds = blockcell.build_info()["level"], time.perf_counter() - start
         print(f"drawn calls at level {level}, seed {sys.argv[2]}: {counts}; {seconds:.0f} s")
     else:
