@@ -20,8 +20,9 @@ from playwright.sync_api import Page
 
 
 def take_pictures(folder: Path) -> None:
-    """At the start, while a drawing is read, and after learning from some and from the page's digits; wide, light, and
-    narrow, dark."""
+    """Take pictures at the start, while a drawing is read, and after learning from some and from the page's digits.
+
+    Each is taken wide and light, and narrow and dark."""
     with tempfile.TemporaryDirectory() as built:
         build(Path(built))
         with served(Path(built)) as address, chromium() as browser:
@@ -29,6 +30,7 @@ def take_pictures(folder: Path) -> None:
                 page = opened(browser.new_page(viewport=size, color_scheme=scheme), address)  # type: ignore[arg-type]
 
                 def take(moment: str, form: str = form, page: Page = page) -> None:
+                    """Take a picture of the page in this form."""
                     page.mouse.move(0, 0)
                     page.screenshot(path=folder / f"page-{form}-{moment}.png")
 

@@ -1,10 +1,12 @@
-"""Checksums of results, recorded and compared bit for bit: ``python tools/checksums.py record|compare FILE``.
+"""Record checksums of results, and compare them bit for bit: ``python tools/checksums.py record|compare FILE``.
 
 For a change that must keep every bit of every result: record with the package as it was, compare with it as it is now.
 `compare` lists the cases that differ or are missing, and then fails.  Whichever blockcell is imported is run, by its
 public names alone, so that PYTHONPATH may lead to an older checkout; what that one does not have is not compared.  The
-cases are random: all ops, layers and streams
-at every CPU level and dtype, with sizes and numbers of threads that take every path through the kernels.
+cases are random: all ops, layers and streams at every CPU level and dtype, with sizes and numbers of threads that take
+every path through the kernels.
+
+Run by hand, before and after such a change.  Takes minutes; `--cases` says how many cases to record of each kind.
 """
 
 from __future__ import annotations
@@ -31,42 +33,43 @@ DTYPES = ("float32", "float64", "float16")
 OPS = {name: getattr(module, name) for module in (raw_ops, ops) for name in module.__all__}
 VARIANTS = ("projected LSTM", "coupled LSTM", "projected coupled LSTM") if hasattr(LSTM, "coupled") else ()
 RNN = getattr(blockcell, "RNN", None)
-OTHER = "with other activations"
+OTHER_ACTIVATIONS = "with other activations"
 if RNN is not None:
-    VARIANTS += "RNN", f"LSTM {OTHER}", f"GRU {OTHER}", f"GRU reset_after {OTHER}"
+    VARIANTS += "RNN", f"LSTM {OTHER_ACTIVATIONS}", f"GRU {OTHER_ACTIVATIONS}", f"GRU reset_after {OTHER_ACTIVATIONS}"
     ACTIVATIONS = [*blockcell.activations.PARAMETERS, ("leaky_relu", 0.01), ("hard_sigmoid", 0.2, 0.5)]
 CELLS = ("LSTM", "GRU", *(["GRU reset_after"] if "block_gru_reset_after" in OPS else []), "Dense", *VARIANTS)
 QUANTIZED = tuple(f"{name} quantized to {scheme}" for scheme in ("int8", "float16") for name in CELLS)
 KINDS = (*OPS, *(f"{form}{name}" for form in ("", "Bidirectional ", "stream of ") for name in CELLS), *QUANTIZED)
-MOST = 25 * 10**6  # T * B * H * (I + H)
+MAX_OPERATIONS = 25 * 10**6  # T * B * H * (I + H)
 Generator = np.random.Generator
 Results = dict[str, Any]
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-def sizes_of(g: Generator) -> dict[str, int]:
-    """T, B, I, H on both sides of the bounds by which the kernels choose their way, and the number of threads."""
+def draw_sizes(g: Generator) -> dict[str, int]:
+    """Draw T, B, I, H on both sides of the bounds by which the kernels choose their way, and the number of threads."""
 
-    def one_of(*values: Any) -> int:
+    def choose(*values: Any) -> int:
+        """Draw one of some numbers."""
         return int(g.choice(values))
 
     if g.integers(20) == 0:  # weights so large that threads share the units, of one row and of more than a chunk's
-        T, B = int(g.integers(1, 3)), one_of(1, g.integers(49, 70))
+        T, B = int(g.integers(1, 3)), choose(1, g.integers(49, 70))
         return {"T": T, "B": B, "I": 300, "H": 300, "threads": 8}
     while True:
-        threads = one_of(1, 2, 2, 3, 8)
-        T = one_of(1, 1, 2, 3, 5, g.integers(6, 20), g.integers(20, 80))
+        threads = choose(1, 2, 2, 3, 8)
+        T = choose(1, 1, 2, 3, 5, g.integers(6, 20), g.integers(20, 80))
         bound = g.choice([2, 4, 16, 32, 64]) * threads + g.integers(-1, 2)
-        B = one_of(1, 1, g.integers(2, 9), g.integers(15, 28), 64, 100, bound, bound, g.integers(1, 300))
+        B = choose(1, 1, g.integers(2, 9), g.integers(15, 28), 64, 100, bound, bound, g.integers(1, 300))
         I, H = (  # noqa: E741
-            one_of(1, 16, 64, 128, 256, *g.integers(1, 20, 2), *g.integers(20, 301, 5), 300, 300) for _ in range(2)
+            choose(1, 16, 64, 128, 256, *g.integers(1, 20, 2), *g.integers(20, 301, 5), 300, 300) for _ in range(2)
         )
-        if T * B * H * (I + H) <= MOST:
+        if T * B * H * (I + H) <= MAX_OPERATIONS:
             return {"T": T, "B": B, "I": I, "H": H, "threads": threads}
 
 
-def shape_of(name: str, T: int, B: int, I: int, H: int) -> tuple[int, ...]:  # noqa: E741
-    """Of an argument of an op's, by its name, as all ops have the same names."""
+def argument_shape(name: str, T: int, B: int, I: int, H: int) -> tuple[int, ...]:  # noqa: E741
+    """Return the shape of an argument of an op by its name, as all ops have the same names."""
     shapes = {
         "x": (T, B, I),
         "h_prev": (B, H),
@@ -85,7 +88,8 @@ def shape_of(name: str, T: int, B: int, I: int, H: int) -> tuple[int, ...]:  # n
     return shapes.get(name, (T, B, H))  # saved states and gradients
 
 
-def array(g: Generator, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def draw_array(g: Generator, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Draw an array for an argument of this name: a matrix of weights, gates that were saved, or other numbers."""
     low = 0 if name in ("i", "f", "o", "r", "u") else -1  # saved gates
     values = g.uniform(low, 1, shape)
     return (values * (2 / np.sqrt(shape[0])) if name[0] == "w" and len(shape) == 2 else values).astype(dtype)
@@ -93,6 +97,7 @@ def array(g: Generator, name: str, shape: tuple[int, ...], dtype: str) -> np.nda
 
 # ------------------------------------------------------------------------------------------------------- ops and layers
 def run_op(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, threads: int) -> Results:  # noqa: E741
+    """Run an op on arguments that are drawn, and return its results by name."""
     op = OPS[kind]
     names = inspect.signature(op).parameters
     arguments: dict[str, Any] = {}
@@ -108,41 +113,44 @@ def run_op(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, 
         elif name in ("forget_bias", "cell_clip"):
             arguments[name] = float(g.choice([0, 0.4, 1]))
         else:
-            shape = (I + H, H) if "rnn" in kind and name == "w" else shape_of(name, T, B, I, H)
+            shape = (I + H, H) if "rnn" in kind and name == "w" else argument_shape(name, T, B, I, H)
             shape = (H,) if "rnn" in kind and name == "b" else shape
             if len(shape) == 3 and "seq_len_max" not in names:
                 shape = shape[1:]
-            arguments[name] = array(g, name, shape, dtype)
+            arguments[name] = draw_array(g, name, shape, dtype)
     return op(**arguments, num_threads=threads)._asdict()  # type: ignore[no-any-return]
 
 
-def cell(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E741
-    def drawn(*names: str) -> dict[str, np.ndarray]:
-        return {name: array(g, name, shape_of(name, 1, 1, I, H), dtype) for name in names}
+def draw_layer(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E741
+    """Draw a layer of a kind that KINDS names: its weights and its options."""
+
+    def draw_weights(*names: str) -> dict[str, np.ndarray]:
+        """Draw the weights of these names."""
+        return {name: draw_array(g, name, argument_shape(name, 1, 1, I, H), dtype) for name in names}
 
     options: dict[str, Any] = {}
-    if kind.endswith(OTHER) or kind.endswith("RNN"):
+    if kind.endswith(OTHER_ACTIVATIONS) or kind.endswith("RNN"):
         options["activation"] = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
-    if kind.endswith(OTHER):
+    if kind.endswith(OTHER_ACTIVATIONS):
         options["recurrent_activation"] = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
     if kind.endswith("RNN"):
-        return RNN(array(g, "w", (I + H, H), dtype), array(g, "b", (H,), dtype), **options)
+        return RNN(draw_array(g, "w", (I + H, H), dtype), draw_array(g, "b", (H,), dtype), **options)
     if "reset_after" in kind:
-        return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c", "b_hc"), reset_after=True, **options)
+        return GRU(**draw_weights("w_ru", "w_c", "b_ru", "b_c", "b_hc"), reset_after=True, **options)
     if "Dense" in kind:
         activation = [None, "sigmoid", "tanh", "relu", "softmax"][g.integers(5)]
-        return Dense(array(g, "w", (I, H), dtype), array(g, "b", (H,), dtype), activation)
+        return Dense(draw_array(g, "w", (I, H), dtype), draw_array(g, "b", (H,), dtype), activation)
     if "GRU" in kind:
-        return GRU(**drawn("w_ru", "w_c", "b_ru", "b_c"), **options)
+        return GRU(**draw_weights("w_ru", "w_c", "b_ru", "b_c"), **options)
     if "projected" in kind or "coupled" in kind:
-        return variant(g, kind, dtype, I, H)
-    peepholes = drawn("wci", "wcf", "wco") if g.integers(2) else {}
+        return draw_lstm_variant(g, kind, dtype, I, H)
+    peepholes = draw_weights("wci", "wcf", "wco") if g.integers(2) else {}
     options |= {"forget_bias": float(g.choice([0, 1])), "cell_clip": float(g.choice([0, 0.4]))}
-    return LSTM(**drawn("w", "b"), **peepholes, **options, gate_order=str(g.choice(["icfo", "ifco"])))
+    return LSTM(**draw_weights("w", "b"), **peepholes, **options, gate_order=str(g.choice(["icfo", "ifco"])))
 
 
-def variant(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E741
-    """An LSTM with a projection, or with coupled gates."""
+def draw_lstm_variant(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa: E741
+    """Draw an LSTM with a projection, or with coupled gates."""
     coupled, P = "coupled" in kind, [1, 16, 64, H // 2 + 1, 2 * H][(I + H) % 5] if "projected" in kind else 0
     gates = 3 if coupled else 4
     shapes: dict[str, tuple[int, ...]] = {"w": (I + (P or H), gates * H), "b": (gates * H,)}
@@ -151,41 +159,43 @@ def variant(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # noqa
     options = {"forget_bias": float(g.choice([0, 1])), "cell_clip": float(g.choice([0, 0.4]))}
     if P:
         shapes["w_p"], options["proj_clip"] = (H, P), float(g.choice([0, 0.2]))
-    weights = {name: array(g, name, shape, dtype) for name, shape in shapes.items()}
+    weights = {name: draw_array(g, name, shape, dtype) for name, shape in shapes.items()}
     return LSTM(**weights, **options, coupled=coupled)
 
 
-def state_of(g: Generator, layer: Any, B: int) -> Any:
+def draw_state(g: Generator, layer: Any, B: int) -> Any:
+    """Draw the first state of a layer, or none."""
     if isinstance(layer, Bidirectional):
-        return state_of(g, layer.fw, B), state_of(g, layer.bw, B)
+        return draw_state(g, layer.fw, B), draw_state(g, layer.bw, B)
     if isinstance(layer, Dense):
         return ()
     sizes = [layer.hidden_size, layer.output_size][0 if isinstance(layer, LSTM) else 1 :]
-    parts = [array(g, "h", (B, size), layer.dtype) for size in sizes]
-    return tuple(parts) if g.integers(4) else None
+    states = [draw_array(g, "h", (B, size), layer.dtype) for size in sizes]
+    return tuple(states) if g.integers(4) else None
 
 
 def run_layer(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, threads: int) -> Results:  # noqa: E741
+    """Run a call, a forward and a backward pass of a layer, of rows that may end or be reset."""
     if kind.startswith("Bidirectional"):
-        layer = Bidirectional(cell(g, kind, dtype, I, H), cell(g, kind, dtype, I, H))
+        layer = Bidirectional(draw_layer(g, kind, dtype, I, H), draw_layer(g, kind, dtype, I, H))
     else:
-        layer = cell(g, kind, dtype, I, H)
-    x, d_y = array(g, "x", (T, B, I), dtype), array(g, "d_y", (T, B, layer.output_size), dtype)
-    state, d_state = state_of(g, layer, B), state_of(g, layer, B)
+        layer = draw_layer(g, kind, dtype, I, H)
+    x, d_y = draw_array(g, "x", (T, B, I), dtype), draw_array(g, "d_y", (T, B, layer.output_size), dtype)
+    state, d_state = draw_state(g, layer, B), draw_state(g, layer, B)
     options: dict[str, Any] = {}
     if g.integers(3) == 0:
         options["lengths"] = g.integers(0, T + 1, B)
     if g.integers(3) == 0:
         options["reset"] = g.random((T, B)) < 0.2
-    called, (y, last, tape) = layer(x, state, **options), layer.forward(x, state, **options)
+    call_results, (y, last, tape) = layer(x, state, **options), layer.forward(x, state, **options)
     d_x, d_first, grads = layer.backward(tape, d_y, d_state)
-    return {"call": called, "y": y, "state": last, "d_x": d_x, "d_state": d_first, **grads}
+    return {"call": call_results, "y": y, "state": last, "d_x": d_x, "d_state": d_first, **grads}
 
 
 def run_stream(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, threads: int) -> Results:  # noqa: E741
-    """Steps and blocks of steps in turns, some with a reset before."""
-    stream = cell(g, kind, dtype, I, H).stream(B)
-    first = state_of(g, stream.layer, B)
+    """Run steps and blocks of steps of a stream in turns, some after a reset of rows."""
+    stream = draw_layer(g, kind, dtype, I, H).stream(B)
+    first = draw_state(g, stream.layer, B)
     if first is not None:
         stream.state = first
     results: Results = {}
@@ -193,117 +203,128 @@ def run_stream(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: i
         if g.integers(3) == 0:
             stream.reset(g.integers(0, B, 2))
         if k % 2:
-            results[f"run {k}"] = stream.run(array(g, "x", (T, B, I), dtype))
+            results[f"run {k}"] = stream.run(draw_array(g, "x", (T, B, I), dtype))
         else:
-            results[f"step {k}"] = stream.step(array(g, "x", (B, I), dtype))
+            results[f"step {k}"] = stream.step(draw_array(g, "x", (B, I), dtype))
         results[f"state {k}"] = stream.state
     return results
 
 
 def run_quantized(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, threads: int) -> Results:  # noqa: E741
-    """A call and a stream of a quantized layer; one that has no `quantize` yet calls it `packed`."""
+    """Run a call and a stream of a quantized layer; older packages call `quantize` `packed`."""
     kind, _, scheme = kind.partition(" quantized to ")
-    layer = cell(g, kind, dtype, I, H)
+    layer = draw_layer(g, kind, dtype, I, H)
     quantize = getattr(layer, "quantize", None)
     quantized = quantize(scheme) if quantize else layer.packed(scheme, "int8" if scheme == "int8" else "float32")
-    x, state = array(g, "x", (T, B, I), dtype), state_of(g, layer, B)
+    x, state = draw_array(g, "x", (T, B, I), dtype), draw_state(g, layer, B)
     lengths = g.integers(0, T + 1, B) if g.integers(3) == 0 else None
     return {"call": quantized(x, state, lengths=lengths), "run": quantized.stream(B).run(x)}
 
 
 # ----------------------------------------------------------------------------------------------------------- checksums
-def leaves(value: Any) -> Iterator[np.ndarray]:
+def arrays_in(value: Any) -> Iterator[np.ndarray]:
+    """Yield all arrays in an array or in tuples of them."""
     if isinstance(value, np.ndarray):
         yield value
     else:
         for part in value:
-            yield from leaves(part)
+            yield from arrays_in(part)
 
 
 def checksum(value: Any) -> str:
-    """Of shape, dtype and bytes of all arrays in it, where every NaN is the same one."""
-    found = 0
-    for part in leaves(value):
-        found = zlib.crc32(f"{part.dtype.str} {part.shape}".encode(), found)
+    """Return the CRC-32 of shape, dtype and bytes of all arrays in it, where every NaN is the same one."""
+    crc = 0
+    for part in arrays_in(value):
+        crc = zlib.crc32(f"{part.dtype.str} {part.shape}".encode(), crc)
         if np.issubdtype(part.dtype, np.floating):
             part = np.where(np.isnan(part), part.dtype.type(np.nan), part)
-        found = zlib.crc32(np.ascontiguousarray(part).tobytes(), found)
-    return f"{found:08x}"
+        crc = zlib.crc32(np.ascontiguousarray(part).tobytes(), crc)
+    return f"{crc:08x}"
 
 
-def at_this_level(cases: int) -> dict[str, dict[str, str]]:
-    """The checksums of each case's results, by the case, for the level that is imported."""
+def level_checksums(cases: int) -> dict[str, dict[str, str]]:
+    """Return the checksums of the results of each case, for the CPU level that is imported."""
     if hasattr(blockcell, "_team"):
         blockcell._team.adapt(False)  # else a busy machine has one thread at work where several are meant
-    found = {}
+    checksums_of_cases = {}
     for dtype, kind in itertools.product(DTYPES, KINDS):
         if kind in QUANTIZED and dtype != "float32":
             continue
-        run = run_op if kind in OPS else run_stream if kind.startswith("stream") else run_layer
-        run = run_quantized if kind in QUANTIZED else run
+        if kind in OPS:
+            run = run_op
+        elif kind in QUANTIZED:
+            run = run_quantized
+        else:
+            run = run_stream if kind.startswith("stream") else run_layer
         for number in range(cases):
             g = np.random.default_rng([SEED, zlib.crc32(kind.encode()), number])
-            sizes = sizes_of(g)
+            sizes = draw_sizes(g)
             blockcell.set_num_threads(sizes["threads"])
             results = run(g, kind, dtype, **sizes)
-            what = " ".join(f"{name}={size}" for name, size in sizes.items())
-            name = f"{blockcell.build_info()['level']} {dtype} {kind}, {number}: {what}"
-            found[name] = {key: checksum(value) for key, value in results.items()}
-    return found
+            size_text = " ".join(f"{name}={size}" for name, size in sizes.items())
+            case = f"{blockcell.build_info()['level']} {dtype} {kind}, {number}: {size_text}"
+            checksums_of_cases[case] = {key: checksum(value) for key, value in results.items()}
+    return checksums_of_cases
 
 
-def checksums(cases: int) -> dict[str, Any]:
-    """Those of every level, each in an interpreter of its own, after what they were made with."""
+def all_checksums(cases: int) -> dict[str, Any]:
+    """Return the checksums of every level, each computed by an interpreter of its own, and what built them."""
     info = blockcell.build_info()
     levels = [level for level in info["levels"] if level in info["supported_levels"]]
-    kept = {key: info[key] for key in ("version", "numpy", "cpu", "compiler", "flags")}
-    found = {"seed": SEED, "cases": cases, "kinds": KINDS, "levels": levels, **kept, "checksums": {}}
+    build = {key: info[key] for key in ("version", "numpy", "cpu", "compiler", "flags")}
+    record = {"seed": SEED, "cases": cases, "kinds": KINDS, "levels": levels, **build, "checksums": {}}
     for level in levels:
         command = [sys.executable, __file__, "level", "--cases", str(cases)]
         environment = os.environ | {"BLOCKCELL_LEVEL": level}
         output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
-        found["checksums"] |= json.loads(output)
-    return found
+        record["checksums"] |= json.loads(output)
+    return record
 
 
-def differences(recorded: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    for name in sorted({*recorded, *found}):
-        if name not in found:
-            yield f"{name}: recorded, but not found here"
-        elif name not in recorded:
-            yield f"{name}: found here, but not recorded"
-        elif changed := [key for key in {**recorded[name], **found[name]}
-                         if recorded[name].get(key) != found[name].get(key)]:  # fmt: skip
-            yield f"{name}: other bits in {', '.join(changed)}"
+def differences(recorded: dict[str, Any], computed: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each case whose checksums differ or that one side lacks."""
+    for case in sorted({*recorded, *computed}):
+        if case not in computed:
+            yield f"{case}: recorded, but not found here"
+        elif case not in recorded:
+            yield f"{case}: found here, but not recorded"
+        else:
+            results = {**recorded[case], **computed[case]}
+            differing = [name for name in results if recorded[case].get(name) != computed[case].get(name)]
+            if differing:
+                yield f"{case}: other bits in {', '.join(differing)}"
 
 
 def main() -> None:
+    """Record or compare checksums, or print those of one level."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["record", "compare", "level"], help="level prints those of one level")
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--cases", type=int, default=CASES, help="of each level, dtype and kind, to record")
     arguments = parser.parse_args()
     if arguments.action == "level":
-        print(json.dumps(at_this_level(arguments.cases)))
+        print(json.dumps(level_checksums(arguments.cases)))
         return
     print(f"blockcell of {Path(blockcell.__file__).parent}")
     if arguments.action == "record":
-        found = checksums(arguments.cases)
-        arguments.file.write_text(json.dumps(found, indent=0))
-        print(f"{len(found['checksums'])} cases recorded")
+        computed = all_checksums(arguments.cases)
+        arguments.file.write_text(json.dumps(computed, indent=0))
+        print(f"{len(computed['checksums'])} cases recorded")
         return
     recorded = json.loads(arguments.file.read_text())
-    found = checksums(recorded["cases"])
+    computed = all_checksums(recorded["cases"])
     compared = tuple(f" {kind}," for kind in recorded["kinds"])
-    found["checksums"] = {name: each for name, each in found["checksums"].items() if any(k in name for k in compared)}
+    computed["checksums"] = {
+        case: results for case, results in computed["checksums"].items() if any(kind in case for kind in compared)
+    }
     for key in recorded:
-        if key not in ("checksums", "kinds") and recorded[key] != found[key]:
-            print(f"{key} was {recorded[key]} and is {found[key]}")
-    changed = [*differences(recorded["checksums"], found["checksums"])]
-    for line in changed:
+        if key not in ("checksums", "kinds") and recorded[key] != computed[key]:
+            print(f"{key} was {recorded[key]} and is {computed[key]}")
+    lines = [*differences(recorded["checksums"], computed["checksums"])]
+    for line in lines:
         print(line)
-    print(f"{len(changed)} of {len(recorded['checksums'])} cases differ")
-    sys.exit(bool(changed))
+    print(f"{len(lines)} of {len(recorded['checksums'])} cases differ")
+    sys.exit(bool(lines))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What may go wrong in the middle of calls, which test_faults.py runs in children.
+"""Let memory, threads, forks and signals go wrong in the middle of calls: ``python tools/faults.py MINUTES MODE ...``.
 
-``python faults.py MINUTES MODE ...`` ends after so many minutes of processor time.
+Run by tests/reliability/test_faults.py, in children, so by `make test` and by CI on every push, longer by `make
+test-all` and weekly.  Most modes take seconds; after so many MINUTES of processor time the process ends.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ SECONDS = 20  # after which a child that hangs is killed
 
 # ----------------------------------------------------------------------------------------------------------- resources
 def without_threads(limit: str, before: str) -> None:
-    """No thread can be started beside those that run: the bits are the same, with a warning for each number set."""
+    """Call when no thread can be started beside those that run: same bits, and a warning for each number set."""
     blockcell.set_num_threads(1)
     calls = [(name, scenario, Expected(scenario)) for name, scenario in everything()]
     if limit == "processes" and os.getuid() == 0:  # root has no such limit
         os.setuid(65534)
     blockcell.set_num_threads(int(before))
     for _, scenario, expected in calls:  # these start threads and take memory, which are there from now on
-        expected.check(thing := scenario.make(), False, scenario.act(thing))
+        expected.check(subject := scenario.make(), False, scenario.act(subject))
     if limit == "processes":
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     else:  # less than a thread's stack is left, those of 64 MiB that the test asks for, but enough for the results
         threading.stack_size(64 << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (used() + (24 << 20), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (used_address_space() + (24 << 20), resource.RLIM_INFINITY))
     try:
         threading.Thread(target=nothing, args=(0,)).start()
     except RuntimeError:
@@ -64,23 +65,23 @@ def without_threads(limit: str, before: str) -> None:
             blockcell.set_num_threads(threads)
             for name, scenario, expected in calls[k::4]:
                 os.write(2, f"{name} on {threads}\n".encode())
-                expected.check(thing := scenario.make(), False, scenario.act(thing))
+                expected.check(subject := scenario.make(), False, scenario.act(subject))
     print([str(warning.message) for warning in caught])
     assert len(caught) <= 4, caught
     assert all(w.category is RuntimeWarning and "thread" in str(w.message) for w in caught)
     if limit != "processes":  # now there are threads again
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for _, scenario, expected in calls:
-            expected.check(thing := scenario.make(), False, scenario.act(thing))
+            expected.check(subject := scenario.make(), False, scenario.act(subject))
 
 
-def used() -> int:
-    """The address space in use, in bytes."""
+def used_address_space() -> int:
+    """Return the address space in use, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def little_memory() -> None:
-    """There is no memory for large arrays: MemoryError, and the object is as it was. Once there is, it works again."""
+    """Call without memory for large arrays: MemoryError, the object is as it was, and works once there is memory."""
     steps = 5_000  # results of 20 MB; of 12 MB, there would be memory
     x = uniform(steps, B, I)
     sequence = arguments("BlockLSTM", {"T": 1, "B": B, "I": I, "H": H}) | {"x": x, "seq_len_max": steps}
@@ -105,8 +106,8 @@ def little_memory() -> None:
         if name not in ("LSTM", "stack", "bidirectional"):
             continue
         scorer = Scorer(layer, output="all")
-        for what, kind in (("list", list), ("iterator", iter)):
-            calls[f"{name}: scorer, {what}"] = (
+        for form, kind in (("list", list), ("iterator", iter)):
+            calls[f"{name}: scorer, {form}"] = (
                 lambda scorer=scorer, kind=kind: [*scorer(kind([x[:, b] for b in range(B)]))],
                 lambda scorer=scorer: scorer([x[:3, 0]]),
             )
@@ -115,7 +116,7 @@ def little_memory() -> None:
             for b in range(B):
                 sessions.feed(sessions.open(), x[:, b])
             calls[f"{name}: sessions"] = sessions.step, lambda sessions=sessions: sessions.save(3)
-    resource.setrlimit(resource.RLIMIT_AS, (used() + (16 << 20), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used_address_space() + (16 << 20), resource.RLIM_INFINITY))
     for name, (call, state) in calls.items():
         os.write(2, f"{name}\n".encode())
         before = bits(state())
@@ -133,15 +134,15 @@ def little_memory() -> None:
         assert same(layer.forward(x)[0], y) and same(calls[f"{name}: call"][0]()[0], y)
         if name != "bidirectional":
             assert same(calls[f"{name}: run"][0](), layer(x, layer(x[:3])[1])[0])
-        for what in ("scorer, list", "scorer, iterator", "sessions"):
-            if call := calls.get(f"{name}: {what}"):
-                found = call[0]()
-                assert same([*(found.values() if what == "sessions" else found)], [*y.swapaxes(0, 1)])
+        for form in ("scorer, list", "scorer, iterator", "sessions"):
+            if call := calls.get(f"{name}: {form}"):
+                outputs = call[0]()
+                assert same([*(outputs.values() if form == "sessions" else outputs)], [*y.swapaxes(0, 1)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- forks
-def in_child(work: Callable[[], None]) -> int:
-    """The exit status of a forked child, which is killed if it hangs."""
+def run_in_child(work: Callable[[], None]) -> int:
+    """Run a function in a forked child, which is killed if it hangs, and return its exit status."""
     child = os.fork()
     if child == 0:
         faulthandler.register(signal.SIGALRM, chain=True)  # shows where it hangs
@@ -156,48 +157,50 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def check_all(calls: Any) -> None:
-    for name, thing, scenario, expected in calls:
+    """Act out prepared scenarios, and check what they give."""
+    for name, subject, scenario, expected in calls:
         os.write(2, f"{os.getpid()} {name}\n".encode())
-        expected.check(thing, False, scenario.act(thing))
+        expected.check(subject, False, scenario.act(subject))
 
 
-def prepared(groups: Any = COMPUTING, only: str = "", part: slice = slice(None)) -> list[Any]:
-    """Scenarios with objects that are made now, to be used later or by another process."""
-    found = [(name, scenario) for name, scenario in everything(groups) if only in name][part]
-    return [(name, scenario.make(), scenario, Expected(scenario)) for name, scenario in found]
+def prepare(groups: Any = COMPUTING, only: str = "", selection: slice = slice(None)) -> list[Any]:
+    """Return scenarios with objects that are made now, to be used later or by another process."""
+    scenarios = [(name, scenario) for name, scenario in everything(groups) if only in name][selection]
+    return [(name, scenario.make(), scenario, Expected(scenario)) for name, scenario in scenarios]
 
 
-def running() -> int:
-    """The number of this process's threads."""
+def count_threads() -> int:
+    """Return the number of this process's threads."""
     return len(os.listdir("/proc/self/task"))
 
 
 def threads_of_steps() -> None:
-    """A stream's steps use as many threads as are set now, not as were set when it was made."""
+    """Check that a stream's steps use as many threads as are set now, not as were set when it was made."""
     layer = GRU.init(64, 256, seed=0)
-    x, before = uniform(B, 64), running()
+    x, before = uniform(B, 64), count_threads()
     blockcell.set_num_threads(2)
     stream = layer.stream(B)
     blockcell.set_num_threads(1)
     first = stream.step(x)
-    assert running() == before, "a step took two threads"
+    assert count_threads() == before, "a step took two threads"
     blockcell.set_num_threads(2)
     stream.step(x)
-    assert running() == before + 1, "a step took one thread"
+    assert count_threads() == before + 1, "a step took one thread"
     assert same(first, layer(x[None])[0][0])
 
 
 def fork_after(threads: str, only: str = "") -> None:
-    """A child, and its own child, use what the parent made and used with threads, and what they make themselves."""
+    """Fork: a child and its own child use what the parent made and used with threads, and what they make."""
     blockcell.set_num_threads(int(threads))
-    calls = prepared((*COMPUTING, "files"), only)
+    calls = prepare((*COMPUTING, "files"), only)
 
     def child() -> None:
-        check_all(prepared(only=only))
-        assert in_child(lambda: check_all(prepared(only=only, part=slice(None, None, 4)))) == 0
+        """Use what this process makes itself, and some of that in a child of its own."""
+        check_all(prepare(only=only))
+        assert run_in_child(lambda: check_all(prepare(only=only, selection=slice(None, None, 4)))) == 0
 
-    assert in_child(lambda: check_all(calls)) == 0
-    assert in_child(child) == 0
+    assert run_in_child(lambda: check_all(calls)) == 0
+    assert run_in_child(child) == 0
     check_all(calls)
 
 
@@ -213,26 +216,27 @@ class Signalling:
         return self.array
 
 
-def fork_inside(what: str) -> None:
-    """A fork while another thread is in the middle of a call: the child can call the layer, and new streams."""
+def fork_inside(call_name: str) -> None:
+    """Fork while another thread is in the middle of a call: the child can call the layer, and new streams."""
     blockcell.set_num_threads(2)
     layer = kinds()["stack"]
     x, stream = uniform(T, B, I), layer.stream(B)
-    expected, new = bits(layer(x)), halved(layer)
+    expected, new_weights = bits(layer(x)), halved(layer)
     stream.run(x[:1])
-    weight = Signalling(new["0.w"])
-    given = Signalling(x[1] if what == "step" else x)
+    weight = Signalling(new_weights["0.w"])
+    waiting_x = Signalling(x[1] if call_name == "step" else x)
     call = {
-        "set_weights": lambda: layer.set_weights(**new | {"0.w": weight}),
-        "step": lambda: stream.step(given),
-        "run": lambda: stream.run(given),
-        "call": lambda: layer(given),
-    }[what]
-    signalling = weight if what == "set_weights" else given
+        "set_weights": lambda: layer.set_weights(**new_weights | {"0.w": weight}),
+        "step": lambda: stream.step(waiting_x),
+        "run": lambda: stream.run(waiting_x),
+        "call": lambda: layer(waiting_x),
+    }[call_name]
+    signalling = weight if call_name == "set_weights" else waiting_x
 
     def child() -> None:
+        """Use the layer, the stream and new weights, which must not hang."""
         assert bits(layer(x)) == expected
-        if what in ("step", "run"):  # the thread that uses the stream is gone; the stream may raise, but not hang
+        if call_name in ("step", "run"):  # the thread that uses the stream is gone; the stream may raise, but not hang
             try:
                 stream.step(x[1])
                 stream.state = stream.state
@@ -240,71 +244,77 @@ def fork_inside(what: str) -> None:
             except RuntimeError as error:
                 print(error, file=sys.stderr)
         assert bits(layer.stream(B).run(x)) == expected[0]
-        layer.set_weights(**new)
-        changed = copy.copy(layer)(x)
-        assert bits(changed) != expected and same(layer(x), changed)
+        layer.set_weights(**new_weights)
+        new_y = copy.copy(layer)(x)
+        assert bits(new_y) != expected and same(layer(x), new_y)
 
-    other = threading.Thread(target=call)
-    other.start()
+    calling_thread = threading.Thread(target=call)
+    calling_thread.start()
     assert signalling.inside.wait(SECONDS)
-    status = in_child(child)
+    status = run_in_child(child)
     signalling.go_on.set()
-    other.join()
+    calling_thread.join()
     assert status == 0, status
 
 
 def fork_during(children: str) -> None:
-    """Forks while other threads make calls of all kinds."""
+    """Fork while other threads make calls of all kinds."""
     blockcell.set_num_threads(2)
-    calls, done = prepared(), threading.Event()
+    calls, stop = prepare(), threading.Event()
     layer = kinds()["stack"]
-    x, old, new = uniform(T, B, I), layer.weights, halved(layer)
-    possible = []
-    for weights in (new, old):
+    x, old_weights, new_weights = uniform(T, B, I), layer.weights, halved(layer)
+    possible_outputs = []
+    for weights in (new_weights, old_weights):
         layer.set_weights(**weights)
-        possible.append(bits(layer(x)))
+        possible_outputs.append(bits(layer(x)))
 
-    def busy(k: int) -> None:
-        own = prepared(part=slice(k, None, 3))
-        while not done.is_set():
+    def act_again(k: int) -> None:
+        """Act out every third scenario until told to stop."""
+        own = prepare(selection=slice(k, None, 3))
+        while not stop.is_set():
             for _, thing, scenario, _ in own:
                 scenario.act(thing)
 
-    def swapping() -> None:
-        while not done.is_set():
-            for weights in (new, old):
+    def swap_weights() -> None:
+        """Replace the weights of the layer until told to stop."""
+        while not stop.is_set():
+            for weights in (new_weights, old_weights):
                 layer.set_weights(**weights)
 
     def child(k: int) -> None:
-        assert bits(layer(x)) in possible
-        for weights, expected in zip((new, old), possible, strict=True):
+        """Call the layer, replace its weights, and act out every fifth scenario."""
+        assert bits(layer(x)) in possible_outputs
+        for weights, expected in zip((new_weights, old_weights), possible_outputs, strict=True):
             layer.set_weights(**weights)
             assert bits(layer(x)) == expected
         check_all(calls[k::5])
 
-    others = [threading.Thread(target=busy, args=(k,)) for k in range(3)] + [threading.Thread(target=swapping)]
-    for thread in others:
+    threads = [threading.Thread(target=act_again, args=(k,)) for k in range(3)] + [
+        threading.Thread(target=swap_weights)
+    ]
+    for thread in threads:
         thread.start()
     try:
-        statuses = [in_child(partial(child, k)) for k in range(int(children))]
+        statuses = [run_in_child(partial(child, k)) for k in range(int(children))]
     finally:
-        done.set()
-        for thread in others:
+        stop.set()
+        for thread in threads:
             thread.join()
     assert not any(statuses), statuses
     check_all(calls)
 
 
 # ------------------------------------------------------------------------------------------------------ multiprocessing
-def elsewhere(job: tuple[Any, np.ndarray]) -> Any:
-    """Runs in another process, which gets the stream or the layer as a pickle."""
-    thing, x = job
+def run_job(job: tuple[Any, np.ndarray]) -> Any:
+    """Run a stream or call a layer that came to this process as a pickle."""
+    stream_or_layer, x = job
     signal.alarm(SECONDS)
     blockcell.set_num_threads(2)
-    return (thing.run(x), thing.state) if hasattr(thing, "run") else thing(x)
+    return (stream_or_layer.run(x), stream_or_layer.state) if hasattr(stream_or_layer, "run") else stream_or_layer(x)
 
 
 def processes(method: str) -> None:
+    """Check that streams and layers compute the same in processes that get them as pickles."""
     blockcell.set_num_threads(2)
     jobs, expected = [], []
     for name, layer in kinds().items():
@@ -318,42 +328,42 @@ def processes(method: str) -> None:
             expected.append(bits(layer(x[T:], layer(x[:T])[1])))
     context = multiprocessing.get_context(method)
     with context.Pool(2) as pool:
-        assert [bits(result) for result in pool.map(elsewhere, jobs)] == expected
+        assert [bits(result) for result in pool.map(run_job, jobs)] == expected
 
 
 # --------------------------------------------------------------------------------------------------------------- Ctrl-C
 def signals(count: str, seed: str) -> None:
-    """SIGINT at random moments of calls, inside kernels and outside."""
+    """Send SIGINT at random moments of calls, inside kernels and outside."""
     blockcell.set_num_threads(2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started to ignore it
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    g, inside = random.Random(int(seed)), 0
+    g, interrupted = random.Random(int(seed)), 0
     calls = [(name, scenario, Expected(scenario)) for name, scenario in everything()]
     for k in range(int(count)):
         name, scenario, expected = g.choice(calls)
         os.write(2, f"{k} {name}\n".encode())
-        thing, failed, result = scenario.make(), True, None
+        subject, failed, result = scenario.make(), True, None
         try:
             signal.setitimer(signal.ITIMER_REAL, 10 ** g.uniform(-5, -2.5))
-            result = scenario.act(thing)
+            result = scenario.act(subject)
             failed = False
             while True:
                 select.select([], [], [], 1)  # the signal comes here at the latest; an Event would keep its lock
         except KeyboardInterrupt:
             pass
-        inside += failed
-        expected.check(thing, failed, result)
-    print(f"{inside} of {count} inside a call")
+        interrupted += failed
+        expected.check(subject, failed, result)
+    print(f"{interrupted} of {count} inside a call")
 
 
 # ----------------------------------------------------------------------------------------------------- a single stream
 def one_stream(calls: str) -> None:
-    """Several threads use one stream at once: each call works or raises a RuntimeError. Later the stream works."""
+    """Use one stream from several threads at once: each call works or raises a RuntimeError, and later it works."""
     layers = {name: layer for name, layer in kinds().items() if name != "bidirectional"}
     for name, layer in layers.items():
         stream, x = layer.stream(B), uniform(2 * T, B, I, dtype=layer.dtype)
         states = like(layer(x)[1], np.copy)
-        refused: list[RuntimeError] = []
+        refusals: list[RuntimeError] = []
         failures: list[BaseException] = []
 
         def use(
@@ -361,11 +371,12 @@ def one_stream(calls: str) -> None:
             stream: Any = stream,
             x: Any = x,
             states: Any = states,
-            refused: Any = refused,
+            refusals: Any = refusals,
             failures: Any = failures,
         ) -> None:
+            """Do drawn actions with the stream, and keep the errors."""
             g = random.Random(seed)
-            does = (
+            actions = (
                 lambda: stream.step(x[0]),
                 lambda: stream.run(x[: g.randrange(2 * T)]),
                 lambda: stream.step(x[0, :3], rows=[2, 1, 7]),
@@ -380,9 +391,9 @@ def one_stream(calls: str) -> None:
             )
             for _ in range(int(calls)):
                 try:
-                    g.choice(does)()  # type: ignore[no-untyped-call]
+                    g.choice(actions)()  # type: ignore[no-untyped-call]
                 except RuntimeError as error:
-                    refused.append(error)
+                    refusals.append(error)
                 except BaseException as error:
                     failures.append(error)
                     raise
@@ -393,7 +404,7 @@ def one_stream(calls: str) -> None:
         for thread in threads:
             thread.join()
         assert not failures
-        print(f"{name}: {len(refused)} refused")
+        print(f"{name}: {len(refusals)} refused")
         stream.reset()
         assert same(stream.run(x), layer(x)[0]) and same(stream.state, layer(x)[1])
 

@@ -20,7 +20,7 @@ from keras2_models import FORMS, import_keras, run_case
 
 
 def main() -> None:
-    """Count verdicts of many cases."""
+    """Draw cases, judge each, print those that are not right, and count all verdicts."""
     cases, seed, first = (*map(int, sys.argv[1:]), *(50, 0, 0)[len(sys.argv) - 1 :])
     keras = import_keras()
     counts: dict[str, Counter[str]] = {form: Counter() for form in FORMS}
@@ -32,10 +32,10 @@ def main() -> None:
                 print(case, "failed:", traceback.format_exc().splitlines()[-1], flush=True)
                 traceback.print_exc()
                 continue
-        for form, (verdict, why) in verdicts.items():
+        for form, (verdict, reason) in verdicts.items():
             counts[form]["refused, as drawn" if drawn.refused and verdict == "refused" else verdict] += 1
             if verdict != "right":
-                print(case, form, verdict, why, drawn.text, sep=" | ", flush=True)
+                print(case, form, verdict, reason, drawn.text, sep=" | ", flush=True)
     print(f"seed {seed}:", {form: dict(count) for form, count in counts.items()})
 
 

@@ -1,4 +1,8 @@
-"""Eight Python threads call everything at once: ``python soak.py CALLS SEED``, which test_soak.py runs in children."""
+"""Call everything from eight Python threads at once: ``python tools/soak.py CALLS SEED``.
+
+Run by tests/reliability/test_soak.py, in children, so by `make test` and by CI on every push, longer by `make test-all`
+and weekly.  300 calls take some seconds, 20,000 minutes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ SIZES = [(1, 1), (2, 16), (6, 16), (6, 5), (9, 33), (3, 70)]  # T, B: plans that
 
 
 class Jobs:
-    """What a thread may do next, and whether the outcome is right."""
+    """What a thread may do next; each method does one thing, and checks the outcome."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.shared, self.files = folder, [], {}
@@ -51,79 +55,81 @@ class Jobs:
         layer = kinds()["classifier"]
         self.sessions, self.inbox = [Sessions(layer, capacity=2), Sessions(layer, capacity=1)], [{}, {}]
         self.stepping = [threading.Lock(), threading.Lock()]  # until results are in the inbox, or later ones overtake
-        self.told = [(x, layer(x[:, None])[0][:, 0]) for x in (uniform(7, I, seed=seed) for seed in range(9))]
-        self.changing = kinds()["stack"]
-        self.weights = [self.changing.weights, halved(self.changing)]
-        self.inputs, self.possible = [uniform(T, B, self.changing.input_size) for T, B in SIZES], []
+        self.fed_sequences = [(x, layer(x[:, None])[0][:, 0]) for x in (uniform(7, I, seed=seed) for seed in range(9))]
+        self.changing_layer = kinds()["stack"]
+        self.weights = [self.changing_layer.weights, halved(self.changing_layer)]
+        self.inputs, self.possible_outputs = [uniform(T, B, self.changing_layer.input_size) for T, B in SIZES], []
         for weights in self.weights[::-1]:
-            self.changing.set_weights(**weights)
-            self.possible.append([bits(self.changing(x)) for x in self.inputs])
+            self.changing_layer.set_weights(**weights)
+            self.possible_outputs.append([bits(self.changing_layer(x)) for x in self.inputs])
 
     def scenario(self, g: random.Random) -> None:
-        """With objects of its own."""
+        """Act out a scenario with objects of its own."""
         _, scenario, expected = g.choice(self.calls)
-        thing = scenario.make()
-        expected.check(thing, False, scenario.act(thing))
+        subject = scenario.make()
+        expected.check(subject, False, scenario.act(subject))
 
     def shared_layer(self, g: random.Random) -> None:
+        """Call a layer, and run a forward and a backward pass, while other threads use it."""
         name, layer, x, d_y, state, expected = g.choice(self.shared)
         y, last, tape = layer.forward(x, state)
-        found = layer(x), layer(x, state), (y, last), layer.backward(tape, d_y)
-        assert bits(found) == expected, name
+        results = layer(x), layer(x, state), (y, last), layer.backward(tape, d_y)
+        assert bits(results) == expected, name
 
     def stream(self, g: random.Random) -> None:
-        """Its own, of a shared layer, in pieces, through a pickle."""
+        """Run its own stream of a shared layer, in pieces, through a pickle."""
         name, layer, x, _, state, expected = g.choice(self.shared)
         if name != "bidirectional":
             stream = layer.stream(x.shape[1])
             stream.state = state
-            cut, y = g.randint(0, len(x)), np.empty((*x.shape[:2], layer.output_size), x.dtype)
-            y[:cut] = stream.run(x[:cut])
+            first_steps, y = g.randint(0, len(x)), np.empty((*x.shape[:2], layer.output_size), x.dtype)
+            y[:first_steps] = stream.run(x[:first_steps])
             stream = pickle.loads(pickle.dumps(stream))
-            way = g.choice(["steps", "block", "rows"])
-            if way == "steps":
-                for t in range(cut, len(x)):
+            form = g.choice(["steps", "block", "rows"])
+            if form == "steps":
+                for t in range(first_steps, len(x)):
                     y[t] = stream.step(x[t])
-            elif way == "block":
-                y[cut:] = stream.run(x[cut:])
+            elif form == "block":
+                y[first_steps:] = stream.run(x[first_steps:])
             else:  # one half of the rows after the other
-                for some in np.array_split(g.sample(range(stream.batch), stream.batch), 2):
-                    y[cut:, some] = stream.run(x[cut:, some], rows=some)
+                for rows in np.array_split(g.sample(range(stream.batch), stream.batch), 2):
+                    y[first_steps:, rows] = stream.run(x[first_steps:, rows], rows=rows)
             assert bits((y, stream.state)) == expected[1], name
 
     def scorer(self, g: random.Random) -> None:
-        """One that others use at the same time."""
+        """Score sequences with a scorer that others use at the same time."""
         name, scorer, xs, expected = g.choice(self.scorers)
-        some = g.sample(range(len(xs)), g.randint(0, len(xs)))
-        given = [xs[k] for k in some]
-        assert bits([*scorer(g.choice([list, iter])(given))]) == tuple(expected[k] for k in some), name
+        chosen_numbers = g.sample(range(len(xs)), g.randint(0, len(xs)))
+        sequences = [xs[k] for k in chosen_numbers]
+        assert bits([*scorer(g.choice([list, iter])(sequences))]) == tuple(expected[k] for k in chosen_numbers), name
 
     def session(self, g: random.Random) -> None:
-        """Among those of other threads, of which now one steps and now another; at one place and then at the other."""
-        x, y = g.choice(self.told)
-        cut = g.randint(0, len(x))
-        sessions, id = self.sessions[0], self.sessions[0].open()
-        first = self.served(0, id, x[:cut])
-        state = sessions.save(id)
-        sessions.close(id)
-        assert bits([*first, *self.served(1, self.sessions[1].restore(state), x[cut:])]) == bits([*y])
+        """Feed a session among those of other threads, which step it, too; in the middle it moves to other Sessions."""
+        x, y = g.choice(self.fed_sequences)
+        first_steps = g.randint(0, len(x))
+        sessions, session_id = self.sessions[0], self.sessions[0].open()
+        first = self.serve(0, session_id, x[:first_steps])
+        state = sessions.save(session_id)
+        sessions.close(session_id)
+        assert bits([*first, *self.serve(1, self.sessions[1].restore(state), x[first_steps:])]) == bits([*y])
 
-    def served(self, place: int, id: int, x: np.ndarray) -> list[np.ndarray]:
-        """y at each step, which another thread may get."""
+    def serve(self, place: int, session_id: int, x: np.ndarray) -> list[np.ndarray]:
+        """Feed x to a session, and return y at each step, which another thread may get."""
         sessions, inbox = self.sessions[place], self.inbox[place]
-        mine = inbox[id] = []
-        for each in x:
-            sessions.feed(id, each)
+        outputs = inbox[session_id] = []
+        for step_x in x:
+            sessions.feed(session_id, step_x)
         end = time.thread_time() + SECONDS
-        while sum(map(len, mine)) < len(x):
+        while sum(map(len, outputs)) < len(x):
             with self.stepping[place]:
-                for other, y in sessions.step(limit=3).items():
-                    inbox[other].append(np.atleast_2d(y))
+                for other_id, y in sessions.step(limit=3).items():
+                    inbox[other_id].append(np.atleast_2d(y))
             assert time.thread_time() < end, "steps are missing"
-        del inbox[id]
-        return [row for part in mine for row in part]
+        del inbox[session_id]
+        return [row for part in outputs for row in part]
 
     def file(self, g: random.Random) -> None:
+        """Save a layer to a file that others may write at the same time, and load it."""
         name = g.choice(sorted(self.files))
         layer, expected = self.files[name]
         path = self.folder / f"{g.choice(['a', 'b'])}{name}{g.choice(['.npz', '.safetensors'])}"
@@ -131,14 +137,15 @@ class Jobs:
         assert bits(blockcell.load(path).weights) == expected, name
 
     def changing_weights(self, g: random.Random) -> None:
-        """All of the old ones or all of the new."""
+        """Replace weights, or call their layer: it has all of the old ones or all of the new."""
         if g.random() < 0.3:
-            self.changing.set_weights(**g.choice(self.weights))
+            self.changing_layer.set_weights(**g.choice(self.weights))
         k = g.randrange(len(self.inputs))
-        found = bits(self.changing(self.inputs[k]))
-        assert any(found == results[k] for results in self.possible)
+        y_bits = bits(self.changing_layer(self.inputs[k]))
+        assert any(y_bits == results[k] for results in self.possible_outputs)
 
-    def one(self, g: random.Random) -> None:
+    def do_job(self, g: random.Random) -> None:
+        """Do a job that is drawn, and sometimes set the number of threads before."""
         if g.random() < 0.1:
             blockcell.set_num_threads(g.randint(1, 3))
         jobs = {
@@ -154,16 +161,18 @@ class Jobs:
 
 
 def soak(calls: int, seed: int) -> None:
+    """Do jobs from several threads until all calls are made or one fails."""
     print(f"seed {seed}")
     blockcell.set_num_threads(1)
     failures: list[BaseException] = []
 
     def work(jobs: Jobs, k: int) -> None:
+        """Do jobs until this thread has made its calls or another has failed."""
         g: Any = random.Random(f"{seed}, {k}")
         try:
             for _ in range(calls // PYTHON_THREADS):
                 if not failures:
-                    jobs.one(g)
+                    jobs.do_job(g)
         except BaseException as error:
             failures.append(error)
             raise
