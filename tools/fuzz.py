@@ -1,10 +1,14 @@
-"""Damages files, models and weights, and gives them to their readers: ``python tools/fuzz.py npz 20 1000``.
+"""Damage files, models and weights, and give them to their readers: ``python tools/fuzz.py TARGET SEED COUNT [FILE]``.
 
 A reader refuses a mutant, by a ValueError or TypeError with a message, or takes it; what `blockcell.load` takes must be
 what was saved, bit for bit. Anything else, more than 256 MB of memory or 30 s for one mutant ends the process; those of
-TensorFlow's files may take 64 MB and 2 s of the CPU's time. A mutant follows from the seed and its number, which is in
-the file that stands last on the command line, if one does. Printed is how many were refused and taken, and what the
-greediest took: seconds of the CPU's time, and MB of address space that none before had taken.
+TensorFlow's files may take 64 MB and 2 s of the CPU's time. A mutant follows from the seed and its number, which is
+written to FILE before the mutant is read; a COUNT of 12:13 is the mutant 12 alone. The program prints how many were
+refused and taken, and what the greediest took: seconds of the CPU's time, and MB of address space that none before had.
+
+Run by tests/reliability/test_fuzz.py, in children, so by `make test` and by CI on every push, longer by `make test-all`
+and weekly. A hundred mutants of a target, of which TARGETS lists all, take a second or two, all of test_fuzz.py's a
+quarter of an hour.
 """
 
 from __future__ import annotations
@@ -41,37 +45,40 @@ WORDS = [b"", b"\0", b"\xff" * 4, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\0\0\0\x
          b"\x93NUMPY", b"{", b"}", b'"', b"[" * 3000, b"9" * 5000, b"NaN", b"1e999", b"-1", b"true"]  # fmt: skip
 
 
-def flipped(g: Generator, content: bytes) -> bytes:
-    changed = bytearray(content)
+def flip_bits(g: Generator, content: bytes) -> bytes:
+    """Flip one to three bits."""
+    new_content = bytearray(content)
     for _ in range(g.integers(1, 4)):
-        changed[g.integers(len(changed))] ^= 1 << g.integers(8)
-    return bytes(changed)
+        new_content[g.integers(len(new_content))] ^= 1 << g.integers(8)
+    return bytes(new_content)
 
 
-def cut(g: Generator, content: bytes) -> bytes:
+def truncate(g: Generator, content: bytes) -> bytes:
+    """Cut content off somewhere."""
     return content[: g.integers(len(content))]
 
 
-def spliced(g: Generator, content: bytes) -> bytes:
-    """A part of it in place of another, between two others, or gone."""
+def splice(g: Generator, content: bytes) -> bytes:
+    """Put a part of the content in place of another, between two others, or take one out."""
     length = int(g.integers(1, 65))
     start, to = g.integers(len(content), size=2)
     part = content[start : start + length] if g.integers(3) else b""
     return content[:to] + part + content[to + int(g.integers(2)) * length :]
 
 
-def worded(g: Generator, content: bytes) -> bytes:
-    """With something in it that means something to somebody."""
+def insert_word(g: Generator, content: bytes) -> bytes:
+    """Put a word in that means something to some reader, in place of something or between."""
     word, to = WORDS[g.integers(len(WORDS))], g.integers(len(content))
     return content[:to] + word + content[to + int(g.integers(2)) * len(word) :]
 
 
-def bytes_changed(g: Generator, content: bytes) -> bytes:
-    return (flipped, flipped, cut, spliced, worded)[g.integers(5)](g, content)
+def change_bytes(g: Generator, content: bytes) -> bytes:
+    """Change bytes anywhere, in one of these ways."""
+    return (flip_bits, flip_bits, truncate, splice, insert_word)[g.integers(5)](g, content)
 
 
-def values(g: Generator) -> Any:
-    """What may stand in JSON where something else belongs."""
+def draw_value(g: Generator) -> Any:
+    """Draw a value that may stand in JSON where another belongs."""
     choices = [None, True, False, 0, 1, -1, 2, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "",
                "x", "GRU", "LSTM", "RNN", "F64", "fw", "Dense", "ends", "coupled", "proj_clip", "\ud800", [], [0], [[]],
                {}, {"type": "GRU"}, [True, 2], "int8", "float16", "activation", "relu", "tanh", "gelu",
@@ -79,41 +86,42 @@ def values(g: Generator) -> Any:
     return choices[g.integers(len(choices))]
 
 
-def json_changed(g: Generator, document: Any) -> str:
-    """A JSON text like that of the document, with one place changed."""
+def change_json(g: Generator, document: Any) -> str:
+    """Return a JSON text like the one of the document, with one place changed."""
     document = json.loads(json.dumps(document))
-    places = [*holders(document)]
-    holder, key = places[g.integers(len(places))]
+    positions = [*places_in(document)]
+    holder, key = positions[g.integers(len(positions))]
     match g.integers(6):
         case 0:
             del holder[key]
         case 1 if isinstance(holder, dict):
-            holder[str(values(g))] = holder.pop(key)
+            holder[str(draw_value(g))] = holder.pop(key)
         case 2 if isinstance(holder, list):
             holder.append(holder[key])
         case 3:
             holder[key] = [holder[key]]
         case 4:
-            other, name = places[g.integers(len(places))]
-            holder[key] = json.loads(json.dumps(other[name])) if holder is not other[name] else values(g)
+            donor, name = positions[g.integers(len(positions))]
+            holder[key] = json.loads(json.dumps(donor[name])) if holder is not donor[name] else draw_value(g)
         case _:
-            holder[key] = values(g)
+            holder[key] = draw_value(g)
     text = json.dumps(document)
     if g.integers(20) == 0:  # the same name twice
         text = text.replace('"type"', '"type": "GRU", "type"', 1).replace('"shape"', '"shape": [1], "shape"', 1)
     return text
 
 
-def holders(document: Any) -> Iterator[tuple[Any, Any]]:
-    """All that holds something, and by what."""
+def places_in(document: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every dict and list in a document, with each of its keys or positions."""
     if isinstance(document, (dict, list)):
         for key in document if isinstance(document, dict) else range(len(document)):
             yield document, key
-            yield from holders(document[key])
+            yield from places_in(document[key])
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-def layers() -> list[Any]:
+def make_layers() -> list[Any]:
+    """Return layers of every kind, to be saved."""
     return [
         LSTM.init(2, 3, seed=0, use_peephole=True, forget_bias=0.3, cell_clip=2.5, gate_order="ifco"),
         LSTM.init(2, 3, seed=0, use_peephole=True, proj_size=2, proj_clip=0.5, coupled=True),
@@ -127,42 +135,44 @@ def layers() -> list[Any]:
     ]  # fmt: skip
 
 
-def npz_changed(g: Generator, content: bytes) -> bytes:
-    """With checksums of its own that are right, so that more than these must tell."""
-    with np.load(io.BytesIO(content)) as found:
-        arrays = dict(found)
+def change_npz(g: Generator, content: bytes) -> bytes:
+    """Change arrays, names, metadata or bytes in a zip whose own checksums are right, so that the reader must tell."""
+    with np.load(io.BytesIO(content)) as archive:
+        arrays = dict(archive)
     name = [*arrays][g.integers(len(arrays))]
     kind = g.integers(4)
     if kind == 0 and name != files.KEY:
-        arrays[name] = array_changed(g, arrays[name])
+        arrays[name] = change_array(g, arrays[name])
     elif kind == 1:
-        arrays[repr(values(g))] = arrays.pop(name)
+        arrays[repr(draw_value(g))] = arrays.pop(name)
     elif kind == 2:
-        arrays[files.KEY] = np.array(json_changed(g, json.loads(str(arrays[files.KEY]))))
+        arrays[files.KEY] = np.array(change_json(g, json.loads(str(arrays[files.KEY]))))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED if g.integers(10) == 0 else zipfile.ZIP_STORED) as archive:
-        for each, array in arrays.items():
+        for key, array in arrays.items():
             inner = io.BytesIO()
             np.save(inner, array)
-            changed = kind == 3 and each == name
-            archive.writestr(f"{each}.npy", bytes_changed(g, inner.getvalue()) if changed else inner.getvalue())
+            is_changed = kind == 3 and key == name
+            archive.writestr(f"{key}.npy", change_bytes(g, inner.getvalue()) if is_changed else inner.getvalue())
     return buffer.getvalue()
 
 
-def safetensors_changed(g: Generator, content: bytes) -> bytes:
+def change_safetensors(g: Generator, content: bytes) -> bytes:
+    """Change the header of a file of safetensors, or the JSON of blockcell in it."""
     length = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     if g.integers(2):
         text = header["__metadata__"]["blockcell"]
-        header["__metadata__"]["blockcell"] = json_changed(g, json.loads(text))
-        changed = json.dumps(header)
+        header["__metadata__"]["blockcell"] = change_json(g, json.loads(text))
+        header_text = json.dumps(header)
     else:
-        changed = json_changed(g, header)
-    encoded = changed.encode("utf-8", "replace")
+        header_text = change_json(g, header)
+    encoded = header_text.encode("utf-8", "replace")
     return len(encoded).to_bytes(8, "little") + encoded + data
 
 
-def array_changed(g: Generator, array: Any) -> Any:
+def change_array(g: Generator, array: Any) -> Any:
+    """Return an array of another shape, dtype or contents."""
     match g.integers(7):
         case 0:
             return array[:-1]
@@ -181,86 +191,97 @@ def array_changed(g: Generator, array: Any) -> Any:
             return np.zeros((), array.dtype)
 
 
-def saved(suffix: str, structured: Callable[[Generator, bytes], bytes]) -> Callable[[Generator], bool]:
-    kept = tempfile.TemporaryDirectory()
-    folder = Path(kept.name)
+def fuzz_files(suffix: str, change_structure: Callable[[Generator, bytes], bytes]) -> Callable[[Generator], bool]:
+    """Return a fuzzer of files of layers with this suffix; what is read must be what was saved."""
+    folder_owner = tempfile.TemporaryDirectory()
+    folder = Path(folder_owner.name)
     originals, contents = [], []
-    for layer in layers():
+    for layer in make_layers():
         for scheme in (None, *SCHEMES) if layer.dtype == np.float32 else (None,):
             originals.append(layer.quantize(scheme) if scheme else layer)
             originals[-1].save(folder / f"original{suffix}")
             contents.append((folder / f"original{suffix}").read_bytes())
     path = folder / f"mutant{suffix}"
 
-    def one(g: Generator, kept: object = kept) -> bool:
+    def try_mutant(g: Generator, folder_owner: object = folder_owner) -> bool:  # the folder lives as long as this
+        """Read a changed file, and return whether it was accepted."""
         k = g.integers(len(contents))
-        change = bytes_changed if g.integers(2) else structured
+        change = change_bytes if g.integers(2) else change_structure
         path.write_bytes(change(g, contents[k]))
         file = io.BytesIO(path.read_bytes())
         file.name = path.name
         try:
-            found = read_any(path if g.integers(2) else file)
+            layer_read = read_any(path if g.integers(2) else file)
         except ValueError as error:
             assert f"mutant{suffix} cannot be read as a layer of blockcell: " in str(error), error
             return False
         finally:
             path.unlink()
-        assert repr(found) == repr(originals[k]), found
-        arrays = found._arrays_of_file()
+        assert repr(layer_read) == repr(originals[k]), layer_read
+        arrays = layer_read._arrays_of_file()
         for name, array in originals[k]._arrays_of_file().items():
             assert arrays[name].dtype == array.dtype and arrays[name].tobytes() == array.tobytes(), name
         return True
 
-    return one
+    return try_mutant
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
-def weights_changed(g: Generator, weights: dict[str, Any]) -> dict[Any, Any]:
-    changed: dict[Any, Any] = dict(weights)
+def change_weights(g: Generator, weights: dict[str, Any]) -> dict[Any, Any]:
+    """Change one to three weights of a dict: their names, their values, or whether they are there."""
+    new_weights: dict[Any, Any] = dict(weights)
     for _ in range(g.integers(1, 4)):
-        name = [*changed][g.integers(len(changed))]
+        name = [*new_weights][g.integers(len(new_weights))]
         match g.integers(6):
             case 0:
-                del changed[name]
+                del new_weights[name]
             case 1:
-                changed[[name[:-1], f"{name}_reverse", f"{name}_l1", name.replace("0", "7"), f"a/{name}", 3][
-                    g.integers(6)]] = changed.pop(name)  # fmt: skip
+                new_weights[[name[:-1], f"{name}_reverse", f"{name}_l1", name.replace("0", "7"), f"a/{name}", 3][
+                    g.integers(6)]] = new_weights.pop(name)  # fmt: skip
             case 2:
-                changed[name] = values(g)
+                new_weights[name] = draw_value(g)
             case 3:
-                changed[f"x.{name}"] = changed[name]
+                new_weights[f"x.{name}"] = new_weights[name]
             case _:
-                changed[name] = array_changed(g, np.asarray(changed[name])) if np.ndim(changed[name]) else values(g)
-        changed = changed or dict(weights)
-        changed = {str(key) if key != 3 else key: value for key, value in changed.items()}
-        if 3 in changed:
+                value = new_weights[name]
+                new_weights[name] = change_array(g, np.asarray(value)) if np.ndim(value) else draw_value(g)
+        new_weights = new_weights or dict(weights)
+        new_weights = {str(key) if key != 3 else key: value for key, value in new_weights.items()}
+        if 3 in new_weights:
             break
-    return changed
+    return new_weights
 
 
-def mapping(read: Callable[[Any], Any], sources: list[dict[str, Any]]) -> Callable[[Generator], bool]:
-    def one(g: Generator) -> bool:
-        return taken(lambda: read(weights_changed(g, sources[g.integers(len(sources))])))
+def fuzz_weights(read: Callable[[Any], Any], sources: list[dict[str, Any]]) -> Callable[[Generator], bool]:
+    """Return a fuzzer that gives changed weights to a function that reads them."""
 
-    return one
+    def try_mutant(g: Generator) -> bool:
+        """Read changed weights, and return whether they were accepted."""
+        return is_accepted(lambda: read(change_weights(g, sources[g.integers(len(sources))])))
+
+    return try_mutant
 
 
-def torch() -> Callable[[Generator], bool]:
+def fuzz_torch() -> Callable[[Generator], bool]:
+    """Return a fuzzer of PyTorch's weights."""
     lstm = [LSTM.init(2, 2, seed=k) for k in range(4)]
     gru = GRU.init(2, 2, seed=0, reset_after=True)
     stack = Stack([Bidirectional(*lstm[:2]), Bidirectional(LSTM.init(4, 2, seed=4), LSTM.init(4, 2, seed=5))])
     projected = Stack([LSTM.init(2, 3, seed=6, proj_size=2), LSTM.init(2, 3, seed=7, proj_size=2)])
-    layers = [stack, gru, projected, Bidirectional(RNN.init(2, 2, seed=0), RNN.init(2, 2, seed=1))]
+    other_layers = [stack, gru, projected, Bidirectional(RNN.init(2, 2, seed=0), RNN.init(2, 2, seed=1))]
     h0 = {name: np.ones((1, 1, 2), np.float32) for name in ("h0", "c0")}
-    sources = [convert.to_torch(lstm[2], prefix="a."), *map(convert.to_torch, layers), convert.to_torch(lstm[3]) | h0]
+    sources = [convert.to_torch(lstm[2], prefix="a."), *map(convert.to_torch, other_layers)]
+    sources.append(convert.to_torch(lstm[3]) | h0)
 
     def read(source: Any) -> Any:
+        """Read weights, with first states if they have any."""
         return convert.from_torch(source, initial_state=("h0", "c0") if "h0" in source else None)
 
-    return mapping(read, sources)
+    return fuzz_weights(read, sources)
 
 
-def tf1() -> Callable[[Generator], bool]:
+def fuzz_tf1() -> Callable[[Generator], bool]:
+    """Return a fuzzer of TensorFlow 1's variables."""
     lstm, gru = LSTM.init(2, 3, seed=0, use_peephole=True).weights, GRU.init(2, 3, seed=0).weights
     names = {"w": "kernel", "b": "bias", "wci": "w_i_diag", "wcf": "w_f_diag", "wco": "w_o_diag"}
     sources = [
@@ -269,89 +290,93 @@ def tf1() -> Callable[[Generator], bool]:
     ]
 
     def read(variables: Any) -> Any:
+        """Read variables, with the argument that an LSTM needs."""
         is_lstm = any("lstm" in str(name) for name in variables)
         return convert.from_tf1(variables, **{"forget_bias": 1.0} if is_lstm else {})
 
-    return mapping(read, sources)
+    return fuzz_weights(read, sources)
 
 
-def keras() -> Callable[[Generator], bool]:
-    layers = [Bidirectional(LSTM.init(2, 3, seed=0), LSTM.init(2, 3, seed=1))]
-    layers += [GRU.init(2, 3, seed=0, reset_after=reset_after) for reset_after in (False, True)]
-    layers += [RNN.init(2, 3, seed=0), Bidirectional(RNN.init(2, 3, seed=0), RNN.init(2, 3, seed=1))]
-    stack = Stack([layers[0], LSTM.init(6, 4, seed=0), Dense.init(4, 2, seed=0), Dense.init(2, 3, seed=0)])
-    lists = [*map(convert.to_keras, layers), [array for part in convert.to_keras(stack) for array in part]]
+def fuzz_keras_weights() -> Callable[[Generator], bool]:
+    """Return a fuzzer of Keras' lists of arrays."""
+    recurrent_layers = [Bidirectional(LSTM.init(2, 3, seed=0), LSTM.init(2, 3, seed=1))]
+    recurrent_layers += [GRU.init(2, 3, seed=0, reset_after=reset_after) for reset_after in (False, True)]
+    recurrent_layers += [RNN.init(2, 3, seed=0), Bidirectional(RNN.init(2, 3, seed=0), RNN.init(2, 3, seed=1))]
+    stack = Stack([recurrent_layers[0], LSTM.init(6, 4, seed=0), Dense.init(4, 2, seed=0), Dense.init(2, 3, seed=0)])
+    lists = [*map(convert.to_keras, recurrent_layers), [array for part in convert.to_keras(stack) for array in part]]
     sources = [{str(k): array for k, array in enumerate(arrays)} for arrays in lists]
-    return mapping(lambda arrays: convert.from_keras([*arrays.values()]), sources)
+    return fuzz_weights(lambda arrays: convert.from_keras([*arrays.values()]), sources)
 
 
 # -------------------------------------------------------------------------------------------------------------- models
-def model_changed(g: Generator, content: bytes) -> Any:
-    """A model that is one to protobuf."""
+def change_model(g: Generator, content: bytes) -> Any:
+    """Return a changed ONNX model that protobuf still reads."""
     from google.protobuf.message import DecodeError
     from onnx import ModelProto
 
     if g.integers(2):
         model = ModelProto.FromString(content)
         for _ in range(g.integers(1, 4)):
-            field_changed(g, model)
+            change_field(g, model)
         return model
     while True:
         try:
-            return ModelProto.FromString(bytes_changed(g, content))
+            return ModelProto.FromString(change_bytes(g, content))
         except DecodeError:
             continue
 
 
-def messages(message: Any) -> Iterator[Any]:
+def messages_in(message: Any) -> Iterator[Any]:
+    """Yield a message of protobuf and all messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for each in value if field.is_repeated else [value]:
-                yield from messages(each)
+            for part in value if field.is_repeated else [value]:
+                yield from messages_in(part)
 
 
-def field_changed(g: Generator, model: Any) -> None:
-    """Any field of any message in it."""
-    inside = [*messages(model)]
-    message = inside[g.integers(len(inside))]
+def change_field(g: Generator, model: Any) -> None:
+    """Change a field of a message that is in the model."""
+    all_messages = [*messages_in(model)]
+    message = all_messages[g.integers(len(all_messages))]
     fields = message.DESCRIPTOR.fields if g.integers(2) else [field for field, _ in message.ListFields()]
     if not fields:
         return
     field = fields[g.integers(len(fields))]
     name, kind = field.name, g.integers(4)
-    found = getattr(message, name)
+    value = getattr(message, name)
     if kind == 0:
         message.ClearField(name)
     elif field.is_repeated:
-        items = [*found]
+        items = [*value]
         if kind == 1 and items:
             items.append(items[g.integers(len(items))])
         elif kind == 2 and items:
             del items[g.integers(len(items))]
         elif field.message_type is None:
-            items.append(scalar(g, field))
+            items.append(draw_scalar(g, field))
         else:
             items = items[::-1]
         message.ClearField(name)
         getattr(message, name).extend(items)
     elif field.message_type is None:
-        setattr(message, name, scalar(g, field))
+        setattr(message, name, draw_scalar(g, field))
     else:
-        same = [each for each in inside if each.DESCRIPTOR == field.message_type]
-        if same:
-            copy = type(same[0])()
-            copy.CopyFrom(same[g.integers(len(same))])
-            found.CopyFrom(copy)
+        alike = [other for other in all_messages if other.DESCRIPTOR == field.message_type]
+        if alike:
+            copy = type(alike[0])()
+            copy.CopyFrom(alike[g.integers(len(alike))])
+            value.CopyFrom(copy)
 
 
-def scalar(g: Generator, field: Any) -> Any:
+def draw_scalar(g: Generator, field: Any) -> Any:
+    """Draw a value for a field of this type."""
     if field.enum_type is not None:
         return field.enum_type.values[g.integers(len(field.enum_type.values))].number
     numbers = [0, 1, 2, 3, 7, 16, 2**20, 2**31 - 1]
     if field.cpp_type in (field.CPPTYPE_INT32, field.CPPTYPE_INT64):
-        wide = [-1, -(2**31)] + ([2**40, 2**63 - 1] if field.cpp_type == field.CPPTYPE_INT64 else [])
-        return (numbers + wide)[g.integers(8 + len(wide))]
+        more_numbers = [-1, -(2**31)] + ([2**40, 2**63 - 1] if field.cpp_type == field.CPPTYPE_INT64 else [])
+        return (numbers + more_numbers)[g.integers(8 + len(more_numbers))]
     if field.cpp_type in (field.CPPTYPE_UINT32, field.CPPTYPE_UINT64):
         return numbers[g.integers(8)]
     if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
@@ -361,26 +386,32 @@ def scalar(g: Generator, field: Any) -> Any:
     return text.encode() if field.type == field.TYPE_BYTES else text
 
 
-def models(read: Callable[[Any], Any], originals: list[Any]) -> Callable[[Generator], bool]:
+def fuzz_models(read: Callable[[Any], Any], originals: list[Any]) -> Callable[[Generator], bool]:
+    """Return a fuzzer that gives changed ONNX models to a function that reads them."""
     contents = [model.SerializeToString() for model in originals]
 
-    def one(g: Generator) -> bool:
-        model = model_changed(g, contents[g.integers(len(contents))])
-        return taken(lambda: read(model))
+    def try_mutant(g: Generator) -> bool:
+        """Read a changed model, and return whether it was accepted."""
+        model = change_model(g, contents[g.integers(len(contents))])
+        return is_accepted(lambda: read(model))
 
-    return one
+    return try_mutant
 
 
-def nodes() -> Callable[[Generator], bool]:
-    """For from_onnx: nodes with states that are inputs, constants and computed, in either direction; activations with
+def fuzz_onnx() -> Callable[[Generator], bool]:
+    """Return a fuzzer of ONNX models that `convert.from_onnx` reads.
+
+    There are nodes with states that are inputs, constants and computed, in either direction; activations with
     parameters, coupled gates and a clip; weights that nodes make of constants, also in a branch that is always taken;
     an LSTM of 8-bit integers; whole models, as PyTorch's exporters write them, with one node behind another and a head,
-    and as onnx_export does."""
+    and as onnx_export does.
+    """
     from onnx import TensorProto, helper, load_from_string, numpy_helper
 
     import onnx_export
 
     def model(layer: Any, states: list[Any], names: list[str]) -> Any:
+        """Return a model of a layer, whose first states have these names, after nodes that make them."""
         node, arrays = convert.to_onnx(layer)
         node.input.extend([""] * (5 - len(node.input)))
         node.input[5:7] = names
@@ -393,16 +424,18 @@ def nodes() -> Callable[[Generator], bool]:
         return helper.make_model(graph)
 
     def constant(array: Any, name: str) -> Any:
+        """Return an initializer of this name."""
         return numpy_helper.from_array(np.asarray(array), name)
 
-    def folded() -> Any:
-        made = model(GRU.init(2, 3, seed=0), [], ["h"])
-        W = numpy_helper.to_array(made.graph.initializer[0])[0]
-        made.graph.initializer[0].CopyFrom(constant(np.concatenate([W[6:], W[:6]]), "w"))
-        info = [helper.make_tensor_value_info("rnn_W", TensorProto.FLOAT, None)]
+    def folded_model() -> Any:
+        """Return a GRU whose weights nodes make of constants, in an If that always takes the same branch."""
+        onnx_model = model(GRU.init(2, 3, seed=0), [], ["h"])
+        W = numpy_helper.to_array(onnx_model.graph.initializer[0])[0]
+        onnx_model.graph.initializer[0].CopyFrom(constant(np.concatenate([W[6:], W[:6]]), "w"))
+        info_of_w = [helper.make_tensor_value_info("rnn_W", TensorProto.FLOAT, None)]
         branches = [
-            helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(nodes[-1].output[0], 1, None)])
-            for nodes in (
+            helper.make_graph(body, "branch", [], [helper.make_tensor_value_info(body[-1].output[0], 1, None)])
+            for body in (
                 [helper.make_node("Split", ["w", "parts"], ["u", "v"], axis=0),
                  helper.make_node("Concat", ["v", "u"], ["vu"], axis=0),
                  helper.make_node("Transpose", ["vu"], ["t"], perm=[1, 0]),
@@ -412,39 +445,40 @@ def nodes() -> Callable[[Generator], bool]:
                  helper.make_node("Cast", ["s"], ["W2"], to=TensorProto.FLOAT)],
             )
         ]  # fmt: skip
-        front = [
+        first_nodes = [
             helper.make_node("Shape", ["rnn_X"], ["sizes"]),
             helper.make_node("Gather", ["sizes", "zero"], ["T"], axis=0),
             helper.make_node("Equal", ["T", "five"], ["is_five"]),
             helper.make_node("If", ["is_five"], ["rnn_W"], then_branch=branches[0], else_branch=branches[1]),
         ]
-        rest = [*made.graph.node]
-        del made.graph.node[:]
-        made.graph.node.extend([*front, *rest])
+        last_nodes = [*onnx_model.graph.node]
+        del onnx_model.graph.node[:]
+        onnx_model.graph.node.extend([*first_nodes, *last_nodes])
         for size in (5, 1, 2):
-            made.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
-        made.graph.value_info.extend(info)
-        made.graph.initializer.extend([constant([3, 6], "parts"), constant([0], "zero"), constant([5], "five")])
-        return made
+            onnx_model.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
+        onnx_model.graph.value_info.extend(info_of_w)
+        onnx_model.graph.initializer.extend([constant([3, 6], "parts"), constant([0], "zero"), constant([5], "five")])
+        return onnx_model
 
-    def integers() -> Any:
+    def integer_model() -> Any:
+        """Return a DynamicQuantizeLSTM, of 8-bit integers."""
         g = np.random.default_rng(0)
         names = ["rnn_X", "W", "R", "B", "", "h", "c", "", "W_scale", "W_zero_point", "R_scale", "R_zero_point"]
         node = helper.make_node("DynamicQuantizeLSTM", names, ["rnn_Y"], domain="com.microsoft", hidden_size=3)
-        made = model(lstm, [], ["h", "c"])
-        del made.graph.initializer[:], made.graph.node[:]
-        made.graph.node.append(node)
+        onnx_model = model(lstm, [], ["h", "c"])
+        del onnx_model.graph.initializer[:], onnx_model.graph.node[:]
+        onnx_model.graph.node.append(node)
         shapes = {"W": (1, 2, 12), "R": (1, 3, 12), "W_zero_point": (1, 12), "R_zero_point": (1, 12)}
         tensors = {name: g.integers(-128, 128, shape).astype(np.int8) for name, shape in shapes.items()}
         tensors |= {name: np.full((1, 12), 0.01, np.float32) for name in ("W_scale", "R_scale")}
         tensors["B"] = np.zeros((1, 24), np.float32)
-        made.graph.initializer.extend([constant(array, name) for name, array in tensors.items()])
-        return made
+        onnx_model.graph.initializer.extend([constant(array, name) for name, array in tensors.items()])
+        return onnx_model
 
-    exported = np.load(ROOT / "tests" / "golden" / "torch_onnx.npz")
+    golden = np.load(ROOT / "tests" / "golden" / "torch_onnx.npz")
     zeros = [helper.make_node("ConstantOfShape", ["shape"], ["z"]), helper.make_node("Expand", ["z", "shape"], ["zz"])]
     lstm = LSTM.init(2, 3, seed=0, use_peephole=True)
-    rows = [
+    state_nodes = [
         helper.make_node("Shape", ["rnn_X"], ["sizes"]),
         helper.make_node("Gather", ["sizes", "one"], ["B"]),
         helper.make_node("Concat", ["one", "B", "size"], ["to"], axis=0),
@@ -452,43 +486,47 @@ def nodes() -> Callable[[Generator], bool]:
         helper.make_node("Tile", ["h0", "ones"], ["zz"]),
     ]
 
-    def learned(layer: Any) -> Any:
-        made = model(layer, rows, ["z", "zz"][: 1 + isinstance(layer, LSTM)])
+    def model_with_learned_states(layer: Any) -> Any:
+        """Return a layer whose first states are constants that nodes repeat for each row."""
+        onnx_model = model(layer, state_nodes, ["z", "zz"][: 1 + isinstance(layer, LSTM)])
         arrays = {"one": [1], "size": [3], "ones": [1, 1, 1], "h0": np.ones((1, 1, 3), np.float32)}
-        made.graph.initializer.extend([constant(array, name) for name, array in arrays.items()])
-        made.graph.node[-1].attribute.extend([helper.make_attribute("clip", 9.5)] * isinstance(layer, RNN))
-        return made
+        onnx_model.graph.initializer.extend([constant(array, name) for name, array in arrays.items()])
+        onnx_model.graph.node[-1].attribute.extend([helper.make_attribute("clip", 9.5)] * isinstance(layer, RNN))
+        return onnx_model
 
     hard = {"recurrent_activation": ("hard_sigmoid", 0.2, 0.5)}
-    others = [
+    unusual_layers = [
         RNN.init(2, 3, seed=0),
         LSTM.init(2, 3, seed=0, coupled=True, use_peephole=True, **hard),
         GRU.init(2, 3, seed=0, activation=("leaky_relu", 0.01), **hard),
     ]
 
     def read(source: Any) -> Any:
+        """Read a model with first states and without."""
         convert.from_onnx(source, initial_state=True)
         return convert.from_onnx(source)
 
-    return models(read, [
-        *map(learned, others),
+    return fuzz_models(read, [
+        *map(model_with_learned_states, unusual_layers),
         model(lstm, [], ["h", "c"]),
         model(lstm, zeros, ["z", "zz"]),
-        folded(),
-        integers(),
+        folded_model(),
+        integer_model(),
         model(Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), zeros, ["zz"]),
-        *(load_from_string(bytes(exported[f"{name}/model"])) for name in ("two lstm", "two bidirectional gru, dynamo")),
+        *(load_from_string(bytes(golden[f"{name}/model"])) for name in ("two lstm", "two bidirectional gru, dynamo")),
         onnx_export.export(Stack([GRU.init(2, 3, seed=0), LSTM.init(3, 2, seed=0)]), None, loop="native"),
     ])  # fmt: skip
 
 
-def link() -> Callable[[Generator], bool]:
+def fuzz_link() -> Callable[[Generator], bool]:
+    """Return a fuzzer of models with ops of blockcell, which `onnx_export.link` replaces."""
     from onnx import TensorProto, helper
 
     import onnx_export
     from blockcell.optable import OPS
 
     def graph(op: str, kind: str, **attributes: Any) -> Any:
+        """Return a model of an op, plain, in an If or in a function."""
         row = OPS[op]
         names = ["seq_len_max"] * row.sequence + [tensor.name for tensor in row.inputs]
         node = helper.make_node(op, names, [tensor.name for tensor in row.outputs], name="cell", **attributes)
@@ -511,10 +549,10 @@ def link() -> Callable[[Generator], bool]:
                                      domain="mine")], imports),
             ]  # fmt: skip
             node, outputs = helper.make_node("Outer", names, ["y"], domain="mine"), infos[-1:]
-        made = helper.make_graph([node], "g", inputs, outputs)
-        return helper.make_model(made, functions=functions, opset_imports=imports, ir_version=8)
+        onnx_graph = helper.make_graph([node], "g", inputs, outputs)
+        return helper.make_model(onnx_graph, functions=functions, opset_imports=imports, ir_version=8)
 
-    return models(onnx_export.link, [
+    return fuzz_models(onnx_export.link, [
         graph("GRUBlockCell", "plain"),
         graph("BlockLSTM", "plain", cell_clip=0.5, use_peephole=1),
         graph("BlockLSTMGrad", "plain", use_peephole=0),
@@ -523,12 +561,14 @@ def link() -> Callable[[Generator], bool]:
     ])  # fmt: skip
 
 
-def session() -> Callable[[Generator], bool]:
-    """All that stands before onnxruntime, which would have to bear the rest."""
+def fuzz_session() -> Callable[[Generator], bool]:
+    """Return a fuzzer of models for `Session`, without onnxruntime, which would have to bear the rest."""
     import onnx_export
     import onnx_export.session as module
 
     class Runtime:
+        """A runtime that computes nothing, in place of onnxruntime."""
+
         def __init__(self, model: Any, *_: Any) -> None:
             self.results = [np.zeros(1, np.float32)] * len(model.graph.output)
 
@@ -556,48 +596,52 @@ def session() -> Callable[[Generator], bool]:
     ]
 
     def read(model: Any) -> Any:
-        ready = onnx_export.Session(model)
-        for given in arguments:
+        """Make a session of a model, and call it with several arguments, which it may refuse."""
+        session_of_model = onnx_export.Session(model)
+        for call_arguments in arguments:
             try:
-                ready(**given)
+                session_of_model(**call_arguments)
             except (TypeError, ValueError) as error:
                 assert str(error)
 
-    return models(read, originals)
+    return fuzz_models(read, originals)
 
 
-def tensorflow(kind: str) -> Callable[[Generator], bool]:
-    from fuzz_tensorflow import rewired_graphs, target
+def fuzz_tensorflow_files(kind: str) -> Callable[[Generator], bool]:
+    """Return a fuzzer of a kind of TensorFlow's files, or of its graphs with one input rewired."""
+    from fuzz_tensorflow import fuzz_rewired_graphs, fuzz_tensorflow
 
-    return rewired_graphs() if kind == "tf_rewired" else target(kind, bytes_changed)
+    return fuzz_rewired_graphs() if kind == "tf_rewired" else fuzz_tensorflow(kind, change_bytes)
 
 
-def keras_files() -> Callable[[Generator], bool]:
-    from fuzz_keras import target
+def fuzz_keras_files() -> Callable[[Generator], bool]:
+    """Return a fuzzer of Keras' files."""
+    from fuzz_keras import fuzz_keras
 
-    return target(json_changed, bytes_changed, array_changed)
+    return fuzz_keras(change_json, change_bytes, change_array)
 
 
 # ------------------------------------------------------------------------------------------------------------- running
 TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
-    "npz": lambda: saved(".npz", npz_changed),
-    "safetensors": lambda: saved(".safetensors", safetensors_changed),
-    "from_torch": torch,
-    "from_tf1": tf1,
-    "from_keras": keras,
-    "keras_files": keras_files,
-    "from_onnx": nodes,
-    "link": link,
-    "session": session,
-    "tf_checkpoint": lambda: tensorflow("tf_checkpoint"),
-    "tf_graph": lambda: tensorflow("tf_graph"),
-    "tf_cells": lambda: tensorflow("tf_cells"),
-    "tf_names": lambda: tensorflow("tf_names"),
-    "tf_rewired": lambda: tensorflow("tf_rewired"),
+    "npz": lambda: fuzz_files(".npz", change_npz),
+    "safetensors": lambda: fuzz_files(".safetensors", change_safetensors),
+    "from_torch": fuzz_torch,
+    "from_tf1": fuzz_tf1,
+    "from_keras": fuzz_keras_weights,
+    "keras_files": fuzz_keras_files,
+    "from_onnx": fuzz_onnx,
+    "link": fuzz_link,
+    "session": fuzz_session,
+    "tf_checkpoint": lambda: fuzz_tensorflow_files("tf_checkpoint"),
+    "tf_graph": lambda: fuzz_tensorflow_files("tf_graph"),
+    "tf_cells": lambda: fuzz_tensorflow_files("tf_cells"),
+    "tf_names": lambda: fuzz_tensorflow_files("tf_names"),
+    "tf_rewired": lambda: fuzz_tensorflow_files("tf_rewired"),
 }
 
 
-def taken(read: Callable[[], Any]) -> bool:
+def is_accepted(read: Callable[[], Any]) -> bool:
+    """Call a reader, and return whether it takes what it reads; a TypeError or ValueError with a message refuses it."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -614,30 +658,35 @@ def taken(read: Callable[[], Any]) -> bool:
 
 
 def run(target: str, seed: int, numbers: range, note: int | None) -> dict[str, float]:
-    one, counts, seconds = TARGETS[target](), Counter[str](), 0.0
+    """Try the mutants of these numbers, within limits of time and memory; return counts, and what the greediest took.
+
+    The number of each mutant is written to the open file `note` before it is read."""
+    try_mutant, counts, seconds = TARGETS[target](), Counter[str](), 0.0
     np.seterr(all="ignore")  # numbers may be any
-    one(np.random.default_rng(seed))  # whatever is loaded once
+    try_mutant(np.random.default_rng(seed))  # whatever is loaded once
     with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    small = target.startswith("tf_")
-    resource.setrlimit(resource.RLIMIT_AS, (used + (SMALL_MEMORY if small else MEMORY), resource.RLIM_INFINITY))
+        memory_before = int(file.read().split()[0]) * resource.getpagesize()
+    is_tensorflow = target.startswith("tf_")
+    limit = memory_before + (SMALL_MEMORY if is_tensorflow else MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     for number in numbers:
         if note is not None:
             os.pwrite(note, f"{number:10}".encode(), 0)
-        signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS if small else SECONDS)
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS if small else 0)
-        began = time.process_time()
+        signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS if is_tensorflow else SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS if is_tensorflow else 0)
+        start = time.process_time()
         try:
-            counts["taken" if one(np.random.default_rng([seed, number])) else "refused"] += 1
+            counts["taken" if try_mutant(np.random.default_rng([seed, number])) else "refused"] += 1
         except BaseException:
             print(f"{target}: mutant {number} of seed {seed}", file=sys.stderr)
             raise
-        seconds = max(seconds, time.process_time() - began)
+        seconds = max(seconds, time.process_time() - start)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.setitimer(signal.ITIMER_PROF, 0)
     status = Path("/proc/self/status").read_text()
     peak = int(status.split("VmPeak:")[1].split()[0]) * 1024
-    return {"refused": counts["refused"], "taken": counts["taken"], "seconds": seconds, "mb": (peak - used) / 2**20}
+    megabytes = (peak - memory_before) / 2**20
+    return {"refused": counts["refused"], "taken": counts["taken"], "seconds": seconds, "mb": megabytes}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keras' files with damaged contents, for fuzz.py: configs, names, shapes, links, storage and zips.
+"""Damage the contents of Keras' files, for fuzz.py: configs, names, shapes, links, storage and zips.
 
 The container that libhdf5 reads is always sound, as h5py writes it: what libhdf5 makes of changed bytes is its own
 matter. A file is refused with a FormatError or a ConversionError, or its cells have the weights that were written; if
@@ -26,17 +26,17 @@ from blockcell import FormatError, convert
 from blockcell.convert import ConversionError
 
 Generator = np.random.Generator
-LARGE = 2**40
+HUGE_SIZE = 2**40
 TEXTS = ["", ".", "..", "/", "a/../b", "kernel:0", "lstm", "x" * 9000, "\0", "\u00e4", "/model_weights", "layers"]
 VERSIONS = ["1.2.2", "2.1.6-tf", "2.15.0", "3.9.0", "", "x", "9" * 50, "-1.0"]
 
 
-def models(g: Generator) -> list[tuple[Any, dict[str, list[Any]]]]:
-    """Models of Keras 2 and their arrays."""
+def make_models(g: Generator) -> list[tuple[Any, dict[str, list[Any]]]]:
+    """Return models of Keras 2, each with its arrays by layer."""
     lstm = entry("LSTM", "lstm", units=3, return_sequences=True)
     gru = entry("GRU", "gru", units=2, reset_after=True, recurrent_activation="hard_sigmoid")
     head = entry("Dense", "head", units=2, activation="softmax")
-    both = entry("Bidirectional", "both", layer=entry("SimpleRNN", "x", units=2, return_sequences=True))
+    bidirectional = entry("Bidirectional", "both", layer=entry("SimpleRNN", "x", units=2, return_sequences=True))
     cells = entry("StackedRNNCells", "s", cells=[entry("LSTMCell", "c", units=2), entry("GRUCell", "d", units=3)])
     arrays = {
         "lstm": drawn(g, "LSTM", 2, 3),
@@ -49,50 +49,52 @@ def models(g: Generator) -> list[tuple[Any, dict[str, list[Any]]]]:
     line = functional(entry("InputLayer", "in"), lstm, gru, nodes=[[], ["in"], ["lstm"]], results=["gru"])
     return [
         (sequential(entry("Embedding", "emb"), lstm, gru, head), arrays),
-        (sequential(both, entry("RNN", "rnn", cell=cells)), arrays),
+        (sequential(bidirectional, entry("RNN", "rnn", cell=cells)), arrays),
         (sequential(sequential(lstm, gru), head), arrays),
         (line, arrays),
     ]
 
 
 # ------------------------------------------------------------------------------------------------------------- changes
-def objects_of(file: Any) -> list[str]:
-    found: list[str] = []
-    file.visit(found.append)
-    return found
+def list_objects(file: Any) -> list[str]:
+    """Return the names of all groups and datasets in a file."""
+    names: list[str] = []
+    file.visit(names.append)
+    return names
 
 
-def pick(g: Generator, items: Any) -> Any:
+def pick_item(g: Generator, items: Any) -> Any:
+    """Draw one of some items."""
     return items[g.integers(len(items))]
 
 
-def text_changed(g: Generator, text: str, json_changed: Callable[..., str], bytes_changed: Callable[..., bytes]) -> str:
-    """The JSON with one place changed, or with changed bytes."""
+def change_text(g: Generator, text: str, change_json: Callable[..., str], change_bytes: Callable[..., bytes]) -> str:
+    """Change one place of a JSON text, or its bytes."""
     with suppress(ValueError):  # it is damaged already
         if g.integers(3):
-            return json_changed(g, json.loads(text))
-    return bytes_changed(g, text.encode()).decode("utf-8", "replace").replace("\0", "")
+            return change_json(g, json.loads(text))
+    return change_bytes(g, text.encode()).decode("utf-8", "replace").replace("\0", "")
 
 
-def attribute_changed(g: Generator, file: Any, json_changed: Any, bytes_changed: Any) -> str:
+def change_attribute(g: Generator, file: Any, change_json: Any, change_bytes: Any) -> str:
     """Change an attribute, and return its name."""
-    holder = pick(g, [file, *(file[name] for name in objects_of(file))])
+    holder = pick_item(g, [file, *(file[name] for name in list_objects(file))])
     names = [*holder.attrs]
     if not names:
         return ""
-    name = str(pick(g, names))
+    name = str(pick_item(g, names))
     value = holder.attrs[name]
     if name == "model_config" and isinstance(value, str) and g.integers(4):
-        holder.attrs[name] = text_changed(g, value, json_changed, bytes_changed)
+        holder.attrs[name] = change_text(g, value, change_json, change_bytes)
     elif name == "keras_version" and g.integers(4):
-        holder.attrs[name] = pick(g, VERSIONS)
+        holder.attrs[name] = pick_item(g, VERSIONS)
     else:
         texts = [str(text) for text in np.ravel(np.array(value, dtype=object))]
         choices: list[Callable[[], Any]] = [
             lambda: 3,
             lambda: np.zeros((2, 2)),
-            lambda: pick(g, TEXTS).replace("\0", ""),
-            lambda: [pick(g, TEXTS).replace("\0", "") for _ in range(3)],
+            lambda: pick_item(g, TEXTS).replace("\0", ""),
+            lambda: [pick_item(g, TEXTS).replace("\0", "") for _ in range(3)],
             lambda: texts * 2,
             lambda: texts[::-1],
             lambda: h5py.Empty("f"),
@@ -100,27 +102,27 @@ def attribute_changed(g: Generator, file: Any, json_changed: Any, bytes_changed:
         ]
         del holder.attrs[name]
         if g.integers(5):
-            holder.attrs[name] = pick(g, choices)()
+            holder.attrs[name] = pick_item(g, choices)()
     return name
 
 
-def object_changed(g: Generator, file: Any, array_changed: Any) -> bool:
-    """Change a dataset or a group; whether its numbers may be others."""
-    names = objects_of(file)
-    path = pick(g, names)
+def change_object(g: Generator, file: Any, change_array: Any) -> bool:
+    """Change a dataset or a group, and return whether its numbers may be others."""
+    names = list_objects(file)
+    path = pick_item(g, names)
     is_array = isinstance(file[path], h5py.Dataset) and not file[path].external  # and not changed before
     is_array = is_array and file[path].id.get_storage_size() in range(1, 2**12)
     array = file[path][()] if is_array else np.zeros((2, 2), np.float32)
     kind = int(g.integers(12))
     if kind == 0:
-        file[f"{path}_{g.integers(2**60)}"] = h5py.SoftLink("/" + pick(g, names))
+        file[f"{path}_{g.integers(2**60)}"] = h5py.SoftLink("/" + pick_item(g, names))
         return False
     if is_array and kind == 1:
         dataset = file[path]
-        changed = array_changed(g, array)
+        new_array = change_array(g, array)
         del file[path]
         try:
-            file[path] = changed
+            file[path] = new_array
         except TypeError:  # an array of objects
             file[path] = dataset[()] if dataset else array
         return True
@@ -128,9 +130,11 @@ def object_changed(g: Generator, file: Any, array_changed: Any) -> bool:
     shape, dtype = array.shape, array.dtype
     match kind:
         case 2:
-            file[path] = h5py.SoftLink("/" + pick(g, [*names, "nowhere"]))
+            file[path] = h5py.SoftLink("/" + pick_item(g, [*names, "nowhere"]))
         case 3:
-            file[path] = h5py.ExternalLink(pick(g, ["outside.h5", "/etc/passwd", "m.h5"]), "/" + pick(g, names))
+            file[path] = h5py.ExternalLink(
+                pick_item(g, ["outside.h5", "/etc/passwd", "m.h5"]), "/" + pick_item(g, names)
+            )
         case 4:
             layout = h5py.VirtualLayout(shape or (1,), dtype)
             layout[...] = h5py.VirtualSource("outside.h5", "/x", shape or (1,), dtype)
@@ -138,15 +142,15 @@ def object_changed(g: Generator, file: Any, array_changed: Any) -> bool:
         case 5:
             file.create_dataset(path, shape, dtype, external=[("outside.bin", 0, h5py.h5f.UNLIMITED)])
         case 6:
-            large = (LARGE, *shape[1:]) if shape else (LARGE,)
-            file.create_dataset(path, large, dtype, chunks=tuple(min(size, 2**20) for size in large))
+            huge_shape = (HUGE_SIZE, *shape[1:]) if shape else (HUGE_SIZE,)
+            file.create_dataset(path, huge_shape, dtype, chunks=tuple(min(size, 2**20) for size in huge_shape))
         case 7:
             file.create_dataset(path, (2**22, 4), dtype, compression="gzip", fillvalue=0, data=None)
         case 8:
             file.create_dataset(path, shape, dtype, track_times=False)  # without numbers
         case 9:
-            other = pick(g, [name for name in objects_of(file)] or ["/"])
-            file[path] = file[other]
+            donor = pick_item(g, [name for name in list_objects(file)] or ["/"])
+            file[path] = file[donor]
             return True
         case 10:
             file[path] = np.dtype("f4")
@@ -155,22 +159,23 @@ def object_changed(g: Generator, file: Any, array_changed: Any) -> bool:
     return kind == 9
 
 
-def zip_changed(g: Generator, members: dict[str, bytes], json_changed: Any, bytes_changed: Any) -> bool:
-    """Change a member of a .keras; whether it says what is computed."""
-    name = pick(g, [*members])
+def change_zip(g: Generator, members: dict[str, bytes], change_json: Any, change_bytes: Any) -> bool:
+    """Change a member of a .keras, and return whether it says what is computed."""
+    name = pick_item(g, [*members])
     kind = int(g.integers(4))
     if kind == 0:
         del members[name]
     elif kind == 1:
         members[f"a/{name}"] = members.pop(name)
     elif name.endswith(".json"):
-        members[name] = text_changed(g, members[name].decode(), json_changed, bytes_changed).encode()
+        members[name] = change_text(g, members[name].decode(), change_json, change_bytes).encode()
     else:
         members[name] = members[name][: len(members[name]) // 2] if kind == 2 else bytes(2**24)
     return name == "config.json" or name == "metadata.json"
 
 
-def written(path: Path, members: dict[str, bytes], compression: int) -> None:
+def write_zip(path: Path, members: dict[str, bytes], compression: int) -> None:
+    """Write the members of a zip."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
@@ -178,17 +183,18 @@ def written(path: Path, members: dict[str, bytes], compression: int) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- reading
 def cells_of(layer: Any) -> list[bytes]:
-    """The weights of all cells of a layer, or of a dict of layers."""
+    """Return the weights of all cells of a layer, or of a dict of layers, as bytes."""
     layers = [*layer.values()] if isinstance(layer, dict) else [layer]
     cells = [cell for part in layers for cell in part._cells().values()]
     return [b"".join(np.ascontiguousarray(array).tobytes() for array in cell.weights.values()) for cell in cells]
 
 
-def target(json_changed: Any, bytes_changed: Any, array_changed: Any) -> Callable[[Generator], bool]:
-    kept = tempfile.TemporaryDirectory()
-    folder = Path(kept.name)
+def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callable[[Generator], bool]:
+    """Return a fuzzer of Keras' files of all forms; the arguments are fuzz.py's functions that change things."""
+    folder_owner = tempfile.TemporaryDirectory()
+    folder = Path(folder_owner.name)
     originals: list[tuple[str, bytes, str | None, Any, list[bytes]]] = []  # with the config that stands apart
-    for model, arrays in models(np.random.default_rng(0)):
+    for model, arrays in make_models(np.random.default_rng(0)):
         text = json.dumps(dict(model, keras_version="2.15.0"))
         (folder / "m.json").write_text(text)
         files = {
@@ -202,8 +208,9 @@ def target(json_changed: Any, bytes_changed: Any, array_changed: Any) -> Callabl
             layer = read(folder / "m.json", path) if config else read(path, None)
             originals.append((name, path.read_bytes(), config, layer, cells_of(layer)))
 
-    def one(g: Generator, kept: object = kept) -> bool:
-        name, content, config, original, cells = pick(g, originals)
+    def try_mutant(g: Generator, folder_owner: object = folder_owner) -> bool:  # the folder lives as long as this
+        """Read a changed file, and return whether it was accepted."""
+        name, content, config, original, cells = pick_item(g, originals)
         path, architecture = folder / f"mutant_{name}", folder / "mutant.json"
         is_other, is_same, members, content_of = False, True, {}, io.BytesIO(content)  # what is computed; the numbers
         if name.endswith(".keras"):
@@ -213,24 +220,24 @@ def target(json_changed: Any, bytes_changed: Any, array_changed: Any) -> Callabl
         for _ in range(g.integers(1, 3)):
             kind = int(g.integers(4))
             if kind == 0 and config:
-                config, is_other = text_changed(g, config, json_changed, bytes_changed), True
+                config, is_other = change_text(g, config, change_json, change_bytes), True
             elif kind == 1 and members:
-                is_other |= zip_changed(g, members, json_changed, bytes_changed)
+                is_other |= change_zip(g, members, change_json, change_bytes)
             else:
                 with h5py.File(content_of, "r+") as file:
-                    change = object_changed if kind > 1 and len(file) else None
-                    if change and objects_of(file):
-                        is_same &= not object_changed(g, file, array_changed)
+                    change = change_object if kind > 1 and len(file) else None
+                    if change and list_objects(file):
+                        is_same &= not change_object(g, file, change_array)
                     else:
-                        name_changed = attribute_changed(g, file, json_changed, bytes_changed)
-                        is_other |= name_changed in ("model_config", "keras_version")
-                        is_same &= name_changed not in ("weight_names", "layer_names", "name")
+                        attribute = change_attribute(g, file, change_json, change_bytes)
+                        is_other |= attribute in ("model_config", "keras_version")
+                        is_same &= attribute not in ("weight_names", "layer_names", "name")
                 if members:
                     members["model.weights.h5"] = content_of.getvalue()
         if members:
-            written(path, members, zipfile.ZIP_DEFLATED if g.integers(2) else zipfile.ZIP_STORED)
+            write_zip(path, members, zipfile.ZIP_DEFLATED if g.integers(2) else zipfile.ZIP_STORED)
             if g.integers(4) == 0:
-                path.write_bytes(bytes_changed(g, path.read_bytes()))
+                path.write_bytes(change_bytes(g, path.read_bytes()))
         else:
             path.write_bytes(content_of.getvalue())
         if config:
@@ -247,10 +254,11 @@ def target(json_changed: Any, bytes_changed: Any, array_changed: Any) -> Callabl
             assert is_other or (repr(layer) == repr(original) and cells_of(layer) == cells)
         return True
 
-    return one
+    return try_mutant
 
 
 def read(path: Path, weights: Path | None) -> Any:
+    """Read a layer from a file, or from an architecture and a file of weights."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"from_keras: (left out|arrays do not)", UserWarning)
         return convert.from_keras(path, weights=weights)

@@ -1,10 +1,10 @@
-"""Damaged files of TensorFlow's, for fuzz.py: bytes changed anywhere, and files that are well-formed and say nonsense.
+"""Damage files of TensorFlow's, for fuzz.py: bytes anywhere, or so that files are well-formed and say nonsense.
 
 Everything is done with them that the package can: all is read, cells are found, checked and made to layers, and some
 are given to `blockcell inspect`. Whatever a checkpoint with changed bytes still gives must be what was saved, bit for
 bit: its checksums tell. A layer that is taken from a graph must compute what the graph's nodes do.
 
-`rewired_graphs` changes one input of one node, or one whole number, of graphs that are right otherwise.
+`fuzz_rewired_graphs` changes one input of one node, or one whole number, of graphs that are right otherwise.
 """
 
 from __future__ import annotations
@@ -42,88 +42,90 @@ DATA = [b"", b"\0", b"a", b"\xff", b"kernel", b"Const", b"f", b"\x08\x01", b"\x1
 
 
 # ------------------------------------------------------------------------------------------------------------ messages
-def fields_of(data: bytes) -> list[tuple[int, int | bytes]] | None:
-    """The fields of a message, 4 and 8 bytes as varints; None if it is none."""
-    found: list[tuple[int, int | bytes]] = []
-    at = 0
+def decode_fields(data: bytes) -> list[tuple[int, int | bytes]] | None:
+    """Return the fields of a message, 4 and 8 bytes as varints, or None if it is no message."""
+    fields: list[tuple[int, int | bytes]] = []
+    position = 0
 
-    def number() -> int:
-        nonlocal at
+    def read_varint() -> int:
+        """Read a varint."""
+        nonlocal position
         value = shift = 0
         while True:
-            byte = data[at]
-            at += 1
+            byte = data[position]
+            position += 1
             value |= (byte & 127) << shift
             shift += 7
             if byte < 128:
                 return value
 
     try:
-        while at < len(data):
-            tag = number()
+        while position < len(data):
+            tag = read_varint()
             if tag & 7 == 0:
-                found.append((tag >> 3, number()))
+                fields.append((tag >> 3, read_varint()))
             elif tag & 7 == 2:
-                length = number()
-                if at + length > len(data):
+                length = read_varint()
+                if position + length > len(data):
                     return None
-                found.append((tag >> 3, data[at : at + length]))
-                at += length
+                fields.append((tag >> 3, data[position : position + length]))
+                position += length
             elif tag & 7 in (1, 5):
-                at += 8 if tag & 7 == 1 else 4
-                found.append((tag >> 3, -1 if at > len(data) else data[at - 4 : at]))
+                position += 8 if tag & 7 == 1 else 4
+                fields.append((tag >> 3, -1 if position > len(data) else data[position - 4 : position]))
             else:
                 return None
     except IndexError:
         return None
-    return found if all(number for number, _ in found) else None
+    return fields if all(number for number, _ in fields) else None
 
 
-def message_changed(g: Generator, data: bytes) -> bytes:
-    """With one field changed, in it or in what is in it."""
-    found = fields_of(data)
-    if not found:
+def change_message(g: Generator, data: bytes) -> bytes:
+    """Change one field, in a message or in a message that is in it."""
+    fields = decode_fields(data)
+    if not fields:
         return DATA[g.integers(len(DATA))]
-    k = int(g.integers(len(found)))
-    number, value = found[k]
-    if isinstance(value, bytes) and len(value) > 1 and fields_of(value) and g.integers(8):
-        found[k] = number, message_changed(g, value)
-        return joined(found)
+    k = int(g.integers(len(fields)))
+    number, value = fields[k]
+    if isinstance(value, bytes) and len(value) > 1 and decode_fields(value) and g.integers(8):
+        fields[k] = number, change_message(g, value)
+        return encode_fields(fields)
     match g.integers(8):
         case 0:
-            del found[k]
+            del fields[k]
         case 1:
-            found.insert(k, found[g.integers(len(found))])
+            fields.insert(k, fields[g.integers(len(fields))])
         case 2:
-            found[k] = int(g.integers(1, 18)), value
+            fields[k] = int(g.integers(1, 18)), value
         case 3:
-            found[k] = found[k][0], NUMBERS[g.integers(len(NUMBERS))]
+            fields[k] = fields[k][0], NUMBERS[g.integers(len(NUMBERS))]
         case 4:
-            deep = b"" if isinstance(value, int) else value
+            nested = b"" if isinstance(value, int) else value
             for _ in range(g.integers(1, 300)):
-                deep = field(number, deep)
-            found[k] = number, deep
+                nested = field(number, nested)
+            fields[k] = number, nested
         case 5 if isinstance(value, bytes) and value:
-            found[k] = number, value[: g.integers(len(value))] * int(g.integers(1, 3))
+            fields[k] = number, value[: g.integers(len(value))] * int(g.integers(1, 3))
         case _:
-            found[k] = (
+            fields[k] = (
                 number,
                 NUMBERS[g.integers(len(NUMBERS))] if isinstance(value, int) else DATA[g.integers(len(DATA))],
             )
-    return joined(found)
+    return encode_fields(fields)
 
 
-def joined(fields: list[tuple[int, int | bytes]]) -> bytes:
+def encode_fields(fields: list[tuple[int, int | bytes]]) -> bytes:
+    """Return the message of these fields."""
     return b"".join(field(number, value) for number, value in fields)
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
-def table_changed(g: Generator, data: bytes) -> bytes:
-    """Well-formed, with checksums that are right, and another entry."""
-    with tempfile.NamedTemporaryFile() as kept:
-        kept.write(data)
-        kept.flush()
-        items = [(each.key, bytes(each.value.view)) for each in Table(File(kept.name)).entries(check=True)]
+def change_table(g: Generator, data: bytes) -> bytes:
+    """Change an entry of a table, which stays well-formed, with checksums that are right."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        items = [(entry.key, bytes(entry.value.view)) for entry in Table(File(file.name)).entries(check=True)]
     k = int(g.integers(len(items)))
     key, value = items[k]
     match g.integers(6):
@@ -134,59 +136,60 @@ def table_changed(g: Generator, data: bytes) -> bytes:
         case 2:
             items[k] = key + DATA[g.integers(len(DATA))], value
         case _:
-            items[k] = key, message_changed(g, value)
+            items[k] = key, change_message(g, value)
     if g.integers(10):
         items = sorted(dict(items).items())
     return tf_files.table(dict(items), int(g.integers(1, 30)), int(g.integers(1, 20)))
 
 
-def package_changed(g: Generator, data: bytes) -> bytes:
+def change_package(g: Generator, data: bytes) -> bytes:
+    """Change the directory of a memmapped package, and sometimes where it starts."""
     start = int.from_bytes(data[-8:], "little")
-    changed = message_changed(g, data[start:-8])
-    return data[:start] + changed + (start if g.integers(4) else NUMBERS[g.integers(20)]).to_bytes(8, "little")
+    message = change_message(g, data[start:-8])
+    return data[:start] + message + (start if g.integers(4) else NUMBERS[g.integers(20)]).to_bytes(8, "little")
 
 
-def text_changed(g: Generator, data: bytes) -> bytes:
-    """With words in other places."""
+def change_text(g: Generator, data: bytes) -> bytes:
+    """Put words in other places of a text."""
     words = data.split(b" ")
     for _ in range(g.integers(1, 4)):
-        k, other = g.integers(len(words), size=2)
-        words[k] = words[other] if g.integers(3) else TEXTS[g.integers(len(TEXTS))]
+        k, donor = g.integers(len(words), size=2)
+        words[k] = words[donor] if g.integers(3) else TEXTS[g.integers(len(TEXTS))]
     return b" ".join(words)
 
 
-def blob_changed(g: Generator, data: bytes) -> bytes:
-    """Packed varints and such, inside an otherwise good graph."""
+def add_tensor(g: Generator, data: bytes) -> bytes:
+    """Add a constant of packed varints and such to an otherwise good graph."""
     number = int(g.integers(4, 18))
     values = b"".join(varint(NUMBERS[g.integers(len(NUMBERS))]) for _ in range(g.integers(40)))
-    sizes = [int(each) for each in g.choice([0, 1, 2, 3, 2**10, 2**20, 2**31, 2**40, 2**62], g.integers(4))]
+    sizes = [int(size) for size in g.choice([0, 1, 2, 3, 2**10, 2**20, 2**31, 2**40, 2**62], g.integers(4))]
     value = field(1, int(g.integers(26))) + field(2, tf_files.shape(*sizes)) + field(number, values)
     return data + tf_files.graph(tf_files.constant("blob", value))
 
 
 # ------------------------------------------------------------------------------------------------------------- running
-def everything(path: Path) -> dict[str, Any]:
-    """All that can be read, or the error."""
+def read_everything(path: Path) -> dict[str, Any]:
+    """Read all that can be read of a model, and return its variables, or raise the error."""
     model = opened(path)
     assert repr(model)
-    for each in model.graphs:
-        for nodes in [each.nodes, *(function.nodes for function in each.functions.values())]:
+    for graph in model.graphs:
+        for nodes in [graph.nodes, *(function.nodes for function in graph.functions.values())]:
             for node in nodes.values():
                 assert node.name and isinstance(node.inputs, tuple) and isinstance(node.attrs, dict)
     for cell in model.cells.values():
         if cell.refused is None:
-            given = {name: "relu" if name == "activation" else 1.0 for name in cell.unsaid}
-            layer, check = cell.layer(**given), cell.check(**given)
+            unsaid_values = {name: "relu" if name == "activation" else 1.0 for name in cell.unsaid}
+            layer, check = cell.layer(**unsaid_values), cell.check(**unsaid_values)
             numbers = [*layer.weights.values(), *(value for value in cell.attributes.values() if value is not None)]
-            tame = all(np.abs(each).max() < 1e6 for each in numbers if not isinstance(each, (str, tuple)))
-            assert check.ok or not tame, (cell, check)
+            are_small = all(np.abs(number).max() < 1e6 for number in numbers if not isinstance(number, (str, tuple)))
+            assert check.ok or not are_small, (cell, check)
     with contextlib.suppress(ValueError):  # they may be no one layer
         assert sum(len(chain) for level in model.cells.levels() for chain in level)
     return {name: model.variables[name] for name in model.variables}
 
 
-def inspected(path: Path, json: bool) -> None:
-    """As the command does it: one line says what is wrong."""
+def inspect_file(path: Path, json: bool) -> None:
+    """Inspect a file as the command does: one line says what is wrong."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(["inspect", str(path), *["--json"] * json])
@@ -197,43 +200,44 @@ def inspected(path: Path, json: bool) -> None:
 
 KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file that is changed, and how
     "tf_checkpoint": [
-        ("v2", "v2/model.ckpt.index", table_changed),
-        ("v2/model.ckpt", "v2/model.ckpt.index", table_changed),
-        ("v2/model.ckpt.index", "v2/model.ckpt.data-00000-of-00002", table_changed),
-        ("v2", "v2/checkpoint", table_changed),
-        ("v1", "v1/model.ckpt", table_changed),
-        ("objects", "objects/ckpt-1.index", table_changed),
+        ("v2", "v2/model.ckpt.index", change_table),
+        ("v2/model.ckpt", "v2/model.ckpt.index", change_table),
+        ("v2/model.ckpt.index", "v2/model.ckpt.data-00000-of-00002", change_table),
+        ("v2", "v2/checkpoint", change_table),
+        ("v1", "v1/model.ckpt", change_table),
+        ("objects", "objects/ckpt-1.index", change_table),
     ],
     "tf_graph": [
-        ("graph.pb", "graph.pb", message_changed),
-        ("graph.pb", "graph.pb", blob_changed),
-        ("graph.pbtxt", "graph.pbtxt", text_changed),
-        ("saved", "saved/saved_model.pb", message_changed),
-        ("small.pbmm", "small.pbmm", package_changed),
+        ("graph.pb", "graph.pb", change_message),
+        ("graph.pb", "graph.pb", add_tensor),
+        ("graph.pbtxt", "graph.pbtxt", change_text),
+        ("saved", "saved/saved_model.pb", change_message),
+        ("small.pbmm", "small.pbmm", change_package),
     ],
     "tf_cells": [
-        *[("cells.pb", "cells.pb", message_changed)] * 3,
-        *[("others.pb", "others.pb", message_changed)] * 3,
-        *[("keras.pb", "keras.pb", message_changed)] * 2,
-        ("cells.pb", "cells.pb", blob_changed),
-        ("v1.pb", "v1.pb", message_changed),
-        ("v2.pb", "v2.pb", message_changed),
-        *[("cells.pbmm", "cells.pbmm", package_changed)] * 2,
-        *[("bare/model.ckpt", "bare/model.ckpt.index", table_changed)] * 2,
-        ("digits", "digits/model.ckpt-1800.index", table_changed),
-        ("digits", "digits/model.ckpt-1800.meta", message_changed),
-        ("digits/digits.pb", "digits/digits.pb", message_changed),
+        *[("cells.pb", "cells.pb", change_message)] * 3,
+        *[("others.pb", "others.pb", change_message)] * 3,
+        *[("keras.pb", "keras.pb", change_message)] * 2,
+        ("cells.pb", "cells.pb", add_tensor),
+        ("v1.pb", "v1.pb", change_message),
+        ("v2.pb", "v2.pb", change_message),
+        *[("cells.pbmm", "cells.pbmm", change_package)] * 2,
+        *[("bare/model.ckpt", "bare/model.ckpt.index", change_table)] * 2,
+        ("digits", "digits/model.ckpt-1800.index", change_table),
+        ("digits", "digits/model.ckpt-1800.meta", change_message),
+        ("digits/digits.pb", "digits/digits.pb", change_message),
     ],
     "tf_names": [
-        *[("kept/m", "kept/objects", message_changed)] * 3,  # a part of the checkpoint, which is written anew
-        *[("captured", "captured/saved_model.pb", message_changed)] * 3,
-        ("saver/m", "saver/m.meta", message_changed),
-        ("saver/m", "saver/m.index", table_changed),
+        *[("kept/m", "kept/objects", change_message)] * 3,  # a part of the checkpoint, which is written anew
+        *[("captured", "captured/saved_model.pb", change_message)] * 3,
+        ("saver/m", "saver/m.meta", change_message),
+        ("saver/m", "saver/m.index", change_table),
     ],
 }
 
 
-def package_of_cells() -> bytes:
+def cell_package() -> bytes:
+    """Return a memmapped package with an LSTM and a GRU."""
     weights = drawn("w", "b", "w_ru", "w_c", "b_ru", "b_c")
     nodes = [tf_files.immutable(NAMES[role], "float32", array.shape) for role, array in weights.items()]
     names = {role: NAMES[role] for role in weights}
@@ -242,25 +246,30 @@ def package_of_cells() -> bytes:
                             {".": tf_files.graph(*nodes)})  # fmt: skip
 
 
-def rewired_graphs() -> Callable[[Generator], bool]:
-    """One input of one node or one whole number is another; whether as many cells are taken as before."""
-    kept = tempfile.TemporaryDirectory()
-    folder = Path(kept.name)
+def fuzz_rewired_graphs() -> Callable[[Generator], bool]:
+    """Return a fuzzer of graphs where one input of one node or one whole number is another.
+
+    A mutant is accepted if as many cells are taken as before."""
+    folder_owner = tempfile.TemporaryDirectory()
+    folder = Path(folder_owner.name)
     cases: list[tuple[Path, Path, bytes, int, list[rewiring.Slot]]] = []
 
-    def usable(path: Path) -> int:
+    def count_usable(path: Path) -> int:
+        """Return how many cells a file has that are not refused."""
         return sum(cell.refused is None for cell in opened(path).cells.values())
 
-    def add(path: Path, changed: Path, *wrapped: int) -> None:
-        content = changed.read_bytes()
-        cases.append((path, changed, content, usable(path), rewiring.slots(content, *wrapped)))
+    def add(path: Path, changed_file: Path, *wrapped: int) -> None:
+        """Add a case: what is opened, the file that is changed, and the slots of the graph in it."""
+        content = changed_file.read_bytes()
+        cases.append((path, changed_file, content, count_usable(path), rewiring.list_slots(content, *wrapped)))
 
     graphs = {"cells": of_all_kinds(), "others": of_other_kinds()}
     with np.load(GOLDEN) as golden:
-        found = {name.removeprefix("graph/"): golden[name].tobytes() for name in golden.files if "graph/" in name}
+        graph_names = [name for name in golden.files if "graph/" in name]
+        stored_graphs = {name.removeprefix("graph/"): golden[name].tobytes() for name in graph_names}
     with np.load(GOLDEN.with_name("networks.npz")) as networks:
-        found |= {name: networks[f"file/{name}.pb"].tobytes() for name in ("v1", "v2")}
-    for name, content in (graphs | found).items():
+        stored_graphs |= {name: networks[f"file/{name}.pb"].tobytes() for name in ("v1", "v2")}
+    for name, content in (graphs | stored_graphs).items():
         path = folder / f"{name}.pb"
         path.write_bytes(content)
         add(path, path)
@@ -269,27 +278,31 @@ def rewired_graphs() -> Callable[[Generator], bool]:
     write_saved(folder / "captured", called=False)
     add(folder / "captured", folder / "captured" / "saved_model.pb", 2, 2)
 
-    def one(g: Generator, kept: object = kept) -> bool:
-        path, changed, content, expected, slots = cases[g.integers(len(cases))]
+    def try_mutant(g: Generator, folder_owner: object = folder_owner) -> bool:  # the folder lives as long as this
+        """Read a graph with one change, and return whether as many cells are taken as before."""
+        path, changed_file, content, usable_before, slots = cases[g.integers(len(cases))]
         slot = slots[g.integers(len(slots))]
-        changed.write_bytes(rewiring.changed(content, slot, slot.others[g.integers(len(slot.others))]))
+        changed_file.write_bytes(
+            rewiring.change_slot(content, slot, slot.replacements[g.integers(len(slot.replacements))])
+        )
         try:
             if not g.integers(4):
-                inspected(path, bool(g.integers(2)))
-            everything(path)
-            return usable(path) == expected
+                inspect_file(path, bool(g.integers(2)))
+            read_everything(path)
+            return count_usable(path) == usable_before
         except FormatError as error:
             assert str(folder) in str(error) and "; " in str(error), error
             return False
         finally:
-            changed.write_bytes(content)
+            changed_file.write_bytes(content)
 
-    return one
+    return try_mutant
 
 
-def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
-    kept = tempfile.TemporaryDirectory()
-    folder = Path(kept.name)
+def fuzz_tensorflow(kind: str, change_bytes: Change) -> Callable[[Generator], bool]:
+    """Return a fuzzer of the files of a kind, of KINDS."""
+    folder_owner = tempfile.TemporaryDirectory()
+    folder = Path(folder_owner.name)
     tf_files.unpack(folder)
     (folder / "v2" / "model.ckpt.meta").unlink()  # graphs are the other kind
     kernel = np.arange(12, dtype=np.float32)
@@ -299,7 +312,7 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
     (folder / "others.pb").write_bytes(of_other_kinds())
     with np.load(GOLDEN) as golden:
         (folder / "keras.pb").write_bytes(golden["graph/keras gru 2"].tobytes())
-    (folder / "cells.pbmm").write_bytes(package_of_cells())
+    (folder / "cells.pbmm").write_bytes(cell_package())
     with np.load(GOLDEN.with_name("networks.npz")) as networks:
         for name in ("v1.pb", "v2.pb"):
             (folder / name).write_bytes(networks[f"file/{name}"].tobytes())
@@ -308,38 +321,39 @@ def target(kind: str, bytes_changed: Change) -> Callable[[Generator], bool]:
     zipfile.ZipFile(GOLDEN.with_name("digits.zip")).extractall(folder)
     write_saved(folder / "captured", called=False)
     (folder / "saver").mkdir()
-    restored = GIVEN | {f"s/kernel/part_{k}": ("k", where) for k, where in enumerate(("9 16 0,4:-", "9 16 4,5:-"))}
-    parts = [*one_cell(4, 5), *restoring("save", restored), *restoring("save_1", GIVEN)]
-    write_all(folder / "saver", {"k": drawn("w")["w"], "b": drawn("b")["b"]}, *parts)
+    restored = GIVEN | {"s/kernel/part_0": ("k", "9 16 0,4:-"), "s/kernel/part_1": ("k", "9 16 4,5:-")}
+    cell_nodes = [*one_cell(4, 5), *restoring("save", restored), *restoring("save_1", GIVEN)]
+    write_all(folder / "saver", {"k": drawn("w")["w"], "b": drawn("b")["b"]}, *cell_nodes)
     (folder / "kept").mkdir()
     values, objects = cell_of_keras(3, 3, (2, 12))
     (folder / "kept" / "objects").write_bytes(objects)
     tf_files.write_objects(folder / "kept" / "m", values, objects)
     cases = [
-        (folder / path, folder / changed, (folder / changed).read_bytes(), how, everything(folder / path))
-        for path, changed, how in KINDS[kind]
+        (folder / path, folder / name, (folder / name).read_bytes(), change, read_everything(folder / path))
+        for path, name, change in KINDS[kind]
     ]
 
-    def one(g: Generator, kept: object = kept) -> bool:
-        path, changed, content, structured, expected = cases[g.integers(len(cases))]
-        plain = g.integers(2) or not changed.name.endswith(
+    def try_mutant(g: Generator, folder_owner: object = folder_owner) -> bool:  # the folder lives as long as this
+        """Read a changed file, and return whether it was accepted."""
+        path, changed_file, content, change_structure, expected = cases[g.integers(len(cases))]
+        is_plain = g.integers(2) or not changed_file.name.endswith(
             (".index", "ckpt", ".meta", ".pb", ".pbtxt", ".pbmm", "objects")
         )
-        mutant = (bytes_changed if plain else structured)(g, content)
-        changed.write_bytes(mutant)
-        if changed.name == "objects":
+        mutant = (change_bytes if is_plain else change_structure)(g, content)
+        changed_file.write_bytes(mutant)
+        if changed_file.name == "objects":
             tf_files.write_objects(folder / "kept" / "m", values, mutant)
         try:
             if not g.integers(4):
-                inspected(path, bool(g.integers(2)))
-            found = everything(path)
+                inspect_file(path, bool(g.integers(2)))
+            variables = read_everything(path)
         except FormatError as error:
             assert str(folder) in str(error) and "; " in str(error), error
             return False
         finally:
-            changed.write_bytes(content)
-        if plain and kind == "tf_checkpoint":
-            assert all(found[name].tobytes() == expected[name].tobytes() for name in expected), changed
+            changed_file.write_bytes(content)
+        if is_plain and kind == "tf_checkpoint":
+            assert all(variables[name].tobytes() == expected[name].tobytes() for name in expected), changed_file
         return True
 
-    return one
+    return try_mutant

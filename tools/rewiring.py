@@ -1,6 +1,6 @@
-"""Graphs with one input of one node rewired, or one whole number changed: valid files that say what no program writes.
+"""Rewire one input of one node of a graph, or change one whole number: valid files that say what no program writes.
 
-`slots` lists all that may be changed in a graph, node by node, and `changed` makes one change.
+`list_slots` lists all that may be changed in a graph, node by node, and `change_slot` makes one change.
 """
 
 from __future__ import annotations
@@ -12,159 +12,169 @@ from typing import NamedTuple
 from tf_files import varint
 
 NUMBERS = [-(2**63), -(2**31), -17, -3, -2, -1, 0, 1, 2, 3, 5, 64, 2**20, 2**31 - 1, 2**62]
-_MOST = 4  # entries of a tensor that are changed
+_MAX_ENTRIES = 4  # entries of a tensor that are changed
 _INTEGERS: dict[int | bytes, tuple[str, int]] = {
     3: ("<i", 7),
     9: ("<q", 10),
-}  # dtypes: how numbers lie in a file, and the field where they stand one by one
+}  # dtypes: how numbers lie in a file, and the field path they stand one by one
 
 
 class Slot(NamedTuple):
     """What may be changed: an input of a node, or a whole number in one of its attributes."""
 
-    where: tuple[int, ...]
+    path: tuple[int, ...]
     """The positions of the fields that lead to it."""
-    what: str
+    form: str
     """"input", "number" of a field, "varints" in one, or a form of `struct` and the byte: "<i at 4"."""
-    others: Sequence[str | int]
+    replacements: Sequence[str | int]
     """What may stand there, also what does."""
 
 
 Fields = list[tuple[int, int, int | bytes]]
 
 
-def fields_of(data: bytes) -> Fields:
-    """Number, wire type and value of each field."""
-    found: Fields = []
-    at = 0
+def decode_fields(data: bytes) -> Fields:
+    """Return the number, the wire type and the value of each field."""
+    fields: Fields = []
+    position = 0
 
-    def number() -> int:
-        nonlocal at
+    def read_varint() -> int:
+        """Read a varint."""
+        nonlocal position
         value = shift = 0
         while True:
-            byte = data[at]
-            at += 1
+            byte = data[position]
+            position += 1
             value |= (byte & 127) << shift
             shift += 7
             if byte < 128:
                 return value
 
-    while at < len(data):
-        tag = number()
+    while position < len(data):
+        tag = read_varint()
         kind = tag & 7
         if kind == 0:
-            found.append((tag >> 3, kind, number()))
+            fields.append((tag >> 3, kind, read_varint()))
         else:
-            length = number() if kind == 2 else {1: 8, 5: 4}[kind]
-            found.append((tag >> 3, kind, data[at : at + length]))
-            at += length
-    return found
+            length = read_varint() if kind == 2 else {1: 8, 5: 4}[kind]
+            fields.append((tag >> 3, kind, data[position : position + length]))
+            position += length
+    return fields
 
 
-def joined(fields: Fields) -> bytes:
-    made = []
+def encode_fields(fields: Fields) -> bytes:
+    """Return the message of these fields."""
+    chunks = []
     for number, kind, value in fields:
-        made.append(varint(number << 3 | kind))
-        made.append(varint(value) if isinstance(value, int) else (varint(len(value)) if kind == 2 else b"") + value)
-    return b"".join(made)
+        chunks.append(varint(number << 3 | kind))
+        chunks.append(varint(value) if isinstance(value, int) else (varint(len(value)) if kind == 2 else b"") + value)
+    return b"".join(chunks)
 
 
-def inside(data: bytes, *numbers: int) -> Iterator[tuple[tuple[int, ...], bytes]]:
-    """What fields of these numbers, one in the other, hold, and where they are."""
+def messages_in(data: bytes, *numbers: int) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    """Yield the messages that fields of these numbers, one in the other, hold, and the path to each."""
     if not numbers:
         yield (), data
         return
-    for k, (number, _, value) in enumerate(fields_of(data)):
+    for k, (number, _, value) in enumerate(decode_fields(data)):
         if number == numbers[0] and isinstance(value, bytes):
-            for where, held in inside(value, *numbers[1:]):
-                yield (k, *where), held
+            for path, message in messages_in(value, *numbers[1:]):
+                yield (k, *path), message
 
 
-def put(data: bytes, where: Sequence[int], value: int | bytes) -> bytes:
-    """With another value in a field."""
-    fields = fields_of(data)
-    number, kind, old = fields[where[0]]
-    if len(where) > 1:
-        assert isinstance(old, bytes)
-        value = put(old, where[1:], value)
-    fields[where[0]] = number, kind, value
-    return joined(fields)
+def replace_value(data: bytes, path: Sequence[int], value: int | bytes) -> bytes:
+    """Return the message with another value in the field at a path."""
+    fields = decode_fields(data)
+    number, kind, old_value = fields[path[0]]
+    if len(path) > 1:
+        assert isinstance(old_value, bytes)
+        value = replace_value(old_value, path[1:], value)
+    fields[path[0]] = number, kind, value
+    return encode_fields(fields)
 
 
-def at(data: bytes, where: Sequence[int]) -> int | bytes:
-    """What is in a field."""
+def value_at(data: bytes, path: Sequence[int]) -> int | bytes:
+    """Return the value of the field at a path."""
     value: int | bytes = data
-    for k in where:
+    for k in path:
         assert isinstance(value, bytes)
-        value = fields_of(value)[k][2]
+        value = decode_fields(value)[k][2]
     return value
 
 
-def text(data: bytes, number: int) -> str:
-    return next((value.decode() for n, _, value in fields_of(data) if n == number and isinstance(value, bytes)), "")
+def first_text(data: bytes, number: int) -> str:
+    """Return the text of the first field of a number, or nothing."""
+    return next((value.decode() for n, _, value in decode_fields(data) if n == number and isinstance(value, bytes)), "")
 
 
-def slots(data: bytes, *wrapped: int) -> list[Slot]:
-    """All that may be changed in a graph: a file, or what its fields of these numbers, one in the other, hold."""
-    found: list[Slot] = []
-    for place, graph in inside(data, *wrapped):
-        nodes = [((*place, *where), node) for where, node in inside(graph, 1)]
-        found += _of_body(nodes, [text(node, 1) for _, node in nodes])
-        for where, function in inside(graph, 2, 1):
-            nodes = [((*place, *where, *more), node) for more, node in inside(function, 3)]
-            given = [text(argument, 1) for _, argument in inside(function, 1, 2)]
-            found += _of_body(nodes, given + [f"{text(node, 1)}:{text(node, 2)}:0" for _, node in nodes])
-    return found
+def list_slots(data: bytes, *wrapped: int) -> list[Slot]:
+    """List all that may be changed in a graph: a file, or what its fields of these numbers, one in the other, hold."""
+    slots: list[Slot] = []
+    for graph_path, graph in messages_in(data, *wrapped):
+        nodes = [((*graph_path, *path), node) for path, node in messages_in(graph, 1)]
+        slots += _slots_of_body(nodes, [first_text(node, 1) for _, node in nodes])
+        for path, function in messages_in(graph, 2, 1):
+            nodes = [((*graph_path, *path, *inner_path), node) for inner_path, node in messages_in(function, 3)]
+            argument_names = [first_text(argument, 1) for _, argument in messages_in(function, 1, 2)]
+            output_names = [f"{first_text(node, 1)}:{first_text(node, 2)}:0" for _, node in nodes]
+            slots += _slots_of_body(nodes, argument_names + output_names)
+    return slots
 
 
-def _of_body(nodes: Sequence[tuple[tuple[int, ...], bytes]], names: Sequence[str]) -> Iterator[Slot]:
-    """Inputs may be whatever inputs there are, all nodes and arguments, and second outputs of nodes."""
-    used = [value.decode() for _, node in nodes for number, _, value in fields_of(node)
+def _slots_of_body(nodes: Sequence[tuple[tuple[int, ...], bytes]], names: Sequence[str]) -> Iterator[Slot]:
+    """Yield the slots of nodes; an input may be any input that there is, any node or argument, or a second output."""
+    input_names = [value.decode() for _, node in nodes for number, _, value in decode_fields(node)
             if number == 3 and isinstance(value, bytes)]  # fmt: skip
-    others = list(dict.fromkeys([*used, *names, *(f"{text(node, 1)}:1" for _, node in nodes)]))
-    for where, node in nodes:
-        for k, (number, _, _) in enumerate(fields_of(node)):
+    replacements = list(dict.fromkeys([*input_names, *names, *(f"{first_text(node, 1)}:1" for _, node in nodes)]))
+    for path, node in nodes:
+        for k, (number, _, _) in enumerate(decode_fields(node)):
             if number == 3:
-                yield Slot((*where, k), "input", others)
-        yield from (each._replace(where=(*where, *each.where)) for each in _numbers(node))
+                yield Slot((*path, k), "input", replacements)
+        yield from (slot._replace(path=(*path, *slot.path)) for slot in _number_slots(node))
 
 
-def _numbers(node: bytes) -> Iterator[Slot]:
-    """Those of a node's attributes: whole numbers, also in lists, bools, and the numbers of tensors."""
-    for where, value in inside(node, 5, 2):
-        for k, (number, kind, held) in enumerate(fields_of(value)):
+def _number_slots(node: bytes) -> Iterator[Slot]:
+    """Yield the slots of a node's attributes: whole numbers, also in lists, bools, and the numbers of tensors."""
+    for path, value in messages_in(node, 5, 2):
+        for k, (number, kind, content) in enumerate(decode_fields(value)):
             if number in (3, 5) and kind == 0:
-                yield Slot((*where, k), "number", _near(held))
-        for more, numbers in inside(value, 1):
-            for k, (number, _, held) in enumerate(fields_of(numbers)):
+                yield Slot((*path, k), "number", _numbers_near(content))
+        for inner_path, numbers in messages_in(value, 1):
+            for k, (number, _, content) in enumerate(decode_fields(numbers)):
                 if number == 3:
-                    yield Slot((*where, *more, k), "number" if isinstance(held, int) else "varints", _near(held))
-        for more, tensor in inside(value, 8):
-            fields = fields_of(tensor)
-            form, one_by_one = _INTEGERS.get(next((held for number, _, held in fields if number == 1), 0), ("", 0))
-            for k, (number, _, held) in enumerate(fields):
-                if form and number == one_by_one:
-                    yield Slot((*where, *more, k), "number" if isinstance(held, int) else "varints", _near(held))
-                elif form and number == 4 and isinstance(held, bytes):
+                    slot_form = "number" if isinstance(content, int) else "varints"
+                    yield Slot((*path, *inner_path, k), slot_form, _numbers_near(content))
+        for inner_path, tensor in messages_in(value, 8):
+            fields = decode_fields(tensor)
+            dtype = next((content for number, _, content in fields if number == 1), 0)
+            form, entry_field = _INTEGERS.get(dtype, ("", 0))
+            for k, (number, _, content) in enumerate(fields):
+                if form and number == entry_field:
+                    slot_form = "number" if isinstance(content, int) else "varints"
+                    yield Slot((*path, *inner_path, k), slot_form, _numbers_near(content))
+                elif form and number == 4 and isinstance(content, bytes):
                     size = struct.calcsize(form)
-                    for start in range(0, min(len(held), _MOST * size), size):
-                        (old,) = struct.unpack_from(form, held, start)
-                        fit = [new for new in _near(old) if -(2 ** (8 * size - 1)) <= new < 2 ** (8 * size - 1)]
-                        yield Slot((*where, *more, k), f"{form} at {start}", fit)
+                    limit = 2 ** (8 * size - 1)
+                    for start in range(0, min(len(content), _MAX_ENTRIES * size), size):
+                        (old_number,) = struct.unpack_from(form, content, start)
+                        replacements = [new for new in _numbers_near(old_number) if -limit <= new < limit]
+                        yield Slot((*path, *inner_path, k), f"{form} at {start}", replacements)
 
 
-def _near(old: int | bytes) -> list[int]:
-    return [*NUMBERS, old - 1, old + 1] if isinstance(old, int) else NUMBERS
+def _numbers_near(old_number: int | bytes) -> list[int]:
+    """Return numbers that may stand in place of another."""
+    return [*NUMBERS, old_number - 1, old_number + 1] if isinstance(old_number, int) else NUMBERS
 
 
-def changed(data: bytes, slot: Slot, new: str | int) -> bytes:
+def change_slot(data: bytes, slot: Slot, new: str | int) -> bytes:
+    """Return the graph with another input or number in a slot."""
     if isinstance(new, str):
-        return put(data, slot.where, new.encode())
-    if slot.what == "number":
-        return put(data, slot.where, new % 2**64)
-    if slot.what == "varints":
-        return put(data, slot.where, varint(new))
-    form, _, start = slot.what.partition(" at ")
-    held = bytearray(at(data, slot.where))  # type: ignore[arg-type]
-    struct.pack_into(form, held, int(start), new)
-    return put(data, slot.where, bytes(held))
+        return replace_value(data, slot.path, new.encode())
+    if slot.form == "number":
+        return replace_value(data, slot.path, new % 2**64)
+    if slot.form == "varints":
+        return replace_value(data, slot.path, varint(new))
+    form, _, start = slot.form.partition(" at ")
+    content = bytearray(value_at(data, slot.path))  # type: ignore[arg-type]
+    struct.pack_into(form, content, int(start), new)
+    return replace_value(data, slot.path, bytes(content))
