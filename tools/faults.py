@@ -208,9 +208,11 @@ class Signalling:
     """An array whose conversion waits while another thread forks."""
 
     def __init__(self, array: np.ndarray) -> None:
+        """Hold an array, and events for being inside the conversion and for going on."""
         self.array, self.inside, self.go_on = array, threading.Event(), threading.Event()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        """Say that the conversion has begun, and wait until it may go on."""
         self.inside.set()
         self.go_on.wait(SECONDS)
         return self.array
@@ -272,8 +274,8 @@ def fork_during(children: str) -> None:
         """Act out every third scenario until told to stop."""
         own = prepare(selection=slice(k, None, 3))
         while not stop.is_set():
-            for _, thing, scenario, _ in own:
-                scenario.act(thing)
+            for _, subject, scenario, _ in own:
+                scenario.act(subject)
 
     def swap_weights() -> None:
         """Replace the weights of the layer until told to stop."""

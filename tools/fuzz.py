@@ -362,7 +362,7 @@ def change_field(g: Generator, model: Any) -> None:
     elif field.message_type is None:
         setattr(message, name, draw_scalar(g, field))
     else:
-        alike = [other for other in all_messages if other.DESCRIPTOR == field.message_type]
+        alike = [candidate for candidate in all_messages if candidate.DESCRIPTOR == field.message_type]
         if alike:
             copy = type(alike[0])()
             copy.CopyFrom(alike[g.integers(len(alike))])
@@ -570,9 +570,11 @@ def fuzz_session() -> Callable[[Generator], bool]:
         """A runtime that computes nothing, in place of onnxruntime."""
 
         def __init__(self, model: Any, *_: Any) -> None:
+            """Prepare a result for each output of the model."""
             self.results = [np.zeros(1, np.float32)] * len(model.graph.output)
 
         def run(self, feeds: Any) -> list[Any]:
+            """Return the results that were prepared."""
             return self.results
 
     vars(module)["Running"] = Runtime

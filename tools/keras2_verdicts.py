@@ -27,15 +27,15 @@ def main() -> None:
     for case in range(first, first + cases):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                drawn, verdicts = run_case(keras, seed, case, Path(folder))
+                drawn_model, verdicts = run_case(keras, seed, case, Path(folder))
             except Exception:  # of the draw: it shows which case
                 print(case, "failed:", traceback.format_exc().splitlines()[-1], flush=True)
                 traceback.print_exc()
                 continue
         for form, (verdict, reason) in verdicts.items():
-            counts[form]["refused, as drawn" if drawn.refused and verdict == "refused" else verdict] += 1
+            counts[form]["refused, as drawn" if drawn_model.refused and verdict == "refused" else verdict] += 1
             if verdict != "right":
-                print(case, form, verdict, reason, drawn.text, sep=" | ", flush=True)
+                print(case, form, verdict, reason, drawn_model.text, sep=" | ", flush=True)
     print(f"seed {seed}:", {form: dict(count) for form, count in counts.items()})
 
 

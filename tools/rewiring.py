@@ -20,7 +20,7 @@ _INTEGERS: dict[int | bytes, tuple[str, int]] = {
 
 
 class Slot(NamedTuple):
-    """What may be changed: an input of a node, or a whole number in one of its attributes."""
+    """A place of a graph that may be changed: an input of a node, or a whole number in one of its attributes."""
 
     path: tuple[int, ...]
     """The positions of the fields that lead to it."""
@@ -157,7 +157,7 @@ def _number_slots(node: bytes) -> Iterator[Slot]:
                     limit = 2 ** (8 * size - 1)
                     for start in range(0, min(len(content), _MAX_ENTRIES * size), size):
                         (old_number,) = struct.unpack_from(form, content, start)
-                        replacements = [new for new in _numbers_near(old_number) if -limit <= new < limit]
+                        replacements = [n for n in _numbers_near(old_number) if -limit <= n < limit]
                         yield Slot((*path, *inner_path, k), f"{form} at {start}", replacements)
 
 
@@ -166,15 +166,15 @@ def _numbers_near(old_number: int | bytes) -> list[int]:
     return [*NUMBERS, old_number - 1, old_number + 1] if isinstance(old_number, int) else NUMBERS
 
 
-def change_slot(data: bytes, slot: Slot, new: str | int) -> bytes:
+def change_slot(data: bytes, slot: Slot, replacement: str | int) -> bytes:
     """Return the graph with another input or number in a slot."""
-    if isinstance(new, str):
-        return replace_value(data, slot.path, new.encode())
+    if isinstance(replacement, str):
+        return replace_value(data, slot.path, replacement.encode())
     if slot.form == "number":
-        return replace_value(data, slot.path, new % 2**64)
+        return replace_value(data, slot.path, replacement % 2**64)
     if slot.form == "varints":
-        return replace_value(data, slot.path, varint(new))
+        return replace_value(data, slot.path, varint(replacement))
     form, _, start = slot.form.partition(" at ")
     content = bytearray(value_at(data, slot.path))  # type: ignore[arg-type]
-    struct.pack_into(form, content, int(start), new)
+    struct.pack_into(form, content, int(start), replacement)
     return replace_value(data, slot.path, bytes(content))

@@ -178,6 +178,7 @@ class Sanitized:
     """A checkout that was built with sanitizers, and the environment in which its tests run."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
+        """Keep the environment, and check that the copy was built with OpenMP."""
         self.folder = folder
         self.environment = (
             os.environ | {"PYTHONPATH": f"{folder}:{folder}/tests/lib", "PYTHONMALLOC": "malloc"} | environment

@@ -33,9 +33,10 @@ SIZES = [(1, 1), (2, 16), (6, 16), (6, 5), (9, 33), (3, 70)]  # T, B: plans that
 
 
 class Jobs:
-    """What a thread may do next; each method does one thing, and checks the outcome."""
+    """Jobs that a thread may do next: each method does one, and checks the outcome."""
 
     def __init__(self, folder: Path) -> None:
+        """Make the objects that threads share, and compute on one thread what each job must give."""
         self.folder, self.shared, self.files = folder, [], {}
         self.calls = [(name, scenario, Expected(scenario)) for name, scenario in everything()]
         for name, layer in kinds().items():

@@ -91,6 +91,7 @@ def layer_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> C
     options: dict[str, Any] = [{}, {"lengths": lengths}, {"lengths": lengths, "reset": reset}][g.integers(3)]
 
     def call() -> list[np.ndarray]:
+        """Run a copy of the layer, and return all arrays."""
         layer_copy = copy.copy(layer)  # has no plan yet
         return [layer_copy(x, state, **options)[0], *itertools.chain(*run_all(layer_copy, x, state, **options))]
 
@@ -105,6 +106,7 @@ def quantized_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str)
     options = [{}, {"lengths": lengths}][g.integers(2)]
 
     def call() -> list[np.ndarray]:
+        """Quantize and call the layer, and return all arrays."""
         y, last = layer.quantize(scheme)(x, state, **options)
         return [y, *leaves(last)]
 
@@ -120,6 +122,7 @@ def stream_call(g: Generator, name: str, sizes: tuple[int, ...], scheme: str | N
     lengths = g.integers(0, T + 1, len(rows))
 
     def call() -> list[np.ndarray]:
+        """Run a new stream, and return outputs and states."""
         stream = streaming_layer.stream(B)
         outputs = [stream.step(x[0]), stream.run(x), stream.step(x[0, rows], rows=rows)]
         return [*outputs, stream.run(x[:, rows], rows=rows, lengths=lengths), *leaves(stream.state)]
@@ -142,6 +145,7 @@ def layout_call(g: Generator, kind: str, sizes: tuple[int, ...], dtype: str) -> 
     matrices = weights[:2] + weights[4:]
 
     def call() -> list[np.ndarray]:
+        """Run the kernels forward and back, and return all arrays."""
         call_arguments = kind, (T, B, I, H), blockcell.get_num_threads()
         tape = np.zeros((1, torch_layout.SAVED[kind], T, B, H), array_dtype)
         outputs = [np.zeros_like(d_y), *map(np.zeros_like, first), tape]
@@ -173,6 +177,7 @@ def torch_call(g: Generator, kind: str, sizes: tuple[int, ...]) -> Callable[[], 
         x = torch.from_numpy(g.standard_normal((T, B, I)).astype(np.float32))
 
     def call() -> list[np.ndarray]:
+        """Run the module with gradients and without, and return all arrays."""
         torch.set_num_threads(blockcell.get_num_threads())
         leaf_x = x.clone().requires_grad_()
         module.zero_grad()
