@@ -7,8 +7,8 @@ written to FILE before the mutant is read; a COUNT of 12:13 is the mutant 12 alo
 refused and taken, and what the greediest took: seconds of the CPU's time, and MB of address space that none before had.
 
 Run by tests/reliability/test_fuzz.py, in children, so by `make test` and by CI on every push, longer by `make test-all`
-and weekly. A hundred mutants of a target, of which TARGETS lists all, take a second or two, all of test_fuzz.py's a
-quarter of an hour.
+and weekly. A hundred mutants of a target, of which TARGETS lists all, take seconds, of tf_rewired half a minute; all of
+test_fuzz.py's take a quarter of an hour.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Results must have the bits that one thread alone gives; BLOCKCELL_LEVEL says at which CPU level.
 Run by `sanitizers.py threads` where ThreadSanitizer watches, by `freethreading.py` where there is no GIL, and by hand.
-Takes a minute or so, under ThreadSanitizer many.
+Takes ten seconds at a level, under ThreadSanitizer minutes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Call everything from eight Python threads at once: ``python tools/soak.py CALLS SEED``.
 
 Run by tests/reliability/test_soak.py, in children, so by `make test` and by CI on every push, longer by `make test-all`
-and weekly.  300 calls take some seconds, 20,000 minutes.
+and weekly.  300 calls take ten seconds, 20,000 minutes.
 """
 
 from __future__ import annotations
