@@ -1,5 +1,5 @@
-"""From a layer to the ONNX model of a step of its training: `export` connects the cells, forward and backward, and this
-module adds the loss and the optimizer.
+"""From a layer to the ONNX model of a step of its training: `LayerGraph` connects the cells, forward and backward, and
+this module adds the loss and the optimizer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from blockcell.optable import Array
 
 from . import losses, optimizers
 from .build import DOMAIN, check_form, constant, dtype_of
-from .export import LayerGraph, check_places, fixed_sizes, written
+from .export import check_places, fixed_sizes, written
+from .layer_graph import LayerGraph
 from .loops import node, reads, renamed, writes
 from .text import TextParser
 
