@@ -150,16 +150,17 @@ def export(
             "export",
             structure,
             kind,
-            stored,
-            integer,
-            sizes=fixed,
-            options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
+            fixed,
+            options={"loop": loop, "opset": opset, "static": static},
             inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
-            streaming=streaming,
             train=train,
             lengths=lengths and not streaming,
             reset=reset,
             state=state,
+            d_state=state,
+            streaming=streaming,
+            weights=stored,
+            integer=integer,
         ).model()
 
     size = sum(array.nbytes for array in stored.values())

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from onnx import (
     FunctionProto,
-    GraphProto,
     ModelProto,
     TensorProto,
     ValueInfoProto,
@@ -27,7 +26,8 @@ from blockcell.optable import OPS, Array, Op, Tensor
 
 from . import integers
 from .activations import may_overflow
-from .build import DOMAIN, PACKED, Config, Value, check_native, config, constant, function, packed
+from .build import DOMAIN, PACKED, Config, Value, check_native, config, function, packed
+from .graph_builder import GraphBuilder
 from .link import drop_import
 from .loops import Nodes, needed, node, renamed
 
@@ -82,68 +82,100 @@ def is_int8(cell: Single, prefix: str, weights: Mapping[str, Array]) -> bool:
 
 # ------------------------------------------------------------------------------------------------------------ the graph
 @dataclass(frozen=True)
-class _Tape:
+class CellTape:
     """What the backward pass of a cell needs of its forward pass."""
 
     arguments: dict[str, str]
-    first: dict[str, str]
+    """Values of the arguments and results of the cell's function, by their names in it."""
+    first_states: dict[str, str]
     reverse: bool
 
 
 @dataclass
 class LayerGraph:
-    """Builds a graph. Values have names; a node that is asked for twice is made once."""
+    """Builds the graph of a layer, forward and backward. g, in methods, is the builder of its nodes."""
 
     caller: str
+    """The public function for which it is built, with which messages begin."""
     layer: Layer
     dtype: np.dtype[Any]
-    weights: dict[str, Array]
-    """The initializers; none where weights are inputs."""
-    integer: bool
-    """Whether products with matrices of int8 codes are in integers."""
-    sizes: Mapping[str, int]
+    sizes: dict[str, int]
+    """T and B, where they are fixed."""
     options: Mapping[str, Any]
+    """``loop``, ``opset`` and ``static`` as of `build`."""
     inlined: bool
-    streaming: bool
+    """Whether the model has the nodes of its functions in their place."""
     train: bool
+    """Whether weights are inputs, for `backward`."""
     lengths: bool
+    """Whether ``lengths``, ``reset`` and the states before the first step are inputs."""
     reset: bool
     state: bool
-    nodes: Nodes = field(default_factory=list)
-    inputs: list[ValueInfoProto] = field(default_factory=list)
+    d_state: bool = False
+    """Whether the gradients to the states after the last step are inputs."""
+    streaming: bool = False
+    weights: dict[str, Array] = field(default_factory=dict)
+    """The initializers; none where weights are inputs."""
+    integer: bool = False
+    """Whether products with matrices of int8 codes are in integers."""
     results: dict[str, str] = field(default_factory=dict)
-    """The names of the values of the outputs, by the outputs' names."""
-    configs: list[tuple[Config, FunctionProto]] = field(default_factory=list)
-    _made: dict[Any, str] = field(default_factory=dict)
-    _turned: dict[str, str] = field(default_factory=dict)
+    """The values of outputs, by the outputs' names: states, and gradients to states and weights."""
+    functions: list[tuple[Config, FunctionProto]] = field(default_factory=list)
+    """The functions of cells, by what they depend on."""
 
     def __post_init__(self) -> None:
+        self.graph = GraphBuilder(self.dtype, self.sizes, self.streaming, self.lengths)
         self._products = integers.IntegerProducts()
-
-    @property
-    def _takes_d_state(self) -> bool:
-        """Whether gradients to the state after the last step are inputs."""
-        return self.state
 
     @property
     def native(self) -> bool:
         return bool(self.options["loop"] == "native")
 
-    @property
-    def functions(self) -> list[FunctionProto]:
-        return [made for _, made in self.configs]
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What the model's metadata say of it."""
-        return {"layer": json.dumps(self.layer._description()), "loop": self.options["loop"]}
-
     def model(self) -> ModelProto:
+        """Return the model of the layer's call and, with `train`, of its gradients."""
+        g, layer, weights, states, shapes = self.graph, self.layer, self.layer.weights, self.states(), self.shapes()
+        inputs = ["x", *(f"{name}_prev" for name in states if self.state)]
+        if self.train:
+            inputs += [*weights, "d_y", *(f"d_{name}" for name in states if self.d_state)]
+        input_infos = [g.value_info(name, shapes[name.removeprefix("d_")]) for name in inputs]
+        input_infos[1:1] = self.row_inputs()
+
+        # A gradient multiplies what lies past a row's length by zero, which NaN survives.
+        x = g.zero_padding("x") if self.train or self._head_reads_x else "x"
+        self.results["y"], tape = self.forward(layer, "", x, False)
+        outputs = ["y", *states]
+        if self.train:
+            d_x = self.backward(layer, "", tape, self._zero_uncounted(layer, "d_y"))
+            self.results["d_x"] = g.zero_padding(d_x) if self._head_reads_x else d_x
+            outputs += ["d_x", *(f"d_{name}_prev" for name in states if self.state), *(f"d_{name}" for name in weights)]
+        output_infos = [g.value_info(name, shapes[name.removeprefix("d_")]) for name in outputs]
+        return self.finish(input_infos, output_infos, self.results)
+
+    def finish(
+        self,
+        inputs: Sequence[ValueInfoProto],
+        outputs: Sequence[ValueInfoProto],
+        results: Mapping[str, str],
+        functions: Iterable[FunctionProto] = (),
+        metadata: Mapping[str, str] | None = None,
+    ) -> ModelProto:
+        """Return the model with these inputs and outputs, of which `results` has the values, of all nodes so far.
+
+        It has these functions and metadata beside its own.
+        """
+        graph = helper.make_graph(
+            self._output_nodes({value.name for value in inputs}, [value.name for value in outputs], results),
+            type(self.layer).__name__,
+            inputs,
+            outputs,
+            [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
+            doc_string=repr(self.layer),
+        )
         imports = [helper.make_opsetid("", self.options["opset"])]
         model: ModelProto = helper.make_model(
-            self.graph(),
+            graph,
             opset_imports=[*imports, helper.make_opsetid(DOMAIN, 1)],
-            functions=self.functions,
+            functions=[*(of_cell for _, of_cell in self.functions), *functions],
             ir_version=max(8, helper.find_min_ir_version_for(imports)),
             producer_name="blockcell",
             producer_version=__version__,
@@ -151,83 +183,50 @@ class LayerGraph:
         if self.inlined:
             model = inliner.inline_local_functions(model)
             drop_import(model, DOMAIN)
-        provenance = {"version": __version__, **self.facts}
-        helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
+        about_layer = {"layer": json.dumps(self.layer._description()), "loop": self.options["loop"]}
+        entries = {"version": __version__, **about_layer, **(metadata or {})}
+        helper.set_model_props(model, {f"blockcell.{key}": value for key, value in entries.items()})
         return model
 
-    def _states(self) -> dict[str, Sequence[int | str]]:
-        """The shapes of the states after the last step."""
+    def _output_nodes(self, inputs: Collection[str], outputs: Sequence[str], results: Mapping[str, str]) -> Nodes:
+        """Return the nodes that the outputs need, with the outputs' names for their values."""
+        names: dict[str, str] = {}
+        for name in outputs:
+            value = results[name]
+            if value in inputs or value in names:
+                self.graph.nodes.append(node("Identity", [value], [name], name=name))
+            else:
+                names[value] = name
+        return needed(renamed(self.graph.nodes, names), outputs)
+
+    def states(self) -> dict[str, Sequence[int | str]]:
+        """Return the shapes of the states after the last step."""
         return {
-            p + s: ["B", size]
-            for p, cell in self.layer._cells().items()
-            for s, size in zip(cell._state._fields, cell._state_sizes, strict=True)
+            prefix + name: ["B", size]
+            for prefix, cell in self.layer._cells().items()
+            for name, size in zip(cell._state._fields, cell._state_sizes, strict=True)
         }
 
-    def _shapes(self) -> dict[str, Sequence[int | str]]:
-        """The shapes of x, y, states and weights."""
-        layer, states, rows = self.layer, self._states(), ["B"] if self.streaming else ["T", "B"]
+    def shapes(self) -> dict[str, Sequence[int | str]]:
+        """Return the shapes of x, y, states and weights."""
+        layer, states, rows = self.layer, self.states(), ["B"] if self.streaming else ["T", "B"]
         shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size]}
         shapes["y"] = [*(rows if layer._over_time else ["B"]), layer.output_size]
         shapes |= states | {f"{name}_prev": shape for name, shape in states.items()}
         return shapes | {name: array.shape for name, array in layer.weights.items()}
 
-    def graph(self) -> GraphProto:
-        layer, weights, states, shapes = self.layer, self.layer.weights, self._states(), self._shapes()
-        inputs = ["x", *(f"{name}_prev" for name in states if self.state)]
-        if self.train:
-            inputs += [*weights, "d_y", *(f"d_{name}" for name in states if self.state)]
-        self.inputs = [self._value(name, shapes[name.removeprefix("d_")]) for name in inputs]
-        self.inputs[1:1] = self._about_rows()
-
-        # A gradient multiplies what lies past a row's length by zero, which NaN survives.
-        y, tape = self._forward(layer, "", self._live("x") if self.train or self._head_reads_x else "x", False)
-        self.results["y"] = y
-        outputs = ["y", *states]
-        if self.train:
-            d_x = self._backward(layer, "", tape, self._counted(layer, "d_y"))
-            self.results["d_x"] = self._live(d_x) if self._head_reads_x else d_x
-            outputs += ["d_x", *(f"d_{name}_prev" for name in states if self.state), *(f"d_{name}" for name in weights)]
-        return self._made_of([self._value(name, shapes[name.removeprefix("d_")]) for name in outputs])
-
-    def _about_rows(self) -> list[ValueInfoProto]:
-        """The inputs that say where rows end and where episodes start."""
-        values = [self._value("lengths", ["B"], TensorProto.INT64)] if self.lengths else []
-        return values + ([self._value("reset", ["T", "B"], TensorProto.BOOL)] if self.reset else [])
-
-    def _made_of(self, outputs: Sequence[ValueInfoProto]) -> GraphProto:
-        return helper.make_graph(
-            self._finished([value.name for value in outputs]),
-            type(self.layer).__name__,
-            self.inputs,
-            outputs,
-            [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
-            doc_string=repr(self.layer),
-        )
-
-    def _value(self, name: str, shape: Sequence[int | str], kind: int | None = None) -> ValueInfoProto:
-        # onnxruntime 1.31 fails on a size that it knows to be 0: that one stays unknown.
-        sizes = [self.sizes.get(size, size) if isinstance(size, str) else (size or None) for size in shape]
-        return helper.make_tensor_value_info(name, kind or helper.np_dtype_to_tensor_dtype(self.dtype), sizes)
-
-    def _finished(self, outputs: Sequence[str]) -> Nodes:
-        """The nodes that the outputs need, with the outputs' names for their values."""
-        given = {value.name for value in self.inputs}
-        names: dict[str, str] = {}
-        for name in outputs:
-            value = self.results[name]
-            if value in given or value in names:
-                self.nodes.append(node("Identity", [value], [name], name=name))
-            else:
-                names[value] = name
-        return needed(renamed(self.nodes, names), outputs)
+    def row_inputs(self) -> list[ValueInfoProto]:
+        """Return the inputs that say where rows end and where episodes start."""
+        lengths = [self.graph.value_info("lengths", ["B"], TensorProto.INT64)] if self.lengths else []
+        return lengths + ([self.graph.value_info("reset", ["T", "B"], TensorProto.BOOL)] if self.reset else [])
 
     # ----------------------------------------------------------------------------------------------------------- layers
-    def _forward(self, layer: Layer, prefix: str, x: str, reverse: bool) -> tuple[str, Any]:
-        """y, and what the backward pass needs."""
+    def forward(self, layer: Layer, prefix: str, x: str, reverse: bool) -> tuple[str, Any]:
+        """Add the forward pass of a layer; return y and the tape for its backward pass."""
         if isinstance(layer, Stack):
             tapes = []
-            for k, part in enumerate(layer.layers):
-                x, tape = self._forward(part, f"{prefix}{k}.", x, reverse)
+            for k, child in enumerate(layer.layers):
+                x, tape = self.forward(child, f"{prefix}{k}.", x, reverse)
                 tapes.append(tape)
             return x, tapes
         if isinstance(layer, Bidirectional):
@@ -236,187 +235,182 @@ class LayerGraph:
                 raise TypeError(
                     f"{self.caller}: {where} a Bidirectional, which begins at the last step; it cannot be streaming"
                 )
-            fw, fw_tape = self._forward(layer.fw, f"{prefix}fw.", x, reverse)
-            bw, bw_tape = self._forward(layer.bw, f"{prefix}bw.", x, not reverse)
-            return self._add("Concat", fw, bw, axis=2), (fw_tape, bw_tape)
+            fw, fw_tape = self.forward(layer.fw, f"{prefix}fw.", x, reverse)
+            bw, bw_tape = self.forward(layer.bw, f"{prefix}bw.", x, not reverse)
+            return self.graph.concat(fw, bw, axis=2), (fw_tape, bw_tape)
         if isinstance(layer, Dense):
             return self._forward_dense(layer, prefix, x)
         return self._forward_cell(layer, prefix, x, reverse)
 
-    def _backward(self, layer: Layer, prefix: str, tape: Any, d_y: str, wanted: bool = True) -> str:
-        """The gradient to x, from that to y; empty if it is not wanted."""
+    def backward(self, layer: Layer, prefix: str, tape: Any, d_y: str, needs_d_x: bool = True) -> str:
+        """Add the backward pass of a layer; return the gradient to x, or "" where it is not needed."""
+        g = self.graph
         if isinstance(layer, Stack):
-            for k, part in reversed([*enumerate(layer.layers)]):
-                d_y = self._backward(part, f"{prefix}{k}.", tape[k], d_y, wanted or k > 0)
+            for k, child in reversed([*enumerate(layer.layers)]):
+                d_y = self.backward(child, f"{prefix}{k}.", tape[k], d_y, needs_d_x or k > 0)
             return d_y
         if isinstance(layer, Bidirectional):
-            n, at_2 = layer.fw.output_size, self._ints(2)
-            fw = self._add("Slice", d_y, self._ints(0), self._ints(n), at_2)
-            bw = self._add("Slice", d_y, self._ints(n), self._ints(2 * n), at_2)
-            d_fw = self._backward(layer.fw, f"{prefix}fw.", tape[0], fw, wanted)
-            d_bw = self._backward(layer.bw, f"{prefix}bw.", tape[1], bw, wanted)
-            return self._add("Add", d_fw, d_bw) if wanted else ""
+            n, axis = layer.fw.output_size, g.ints(2)
+            fw = g.add("Slice", d_y, g.ints(0), g.ints(n), axis)
+            bw = g.add("Slice", d_y, g.ints(n), g.ints(2 * n), axis)
+            d_fw = self.backward(layer.fw, f"{prefix}fw.", tape[0], fw, needs_d_x)
+            d_bw = self.backward(layer.bw, f"{prefix}bw.", tape[1], bw, needs_d_x)
+            return g.add("Add", d_fw, d_bw) if needs_d_x else ""
         if isinstance(layer, Dense):
-            return self._backward_dense(layer, prefix, tape, d_y, wanted)
-        return self._backward_cell(layer, prefix, tape, d_y, wanted)
+            return self._backward_dense(layer, prefix, tape, d_y, needs_d_x)
+        return self._backward_cell(layer, prefix, tape, d_y, needs_d_x)
 
-    def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, _Tape]:
-        names = cell._state._fields
+    def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, CellTape]:
+        g, states = self.graph, cell._state._fields
         reverse ^= cell.reverse
-        sizes = zip(names, cell._state_sizes, strict=True)
-        first = {name: self._first(prefix + name, size) for name, size in sizes}
-        arguments = {"x": self._turn(x) if reverse else x}
-        for name, value in first.items():
-            arguments[f"{name}_prev"] = self._of_begun(value) if self.train and self.state else value
+        sizes = zip(states, cell._state_sizes, strict=True)
+        first_states = {name: self._first_state(prefix + name, size) for name, size in sizes}
+        arguments = {"x": g.reverse_steps(x) if reverse else x}
+        for name, value in first_states.items():
+            arguments[f"{name}_prev"] = g.zero_empty_rows(value) if self.train and self.state else value
         arguments |= {name: self._weight(prefix + name) for name in cell.weights}
         arguments |= {f"{name}_scale": f"{prefix}{name}.scale" for name in cell.weights}
         if self.reset:
-            arguments["fresh"] = self._fresh(reverse)
+            arguments["fresh"] = g.reset_steps(reverse)
         if self.lengths:
-            arguments["lengths"] = self._add("Cast", "lengths", to=TensorProto.INT32)
-        tape = _Tape(arguments, first, reverse)
+            arguments["lengths"] = g.add("Cast", "lengths", to=TensorProto.INT32)
+        tape = CellTape(arguments, first_states, reverse)
         if self.streaming and reverse:
             where = f"{prefix.rstrip('.')} has" if prefix else "layer has"
             raise TypeError(f"{self.caller}: {where} reverse=True and begins at the last step; it cannot be streaming")
         if self.streaming:
-            c = self._config(cell, prefix, "Step", names)
-            found = self._call(cell, prefix, "Step", c, arguments)
-            self.results |= {prefix + name: found[name] for name in names}
-            return found["h"], tape
+            c = self._config(cell, prefix, "Step", states)
+            results = self._call(cell, prefix, "Step", c, arguments)
+            self.results |= {prefix + name: results[name] for name in states}
+            return results["h"], tape
+        y = self._forward_steps(cell, prefix, tape)
+        return (g.reverse_steps(y) if reverse else y), tape
 
+    def _forward_steps(self, cell: Any, prefix: str, tape: CellTape) -> str:
+        """Add a cell's forward pass over all steps, in the order in which they run; return y."""
+        g, states, arguments = self.graph, cell._state._fields, tape.arguments
         if self.train:
             self._config(cell, prefix, "Grad")  # raises if there is none
         # With lengths, a loop gives the states of all steps; ONNX's own LSTM gives cs only at the rows' last steps.
-        gathered = () if not self.lengths else ("h",) if self.native else names
-        handed = [name for name in names if name not in gathered]
-        c = self._config(cell, prefix, "", None if self.train else {"h", *gathered}, handed)
+        gathered = () if not self.lengths else ("h",) if self.native else states
+        last_states = [name for name in states if name not in gathered]
+        c = self._config(cell, prefix, "", None if self.train else {"h", *gathered}, last_states)
         if self.native:
-            weights = self._pack(cell, prefix, c)
-            zeros = {} if self.state else {f"{name}_first": self._zeros(cell.hidden_size) for name in names}
-            arguments |= {name: self._weight(prefix + name) for name in weights} | zeros
+            packed_names = self._pack(cell, prefix, c)
+            zeros = {} if self.state else {f"{name}_first": self._native_zeros(cell.hidden_size) for name in states}
+            arguments |= {name: self._weight(prefix + name) for name in packed_names} | zeros
             c = replace(c, direct=(*PACKED, *zeros))
-        found = self._call(cell, prefix, "", c, arguments)
-        arguments |= found
+        results = self._call(cell, prefix, "", c, arguments)
+        arguments |= results
         if self.train and may_overflow(cell._activations.values()):
             # Steps past a row's length run, too, and inf or NaN would survive the zeros that are their gradients.
-            arguments |= {name: self._live(array) for name, array in found.items() if not name.endswith("_last")}
-        for name in names:
-            last = self._at_ends(found[name]) if name in gathered else found[f"{name}_last"]
+            arguments |= {name: g.zero_padding(array) for name, array in results.items() if not name.endswith("_last")}
+        for name in states:
+            last = g.gather_steps(results[name], g.last_steps()) if name in gathered else results[f"{name}_last"]
             if self.lengths:
-                last = self._add("Where", self._begun(), last, first[name])
+                last = g.add("Where", g.has_steps(), last, tape.first_states[name])
             self.results[prefix + name] = last
-        y = self._live(found["h"])
-        return (self._turn(y) if reverse else y), tape
+        return g.zero_padding(results["h"])
 
-    def _backward_cell(self, cell: Any, prefix: str, tape: _Tape, d_y: str, wanted: bool) -> str:
-        d_y = self._live(d_y) if self._is_in_head(cell) else d_y
+    def _backward_cell(self, cell: Any, prefix: str, tape: CellTape, d_y: str, needs_d_x: bool) -> str:
+        g = self.graph
+        d_y = g.zero_padding(d_y) if self._is_in_head(cell) else d_y
         c = self._config(cell, prefix, "Grad")
-        unused = ["x_grad"] * (not wanted) + ["cs_grad"] * (not self._takes_d_state)
+        unused = ["x_grad"] * (not needs_d_x) + ["cs_grad"] * (not self.d_state)
         inputs, outputs = (
-            tuple(each for each in each_of if each.name not in unused) for each_of in (c.op.inputs, c.op.outputs)
+            tuple(tensor for tensor in tensors if tensor.name not in unused) for tensors in (c.op.inputs, c.op.outputs)
         )
         c = replace(c, op=replace(c.op, inputs=inputs, outputs=outputs))
-        arguments = {**tape.arguments, "h_grad": self._turn(d_y) if tape.reverse else d_y}
-        if self._takes_d_state:
-            shape = self._concat(self._size("T"), self._size("B"), self._ints(cell.hidden_size))
-            arguments["cs_grad"] = self._add("Expand", self._zero(), shape)
-            for name in tape.first:  # the gradient to the state after the last step
-                each = arguments[f"{name}_grad"]
-                arguments[f"{name}_grad"] = self._add(
-                    "Where", self._last(), self._add("Add", each, f"d_{prefix}{name}"), each
-                )
-        found = self._call(cell, prefix, "Grad", c, arguments)
-        for name in tape.first if self._takes_d_state else ():
-            d_first = found[f"{name}_prev_grad"]
+        arguments = {**tape.arguments, "h_grad": g.reverse_steps(d_y) if tape.reverse else d_y}
+        if self.d_state:
+            shape = g.concat(g.size("T"), g.size("B"), g.ints(cell.hidden_size))
+            arguments["cs_grad"] = g.add("Expand", g.zero(), shape)
+            for name in tape.first_states:  # the gradient to the state after the last step
+                d_steps, is_last = arguments[f"{name}_grad"], g.is_step(g.last_steps())
+                d_sum = g.add("Add", d_steps, f"d_{prefix}{name}")
+                arguments[f"{name}_grad"] = g.add("Where", is_last, d_sum, d_steps)
+        results = self._call(cell, prefix, "Grad", c, arguments)
+        for name in tape.first_states if self.d_state else ():
+            d_first = results[f"{name}_prev_grad"]
             if self.lengths:
-                d_first = self._add("Where", self._begun(), d_first, f"d_{prefix}{name}")
+                d_first = g.add("Where", g.has_steps(), d_first, f"d_{prefix}{name}")
             self.results[f"d_{prefix}{name}_prev"] = d_first
-        self.results |= {f"d_{prefix}{name}": found[f"{name}_grad"] for name in cell.weights}
-        if not wanted:
+        self.results |= {f"d_{prefix}{name}": results[f"{name}_grad"] for name in cell.weights}
+        if not needs_d_x:
             return ""
-        return self._turn(found["x_grad"]) if tape.reverse else found["x_grad"]
+        return g.reverse_steps(results["x_grad"]) if tape.reverse else results["x_grad"]
 
     # ----------------------------------------------------------------------------------------------------- dense layers
     def _forward_dense(self, layer: Dense, prefix: str, x: str) -> tuple[str, tuple[str, str]]:
+        g = self.graph
         if layer.last and not self.streaming:
-            x = self._at_last(layer, x)
+            x = self._last_rows(layer, x)
         if not self._in_integers(layer, prefix):
-            product = self._add("MatMul", self._computed(x), self._computed(self._weight(f"{prefix}w")))
-            y = self._add("Add", product, self._computed(f"{prefix}b"))
+            product = g.add("MatMul", g.cast_to_compute(x), g.cast_to_compute(self._weight(f"{prefix}w")))
+            y = g.add("Add", product, g.cast_to_compute(f"{prefix}b"))
         else:
             y = self._product_in_integers(prefix, x)
         if layer.activation is not None:
             axis = {"axis": -1} if layer.activation == "softmax" else {}
-            y = self._add(layer.activation.capitalize(), y, **axis)
-        y = self._counted(layer, self._stored(y))
+            y = g.add(layer.activation.capitalize(), y, **axis)
+        y = self._zero_uncounted(layer, g.cast_to_storage(y))
         return y, (x, y)
 
     def _product_in_integers(self, prefix: str, x: str) -> str:
-        numbers = integers.CONSTANTS
-        names = {name: self._constant(np.asarray(value)) for name, value in numbers.items()}
+        names = {name: self.graph.constant(np.asarray(number)) for name, number in integers.CONSTANTS.items()}
         z = f"{prefix}z"
-        made = self._products(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
-        self.nodes += renamed(made, names | {"at_last": self._ints(-1)})
+        nodes = self._products(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
+        self.graph.nodes += renamed(nodes, names | {"at_last": self.graph.ints(-1)})
         return z
 
-    def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str, wanted: bool) -> str:
-        x, y, d = (self._computed(array) for array in (*tape, d_y))
-        zero, one = (self._constant(np.array(value, self.compute)) for value in (0, 1))
+    def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str, needs_d_x: bool) -> str:
+        g = self.graph
+        x, y, d = (g.cast_to_compute(array) for array in (*tape, d_y))
+        zero, one = (g.constant(np.array(number, g.compute)) for number in (0, 1))
         if layer.activation == "sigmoid":
-            d = self._add("Mul", self._add("Mul", d, y), self._add("Sub", one, y))
+            d = g.add("Mul", g.add("Mul", d, y), g.add("Sub", one, y))
         elif layer.activation == "tanh":
-            d = self._add("Mul", d, self._add("Sub", one, self._add("Mul", y, y)))
+            d = g.add("Mul", d, g.add("Sub", one, g.add("Mul", y, y)))
         elif layer.activation == "relu":
-            d = self._add("Where", self._add("Greater", y, zero), d, zero)
+            d = g.add("Where", g.add("Greater", y, zero), d, zero)
         elif layer.activation == "softmax":
-            total = self._add("ReduceSum", self._add("Mul", d, y), self._ints(-1), keepdims=1)
-            d = self._add("Mul", y, self._add("Sub", d, total))
-        rows, d_rows = (array if layer.last else self._add("Flatten", array, axis=2) for array in (x, d))
-        self.results[f"d_{prefix}w"] = self._stored(self._add("Gemm", rows, d_rows, transA=1))
-        self.results[f"d_{prefix}b"] = self._stored(self._add("ReduceSum", d_rows, self._ints(0), keepdims=0))
-        if not wanted:
+            total = g.add("ReduceSum", g.add("Mul", d, y), g.ints(-1), keepdims=1)
+            d = g.add("Mul", y, g.add("Sub", d, total))
+        rows, d_rows = (array if layer.last else g.add("Flatten", array, axis=2) for array in (x, d))
+        self.results[f"d_{prefix}w"] = g.cast_to_storage(g.add("Gemm", rows, d_rows, transA=1))
+        self.results[f"d_{prefix}b"] = g.cast_to_storage(g.add("ReduceSum", d_rows, g.ints(0), keepdims=0))
+        if not needs_d_x:
             return ""
-        d_x = self._stored(self._add("MatMul", d, self._add("Transpose", self._computed(f"{prefix}w"))))
-        return self._from_last(layer, d_x) if layer.last else d_x
+        d_x = g.cast_to_storage(g.add("MatMul", d, g.add("Transpose", g.cast_to_compute(f"{prefix}w"))))
+        return self._spread_last_rows(layer, d_x) if layer.last else d_x
 
-    def _at_last(self, layer: Dense, x: str) -> str:
-        """The rows of x that a layer with `last` reads, [B, I]."""
-        parts = []
-        for part, backwards in self._parts(layer, x, 2):
-            first = self._constant(np.array(0, np.int64))
-            last = self._last_step(self._lengths_of(layer))
-            parts.append(self._add("Gather", part, first, axis=0) if backwards else self._at_steps(part, last))
-        return self._concat(*parts, axis=1) if len(parts) > 1 else parts[0]
+    def _last_rows(self, layer: Dense, x: str) -> str:
+        """Return the rows [B, I] of x [T, B, I] that a layer with `last` reads."""
+        g, rows = self.graph, []
+        for columns, backwards in self._columns_by_direction(layer, x, 2):
+            first = g.constant(np.array(0, np.int64))
+            last = g.last_steps(self._lengths_of(layer))
+            rows.append(g.add("Gather", columns, first, axis=0) if backwards else g.gather_steps(columns, last))
+        return g.concat(*rows, axis=1) if len(rows) > 1 else rows[0]
 
-    def _from_last(self, layer: Dense, d_rows: str) -> str:
-        """The gradient to x, [T, B, I], from that to these rows."""
-        parts = []
-        for part, backwards in self._parts(layer, d_rows, 1):
-            step = self._ints(0) if backwards else self._last_step(self._lengths_of(layer))
-            parts.append(self._add("Where", self._where(step), part, self._zero()))
-        d_x = self._concat(*parts, axis=2) if len(parts) > 1 else parts[0]
-        shape = self._concat(self._size("T"), self._size("B"), self._ints(layer.input_size))
-        return self._add("Expand", d_x, shape)  # which some runtimes do not find out
+    def _spread_last_rows(self, layer: Dense, d_rows: str) -> str:
+        """Return the gradient to x [T, B, I] of a layer with `last`, from the gradient to the rows that it reads."""
+        g, d_columns = self.graph, []
+        for columns, backwards in self._columns_by_direction(layer, d_rows, 1):
+            step = g.ints(0) if backwards else g.last_steps(self._lengths_of(layer))
+            d_columns.append(g.add("Where", g.is_step(step), columns, g.zero()))
+        d_x = g.concat(*d_columns, axis=2) if len(d_columns) > 1 else d_columns[0]
+        shape = g.concat(g.size("T"), g.size("B"), g.ints(layer.input_size))
+        return g.add("Expand", d_x, shape)  # which some runtimes do not find out
 
-    def _parts(self, layer: Dense, array: str, axis: int) -> list[tuple[str, bool]]:
-        """The array by the directions of its columns, and whether they run backwards."""
-        directions, parts, start = layer._directions_of_x(), [], 0
+    def _columns_by_direction(self, layer: Dense, array: str, axis: int) -> list[tuple[str, bool]]:
+        """Return the columns of each direction of the layer below, and whether it runs backwards."""
+        directions, columns, start = layer._directions_of_x(), [], 0
         for size, backwards in directions:
-            ints = map(self._ints, (start, start + size, axis))
-            parts.append((self._add("Slice", array, *ints) if len(directions) > 1 else array, bool(backwards)))
+            limits = map(self.graph.ints, (start, start + size, axis))
+            columns.append((self.graph.add("Slice", array, *limits) if len(directions) > 1 else array, bool(backwards)))
             start += size
-        return parts
-
-    @property
-    def compute(self) -> np.dtype[Any]:
-        """The dtype that is computed in: float16 is only for storage."""
-        return np.dtype(np.float32) if self.dtype == np.float16 else self.dtype
-
-    def _computed(self, array: str) -> str:
-        return array if self.dtype == self.compute else self._add("Cast", array, to=TensorProto.FLOAT)
-
-    def _stored(self, array: str) -> str:
-        return array if self.dtype == self.compute else self._add("Cast", array, to=TensorProto.FLOAT16)
+        return columns
 
     # ------------------------------------------------------------------------------------------------------------ cells
     def _config(
@@ -442,7 +436,8 @@ class LayerGraph:
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
         where = f"{self.caller}: {prefix.rstrip('.')}: " if prefix else f"{self.caller}: "
         try:
-            c = config(row, sizes=sizes, attrs={k: v for k, v in described.items() if k in known}, **self.options)
+            attrs = {name: value for name, value in described.items() if name in known}
+            c = config(row, self.dtype, sizes, attrs, **self.options)
         except ValueError as error:
             raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
         if self.native and self.reset:
@@ -465,19 +460,19 @@ class LayerGraph:
         return c
 
     def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
-        """The values of the function's outputs, by the names that these have in the function."""
-        made = next((made for known, made in self.configs if known == c), None)
-        if made is None:
-            base, taken = f"{type(cell).__name__}{kind}", {each.name for each in self.functions}
-            numbered = (f"{base}_{number}" for number in range(2, len(taken) + 3))
-            made = function(c, next(name for name in (base, *numbered) if name not in taken))
-            made.doc_string = f"{c.dtype}, {json.dumps(dict(c.attrs))}\n\n{made.doc_string}"
-            self.configs.append((c, made))
-        name = prefix + made.name
-        found = {output: f"{name}.{output}" for output in made.output}
-        inputs = [arguments[each] for each in made.input]
-        self.nodes.append(node(made.name, inputs, [*found.values()], name=name, domain=DOMAIN))
-        return found
+        """Add a call of a cell's function; return its results, by the names of the function's outputs."""
+        called = next((of_cell for known, of_cell in self.functions if known == c), None)
+        if called is None:
+            base, names = f"{type(cell).__name__}{kind}", {of_cell.name for _, of_cell in self.functions}
+            numbered = (f"{base}_{number}" for number in range(2, len(names) + 3))
+            called = function(c, next(name for name in (base, *numbered) if name not in names))
+            called.doc_string = f"{c.dtype}, {json.dumps(dict(c.attrs))}\n\n{called.doc_string}"
+            self.functions.append((c, called))
+        name = prefix + called.name
+        results = {output: f"{name}.{output}" for output in called.output}
+        inputs = [arguments[argument] for argument in called.input]
+        self.graph.nodes.append(node(called.name, inputs, [*results.values()], name=name, domain=DOMAIN))
+        return results
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def _weight(self, name: str) -> str:
@@ -487,8 +482,8 @@ class LayerGraph:
             return name
         # No DequantizeLinear: onnxruntime 1.32 fuses it with a product, which then rounds x as well, or computes it in
         # every run. The Concat of one part keeps OpenVINO from fusing Cast and Mul so.
-        weight = self._add("Cast", name, to=TensorProto.FLOAT)
-        return self._add("Concat", self._add("Mul", weight, scale), axis=0) if scale in self.weights else weight
+        weight = self.graph.add("Cast", name, to=TensorProto.FLOAT)
+        return self.graph.concat(self.graph.add("Mul", weight, scale)) if scale in self.weights else weight
 
     def _in_integers(self, cell: Any, prefix: str) -> bool:
         return self.integer and is_int8(cell, prefix, self.weights)
@@ -514,145 +509,38 @@ class LayerGraph:
         self.weights |= {prefix + name: array for name, array in made.items()}
         return made.keys()
 
-    # ------------------------------------------------------------------------------------------------------------ nodes
-    def _add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        key = op_type, inputs, *attributes.items()
-        if key not in self._made:
-            name = f"{op_type}_{len(self.nodes)}"
-            self.nodes.append(node(op_type, inputs, [name], name=name, **attributes))
-            self._made[key] = name
-        return self._made[key]
-
-    def _constant(self, value: Array) -> str:
-        key = "Constant", value.dtype, value.shape, value.tobytes()
-        if key not in self._made:
-            name = f"Constant_{len(self.nodes)}"
-            self.nodes.append(constant(name, value))
-            self._made[key] = name
-        return self._made[key]
-
-    def _ints(self, *values: int) -> str:
-        return self._constant(np.array(values, np.int64))
-
-    def _zero(self) -> str:
-        return self._constant(np.zeros((), self.dtype))
-
-    def _size(self, letter: str) -> str:
-        """T or B, as a vector of one."""
-        if letter in self.sizes:
-            return self._ints(self.sizes[letter])
-        axis = 0 if letter == "T" or self.streaming else 1
-        return self._add("Shape", "x", start=axis, end=axis + 1)
-
-    def _range(self, letter: str) -> str:
-        """0, 1, ... up to T or B."""
-        if letter in self.sizes:
-            return self._constant(np.arange(self.sizes[letter]))
-        zero, one = (self._constant(np.array(value, np.int64)) for value in (0, 1))
-        return self._add("Range", zero, self._add("Squeeze", self._size(letter)), one)
-
-    def _first(self, name: str, size: int) -> str:
-        """A state before the first step."""
+    # -------------------------------------------------------------------------------------- states and steps that count
+    def _first_state(self, name: str, size: int) -> str:
+        """Return a state before the first step, [B, size]."""
+        g = self.graph
         if self.state:
             return f"{name}_prev"
-        if self.native and size:  # the cell gets `_zeros`; this is for rows without steps, and so may be of any shape
-            return self._zero()
-        return self._add("Expand", self._zero(), self._concat(self._size("B"), self._ints(size)))
+        if self.native and size:  # the cell gets `_native_zeros`; only rows without steps read it, so any shape will do
+            return g.zero()
+        return g.add("Expand", g.zero(), g.concat(g.size("B"), g.ints(size)))
 
-    def _zeros(self, size: int) -> str:
-        """A state of zeros as ONNX's own LSTM, GRU or RNN takes it, [1, B, H]."""
+    def _native_zeros(self, size: int) -> str:
+        """Return a state of zeros as ONNX's own LSTM, GRU or RNN takes it, [1, B, H]."""
+        g = self.graph
         if "B" in self.sizes:
-            return self._constant(np.zeros((1, self.sizes["B"], size), self.dtype))
-        return self._add("Expand", self._zero(), self._concat(self._ints(1), self._size("B"), self._ints(size)))
-
-    # -------------------------------------------------------------------------------------------- where rows end, begin
-    def _steps(self) -> str:
-        """The steps' numbers, [T, 1]."""
-        if "T" in self.sizes:
-            return self._constant(np.arange(self.sizes["T"])[:, None])
-        return self._add("Unsqueeze", self._range("T"), self._ints(1))
+            return g.constant(np.zeros((1, self.sizes["B"], size), self.dtype))
+        return g.add("Expand", g.zero(), g.concat(g.ints(1), g.size("B"), g.ints(size)))
 
     def _lengths_of(self, layer: Layer) -> str:
-        """The rows' lengths; for dense layers at the end, where y is of last steps, a row without steps has one."""
+        """Return the rows' lengths; at least 1 for dense layers at the end, where y is of last steps."""
         if self.lengths and isinstance(layer, Dense) and (layer.last or self._is_in_head(layer)):
-            return self._add("Max", "lengths", self._ints(1))
+            return self.graph.add("Max", "lengths", self.graph.ints(1))
         return "lengths"
 
     def _is_in_head(self, layer: Any) -> bool:
-        """Whether a dense layer with `last` reads its y, perhaps through other dense layers."""
+        """Return whether a dense layer with `last` reads the layer's y, perhaps through other dense layers."""
         return bool(layer._in_head and not self.layer._over_time)
 
     @property
     def _head_reads_x(self) -> bool:
-        """Whether y is of last steps, and x passes only dense layers on its way."""
+        """Return whether y is of last steps, and x passes only dense layers on its way."""
         return not self.layer._over_time and self.layer._head()[1]
 
-    def _last_step(self, lengths: str = "lengths") -> str:
-        """The number of each row's last step, [B], or -1 for a row without steps; without lengths of all rows, [1]."""
-        return self._add("Sub", lengths if self.lengths else self._size("T"), self._ints(1))
-
-    def _live(self, array: str, lengths: str = "lengths") -> str:
-        """The array, set to zero past the rows' lengths."""
-        if not self.lengths:
-            return array
-        live = self._add("Unsqueeze", self._add("Less", self._steps(), lengths), self._ints(2))
-        return self._add("Where", live, array, self._zero())
-
-    def _counted(self, layer: Layer, array: str) -> str:
-        """A layer's y, or the gradient to it, set to zero at steps that do not count. Of last steps all rows count."""
-        return self._live(array, self._lengths_of(layer)) if layer._over_time else array
-
-    def _of_begun(self, array: str) -> str:
-        """Set the array [B, ..] to zero in rows without steps."""
-        return self._add("Where", self._begun(), array, self._zero()) if self.lengths else array
-
-    def _begun(self) -> str:
-        """Which rows have a step, [B, 1]."""
-        return self._add("Unsqueeze", self._add("Greater", "lengths", self._ints(0)), self._ints(1))
-
-    def _last(self) -> str:
-        """Where a row's last step is, [T, B, 1] or, without lengths, [T, 1, 1]."""
-        return self._where(self._last_step())
-
-    def _where(self, step: str) -> str:
-        """Where a row has the step of this number, [T, B, 1], or [T, 1, 1] if it is the same of all rows."""
-        return self._add("Unsqueeze", self._add("Equal", self._steps(), step), self._ints(2))
-
-    def _rows(self, steps: str) -> str:
-        """The indices in an array [T B, ...] of these steps of all rows of the batch."""
-        return self._add("Add", self._add("Mul", steps, self._size("B")), self._range("B"))
-
-    def _at_ends(self, array: str) -> str:
-        """The array at the rows' last steps; rows without steps get any values."""
-        return self._at_steps(array, self._last_step())
-
-    def _at_steps(self, array: str, steps: str) -> str:
-        """The array [T, B, ...] at a step of each row."""
-        return self._add("Gather", self._add("Flatten", array, axis=2), self._rows(steps), axis=0)
-
-    def _turn(self, array: str) -> str:
-        """The array with each row's steps reversed. What is past the row's length stays there, because indices below
-        zero count from the end."""
-        if array not in self._turned:
-            if self.lengths:
-                steps = self._add("Sub", self._last_step(), self._steps())
-                turned = self._add("Gather", self._add("Flatten", array, axis=2), self._rows(steps), axis=0)
-            else:
-                turned = self._add("Slice", array, self._ints(-1), self._ints(-(2**31)), self._ints(0), self._ints(-1))
-            self._turned |= {array: turned, turned: array}
-        return self._turned[array]
-
-    def _fresh(self, reverse: bool) -> str:
-        """Before which steps the state is zero, [T, B, 1], in the order in which they run."""
-        starts = self._add("Unsqueeze", "reset", self._ints(2))
-        if not reverse:
-            return starts
-        # An episode that starts at a step hands no state to the step that runs after it, the one before it in time.
-        # Numbers are turned, because onnxruntime's Gather of bools on WebGPU, in 1.27, reads past its indices' end.
-        starts = self._add("Cast", starts, to=helper.np_dtype_to_tensor_dtype(self.dtype))
-        none = self._add("Expand", self._zero(), self._concat(self._ints(1), self._size("B"), self._ints(1)))
-        rest = self._add("Slice", self._turn(starts), self._ints(0), self._ints(-1), self._ints(0))
-        return self._add("Cast", self._add("Concat", none, rest, axis=0), to=TensorProto.BOOL)
-
-    def _concat(self, *arrays: str, axis: int = 0) -> str:
-        return self._add("Concat", *arrays, axis=axis)
+    def _zero_uncounted(self, layer: Layer, array: str) -> str:
+        """Set a layer's y, or the gradient to it, to zero at steps that do not count. Of last steps all rows count."""
+        return self.graph.zero_padding(array, self._lengths_of(layer)) if layer._over_time else array

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper
+from onnx import FunctionProto, ModelProto, TensorProto, helper
 
 import blockcell.loss
 import blockcell.optim
@@ -176,26 +176,19 @@ def training_step(
         check_form(caller, loop, opset)
         if opset < OLDEST_OPSET:
             raise ValueError(f"{caller}: opset is {opset}; expected {OLDEST_OPSET} or newer")
-        return _StepGraph(
+        layer_graph = LayerGraph(
             caller,
             layer,
             kind,
-            {},
-            False,
-            sizes=fixed,
-            options={"dtype": kind, "loop": loop, "opset": opset, "static": static},
+            fixed,
+            options={"loop": loop, "opset": opset, "static": static},
             inlined=not functions,
-            streaming=False,
             train=True,
             lengths=lengths,
             reset=reset,
             state=state,
-            mask=mask,
-            loss=loss_name,
-            optimizer=optimizer_name,
-            settings=numbers,
-            max_norm=limit,
-        ).model()
+        )
+        return TrainingGraph(layer_graph, mask, loss_name, optimizer_name, numbers, limit).model()
 
     return written(caller, path, provider, loop, static, make)
 
@@ -231,119 +224,129 @@ def _number(caller: str, name: str, value: Any, below: float = np.inf) -> float:
 
 # ------------------------------------------------------------------------------------------------------------ the graph
 @dataclass
-class _StepGraph(LayerGraph):
-    mask: bool = False
-    loss: str = ""
-    optimizer: str = ""
-    settings: Mapping[str, float] = field(default_factory=dict)
-    max_norm: float | None = None
-    texts: dict[str, FunctionProto] = field(default_factory=dict)
+class TrainingGraph:
+    """Adds the loss and the optimizer to the graph of a layer. g, in methods, is the builder of its nodes."""
+
+    layer_graph: LayerGraph
+    mask: bool
+    """Whether ``mask`` is an input."""
+    loss: str
+    optimizer: str
+    settings: Mapping[str, float]
+    max_norm: float | None
+    results: dict[str, str] = field(default_factory=dict)
+    """The values of outputs, by the outputs' names."""
+    functions: dict[str, FunctionProto] = field(default_factory=dict)
     """The functions of the loss and the optimizer."""
 
-    @property
-    def _takes_d_state(self) -> bool:
-        return False
+    def __post_init__(self) -> None:
+        self.graph = self.layer_graph.graph
+        self.layer = self.layer_graph.layer
 
-    @property
-    def functions(self) -> list[FunctionProto]:
-        return [*super().functions, *self.texts.values()]
-
-    @property
-    def facts(self) -> dict[str, str]:
-        told = {"loss": self.loss, "optimizer": self.optimizer, "max_norm": self.max_norm, **self.settings}
-        return super().facts | {"training": json.dumps(told)}
-
-    def graph(self) -> GraphProto:
-        layer, states, shapes = self.layer, self._states() if self.state else {}, self._shapes()
-        weights, kept = self.layer.weights, [*OPTIMIZERS[self.optimizer][2]]
-        compute = helper.np_dtype_to_tensor_dtype(self.compute)
+    def model(self) -> ModelProto:
+        """Return the model of a step of training."""
+        g, layer, layer_graph = self.graph, self.layer, self.layer_graph
+        states, shapes = layer_graph.states() if layer_graph.state else {}, layer_graph.shapes()
+        weights, slots = layer.weights, OPTIMIZERS[self.optimizer][2]
+        compute = helper.np_dtype_to_tensor_dtype(g.compute)
         rows = shapes["y"][:-1]
         target = (rows, TensorProto.INT64) if self.loss == "softmax_cross_entropy" else (shapes["y"], None)
-        memory = [(f"{slot}.{name}", array.shape) for name, array in weights.items() for slot in kept]
-        steps = [self._value("step", [], TensorProto.INT64)] if self.optimizer == "adam" else []
-        self.inputs = [
-            self._value("x", shapes["x"]),
-            *self._about_rows(),
-            *([self._value("mask", rows, TensorProto.BOOL)] if self.mask else []),
-            self._value("target", *target),
-            *(self._value(f"{name}_prev", shape) for name, shape in states.items()),
-            self._value("learning_rate", [], compute),
-            *(self._value(name, array.shape) for name, array in weights.items()),
-            *steps,
-            *(self._value(name, shape, compute) for name, shape in memory),
+        memory = [(f"{slot}.{name}", array.shape) for name, array in weights.items() for slot in slots]
+        step = [g.value_info("step", [], TensorProto.INT64)] if self.optimizer == "adam" else []
+        inputs = [
+            g.value_info("x", shapes["x"]),
+            *layer_graph.row_inputs(),
+            *([g.value_info("mask", rows, TensorProto.BOOL)] if self.mask else []),
+            g.value_info("target", *target),
+            *(g.value_info(f"{name}_prev", shape) for name, shape in states.items()),
+            g.value_info("learning_rate", [], compute),
+            *(g.value_info(name, array.shape) for name, array in weights.items()),
+            *step,
+            *(g.value_info(name, shape, compute) for name, shape in memory),
         ]
-
-        self.results["y"], tape = self._forward(layer, "", self._live("x"), False)
-        self._backward(layer, "", tape, self._loss(self.results["y"], rows), wanted=False)
-        grads = {name: self.results[f"d_{name}"] for name in weights}
-        if self.max_norm is not None:
-            grads = self._clipped(grads)
-        self._update(grads)
         outputs = [
-            self._value("loss", [], compute),
-            *([] if self.max_norm is None else [self._value("norm", [], compute)]),
-            self._value("y", shapes["y"]),
-            *(self._value(name, shape) for name, shape in states.items()),
-            *(self._value(f"new_{name}", array.shape) for name, array in weights.items()),
-            *(self._value(f"new_{value.name}", [], TensorProto.INT64) for value in steps),
-            *(self._value(f"new_{name}", shape, compute) for name, shape in memory),
+            g.value_info("loss", [], compute),
+            *([] if self.max_norm is None else [g.value_info("norm", [], compute)]),
+            g.value_info("y", shapes["y"]),
+            *(g.value_info(name, shape) for name, shape in states.items()),
+            *(g.value_info(f"new_{name}", array.shape) for name, array in weights.items()),
+            *(g.value_info(f"new_{value.name}", [], TensorProto.INT64) for value in step),
+            *(g.value_info(f"new_{name}", shape, compute) for name, shape in memory),
         ]
-        return self._made_of(outputs)
 
-    def _loss(self, y: str, rows: Sequence[int | str]) -> str:
-        """The gradient to y."""
+        self.results["y"], tape = layer_graph.forward(layer, "", g.zero_padding("x"), False)
+        layer_graph.backward(layer, "", tape, self._add_loss(self.results["y"], rows), needs_d_x=False)
+        grads = {name: layer_graph.results[f"d_{name}"] for name in weights}
+        self._update(grads if self.max_norm is None else self._clip(grads))
+        settings = {"loss": self.loss, "optimizer": self.optimizer, "max_norm": self.max_norm, **self.settings}
+        return layer_graph.finish(
+            inputs,
+            outputs,
+            layer_graph.results | self.results,
+            self.functions.values(),
+            {"training": json.dumps(settings)},
+        )
+
+    def _add_loss(self, y: str, rows: Sequence[int | str]) -> str:
+        """Add the loss; return the gradient to y. `rows` is the shape of y without its last axis."""
+        g = self.graph
         name, text = LOSSES[self.loss]
-        counts = self._counts()
+        counts = self._counted_rows()
         if counts:
-            one, zero = (self._constant(np.array(value, self.compute)) for value in (1, 0))
-            count = self._add("ReduceSum", self._add("Where", counts, one, zero), keepdims=0)
-            counts = self._add("Unsqueeze", counts, self._ints(-1))
+            one, zero = (g.constant(np.array(number, g.compute)) for number in (1, 0))
+            count = g.add("ReduceSum", g.add("Where", counts, one, zero), keepdims=0)
+            counts = g.add("Unsqueeze", counts, g.ints(-1))
         else:
-            count = self._size("B")
+            count = g.size("B")
             if len(rows) == 2:
-                count = self._add("Mul", self._size("T"), count)
-            count = self._add("Cast", self._add("Squeeze", count), to=helper.np_dtype_to_tensor_dtype(self.compute))
-        target = "target" if self.loss == "softmax_cross_entropy" else self._computed("target")
-        given = {"y": self._computed(y), "target": target, "count": count, "counts": counts}
+                count = g.add("Mul", g.size("T"), count)
+            count = g.add("Cast", g.add("Squeeze", count), to=helper.np_dtype_to_tensor_dtype(g.compute))
+        target = "target" if self.loss == "softmax_cross_entropy" else g.cast_to_compute("target")
+        arguments = {"y": g.cast_to_compute(y), "target": target, "count": count, "counts": counts}
         numbers = {"two": 2.0, "width": self.layer.output_size}
         integers = {"classes": np.arange(self.layer.output_size)}
         conditions = ["masked" if counts else "full"]
-        found = self._run(name, text, given, ["loss", "d_y"], conditions, numbers, integers)
-        self.results["loss"] = found["loss"]
-        return self._stored(found["d_y"])
+        results = self._call(name, text, arguments, ["loss", "d_y"], conditions, numbers, integers)
+        self.results["loss"] = results["loss"]
+        return g.cast_to_storage(results["d_y"])
 
-    def _counts(self) -> str:
-        """Which rows of y count; empty where all do."""
-        if not (self.lengths and self.layer._over_time):
+    def _counted_rows(self) -> str:
+        """Return which rows of y count in the loss, "" where all do."""
+        if not (self.layer_graph.lengths and self.layer._over_time):
             return "mask" if self.mask else ""
-        live = self._add("Less", self._steps(), "lengths")
-        return self._add("And", live, "mask") if self.mask else live
+        live = self.graph.add("Less", self.graph.step_indices(), "lengths")
+        return self.graph.add("And", live, "mask") if self.mask else live
 
-    def _clipped(self, grads: Mapping[str, str]) -> dict[str, str]:
-        limits = np.finfo(self.compute)
+    def _clip(self, grads: Mapping[str, str]) -> dict[str, str]:
+        """Clip the gradients by their global norm, which is a result."""
+        g, limits = self.graph, np.finfo(self.graph.compute)
         numbers = {"least": limits.tiny, "most": limits.max, "max_norm": self.max_norm}
+        computed = {name: g.cast_to_compute(grad) for name, grad in grads.items()}
+        nonempty = [computed[name] for name, weight in self.layer.weights.items() if weight.size]
 
-        def joined(name: str, text: str, wanted: str, **given: str) -> str:
-            """What a text gives of each gradient, as a vector."""
-            found = [self._run(name, text, {"g": g, **given}, [wanted], [self._precision], {})[wanted] for g in counted]
-            return self._concat(*(self._add("Unsqueeze", each, self._ints(0)) for each in found))
+        def of_each(name: str, text: str, result: str, **arguments: str) -> str:
+            """Return the vector of what a text gives for each gradient."""
+            values = [
+                self._call(name, text, {"g": grad, **arguments}, [result], [self._precision], {})[result]
+                for grad in nonempty
+            ]
+            return g.concat(*(g.add("Unsqueeze", value, g.ints(0)) for value in values))
 
-        wide = {name: self._computed(grad) for name, grad in grads.items()}
-        counted = [wide[name] for name, weight in self.layer.weights.items() if weight.size]
-        norm = self._zero_of_compute()
-        if counted:
+        norm = g.constant(np.zeros((), g.compute))
+        if nonempty:
             unit = {}
             if self._precision == "single":
-                every = joined("Largest", optimizers.LARGEST, "largest")
-                unit = self._run("Unit", optimizers.UNIT, {"every": every}, ["unit"], [], numbers)
-            every = joined("Squares", optimizers.SQUARES, "squares", **unit)
-            norm = self._run("Norm", optimizers.NORM, {"every": every, **unit}, ["norm"], [self._precision], {})["norm"]
-        scale = self._run("ClipScale", optimizers.CLIP_SCALE, {"norm": norm}, ["scale"], [], numbers)["scale"]
+                largest = of_each("Largest", optimizers.LARGEST, "largest")
+                unit = self._call("Unit", optimizers.UNIT, {"every": largest}, ["unit"], [], numbers)
+            squares = {"every": of_each("Squares", optimizers.SQUARES, "squares", **unit)}
+            norm = self._call("Norm", optimizers.NORM, squares | unit, ["norm"], [self._precision], {})["norm"]
+        scale = self._call("ClipScale", optimizers.CLIP_SCALE, {"norm": norm}, ["scale"], [], numbers)["scale"]
         self.results["norm"] = norm
-        return {name: self._stored(self._add("Mul", grad, scale)) for name, grad in wide.items()}
+        return {name: g.cast_to_storage(g.add("Mul", grad, scale)) for name, grad in computed.items()}
 
     def _update(self, grads: Mapping[str, str]) -> None:
-        """The weights and what the optimizer keeps, after the step."""
+        """Add the optimizer: new weights, and what it keeps for the next step."""
+        g = self.graph
         name, text, kept = OPTIMIZERS[self.optimizer]
         shared, conditions = {"learning_rate": "learning_rate"}, []
         numbers: dict[str, Any] = dict(self.settings)
@@ -352,70 +355,72 @@ class _StepGraph(LayerGraph):
             numbers |= {"beta1_rest": 1 - betas[0], "beta2_rest": 1 - betas[1], "betas": betas, "quarter": 0.25}
             numbers["rates"] = [-log(beta) if beta else -SMALLEST_LOG for beta in betas]
             numbers |= {f"factor_{k}": (-1) ** k / factorial(k + 1) for k in range(1, TERMS + 1)}
-            given = {"step": "step", "learning_rate": "learning_rate"}
-            wanted = ["new_step", "rate", "correct2"]
-            rate = self._run("AdamRate", optimizers.ADAM_RATE, given, wanted, [self._precision], numbers)
+            arguments = {"step": "step", "learning_rate": "learning_rate"}
+            outputs = ["new_step", "rate", "correct2"]
+            rate = self._call("AdamRate", optimizers.ADAM_RATE, arguments, outputs, [self._precision], numbers)
             self.results["new_step"] = rate["new_step"]
             shared = {"rate": rate["rate"], "correct2": rate["correct2"]}
             conditions = ["uneven" if numbers["epsilon"] else "even"]
         for weight, grad in grads.items():
             slots = {slot[0]: f"{slot}.{weight}" for slot in kept}  # v is the text's short name for velocity, too
-            given = {"w": self._computed(weight), "g": self._computed(grad), **slots, **shared}
-            found = self._run(name, text, given, ["new_w", *(f"new_{slot}" for slot in slots)], conditions, numbers)
-            self.results[f"new_{weight}"] = self._stored(found["new_w"])
-            self.results |= {f"new_{value}": found[f"new_{slot}"] for slot, value in slots.items()}
+            arguments = {"w": g.cast_to_compute(weight), "g": g.cast_to_compute(grad), **slots, **shared}
+            outputs = ["new_w", *(f"new_{slot}" for slot in slots)]
+            results = self._call(name, text, arguments, outputs, conditions, numbers)
+            self.results[f"new_{weight}"] = g.cast_to_storage(results["new_w"])
+            self.results |= {f"new_{value}": results[f"new_{slot}"] for slot, value in slots.items()}
 
     # ----------------------------------------------------------------------------------------------- texts as functions
     @property
     def _precision(self) -> str:
-        return "double" if self.compute == np.float64 else "single"
+        return "double" if self.graph.compute == np.float64 else "single"
 
-    def _zero_of_compute(self) -> str:
-        return self._constant(np.zeros((), self.compute))
-
-    def _run(
+    def _call(
         self,
         name: str,
         text: str,
-        given: Mapping[str, str],
-        wanted: Sequence[str],
+        arguments: Mapping[str, str],
+        outputs: Sequence[str],
         conditions: Collection[str],
         numbers: Mapping[str, Any],
         integers: Mapping[str, Any] | None = None,
     ) -> dict[str, str]:
-        """The values of a text's results, by the names that these have in it, from the values given."""
-        if name not in self.texts:
-            arrays = {key: np.asarray(value, self.compute) for key, value in {"zero": 0, "one": 1, **numbers}.items()}
+        """Add a call of the function with this text; return its results by the names of the outputs in the text."""
+        if name not in self.functions:
+            compute = self.graph.compute
+            arrays = {key: np.asarray(value, compute) for key, value in {"zero": 0, "one": 1, **numbers}.items()}
             numbered = {"at_last": [-1], "int_1": 1, "int_1_1": [1, 1], **(integers or {})}
             arrays |= {key: np.asarray(value, np.int64) for key, value in numbered.items()}
-            self.texts[name] = _function(name, text, given, wanted, conditions, arrays, self.options["opset"])
-        made = self.texts[name]
-        where = f"{name}_{len(self.nodes)}"
-        found = {output: f"{where}.{output}" for output in made.output}
-        inputs = [given[each] for each in made.input]
-        self.nodes.append(node(made.name, inputs, [*found.values()], name=where, domain=DOMAIN))
-        return found
+            opset = self.layer_graph.options["opset"]
+            self.functions[name] = _text_function(name, text, arguments, outputs, conditions, arrays, opset)
+        called = self.functions[name]
+        where = f"{name}_{len(self.graph.nodes)}"
+        results = {output: f"{where}.{output}" for output in called.output}
+        inputs = [arguments[argument] for argument in called.input]
+        self.graph.nodes.append(node(called.name, inputs, [*results.values()], name=where, domain=DOMAIN))
+        return results
 
 
-def _function(
+def _text_function(
     name: str,
     text: str,
-    given: Collection[str],
-    wanted: Sequence[str],
+    arguments: Collection[str],
+    outputs: Sequence[str],
     conditions: Collection[str],
     arrays: Mapping[str, Array],
     opset: int,
 ) -> FunctionProto:
-    """A text as a function of the domain `blockcell`; its inputs are those given that it reads."""
-    parser = TextParser(conditions, (), given)
-    nodes = parser.nodes(text)
-    nodes = renamed(nodes, {parser.name(each): each for each in wanted})
+    """Return a text as a function of the domain `blockcell`; its inputs are the arguments that it reads.
+
+    `arrays` are the constants that the text may name.
+    """
+    parser = TextParser(conditions, (), arguments)
+    nodes = renamed(parser.nodes(text), {parser.name(output): output for output in outputs})
     read = reads(nodes)
-    constants = [constant(key, array) for key, array in arrays.items() if key in read - {*given}]
-    for each in nodes:
-        each.name = each.output[0]
-    assert {*wanted} <= writes(nodes) and read <= {*given, *arrays, *writes(nodes)}
-    inputs = [each for each in given if each in read]
+    constants = [constant(key, array) for key, array in arrays.items() if key in read - {*arguments}]
+    for named_node in nodes:
+        named_node.name = named_node.output[0]
+    assert {*outputs} <= writes(nodes) and read <= {*arguments, *arrays, *writes(nodes)}
+    inputs = [argument for argument in arguments if argument in read]
     imports = [helper.make_opsetid("", opset)]
-    made: FunctionProto = helper.make_function(DOMAIN, name, inputs, wanted, [*constants, *nodes], imports)
-    return made
+    result: FunctionProto = helper.make_function(DOMAIN, name, inputs, outputs, [*constants, *nodes], imports)
+    return result
