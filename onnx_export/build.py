@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from types import ModuleType
@@ -46,7 +46,7 @@ from .text import Program, TextParser
 DOMAIN = "blockcell"
 PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
 CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
-LOOPS = {"scan": scan, "unroll": unroll, "native": scan, "loop": loop}
+LOOPS = ("scan", "unroll", "native", "loop")
 # What is built for a provider of onnxruntime where nobody chooses a loop: the first of these that is possible.
 FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "cpu": [{"loop": "scan"}],
@@ -62,6 +62,7 @@ OLDEST_OPSET = 15  # functions; Shape with a start
 
 
 Value = float | bool | Activation
+LoopMaker = Callable[[LoopBody, Live, int], Nodes]  # `scan`, `loop` or `unroll`, told T where it is fixed
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,10 @@ class Config:
     def projected(self) -> bool:
         """Whether h is a projection of what an LSTM's step gives."""
         return any(tensor.name == "w_p" for tensor in self.op.inputs)
+
+    def is_always_zero(self, output: Tensor) -> bool:
+        """Return whether an output is the gradient to a peephole weight that is not used."""
+        return output.peephole and "peephole" not in self.conditions
 
     @property
     def forward(self) -> bool:
@@ -317,7 +322,7 @@ def checked_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
 def body(c: Config) -> tuple[Nodes, list[str]]:
     """The op's nodes and those of its arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
-    nodes, results = _zeros(c, c.op.outputs) if empty else _computed(c)
+    nodes, results = _zeros(c, c.op.outputs) if empty else _output_nodes(c)
     nodes = _finished(c, nodes, results)
     if c.direct:
         nodes = [each for each in nodes if not set(c.direct).intersection(each.output)]
@@ -330,8 +335,74 @@ def body(c: Config) -> tuple[Nodes, list[str]]:
     return nodes, [name for name in arguments if name in read]
 
 
-def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """The nodes that compute the outputs, and the names that the outputs have in them."""
+@dataclass(frozen=True)
+class TextNodes:
+    """The nodes of an op's text: before all steps, of one step, after all steps."""
+
+    before: Nodes
+    step: Nodes
+    after: Nodes
+    carried: Mapping[str, str]
+    """Each name that a step reads from the step before it, with the name of the value there."""
+    results: Mapping[str, str]
+    """The values of outputs, by the outputs' names."""
+
+
+@dataclass(frozen=True)
+class SequenceNodes:
+    """The nodes of a sequence's op: before the loop, in it and after it."""
+
+    before: Nodes
+    loop: LoopBody
+    after: Nodes
+    """Among them nodes Live, which each version of the loop replaces."""
+    results: Mapping[str, str]
+    """As of `TextNodes`."""
+    last_states: Sequence[str]
+    """The outputs that are states after the last step."""
+
+
+def _output_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Return nodes that compute the outputs, and the outputs' values by their names."""
+    nodes, results = _zeros(c, [tensor for tensor in c.op.outputs if c.is_always_zero(tensor)])
+    computing, computed = (LOOP_FORMS[c.loop] if c.op.sequence else _single_step)(c)
+    return [*nodes, *computing], results | computed
+
+
+def _single_step(c: Config) -> tuple[Nodes, dict[str, str]]:
+    text = _text_nodes(c)
+    return [*text.before, *text.step, *text.after], dict(text.results)
+
+
+def _scan_form(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Run the steps in a Scan: in one version of it or, for sequences of full length and others, in two."""
+    sequence = _sequence_nodes(c)
+    if c.static or c.full_length:
+        return _with_loop(c, sequence, scan)
+    full_length, masked = (_after_before(c, sequence, scan, Live(known)) for known in (True, False))
+    return [*sequence.before, _either(c, full_length, masked)], {name: f"{name}_result" for name in sequence.results}
+
+
+def _loop_form(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Run the steps in a Loop."""
+    return _with_loop(c, _sequence_nodes(c), loop)
+
+
+def _unrolled_form(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Write every step out."""
+    return _with_loop(c, _sequence_nodes(c), unroll)
+
+
+def _native_form(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Run the steps in ONNX's own LSTM, GRU or RNN, and an LSTM's cs, which it does not give, in a loop."""
+    return _with_loop(c, _sequence_nodes(c), unroll if c.static and "T" in c.sizes else scan)
+
+
+LOOP_FORMS = {"scan": _scan_form, "unroll": _unrolled_form, "native": _native_form, "loop": _loop_form}
+
+
+def _text_nodes(c: Config) -> TextNodes:
+    """Return the nodes of the op's text where `Config.conditions` hold."""
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
     parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
     parser.alias["cs_grad"] = "cs_grad_next"  # where it is no input
@@ -340,71 +411,90 @@ def _computed(c: Config) -> tuple[Nodes, dict[str, str]]:
     if c.integers:
         step = IntegerProducts().of_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
+    text = TextNodes(before, step, [], carried, {})
     if c.loop == "native":
-        before += renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
-    if c.loop == "native" and (c.full_length or "h" in writes(before)):
-        step, carried = [], {}
-    elif c.loop == "native":  # it gives the h of all steps, so the cell's text computes the rest for all steps at once
-        step = [part for each in renamed(step, {"h_prev": "h_before"}) for part in of_any_rank(each)]
-        del carried["h_prev"]
-    if c.loop == "native" and not c.full_length:
-        parser.conditions.add("sequence")
-    after = parser.nodes(program.after)
+        text = _with_native_node(c, parser, text)
+    text = replace(text, after=parser.nodes(program.after))
     if c.fresh:
-        before, step, after = _started_anew(c, before, step, after, carried)
-    zero = [tensor for tensor in c.op.outputs if tensor.peephole and "peephole" not in c.conditions]
-    nodes, results = _zeros(c, zero)
-    values = {t.name: parser.name(_in_text(c, t)) for t in c.op.outputs if t not in zero}
-    for name, value in carried.items():
-        if (ending := last(name.removesuffix("_prev"))) in values:
-            values[ending] = last(value)
-    if not c.op.sequence:
-        return [*nodes, *before, *step, *after], results | values
+        text = _with_resets(c, text)
+    outputs = [tensor for tensor in c.op.outputs if not c.is_always_zero(tensor)]
+    results = {tensor.name: parser.name(_in_text(c, tensor)) for tensor in outputs}
+    for name, value in text.carried.items():
+        if (last_state := last(name.removesuffix("_prev"))) in results:
+            results[last_state] = last(value)
+    return replace(text, results=results)
 
-    finals = [t.name for t in c.op.outputs if values.get(t.name) in carried.values() and not t.shape.startswith("T ")]
-    after = needed(after, values.values())
-    wanted = reads(after) | {value for name, value in values.items() if name not in finals}
-    ahead, inside, behind = divided(step, carried, wanted)
-    timed = with_time([*before, *ahead], [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
+
+def _with_native_node(c: Config, parser: TextParser, text: TextNodes) -> TextNodes:
+    """Return the text with ONNX's own LSTM, GRU or RNN in place of the steps that it runs."""
+    before = text.before + renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
+    if not c.full_length:
+        parser.conditions.add("sequence")
+    if c.full_length or "h" in writes(before):
+        return replace(text, before=before, step=[], carried={})
+    # It gives the h of all steps, so the cell's text computes the rest for all steps at once.
+    step = [part for whole in renamed(text.step, {"h_prev": "h_before"}) for part in of_any_rank(whole)]
+    carried = {name: value for name, value in text.carried.items() if name != "h_prev"}
+    return replace(text, before=before, step=step, carried=carried)
+
+
+def _sequence_nodes(c: Config) -> SequenceNodes:
+    """Divide the text's nodes into those that must run in the loop, and others, which run for all steps at once."""
+    text = _text_nodes(c)
+    last_states = [
+        tensor.name
+        for tensor in c.op.outputs
+        if text.results.get(tensor.name) in text.carried.values() and not tensor.shape.startswith("T ")
+    ]
+    after = needed(text.after, text.results.values())
+    wanted = reads(after) | {value for name, value in text.results.items() if name not in last_states}
+    early, inside, late = divided(text.step, text.carried, wanted)
+    before = [*text.before, *early]
+    timed = with_time(before, [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
     loop_body = LoopBody(
         inside,
-        carried,
+        text.carried,
         scan_inputs=sorted(reads(inside) & timed),
-        scan_outputs=sorted(writes(inside) & (reads(behind) | wanted)),
+        scan_outputs=sorted(writes(inside) & (reads(late) | wanted)),
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
         rows=c.sizes.get("B"),
         static=c.static,
         distinct_outputs=c.inlined and (c.static or c.loop == "native"),
     )
-    nodes += [*Live.LENGTH, *before, *ahead]
-    if not c.forward:
-        shapes = dict.fromkeys(carried, "state_shape")
-        nodes.append(node("Shape", ["h_prev"], ["state_shape"]))
-        if c.projected:
-            shapes["cs_grad_next"] = "cs_shape"
-            nodes.append(node("Shape", ["cs_prev"], ["cs_shape"]))
-        nodes += [node("Expand", ["zero", shape], [name]) for name, shape in shapes.items()]
+    before = [*Live.LENGTH, *before, *([] if c.forward else _last_gradients(c, text.carried))]
+    return SequenceNodes(before, loop_body, [*late, *after], text.results, last_states)
 
-    def run(live: Live) -> tuple[Nodes, dict[str, str]]:
-        """The loop and what comes after it, and the outputs' names."""
-        nodes = [] if live.known else [*Live.CONDITIONS]
-        form = unroll if c.loop == "native" and c.static and "T" in c.sizes else LOOPS[c.loop]
-        nodes += form(loop_body, live, c.sizes.get("T", 0)) if inside else []
-        nodes += behind
-        for each in after:
-            nodes += live(*each.input, *each.output) if each.op_type == "Live" else [each]
-        found = dict(values)
-        for name in finals:
-            found[name] = f"{name}_live"
-            nodes += live(last(values[name]), found[name], "any_live")
-        return renamed(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in found.items()}
 
-    if c.loop == "scan" and not c.static and not c.full_length:
-        nodes.append(_either(c, run(Live(known=True)), run(Live(known=False))))
-        return nodes, results | {name: f"{name}_result" for name in values}
-    nodes_of_run, found = run(Live(known=c.full_length))
-    return [*nodes, *nodes_of_run], results | found
+def _last_gradients(c: Config, carried: Iterable[str]) -> Nodes:
+    """Return zeros for the gradients that the last step reads, as no step runs after it."""
+    nodes, shapes = [node("Shape", ["h_prev"], ["state_shape"])], dict.fromkeys(carried, "state_shape")
+    if c.projected:
+        nodes.append(node("Shape", ["cs_prev"], ["cs_shape"]))
+        shapes["cs_grad_next"] = "cs_shape"
+    return [*nodes, *(node("Expand", ["zero", shape], [name]) for name, shape in shapes.items())]
+
+
+def _with_loop(c: Config, sequence: SequenceNodes, loop_nodes: LoopMaker) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes of a sequence with one version of its loop, and the outputs' values."""
+    nodes, results = _after_before(c, sequence, loop_nodes, Live(known=c.full_length))
+    return [*sequence.before, *nodes], results
+
+
+def _after_before(
+    c: Config, sequence: SequenceNodes, loop_nodes: LoopMaker, live: Live
+) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes of the loop and of what runs after it, and the outputs' values."""
+    nodes = [] if live.known else [*Live.CONDITIONS]
+    if sequence.loop.nodes:
+        nodes += loop_nodes(sequence.loop, live, c.sizes.get("T", 0))
+    for late in sequence.after:
+        nodes += live(*late.input, *late.output) if late.op_type == "Live" else [late]
+    results = dict(sequence.results)
+    for name in sequence.last_states:
+        results[name] = f"{name}_live"
+        nodes += live(last(sequence.results[name]), results[name], "any_live")
+    return renamed(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in results.items()}
 
 
 def _scales(c: Config) -> dict[str, str]:
@@ -412,22 +502,24 @@ def _scales(c: Config) -> dict[str, str]:
     return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if tensor.kind == "matrix"}
 
 
-def _started_anew(
-    c: Config, before: Nodes, step: Nodes, after: Nodes, carried: Mapping[str, str]
-) -> tuple[Nodes, Nodes, Nodes]:
-    """The nodes with states, or gradients to them, set to zero before the steps at which ``fresh`` is true."""
+def _with_resets(c: Config, text: TextNodes) -> TextNodes:
+    """Return the text with states, or gradients to them, set to zero before the steps at which ``fresh`` is true."""
 
     def where(name: str, result: str) -> NodeProto:
         return node("Where", ["fresh", "zero", name], [result])
 
+    carried = text.carried
     if c.forward:
-        step = [where(name, f"{name}_kept") for name in carried] + renamed(step, {n: f"{n}_kept" for n in carried})
-        return before, step, after
-    states = sorted(name for name in writes(before) if name.endswith("_before"))
-    kept = {name: f"{name}_kept" for name in states}
-    step = renamed(step, kept | {name: f"{name}_free" for name in carried.values()})
-    step += [where(f"{name}_free", name) for name in carried.values()]
-    return [*before, *(where(name, kept[name]) for name in states)], step, renamed(after, kept)
+        kept = {name: f"{name}_kept" for name in carried}
+        return replace(text, step=[where(*names) for names in kept.items()] + renamed(text.step, kept))
+    kept = {name: f"{name}_kept" for name in sorted(writes(text.before)) if name.endswith("_before")}
+    step = renamed(text.step, kept | {name: f"{name}_free" for name in carried.values()})
+    return replace(
+        text,
+        before=[*text.before, *(where(*names) for names in kept.items())],
+        step=step + [where(f"{name}_free", name) for name in carried.values()],
+        after=renamed(text.after, kept),
+    )
 
 
 def _either(c: Config, full_length: tuple[Nodes, dict[str, str]], masked: tuple[Nodes, dict[str, str]]) -> NodeProto:
@@ -455,7 +547,7 @@ def _in_text(c: Config, output: Tensor) -> str:
     return f"{name}_live" if output.shape.startswith("T ") else name
 
 
-def _zeros(c: Config, outputs: Iterable[Tensor]) -> tuple[Nodes, dict[str, str]]:
+def _zeros(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
     """Zeros of the outputs' shapes; sizes that are not fixed are those of the inputs."""
     nodes = []
     for tensor in outputs:
