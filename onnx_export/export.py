@@ -18,7 +18,8 @@ from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
 from . import integers
-from .build import check_form, checked_sizes, dtype_of, in_form
+from .build import in_form
+from .config import check_form, checked_sizes, dtype_of
 from .layer_graph import LayerGraph, is_int8
 
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights

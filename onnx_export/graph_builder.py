@@ -15,7 +15,7 @@ from onnx import TensorProto, ValueInfoProto, helper
 
 from blockcell.optable import Array
 
-from .build import constant
+from .body import constant
 from .loops import Nodes, node
 
 

@@ -26,7 +26,8 @@ from blockcell.optable import OPS, Array, Op, Tensor
 
 from . import integers
 from .activations import may_overflow
-from .build import DOMAIN, PACKED, Config, Value, check_native, config, function, packed
+from .build import DOMAIN, PACKED, function, packed
+from .config import Config, Value, check_native, config
 from .graph_builder import GraphBuilder
 from .link import drop_import
 from .loops import Nodes, needed, node, renamed

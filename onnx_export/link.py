@@ -11,7 +11,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from blockcell._read import short
 from blockcell.optable import OPS
 
-from .build import DOMAIN, OLDEST_OPSET, Config, Value, arguments_of, config, function
+from .build import DOMAIN, function
+from .config import OLDEST_OPSET, Config, Value, arguments_of, config
 from .loops import reads
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone

@@ -17,8 +17,9 @@ from blockcell._read import ArgumentReader, conversion, form, is_array, short
 from blockcell.files import check, check_regular, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
-from .build import FORMS, LOOPS, SLOW, Value, arguments_of, build, checked_attributes, node_of
+from .build import FORMS, SLOW, build
 from .call import KINDS, LayerCall
+from .config import LOOPS, Value, arguments_of, checked_attributes, node_of
 from .link import nodes_within
 from .runtime import PROVIDERS, Placed, Running, why_no_dtype, why_not
 

@@ -23,7 +23,9 @@ from blockcell.layers import Layer
 from blockcell.optable import Array
 
 from . import losses, optimizers
-from .build import DOMAIN, check_form, constant, dtype_of
+from .body import constant
+from .build import DOMAIN
+from .config import check_form, dtype_of
 from .export import check_places, fixed_sizes, written
 from .layer_graph import LayerGraph
 from .loops import node, reads, renamed, writes

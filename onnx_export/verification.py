@@ -17,7 +17,8 @@ from blockcell import raw_ops
 from blockcell.formulas import FORMULAS, error_in_eps
 from blockcell.optable import DTYPES, LETTERS, OPS, Op, sizes_of
 
-from .build import build, config
+from .build import build
+from .config import config
 
 Array = NDArray[Any]
 Tell = Callable[[str, int, int], None]

@@ -17,7 +17,7 @@ from placement import CONTROL_FLOW, KERNELS, fallbacks, left, refused_by_cuda_gr
 
 import onnx_export
 from blockcell.optable import OPS
-from onnx_export.build import node_of
+from onnx_export.config import node_of
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]

@@ -35,7 +35,7 @@ from runtimes import RUNTIMES
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell.activations import PARAMETERS
-from onnx_export.build import CELLS as OWN
+from onnx_export.body import CELLS as OWN
 
 # ------------------------------------------------------------------------------------------------------------- results
 FORMS = [

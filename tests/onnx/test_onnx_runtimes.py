@@ -23,7 +23,7 @@ from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
 from blockcell.optable import OPS
-from onnx_export.build import node_of
+from onnx_export.config import node_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "onnx"
 DOCUMENT, TRAINING = FOLDER / "runtimes.md", FOLDER / "training.md"

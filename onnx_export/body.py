@@ -1,0 +1,365 @@
+"""From an op's configuration to its nodes: those that run for all steps at once, and a loop around the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from blockcell.convert.onnx_activations import attributes_of
+from blockcell.optable import LETTERS, Op, Tensor, sizes_of
+
+from . import activations
+from .config import Config, arguments_of
+from .integers import CONSTANTS, IntegerProducts
+from .loops import (
+    Live,
+    LoopBody,
+    Nodes,
+    divided,
+    last,
+    loop,
+    needed,
+    node,
+    of_any_rank,
+    reads,
+    renamed,
+    scan,
+    unroll,
+    value_of,
+    with_time,
+    writes,
+)
+from .text import Program, TextParser
+
+CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
+LoopMaker = Callable[[LoopBody, Live, int], Nodes]  # `scan`, `loop` or `unroll`, told T where it is fixed
+
+
+def body(c: Config) -> tuple[Nodes, list[str]]:
+    """The op's nodes and those of its arguments that they read."""
+    empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
+    nodes, results = _zero_outputs(c, c.op.outputs) if empty else _output_nodes(c)
+    nodes = _named_outputs(c, nodes, results)
+    if c.direct:
+        nodes = [each for each in nodes if not set(c.direct).intersection(each.output)]
+        nodes = needed(nodes, (tensor.name for tensor in c.op.outputs))
+    nodes = [*_constants(c, reads(nodes)), *nodes]
+    for each in nodes:
+        _set_names(c, each)
+    read = reads(nodes)
+    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths", *c.direct, *_scales(c).values()]
+    return nodes, [name for name in arguments if name in read]
+
+
+@dataclass(frozen=True)
+class TextNodes:
+    """The nodes of an op's text: before all steps, of one step, after all steps."""
+
+    before: Nodes
+    step: Nodes
+    after: Nodes
+    carried: Mapping[str, str]
+    """Each name that a step reads from the step before it, with the name of the value there."""
+    results: Mapping[str, str]
+    """The values of outputs, by the outputs' names."""
+
+
+@dataclass(frozen=True)
+class SequenceNodes:
+    """The nodes of a sequence's op: before the loop, in it and after it."""
+
+    before: Nodes
+    loop: LoopBody
+    after: Nodes
+    """Among them nodes Live, which each version of the loop replaces."""
+    results: Mapping[str, str]
+    """As of `TextNodes`."""
+    last_states: Sequence[str]
+    """The outputs that are states after the last step."""
+
+
+def _output_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Return nodes that compute the outputs, and the outputs' values by their names."""
+    nodes, results = _zero_outputs(c, [tensor for tensor in c.op.outputs if c.is_always_zero(tensor)])
+    computing, computed = (LOOP_FORMS[c.loop] if c.op.sequence else _single_step)(c)
+    return [*nodes, *computing], results | computed
+
+
+def _single_step(c: Config) -> tuple[Nodes, dict[str, str]]:
+    text = _text_nodes(c)
+    return [*text.before, *text.step, *text.after], dict(text.results)
+
+
+def _scan_form(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Run the steps in a Scan: in one version of it or, for sequences of full length and others, in two."""
+    sequence = _sequence_nodes(c)
+    if c.static or c.full_length:
+        return _with_loop(c, sequence, scan)
+    full_length, masked = (_after_before(c, sequence, scan, Live(known)) for known in (True, False))
+    return [*sequence.before, _two_versions(c, full_length, masked)], {
+        name: f"{name}_result" for name in sequence.results
+    }
+
+
+def _loop_form(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Run the steps in a Loop."""
+    return _with_loop(c, _sequence_nodes(c), loop)
+
+
+def _unrolled_form(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Write every step out."""
+    return _with_loop(c, _sequence_nodes(c), unroll)
+
+
+def _native_form(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Run the steps in ONNX's own LSTM, GRU or RNN, and an LSTM's cs, which it does not give, in a loop."""
+    return _with_loop(c, _sequence_nodes(c), unroll if c.static and "T" in c.sizes else scan)
+
+
+LOOP_FORMS = {"scan": _scan_form, "unroll": _unrolled_form, "native": _native_form, "loop": _loop_form}
+
+
+def _text_nodes(c: Config) -> TextNodes:
+    """Return the nodes of the op's text where `Config.conditions` hold."""
+    program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
+    parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
+    parser.alias["cs_grad"] = "cs_grad_next"  # where it is no input
+    before, step = parser.nodes(program.before), parser.nodes(program.step)
+    step = activations.expanded(step, c.activation_of, c.compute == np.float64)
+    if c.integers:
+        step = IntegerProducts().of_gemms(before, step, _scales(c))
+    carried = {name: parser.name(value) for name, value in program.carried.items()}
+    text = TextNodes(before, step, [], carried, {})
+    if c.loop == "native":
+        text = _with_native_node(c, parser, text)
+    text = replace(text, after=parser.nodes(program.after))
+    if c.fresh:
+        text = _with_resets(c, text)
+    outputs = [tensor for tensor in c.op.outputs if not c.is_always_zero(tensor)]
+    results = {tensor.name: parser.name(_in_text(c, tensor)) for tensor in outputs}
+    for name, value in text.carried.items():
+        if (last_state := last(name.removesuffix("_prev"))) in results:
+            results[last_state] = last(value)
+    return replace(text, results=results)
+
+
+def _with_native_node(c: Config, parser: TextParser, text: TextNodes) -> TextNodes:
+    """Return the text with ONNX's own LSTM, GRU or RNN in place of the steps that it runs."""
+    before = text.before + renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
+    if not c.full_length:
+        parser.conditions.add("sequence")
+    if c.full_length or "h" in writes(before):
+        return replace(text, before=before, step=[], carried={})
+    # It gives the h of all steps, so the cell's text computes the rest for all steps at once.
+    step = [part for whole in renamed(text.step, {"h_prev": "h_before"}) for part in of_any_rank(whole)]
+    carried = {name: value for name, value in text.carried.items() if name != "h_prev"}
+    return replace(text, before=before, step=step, carried=carried)
+
+
+def _sequence_nodes(c: Config) -> SequenceNodes:
+    """Divide the text's nodes into those that must run in the loop, and others, which run for all steps at once."""
+    text = _text_nodes(c)
+    last_states = [
+        tensor.name
+        for tensor in c.op.outputs
+        if text.results.get(tensor.name) in text.carried.values() and not tensor.shape.startswith("T ")
+    ]
+    after = needed(text.after, text.results.values())
+    wanted = reads(after) | {value for name, value in text.results.items() if name not in last_states}
+    early, inside, late = divided(text.step, text.carried, wanted)
+    before = [*text.before, *early]
+    timed = with_time(before, [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
+    loop_body = LoopBody(
+        inside,
+        text.carried,
+        scan_inputs=sorted(reads(inside) & timed),
+        scan_outputs=sorted(writes(inside) & (reads(late) | wanted)),
+        reverse=not c.forward,
+        dtype=helper.np_dtype_to_tensor_dtype(c.compute),
+        rows=c.sizes.get("B"),
+        static=c.static,
+        distinct_outputs=c.inlined and (c.static or c.loop == "native"),
+    )
+    before = [*Live.LENGTH, *before, *([] if c.forward else _last_gradients(c, text.carried))]
+    return SequenceNodes(before, loop_body, [*late, *after], text.results, last_states)
+
+
+def _last_gradients(c: Config, carried: Iterable[str]) -> Nodes:
+    """Return zeros for the gradients that the last step reads, as no step runs after it."""
+    nodes, shapes = [node("Shape", ["h_prev"], ["state_shape"])], dict.fromkeys(carried, "state_shape")
+    if c.projected:
+        nodes.append(node("Shape", ["cs_prev"], ["cs_shape"]))
+        shapes["cs_grad_next"] = "cs_shape"
+    return [*nodes, *(node("Expand", ["zero", shape], [name]) for name, shape in shapes.items())]
+
+
+def _with_loop(c: Config, sequence: SequenceNodes, loop_nodes: LoopMaker) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes of a sequence with one version of its loop, and the outputs' values."""
+    nodes, results = _after_before(c, sequence, loop_nodes, Live(known=c.full_length))
+    return [*sequence.before, *nodes], results
+
+
+def _after_before(
+    c: Config, sequence: SequenceNodes, loop_nodes: LoopMaker, live: Live
+) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes of the loop and of what runs after it, and the outputs' values."""
+    nodes = [] if live.known else [*Live.CONDITIONS]
+    if sequence.loop.nodes:
+        nodes += loop_nodes(sequence.loop, live, c.sizes.get("T", 0))
+    for late in sequence.after:
+        nodes += live(*late.input, *late.output) if late.op_type == "Live" else [late]
+    results = dict(sequence.results)
+    for name in sequence.last_states:
+        results[name] = f"{name}_live"
+        nodes += live(last(sequence.results[name]), results[name], "any_live")
+    return renamed(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in results.items()}
+
+
+def _scales(c: Config) -> dict[str, str]:
+    """The arguments with the scales of matrices, by the names of these."""
+    return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if tensor.kind == "matrix"}
+
+
+def _with_resets(c: Config, text: TextNodes) -> TextNodes:
+    """Return the text with states, or gradients to them, set to zero before the steps at which ``fresh`` is true."""
+
+    def where(name: str, result: str) -> NodeProto:
+        return node("Where", ["fresh", "zero", name], [result])
+
+    carried = text.carried
+    if c.forward:
+        kept = {name: f"{name}_kept" for name in carried}
+        return replace(text, step=[where(*names) for names in kept.items()] + renamed(text.step, kept))
+    kept = {name: f"{name}_kept" for name in sorted(writes(text.before)) if name.endswith("_before")}
+    step = renamed(text.step, kept | {name: f"{name}_free" for name in carried.values()})
+    return replace(
+        text,
+        before=[*text.before, *(where(*names) for names in kept.items())],
+        step=step + [where(f"{name}_free", name) for name in carried.values()],
+        after=renamed(text.after, kept),
+    )
+
+
+def _two_versions(
+    c: Config, full_length: tuple[Nodes, dict[str, str]], masked: tuple[Nodes, dict[str, str]]
+) -> NodeProto:
+    """An If, so that sequences of full length need no masks."""
+    branches = {}
+    for key, (nodes, found) in {"then_branch": full_length, "else_branch": masked}.items():
+        outputs = [value_of(name, helper.np_dtype_to_tensor_dtype(c.compute)) for name in found.values()]
+        branches[key] = helper.make_graph(needed(nodes, found.values()), key, [], outputs)
+    return node("If", ["all_live"], [f"{name}_result" for name in full_length[1]], **branches)
+
+
+def _in_text(c: Config, output: Tensor) -> str:
+    """The output's name in the text, which is that of the cell's gradient to all arguments."""
+    name = output.name
+    if c.full_length and c.forward:
+        if c.loop == "native":
+            return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name]
+        # With o and co there, one product for all steps is cheaper than a copy of the state at each.
+        again = name == "h" and not c.projected and any(tensor.name == "co" for tensor in c.op.outputs)
+        return "h_live" if again else name
+    if name == "dicfo":
+        return "d_bars"
+    if "r" in c.op.gates and name.endswith("_grad"):
+        name = f"d_{name.removesuffix('_grad')}"
+    return f"{name}_live" if output.shape.startswith("T ") else name
+
+
+def _zero_outputs(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
+    """Zeros of the outputs' shapes; sizes that are not fixed are those of the inputs."""
+    nodes = []
+    for tensor in outputs:
+        nodes += _shape(c, f"{tensor.name}_shape", tensor.shape.split())
+        nodes.append(node("Expand", ["zero", f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
+    return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
+
+
+def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:
+    """A vector of sizes such as I, H and 4H, from the inputs where they are not fixed."""
+    if all(letter in c.sizes for word in words for letter in word if letter in LETTERS):
+        return [constant(name, np.array(sizes_of(" ".join(words), dict(c.sizes)), np.int64))]
+    nodes: Nodes = []
+    parts = {}
+    for word in dict.fromkeys(words):
+        parts[word] = f"{name}_{word.replace('+', '_')}"
+        if source := _source(c.op, word):
+            nodes.append(node("Shape", [source[0]], [parts[word]], start=source[1], end=source[1] + 1))
+        elif word[0].isdigit():  # that many gates, whose weights are no input or are two
+            nodes += [*_shape(c, f"{name}_cells", ["H"]), constant(f"{name}_gates", np.array([int(word[0])], np.int64))]
+            nodes.append(node("Mul", [f"{name}_cells", f"{name}_gates"], [parts[word]]))
+        else:  # x is no input of the cell's gradient: I is what the weights' rows have more than H
+            nodes += [*_shape(c, f"{name}_rows", ["I+H"]), *_shape(c, f"{name}_cells", ["H"])]
+            nodes.append(node("Sub", [f"{name}_rows", f"{name}_cells"], [parts[word]]))
+    return [*nodes, node("Concat", [parts[word] for word in words], [name], axis=0)]
+
+
+def _source(op: Op, word: str) -> tuple[str, int] | None:
+    """An input whose values matter and that has a dimension of this size, and which dimension that is."""
+    for tensor in op.inputs:
+        if tensor.read and not tensor.peephole and word in tensor.shape.split():
+            return tensor.name, tensor.shape.split().index(word)
+    return None
+
+
+def _named_outputs(c: Config, nodes: Nodes, results: Mapping[str, str]) -> Nodes:
+    """The nodes that the outputs need, which they give under their names; float16 is cast on the way in and out."""
+    nodes = needed(nodes, results.values())
+    if c.half:
+        arrays = [tensor.name for tensor in c.op.inputs if tensor.name in reads(nodes)]
+        inner = {name: f"{name}_float" for name in [*arrays, *results]}
+        nodes = renamed(nodes, inner)
+        casts = [node("Cast", [name], [inner[name]], to=TensorProto.FLOAT) for name in arrays]
+        back = [node("Cast", [inner.get(v, v)], [name], to=TensorProto.FLOAT16) for name, v in results.items()]
+        return [*casts, *nodes, *back]
+    names = {name: f"{name}_all" for name in results} | {value: name for name, value in results.items()}
+    return renamed(nodes, names)
+
+
+def constant(name: str, value: Any) -> NodeProto:
+    return node("Constant", [], [name], name=name, value=numpy_helper.from_array(np.asarray(value), f"{name}_value"))
+
+
+def _constants(c: Config, names: set[str]) -> Nodes:
+    """Constants for those of the numbers and sizes named in the texts that are read."""
+    clip, p_clip = c.attribute("cell_clip"), c.attribute("proj_clip")
+    floats = {"zero": 0.0, "one": 1.0, "forget_bias": c.attribute("forget_bias"), "clip_low": -clip, "clip_high": clip}
+    floats |= {"p_low": -p_clip, "p_high": p_clip} | activations.numbers(c.activation_of)
+    integers = {
+        "at_0": [0],
+        "at_last": [-1],
+        "at_1": [1],
+        "at_1_2": [1, 2],
+        "at_minimum": [-(2**31)],
+        "int_0": 0,
+        "int_1": 1,
+    }
+    sizes = {"T_1": "T", "B_1": "B", "I_H": "I P" if c.projected else "I H", "HH_H": "2H H"}
+    sizes |= {"H_H": "H H", "H_H_H": "H H H", "H_H_H_H": "H H H H"}
+    sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_3H": "T B 3H", "T_B_4H": "T B 4H"}
+    return [
+        *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
+        *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
+        *(constant(name, np.bool_(True)) for name in ("true",) if name in names),
+        *(constant(name, value) for name, value in (CONSTANTS if c.integers else {}).items() if name in names),
+        *(part for name, words in sizes.items() if name in names for part in _shape(c, name, words.split())),
+    ]
+
+
+def _set_names(c: Config, each: NodeProto) -> None:
+    """Give a node the name of its first output, which makes graphs and profiles readable."""
+    each.name = each.output[0]
+    if each.op_type in CELLS:
+        each.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
+        if each.op_type == "LSTM" and "coupled" in c.conditions:
+            each.attribute.append(helper.make_attribute("input_forget", 1))
+        for name, value in attributes_of(each.op_type, [c.activation_of]).items():
+            each.attribute.append(helper.make_attribute(name, value))
+    for attribute in each.attribute:
+        for inner in attribute.g.node:
+            _set_names(c, inner)

@@ -1,0 +1,248 @@
+"""`Config`: what the graph of an op depends on, and the checks of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import DTypeLike
+
+from blockcell._read import short
+from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
+from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor
+
+from . import activations, gru, gru_reset_after, lstm, rnn
+
+LOOPS = ("scan", "unroll", "native", "loop")
+OLDEST_OPSET = 15  # functions; Shape with a start
+
+Value = float | bool | Activation
+
+
+@dataclass(frozen=True)
+class Config:
+    """What an op's graph depends on, after every check."""
+
+    op: Op
+    dtype: np.dtype[Any]
+    sizes: Mapping[str, int]
+    attrs: Mapping[str, Value]
+    """Those of the op, or of the layer."""
+    loop: str
+    opset: int
+    static: bool
+    inlined: bool = False
+    full_length: bool = False
+    """Whether a sequence always runs all T steps. Then seq_len_max is no argument, and the states after the last step,
+    ``cs_last`` and ``h_last``, can be outputs."""
+    fresh: bool = False
+    """Whether such a sequence takes an argument ``fresh`` [T,B,1] of bool: where the state before a step is zero."""
+    lengths: bool = False
+    """Whether ONNX's own LSTM takes the rows' ``lengths``."""
+    direct: tuple[str, ...] = ()
+    """Values in the text of one of ONNX's own nodes that are arguments, instead of computed from the op's: `PACKED`,
+    ``h_first``."""
+    integers: bool = False
+    """Whether products are in integers. Each matrix is unsigned bytes then, with an argument ``w_scale``."""
+
+    @property
+    def half(self) -> bool:
+        return self.dtype == np.float16
+
+    @property
+    def compute(self) -> np.dtype[Any]:
+        """The dtype that a step computes in: float16 is only for storage."""
+        return np.dtype(np.float32) if self.half else self.dtype
+
+    def attribute(self, name: str) -> float:
+        """An attribute as the step uses it, rounded to float16 in float16 as TensorFlow does."""
+        with np.errstate(over="ignore"):
+            return float(self.dtype.type(self.attrs.get(name, 0.0)))
+
+    @property
+    def activation_of(self) -> dict[str, Activation]:
+        """The activations, by the names that layers have for them."""
+        return {name: self.attrs.get(name, usual) for name, usual in DEFAULTS.items()}  # type: ignore[misc]
+
+    @property
+    def projected(self) -> bool:
+        """Whether h is a projection of what an LSTM's step gives."""
+        return any(tensor.name == "w_p" for tensor in self.op.inputs)
+
+    def is_always_zero(self, output: Tensor) -> bool:
+        """Return whether an output is the gradient to a peephole weight that is not used."""
+        return output.peephole and "peephole" not in self.conditions
+
+    @property
+    def forward(self) -> bool:
+        return "grad" not in self.op.kernel and "vjp" not in self.op.kernel
+
+    @property
+    def module(self) -> ModuleType:
+        """The module that has the op's text."""
+        if (kind := node_of(self.op)) != "GRU":
+            return {"LSTM": lstm, "RNN": rnn}[kind]
+        return gru_reset_after if any(tensor.name == "b_hc" for tensor in self.op.inputs) else gru
+
+    @property
+    def conditions(self) -> set[str]:
+        """The conditions of the text's lines that hold."""
+        clip, p_clip = self.attribute("cell_clip"), self.attribute("proj_clip")
+        cell, bias = not self.op.sequence or self.loop == "native", self.attribute("forget_bias") != 0
+        coupled, peephole = "f" in self.op.gates and "i" not in self.op.gates, bool(self.attrs.get("use_peephole"))
+        sigmoid = self.activation_of["recurrent_activation"] == "sigmoid"
+        holds = {
+            "cell": cell,
+            "joint": cell and not self.integers,
+            "apart": not cell or self.integers,
+            "sequence": self.op.sequence and self.loop != "native",
+            "peephole": peephole,
+            "plain": not peephole,
+            "i_sees": peephole and not coupled,
+            "coupled": coupled,
+            "single": not coupled,
+            "project": self.projected,
+            "entire": not self.projected,
+            "p_clip": self.projected and 0 < p_clip < np.inf,
+            "ending": self.op.sequence and any(tensor.name == "cs_grad" for tensor in self.op.inputs),
+            "sigmoid": sigmoid,
+            "other": not sigmoid,
+            "bias": bias and not self.integers,
+            "late": bias and self.integers,
+            "clip": 0 < clip < np.inf,
+            "rounded": self.half and self.op.sequence,
+        }
+        return {word for word, there in holds.items() if there}
+
+
+# ------------------------------------------------------------------------------------------------------------ arguments
+def config(
+    op: str | Op,
+    dtype: DTypeLike = "float32",
+    sizes: Mapping[str, int | None] | None = None,
+    attrs: Mapping[str, Value] | None = None,
+    loop: str = "scan",
+    opset: int = 18,
+    static: bool = False,
+) -> Config:
+    """The checked configuration."""
+    if not isinstance(op, Op) and op not in OPS:
+        raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
+    row = op if isinstance(op, Op) else OPS[op]
+    op = row.name
+    kind = dtype_of(op, dtype)
+    given = checked_sizes(op, sizes or {}, LETTERS)
+    given = {letter: size for letter, size in given.items() if letter in row.sources}  # a cell has no T
+    values = checked_attributes(row, attrs or {})
+    check_form(op, loop, opset)
+    checked = Config(row, kind, given, values, loop, opset, static)
+    if row.sequence and loop == "unroll" and "T" not in given:
+        raise ValueError(f"{op}: loop='unroll' writes every step out and so needs sizes['T']; 'scan' and 'loop' do not")
+    check_native(op, checked)
+    return checked
+
+
+def node_of(op: Op) -> str:
+    """Which of ONNX's own nodes is such a cell."""
+    return "LSTM" if "f" in op.gates else "GRU" if "r" in op.gates else "RNN"
+
+
+def check_native(caller: str, c: Config) -> None:
+    """Raise a ValueError if ONNX's own node is to compute what it does not."""
+    if c.loop == "native" and (reason := _not_native(c)):
+        raise ValueError(f"{caller}: loop='native' {reason}")
+
+
+def check_form(caller: str, loop: str, opset: int) -> None:
+    """Raise a ValueError unless there are such a loop and such operators."""
+    if loop not in LOOPS:
+        raise ValueError(f"{caller}: loop is {loop!r}; expected one of {', '.join(LOOPS)}")
+    if not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
+        newest = f"{onnx.defs.onnx_opset_version()}, the newest that onnx {onnx.__version__} knows"
+        raise ValueError(f"{caller}: opset is {opset!r}; expected an integer from {OLDEST_OPSET} to {newest}")
+
+
+def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
+    """The dtype, one of those of the ops."""
+    try:
+        return DTYPES[DTYPES.index(np.dtype(dtype))]
+    except (TypeError, ValueError):
+        raise ValueError(f"{caller}: dtype is {dtype!r}; expected {DTYPE_NAMES}") from None
+
+
+def _not_native(c: Config) -> str:
+    """Why ONNX's own LSTM, GRU or RNN does not compute the same; empty if it does."""
+    cell = node_of(c.op)
+    if not c.forward:
+        return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
+    if not c.op.sequence:
+        return "is not possible: a cell has no loop; expected 'scan', the default"
+    if "clip" in c.conditions:
+        return (
+            "is not exact: ONNX's clip bounds what goes into the gates, not the cell state; "
+            f"expected a cell_clip of 0, not {c.attrs['cell_clip']}, or another loop"
+        )
+    if c.projected:
+        return "is not possible: ONNX's LSTM has no projection; expected another loop"
+    if reason := activations.not_in_node(cell, c.activation_of, "coupled" in c.conditions, c.dtype):
+        return f"is not exact: {reason}; expected another loop"
+    if c.half:
+        return "is not exact: the states would not be rounded to half at every step; expected float32 or float64"
+    if c.sizes.get("I") == 0 and cell != "RNN":
+        return f"is not possible: onnxruntime's {cell} is wrong, or crashes, without inputs; expected sizes['I'] > 0"
+    if "H" not in c.sizes:
+        return f"needs sizes['H']: it is an attribute of ONNX's {cell}"
+    return ""
+
+
+def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:
+    """The sizes that are not None, after a check of all."""
+    given = {}
+    for letter, size in sizes.items():
+        if letter not in tuple(letters):
+            raise ValueError(f"{caller}: sizes has {letter!r}; expected the letters {', '.join(letters)}")
+        if size is None:
+            continue
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
+            raise ValueError(f"{caller}: sizes[{letter!r}] is {size!r}; expected an integer >= 0 or None, any size")
+        given[letter] = int(size)
+    return given
+
+
+def checked_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
+    names = [attribute.name for attribute in op.attributes]
+    for name in attrs:
+        if name not in names:
+            expected = f"expected {', '.join(names)}" if names else "the op has none"
+            raise ValueError(f"{op.name}: attrs has {name!r}; {expected}")
+    values: dict[str, Value] = {}
+    for attribute in op.attributes:
+        value = attrs.get(attribute.name, attribute.default)
+        if attribute.kind is Numbers:
+            try:
+                values[attribute.name] = canonical(f"{op.name}: attrs[{attribute.name!r}]", value)
+            except TypeError as error:
+                raise ValueError(str(error)) from None
+        elif attribute.kind is bool:
+            if not isinstance(value, (bool, np.bool_)):
+                raise ValueError(f"{op.name}: attrs[{attribute.name!r}] is {value!r}; expected True or False")
+            values[attribute.name] = bool(value)
+        else:
+            if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+                raise ValueError(f"{op.name}: attrs[{attribute.name!r}] is {value!r}; expected a real number")
+            try:
+                values[attribute.name] = float(value)
+            except OverflowError:
+                shown = f"{op.name}: attrs[{attribute.name!r}] is {short(value)}"
+                raise ValueError(f"{shown}; expected a number that a float holds") from None
+    return values
+
+
+def arguments_of(op: Op) -> list[Tensor]:
+    """The op's tensors, seq_len_max among them."""
+    return [Tensor("seq_len_max", "", "input")] * op.sequence + list(op.inputs)
