@@ -5,7 +5,7 @@ import numpy as np
 
 from ._bind import Converter
 from ._kernels import Kernel
-from ._read import ArgumentReader
+from .argument_reader import ArgumentReader
 from .optable import Op
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]: ...

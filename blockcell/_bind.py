@@ -17,7 +17,8 @@ import numpy as np
 
 from ._args import OpRunner, empty
 from ._kernels import KERNELS, REQUIREMENTS, Kernel, Kernels, Requirements
-from ._read import ArgumentReader, as_kernels_take, form, short
+from .argument_reader import ArgumentReader, as_kernels_take, form
+from .errors import short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
 

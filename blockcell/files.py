@@ -63,9 +63,8 @@ from typing import IO, Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from ._read import short
 from .activations import DEFAULTS, canonical
-from .errors import FormatError
+from .errors import FormatError, short
 from .optable import (
     ACTIVATIONS,
     DENSE_WEIGHTS,

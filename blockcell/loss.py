@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _training
-from ._read import ArgumentReader, is_array
+from .argument_reader import ArgumentReader, is_array
 from .layers.arguments import read_lengths
 from .optable import DTYPES, Array
 

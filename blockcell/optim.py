@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _training
-from ._read import as_kernels_take
+from .argument_reader import as_kernels_take
 from .optable import DTYPE_NAMES, DTYPES, Array
 
 __all__ = ["adam", "clip_global_norm", "momentum", "sgd"]

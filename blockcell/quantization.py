@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._read import short
+from .errors import short
 from .optable import SCHEMES, Array
 
 LEAST_SCALE = np.finfo(np.float32).smallest_normal

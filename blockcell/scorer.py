@@ -14,12 +14,14 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from . import _threads, files
-from ._read import ArgumentReader, short
 from ._threads import in_forked_child
+from .argument_reader import ArgumentReader
+from .errors import short
 from .layers import BaseLayer
 from .layers.arguments import checked_array
 from .layers.loading import read_any
 from .layers.shared import Directions
+from .layers.structure import description_of, has_steps, stored_arrays
 from .optable import Array
 from .progress import progress
 
@@ -99,7 +101,7 @@ class Scorer:
         if not callable(output) and (not isinstance(output, str) or output not in OUTPUTS):
             error = ValueError if isinstance(output, str) else TypeError
             raise error(f"{READER.caller}: output is {short(output)}; expected 'last', 'all', 'mean' or a function")
-        if output in ("all", "mean") and not layer._over_time:
+        if output in ("all", "mean") and not has_steps(layer):
             expected = "expected 'last' or a function, as the layer gives only the last step"
             raise ValueError(f"{READER.caller}: output is {output!r}; {expected}")
         self._layer: BaseLayer[Any] | None = layer
@@ -208,7 +210,7 @@ class Scorer:
         for b, array in enumerate(arrays):
             x[: len(array), b] = array
         y, _ = layer._compute(x, None, lengths, None, threads)
-        if layer._over_time:
+        if has_steps(layer):
             if self._output not in ("last", "mean"):
                 return [y[:length, b].copy() for b, length in enumerate(lengths)]
             y = _means(y, lengths) if self._output == "mean" else _last(y, lengths, layer._directions(False))
@@ -253,7 +255,7 @@ def _read(layer: BaseLayer[Any], k: int, value: Any) -> Array:
         value = np.empty((0, size), dtype)
     name, expected = f"sequences[{k}]", f"(t, I) with I={size} from the layer"
     array = checked_array(READER, name, value, dtype, (None, size), expected)
-    if not len(array) and layer._over_time:
+    if not len(array) and has_steps(layer):
         raise ValueError(f"{READER.caller}: {name} has no steps; expected at least one")
     return array
 
@@ -342,7 +344,7 @@ def _from_file(path: str) -> tuple[BaseLayer[Any], str]:
 @functools.lru_cache(maxsize=8)
 def _read_file(path: str, *version: int) -> tuple[BaseLayer[Any], str]:
     layer = read_any(path)
-    return layer, files.checksum(layer._description(), layer._arrays_of_file())
+    return layer, files.checksum(description_of(layer), stored_arrays(layer))
 
 
 @in_forked_child

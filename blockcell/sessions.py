@@ -11,8 +11,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._read import ArgumentReader, short
 from ._threads import in_forked_child
+from .argument_reader import ArgumentReader
+from .errors import short
 from .layers import BaseLayer
 from .optable import DTYPES, Array
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from blockcell._read import ArgumentReader, conversion, form, is_array, short
+from blockcell.argument_reader import ArgumentReader, conversion, form, is_array
 from blockcell.convert import from_onnx
+from blockcell.errors import short
 from blockcell.files import Stored, cells, check_arrays, weights_of
 from blockcell.layers import GRUState, Layer, LSTMState, RNNState
 from blockcell.layers.arguments import read_parts

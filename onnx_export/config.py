@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 
-from blockcell._read import short
 from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
+from blockcell.errors import short
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor
 
 from . import activations, gru, gru_reset_after, lstm, rnn

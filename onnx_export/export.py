@@ -11,9 +11,10 @@ from google.protobuf.message import EncodeError
 from numpy.typing import DTypeLike
 from onnx import ModelProto
 
-from blockcell._read import short
+from blockcell.errors import short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, RNN, BaseLayer, Bidirectional, Dense, Layer, Quantized, Stack
+from blockcell.layers.structure import cells_by_prefix, stored_arrays
 from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
@@ -214,7 +215,7 @@ def written(
 
 def _stored(layer: BaseLayer, dtype: np.dtype[Any], integer: bool) -> dict[str, Array]:
     """Return the weights as a model of this dtype has them."""
-    arrays = layer._arrays_of_file()
+    arrays = stored_arrays(layer)
     if not isinstance(layer, Quantized):
         return {name: array.astype(dtype) for name, array in arrays.items()}
     if integer:  # the bytes of code + 128
@@ -237,7 +238,7 @@ def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activa
         raise ValueError(f"{what}; expected the float32 layer: weights are inputs in training")
     if dtype != np.float32:
         raise ValueError(f"export: layer is quantized and dtype {dtype}; expected float32, which scales are in")
-    return activations != FLOAT32 and any(matrix.scale is not None for matrix in layer._matrices().values())
+    return activations != FLOAT32 and any(name.endswith(".scale") for name in stored_arrays(layer))
 
 
 def _check_integers(layer: Layer, weights: Mapping[str, Array], loop: str, opset: int) -> None:
@@ -248,7 +249,7 @@ def _check_integers(layer: Layer, weights: Mapping[str, Array], loop: str, opset
         raise ValueError(f"{what} and loop 'native', whose nodes multiply in float32; {expected}")
     if opset < integers.OLDEST_OPSET:
         raise ValueError(f"{what} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
-    for prefix, cell in layer._cells().items():
+    for prefix, cell in cells_by_prefix(layer).items():
         if not is_int8(cell, prefix, weights):
             continue
         for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size, cell.output_size])):

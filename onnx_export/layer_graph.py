@@ -22,6 +22,18 @@ from blockcell import __version__
 from blockcell.activations import unusual
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from blockcell.layers.base import Single
+from blockcell.layers.structure import (
+    activations_of,
+    cells_by_prefix,
+    description_of,
+    feeds_last_steps,
+    gates_of,
+    has_steps,
+    input_directions,
+    passes_dense_alone,
+    state_sizes,
+    weight_tensors,
+)
 from blockcell.optable import OPS, Array, Op, Tensor
 
 from . import integers
@@ -44,7 +56,7 @@ def _step_of(op: Op) -> Op:
 
 def _of_layer(op: Op, cell: Any) -> Op:
     """The op with the gates and weights of a layer, which may be an LSTM that is coupled or has a projection."""
-    weights: dict[str, Tensor] = {tensor.name: tensor for tensor in cell._tensors}
+    weights: dict[str, Tensor] = {tensor.name: tensor for tensor in weight_tensors(cell)}
     missing = {tensor.name for tensor in op.weights} - weights.keys()
 
     def sized(tensor: Tensor) -> Tensor:
@@ -61,7 +73,7 @@ def _of_layer(op: Op, cell: Any) -> Op:
         inputs.append(weights["w_p"])
         if "grad" in op.kernel:
             outputs.append(Tensor("w_p_grad", weights["w_p"].shape, "output"))
-    return replace(op, gates=cell._gates, inputs=tuple(inputs), outputs=tuple(outputs))
+    return replace(op, gates=gates_of(cell), inputs=tuple(inputs), outputs=tuple(outputs))
 
 
 # The ops whose texts the functions have, by the order of an LSTM's gates, by where a GRU resets, and of an RNN. A
@@ -78,7 +90,7 @@ OPS_OF = {
 
 def is_int8(cell: Single, prefix: str, weights: Mapping[str, Array]) -> bool:
     """Say whether the matrices of a cell are codes in 8 bits."""
-    return f"{prefix}{cell._tensors[0].name}.scale" in weights
+    return f"{prefix}{weight_tensors(cell)[0].name}.scale" in weights
 
 
 # ------------------------------------------------------------------------------------------------------------ the graph
@@ -184,7 +196,7 @@ class LayerGraph:
         if self.inlined:
             model = inliner.inline_local_functions(model)
             drop_import(model, DOMAIN)
-        about_layer = {"layer": json.dumps(self.layer._description()), "loop": self.options["loop"]}
+        about_layer = {"layer": json.dumps(description_of(self.layer)), "loop": self.options["loop"]}
         entries = {"version": __version__, **about_layer, **(metadata or {})}
         helper.set_model_props(model, {f"blockcell.{key}": value for key, value in entries.items()})
         return model
@@ -204,15 +216,15 @@ class LayerGraph:
         """Return the shapes of the states after the last step."""
         return {
             prefix + name: ["B", size]
-            for prefix, cell in self.layer._cells().items()
-            for name, size in zip(cell._state._fields, cell._state_sizes, strict=True)
+            for prefix, cell in cells_by_prefix(self.layer).items()
+            for name, size in state_sizes(cell).items()
         }
 
     def shapes(self) -> dict[str, Sequence[int | str]]:
         """Return the shapes of x, y, states and weights."""
         layer, states, rows = self.layer, self.states(), ["B"] if self.streaming else ["T", "B"]
         shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size]}
-        shapes["y"] = [*(rows if layer._over_time else ["B"]), layer.output_size]
+        shapes["y"] = [*(rows if has_steps(layer) else ["B"]), layer.output_size]
         shapes |= states | {f"{name}_prev": shape for name, shape in states.items()}
         return shapes | {name: array.shape for name, array in layer.weights.items()}
 
@@ -262,10 +274,9 @@ class LayerGraph:
         return self._backward_cell(layer, prefix, tape, d_y, needs_d_x)
 
     def _forward_cell(self, cell: Any, prefix: str, x: str, reverse: bool) -> tuple[str, CellTape]:
-        g, states = self.graph, cell._state._fields
+        g, states = self.graph, state_sizes(cell)
         reverse ^= cell.reverse
-        sizes = zip(states, cell._state_sizes, strict=True)
-        first_states = {name: self._first_state(prefix + name, size) for name, size in sizes}
+        first_states = {name: self._first_state(prefix + name, size) for name, size in states.items()}
         arguments = {"x": g.reverse_steps(x) if reverse else x}
         for name, value in first_states.items():
             arguments[f"{name}_prev"] = g.zero_empty_rows(value) if self.train and self.state else value
@@ -289,7 +300,7 @@ class LayerGraph:
 
     def _forward_steps(self, cell: Any, prefix: str, tape: CellTape) -> str:
         """Add a cell's forward pass over all steps, in the order in which they run; return y."""
-        g, states, arguments = self.graph, cell._state._fields, tape.arguments
+        g, states, arguments = self.graph, state_sizes(cell), tape.arguments
         if self.train:
             self._config(cell, prefix, "Grad")  # raises if there is none
         # With lengths, a loop gives the states of all steps; ONNX's own LSTM gives cs only at the rows' last steps.
@@ -303,7 +314,7 @@ class LayerGraph:
             c = replace(c, direct=(*PACKED, *zeros))
         results = self._call(cell, prefix, "", c, arguments)
         arguments |= results
-        if self.train and may_overflow(cell._activations.values()):
+        if self.train and may_overflow(activations_of(cell).values()):
             # Steps past a row's length run, too, and inf or NaN would survive the zeros that are their gradients.
             arguments |= {name: g.zero_padding(array) for name, array in results.items() if not name.endswith("_last")}
         for name in states:
@@ -406,7 +417,7 @@ class LayerGraph:
 
     def _columns_by_direction(self, layer: Dense, array: str, axis: int) -> list[tuple[str, bool]]:
         """Return the columns of each direction of the layer below, and whether it runs backwards."""
-        directions, columns, start = layer._directions_of_x(), [], 0
+        directions, columns, start = input_directions(layer), [], 0
         for size, backwards in directions:
             limits = map(self.graph.ints, (start, start + size, axis))
             columns.append((self.graph.add("Slice", array, *limits) if len(directions) > 1 else array, bool(backwards)))
@@ -431,7 +442,7 @@ class LayerGraph:
             ops = OPS_OF["after" if cell.reset_after else "before"]
         else:
             ops = OPS_OF["plain"]
-        described |= unusual(cell._activations)
+        described |= unusual(activations_of(cell))
         row = ops[kind]
         known = {attribute.name for attribute in row.attributes}
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
@@ -452,7 +463,7 @@ class LayerGraph:
                 *(Tensor(f"{name}_last", shapes[name], "output") for name in last),
             ),
         )
-        fresh, lengths = self.reset, self.lengths and self.native and "cs" in cell._state._fields
+        fresh, lengths = self.reset, self.lengths and self.native and "cs" in state_sizes(cell)
         c = replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
         c = replace(c, integers=self._in_integers(cell, prefix))
         if c.projected:
@@ -503,7 +514,7 @@ class LayerGraph:
             for name in ("W", "R"):
                 made[name] = made[name].astype(np.int8)
                 self.weights[f"{prefix}{name}.scale"] = scale
-        elif stored[cell._tensors[0].name].dtype == np.float16:  # also in a float32 model
+        elif stored[weight_tensors(cell)[0].name].dtype == np.float16:  # also in a float32 model
             made |= {name: made[name].astype(np.float16) for name in ("W", "R")}
         for name in stored:
             del self.weights[prefix + name]
@@ -535,13 +546,13 @@ class LayerGraph:
 
     def _is_in_head(self, layer: Any) -> bool:
         """Return whether a dense layer with `last` reads the layer's y, perhaps through other dense layers."""
-        return bool(layer._in_head and not self.layer._over_time)
+        return feeds_last_steps(layer) and not has_steps(self.layer)
 
     @property
     def _head_reads_x(self) -> bool:
         """Return whether y is of last steps, and x passes only dense layers on its way."""
-        return not self.layer._over_time and self.layer._head()[1]
+        return not has_steps(self.layer) and passes_dense_alone(self.layer)
 
     def _zero_uncounted(self, layer: Layer, array: str) -> str:
         """Set a layer's y, or the gradient to it, to zero at steps that do not count. Of last steps all rows count."""
-        return self.graph.zero_padding(array, self._lengths_of(layer)) if layer._over_time else array
+        return self.graph.zero_padding(array, self._lengths_of(layer)) if has_steps(layer) else array

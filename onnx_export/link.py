@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
 
-from blockcell._read import short
+from blockcell.errors import short
 from blockcell.optable import OPS
 
 from .build import DOMAIN, function

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, inliner, parser, shape_inference
 
-from blockcell._read import short
+from blockcell.errors import short
 from blockcell.installing import how_to_install
 from blockcell.optable import Array
 

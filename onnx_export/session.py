@@ -13,7 +13,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, helper
 
-from blockcell._read import ArgumentReader, conversion, form, is_array, short
+from blockcell.argument_reader import ArgumentReader, conversion, form, is_array
+from blockcell.errors import short
 from blockcell.files import check, check_regular, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 

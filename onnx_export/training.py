@@ -18,8 +18,10 @@ from onnx import FunctionProto, ModelProto, TensorProto, helper
 
 import blockcell.loss
 import blockcell.optim
-from blockcell._read import ArgumentReader, short
+from blockcell.argument_reader import ArgumentReader
+from blockcell.errors import short
 from blockcell.layers import Layer
+from blockcell.layers.structure import has_steps
 from blockcell.optable import Array
 
 from . import losses, optimizers
@@ -314,7 +316,7 @@ class TrainingGraph:
 
     def _counted_rows(self) -> str:
         """Return which rows of y count in the loss, "" where all do."""
-        if not (self.layer_graph.lengths and self.layer._over_time):
+        if not (self.layer_graph.lengths and has_steps(self.layer)):
             return "mask" if self.mask else ""
         live = self.graph.add("Less", self.graph.step_indices(), "lengths")
         return self.graph.add("And", live, "mask") if self.mask else live

@@ -14,9 +14,11 @@ from onnx import ModelProto, TensorProto, helper
 
 import blockcell.loss
 import blockcell.optim
-from blockcell._read import ArgumentReader, short
+from blockcell.argument_reader import ArgumentReader
+from blockcell.errors import short
 from blockcell.files import cells, weights_of
 from blockcell.layers import Layer
+from blockcell.layers.structure import description_of
 from blockcell.optable import Array
 
 from .call import LayerCall, Shapes, Tree, Types, compare_types
@@ -82,7 +84,7 @@ class TrainingSession:
         if "training" not in facts or "layer" not in facts:
             name = short(self.model.graph.name)
             raise ValueError(f"{caller}: the model {name} is no training step; expected one that training_step made")
-        if (found := json.loads(json.dumps(layer._description()))) != facts["layer"]:
+        if (found := json.loads(json.dumps(description_of(layer)))) != facts["layer"]:
             what = f"the model is of {short(json.dumps(facts['layer']))}, but layer is {short(json.dumps(found))}"
             raise ValueError(f"{caller}: {what}; expected a layer that differs in nothing but its weights")
         try:

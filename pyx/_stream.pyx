@@ -17,7 +17,7 @@ import numpy
 
 from blockcell._args import empty
 from blockcell._layers import step_mask_of
-from blockcell._read import ArgumentReader
+from blockcell.argument_reader import ArgumentReader
 
 from blockcell._layers cimport KernelPlan, is_shaped, packed_address, plan_for
 from numpy_arrays cimport is_plain, overlap

@@ -13,6 +13,7 @@ from ..activations import DEFAULTS, Activation
 from ..errors import FormatError, short
 from ..files import StrPath
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
+from ..layers.structure import activations_of, cells_by_prefix
 from ..optable import Array
 from .keras_config import default_gates
 from .keras_files import read_model
@@ -145,8 +146,8 @@ def from_keras(
     layer, untold = _from_list(caller, source, reset_after, DEFAULTS | given)
     cells = _cells_in([layer])
     for name, value in given.items():
-        if not any(name in cell._activations for cell in cells):
-            kinds = ", ".join({type(cell).__name__: None for cell in layer._cells().values()})
+        if not any(name in activations_of(cell) for cell in cells):
+            kinds = ", ".join({type(cell).__name__: None for cell in cells_by_prefix(layer).values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
     _warn_of_arrays(caller, untold, None if recurrent_activation is not None else "sigmoid", stacklevel=3)
@@ -175,7 +176,7 @@ def _from_file(
 
 def _warn_of_arrays(caller: str, layers: Sequence[Layer], gates: Activation | None, stacklevel: int) -> None:
     """Warn of what arrays do not tell of these layers: `gates` is the recurrent_activation that was not given."""
-    if gates is not None and any("recurrent_activation" in cell._activations for cell in _cells_in(layers)):
+    if gates is not None and any("recurrent_activation" in activations_of(cell) for cell in _cells_in(layers)):
         default = "sigmoid, the default of Keras since 2.3 and of TensorFlow 2. Before, and in TensorFlow 1, it was"
         default += f" hard_sigmoid. Pass recurrent_activation={KERAS_2_HARD_SIGMOID!r} for such a model, else"
         if gates != "sigmoid":
@@ -256,7 +257,7 @@ def _from_list(
 
 
 def _cells_in(layers: Iterable[Layer]) -> list[Cell]:
-    return [cell for layer in layers for cell in layer._cells().values() if isinstance(cell, Cell)]
+    return [cell for layer in layers for cell in cells_by_prefix(layer).values() if isinstance(cell, Cell)]
 
 
 class Part(NamedTuple):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .._read import ArgumentReader
+from ..argument_reader import ArgumentReader
 from ..layers import Bidirectional, Dense, Layer, Stack
 from ..layers.cell import Cell
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..activations import DEFAULTS, PARAMETERS, Activation, parts
+from ..layers.structure import activations_of
 from .shared import Cell, ConversionError
 
 USES = {
@@ -111,7 +112,7 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
 
 def written_activations(caller: str, kind: str, cells: Sequence[Cell]) -> dict[str, list[Any]]:
     """The attributes of a node with these cells; none if its activations are the usual ones."""
-    given = [cell._activations for cell in cells]
+    given = [activations_of(cell) for cell in cells]
     for cell, activations in zip(cells, given, strict=True):
         for activation in activations.values():
             name, values = parts(activation)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .._args import empty
-from .._read import ArgumentReader, as_kernels_take, is_array, short
+from ..argument_reader import ArgumentReader, as_kernels_take, is_array
+from ..errors import short
 from ..optable import DTYPES, Array
 
 

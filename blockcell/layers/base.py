@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike
 from .. import _kernels
 from .._args import frozen_copy
 from .._layers import Runner, pack
-from .._read import ArgumentReader, form, rows_as_kernels_take, short
 from .._stream import Stream
+from ..argument_reader import ArgumentReader, form, rows_as_kernels_take
+from ..errors import short
 from ..optable import DTYPES, SCHEMES, Array, Tensor, sizes_of
 from ..quantization import (
     FLOAT32,

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from .. import files
 from .._layers import Runner
-from .._read import ArgumentReader, rows_as_kernels_take, short
+from ..argument_reader import ArgumentReader, rows_as_kernels_take
+from ..errors import short
 from ..optable import Array
 from ..quantization import Scheme
 from .arguments import CallReader, checked_array, read_lengths, read_switches

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from .._layers import CellRunner
-from .._read import ArgumentReader
 from .._stream import Stream
 from ..activations import Activation, numbers, unusual
+from ..argument_reader import ArgumentReader
 from ..optable import Array, Op
 from .base import Single
 from .shared import Directions, S_co

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 
 from .. import _stream
 from .._layers import BidirectionalRunner, Runner, StackRunner
-from .._read import ArgumentReader, short
+from ..argument_reader import ArgumentReader
+from ..errors import short
 from ..optable import Array
 from .arguments import read_parts
 from .base import Layer, Single

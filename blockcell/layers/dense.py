@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from .._layers import DenseRunner
-from .._read import ArgumentReader, short
 from .._stream import Stream
+from ..argument_reader import ArgumentReader
+from ..errors import short
 from ..optable import ACTIVATIONS, DENSE_WEIGHTS, Array
 from .base import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded

@@ -8,8 +8,9 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .._read import ArgumentReader, short
 from ..activations import Activation
+from ..argument_reader import ArgumentReader
+from ..errors import short
 from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, OPS, Array, Tensor, lstm_weights
 from .base import HALF
 from .cell import Cell

@@ -8,7 +8,7 @@ from typing import IO, Any, ClassVar, NoReturn, SupportsIndex
 
 import numpy as np
 
-from .._read import ArgumentReader
+from ..argument_reader import ArgumentReader
 from ..optable import Array
 from ..quantization import (
     FLOAT32,
