@@ -25,7 +25,7 @@ from .loops import Nodes
 from .text import TextParser
 
 _SELU = dict(zip(("scale", "alpha"), SELU, strict=True)) | {"drop": SELU[0] * SELU[1]}
-"""No parameters of an argument, but fixed; `drop` is how far it falls below 0."""
+"""Selu's numbers, which no argument changes; `drop` is how far it falls below 0."""
 
 VALUES = {
     "tanh": "| y = Tanh (x)",
@@ -133,7 +133,7 @@ WORDS = {
     "ActivationSlope": ("activation", SLOPES, "y", "slope"),
     "RecurrentSlope": ("recurrent_activation", SLOPES, "y", "slope"),
 }
-"""A layer's argument, its texts, and the names that the texts have for what they read and give."""
+"""For each word: a layer's argument, its texts, and the texts' names for their input and output."""
 
 
 BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid")
@@ -145,7 +145,7 @@ def may_overflow(activations: Iterable[Activation]) -> bool:
 
 
 def numbers(activations: Mapping[str, Activation]) -> dict[str, float]:
-    """The numbers that the nodes of these activations name, by their names."""
+    """Return the numbers that the nodes of these activations name, by their names."""
     return {
         f"{argument}_{name}": value
         for argument, activation in activations.items()
@@ -154,21 +154,21 @@ def numbers(activations: Mapping[str, Activation]) -> dict[str, float]:
 
 
 def expanded(nodes: Iterable[NodeProto], activations: Mapping[str, Activation], double: bool) -> Nodes:
-    """The nodes with those of the activations, which are given by the names of a layer's arguments."""
-    found: dict[str, NodeProto] = {}  # by the first output: what is there already is not made again
-    for each in nodes:
-        if each.op_type in WORDS:
-            for part in _written(each, activations, double):
-                assert found.setdefault(part.output[0], part) == part, part
+    """Return the nodes with activations and slopes written out; `activations` are by a layer's arguments' names."""
+    by_output: dict[str, NodeProto] = {}  # by the first output: what is there already is not made again
+    for node in nodes:
+        if node.op_type in WORDS:
+            for written_node in _written(node, activations, double):
+                assert by_output.setdefault(written_node.output[0], written_node) == written_node, written_node
         else:
-            found[each.output[0]] = each
-    return [*found.values()]
+            by_output[node.output[0]] = node
+    return [*by_output.values()]
 
 
 def not_in_node(
     op_type: str, activations: Mapping[str, Activation], coupled: bool, dtype: np.dtype[np.floating]
 ) -> str:
-    """Why ONNX's own LSTM, GRU or RNN does not have these activations; empty if it does."""
+    """Return why ONNX's own LSTM, GRU or RNN does not have these activations, "" if it does."""
     for argument in USES[op_type]:
         name, values = parts(activations[argument])
         if name == "softplus":
@@ -187,28 +187,29 @@ def not_in_node(
 
 
 def _written(word: NodeProto, activations: Mapping[str, Activation], double: bool) -> Nodes:
-    argument, texts, read, given = WORDS[word.op_type]
+    """Return the nodes for which an Activation, Recurrent or one of their slopes stands."""
+    argument, texts, input_name, output_name = WORDS[word.op_type]
     activation = activations[argument]
-    known = _parameters(activation)
+    parameters = _parameters(activation)
     nodes = TextParser(["double" if double else "single"], (), []).nodes(texts[parts(activation)[0]])
 
     def named(name: str) -> str:
-        if name in known:
+        if name in parameters:
             return f"{argument}_{name}"
-        if name == given:
+        if name == output_name:
             return str(word.output[0])
-        return "_".join(word.input[0] if part == read else part for part in name.split("_"))
+        return "_".join(word.input[0] if piece == input_name else piece for piece in name.split("_"))
 
-    for each in nodes:
-        each.input[:] = map(named, each.input)
-        each.output[:] = map(named, each.output)
-        for attribute in each.attribute:
-            attribute.f = known[attribute.ref_attr_name]
+    for node in nodes:
+        node.input[:] = map(named, node.input)
+        node.output[:] = map(named, node.output)
+        for attribute in node.attribute:
+            attribute.f = parameters[attribute.ref_attr_name]
             attribute.ClearField("ref_attr_name")
     return nodes
 
 
 def _parameters(activation: Activation) -> dict[str, float]:
-    """The numbers that the texts of an activation name."""
+    """Return the numbers that the texts of an activation name."""
     name, values = parts(activation)
     return _SELU if name == "selu" else dict(zip(PARAMETERS[name], values, strict=True))

@@ -1,4 +1,4 @@
-"""From an op's configuration to its nodes: those that run for all steps at once, and a loop around the others."""
+"""Write the nodes of an op: some run for all steps at once, and a loop runs the others."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .loops import (
     divided,
     last,
     loop,
+    make_node,
     needed,
-    node,
     of_any_rank,
     reads,
     renamed,
@@ -40,19 +40,19 @@ LoopMaker = Callable[[LoopBody, Live, int], Nodes]  # `scan`, `loop` or `unroll`
 
 
 def body(c: Config) -> tuple[Nodes, list[str]]:
-    """The op's nodes and those of its arguments that they read."""
+    """Return the op's nodes, and the names of the arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
     nodes, results = _zero_outputs(c, c.op.outputs) if empty else _output_nodes(c)
     nodes = _named_outputs(c, nodes, results)
     if c.direct:
-        nodes = [each for each in nodes if not set(c.direct).intersection(each.output)]
+        nodes = [node for node in nodes if not set(c.direct).intersection(node.output)]
         nodes = needed(nodes, (tensor.name for tensor in c.op.outputs))
     nodes = [*_constants(c, reads(nodes)), *nodes]
-    for each in nodes:
-        _set_names(c, each)
-    read = reads(nodes)
+    for node in nodes:
+        _set_names(c, node)
+    read_names = reads(nodes)
     arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths", *c.direct, *_scales(c).values()]
-    return nodes, [name for name in arguments if name in read]
+    return nodes, [name for name in arguments if name in read_names]
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class SequenceNodes:
     before: Nodes
     loop: LoopBody
     after: Nodes
-    """Among them nodes Live, which each version of the loop replaces."""
+    """Nodes named Live stand for masks: each version of the loop writes its own."""
     results: Mapping[str, str]
-    """As of `TextNodes`."""
+    """The values of outputs, by the outputs' names."""
     last_states: Sequence[str]
     """The outputs that are states after the last step."""
 
@@ -90,6 +90,7 @@ def _output_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
 
 
 def _single_step(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes of an op without a loop, and the outputs' values."""
     text = _text_nodes(c)
     return [*text.before, *text.step, *text.after], dict(text.results)
 
@@ -99,7 +100,7 @@ def _scan_form(c: Config) -> tuple[Nodes, dict[str, str]]:
     sequence = _sequence_nodes(c)
     if c.static or c.full_length:
         return _with_loop(c, sequence, scan)
-    full_length, masked = (_after_before(c, sequence, scan, Live(known)) for known in (True, False))
+    full_length, masked = (_after_before(c, sequence, scan, Live(is_full)) for is_full in (True, False))
     return [*sequence.before, _two_versions(c, full_length, masked)], {
         name: f"{name}_result" for name in sequence.results
     }
@@ -155,7 +156,7 @@ def _with_native_node(c: Config, parser: TextParser, text: TextNodes) -> TextNod
     if c.full_length or "h" in writes(before):
         return replace(text, before=before, step=[], carried={})
     # It gives the h of all steps, so the cell's text computes the rest for all steps at once.
-    step = [part for whole in renamed(text.step, {"h_prev": "h_before"}) for part in of_any_rank(whole)]
+    step = [node for whole in renamed(text.step, {"h_prev": "h_before"}) for node in of_any_rank(whole)]
     carried = {name: value for name, value in text.carried.items() if name != "h_prev"}
     return replace(text, before=before, step=step, carried=carried)
 
@@ -169,15 +170,15 @@ def _sequence_nodes(c: Config) -> SequenceNodes:
         if text.results.get(tensor.name) in text.carried.values() and not tensor.shape.startswith("T ")
     ]
     after = needed(text.after, text.results.values())
-    wanted = reads(after) | {value for name, value in text.results.items() if name not in last_states}
-    early, inside, late = divided(text.step, text.carried, wanted)
+    values_after = reads(after) | {value for name, value in text.results.items() if name not in last_states}
+    early, inside, late = divided(text.step, text.carried, values_after)
     before = [*text.before, *early]
     timed = with_time(before, [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
     loop_body = LoopBody(
         inside,
         text.carried,
         scan_inputs=sorted(reads(inside) & timed),
-        scan_outputs=sorted(writes(inside) & (reads(late) | wanted)),
+        scan_outputs=sorted(writes(inside) & (reads(late) | values_after)),
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
         rows=c.sizes.get("B"),
@@ -190,16 +191,16 @@ def _sequence_nodes(c: Config) -> SequenceNodes:
 
 def _last_gradients(c: Config, carried: Iterable[str]) -> Nodes:
     """Return zeros for the gradients that the last step reads, as no step runs after it."""
-    nodes, shapes = [node("Shape", ["h_prev"], ["state_shape"])], dict.fromkeys(carried, "state_shape")
+    nodes, shapes = [make_node("Shape", ["h_prev"], ["state_shape"])], dict.fromkeys(carried, "state_shape")
     if c.projected:
-        nodes.append(node("Shape", ["cs_prev"], ["cs_shape"]))
+        nodes.append(make_node("Shape", ["cs_prev"], ["cs_shape"]))
         shapes["cs_grad_next"] = "cs_shape"
-    return [*nodes, *(node("Expand", ["zero", shape], [name]) for name, shape in shapes.items())]
+    return [*nodes, *(make_node("Expand", ["zero", shape], [name]) for name, shape in shapes.items())]
 
 
 def _with_loop(c: Config, sequence: SequenceNodes, loop_nodes: LoopMaker) -> tuple[Nodes, dict[str, str]]:
     """Return the nodes of a sequence with one version of its loop, and the outputs' values."""
-    nodes, results = _after_before(c, sequence, loop_nodes, Live(known=c.full_length))
+    nodes, results = _after_before(c, sequence, loop_nodes, Live(all_live=c.full_length))
     return [*sequence.before, *nodes], results
 
 
@@ -207,7 +208,7 @@ def _after_before(
     c: Config, sequence: SequenceNodes, loop_nodes: LoopMaker, live: Live
 ) -> tuple[Nodes, dict[str, str]]:
     """Return the nodes of the loop and of what runs after it, and the outputs' values."""
-    nodes = [] if live.known else [*Live.CONDITIONS]
+    nodes = [] if live.all_live else [*Live.CONDITIONS]
     if sequence.loop.nodes:
         nodes += loop_nodes(sequence.loop, live, c.sizes.get("T", 0))
     for late in sequence.after:
@@ -220,7 +221,7 @@ def _after_before(
 
 
 def _scales(c: Config) -> dict[str, str]:
-    """The arguments with the scales of matrices, by the names of these."""
+    """Return the arguments that are scales of matrices, by the matrices' names."""
     return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if tensor.kind == "matrix"}
 
 
@@ -228,35 +229,35 @@ def _with_resets(c: Config, text: TextNodes) -> TextNodes:
     """Return the text with states, or gradients to them, set to zero before the steps at which ``fresh`` is true."""
 
     def where(name: str, result: str) -> NodeProto:
-        return node("Where", ["fresh", "zero", name], [result])
+        return make_node("Where", ["fresh", "zero", name], [result])
 
     carried = text.carried
     if c.forward:
-        kept = {name: f"{name}_kept" for name in carried}
-        return replace(text, step=[where(*names) for names in kept.items()] + renamed(text.step, kept))
-    kept = {name: f"{name}_kept" for name in sorted(writes(text.before)) if name.endswith("_before")}
-    step = renamed(text.step, kept | {name: f"{name}_free" for name in carried.values()})
+        kept_names = {name: f"{name}_kept" for name in carried}
+        return replace(text, step=[where(*names) for names in kept_names.items()] + renamed(text.step, kept_names))
+    kept_names = {name: f"{name}_kept" for name in sorted(writes(text.before)) if name.endswith("_before")}
+    step = renamed(text.step, kept_names | {name: f"{name}_free" for name in carried.values()})
     return replace(
         text,
-        before=[*text.before, *(where(*names) for names in kept.items())],
+        before=[*text.before, *(where(*names) for names in kept_names.items())],
         step=step + [where(f"{name}_free", name) for name in carried.values()],
-        after=renamed(text.after, kept),
+        after=renamed(text.after, kept_names),
     )
 
 
 def _two_versions(
     c: Config, full_length: tuple[Nodes, dict[str, str]], masked: tuple[Nodes, dict[str, str]]
 ) -> NodeProto:
-    """An If, so that sequences of full length need no masks."""
+    """Return an If with two versions of the loop: sequences of full length need no masks."""
     branches = {}
-    for key, (nodes, found) in {"then_branch": full_length, "else_branch": masked}.items():
-        outputs = [value_of(name, helper.np_dtype_to_tensor_dtype(c.compute)) for name in found.values()]
-        branches[key] = helper.make_graph(needed(nodes, found.values()), key, [], outputs)
-    return node("If", ["all_live"], [f"{name}_result" for name in full_length[1]], **branches)
+    for key, (nodes, results) in {"then_branch": full_length, "else_branch": masked}.items():
+        outputs = [value_of(name, helper.np_dtype_to_tensor_dtype(c.compute)) for name in results.values()]
+        branches[key] = helper.make_graph(needed(nodes, results.values()), key, [], outputs)
+    return make_node("If", ["all_live"], [f"{name}_result" for name in full_length[1]], **branches)
 
 
 def _in_text(c: Config, output: Tensor) -> str:
-    """The output's name in the text, which is that of the cell's gradient to all arguments."""
+    """Return an output's name in the text, where gradients of a GRU and arrays of sequences have other names."""
     name = output.name
     if c.full_length and c.forward:
         if c.loop == "native":
@@ -272,35 +273,35 @@ def _in_text(c: Config, output: Tensor) -> str:
 
 
 def _zero_outputs(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
-    """Zeros of the outputs' shapes; sizes that are not fixed are those of the inputs."""
+    """Return nodes that make zeros of the outputs' shapes, and the zeros' names; free sizes come from the inputs."""
     nodes = []
     for tensor in outputs:
         nodes += _shape(c, f"{tensor.name}_shape", tensor.shape.split())
-        nodes.append(node("Expand", ["zero", f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
+        nodes.append(make_node("Expand", ["zero", f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
     return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
 
 
 def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:
-    """A vector of sizes such as I, H and 4H, from the inputs where they are not fixed."""
+    """Return nodes that make a vector of sizes such as I, H and 4H; free sizes come from the inputs."""
     if all(letter in c.sizes for word in words for letter in word if letter in LETTERS):
         return [constant(name, np.array(sizes_of(" ".join(words), dict(c.sizes)), np.int64))]
     nodes: Nodes = []
-    parts = {}
+    sizes = {}
     for word in dict.fromkeys(words):
-        parts[word] = f"{name}_{word.replace('+', '_')}"
+        sizes[word] = f"{name}_{word.replace('+', '_')}"
         if source := _source(c.op, word):
-            nodes.append(node("Shape", [source[0]], [parts[word]], start=source[1], end=source[1] + 1))
+            nodes.append(make_node("Shape", [source[0]], [sizes[word]], start=source[1], end=source[1] + 1))
         elif word[0].isdigit():  # that many gates, whose weights are no input or are two
             nodes += [*_shape(c, f"{name}_cells", ["H"]), constant(f"{name}_gates", np.array([int(word[0])], np.int64))]
-            nodes.append(node("Mul", [f"{name}_cells", f"{name}_gates"], [parts[word]]))
+            nodes.append(make_node("Mul", [f"{name}_cells", f"{name}_gates"], [sizes[word]]))
         else:  # x is no input of the cell's gradient: I is what the weights' rows have more than H
             nodes += [*_shape(c, f"{name}_rows", ["I+H"]), *_shape(c, f"{name}_cells", ["H"])]
-            nodes.append(node("Sub", [f"{name}_rows", f"{name}_cells"], [parts[word]]))
-    return [*nodes, node("Concat", [parts[word] for word in words], [name], axis=0)]
+            nodes.append(make_node("Sub", [f"{name}_rows", f"{name}_cells"], [sizes[word]]))
+    return [*nodes, make_node("Concat", [sizes[word] for word in words], [name], axis=0)]
 
 
 def _source(op: Op, word: str) -> tuple[str, int] | None:
-    """An input whose values matter and that has a dimension of this size, and which dimension that is."""
+    """Return an input that the op reads and its axis with a dimension of this size."""
     for tensor in op.inputs:
         if tensor.read and not tensor.peephole and word in tensor.shape.split():
             return tensor.name, tensor.shape.split().index(word)
@@ -308,25 +309,29 @@ def _source(op: Op, word: str) -> tuple[str, int] | None:
 
 
 def _named_outputs(c: Config, nodes: Nodes, results: Mapping[str, str]) -> Nodes:
-    """The nodes that the outputs need, which they give under their names; float16 is cast on the way in and out."""
+    """Return the nodes that the outputs need, with the outputs' names for their values; float16 is cast in and out."""
     nodes = needed(nodes, results.values())
     if c.half:
         arrays = [tensor.name for tensor in c.op.inputs if tensor.name in reads(nodes)]
         inner = {name: f"{name}_float" for name in [*arrays, *results]}
         nodes = renamed(nodes, inner)
-        casts = [node("Cast", [name], [inner[name]], to=TensorProto.FLOAT) for name in arrays]
-        back = [node("Cast", [inner.get(v, v)], [name], to=TensorProto.FLOAT16) for name, v in results.items()]
-        return [*casts, *nodes, *back]
+        casts = [make_node("Cast", [name], [inner[name]], to=TensorProto.FLOAT) for name in arrays]
+        casts_back = [
+            make_node("Cast", [inner.get(v, v)], [name], to=TensorProto.FLOAT16) for name, v in results.items()
+        ]
+        return [*casts, *nodes, *casts_back]
     names = {name: f"{name}_all" for name in results} | {value: name for name, value in results.items()}
     return renamed(nodes, names)
 
 
 def constant(name: str, value: Any) -> NodeProto:
-    return node("Constant", [], [name], name=name, value=numpy_helper.from_array(np.asarray(value), f"{name}_value"))
+    return make_node(
+        "Constant", [], [name], name=name, value=numpy_helper.from_array(np.asarray(value), f"{name}_value")
+    )
 
 
 def _constants(c: Config, names: set[str]) -> Nodes:
-    """Constants for those of the numbers and sizes named in the texts that are read."""
+    """Return constants for numbers and sizes that the texts name, where `names` has them."""
     clip, p_clip = c.attribute("cell_clip"), c.attribute("proj_clip")
     floats = {"zero": 0.0, "one": 1.0, "forget_bias": c.attribute("forget_bias"), "clip_low": -clip, "clip_high": clip}
     floats |= {"p_low": -p_clip, "p_high": p_clip} | activations.numbers(c.activation_of)
@@ -347,19 +352,19 @@ def _constants(c: Config, names: set[str]) -> Nodes:
         *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
         *(constant(name, np.bool_(True)) for name in ("true",) if name in names),
         *(constant(name, value) for name, value in (CONSTANTS if c.integers else {}).items() if name in names),
-        *(part for name, words in sizes.items() if name in names for part in _shape(c, name, words.split())),
+        *(node for name, words in sizes.items() if name in names for node in _shape(c, name, words.split())),
     ]
 
 
-def _set_names(c: Config, each: NodeProto) -> None:
+def _set_names(c: Config, node: NodeProto) -> None:
     """Give a node the name of its first output, which makes graphs and profiles readable."""
-    each.name = each.output[0]
-    if each.op_type in CELLS:
-        each.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
-        if each.op_type == "LSTM" and "coupled" in c.conditions:
-            each.attribute.append(helper.make_attribute("input_forget", 1))
-        for name, value in attributes_of(each.op_type, [c.activation_of]).items():
-            each.attribute.append(helper.make_attribute(name, value))
-    for attribute in each.attribute:
+    node.name = node.output[0]
+    if node.op_type in CELLS:
+        node.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
+        if node.op_type == "LSTM" and "coupled" in c.conditions:
+            node.attribute.append(helper.make_attribute("input_forget", 1))
+        for name, value in attributes_of(node.op_type, [c.activation_of]).items():
+            node.attribute.append(helper.make_attribute(name, value))
+    for attribute in node.attribute:
         for inner in attribute.g.node:
             _set_names(c, inner)

@@ -1,4 +1,4 @@
-"""From an op's name and options to its ONNX model."""
+"""`build`: the ONNX model of an op."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blockcell.optable import LETTERS, Array, Tensor, sizes_of
 
 from .body import CELLS, body
 from .config import Config, Value, arguments_of, config
-from .loops import needed, node, reads, writes
+from .loops import make_node, needed, reads, writes
 
 DOMAIN = "blockcell"
 PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
@@ -37,7 +37,7 @@ SLOW = {"webgpu": ("Scan", "Loop")}
 def in_form(
     caller: str, provider: str, loop: str | None, static: bool, make: Callable[[str, bool], ModelProto]
 ) -> ModelProto:
-    """What ``make(loop, static)`` makes with the given loop or, without one, in the provider's first possible form."""
+    """Return ``make(loop, static)`` with the given loop or, without one, with the provider's first possible form."""
     if provider not in FORMS:
         raise ValueError(f"{caller}: provider is {provider!r}; expected one of {', '.join(FORMS)}")
     forms = FORMS[provider]
@@ -61,34 +61,36 @@ def in_form(
 def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
     """Raise a ValueError if the provider does not have all of ONNX's own cells in the model."""
     nodes, names = OF_NATIVE[provider]
-    for each in (each for part in (model.graph, *model.functions) for each in part.node if each.op_type in CELLS):
-        used = [name for part in each.attribute if part.name == "activations" for name in part.strings]
-        if each.op_type not in nodes or not {*used} <= {*names}:
-            what = f"{each.op_type} with {b', '.join(used).decode()}" if each.op_type in nodes else each.op_type
-            raise ValueError(f"{caller}: loop='native' is not possible: {provider!r} has no {what}; expected another")
+    for node in (
+        node for container in (model.graph, *model.functions) for node in container.node if node.op_type in CELLS
+    ):
+        used = [name for attribute in node.attribute if attribute.name == "activations" for name in attribute.strings]
+        if node.op_type not in nodes or not {*used} <= {*names}:
+            cell = f"{node.op_type} with {b', '.join(used).decode()}" if node.op_type in nodes else node.op_type
+            raise ValueError(f"{caller}: loop='native' is not possible: {provider!r} has no {cell}; expected another")
 
 
 def function(c: Config, name: str | None = None) -> FunctionProto:
-    """The op as a function of the domain `blockcell`; its inputs are the arguments that matter."""
+    """Return the op as a function of the domain `blockcell`; its inputs are the arguments that matter."""
     nodes, inputs = body(c)
     outputs = [tensor.name for tensor in c.op.outputs]
     opset = [helper.make_opsetid("", c.opset)]
-    made: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
-    made.doc_string = _doc(c)
-    return made
+    result: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
+    result.doc_string = _doc(c)
+    return result
 
 
 def packed(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
-    """An op's weights in the layout of ONNX's own LSTM, GRU or RNN; none where there is nothing to compute with."""
+    """Return weights in the layout of ONNX's own LSTM, GRU or RNN; none where a size is 0."""
     from onnx.reference import ReferenceEvaluator  # takes a while to load, and few need it
 
     nodes, _ = body(c)
     names = [name for name in PACKED if name in writes(nodes)]
     nodes = needed(nodes, names)
     inputs = [name for name in weights if name in reads(nodes)]
-    made = helper.make_function(DOMAIN, "packed", inputs, names, nodes, [helper.make_opsetid("", c.opset)])
+    packing = helper.make_function(DOMAIN, "packed", inputs, names, nodes, [helper.make_opsetid("", c.opset)])
     with np.errstate(all="ignore"):
-        arrays = ReferenceEvaluator(made).run(names, {name: weights[name] for name in inputs}, attributes={})
+        arrays = ReferenceEvaluator(packing).run(names, {name: weights[name] for name in inputs}, attributes={})
     return dict(zip(names, arrays, strict=True))
 
 
@@ -104,7 +106,7 @@ def build(
     opset: int = 18,
     static: bool = False,
 ) -> ModelProto:
-    """An op as an ONNX model.
+    """Build an op as an ONNX model.
 
     The graph's inputs and outputs have the op's argument and result names. Arguments that cannot influence the results
     (the peephole weights without ``use_peephole``, say) are not inputs; attributes are constants in the graph.
@@ -166,11 +168,11 @@ def build(
 
 def _model(op: str, c: Config) -> ModelProto:
     imports = [helper.make_opsetid("", c.opset)]
-    made: list[FunctionProto] = []
+    functions: list[FunctionProto] = []
     if not c.inlined:
-        made = [function(c)]
-        inputs = list(made[0].input)
-        nodes = [node(made[0].name, inputs, made[0].output, name=op, domain=DOMAIN)]
+        functions = [function(c)]
+        inputs = list(functions[0].input)
+        nodes = [make_node(functions[0].name, inputs, functions[0].output, name=op, domain=DOMAIN)]
         imports.append(helper.make_opsetid(DOMAIN, 1))
     else:
         nodes, inputs = body(c)
@@ -184,7 +186,7 @@ def _model(op: str, c: Config) -> ModelProto:
     model: ModelProto = helper.make_model(
         graph,
         opset_imports=imports,
-        functions=made,
+        functions=functions,
         ir_version=max(8, helper.find_min_ir_version_for(imports[:1])),
         producer_name="blockcell",
         producer_version=__version__,
@@ -195,7 +197,7 @@ def _model(op: str, c: Config) -> ModelProto:
 
 
 def _typed(c: Config, tensor: Tensor) -> ValueInfoProto:
-    """The tensor's type and shape, sizes that are not fixed as symbols such as ``I+H`` and ``4*H``."""
+    """Return a tensor's type and shape; free sizes are symbols such as ``I+H`` and ``4*H``."""
     if tensor.name == "seq_len_max":
         return helper.make_tensor_value_info(tensor.name, TensorProto.INT64, [])
     shape: list[int | str] = []
@@ -203,13 +205,13 @@ def _typed(c: Config, tensor: Tensor) -> ValueInfoProto:
         # onnxruntime 1.31's fusion of MatMul and Add fails on a size that it knows to be 0: that one stays unknown.
         free = [letter for letter in word if letter in LETTERS and not c.sizes.get(letter)]
         if free:
-            parts = re.sub(r"(\d)([A-Z])", r"\1*\2", word)
-            shape.append("".join(str(c.sizes.get(letter, letter)) for letter in parts))
+            product = re.sub(r"(\d)([A-Z])", r"\1*\2", word)
+            shape.append("".join(str(c.sizes.get(letter, letter)) for letter in product))
         else:
             shape.append(sizes_of(word, dict(c.sizes))[0])
     return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(c.dtype), shape)
 
 
 def _doc(c: Config) -> str:
-    """The equations, from the module that has the text."""
+    """Return the equations, from the module that has the text."""
     return f"{c.op.name} of blockcell.{c.op.module}.\n\n{c.module.__doc__}"

@@ -1,4 +1,4 @@
-"""Translates a layer's arguments to the inputs of its model, and the model's outputs to the layer's results."""
+"""`LayerCall`: a layer's arguments become the inputs of its model, and the model's outputs the layer's results."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LayerCall:
         compare_types("output", model.graph.output, {name: (kind, shape) for name, shape in outputs.items()})
 
     def _shapes_of_layer(self) -> tuple[int, list[int | str], Shapes, Shapes, dict[str, Sequence[Any]]]:
-        """The type of the layer's arrays, and the shapes of x and, by name, of y, states and weights, after checks."""
+        """Check the layer's arrays; return their type, and the shapes of x and, by name, of y, states and weights."""
         kind, x = self._inputs["x"].elem_type if "x" in self._inputs else 0, _dims(self._inputs.get("x"))
         rows = x[:-1]
         if kind not in KINDS or not all(
@@ -102,22 +102,22 @@ class LayerCall:
         return kind, x, y, states, weights
 
     def _about_rows(self, rows: Sequence[int | str]) -> Types:
-        """Those of the inputs that say where rows end and episodes start."""
-        known: Types = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
-        return {name: known[name] for name in known if name in self._inputs}
+        """Return the types of the inputs that say where rows end and episodes start."""
+        types: Types = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
+        return {name: types[name] for name in types if name in self._inputs}
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
-        """The model's inputs, all of them and checked."""
+        """Check the arguments; return all inputs of the model."""
         caller, expected = self._reader.caller, ", ".join(self._takes)
         if unknown := [name for name in arguments if name not in self._takes]:
             without = [name for name in unknown if name in ("lengths", "reset", "state")]
-            mend = f"; the model was exported without {' and '.join(without)}" if without else ""
-            raise TypeError(f"{caller}: {', '.join(unknown)} unknown; expected {expected}{mend}")
-        given = {name: arguments.get(name) for name in self._takes}
-        if missing := [name for name in self._required if name in given and given[name] is None]:
+            hint = f"; the model was exported without {' and '.join(without)}" if without else ""
+            raise TypeError(f"{caller}: {', '.join(unknown)} unknown; expected {expected}{hint}")
+        values_given = {name: arguments.get(name) for name in self._takes}
+        if missing := [name for name in self._required if name in values_given and values_given[name] is None]:
             raise TypeError(f"{caller}: {', '.join(missing)} missing; expected {expected}")
         values: dict[str, tuple[str, Any]] = {}  # by the model's names: the name in messages, and the value
-        for name, value in given.items():
+        for name, value in values_given.items():
             if name == "state":
                 values |= {f"{key}_prev": pair for key, pair in self._parts(self.tree, "", name, value)}
             elif name == "d_state":
@@ -130,7 +130,7 @@ class LayerCall:
         return {name: self._read(name, *values[name], sizes) for name in self._inputs}
 
     def without_rows(self, sizes: Mapping[str, int]) -> list[Array]:
-        """What the model gives where B is 0, of these sizes: nothing, and gradients of zero."""
+        """Return the model's outputs where B is 0: nothing, and gradients of zero."""
         kind = helper.tensor_dtype_to_np_dtype(self._inputs["x"].elem_type)
         shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
         return [np.zeros([sizes.get(dim.dim_param, dim.dim_value) for dim in shape], kind) for shape in shapes]
@@ -139,12 +139,12 @@ class LayerCall:
         """Compute the layer's results where T is 0 by the layer itself, as onnxruntime's Scan cannot run no steps."""
         layer = self._layer(feeds)
         y, last, tape = layer.forward(feeds["x"], self._given_state(feeds, "{}_prev"))
-        parts = {"y": y, "state": last}
+        fields = {"y": y, "state": last}
         if "grads" in self._fields:
             d_last = self._given_state(feeds, "d_{}")
-            parts["d_x"], d_first, parts["grads"] = layer.backward(tape, feeds["d_y"], d_last)
-            parts |= {"d_state": d_first} if "d_state" in self._fields else {}
-        return self._result(**parts)
+            fields["d_x"], d_first, fields["grads"] = layer.backward(tape, feeds["d_y"], d_last)
+            fields |= {"d_state": d_first} if "d_state" in self._fields else {}
+        return self._result(**fields)
 
     def _given_state(self, feeds: Mapping[str, Array], form: str) -> Any:
         """Return the state whose arrays have names of this form among the inputs; None if they are no inputs."""
@@ -162,30 +162,30 @@ class LayerCall:
             return layer
 
     def result(self, outputs: Iterable[Array]) -> Any:
-        """The layer's results."""
-        found = dict(zip(self._outputs, outputs, strict=True))
-        parts = {"y": found["y"], "state": self._state(self.tree, "", found.__getitem__)}
-        if "d_x" in found:
-            parts["d_x"] = found["d_x"]
-            parts["grads"] = {name: found[f"d_{name}"] for name in self._weights}
+        """Return the layer's results."""
+        arrays = dict(zip(self._outputs, outputs, strict=True))
+        fields = {"y": arrays["y"], "state": self._state(self.tree, "", arrays.__getitem__)}
+        if "d_x" in arrays:
+            fields["d_x"] = arrays["d_x"]
+            fields["grads"] = {name: arrays[f"d_{name}"] for name in self._weights}
         if "d_state" in self._fields:
-            parts["d_state"] = self._state(self.tree, "", lambda name: found[f"d_{name}_prev"])
-        return self._result(**parts)
+            fields["d_state"] = self._state(self.tree, "", lambda name: arrays[f"d_{name}_prev"])
+        return self._result(**fields)
 
     # ----------------------------------------------------------------------------------------------------------- states
     def _parts(self, tree: Tree, prefix: str, label: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
-        """The names that a state's arrays have in the model, each with the name in messages and the value."""
+        """Yield the names of a state's arrays in the model, each with the name in messages and the value."""
         fields, children = _below(tree)
         expected = f"({', '.join(fields)})"
         parts = read_parts(self._reader, label, value, fields, expected)
-        for field, (part, each) in zip(fields, parts.items(), strict=True):
+        for field, (part, part_value) in zip(fields, parts.items(), strict=True):
             if field in children:
-                yield from self._parts(children[field], f"{prefix}{field}.", part, each)
+                yield from self._parts(children[field], f"{prefix}{field}.", part, part_value)
             else:
-                yield prefix + field, (part, each)
+                yield prefix + field, (part, part_value)
 
     def _state(self, tree: Tree, prefix: str, find: Callable[[str], Array]) -> Any:
-        """The state whose arrays `find` gives by their names."""
+        """Return the state whose arrays `find` gives by their names."""
         fields, children = _below(tree)
         if children:
             return tuple(self._state(children[field], f"{prefix}{field}.", find) for field in fields)
@@ -193,7 +193,7 @@ class LayerCall:
 
     # ----------------------------------------------------------------------------------------------------------- arrays
     def _dtype_of(self, name: str) -> np.dtype[Any]:
-        """That of an input."""
+        """Return the dtype of an input."""
         if name not in self._dtypes:
             self._dtypes[name] = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
         return self._dtypes[name]
@@ -214,16 +214,16 @@ class LayerCall:
         letters = self._dims[name]
         shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
         if value is None:
-            usual = sizes["T"] if name == "lengths" else name == "mask"
-            return np.full(shape, usual, dtype)  # type: ignore[arg-type]
+            default = sizes["T"] if name == "lengths" else name == "mask"
+            return np.full(shape, default, dtype)  # type: ignore[arg-type]
         array = self._reader.array(label, value)
-        same = array.dtype.newbyteorder("=") == dtype or (dtype == np.int64 and array.dtype.kind in "iu")
-        if not same and (is_array(value) or array.dtype.kind not in {"f": "fiu", "i": "iu", "b": "b"}[dtype.kind]):
+        is_same = array.dtype.newbyteorder("=") == dtype or (dtype == np.int64 and array.dtype.kind in "iu")
+        if not is_same and (is_array(value) or array.dtype.kind not in {"f": "fiu", "i": "iu", "b": "b"}[dtype.kind]):
             is_mended = dtype.kind == "f" and array.dtype.kind in "fiub"
-            mend = f"; {conversion(label, value, dtype)}" if is_mended else ""
-            raise TypeError(f"{caller}: {label} has dtype {array.dtype}; expected {dtype}{mend}")
+            hint = f"; {conversion(label, value, dtype)}" if is_mended else ""
+            raise TypeError(f"{caller}: {label} has dtype {array.dtype}; expected {dtype}{hint}")
         fits = array.ndim == len(shape) and all(
-            isinstance(size, str) or size == found for size, found in zip(shape, array.shape, strict=True)
+            isinstance(size, str) or size == actual for size, actual in zip(shape, array.shape, strict=True)
         )
         if not fits:
             fixed = ", ".join(f"{letter}={size}" for letter, size in sizes.items() if letter in letters)
@@ -239,12 +239,12 @@ class LayerCall:
 
 
 def _dims(kind: Any) -> list[int | str]:
-    """The shape of a tensor type, with 0 for a size that is not known."""
+    """Return the shape of a tensor type, with 0 for a size that is not known."""
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
 
 
 def _unquantized(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """The shapes of arrays, and those that some had before onnxruntime's quantize_dynamic replaced them."""
+    """Return the shapes of arrays, also of those that onnxruntime's quantize_dynamic has replaced."""
     before: dict[str, Sequence[Any]] = {}
     for name, shape in stored.items():
         if name.endswith("_quantized"):
@@ -254,32 +254,32 @@ def _unquantized(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]
 
 
 def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights of those cells whose arrays have the layout of ONNX's own LSTM, GRU or RNN."""
-    found: dict[str, tuple[int, ...]] = {}
+    """Return the shapes of the weights of cells whose arrays have the layout of ONNX's own LSTM, GRU or RNN."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for prefix, cell in cells(tree):
-        given = {name: tuple(stored[prefix + name]) for name in PACKED if prefix + name in stored}
-        if "R" not in given:
+        packed_shapes = {name: tuple(stored[prefix + name]) for name in PACKED if prefix + name in stored}
+        if "R" not in packed_shapes:
             continue
-        inputs, hidden = ((given.get(name) or (0,))[-1] for name in ("W", "R"))
+        inputs, hidden = ((packed_shapes.get(name) or (0,))[-1] for name in ("W", "R"))
         rows = {"LSTM": 4, "GRU": 3}.get(cell["type"], 1) * hidden
         expected = {"W": (1, rows, inputs), "R": (1, rows, hidden), "B": (1, 2 * rows)}
-        if "P" in given:
+        if "P" in packed_shapes:
             expected["P"] = (1, 3 * hidden)
-        if given != expected:
-            what = f"its {prefix}W, R and B" if "P" not in given else f"its {prefix}W, R, B and P"
-            raise ValueError(f"{what} have the shapes {[*given.values()]}; expected {[*expected.values()]}")
-        tensors = [tensor for tensor in weights_of(cell) if tensor.kind != "peephole" or "P" in given]
-        found |= {prefix + tensor.name: sizes_of(tensor.shape, {"I": inputs, "H": hidden}) for tensor in tensors}
-    return found
+        if packed_shapes != expected:
+            names = f"its {prefix}W, R and B" if "P" not in packed_shapes else f"its {prefix}W, R, B and P"
+            raise ValueError(f"{names} have the shapes {[*packed_shapes.values()]}; expected {[*expected.values()]}")
+        tensors = [tensor for tensor in weights_of(cell) if tensor.kind != "peephole" or "P" in packed_shapes]
+        shapes |= {prefix + tensor.name: sizes_of(tensor.shape, {"I": inputs, "H": hidden}) for tensor in tensors}
+    return shapes
 
 
 def _over_time(tree: Tree) -> bool:
-    """Whether y has a row for each step, or for the last one only."""
+    """Return whether y has a row for each step, not for the last one alone."""
     return _over_time(tree["layers"][-1]) if tree["type"] == "Stack" else "last" not in tree
 
 
 def _sizes(cell: Tree, prefix: str, weights: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Of the cell state and of the output, which a projection makes another."""
+    """Return the sizes of the cell state, cs, and of the output, h, which differ where there is a projection."""
     bias = next(tensor for tensor in weights_of(cell) if tensor.kind == "bias")
     hidden = weights[prefix + bias.name][0] // int(bias.shape[:-1] or 1)
     return {"cs": hidden, "h": weights[f"{prefix}w_p"][1] if "proj_clip" in cell else hidden}
@@ -297,23 +297,23 @@ def _output_size(tree: Tree, prefix: str, sizes: Mapping[str, Mapping[str, int]]
 def compare_types(
     what: str, values: Iterable[ValueInfoProto], expected: Mapping[str, tuple[int, Sequence[int | str]]]
 ) -> None:
-    found = [value.name for value in values]
-    if sorted(found) != sorted(expected):
-        raise ValueError(f"it has the {what}s {short(', '.join(found))}; expected {', '.join(expected)}")
+    names = [value.name for value in values]
+    if sorted(names) != sorted(expected):
+        raise ValueError(f"it has the {what}s {short(', '.join(names))}; expected {', '.join(expected)}")
     for value in values:
         kind, shape = expected[value.name]
-        given = value.type.tensor_type
-        if (given.elem_type, _dims(given)) != (kind, shape):
+        tensor_type = value.type.tensor_type
+        if (tensor_type.elem_type, _dims(tensor_type)) != (kind, shape):
             name = f"its {what} {value.name}"
             raise ValueError(
-                f"{name} has the type {given.elem_type} and shape {_dims(given)}; expected {kind}, {shape}"
+                f"{name} has the type {tensor_type.elem_type} and shape {_dims(tensor_type)}; expected {kind}, {shape}"
             )
 
 
 def _below(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:
-    """The names of the state's parts, and those of them that are layers."""
+    """Return the names of a state's parts, and the layers among these parts."""
     if tree["type"] == "Stack":
-        children = {str(k): part for k, part in enumerate(tree["layers"])}
+        children = {str(k): child for k, child in enumerate(tree["layers"])}
     else:
         children = {name: tree[name] for name in ("fw", "bw") if name in tree}
     return tuple(children) or STATES[tree["type"]]._fields, children

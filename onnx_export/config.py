@@ -32,7 +32,7 @@ class Config:
     dtype: np.dtype[Any]
     sizes: Mapping[str, int]
     attrs: Mapping[str, Value]
-    """Those of the op, or of the layer."""
+    """Attributes of the op, or of the layer."""
     loop: str
     opset: int
     static: bool
@@ -60,18 +60,18 @@ class Config:
         return np.dtype(np.float32) if self.half else self.dtype
 
     def attribute(self, name: str) -> float:
-        """An attribute as the step uses it, rounded to float16 in float16 as TensorFlow does."""
+        """Return an attribute as a step uses it: in float16 it is rounded, as TensorFlow does."""
         with np.errstate(over="ignore"):
             return float(self.dtype.type(self.attrs.get(name, 0.0)))
 
     @property
     def activation_of(self) -> dict[str, Activation]:
-        """The activations, by the names that layers have for them."""
-        return {name: self.attrs.get(name, usual) for name, usual in DEFAULTS.items()}  # type: ignore[misc]
+        """Return the activations by the names of a layer's arguments."""
+        return {name: self.attrs.get(name, default) for name, default in DEFAULTS.items()}  # type: ignore[misc]
 
     @property
     def projected(self) -> bool:
-        """Whether h is a projection of what an LSTM's step gives."""
+        """Return whether an LSTM has a projection."""
         return any(tensor.name == "w_p" for tensor in self.op.inputs)
 
     def is_always_zero(self, output: Tensor) -> bool:
@@ -84,14 +84,14 @@ class Config:
 
     @property
     def module(self) -> ModuleType:
-        """The module that has the op's text."""
+        """Return the module that has the op's text."""
         if (kind := node_of(self.op)) != "GRU":
             return {"LSTM": lstm, "RNN": rnn}[kind]
         return gru_reset_after if any(tensor.name == "b_hc" for tensor in self.op.inputs) else gru
 
     @property
     def conditions(self) -> set[str]:
-        """The conditions of the text's lines that hold."""
+        """Return the conditions of the text's lines that hold; `onnx_export.text` explains them."""
         clip, p_clip = self.attribute("cell_clip"), self.attribute("proj_clip")
         cell, bias = not self.op.sequence or self.loop == "native", self.attribute("forget_bias") != 0
         coupled, peephole = "f" in self.op.gates and "i" not in self.op.gates, bool(self.attrs.get("use_peephole"))
@@ -130,25 +130,25 @@ def config(
     opset: int = 18,
     static: bool = False,
 ) -> Config:
-    """The checked configuration."""
+    """Check what an op is to be built of; return its configuration."""
     if not isinstance(op, Op) and op not in OPS:
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
     row = op if isinstance(op, Op) else OPS[op]
     op = row.name
     kind = dtype_of(op, dtype)
-    given = checked_sizes(op, sizes or {}, LETTERS)
-    given = {letter: size for letter, size in given.items() if letter in row.sources}  # a cell has no T
+    fixed = checked_sizes(op, sizes or {}, LETTERS)
+    fixed = {letter: size for letter, size in fixed.items() if letter in row.sources}  # a cell has no T
     values = checked_attributes(row, attrs or {})
     check_form(op, loop, opset)
-    checked = Config(row, kind, given, values, loop, opset, static)
-    if row.sequence and loop == "unroll" and "T" not in given:
+    checked = Config(row, kind, fixed, values, loop, opset, static)
+    if row.sequence and loop == "unroll" and "T" not in fixed:
         raise ValueError(f"{op}: loop='unroll' writes every step out and so needs sizes['T']; 'scan' and 'loop' do not")
     check_native(op, checked)
     return checked
 
 
 def node_of(op: Op) -> str:
-    """Which of ONNX's own nodes is such a cell."""
+    """Return which of ONNX's own nodes is such a cell: LSTM, GRU or RNN."""
     return "LSTM" if "f" in op.gates else "GRU" if "r" in op.gates else "RNN"
 
 
@@ -168,7 +168,7 @@ def check_form(caller: str, loop: str, opset: int) -> None:
 
 
 def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
-    """The dtype, one of those of the ops."""
+    """Return the dtype if ops have it, else raise a ValueError."""
     try:
         return DTYPES[DTYPES.index(np.dtype(dtype))]
     except (TypeError, ValueError):
@@ -176,7 +176,7 @@ def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _not_native(c: Config) -> str:
-    """Why ONNX's own LSTM, GRU or RNN does not compute the same; empty if it does."""
+    """Return why ONNX's own LSTM, GRU or RNN does not compute the same, "" if it does."""
     cell = node_of(c.op)
     if not c.forward:
         return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
@@ -201,8 +201,8 @@ def _not_native(c: Config) -> str:
 
 
 def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:
-    """The sizes that are not None, after a check of all."""
-    given = {}
+    """Check sizes by their letters; return the ones that are not None."""
+    fixed = {}
     for letter, size in sizes.items():
         if letter not in tuple(letters):
             raise ValueError(f"{caller}: sizes has {letter!r}; expected the letters {', '.join(letters)}")
@@ -210,11 +210,12 @@ def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) ->
             continue
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
             raise ValueError(f"{caller}: sizes[{letter!r}] is {size!r}; expected an integer >= 0 or None, any size")
-        given[letter] = int(size)
-    return given
+        fixed[letter] = int(size)
+    return fixed
 
 
 def checked_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
+    """Check an op's attributes; return all of them, with defaults for missing ones."""
     names = [attribute.name for attribute in op.attributes]
     for name in attrs:
         if name not in names:
@@ -238,11 +239,11 @@ def checked_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
             try:
                 values[attribute.name] = float(value)
             except OverflowError:
-                shown = f"{op.name}: attrs[{attribute.name!r}] is {short(value)}"
-                raise ValueError(f"{shown}; expected a number that a float holds") from None
+                message = f"{op.name}: attrs[{attribute.name!r}] is {short(value)}"
+                raise ValueError(f"{message}; expected a number that a float holds") from None
     return values
 
 
 def arguments_of(op: Op) -> list[Tensor]:
-    """The op's tensors, seq_len_max among them."""
+    """Return an op's input tensors, seq_len_max among them."""
     return [Tensor("seq_len_max", "", "input")] * op.sequence + list(op.inputs)

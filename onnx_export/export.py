@@ -186,7 +186,7 @@ def check_places(caller: str, layer: Any, path: Any) -> None:
 
 
 def fixed_sizes(caller: str, sizes: Mapping[str, int | None] | None) -> dict[str, int]:
-    """Those of T and B that are fixed."""
+    """Check sizes; return T and B where they are fixed."""
     fixed = checked_sizes(caller, sizes or {}, "TB")
     for letter, size in fixed.items():
         if size == 0:
@@ -202,7 +202,7 @@ def written(
     static: bool,
     make: Callable[[str, bool], ModelProto],
 ) -> ModelProto:
-    """The model that ``make(loop, static)`` makes in a form for the provider, after writing it."""
+    """Write the model that ``make(loop, static)`` makes in a form for the provider; return it."""
     try:
         model = in_form(caller, provider, loop, static, make)
         if path is not None:

@@ -16,7 +16,7 @@ from onnx import TensorProto, ValueInfoProto, helper
 from blockcell.optable import Array
 
 from .body import constant
-from .loops import Nodes, node
+from .loops import Nodes, make_node
 
 
 @dataclass
@@ -54,7 +54,7 @@ class GraphBuilder:
         key = op_type, inputs, *attributes.items()
         if key not in self._values:
             name = f"{op_type}_{len(self.nodes)}"
-            self.nodes.append(node(op_type, inputs, [name], name=name, **attributes))
+            self.nodes.append(make_node(op_type, inputs, [name], name=name, **attributes))
             self._values[key] = name
         return self._values[key]
 

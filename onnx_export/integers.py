@@ -1,4 +1,4 @@
-"""Products in integers, ``activations="int8"``, as graphs of ONNX's own operators.
+"""Integer (int8) GEMM, ``activations="int8"``, as graphs of ONNX's own operators.
 
 As in `blockcell.formulas.add_product_in_integers`: each row is rounded to codes with a scale of its own, and
 
@@ -23,7 +23,7 @@ from onnx import NodeProto
 
 from blockcell.formulas import TOP
 
-from .loops import Nodes, node
+from .loops import Nodes, make_node
 from .text import TextParser
 
 MOST = 65536
@@ -64,47 +64,52 @@ CONSTANTS: dict[str, np.generic] = {
 
 
 class IntegerProducts:
-    """Writes products in integers, of weights in unsigned bytes. Rows that several products read are rounded once."""
+    """Writes integer GEMMs of quantized weights in unsigned bytes. Rows that several read are quantized once."""
 
     def __init__(self) -> None:
         self._rounded: set[str] = set()
 
     def __call__(self, rows: str, w: str, w_scale: str, addend: str, out: str) -> Nodes:
-        """The nodes of ``out = addend + rows @ w``."""
+        """Return the nodes of ``out = addend + rows @ w``."""
         nodes = [] if rows in self._rounded else self._nodes(ROUNDED, {"rows": rows})
         self._rounded.add(rows)
         names = {"rows": rows, "w": w, "w_scale": w_scale, "addend": addend, "out": out}
         return nodes + self._nodes(PRODUCT, names)
 
     def of_gemms(self, before: Iterable[NodeProto], step: Iterable[NodeProto], scales: Mapping[str, str]) -> Nodes:
-        """The nodes of a step with its Gemms so. The scales, by the weights' names, go where these go before it."""
-        of, nodes = dict(scales), Nodes()
-        for each in before:
-            found = [of[name] for name in each.input if name in of]
-            if each.op_type == "Concat" and found:  # weights beside each other
-                of[each.output[0]] = f"{each.output[0]}_scale"
-                nodes.append(node("Concat", found, [of[each.output[0]]], axis=0))
-            elif each.op_type == "Split" and found:  # the rows for x, those for h
-                of |= dict.fromkeys(each.output, found[0])
-        for each in step:
-            if each.op_type == "Gemm":
-                rows, w, addend = [*each.input, "zero"][:3]
-                nodes += self(rows, w, of[w], addend, each.output[0])
+        """Return the nodes of a step with integer GEMMs in place of its Gemms.
+
+        `scales` has the names of scales by the names of weights. Where nodes before the step concatenate or split
+        weights, the scales follow them.
+        """
+        scale_of, nodes = dict(scales), Nodes()
+        for node in before:
+            input_scales = [scale_of[name] for name in node.input if name in scale_of]
+            if node.op_type == "Concat" and input_scales:  # weights beside each other
+                scale_of[node.output[0]] = f"{node.output[0]}_scale"
+                nodes.append(make_node("Concat", input_scales, [scale_of[node.output[0]]], axis=0))
+            elif node.op_type == "Split" and input_scales:  # the rows for x, those for h
+                scale_of |= dict.fromkeys(node.output, input_scales[0])
+        for node in step:
+            if node.op_type == "Gemm":
+                rows, w, addend = [*node.input, "zero"][:3]
+                nodes += self(rows, w, scale_of[w], addend, node.output[0])
             else:
-                nodes.append(each)
+                nodes.append(node)
         return nodes
 
     def _nodes(self, text: str, names: Mapping[str, str]) -> Nodes:
+        """Return the nodes of a text; names that begin with rows and out begin with these names then."""
         parser = TextParser((), (), [])
         nodes = parser.nodes(text)
 
         def named(name: str) -> str:
             if name in names:
                 return names[name]
-            start, _, rest = name.partition("_")
-            return f"{names[start]}_{rest}" if start in ("rows", "out") else name
+            start, _, suffix = name.partition("_")
+            return f"{names[start]}_{suffix}" if start in ("rows", "out") else name
 
-        for each in nodes:
-            each.input[:] = [named(name) for name in each.input]
-            each.output[:] = [named(name) for name in each.output]
+        for node in nodes:
+            node.input[:] = [named(name) for name in node.input]
+            node.output[:] = [named(name) for name in node.output]
         return nodes

@@ -42,11 +42,11 @@ from .build import DOMAIN, PACKED, function, packed
 from .config import Config, Value, check_native, config
 from .graph_builder import GraphBuilder
 from .link import drop_import
-from .loops import Nodes, needed, node, renamed
+from .loops import Nodes, make_node, needed, renamed
 
 
 def _step_of(op: Op) -> Op:
-    """A sequence's op without time, where there is none of a single step."""
+    """Return a sequence's op without the time axis, as the op of a single step."""
     inputs, outputs = (
         tuple(replace(tensor, shape=tensor.shape.removeprefix("T ")) for tensor in tensors)
         for tensors in (op.inputs, op.outputs)
@@ -55,13 +55,13 @@ def _step_of(op: Op) -> Op:
 
 
 def _of_layer(op: Op, cell: Any) -> Op:
-    """The op with the gates and weights of a layer, which may be an LSTM that is coupled or has a projection."""
+    """Return the op with the gates and weights of a cell, which may be an LSTM that is coupled or has a projection."""
     weights: dict[str, Tensor] = {tensor.name: tensor for tensor in weight_tensors(cell)}
     missing = {tensor.name for tensor in op.weights} - weights.keys()
 
     def sized(tensor: Tensor) -> Tensor:
-        if known := weights.get(tensor.name.removesuffix("_grad")):
-            return replace(tensor, shape=known.shape)
+        if weight := weights.get(tensor.name.removesuffix("_grad")):
+            return replace(tensor, shape=weight.shape)
         of_h = "w_p" in weights and tensor.name in ("h", "h_prev", "h_grad", "h_prev_grad")
         return replace(tensor, shape=tensor.shape.replace("H", "P")) if of_h else tensor
 
@@ -89,7 +89,7 @@ OPS_OF = {
 
 
 def is_int8(cell: Single, prefix: str, weights: Mapping[str, Array]) -> bool:
-    """Say whether the matrices of a cell are codes in 8 bits."""
+    """Return whether the matrices of a cell are quantized to int8."""
     return f"{prefix}{weight_tensors(cell)[0].name}.scale" in weights
 
 
@@ -207,7 +207,7 @@ class LayerGraph:
         for name in outputs:
             value = results[name]
             if value in inputs or value in names:
-                self.graph.nodes.append(node("Identity", [value], [name], name=name))
+                self.graph.nodes.append(make_node("Identity", [value], [name], name=name))
             else:
                 names[value] = name
         return needed(renamed(self.graph.nodes, names), outputs)
@@ -428,8 +428,10 @@ class LayerGraph:
     def _config(
         self, cell: Any, prefix: str, kind: str, outputs: Collection[str] | None = None, last: Iterable[str] = ()
     ) -> Config:
-        """The configuration of a cell's function. Its outputs are these of the op's, or all of them, and the states in
-        `last`, after the last step."""
+        """Return the configuration of a cell's function.
+
+        `outputs` names outputs of the op, None all of them; `last` names states that are outputs after the last step.
+        """
         described: dict[str, Value] = {}
         if isinstance(cell, LSTM):
             ops = OPS_OF[cell.gate_order]
@@ -444,11 +446,11 @@ class LayerGraph:
             ops = OPS_OF["plain"]
         described |= unusual(activations_of(cell))
         row = ops[kind]
-        known = {attribute.name for attribute in row.attributes}
+        attribute_names = {attribute.name for attribute in row.attributes}
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
         where = f"{self.caller}: {prefix.rstrip('.')}: " if prefix else f"{self.caller}: "
         try:
-            attrs = {name: value for name, value in described.items() if name in known}
+            attrs = {name: value for name, value in described.items() if name in attribute_names}
             c = config(row, self.dtype, sizes, attrs, **self.options)
         except ValueError as error:
             raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
@@ -473,7 +475,7 @@ class LayerGraph:
 
     def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
         """Add a call of a cell's function; return its results, by the names of the function's outputs."""
-        called = next((of_cell for known, of_cell in self.functions if known == c), None)
+        called = next((of_cell for called_config, of_cell in self.functions if called_config == c), None)
         if called is None:
             base, names = f"{type(cell).__name__}{kind}", {of_cell.name for _, of_cell in self.functions}
             numbered = (f"{base}_{number}" for number in range(2, len(names) + 3))
@@ -483,12 +485,12 @@ class LayerGraph:
         name = prefix + called.name
         results = {output: f"{name}.{output}" for output in called.output}
         inputs = [arguments[argument] for argument in called.input]
-        self.graph.nodes.append(node(called.name, inputs, [*results.values()], name=name, domain=DOMAIN))
+        self.graph.nodes.append(make_node(called.name, inputs, [*results.values()], name=name, domain=DOMAIN))
         return results
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def _weight(self, name: str) -> str:
-        """Return the value of a weight, float32 again if it has codes and is not multiplied in integers."""
+        """Return the value of a weight; a quantized one is dequantized unless its products are in integers."""
         array, scale = self.weights.get(name), f"{name}.scale"
         if array is None or array.dtype not in (np.int8, np.float16) or self.dtype == np.float16:
             return name
@@ -498,28 +500,29 @@ class LayerGraph:
         return self.graph.concat(self.graph.add("Mul", weight, scale)) if scale in self.weights else weight
 
     def _in_integers(self, cell: Any, prefix: str) -> bool:
+        """Return whether the products of a cell are integer GEMMs."""
         return self.integer and is_int8(cell, prefix, self.weights)
 
     def _pack(self, cell: Any, prefix: str, c: Config) -> Collection[str]:
-        """Replace a cell's weights by those in the layout of ONNX's own LSTM, GRU or RNN; the names of these."""
+        """Put a cell's weights into the layout of ONNX's own LSTM, GRU or RNN; return their names there."""
         stored = {name: self.weights[prefix + name] for name in cell.weights}
-        made = packed(c, {name: array.astype(self.dtype) for name, array in stored.items()})
-        if not made:
+        packings = packed(c, {name: array.astype(self.dtype) for name, array in stored.items()})
+        if not packings:
             return ()
         of_columns = {name: self.weights.pop(f"{prefix}{name}.scale", None) for name in stored}
-        scales = {name: each for name, each in of_columns.items() if each is not None}
+        scales = {name: scale for name, scale in of_columns.items() if scale is not None}
         if scales:  # packed like the weights; all entries of a row of W have the same one
             rows = {name: np.broadcast_to(scales.get(name, array), array.shape) for name, array in stored.items()}
             scale = np.abs(packed(c, rows)["W"][0, :, :1])  # where weights are negated, codes are
             for name in ("W", "R"):
-                made[name] = made[name].astype(np.int8)
+                packings[name] = packings[name].astype(np.int8)
                 self.weights[f"{prefix}{name}.scale"] = scale
         elif stored[weight_tensors(cell)[0].name].dtype == np.float16:  # also in a float32 model
-            made |= {name: made[name].astype(np.float16) for name in ("W", "R")}
+            packings |= {name: packings[name].astype(np.float16) for name in ("W", "R")}
         for name in stored:
             del self.weights[prefix + name]
-        self.weights |= {prefix + name: array for name, array in made.items()}
-        return made.keys()
+        self.weights |= {prefix + name: array for name, array in packings.items()}
+        return packings.keys()
 
     # -------------------------------------------------------------------------------------- states and steps that count
     def _first_state(self, name: str, size: int) -> str:

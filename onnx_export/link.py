@@ -1,4 +1,4 @@
-"""Bodies for the block ops in models that came from TensorFlow."""
+"""`link`: models from TensorFlow get functions for their block ops."""
 
 from __future__ import annotations
 
@@ -56,44 +56,45 @@ def link(model: ModelProto) -> ModelProto:
     if not isinstance(model, ModelProto):
         raise TypeError(f"model is of type {type(model).__name__}; expected an onnx.ModelProto")
     linked = _inlined(model)
-    with_body = {(made.domain, made.name) for made in linked.functions}
-    found = [each for graph, _ in graphs(linked.graph) for each in graph.node if _is_block_op(each, with_body)]
-    if not found:
+    with_body = {(function_proto.domain, function_proto.name) for function_proto in linked.functions}
+    block_nodes = [node for graph, _ in graphs(linked.graph) for node in graph.node if _is_block_op(node, with_body)]
+    if not block_nodes:
         return linked
-    opset = _opset(linked, found[0])
-    given = {name for each in found for name in each.input}
-    for each in found:
-        each.domain = WAITING
+    opset = _opset(linked, block_nodes[0])
+    input_names = {name for node in block_nodes for name in node.input}
+    for node in block_nodes:
+        node.domain = WAITING
     linked.opset_import.append(helper.make_opsetid(WAITING, 1))
     _add_import(linked, DOMAIN, 1)
     linked.ir_version = max(linked.ir_version, 8)  # from where on there are functions
 
     names: dict[tuple[object, ...], str] = {}
-    while waiting := [each for each in found if each.domain == WAITING]:
+    while waiting := [node for node in block_nodes if node.domain == WAITING]:
         # What a node gives may tell the dtype of the next one, through whatever lies between.
         with _by_onnx("infer the types of"):
             inferred = shape_inference.infer_shapes(linked)
         for (graph, _), (_, types) in zip(graphs(linked.graph), graphs(inferred.graph), strict=True):
-            for each in graph.node:
-                if each.domain == WAITING and (kind := _kind(each, types)):
-                    _complete(linked, each, _config(each, kind, opset), names)
-        if len(waiting) == sum(each.domain == WAITING for each in found):
+            for node in graph.node:
+                if node.domain == WAITING and (kind := _kind(node, types)):
+                    _complete(linked, node, _config(node, kind, opset), names)
+        if len(waiting) == sum(node.domain == WAITING for node in block_nodes):
             raise ValueError(_untyped(waiting[0]))
     drop_import(linked, WAITING, FROM_TENSORFLOW)
-    _drop_unread(linked.graph, given)
+    _drop_unread(linked.graph, input_names)
     return linked
 
 
 # ------------------------------------------------------------------------------------------------------ finding nodes
-def bodies(each: NodeProto) -> Iterator[GraphProto]:
-    for attribute in each.attribute:
+def bodies(node: NodeProto) -> Iterator[GraphProto]:
+    """Yield the graphs among a node's attributes."""
+    for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
 
 
 def graphs(graph: GraphProto, outer: Types | None = None) -> Iterator[tuple[GraphProto, Types]]:
-    """The graph and the bodies in it, each with the types of the values that it sees, as far as they are known."""
+    """Yield a graph and the bodies in it, each with the types of the values that it sees, as far as they are known."""
     types = dict(outer or {})
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     types |= {tensor.values.name: tensor.values.data_type for tensor in graph.sparse_initializer}
@@ -101,60 +102,60 @@ def graphs(graph: GraphProto, outer: Types | None = None) -> Iterator[tuple[Grap
         if kind := value.type.tensor_type.elem_type:
             types[value.name] = kind
     yield graph, types
-    for each in graph.node:
-        for body in bodies(each):
+    for node in graph.node:
+        for body in bodies(node):
             yield from graphs(body, types)
 
 
 def nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes and those in their bodies."""
-    for each in nodes:
-        yield each
-        for body in bodies(each):
+    """Yield the nodes, and the nodes in their bodies."""
+    for node in nodes:
+        yield node
+        for body in bodies(node):
             yield from nodes_within(body.node)
 
 
-def _is_block_op(each: NodeProto, with_body: Collection[tuple[str, str]]) -> bool:
-    return each.op_type in OPS and each.domain in DOMAINS and (each.domain, each.op_type) not in with_body
+def _is_block_op(node: NodeProto, with_body: Collection[tuple[str, str]]) -> bool:
+    return node.op_type in OPS and node.domain in DOMAINS and (node.domain, node.op_type) not in with_body
 
 
 @contextmanager
-def _by_onnx(what: str) -> Iterator[None]:
+def _by_onnx(task: str) -> Iterator[None]:
     try:
         yield
     except MemoryError:
         raise
     except Exception as error:  # of many kinds, where a model is not what onnx takes it for
-        raise ValueError(f"onnx cannot {what} the model: {error}") from error
+        raise ValueError(f"onnx cannot {task} the model: {error}") from error
 
 
 def _inlined(model: ModelProto) -> ModelProto:
-    """A copy of the model without functions that have block ops in them."""
+    """Return a copy of the model in which functions with block ops in them are inlined."""
     copy = ModelProto()
     copy.CopyFrom(model)
     while True:
-        with_body = {(made.domain, made.name) for made in copy.functions}
-        found = [
-            (made.domain, made.name)
-            for made in copy.functions
-            if any(_is_block_op(each, with_body) for each in nodes_within(made.node))
+        with_body = {(local.domain, local.name) for local in copy.functions}
+        blocked = [
+            (local.domain, local.name)
+            for local in copy.functions
+            if any(_is_block_op(node, with_body) for node in nodes_within(local.node))
         ]
-        if not found:
+        if not blocked:
             return copy
         _check_growth(copy)
         with _by_onnx("inline the functions of"):
-            copy = inliner.inline_selected_functions(copy, found)
+            copy = inliner.inline_selected_functions(copy, blocked)
 
 
 def _check_growth(model: ModelProto) -> None:
     """Raise a ValueError where a function calls itself, or where there would be too many nodes without functions."""
-    functions = {(made.domain, made.name): made for made in model.functions}
+    functions = {(local.domain, local.name): local for local in model.functions}
     sizes: dict[tuple[str, str], int] = {}
 
     def size(nodes: Iterable[NodeProto], within: Collection[tuple[str, str]]) -> int:
         total = 0
-        for each in nodes_within(nodes):
-            key = each.domain, each.op_type
+        for node in nodes_within(nodes):
+            key = node.domain, node.op_type
             if key in within:
                 raise ValueError(
                     f"the function {key[1]} of the domain {key[0]!r} calls itself, which ONNX does not allow"
@@ -165,116 +166,120 @@ def _check_growth(model: ModelProto) -> None:
         return total
 
     try:
-        most = max(size(part, ()) for part in (model.graph.node, *(made.node for made in model.functions)))
+        largest = max(
+            size(nodes_of_part, ()) for nodes_of_part in (model.graph.node, *(local.node for local in model.functions))
+        )
     except RecursionError:
         raise ValueError("the model's functions call one another too deeply") from None
-    if most > MOST_NODES:
-        raise ValueError(f"the model would have {most} nodes without its functions; expected at most {MOST_NODES}")
+    if largest > MOST_NODES:
+        raise ValueError(f"the model would have {largest} nodes without its functions; expected at most {MOST_NODES}")
 
 
 # --------------------------------------------------------------------------------------------------- completing a node
-def _kind(each: NodeProto, types: Types) -> int:
-    """The type of the node's arrays, 0 where it is not known (yet)."""
-    op = OPS[each.op_type]
-    arguments = dict(zip((tensor.name for tensor in arguments_of(op)), each.input, strict=False))
+def _kind(node: NodeProto, types: Types) -> int:
+    """Return the type of a node's arrays, 0 where it is not known (yet)."""
+    op = OPS[node.op_type]
+    arguments = dict(zip((tensor.name for tensor in arguments_of(op)), node.input, strict=False))
     arguments.pop("seq_len_max", None)
-    results = zip((tensor.name for tensor in op.outputs), each.output, strict=False)
+    results = zip((tensor.name for tensor in op.outputs), node.output, strict=False)
     kinds: dict[int, str] = {}
     for name, value in [*arguments.items(), *results]:
         if kind := types.get(value, 0):
             kinds.setdefault(kind, f"{name} ({value!r}) is {TensorProto.DataType.Name(kind)}")
     if len(kinds) > 1:
-        raise ValueError(f"{_called(each)}: {' and '.join(kinds.values())}; expected one dtype")
+        raise ValueError(f"{_called(node)}: {' and '.join(kinds.values())}; expected one dtype")
     return next(iter(kinds), 0)
 
 
-def _config(each: NodeProto, kind: int, opset: int) -> Config:
-    op = OPS[each.op_type]
+def _config(node: NodeProto, kind: int, opset: int) -> Config:
+    op = OPS[node.op_type]
     attrs: dict[str, Value] = {}
-    for attribute in each.attribute:
-        if attribute.name not in [known.name for known in op.attributes]:
+    for attribute in node.attribute:
+        if attribute.name not in [declared.name for declared in op.attributes]:
             continue
         if attribute.name in attrs:
-            raise ValueError(f"{_called(each)} has the attribute {attribute.name} twice")
+            raise ValueError(f"{_called(node)} has the attribute {attribute.name} twice")
         if attribute.ref_attr_name:
-            raise ValueError(f"{_called(each)} has {attribute.name} of a function, but it is in none; expected a value")
+            raise ValueError(f"{_called(node)} has {attribute.name} of a function, but it is in none; expected a value")
         value = short(helper.get_attribute_value(attribute))
         if attribute.name == "use_peephole":  # ONNX has no attributes that are true or false
             if attribute.type != AttributeProto.INT or attribute.i not in (0, 1):
-                raise ValueError(f"{_called(each)} has use_peephole {value}; expected the integer 0 or 1")
+                raise ValueError(f"{_called(node)} has use_peephole {value}; expected the integer 0 or 1")
             attrs[attribute.name] = bool(attribute.i)
         elif attribute.name == "activation":
             if attribute.type != AttributeProto.STRING:
-                raise ValueError(f"{_called(each)} has activation {value}; expected a string")
+                raise ValueError(f"{_called(node)} has activation {value}; expected a string")
             attrs[attribute.name] = attribute.s.decode(errors="replace")
         elif attribute.type != AttributeProto.FLOAT:
-            raise ValueError(f"{_called(each)} has {attribute.name} {value}; expected a float")
+            raise ValueError(f"{_called(node)} has {attribute.name} {value}; expected a float")
         else:
             attrs[attribute.name] = attribute.f
     try:
         return config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, opset=opset)
     except ValueError as error:
-        raise ValueError(f"{_called(each)}: {error}") from None
+        raise ValueError(f"{_called(node)}: {error}") from None
 
 
-def _complete(model: ModelProto, each: NodeProto, c: Config, names: dict[tuple[object, ...], str]) -> None:
-    """Make the node a call of a function that the model has then."""
+def _complete(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[object, ...], str]) -> None:
+    """Make a node the call of a function, which the model gets if it does not have it."""
     key = (c.op.name, c.dtype, *c.attrs.items())
-    with_body = {made.name: made for made in model.functions if made.domain == DOMAIN}
+    with_body = {called.name: called for called in model.functions if called.domain == DOMAIN}
     if key not in names:
         numbered = (f"{c.op.name}_{number}" for number in range(2, len(with_body) + 3))
         names[key] = next(name for name in (c.op.name, *numbered) if name not in with_body)
-        made = function(c, names[key])
-        made.doc_string = f"{c.dtype}, {json.dumps(c.attrs)}\n\n{made.doc_string}"
-        model.functions.append(made)
-        with_body[made.name] = made
-    made = with_body[names[key]]
+        called = function(c, names[key])
+        called.doc_string = f"{c.dtype}, {json.dumps(c.attrs)}\n\n{called.doc_string}"
+        model.functions.append(called)
+        with_body[called.name] = called
+    called = with_body[names[key]]
     arguments = [tensor.name for tensor in arguments_of(c.op)]
     results = [tensor.name for tensor in c.op.outputs]
-    for part, has, takes in [("inputs", each.input, arguments), ("outputs", each.output, results)]:
-        if len(has) > len(takes):
-            raise ValueError(f"{_called(each)} has {len(has)} {part}; expected {len(takes)}: {', '.join(takes)}")
-    given = dict(zip(arguments, each.input, strict=False))
-    if missing := [name for name in made.input if not given.get(name)]:
-        raise ValueError(f"{_called(each)}: {', '.join(missing)} missing; expected all of {', '.join(made.input)}")
-    each.input[:] = [given[name] for name in made.input]
-    each.op_type, each.domain = made.name, DOMAIN
-    del each.attribute[:]
+    for side, names_given, names_known in [("inputs", node.input, arguments), ("outputs", node.output, results)]:
+        if len(names_given) > len(names_known):
+            raise ValueError(
+                f"{_called(node)} has {len(names_given)} {side}; expected {len(names_known)}: {', '.join(names_known)}"
+            )
+    values = dict(zip(arguments, node.input, strict=False))
+    if missing := [name for name in called.input if not values.get(name)]:
+        raise ValueError(f"{_called(node)}: {', '.join(missing)} missing; expected all of {', '.join(called.input)}")
+    node.input[:] = [values[name] for name in called.input]
+    node.op_type, node.domain = called.name, DOMAIN
+    del node.attribute[:]
 
 
-def _called(each: NodeProto) -> str:
-    """The node in messages."""
-    name = each.name or next((output for output in each.output if output), "")
-    return f"{each.op_type} node {name!r}"
+def _called(node: NodeProto) -> str:
+    """Return how messages call a node."""
+    name = node.name or next((output for output in node.output if output), "")
+    return f"{node.op_type} node {name!r}"
 
 
-def _untyped(each: NodeProto) -> str:
-    arguments = zip((tensor.name for tensor in arguments_of(OPS[each.op_type])), each.input, strict=False)
+def _untyped(node: NodeProto) -> str:
+    arguments = zip((tensor.name for tensor in arguments_of(OPS[node.op_type])), node.input, strict=False)
     values = ", ".join(f"{name} ({value!r})" for name, value in arguments if value and name != "seq_len_max")
     return (
-        f"{_called(each)}: no type is known of {values}, so its dtype cannot be found; expected at least one of them "
+        f"{_called(node)}: no type is known of {values}, so its dtype cannot be found; expected at least one of them "
         "to be a graph input or an initializer or to have an entry in value_info"
     )
 
 
 def _drop_unread(graph: GraphProto, names: Collection[str]) -> None:
-    """Those of the names' initializers that nobody reads any more, of which onnxruntime would complain."""
-    read = reads(graph.node) | {value.name for value in (*graph.input, *graph.output)}
-    kept = [tensor for tensor in graph.initializer if tensor.name in read or tensor.name not in names]
+    """Remove initializers with these names that nobody reads any more, of which onnxruntime would complain."""
+    read_names = reads(graph.node) | {value.name for value in (*graph.input, *graph.output)}
+    initializers = [tensor for tensor in graph.initializer if tensor.name in read_names or tensor.name not in names]
     del graph.initializer[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(initializers)
 
 
 # ------------------------------------------------------------------------------------------------------------- imports
-def _opset(model: ModelProto, each: NodeProto) -> int:
-    """The version of ONNX's operators in the model."""
+def _opset(model: ModelProto, node: NodeProto) -> int:
+    """Return the version of ONNX's operators in the model, which imports them then."""
     versions: list[int] = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions:
         model.opset_import.append(helper.make_opsetid("", NEW_OPSET))
         return NEW_OPSET
     if versions[0] < OLDEST_OPSET:
         raise ValueError(
-            f"{_called(each)} is in a model of opset {versions[0]}; expected {OLDEST_OPSET} or newer, which converters "
+            f"{_called(node)} is in a model of opset {versions[0]}; expected {OLDEST_OPSET} or newer, which converters "
             "can be asked for (tf2onnx: --opset 18)"
         )
     return versions[0]
@@ -286,8 +291,8 @@ def _add_import(model: ModelProto, domain: str, version: int) -> None:
 
 
 def drop_import(model: ModelProto, *domains: str) -> None:
-    """Those of the domains that no node is in any more."""
-    used = {each.domain for part in (model.graph, *model.functions) for each in nodes_within(part.node)}
-    kept = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]
+    """Remove the imports of domains that no node is in any more."""
+    used = {node.domain for container in (model.graph, *model.functions) for node in nodes_within(container.node)}
+    entries = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(entries)

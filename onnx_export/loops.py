@@ -1,5 +1,7 @@
-"""From one step to a sequence: nodes that need no other step run before or after the loop, for all steps at once; the
-others run in a Scan, in a Loop, or are written out for every step.
+"""Loops over the steps of a sequence: a Scan, a Loop, or all steps written out.
+
+Nodes that need no other step run before or after the loop, for all steps at once. `needed`, `renamed`, `reads` and
+`writes` are about nodes of any kind.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import ClassVar
 
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-node = helper.make_node
+make_node = helper.make_node
 Nodes = list[NodeProto]
 BOOLS = ("fresh", "h_inside")  # the arrays of bool that a step may read a row of; all others are of floats
 SPLIT_MOST = 7  # outputs: with the input as many arrays as every WebGPU lets a shader have
@@ -39,24 +41,24 @@ class LoopBody:
     """Whether each output is a copy that no node of the body reads, as tract demands of a Scan."""
 
     def named(self, rename: Callable[[str], str]) -> Nodes:
-        """The nodes, with new names for all values that differ between steps."""
+        """Return the nodes with new names for all values that differ between steps."""
         return renamed(
             self.nodes, {name: rename(name) for name in {*self.carried, *self.scan_inputs, *writes(self.nodes)}}
         )
 
 
 def last(name: str) -> str:
-    """The name of a carried value after the last step."""
+    """Return the name of a carried value after the last step."""
     return f"{name}_last"
 
 
 # ------------------------------------------------------------------------------------------------------ dividing a step
 def reads(nodes: Iterable[NodeProto]) -> set[str]:
-    """The names that nodes read, including those that their bodies take from outside."""
+    """Return the names that nodes read; bodies read values from outside, too."""
     names: set[str] = set()
-    for each in nodes:
-        names.update(name for name in each.input if name)
-        for attribute in each.attribute:
+    for node in nodes:
+        names.update(name for name in node.input if name)
+        for attribute in node.attribute:
             if attribute.HasField("g"):
                 body = attribute.g
                 inside = {value.name for value in body.input} | writes(body.node)
@@ -65,18 +67,18 @@ def reads(nodes: Iterable[NodeProto]) -> set[str]:
 
 
 def writes(nodes: Iterable[NodeProto]) -> set[str]:
-    """The names that nodes give values."""
-    return {name for each in nodes for name in each.output if name}
+    """Return the names of the values that nodes compute."""
+    return {name for node in nodes for name in node.output if name}
 
 
 def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
-    """The nodes with other names, in bodies too."""
+    """Return copies of the nodes with other names, in bodies too."""
     copies = []
-    for each in nodes:
+    for node in nodes:
         copy = NodeProto()
-        copy.CopyFrom(each)
-        copy.input[:] = [names.get(name, name) for name in each.input]
-        copy.output[:] = [names.get(name, name) for name in each.output]
+        copy.CopyFrom(node)
+        copy.input[:] = [names.get(name, name) for name in node.input]
+        copy.output[:] = [names.get(name, name) for name in node.output]
         for attribute in copy.attribute:
             if attribute.HasField("g"):
                 inner = renamed(attribute.g.node, names)
@@ -88,39 +90,39 @@ def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
     return copies
 
 
-def needed(nodes: Iterable[NodeProto], wanted: Iterable[str]) -> Nodes:
-    """The nodes that the wanted names need."""
-    names, kept = set(wanted), []
-    for each in reversed(list(nodes)):
-        if names.intersection(each.output):
-            kept.append(each)
-            names |= reads([each])
-    return kept[::-1]
+def needed(nodes: Iterable[NodeProto], names_wanted: Iterable[str]) -> Nodes:
+    """Return the nodes that these names need."""
+    names, needed_nodes = set(names_wanted), []
+    for node in reversed(list(nodes)):
+        if names.intersection(node.output):
+            needed_nodes.append(node)
+            names |= reads([node])
+    return needed_nodes[::-1]
 
 
 def with_time(nodes: Iterable[NodeProto], timed: Iterable[str]) -> set[str]:
-    """The names of values that have a time axis if `timed` have one."""
+    """Return the names of values that have a time axis if `timed` have one."""
     names = set(timed)
-    for each in nodes:
-        if each.op_type != "Shape" and names.intersection(each.input):
-            names.update(each.output)
+    for node in nodes:
+        if node.op_type != "Shape" and names.intersection(node.input):
+            names.update(node.output)
     return names
 
 
 def divided(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -> tuple[Nodes, Nodes, Nodes]:
-    """The nodes of a step that can run before the loop, must run in it, and can run after it."""
+    """Divide the nodes of a step into three lists: they can run before the loop, must run in it, can run after it."""
     nodes = needed(nodes, {*wanted, *carried.values()})
     waiting = set(carried)
-    before, rest = [], []
-    for each in nodes:
-        if waiting.isdisjoint(each.input):
-            before.append(each)
+    before, waiting_nodes = [], []
+    for node in nodes:
+        if waiting.isdisjoint(node.input):
+            before.append(node)
         else:
-            waiting.update(each.output)
-            rest.append(each)
-    readers = {each.output[0] for each in rest if not carried.keys().isdisjoint(each.input)}
-    inside = needed(rest, {*carried.values(), *readers})
-    return before, inside, [each for each in rest if each not in inside]
+            waiting.update(node.output)
+            waiting_nodes.append(node)
+    readers = {node.output[0] for node in waiting_nodes if not carried.keys().isdisjoint(node.input)}
+    inside = needed(waiting_nodes, {*carried.values(), *readers})
+    return before, inside, [node for node in waiting_nodes if node not in inside]
 
 
 # ----------------------------------------------------------------------------------------------------- past seq_len_max
@@ -131,27 +133,27 @@ class Live:
     """
 
     LENGTH: ClassVar = [
-        node("Squeeze", ["T_1"], ["T"]),
-        node("Equal", ["seq_len_max", "T"], ["all_live"]),
+        make_node("Squeeze", ["T_1"], ["T"]),
+        make_node("Equal", ["seq_len_max", "T"], ["all_live"]),
     ]
     CONDITIONS: ClassVar = [
-        node("Greater", ["seq_len_max", "int_0"], ["any_live"]),
-        node("Range", ["int_0", "T", "int_1"], ["steps"]),
-        node("Less", ["steps", "seq_len_max"], ["live_steps"]),
-        node("Unsqueeze", ["live_steps", "at_1_2"], ["live"]),
-        node("Slice", ["live", "at_last", "at_minimum", "at_0", "at_last"], ["live_back"]),
+        make_node("Greater", ["seq_len_max", "int_0"], ["any_live"]),
+        make_node("Range", ["int_0", "T", "int_1"], ["steps"]),
+        make_node("Less", ["steps", "seq_len_max"], ["live_steps"]),
+        make_node("Unsqueeze", ["live_steps", "at_1_2"], ["live"]),
+        make_node("Slice", ["live", "at_last", "at_minimum", "at_0", "at_last"], ["live_back"]),
     ]
 
-    def __init__(self, known: bool) -> None:
-        self.known = known
+    def __init__(self, all_live: bool) -> None:
+        self.all_live = all_live
         self.aliases: dict[str, str] = {}
 
     def __call__(self, array: str, result: str, condition: str = "live") -> Nodes:
-        """``result`` is ``array`` where the condition holds, else zero."""
-        if self.known:
+        """Return the nodes of ``result``, which is ``array`` where the condition holds, else zero."""
+        if self.all_live:
             self.aliases[result] = array
             return []
-        return [node("Where", [condition, array, "zero"], [result])]
+        return [make_node("Where", [condition, array, "zero"], [result])]
 
 
 # ---------------------------------------------------------------------------------------------------------- three loops
@@ -168,11 +170,11 @@ def value_of(name: str, dtype: int, shape: Sequence[int | None] | None = None) -
 
 
 def _reversed(array: str, result: str) -> NodeProto:
-    return node("Slice", [array, "at_last", "at_minimum", "at_0", "at_last"], [result])
+    return make_node("Slice", [array, "at_last", "at_minimum", "at_0", "at_last"], [result])
 
 
 def _around(body: LoopBody, live: Live, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
-    """The loop; if the last step runs first, its arrays are reversed before and after it.
+    """Return the loop; if the last step runs first, its arrays are reversed before and after it.
 
     A Scan can run backwards by itself, but not in onnx.reference and tract. ``loop`` is told the arrays' names.
     """
@@ -184,22 +186,22 @@ def _around(body: LoopBody, live: Live, loop: Callable[[Callable[[str], str]], N
     return [*nodes, loop(_back), *(_reversed(_back(name), name) for name in body.scan_outputs)]
 
 
-def _graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto], more: Nodes) -> GraphProto:
-    """The graph of one step. Each output has its own name, even if two of them are the same value."""
-    inner = [*rows, *body.named(_now), *more]
-    outputs = [value_of(name, TensorProto.BOOL, []) for extra in more for name in extra.output]
+def _graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto], more_nodes: Nodes) -> GraphProto:
+    """Return the graph of one step. Each output has its own name, even if two of them are the same value."""
+    inner = [*rows, *body.named(_now), *more_nodes]
+    outputs = [value_of(name, TensorProto.BOOL, []) for node in more_nodes for name in node.output]
     for values, ending in ((body.carried.values(), "next"), (body.scan_outputs, "row")):
         for value in map(_now, values):
             output = value
-            if body.distinct_outputs or value in {made.name for made in outputs}:
+            if body.distinct_outputs or value in {known_output.name for known_output in outputs}:
                 output = f"{value}_{ending}"
-                inner.append(node("Identity", [value], [output]))
+                inner.append(make_node("Identity", [value], [output]))
             outputs.append(value_of(output, body.dtype, [None, None]))  # old onnxruntimes do not always find the rank
     return helper.make_graph(inner, name, inputs, outputs)
 
 
 def scan(body: LoopBody, live: Live, T: int) -> Nodes:
-    """One Scan."""
+    """Return the steps as one Scan."""
     inputs = [
         value_of(_now(name), TensorProto.BOOL if name in BOOLS else body.dtype)
         for name in [*body.carried, *body.scan_inputs]
@@ -209,7 +211,7 @@ def scan(body: LoopBody, live: Live, T: int) -> Nodes:
     return _around(
         body,
         live,
-        lambda array: node(
+        lambda array: make_node(
             "Scan",
             [*body.carried, *map(array, body.scan_inputs)],
             [*finals, *map(array, body.scan_outputs)],
@@ -220,31 +222,33 @@ def scan(body: LoopBody, live: Live, T: int) -> Nodes:
 
 
 def loop(body: LoopBody, live: Live, T: int) -> Nodes:
-    """One Loop."""
+    """Return the steps as one Loop."""
     array = _back if body.reverse else lambda name: name
     # Arrays of numbers: onnxruntime's Gather of bools on WebGPU, in 1.27, reads past the end of its indices.
     stored = {name: f"{name}_number" if name in BOOLS else name for name in body.scan_inputs}
-    numbers, rows = [], [node("Gather", [array(name), "step"], [_now(name)]) for name in stored.values()]
+    numbers, rows = [], [make_node("Gather", [array(name), "step"], [_now(name)]) for name in stored.values()]
     for name in BOOLS:
         if name in stored:
-            numbers.append(node("Cast", [name], [stored[name]], to=body.dtype))
-            rows.append(node("Cast", [_now(stored[name])], [_now(name)], to=TensorProto.BOOL))
+            numbers.append(make_node("Cast", [name], [stored[name]], to=body.dtype))
+            rows.append(make_node("Cast", [_now(stored[name])], [_now(name)], to=TensorProto.BOOL))
     inputs = [
         value_of("step", TensorProto.INT64, []),
         value_of("go_on", TensorProto.BOOL, []),
         *(value_of(_now(name), body.dtype) for name in body.carried),
     ]
-    graph = _graph(body, "step", rows, inputs, [node("Identity", ["go_on"], ["going_on"])])
+    graph = _graph(body, "step", rows, inputs, [make_node("Identity", ["go_on"], ["going_on"])])
     finals = [last(name) for name in body.carried.values()]
     return numbers + _around(
         replace(body, scan_inputs=[*stored.values()]),
         live,
-        lambda array: node("Loop", ["T", "true", *body.carried], [*finals, *map(array, body.scan_outputs)], body=graph),
+        lambda array: make_node(
+            "Loop", ["T", "true", *body.carried], [*finals, *map(array, body.scan_outputs)], body=graph
+        ),
     )
 
 
 def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
-    """The nodes of all steps, one step after the other, on the arrays' rows [B, ...]."""
+    """Return the nodes of all steps, one step after the other, on the arrays' rows [B, ...]."""
     order = [*range(T)[::-1]] if body.reverse else [*range(T)]
     before = dict(zip(order[1:], order, strict=False))
 
@@ -264,47 +268,47 @@ def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
         nodes += body.named(lambda name, t=t: value_at(name, t))  # type: ignore[misc]
     for name in body.scan_outputs:
         flat, width, shape = (f"{name}_{word}" for word in "flat width shape".split())
-        nodes.append(node("Concat", [value_at(name, t) for t in range(T)], [flat], axis=0))
+        nodes.append(make_node("Concat", [value_at(name, t) for t in range(T)], [flat], axis=0))
         if body.rows is None:
-            nodes.append(node("Shape", [flat], [width], start=1, end=2))
-            nodes.append(node("Concat", ["T_1", "B_1", width], [shape], axis=0))
+            nodes.append(make_node("Shape", [flat], [width], start=1, end=2))
+            nodes.append(make_node("Concat", ["T_1", "B_1", width], [shape], axis=0))
         else:
-            nodes.append(node("Constant", [], [shape], value_ints=[T, body.rows, -1]))
-        nodes.append(node("Reshape", [flat, shape], [name], allowzero=1))
+            nodes.append(make_node("Constant", [], [shape], value_ints=[T, body.rows, -1]))
+        nodes.append(make_node("Reshape", [flat, shape], [name], allowzero=1))
     return nodes
 
 
 def _cut(array: str, steps: list[str], body: LoopBody) -> Nodes:
-    """The steps [B, ...] of an array [T, B, ...]; slices of a few of them where no Split may have them all."""
+    """Cut an array [T, B, ...] into steps [B, ...], slice by slice where one Split may not have all of them."""
     nodes = []
-    most = SPLIT_MOST if body.static else len(steps)
-    for start in range(0, len(steps), most):
-        part, some = steps[start : start + most], array
+    limit = SPLIT_MOST if body.static else len(steps)
+    for start in range(0, len(steps), limit):
+        names, cut = steps[start : start + limit], array
         begin, end, flat, count, sizes = (f"{array}_{word}_{start}" for word in "begin end flat count sizes".split())
-        if len(part) < len(steps):
-            some = f"{array}_some_{start}"
+        if len(names) < len(steps):
+            cut = f"{array}_some_{start}"
             nodes += [
-                node("Constant", [], [begin], value_ints=[start]),
-                node("Constant", [], [end], value_ints=[start + len(part)]),
-                node("Slice", [array, begin, end], [some]),
+                make_node("Constant", [], [begin], value_ints=[start]),
+                make_node("Constant", [], [end], value_ints=[start + len(names)]),
+                make_node("Slice", [array, begin, end], [cut]),
             ]
-        if len(part) == 1:
-            nodes.append(node("Flatten", [some], part, axis=-1))
+        if len(names) == 1:
+            nodes.append(make_node("Flatten", [cut], names, axis=-1))
             continue
-        nodes.append(node("Flatten", [some], [flat], axis=-1))
+        nodes.append(make_node("Flatten", [cut], [flat], axis=-1))
         if body.rows is None:
-            nodes.append(node("Constant", [], [count], value_ints=[len(part)]))
-            nodes.append(node("Expand", ["B_1", count], [sizes]))
+            nodes.append(make_node("Constant", [], [count], value_ints=[len(names)]))
+            nodes.append(make_node("Expand", ["B_1", count], [sizes]))
         else:
-            nodes.append(node("Constant", [], [sizes], value_ints=[body.rows] * len(part)))
-        nodes.append(node("Split", [flat, sizes], part, axis=0))
+            nodes.append(make_node("Constant", [], [sizes], value_ints=[body.rows] * len(names)))
+        nodes.append(make_node("Split", [flat, sizes], names, axis=0))
     return nodes
 
 
-def of_any_rank(each: NodeProto) -> Nodes:
-    """The node without Gemm, which takes only matrices."""
-    if each.op_type != "Gemm":
-        return [each]
-    left, right, addend = each.input
-    product = f"{each.output[0]}_product"
-    return [node("MatMul", [left, right], [product]), node("Add", [product, addend], each.output)]
+def of_any_rank(node: NodeProto) -> Nodes:
+    """Return a node without Gemm, which takes only matrices."""
+    if node.op_type != "Gemm":
+        return [node]
+    left, right, addend = node.input
+    product = f"{node.output[0]}_product"
+    return [make_node("MatMul", [left, right], [product]), make_node("Add", [product, addend], node.output)]

@@ -1,4 +1,4 @@
-"""Models on onnxruntime and its providers. The only module that imports it."""
+"""Models on onnxruntime and its providers. No other module imports onnxruntime."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ class Kept:
 
     @property
     def now(self) -> dict[str, Any]:
-        """What the next run reads."""
+        """Return the values that the next run reads."""
         return self._sets[self.turns % 2]
 
     @property
     def next(self) -> dict[str, Any]:
-        """What it writes."""
+        """Return the values that the next run writes."""
         return self._sets[1 - self.turns % 2]
 
     def turn(self) -> None:
-        """The values that were written are those to read."""
+        """Exchange the two sets: the next run reads what the last one has written."""
         self.turns += 1
 
     def array(self, name: str) -> Array:
-        """A copy."""
+        """Return a copy of a value."""
         return np.array(self.now[name].numpy())
 
 
 def _value(array: Array, provider: str) -> Any:
-    """An array as an onnxruntime.OrtValue in the provider's memory."""
+    """Return an array as an onnxruntime.OrtValue in the provider's memory."""
     # Numbers that are no floats are read by the CPU too, and WebGPU has few kernels for them. Python has no way to the
     # memory of the WebGPU provider that is built in.
     on_cpu = provider == "cpu" or array.ndim == 0
@@ -131,15 +131,15 @@ class Running:
         self._model = _with_names(model) if provider == "webgpu" else model
         self._outputs = [value.name for value in model.graph.output]
         self.session = self._started(self._options())
-        if provider == "webgpu" and (odd := self._floats_on_the_cpu()):
-            nodes = ", ".join(f"{node.op_type} {node.name}" for node in odd[:3])
+        if provider == "webgpu" and (misplaced := self._floats_on_the_cpu()):
+            nodes = ", ".join(f"{node.op_type} {node.name}" for node in misplaced[:3])
             raise RuntimeError(
                 f"provider is 'webgpu', but onnxruntime {onnxruntime.__version__} would run {nodes} of "
                 f"{model.graph.name} on the CPU; expected a model without them or, of an op or a layer, another `loop`"
             )
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs, in the model's order."""
+        """Run the model; return its outputs in their order."""
         try:
             return self._ran(feeds)
         except Exception as error:  # onnxruntime's own class
@@ -163,19 +163,19 @@ class Running:
         return bound.copy_outputs_to_cpu()  # type: ignore[no-any-return]
 
     def placement(self) -> list[Placed]:
-        """Where every node runs, those of bodies too."""
-        told = self._told()
+        """Return where every node runs, also in bodies."""
+        assigned = self._told()
         if self.provider != "webgpu" or _plugin() is not None:
-            return told
+            return assigned
         # The provider that is built into onnxruntime does not tell its nodes, so they are what is left in the graph.
         with tempfile.TemporaryDirectory() as folder:
             options = self._options()
             options.optimized_model_filepath = str(Path(folder) / "model.onnx")
             self._started(options)
             model = onnx.load(options.optimized_model_filepath)
-        known = {node.name for node in told}
-        found = (node for graph, _ in graphs(model.graph) for node in graph.node if node.name not in known)
-        return [*told, *(Placed(node.op_type, node.name, PROVIDERS["webgpu"].name) for node in found)]
+        names = {node.name for node in assigned}
+        others = (node for graph, _ in graphs(model.graph) for node in graph.node if node.name not in names)
+        return [*assigned, *(Placed(node.op_type, node.name, PROVIDERS["webgpu"].name) for node in others)]
 
     # ---------------------------------------------------------------------------------------------------------- private
     def _options(self) -> Any:
@@ -196,15 +196,15 @@ class Running:
         return options
 
     def _started(self, options: Any) -> Any:
-        """An onnxruntime.InferenceSession, which has no types."""
-        about, content = PROVIDERS[self.provider], self._model.SerializeToString()
+        """Return an onnxruntime.InferenceSession, which has no types."""
+        described, content = PROVIDERS[self.provider], self._model.SerializeToString()
         try:
             if self.provider == "webgpu" and (device := _plugin()) is not None:
                 options.add_provider_for_devices([device], dict(self._provider_options))
                 session = onnxruntime.InferenceSession(content, options, enable_fallback=0)
             else:
-                chosen = [(about.name, {**about.options, **self._provider_options})]
-                session = onnxruntime.InferenceSession(content, options, providers=chosen, enable_fallback=0)
+                choice = [(described.name, {**described.options, **self._provider_options})]
+                session = onnxruntime.InferenceSession(content, options, providers=choice, enable_fallback=0)
         except Exception as error:  # onnxruntime's own classes
             if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
                 name = short(self._model.graph.name)
@@ -218,18 +218,18 @@ class Running:
                 f"(onnxruntime: {error})"
             ) from error
         active = session.get_providers()
-        if active[0] != about.name:
+        if active[0] != described.name:
             raise RuntimeError(f"provider is {self.provider!r}, but onnxruntime fell back to {', '.join(active)}")
         return session
 
     def _told(self) -> list[Placed]:
-        """The nodes of which onnxruntime tells where they run."""
+        """Return where nodes run, as far as onnxruntime tells it."""
         if not hasattr(self.session, "get_provider_graph_assignment_info"):
             raise RuntimeError(f"onnxruntime {onnxruntime.__version__} does not tell where nodes run; 1.24 does")
         return [
-            Placed(node.op_type, node.name, part.ep_name)
-            for part in self.session.get_provider_graph_assignment_info()
-            for node in part.get_nodes()
+            Placed(node.op_type, node.name, assignment.ep_name)
+            for assignment in self.session.get_provider_graph_assignment_info()
+            for node in assignment.get_nodes()
         ]
 
     def _floats_on_the_cpu(self) -> list[Placed]:
@@ -257,14 +257,14 @@ class Stepping(Running):
         """Read and write these values from the next run on."""
         self._kept = kept
         self._bound: dict[int, tuple[Any, list[tuple[int, ...]], list[Any]]] = {}
-        """A binding, the inputs' shapes and the other outputs, by which set of kept values is read."""
+        """A binding, the inputs' shapes and the other outputs, by the set of kept values that is read."""
 
     def step(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The other outputs, by name."""
-        way = self._kept.turns % 2
-        if way not in self._bound:
-            self._bound[way] = self._with_kept(), [], []
-        bound, shapes, values = self._bound.pop(way)  # to be put back when it has run
+        """Run the model once; return the outputs that are not kept, by name."""
+        turn = self._kept.turns % 2
+        if turn not in self._bound:
+            self._bound[turn] = self._with_kept(), [], []
+        bound, shapes, values = self._bound.pop(turn)  # to be put back when it has run
         for name, array in feeds.items():
             bound.bind_ortvalue_input(name, _value(array, self.provider))
         if shapes != (shapes := [array.shape for array in feeds.values()]):
@@ -274,11 +274,11 @@ class Stepping(Running):
         self.session.run_with_iobinding(bound)
         self._kept.turn()
         values = values or bound.get_outputs()[: len(self._others)]
-        self._bound[way] = bound, shapes, values
+        self._bound[turn] = bound, shapes, values
         return {name: np.array(value.numpy()) for name, value in zip(self._others, values, strict=True)}
 
     def _with_kept(self) -> Any:
-        """A binding of the kept values: binding all of them at each step took a small model a sixth of its time."""
+        """Bind the kept values, once: to bind all of them at each step took a small model a sixth of its time."""
         bound = self.session.io_binding()
         for name in self._others:  # first, so that they are the first of the outputs
             bound.bind_output(name)
@@ -290,7 +290,7 @@ class Stepping(Running):
 
 
 def _with_names(model: ModelProto) -> ModelProto:
-    """The model with the names that nodes have in onnxruntime: without functions, and none of them empty."""
+    """Return the model with the names that nodes have in onnxruntime: without functions, and with no empty name."""
     inlined: ModelProto = inliner.inline_local_functions(model)
     for graph, _ in graphs(inlined.graph):
         for node in graph.node:
@@ -300,12 +300,12 @@ def _with_names(model: ModelProto) -> ModelProto:
 
 # ------------------------------------------------------------------------------------------------------ what is here
 def has(provider: str) -> bool:
-    """Whether the provider can run models here."""
+    """Return whether the provider can run models here."""
     return not why_not(provider)
 
 
 def why_not(provider: str) -> str:
-    """What a provider lacks here, and what to install; empty if it can run models."""
+    """Return what a provider lacks here and what to install, "" if it can run models."""
     if provider == "webgpu":
         return _why_no_webgpu()
     available = onnxruntime.get_available_providers()
@@ -318,7 +318,7 @@ def why_not(provider: str) -> str:
 
 
 def why_no_dtype(provider: str, dtype: np.dtype[Any]) -> str:
-    """Why a provider that is here has no numbers of this kind; empty if it has them."""
+    """Return why an installed provider has no numbers of this dtype, "" if it has them."""
     if provider == "webgpu" and dtype == np.float64:
         return "WebGPU has no float64; expected float32 or float16"
     if provider == "webgpu" and dtype == np.float16 and not _has_half():
@@ -331,9 +331,9 @@ def _why_no_webgpu() -> str:
     try:
         Running(parser.parse_model(ANY), "webgpu")
     except Exception as error:  # of which there are many, in onnxruntime's own words
-        said = str(error).strip().splitlines()[-1]
-        if "Failed to get a WebGPU adapter" not in said:
-            return said
+        message = str(error).strip().splitlines()[-1]
+        if "Failed to get a WebGPU adapter" not in message:
+            return message
         return (
             "there is no GPU with a Vulkan driver; install the Vulkan loader (Debian: libvulkan1) and a driver; "
             "one that computes on the CPU (Debian: chromium-common) needs its ICD file's name in VK_ICD_FILENAMES"
@@ -352,7 +352,7 @@ def _has_half() -> bool:
 
 @cache
 def _plugin() -> Any:
-    """The device of the plugin, a package of its own; None if onnxruntime has the provider built in."""
+    """Return the device of the WebGPU plugin, a package of its own; None if onnxruntime has the provider built in."""
     name = PROVIDERS["webgpu"].name
     if name in onnxruntime.get_available_providers():
         return None

@@ -1,4 +1,4 @@
-"""Models that are called with arrays, like the op or the layer that they are of."""
+"""`Session`: a model that is called with arrays, like its op or layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .runtime import PROVIDERS, Placed, Running, why_no_dtype, why_not
 
 
 class Session:
-    """An op, or a model, to be called with arrays. The model of a layer is called like the layer.
+    """An op or a model that is called with arrays. The model of a layer is called like the layer.
 
     Parameters
     ----------
@@ -97,8 +97,8 @@ class Session:
         outputs = [value.name for value in self.model.graph.output]
         self._result: Any = self.op.result if self.op else namedtuple("Outputs", outputs, rename=True)
         self._rebuilt = {"op": op_or_model, **build_options} if isinstance(op_or_model, str) else None
-        chosen = build_options.get("loop")
-        self._forms = FORMS[provider] if chosen is None else [{"loop": chosen}]
+        loop = build_options.get("loop")
+        self._forms = FORMS[provider] if loop is None else [{"loop": loop}]
         self._running: dict[tuple[tuple[str, int], ...], Running] = {}
         if self._native and provider == "cpu" and self.dtype == np.float64:
             raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
@@ -114,7 +114,7 @@ class Session:
 
     @property
     def placement(self) -> list[Placed]:
-        """Where every node runs, those in loops too. On a GPU, an op or layer must have been called once before."""
+        """Where every node runs, also in loops. On a GPU, an op or layer must have been called once before."""
         if not self._running:
             raise RuntimeError(
                 f"{self._name}: on a GPU there is a graph for every set of sizes; call the session first"
@@ -173,20 +173,20 @@ class Session:
         return self._running[key]
 
     def _rebuilt_for(self, sizes: dict[str, int]) -> Running:
-        """The op of these sizes, in the first form that is exact and that the provider runs."""
-        *others, last = self._forms
-        for chosen in others:
+        """Build the op for these sizes, in the first form that is exact and that the provider runs."""
+        *first_forms, last = self._forms
+        for options in first_forms:
             try:
-                return Running(self._build(chosen, sizes), self.provider)
+                return Running(self._build(options, sizes), self.provider)
             except (RuntimeError, ValueError):
                 continue
         return Running(self._build(last, sizes), self.provider)
 
-    def _build(self, chosen: Mapping[str, Any], sizes: dict[str, int]) -> ModelProto:
-        return build(**{**(self._rebuilt or {}), **chosen, "sizes": sizes, "static": True})
+    def _build(self, options: Mapping[str, Any], sizes: dict[str, int]) -> ModelProto:
+        return build(**{**(self._rebuilt or {}), **options, "sizes": sizes, "static": True})
 
     def _free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
-        """What the model leaves open of the sizes, as it is here."""
+        """Return the values of the sizes that the model leaves open."""
         return {letter: feeds[name].shape[axis] for letter, name, axis in self._free}
 
     # -------------------------------------------------------------------------------------------------------- arguments
@@ -194,15 +194,17 @@ class Session:
         if missing := [name for name in self._inputs if arguments.get(name) is None]:
             raise TypeError(f"{self._name}: {', '.join(missing)} missing; expected {', '.join(self._inputs)}")
         ignored = [tensor.name for tensor in arguments_of(self.op)] if self.op else []
-        known = {*self._inputs, *ignored, *self.attributes, "name"}
-        if unknown := [name for name in arguments if name not in known]:
+        expected_names = {*self._inputs, *ignored, *self.attributes, "name"}
+        if unknown := [name for name in arguments if name not in expected_names]:
             raise TypeError(f"{self._name}: {', '.join(unknown)} unknown; expected {', '.join(self._inputs)}")
-        for name, built in self.attributes.items():
-            given = arguments.get(name, built)
+        for name, built_value in self.attributes.items():
+            value = arguments.get(name, built_value)
             if name == "activation":
-                given = self._reader.activation(name, given)
-            if given != built and not (isinstance(built, float) and np.isnan(given) and np.isnan(built)):
-                raise ValueError(f"{self._name}: {name} is {given!r}; expected {built!r}, as the model was built")
+                value = self._reader.activation(name, value)
+            if value != built_value and not (
+                isinstance(built_value, float) and np.isnan(value) and np.isnan(built_value)
+            ):
+                raise ValueError(f"{self._name}: {name} is {value!r}; expected {built_value!r}, as the model was built")
 
     def _read(self, name: str, value: Any) -> Array:
         if name == "seq_len_max":
@@ -219,7 +221,7 @@ class Session:
         return np.ascontiguousarray(array, dtype)
 
     def _check_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
-        """The sizes of this call, after a check of every shape against the table and the model."""
+        """Check every shape against the table and the model; return the sizes of this call."""
         sizes: dict[str, int] = {}
         if self.op is None:
             return sizes
@@ -240,17 +242,17 @@ class Session:
             if "I" not in sizes and tensor.shape.startswith("I+H") and "H" in sizes:
                 sizes["I"], sources["I"] = max(0, len(array) - sizes["H"]), tensor.name
         for tensor, array in tensors:
-            right = sizes_of(tensor.shape, sizes)
-            if array.shape != right:
+            expected_shape = sizes_of(tensor.shape, sizes)
+            if array.shape != expected_shape:
                 origin = [f"{k}={sizes[k]} from {sources[k]}" for k in sources if k in tensor.shape]
-                expected = f"expected {form(tensor.shape)} = {right} with {', '.join(origin)}"
+                expected = f"expected {form(tensor.shape)} = {expected_shape} with {', '.join(origin)}"
                 raise ValueError(f"{self._name}: {tensor.name} has shape {array.shape}; {expected}")
         for value in self.model.graph.input:
             dims = value.type.tensor_type.shape.dim  # `build` writes 0, which onnxruntime must not know, as a name
-            built = [0 if dim.dim_param == "0" else dim.dim_value or None for dim in dims]
+            built_sizes = [0 if dim.dim_param == "0" else dim.dim_value or None for dim in dims]
             shape = feeds[value.name].shape
-            if any(fixed not in (None, size) for fixed, size in zip(built, shape, strict=True)):
-                fixed_sizes = ", ".join("any" if fixed is None else str(fixed) for fixed in built)
+            if any(fixed not in (None, size) for fixed, size in zip(built_sizes, shape, strict=True)):
+                fixed_sizes = ", ".join("any" if fixed is None else str(fixed) for fixed in built_sizes)
                 expected = f"expected ({fixed_sizes}), as the model was built"
                 raise ValueError(f"{self._name}: {value.name} has shape {shape}; {expected}")
         if self._native and sizes.get("I") == 0 and node_of(self.op) != "RNN":
@@ -263,8 +265,8 @@ class Session:
 
 def warn_of_slow(name: str, model: ModelProto, provider: str) -> None:
     """Warn of a node of the model's, in functions and bodies too, that is slow on the provider."""
-    parts = (model.graph, *model.functions)
-    kinds = (each.op_type for part in parts for each in nodes_within(part.node))
+    containers = (model.graph, *model.functions)
+    kinds = (node.op_type for container in containers for node in nodes_within(container.node))
     if slow := next((kind for kind in kinds if kind in SLOW.get(provider, ())), ""):
         warnings.warn(
             f"{name}: its steps run in a {slow}, which {provider!r} leaves to the CPU, with copies of arrays "
@@ -291,7 +293,7 @@ def check_provider(provider: str) -> None:
 
 
 def _dtype(model: ModelProto) -> np.dtype[Any]:
-    """That of the first output."""
+    """Return the dtype of the first output."""
     outputs = model.graph.output
     kind = outputs[0].type.tensor_type.elem_type if outputs else TensorProto.UNDEFINED
     if kind not in helper.get_all_tensor_dtypes():
@@ -300,7 +302,7 @@ def _dtype(model: ModelProto) -> np.dtype[Any]:
 
 
 def facts_of(model: ModelProto) -> dict[str, Any]:
-    """What the metadata say of a model that blockcell made, after every check; of another, nothing."""
+    """Check the metadata of a model that blockcell made and return what they say; of another model nothing."""
     texts = [(entry.key, entry.value) for entry in model.metadata_props if entry.key.startswith("blockcell.")]
     facts: dict[str, Any] = {key.removeprefix("blockcell."): text for key, text in texts}
     name = f"the metadata of the model {short(model.graph.name)}"
@@ -329,30 +331,34 @@ def facts_of(model: ModelProto) -> dict[str, Any]:
 
 
 def foreign(model: ModelProto, reason: Exception) -> str:
-    """The message on a model that is not what its metadata say."""
+    """Return the message on a model that is not what its metadata say."""
     name = f"the metadata of the model {short(model.graph.name)}"
     return f"{name} and the model are not those that blockcell makes: {reason}"
 
 
 def _read_attributes(op: Op, text: str) -> dict[str, Value]:
-    given, names = parse(text), [attribute.name for attribute in op.attributes]
-    if not isinstance(given, dict) or sorted(given) != sorted(names):
+    attributes, names = parse(text), [attribute.name for attribute in op.attributes]
+    if not isinstance(attributes, dict) or sorted(attributes) != sorted(names):
         raise ValueError(f"blockcell.attributes is {short(text)}; expected {', '.join(names) or 'none'}")
-    return checked_attributes(op, given)
+    return checked_attributes(op, attributes)
 
 
 def _check_model(op: Op, model: ModelProto) -> None:
     """Raise a ValueError unless the model's inputs and outputs are the op's."""
-    known = {tensor.name: tensor.rank for tensor in arguments_of(op)}
+    ranks = {tensor.name: tensor.rank for tensor in arguments_of(op)}
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
     results = [tensor.name for tensor in op.outputs]
-    if len({*inputs} & known.keys()) < len(inputs) or outputs != results:
-        found = f"inputs {short(', '.join(inputs))} and the outputs {short(', '.join(outputs))}"
-        raise ValueError(f"it has the {found}; expected some of {', '.join(known)}, and {', '.join(results)}")
+    if len({*inputs} & ranks.keys()) < len(inputs) or outputs != results:
+        has = f"inputs {short(', '.join(inputs))} and the outputs {short(', '.join(outputs))}"
+        raise ValueError(f"it has the {has}; expected some of {', '.join(ranks)}, and {', '.join(results)}")
     kind = model.graph.output[0].type.tensor_type.elem_type
     for value in model.graph.input:
-        found_type = value.type.tensor_type
-        right = TensorProto.INT64 if value.name == "seq_len_max" else kind
-        if kind not in KINDS or found_type.elem_type != right or len(found_type.shape.dim) != known[value.name]:
+        tensor_type = value.type.tensor_type
+        expected_type = TensorProto.INT64 if value.name == "seq_len_max" else kind
+        if (
+            kind not in KINDS
+            or tensor_type.elem_type != expected_type
+            or len(tensor_type.shape.dim) != ranks[value.name]
+        ):
             raise ValueError(f"its input {value.name} has another dtype or rank than the op's")

@@ -40,19 +40,19 @@ class Program:
 class TextParser:
     """Turns graph text into nodes, given the conditions that hold."""
 
-    def __init__(self, conditions: Collection[str], gates: tuple[str, ...], given: Iterable[str]) -> None:
+    def __init__(self, conditions: Collection[str], gates: tuple[str, ...], names: Iterable[str]) -> None:
         self.conditions = set(conditions)
         self.gates = gates
-        self.defined = set(given)
+        self.defined = set(names)
         self.alias = {"gates": "_".join("H" * len(gates)), "T_B_gates": f"T_B_{len(gates)}H"}
 
     def nodes(self, text: str) -> list[NodeProto]:
-        """The nodes of the lines whose conditions hold."""
+        """Return the nodes of the lines whose conditions hold."""
         matches = []
         for line in text.strip().splitlines():
             match = LINE.fullmatch(line)
             assert match is not None, line
-            outputs, inputs = ([name.strip(" []") for name in match[part].split(",")] for part in ("outputs", "inputs"))
+            outputs, inputs = ([name.strip(" []") for name in match[side].split(",")] for side in ("outputs", "inputs"))
             if not match[1] or match[1] in self.conditions:
                 self.defined.update(outputs)
                 matches.append(match)
@@ -60,14 +60,14 @@ class TextParser:
                 self.alias.update(dict.fromkeys(outputs, inputs[1 if match["op"] == "Where " else 0]))
         nodes = []
         for match in matches:
-            outputs_text, inputs_text = (BRACKETS.sub(self._ordered, match[part]) for part in ("outputs", "inputs"))
+            outputs_text, inputs_text = (BRACKETS.sub(self._ordered, match[side]) for side in ("outputs", "inputs"))
             node = parser.parse_node(f"{outputs_text} = {match['op']}({inputs_text})")
             node.input[:] = [self.name(name) for name in node.input]
             nodes.append(node)
         return nodes
 
     def name(self, name: str) -> str:
-        """The name of the value that this is another name of."""
+        """Return the name under which a value is computed; the name given may be another one of it."""
         while name not in self.defined and name in self.alias:
             name = self.alias[name]
         return name

@@ -1,5 +1,6 @@
-"""From a layer to the ONNX model of a step of its training: `LayerGraph` connects the cells, forward and backward, and
-this module adds the loss and the optimizer.
+"""`training_step`: the ONNX model of a step of a layer's training.
+
+`LayerGraph` connects the cells, forward and backward; `TrainingGraph` adds the loss and the optimizer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .build import DOMAIN
 from .config import check_form, dtype_of
 from .export import check_places, fixed_sizes, written
 from .layer_graph import LayerGraph
-from .loops import node, reads, renamed, writes
+from .loops import make_node, reads, renamed, writes
 from .text import TextParser
 
 OLDEST_OPSET = 18  # ReduceMax with axes as an input
@@ -55,7 +56,7 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = {
     }
     for name in OPTIMIZERS
 }
-"""What the optimizers take if nobody says otherwise, by the names of `blockcell.optim`."""
+"""The defaults of optimizers' settings, by the names of `blockcell.optim`."""
 
 
 def training_step(
@@ -198,22 +199,22 @@ def training_step(
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
-def _name_of(caller: str, argument: str, value: Any, module: Any, known: Collection[str]) -> str:
-    """The name of a function of the module, which is given by its name or itself."""
-    for name in known:
+def _name_of(caller: str, argument: str, value: Any, module: Any, names: Collection[str]) -> str:
+    """Return the name of a function of the module; `value` is this name or the function."""
+    for name in names:
         if value is getattr(module, name) or (isinstance(value, str) and value == name):
             return name
-    expected = ", ".join(map(repr, known))
+    expected = ", ".join(map(repr, names))
     raise ValueError(f"{caller}: {argument} is {short(value)}; expected one of {expected}, or such a function")
 
 
-def _settings(caller: str, optimizer: str, given: Mapping[str, Any]) -> dict[str, float]:
+def _settings(caller: str, optimizer: str, values: Mapping[str, Any]) -> dict[str, float]:
     defaults = {name: value for name, value in DEFAULTS[optimizer].items() if name != "learning_rate"}
-    if unknown := [name for name in given if name not in defaults]:
-        known = f"expected {', '.join(defaults)}" if defaults else "it has no settings"
-        mend = "; learning_rate is an input of the model" if "learning_rate" in unknown else ""
-        raise TypeError(f"{caller}: {', '.join(unknown)} unknown to the optimizer {optimizer!r}; {known}{mend}")
-    numbers = {**defaults, **given}
+    if unknown := [name for name in values if name not in defaults]:
+        expected = f"expected {', '.join(defaults)}" if defaults else "it has no settings"
+        hint = "; learning_rate is an input of the model" if "learning_rate" in unknown else ""
+        raise TypeError(f"{caller}: {', '.join(unknown)} unknown to the optimizer {optimizer!r}; {expected}{hint}")
+    numbers = {**defaults, **values}
     return {name: _number(caller, name, value, np.inf if name == "epsilon" else 1) for name, value in numbers.items()}
 
 
@@ -351,7 +352,7 @@ class TrainingGraph:
     def _update(self, grads: Mapping[str, str]) -> None:
         """Add the optimizer: new weights, and what it keeps for the next step."""
         g = self.graph
-        name, text, kept = OPTIMIZERS[self.optimizer]
+        name, text, slot_names = OPTIMIZERS[self.optimizer]
         shared, conditions = {"learning_rate": "learning_rate"}, []
         numbers: dict[str, Any] = dict(self.settings)
         if self.optimizer == "adam":
@@ -366,7 +367,7 @@ class TrainingGraph:
             shared = {"rate": rate["rate"], "correct2": rate["correct2"]}
             conditions = ["uneven" if numbers["epsilon"] else "even"]
         for weight, grad in grads.items():
-            slots = {slot[0]: f"{slot}.{weight}" for slot in kept}  # v is the text's short name for velocity, too
+            slots = {slot[0]: f"{slot}.{weight}" for slot in slot_names}  # v is the text's short name for velocity, too
             arguments = {"w": g.cast_to_compute(weight), "g": g.cast_to_compute(grad), **slots, **shared}
             outputs = ["new_w", *(f"new_{slot}" for slot in slots)]
             results = self._call(name, text, arguments, outputs, conditions, numbers)
@@ -400,7 +401,7 @@ class TrainingGraph:
         where = f"{name}_{len(self.graph.nodes)}"
         results = {output: f"{where}.{output}" for output in called.output}
         inputs = [arguments[argument] for argument in called.input]
-        self.graph.nodes.append(node(called.name, inputs, [*results.values()], name=where, domain=DOMAIN))
+        self.graph.nodes.append(make_node(called.name, inputs, [*results.values()], name=where, domain=DOMAIN))
         return results
 
 
@@ -419,12 +420,12 @@ def _text_function(
     """
     parser = TextParser(conditions, (), arguments)
     nodes = renamed(parser.nodes(text), {parser.name(output): output for output in outputs})
-    read = reads(nodes)
-    constants = [constant(key, array) for key, array in arrays.items() if key in read - {*arguments}]
+    read_names = reads(nodes)
+    constants = [constant(key, array) for key, array in arrays.items() if key in read_names - {*arguments}]
     for named_node in nodes:
         named_node.name = named_node.output[0]
-    assert {*outputs} <= writes(nodes) and read <= {*arguments, *arrays, *writes(nodes)}
-    inputs = [argument for argument in arguments if argument in read]
+    assert {*outputs} <= writes(nodes) and read_names <= {*arguments, *arrays, *writes(nodes)}
+    inputs = [argument for argument in arguments if argument in read_names]
     imports = [helper.make_opsetid("", opset)]
     result: FunctionProto = helper.make_function(DOMAIN, name, inputs, outputs, [*constants, *nodes], imports)
     return result

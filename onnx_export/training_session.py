@@ -84,9 +84,11 @@ class TrainingSession:
         if "training" not in facts or "layer" not in facts:
             name = short(self.model.graph.name)
             raise ValueError(f"{caller}: the model {name} is no training step; expected one that training_step made")
-        if (found := json.loads(json.dumps(description_of(layer)))) != facts["layer"]:
-            what = f"the model is of {short(json.dumps(facts['layer']))}, but layer is {short(json.dumps(found))}"
-            raise ValueError(f"{caller}: {what}; expected a layer that differs in nothing but its weights")
+        if (description := json.loads(json.dumps(description_of(layer)))) != facts["layer"]:
+            message = (
+                f"the model is of {short(json.dumps(facts['layer']))}, but layer is {short(json.dumps(description))}"
+            )
+            raise ValueError(f"{caller}: {message}; expected a layer that differs in nothing but its weights")
         try:
             self._call = StepCall(self.model, facts["layer"], facts["training"])
         except ValueError as error:
@@ -127,17 +129,17 @@ class TrainingSession:
         """
         feeds = self._call.feeds(arguments)
         if 0 in feeds["x"].shape[:2]:  # onnxruntime's Scan cannot run no steps, and some providers end without rows
-            found = self._call.without_steps(feeds | self.weights | self.optimizer_state)
-            self._kept = Kept({name: found[NEW + name] for name in self._kept.now}, self.provider)
+            outputs = self._call.without_steps(feeds | self.weights | self.optimizer_state)
+            self._kept = Kept({name: outputs[NEW + name] for name in self._kept.now}, self.provider)
             for running in self._running.values():
                 running.keep(self._kept)
         else:
-            found = self._running_for(feeds).step(feeds)
-        return self._call.step_result(found)
+            outputs = self._running_for(feeds).step(feeds)
+        return self._call.step_result(outputs)
 
     @property
     def weights(self) -> dict[str, Array]:
-        """Copies of the present weights, under the names that they have in ``layer.weights``."""
+        """Copies of the present weights, by their names in ``layer.weights``."""
         return {name: self._kept.array(name) for name in self._call.weight_names}
 
     @property
@@ -153,7 +155,7 @@ class TrainingSession:
 
     @property
     def placement(self) -> list[Placed]:
-        """Where every node runs, those in loops too. On a GPU, there must have been a step."""
+        """Where every node runs, also in loops. On a GPU, there must have been a step."""
         if not self._running:
             raise RuntimeError(f"{type(self).__name__}: on a GPU there is a graph for every set of sizes; take a step")
         return [*self._running.values()][-1].placement()
@@ -181,36 +183,38 @@ class StepCall(LayerCall):
 
     def __init__(self, model: ModelProto, tree: Tree, training: Any) -> None:
         self._read_types(model, tree)
-        told = training if isinstance(training, dict) else {}
-        loss, optimizer = told.get("loss"), told.get("optimizer")
+        settings = training if isinstance(training, dict) else {}
+        loss, optimizer = settings.get("loss"), settings.get("optimizer")
         if loss not in [*LOSSES] or optimizer not in [*OPTIMIZERS]:
             raise ValueError(f"blockcell.training is {short(json.dumps(training))}; expected a loss and an optimizer")
         self.caller = self._reader.caller
         self._shapes = dict(self._dims)
         names = (prefix + tensor.name for prefix, cell in cells(tree) for tensor in weights_of(cell))
         self.weight_names = self._weights = [name for name in names if name in self._shapes]
-        kept = [f"{slot}.{name}" for name in self._weights for slot in OPTIMIZERS[optimizer][2]]
-        self._loss, self._optimizer, self._max_norm = loss, optimizer, told.get("max_norm")
-        self._settings = {name: told[name] for name in DEFAULTS[optimizer] if name in told}
+        memory = [f"{slot}.{name}" for name in self._weights for slot in OPTIMIZERS[optimizer][2]]
+        self._loss, self._optimizer, self._max_norm = loss, optimizer, settings.get("max_norm")
+        self._settings = {name: settings[name] for name in DEFAULTS[optimizer] if name in settings}
         self._is_adam = optimizer == "adam"
         self._rate = DEFAULTS[optimizer].get("learning_rate")
-        self.memory_names = ["step"] * self._is_adam + kept
+        self.memory_names = ["step"] * self._is_adam + memory
         with_state = bool(self._states) and any(name.endswith("_prev") for name in self._inputs)
         about_rows = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
         self._takes = ["x", "target", "learning_rate", *about_rows, *["state"] * with_state]
-        self._classes = self._check_step(model, loss, kept, with_state, told.get("max_norm") is not None)
+        self._classes = self._check_step(model, loss, memory, with_state, settings.get("max_norm") is not None)
         self.dtype = self._dtype_of("x")
         self._fixed = {name: self._inputs.pop(name) for name in [*self._weights, *self.memory_names]}
-        found = ["loss", *["norm"] * ("norm" in self._outputs), "y", *["state"] * with_state]
-        self._result = namedtuple("Step", found)  # type: ignore[misc]
+        fields = ["loss", *["norm"] * ("norm" in self._outputs), "y", *["state"] * with_state]
+        self._result = namedtuple("Step", fields)  # type: ignore[misc]
 
-    def _check_step(self, model: ModelProto, loss: str, kept: list[str], with_state: bool, clips: bool) -> int:
-        """How many classes there are, 0 for the mean squared error."""
+    def _check_step(
+        self, model: ModelProto, loss: str, memory_of_weights: list[str], with_state: bool, clips: bool
+    ) -> int:
+        """Check the model's inputs and outputs; return the number of classes, 0 for the mean squared error."""
         kind, x, y, states, weights = self._shapes_of_layer()
         compute = max(kind, TensorProto.FLOAT) if kind != TensorProto.FLOAT16 else TensorProto.FLOAT
         shape, by_class = y["y"], loss == "softmax_cross_entropy"
         states = states if with_state else {}
-        memory: Types = {name: (compute, self._dims[name.partition(".")[2]]) for name in kept}
+        memory: Types = {name: (compute, self._dims[name.partition(".")[2]]) for name in memory_of_weights}
         memory |= {"step": (TensorProto.INT64, [])} if self._is_adam else {}
         target = (TensorProto.INT64, shape[:-1]) if by_class else (kind, shape)
         inputs: Types = {"x": (kind, x), "target": target, "learning_rate": (compute, [])}
@@ -218,21 +222,21 @@ class StepCall(LayerCall):
         inputs |= {"mask": (TensorProto.BOOL, shape[:-1])} if "mask" in self._inputs else {}
         outputs: Types = {"loss": (compute, []), "y": (kind, shape)} | _typed(kind, states)
         outputs |= {"norm": (compute, [])} if clips else {}
-        changed = _typed(kind, weights) | memory
-        compare_types("input", model.graph.input, inputs | changed)
-        compare_types("output", model.graph.output, outputs | {NEW + name: each for name, each in changed.items()})
+        updated = _typed(kind, weights) | memory
+        compare_types("input", model.graph.input, inputs | updated)
+        compare_types("output", model.graph.output, outputs | {NEW + name: type_ for name, type_ in updated.items()})
         return int(shape[-1]) if by_class else 0
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         if self._rate is not None and arguments.get("learning_rate") is None:
             arguments = {**arguments, "learning_rate": self._rate}
-        found = super().feeds(arguments)
-        if not 0 <= found["learning_rate"] < np.inf:
+        feeds = super().feeds(arguments)
+        if not 0 <= feeds["learning_rate"] < np.inf:
             value = short(arguments["learning_rate"])
             raise ValueError(f"{self.caller}: learning_rate is {value}; expected 0 <= learning_rate < inf")
         if self._classes:
-            self._check_labels(found)
-        return found
+            self._check_labels(feeds)
+        return feeds
 
     def _check_labels(self, feeds: Mapping[str, Array]) -> None:
         target = feeds["target"]
@@ -247,39 +251,39 @@ class StepCall(LayerCall):
             raise ValueError(f"{self.caller}: target{index} is {target[tuple(index)]}; {expected}")
 
     def free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
-        """What the model leaves open of the sizes, as it is here."""
+        """Return the values of the sizes that the model leaves open."""
         sizes = zip(self._dims["x"], feeds["x"].shape, strict=True)
         return {letter: size for letter, size in sizes if isinstance(letter, str)}
 
     def read_weights(self, weights: Mapping[str, Array]) -> dict[str, Array]:
-        dtype, found = self.dtype, {}
+        dtype, arrays = self.dtype, {}
         for name in self._weights:
-            shape, right = weights[name].shape, tuple(self._dims[name])
-            if shape != right:
-                raise ValueError(f"{self.caller}: layer.weights[{name!r}] has shape {shape}; expected {right}")
-            found[name] = weights[name].astype(dtype)
-        return found
+            shape, expected = weights[name].shape, tuple(self._dims[name])
+            if shape != expected:
+                raise ValueError(f"{self.caller}: layer.weights[{name!r}] has shape {shape}; expected {expected}")
+            arrays[name] = weights[name].astype(dtype)
+        return arrays
 
     def read_memory(self, state: Mapping[str, Any] | None) -> dict[str, Array]:
-        """What the optimizer keeps, zeros where it has not begun."""
+        """Check and return what the optimizer keeps, zeros before the first step."""
         names, reader = self.memory_names, ArgumentReader("TrainingSession")
         if state is not None and not isinstance(state, Mapping):
             kind = type(state).__name__
             raise TypeError(f"{reader.caller}: optimizer_state is of type {kind}; expected a dict of arrays")
         if state and {*state} != {*names}:
-            found, expected = ", ".join(map(str, state)), ", ".join(names) or "nothing"
-            raise ValueError(f"{reader.caller}: optimizer_state has {short(found)}; expected {expected}")
+            names_given, expected = ", ".join(map(str, state)), ", ".join(names) or "nothing"
+            raise ValueError(f"{reader.caller}: optimizer_state has {short(names_given)}; expected {expected}")
         arrays = {}
         for name in names:
             kind = self._fixed[name]
             dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
             shape = tuple(map(int, self._dims[name]))
             array = reader.array(f"optimizer_state[{name!r}]", state[name]) if state else np.zeros(shape, dtype)
-            same = array.dtype.kind in "iu" if name == "step" else array.dtype.newbyteorder("=") == dtype
-            if array.shape != shape or not same or (name == "step" and array < 0):
-                what = f"optimizer_state[{name!r}] has shape {array.shape} and dtype {array.dtype}"
-                mend = "what the step before returned"
-                raise ValueError(f"{reader.caller}: {what}; expected {shape} and {dtype}, {mend}")
+            is_same = array.dtype.kind in "iu" if name == "step" else array.dtype.newbyteorder("=") == dtype
+            if array.shape != shape or not is_same or (name == "step" and array < 0):
+                message = f"optimizer_state[{name!r}] has shape {array.shape} and dtype {array.dtype}"
+                origin = "what the step before returned"
+                raise ValueError(f"{reader.caller}: {message}; expected {shape} and {dtype}, {origin}")
             arrays[name] = array.astype(dtype)
         return arrays
 
@@ -292,23 +296,23 @@ class StepCall(LayerCall):
         loss, optimizer = getattr(blockcell.loss, self._loss), getattr(blockcell.optim, self._optimizer)
         y, _, tape = layer.forward(feeds["x"], self._given_state(feeds, "{}_prev"))
         value, d_y = loss(y, feeds["target"], mask=feeds.get("mask"))
-        grads, found = layer.backward(tape, d_y)[2], {"loss": np.array(value), "y": y}
+        grads, outputs = layer.backward(tape, d_y)[2], {"loss": np.array(value), "y": y}
         if self._max_norm is not None:
             grads, norm = blockcell.optim.clip_global_norm(grads, self._max_norm)
-            found["norm"] = np.array(norm)
+            outputs["norm"] = np.array(norm)
         memory = {name: feeds[name] for name in self.memory_names} or None
         rate = float(feeds["learning_rate"])
         for after in optimizer(layer.weights, grads, memory, learning_rate=rate, **self._settings):
-            found |= {NEW + name: array for name, array in after.items()}
-        return found | {name: feeds[f"{name}_prev"] for name in self._states if f"{name}_prev" in feeds}
+            outputs |= {NEW + name: array for name, array in after.items()}
+        return outputs | {name: feeds[f"{name}_prev"] for name in self._states if f"{name}_prev" in feeds}
 
-    def step_result(self, found: Mapping[str, Array]) -> Any:
-        """The step's results, from the outputs by name."""
-        parts: dict[str, Any] = {"y": found["y"]}
-        parts |= {name: float(found[name]) for name in ("loss", "norm") if name in found}
+    def step_result(self, outputs: Mapping[str, Array]) -> Any:
+        """Return the step's results, from the outputs by name."""
+        fields: dict[str, Any] = {"y": outputs["y"]}
+        fields |= {name: float(outputs[name]) for name in ("loss", "norm") if name in outputs}
         if "state" in self._result._fields:
-            parts["state"] = self._state(self.tree, "", found.__getitem__)
-        return self._result(**parts)
+            fields["state"] = self._state(self.tree, "", outputs.__getitem__)
+        return self._result(**fields)
 
 
 def _typed(kind: int, shapes: Shapes) -> Types:

@@ -1,4 +1,4 @@
-"""The kernels and the runtimes side by side, against float64."""
+"""`verify`: kernels and runtimes compared with the formulas in float64."""
 
 from __future__ import annotations
 
@@ -58,28 +58,28 @@ class Report:
 
     @property
     def providers(self) -> list[str]:
-        """The runtimes that were asked."""
+        """The runtimes that were compared."""
         return list(dict.fromkeys(row.provider for row in self.rows))
 
     def lines(self) -> list[list[str | bool]]:
-        """The table's lines: the worst output of each op on every runtime, and the verdict."""
-        found: dict[tuple[str, str, str], list[Row]] = {}
+        """Return the table's lines: the worst output of each op on every runtime, and the verdict."""
+        rows_by_line: dict[tuple[str, str, str], list[Row]] = {}
         for row in self.rows:
             key = row.op, row.dtype, " ".join(f"{letter}{size}" for letter, size in row.sizes.items())
-            found.setdefault(key, []).append(row)
+            rows_by_line.setdefault(key, []).append(row)
         lines: list[list[str | bool]] = []
-        for key, rows in found.items():
+        for key, rows in rows_by_line.items():
             worst = [max((r for r in rows if r.provider == p), key=_severity, default=None) for p in self.providers]
             cells = [f"{row.error:.2f} {row.output}[{','.join(map(str, row.at))}]" if row else "" for row in worst]
             lines.append([*key, f"{rows[0].bound:.0f}", *cells, all(row.ok for row in rows)])
         return lines
 
     def heading(self) -> list[str]:
-        """The table's columns."""
+        """Return the titles of the table's columns."""
         return ["op", "dtype", "sizes", "bound", *self.providers, ""]
 
     def table(self) -> str:
-        """The table as text: errors in eps of an output's largest entry, with the output and the place of the worst."""
+        """Return the table as text: errors in eps of an output's largest entry, with the worst output and its index."""
         verdicts = {True: "ok", False: "FAILED"}
         lines = ([verdicts[cell] if isinstance(cell, bool) else cell for cell in line] for line in self.lines())
         texts = [self.heading(), *lines]
@@ -109,7 +109,7 @@ class Report:
         figure.savefig(path, format="png")
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON; an error that is not a number is None."""
+        """Return the report for JSON; an error that is not a number is None."""
         rows = [row._asdict() | {"sizes": dict(row.sizes), "at": list(row.at), "ok": row.ok} for row in self.rows]
         for row in rows:
             row["error"] = row["error"] if np.isfinite(row["error"]) else None
@@ -160,31 +160,31 @@ def verify(
         A provider is not here.
     """
     names = [ops] if isinstance(ops, str) else list(OPS if ops is None else ops)
-    chosen = [SIZES | dict(one) for one in ([sizes] if isinstance(sizes, Mapping) else sizes)]
+    all_sizes = [SIZES | dict(op_sizes) for op_sizes in ([sizes] if isinstance(sizes, Mapping) else sizes)]
     kinds = [config("GRUBlockCell", dtype).dtype for dtype in ([dtypes] if isinstance(dtypes, str) else dtypes)]
-    asked = available() if providers is None else [providers] if isinstance(providers, str) else list(providers)
-    for provider in asked:
+    runtimes = available() if providers is None else [providers] if isinstance(providers, str) else list(providers)
+    for provider in runtimes:
         if provider not in PROVIDERS:
             raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
-    able = {provider: _dtypes_of(provider, kinds) for provider in asked}
+    dtypes_of = {provider: _dtypes_of(provider, kinds) for provider in runtimes}
     rows = []
-    points = [(name, dtype, one) for name in names for dtype in kinds for one in chosen]
-    for done, (name, dtype, one) in enumerate(points):
+    points = [(name, dtype, op_sizes) for name in names for dtype in kinds for op_sizes in all_sizes]
+    for done, (name, dtype, op_sizes) in enumerate(points):
         tell("verifying", done, len(points))
-        rows += _rows(name, dtype, one, [provider for provider in asked if dtype in able[provider]])
+        rows += _rows(name, dtype, op_sizes, [provider for provider in runtimes if dtype in dtypes_of[provider]])
     tell("verifying", len(points), len(points))
     return Report(rows)
 
 
 def available() -> list[str]:
-    """The providers that are here."""
+    """Return the runtimes that are installed."""
     from .runtime import has
 
     return [name for name in PROVIDERS if name == "reference" or has(name)]
 
 
 def _dtypes_of(provider: str, kinds: list[np.dtype[Any]]) -> list[np.dtype[Any]]:
-    """Those of the dtypes that a runtime has; at least one of them."""
+    """Return the dtypes that a runtime has; raise an error if it has none of them."""
     if provider == "reference":
         return kinds
     from .runtime import why_no_dtype, why_not
@@ -204,12 +204,12 @@ def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Seq
 
 
 def _switches(op: Op) -> dict[str, bool]:
-    """The attributes with which the op reads all of its arguments."""
+    """Return the attributes with which the op reads all of its arguments."""
     return {attribute.name: True for attribute in op.attributes if attribute.kind is bool}
 
 
 def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], **options: str) -> list[Row]:
-    """An op on these arguments, attributes among them: a row for every output on the kernels and on runtimes.
+    """Run an op on these arguments, attributes among them; return a row for every output on each runtime.
 
     ``options`` are those of `build` for onnxruntime, ``loop`` above all; onnx.reference gets every step written out.
     """
@@ -225,22 +225,22 @@ def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], **op
     rows = []
     for provider in providers:
         results = _results(provider, op, dtype, {"sizes": sizes, "attrs": attrs, **options}, values)
-        for tensor, result, right in zip(op.outputs, results, exact, strict=True):
-            rows.append(Row(name, dtype.name, sizes, provider, tensor.name, *_error(result, right, eps), bound))
+        for tensor, result, exact_result in zip(op.outputs, results, exact, strict=True):
+            rows.append(Row(name, dtype.name, sizes, provider, tensor.name, *_error(result, exact_result, eps), bound))
     return rows
 
 
 def _results(
     provider: str, op: Op, dtype: np.dtype[Any], options: dict[str, Any], values: Mapping[str, Any]
 ) -> Sequence[Array]:
-    """What an op gives on the kernels or a runtime."""
+    """Return the results of an op on the kernels or a runtime."""
     if provider == KERNELS:
         results: Sequence[Array] = getattr({"raw_ops": raw_ops, "ops": own_ops}[op.module], op.name)(**values)
     elif provider == "reference":
         model = build(op.name, dtype=dtype, **options | {"loop": "unroll"})  # its Scan works since onnx 1.22
-        given = {value.name: np.asarray(values[value.name]) for value in model.graph.input}
+        inputs = {value.name: np.asarray(values[value.name]) for value in model.graph.input}
         with np.errstate(all="ignore"):
-            results = [*map(np.asarray, ReferenceEvaluator(model).run(None, given))]
+            results = [*map(np.asarray, ReferenceEvaluator(model).run(None, inputs))]
     else:
         from .session import Session
 
@@ -249,7 +249,7 @@ def _results(
 
 
 def _error(result: Array, exact: Array, eps: float) -> tuple[float, tuple[int, ...]]:
-    """The largest error in eps, and where: that of the first NaN if there is one; infinite for a wrong shape."""
+    """Return the largest error in eps and its index: the first NaN's if there is one; infinite for a wrong shape."""
     if result.shape != exact.shape:
         return float("inf"), ()
     if not exact.size:
@@ -259,7 +259,7 @@ def _error(result: Array, exact: Array, eps: float) -> tuple[float, tuple[int, .
 
 
 def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str, Any]:
-    """Random arguments, the same ones every time; saved states are those of the forward op."""
+    """Draw random arguments, the same ones every time; saved states are results of the forward op."""
     kernel = op.kernel.removesuffix("_grad").removesuffix("_vjp")
     forward = next(row for row in OPS.values() if (row.kernel, row.gates) == (kernel, op.gates))
     saved = [tensor.name for tensor in forward.outputs] if forward is not op else []
