@@ -125,12 +125,12 @@ def counted(events: list[dict[str, Any]]) -> tuple[Counts, Counter[str]]:
 def trips(model: onnx.ModelProto) -> tuple[int, int]:
     """How many arrays go to the GPU and how many come from it at every step of a loop that the CPU runs."""
     from onnx_export.link import bodies
-    from onnx_export.loops import reads
+    from onnx_export.loops import names_read
 
     there = back = 0
     for loop in onnx.inliner.inline_local_functions(model).graph.node:
         for body in bodies(loop):
-            read = reads(node for node in body.node if node.op_type != "Identity")  # a Loop's condition is not copied
+            read = names_read(node for node in body.node if node.op_type != "Identity")  # a Loop copies no condition
             there += sum(value.name in read for value in body.input)
             back += len(body.output) - (loop.op_type == "Loop")
     return there, back
@@ -138,13 +138,13 @@ def trips(model: onnx.ModelProto) -> tuple[int, int]:
 
 def by_profile(case: str, form: str, T: int, provider: str) -> tuple[Counts, Counter[str]]:
     """What a call takes at this length."""
-    from onnx_export.runtime import Running
+    from onnx_export.runtime import RuntimeModel
 
     model = model_of(case, form, T)
     feeds = feeds_of(model, T)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"enable_profiling": True, "profile_file_prefix": f"{folder}/profile", "log_severity_level": 1}
-        running, _ = logged(lambda: Running(model, provider, settings=settings))
+        running, _ = logged(lambda: RuntimeModel(model, provider, settings=settings))
         logged(lambda: running.run(feeds))  # the first time there may be more to do
         _, log = logged(lambda: running.run(feeds))
         profile, _ = logged(running.session.end_profiling)

@@ -120,7 +120,7 @@ def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -
     from cases import arguments
 
     import onnx_export
-    from onnx_export.runtime import Running
+    from onnx_export.runtime import RuntimeModel
 
     loop = form.split(",")[0]
     attrs = {"cell_clip": 0.0, "use_peephole": False} if op == "BlockLSTM" else {}
@@ -128,7 +128,7 @@ def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -
     model = onnx_export.build(op, sizes=sizes, attrs=attrs, loop=loop, static=True)
     feeds = {value.name: np.asarray(args[value.name], order="C") for value in model.graph.input}
     captured = {"enable_cuda_graph": "1"} if form == CAPTURED else {}
-    running = Running(model, provider, provider_options=captured)
+    running = RuntimeModel(model, provider, provider_options=captured)
     if provider == "webgpu":
         return on_webgpu(running, feeds)
     session, bound = running.session, running.session.io_binding()
@@ -144,7 +144,7 @@ def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -
 def on_webgpu(running: Any, feeds: dict[str, np.ndarray]) -> tuple[Run, Run]:
     """The same. Not every package lets Python put arrays on a GPU, but a session's outputs can stay there and be the
     inputs of another; and `synchronize_outputs` does not wait there, but an output that is fetched does."""
-    from onnx_export.runtime import Running
+    from onnx_export.runtime import RuntimeModel
 
     def ready(session: Any, inputs: dict[str, Any]) -> tuple[Any, list[Any]]:
         bound = session.io_binding()
@@ -163,7 +163,7 @@ def on_webgpu(running: Any, feeds: dict[str, np.ndarray]) -> tuple[Run, Run]:
     inputs, outputs = (", ".join(f"float[{shapes[name]}] {name}{end}" for name in floats) for end in ("", "_kept"))
     nodes = "".join(f"{name}_kept = Identity ({name})\n" for name in floats)
     text = f'<ir_version: 8, opset_import: ["": 18]> copy ({inputs}) => ({outputs}) {{ {nodes} }}'
-    copy = Running(onnx.parser.parse_model(text), "webgpu")
+    copy = RuntimeModel(onnx.parser.parse_model(text), "webgpu")
     _, arrays = ready(copy.session, floats)
     bound, results = ready(running.session, feeds | dict(zip(floats, arrays, strict=True)))
     for output, result in zip(running.session.get_outputs(), results, strict=True):

@@ -90,7 +90,7 @@ def session_of(H: int, **settings: object) -> TrainingSession:
     from blockcell import LSTM, Dense, Stack
     from onnx_export import TrainingSession, runtime, training_step
 
-    plain = runtime.Running.__init__
+    plain = runtime.RuntimeModel.__init__
 
     def changed(self, model, provider, sizes=None, given=None, provider_options=None):  # type: ignore[no-untyped-def]
         plain(self, model, provider, sizes, settings, provider_options)
@@ -98,11 +98,11 @@ def session_of(H: int, **settings: object) -> TrainingSession:
     net = Stack([LSTM.init(H, H, seed=1), Dense.init(H, CLASSES, seed=2, last=True)])
     options = {"loss": "softmax_cross_entropy", "optimizer": "adam", "max_norm": 1.0, "lengths": False}
     model = training_step(net, None, **options)  # type: ignore[arg-type]
-    runtime.Running.__init__ = changed  # type: ignore[method-assign]
+    runtime.RuntimeModel.__init__ = changed  # type: ignore[method-assign]
     try:
         return TrainingSession(model, net)
     finally:
-        runtime.Running.__init__ = plain  # type: ignore[method-assign]
+        runtime.RuntimeModel.__init__ = plain  # type: ignore[method-assign]
 
 
 def pytorch(T: int, B: int, H: int, threads: int) -> Call:

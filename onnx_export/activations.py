@@ -1,9 +1,9 @@
 """The activations of `blockcell.activations` and their slopes as graph text, in one place for the graphs of all cells.
 
 Four words in the texts of cells stand for nodes that depend on a layer's activations. Activation and Recurrent are the
-value of the one and of the other; ActivationSlope and RecurrentSlope are what the gradient to the pre-activation has of
-that to the value, from the value alone. `expanded` writes the nodes. In the texts here `x` is what they read, a value
-`y` follows from it, and `slope` from `y`; names of what lies in between begin with that of what is read.
+values of the two activations. ActivationSlope and RecurrentSlope are their derivatives, computed from the value alone.
+`expand_activations` writes the nodes. In the texts here `x` is the input, the value is `y`, and `slope` follows from
+`y`; names of values between them begin with the name of the input.
 
 In float32 a value is an operator of ONNX, but for Selu and Softsign, which onnxruntime does not have on WebGPU. In
 float64 most values are written out: attributes of operators are float32, and onnxruntime has no float64 kernels of most
@@ -153,12 +153,12 @@ def numbers(activations: Mapping[str, Activation]) -> dict[str, float]:
     }
 
 
-def expanded(nodes: Iterable[NodeProto], activations: Mapping[str, Activation], double: bool) -> Nodes:
+def expand_activations(nodes: Iterable[NodeProto], activations: Mapping[str, Activation], double: bool) -> Nodes:
     """Return the nodes with activations and slopes written out; `activations` are by a layer's arguments' names."""
     by_output: dict[str, NodeProto] = {}  # by the first output: what is there already is not made again
     for node in nodes:
         if node.op_type in WORDS:
-            for written_node in _written(node, activations, double):
+            for written_node in _activation_nodes(node, activations, double):
                 assert by_output.setdefault(written_node.output[0], written_node) == written_node, written_node
         else:
             by_output[node.output[0]] = node
@@ -186,7 +186,7 @@ def not_in_node(
     return ""
 
 
-def _written(word: NodeProto, activations: Mapping[str, Activation], double: bool) -> Nodes:
+def _activation_nodes(word: NodeProto, activations: Mapping[str, Activation], double: bool) -> Nodes:
     """Return the nodes for which an Activation, Recurrent or one of their slopes stands."""
     argument, texts, input_name, output_name = WORDS[word.op_type]
     activation = activations[argument]

@@ -13,25 +13,25 @@ from blockcell.convert.onnx_activations import attributes_of
 from blockcell.optable import LETTERS, Op, Tensor, sizes_of
 
 from . import activations
-from .config import Config, arguments_of
+from .config import Config, input_tensors
 from .integers import CONSTANTS, IntegerProducts
 from .loops import (
     Live,
     LoopBody,
     Nodes,
-    divided,
-    last,
+    divide_step,
+    last_name,
     loop,
     make_node,
-    needed,
-    of_any_rank,
-    reads,
-    renamed,
+    make_value_info,
+    names_read,
+    names_with_time,
+    names_written,
+    rename_values,
     scan,
+    select_needed,
     unroll,
-    value_of,
-    with_time,
-    writes,
+    without_gemm,
 )
 from .text import Program, TextParser
 
@@ -39,19 +39,19 @@ CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
 LoopMaker = Callable[[LoopBody, Live, int], Nodes]  # `scan`, `loop` or `unroll`, told T where it is fixed
 
 
-def body(c: Config) -> tuple[Nodes, list[str]]:
+def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     """Return the op's nodes, and the names of the arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
     nodes, results = _zero_outputs(c, c.op.outputs) if empty else _output_nodes(c)
     nodes = _named_outputs(c, nodes, results)
     if c.direct:
         nodes = [node for node in nodes if not set(c.direct).intersection(node.output)]
-        nodes = needed(nodes, (tensor.name for tensor in c.op.outputs))
-    nodes = [*_constants(c, reads(nodes)), *nodes]
+        nodes = select_needed(nodes, (tensor.name for tensor in c.op.outputs))
+    nodes = [*_constants(c, names_read(nodes)), *nodes]
     for node in nodes:
         _set_names(c, node)
-    read_names = reads(nodes)
-    arguments = [*(tensor.name for tensor in arguments_of(c.op)), "fresh", "lengths", *c.direct, *_scales(c).values()]
+    read_names = names_read(nodes)
+    arguments = [*(tensor.name for tensor in input_tensors(c.op)), "fresh", "lengths", *c.direct, *_scales(c).values()]
     return nodes, [name for name in arguments if name in read_names]
 
 
@@ -130,7 +130,7 @@ def _text_nodes(c: Config) -> TextNodes:
     parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
     parser.alias["cs_grad"] = "cs_grad_next"  # where it is no input
     before, step = parser.nodes(program.before), parser.nodes(program.step)
-    step = activations.expanded(step, c.activation_of, c.compute == np.float64)
+    step = activations.expand_activations(step, c.activation_of, c.compute == np.float64)
     if c.integers:
         step = IntegerProducts().of_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
@@ -143,20 +143,20 @@ def _text_nodes(c: Config) -> TextNodes:
     outputs = [tensor for tensor in c.op.outputs if not c.is_always_zero(tensor)]
     results = {tensor.name: parser.name(_in_text(c, tensor)) for tensor in outputs}
     for name, value in text.carried.items():
-        if (last_state := last(name.removesuffix("_prev"))) in results:
-            results[last_state] = last(value)
+        if (last_state := last_name(name.removesuffix("_prev"))) in results:
+            results[last_state] = last_name(value)
     return replace(text, results=results)
 
 
 def _with_native_node(c: Config, parser: TextParser, text: TextNodes) -> TextNodes:
     """Return the text with ONNX's own LSTM, GRU or RNN in place of the steps that it runs."""
-    before = text.before + renamed(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
+    before = text.before + rename_values(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
     if not c.full_length:
         parser.conditions.add("sequence")
-    if c.full_length or "h" in writes(before):
+    if c.full_length or "h" in names_written(before):
         return replace(text, before=before, step=[], carried={})
     # It gives the h of all steps, so the cell's text computes the rest for all steps at once.
-    step = [node for whole in renamed(text.step, {"h_prev": "h_before"}) for node in of_any_rank(whole)]
+    step = [node for whole in rename_values(text.step, {"h_prev": "h_before"}) for node in without_gemm(whole)]
     carried = {name: value for name, value in text.carried.items() if name != "h_prev"}
     return replace(text, before=before, step=step, carried=carried)
 
@@ -169,16 +169,16 @@ def _sequence_nodes(c: Config) -> SequenceNodes:
         for tensor in c.op.outputs
         if text.results.get(tensor.name) in text.carried.values() and not tensor.shape.startswith("T ")
     ]
-    after = needed(text.after, text.results.values())
-    values_after = reads(after) | {value for name, value in text.results.items() if name not in last_states}
-    early, inside, late = divided(text.step, text.carried, values_after)
+    after = select_needed(text.after, text.results.values())
+    values_after = names_read(after) | {value for name, value in text.results.items() if name not in last_states}
+    early, inside, late = divide_step(text.step, text.carried, values_after)
     before = [*text.before, *early]
-    timed = with_time(before, [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
+    timed = names_with_time(before, [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
     loop_body = LoopBody(
         inside,
         text.carried,
-        scan_inputs=sorted(reads(inside) & timed),
-        scan_outputs=sorted(writes(inside) & (reads(late) | values_after)),
+        scan_inputs=sorted(names_read(inside) & timed),
+        scan_outputs=sorted(names_written(inside) & (names_read(late) | values_after)),
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
         rows=c.sizes.get("B"),
@@ -216,8 +216,8 @@ def _after_before(
     results = dict(sequence.results)
     for name in sequence.last_states:
         results[name] = f"{name}_live"
-        nodes += live(last(sequence.results[name]), results[name], "any_live")
-    return renamed(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in results.items()}
+        nodes += live(last_name(sequence.results[name]), results[name], "any_live")
+    return rename_values(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in results.items()}
 
 
 def _scales(c: Config) -> dict[str, str]:
@@ -234,14 +234,15 @@ def _with_resets(c: Config, text: TextNodes) -> TextNodes:
     carried = text.carried
     if c.forward:
         kept_names = {name: f"{name}_kept" for name in carried}
-        return replace(text, step=[where(*names) for names in kept_names.items()] + renamed(text.step, kept_names))
-    kept_names = {name: f"{name}_kept" for name in sorted(writes(text.before)) if name.endswith("_before")}
-    step = renamed(text.step, kept_names | {name: f"{name}_free" for name in carried.values()})
+        reset_states = [where(*names) for names in kept_names.items()]
+        return replace(text, step=reset_states + rename_values(text.step, kept_names))
+    kept_names = {name: f"{name}_kept" for name in sorted(names_written(text.before)) if name.endswith("_before")}
+    step = rename_values(text.step, kept_names | {name: f"{name}_free" for name in carried.values()})
     return replace(
         text,
         before=[*text.before, *(where(*names) for names in kept_names.items())],
         step=step + [where(f"{name}_free", name) for name in carried.values()],
-        after=renamed(text.after, kept_names),
+        after=rename_values(text.after, kept_names),
     )
 
 
@@ -251,8 +252,8 @@ def _two_versions(
     """Return an If with two versions of the loop: sequences of full length need no masks."""
     branches = {}
     for key, (nodes, results) in {"then_branch": full_length, "else_branch": masked}.items():
-        outputs = [value_of(name, helper.np_dtype_to_tensor_dtype(c.compute)) for name in results.values()]
-        branches[key] = helper.make_graph(needed(nodes, results.values()), key, [], outputs)
+        outputs = [make_value_info(name, helper.np_dtype_to_tensor_dtype(c.compute)) for name in results.values()]
+        branches[key] = helper.make_graph(select_needed(nodes, results.values()), key, [], outputs)
     return make_node("If", ["all_live"], [f"{name}_result" for name in full_length[1]], **branches)
 
 
@@ -310,18 +311,18 @@ def _source(op: Op, word: str) -> tuple[str, int] | None:
 
 def _named_outputs(c: Config, nodes: Nodes, results: Mapping[str, str]) -> Nodes:
     """Return the nodes that the outputs need, with the outputs' names for their values; float16 is cast in and out."""
-    nodes = needed(nodes, results.values())
+    nodes = select_needed(nodes, results.values())
     if c.half:
-        arrays = [tensor.name for tensor in c.op.inputs if tensor.name in reads(nodes)]
+        arrays = [tensor.name for tensor in c.op.inputs if tensor.name in names_read(nodes)]
         inner = {name: f"{name}_float" for name in [*arrays, *results]}
-        nodes = renamed(nodes, inner)
+        nodes = rename_values(nodes, inner)
         casts = [make_node("Cast", [name], [inner[name]], to=TensorProto.FLOAT) for name in arrays]
         casts_back = [
             make_node("Cast", [inner.get(v, v)], [name], to=TensorProto.FLOAT16) for name, v in results.items()
         ]
         return [*casts, *nodes, *casts_back]
     names = {name: f"{name}_all" for name in results} | {value: name for name, value in results.items()}
-    return renamed(nodes, names)
+    return rename_values(nodes, names)
 
 
 def constant(name: str, value: Any) -> NodeProto:

@@ -15,12 +15,12 @@ from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 from blockcell import __version__
 from blockcell.optable import LETTERS, Array, Tensor, sizes_of
 
-from .body import CELLS, body
-from .config import Config, Value, arguments_of, config
-from .loops import make_node, needed, reads, writes
+from .body import CELLS, op_nodes
+from .config import Config, Value, input_tensors, make_config
+from .loops import make_node, names_read, names_written, select_needed
 
 DOMAIN = "blockcell"
-PACKED = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
+NODE_WEIGHTS = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
 # What is built for a provider of onnxruntime where nobody chooses a loop: the first of these that is possible.
 FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "cpu": [{"loop": "scan"}],
@@ -29,12 +29,12 @@ FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "webgpu": [{"loop": "native", "static": True}, {"loop": "unroll", "static": True}],
 }
 # What a provider has of ONNX's own cells: the nodes, and their activations.
-OF_NATIVE = {"webgpu": (("LSTM", "GRU"), (b"Sigmoid", b"Tanh", b"Relu"))}
+NATIVE_CELLS = {"webgpu": (("LSTM", "GRU"), (b"Sigmoid", b"Tanh", b"Relu"))}
 # Nodes that the CPU runs, which fetches the states from the GPU at every step.
 SLOW = {"webgpu": ("Scan", "Loop")}
 
 
-def in_form(
+def make_in_form(
     caller: str, provider: str, loop: str | None, static: bool, make: Callable[[str, bool], ModelProto]
 ) -> ModelProto:
     """Return ``make(loop, static)`` with the given loop or, without one, with the provider's first possible form."""
@@ -47,7 +47,7 @@ def in_form(
     for form in forms:
         try:
             model = make(form["loop"], static or bool(form.get("static")))
-            if form["loop"] == "native" and provider in OF_NATIVE:
+            if form["loop"] == "native" and provider in NATIVE_CELLS:
                 _check_kernels(caller, provider, model)
             return model
         except ValueError as error:
@@ -60,7 +60,7 @@ def in_form(
 
 def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
     """Raise a ValueError if the provider does not have all of ONNX's own cells in the model."""
-    nodes, names = OF_NATIVE[provider]
+    nodes, names = NATIVE_CELLS[provider]
     for node in (
         node for container in (model.graph, *model.functions) for node in container.node if node.op_type in CELLS
     ):
@@ -70,9 +70,9 @@ def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
             raise ValueError(f"{caller}: loop='native' is not possible: {provider!r} has no {cell}; expected another")
 
 
-def function(c: Config, name: str | None = None) -> FunctionProto:
+def op_function(c: Config, name: str | None = None) -> FunctionProto:
     """Return the op as a function of the domain `blockcell`; its inputs are the arguments that matter."""
-    nodes, inputs = body(c)
+    nodes, inputs = op_nodes(c)
     outputs = [tensor.name for tensor in c.op.outputs]
     opset = [helper.make_opsetid("", c.opset)]
     result: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
@@ -80,14 +80,14 @@ def function(c: Config, name: str | None = None) -> FunctionProto:
     return result
 
 
-def packed(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
+def node_weights(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
     """Return weights in the layout of ONNX's own LSTM, GRU or RNN; none where a size is 0."""
     from onnx.reference import ReferenceEvaluator  # takes a while to load, and few need it
 
-    nodes, _ = body(c)
-    names = [name for name in PACKED if name in writes(nodes)]
-    nodes = needed(nodes, names)
-    inputs = [name for name in weights if name in reads(nodes)]
+    nodes, _ = op_nodes(c)
+    names = [name for name in NODE_WEIGHTS if name in names_written(nodes)]
+    nodes = select_needed(nodes, names)
+    inputs = [name for name in weights if name in names_read(nodes)]
     packing = helper.make_function(DOMAIN, "packed", inputs, names, nodes, [helper.make_opsetid("", c.opset)])
     with np.errstate(all="ignore"):
         arrays = ReferenceEvaluator(packing).run(names, {name: weights[name] for name in inputs}, attributes={})
@@ -161,25 +161,25 @@ def build(
     """
 
     def make(loop: str, static: bool) -> ModelProto:
-        return _model(op, replace(config(op, dtype, sizes, attrs, loop, opset, static), inlined=not functions))
+        return _model(op, replace(make_config(op, dtype, sizes, attrs, loop, opset, static), inlined=not functions))
 
-    return in_form(op, provider, loop, static, make)
+    return make_in_form(op, provider, loop, static, make)
 
 
 def _model(op: str, c: Config) -> ModelProto:
     imports = [helper.make_opsetid("", c.opset)]
     functions: list[FunctionProto] = []
     if not c.inlined:
-        functions = [function(c)]
+        functions = [op_function(c)]
         inputs = list(functions[0].input)
         nodes = [make_node(functions[0].name, inputs, functions[0].output, name=op, domain=DOMAIN)]
         imports.append(helper.make_opsetid(DOMAIN, 1))
     else:
-        nodes, inputs = body(c)
+        nodes, inputs = op_nodes(c)
     graph = helper.make_graph(
         nodes,
         c.op.name,
-        [_typed(c, tensor) for tensor in arguments_of(c.op) if tensor.name in inputs],
+        [_typed(c, tensor) for tensor in input_tensors(c.op) if tensor.name in inputs],
         [_typed(c, tensor) for tensor in c.op.outputs],
         doc_string=_doc(c),
     )

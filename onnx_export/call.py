@@ -21,7 +21,7 @@ from blockcell.layers.loading import build_layer
 from blockcell.layers.shared import NoState
 from blockcell.optable import DTYPES, Array, sizes_of
 
-from .build import PACKED
+from .build import NODE_WEIGHTS
 
 STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "RNN": RNNState, "Dense": NoState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
@@ -249,7 +249,7 @@ def _unquantized(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]
     for name, shape in stored.items():
         if name.endswith("_quantized"):
             name = name.removesuffix("_quantized")
-            before[name] = [*shape[:1], *shape[:0:-1]] if name.rpartition(".")[2] in PACKED else shape
+            before[name] = [*shape[:1], *shape[:0:-1]] if name.rpartition(".")[2] in NODE_WEIGHTS else shape
     return before | dict(stored)
 
 
@@ -257,7 +257,7 @@ def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tup
     """Return the shapes of the weights of cells whose arrays have the layout of ONNX's own LSTM, GRU or RNN."""
     shapes: dict[str, tuple[int, ...]] = {}
     for prefix, cell in cells(tree):
-        packed_shapes = {name: tuple(stored[prefix + name]) for name in PACKED if prefix + name in stored}
+        packed_shapes = {name: tuple(stored[prefix + name]) for name in NODE_WEIGHTS if prefix + name in stored}
         if "R" not in packed_shapes:
             continue
         inputs, hidden = ((packed_shapes.get(name) or (0,))[-1] for name in ("W", "R"))

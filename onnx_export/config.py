@@ -45,8 +45,8 @@ class Config:
     lengths: bool = False
     """Whether ONNX's own LSTM takes the rows' ``lengths``."""
     direct: tuple[str, ...] = ()
-    """Values in the text of one of ONNX's own nodes that are arguments, instead of computed from the op's: `PACKED`,
-    ``h_first``."""
+    """Values in the text of one of ONNX's own nodes that are arguments, instead of computed from the op's:
+    `NODE_WEIGHTS`, ``h_first``."""
     integers: bool = False
     """Whether products are in integers. Each matrix is unsigned bytes then, with an argument ``w_scale``."""
 
@@ -85,7 +85,7 @@ class Config:
     @property
     def module(self) -> ModuleType:
         """Return the module that has the op's text."""
-        if (kind := node_of(self.op)) != "GRU":
+        if (kind := native_cell(self.op)) != "GRU":
             return {"LSTM": lstm, "RNN": rnn}[kind]
         return gru_reset_after if any(tensor.name == "b_hc" for tensor in self.op.inputs) else gru
 
@@ -121,7 +121,7 @@ class Config:
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
-def config(
+def make_config(
     op: str | Op,
     dtype: DTypeLike = "float32",
     sizes: Mapping[str, int | None] | None = None,
@@ -135,10 +135,10 @@ def config(
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
     row = op if isinstance(op, Op) else OPS[op]
     op = row.name
-    kind = dtype_of(op, dtype)
-    fixed = checked_sizes(op, sizes or {}, LETTERS)
+    kind = check_dtype(op, dtype)
+    fixed = check_sizes(op, sizes or {}, LETTERS)
     fixed = {letter: size for letter, size in fixed.items() if letter in row.sources}  # a cell has no T
-    values = checked_attributes(row, attrs or {})
+    values = check_attributes(row, attrs or {})
     check_form(op, loop, opset)
     checked = Config(row, kind, fixed, values, loop, opset, static)
     if row.sequence and loop == "unroll" and "T" not in fixed:
@@ -147,7 +147,7 @@ def config(
     return checked
 
 
-def node_of(op: Op) -> str:
+def native_cell(op: Op) -> str:
     """Return which of ONNX's own nodes is such a cell: LSTM, GRU or RNN."""
     return "LSTM" if "f" in op.gates else "GRU" if "r" in op.gates else "RNN"
 
@@ -167,7 +167,7 @@ def check_form(caller: str, loop: str, opset: int) -> None:
         raise ValueError(f"{caller}: opset is {opset!r}; expected an integer from {OLDEST_OPSET} to {newest}")
 
 
-def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
+def check_dtype(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
     """Return the dtype if ops have it, else raise a ValueError."""
     try:
         return DTYPES[DTYPES.index(np.dtype(dtype))]
@@ -177,7 +177,7 @@ def dtype_of(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
 
 def _not_native(c: Config) -> str:
     """Return why ONNX's own LSTM, GRU or RNN does not compute the same, "" if it does."""
-    cell = node_of(c.op)
+    cell = native_cell(c.op)
     if not c.forward:
         return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
     if not c.op.sequence:
@@ -200,7 +200,7 @@ def _not_native(c: Config) -> str:
     return ""
 
 
-def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:
+def check_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:
     """Check sizes by their letters; return the ones that are not None."""
     fixed = {}
     for letter, size in sizes.items():
@@ -214,7 +214,7 @@ def checked_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) ->
     return fixed
 
 
-def checked_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
+def check_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
     """Check an op's attributes; return all of them, with defaults for missing ones."""
     names = [attribute.name for attribute in op.attributes]
     for name in attrs:
@@ -244,6 +244,6 @@ def checked_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
     return values
 
 
-def arguments_of(op: Op) -> list[Tensor]:
+def input_tensors(op: Op) -> list[Tensor]:
     """Return an op's input tensors, seq_len_max among them."""
     return [Tensor("seq_len_max", "", "input")] * op.sequence + list(op.inputs)

@@ -19,8 +19,8 @@ from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
 from . import integers
-from .build import in_form
-from .config import check_form, checked_sizes, dtype_of
+from .build import make_in_form
+from .config import check_dtype, check_form, check_sizes
 from .layer_graph import LayerGraph, is_int8
 
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
@@ -131,15 +131,15 @@ def export(
     OSError
         The file cannot be written.
     """
-    check_places("export", layer, path)
+    check_layer_and_path("export", layer, path)
     if streaming and train:
         raise ValueError("export: streaming and train are both True; expected one: a gradient needs all steps")
     if streaming and not state:
         raise ValueError("export: state is False; expected True, as a step needs the state before it")
     if streaming and reset:
         raise ValueError("export: reset is True; expected False, as a step starts anew from a state of zeros")
-    fixed = fixed_sizes("export", sizes)
-    kind = dtype_of("export", layer.dtype if dtype is None else dtype)
+    fixed = check_fixed_sizes("export", sizes)
+    kind = check_dtype("export", layer.dtype if dtype is None else dtype)
     integer = _check_quantized(layer, kind, train, activations)
     stored = {} if train else _stored(layer, kind, integer)
     structure: Layer = layer.dequantize() if isinstance(layer, Quantized) else layer  # type: ignore[assignment]
@@ -168,10 +168,10 @@ def export(
     size = sum(array.nbytes for array in stored.values())
     if size >= LARGEST:
         raise ValueError(f"export: the layer has {size} bytes of weights; a model holds less than {LARGEST}")
-    return written("export", path, provider, loop, static, make)
+    return write_model("export", path, provider, loop, static, make)
 
 
-def check_places(caller: str, layer: Any, path: Any) -> None:
+def check_layer_and_path(caller: str, layer: Any, path: Any) -> None:
     """Raise a TypeError unless they are a layer and a path or None."""
     if isinstance(layer, Quantized) and caller != "export":
         what = f"{caller}: layer is quantized, and has no gradients"
@@ -185,16 +185,16 @@ def check_places(caller: str, layer: Any, path: Any) -> None:
         raise TypeError(f"{caller}: path is {short(path)}; expected a path or None")
 
 
-def fixed_sizes(caller: str, sizes: Mapping[str, int | None] | None) -> dict[str, int]:
+def check_fixed_sizes(caller: str, sizes: Mapping[str, int | None] | None) -> dict[str, int]:
     """Check sizes; return T and B where they are fixed."""
-    fixed = checked_sizes(caller, sizes or {}, "TB")
+    fixed = check_sizes(caller, sizes or {}, "TB")
     for letter, size in fixed.items():
         if size == 0:
             raise ValueError(f"{caller}: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
     return fixed
 
 
-def written(
+def write_model(
     caller: str,
     path: str | PathLike[str] | None,
     provider: str,
@@ -204,7 +204,7 @@ def written(
 ) -> ModelProto:
     """Write the model that ``make(loop, static)`` makes in a form for the provider; return it."""
     try:
-        model = in_form(caller, provider, loop, static, make)
+        model = make_in_form(caller, provider, loop, static, make)
         if path is not None:
             with replacing(path) as file:
                 file.write(model.SerializeToString())

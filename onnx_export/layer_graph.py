@@ -38,11 +38,11 @@ from blockcell.optable import OPS, Array, Op, Tensor
 
 from . import integers
 from .activations import may_overflow
-from .build import DOMAIN, PACKED, function, packed
-from .config import Config, Value, check_native, config
+from .build import DOMAIN, NODE_WEIGHTS, node_weights, op_function
+from .config import Config, Value, check_native, make_config
 from .graph_builder import GraphBuilder
 from .link import drop_import
-from .loops import Nodes, make_node, needed, renamed
+from .loops import Nodes, make_node, rename_values, select_needed
 
 
 def _step_of(op: Op) -> Op:
@@ -210,7 +210,7 @@ class LayerGraph:
                 self.graph.nodes.append(make_node("Identity", [value], [name], name=name))
             else:
                 names[value] = name
-        return needed(renamed(self.graph.nodes, names), outputs)
+        return select_needed(rename_values(self.graph.nodes, names), outputs)
 
     def states(self) -> dict[str, Sequence[int | str]]:
         """Return the shapes of the states after the last step."""
@@ -311,7 +311,7 @@ class LayerGraph:
             packed_names = self._pack(cell, prefix, c)
             zeros = {} if self.state else {f"{name}_first": self._native_zeros(cell.hidden_size) for name in states}
             arguments |= {name: self._weight(prefix + name) for name in packed_names} | zeros
-            c = replace(c, direct=(*PACKED, *zeros))
+            c = replace(c, direct=(*NODE_WEIGHTS, *zeros))
         results = self._call(cell, prefix, "", c, arguments)
         arguments |= results
         if self.train and may_overflow(activations_of(cell).values()):
@@ -372,7 +372,7 @@ class LayerGraph:
         names = {name: self.graph.constant(np.asarray(number)) for name, number in integers.CONSTANTS.items()}
         z = f"{prefix}z"
         nodes = self._products(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
-        self.graph.nodes += renamed(nodes, names | {"at_last": self.graph.ints(-1)})
+        self.graph.nodes += rename_values(nodes, names | {"at_last": self.graph.ints(-1)})
         return z
 
     def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str, needs_d_x: bool) -> str:
@@ -451,7 +451,7 @@ class LayerGraph:
         where = f"{self.caller}: {prefix.rstrip('.')}: " if prefix else f"{self.caller}: "
         try:
             attrs = {name: value for name, value in described.items() if name in attribute_names}
-            c = config(row, self.dtype, sizes, attrs, **self.options)
+            c = make_config(row, self.dtype, sizes, attrs, **self.options)
         except ValueError as error:
             raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
         if self.native and self.reset:
@@ -479,7 +479,7 @@ class LayerGraph:
         if called is None:
             base, names = f"{type(cell).__name__}{kind}", {of_cell.name for _, of_cell in self.functions}
             numbered = (f"{base}_{number}" for number in range(2, len(names) + 3))
-            called = function(c, next(name for name in (base, *numbered) if name not in names))
+            called = op_function(c, next(name for name in (base, *numbered) if name not in names))
             called.doc_string = f"{c.dtype}, {json.dumps(dict(c.attrs))}\n\n{called.doc_string}"
             self.functions.append((c, called))
         name = prefix + called.name
@@ -506,14 +506,14 @@ class LayerGraph:
     def _pack(self, cell: Any, prefix: str, c: Config) -> Collection[str]:
         """Put a cell's weights into the layout of ONNX's own LSTM, GRU or RNN; return their names there."""
         stored = {name: self.weights[prefix + name] for name in cell.weights}
-        packings = packed(c, {name: array.astype(self.dtype) for name, array in stored.items()})
+        packings = node_weights(c, {name: array.astype(self.dtype) for name, array in stored.items()})
         if not packings:
             return ()
         of_columns = {name: self.weights.pop(f"{prefix}{name}.scale", None) for name in stored}
         scales = {name: scale for name, scale in of_columns.items() if scale is not None}
         if scales:  # packed like the weights; all entries of a row of W have the same one
             rows = {name: np.broadcast_to(scales.get(name, array), array.shape) for name, array in stored.items()}
-            scale = np.abs(packed(c, rows)["W"][0, :, :1])  # where weights are negated, codes are
+            scale = np.abs(node_weights(c, rows)["W"][0, :, :1])  # where weights are negated, codes are
             for name in ("W", "R"):
                 packings[name] = packings[name].astype(np.int8)
                 self.weights[f"{prefix}{name}.scale"] = scale

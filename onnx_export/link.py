@@ -11,9 +11,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from blockcell.errors import short
 from blockcell.optable import OPS
 
-from .build import DOMAIN, function
-from .config import OLDEST_OPSET, Config, Value, arguments_of, config
-from .loops import reads
+from .build import DOMAIN, op_function
+from .config import OLDEST_OPSET, Config, Value, input_tensors, make_config
+from .loops import names_read
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
@@ -179,7 +179,7 @@ def _check_growth(model: ModelProto) -> None:
 def _kind(node: NodeProto, types: Types) -> int:
     """Return the type of a node's arrays, 0 where it is not known (yet)."""
     op = OPS[node.op_type]
-    arguments = dict(zip((tensor.name for tensor in arguments_of(op)), node.input, strict=False))
+    arguments = dict(zip((tensor.name for tensor in input_tensors(op)), node.input, strict=False))
     arguments.pop("seq_len_max", None)
     results = zip((tensor.name for tensor in op.outputs), node.output, strict=False)
     kinds: dict[int, str] = {}
@@ -215,7 +215,7 @@ def _config(node: NodeProto, kind: int, opset: int) -> Config:
         else:
             attrs[attribute.name] = attribute.f
     try:
-        return config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, opset=opset)
+        return make_config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, opset=opset)
     except ValueError as error:
         raise ValueError(f"{_called(node)}: {error}") from None
 
@@ -227,12 +227,12 @@ def _complete(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[o
     if key not in names:
         numbered = (f"{c.op.name}_{number}" for number in range(2, len(with_body) + 3))
         names[key] = next(name for name in (c.op.name, *numbered) if name not in with_body)
-        called = function(c, names[key])
+        called = op_function(c, names[key])
         called.doc_string = f"{c.dtype}, {json.dumps(c.attrs)}\n\n{called.doc_string}"
         model.functions.append(called)
         with_body[called.name] = called
     called = with_body[names[key]]
-    arguments = [tensor.name for tensor in arguments_of(c.op)]
+    arguments = [tensor.name for tensor in input_tensors(c.op)]
     results = [tensor.name for tensor in c.op.outputs]
     for side, names_given, names_known in [("inputs", node.input, arguments), ("outputs", node.output, results)]:
         if len(names_given) > len(names_known):
@@ -254,7 +254,7 @@ def _called(node: NodeProto) -> str:
 
 
 def _untyped(node: NodeProto) -> str:
-    arguments = zip((tensor.name for tensor in arguments_of(OPS[node.op_type])), node.input, strict=False)
+    arguments = zip((tensor.name for tensor in input_tensors(OPS[node.op_type])), node.input, strict=False)
     values = ", ".join(f"{name} ({value!r})" for name, value in arguments if value and name != "seq_len_max")
     return (
         f"{_called(node)}: no type is known of {values}, so its dtype cannot be found; expected at least one of them "
@@ -264,7 +264,7 @@ def _untyped(node: NodeProto) -> str:
 
 def _drop_unread(graph: GraphProto, names: Collection[str]) -> None:
     """Remove initializers with these names that nobody reads any more, of which onnxruntime would complain."""
-    read_names = reads(graph.node) | {value.name for value in (*graph.input, *graph.output)}
+    read_names = names_read(graph.node) | {value.name for value in (*graph.input, *graph.output)}
     initializers = [tensor for tensor in graph.initializer if tensor.name in read_names or tensor.name not in names]
     del graph.initializer[:]
     graph.initializer.extend(initializers)

@@ -1,7 +1,7 @@
 """Loops over the steps of a sequence: a Scan, a Loop, or all steps written out.
 
-Nodes that need no other step run before or after the loop, for all steps at once. `needed`, `renamed`, `reads` and
-`writes` are about nodes of any kind.
+Nodes that need no other step run before or after the loop, for all steps at once. `select_needed`, `rename_values`,
+`names_read` and `names_written` are about nodes of any kind.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class LoopBody:
 
     def named(self, rename: Callable[[str], str]) -> Nodes:
         """Return the nodes with new names for all values that differ between steps."""
-        return renamed(
-            self.nodes, {name: rename(name) for name in {*self.carried, *self.scan_inputs, *writes(self.nodes)}}
+        return rename_values(
+            self.nodes, {name: rename(name) for name in {*self.carried, *self.scan_inputs, *names_written(self.nodes)}}
         )
 
 
-def last(name: str) -> str:
+def last_name(name: str) -> str:
     """Return the name of a carried value after the last step."""
     return f"{name}_last"
 
 
 # ------------------------------------------------------------------------------------------------------ dividing a step
-def reads(nodes: Iterable[NodeProto]) -> set[str]:
+def names_read(nodes: Iterable[NodeProto]) -> set[str]:
     """Return the names that nodes read; bodies read values from outside, too."""
     names: set[str] = set()
     for node in nodes:
@@ -61,17 +61,17 @@ def reads(nodes: Iterable[NodeProto]) -> set[str]:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 body = attribute.g
-                inside = {value.name for value in body.input} | writes(body.node)
-                names |= (reads(body.node) | {value.name for value in body.output}) - inside
+                inside = {value.name for value in body.input} | names_written(body.node)
+                names |= (names_read(body.node) | {value.name for value in body.output}) - inside
     return names
 
 
-def writes(nodes: Iterable[NodeProto]) -> set[str]:
+def names_written(nodes: Iterable[NodeProto]) -> set[str]:
     """Return the names of the values that nodes compute."""
     return {name for node in nodes for name in node.output if name}
 
 
-def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
+def rename_values(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
     """Return copies of the nodes with other names, in bodies too."""
     copies = []
     for node in nodes:
@@ -81,7 +81,7 @@ def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
         copy.output[:] = [names.get(name, name) for name in node.output]
         for attribute in copy.attribute:
             if attribute.HasField("g"):
-                inner = renamed(attribute.g.node, names)
+                inner = rename_values(attribute.g.node, names)
                 del attribute.g.node[:]
                 attribute.g.node.extend(inner)
                 for value in [*attribute.g.input, *attribute.g.output]:
@@ -90,17 +90,17 @@ def renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
     return copies
 
 
-def needed(nodes: Iterable[NodeProto], names_wanted: Iterable[str]) -> Nodes:
+def select_needed(nodes: Iterable[NodeProto], names_wanted: Iterable[str]) -> Nodes:
     """Return the nodes that these names need."""
     names, needed_nodes = set(names_wanted), []
     for node in reversed(list(nodes)):
         if names.intersection(node.output):
             needed_nodes.append(node)
-            names |= reads([node])
+            names |= names_read([node])
     return needed_nodes[::-1]
 
 
-def with_time(nodes: Iterable[NodeProto], timed: Iterable[str]) -> set[str]:
+def names_with_time(nodes: Iterable[NodeProto], timed: Iterable[str]) -> set[str]:
     """Return the names of values that have a time axis if `timed` have one."""
     names = set(timed)
     for node in nodes:
@@ -109,9 +109,9 @@ def with_time(nodes: Iterable[NodeProto], timed: Iterable[str]) -> set[str]:
     return names
 
 
-def divided(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -> tuple[Nodes, Nodes, Nodes]:
+def divide_step(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -> tuple[Nodes, Nodes, Nodes]:
     """Divide the nodes of a step into three lists: they can run before the loop, must run in it, can run after it."""
-    nodes = needed(nodes, {*wanted, *carried.values()})
+    nodes = select_needed(nodes, {*wanted, *carried.values()})
     waiting = set(carried)
     before, waiting_nodes = [], []
     for node in nodes:
@@ -121,7 +121,7 @@ def divided(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -
             waiting.update(node.output)
             waiting_nodes.append(node)
     readers = {node.output[0] for node in waiting_nodes if not carried.keys().isdisjoint(node.input)}
-    inside = needed(waiting_nodes, {*carried.values(), *readers})
+    inside = select_needed(waiting_nodes, {*carried.values(), *readers})
     return before, inside, [node for node in waiting_nodes if node not in inside]
 
 
@@ -157,23 +157,23 @@ class Live:
 
 
 # ---------------------------------------------------------------------------------------------------------- three loops
-def _now(name: str) -> str:
+def _step_name(name: str) -> str:
     return f"{name}_t"
 
 
-def _back(name: str) -> str:
+def _reversed_name(name: str) -> str:
     return f"{name}_back"
 
 
-def value_of(name: str, dtype: int, shape: Sequence[int | None] | None = None) -> ValueInfoProto:
+def make_value_info(name: str, dtype: int, shape: Sequence[int | None] | None = None) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def _reversed(array: str, result: str) -> NodeProto:
+def _reverse_node(array: str, result: str) -> NodeProto:
     return make_node("Slice", [array, "at_last", "at_minimum", "at_0", "at_last"], [result])
 
 
-def _around(body: LoopBody, live: Live, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
+def _with_reversal(body: LoopBody, live: Live, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
     """Return the loop; if the last step runs first, its arrays are reversed before and after it.
 
     A Scan can run backwards by itself, but not in onnx.reference and tract. ``loop`` is told the arrays' names.
@@ -182,33 +182,34 @@ def _around(body: LoopBody, live: Live, loop: Callable[[Callable[[str], str]], N
         return [loop(lambda name: name)]
     nodes = []
     for name in body.scan_inputs:
-        nodes += [_reversed(name, f"{name}_turned"), *live(f"{name}_turned", _back(name), "live_back")]
-    return [*nodes, loop(_back), *(_reversed(_back(name), name) for name in body.scan_outputs)]
+        nodes += [_reverse_node(name, f"{name}_turned"), *live(f"{name}_turned", _reversed_name(name), "live_back")]
+    return [*nodes, loop(_reversed_name), *(_reverse_node(_reversed_name(name), name) for name in body.scan_outputs)]
 
 
-def _graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto], more_nodes: Nodes) -> GraphProto:
+def _step_graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto], more_nodes: Nodes) -> GraphProto:
     """Return the graph of one step. Each output has its own name, even if two of them are the same value."""
-    inner = [*rows, *body.named(_now), *more_nodes]
-    outputs = [value_of(name, TensorProto.BOOL, []) for node in more_nodes for name in node.output]
+    inner = [*rows, *body.named(_step_name), *more_nodes]
+    outputs = [make_value_info(name, TensorProto.BOOL, []) for node in more_nodes for name in node.output]
     for values, ending in ((body.carried.values(), "next"), (body.scan_outputs, "row")):
-        for value in map(_now, values):
+        for value in map(_step_name, values):
             output = value
             if body.distinct_outputs or value in {known_output.name for known_output in outputs}:
                 output = f"{value}_{ending}"
                 inner.append(make_node("Identity", [value], [output]))
-            outputs.append(value_of(output, body.dtype, [None, None]))  # old onnxruntimes do not always find the rank
+            # Old onnxruntimes do not always find the rank.
+            outputs.append(make_value_info(output, body.dtype, [None, None]))
     return helper.make_graph(inner, name, inputs, outputs)
 
 
 def scan(body: LoopBody, live: Live, T: int) -> Nodes:
     """Return the steps as one Scan."""
     inputs = [
-        value_of(_now(name), TensorProto.BOOL if name in BOOLS else body.dtype)
+        make_value_info(_step_name(name), TensorProto.BOOL if name in BOOLS else body.dtype)
         for name in [*body.carried, *body.scan_inputs]
     ]
-    graph = _graph(body, "step", [], inputs, [])
-    finals = [last(name) for name in body.carried.values()]
-    return _around(
+    graph = _step_graph(body, "step", [], inputs, [])
+    finals = [last_name(name) for name in body.carried.values()]
+    return _with_reversal(
         body,
         live,
         lambda array: make_node(
@@ -223,22 +224,22 @@ def scan(body: LoopBody, live: Live, T: int) -> Nodes:
 
 def loop(body: LoopBody, live: Live, T: int) -> Nodes:
     """Return the steps as one Loop."""
-    array = _back if body.reverse else lambda name: name
+    array = _reversed_name if body.reverse else lambda name: name
     # Arrays of numbers: onnxruntime's Gather of bools on WebGPU, in 1.27, reads past the end of its indices.
     stored = {name: f"{name}_number" if name in BOOLS else name for name in body.scan_inputs}
-    numbers, rows = [], [make_node("Gather", [array(name), "step"], [_now(name)]) for name in stored.values()]
+    numbers, rows = [], [make_node("Gather", [array(name), "step"], [_step_name(name)]) for name in stored.values()]
     for name in BOOLS:
         if name in stored:
             numbers.append(make_node("Cast", [name], [stored[name]], to=body.dtype))
-            rows.append(make_node("Cast", [_now(stored[name])], [_now(name)], to=TensorProto.BOOL))
+            rows.append(make_node("Cast", [_step_name(stored[name])], [_step_name(name)], to=TensorProto.BOOL))
     inputs = [
-        value_of("step", TensorProto.INT64, []),
-        value_of("go_on", TensorProto.BOOL, []),
-        *(value_of(_now(name), body.dtype) for name in body.carried),
+        make_value_info("step", TensorProto.INT64, []),
+        make_value_info("go_on", TensorProto.BOOL, []),
+        *(make_value_info(_step_name(name), body.dtype) for name in body.carried),
     ]
-    graph = _graph(body, "step", rows, inputs, [make_node("Identity", ["go_on"], ["going_on"])])
-    finals = [last(name) for name in body.carried.values()]
-    return numbers + _around(
+    graph = _step_graph(body, "step", rows, inputs, [make_node("Identity", ["go_on"], ["going_on"])])
+    finals = [last_name(name) for name in body.carried.values()]
+    return numbers + _with_reversal(
         replace(body, scan_inputs=[*stored.values()]),
         live,
         lambda array: make_node(
@@ -255,7 +256,7 @@ def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
     def value_at(name: str, t: int) -> str:
         if name in body.carried:
             return value_at(body.carried[name], before[t]) if t in before else name
-        return last(name) if name in body.carried.values() and t == order[-1] else f"{name}_{t}"
+        return last_name(name) if name in body.carried.values() and t == order[-1] else f"{name}_{t}"
 
     nodes: Nodes = []
     for name in body.scan_inputs:
@@ -263,7 +264,7 @@ def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
         if body.reverse:
             array = f"{name}_live"
             nodes += live(name, array)
-        nodes += _cut(array, [value_at(name, t) for t in range(T)], body)
+        nodes += _cut_steps(array, [value_at(name, t) for t in range(T)], body)
     for t in order:
         nodes += body.named(lambda name, t=t: value_at(name, t))  # type: ignore[misc]
     for name in body.scan_outputs:
@@ -278,7 +279,7 @@ def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
     return nodes
 
 
-def _cut(array: str, steps: list[str], body: LoopBody) -> Nodes:
+def _cut_steps(array: str, steps: list[str], body: LoopBody) -> Nodes:
     """Cut an array [T, B, ...] into steps [B, ...], slice by slice where one Split may not have all of them."""
     nodes = []
     limit = SPLIT_MOST if body.static else len(steps)
@@ -305,7 +306,7 @@ def _cut(array: str, steps: list[str], body: LoopBody) -> Nodes:
     return nodes
 
 
-def of_any_rank(node: NodeProto) -> Nodes:
+def without_gemm(node: NodeProto) -> Nodes:
     """Return a node without Gemm, which takes only matrices."""
     if node.op_type != "Gemm":
         return [node]

@@ -52,7 +52,7 @@ ANY = '<ir_version: 8, opset_import: ["": 18]> any (float[1] a) => (float[1] b) 
 NEW = "new_"  # in front of the name of an input that an output replaces
 
 
-class Kept:
+class KeptValues:
     """Values that stay on a provider's device from run to run, in two sets of memory that change places.
 
     A run reads the one and writes the other, because its inputs and outputs must not share memory.
@@ -96,7 +96,7 @@ def _value(array: Array, provider: str) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array, provider, 0)
 
 
-class Placed(NamedTuple):
+class NodePlacement(NamedTuple):
     """A node of the graph that onnxruntime made of the model, and the provider that runs it."""
 
     op_type: str
@@ -104,7 +104,7 @@ class Placed(NamedTuple):
     provider: str
 
 
-class Running:
+class RuntimeModel:
     """A model that onnxruntime has made ready on a provider, which must be here.
 
     ``sizes`` are the values of sizes that the model leaves open. ``settings``, attributes of onnxruntime's
@@ -162,7 +162,7 @@ class Running:
         self.session.run_with_iobinding(bound)
         return bound.copy_outputs_to_cpu()  # type: ignore[no-any-return]
 
-    def placement(self) -> list[Placed]:
+    def placement(self) -> list[NodePlacement]:
         """Return where every node runs, also in bodies."""
         assigned = self._told()
         if self.provider != "webgpu" or _plugin() is not None:
@@ -175,7 +175,7 @@ class Running:
             model = onnx.load(options.optimized_model_filepath)
         names = {node.name for node in assigned}
         others = (node for graph, _ in graphs(model.graph) for node in graph.node if node.name not in names)
-        return [*assigned, *(Placed(node.op_type, node.name, PROVIDERS["webgpu"].name) for node in others)]
+        return [*assigned, *(NodePlacement(node.op_type, node.name, PROVIDERS["webgpu"].name) for node in others)]
 
     # ---------------------------------------------------------------------------------------------------------- private
     def _options(self) -> Any:
@@ -222,17 +222,17 @@ class Running:
             raise RuntimeError(f"provider is {self.provider!r}, but onnxruntime fell back to {', '.join(active)}")
         return session
 
-    def _told(self) -> list[Placed]:
+    def _told(self) -> list[NodePlacement]:
         """Return where nodes run, as far as onnxruntime tells it."""
         if not hasattr(self.session, "get_provider_graph_assignment_info"):
             raise RuntimeError(f"onnxruntime {onnxruntime.__version__} does not tell where nodes run; 1.24 does")
         return [
-            Placed(node.op_type, node.name, assignment.ep_name)
+            NodePlacement(node.op_type, node.name, assignment.ep_name)
             for assignment in self.session.get_provider_graph_assignment_info()
             for node in assignment.get_nodes()
         ]
 
-    def _floats_on_the_cpu(self) -> list[Placed]:
+    def _floats_on_the_cpu(self) -> list[NodePlacement]:
         on_cpu = [node for node in self._told() if node.provider == PROVIDERS["cpu"].name]
         suspects = [node for node in on_cpu if node.op_type not in CONTROL_FLOW]
         if not suspects:
@@ -245,15 +245,17 @@ class Running:
         return [node for node in suspects if floats.get(node.name, True)]
 
 
-class Stepping(Running):
+class SteppingModel(RuntimeModel):
     """A model that runs again and again, of which some inputs are kept values and some outputs their next ones."""
 
-    def __init__(self, model: ModelProto, provider: str, kept: Kept, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, model: ModelProto, provider: str, kept: KeptValues, sizes: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__(model, provider, sizes)
         self._others = [name for name in self._outputs if name.removeprefix(NEW) not in kept.now]
         self.keep(kept)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: KeptValues) -> None:
         """Read and write these values from the next run on."""
         self._kept = kept
         self._bound: dict[int, tuple[Any, list[tuple[int, ...]], list[Any]]] = {}
@@ -329,7 +331,7 @@ def why_no_dtype(provider: str, dtype: np.dtype[Any]) -> str:
 @cache
 def _why_no_webgpu() -> str:
     try:
-        Running(parser.parse_model(ANY), "webgpu")
+        RuntimeModel(parser.parse_model(ANY), "webgpu")
     except Exception as error:  # of which there are many, in onnxruntime's own words
         message = str(error).strip().splitlines()[-1]
         if "Failed to get a WebGPU adapter" not in message:
@@ -344,7 +346,7 @@ def _why_no_webgpu() -> str:
 @cache
 def _has_half() -> bool:
     try:
-        Running(parser.parse_model(HALF), "webgpu").run({"a": np.ones(1, np.float16)})
+        RuntimeModel(parser.parse_model(HALF), "webgpu").run({"a": np.ones(1, np.float16)})
     except Exception:  # onnxruntime's own class, when it makes the shader
         return False
     return True

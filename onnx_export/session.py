@@ -20,9 +20,9 @@ from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
 from .build import FORMS, SLOW, build
 from .call import KINDS, LayerCall
-from .config import LOOPS, Value, arguments_of, checked_attributes, node_of
+from .config import LOOPS, Value, check_attributes, input_tensors, native_cell
 from .link import nodes_within
-from .runtime import PROVIDERS, Placed, Running, why_no_dtype, why_not
+from .runtime import PROVIDERS, NodePlacement, RuntimeModel, why_no_dtype, why_not
 
 
 class Session:
@@ -66,7 +66,7 @@ class Session:
     ) -> None:
         check_provider(provider)
         if isinstance(op_or_model, os.PathLike) or (isinstance(op_or_model, str) and op_or_model.endswith(".onnx")):
-            op_or_model = loaded(op_or_model)
+            op_or_model = load_model(op_or_model)
         if isinstance(op_or_model, str):
             self.model = build(op_or_model, **build_options)
         elif not isinstance(op_or_model, ModelProto):
@@ -76,7 +76,7 @@ class Session:
             raise TypeError(f"{', '.join(build_options)}: options for building an op, but op_or_model is a model")
         else:
             self.model = op_or_model
-        facts = facts_of(self.model)
+        facts = read_metadata(self.model)
         if "training" in facts:
             raise ValueError(f"{self.model.graph.name}: the model is a training step; expected TrainingSession for it")
         self.op: Op | None = facts.get("op")
@@ -99,7 +99,7 @@ class Session:
         self._rebuilt = {"op": op_or_model, **build_options} if isinstance(op_or_model, str) else None
         loop = build_options.get("loop")
         self._forms = FORMS[provider] if loop is None else [{"loop": loop}]
-        self._running: dict[tuple[tuple[str, int], ...], Running] = {}
+        self._running: dict[tuple[tuple[str, int], ...], RuntimeModel] = {}
         if self._native and provider == "cpu" and self.dtype == np.float64:
             raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
         if reason := why_no_dtype(provider, self.dtype):
@@ -107,13 +107,13 @@ class Session:
         if not self._rebuilt:
             warn_of_slow(self._name, self.model, provider)
         if provider == "cpu" or not (self._rebuilt or self._layer):
-            self._running[()] = Running(self.model, provider)
+            self._running[()] = RuntimeModel(self.model, provider)
 
     def __repr__(self) -> str:
         return f"<Session of {self._name} on {self.provider}>"
 
     @property
-    def placement(self) -> list[Placed]:
+    def placement(self) -> list[NodePlacement]:
         """Where every node runs, also in loops. On a GPU, an op or layer must have been called once before."""
         if not self._running:
             raise RuntimeError(
@@ -159,28 +159,28 @@ class Session:
         if self.op and (sizes.get("T") == 0 or (0 in (sizes.get("B"), sizes.get("H")) and not trusted)):
             # onnxruntime's Scan cannot run no steps.
             sizes_only = build(self.op.name, dtype=self.dtype, sizes=sizes, attrs=self.attributes)
-            return self._result(*Running(sizes_only, "cpu").run({}))
+            return self._result(*RuntimeModel(sizes_only, "cpu").run({}))
         return self._result(*self._running_for(sizes).run(feeds))
 
-    def _running_for(self, sizes: dict[str, int]) -> Running:
+    def _running_for(self, sizes: dict[str, int]) -> RuntimeModel:
         if () in self._running:
             return self._running[()]
         key = tuple(sorted(sizes.items()))
         if key not in self._running:
             self._running[key] = (
-                self._rebuilt_for(sizes) if self._rebuilt else Running(self.model, self.provider, sizes)
+                self._rebuilt_for(sizes) if self._rebuilt else RuntimeModel(self.model, self.provider, sizes)
             )
         return self._running[key]
 
-    def _rebuilt_for(self, sizes: dict[str, int]) -> Running:
+    def _rebuilt_for(self, sizes: dict[str, int]) -> RuntimeModel:
         """Build the op for these sizes, in the first form that is exact and that the provider runs."""
         *first_forms, last = self._forms
         for options in first_forms:
             try:
-                return Running(self._build(options, sizes), self.provider)
+                return RuntimeModel(self._build(options, sizes), self.provider)
             except (RuntimeError, ValueError):
                 continue
-        return Running(self._build(last, sizes), self.provider)
+        return RuntimeModel(self._build(last, sizes), self.provider)
 
     def _build(self, options: Mapping[str, Any], sizes: dict[str, int]) -> ModelProto:
         return build(**{**(self._rebuilt or {}), **options, "sizes": sizes, "static": True})
@@ -193,7 +193,7 @@ class Session:
     def _check_names(self, arguments: Mapping[str, Any]) -> None:
         if missing := [name for name in self._inputs if arguments.get(name) is None]:
             raise TypeError(f"{self._name}: {', '.join(missing)} missing; expected {', '.join(self._inputs)}")
-        ignored = [tensor.name for tensor in arguments_of(self.op)] if self.op else []
+        ignored = [tensor.name for tensor in input_tensors(self.op)] if self.op else []
         expected_names = {*self._inputs, *ignored, *self.attributes, "name"}
         if unknown := [name for name in arguments if name not in expected_names]:
             raise TypeError(f"{self._name}: {', '.join(unknown)} unknown; expected {', '.join(self._inputs)}")
@@ -255,7 +255,7 @@ class Session:
                 fixed_sizes = ", ".join("any" if fixed is None else str(fixed) for fixed in built_sizes)
                 expected = f"expected ({fixed_sizes}), as the model was built"
                 raise ValueError(f"{self._name}: {value.name} has shape {shape}; {expected}")
-        if self._native and sizes.get("I") == 0 and node_of(self.op) != "RNN":
+        if self._native and sizes.get("I") == 0 and native_cell(self.op) != "RNN":
             raise ValueError(f"{self._name}: x has no inputs, for which onnxruntime's own LSTM and GRU are wrong")
         if "seq_len_max" in feeds and not 0 <= feeds["seq_len_max"] <= sizes.get("T", 0):
             expected = f"expected 0 <= seq_len_max <= T = {sizes.get('T', 0)} from x"
@@ -276,7 +276,7 @@ def warn_of_slow(name: str, model: ModelProto, provider: str) -> None:
         )
 
 
-def loaded(path: str | os.PathLike[str]) -> ModelProto:
+def load_model(path: str | os.PathLike[str]) -> ModelProto:
     check_regular(path, "an ONNX model")
     try:
         return onnx.load(path)
@@ -301,7 +301,7 @@ def _dtype(model: ModelProto) -> np.dtype[Any]:
     return helper.tensor_dtype_to_np_dtype(kind)
 
 
-def facts_of(model: ModelProto) -> dict[str, Any]:
+def read_metadata(model: ModelProto) -> dict[str, Any]:
     """Check the metadata of a model that blockcell made and return what they say; of another model nothing."""
     texts = [(entry.key, entry.value) for entry in model.metadata_props if entry.key.startswith("blockcell.")]
     facts: dict[str, Any] = {key.removeprefix("blockcell."): text for key, text in texts}
@@ -326,11 +326,11 @@ def facts_of(model: ModelProto) -> dict[str, Any]:
             else:
                 facts["layer"] = LayerCall(model, tree)
     except (RecursionError, ValueError) as error:
-        raise ValueError(foreign(model, error)) from None
+        raise ValueError(foreign_message(model, error)) from None
     return facts
 
 
-def foreign(model: ModelProto, reason: Exception) -> str:
+def foreign_message(model: ModelProto, reason: Exception) -> str:
     """Return the message on a model that is not what its metadata say."""
     name = f"the metadata of the model {short(model.graph.name)}"
     return f"{name} and the model are not those that blockcell makes: {reason}"
@@ -340,12 +340,12 @@ def _read_attributes(op: Op, text: str) -> dict[str, Value]:
     attributes, names = parse(text), [attribute.name for attribute in op.attributes]
     if not isinstance(attributes, dict) or sorted(attributes) != sorted(names):
         raise ValueError(f"blockcell.attributes is {short(text)}; expected {', '.join(names) or 'none'}")
-    return checked_attributes(op, attributes)
+    return check_attributes(op, attributes)
 
 
 def _check_model(op: Op, model: ModelProto) -> None:
     """Raise a ValueError unless the model's inputs and outputs are the op's."""
-    ranks = {tensor.name: tensor.rank for tensor in arguments_of(op)}
+    ranks = {tensor.name: tensor.rank for tensor in input_tensors(op)}
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
     results = [tensor.name for tensor in op.outputs]

@@ -28,10 +28,10 @@ from blockcell.optable import Array
 from . import losses, optimizers
 from .body import constant
 from .build import DOMAIN
-from .config import check_form, dtype_of
-from .export import check_places, fixed_sizes, written
+from .config import check_dtype, check_form
+from .export import check_fixed_sizes, check_layer_and_path, write_model
 from .layer_graph import LayerGraph
-from .loops import make_node, reads, renamed, writes
+from .loops import make_node, names_read, names_written, rename_values
 from .text import TextParser
 
 OLDEST_OPSET = 18  # ReduceMax with axes as an input
@@ -165,7 +165,7 @@ def training_step(
     The texts of the graphs: those of `build`, `onnx_export.losses` and `onnx_export.optimizers`.
     """
     caller = "training_step"
-    check_places(caller, layer, path)
+    check_layer_and_path(caller, layer, path)
     loss_name = _name_of(caller, "loss", loss, blockcell.loss, LOSSES)
     optimizer_name = _name_of(caller, "optimizer", optimizer, blockcell.optim, OPTIMIZERS)
     if loss_name == "softmax_cross_entropy" and not layer.output_size:
@@ -174,8 +174,8 @@ def training_step(
     limit = None if max_norm is None else _number(caller, "max_norm", max_norm)
     if limit == 0:
         raise ValueError(f"{caller}: max_norm is 0; expected a number above 0, or None")
-    fixed = fixed_sizes(caller, sizes)
-    kind = dtype_of(caller, layer.dtype if dtype is None else dtype)
+    fixed = check_fixed_sizes(caller, sizes)
+    kind = check_dtype(caller, layer.dtype if dtype is None else dtype)
 
     def make(loop: str, static: bool) -> ModelProto:
         check_form(caller, loop, opset)
@@ -195,7 +195,7 @@ def training_step(
         )
         return TrainingGraph(layer_graph, mask, loss_name, optimizer_name, numbers, limit).model()
 
-    return written(caller, path, provider, loop, static, make)
+    return write_model(caller, path, provider, loop, static, make)
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
@@ -419,12 +419,12 @@ def _text_function(
     `arrays` are the constants that the text may name.
     """
     parser = TextParser(conditions, (), arguments)
-    nodes = renamed(parser.nodes(text), {parser.name(output): output for output in outputs})
-    read_names = reads(nodes)
+    nodes = rename_values(parser.nodes(text), {parser.name(output): output for output in outputs})
+    read_names = names_read(nodes)
     constants = [constant(key, array) for key, array in arrays.items() if key in read_names - {*arguments}]
     for named_node in nodes:
         named_node.name = named_node.output[0]
-    assert {*outputs} <= writes(nodes) and read_names <= {*arguments, *arrays, *writes(nodes)}
+    assert {*outputs} <= names_written(nodes) and read_names <= {*arguments, *arrays, *names_written(nodes)}
     inputs = [argument for argument in arguments if argument in read_names]
     imports = [helper.make_opsetid("", opset)]
     result: FunctionProto = helper.make_function(DOMAIN, name, inputs, outputs, [*constants, *nodes], imports)

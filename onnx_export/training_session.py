@@ -22,9 +22,9 @@ from blockcell.layers.structure import description_of
 from blockcell.optable import Array
 
 from .call import LayerCall, Shapes, Tree, Types, compare_types
-from .export import check_places
-from .runtime import NEW, Kept, Placed, Stepping, why_no_dtype
-from .session import check_provider, facts_of, foreign, loaded, warn_of_slow
+from .export import check_layer_and_path
+from .runtime import NEW, KeptValues, NodePlacement, SteppingModel, why_no_dtype
+from .session import check_provider, foreign_message, load_model, read_metadata, warn_of_slow
 from .training import DEFAULTS, LOSSES, OPTIMIZERS
 
 
@@ -76,11 +76,11 @@ class TrainingSession:
     ) -> None:
         caller = type(self).__name__
         check_provider(provider)
-        check_places(caller, layer, None)
+        check_layer_and_path(caller, layer, None)
         if not isinstance(path, (str, os.PathLike, ModelProto)):
             raise TypeError(f"{caller}: path is of type {type(path).__name__}; expected a path or an onnx.ModelProto")
-        self.model = path if isinstance(path, ModelProto) else loaded(path)
-        facts = facts_of(self.model)
+        self.model = path if isinstance(path, ModelProto) else load_model(path)
+        facts = read_metadata(self.model)
         if "training" not in facts or "layer" not in facts:
             name = short(self.model.graph.name)
             raise ValueError(f"{caller}: the model {name} is no training step; expected one that training_step made")
@@ -92,17 +92,17 @@ class TrainingSession:
         try:
             self._call = StepCall(self.model, facts["layer"], facts["training"])
         except ValueError as error:
-            raise ValueError(foreign(self.model, error)) from None
+            raise ValueError(foreign_message(self.model, error)) from None
         self.provider = provider
         self._layer = copy.copy(layer)
         if reason := why_no_dtype(provider, self._call.dtype):
             raise ValueError(f"{caller}: dtype is {self._call.dtype} and provider {provider!r}, but {reason}")
         warn_of_slow(self.model.graph.name, self.model, provider)
         weights = self._call.read_weights(layer.weights)
-        self._kept = Kept(weights | self._call.read_memory(optimizer_state), provider)
-        self._running: dict[tuple[tuple[str, int], ...], Stepping] = {}
+        self._kept = KeptValues(weights | self._call.read_memory(optimizer_state), provider)
+        self._running: dict[tuple[tuple[str, int], ...], SteppingModel] = {}
         if provider == "cpu":
-            self._running[()] = Stepping(self.model, provider, self._kept)
+            self._running[()] = SteppingModel(self.model, provider, self._kept)
 
     def __repr__(self) -> str:
         return f"<TrainingSession of {self.model.graph.name} on {self.provider}>"
@@ -130,7 +130,7 @@ class TrainingSession:
         feeds = self._call.feeds(arguments)
         if 0 in feeds["x"].shape[:2]:  # onnxruntime's Scan cannot run no steps, and some providers end without rows
             outputs = self._call.without_steps(feeds | self.weights | self.optimizer_state)
-            self._kept = Kept({name: outputs[NEW + name] for name in self._kept.now}, self.provider)
+            self._kept = KeptValues({name: outputs[NEW + name] for name in self._kept.now}, self.provider)
             for running in self._running.values():
                 running.keep(self._kept)
         else:
@@ -154,19 +154,19 @@ class TrainingSession:
         return trained
 
     @property
-    def placement(self) -> list[Placed]:
+    def placement(self) -> list[NodePlacement]:
         """Where every node runs, also in loops. On a GPU, there must have been a step."""
         if not self._running:
             raise RuntimeError(f"{type(self).__name__}: on a GPU there is a graph for every set of sizes; take a step")
         return [*self._running.values()][-1].placement()
 
-    def _running_for(self, feeds: Mapping[str, Array]) -> Stepping:
+    def _running_for(self, feeds: Mapping[str, Array]) -> SteppingModel:
         if self.provider == "cpu":
             return self._running[()]
         sizes = self._call.free_sizes(feeds)
         key = tuple(sorted(sizes.items()))
         if key not in self._running:
-            self._running[key] = Stepping(self.model, self.provider, self._kept, sizes)
+            self._running[key] = SteppingModel(self.model, self.provider, self._kept, sizes)
         return self._running[key]
 
 

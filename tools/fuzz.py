@@ -577,7 +577,7 @@ def fuzz_session() -> Callable[[Generator], bool]:
             """Return the results that were prepared."""
             return self.results
 
-    vars(module)["Running"] = Runtime
+    vars(module)["RuntimeModel"] = Runtime
     layer = Stack([Bidirectional(LSTM.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), LSTM.init(6, 2, seed=2)])
     cell = onnx_export.build("LSTMBlockCell", attrs={"cell_clip": 0.5})
     lstm = onnx_export.export(layer.layers[1], None, train=True, reset=True)

@@ -41,10 +41,10 @@ TRIAL = """
 import sys
 import numpy as np
 from onnx import parser
-from onnx_export.runtime import ANY, Running, why_not
+from onnx_export.runtime import ANY, RuntimeModel, why_not
 if why_not("webgpu"):
     sys.exit(why_not("webgpu"))
-Running(parser.parse_model(ANY), "webgpu").run({"a": np.ones(1, np.float32)})
+RuntimeModel(parser.parse_model(ANY), "webgpu").run({"a": np.ones(1, np.float32)})
 """
 NO_GPU = """No GPU was found that runs WebGPU. One that computes on the CPU is enough:
 Debian: apt-get install chromium-common libvulkan1; Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1"""

@@ -17,7 +17,7 @@ from placement import CONTROL_FLOW, KERNELS, fallbacks, left, refused_by_cuda_gr
 
 import onnx_export
 from blockcell.optable import OPS
-from onnx_export.config import node_of
+from onnx_export.config import native_cell
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
@@ -102,7 +102,7 @@ def test_onnx_own_nodes_are_cudnns(op, dtype):
 def test_onnx_own_nodes_that_are_not_cudnns(op, attrs, reason):
     """They stay on the GPU in the other loops only."""
     (found,) = fallbacks(onnx_export.build(op, attrs=attrs, sizes=SIZES, loop="native", static=True))
-    assert node_of(OPS[op]) in found and reason in found
+    assert native_cell(OPS[op]) in found and reason in found
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])

@@ -23,7 +23,7 @@ from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
 from blockcell.optable import OPS
-from onnx_export.config import node_of
+from onnx_export.config import native_cell
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "onnx"
 DOCUMENT, TRAINING = FOLDER / "runtimes.md", FOLDER / "training.md"
@@ -106,7 +106,7 @@ def row(op, form):
     if not OPS[op].sequence:
         return "cells and their gradients"
     if form == "native":
-        return f"native, {node_of(OPS[op])}"
+        return f"native, {native_cell(OPS[op])}"
     if (op, form) == ("block_rnn", "scan"):  # whose body is plain enough for tract
         return "scan, forward, RNN"
     return f"{form}, {'gradients' if 'grad' in OPS[op].kernel else 'forward'}"

@@ -447,7 +447,7 @@ def test_nodes_with_floats_are_told_from_others(loop):
     layer = Stack([LSTM.init(3, 4, seed=0), Bidirectional(GRU.init(4, 4, seed=1), GRU.init(4, 4, seed=2))])
     sizes = {"T": 9, "B": 2}
     options = {"lengths": True, "reset": True, "train": True, "functions": False, "static": True}
-    running = runtime.Running(onnx_export.export(layer, None, loop=loop, sizes=sizes, **options), "cpu")
+    running = runtime.RuntimeModel(onnx_export.export(layer, None, loop=loop, sizes=sizes, **options), "cpu")
     odd = running._floats_on_the_cpu()
     assert {"Tanh", "Sigmoid", "Gemm", "Where", "Split", "Slice"} <= kinds(odd)
     others = [place for place in running.placement() if place not in odd]
@@ -462,7 +462,7 @@ def test_a_node_with_floats_on_the_cpu_is_named(monkeypatch):
     monkeypatch.setattr(runtime, "PROVIDERS", {"cpu": webgpu, "webgpu": webgpu})
     monkeypatch.setattr(runtime, "_plugin", lambda: None)
     with pytest.raises(RuntimeError, match=r"would run Tanh b of any on the CPU; expected a model without them or"):
-        runtime.Running(onnx.parser.parse_model(runtime.ANY), "webgpu")
+        runtime.RuntimeModel(onnx.parser.parse_model(runtime.ANY), "webgpu")
 
 
 @pytest.mark.parametrize("loop", ["scan", "loop", "unroll"])
@@ -510,10 +510,10 @@ def test_the_form_on_webgpu(monkeypatch, op, attrs, able, expected):
             made.append({entry.key: entry.value for entry in model.metadata_props}["blockcell.loop"])
             if made[-1] not in {*able, "unroll"}:
                 raise RuntimeError("onnxruntime would run GRU on the CPU")
-            self.run = runtime.Running(model, "cpu").run
+            self.run = runtime.RuntimeModel(model, "cpu").run
 
     monkeypatch.setattr("onnx_export.session.why_not", lambda provider: "")
-    monkeypatch.setattr("onnx_export.session.Running", Runtime)
+    monkeypatch.setattr("onnx_export.session.RuntimeModel", Runtime)
     args = arguments(op, **attrs)
     ready = onnx_export.Session(op, provider="webgpu", attrs=attributes(op, args))
     compare(op, ready(**args), exact(op, args), bound(op, np.float32))

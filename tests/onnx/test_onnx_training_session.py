@@ -18,7 +18,7 @@ from training_cases import LOSSES, OPTIMIZERS, Training, errors
 import onnx_export
 from blockcell import Stack, loss, optim
 from onnx_export import TrainingSession
-from onnx_export.runtime import Kept
+from onnx_export.runtime import KeptValues
 
 LIMIT = 1e-12
 
@@ -132,7 +132,7 @@ def test_two_sets_of_memory_change_places():
 
 def test_kept_values_are_copies():
     array = np.arange(6.0).reshape(2, 3).T
-    kept = Kept({"a": array}, "cpu")
+    kept = KeptValues({"a": array}, "cpu")
     array[...] = 0
     np.testing.assert_array_equal(kept.array("a"), np.arange(6.0).reshape(2, 3).T)
 

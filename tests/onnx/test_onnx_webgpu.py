@@ -21,7 +21,7 @@ import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
 from blockcell.formulas import error_in_eps
 from blockcell.optable import OPS
-from onnx_export.config import node_of
+from onnx_export.config import native_cell
 from onnx_export.link import graphs
 from onnx_export.runtime import CONTROL_FLOW, why_no_dtype, why_not
 from onnx_export.verification import CHAIN
@@ -32,7 +32,7 @@ LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 DTYPES = ["float32", "float16"]
 BUILT_IN = "WebGpuExecutionProvider" in onnxruntime.get_available_providers()  # which has no GRU
-NATIVE_HERE = [op for op in NATIVE if node_of(OPS[op]) in ("LSTM", "GRU")[: 1 if BUILT_IN else 2]]
+NATIVE_HERE = [op for op in NATIVE if native_cell(OPS[op]) in ("LSTM", "GRU")[: 1 if BUILT_IN else 2]]
 RANDOM_OPS, RANDOM_LAYERS = 80, 60  # cases; so many layers with lengths, and so many without
 
 ACTIVATIONS = ["tanh", "relu", "elu", "softsign", "hard_sigmoid"]  # their slopes are at most 1
@@ -145,7 +145,7 @@ def test_native(compare, op, use_peephole):
         op, provider="webgpu", loop="native", attrs=attributes(op, args), sizes={"H": SIZES["H"]}
     )
     if op not in NATIVE_HERE:
-        with pytest.raises(RuntimeError, match=rf"would run {node_of(OPS[op])} .* on the CPU"):
+        with pytest.raises(RuntimeError, match=rf"would run {native_cell(OPS[op])} .* on the CPU"):
             session(**args)
         return
     for n in range(SIZES["T"], -1, -1):
