@@ -101,9 +101,8 @@ def _scan_form(c: Config) -> tuple[Nodes, dict[str, str]]:
     if c.static or c.full_length:
         return _with_loop(c, sequence, scan)
     full_length, masked = (_after_before(c, sequence, scan, Live(is_full)) for is_full in (True, False))
-    return [*sequence.before, _two_versions(c, full_length, masked)], {
-        name: f"{name}_result" for name in sequence.results
-    }
+    results = {name: f"{name}_result" for name in sequence.results}
+    return [*sequence.before, _two_versions(c, full_length, masked)], results
 
 
 def _loop_form(c: Config) -> tuple[Nodes, dict[str, str]]:
