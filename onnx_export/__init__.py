@@ -12,8 +12,8 @@ except ModuleNotFoundError as error:
         raise
     from blockcell.installing import how_to_install
 
-    what = f"onnx_export needs onnx, which is not installed: {how_to_install('onnx')}"
-    raise ModuleNotFoundError(what, name="onnx") from None
+    message = f"onnx_export needs onnx, which is not installed: {how_to_install('onnx')}"
+    raise ModuleNotFoundError(message, name="onnx") from None
 
 from .build import build
 from .export import export

@@ -46,8 +46,10 @@ class LayerCall:
         with_state = not self._states or any(name.endswith("_prev") for name in self._inputs)
         self._shapes: dict[str, Sequence[Any]] = dict(self._dims)
         if not train:
-            self._shapes = _unquantized({tensor.name: [*tensor.dims] for tensor in model.graph.initializer})
-            self._shapes |= _of_native(tree, self._shapes)
+            self._shapes = _shapes_before_quantization(
+                {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
+            )
+            self._shapes |= _shapes_of_native(tree, self._shapes)
         names = (prefix + tensor.name for prefix, cell in cells(tree) for tensor in weights_of(cell))
         self._weights = [name for name in names if name in self._shapes]
         self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
@@ -77,7 +79,7 @@ class LayerCall:
         if train:
             inputs |= weights | {f"d_{name}": shape for name, shape in (y | (states if with_state else {})).items()}
             outputs |= {f"d_{name}": shape for name, shape in ({"x": x} | first | weights).items()}
-        compare_types("input", model.graph.input, {n: (kind, s) for n, s in inputs.items()} | self._about_rows(rows))
+        compare_types("input", model.graph.input, {n: (kind, s) for n, s in inputs.items()} | self._row_types(rows))
         compare_types("output", model.graph.output, {name: (kind, shape) for name, shape in outputs.items()})
 
     def _shapes_of_layer(self) -> tuple[int, list[int | str], Shapes, Shapes, dict[str, Sequence[Any]]]:
@@ -98,10 +100,10 @@ class LayerCall:
             for p, cell in cells(self.tree)
             for name in STATES[cell["type"]]._fields
         }
-        y: Shapes = {"y": [*(rows if _over_time(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]}
+        y: Shapes = {"y": [*(rows if _has_steps(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]}
         return kind, x, y, states, weights
 
-    def _about_rows(self, rows: Sequence[int | str]) -> Types:
+    def _row_types(self, rows: Sequence[int | str]) -> Types:
         """Return the types of the inputs that say where rows end and episodes start."""
         types: Types = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
         return {name: types[name] for name in types if name in self._inputs}
@@ -138,15 +140,15 @@ class LayerCall:
     def without_steps(self, feeds: Mapping[str, Array]) -> Any:
         """Compute the layer's results where T is 0 by the layer itself, as onnxruntime's Scan cannot run no steps."""
         layer = self._layer(feeds)
-        y, last, tape = layer.forward(feeds["x"], self._given_state(feeds, "{}_prev"))
+        y, last, tape = layer.forward(feeds["x"], self._state_of(feeds, "{}_prev"))
         fields = {"y": y, "state": last}
         if "grads" in self._fields:
-            d_last = self._given_state(feeds, "d_{}")
+            d_last = self._state_of(feeds, "d_{}")
             fields["d_x"], d_first, fields["grads"] = layer.backward(tape, feeds["d_y"], d_last)
             fields |= {"d_state": d_first} if "d_state" in self._fields else {}
         return self._result(**fields)
 
-    def _given_state(self, feeds: Mapping[str, Array], form: str) -> Any:
+    def _state_of(self, feeds: Mapping[str, Array], form: str) -> Any:
         """Return the state whose arrays have names of this form among the inputs; None if they are no inputs."""
         if not self._states or form.format(self._states[0]) not in feeds:
             return None
@@ -175,7 +177,7 @@ class LayerCall:
     # ----------------------------------------------------------------------------------------------------------- states
     def _parts(self, tree: Tree, prefix: str, label: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
         """Yield the names of a state's arrays in the model, each with the name in messages and the value."""
-        fields, children = _below(tree)
+        fields, children = _state_parts(tree)
         expected = f"({', '.join(fields)})"
         parts = read_parts(self._reader, label, value, fields, expected)
         for field, (part, part_value) in zip(fields, parts.items(), strict=True):
@@ -186,7 +188,7 @@ class LayerCall:
 
     def _state(self, tree: Tree, prefix: str, find: Callable[[str], Array]) -> Any:
         """Return the state whose arrays `find` gives by their names."""
-        fields, children = _below(tree)
+        fields, children = _state_parts(tree)
         if children:
             return tuple(self._state(children[field], f"{prefix}{field}.", find) for field in fields)
         return STATES[tree["type"]](*(find(prefix + field) for field in fields))
@@ -243,7 +245,7 @@ def _dims(kind: Any) -> list[int | str]:
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
 
 
-def _unquantized(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def _shapes_before_quantization(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Return the shapes of arrays, also of those that onnxruntime's quantize_dynamic has replaced."""
     before: dict[str, Sequence[Any]] = {}
     for name, shape in stored.items():
@@ -253,7 +255,7 @@ def _unquantized(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]
     return before | dict(stored)
 
 
-def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+def _shapes_of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of cells whose arrays have the layout of ONNX's own LSTM, GRU or RNN."""
     shapes: dict[str, tuple[int, ...]] = {}
     for prefix, cell in cells(tree):
@@ -273,9 +275,9 @@ def _of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tup
     return shapes
 
 
-def _over_time(tree: Tree) -> bool:
+def _has_steps(tree: Tree) -> bool:
     """Return whether y has a row for each step, not for the last one alone."""
-    return _over_time(tree["layers"][-1]) if tree["type"] == "Stack" else "last" not in tree
+    return _has_steps(tree["layers"][-1]) if tree["type"] == "Stack" else "last" not in tree
 
 
 def _sizes(cell: Tree, prefix: str, weights: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -295,22 +297,22 @@ def _output_size(tree: Tree, prefix: str, sizes: Mapping[str, Mapping[str, int]]
 
 
 def compare_types(
-    what: str, values: Iterable[ValueInfoProto], expected: Mapping[str, tuple[int, Sequence[int | str]]]
+    side: str, values: Iterable[ValueInfoProto], expected: Mapping[str, tuple[int, Sequence[int | str]]]
 ) -> None:
     names = [value.name for value in values]
     if sorted(names) != sorted(expected):
-        raise ValueError(f"it has the {what}s {short(', '.join(names))}; expected {', '.join(expected)}")
+        raise ValueError(f"it has the {side}s {short(', '.join(names))}; expected {', '.join(expected)}")
     for value in values:
         kind, shape = expected[value.name]
         tensor_type = value.type.tensor_type
         if (tensor_type.elem_type, _dims(tensor_type)) != (kind, shape):
-            name = f"its {what} {value.name}"
+            name = f"its {side} {value.name}"
             raise ValueError(
                 f"{name} has the type {tensor_type.elem_type} and shape {_dims(tensor_type)}; expected {kind}, {shape}"
             )
 
 
-def _below(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:
+def _state_parts(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:
     """Return the names of a state's parts, and the layers among these parts."""
     if tree["type"] == "Stack":
         children = {str(k): child for k, child in enumerate(tree["layers"])}

@@ -174,13 +174,13 @@ def export(
 def check_layer_and_path(caller: str, layer: Any, path: Any) -> None:
     """Raise a TypeError unless they are a layer and a path or None."""
     if isinstance(layer, Quantized) and caller != "export":
-        what = f"{caller}: layer is quantized, and has no gradients"
-        raise TypeError(f"{what}; expected the float32 layer, or the one that layer.dequantize() gives")
+        message = f"{caller}: layer is quantized, and has no gradients"
+        raise TypeError(f"{message}; expected the float32 layer, or the one that layer.dequantize() gives")
     if not isinstance(layer, (LSTM, GRU, RNN, Dense, Bidirectional, Stack, Quantized)):
-        found, expected = type(layer).__name__, "an LSTM, GRU, RNN, Dense, Bidirectional or Stack"
+        kind, expected = type(layer).__name__, "an LSTM, GRU, RNN, Dense, Bidirectional or Stack"
         if hasattr(layer, "state_dict"):  # a module of PyTorch
-            found, expected = f"{type(layer).__module__}.{found}", f"{expected}: convert.from_torch(layer) makes one"
-        raise TypeError(f"{caller}: layer is of type {found}; expected {expected}")
+            kind, expected = f"{type(layer).__module__}.{kind}", f"{expected}: convert.from_torch(layer) makes one"
+        raise TypeError(f"{caller}: layer is of type {kind}; expected {expected}")
     if not (path is None or isinstance(path, (str, PathLike))):
         raise TypeError(f"{caller}: path is {short(path)}; expected a path or None")
 
@@ -230,12 +230,12 @@ def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activa
         raise ValueError(f"export: activations is {short(activations)}; expected 'int8' or 'float32'")
     if not isinstance(layer, Quantized):
         if activations is not None:
-            what = f"export: activations is {activations!r} and the layer is not quantized"
-            raise ValueError(f"{what}; expected layer.quantize('int8'), or no activations")
+            message = f"export: activations is {activations!r} and the layer is not quantized"
+            raise ValueError(f"{message}; expected layer.quantize('int8'), or no activations")
         return False
     if train:
-        what = "export: layer is quantized and train is True"
-        raise ValueError(f"{what}; expected the float32 layer: weights are inputs in training")
+        message = "export: layer is quantized and train is True"
+        raise ValueError(f"{message}; expected the float32 layer: weights are inputs in training")
     if dtype != np.float32:
         raise ValueError(f"export: layer is quantized and dtype {dtype}; expected float32, which scales are in")
     return activations != FLOAT32 and any(name.endswith(".scale") for name in stored_arrays(layer))
@@ -243,16 +243,18 @@ def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activa
 
 def _check_integers(layer: Layer, weights: Mapping[str, Array], loop: str, opset: int) -> None:
     """Raise a ValueError unless a model can have its products in integers."""
-    what = "export: activations is 'int8'"
+    message = "export: activations is 'int8'"
     if loop == "native":
         expected = "expected another loop, or activations='float32'"
-        raise ValueError(f"{what} and loop 'native', whose nodes multiply in float32; {expected}")
+        raise ValueError(f"{message} and loop 'native', whose nodes multiply in float32; {expected}")
     if opset < integers.OLDEST_OPSET:
-        raise ValueError(f"{what} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
+        raise ValueError(f"{message} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
     for prefix, cell in cells_by_prefix(layer).items():
         if not is_int8(cell, prefix, weights):
             continue
         for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size, cell.output_size])):
             if not 0 < size <= integers.MOST:
                 where = f"{prefix.rstrip('.')} has" if prefix else "the layer has"
-                raise ValueError(f"{what}, and {where} rows of {size}; expected 1 to {integers.MOST} numbers in a row")
+                raise ValueError(
+                    f"{message}, and {where} rows of {size}; expected 1 to {integers.MOST} numbers in a row"
+                )

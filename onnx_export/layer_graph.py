@@ -45,7 +45,7 @@ from .link import drop_import
 from .loops import Nodes, make_node, rename_values, select_needed
 
 
-def _step_of(op: Op) -> Op:
+def _op_of_step(op: Op) -> Op:
     """Return a sequence's op without the time axis, as the op of a single step."""
     inputs, outputs = (
         tuple(replace(tensor, shape=tensor.shape.removeprefix("T ")) for tensor in tensors)
@@ -54,7 +54,7 @@ def _step_of(op: Op) -> Op:
     return replace(op, sequence=False, inputs=inputs, outputs=outputs)
 
 
-def _of_layer(op: Op, cell: Any) -> Op:
+def _op_of_cell(op: Op, cell: Any) -> Op:
     """Return the op with the gates and weights of a cell, which may be an LSTM that is coupled or has a projection."""
     weights: dict[str, Tensor] = {tensor.name: tensor for tensor in weight_tensors(cell)}
     missing = {tensor.name for tensor in op.weights} - weights.keys()
@@ -83,8 +83,8 @@ OPS_OF = {
     "icfo": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTM"], "Grad": OPS["BlockLSTMGrad"]},
     "ifco": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTMV2"], "Grad": OPS["BlockLSTMGradV2"]},
     "before": {"Step": OPS["GRUBlockCell"], "": OPS["block_gru"], "Grad": OPS["block_gru_grad"]},
-    "after": {"Step": _step_of(RESET_AFTER), "": RESET_AFTER, "Grad": OPS["block_gru_reset_after_grad"]},
-    "plain": {"Step": _step_of(PLAIN), "": PLAIN, "Grad": OPS["block_rnn_grad"]},
+    "after": {"Step": _op_of_step(RESET_AFTER), "": RESET_AFTER, "Grad": OPS["block_gru_reset_after_grad"]},
+    "plain": {"Step": _op_of_step(PLAIN), "": PLAIN, "Grad": OPS["block_rnn_grad"]},
 }
 
 
@@ -456,7 +456,7 @@ class LayerGraph:
             raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
         if self.native and self.reset:
             raise ValueError(f"{where}loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
-        op = _of_layer(c.op, cell)
+        op = _op_of_cell(c.op, cell)
         shapes = {tensor.name: tensor.shape.removeprefix("T ") for tensor in op.outputs}
         op = replace(
             op,

@@ -55,7 +55,7 @@ def link(model: ModelProto) -> ModelProto:
     """
     if not isinstance(model, ModelProto):
         raise TypeError(f"model is of type {type(model).__name__}; expected an onnx.ModelProto")
-    linked = _inlined(model)
+    linked = _inline_functions(model)
     with_body = {(function_proto.domain, function_proto.name) for function_proto in linked.functions}
     block_nodes = [node for graph, _ in graphs(linked.graph) for node in graph.node if _is_block_op(node, with_body)]
     if not block_nodes:
@@ -71,14 +71,14 @@ def link(model: ModelProto) -> ModelProto:
     names: dict[tuple[object, ...], str] = {}
     while waiting := [node for node in block_nodes if node.domain == WAITING]:
         # What a node gives may tell the dtype of the next one, through whatever lies between.
-        with _by_onnx("infer the types of"):
+        with _onnx_errors("infer the types of"):
             inferred = shape_inference.infer_shapes(linked)
         for (graph, _), (_, types) in zip(graphs(linked.graph), graphs(inferred.graph), strict=True):
             for node in graph.node:
-                if node.domain == WAITING and (kind := _kind(node, types)):
-                    _complete(linked, node, _config(node, kind, opset), names)
+                if node.domain == WAITING and (kind := _element_type(node, types)):
+                    _make_call(linked, node, _node_config(node, kind, opset), names)
         if len(waiting) == sum(node.domain == WAITING for node in block_nodes):
-            raise ValueError(_untyped(waiting[0]))
+            raise ValueError(_untyped_message(waiting[0]))
     drop_import(linked, WAITING, FROM_TENSORFLOW)
     _drop_unread(linked.graph, input_names)
     return linked
@@ -120,7 +120,7 @@ def _is_block_op(node: NodeProto, with_body: Collection[tuple[str, str]]) -> boo
 
 
 @contextmanager
-def _by_onnx(task: str) -> Iterator[None]:
+def _onnx_errors(task: str) -> Iterator[None]:
     try:
         yield
     except MemoryError:
@@ -129,7 +129,7 @@ def _by_onnx(task: str) -> Iterator[None]:
         raise ValueError(f"onnx cannot {task} the model: {error}") from error
 
 
-def _inlined(model: ModelProto) -> ModelProto:
+def _inline_functions(model: ModelProto) -> ModelProto:
     """Return a copy of the model in which functions with block ops in them are inlined."""
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -143,7 +143,7 @@ def _inlined(model: ModelProto) -> ModelProto:
         if not blocked:
             return copy
         _check_growth(copy)
-        with _by_onnx("inline the functions of"):
+        with _onnx_errors("inline the functions of"):
             copy = inliner.inline_selected_functions(copy, blocked)
 
 
@@ -176,7 +176,7 @@ def _check_growth(model: ModelProto) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- completing a node
-def _kind(node: NodeProto, types: Types) -> int:
+def _element_type(node: NodeProto, types: Types) -> int:
     """Return the type of a node's arrays, 0 where it is not known (yet)."""
     op = OPS[node.op_type]
     arguments = dict(zip((tensor.name for tensor in input_tensors(op)), node.input, strict=False))
@@ -187,40 +187,40 @@ def _kind(node: NodeProto, types: Types) -> int:
         if kind := types.get(value, 0):
             kinds.setdefault(kind, f"{name} ({value!r}) is {TensorProto.DataType.Name(kind)}")
     if len(kinds) > 1:
-        raise ValueError(f"{_called(node)}: {' and '.join(kinds.values())}; expected one dtype")
+        raise ValueError(f"{_label(node)}: {' and '.join(kinds.values())}; expected one dtype")
     return next(iter(kinds), 0)
 
 
-def _config(node: NodeProto, kind: int, opset: int) -> Config:
+def _node_config(node: NodeProto, kind: int, opset: int) -> Config:
     op = OPS[node.op_type]
     attrs: dict[str, Value] = {}
     for attribute in node.attribute:
         if attribute.name not in [declared.name for declared in op.attributes]:
             continue
         if attribute.name in attrs:
-            raise ValueError(f"{_called(node)} has the attribute {attribute.name} twice")
+            raise ValueError(f"{_label(node)} has the attribute {attribute.name} twice")
         if attribute.ref_attr_name:
-            raise ValueError(f"{_called(node)} has {attribute.name} of a function, but it is in none; expected a value")
+            raise ValueError(f"{_label(node)} has {attribute.name} of a function, but it is in none; expected a value")
         value = short(helper.get_attribute_value(attribute))
         if attribute.name == "use_peephole":  # ONNX has no attributes that are true or false
             if attribute.type != AttributeProto.INT or attribute.i not in (0, 1):
-                raise ValueError(f"{_called(node)} has use_peephole {value}; expected the integer 0 or 1")
+                raise ValueError(f"{_label(node)} has use_peephole {value}; expected the integer 0 or 1")
             attrs[attribute.name] = bool(attribute.i)
         elif attribute.name == "activation":
             if attribute.type != AttributeProto.STRING:
-                raise ValueError(f"{_called(node)} has activation {value}; expected a string")
+                raise ValueError(f"{_label(node)} has activation {value}; expected a string")
             attrs[attribute.name] = attribute.s.decode(errors="replace")
         elif attribute.type != AttributeProto.FLOAT:
-            raise ValueError(f"{_called(node)} has {attribute.name} {value}; expected a float")
+            raise ValueError(f"{_label(node)} has {attribute.name} {value}; expected a float")
         else:
             attrs[attribute.name] = attribute.f
     try:
         return make_config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, opset=opset)
     except ValueError as error:
-        raise ValueError(f"{_called(node)}: {error}") from None
+        raise ValueError(f"{_label(node)}: {error}") from None
 
 
-def _complete(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[object, ...], str]) -> None:
+def _make_call(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[object, ...], str]) -> None:
     """Make a node the call of a function, which the model gets if it does not have it."""
     key = (c.op.name, c.dtype, *c.attrs.items())
     with_body = {called.name: called for called in model.functions if called.domain == DOMAIN}
@@ -237,27 +237,27 @@ def _complete(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[o
     for side, names_given, names_known in [("inputs", node.input, arguments), ("outputs", node.output, results)]:
         if len(names_given) > len(names_known):
             raise ValueError(
-                f"{_called(node)} has {len(names_given)} {side}; expected {len(names_known)}: {', '.join(names_known)}"
+                f"{_label(node)} has {len(names_given)} {side}; expected {len(names_known)}: {', '.join(names_known)}"
             )
     values = dict(zip(arguments, node.input, strict=False))
     if missing := [name for name in called.input if not values.get(name)]:
-        raise ValueError(f"{_called(node)}: {', '.join(missing)} missing; expected all of {', '.join(called.input)}")
+        raise ValueError(f"{_label(node)}: {', '.join(missing)} missing; expected all of {', '.join(called.input)}")
     node.input[:] = [values[name] for name in called.input]
     node.op_type, node.domain = called.name, DOMAIN
     del node.attribute[:]
 
 
-def _called(node: NodeProto) -> str:
+def _label(node: NodeProto) -> str:
     """Return how messages call a node."""
     name = node.name or next((output for output in node.output if output), "")
     return f"{node.op_type} node {name!r}"
 
 
-def _untyped(node: NodeProto) -> str:
+def _untyped_message(node: NodeProto) -> str:
     arguments = zip((tensor.name for tensor in input_tensors(OPS[node.op_type])), node.input, strict=False)
     values = ", ".join(f"{name} ({value!r})" for name, value in arguments if value and name != "seq_len_max")
     return (
-        f"{_called(node)}: no type is known of {values}, so its dtype cannot be found; expected at least one of them "
+        f"{_label(node)}: no type is known of {values}, so its dtype cannot be found; expected at least one of them "
         "to be a graph input or an initializer or to have an entry in value_info"
     )
 
@@ -279,7 +279,7 @@ def _opset(model: ModelProto, node: NodeProto) -> int:
         return NEW_OPSET
     if versions[0] < OLDEST_OPSET:
         raise ValueError(
-            f"{_called(node)} is in a model of opset {versions[0]}; expected {OLDEST_OPSET} or newer, which converters "
+            f"{_label(node)} is in a model of opset {versions[0]}; expected {OLDEST_OPSET} or newer, which converters "
             "can be asked for (tf2onnx: --opset 18)"
         )
     return versions[0]

@@ -109,9 +109,9 @@ def names_with_time(nodes: Iterable[NodeProto], timed: Iterable[str]) -> set[str
     return names
 
 
-def divide_step(nodes: Nodes, carried: Mapping[str, str], wanted: Collection[str]) -> tuple[Nodes, Nodes, Nodes]:
+def divide_step(nodes: Nodes, carried: Mapping[str, str], names_after: Collection[str]) -> tuple[Nodes, Nodes, Nodes]:
     """Divide the nodes of a step into three lists: they can run before the loop, must run in it, can run after it."""
-    nodes = select_needed(nodes, {*wanted, *carried.values()})
+    nodes = select_needed(nodes, {*names_after, *carried.values()})
     waiting = set(carried)
     before, waiting_nodes = [], []
     for node in nodes:

@@ -25,8 +25,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "onnxruntime":
         raise
-    what = f"onnx_export needs onnxruntime, which is not installed: {how_to_install('onnx')}"
-    raise ModuleNotFoundError(what, name="onnxruntime") from None
+    message = f"onnx_export needs onnxruntime, which is not installed: {how_to_install('onnx')}"
+    raise ModuleNotFoundError(message, name="onnxruntime") from None
 
 
 @dataclass(frozen=True)
@@ -60,31 +60,31 @@ class KeptValues:
 
     def __init__(self, arrays: Mapping[str, Array], provider: str) -> None:
         # onnxruntime uses the memory of an array, where it can, so each value has an array of its own.
-        first = {name: _value(np.array(array, order="C"), provider) for name, array in arrays.items()}
-        second = {name: _value(np.zeros(array.shape, array.dtype), provider) for name, array in arrays.items()}
+        first = {name: _ort_value(np.array(array, order="C"), provider) for name, array in arrays.items()}
+        second = {name: _ort_value(np.zeros(array.shape, array.dtype), provider) for name, array in arrays.items()}
         self._sets = first, second
         self.turns = 0
 
     @property
-    def now(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         """Return the values that the next run reads."""
         return self._sets[self.turns % 2]
 
     @property
-    def next(self) -> dict[str, Any]:
+    def outputs(self) -> dict[str, Any]:
         """Return the values that the next run writes."""
         return self._sets[1 - self.turns % 2]
 
-    def turn(self) -> None:
+    def exchange(self) -> None:
         """Exchange the two sets: the next run reads what the last one has written."""
         self.turns += 1
 
     def array(self, name: str) -> Array:
         """Return a copy of a value."""
-        return np.array(self.now[name].numpy())
+        return np.array(self.inputs[name].numpy())
 
 
-def _value(array: Array, provider: str) -> Any:
+def _ort_value(array: Array, provider: str) -> Any:
     """Return an array as an onnxruntime.OrtValue in the provider's memory."""
     # Numbers that are no floats are read by the CPU too, and WebGPU has few kernels for them. Python has no way to the
     # memory of the WebGPU provider that is built in.
@@ -128,10 +128,10 @@ class RuntimeModel:
     ) -> None:
         self.provider = provider
         self._sizes, self._settings, self._provider_options = sizes or {}, settings or {}, provider_options or {}
-        self._model = _with_names(model) if provider == "webgpu" else model
+        self._model = _name_nodes(model) if provider == "webgpu" else model
         self._outputs = [value.name for value in model.graph.output]
-        self.session = self._started(self._options())
-        if provider == "webgpu" and (misplaced := self._floats_on_the_cpu()):
+        self.session = self._start_session(self._options())
+        if provider == "webgpu" and (misplaced := self._float_nodes_on_cpu()):
             nodes = ", ".join(f"{node.op_type} {node.name}" for node in misplaced[:3])
             raise RuntimeError(
                 f"provider is 'webgpu', but onnxruntime {onnxruntime.__version__} would run {nodes} of "
@@ -141,7 +141,7 @@ class RuntimeModel:
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Run the model; return its outputs in their order."""
         try:
-            return self._ran(feeds)
+            return self._run_once(feeds)
         except Exception as error:  # onnxruntime's own class
             if "Too many storage buffers" not in str(error):
                 raise
@@ -150,13 +150,13 @@ class RuntimeModel:
                 f"model that is built or exported with static=True (onnxruntime: {error})"
             ) from error
 
-    def _ran(self, feeds: Mapping[str, Array]) -> list[Array]:
+    def _run_once(self, feeds: Mapping[str, Array]) -> list[Array]:
         # Python has no way to the GPU's memory of the WebGPU provider that is built in.
         if self.provider == "cpu" or (self.provider == "webgpu" and _plugin() is None):
             return self.session.run(None, feeds)  # type: ignore[no-any-return]
         bound = self.session.io_binding()
         for name, array in feeds.items():
-            bound.bind_ortvalue_input(name, _value(array, self.provider))
+            bound.bind_ortvalue_input(name, _ort_value(array, self.provider))
         for name in self._outputs:
             bound.bind_output(name, self.provider)
         self.session.run_with_iobinding(bound)
@@ -164,14 +164,14 @@ class RuntimeModel:
 
     def placement(self) -> list[NodePlacement]:
         """Return where every node runs, also in bodies."""
-        assigned = self._told()
+        assigned = self._assignments()
         if self.provider != "webgpu" or _plugin() is not None:
             return assigned
         # The provider that is built into onnxruntime does not tell its nodes, so they are what is left in the graph.
         with tempfile.TemporaryDirectory() as folder:
             options = self._options()
             options.optimized_model_filepath = str(Path(folder) / "model.onnx")
-            self._started(options)
+            self._start_session(options)
             model = onnx.load(options.optimized_model_filepath)
         names = {node.name for node in assigned}
         others = (node for graph, _ in graphs(model.graph) for node in graph.node if node.name not in names)
@@ -195,7 +195,7 @@ class RuntimeModel:
                 onnxruntime.preload_dlls()
         return options
 
-    def _started(self, options: Any) -> Any:
+    def _start_session(self, options: Any) -> Any:
         """Return an onnxruntime.InferenceSession, which has no types."""
         described, content = PROVIDERS[self.provider], self._model.SerializeToString()
         try:
@@ -222,7 +222,7 @@ class RuntimeModel:
             raise RuntimeError(f"provider is {self.provider!r}, but onnxruntime fell back to {', '.join(active)}")
         return session
 
-    def _told(self) -> list[NodePlacement]:
+    def _assignments(self) -> list[NodePlacement]:
         """Return where nodes run, as far as onnxruntime tells it."""
         if not hasattr(self.session, "get_provider_graph_assignment_info"):
             raise RuntimeError(f"onnxruntime {onnxruntime.__version__} does not tell where nodes run; 1.24 does")
@@ -232,8 +232,8 @@ class RuntimeModel:
             for node in assignment.get_nodes()
         ]
 
-    def _floats_on_the_cpu(self) -> list[NodePlacement]:
-        on_cpu = [node for node in self._told() if node.provider == PROVIDERS["cpu"].name]
+    def _float_nodes_on_cpu(self) -> list[NodePlacement]:
+        on_cpu = [node for node in self._assignments() if node.provider == PROVIDERS["cpu"].name]
         suspects = [node for node in on_cpu if node.op_type not in CONTROL_FLOW]
         if not suspects:
             return []
@@ -252,7 +252,7 @@ class SteppingModel(RuntimeModel):
         self, model: ModelProto, provider: str, kept: KeptValues, sizes: Mapping[str, int] | None = None
     ) -> None:
         super().__init__(model, provider, sizes)
-        self._others = [name for name in self._outputs if name.removeprefix(NEW) not in kept.now]
+        self._others = [name for name in self._outputs if name.removeprefix(NEW) not in kept.inputs]
         self.keep(kept)
 
     def keep(self, kept: KeptValues) -> None:
@@ -265,33 +265,33 @@ class SteppingModel(RuntimeModel):
         """Run the model once; return the outputs that are not kept, by name."""
         turn = self._kept.turns % 2
         if turn not in self._bound:
-            self._bound[turn] = self._with_kept(), [], []
+            self._bound[turn] = self._bind_kept(), [], []
         bound, shapes, values = self._bound.pop(turn)  # to be put back when it has run
         for name, array in feeds.items():
-            bound.bind_ortvalue_input(name, _value(array, self.provider))
+            bound.bind_ortvalue_input(name, _ort_value(array, self.provider))
         if shapes != (shapes := [array.shape for array in feeds.values()]):
             for name in self._others:  # in place of arrays of other shapes
                 bound.bind_output(name)
             values = []
         self.session.run_with_iobinding(bound)
-        self._kept.turn()
+        self._kept.exchange()
         values = values or bound.get_outputs()[: len(self._others)]
         self._bound[turn] = bound, shapes, values
         return {name: np.array(value.numpy()) for name, value in zip(self._others, values, strict=True)}
 
-    def _with_kept(self) -> Any:
+    def _bind_kept(self) -> Any:
         """Bind the kept values, once: to bind all of them at each step took a small model a sixth of its time."""
         bound = self.session.io_binding()
         for name in self._others:  # first, so that they are the first of the outputs
             bound.bind_output(name)
-        for name, value in self._kept.now.items():
+        for name, value in self._kept.inputs.items():
             bound.bind_ortvalue_input(name, value)
-        for name, value in self._kept.next.items():
+        for name, value in self._kept.outputs.items():
             bound.bind_ortvalue_output(NEW + name, value)
         return bound
 
 
-def _with_names(model: ModelProto) -> ModelProto:
+def _name_nodes(model: ModelProto) -> ModelProto:
     """Return the model with the names that nodes have in onnxruntime: without functions, and with no empty name."""
     inlined: ModelProto = inliner.inline_local_functions(model)
     for graph, _ in graphs(inlined.graph):

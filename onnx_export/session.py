@@ -151,7 +151,7 @@ class Session:
                 return self._layer.result(self._layer.without_rows(sizes))
             if sizes.get("T") == 0:
                 return self._layer.without_steps(feeds)
-            return self._layer.result(self._running_for(sizes).run(feeds))
+            return self._layer.result(self._model_for(sizes).run(feeds))
         self._check_names(arguments)
         feeds = {name: self._read(name, arguments[name]) for name in self._inputs}
         sizes = self._check_sizes(feeds)
@@ -160,19 +160,19 @@ class Session:
             # onnxruntime's Scan cannot run no steps.
             sizes_only = build(self.op.name, dtype=self.dtype, sizes=sizes, attrs=self.attributes)
             return self._result(*RuntimeModel(sizes_only, "cpu").run({}))
-        return self._result(*self._running_for(sizes).run(feeds))
+        return self._result(*self._model_for(sizes).run(feeds))
 
-    def _running_for(self, sizes: dict[str, int]) -> RuntimeModel:
+    def _model_for(self, sizes: dict[str, int]) -> RuntimeModel:
         if () in self._running:
             return self._running[()]
         key = tuple(sorted(sizes.items()))
         if key not in self._running:
             self._running[key] = (
-                self._rebuilt_for(sizes) if self._rebuilt else RuntimeModel(self.model, self.provider, sizes)
+                self._build_for(sizes) if self._rebuilt else RuntimeModel(self.model, self.provider, sizes)
             )
         return self._running[key]
 
-    def _rebuilt_for(self, sizes: dict[str, int]) -> RuntimeModel:
+    def _build_for(self, sizes: dict[str, int]) -> RuntimeModel:
         """Build the op for these sizes, in the first form that is exact and that the provider runs."""
         *first_forms, last = self._forms
         for options in first_forms:

@@ -130,11 +130,11 @@ class TrainingSession:
         feeds = self._call.feeds(arguments)
         if 0 in feeds["x"].shape[:2]:  # onnxruntime's Scan cannot run no steps, and some providers end without rows
             outputs = self._call.without_steps(feeds | self.weights | self.optimizer_state)
-            self._kept = KeptValues({name: outputs[NEW + name] for name in self._kept.now}, self.provider)
+            self._kept = KeptValues({name: outputs[NEW + name] for name in self._kept.inputs}, self.provider)
             for running in self._running.values():
                 running.keep(self._kept)
         else:
-            outputs = self._running_for(feeds).step(feeds)
+            outputs = self._model_for(feeds).step(feeds)
         return self._call.step_result(outputs)
 
     @property
@@ -160,7 +160,7 @@ class TrainingSession:
             raise RuntimeError(f"{type(self).__name__}: on a GPU there is a graph for every set of sizes; take a step")
         return [*self._running.values()][-1].placement()
 
-    def _running_for(self, feeds: Mapping[str, Array]) -> SteppingModel:
+    def _model_for(self, feeds: Mapping[str, Array]) -> SteppingModel:
         if self.provider == "cpu":
             return self._running[()]
         sizes = self._call.free_sizes(feeds)
@@ -218,7 +218,7 @@ class StepCall(LayerCall):
         memory |= {"step": (TensorProto.INT64, [])} if self._is_adam else {}
         target = (TensorProto.INT64, shape[:-1]) if by_class else (kind, shape)
         inputs: Types = {"x": (kind, x), "target": target, "learning_rate": (compute, [])}
-        inputs |= self._about_rows(x[:-1]) | _typed(kind, {f"{name}_prev": size for name, size in states.items()})
+        inputs |= self._row_types(x[:-1]) | _typed(kind, {f"{name}_prev": size for name, size in states.items()})
         inputs |= {"mask": (TensorProto.BOOL, shape[:-1])} if "mask" in self._inputs else {}
         outputs: Types = {"loss": (compute, []), "y": (kind, shape)} | _typed(kind, states)
         outputs |= {"norm": (compute, [])} if clips else {}
@@ -294,7 +294,7 @@ class StepCall(LayerCall):
         """
         layer = self._layer(feeds)
         loss, optimizer = getattr(blockcell.loss, self._loss), getattr(blockcell.optim, self._optimizer)
-        y, _, tape = layer.forward(feeds["x"], self._given_state(feeds, "{}_prev"))
+        y, _, tape = layer.forward(feeds["x"], self._state_of(feeds, "{}_prev"))
         value, d_y = loss(y, feeds["target"], mask=feeds.get("mask"))
         grads, outputs = layer.backward(tape, d_y)[2], {"loss": np.array(value), "y": y}
         if self._max_norm is not None:

@@ -198,12 +198,12 @@ def _dtypes_of(provider: str, kinds: list[np.dtype[Any]]) -> list[np.dtype[Any]]
 
 
 def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Sequence[str]) -> list[Row]:
-    attrs = _switches(OPS[name]) if name in OPS else {}
+    attrs = _all_switches_on(OPS[name]) if name in OPS else {}
     op = make_config(name, dtype, sizes, attrs).op  # complains of what is unknown
     return compare(name, numbers(op, sizes, dtype) | attrs, (KERNELS, *providers))
 
 
-def _switches(op: Op) -> dict[str, bool]:
+def _all_switches_on(op: Op) -> dict[str, bool]:
     """Return the attributes with which the op reads all of its arguments."""
     return {attribute.name: True for attribute in op.attributes if attribute.kind is bool}
 
@@ -272,7 +272,7 @@ def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str,
             values[tensor.name] = (scale * rng.uniform(-1, 1, shape)).astype(dtype)
     if saved:
         inputs = {tensor.name for tensor in forward.inputs} | {"seq_len_max"}
-        given = {key: value for key, value in values.items() if key in inputs} | _switches(forward)
-        states = FORMULAS[forward.name](**given)._asdict()
+        arguments = {key: value for key, value in values.items() if key in inputs} | _all_switches_on(forward)
+        states = FORMULAS[forward.name](**arguments)._asdict()
         values |= {t.name: states[t.name].astype(dtype) for t in op.inputs if t.name in saved}
     return values

@@ -302,5 +302,5 @@ def test_on_a_gpu(name, train):
     layer = LAYERS[name]("float64")
     case = Case(layer, train=train, reset=True)
     session = onnx_export.Session(exported(layer, case), provider="cuda")
-    running = session._running_for({"T": T, "B": B})
+    running = session._model_for({"T": T, "B": B})
     case.check(session.model, lambda model, feeds: running.run(feeds), limit=1e-12)

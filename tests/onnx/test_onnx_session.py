@@ -448,7 +448,7 @@ def test_nodes_with_floats_are_told_from_others(loop):
     sizes = {"T": 9, "B": 2}
     options = {"lengths": True, "reset": True, "train": True, "functions": False, "static": True}
     running = runtime.RuntimeModel(onnx_export.export(layer, None, loop=loop, sizes=sizes, **options), "cpu")
-    odd = running._floats_on_the_cpu()
+    odd = running._float_nodes_on_cpu()
     assert {"Tanh", "Sigmoid", "Gemm", "Where", "Split", "Slice"} <= kinds(odd)
     others = [place for place in running.placement() if place not in odd]
     assert {"Less", "Greater"} <= kinds(others)
@@ -484,7 +484,7 @@ def test_a_slow_form_is_warned_of(monkeypatch, loop):
 
 def test_idle_threads_of_sessions_do_not_wait_long():
     """onnxruntime's wait for tens of milliseconds, in the way of blockcell's."""
-    session = onnx_export.Session("GRUBlockCell")._running_for({}).session
+    session = onnx_export.Session("GRUBlockCell")._model_for({}).session
     assert session.get_session_options().get_session_config_entry("session.intra_op.spin_duration_us") == "50"
 
 
@@ -582,7 +582,7 @@ def test_too_many_arrays_for_webgpu(monkeypatch):
     def refuse(feeds):
         raise Exception("Too many storage buffers in shader. Current: 13, Max is 12")
 
-    monkeypatch.setattr(ready._running[()], "_ran", refuse)
+    monkeypatch.setattr(ready._running[()], "_run_once", refuse)
     with pytest.raises(RuntimeError, match=r"g: a node has more .* expected a model that is built or exported with st"):
         ready(a=np.float32([1]))
 

@@ -116,13 +116,13 @@ def test_two_sets_of_memory_change_places():
     def addresses(values):
         return [value.data_ptr() for value in values.values()]
 
-    one, other = addresses(kept.now), addresses(kept.next)
+    one, other = addresses(kept.inputs), addresses(kept.outputs)
     assert not {*one} & {*other} and len({*one, *other}) == 2 * len(one)
     before = session.weights
     for number in range(5):
-        assert (addresses(kept.now), addresses(kept.next)) == ((one, other) if number % 2 == 0 else (other, one))
+        assert (addresses(kept.inputs), addresses(kept.outputs)) == ((one, other) if number % 2 == 0 else (other, one))
         session(**data)
-        old = {name: kept.next[name].numpy() for name in before}
+        old = {name: kept.outputs[name].numpy() for name in before}
         for name, weight in before.items():
             np.testing.assert_array_equal(old[name], weight)  # what the step has read is as it was
         before = session.weights

@@ -345,7 +345,7 @@ def test_training_keeps_its_weights_on_the_gpu():
     session = onnx_export.TrainingSession(onnx_export.training_step(layer, None, **options), layer, provider="webgpu")
     for rows in (B, 2, B):
         session(x=np.ones((T, rows, I), np.float32), target=np.zeros(rows, int))
-    places = {name: value.device_name() for name, value in session._kept.now.items()}
+    places = {name: value.device_name() for name, value in session._kept.inputs.items()}
     assert {places[name] for name in places if name != "step"} == {"cpu" if BUILT_IN else "webgpu"}
     assert session.optimizer_state["step"] == 3 and places["step"] == "cpu" and len(session._running) == 2
     session(x=np.ones((T, 0, I), np.float32), target=np.zeros(0, int))  # which runs nothing there
