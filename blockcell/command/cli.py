@@ -34,8 +34,8 @@ from .terminal import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..tensorflow.cells import Cells
-    from ..tensorflow.cells.check import Check
-    from ..tensorflow.cells.found import Found
+    from ..tensorflow.cells.cell.found_cell import Found
+    from ..tensorflow.cells.cell.layer_check import Check
 
 RUNTIMES = {  # by the names that `onnx_export.verify` has for them
     "cpu": "onnxruntime CPU",
@@ -239,7 +239,7 @@ def inspect_file(options: argparse.Namespace) -> int:
 
         return inspect_layers(options)
     from .. import tensorflow
-    from ..tensorflow.cells.found import said
+    from ..tensorflow.cells.cell.found_cell import said
 
     with progress() as tell:
         tell("reading", 0, 1)

@@ -47,9 +47,9 @@ from blockcell import formulas
 from blockcell.command import main
 from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.cells.check import Check
-from blockcell.tensorflow.cells.reader import Reader, Unknown
-from blockcell.tensorflow.cells.views import squeezed
+from blockcell.tensorflow.cells.cell.layer_check import Check
+from blockcell.tensorflow.cells.graph.array_slices import squeezed
+from blockcell.tensorflow.cells.graph.graph_reader import Reader, Unknown
 
 # -------------------------------------------------------------------------------------------------------- block nodes
 

@@ -25,7 +25,7 @@ from tf_files import field, graph, node
 
 from blockcell import formulas
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.cells.ops import OPS
+from blockcell.tensorflow.cells.graph.op_table import OPS
 
 EPS = float(np.finfo(np.float32).eps)
 KINDS = {

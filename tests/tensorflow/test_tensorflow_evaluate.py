@@ -10,11 +10,11 @@ from tf_files import constant, field, graph, node, shape, tensor
 from traced import peak
 
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.cells.check import ROWS
-from blockcell.tensorflow.cells.evaluate import Body
-from blockcell.tensorflow.cells.reader import Place, Reader, Unknown
-from blockcell.tensorflow.cells.sources import Sources
-from blockcell.tensorflow.cells.sums import Sums
+from blockcell.tensorflow.cells.cell.layer_check import ROWS
+from blockcell.tensorflow.cells.cell.node_evaluation import Body
+from blockcell.tensorflow.cells.graph.graph_reader import Place, Reader, Unknown
+from blockcell.tensorflow.cells.weights.gate_sums import Sums
+from blockcell.tensorflow.cells.weights.weight_sources import Sources
 
 I, H = 5, 4  # noqa: E741
 G = np.random.default_rng(3)

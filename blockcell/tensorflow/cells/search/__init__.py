@@ -1,0 +1,1 @@
+"""The search for cells, and the reasons why something that resembles a cell is refused."""

@@ -1,0 +1,1 @@
+"""How cells are connected: sequences, directions, merged outputs, initial states, and stacks of layers."""
