@@ -239,7 +239,7 @@ def inspect_file(options: argparse.Namespace) -> int:
 
         return inspect_layers(options)
     from .. import tensorflow
-    from ..tensorflow.cells.cell.found_cell import said
+    from ..tensorflow.cells.cell.found_cell import format_attribute
 
     with progress() as tell:
         tell("reading", 0, 1)
@@ -277,7 +277,7 @@ def inspect_file(options: argparse.Namespace) -> int:
             say(f"  refused: {found.refused}")
             continue
         if found.attributes:
-            say(f"  {' '.join(f'{name}={said(value)}' for name, value in found.attributes.items())}")
+            say(f"  {' '.join(f'{name}={format_attribute(value)}' for name, value in found.attributes.items())}")
         if reads := ", ".join(found.input_from) or found.input:
             say(f"  its input is {reads}{', reversed' * bool(found.reverse)}")
         for role, name in found.weights.items():

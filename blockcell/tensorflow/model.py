@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ..errors import FormatError, plain
 from . import checkpoint, graphs
-from .cells import Cells, find
+from .cells import Cells, find_cells
 from .graphs import Graph
 from .mapped import File, Folder
 from .table import is_table
@@ -66,8 +66,8 @@ class Model:
 
     @cached_property
     def cells(self) -> Cells:
-        """The RNNs, LSTMs and GRUs that were found, by names."""
-        return find(self.graphs, self._variables)
+        """The RNNs, LSTMs and GRUs in the graphs or the checkpoint, by names."""
+        return find_cells(self.graphs, self._variables)
 
     def __repr__(self) -> str:
         parts = [*self.graphs, self.cells, self.variables]
@@ -130,35 +130,35 @@ def _in_folder(path: str) -> tuple[list[Graph], Variables]:
     if os.path.exists(saved) or os.path.exists(text):
         file = folder.file(saved) if os.path.exists(saved) else binary(folder.file(text), "SavedModel")
         prefix = os.path.join(path, "variables", "variables")
-        found = checkpoint.read(folder, prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
-        return graphs.read_saved_model(file), found
+        variables = checkpoint.read(folder, prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
+        return graphs.read_saved_model(file), variables
     if os.path.exists(state):
         prefix = _last(path, folder.file(state))
         return _graph_of(folder, _SHARD.sub("", prefix)), _checkpoint(folder, prefix)
     endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_OTHERS)
-    inside = [name for name in sorted(os.listdir(path)) if name.lower().endswith(endings)]
-    hint = f"there is {inside[0]}: open that" if inside else _EXPECTED
+    names = [name for name in sorted(os.listdir(path)) if name.lower().endswith(endings)]
+    hint = f"there is {names[0]}: open that" if names else _EXPECTED
     raise FormatError(f"{path} has neither 'saved_model.pb' nor 'checkpoint'; {hint}")
 
 
 def _checkpoint(folder: Folder, prefix: str) -> Variables:
-    """The variables of a checkpoint of either version."""
+    """Read the variables of a checkpoint of either version."""
     if os.path.exists(f"{prefix}.index"):
         return checkpoint.read(folder, prefix)
     return checkpoint.read_old(*map(folder.file, _shards(prefix) or [prefix]))
 
 
 def _shards(name: str) -> list[str]:
-    """The files of a checkpoint in V1 format, where there are several: by its name, also with ``-?????-of-00002``."""
-    found = _SHARD.search(name)
-    prefix = name[: found.start()] if found else name
-    pattern = f"{glob.escape(prefix)}-00000-of-{found[2] if found else '?????'}"
-    ends = [each for each in (_SHARD.search(path) for path in glob.glob(pattern)) if each]
+    """List the files of a sharded checkpoint in V1 format, by its name, also with ``-?????-of-00002``."""
+    shard = _SHARD.search(name)
+    prefix = name[: shard.start()] if shard else name
+    pattern = f"{glob.escape(prefix)}-00000-of-{shard[2] if shard else '?????'}"
+    ends = [match for match in (_SHARD.search(path) for path in glob.glob(pattern)) if match]
     return [f"{prefix}-{k:05}-of-{ends[0][2]}" for k in range(int(ends[0][2]))] if len(ends) == 1 else []
 
 
 def _variables_of(folder: Folder, prefix: str) -> Variables:
-    """Those of the checkpoint with this name, if there is one."""
+    """Read the variables of the checkpoint with a name, if there is one."""
     if os.path.exists(f"{prefix}.index") or _shards(prefix):
         return _checkpoint(folder, prefix)
     if os.path.isfile(prefix) and is_table(folder.file(prefix)):
@@ -167,26 +167,26 @@ def _variables_of(folder: Folder, prefix: str) -> Variables:
 
 
 def _graph_of(folder: Folder, prefix: str) -> list[Graph]:
-    """That of the checkpoint with this name, if it has one."""
+    """Read the graph of the checkpoint with a name, if it has one."""
     name = f"{prefix}.meta"
     return [graphs.read_meta(folder.file(name))] if os.path.exists(name) else []
 
 
 def _last(folder: str, file: File) -> str:
-    """The last checkpoint in a folder, by what the file 'checkpoint' says."""
+    """Return the name of the last checkpoint in a folder, by the file 'checkpoint'."""
     if len(file) > _LONGEST_STATE:
         raise file.error(_LONGEST_STATE, "it goes on", "expected a short text that names a checkpoint")
-    found = _STATE.search(file.buffer)
-    if found is None:
+    match = _STATE.search(file.buffer)
+    if match is None:
         raise file.error(0, "it has no model_checkpoint_path", "open the checkpoint by its name without .index")
-    name = unescaped(found[2]).decode("utf-8", "replace")
+    name = unescaped(match[2]).decode("utf-8", "replace")
     if os.path.isabs(name) or "\\" in name:  # of the machine that wrote it: the folder may have moved since
         name = re.split(r"[/\\]", name)[-1]
     if not name or "\0" in name or ".." in name.split("/"):
-        raise file.error(found.start(2), f"it names {name!r}, outside its folder", "open that by its own name")
+        raise file.error(match.start(2), f"it names {name!r}, outside its folder", "open that by its own name")
     prefix = os.path.join(folder, name)
     if not os.path.exists(f"{prefix}.index") and not os.path.isfile(prefix) and not _shards(prefix):
-        raise file.error(found.start(2), f"it names {name!r}, which is not in its folder", "copy that there, too")
+        raise file.error(match.start(2), f"it names {name!r}, which is not in its folder", "copy that there, too")
     return prefix
 
 

@@ -48,8 +48,8 @@ from blockcell.command import main
 from blockcell.tensorflow import Found
 from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.cells.cell.layer_check import Check
-from blockcell.tensorflow.cells.graph.array_slices import squeezed
-from blockcell.tensorflow.cells.graph.graph_reader import Reader, Unknown
+from blockcell.tensorflow.cells.graph.array_slices import squeezed_axes
+from blockcell.tensorflow.cells.graph.graph_reader import GraphReader, UnknownValue
 
 # -------------------------------------------------------------------------------------------------------- block nodes
 
@@ -241,9 +241,9 @@ def test_inputs_that_a_node_does_not_have_are_unknown(tmp_path):
     path = tmp_path / "few.pb"
     path.write_bytes(graph(node("x", "Placeholder"), node("zeros", "Fill", ["x", "^y"])))
     read = opened(path).graphs[0]
-    given = Reader(read).inputs("", read.nodes["zeros"])
+    given = GraphReader(read).inputs("", read.nodes["zeros"])
     assert [place.name for place in given] == ["x"] and given[:1] == given
-    with pytest.raises(Unknown, match="the node has too few inputs"):
+    with pytest.raises(UnknownValue, match="the node has too few inputs"):
         given[1]
 
 
@@ -509,7 +509,7 @@ def test_large_cells_are_checked_in_part(tmp_path):
         tmp_path, *inputs(), real("w", w), real("b", b), block("BlockLSTM", "cell", {"w": "w", "b": "b"})
     ).cells.values()
     assert (found.input_size, found.hidden_size) == (inputs_, cells)
-    arrays = found._first(found._arrays(False))
+    arrays = found._first_units(found._read_weights(False))
     columns = np.concatenate([np.arange(k, k + 64) for k in range(0, 4 * cells, cells)])
     rows = np.concatenate([np.arange(64), np.arange(inputs_, inputs_ + 64)])
     np.testing.assert_array_equal(arrays["w"], w[np.ix_(rows, columns)])
@@ -758,9 +758,9 @@ def test_extract_to_onnx(tmp_path, capsys, streaming):
 def test_axes_that_a_squeeze_drops(tmp_path, axes):
     listed = field(1, b"".join(field(3, axis) for axis in axes))
     model = write(tmp_path, node("x", "Placeholder"), node("s", "Squeeze", ["x"], squeeze_dims=listed))
-    assert squeezed(model.graphs[0].nodes["s"], (2, 1, 3)) == [1]
+    assert squeezed_axes(model.graphs[0].nodes["s"], (2, 1, 3)) == [1]
     for wrong in ([3], [-4], [1.5]):
         listed = field(1, b"".join(field(3, axis) if isinstance(axis, int) else field(4, axis) for axis in wrong))
         model = write(tmp_path, node("s", "Squeeze", ["x"], squeeze_dims=listed))
-        with pytest.raises(Unknown, match="which drops"):
-            squeezed(model.graphs[0].nodes["s"], (2, 1, 3))
+        with pytest.raises(UnknownValue, match="which drops"):
+            squeezed_axes(model.graphs[0].nodes["s"], (2, 1, 3))

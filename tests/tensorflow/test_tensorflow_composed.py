@@ -207,7 +207,7 @@ def test_an_lstm_of_two_kernels(tmp_path, bias, order, inputs):
     assert one.check() <= 8
 
 
-@pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.passes == "step" and name != "Switch"])
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.forwards == "step" and name != "Switch"])
 @pytest.mark.parametrize("behind", ["part_1", "f", "new", "c", "t"])
 def test_what_passes_a_value_on_is_no_part_of_a_cell(tmp_path, op, behind):
     """Such as StopGradient, or the CheckNumerics that a debugged model has everywhere."""

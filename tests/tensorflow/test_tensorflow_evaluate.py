@@ -11,10 +11,10 @@ from traced import peak
 
 from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.cells.cell.layer_check import ROWS
-from blockcell.tensorflow.cells.cell.node_evaluation import Body
-from blockcell.tensorflow.cells.graph.graph_reader import Place, Reader, Unknown
-from blockcell.tensorflow.cells.weights.gate_sums import Sums
-from blockcell.tensorflow.cells.weights.weight_sources import Sources
+from blockcell.tensorflow.cells.cell.node_evaluation import StepProgram
+from blockcell.tensorflow.cells.graph.graph_reader import GraphReader, Place, UnknownValue
+from blockcell.tensorflow.cells.weights.gate_sums import GateSums
+from blockcell.tensorflow.cells.weights.weight_sources import WeightSources
 
 I, H = 5, 4  # noqa: E741
 G = np.random.default_rng(3)
@@ -32,7 +32,7 @@ def body(tmp_path, lines, inputs=I, hidden=H):
     }
     (read,) = write(tmp_path, *given, *weights, *made("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    return Body(Sums(Sources(Reader(read), None)), x, [h], [y], [inputs, hidden])
+    return StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [inputs, hidden])
 
 
 def ints(*numbers):
@@ -108,7 +108,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_does_not_fit_is_refused_by_its_name(tmp_path, case):
     lines, said = WRONG[case]
-    with pytest.raises(Unknown) as caught:
+    with pytest.raises(UnknownValue) as caught:
         body(tmp_path, lines)
     assert said in str(caught.value)
 
@@ -136,7 +136,7 @@ def test_weights_in_pieces_that_steps_share(tmp_path):
     }
     (read,) = write(tmp_path, *parts, *made("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    found = Body(Sums(Sources(Reader(read), None)), x, [h], [y], [I, H])
+    found = StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [I, H])
     (result,) = found.step({name: source.read("") for name, source in found.sources.items()}, X, (STATE,), {})
     np.testing.assert_allclose(result, np.tanh(STATE @ joined), rtol=1e-13)
 
@@ -158,8 +158,10 @@ def test_huge_sizes_take_no_memory(tmp_path, size):
         places = [Place("", f"net/{name}") for name in "xhy"]
 
         def read_it(read=read, places=places):
-            with pytest.raises(Unknown):
-                Body(Sums(Sources(Reader(read), None)), places[0], places[1:2], places[2:], [I, H])
+            with pytest.raises(UnknownValue):
+                StepProgram(
+                    GateSums(WeightSources(GraphReader(read), None)), places[0], places[1:2], places[2:], [I, H]
+                )
 
         assert peak(read_it)[1] < 2**20
 
@@ -230,5 +232,5 @@ def test_layers_of_any_weights(tmp_path, dtype, scale):
     "attrs", [{"num": field(1, field(3, 1))}, {"axis": field(2, "1")}, {"num": field(7, shape(1))}]
 )
 def test_attributes_of_other_kinds(tmp_path, attrs):
-    with pytest.raises(Unknown, match="'net/t'"):
+    with pytest.raises(UnknownValue, match="'net/t'"):
         body(tmp_path, {"t": ("Unpack", "h", attrs), "y": ("Tanh", "t")})

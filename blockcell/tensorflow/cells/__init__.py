@@ -22,7 +22,7 @@ A folder imports from those above it, and from ``blockcell.tensorflow``:
 
 from .cell.found_cell import Found
 from .cell.layer_check import Check
-from .find_cells import find
+from .find_cells import find_cells
 from .structure.layer_stack import Cells
 
-__all__ = ["Cells", "Check", "Found", "find"]
+__all__ = ["Cells", "Check", "Found", "find_cells"]

@@ -1,4 +1,7 @@
-"""Finding all cells of a model: each by itself, then which are one, what each runs over, and their names."""
+"""Find all cells of a model: search each graph, connect the cells, merge copies, and name them.
+
+In come graphs and variables; out go `Cells`, in which the cells that others read come first.
+"""
 
 from __future__ import annotations
 
@@ -7,177 +10,179 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..graphs import Graph
 from ..variables import Variables
-from .cell.found_cell import Found, Start
-from .graph.graph_reader import Place, Reader, Unknown
-from .search.block_ops import BLOCKS, found_block
-from .search.checkpoint_names import found_named
-from .search.subgraphs import found_composed
-from .structure.directions import Use
-from .structure.initial_states import Starts
+from .cell.found_cell import Found, InitialState
+from .graph.graph_reader import GraphReader, Place, UnknownValue
+from .search.block_ops import BLOCKS, read_block_op
+from .search.checkpoint_names import search_names
+from .search.subgraphs import search_subgraphs
+from .structure.directions import CellRun
+from .structure.initial_states import InitialStates
 from .structure.layer_stack import Cells
-from .structure.output_merges import Merges
+from .structure.output_merges import OutputMerges
 from .structure.sequences import Sequences
-from .weights.saver_names import sources_of
-from .weights.weight_sources import Sources
+from .weights.saver_names import trace_weights
+from .weights.weight_sources import WeightSources
 
-_MOST_SELECTIONS = 4  # places from a state back to the step before, which is what a mask selects
+_MOST_SELECTIONS = 4  # places from a state back to the step before, which a mask may select
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"
 )
 
 
-def find(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
-    """The cells of graphs, or without any those that the variables' names tell. Frozen graphs have no variables."""
+def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
+    """Find the cells of graphs, or without a graph by names of variables; a frozen graph has no variables."""
     if not graphs and variables is not None:
-        return Cells({each.name: each for each in found_named(variables)})
-    found: list[Found] = []
+        return Cells({cell.name: cell for cell in search_names(variables)})
+    cells: list[Found] = []
     for k, graph in enumerate(graphs):
-        sources = sources_of(graph, variables)
+        sources = trace_weights(graph, variables)
         nodes = sources.reader.all_nodes()
-        inside = [found_block(sources, body, node) for body, node in nodes if node.op in BLOCKS]
-        inside += found_composed(sources, {name for each in inside for name in each.weights.values()})
-        _connect(sources, k, inside)
-        found += inside
-    return Cells(_named(_ordered(_as_one(found))))
+        graph_cells = [read_block_op(sources, body, node) for body, node in nodes if node.op in BLOCKS]
+        graph_cells += search_subgraphs(sources, {name for cell in graph_cells for name in cell.weights.values()})
+        _connect_cells(sources, k, graph_cells)
+        cells += graph_cells
+    return Cells(_name_cells(_order_by_inputs(_merge_copies(cells))))
 
 
-def _connect(sources: Sources, number: int, found: Iterable[Found]) -> None:
-    """Say of each cell in a graph in which direction it runs over what, and from which state."""
-    reader, starts = sources.reader, Starts(sources)
-    chains = _chains(reader, [each for each in found if each.refused is None and each.at is not None])
-    sequences = Sequences(reader, [Use([each.at for each in chain if each.at is not None]) for chain in chains])
-    for chain, use in zip(chains, sequences.uses, strict=True):
-        below = [chains[part.source][0] for part in use.parts or () if isinstance(part.source, int) and not part.order]
-        places = [(part.source, part.axis) for part in use.parts or () if not isinstance(part.source, int)]
-        first = chain[0].at
-        begins = () if first is None else starts.of(first, chain[0].state_sizes)
-        for each in chain:
-            each.starts = begins
-            each.reverse = None if use.turns is None else bool(use.turns)
-            if use.turns is not None and not places:
-                each.below = tuple(below)
-            each.origins = frozenset((number, *place) for place in places)
-    merges = Merges(reader, sequences)
-    for one, other in merges.concatenated:
-        chains[one][0].behind.add(chains[other][0])
-    for one, other in merges.merged:
-        chains[one][0].merged.add(chains[other][0])
+def _connect_cells(sources: WeightSources, graph_number: int, cells: Iterable[Found]) -> None:
+    """Find the direction, the inputs, the merged outputs and the initial states of the cells in a graph."""
+    reader, state_reader = sources.reader, InitialStates(sources)
+    chains = _chain_steps(reader, [cell for cell in cells if cell.refused is None and cell.in_graph is not None])
+    runs = [CellRun([cell.in_graph for cell in chain if cell.in_graph is not None]) for chain in chains]
+    sequences = Sequences(reader, runs)
+    for chain, run in zip(chains, runs, strict=True):
+        parts = run.input_parts or ()
+        input_cells = [chains[part.source][0] for part in parts if isinstance(part.source, int) and not part.made_of]
+        places = [(part.source, part.axis) for part in parts if not isinstance(part.source, int)]
+        first_step = chain[0].in_graph
+        initial_states = () if first_step is None else state_reader.read(first_step, chain[0].state_sizes)
+        for cell in chain:
+            cell.initial_states = initial_states
+            cell.reverse = None if run.reversals is None else bool(run.reversals)
+            if run.reversals is not None and not places:
+                cell.input_cells = tuple(input_cells)
+            cell.input_origins = frozenset((graph_number, *place) for place in places)
+    merges = OutputMerges(reader, sequences)
+    for left, right in merges.concatenated:
+        chains[left][0].concatenated_after.add(chains[right][0])
+    for left, right in merges.merged:
+        chains[left][0].merged_with.add(chains[right][0])
 
 
-def _chains(reader: Reader, found: Iterable[Found]) -> list[list[Found]]:
-    """The steps of each cell that is written out step by step, in their order; any other cell by itself."""
+def _chain_steps(reader: GraphReader, cells: Iterable[Found]) -> list[list[Found]]:
+    """Chain the steps of each unrolled cell in their order; any other cell is a chain by itself."""
     groups: dict[tuple[object, ...], list[Found]] = {}
-    for each in found:
-        groups.setdefault(_key(each), []).append(each)
+    for cell in cells:
+        groups.setdefault(_identity(cell), []).append(cell)
     chains = []
     for group in groups.values():
-        ends = {each.at.h: each for each in group if each.at is not None}
-        after: dict[Found, list[Found]] = {}
-        first = []
-        for each in group:
-            assert each.at is not None
-            before = None if each.at.state is None else _step_before(reader, each.at.state, ends)
-            if before is None or before is each:
-                first.append(each)
+        cell_by_h = {cell.in_graph.h: cell for cell in group if cell.in_graph is not None}
+        followers: dict[Found, list[Found]] = {}
+        first_cells = []
+        for cell in group:
+            assert cell.in_graph is not None
+            previous = None if cell.in_graph.state is None else _step_before(reader, cell.in_graph.state, cell_by_h)
+            if previous is None or previous is cell:
+                first_cells.append(cell)
             else:
-                after.setdefault(before, []).append(each)
+                followers.setdefault(previous, []).append(cell)
         remaining = dict.fromkeys(group)
-        for each in [*first, *group]:
-            if each not in remaining:
+        for cell in [*first_cells, *group]:
+            if cell not in remaining:
                 continue
-            del remaining[each]
-            chains.append([each])
-            while len(after.get(chains[-1][-1], [])) == 1 and after[chains[-1][-1]][0] in remaining:
-                chains[-1].append(after[chains[-1][-1]][0])
+            del remaining[cell]
+            chains.append([cell])
+            while len(followers.get(chains[-1][-1], [])) == 1 and followers[chains[-1][-1]][0] in remaining:
+                chains[-1].append(followers[chains[-1][-1]][0])
                 del remaining[chains[-1][-1]]
     return chains
 
 
-def _step_before(reader: Reader, state: Place, ends: Mapping[Place, Found]) -> Found | None:
-    """The step that gives a state, also where a mask keeps that of an earlier one for some rows."""
+def _step_before(reader: GraphReader, state: Place, cell_by_h: Mapping[Place, Found]) -> Found | None:
+    """Return the step that gives a state, also where a mask keeps an earlier state in finished rows."""
     waiting = [state]
     for _ in range(_MOST_SELECTIONS):
         if not waiting:
             break
         try:
-            here = reader.straight(waiting.pop(0))
-            if here in ends:
-                return ends[here]
-            waiting += reader.given(here)[1:] if reader.op(here).name == "Select" else []
-        except Unknown:
+            place = reader.resolve(waiting.pop(0))
+            if place in cell_by_h:
+                return cell_by_h[place]
+            waiting += reader.inputs_at(place)[1:] if reader.op(place).name == "Select" else []
+        except UnknownValue:
             continue
     return None
 
 
-def _key(each: Found) -> tuple[object, ...]:
-    weights = tuple(each.weights.items()) or each.nodes
-    return each.kind, weights, tuple(each.attributes.items()), scope_of(each), each.refused
+def _identity(cell: Found) -> tuple[object, ...]:
+    weights = tuple(cell.weights.items()) or cell.nodes
+    return cell.kind, weights, tuple(cell.attributes.items()), cell_scope(cell), cell.refused
 
 
-def _as_one(found: Iterable[Found]) -> list[Found]:
-    """The steps of an unrolled cell, and copies of it in other functions, are one; each direction is one."""
+def _merge_copies(cells: Iterable[Found]) -> list[Found]:
+    """Merge the steps of an unrolled cell, and copies in other functions, to one cell for each direction."""
     groups: dict[tuple[object, ...], dict[bool | None, list[Found]]] = {}
-    for each in found:
-        groups.setdefault(_key(each), {}).setdefault(each.reverse, []).append(each)
-    cells: list[list[Found]] = []
-    for group in groups.values():
-        unknown = group.pop(None, [])
-        parts = [*group.values()] or [[]]
-        parts[0] += unknown
-        cells += parts
-    one = {each: part[0] for part in cells for each in part}
-    for part in cells:
-        first = part[0]
-        first.nodes = tuple(node for each in part for node in each.nodes)
-        first.behind = {one[other] for each in part for other in each.behind}
-        first.merged = {one[other] for each in part for other in each.merged}
-        if len({tuple(start.name for start in each.starts) for each in part}) > 1:
-            first.starts = (Start("several states, of its runs"),)
-        known = [each for each in part if each.reverse is not None]
-        below = {tuple(one[other] for other in each.below) for each in known}
-        first.mixed = len(below) > 1
-        first.below = () if first.mixed else next(iter(below), ())
-        first.origins = frozenset().union(*(each.origins for each in known))
-    return [part[0] for part in cells]
+    for cell in cells:
+        groups.setdefault(_identity(cell), {}).setdefault(cell.reverse, []).append(cell)
+    same_cells: list[list[Found]] = []
+    for by_direction in groups.values():
+        unknown = by_direction.pop(None, [])
+        directions = [*by_direction.values()] or [[]]
+        directions[0] += unknown
+        same_cells += directions
+    representative = {cell: copies[0] for copies in same_cells for cell in copies}
+    for copies in same_cells:
+        first = copies[0]
+        first.nodes = tuple(node for cell in copies for node in cell.nodes)
+        first.concatenated_after = {representative[after] for cell in copies for after in cell.concatenated_after}
+        first.merged_with = {representative[other] for cell in copies for other in cell.merged_with}
+        if len({tuple(start.name for start in cell.initial_states) for cell in copies}) > 1:
+            first.initial_states = (InitialState("several states, of its runs"),)
+        directed = [cell for cell in copies if cell.reverse is not None]
+        input_cells = {tuple(representative[below] for below in cell.input_cells) for cell in directed}
+        first.input_cells_vary = len(input_cells) > 1
+        first.input_cells = () if first.input_cells_vary else next(iter(input_cells), ())
+        first.input_origins = frozenset().union(*(cell.input_origins for cell in directed))
+    return [copies[0] for copies in same_cells]
 
 
-def _ordered(found: Iterable[Found]) -> list[Found]:
-    """Those that others read come before them."""
+def _order_by_inputs(cells: Iterable[Found]) -> list[Found]:
+    """Order cells so that each comes after the cells that it reads."""
     done: dict[Found, None] = {}
-    for each in found:
-        waiting = [each]
+    for cell in cells:
+        waiting = [cell]
         while waiting:
-            below = [one for one in waiting[-1].below if one not in done]
+            below = [input_cell for input_cell in waiting[-1].input_cells if input_cell not in done]
             if not below:
                 done[waiting.pop()] = None
             waiting += below
     return [*done]
 
 
-def scope_of(found: Found) -> str:
-    """Where a cell is in its graph; steps of one cell differ in the number at the end only."""
-    return re.sub(r"_\d+\Z", "", found.nodes[0].rpartition("/")[0] or found.nodes[0])
+def cell_scope(cell: Found) -> str:
+    """Return the scope of a cell's nodes, without the number at its end in which steps of one cell differ."""
+    return re.sub(r"_\d+\Z", "", cell.nodes[0].rpartition("/")[0] or cell.nodes[0])
 
 
-def _named(cells: Iterable[Found]) -> dict[str, Found]:
-    """By the scopes of their weights; where several share weights, by where they are in the graph."""
+def _name_cells(cells: Iterable[Found]) -> dict[str, Found]:
+    """Name cells by the scopes of their weights; cells that share weights, by the scopes of their nodes."""
     cells = list(cells)
     wanted: dict[str, list[Found]] = {}
-    for each in cells:
-        first = next(iter(each.weights.values()), "").partition(" + ")[0].partition(", ")[0]
-        scope, count = _ENDINGS.subn("", first)
-        each.name = scope if count else scope_of(each)
-        wanted.setdefault(each.name, []).append(each)
-    found: dict[str, Found] = {}
+    for cell in cells:
+        first_weight = next(iter(cell.weights.values()), "").partition(" + ")[0].partition(", ")[0]
+        scope, count = _ENDINGS.subn("", first_weight)
+        cell.name = scope if count else cell_scope(cell)
+        wanted.setdefault(cell.name, []).append(cell)
+    named: dict[str, Found] = {}
     for name, group in wanted.items():
-        scopes = {scope_of(each) for each in group}
-        for each in group:
-            base = name if len(scopes) == 1 else scope_of(each)
-            base += " (reversed)" * (len(scopes) == 1 and len(group) > 1 and bool(each.reverse))
+        scopes = {cell_scope(cell) for cell in group}
+        for cell in group:
+            base = name if len(scopes) == 1 else cell_scope(cell)
+            base += " (reversed)" * (len(scopes) == 1 and len(group) > 1 and bool(cell.reverse))
             k = 1
-            each.name = base
-            while each.name in found or (each.name in wanted and each.name != name):
+            cell.name = base
+            while cell.name in named or (cell.name in wanted and cell.name != name):
                 k += 1
-                each.name = f"{base} ({k})"
-            found[each.name] = each
-    return found
+                cell.name = f"{base} ({k})"
+            named[cell.name] = cell
+    return named

@@ -1,4 +1,8 @@
-"""Activations in a graph: which one a value has gone through, whichever nodes TensorFlow and Keras write for it."""
+"""Activations in a graph: which one made a value, whichever nodes TensorFlow and Keras write for it.
+
+In comes a place; out go the activation as layers name it and the place that it is applied to, or a description of an
+activation that layers do not have.
+"""
 
 from __future__ import annotations
 
@@ -9,81 +13,81 @@ from typing import NamedTuple
 import numpy as np
 
 from ....activations import Activation, canonical
-from .graph_reader import Place, Reader, Unknown
+from .graph_reader import GraphReader, Place, UnknownValue
 
 LINEAR = "linear"
 _NEAR = 1e-6  # of the numbers of a hard sigmoid: a sixth may have been computed in float32
 
 
-class Activated(NamedTuple):
-    """A value behind an activation."""
+class ActivatedValue(NamedTuple):
+    """An activation and what it is applied to."""
 
     activation: Activation
     inner: Place
-    """What the activation is applied to."""
+    """The place that the activation is applied to."""
     added: float = 0.0
-    """A number that is part of the activation, and has been added to that already."""
+    """A number that is a part of the activation, and that the graph adds to `inner` before it."""
 
 
-def activated(reader: Reader, place: Place) -> Activated | None:
-    """The activation that makes a value; None if it is none that layers have."""
-    place = reader.past(place)
-    node, op, inputs = reader.node(place), reader.op(place), reader.given(place)
+def find_activation(reader: GraphReader, place: Place) -> ActivatedValue | None:
+    """Return the activation that makes a value; None if layers have no such activation."""
+    place = reader.resolve_in_step(place)
+    node, op, inputs = reader.node(place), reader.op(place), reader.inputs_at(place)
     if node is None:
         return None
-    with suppress(Unknown):
+    with suppress(UnknownValue):
         if op.activation and len(inputs) == 1:
-            return Activated(_with_options(node.attrs, op.activation), inputs[0])
+            return ActivatedValue(_with_options(node.attrs, op.activation), inputs[0])
         if op.name == "Select" and len(inputs) == 3:
             return _elu(reader, inputs)
         if op.name in ("RealDiv", "Mul"):
             return _hard_sigmoid(reader, op.name, inputs)
         if op.name in ("Maximum", "Minimum", "ClipByValue"):
-            return _leaky(reader, op.name, inputs) or _clipped_line(reader, place)
+            return _leaky_relu(reader, op.name, inputs) or _clipped_line(reader, place)
     return None
 
 
-def clipped(reader: Reader, place: Place) -> tuple[Place, float, float] | None:
-    """What is clipped, and to which numbers."""
-    place = reader.past(place)
-    op, inputs = reader.op(place).name, reader.given(place)
+def find_clip(reader: GraphReader, place: Place) -> tuple[Place, float, float] | None:
+    """Return what a clip is applied to, with its lower and its upper bound; None if there is no clip."""
+    place = reader.resolve_in_step(place)
+    op, inputs = reader.op(place).name, reader.inputs_at(place)
     if op == "ClipByValue" and len(inputs) == 3:
-        return inputs[0], reader.value(inputs[1]), reader.value(inputs[2])
-    other = {"Maximum": "Minimum", "Minimum": "Maximum"}.get(op)
-    if other is None:
+        return inputs[0], reader.constant_number(inputs[1]), reader.constant_number(inputs[2])
+    opposite = {"Maximum": "Minimum", "Minimum": "Maximum"}.get(op)
+    if opposite is None:
         return None
-    for inner, bound in _with_number(reader, inputs):
-        inner = reader.past(inner)
-        if reader.op(inner).name == other:
-            for value, second in _with_number(reader, reader.given(inner)):
+    for inner, bound in _with_constant(reader, inputs):
+        inner = reader.resolve_in_step(inner)
+        if reader.op(inner).name == opposite:
+            for value, second in _with_constant(reader, reader.inputs_at(inner)):
                 return (value, bound, second) if op == "Maximum" else (value, second, bound)
     return None
 
 
-def described(reader: Reader, place: Place) -> str:
-    """What a value has gone through that layers do not have as an activation: its name or its op; "" if nothing."""
-    place = reader.past(place)
+def describe_unsupported(reader: GraphReader, place: Place) -> str:
+    """Describe the node of an activation that layers do not have; "" if no such node makes the value."""
+    place = reader.resolve_in_step(place)
     node, op = reader.node(place), reader.op(place)
     if node is None:
         return ""
     if op.name == "IdentityN":  # around what has a gradient of its own
-        inputs = reader.given(place)
-        return described(reader, inputs[place.output]) if place.output < len(inputs) else ""
+        inputs = reader.inputs_at(place)
+        return describe_unsupported(reader, inputs[place.output]) if place.output < len(inputs) else ""
     name = f"the node {node.name!r} is a {node.op}"
     if op.name == "Mul":
-        return f"{name} that makes a swish" if _is_swish(reader, reader.given(place)) else ""
-    return name if op.shows else ""
+        return f"{name} that makes a swish" if _is_swish(reader, reader.inputs_at(place)) else ""
+    return name if op.refusal else ""
 
 
-def _is_swish(reader: Reader, inputs: tuple[Place, ...]) -> bool:
+def _is_swish(reader: GraphReader, inputs: tuple[Place, ...]) -> bool:
     """Whether it is x * sigmoid(x), or x * sigmoid(beta * x)."""
     for value, gate in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
-        with suppress(Unknown):
-            found = activated(reader, gate)
-            if found is not None and found.activation == "sigmoid":
-                inner = reader.past(found.inner)
-                scaled = reader.given(inner) if reader.op(inner).name == "Mul" else ()
-                return any(reader.same(each, value) for each in (inner, *scaled))
+        with suppress(UnknownValue):
+            gate_activation = find_activation(reader, gate)
+            if gate_activation is not None and gate_activation.activation == "sigmoid":
+                inner = reader.resolve_in_step(gate_activation.inner)
+                scaled = reader.inputs_at(inner) if reader.op(inner).name == "Mul" else ()
+                return any(reader.are_same(scaled_value, value) for scaled_value in (inner, *scaled))
     return False
 
 
@@ -92,99 +96,102 @@ def _with_options(attrs: dict[str, object], activation: str) -> Activation:
         return activation
     alpha = attrs.get("alpha", 0.2)
     if not isinstance(alpha, float):
-        raise Unknown(f"the attribute alpha is {alpha!r}; expected a float")
-    return _made(activation, alpha if attrs.get("T") == "float64" else _shortest(alpha))
+        raise UnknownValue(f"the attribute alpha is {alpha!r}; expected a float")
+    return _canonical_activation(activation, alpha if attrs.get("T") == "float64" else _shortest_decimal(alpha))
 
 
-def _made(name: str, *values: float) -> Activation:
-    """In the form that layers have."""
+def _canonical_activation(name: str, *values: float) -> Activation:
+    """Return an activation in the form that layers have."""
     if name == "leaky_relu" and values == (0,):
         return "relu"
     try:
         return canonical(name, (name, *values))
     except ValueError as error:
-        raise Unknown(str(error)) from None
+        raise UnknownValue(str(error)) from None
 
 
-def _hard_sigmoid(reader: Reader, op: str, inputs: tuple[Place, ...]) -> Activated | None:
-    """relu6(x + 3) / 6, as Keras 3 has it."""
-    for value, number in _with_number(reader, inputs):
+def _hard_sigmoid(reader: GraphReader, op: str, inputs: tuple[Place, ...]) -> ActivatedValue | None:
+    """Match relu6(x + 3) / 6, a hard sigmoid as Keras 3 has it."""
+    for value, number in _with_constant(reader, inputs):
         if op == "RealDiv" and value != inputs[0]:
             continue
-        if _near(number if op == "RealDiv" else 1 / number if number else 0, 6):
-            value = reader.past(value)
+        if _is_near(number if op == "RealDiv" else 1 / number if number else 0, 6):
+            value = reader.resolve_in_step(value)
             if reader.op(value).name == "Relu6":
-                return Activated("hard_sigmoid", reader.given(value)[0], 3.0)
-            found = clipped(reader, value)
-            if found is not None and found[1:] == (0, 6):
-                return Activated("hard_sigmoid", found[0], 3.0)
+                return ActivatedValue("hard_sigmoid", reader.inputs_at(value)[0], 3.0)
+            clip = find_clip(reader, value)
+            if clip is not None and clip[1:] == (0, 6):
+                return ActivatedValue("hard_sigmoid", clip[0], 3.0)
     return None
 
 
-def _clipped_line(reader: Reader, place: Place) -> Activated | None:
-    """clip(alpha * x + beta, 0, 1), a hard sigmoid as Keras 2 has it."""
-    found = clipped(reader, place)
-    if found is None or found[1:] != (0, 1):
+def _clipped_line(reader: GraphReader, place: Place) -> ActivatedValue | None:
+    """Match clip(alpha * x + beta, 0, 1), a hard sigmoid as Keras 2 has it."""
+    clip = find_clip(reader, place)
+    if clip is None or clip[1:] != (0, 1):
         return None
-    inner = reader.past(found[0])
+    inner = reader.resolve_in_step(clip[0])
     if reader.op(inner).name != "Add":
         return None
-    for line, beta in _with_number(reader, reader.given(inner)):
-        line = reader.past(line)
-        op, inputs = reader.op(line).name, reader.given(line)
-        for value, alpha in _with_number(reader, inputs) if op in ("Mul", "RealDiv") else ():
+    for line, beta in _with_constant(reader, reader.inputs_at(inner)):
+        line = reader.resolve_in_step(line)
+        op, inputs = reader.op(line).name, reader.inputs_at(line)
+        for value, alpha in _with_constant(reader, inputs) if op in ("Mul", "RealDiv") else ():
             if op == "RealDiv":
                 if value != inputs[0] or not alpha:
                     continue
                 alpha = 1 / alpha
-            if _near(alpha, 1 / 6) and _near(beta, 0.5):
-                return Activated("hard_sigmoid", value)
-            return Activated(_made("hard_sigmoid", _shortest(alpha), _shortest(beta)), value)
+            if _is_near(alpha, 1 / 6) and _is_near(beta, 0.5):
+                return ActivatedValue("hard_sigmoid", value)
+            numbers = _shortest_decimal(alpha), _shortest_decimal(beta)
+            return ActivatedValue(_canonical_activation("hard_sigmoid", *numbers), value)
     return None
 
 
-def _leaky(reader: Reader, op: str, inputs: tuple[Place, ...]) -> Activated | None:
-    """max(alpha * x, x), as TensorFlow wrote it before 1.13."""
+def _leaky_relu(reader: GraphReader, op: str, inputs: tuple[Place, ...]) -> ActivatedValue | None:
+    """Match max(alpha * x, x), a leaky ReLU as TensorFlow wrote it before 1.13."""
     if op != "Maximum" or len(inputs) != 2:
         return None
     for scaled, value in (inputs, inputs[::-1]):
-        scaled = reader.past(scaled)
+        scaled = reader.resolve_in_step(scaled)
         if reader.op(scaled).name == "Mul":
-            for x, alpha in _with_number(reader, reader.given(scaled)):
-                if reader.same(x, value) and 0 <= alpha <= 1:
-                    return Activated(_made("leaky_relu", _shortest(alpha)), value)
+            for x, alpha in _with_constant(reader, reader.inputs_at(scaled)):
+                if reader.are_same(x, value) and 0 <= alpha <= 1:
+                    return ActivatedValue(_canonical_activation("leaky_relu", _shortest_decimal(alpha)), value)
     return None
 
 
-def _elu(reader: Reader, inputs: tuple[Place, ...]) -> Activated | None:
-    """elu(x) where x > 0, else alpha * elu(x), as Keras has it for an alpha other than 1."""
-    condition, above, below = map(reader.past, inputs)
-    compared, elu = reader.given(condition), reader.given(above)
+def _elu(reader: GraphReader, inputs: tuple[Place, ...]) -> ActivatedValue | None:
+    """Match elu(x) where x > 0, else alpha * elu(x), as Keras has it for an alpha other than 1."""
+    condition, above, below = map(reader.resolve_in_step, inputs)
+    compared, elu = reader.inputs_at(condition), reader.inputs_at(above)
     if reader.op(condition).name != "Greater" or reader.op(above).name != "Elu" or len(compared) != 2 or not elu:
         return None
-    if not reader.same(compared[0], elu[0]) or reader.value(compared[1]) != 0 or reader.op(below).name != "Mul":
+    if not reader.are_same(compared[0], elu[0]) or reader.constant_number(compared[1]) != 0:
         return None
-    for scaled, alpha in _with_number(reader, reader.given(below)):
-        again = reader.past(scaled)
-        twice = reader.op(again).name == "Elu" and reader.same(reader.given(again)[0], elu[0])
-        if twice or reader.same(scaled, above):
-            return Activated(_made("elu", _shortest(alpha)), elu[0])
+    if reader.op(below).name != "Mul":
+        return None
+    for scaled, alpha in _with_constant(reader, reader.inputs_at(below)):
+        again = reader.resolve_in_step(scaled)
+        twice = reader.op(again).name == "Elu" and reader.are_same(reader.inputs_at(again)[0], elu[0])
+        if twice or reader.are_same(scaled, above):
+            return ActivatedValue(_canonical_activation("elu", _shortest_decimal(alpha)), elu[0])
     return None
 
 
-def _with_number(reader: Reader, inputs: tuple[Place, ...]) -> Iterator[tuple[Place, float]]:
-    """Of two inputs one that is a constant number, with the other."""
+def _with_constant(reader: GraphReader, inputs: tuple[Place, ...]) -> Iterator[tuple[Place, float]]:
+    """Yield each of two inputs whose other input is a constant number, with that number."""
     if len(inputs) == 2:
         for value, number in (inputs, inputs[::-1]):
-            with suppress(Unknown):
-                yield value, reader.value(number)
+            with suppress(UnknownValue):
+                yield value, reader.constant_number(number)
 
 
-def _near(number: float, wanted: float) -> bool:
-    return abs(number - wanted) <= _NEAR * wanted
+def _is_near(number: float, target: float) -> bool:
+    return abs(number - target) <= _NEAR * target
 
 
-def _shortest(number: float) -> float:
-    """Of a number in float32 the one that was meant: 0.2, and not 0.20000000298023224."""
+def _shortest_decimal(number: float) -> float:
+    """Return the shortest decimal of a float32 number: 0.2, and not 0.20000000298023224."""
     short = np.float32(number)
     return float(str(short)) if float(short) == number else number

@@ -1,6 +1,7 @@
-"""A graph as it is read: backwards, from a value to what it is computed from, into functions and out of them.
+"""Reading a graph backwards: from a value to what it is computed from, into functions and out of them.
 
-Each step is counted and each place is visited once, so loops, which are cycles, come to an end, and so does nonsense.
+In comes a place, an output of a node; out go the places that its value comes from, or a constant. Each step is counted
+and each place is visited once, so that loops, which are cycles, come to an end, and so does nonsense.
 """
 
 from __future__ import annotations
@@ -12,37 +13,37 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...graphs import Called, Function, Graph, Node
-from .op_table import Op, op_of
+from .op_table import GraphOp, graph_op
 
 _STEPS = 200  # for each node of a graph
 _LARGEST = 2**16  # entries of a constant that is read as numbers
 _OTHERS = ("string", "resource", "variant", "bool")  # dtypes that are no numbers
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 _FILLED = {"ZerosLike": 0.0, "OnesLike": 1.0}
-_NOTHING = Op("")
+_ARGUMENT = GraphOp("")
 
 
-class Unknown(ValueError):
-    """Something comes from a place that is not understood: the text says from where."""
+class UnknownValue(ValueError):
+    """A value comes from a place that is not understood; the text says from where."""
 
 
 class Place(NamedTuple):
-    """An output of a node, or an argument of a function."""
+    """An output of a node, or an argument of a function: what compilers call a value."""
 
     body: str
-    """The function's name; "" is the graph itself."""
+    """The name of a function; "" is the graph itself."""
     name: str
     output: int = 0
 
 
-class Inputs(tuple[Place, ...]):
-    """What a node is given.  One that it does not have, in a damaged graph, is unknown."""
+class NodeInputs(tuple[Place, ...]):
+    """The inputs of a node.  One that is missing, in a damaged graph, is unknown."""
 
     def __getitem__(self, k: Any) -> Any:
         try:
             return super().__getitem__(k)
         except IndexError:
-            raise Unknown("nothing: the node has too few inputs") from None
+            raise UnknownValue("nothing: the node has too few inputs") from None
 
 
 class Caller(NamedTuple):
@@ -50,22 +51,22 @@ class Caller(NamedTuple):
 
     body: str
     node: Node
-    first: int
-    """The input that is the function's first argument."""
-    carried: str
-    """Of a loop, its body, whose results are the arguments of the next step; else ""."""
+    first_argument: int
+    """The number of the input that is the function's first argument."""
+    loop_body: str
+    """The body of a While, whose results are the arguments of the next step; else ""."""
 
 
-class Reader:
-    """A graph, for looking backwards."""
+class GraphReader:
+    """Reads a graph backwards."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.bodies: dict[str, Mapping[str, Node]] = {"": graph.nodes}
         self.bodies |= {name: function.nodes for name, function in graph.functions.items()}
         self.captures: dict[str, list[Place | None]] = {}
-        """What the last arguments of functions are, also of those that nothing calls; None is not known."""
-        self._inputs: dict[tuple[str, str], Inputs] = {}
+        """The last arguments of functions, also of functions that nothing calls; None if one is not known."""
+        self._inputs: dict[tuple[str, str], NodeInputs] = {}
         self._fillings: dict[Place, float | None] = {}
         self._budget = _STEPS * (1000 + sum(map(len, self.bodies.values())))
 
@@ -76,47 +77,47 @@ class Reader:
                 yield body, node
 
     def node(self, place: Place) -> Node | None:
-        """The node at a place; None for an argument of a function."""
-        found = self.bodies[place.body].get(place.name)
-        if found is None and not (place.body and place.name in self.graph.functions[place.body].inputs):
-            raise Unknown(f"{place.name!r}, which is not in the graph")
-        if place.output and found is not None:
-            outputs = op_of(found).outputs
+        """Return the node at a place; None for an argument of a function."""
+        node = self.bodies[place.body].get(place.name)
+        if node is None and not (place.body and place.name in self.graph.functions[place.body].inputs):
+            raise UnknownValue(f"{place.name!r}, which is not in the graph")
+        if place.output and node is not None:
+            outputs = graph_op(node).outputs
             if outputs is not None and place.output >= len(outputs):
-                raise Unknown(f"{f'{place.name}:{place.output}'!r}, which is no output of a node")
-        return found
+                raise UnknownValue(f"{f'{place.name}:{place.output}'!r}, which is no output of a node")
+        return node
 
-    def op(self, place: Place) -> Op:
-        """The op at a place; of an argument one without name."""
+    def op(self, place: Place) -> GraphOp:
+        """Return the op at a place; for an argument one without name."""
         node = self.node(place)
-        return _NOTHING if node is None else op_of(node)
+        return _ARGUMENT if node is None else graph_op(node)
 
     def inputs(self, body: str, node: Node) -> tuple[Place, ...]:
-        """What a node is given, without control inputs."""
+        """Return the inputs of a node, without control inputs."""
         key = body, node.name
         if key not in self._inputs:
-            self._inputs[key] = Inputs(self._place(body, text) for text in node.inputs if text[:1] != "^")
+            self._inputs[key] = NodeInputs(self._parse_reference(body, text) for text in node.inputs if text[:1] != "^")
         return self._inputs[key]
 
-    def given(self, place: Place) -> tuple[Place, ...]:
-        """What the node at a place is given; nothing for an argument."""
+    def inputs_at(self, place: Place) -> tuple[Place, ...]:
+        """Return the inputs of the node at a place; an argument has none."""
         node = self.node(place)
         return () if node is None else self.inputs(place.body, node)
 
-    def _place(self, body: str, text: str) -> Place:
-        """What a reference in a body means: ``"name"``, ``"name:1"``, in functions ``"name:output:1"``."""
+    def _parse_reference(self, body: str, text: str) -> Place:
+        """Parse a reference in a body: ``"name"``, ``"name:1"``, in functions ``"name:output:1"``."""
         name, *rest = text.split(":")
         if not rest:
             return Place(body, name)
         if not rest[-1].isdecimal() or len(rest[-1]) > 9:
-            raise Unknown(f"{text!r}, which is no output of a node")
+            raise UnknownValue(f"{text!r}, which is no output of a node")
         output, node = int(rest[-1]), self.bodies[body].get(name)
-        outputs = op_of(node).outputs if node is not None else None
+        outputs = graph_op(node).outputs if node is not None else None
         if len(rest) > 1 and outputs and rest[0] in outputs:
             output += outputs.index(rest[0])  # each of them is one
         return Place(body, name, output)
 
-    def count(self, steps: int = 1) -> None:
+    def spend_steps(self, steps: int = 1) -> None:
         self._budget -= steps
         if self._budget < 0:
             node = next(node for _, node in self.all_nodes())
@@ -126,143 +127,143 @@ class Reader:
     def walk(
         self,
         starts: Iterable[Place],
-        before: Callable[[Place], Iterable[Place] | None],
+        predecessors: Callable[[Place], Iterable[Place] | None],
         *,
         most: int | None = None,
         near_first: bool = False,
     ) -> list[Place]:
-        """All places behind some and those themselves, each once.
+        """List places and all their predecessors, each once, until `most` places are known.
 
-        What `before` gives last is gone after first, or with `near_first` what is nearest. It ends when `most` places
-        are known.
+        The walk follows the last predecessor first, or with `near_first` the nearest one.
         """
-        found: list[Place] = []
+        visited: list[Place] = []
         waiting = [*starts]
         seen = {*waiting}
         while waiting and (most is None or len(seen) < most):
-            self.count()
-            here = waiting.pop(0 if near_first else -1)
-            found.append(here)
-            new = dict.fromkeys(each for each in before(here) or () if each not in seen)
-            seen.update(new)
-            waiting += new
-        return found
+            self.spend_steps()
+            place = waiting.pop(0 if near_first else -1)
+            visited.append(place)
+            unseen = dict.fromkeys(origin for origin in predecessors(place) or () if origin not in seen)
+            seen.update(unseen)
+            waiting += unseen
+        return visited
 
-    def past(self, place: Place) -> Place:
-        """The place that a value comes from within a step, past nodes that pass it on."""
+    def resolve_in_step(self, place: Place) -> Place:
+        """Return the place that a value comes from within a step, past nodes that forward it."""
         seen = {place}
-        while (before := self.unchanged(place, "step")) is not None:
-            self.count()
-            place = before
+        while (origin := self.forwarded_input(place, "step")) is not None:
+            self.spend_steps()
+            place = origin
             if place in seen:
-                raise Unknown(f"{place.name!r}, which comes from nothing but itself")
+                raise UnknownValue(f"{place.name!r}, which comes from nothing but itself")
             seen.add(place)
         return place
 
-    def straight(self, place: Place) -> Place:
-        """The place that a value comes from unchanged, also out of loops and variables, as far as that is one place."""
+    def resolve(self, place: Place) -> Place:
+        """Return the one place that a value comes from unchanged, also out of loops and variables."""
         seen = {place}
-        while (before := self.unchanged(place, "step", "flow")) is not None:
-            self.count()
-            if before in seen:
+        while (origin := self.forwarded_input(place, "step", "flow")) is not None:
+            self.spend_steps()
+            if origin in seen:
                 break
-            place = before
+            place = origin
             seen.add(place)
         return place
 
-    def unchanged(self, place: Place, *passes: str) -> Place | None:
-        """The input of a node that its output is, of a node that passes it on so, or multiplies it with ones."""
-        op, inputs = self.op(place), self.given(place)
-        if op.passes in passes and inputs:
+    def forwarded_input(self, place: Place, *passes: str) -> Place | None:
+        """Return the input that a node forwards in one of these ways or multiplies with ones; None for other nodes."""
+        op, inputs = self.op(place), self.inputs_at(place)
+        if op.forwards in passes and inputs:
             return inputs[0]
         if op.name == "Mul" and len(inputs) == 2:  # as dropout of Keras 2 does in inference
             for value, factor in (inputs, inputs[::-1]):
-                if self.filling(factor) == 1:
+                if self.fill_value(factor) == 1:
                     return value
         return None
 
-    def filling(self, place: Place) -> float | None:
-        """The number that all entries of an array are, whatever its shape; None if that is not known."""
+    def fill_value(self, place: Place) -> float | None:
+        """Return the number that all entries of an array are, whatever its shape; None if it is not known."""
         if place not in self._fillings:
             self._fillings[place] = None
-            with suppress(Unknown):
-                self._fillings[place] = self._filling(place)
+            with suppress(UnknownValue):
+                self._fillings[place] = self._read_fill_value(place)
         return self._fillings[place]
 
-    def _filling(self, place: Place) -> float | None:
-        origin, node = self._maker(place)
-        name = "" if node is None else op_of(node).name
+    def _read_fill_value(self, place: Place) -> float | None:
+        origin, node = self._single_origin(place)
+        name = "" if node is None else graph_op(node).name
         if name in _FILLED:
             return _FILLED[name]
         if name == "Fill":
-            _, node = self._maker(self.given(origin)[1])
+            _, node = self._single_origin(self.inputs_at(origin)[1])
         stored = None if node is None else self.graph.constant(node)
         if stored is None or stored.dtype not in _FLOATS or not 0 < math.prod(stored.shape) <= _LARGEST:
             return None
         values = stored.read()
         return float(values.flat[0]) if (values == values.flat[0]).all() else None
 
-    def _maker(self, place: Place) -> tuple[Place, Node | None]:
-        """Where a value is made, and by which node; None if it may come from several places."""
-        ends = [*self._ends(place, self._before)]
+    def _single_origin(self, place: Place) -> tuple[Place, Node | None]:
+        """Return where a value is made, and by which node; None if it may come from several places."""
+        ends = [*self._walk_to_ends(place, self._direct_predecessors)]
         return ends[0] if ends else place, self.node(ends[0]) if len(ends) == 1 else None
 
-    def same(self, one: Place, other: Place) -> bool:
-        """Whether two are one value."""
-        return self.straight(one) == self.straight(other)
+    def are_same(self, left: Place, right: Place) -> bool:
+        """Whether two places hold one value."""
+        return self.resolve(left) == self.resolve(right)
 
     def origins(self, place: Place) -> dict[Place, None]:
-        """The places that it may come from unchanged, by whatever way: what is not passed on, in order."""
-        return self._ends(place, self.before)
+        """Return the places that make a value, which comes from them unchanged by some way, in order."""
+        return self._walk_to_ends(place, self.predecessors)
 
-    def _ends(self, place: Place, before: Callable[[Place], list[Place] | None]) -> dict[Place, None]:
+    def _walk_to_ends(self, place: Place, predecessors: Callable[[Place], list[Place] | None]) -> dict[Place, None]:
         ends: dict[Place, None] = {}
 
-        def one(here: Place) -> list[Place] | None:
-            found = before(here)
-            if found is None:
-                ends[here] = None
-            return found
+        def collect(current: Place) -> list[Place] | None:
+            earlier = predecessors(current)
+            if earlier is None:
+                ends[current] = None
+            return earlier
 
-        self.walk([place], one)
+        self.walk([place], collect)
         return ends
 
-    def state(self, place: Place) -> tuple[dict[Place, None], bool]:
-        """Where a state may come from, also out of selections by lengths, and whether that goes around a loop."""
-        looped = False
+    def state_origins(self, place: Place) -> tuple[dict[Place, None], bool]:
+        """Return where a state may come from, also out of a Select by lengths, and whether a loop carries it."""
+        in_loop = False
 
-        def before(here: Place) -> list[Place] | None:
-            nonlocal looped
-            op = self.op(here)
-            if op is _NOTHING:
-                looped = looped or any(caller.carried for caller in self.callers.get(here.body, ()))
+        def earlier(current: Place) -> list[Place] | None:
+            nonlocal in_loop
+            op = self.op(current)
+            if op is _ARGUMENT:
+                in_loop = in_loop or any(caller.loop_body for caller in self.callers.get(current.body, ()))
             elif op.name == "NextIteration":
-                looped = True
+                in_loop = True
             if op.name == "Select":
-                condition, *chosen = self.given(here)
-                return None if self._decides(condition, chosen) else chosen
-            return self.before(here)
+                condition, *chosen = self.inputs_at(current)
+                return None if self._is_own_condition(condition, chosen) else chosen
+            return self.predecessors(current)
 
-        return self._ends(place, before), looped
+        return self._walk_to_ends(place, earlier), in_loop
 
-    def _decides(self, condition: Place, chosen: Iterable[Place]) -> bool:
-        """Whether a condition is on what is chosen itself, as in an activation, and not on lengths."""
-        read = {self.past(each) for each in self.given(self.past(condition))}
-        places = [self.past(place) for place in chosen]
-        return any(each in read for place in places for each in (place, *map(self.past, self.given(place))))
+    def _is_own_condition(self, condition: Place, chosen: Iterable[Place]) -> bool:
+        """Whether a condition is on the values that it selects, as in an activation, and not on lengths."""
+        resolve = self.resolve_in_step
+        compared = {resolve(value) for value in self.inputs_at(resolve(condition))}
+        places = [resolve(place) for place in chosen]
+        return any(value in compared for place in places for value in (place, *map(resolve, self.inputs_at(place))))
 
-    def before(self, place: Place) -> list[Place] | None:
-        """Where a value comes from, unchanged, in one step; None if it is made here."""
-        multiplied = self.unchanged(place)
-        return self._before(place) if multiplied is None else [multiplied]
+    def predecessors(self, place: Place) -> list[Place] | None:
+        """Return the places that a node forwards a value from; None if it makes the value."""
+        multiplied = self.forwarded_input(place)
+        return self._direct_predecessors(place) if multiplied is None else [multiplied]
 
-    def _before(self, place: Place) -> list[Place] | None:
-        """What `before` gives, but for products with ones."""
+    def _direct_predecessors(self, place: Place) -> list[Place] | None:
+        """Return what `predecessors` does, but for products with ones."""
         node = self.node(place)
         if node is None:
-            return self._passed(place)
-        inputs, op = self.inputs(place.body, node), op_of(node)
-        if op.passes and inputs:
+            return self._passed_arguments(place)
+        inputs, op = self.inputs(place.body, node), graph_op(node)
+        if op.forwards and inputs:
             return [inputs[0]]
         if op.name == "Merge":
             return list(inputs)
@@ -271,96 +272,97 @@ class Reader:
         if op.name == "Cast":
             attrs = node.attrs
             return [inputs[0]] if inputs and attrs.get("SrcT") == attrs.get("DstT") else None
-        called = self.calls(node)
+        called = self.called_functions(node)
         if not called:
             return None
         if op.name == "While":  # the body's, not the condition's, or what goes into the first step
-            return [self.returned(called[-1], place.output), *inputs[place.output : place.output + 1]]
-        return [self.returned(name, place.output) for name in called]
+            return [self.function_result(called[-1], place.output), *inputs[place.output : place.output + 1]]
+        return [self.function_result(name, place.output) for name in called]
 
     # ------------------------------------------------------------------------------------------------------- functions
-    def calls(self, node: Node) -> list[str]:
-        """The functions that a node calls."""
+    def called_functions(self, node: Node) -> list[str]:
+        """Name the functions that a node calls."""
         if node.op in self.graph.functions:
             return [node.op]
-        keys = op_of(node).calls
+        keys = graph_op(node).function_attributes
         if not keys:
             return []
         attrs = node.attrs
         called = [attrs.get(key) for key in keys]
-        names = [each.name for each in called if isinstance(each, Called) and each.name in self.graph.functions]
+        names = [value.name for value in called if isinstance(value, Called) and value.name in self.graph.functions]
         if len(names) != len(keys):
-            raise Unknown(f"the node {node.name!r}, which calls a function that is not in the graph")
+            raise UnknownValue(f"the node {node.name!r}, which calls a function that is not in the graph")
         return names
 
-    def returned(self, name: str, output: int) -> Place:
+    def function_result(self, name: str, output: int) -> Place:
         function = self.graph.functions[name]
         if output >= len(function.outputs) or function.outputs[output] not in function.returned:
-            raise Unknown(f"output {output} of the function {name!r}, which has none")
-        return self._place(name, function.returned[function.outputs[output]])
+            raise UnknownValue(f"output {output} of the function {name!r}, which has none")
+        return self._parse_reference(name, function.returned[function.outputs[output]])
 
-    def argument(self, caller: Caller, place: Place) -> Place | None:
-        """What one caller passes for an argument; None of a damaged one."""
-        inputs, k = self.inputs(caller.body, caller.node), caller.first + self.positions[place.body][place.name]
+    def passed_argument(self, caller: Caller, place: Place) -> Place | None:
+        """Return what one caller passes for an argument; None if the caller is damaged."""
+        inputs = self.inputs(caller.body, caller.node)
+        k = caller.first_argument + self.argument_numbers[place.body][place.name]
         return inputs[k] if k < len(inputs) else None
 
-    def _passed(self, place: Place) -> list[Place]:
-        """What all callers pass for an argument."""
+    def _passed_arguments(self, place: Place) -> list[Place]:
+        """Return what all callers pass for an argument."""
         function = self.graph.functions[place.body]
-        k = self.positions[place.body][place.name]
-        found = []
+        k = self.argument_numbers[place.body][place.name]
+        passed = []
         for caller in self.callers.get(place.body, ()):
-            self.count()
-            if (one := self.argument(caller, place)) is not None:
-                found.append(one)
-            if caller.carried and k < len(function.outputs):
-                found.append(self.returned(caller.carried, k))
+            self.spend_steps()
+            if (value := self.passed_argument(caller, place)) is not None:
+                passed.append(value)
+            if caller.loop_body and k < len(function.outputs):
+                passed.append(self.function_result(caller.loop_body, k))
         captured, behind = self.captures.get(place.body, []), len(function.inputs) - k
-        if not found and behind <= len(captured) and (one := captured[-behind]) is not None:
-            found.append(one)
-        if not found:
-            raise Unknown(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
-        return found
+        if not passed and behind <= len(captured) and (value := captured[-behind]) is not None:
+            passed.append(value)
+        if not passed:
+            raise UnknownValue(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
+        return passed
 
     @cached_property
-    def positions(self) -> dict[str, dict[str, int]]:
-        """Of each function's arguments, the numbers."""
+    def argument_numbers(self) -> dict[str, dict[str, int]]:
+        """The numbers of the arguments of each function."""
         functions: Mapping[str, Function] = self.graph.functions
-        return {name: {each: k for k, each in enumerate(one.inputs)} for name, one in functions.items()}
+        return {name: {argument: k for k, argument in enumerate(f.inputs)} for name, f in functions.items()}
 
     @cached_property
     def callers(self) -> dict[str, list[Caller]]:
-        """Of each function, what calls it."""
-        found: dict[str, list[Caller]] = {}
+        """The nodes that call each function."""
+        callers: dict[str, list[Caller]] = {}
         for body, node in self.all_nodes():
             try:
-                called = self.calls(node)
-            except Unknown:
+                called = self.called_functions(node)
+            except UnknownValue:
                 continue
-            op = op_of(node)
+            op = graph_op(node)
             for name in called:
-                carried = called[-1] if op.name == "While" else ""
-                found.setdefault(name, []).append(Caller(body, node, op.first, carried))
-        return found
+                loop_body = called[-1] if op.name == "While" else ""
+                callers.setdefault(name, []).append(Caller(body, node, op.first_argument, loop_body))
+        return callers
 
     @cached_property
-    def running(self) -> set[str]:
-        """The graph, and the functions that run with it: Keras stores those of each layer once more, by themselves."""
+    def running_bodies(self) -> set[str]:
+        """The graph and the functions that run with it, as Keras stores the functions of each layer once more."""
         called: dict[str, list[str]] = {}
         for name, callers in self.callers.items():
             for caller in callers:
                 called.setdefault(caller.body, []).append(name)
-        found, waiting = {""}, [""]
+        running, waiting = {""}, [""]
         while waiting:
-            new = [name for name in called.get(waiting.pop(), ()) if name not in found]
-            found.update(new)
-            waiting += dict.fromkeys(new)
-        return found
+            unseen = [name for name in called.get(waiting.pop(), ()) if name not in running]
+            running.update(unseen)
+            waiting += dict.fromkeys(unseen)
+        return running
 
     # ------------------------------------------------------------------------------------------------------- constants
-    def numbers(self, place: Place, *, rank: int | None = None) -> list[int] | None:
-        """A constant of a few whole numbers, of any rank or of one; None if it is none."""
-        node = self.node(self.straight(place))
+    def constant_integers(self, place: Place, *, rank: int | None = None) -> list[int] | None:
+        """Return a constant of a few whole numbers, of this rank; None if a place is none."""
+        node = self.node(self.resolve(place))
         stored = None if node is None else self.graph.constant(node)
         if stored is None or stored.dtype not in ("int32", "int64") or math.prod(stored.shape) > _LARGEST:
             return None
@@ -368,24 +370,24 @@ class Reader:
             return None
         return [int(number) for number in stored.read().ravel()]
 
-    def number(self, place: Place) -> int:
-        """A constant that is one whole number."""
-        return int(self.value(place, "i", "u"))
+    def constant_integer(self, place: Place) -> int:
+        """Return a constant that is one whole number."""
+        return int(self.constant_number(place, "i", "u"))
 
-    def value(self, place: Place, *kinds: str) -> float:
-        """A constant that is one number."""
-        found = None
+    def constant_number(self, place: Place, *kinds: str) -> float:
+        """Return a constant that is one number."""
+        array = None
         for origin in self.origins(place):
             node = self.node(origin)
             stored = None if node is None else self.graph.constant(node)
-            if stored is None or math.prod(stored.shape) != 1 or found is not None:
-                raise Unknown(f"{origin.name!r}, which is not one number")
+            if stored is None or math.prod(stored.shape) != 1 or array is not None:
+                raise UnknownValue(f"{origin.name!r}, which is not one number")
             if stored.dtype in _OTHERS:
-                raise Unknown(f"{origin.name!r}, which is {stored.dtype}")
-            found = stored.read()
-        if found is None or found.dtype.kind not in (kinds or "f"):
-            raise Unknown(f"{place.name!r}, which is not one number")
-        number = float(found.reshape(()))
+                raise UnknownValue(f"{origin.name!r}, which is {stored.dtype}")
+            array = stored.read()
+        if array is None or array.dtype.kind not in (kinds or "f"):
+            raise UnknownValue(f"{place.name!r}, which is not one number")
+        number = float(array.reshape(()))
         if not math.isfinite(number):
-            raise Unknown(f"{place.name!r}, which is {number}")
+            raise UnknownValue(f"{place.name!r}, which is {number}")
         return number

@@ -1,7 +1,7 @@
-"""What TensorFlow's ops do, as far as cells are concerned: the one table that everything goes by that reads a graph.
+"""What TensorFlow's ops do, as far as cells are concerned: the one table that all readers of a graph go by.
 
-Ops of which one is a later version of the other, or its form for references, have one row, under one name. An op that
-has no row is in no cell, and makes its value itself.
+In comes a node; out goes the row of its op. Later versions of an op and its form for references share one row. An op
+without a row is in no cell, and makes its value itself.
 """
 
 from __future__ import annotations
@@ -21,62 +21,70 @@ RANDOM = "it changes its state at random"
 ACTIVATION = "it has an activation that layers do not have"
 CLIP = "it clips what layers do not clip"
 SHOWN = (NORMALIZES, RANDOM, ACTIVATION, CLIP)
-"""What a node may show a recurrence to be, the surest first."""
+"""The reasons that single nodes give to refuse a recurrence, the surest first."""
 _VALUE = ("",)
 
 
-class Op(NamedTuple):
-    """What an op does."""
+class GraphOp(NamedTuple):
+    """A row of the table: what an op does."""
 
     name: str
-    """The one of its row, without version: ``"Add"`` of AddV2."""
-    passes: Literal["", "step", "flow"] = ""
-    """Whether its output is its first input: within a step, or into or out of a loop or a variable."""
-    inputs: int | None = None
-    """How many it must have."""
-    arrays: slice = slice(None)
-    """The inputs that are computed with; the others are numbers that say how."""
+    """The name of the row, without version: ``"Add"`` of AddV2."""
+    forwards: Literal["", "step", "flow"] = ""
+    """Whether the first output is the first input: within a step, or into or out of a loop or a variable."""
+    input_count: int | None = None
+    """The number of inputs that a node must have."""
+    array_inputs: slice = slice(None)
+    """The inputs that are computed with; the others are numbers such as axes."""
     outputs: tuple[str, ...] | None = None
-    """Their names, where these count; None is not known."""
+    """The names of the outputs, where they count; None if they are not known."""
     compute: Callable[..., Array] | None = None
-    """In numpy, entry by entry."""
+    """The function in numpy, entry by entry."""
     options: Mapping[str, float] = {}
-    """The attributes that this takes, and their defaults."""
+    """The attributes that `compute` takes, and their defaults."""
     activation: str = ""
-    """The activation that it is, by the name that layers have for it."""
+    """The activation of layers that the op is."""
     view: Literal["", "columns", "axis"] = ""
-    """Whether it takes a part of an array: of a size, which may be gates, or along an axis, which it drops."""
-    calls: tuple[str, ...] = ()
-    """Its attributes that name functions."""
-    first: int = 0
-    """The input that is the functions' first argument."""
-    array: Literal["", "write", "read", "stack", "fill"] = ""
-    """What it does with a list of arrays, which loops have for the steps of a sequence."""
-    at: Mapping[str, int] = {}
-    """Then, which of its inputs are the array, the index and the value."""
+    """Whether the op takes a part of an array: columns, which may be gates, or one entry of an axis, which it drops."""
+    function_attributes: tuple[str, ...] = ()
+    """The attributes that name functions."""
+    first_argument: int = 0
+    """The number of the input that is the functions' first argument."""
+    tensor_list: Literal["", "write", "read", "stack", "fill"] = ""
+    """What the op does with a TensorArray or TensorList, which loops have for the steps of a sequence."""
+    slots: Mapping[str, int] = {}
+    """The numbers of the inputs that are the list ("array"), the index and the value."""
     variable: bool = False
-    """Whether it is a variable, or its handle."""
-    known: bool = False
-    """Whether it may be in a cell that is found."""
-    shows: str = ""
-    """What a cell is, and why it is refused, if it has this op where the known cells have none."""
+    """Whether the op is a variable, or its handle."""
+    in_known_cells: bool = False
+    """Whether the op may be in a cell that is found."""
+    refusal: str = ""
+    """The reason to refuse a cell that has this op where the known cells have none."""
     shape_only: bool = False
-    """Whether the values of its input do not matter."""
+    """Whether only the shape of the input matters."""
 
 
-def _passing(name: str, passes: Literal["step", "flow"], outputs: tuple[str, ...] = _VALUE) -> Op:
-    return Op(name, passes=passes, outputs=outputs, known=True)
+def _passing(name: str, passes: Literal["step", "flow"], outputs: tuple[str, ...] = _VALUE) -> GraphOp:
+    return GraphOp(name, forwards=passes, outputs=outputs, in_known_cells=True)
 
 
-def _computing(name: str, inputs: int, compute: Callable[..., Array], shows: str = "") -> Op:
-    return Op(name, inputs=inputs, outputs=_VALUE, compute=compute, known=True, shows=shows)
+def _computing(name: str, inputs: int, compute: Callable[..., Array], shows: str = "") -> GraphOp:
+    return GraphOp(name, input_count=inputs, outputs=_VALUE, compute=compute, in_known_cells=True, refusal=shows)
 
 
-def _activation(name: str, activation: str, **options: float) -> Op:
+def _activation(name: str, activation: str, **options: float) -> GraphOp:
     def compute(z: Array, **values: float) -> Array:
         return activated(z, (activation, *values.values()) if values else activation)
 
-    return Op(name, inputs=1, outputs=_VALUE, compute=compute, options=options, activation=activation, known=True)
+    return GraphOp(
+        name,
+        input_count=1,
+        outputs=_VALUE,
+        compute=compute,
+        options=options,
+        activation=activation,
+        in_known_cells=True,
+    )
 
 
 def _clipped(a: Array, low: Array, high: Array) -> Array:
@@ -89,10 +97,10 @@ _TABLE = (
         "Identity", "Snapshot", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape")),
     _passing("Switch", "step", ("output_false", "output_true")),
     *(_passing(name, "flow") for name in ("Enter", "Exit", "NextIteration", "ReadVariableOp")),
-    Op("IdentityN", known=True),
-    Op("Merge", outputs=("output", "value_index"), known=True),
-    Op("Cast", outputs=_VALUE, known=True),
-    Op("LoopCond", known=True),
+    GraphOp("IdentityN", in_known_cells=True),
+    GraphOp("Merge", outputs=("output", "value_index"), in_known_cells=True),
+    GraphOp("Cast", outputs=_VALUE, in_known_cells=True),
+    GraphOp("LoopCond", in_known_cells=True),
     # values are computed
     _computing("Add", 2, np.add),
     _computing("BiasAdd", 2, np.add),
@@ -109,49 +117,46 @@ _TABLE = (
         "Softsign": "softsign", "Exp": "exponential"}.items()),
     _activation("LeakyRelu", "leaky_relu", alpha=0.2),
     _computing("Relu6", 1, lambda a: np.clip(a, 0, 6), ACTIVATION),
-    Op("MatMul", inputs=2, outputs=_VALUE, known=True),
-    Op("ConcatV2", arrays=slice(-1), outputs=_VALUE, known=True),
+    GraphOp("MatMul", input_count=2, outputs=_VALUE, in_known_cells=True),
+    GraphOp("ConcatV2", array_inputs=slice(-1), outputs=_VALUE, in_known_cells=True),
     # a part of an array
-    Op("Split", inputs=2, arrays=slice(1, None), view="columns", known=True),
-    Op("SplitV", inputs=3, arrays=slice(1), view="columns", known=True),
-    Op("StridedSlice", inputs=4, arrays=slice(1), outputs=_VALUE, view="columns", known=True),
-    Op("Squeeze", inputs=1, outputs=_VALUE, view="axis"),
-    Op("Unpack", inputs=1, view="axis"),
+    GraphOp("Split", input_count=2, array_inputs=slice(1, None), view="columns", in_known_cells=True),
+    GraphOp("SplitV", input_count=3, array_inputs=slice(1), view="columns", in_known_cells=True),
+    GraphOp("StridedSlice", input_count=4, array_inputs=slice(1), outputs=_VALUE, view="columns", in_known_cells=True),
+    GraphOp("Squeeze", input_count=1, outputs=_VALUE, view="axis"),
+    GraphOp("Unpack", input_count=1, view="axis"),
     # variables and constants
-    *(Op(name, variable=True) for name in ("Variable", "VarHandleOp", "AutoReloadVariable")),
-    *(Op(name, outputs=_VALUE) for name in ("Const", "ImmutableConst")),
+    *(GraphOp(name, variable=True) for name in ("Variable", "VarHandleOp", "AutoReloadVariable")),
+    *(GraphOp(name, outputs=_VALUE) for name in ("Const", "ImmutableConst")),
     # functions
-    Op("PartitionedCall", calls=("f",)),
-    Op("RemoteCall", calls=("f",), first=1),
-    Op("While", calls=("cond", "body")),
-    Op("If", calls=("then_branch", "else_branch"), first=1),
+    GraphOp("PartitionedCall", function_attributes=("f",)),
+    GraphOp("RemoteCall", function_attributes=("f",), first_argument=1),
+    GraphOp("While", function_attributes=("cond", "body")),
+    GraphOp("If", function_attributes=("then_branch", "else_branch"), first_argument=1),
     # lists of arrays
-    Op("TensorArrayV3", outputs=("handle", "flow")),
-    Op("TensorArrayWrite", array="write", at={"array": 3, "index": 1, "value": 2}),
-    Op("TensorListSetItem", array="write", at={"array": 0, "index": 1, "value": 2}),
-    Op("TensorArrayRead", array="read", at={"array": 2, "index": 1}),
-    Op("TensorListGetItem", array="read", at={"array": 0, "index": 1}),
-    Op("TensorArrayGather", array="stack", at={"array": 2, "index": 1}),
-    Op("TensorListStack", array="stack", at={"array": 0}),
-    Op("TensorArrayScatter", array="fill", at={"value": 2, "index": 1}),
-    Op("TensorListFromTensor", array="fill", at={"value": 0}),
-    *(Op(name, shape_only=True) for name in ("Shape", "ShapeN", "ZerosLike", "OnesLike", "Size", "Rank")),
+    GraphOp("TensorArrayV3", outputs=("handle", "flow")),
+    GraphOp("TensorArrayWrite", tensor_list="write", slots={"array": 3, "index": 1, "value": 2}),
+    GraphOp("TensorListSetItem", tensor_list="write", slots={"array": 0, "index": 1, "value": 2}),
+    GraphOp("TensorArrayRead", tensor_list="read", slots={"array": 2, "index": 1}),
+    GraphOp("TensorListGetItem", tensor_list="read", slots={"array": 0, "index": 1}),
+    GraphOp("TensorArrayGather", tensor_list="stack", slots={"array": 2, "index": 1}),
+    GraphOp("TensorListStack", tensor_list="stack", slots={"array": 0}),
+    GraphOp("TensorArrayScatter", tensor_list="fill", slots={"value": 2, "index": 1}),
+    GraphOp("TensorListFromTensor", tensor_list="fill", slots={"value": 0}),
+    *(GraphOp(name, shape_only=True) for name in ("Shape", "ShapeN", "ZerosLike", "OnesLike", "Size", "Rank")),
     # what shows that a cell is another one
-    *(Op(name, shows=NORMALIZES) for name in ("Rsqrt", "SquaredDifference", "Mean", "FusedBatchNorm")),
-    *(Op(name, shows=RANDOM) for name in (
+    *(GraphOp(name, refusal=NORMALIZES) for name in ("Rsqrt", "SquaredDifference", "Mean", "FusedBatchNorm")),
+    *(GraphOp(name, refusal=RANDOM) for name in (
         "RandomUniform", "RandomStandardNormal", "StatelessRandomUniformV2", "StatelessRandomNormalV2")),
-    *(Op(name, shows=ACTIVATION) for name in (
+    *(GraphOp(name, refusal=ACTIVATION) for name in (
         "Softmax", "Erf", "Erfc", "Sin", "Abs")),
-    *(Op(name, outputs=tuple(each.name for each in op.outputs)) for name, op in BLOCK_OPS.items()),
+    *(GraphOp(name, outputs=tuple(output.name for output in op.outputs)) for name, op in BLOCK_OPS.items()),
 )  # fmt: skip
 OPS = {op.name: op for op in _TABLE}
 _LIKE = {  # other versions
     **{f"Ref{name}": name for name in ("Identity", "Switch", "Enter", "Exit", "NextIteration", "Merge")},
-    **{
-        f"TensorArray{what}V{k}": f"TensorArray{what}"
-        for what in ("Write", "Read", "Gather", "Scatter")
-        for k in (2, 3)
-    },
+    **{f"TensorArray{verb}V2": f"TensorArray{verb}" for verb in ("Write", "Read", "Gather", "Scatter")},
+    **{f"TensorArray{verb}V3": f"TensorArray{verb}" for verb in ("Write", "Read", "Gather", "Scatter")},
     **{f"Stateless{name}": name for name in ("While", "If")},
     **{f"{name}V2": name for name in ("Add", "Select", "Variable", "FusedBatchNorm")},
     "FusedBatchNormV3": "FusedBatchNorm",
@@ -160,7 +165,7 @@ _LIKE = {  # other versions
 }
 
 
-def op_of(node: Node) -> Op:
-    """The row of a node's op."""
+def graph_op(node: Node) -> GraphOp:
+    """Return the row of a node's op."""
     name = _LIKE.get(node.op, node.op)
-    return OPS.get(name) or Op(name)
+    return OPS.get(name) or GraphOp(name)

@@ -1,106 +1,109 @@
-"""What goes around loops: of TensorFlow 1, frames between Enter and Exit, and of TensorFlow 2, functions."""
+"""Loops and their variables: frames between Enter and Exit of TensorFlow 1, and functions of a While of TensorFlow 2.
+
+In comes a place inside or behind a loop; out go the loop variable there, with its initial and its next value.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from ...graphs import Node
-from .graph_reader import Caller, Place, Reader, Unknown
+from .graph_reader import Caller, GraphReader, Place, UnknownValue
 
 
-class Carried(NamedTuple):
-    """What goes around a loop, as it is seen inside."""
+class LoopVariable(NamedTuple):
+    """A variable that a loop carries from step to step, at its place inside the loop."""
 
     place: Place
-    first: Place
-    """Where its first value comes from, outside."""
+    initial: Place
+    """The place outside that its first value comes from."""
     next: Place
     """The value for the next step."""
     loop: str
 
 
-class Loops:
+class WhileLoops:
     """The loops of a graph."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: GraphReader) -> None:
         self._reader = reader
-        self._carried: dict[Place, Carried | None] = {}
+        self._variables: dict[Place, LoopVariable | None] = {}
 
     def callers(self, body: str) -> list[Caller]:
-        """What calls a function, without what nothing runs."""
-        running, callers = self._reader.running, self._reader.callers.get(body, [])
-        return [each for each in callers if each.body in running] if body in running else callers
+        """List the nodes that call a function, without nodes that nothing runs."""
+        running, callers = self._reader.running_bodies, self._reader.callers.get(body, [])
+        return [caller for caller in callers if caller.body in running] if body in running else callers
 
-    def carried(self, place: Place) -> Carried | None:
-        """What goes around a loop and is seen here, inside of it."""
-        here = self._reader.past(place)
-        if here not in self._carried:
+    def loop_variable(self, place: Place) -> LoopVariable | None:
+        """Return the loop variable at a place inside a loop; None if there is none."""
+        origin = self._reader.resolve_in_step(place)
+        if origin not in self._variables:
             try:
-                node = self._reader.node(here)
-                self._carried[here] = self._of_argument(here) if node is None else self._of_merge(here, node)
-            except Unknown:
-                self._carried[here] = None
-        return self._carried[here]
+                node = self._reader.node(origin)
+                self._variables[origin] = self._of_argument(origin) if node is None else self._of_merge(origin, node)
+            except UnknownValue:
+                self._variables[origin] = None
+        return self._variables[origin]
 
-    def _of_argument(self, place: Place) -> Carried | None:
+    def _of_argument(self, place: Place) -> LoopVariable | None:
         callers = self.callers(place.body)
-        if len(callers) != 1 or callers[0].carried != place.body:
+        if len(callers) != 1 or callers[0].loop_body != place.body:
             return None
-        first = self._reader.argument(callers[0], place)
+        first = self._reader.passed_argument(callers[0], place)
         if first is None:
             return None
-        k = self._reader.positions[place.body][place.name]
-        return Carried(place, first, self._reader.returned(place.body, k), f"function {place.body}")
+        k = self._reader.argument_numbers[place.body][place.name]
+        return LoopVariable(place, first, self._reader.function_result(place.body, k), f"function {place.body}")
 
-    def _of_merge(self, place: Place, node: Node) -> Carried | None:
+    def _of_merge(self, place: Place, node: Node) -> LoopVariable | None:
         if self._reader.op(place).name != "Merge":
             return None
-        inputs = {self._reader.op(each).name: each for each in self._reader.inputs(place.body, node)}
+        inputs = {self._reader.op(place).name: place for place in self._reader.inputs(place.body, node)}
         if inputs.keys() - {""} != {"Enter", "NextIteration"}:
             return None
-        before, after = (self._reader.given(inputs[op]) for op in ("Enter", "NextIteration"))
-        return Carried(place, before[0], after[0], self._frame(inputs["Enter"])) if before and after else None
+        first, last = (self._reader.inputs_at(inputs[op]) for op in ("Enter", "NextIteration"))
+        return LoopVariable(place, first[0], last[0], self._frame(inputs["Enter"])) if first and last else None
 
-    def stays(self, carried: Carried) -> bool:
-        """Whether a loop leaves something as it is."""
-        return self._reader.past(carried.next) == carried.place
+    def is_invariant(self, carried: LoopVariable) -> bool:
+        """Whether a loop leaves a variable as it is."""
+        return self._reader.resolve_in_step(carried.next) == carried.place
 
-    def behind(self, place: Place) -> Carried | None:
-        """What went around a loop, seen from behind it."""
-        here = self._reader.past(place)
-        node, op = self._reader.node(here), self._reader.op(here).name
+    def exit_variable(self, place: Place) -> LoopVariable | None:
+        """Return the loop variable whose last value a place behind a loop is; None if there is none."""
+        origin = self._reader.resolve_in_step(place)
+        node, op = self._reader.node(origin), self._reader.op(origin).name
         if node is not None and op == "Exit":
-            inputs = self._reader.given(here)
-            return self.carried(inputs[0]) if inputs else None
+            inputs = self._reader.inputs_at(origin)
+            return self.loop_variable(inputs[0]) if inputs else None
         if node is None or op != "While":
             return None
-        name = self._reader.calls(node)[-1]
+        name = self._reader.called_functions(node)[-1]
         arguments = self._reader.graph.functions[name].inputs
-        return self.carried(Place(name, arguments[here.output])) if here.output < len(arguments) else None
+        return self.loop_variable(Place(name, arguments[origin.output])) if origin.output < len(arguments) else None
 
-    def entered(self, place: Place) -> tuple[Place, str | None]:
-        """What is outside of a loop, of what does not change in it, and the loop; else the place itself."""
-        here = self._reader.past(place)
-        if self._reader.op(here).name == "Enter":
-            inputs = self._reader.given(here)
-            return (inputs[0], self._frame(here)) if inputs else (here, None)
-        carried = self.carried(here)
-        if carried is not None and self.stays(carried):
-            return carried.first, carried.loop
-        return here, None
+    def outside_value(self, place: Place) -> tuple[Place, str | None]:
+        """Return the outer place of a value that a loop leaves as it is, and the loop; else the place and None."""
+        origin = self._reader.resolve_in_step(place)
+        if self._reader.op(origin).name == "Enter":
+            inputs = self._reader.inputs_at(origin)
+            return (inputs[0], self._frame(origin)) if inputs else (origin, None)
+        carried = self.loop_variable(origin)
+        if carried is not None and self.is_invariant(carried):
+            return carried.initial, carried.loop
+        return origin, None
 
-    def counter(self, place: Place) -> str | None:
-        """The loop whose steps this numbers, from 0."""
-        carried = self.carried(place)
+    def counted_loop(self, place: Place) -> str | None:
+        """Return the loop whose steps a variable counts from 0; None if it counts none."""
+        carried = self.loop_variable(place)
         if carried is None:
             return None
-        here = self._reader.past(carried.next)
-        if self._reader.op(here).name != "Add" or self._reader.numbers(carried.first) != [0]:
+        increment = self._reader.resolve_in_step(carried.next)
+        if self._reader.op(increment).name != "Add" or self._reader.constant_integers(carried.initial) != [0]:
             return None
-        inputs = self._reader.given(here)
-        counts = [k for k, each in enumerate(inputs) if self._reader.past(each) == carried.place]
-        fits = len(inputs) == 2 and len(counts) == 1 and self._reader.numbers(inputs[1 - counts[0]]) == [1]
-        return carried.loop if fits else None
+        inputs = self._reader.inputs_at(increment)
+        others = [place for place in inputs if self._reader.resolve_in_step(place) != carried.place]
+        by_one = len(inputs) == 2 and len(others) == 1 and self._reader.constant_integers(others[0]) == [1]
+        return carried.loop if by_one else None
 
     def _frame(self, enter: Place) -> str:
         node = self._reader.node(enter)

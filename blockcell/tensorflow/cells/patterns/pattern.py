@@ -1,213 +1,201 @@
-"""What the patterns of cells share: operands, matches, and what to say of a cell that is none of them.
+"""What the patterns of an LSTM, a GRU and an RNN share: candidates, matches, operands and refusals.
 
-A match has every node on the way understood. `Variant` is raised where something is surely meant as a cell, and is
-another one.
+In come the sums of a step's gates; out go the operands, biases and activations that a pattern is checked by. A match
+understands every node on its way. A `Refusal` is raised for nodes that are surely a cell that no layer computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ....activations import Activation, unusual
 from ...graphs import Node
-from ..graph.graph_reader import Place, Unknown
-from ..weights.gate_sums import Gate, Sum, Sums
-from ..weights.weight_slices import Piece, added, joined, zeros
-from ..weights.weight_sources import Source
+from ..graph.graph_reader import Place, UnknownValue
+from ..weights.gate_sums import Gate, GateSum, GateSums
+from ..weights.weight_slices import WeightSlice, add_vectors, join_slices, zero_bias
+from ..weights.weight_sources import WeightSource
 
 
-class Variant(Exception):
-    """This is a cell, but none that a layer computes: the text says why."""
+class Refusal(Exception):
+    """The reason why nodes are a cell that no layer computes.
 
-    vague = False
-    """Whether other nodes may show it better."""
-    states: tuple[Place, ...] = ()
-    """If there are any, it is one only if one of them comes from its last node."""
+    A weak reason gives way to what other nodes show. With `states`, it is a cell only if its last node gives one.
+    """
+
+    def __init__(self, reason: str, *, is_weak: bool = False, states: tuple[Place, ...] = ()) -> None:
+        super().__init__(reason)
+        self.is_weak, self.states = is_weak, states
 
 
 class Step(NamedTuple):
-    """A match as a step among others with the same weights."""
+    """One of the steps of a cell, which all have the same weights."""
 
     end: Place
     states: tuple[Place, ...]
-    """Before the step: h, or cs and h."""
+    """The states before the step: h, or cs and h."""
     results: tuple[Place, ...]
-    """After it."""
+    """The states after the step."""
 
 
 @dataclass
-class Match:
-    """A cell's nodes as they were found."""
+class CellMatch:
+    """The nodes of a cell's step, all of which are understood."""
 
     cell: str
     kind: str
-    """A class, where the nodes show it, or ""."""
+    """The class of TensorFlow or Keras, if the nodes show it, else ""."""
     x: Place
     step: Step
-    sources: dict[str, Source]
-    kernels: dict[str, Source]
-    """The variables that are multiplied with, by their names."""
+    sources: dict[str, WeightSource]
+    kernels: dict[str, WeightSource]
+    """The variables and constants of its products, by their names."""
     sizes: tuple[int, ...]
     """I, and the size of each state."""
     attributes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def end(self) -> Place:
-        """Its last node."""
+        """The last node."""
         return self.step.end
 
 
 @dataclass
 class Operand:
-    """What is multiplied, with the part of a kernel for it."""
+    """The left side of a product, x or the state, and the slice of a kernel on the right side."""
 
     place: Place
-    kernel: Piece
+    kernel: WeightSlice
     rows: str = "all"
-    """``"first"`` and ``"last"`` are beside each other in one product, and share the kernel's rows."""
+    """``"first"`` and ``"last"`` are concatenated in one product, and share the rows of the kernel."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What it is in other steps, too."""
+        """What identifies the operand in all steps."""
         return self.kernel.key, self.rows
 
-    def piece(self, hidden: int, is_state: bool) -> Piece:
-        """The rows of a kernel for the state, of `hidden` units, or for x."""
-        count = self.kernel.shape[0]
+    def kernel_rows(self, hidden: int, is_state: bool) -> WeightSlice:
+        """Return the rows of the kernel for the state, of `hidden` units, or for x."""
+        row_count = self.kernel.shape[0]
         if self.rows == "all":
             return self.kernel
-        size = hidden if is_state else count - hidden
-        if not 0 < size < count:
-            raise Unknown(f"{self.kernel.source.name} of {count} rows, beside {hidden} units")
-        return self.kernel.rows(0, size) if self.rows == "first" else self.kernel.rows(count - size, count)
+        size = hidden if is_state else row_count - hidden
+        if not 0 < size < row_count:
+            raise UnknownValue(f"{self.kernel.source.name} of {row_count} rows, beside {hidden} units")
+        return self.kernel.rows(0, size) if self.rows == "first" else self.kernel.rows(row_count - size, row_count)
 
 
-class Candidate:
-    """The nodes of a cell, of whose operands it may not be known yet which is the state."""
+class CellCandidate:
+    """The nodes of a step, of whose two operands it may not be known yet which is the state and which is x."""
 
     sure = True
-    """Whether the nodes alone tell that it is a cell; else it is one only where it reads what it gave before."""
-    bare = False
-    """Whether there may be more behind its last node that belongs to it, an activation or a clip."""
-    inside: Place | None = None
-    """The last node of another candidate that this one has in it."""
+    """Whether the nodes alone tell that it is a cell; else it is one only if it reads its output of a step before."""
+    may_be_followed = False
+    """Whether an activation or a clip behind its last node may belong to it."""
+    inner_end: Place | None = None
+    """The last node of another candidate that is a part of this one."""
 
     def __init__(
-        self, end: Place, kernels: dict[str, Source], operands: Sequence[Operand], form: tuple[object, ...] = ()
+        self, end: Place, kernels: dict[str, WeightSource], operands: Sequence[Operand], form: tuple[object, ...] = ()
     ) -> None:
         self.end, self.kernels = end, kernels
         self.operands = operands
-        """Those that may be the state."""
+        """The operands that may be the state."""
         self.key = type(self), *kernels, *form
         """What all steps of a cell have in common."""
 
-    def by_itself(self) -> int | None:
-        """The number of the operand that is the state, if the shapes of the kernels or their names tell."""
+    def guess_state(self) -> int | None:
+        """Return the number of the operand that is the state, if the shapes of the kernels or their names tell."""
         raise NotImplementedError
 
     def step(self, state: int) -> Step:
-        """What it is among other steps, with the state being the operand of this number."""
+        """Return the step, whose state is the operand of this number."""
         raise NotImplementedError
 
-    def match(self, state: int) -> Match:
-        """With the state being the operand of this number."""
+    def match(self, state: int) -> CellMatch:
+        """Match the nodes, of which the state is the operand of this number; raise `Refusal` for another cell."""
         raise NotImplementedError
 
 
-class Told(Candidate):
-    """A cell whose nodes tell its operands apart."""
+class UnambiguousCell(CellCandidate):
+    """A match whose nodes tell its operands apart."""
 
-    def __init__(self, match: Match) -> None:
+    def __init__(self, match: CellMatch) -> None:
         super().__init__(match.end, match.kernels, ())
         self._match = match
 
-    def by_itself(self) -> int:
+    def guess_state(self) -> int:
         return 0
 
     def step(self, state: int) -> Step:
         return self._match.step
 
-    def match(self, state: int) -> Match:
+    def match(self, state: int) -> CellMatch:
         return self._match
 
 
-def operands_of(sums: Sums, gate: Sum) -> list[Operand]:
-    """What is multiplied with which rows."""
-    found = []
+def find_operands(sums: GateSums, gate: GateSum) -> list[Operand]:
+    """List the operands of a gate, with the rows of the kernels that they are multiplied with."""
+    operands = []
     for operand, kernel in gate.products:
-        if sums.op(operand) == "ConcatV2":
-            node, inputs = sums.made(operand)
+        if sums.op_name(operand) == "ConcatV2":
+            node, inputs = sums.expect_op(operand)
             if len(inputs) != 3:
                 count = len(inputs) - 1
-                raise Variant(f"the node {node.name!r} joins {count} arrays; a cell joins its input and its state")
-            if (axis := sums.reader.number(inputs[2])) not in (1, -1):
-                raise Variant(f"the node {node.name!r} joins rows, along the axis {axis}; a cell joins columns")
-            found += [Operand(inputs[0], kernel, "first"), Operand(inputs[1], kernel, "last")]
+                raise Refusal(f"the node {node.name!r} joins {count} arrays; a cell joins its input and its state")
+            if (axis := sums.reader.constant_integer(inputs[2])) not in (1, -1):
+                raise Refusal(f"the node {node.name!r} joins rows, along the axis {axis}; a cell joins columns")
+            operands += [Operand(inputs[0], kernel, "first"), Operand(inputs[1], kernel, "last")]
         else:
-            found.append(Operand(operand, kernel))
-    return found
+            operands.append(Operand(operand, kernel))
+    return operands
 
 
-def kernels_of(operands: Iterable[Sequence[Operand]]) -> dict[str, Source]:
-    return {each.kernel.source.name: each.kernel.source for group in operands for each in group}
+def kernel_sources(operands: Iterable[Sequence[Operand]]) -> dict[str, WeightSource]:
+    return {operand.kernel.source.name: operand.kernel.source for group in operands for operand in group}
 
 
-def biases(gates: Sequence[Sum], hidden: int, dtype: str) -> Source:
-    """Of some gates, beside each other; several of a gate are added."""
+def join_biases(gates: Sequence[GateSum], hidden: int, dtype: str) -> WeightSource:
+    """Join the biases of gates; several biases of one gate are added."""
     counts = {len(gate.biases) for gate in gates}
     if len(counts) != 1:
-        raise Variant("only some of its gates have a bias")
+        raise Refusal("only some of its gates have a bias")
     if not counts.pop():
-        return zeros(len(gates) * hidden, dtype)
+        return zero_bias(len(gates) * hidden, dtype)
     rows = zip(*(sorted(gate.biases, key=lambda piece: str(piece.key)) for gate in gates), strict=True)
     if any(piece.shape != (hidden,) for gate in gates for piece in gate.biases):
-        raise Variant("its biases are of another size than its gates")
-    return added([joined([row]) for row in rows])
+        raise Refusal("its biases are of another size than its gates")
+    return add_vectors([join_slices([row]) for row in rows])
 
 
-def gates_of(found: Mapping[str, Gate], end: Place) -> dict[str, Sum]:
-    """The sums of a cell's gates, which must have one activation."""
-    activations = {name: shown(gate.activation) for name, gate in found.items()}
+def gate_sums(gates: Mapping[str, Gate], end: Place) -> dict[str, GateSum]:
+    """Return the sums of a cell's gates, which must all have one activation."""
+    activations = {name: activation_name(gate.activation) for name, gate in gates.items()}
     if len({*activations.values()}) > 1:
         several = ", ".join(f"{name} a {activation}" for name, activation in activations.items())
-        said = f"the gates of the node {end.name!r} have different activations, {several}"
-        raise Variant(f"{said}; layers have one for all of them")
-    return {name: gate.sum for name, gate in found.items()}
+        message = f"the gates of the node {end.name!r} have different activations, {several}"
+        raise Refusal(f"{message}; layers have one for all of them")
+    return {name: gate.sum for name, gate in gates.items()}
 
 
-def with_activations(activation: Activation, recurrent: Activation) -> dict[str, Any]:
-    """Those of a layer that are not its defaults."""
+def activation_attributes(activation: Activation, recurrent: Activation) -> dict[str, Any]:
+    """Return the arguments of a layer for activations that are not its defaults."""
     return dict(unusual({"activation": activation, "recurrent_activation": recurrent}))
 
 
-def shown(activation: Activation) -> str:
-    return (
-        activation if isinstance(activation, str) else f"{activation[0]}({', '.join(f'{a:g}' for a in activation[1:])})"
-    )
+def activation_name(activation: Activation) -> str:
+    if isinstance(activation, str):
+        return activation
+    return f"{activation[0]}({', '.join(f'{a:g}' for a in activation[1:])})"
 
 
-def both(pair: tuple[Place, Place]) -> Iterator[tuple[Place, Place]]:
-    """A pair in either order."""
-    yield pair
-    yield pair[1], pair[0]
-
-
-# ------------------------------------------------------------------------------------------------------------- refusals
-def vague(text: str) -> Variant:
-    """A variant that other nodes may show better."""
-    variant = Variant(text)
-    variant.vague = True
-    return variant
-
-
-def said(node: Node) -> str:
+def describe_node(node: Node) -> str:
     return f"the node {node.name!r}, which is a {node.op},"
 
 
-def stranger(sums: Sums, place: Place, where: str) -> Variant:
-    """Something is added that the cells do not have there."""
-    node = sums.reader.node(sums.reader.past(place))
-    what = f"the argument {place.name!r}" if node is None else said(node)
-    return vague(f"{what} is added to {where}; the block cells have no such thing")
+def unexpected_term(sums: GateSums, place: Place, where: str) -> Refusal:
+    """Make the refusal of a term that is added where the cells have none."""
+    node = sums.reader.node(sums.reader.resolve_in_step(place))
+    term = f"the argument {place.name!r}" if node is None else describe_node(node)
+    return Refusal(f"{term} is added to {where}; the block cells have no such thing", is_weak=True)

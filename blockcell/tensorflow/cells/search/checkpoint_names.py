@@ -1,9 +1,13 @@
-"""Cells in a checkpoint without graph: by the names of its variables, and by their shapes."""
+"""The search for cells in a checkpoint without graph: by the names of its variables, and by their shapes.
+
+In come the variables; out go cells, with formulas of steps that their layers are checked against.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +18,8 @@ from ....optable import COUPLED_GATES, OPS, Array
 from ...variables import Variables, alike
 from ..cell.found_cell import Found
 from ..cell.layer_check import State, Weights
-from ..weights.weight_sources import AVERAGE, Source
-from .refusals import other_cell
+from ..weights.weight_sources import AVERAGE, WeightSource
+from .refusals import refused_cell_name
 
 _SLOT = re.compile(
     rf"(/(Adam|Adam_1|AdamW|Momentum|Adagrad|Adadelta|Adadelta_1|RMSProp|RMSProp_1|Ftrl|Ftrl_1)|{AVERAGE})\Z"
@@ -26,70 +30,70 @@ _NO_CLIP = {"BasicLSTMCell"}  # it has no such argument
 _RECURRENT = "/recurrent_kernel"
 
 
-def found_named(variables: Variables) -> list[Found]:
-    """What has a cell's names. forget_bias and cell_clip are None where the class leaves them open."""
+def search_names(variables: Variables) -> list[Found]:
+    """Find scopes with the names of a cell; forget_bias and cell_clip are None if the class does not fix them."""
     names = [name for name in variables.stored if name not in variables.slots and not _SLOT.search(name)]
     scopes = [name.removesuffix(_RECURRENT) for name in names if name.endswith(_RECURRENT)]
-    found = [each for each in (_keras(variables, scope) for scope in scopes) if each is not None]
-    theirs = {f"{scope}/{name}" for scope in scopes for name in ("kernel", "bias")}
-    names = [name for name in names if name not in theirs]
+    cells = [cell for cell in (_keras_cell(variables, scope) for scope in scopes) if cell is not None]
+    keras_names = {f"{scope}/{name}" for scope in scopes for name in ("kernel", "bias")}
+    names = [name for name in names if name not in keras_names]
     for (scope, kind), roles in by_scope(names).items():
         last = re.sub(r"_\d+\Z", "", scope.rpartition("/")[2])
         last = _OLDER.get(last, last)
         if not REQUIRED[kind] <= roles.keys() or (kind == "LSTM" and not _CELL.search(last)):
             continue
-        refused = _refused(scope, kind, names)
-        sources = {role: _source(variables, name) for role, name in roles.items()}
+        refused = _refusal(scope, kind, names)
+        sources = {role: _read_source(variables, name) for role, name in roles.items()}
         if kind == "LSTM":
-            found.append(_lstm(scope, last, sources, refused))
+            cells.append(_lstm_cell(scope, last, sources, refused))
         elif kind == "CudnnCompatibleGRU":
-            found.append(_cudnn_gru(scope, sources, refused))
+            cells.append(_cudnn_gru(scope, sources, refused))
         elif kind == "RNN":
             rnn: dict[str, Any] = {"sources": sources, "attributes": {"activation": None}, "step": _rnn_step}
-            found.append(Found(scope, "BasicRNNCell", cell="RNN", **rnn, refused=refused))
+            cells.append(Found(scope, "BasicRNNCell", cell="RNN", **rnn, refused=refused))
         else:
-            more: dict[str, Any] = {"sources": _by_shape(sources), "step": _gru_step, "refused": refused}
-            found.append(Found(scope, "GRUCell", cell="GRU", **more))
-    return found
+            arguments: dict[str, Any] = {"sources": _swap_by_shape(sources), "step": _gru_step, "refused": refused}
+            cells.append(Found(scope, "GRUCell", cell="GRU", **arguments))
+    return cells
 
 
-def _source(variables: Variables, name: str) -> Source:
+def _read_source(variables: Variables, name: str) -> WeightSource:
     stored = variables.stored[name]
 
-    def read(more: str) -> Array:
-        return alike(variables[name + more], name + more, stored.dtype, stored.shape)
+    def read(suffix: str) -> Array:
+        return alike(variables[name + suffix], name + suffix, stored.dtype, stored.shape)
 
-    return Source(name, tuple(stored.shape), stored.dtype, read, (name,))
+    return WeightSource(name, tuple(stored.shape), stored.dtype, read, (name,))
 
 
-def _by_shape(sources: dict[str, Source]) -> dict[str, Source]:
-    """One build of TensorFlow stored w_ru and w_c under each other's names."""
-    for one, other in (("w_ru", "w_c"), ("b_ru", "b_c")):
-        sizes = [sources[role].shape[-1:] if role in sources else () for role in (one, other)]
+def _swap_by_shape(sources: dict[str, WeightSource]) -> dict[str, WeightSource]:
+    """Swap w_ru and w_c if their shapes are swapped, as one build of TensorFlow stored them."""
+    for left, right in (("w_ru", "w_c"), ("b_ru", "b_c")):
+        sizes = [sources[role].shape[-1:] if role in sources else () for role in (left, right)]
         if all(sizes) and sizes[1][0] == 2 * sizes[0][0]:
-            sources[one], sources[other] = sources[other], sources[one]
+            sources[left], sources[right] = sources[right], sources[left]
     return sources
 
 
-def _refused(scope: str, kind: str, names: list[str]) -> str | None:
-    inside = [name for name in names if name.startswith(f"{scope}/")]
-    if other := other_cell(scope):
-        return other
-    if projection := [name for name in inside if re.search("/projection/bias(es)?\\Z", name)]:
+def _refusal(scope: str, kind: str, names: list[str]) -> str | None:
+    cell_names = [name for name in names if name.startswith(f"{scope}/")]
+    if refusal := refused_cell_name(scope):
+        return refusal
+    if projection := [name for name in cell_names if re.search("/projection/bias(es)?\\Z", name)]:
         return f"it has a projection with a bias, {projection[0]}, which layers do not have"
-    if normal := [name for name in inside if re.search("/(gamma|beta)\\Z", name)]:
-        return f"it has layer normalization, {normal[0]}, which the block cells do not have"
+    if normalization := [name for name in cell_names if re.search("/(gamma|beta)\\Z", name)]:
+        return f"it has layer normalization, {normalization[0]}, which the block cells do not have"
     return None
 
 
-def _lstm(scope: str, last: str, sources: dict[str, Source], refused: str | None) -> Found:
+def _lstm_cell(scope: str, last: str, sources: dict[str, WeightSource], refused: str | None) -> Found:
     kind = SCOPES.get(last, "LSTMCell")
     coupled = kind == "CoupledInputForgetGateLSTMCell"
-    every = ("wci", "wcf", "wco")[coupled:]
+    all_peepholes = ("wci", "wcf", "wco")[coupled:]
     peepholes = [role for role in ("wci", "wcf", "wco") if role in sources]
     sources.pop("b_p", None)
-    if refused is None and (*peepholes,) not in ((), every):
-        refused = f"it has only {', '.join(peepholes)} of the peephole weights {', '.join(every)}"
+    if refused is None and (*peepholes,) not in ((), all_peepholes):
+        refused = f"it has only {', '.join(peepholes)} of the peephole weights {', '.join(all_peepholes)}"
     if refused is None and last not in SCOPES:
         refused = "the order of its gates is unknown: the name is of none of TensorFlow's cells; open its graph (.meta)"
     cudnn = kind == "CudnnCompatibleLSTMCell"
@@ -104,32 +108,32 @@ def _lstm(scope: str, last: str, sources: dict[str, Source], refused: str | None
 
 
 def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    given = {name: value for name, value in attributes.items() if name in ("forget_bias", "cell_clip", "proj_clip")}
+    arguments: dict[str, Any] = dict(weights)
+    arguments |= {name: attributes[name] for name in ("forget_bias", "cell_clip", "proj_clip") if name in attributes}
     gates = COUPLED_GATES if attributes.get("coupled") else OPS["BlockLSTM"].gates
-    known: dict[str, Any] = {**weights, **given}
-    result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], gates=gates, **known)
+    result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], gates=gates, **arguments)
     return result.cs[0], result.h[0]
 
 
 def _rnn_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    given = {"activation": attributes["activation"]}
-    return (FORMULAS["block_rnn"](seq_len_max=1, x=x[None], h_prev=state[0], **weights, **given).h[0],)
+    arguments = {"activation": attributes["activation"]}
+    return (FORMULAS["block_rnn"](seq_len_max=1, x=x[None], h_prev=state[0], **weights, **arguments).h[0],)
 
 
 def _gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
     return (FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **weights).h,)
 
 
-def _cudnn_gru(scope: str, sources: dict[str, Source], refused: str | None) -> Found:
-    """A GRU that resets after the product, with a kernel for x and one for the state in the candidate."""
+def _cudnn_gru(scope: str, sources: dict[str, WeightSource], refused: str | None) -> Found:
+    """Make a GRU that resets after the product, with two kernels for the candidate, one for x and one for h."""
     x, h = sources.pop("w_cx"), sources.pop("w_ch")
     if refused is None and (len(x.shape) != 2 or len(h.shape) != 2 or x.shape[1] != h.shape[1]):
         refused = f"the kernels of its candidate have the shapes {x.shape} and {h.shape}; expected (I, H) and (H, H)"
     shape = (x.shape[0] + h.shape[0], h.shape[1]) if refused is None else ()
-    made = {"w_ru": sources["w_ru"], "w_c": _from([x, h], shape, lambda *kernels: np.concatenate(kernels))}
-    made |= {"b_ru": sources["b_ru"], "b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
-    more: dict[str, Any] = {"attributes": {"reset_after": True}, "step": _reset_after_step, "refused": refused}
-    return Found(scope, "CudnnCompatibleGRUCell", cell="GRU", sources=made, **more)
+    weights = {"w_ru": sources["w_ru"], "w_c": _combine([x, h], shape, lambda *kernels: np.concatenate(kernels))}
+    weights |= {"b_ru": sources["b_ru"], "b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
+    arguments: dict[str, Any] = {"attributes": {"reset_after": True}, "step": _reset_after_step, "refused": refused}
+    return Found(scope, "CudnnCompatibleGRUCell", cell="GRU", sources=weights, **arguments)
 
 
 def _reset_after_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
@@ -137,10 +141,10 @@ def _reset_after_step(weights: Weights, x: Array, state: State, attributes: Mapp
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras
-def _keras(variables: Variables, scope: str) -> Found | None:
-    """An LSTM, GRU or RNN with a kernel, a recurrent kernel and perhaps a bias; None if it is something else."""
+def _keras_cell(variables: Variables, scope: str) -> Found | None:
+    """Make an LSTM, GRU or RNN of a kernel, a recurrent kernel and perhaps a bias; None without one of the kernels."""
     names = {"kernel": f"{scope}/kernel", "recurrent": f"{scope}{_RECURRENT}", "bias": f"{scope}/bias"}
-    parts = {part: _source(variables, name) for part, name in names.items() if name in variables.stored}
+    parts = {part: _read_source(variables, name) for part, name in names.items() if name in variables.stored}
     kernel, recurrent, bias = (parts.get(part) for part in names)
     if kernel is None or recurrent is None:
         return None
@@ -148,7 +152,7 @@ def _keras(variables: Variables, scope: str) -> Found | None:
     gates = recurrent.shape[1] // hidden if hidden and not recurrent.shape[1] % hidden else 0
     cell = {1: "RNN", 3: "GRU"}.get(gates, "LSTM")
     kind = "Keras SimpleRNN" if cell == "RNN" else f"Keras {cell}"
-    refused = _keras_refused(kernel, recurrent, bias, gates, hidden)
+    refused = _keras_refusal(kernel, recurrent, bias, gates, hidden)
     if refused is not None:
         role = "w_c" if cell == "GRU" else "w"
         return Found(scope, kind, cell=cell, sources={role: kernel}, refused=refused)
@@ -165,23 +169,25 @@ def _keras(variables: Variables, scope: str) -> Found | None:
     sources = {}
     kinds = {tensor.name: tensor.kind for tensor in op.weights}
     for role, order in columns.items():
+        rows, size, gate_columns = kernel.shape[0] + hidden, len(order) * hidden, partial(_gate_columns, order, hidden)
         if kinds[role] == "matrix":
-            shape = kernel.shape[0] + hidden, len(order) * hidden
-            sources[role] = _from(
-                [kernel, recurrent], shape, lambda k, r, order=order: _gates(np.r_[k, r], order, hidden)
+            sources[role] = _combine(
+                [kernel, recurrent], (rows, size), lambda k, r, take=gate_columns: take(np.r_[k, r])
             )
         elif bias is None:
-            sources[role] = _from([kernel], (len(order) * hidden,), lambda k: np.zeros(k.shape[-1], k.dtype))
+            sources[role] = _combine([kernel], (size,), lambda k: np.zeros(k.shape[-1], k.dtype))
         else:
-            sources[role] = _from([bias], (len(order) * hidden,), lambda b, order=order: _bias(b, order, hidden))
+            sources[role] = _combine([bias], (size,), partial(_merge_bias, order, hidden))
     if bias is not None and len(bias.shape) == 2:
         attributes = {"reset_after": True}
-        sources["b_hc"] = _from([bias], (hidden,), lambda b: _gates(b[1], (2,), hidden))
-    step = {"LSTM": _keras_lstm, "GRU": _keras_gru, "RNN": _keras_rnn}[cell]
+        sources["b_hc"] = _combine([bias], (hidden,), lambda b: _gate_columns((2,), hidden, b[1]))
+    step = {"LSTM": _keras_lstm_step, "GRU": _keras_gru_step, "RNN": _keras_rnn_step}[cell]
     return Found(scope, kind, cell=cell, sources=sources, attributes=attributes, step=step, parts=parts)
 
 
-def _keras_refused(kernel: Source, recurrent: Source, bias: Source | None, gates: int, hidden: int) -> str | None:
+def _keras_refusal(
+    kernel: WeightSource, recurrent: WeightSource, bias: WeightSource | None, gates: int, hidden: int
+) -> str | None:
     shapes = f"{kernel.shape} and {recurrent.shape}"
     if gates not in (1, 3, 4) or len(kernel.shape) != 2 or kernel.shape[1] != gates * hidden or not kernel.shape[0]:
         return f"its kernels have the shapes {shapes}; an LSTM's are (I, 4H) and (H, 4H), a GRU's 3H, an RNN's H"
@@ -193,51 +199,53 @@ def _keras_refused(kernel: Source, recurrent: Source, bias: Source | None, gates
     return None
 
 
-def _from(parts: list[Source], shape: tuple[int, ...], made: Callable[..., Array]) -> Source:
-    name, leaves = " + ".join(part.name for part in parts), tuple(part.name for part in parts)
-    return Source(name, shape, parts[0].dtype, lambda more: made(*(part.read(more) for part in parts)), leaves)
+def _combine(sources: list[WeightSource], shape: tuple[int, ...], combine: Callable[..., Array]) -> WeightSource:
+    def read(suffix: str) -> Array:
+        return combine(*(source.read(suffix) for source in sources))
+
+    names = tuple(source.name for source in sources)
+    return WeightSource(" + ".join(names), shape, sources[0].dtype, read, names)
 
 
-def _gates(array: Array, order: Sequence[int], hidden: int) -> Array:
-    """The columns of some gates."""
+def _gate_columns(order: Sequence[int], hidden: int, array: Array) -> Array:
+    """Take the columns of gates, in an order of gates."""
     return np.concatenate([array[..., k * hidden : (k + 1) * hidden] for k in order], -1)
 
 
-def _bias(bias: Array, order: Sequence[int], hidden: int) -> Array:
-    """That of the input, with that of the state where both are added."""
-    both = bias if bias.ndim == 1 else bias[0] if order == (2,) else bias[0] + bias[1]
-    return _gates(both, order, hidden)
+def _merge_bias(order: Sequence[int], hidden: int, bias: Array) -> Array:
+    """Take the bias of gates from the bias of x, with the bias of h if a layer adds both."""
+    return _gate_columns(order, hidden, bias if bias.ndim == 1 else bias[0] if order == (2,) else bias[0] + bias[1])
 
 
-def _cut(weights: Weights, x: Array, h: Array, gates: int) -> list[Array]:
-    """The kernels and the bias in float64, for as many inputs and cells as x and h have, gates in an axis before."""
-    found = []
-    for part, rows in (("kernel", x.shape[-1]), ("recurrent", h.shape[-1])):
-        array = weights[part].astype(np.float64)
-        found.append(np.moveaxis(array.reshape(len(array), gates, -1)[:rows, :, : h.shape[-1]], 1, 0))
+def _slice_weights(weights: Weights, x: Array, h: Array, gates: int) -> list[Array]:
+    """Return kernels and bias in float64, sliced for the inputs and units of x and h, with gates on the first axis."""
+    kernels = []
+    for name, rows in (("kernel", x.shape[-1]), ("recurrent", h.shape[-1])):
+        array = weights[name].astype(np.float64)
+        kernels.append(np.moveaxis(array.reshape(len(array), gates, -1)[:rows, :, : h.shape[-1]], 1, 0))
     bias = weights["bias"].astype(np.float64) if "bias" in weights else np.zeros(gates * weights["recurrent"].shape[0])
-    return [*found, bias.reshape(-1, gates, 1, weights["recurrent"].shape[0])[..., : h.shape[-1]]]
+    return [*kernels, bias.reshape(-1, gates, 1, weights["recurrent"].shape[0])[..., : h.shape[-1]]]
 
 
-def _keras_lstm(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+def _keras_lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
     cs, h = state
-    kernel, recurrent, bias = _cut(weights, x, h, 4)
+    kernel, recurrent, bias = _slice_weights(weights, x, h, 4)
     i, f, c, o = x @ kernel + h @ recurrent + bias[0]
     cs = sigmoid(f) * cs + sigmoid(i) * np.tanh(c)
     return cs, sigmoid(o) * np.tanh(cs)
 
 
-def _keras_rnn(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+def _keras_rnn_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
     (h,) = state
-    kernel, recurrent, bias = _cut(weights, x, h, 1)
+    kernel, recurrent, bias = _slice_weights(weights, x, h, 1)
     return (activated((x @ kernel + h @ recurrent + bias[0])[0], attributes["activation"]),)
 
 
-def _keras_gru(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+def _keras_gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
     (h,) = state
-    kernel, recurrent, bias = _cut(weights, x, h, 3)
-    given = x @ kernel + bias[0]
+    kernel, recurrent, bias = _slice_weights(weights, x, h, 3)
+    from_x = x @ kernel + bias[0]
     inner = h @ recurrent + (bias[1] if len(bias) == 2 else 0)
-    z, r = sigmoid(given[0] + inner[0]), sigmoid(given[1] + inner[1])
+    z, r = sigmoid(from_x[0] + inner[0]), sigmoid(from_x[1] + inner[1])
     new = r * inner[2] if len(bias) == 2 else (r * h) @ recurrent[2]
-    return (z * h + (1 - z) * np.tanh(given[2] + new),)
+    return (z * h + (1 - z) * np.tanh(from_x[2] + new),)

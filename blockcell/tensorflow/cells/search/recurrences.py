@@ -1,4 +1,7 @@
-"""Recurrences of a graph: nodes that are computed from what they gave before, with weights."""
+"""Recurrences of a graph: cycles of nodes with weights, in loops and in unrolled steps with the same weights.
+
+In come the products with weights; out go the nodes of each cycle, found by Tarjan's algorithm.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...graphs import Node
-from ..graph.graph_reader import Place, Reader, Unknown
-from ..graph.op_table import CLIP, op_of
-from ..weights.gate_sums import Other, Sums
-from ..weights.weight_sources import Source
+from ..graph.graph_reader import GraphReader, Place, UnknownValue
+from ..graph.op_table import CLIP, graph_op
+from ..weights.gate_sums import GateSums, NoMatch
+from ..weights.weight_sources import WeightSource
 from .block_ops import BLOCKS
 
 _GATES = {"Sigmoid", "Tanh", "Softsign", "Relu6", "Erf", "Erfc"}  # what goes from one number to another
 
 
-class Product(NamedTuple):
-    """A product with a weight."""
+class WeightProduct(NamedTuple):
+    """A MatMul with a weight on its right side."""
 
     body: str
     node: Node
     operand: Place
-    kernel: Source
+    kernel: WeightSource
 
     @property
     def place(self) -> Place:
@@ -29,72 +32,73 @@ class Product(NamedTuple):
 
 
 class Recurrence(NamedTuple):
-    """Nodes that are computed from what they gave before, with weights."""
+    """Nodes with weights that are computed from what they gave before."""
 
     places: frozenset[Place]
     nodes: tuple[Node, ...]
     """In the graph's order."""
-    kernels: tuple[Source, ...]
-    product: Product
+    kernels: tuple[WeightSource, ...]
+    product: WeightProduct
     gated: bool
     """Whether they may be a cell with gates."""
 
 
-def products_of(sums: Sums) -> list[Product]:
-    """All products with a weight."""
-    found = []
+def find_weight_products(sums: GateSums) -> list[WeightProduct]:
+    """List all products with weights."""
+    products = []
     for body, node in sums.reader.all_nodes():
         if node.op == "MatMul":
             try:
-                operand, kernel = sums.pair(Place(body, node.name), "MatMul")
+                operand, kernel = sums.input_pair(Place(body, node.name), "MatMul")
                 if not node.attrs.get("transpose_b"):  # as in gradients
-                    found.append(Product(body, node, sums.reader.straight(operand), sums.piece(kernel).source))
-            except (Other, Unknown):
+                    source = sums.weight_slice(kernel).source
+                    products.append(WeightProduct(body, node, sums.reader.resolve(operand), source))
+            except (NoMatch, UnknownValue):
                 continue
-    return found
+    return products
 
 
-def recurrences(reader: Reader, products: Sequence[Product]) -> list[Recurrence]:
-    """Where products with weights depend on what they gave before: in loops, and in steps with the same weights."""
-    found = []
-    bodies: dict[str, dict[str, Product]] = {}
+def find_recurrences(reader: GraphReader, products: Sequence[WeightProduct]) -> list[Recurrence]:
+    """Find where products with weights depend on what they gave before, in loops and unrolled steps."""
+    recurrences_found = []
+    bodies: dict[str, dict[str, WeightProduct]] = {}
     for product in products:
         bodies.setdefault(product.body, {})[product.node.name] = product
-    for body, inside in bodies.items():
+    for body, products_by_node in bodies.items():
         order = {name: k for k, name in enumerate(reader.bodies[body])}
-        for names in _Dependencies(reader, body, inside).cycles():
+        for names in _Dependencies(reader, body, products_by_node).cycles():
             nodes = tuple(reader.bodies[body][name] for name in sorted(names & order.keys(), key=order.__getitem__))
-            recurrence = _recurrence(body, nodes, inside)
+            recurrence = _recurrence(body, nodes, products_by_node)
             if recurrence is not None:
-                found.append(recurrence)
-    return found
+                recurrences_found.append(recurrence)
+    return recurrences_found
 
 
-def _recurrence(body: str, nodes: tuple[Node, ...], products: Mapping[str, Product]) -> Recurrence | None:
+def _recurrence(body: str, nodes: tuple[Node, ...], products: Mapping[str, WeightProduct]) -> Recurrence | None:
     """If it is not one of gradients."""
-    names = {op_of(node).name for node in nodes}
-    inside = [products[node.name] for node in nodes if node.name in products]
-    if not inside or any(name.endswith("Grad") or name in BLOCKS for name in names):
+    names = {graph_op(node).name for node in nodes}
+    products_in_cycle = [products[node.name] for node in nodes if node.name in products]
+    if not products_in_cycle or any(name.endswith("Grad") or name in BLOCKS for name in names):
         return None
-    gated = "Mul" in names and any(op_of(node).name in _GATES or op_of(node).shows == CLIP for node in nodes)
-    kernels = tuple({product.kernel.name: product.kernel for product in inside}.values())
-    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, inside[0], gated)
+    gated = "Mul" in names and any(graph_op(node).name in _GATES or graph_op(node).refusal == CLIP for node in nodes)
+    kernels = tuple({product.kernel.name: product.kernel for product in products_in_cycle}.values())
+    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, products_in_cycle[0], gated)
 
 
 class _Dependencies:
     """What each node of a body is computed from; products with one weight count as one node."""
 
-    def __init__(self, reader: Reader, body: str, products: Mapping[str, Product]) -> None:
+    def __init__(self, reader: GraphReader, body: str, products: Mapping[str, WeightProduct]) -> None:
         self._reader, self._body, self._nodes, self._roots = reader, body, reader.bodies[body], [*products]
-        alike: dict[str, list[str]] = {}
+        nodes_by_kernel: dict[str, list[str]] = {}
         for name, product in products.items():
-            alike.setdefault(product.kernel.name, []).append(name)
+            nodes_by_kernel.setdefault(product.kernel.name, []).append(name)
         self._alike: dict[str, list[str]] = {}
-        for names in alike.values():
-            self._alike |= {name: [other] for name, other in zip(names, [*names[1:], names[0]], strict=True)}
+        for names in nodes_by_kernel.values():
+            self._alike |= {name: [next_name] for name, next_name in zip(names, [*names[1:], names[0]], strict=True)}
         self._next: dict[str, str] = {}
         """Of an argument of a loop's body, what the loop passes for it the next time."""
-        if any(caller.carried == body for caller in reader.callers.get(body, ())):
+        if any(caller.loop_body == body for caller in reader.callers.get(body, ())):
             function = reader.graph.functions[body]
             for argument, output in zip(function.inputs, function.outputs, strict=False):
                 self._next[argument] = function.returned.get(output, "").partition(":")[0]
@@ -104,10 +108,10 @@ class _Dependencies:
         if node is None:
             return [self._next[name]] if name in self._next else []
         try:
-            found = [place.name for place in self._reader.inputs(self._body, node)]
-        except Unknown:
-            found = []
-        return found + self._alike.get(name, [])
+            inputs = [place.name for place in self._reader.inputs(self._body, node)]
+        except UnknownValue:
+            inputs = []
+        return inputs + self._alike.get(name, [])
 
     def cycles(self) -> Iterator[set[str]]:
         """The strongly connected components of what products depend on, by Tarjan's algorithm without recursion."""
@@ -120,13 +124,13 @@ class _Dependencies:
                 continue
             open_ = [(root, iter(self._enter(root, index, low, stack, on_stack)))]
             while open_:
-                name, before = open_[-1]
-                other = next(before, None)
-                if other is not None:
-                    if other not in index:
-                        open_.append((other, iter(self._enter(other, index, low, stack, on_stack))))
-                    elif other in on_stack:
-                        low[name] = min(low[name], index[other])
+                name, predecessors = open_[-1]
+                predecessor = next(predecessors, None)
+                if predecessor is not None:
+                    if predecessor not in index:
+                        open_.append((predecessor, iter(self._enter(predecessor, index, low, stack, on_stack))))
+                    elif predecessor in on_stack:
+                        low[name] = min(low[name], index[predecessor])
                     continue
                 open_.pop()
                 if open_:

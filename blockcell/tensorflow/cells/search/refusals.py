@@ -1,4 +1,7 @@
-"""What is meant as a cell and is none that a layer computes: where it is, and why."""
+"""Why something that resembles a cell is refused: its states, nodes or names show a cell that no layer computes.
+
+In come steps, recurrences and products of a graph; out go reasons in words.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ...graphs import Node
-from ..graph.activations import described
-from ..graph.graph_reader import Place, Reader, Unknown
-from ..graph.op_table import SHOWN, op_of
+from ..graph.activations import describe_unsupported
+from ..graph.graph_reader import GraphReader, Place, UnknownValue
+from ..graph.op_table import SHOWN, graph_op
 from ..patterns.pattern import Step
-from ..weights.weight_sources import Source
-from .recurrences import Product, Recurrence
+from ..weights.weight_sources import WeightSource
+from .recurrences import Recurrence, WeightProduct
 
 _CELL = re.compile(r"\A(lstm|gru)|(lstm|gru|rnn|sru|nas|cfn)\w*_cell(_\d+)?\Z", re.IGNORECASE)
 _OTHER = re.compile(
@@ -23,168 +26,168 @@ _MOST_BEFORE = 200  # nodes
 _MOST_AROUND = 4  # scopes around a weight
 
 
-def kernels_before(reader: Reader, end: Place, products: Mapping[Place, Product]) -> dict[str, Source]:
-    """The weights of the products that something is computed from, within a step."""
-    found: dict[str, Source] = {}
+def kernels_before(reader: GraphReader, end: Place, products: Mapping[Place, WeightProduct]) -> dict[str, WeightSource]:
+    """Return the kernels of the products that a value is computed from within a step, by their names."""
+    kernels: dict[str, WeightSource] = {}
 
-    def before(here: Place) -> Sequence[Place]:
-        if here in products:
-            found[products[here].kernel.name] = products[here].kernel
+    def predecessors(place: Place) -> Sequence[Place]:
+        if place in products:
+            kernels[products[place].kernel.name] = products[place].kernel
             return ()
-        with suppress(Unknown):  # it is not in the file
-            return () if reader.op(here).name in ("Merge", "Enter") else reader.given(here)
+        with suppress(UnknownValue):  # it is not in the file
+            return () if reader.op(place).name in ("Merge", "Enter") else reader.inputs_at(place)
         return ()
 
-    reader.walk([end], before, most=_MOST_BEFORE, near_first=True)
-    return found
+    reader.walk([end], predecessors, most=_MOST_BEFORE, near_first=True)
+    return kernels
 
 
 # ------------------------------------------------------------------------------------------- states of cells that match
-def misused(
-    reader: Reader,
+def find_misused_states(
+    reader: GraphReader,
     steps: Sequence[Step],
     kernels: Collection[str],
-    readers: Mapping[Place, Sequence[Product]],
-    inside: Collection[Place],
+    products_by_operand: Mapping[Place, Sequence[WeightProduct]],
+    recurrence_places: Collection[Place],
 ) -> dict[Place, str]:
-    """Of which steps the states are not those of the step before, and why.
+    """Find the steps whose states are not the results of the step before, and why.
 
-    `readers` are products by what they multiply, `inside` are the nodes of recurrences.
+    `products_by_operand` are the products with weights, `recurrence_places` the nodes of recurrences.
     """
-    found: dict[Place, str] = {}
+    reasons: dict[Place, str] = {}
     for k in range(len(steps[0].states)):
-        before: dict[Place, tuple[dict[Place, None], bool]] = {}
+        origins: dict[Place, tuple[dict[Place, None], bool]] = {}
         results: set[Place] = set()
         for step in steps:
             try:
-                results.add(reader.straight(step.results[k]))
-                before[step.end] = reader.state(step.states[k])
-            except Unknown as unknown:
-                found.setdefault(step.end, f"its state comes from {unknown}")
-        passed = any(not results.isdisjoint(places) for places, _ in before.values())
-        what = "cell state is not that" if k < len(steps[0].states) - 1 else "state is not its output"
+                results.add(reader.resolve(step.results[k]))
+                origins[step.end] = reader.state_origins(step.states[k])
+            except UnknownValue as unknown:
+                reasons.setdefault(step.end, f"its state comes from {unknown}")
+        passed = any(not results.isdisjoint(places) for places, _ in origins.values())
+        mismatch = "cell state is not that" if k < len(steps[0].states) - 1 else "state is not its output"
         for step in steps:
-            places, looped = before.get(step.end, ({}, False))
-            strange = [place for place in places if looped or place._replace(output=0) in inside]
-            if strange and results.isdisjoint(places) and (looped or not passed):
-                reason = f"its {what} of the step before, but comes from {strange[0].name!r}"
-                found.setdefault(step.end, reason)
-            elif (drawn := _drawn(reader, step.states[k])) is not None:
+            places, in_loop = origins.get(step.end, ({}, False))
+            foreign = [place for place in places if in_loop or place._replace(output=0) in recurrence_places]
+            if foreign and results.isdisjoint(places) and (in_loop or not passed):
+                reason = f"its {mismatch} of the step before, but comes from {foreign[0].name!r}"
+                reasons.setdefault(step.end, reason)
+            elif (drawn := _random_node(reader, step.states[k])) is not None:
                 reason = f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
-                found.setdefault(step.end, reason)
+                reasons.setdefault(step.end, reason)
     ends, scope = {step.end for step in steps}, next(iter(kernels)).rpartition("/")[0]
-    for product in (product for end in ends if found for product in readers.get(end, ())):
+    for product in (product for end in ends if reasons for product in products_by_operand.get(end, ())):
         name = product.kernel.name
         if name not in kernels and scope and name.startswith(f"{scope}/"):
             reason = f"it has a projection, {name}: its output goes through the product {product.node.name!r}"
             return dict.fromkeys(ends, reason)
-    return found
+    return reasons
 
 
-def _drawn(reader: Reader, state: Place) -> Node | None:
-    """What draws random numbers for a selection between states, as zoneout does."""
+def _random_node(reader: GraphReader, state: Place) -> Node | None:
+    """Find the node that draws random numbers for a Select between states, as zoneout does."""
     conditions: list[Place] = []
 
-    def chosen(here: Place) -> Sequence[Place] | None:
-        with suppress(Unknown):
-            if reader.op(here).name != "Select":
-                return reader.before(here)
-            conditions.extend(reader.given(here)[:1])
-            return reader.given(here)[1:]
+    def chosen(place: Place) -> Sequence[Place] | None:
+        with suppress(UnknownValue):
+            if reader.op(place).name != "Select":
+                return reader.predecessors(place)
+            conditions.extend(reader.inputs_at(place)[:1])
+            return reader.inputs_at(place)[1:]
         return None
 
-    def computed(here: Place) -> Sequence[Place]:
-        with suppress(Unknown):
-            return () if reader.op(here).shape_only else reader.given(here)
+    def computed(place: Place) -> Sequence[Place]:
+        with suppress(UnknownValue):
+            return () if reader.op(place).shape_only else reader.inputs_at(place)
         return ()
 
     reader.walk([state], chosen)
-    for here in reader.walk(conditions, computed, most=_MOST_BEFORE):
-        with suppress(Unknown):
-            node = reader.node(here)
+    for place in reader.walk(conditions, computed, most=_MOST_BEFORE):
+        with suppress(UnknownValue):
+            node = reader.node(place)
             if node is not None and "Random" in node.op:
                 return node
     return None
 
 
 # ---------------------------------------------------------------------------------------- recurrences that do not match
-def shows(recurrence: Recurrence) -> str | None:
-    """What one node of a recurrence shows it to be."""
-    for says in SHOWN:
+def revealing_node(recurrence: Recurrence) -> str | None:
+    """Describe the node of a recurrence that surely shows another cell; None if there is none."""
+    for refusal in SHOWN:
         for node in recurrence.nodes:
-            if op_of(node).shows == says:
-                return f"{says}: the node {node.name!r} is a {node.op}"
+            if graph_op(node).refusal == refusal:
+                return f"{refusal}: the node {node.name!r} is a {node.op}"
     return None
 
 
-def strange_node(reader: Reader, recurrence: Recurrence) -> str | None:
-    """What one node of a recurrence shows it to be, or which activation it has that layers do not have."""
-    if shown := shows(recurrence):
-        return shown
+def strange_node(reader: GraphReader, recurrence: Recurrence) -> str | None:
+    """Describe the node that surely shows another cell, or an activation that layers do not have."""
+    if reason := revealing_node(recurrence):
+        return reason
     for node in recurrence.nodes:
-        with suppress(Unknown):  # what it reads may be missing
-            if what := described(reader, Place(recurrence.product.body, node.name)):
-                return f"{what}, which is no activation of layers"
+        with suppress(UnknownValue):  # what it reads may be missing
+            if description := describe_unsupported(reader, Place(recurrence.product.body, node.name)):
+                return f"{description}, which is no activation of layers"
     return None
 
 
-def why(reader: Reader, recurrence: Recurrence) -> str:
-    """Why a recurrence is none of the cells."""
+def explain_refusal(reader: GraphReader, recurrence: Recurrence) -> str:
+    """Explain why a recurrence is none of the cells."""
     if reason := strange_node(reader, recurrence):
         return reason
     for node in recurrence.nodes:
-        if not op_of(node).known:
+        if not graph_op(node).in_known_cells:
             return f"the node {node.name!r}, which is a {node.op}, is in none of the cells that are known"
     kernel = recurrence.kernels[0].name
     return f"what follows the product {recurrence.product.node.name!r} with {kernel} is no RNN, LSTM or GRU"
 
 
-def is_named(kernel: str) -> bool:
-    """Whether a weight has the name of a cell's."""
-    return _CELL.search(_scope(kernel).rpartition("/")[2]) is not None
+def has_cell_name(kernel: str) -> bool:
+    """Whether the scope of a weight has the name of a cell."""
+    return _CELL.search(_cell_scope(kernel).rpartition("/")[2]) is not None
 
 
-def kind_of(name: str) -> str:
-    """What something is that is refused, by the names of its weights."""
+def kind_by_name(name: str) -> str:
+    """Return the kind of a refused cell by the name of a weight."""
     kinds = {"gru": "GRU", "lstm": "LSTM", "sru": "SRU", "basic_rnn": "RNN", "simple_rnn": "RNN"}
     return next((kind for part, kind in kinds.items() if part in name.lower()), "unknown cell")
 
 
-def other_cell(scope: str) -> str | None:
-    """Why a cell is refused that has the name of one that no layer computes."""
-    found = _OTHER.search(scope)
-    return None if found is None else f"it is another cell by its name, {found[0]}, and none that layers compute"
+def refused_cell_name(scope: str) -> str | None:
+    """Return the reason to refuse a cell by its name; None if it is not the name of another cell."""
+    match = _OTHER.search(scope)
+    return None if match is None else f"it is another cell by its name, {match[0]}, and none that layers compute"
 
 
-def _scope(kernel: str) -> str:
+def _cell_scope(kernel: str) -> str:
     return re.sub(r"/(gates|candidate|projection)\Z", "", kernel.lstrip("?").rpartition("/")[0])
 
 
-def by_names(products: Sequence[Product], covered: set[str]) -> Iterator[tuple[Product, str]]:
-    """Kernels of cells, by their names, that are in none that is known, and why."""
-    done = {scope for name in covered for scope in _scopes(name)}
-    inside: dict[str, set[str]] = {}
+def refuse_by_name(products: Sequence[WeightProduct], covered: set[str]) -> Iterator[tuple[WeightProduct, str]]:
+    """Refuse kernels that have the names of cells and are in no known cell."""
+    covered_scopes = {scope for name in covered for scope in _enclosing_scopes(name)}
+    kernels_by_scope: dict[str, set[str]] = {}
     for product in products:
-        for scope in _scopes(product.kernel.name):
-            inside.setdefault(scope, set()).add(product.kernel.name)
+        for scope in _enclosing_scopes(product.kernel.name):
+            kernels_by_scope.setdefault(scope, set()).add(product.kernel.name)
     for product in products:
-        scope = _scope(product.kernel.name)
-        if is_named(product.kernel.name) and scope not in done:
-            done.add(scope)
-            yield product, _reason(product, scope, sorted(inside.get(scope, ())))
+        scope = _cell_scope(product.kernel.name)
+        if has_cell_name(product.kernel.name) and scope not in covered_scopes:
+            covered_scopes.add(scope)
+            yield product, _refusal_by_scope(product, scope, sorted(kernels_by_scope.get(scope, ())))
 
 
-def _scopes(name: str) -> Iterator[str]:
-    """What a weight may be in: scopes around it."""
+def _enclosing_scopes(name: str) -> Iterator[str]:
+    """List the scopes around a weight, the nearest first."""
     for _ in range(_MOST_AROUND):
         name = name.rpartition("/")[0]
         if name:
             yield name.lstrip("?")
 
 
-def _reason(product: Product, scope: str, kernels: Sequence[str]) -> str:
-    if other := other_cell(scope):
-        return other
+def _refusal_by_scope(product: WeightProduct, scope: str, kernels: Sequence[str]) -> str:
+    if reason := refused_cell_name(scope):
+        return reason
     if len(kernels) > 1 and any("projection" in name for name in kernels):
         return f"it has other products, {', '.join(kernels[:4])}; the block cells have one"
     if _NORMAL.search(scope):

@@ -1,7 +1,7 @@
-"""Cells of many nodes: BasicRNNCell, LSTMCell, GRUCell, CudnnCompatibleGRUCell, Keras' layers, and their like.
+"""The search for cells of many nodes: BasicRNNCell, LSTMCell, GRUCell, CudnnCompatibleGRUCell and Keras' layers.
 
-Each is found backwards from its last node, and only if every node on the way is one of the cell's own. What looks like
-a cell and is none of these is refused.
+In come the weights of a graph; out go the cells, of which each is matched backwards from its last node, and only if
+every node on the way belongs to it. Out go refusals, too, of whatever resembles a cell and is none of these.
 """
 
 from __future__ import annotations
@@ -11,18 +11,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from typing import Any
 
-from ..cell.found_cell import At, Found
-from ..cell.node_evaluation import Body
-from ..graph.graph_reader import Place, Reader, Unknown
-from ..graph.op_table import ACTIVATION, OPS, op_of
-from ..patterns.gru import gru
-from ..patterns.lstm import lstm, projected
-from ..patterns.pattern import Candidate, Match, Step, Variant
-from ..patterns.rnn import rnn
-from ..weights.gate_sums import Other, Sums
-from ..weights.weight_sources import Source, Sources
-from .recurrences import Product, products_of, recurrences
-from .refusals import by_names, is_named, kernels_before, kind_of, misused, shows, strange_node, why
+from ..cell.found_cell import CellInGraph, Found
+from ..cell.node_evaluation import StepProgram
+from ..graph.graph_reader import GraphReader, Place, UnknownValue
+from ..graph.op_table import ACTIVATION, OPS, graph_op
+from ..patterns.gru import match_gru
+from ..patterns.lstm import match_lstm, match_projected_lstm
+from ..patterns.pattern import CellCandidate, CellMatch, Refusal, Step
+from ..patterns.rnn import match_rnn
+from ..weights.gate_sums import GateSums, NoMatch
+from ..weights.weight_sources import WeightSource, WeightSources
+from .recurrences import WeightProduct, find_recurrences, find_weight_products
+from .refusals import (
+    explain_refusal,
+    find_misused_states,
+    has_cell_name,
+    kernels_before,
+    kind_by_name,
+    refuse_by_name,
+    revealing_node,
+    strange_node,
+)
 
 _CLASSES = {
     "basic_rnn_cell": "BasicRNNCell",
@@ -33,263 +42,274 @@ _CLASSES = {
     "gru_cell": "GRUCell",
 }
 _CLIPS = ("Maximum", "Minimum", "ClipByValue")
-_ACTIVATIONS = [name for name, op in OPS.items() if op.activation or op.shows == ACTIVATION]
-_PATTERNS: tuple[tuple[Callable[[Sums, Place], Candidate], frozenset[str]], ...] = (
-    (projected, frozenset({"MatMul", *_CLIPS})),
-    (lstm, frozenset({"Mul"})),
-    (gru, frozenset({"Add"})),
-    (rnn, frozenset({"Add", "BiasAdd", "MatMul", "Mul", "RealDiv", "Select", *_CLIPS, *_ACTIVATIONS})),
+_ACTIVATIONS = [name for name, op in OPS.items() if op.activation or op.refusal == ACTIVATION]
+_PATTERNS: tuple[tuple[Callable[[GateSums, Place], CellCandidate], frozenset[str]], ...] = (
+    (match_projected_lstm, frozenset({"MatMul", *_CLIPS})),
+    (match_lstm, frozenset({"Mul"})),
+    (match_gru, frozenset({"Add"})),
+    (match_rnn, frozenset({"Add", "BiasAdd", "MatMul", "Mul", "RealDiv", "Select", *_CLIPS, *_ACTIVATIONS})),
 )
-"""With the last ops of a step, the patterns that tell most first: an LSTM's cs has the form of a GRU's h, nearly."""
+"""Patterns with the ops that may end a step, the surest first: an LSTM's cs almost has the form of a GRU's h."""
+_Key = tuple[object, ...]
+"""What all steps of a cell, or an operand in all steps, have in common."""
 
 
-def found_composed(sources: Sources, known: set[str]) -> list[Found]:
-    """The cells of many nodes in a graph, and those that look like some; `known` are the weights of other cells."""
-    search = _Search(Sums(sources))
+def search_subgraphs(sources: WeightSources, known_weights: set[str]) -> list[Found]:
+    """Find the cells of many nodes in a graph and what resembles some; other cells have the known weights."""
+    search = _Search(GateSums(sources))
     matches = search.matches()
     understood = {name for match in matches for name in match.kernels}
-    search.refuse_variants(understood)
-    search.refuse_recurrences(known | understood)
-    found, refused = [], set[str]()
-    for end, (reason, kernels) in search.wrong.items():
+    search.refuse_unsupported(understood)
+    search.refuse_recurrences(known_weights | understood)
+    cells, refused = [], set[str]()
+    for end, (reason, kernels) in search.refused.items():
         if not refused & kernels.keys():
-            found.append(_refused(end, reason, kernels))
+            cells.append(_refused_cell(end, reason, kernels))
         refused |= kernels.keys()
-    alive = _alive(search.reader, matches, search.looped)
-    found += _found(search.sums, [match for match in alive if not refused & match.kernels.keys()])
-    for product, reason in by_names(search.products, known | understood | refused):
-        found.append(_refused(product.place, reason, {product.kernel.name: product.kernel}))
-    return found
+    needed_matches = _drop_unused_steps(search.reader, matches, search.recurrence_by_place)
+    cells += _understood_cells(search.sums, [match for match in needed_matches if not refused & match.kernels.keys()])
+    for product, reason in refuse_by_name(search.products, known_weights | understood | refused):
+        cells.append(_refused_cell(product.place, reason, {product.kernel.name: product.kernel}))
+    return cells
 
 
 class _Search:
-    """What there is in a graph of cells, and of what is none."""
+    """Candidates, products and recurrences of a graph, and what is refused."""
 
-    def __init__(self, sums: Sums) -> None:
+    def __init__(self, sums: GateSums) -> None:
         self.sums, self.reader = sums, sums.reader
-        self.candidates: list[Candidate] = []
-        self.variants: dict[Place, Variant] = {}
-        self.products = _of_running(self.reader, products_of(sums))
-        bodies = {product.body for product in self.products} | self.reader.running
-        nodes = [(op_of(node).name, Place(body, node.name)) for body, node in self.reader.all_nodes() if body in bodies]
-        for pattern, ops in _PATTERNS:
-            for op, end in nodes:
-                if op in ops:
+        self.candidates: list[CellCandidate] = []
+        self.refusals: dict[Place, Refusal] = {}
+        self.products = _running_products(self.reader, find_weight_products(sums))
+        bodies = {product.body for product in self.products} | self.reader.running_bodies
+        nodes = [(body, node) for body, node in self.reader.all_nodes() if body in bodies]
+        ends = [(graph_op(node).name, Place(body, node.name)) for body, node in nodes]
+        for pattern, last_ops in _PATTERNS:
+            for op, end in ends:
+                if op in last_ops:
                     try:
-                        if self.reader.unchanged(end) is None:  # else the value is another node's
+                        if self.reader.forwarded_input(end) is None:  # else the value is another node's
                             self.candidates.append(pattern(sums, end))
-                    except Variant as variant:
-                        self.variants.setdefault(end, variant)
-                    except (Other, Unknown):
+                    except Refusal as refusal:
+                        self.refusals.setdefault(end, refusal)
+                    except (NoMatch, UnknownValue):
                         continue
-        self.readers: dict[Place, list[Product]] = {}
-        """Products by what they multiply with a weight."""
+        self.products_by_operand: dict[Place, list[WeightProduct]] = {}
+        """The products of each operand with weights."""
         for product in self.products:
-            self.readers.setdefault(product.operand, []).append(product)
-        self.recurrences = recurrences(self.reader, self.products)
-        self.looped = {place: each for each in self.recurrences for place in each.places}
-        """Recurrences by their nodes."""
-        self.wrong: dict[Place, tuple[str, dict[str, Source]]] = {}
-        """What is none of the cells: by its last node why, and its kernels."""
+            self.products_by_operand.setdefault(product.operand, []).append(product)
+        self.recurrences = find_recurrences(self.reader, self.products)
+        self.recurrence_by_place = {place: recurrence for recurrence in self.recurrences for place in recurrence.places}
+        """The recurrence of each node."""
+        self.refused: dict[Place, tuple[str, dict[str, WeightSource]]] = {}
+        """The reason and the kernels of each refusal, by its last node."""
 
-    def matches(self) -> list[Match]:
-        """Candidates whose operands can be told apart, the input and the state, and that pass their states on."""
-        groups: dict[tuple[object, ...], list[Candidate]] = {}
-        for each in self.candidates:
-            groups.setdefault(each.key, []).append(each)
-        found: list[Match] = []
-        inside: set[Place | None] = set()
-        gated = {place for place, each in self.looped.items() if each.gated}
-        states = {key: self._states(group) for key, group in groups.items()}
-        named = self._named(groups, states)
+    def matches(self) -> list[CellMatch]:
+        """Match the candidates whose input and state can be told apart, and that pass their states on."""
+        groups: dict[_Key, list[CellCandidate]] = {}
+        for candidate in self.candidates:
+            groups.setdefault(candidate.key, []).append(candidate)
+        matches: list[CellMatch] = []
+        inner_ends: set[Place | None] = set()
+        gated = {place for place, recurrence in self.recurrence_by_place.items() if recurrence.gated}
+        states = {key: self._state_keys(group) for key, group in groups.items()}
+        named = self._named_groups(groups, states)
         for key, group in groups.items():
             if not (group[0].sure or states[key] or group in named):
                 continue
-            numbers = self._told_apart([each for each in group if each.end not in inside], states[key])
+            outer = [candidate for candidate in group if candidate.end not in inner_ends]
+            numbers = self._state_numbers(outer, states[key])
             kernels = group[0].kernels
-            steps = [each.step(number) for each, number in numbers.items()]
-            reasons = misused(self.reader, steps, kernels, self.readers, gated) if steps else {}
-            matched = len(found)
-            for each, number in numbers.items():
+            steps = [candidate.step(number) for candidate, number in numbers.items()]
+            reasons = find_misused_states(self.reader, steps, kernels, self.products_by_operand, gated) if steps else {}
+            matched = len(matches)
+            for candidate, number in numbers.items():
                 try:
-                    if each.end not in reasons:
-                        found.append(each.match(number))
-                        inside.add(each.inside)
-                except (Variant, Unknown) as error:
-                    reasons[each.end] = str(error)
-            alone = {step.end for step in steps if self._is_alone(step)} if len(found) > matched else ()
-            self.wrong |= {end: (reason, kernels) for end, reason in reasons.items() if end not in alone}
-        return found
+                    if candidate.end not in reasons:
+                        matches.append(candidate.match(number))
+                        inner_ends.add(candidate.inner_end)
+                except (Refusal, UnknownValue) as error:
+                    reasons[candidate.end] = str(error)
+            standalone = {step.end for step in steps if self._is_alone(step)} if len(matches) > matched else ()
+            self.refused |= {end: (reason, kernels) for end, reason in reasons.items() if end not in standalone}
+        return matches
 
     def _is_alone(self, step: Step) -> bool:
-        """Whether nothing says what the states are, as in a function of the cell alone, which Keras stores, too."""
+        """Whether nothing passes states to a step, as in a function of the cell alone, which Keras stores, too."""
         try:
             for state in step.states:
-                self.reader.state(state)
-        except Unknown:
-            return step.end.body not in self.reader.running
+                self.reader.state_origins(state)
+        except UnknownValue:
+            return step.end.body not in self.reader.running_bodies
         return False
 
-    def _states(self, group: Sequence[Candidate]) -> set[tuple[object, ...]]:
-        """Of steps with the same kernels, the operands that are what one of them gave."""
-        ends = {each.end for each in group}
-        return {operand.key for each in group for operand in each.operands if self._is_state(operand.place, ends)}
+    def _state_keys(self, group: Sequence[CellCandidate]) -> set[_Key]:
+        """Return the keys of the operands that one of the steps with the same kernels gave."""
+        ends = {candidate.end for candidate in group}
+        operands = [operand for candidate in group for operand in candidate.operands]
+        return {operand.key for operand in operands if self._is_state(operand.place, ends)}
 
-    def _named(
-        self, groups: Mapping[tuple[object, ...], list[Candidate]], states: Mapping[tuple[object, ...], object]
-    ) -> list[list[Candidate]]:
-        """What nothing but the names of its kernels shows to be a cell: steps that do not follow each other."""
-        shown = {kernel for key, group in groups.items() if group[0].sure or states[key] for kernel in group[0].kernels}
-        found: dict[tuple[str, ...], list[Candidate]] = {}
+    def _named_groups(
+        self, groups: Mapping[_Key, list[CellCandidate]], states: Mapping[_Key, object]
+    ) -> list[list[CellCandidate]]:
+        """Return steps that only the names of their kernels show to be cells, as they do not follow each other."""
+        shown_groups = [group for key, group in groups.items() if group[0].sure or states[key]]
+        shown_kernels = {kernel for group in shown_groups for kernel in group[0].kernels}
+        group_by_kernels: dict[tuple[str, ...], list[CellCandidate]] = {}
         for group in groups.values():
             kernels = tuple(group[0].kernels)
-            if not group[0].sure and shown.isdisjoint(kernels) and all(map(self._begins, group)):
-                if kernels not in found or found[kernels][0].bare:
-                    found[kernels] = group
-        return [*found.values()]
+            if not group[0].sure and shown_kernels.isdisjoint(kernels) and all(map(self._is_single_step, group)):
+                if kernels not in group_by_kernels or group_by_kernels[kernels][0].may_be_followed:
+                    group_by_kernels[kernels] = group
+        return [*group_by_kernels.values()]
 
-    def _begins(self, step: Candidate) -> bool:
-        """Whether the names tell which operand is the state, and this is nothing that goes around."""
-        number = step.by_itself()
+    def _is_single_step(self, step: CellCandidate) -> bool:
+        """Whether the names tell which operand is the state, and no loop carries this operand."""
+        number = step.guess_state()
         if number is None:
             return False
         try:
-            places, looped = self.reader.state(step.operands[number].place)
-        except Unknown:
+            places, in_loop = self.reader.state_origins(step.operands[number].place)
+        except UnknownValue:
             return False
-        return not looped and not any(place._replace(output=0) in self.looped for place in places)
+        return not in_loop and not any(place._replace(output=0) in self.recurrence_by_place for place in places)
 
-    def _told_apart(self, group: Sequence[Candidate], states: Collection[tuple[object, ...]]) -> dict[Candidate, int]:
-        """Of steps with the same kernels, which operand is the state; `states` are those that are."""
-        found = {}
-        for each in group:
-            fits = [k for k, operand in enumerate(each.operands) if operand.key in states]
-            number = fits[0] if len(fits) == 1 else each.by_itself()
+    def _state_numbers(self, group: Sequence[CellCandidate], states: Collection[_Key]) -> dict[CellCandidate, int]:
+        """Return which operand of each step is the state; `states` are the keys of operands that surely are."""
+        state_numbers = {}
+        for candidate in group:
+            matching = [k for k, operand in enumerate(candidate.operands) if operand.key in states]
+            number = matching[0] if len(matching) == 1 else candidate.guess_state()
             if number is not None:
-                found[each] = number
+                state_numbers[candidate] = number
             else:
-                reason = f"it cannot be told which of its kernels, {' and '.join(each.kernels)}, is for its state"
-                self.wrong[each.end] = reason, each.kernels
-        return found
+                reason = f"it cannot be told which of its kernels, {' and '.join(candidate.kernels)}, is for its state"
+                self.refused[candidate.end] = reason, candidate.kernels
+        return state_numbers
 
     def _is_state(self, place: Place, ends: set[Place]) -> bool:
         try:
-            return not ends.isdisjoint(self.reader.state(place)[0])
-        except Unknown:
+            return not ends.isdisjoint(self.reader.state_origins(place)[0])
+        except UnknownValue:
             return False
 
-    def refuse_variants(self, understood: set[str]) -> None:
-        """What has a cell's form, or nearly, if it goes around a loop or has a cell's name."""
+    def refuse_unsupported(self, understood: set[str]) -> None:
+        """Refuse what almost has the form of a cell, if it is in a recurrence or has the name of a cell."""
         by_place = {product.place: product for product in self.products}
-        found = {end: kernels_before(self.reader, end, by_place) for end in self.variants}
-        for end, variant in self.variants.items():
-            kernels = {name: kernel for name, kernel in found[end].items() if name not in understood}
-            loop = self.looped.get(end)
-            if variant.states:
-                ends = {each for each in found if found[each].keys() == found[end].keys()}
-                meant = any(self._is_state(state, ends) for state in variant.states)
+        kernels_by_end = {end: kernels_before(self.reader, end, by_place) for end in self.refusals}
+        for end, refusal in self.refusals.items():
+            kernels = {name: kernel for name, kernel in kernels_by_end[end].items() if name not in understood}
+            recurrence = self.recurrence_by_place.get(end)
+            if refusal.states:
+                names = kernels_by_end[end].keys()
+                ends = {other_end for other_end, other in kernels_by_end.items() if other.keys() == names}
+                is_cell = any(self._is_state(state, ends) for state in refusal.states)
             else:
-                meant = loop is not None or any(map(is_named, [*kernels][:1]))
-            if kernels and meant:
-                shown = shows(loop) if loop is not None and variant.vague else None
-                self.wrong[end] = shown or str(variant), kernels
+                is_cell = recurrence is not None or any(map(has_cell_name, [*kernels][:1]))
+            if kernels and is_cell:
+                reason = revealing_node(recurrence) if recurrence is not None and refusal.is_weak else None
+                self.refused[end] = reason or str(refusal), kernels
 
-    def refuse_recurrences(self, known: set[str]) -> None:
-        """What goes around a loop, with weights that are none of known cells."""
+    def refuse_recurrences(self, known_weights: set[str]) -> None:
+        """Refuse recurrences that may be cells with gates, if their weights are not those of known cells."""
         # the step before a loop, which learns shapes, shows less than the loop
-        for each in sorted(self.recurrences, key=lambda recurrence: strange_node(self.reader, recurrence) is None):
-            if not each.gated:
+        for recurrence in sorted(self.recurrences, key=lambda loop: strange_node(self.reader, loop) is None):
+            if not recurrence.gated:
                 continue
-            kernels = {kernel.name: kernel for kernel in each.kernels if kernel.name not in known}
-            if len(kernels) == len(each.kernels) and not each.places & self.wrong.keys():
-                self.wrong[each.product.place] = why(self.reader, each), kernels
+            kernels = {kernel.name: kernel for kernel in recurrence.kernels if kernel.name not in known_weights}
+            if len(kernels) == len(recurrence.kernels) and not recurrence.places & self.refused.keys():
+                self.refused[recurrence.product.place] = explain_refusal(self.reader, recurrence), kernels
 
 
-def _of_running(reader: Reader, products: Sequence[Product]) -> list[Product]:
-    """Without the functions that nothing runs, if all of their weights are multiplied with by what runs, too."""
-    known = {product.kernel.name for product in products if product.body in reader.running}
-    bodies = {product.body for product in products if product.kernel.name not in known} | reader.running
+def _running_products(reader: GraphReader, products: Sequence[WeightProduct]) -> list[WeightProduct]:
+    """List the products without functions that nothing runs, if what runs has products with all of their weights."""
+    running = reader.running_bodies
+    kernels = {product.kernel.name for product in products if product.body in running}
+    bodies = {product.body for product in products if product.kernel.name not in kernels} | running
     return [product for product in products if product.body in bodies]
 
 
-def _alive(reader: Reader, matches: list[Match], looped: Collection[Place]) -> list[Match]:
-    """Without steps before a loop of the same cell that nothing depends on, as Keras has them to learn shapes."""
+def _drop_unused_steps(reader: GraphReader, matches: list[CellMatch], looped: Collection[Place]) -> list[CellMatch]:
+    """List the matches without unused steps before a loop of the same cell, as Keras has them to learn shapes."""
     loops = {tuple(match.kernels) for match in matches if match.end in looped}
     ends = {match.end for match in matches if match.end not in looped and tuple(match.kernels) in loops}
-    needed = {body: _needed(reader, body, ends) for body in {end.body for end in ends}}
+    needed = {body: _needed_names(reader, body, ends) for body in {end.body for end in ends}}
     return [match for match in matches if match.end not in ends or match.end.name in needed[match.end.body]]
 
 
-def _needed(reader: Reader, body: str, ends: set[Place]) -> set[str]:
-    """What the results of a body depend on; of the graph, that is nodes that nothing reads, but for `ends`."""
+def _needed_names(reader: GraphReader, body: str, ends: set[Place]) -> set[str]:
+    """Name what the results of a body depend on; those of the graph are nodes that nothing reads, but for `ends`."""
     nodes = reader.bodies[body]
     inputs: dict[str, list[str]] = {}
     for name, node in nodes.items():
-        with suppress(Unknown):
-            inputs[name] = [] if op_of(node).shape_only else [place.name for place in reader.inputs(body, node)]
+        with suppress(UnknownValue):
+            inputs[name] = [] if graph_op(node).shape_only else [place.name for place in reader.inputs(body, node)]
     if body:
         waiting = [text.partition(":")[0] for text in reader.graph.functions[body].returned.values()]
     else:
-        read = {each for before in inputs.values() for each in before}
-        waiting = [name for name in nodes if name not in read and Place(body, name) not in ends]
-    found = {*waiting}
+        used = {name for names in inputs.values() for name in names}
+        waiting = [name for name in nodes if name not in used and Place(body, name) not in ends]
+    needed = {*waiting}
     while waiting:
-        before = [each for each in inputs.get(waiting.pop(), ()) if each not in found]
-        found.update(before)
-        waiting += before
-    return found
+        unseen = [name for name in inputs.get(waiting.pop(), ()) if name not in needed]
+        needed.update(unseen)
+        waiting += unseen
+    return needed
 
 
-def _kind(kernels: dict[str, Source]) -> str:
-    """What a cell is, by the names of its weights."""
+def _cell_class(kernels: dict[str, WeightSource]) -> str:
+    """Return the class of a cell by the names of its weights."""
     name = next(iter(kernels))
     scope = re.sub(r"/(gates|candidate|projection)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
-    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), kind_of(name))
+    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), kind_by_name(name))
 
 
-def _refused(end: Place, reason: str, kernels: dict[str, Source]) -> Found:
+def _refused_cell(end: Place, reason: str, kernels: dict[str, WeightSource]) -> Found:
     first = next(iter(kernels.values()))
-    return Found(end.name, _kind(kernels), [end.name], sources={"w": first}, refused=reason)
+    return Found(end.name, _cell_class(kernels), [end.name], sources={"w": first}, refused=reason)
 
 
-def _found(sums: Sums, matches: list[Match]) -> Iterator[Found]:
-    """Cells that were understood."""
-    bodies: dict[tuple[object, ...], Body | str] = {}
+def _understood_cells(sums: GateSums, matches: list[CellMatch]) -> Iterator[Found]:
+    """Make cells of matches, each with the program of its step, or refused if that is not understood."""
+    programs: dict[_Key, StepProgram | str] = {}
     keys = []
     for match in matches:
         sources = [(role, source.name) for role, source in match.sources.items()]
         keys.append((match.end.body, *sources, *match.attributes.items()))
-        if not isinstance(bodies.get(keys[-1]), Body):
-            bodies[keys[-1]] = _body(sums, match)
+        if not isinstance(programs.get(keys[-1]), StepProgram):
+            programs[keys[-1]] = _compile_step(sums, match)
     for key, match in zip(keys, matches, strict=True):
-        body, kind, end = bodies[key], match.kind or _kind(match.kernels), match.end
+        program, kind, end = programs[key], match.kind or _cell_class(match.kernels), match.end
         kind = kind if match.cell in kind else match.cell
-        at = At(end.body, match.x, match.step.states, end)
-        more: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes, "at": at}
-        more |= {"refused": body} if isinstance(body, str) else {"parts": body.sources, "step": body.step}
-        yield Found(end.name, kind, [end.name], **more)
+        arguments: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes}
+        arguments["in_graph"] = CellInGraph(end.body, match.x, match.step.states, end)
+        if isinstance(program, StepProgram):
+            arguments |= {"parts": program.sources, "step": program.step}
+        else:
+            arguments["refused"] = program
+        yield Found(end.name, kind, [end.name], **arguments)
 
 
-def _body(sums: Sums, match: Match) -> Body | str:
-    """A match's nodes, or why they are no function of its input and its states."""
-    step, straight = match.step, sums.reader.straight
+def _compile_step(sums: GateSums, match: CellMatch) -> StepProgram | str:
+    """Compile the nodes of a match, or return why they are no function of its input and its states."""
+    step, resolve = match.step, sums.reader.resolve
     try:
-        places = [straight(place) for place in (match.x, *step.states)]
+        places = [resolve(place) for place in (match.x, *step.states)]
         if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
             return "its input and its states are not told apart: they come from one node"
-        if not {*places}.isdisjoint(straight(place) for place in step.results):
+        if not {*places}.isdisjoint(resolve(place) for place in step.results):
             return "a step reads what it computes itself"
-        weights = _stored(match.sources.values())
+        weights = _weight_names(match.sources.values())
         for place, size in zip(places, match.sizes, strict=True):
-            with suppress(Unknown):  # most are computed, or fed
-                given = sums.piece(place)
-                if given.shape[1:] != (size,) or weights & _stored([given.source]):
-                    return f"its input or a state is of {given.source.name}, of the shape {given.shape}"
-        return Body(sums, match.x, step.states, step.results, match.sizes)
-    except Unknown as unknown:
+            with suppress(UnknownValue):  # most are computed, or fed
+                piece = sums.weight_slice(place)
+                if piece.shape[1:] != (size,) or weights & _weight_names([piece.source]):
+                    return f"its input or a state is of {piece.source.name}, of the shape {piece.shape}"
+        return StepProgram(sums, match.x, step.states, step.results, match.sizes)
+    except UnknownValue as unknown:
         return f"its nodes are not understood: {unknown}"
 
 
-def _stored(sources: Iterable[Source]) -> set[str]:
-    """The names of the variables and constants that these are made of, in whole or in part."""
+def _weight_names(sources: Iterable[WeightSource]) -> set[str]:
+    """Name the variables and constants that weights are made of, in whole or in part."""
     return {leaf.partition(",")[0] for source in sources for leaf in source.leaves}

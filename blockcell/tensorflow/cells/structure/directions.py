@@ -1,4 +1,7 @@
-"""In which direction cells run: reversals against the natural order of time, from cell to cell."""
+"""In which direction cells run: the reversals of time between cells.
+
+In come the runs of cells with their inputs; the reversals of each run against the natural order of time are filled in.
+"""
 
 from __future__ import annotations
 
@@ -6,94 +9,95 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..cell.found_cell import At
-from ..graph.graph_reader import Place, Reader
-from .sequence_steps import ALL, Turn
+from ..cell.found_cell import CellInGraph
+from ..graph.graph_reader import GraphReader, Place
+from .sequence_steps import ALL_STEPS, Reversal
 
 
-class Part(NamedTuple):
-    """A sequence, or several side by side."""
+class SequencePart(NamedTuple):
+    """One of the sequences that are side by side in an input."""
 
     source: int | Place
-    """The number of the use whose h it is; else the place where the way ends."""
+    """The number of the run whose h it is; else the place where the trace ends."""
     axis: int | None
-    """Where time is at the source: 0, 1, or None for one step."""
-    turns: tuple[Turn, ...]
-    """Reversals on the way from the source."""
+    """The axis of time at the source: 0, 1, or None for one step."""
+    reversals: tuple[Reversal, ...]
+    """The reversals between the source and the input."""
     element: tuple[int, int | None] | None = None
-    """The step that is read, and of how many; None if a loop reads all."""
-    order: tuple[Part, ...] | None = ()
-    """Where a step ends the way: what it is made of, which has its order; None if that is not known."""
+    """The number of the step that is read, and of how many; None if a loop reads all."""
+    made_of: tuple[SequencePart, ...] | None = ()
+    """Where a trace ends at one step: the sequences that make this step, in its order; None if they are not known."""
 
 
 @dataclass
-class Use:
-    """A cell as it runs once over a sequence."""
+class CellRun:
+    """One run of a cell over a sequence."""
 
-    steps: list[At]
-    looped: bool = False
+    steps: list[CellInGraph]
+    in_loop: bool = False
     masked: bool = False
-    """Whether a row's state stays where its steps have ended."""
-    mask_turns: tuple[Turn, ...] | None = None
-    """How its mask is reversed, if it has one that is read step by step; None if it stops by lengths."""
-    parts: tuple[Part, ...] | None = None
-    """What x is, side by side; None if that is not understood."""
-    turns: tuple[Turn, ...] | None = None
-    """How x is reversed against the natural order of time; None if that is not known."""
+    """Whether the states of finished rows stay."""
+    mask_reversals: tuple[Reversal, ...] | None = None
+    """How its mask is reversed, if it reads one step by step; None if it stops by lengths."""
+    input_parts: tuple[SequencePart, ...] | None = None
+    """The sequences that x is, side by side; None if they are not understood."""
+    reversals: tuple[Reversal, ...] | None = None
+    """How x is reversed against the natural order of time; None if it is not known."""
 
 
-def find_turns(reader: Reader, uses: Sequence[Use]) -> None:
-    """The direction of each use, of those before it first; none of what goes around."""
+def find_reversals(reader: GraphReader, runs: Sequence[CellRun]) -> None:
+    """Find the reversals of each run after those of the runs that it reads; None for runs in a cycle."""
     done: set[int] = set()
-    for start in range(len(uses)):
+    for start in range(len(runs)):
         waiting = [start]
         open_: set[int] = set()
         while waiting:
-            reader.count()
+            reader.spend_steps()
             k = waiting[-1]
-            needed = [each for each in _needed(uses[k]) if each not in done]
+            needed = [run_number for run_number in _runs_before(runs[k]) if run_number not in done]
             if k in open_ or not needed:
                 waiting.pop()
                 if k not in done:
                     done.add(k)
-                    uses[k].turns = _turns_of_use(uses, uses[k])
+                    runs[k].reversals = _run_reversals(runs, runs[k])
                 continue
             open_.add(k)
-            waiting += [each for each in needed if each not in open_]
+            waiting += [run_number for run_number in needed if run_number not in open_]
 
 
-def _needed(use: Use) -> list[int]:
-    parts = use.parts or ()
-    every = [*parts, *(each for part in parts for each in part.order or ())]
-    return [part.source for part in every if isinstance(part.source, int)]
+def _runs_before(run: CellRun) -> list[int]:
+    """List the numbers of the runs that a run reads."""
+    parts = [*(run.input_parts or ())]
+    parts += [inner_part for part in parts for inner_part in part.made_of or ()]
+    return [part.source for part in parts if isinstance(part.source, int)]
 
 
-def _turns_of_use(uses: Sequence[Use], use: Use) -> tuple[Turn, ...] | None:
-    if use.parts is None:
+def _run_reversals(runs: Sequence[CellRun], run: CellRun) -> tuple[Reversal, ...] | None:
+    if run.input_parts is None:
         return None
-    every = [_turns_of(uses, part) for part in use.parts]
-    turns = every[0] if every else None
-    if any(each != turns for each in every) or (turns is not None and len(turns) > 1):
+    different = {_part_reversals(runs, part) for part in run.input_parts}
+    reversals = different.pop() if len(different) == 1 else None
+    if reversals is not None and len(reversals) > 1:
         return None
-    if use.mask_turns is not None:
-        return turns if use.mask_turns == turns else None
-    return None if use.masked and turns == (ALL,) else turns
+    if run.mask_reversals is not None:
+        return reversals if run.mask_reversals == reversals else None
+    return None if run.masked and reversals == (ALL_STEPS,) else reversals
 
 
-def _turns_of(uses: Sequence[Use], part: Part) -> tuple[Turn, ...] | None:
-    """Those since the sequence was in its natural order."""
-    before: tuple[Turn, ...] | None = ()
+def _part_reversals(runs: Sequence[CellRun], part: SequencePart) -> tuple[Reversal, ...] | None:
+    """Return the reversals of a part since the sequence was in its natural order; None if they are not known."""
+    earlier: tuple[Reversal, ...] | None = ()
     if isinstance(part.source, int):
-        before = uses[part.source].turns
-    elif part.order:
-        every = {_turns_of(uses, each) for each in part.order}
-        before = every.pop() if len(every) == 1 else None
-    if before is None or part.order is None:
+        earlier = runs[part.source].reversals
+    elif part.made_of:
+        reversals_of_parts = {_part_reversals(runs, inner_part) for inner_part in part.made_of}
+        earlier = reversals_of_parts.pop() if len(reversals_of_parts) == 1 else None
+    if earlier is None or part.made_of is None:
         return None
-    found: list[Turn] = []
-    for turn in (*before, *part.turns):
-        if found and found[-1] == turn:
-            found.pop()
+    reversals: list[Reversal] = []
+    for reversal in (*earlier, *part.reversals):
+        if reversals and reversals[-1] == reversal:
+            reversals.pop()
         else:
-            found.append(turn)
-    return tuple(found)
+            reversals.append(reversal)
+    return tuple(reversals)

@@ -1,4 +1,7 @@
-"""What states are before the first step: zeros, variables and constants, or what is computed or fed."""
+"""Initial states of cells: zeros, variables and constants, or values that are computed or fed.
+
+In come the states that the first step of a cell reads; out goes an `InitialState` for each.
+"""
 
 from __future__ import annotations
 
@@ -8,73 +11,73 @@ from contextlib import suppress
 
 import numpy as np
 
-from ..cell.found_cell import FLOATS, At, Start
-from ..graph.graph_reader import Place, Unknown
-from ..graph.while_loops import Loops
-from ..weights.weight_slices import Pieces, joined
-from ..weights.weight_sources import Source, Sources
+from ..cell.found_cell import FLOATS, CellInGraph, InitialState
+from ..graph.graph_reader import Place, UnknownValue
+from ..graph.while_loops import WhileLoops
+from ..weights.weight_slices import WeightSlices, join_slices
+from ..weights.weight_sources import WeightSource, WeightSources
 
 _DEEPEST = 8  # nodes, one behind the other
-_SHAPES = ("Tile", "BroadcastTo", "ExpandDims", "Reshape", "Squeeze")  # what changes the shape alone
+_SHAPES = ("Tile", "BroadcastTo", "ExpandDims", "Reshape", "Squeeze")  # ops that change the shape alone
 
 
-class Starts:
-    """Reads what states are before the first step."""
+class InitialStates:
+    """Reads the initial states of cells in a graph."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: WeightSources) -> None:
         self._reader, self._sources = sources.reader, sources
-        self._loops, self._piece = Loops(sources.reader), Pieces(sources).piece
+        self._loops, self._weight_slice = WhileLoops(sources.reader), WeightSlices(sources).weight_slice
 
-    def of(self, first: At, sizes: Sequence[int]) -> tuple[Start, ...]:
-        """Of a cell, by its first step."""
-        return tuple(self._of(place, size) for place, size in zip(first.states, sizes, strict=True))
+    def read(self, first_step: CellInGraph, sizes: Sequence[int]) -> tuple[InitialState, ...]:
+        """Return the initial states of a cell by its first step; `sizes` are the sizes of its states."""
+        return tuple(self._read(place, size) for place, size in zip(first_step.states, sizes, strict=True))
 
-    def _of(self, place: Place, size: int) -> Start:
+    def _read(self, place: Place, size: int) -> InitialState:
         try:
-            carried = self._loops.carried(place)
-            place = place if carried is None else carried.first
+            carried = self._loops.loop_variable(place)
+            place = place if carried is None else carried.initial
             source = self._source(place, size)
             if source is None:
-                return Start("")
+                return InitialState("")
             kept = source.dtype in FLOATS and not any(leaf[0] == "?" for leaf in source.leaves)
-            return Start(source.name, source if kept else None, size)
-        except Unknown:
-            with suppress(Unknown):  # it is not in the file
-                place = self._reader.straight(place)
-            return Start(place.name)
+            return InitialState(source.name, source if kept else None, size)
+        except UnknownValue:
+            with suppress(UnknownValue):  # it is not in the file
+                place = self._reader.resolve(place)
+            return InitialState(place.name)
 
-    def _source(self, place: Place, size: int, depth: int = 0) -> Source | None:
-        """The variable or constant; None for zeros."""
+    def _source(self, place: Place, size: int, depth: int = 0) -> WeightSource | None:
+        """Return the variable or constant that a state is; None for zeros."""
         origins = [*self._reader.origins(place)]
         if len(origins) != 1 or depth > _DEEPEST:
-            raise Unknown(place.name)
-        here = origins[0]
-        op, inputs = self._reader.op(here).name, self._reader.given(here)
+            raise UnknownValue(place.name)
+        origin = origins[0]
+        op, inputs = self._reader.op(origin).name, self._reader.inputs_at(origin)
         if op == "ZerosLike":
             return None
         if op == "Fill":
-            value = self._reader.value(inputs[1])
-            return None if value == 0 else _repeated(here.name, value, size)
+            value = self._reader.constant_number(inputs[1])
+            return None if value == 0 else _repeated(origin.name, value, size)
         if op in _SHAPES:
-            found = self._source(inputs[0], size, depth + 1)
-            if found is not None and op == "Tile" and math.prod(found.shape) != size:
-                raise Unknown(here.name)
-            return found
+            source = self._source(inputs[0], size, depth + 1)
+            if source is not None and op == "Tile" and math.prod(source.shape) != size:
+                raise UnknownValue(origin.name)
+            return source
         if op == "Add" and len(inputs) == 2:
             return self._added(inputs, size, depth)
-        piece = self._piece(here)
+        piece = self._weight_slice(origin)
         if not piece.shape or piece.shape[-1] != size:
             if math.prod(piece.shape) % size or not piece.shape:
-                raise Unknown(here.name)
-        return joined([[piece]])
+                raise UnknownValue(origin.name)
+        return join_slices([[piece]])
 
-    def _added(self, inputs: Sequence[Place], size: int, depth: int) -> Source | None:
-        """A state that is added to zeros, which gives it as many rows as there are."""
+    def _added(self, inputs: Sequence[Place], size: int, depth: int) -> WeightSource | None:
+        """Return the state that is added to zeros, which repeat it for each row of a batch."""
         for zeros, state in (inputs, inputs[::-1]):
-            if self._reader.filling(zeros) == 0:
+            if self._reader.fill_value(zeros) == 0:
                 return self._source(state, size, depth + 1)
-        raise Unknown(inputs[0].name)
+        raise UnknownValue(inputs[0].name)
 
 
-def _repeated(name: str, value: float, size: int) -> Source:
-    return Source(name, (size,), "float32", lambda more: np.full(size, value, np.float32), (name,))
+def _repeated(name: str, value: float, size: int) -> WeightSource:
+    return WeightSource(name, (size,), "float32", lambda suffix: np.full(size, value, np.float32), (name,))

@@ -1,4 +1,7 @@
-"""All cells of a model, by names, and the layer that they are together."""
+"""All cells of a model, by names, and the layer that they are together: a cell, a Bidirectional or a Stack.
+
+In come cells that know their input cells and directions; out go levels of cells on top of each other, and their layer.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ _SHOWN = 60
 class Cells(Mapping[str, Found]):
     """The cells that were found, by names."""
 
-    def __init__(self, found: Mapping[str, Found]) -> None:
-        self._found = found
+    def __init__(self, cells: Mapping[str, Found]) -> None:
+        self._cells = cells
 
     def __getitem__(self, name: str) -> Found:
-        if name not in self._found:
-            raise KeyError(f"{name}; there are {', '.join(self._found) or 'none'}")
-        return self._found[name]
+        if name not in self._cells:
+            raise KeyError(f"{name}; there are {', '.join(self._cells) or 'none'}")
+        return self._cells[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._cells)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._cells)
 
     def layer(
         self,
@@ -39,7 +42,7 @@ class Cells(Mapping[str, Found]):
         activation: Activation | None = None,
         average: bool = False,
     ) -> LSTM | GRU | RNN | Bidirectional | Stack:
-        """The layer of all cells that are not refused, as the graph has them on top of each other and side by side.
+        """Make the layer of all cells that are not refused, on top of each other and side by side as in the graph.
 
         A cell is its own layer, a forward and a reversed one of the same x are a `Bidirectional`, and what is on top of
         each other is a `Stack`. y is in the order of x. States are zero unless given; `initial_state` is what the graph
@@ -57,14 +60,14 @@ class Cells(Mapping[str, Found]):
             `Found.layer` raises it.
         """
         levels = self.levels()
-        given: dict[str, Any] = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
-        given |= {"activation": activation, "average": average}
+        arguments: dict[str, Any] = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
+        arguments |= {"activation": activation, "average": average}
         layers: list[Any] = []
         for level in levels:
             if len(level) == 1:
-                layers += [each.layer(**given) for each in level[0]]
+                layers += [cell.layer(**arguments) for cell in level[0]]
             else:
-                halves = [[each.layer(reverse=False, **given) for each in chain] for chain in level]
+                halves = [[cell.layer(reverse=False, **arguments) for cell in chain] for chain in level]
                 layers.append(Bidirectional(*(half[0] if len(half) == 1 else Stack(half) for half in halves)))
         return layers[0] if len(layers) == 1 else Stack(layers)
 
@@ -83,79 +86,79 @@ class Cells(Mapping[str, Found]):
         states: list[Any] = []
         for level in self.levels():
             if len(level) == 1:
-                states += [each.initial_state for each in level[0]]
+                states += [cell.initial_state for cell in level[0]]
             else:
-                halves = [_stacked([each.initial_state for each in chain]) for chain in level]
+                halves = [_stack_states([cell.initial_state for cell in chain]) for chain in level]
                 begins = any(half is not None for half in halves)
                 states.append(dict(zip(("fw", "bw"), halves, strict=True)) if begins else None)
-        return _stacked(states)
+        return _stack_states(states)
 
     def sharing(self, name: str) -> tuple[str, ...]:
         """Name the other cells whose kernels are made of the same variables or constants as those of a cell."""
         kernels = self[name].kernel_names
-        return tuple(other for other, cell in self._found.items() if other != name and kernels & cell.kernel_names)
+        return tuple(other for other, cell in self._cells.items() if other != name and kernels & cell.kernel_names)
 
     def levels(self) -> list[tuple[list[Found], ...]]:
-        """What `layer` puts on top of each other: cells, or those of the forward and of the backward direction."""
-        usable = [each for each in self._found.values() if each.refused is None]
-        if len(usable) < 2 and not any(each.mixed for each in usable):
+        """List what `layer` stacks, lowest level first: cells, or cells of the forward and the backward direction."""
+        usable = [cell for cell in self._cells.values() if cell.refused is None]
+        if len(usable) < 2 and not any(cell.input_cells_vary for cell in usable):
             if not usable:
-                raise ValueError("no cell is left" if self._found else "there is no cell")
+                raise ValueError("no cell is left" if self._cells else "there is no cell")
             return [(usable,)]
-        for each in usable:
-            if each.mixed:
-                raise ValueError(f"{plain(each.name)} runs several times, and does not read the same cells each time")
-            if each.reverse is None:
-                raise ValueError(
-                    f"the file does not tell in which direction {plain(each.name)} runs, or what its input is"
-                )
-        read = {below for each in usable for below in each.below}
-        here = tuple(sorted((each for each in usable if each not in read), key=lambda each: bool(each.reverse)))
-        if not 1 <= len(here) <= 2 or (len(here) == 2 and [each.reverse for each in here] != [False, True]):
-            raise ValueError(f"the output of several cells is read by none of them: {_inputs(here)}")
-        if len(here) == 2 and here[0] in here[1].behind and here[1] not in here[0].behind:
-            one, other = (plain(each.name) for each in here)
-            raise ValueError(f"the graph has the output of {other} before that of {one}")
-        if len(here) == 2 and here[1] in here[0].merged:
-            one, other = (plain(each.name) for each in here)
-            raise ValueError(f"the graph merges the outputs of {one} and {other} by other nodes than a concatenation")
-        found: list[tuple[list[Found], ...]] = []
-        while here:
-            chains = tuple([each] for each in here)
-            if len(chains) > 2 or (len(chains) == 2 and [each.reverse for each in here] != [False, True]):
-                raise ValueError(f"{_inputs(here)}: these are side by side, and not forward and then backward")
-            while len(chains) == 2 and chains[0][0].below != chains[1][0].below:
-                below = [chain[0].below for chain in chains]
-                if any(len(each) != 1 or each[0].reverse != here[k].reverse for k, each in enumerate(below)):
-                    raise ValueError(f"forward and backward do not read the same: {_inputs(here)}")
-                for chain, (each,) in zip(chains, below, strict=True):
-                    chain.insert(0, each)
+        for cell in usable:
+            if cell.input_cells_vary:
+                raise ValueError(f"{plain(cell.name)} runs several times, and does not read the same cells each time")
+            if cell.reverse is None:
+                name = plain(cell.name)
+                raise ValueError(f"the file does not tell in which direction {name} runs, or what its input is")
+        read_cells = {below for cell in usable for below in cell.input_cells}
+        sides = tuple(sorted((cell for cell in usable if cell not in read_cells), key=lambda cell: bool(cell.reverse)))
+        if not 1 <= len(sides) <= 2 or (len(sides) == 2 and [cell.reverse for cell in sides] != [False, True]):
+            raise ValueError(f"the output of several cells is read by none of them: {_list_inputs(sides)}")
+        if len(sides) == 2:
+            (forward, backward), names = sides, [plain(cell.name) for cell in sides]
+            if forward in backward.concatenated_after and backward not in forward.concatenated_after:
+                raise ValueError(f"the graph has the output of {names[1]} before that of {names[0]}")
+            if backward in forward.merged_with:
+                outputs = " and ".join(names)
+                raise ValueError(f"the graph merges the outputs of {outputs} by other nodes than a concatenation")
+        levels: list[tuple[list[Found], ...]] = []
+        while sides:
+            chains = tuple([cell] for cell in sides)
+            if len(chains) > 2 or (len(chains) == 2 and [cell.reverse for cell in sides] != [False, True]):
+                raise ValueError(f"{_list_inputs(sides)}: these are side by side, and not forward and then backward")
+            while len(chains) == 2 and chains[0][0].input_cells != chains[1][0].input_cells:
+                below = [chain[0].input_cells for chain in chains]
+                if any(len(inputs) != 1 or inputs[0].reverse != sides[k].reverse for k, inputs in enumerate(below)):
+                    raise ValueError(f"forward and backward do not read the same: {_list_inputs(sides)}")
+                for chain, (cell,) in zip(chains, below, strict=True):
+                    chain.insert(0, cell)
             first = [chain[0] for chain in chains]
-            if not first[0].below and len({each.origins or each for each in first}) != 1:
-                raise ValueError(f"forward and backward do not read the same: {_inputs(first)}")
-            found.insert(0, chains)
-            here = first[0].below
-        dtypes = {"float32" if each.dtype == "bfloat16" else each.dtype for each in usable}
+            if not first[0].input_cells and len({cell.input_origins or cell for cell in first}) != 1:
+                raise ValueError(f"forward and backward do not read the same: {_list_inputs(first)}")
+            levels.insert(0, chains)
+            sides = first[0].input_cells
+        dtypes = {"float32" if cell.dtype == "bfloat16" else cell.dtype for cell in usable}
         if len(dtypes) > 1:
             raise ValueError(f"the cells are of {' and '.join(sorted(dtypes))}; a layer is of one dtype")
-        return found
+        return levels
 
     def __repr__(self) -> str:
-        lines = [repr(each) for each in self._found.values()]
+        lines = [repr(cell) for cell in self._cells.values()]
         left = len(lines) - _SHOWN
         lines[_SHOWN:] = [f"... {left} more"] if left > 0 else []
         return "\n    ".join([f"<{len(self)} cells>", *lines])
 
 
-def _stacked(states: list[Any]) -> dict[Any, Any] | None:
-    """The state of a stack, of those of its layers; that of a layer, if it is one."""
+def _stack_states(states: list[Any]) -> dict[Any, Any] | None:
+    """Return the state of a stack by the states of its layers, or the state of its only layer."""
     if len(states) == 1:
-        one: dict[Any, Any] | None = states[0]
-        return one
+        state: dict[Any, Any] | None = states[0]
+        return state
     return None if all(state is None for state in states) else dict(enumerate(states))
 
 
-def _inputs(cells: Iterable[Found]) -> str:
-    """Cells, and what they read."""
-    said = (f"{each.name} (of {', '.join(each.input_from) or each.input or 'something'})" for each in cells)
-    return plain(", ".join(said))
+def _list_inputs(cells: Iterable[Found]) -> str:
+    """List cells with what they read."""
+    descriptions = (f"{cell.name} (of {', '.join(cell.input_from) or cell.input or 'something'})" for cell in cells)
+    return plain(", ".join(descriptions))

@@ -1,174 +1,179 @@
-"""One step back from a sequence, or from a step of one, as far as all values are kept."""
+"""One node back from a sequence, or from a step of one, as far as all values are kept.
+
+In comes a place with its axis of time; out go the places that its values come from, the axis of time there, and the
+reversal, the element or the loop on the way.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...graphs import Node
-from ..graph.array_slices import strided_axes
-from ..graph.graph_reader import Place, Reader, Unknown
-from ..graph.op_table import op_of
-from ..graph.while_loops import Loops
+from ..graph.array_slices import strided_axis_flags
+from ..graph.graph_reader import GraphReader, Place, UnknownValue
+from ..graph.op_table import graph_op
+from ..graph.while_loops import WhileLoops
 
 _WIDER = {("float16", "float32"), ("float16", "float64"), ("bfloat16", "float32"), ("bfloat16", "float64"),
           ("float32", "float64")}  # fmt: skip
 _MOST_IN_ROW = 16  # conversions and loops, one behind the other
 _LARGEST = 2**16  # entries of a constant that may be zeros
 
-Turn = tuple[str, Place | None]
-"""A reversal: of all steps, ("all", None), or of each row's own, ("rows", where their lengths come from)."""
-ALL: Turn = ("all", None)
+Reversal = tuple[str, Place | None]
+"""Of all steps, ("all", None), or of each row up to its length, ("rows", the place that lengths come from)."""
+ALL_STEPS: Reversal = ("all", None)
 
 
-class Before(NamedTuple):
-    """One step back."""
+class StepBack(NamedTuple):
+    """A place that values come from, and what is between it and them."""
 
     place: Place
     axis: int | None
-    """Where time is: 0, 1, or None for one step."""
-    turn: Turn | None = None
+    """The axis of time: 0, 1, or None for one step."""
+    reversal: Reversal | None = None
     element: tuple[int, int | None] | None = None
-    """The step that is read, and of how many; None if a loop reads all."""
+    """The number of the step that is read, and of how many; None if a loop reads all."""
     loop: bool | None = None
-    """Whether it is in a loop, if that changes."""
+    """Whether the place is in a loop, if that changes."""
 
 
-class Steps:
-    """The steps back in a graph."""
+class SequenceSteps:
+    """Goes backwards from sequences and their steps in a graph."""
 
-    def __init__(self, reader: Reader, loops: Loops) -> None:
+    def __init__(self, reader: GraphReader, loops: WhileLoops) -> None:
         self._reader, self._loops = reader, loops
 
-    def before(self, place: Place, axis: int | None) -> list[Before] | None:
-        """One step back; None if the way ends here."""
+    def step_back(self, place: Place, axis: int | None) -> list[StepBack] | None:
+        """Go one node back; None where other nodes than those that keep all values make the values."""
         node = self._reader.node(place)
         if node is None:
-            return self._passed(place, axis)
-        op, inputs = op_of(node), self._reader.inputs(place.body, node)
-        if (unchanged := self._reader.unchanged(place, "step")) is not None:
-            return [Before(unchanged, axis)]
+            return self._step_to_caller(place, axis)
+        op, inputs = graph_op(node), self._reader.inputs(place.body, node)
+        if (unchanged := self._reader.forwarded_input(place, "step")) is not None:
+            return [StepBack(unchanged, axis)]
         if op.name == "IdentityN":
-            return [Before(inputs[place.output], axis)] if place.output < len(inputs) else None
-        called = self._reader.calls(node)
+            return [StepBack(inputs[place.output], axis)] if place.output < len(inputs) else None
+        called = self._reader.called_functions(node)
         if len(called) == 1:
-            return [Before(self._reader.returned(called[0], place.output), axis)]
+            return [StepBack(self._reader.function_result(called[0], place.output), axis)]
         if op.name == "ConcatV2" and len(inputs) > 2:
-            if self._reader.number(inputs[-1]) in (-1, 1 if axis is None else 2):
-                return [Before(each, axis) for each in inputs[:-1]]
+            if self._reader.constant_integer(inputs[-1]) in (-1, 1 if axis is None else 2):
+                return [StepBack(place, axis) for place in inputs[:-1]]
             return None
         if op.name == "Cast" and inputs:
             attrs = node.attrs
-            return [Before(inputs[0], axis)] if (attrs.get("SrcT"), attrs.get("DstT")) in _WIDER else None
+            return [StepBack(inputs[0], axis)] if (attrs.get("SrcT"), attrs.get("DstT")) in _WIDER else None
         if axis is not None:
-            return self._of_sequence(place, node, inputs, axis)
-        chosen = self._chosen(node, inputs)
-        return [Before(chosen, axis)] if chosen is not None else self.read(place)
+            return self._step_in_sequence(place, node, inputs, axis)
+        chosen = self._selected_step(node, inputs)
+        return [StepBack(chosen, axis)] if chosen is not None else self.read_step(place)
 
-    def _passed(self, place: Place, axis: int | None) -> list[Before] | None:
-        """What the one caller of a function passes, or what a loop leaves as it is."""
-        carried = self._loops.carried(place)
+    def _step_to_caller(self, place: Place, axis: int | None) -> list[StepBack] | None:
+        """Go from an argument to what the one caller passes, or to what a loop leaves as it is."""
+        carried = self._loops.loop_variable(place)
         if carried is not None:
-            return [Before(carried.first, axis)] if axis is not None and self._loops.stays(carried) else None
+            return [StepBack(carried.initial, axis)] if axis is not None and self._loops.is_invariant(carried) else None
         callers = self._loops.callers(place.body)
         if not callers:
-            raise Unknown(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
-        if len(callers) > 1 or callers[0].carried:
+            raise UnknownValue(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
+        if len(callers) > 1 or callers[0].loop_body:
             return None
-        outer = self._reader.argument(callers[0], place)
-        return None if outer is None else [Before(outer, axis)]
+        outer = self._reader.passed_argument(callers[0], place)
+        return None if outer is None else [StepBack(outer, axis)]
 
     # ------------------------------------------------------------------------------------------------ from a step of it
-    def read(self, place: Place) -> list[Before] | None:
-        """A sequence of which a step is read: in a loop, the one that has the loop's number."""
-        node, op, inputs = self._reader.node(place), self._reader.op(place), self._reader.given(place)
+    def read_step(self, place: Place) -> list[StepBack] | None:
+        """Return the sequence of which a step is read; in a loop, the step must have the number of the loop's step."""
+        node, op, inputs = self._reader.node(place), self._reader.op(place), self._reader.inputs_at(place)
         if node is None:
             return None
         if op.name == "Unpack" and inputs:
             axis, count = node.attrs.get("axis", 0), node.attrs.get("num")
             if axis in (0, 1) and isinstance(count, int):
-                return [Before(inputs[0], axis, element=(place.output, count))]
+                return [StepBack(inputs[0], axis, element=(place.output, count))]
             return None
-        if op.array == "read" and len(inputs) > max(op.at.values()):
-            entered, loop = self._loops.entered(inputs[op.at["array"]])
-            if loop is None or self._loops.counter(inputs[op.at["index"]]) != loop:
+        if op.tensor_list == "read" and len(inputs) > max(op.slots.values()):
+            entered, loop = self._loops.outside_value(inputs[op.slots["array"]])
+            if loop is None or self._loops.counted_loop(inputs[op.slots["index"]]) != loop:
                 return None
-            return self._filled(entered)
-        sliced = self._sliced(node, inputs)
+            return self._filled_array(entered)
+        sliced = self._sliced_step(node, inputs)
         if sliced is None:
             return None
         axis, index = sliced
-        loop = self._loops.counter(index)
+        loop = self._loops.counted_loop(index)
         if loop is not None:
-            entered, inside = self._loops.entered(inputs[0])
-            return [Before(entered, axis, loop=False)] if inside == loop else None
-        numbers = self._reader.numbers(index) or []
+            entered, inner_loop = self._loops.outside_value(inputs[0])
+            return [StepBack(entered, axis, loop=False)] if inner_loop == loop else None
+        numbers = self._reader.constant_integers(index) or []
         k = axis if op.name == "StridedSlice" and len(numbers) > 1 else 0
-        return [Before(inputs[0], axis, element=(numbers[k], None))] if k < len(numbers) and numbers[k] >= 0 else None
+        return [StepBack(inputs[0], axis, element=(numbers[k], None))] if k < len(numbers) and numbers[k] >= 0 else None
 
-    def _filled(self, place: Place) -> list[Before] | None:
-        """The array that was put into a list of arrays."""
-        here = self._reader.past(place)
-        op, inputs = self._reader.op(here), self._reader.given(here)
-        if op.array != "fill" or len(inputs) <= op.at["value"]:
+    def _filled_array(self, place: Place) -> list[StepBack] | None:
+        """Return the array whose rows fill a TensorArray or a TensorList."""
+        origin = self._reader.resolve_in_step(place)
+        op, inputs = self._reader.op(origin), self._reader.inputs_at(origin)
+        if op.tensor_list != "fill" or len(inputs) <= op.slots["value"]:
             return None
-        in_order = "index" not in op.at or self._counted(inputs[op.at["index"]])
-        return [Before(inputs[op.at["value"]], 0, loop=False)] if in_order else None
+        in_order = "index" not in op.slots or self._is_range(inputs[op.slots["index"]])
+        return [StepBack(inputs[op.slots["value"]], 0, loop=False)] if in_order else None
 
-    def _sliced(self, node: Node, inputs: tuple[Place, ...]) -> tuple[int, Place] | None:
-        """The axis and the index of ``x[t]``, ``x[:, t]`` or a gather of one step."""
-        op = op_of(node).name
+    def _sliced_step(self, node: Node, inputs: tuple[Place, ...]) -> tuple[int, Place] | None:
+        """Return the axis and the index of ``x[t]``, ``x[:, t]`` or a gather of one step."""
+        op = graph_op(node).name
         if op == "Gather" and len(inputs) >= 2:
-            axis = self._reader.number(inputs[2]) if len(inputs) > 2 else 0
+            axis = self._reader.constant_integer(inputs[2]) if len(inputs) > 2 else 0
             return (axis, inputs[1]) if axis in (0, 1) and not node.attrs.get("batch_dims") else None
-        axes = strided_axes(self._reader, node, inputs) if op == "StridedSlice" else None
+        axes = strided_axis_flags(self._reader, node, inputs) if op == "StridedSlice" else None
         if axes is None or not 1 <= len(axes) <= 2 or not axes[-1].dropped:
             return None
-        if any(each.begins or each.ends for each in axes[:-1]):
+        if any(axis_flags.begins or axis_flags.ends for axis_flags in axes[:-1]):
             return None
-        begin, axis = self._reader.past(inputs[1]), len(axes) - 1
+        begin, axis = self._reader.resolve_in_step(inputs[1]), len(axes) - 1
         if self._reader.op(begin).name != "Pack":
             return axis, inputs[1]
-        parts = self._reader.given(begin)
+        parts = self._reader.inputs_at(begin)
         return (axis, parts[axis]) if len(parts) == len(axes) else None
 
-    def mask(self, condition: Place) -> Before | None:
-        """The sequence of a mask, of which a condition is one step."""
+    def read_mask(self, condition: Place) -> StepBack | None:
+        """Return the sequence of a mask, of which a condition is one step."""
         for _ in range(_MOST_IN_ROW):
-            condition = self._reader.past(condition)
-            if self._reader.op(condition).name not in ("Tile", "BroadcastTo") or not self._reader.given(condition):
+            condition = self._reader.resolve_in_step(condition)
+            if self._reader.op(condition).name not in ("Tile", "BroadcastTo") or not self._reader.inputs_at(condition):
                 break
-            condition = self._reader.given(condition)[0]
-        read = self.read(condition)
-        return None if read is None else read[0]
+            condition = self._reader.inputs_at(condition)[0]
+        steps_back = self.read_step(condition)
+        return None if steps_back is None else steps_back[0]
 
-    def _chosen(self, node: Node, inputs: tuple[Place, ...]) -> Place | None:
-        """What a selection gives where steps count, within each row's length or by a mask.
+    def _selected_step(self, node: Node, inputs: tuple[Place, ...]) -> Place | None:
+        """Return what a Select gives in the steps of a row that count, by its length or a mask.
 
-        Elsewhere it is zero, or what the selection gave in the step before.
+        In finished rows it gives zero, or what it gave in the step before.
         """
-        if op_of(node).name != "Select" or len(inputs) != 3:
+        if graph_op(node).name != "Select" or len(inputs) != 3:
             return None
-        if self.mask(inputs[0]) is not None:
+        if self.read_mask(inputs[0]) is not None:
             return inputs[1] if self._is_zero(inputs[2]) or self._is_masked(inputs[2]) else None
-        condition = self._reader.past(inputs[0])
-        op, compared = self._reader.op(condition).name, self._reader.given(condition)
-        if op not in ("GreaterEqual", "Less") or len(compared) != 2 or self._loops.counter(compared[0]) is None:
+        condition = self._reader.resolve_in_step(inputs[0])
+        op, compared = self._reader.op(condition).name, self._reader.inputs_at(condition)
+        if op not in ("GreaterEqual", "Less") or len(compared) != 2 or self._loops.counted_loop(compared[0]) is None:
             return None
-        past, within = inputs[1:] if op == "GreaterEqual" else inputs[:0:-1]
-        return within if self._is_zero(past) else None
+        beyond, within = inputs[1:] if op == "GreaterEqual" else inputs[:0:-1]
+        return within if self._is_zero(beyond) else None
 
     def _is_masked(self, place: Place) -> bool:
-        """Whether a selection by a mask gives this, in the step before."""
-        carried = self._loops.carried(place)
-        before = self._reader.past(place if carried is None else carried.next)
-        inputs = self._reader.given(before)
-        return self._reader.op(before).name == "Select" and len(inputs) == 3 and self.mask(inputs[0]) is not None
+        """Whether a Select by a mask gave this value in the step before."""
+        carried = self._loops.loop_variable(place)
+        origin = self._reader.resolve_in_step(place if carried is None else carried.next)
+        inputs = self._reader.inputs_at(origin)
+        return self._reader.op(origin).name == "Select" and len(inputs) == 3 and self.read_mask(inputs[0]) is not None
 
     def _is_zero(self, place: Place) -> bool:
         for _ in range(_MOST_IN_ROW):
-            before, (place, _) = place, self._loops.entered(place)
-            if place == before:
+            inner, (place, _) = place, self._loops.outside_value(place)
+            if place == inner:
                 break
         node, op = self._reader.node(place), self._reader.op(place).name
         if node is None:
@@ -176,74 +181,75 @@ class Steps:
         if op == "ZerosLike":
             return True
         if op == "Fill":
-            return self._reader.value(self._reader.given(place)[1]) == 0
+            return self._reader.constant_number(self._reader.inputs_at(place)[1]) == 0
         stored = self._reader.graph.constant(node)
         return stored is not None and math.prod(stored.shape) <= _LARGEST and not stored.read().any()
 
     # --------------------------------------------------------------------------------------------------- from all steps
-    def _of_sequence(self, place: Place, node: Node, inputs: tuple[Place, ...], axis: int) -> list[Before] | None:
-        op = op_of(node)
-        if op.array == "stack" and len(inputs) > op.at["array"]:
-            written = self._written(place) if axis == 0 else None
-            return None if written is None else [Before(written, None, loop=True)]
+    def _step_in_sequence(self, place: Place, node: Node, inputs: Sequence[Place], axis: int) -> list[StepBack] | None:
+        op = graph_op(node)
+        if op.tensor_list == "stack" and len(inputs) > op.slots["array"]:
+            written = self._written_value(place) if axis == 0 else None
+            return None if written is None else [StepBack(written, None, loop=True)]
         if op.name == "Transpose" and len(inputs) == 2:
             order = self._permutation(inputs[1])
-            return None if order is None else [Before(inputs[0], order[axis])]
+            return None if order is None else [StepBack(inputs[0], order[axis])]
         if op.name == "ReverseSequence" and len(inputs) == 2:
             attrs = node.attrs
             if (attrs.get("seq_dim"), attrs.get("batch_dim", 0)) != (axis, 1 - axis):
                 return None
-            return [Before(inputs[0], axis, ("rows", self._lengths(inputs[1])))]
+            return [StepBack(inputs[0], axis, ("rows", self._lengths(inputs[1])))]
         if op.name == "ReverseV2" and len(inputs) == 2:
-            axes = self._reader.numbers(inputs[1])
-            return [Before(inputs[0], axis, ALL)] if axes in ([axis], [axis - 3]) else None
+            axes = self._reader.constant_integers(inputs[1])
+            return [StepBack(inputs[0], axis, ALL_STEPS)] if axes in ([axis], [axis - 3]) else None
         if op.name == "Enter" and inputs:
-            return [Before(inputs[0], axis)]
-        carried = self._loops.carried(place)
-        return [Before(carried.first, axis)] if carried is not None and self._loops.stays(carried) else None
+            return [StepBack(inputs[0], axis)]
+        carried = self._loops.loop_variable(place)
+        return [StepBack(carried.initial, axis)] if carried is not None and self._loops.is_invariant(carried) else None
 
-    def _written(self, place: Place) -> Place | None:
-        """What a loop writes in each step into the array that it leaves behind."""
-        op, inputs = self._reader.op(place), self._reader.given(place)
-        if "index" in op.at and not self._counted(inputs[op.at["index"]]):
+    def _written_value(self, place: Place) -> Place | None:
+        """Return what a loop writes in each step into the TensorArray or TensorList that it leaves behind."""
+        op, inputs = self._reader.op(place), self._reader.inputs_at(place)
+        if "index" in op.slots and not self._is_range(inputs[op.slots["index"]]):
             return None
-        carried = self._loops.behind(inputs[op.at["array"]])
+        carried = self._loops.exit_variable(inputs[op.slots["array"]])
         if carried is None:
             return None
-        write = self._reader.past(carried.next)
-        op, inputs = self._reader.op(write), self._reader.given(write)
-        if op.array != "write" or len(inputs) <= max(op.at.values()):
+        write = self._reader.resolve_in_step(carried.next)
+        op, inputs = self._reader.op(write), self._reader.inputs_at(write)
+        if op.tensor_list != "write" or len(inputs) <= max(op.slots.values()):
             return None
-        if self._reader.past(inputs[op.at["array"]]) != carried.place:
+        if self._reader.resolve_in_step(inputs[op.slots["array"]]) != carried.place:
             return None
-        return inputs[op.at["value"]] if self._loops.counter(inputs[op.at["index"]]) == carried.loop else None
+        loop = self._loops.counted_loop(inputs[op.slots["index"]])
+        return inputs[op.slots["value"]] if loop == carried.loop else None
 
     def _lengths(self, place: Place) -> Place:
-        """Where lengths come from, whatever integers they are."""
+        """Return where lengths come from, before conversions between integers."""
         for _ in range(_MOST_IN_ROW):
-            place = self._reader.past(place)
+            place = self._reader.resolve_in_step(place)
             if self._reader.op(place).name != "Cast":
                 break
-            place, *_ = self._reader.given(place) or [place]
+            place, *_ = self._reader.inputs_at(place) or [place]
         return place
 
     def _permutation(self, place: Place) -> tuple[int, ...] | None:
-        """The first two of three axes, swapped or not, with the last one in its place."""
-        here = self._reader.past(place)
-        numbers = self._reader.numbers(here)
-        if numbers is None and self._reader.op(here).name == "ConcatV2":
-            inputs = self._reader.given(here)
-            numbers = self._reader.numbers(inputs[0]) if len(inputs) == 3 else None
-            if numbers is None or len(numbers) != 2 or not self._counted(inputs[1], 2):
+        """Return the first two of three axes, swapped or not, if the last one stays in its place."""
+        origin = self._reader.resolve_in_step(place)
+        numbers = self._reader.constant_integers(origin)
+        if numbers is None and self._reader.op(origin).name == "ConcatV2":
+            inputs = self._reader.inputs_at(origin)
+            numbers = self._reader.constant_integers(inputs[0]) if len(inputs) == 3 else None
+            if numbers is None or len(numbers) != 2 or not self._is_range(inputs[1], 2):
                 return None
             numbers = [*numbers, 2]
         return tuple(numbers[:2]) if numbers in ([0, 1, 2], [1, 0, 2]) else None
 
-    def _counted(self, place: Place, start: int = 0) -> bool:
-        """Whether it is start, start + 1 and so on."""
-        here = self._reader.past(place)
-        if self._reader.op(here).name == "Range":
-            inputs = self._reader.given(here)
-            return len(inputs) == 3 and [self._reader.numbers(inputs[k]) for k in (0, 2)] == [[start], [1]]
-        numbers = self._reader.numbers(here)
+    def _is_range(self, place: Place, start: int = 0) -> bool:
+        """Whether a value is the integers start, start + 1 and so on."""
+        origin = self._reader.resolve_in_step(place)
+        if self._reader.op(origin).name == "Range":
+            inputs = self._reader.inputs_at(origin)
+            return len(inputs) == 3 and [self._reader.constant_integers(inputs[k]) for k in (0, 2)] == [[start], [1]]
+        numbers = self._reader.constant_integers(origin)
         return numbers is not None and numbers == list(range(start, start + len(numbers)))

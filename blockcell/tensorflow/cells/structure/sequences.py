@@ -1,8 +1,9 @@
-"""Which sequence a cell runs over: from its x back to other cells, or to what is none.
+"""Which sequence a cell runs over: traced from its x back to other cells, or to nodes that are no cells.
 
-Only what keeps all values is passed on the way: loops that read a sequence step by step and write one, transpositions,
-reversals, joins side by side. It is known all the way where time lies, so that only time is reversed. What is beside
-that, such as a dropout, ends the way; the direction is followed past it, as each step is made of the same step.
+In come the runs of cells in a graph; the inputs and directions of these runs are filled in. A trace passes only what
+keeps all values: loops that read and write a sequence step by step, transpositions, reversals and joins side by side.
+The axis of time is known all the way, so that only time is reversed. Other nodes, such as a dropout, end the trace; the
+direction is followed past them where each step is made of the same step.
 """
 
 from __future__ import annotations
@@ -10,265 +11,266 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..graph.graph_reader import Place, Reader, Unknown
-from ..graph.while_loops import Loops
-from .directions import Part, Use, find_turns
-from .sequence_steps import ALL, Before, Steps, Turn
+from ..graph.graph_reader import GraphReader, Place, UnknownValue
+from ..graph.while_loops import WhileLoops
+from .directions import CellRun, SequencePart, find_reversals
+from .sequence_steps import ALL_STEPS, Reversal, SequenceSteps, StepBack
 
 _LONGEST = 2000  # nodes from a cell back to what it reads
 _MOST_PARTS = 16  # sequences side by side
-_DEEPEST = 32  # loops behind each other in which other nodes make the steps
-_PACKED = -1  # the axis of a sequence that is a cell's steps, put together
+_DEEPEST = 32  # nested traces of steps that other nodes make
+_PACKED = -1  # the axis of time where a Pack joins the unrolled steps of a cell
 
 
-class _Way(NamedTuple):
-    """How far a way back has come."""
+class _TracePoint(NamedTuple):
+    """Where a trace is, and what it has passed."""
 
     place: Place
     axis: int | None
-    looped: bool
-    turns: tuple[Turn, ...] = ()
+    in_loop: bool
+    reversals: tuple[Reversal, ...] = ()
     element: tuple[int, int | None] | None = None
 
 
-class _Untold(Exception):
-    """It is not known of which step something is made."""
+class _UnknownStep(Exception):
+    """A value is made of a step of a sequence, but it is not known of which."""
 
 
 class Sequences:
-    """The sequences between the uses of cells in a graph."""
+    """The sequences between the runs of cells in a graph."""
 
-    def __init__(self, reader: Reader, uses: Sequence[Use]) -> None:
-        """Fills in what is known of the uses."""
-        self._reader, self.uses = reader, uses
-        self._loops = Loops(reader)
-        self._steps = Steps(reader, self._loops)
-        self._results = {each.h: (k, step) for k, use in enumerate(uses) for step, each in enumerate(use.steps)}
-        self._orders: dict[Place, tuple[Part, ...] | None] = {}
-        self._packs: dict[Place, list[Before] | None] = {}
+    def __init__(self, reader: GraphReader, runs: Sequence[CellRun]) -> None:
+        """Trace the inputs of `runs`, and fill in their loops, masks, inputs and reversals."""
+        self._reader, self.runs = reader, runs
+        self._loops = WhileLoops(reader)
+        self._steps = SequenceSteps(reader, self._loops)
+        self._run_by_h = {nodes.h: (k, step) for k, run in enumerate(runs) for step, nodes in enumerate(run.steps)}
+        self._parts_of_steps: dict[Place, tuple[SequencePart, ...] | None] = {}
+        self._packs: dict[Place, list[StepBack] | None] = {}
         self._depth = 0
-        running = [use for use in uses if use.steps[0].body in reader.running] or uses
-        for use in running:
-            self._run(use)
-        for use in running:
+        running = [run for run in runs if run.steps[0].body in reader.running_bodies] or runs
+        for run in running:
+            self._read_loop(run)
+        for run in running:
             try:
-                use.parts = _combined([self._parts(step.x, use) for step in use.steps])
-            except Unknown:
-                use.parts = None
-        find_turns(reader, uses)
+                run.input_parts = _combine_steps([self._trace_input(step.x, run) for step in run.steps])
+            except UnknownValue:
+                run.input_parts = None
+        find_reversals(reader, runs)
 
-    def _run(self, use: Use) -> None:
-        """Whether it runs in a loop, and up to lengths or by a mask."""
-        states = [step.state for step in use.steps]
+    def _read_loop(self, run: CellRun) -> None:
+        """Find out whether a run is in a loop, and whether lengths or a mask end its rows."""
+        states = [step.state for step in run.steps]
         if states[0] is None:
             return
         try:
             if len(states) == 1:
-                carried = self._loops.carried(states[0])
-                states, use.looped = ([carried.next] if carried is not None else []), carried is not None
+                carried = self._loops.loop_variable(states[0])
+                states, run.in_loop = ([carried.next] if carried is not None else []), carried is not None
             else:  # the state of the first step is from nowhere
                 del states[0]
-            conditions = [self._reader.given(place)[0] for place in map(self._selection, states) if place is not None]
+            selections = filter(None, map(self._selection, states))
+            conditions = [self._reader.inputs_at(place)[0] for place in selections]
             if conditions:
-                use.masked = True
-                use.mask_turns = self._mask_turns(conditions)
-        except Unknown:
+                run.masked = True
+                run.mask_reversals = self._find_mask_reversals(conditions)
+        except UnknownValue:
             pass
 
     def _selection(self, state: Place | None) -> Place | None:
-        """The selection that a state comes from, if it comes from one."""
-        here = None if state is None else self._reader.past(state)
-        return here if here is not None and self._reader.op(here).name == "Select" else None
+        """Return the Select that a state comes from; None if it comes from another node."""
+        origin = None if state is None else self._reader.resolve_in_step(state)
+        return origin if origin is not None and self._reader.op(origin).name == "Select" else None
 
-    def _mask_turns(self, conditions: Sequence[Place]) -> tuple[Turn, ...] | None:
-        """How the mask is reversed by which states are selected; None if it is no mask."""
-        reads = [read for read in map(self._steps.mask, conditions) if read is not None]
+    def _find_mask_reversals(self, conditions: Sequence[Place]) -> tuple[Reversal, ...] | None:
+        """Return how the mask that selects states is reversed; None if the conditions are no mask."""
+        reads = [read for read in map(self._steps.read_mask, conditions) if read is not None]
         if len(reads) < len(conditions) or len({(read.place, read.axis) for read in reads}) > 1:
             return None
-        parts = self._trace(_Way(reads[0].place, reads[0].axis, False))
+        parts = self._trace(_TracePoint(reads[0].place, reads[0].axis, False))
         if len(parts) != 1:
             return None
-        turns, elements = parts[0].turns, [read.element for read in reads if read.element is not None]
+        reversals, elements = parts[0].reversals, [read.element for read in reads if read.element is not None]
         if not elements:  # a loop reads all steps
-            return turns if len(reads) == 1 else None
+            return reversals if len(reads) == 1 else None
         numbers, total = [number for number, _ in elements], elements[0][1]
         if numbers == [*range(len(reads))]:
-            return turns
+            return reversals
         from_the_end = total is not None and numbers == [total - 1 - k for k in range(len(reads))]
-        return (*turns, ALL) if from_the_end else None
+        return (*reversals, ALL_STEPS) if from_the_end else None
 
     def sources(self, place: Place, axis: int | None) -> list[int | Place]:
-        """List what is beside each other in a sequence or a step: the uses whose h it is, or where the ways end."""
-        return [part.source for part in self._trace(_Way(place, axis, False))]
+        """List what is side by side in a sequence or a step: runs whose h it is, or places where traces end."""
+        return [part.source for part in self._trace(_TracePoint(place, axis, False))]
 
-    def uses_by_h(self) -> dict[Place, int]:
-        """Return the uses by the places of their h, of single steps or of all steps at once."""
-        return {place: use for place, (use, _) in self._results.items()}
+    def runs_by_h(self) -> dict[Place, int]:
+        """Return the runs by the places of their h, of single steps or of all steps at once."""
+        return {place: run for place, (run, _) in self._run_by_h.items()}
 
-    # ------------------------------------------------------------------------------------------------------- the parts
-    def _parts(self, x: Place, use: Use) -> tuple[Part, ...]:
-        return self._trace(_Way(x, 0 if use.steps[0].state is None else None, use.looped))
+    # ------------------------------------------------------------------------------------------------------ the traces
+    def _trace_input(self, x: Place, run: CellRun) -> tuple[SequencePart, ...]:
+        return self._trace(_TracePoint(x, 0 if run.steps[0].state is None else None, run.in_loop))
 
-    def _trace(self, start: _Way) -> tuple[Part, ...]:
-        """What is side by side in a sequence or in a step of one, from left to right."""
-        found: list[Part] = []
+    def _trace(self, start: _TracePoint) -> tuple[SequencePart, ...]:
+        """Return what is side by side in a sequence or in a step of one, from left to right."""
+        parts: list[SequencePart] = []
         waiting = [start]
         for _ in range(_LONGEST):
             if not waiting:
-                return tuple(found)
-            self._reader.count()
-            here, axis, looped, turns, element = way = waiting.pop()
-            known = self._result(here, axis)
-            if known is not None:
-                use, step = known
-                count = len(self.uses[use].steps)
+                return tuple(parts)
+            self._reader.spend_steps()
+            place, axis, in_loop, reversals, element = point = waiting.pop()
+            run_and_step = self._run_of_h(place, axis)
+            if run_and_step is not None:
+                run, step = run_and_step
+                count = len(self.runs[run].steps)
                 single = axis is None and count > 1
-                found.append(Part(use, axis, turns, (step, count) if single else element))
+                parts.append(SequencePart(run, axis, reversals, (step, count) if single else element))
                 continue
-            before = self._before(here, axis)
-            if before is None:
-                order = self._order(here) if axis is None and looped else ()
-                found.append(Part(here, axis, turns, element, order))
+            steps_back = self._before(place, axis)
+            if steps_back is None:
+                made_of = self._step_parts(place) if axis is None and in_loop else ()
+                parts.append(SequencePart(place, axis, reversals, element, made_of))
                 continue
-            waiting += [_further(way, each) for each in reversed(before)]
-            if len(waiting) + len(found) > _MOST_PARTS:
+            waiting += [_step_further(point, step_back) for step_back in reversed(steps_back)]
+            if len(waiting) + len(parts) > _MOST_PARTS:
                 break
-        raise Unknown(f"{start.place.name!r}, which is made of too much")
+        raise UnknownValue(f"{start.place.name!r}, which is made of too much")
 
-    def _result(self, place: Place, axis: int | None) -> tuple[int, int] | None:
-        """The use and step whose h this is, if it lies in time like this."""
-        known = self._results.get(place)
-        if known is None:
+    def _run_of_h(self, place: Place, axis: int | None) -> tuple[int, int] | None:
+        """Return the run and step whose h a place is, if time is this axis of it."""
+        run_and_step = self._run_by_h.get(place)
+        if run_and_step is None:
             return None
-        whole = self.uses[known[0]].steps[known[1]].state is None
-        return known if axis in ((0,) if whole else (None, _PACKED)) else None
+        all_steps = self.runs[run_and_step[0]].steps[run_and_step[1]].state is None
+        return run_and_step if axis in ((0,) if all_steps else (None, _PACKED)) else None
 
-    def _result_of_step(self, place: Place) -> tuple[int, int] | None:
-        """The use and step whose h this is, also where a mask selects it."""
-        here = self._reader.past(place)
-        if self._reader.op(here).name == "Select" and (chosen := self._steps.before(here, None)):
-            here = self._reader.past(chosen[0].place)
-        return self._result(here, None)
+    def _run_of_selected_h(self, place: Place) -> tuple[int, int] | None:
+        """Return the run and step whose h a place is, also where a mask selects it."""
+        origin = self._reader.resolve_in_step(place)
+        if self._reader.op(origin).name == "Select" and (selected := self._steps.step_back(origin, None)):
+            origin = self._reader.resolve_in_step(selected[0].place)
+        return self._run_of_h(origin, None)
 
-    def _before(self, place: Place, axis: int | None) -> list[Before] | None:
-        """One step back; None if the way ends here."""
+    def _before(self, place: Place, axis: int | None) -> list[StepBack] | None:
+        """Go one node back, also to the steps that a Pack joins; None where a trace ends."""
         node = self._reader.node(place)
         if node is None or axis is None or node.op != "Pack" or node.attrs.get("axis", 0) != axis:
-            return self._steps.before(place, axis)
+            return self._steps.step_back(place, axis)
         if place not in self._packs:
-            self._packs[place] = self._packed(self._reader.given(place))
+            self._packs[place] = self._read_pack(self._reader.inputs_at(place))
         return self._packs[place]
 
-    def _packed(self, inputs: Sequence[Place]) -> list[Before] | None:
-        """The steps of cells, one after the other."""
+    def _read_pack(self, inputs: Sequence[Place]) -> list[StepBack] | None:
+        """Return where the values of a Pack come from, if they are all steps of cells in order or reversed."""
         rows: list[list[tuple[int, int]]] = []
         for place in inputs:
-            self._reader.count()
-            here = self._reader.past(place)
-            parts = [here]
-            if self._reader.op(here).name == "ConcatV2":
-                *parts, last = self._reader.given(here)
-                if self._reader.number(last) not in (1, -1) or len(parts) > _MOST_PARTS:
+            self._reader.spend_steps()
+            origin = self._reader.resolve_in_step(place)
+            parts = [origin]
+            if self._reader.op(origin).name == "ConcatV2":
+                *parts, last = self._reader.inputs_at(origin)
+                if self._reader.constant_integer(last) not in (1, -1) or len(parts) > _MOST_PARTS:
                     return None
-            known = [self._result_of_step(part) for part in parts]
-            rows.append([each for each in known if each is not None])
-            if None in known or len(rows[-1]) != len(rows[0]):
+            runs_and_steps = [self._run_of_selected_h(part) for part in parts]
+            rows.append([run_and_step for run_and_step in runs_and_steps if run_and_step is not None])
+            if None in runs_and_steps or len(rows[-1]) != len(rows[0]):
                 return None
-        found = []
+        steps_back = []
         count = len(inputs)
         for column in zip(*rows, strict=True):
-            use = column[0][0]
-            numbers = [step for each, step in column if each == use]
+            run = column[0][0]
+            numbers = [step for other_run, step in column if other_run == run]
             if numbers not in (forward := [*range(count)], forward[::-1]):
                 return None
-            if len(self.uses[use].steps) != count or self.uses[use].looped:
+            if len(self.runs[run].steps) != count or self.runs[run].in_loop:
                 return None
-            found.append(Before(self.uses[use].steps[0].h, _PACKED, None if numbers == forward else ALL))
-        return found
+            steps_back.append(StepBack(self.runs[run].steps[0].h, _PACKED, None if numbers == forward else ALL_STEPS))
+        return steps_back
 
     # ------------------------------------------------------------------------------------ steps that other nodes make
-    def _order(self, place: Place) -> tuple[Part, ...] | None:
-        """The sequences that a step is made of, by whatever nodes; None if it is not known which step of them."""
-        if place not in self._orders:
+    def _step_parts(self, place: Place) -> tuple[SequencePart, ...] | None:
+        """Return the sequences that a step is made of, by any nodes; None if it is not known of which step of them."""
+        if place not in self._parts_of_steps:
             self._depth += 1
             try:
-                self._orders[place] = self._found_order(place) if self._depth <= _DEEPEST else None
-            except _Untold:
-                self._orders[place] = None
+                self._parts_of_steps[place] = self._find_step_parts(place) if self._depth <= _DEEPEST else None
+            except _UnknownStep:
+                self._parts_of_steps[place] = None
             finally:
                 self._depth -= 1
-        return self._orders[place]
+        return self._parts_of_steps[place]
 
-    def _found_order(self, place: Place) -> tuple[Part, ...]:
-        found: dict[Part, None] = {}
+    def _find_step_parts(self, place: Place) -> tuple[SequencePart, ...]:
+        parts: dict[SequencePart, None] = {}
         passed = 0
 
-        def before(here: Place) -> Sequence[Place]:
+        def earlier(current: Place) -> Sequence[Place]:
             nonlocal passed
             passed += 1
-            if passed > _LONGEST or len(found) > _MOST_PARTS:
-                raise _Untold
-            known = self._result(here, None)
-            if known is not None:
-                found[Part(known[0], None, ())] = None
+            if passed > _LONGEST or len(parts) > _MOST_PARTS:
+                raise _UnknownStep
+            run_and_step = self._run_of_h(current, None)
+            if run_and_step is not None:
+                parts[SequencePart(run_and_step[0], None, ())] = None
                 return ()
-            op = self._reader.op(here)
-            if op.passes == "flow" or op.name in ("", "Merge", "Const"):
-                if self._loops.counter(here) is not None:
-                    raise _Untold
+            op = self._reader.op(current)
+            if op.forwards == "flow" or op.name in ("", "Merge", "Const"):
+                if self._loops.counted_loop(current) is not None:
+                    raise _UnknownStep
                 return ()
-            read = self._steps.read(here)
-            if read is not None and read[0].element is None:
-                found.update(dict.fromkeys(self._read_in_order(read[0])))
+            steps_back = self._steps.read_step(current)
+            if steps_back is not None and steps_back[0].element is None:
+                parts.update(dict.fromkeys(self._read_in_order(steps_back[0])))
                 return ()
-            if op.array == "read":
-                raise _Untold
-            return self._reader.given(here)
+            if op.tensor_list == "read":
+                raise _UnknownStep
+            return self._reader.inputs_at(current)
 
-        self._reader.walk([place], before)
-        return tuple(found)
+        self._reader.walk([place], earlier)
+        return tuple(parts)
 
-    def _read_in_order(self, read: Before) -> list[Part]:
-        """What a loop reads step by step."""
-        found = []
-        for part in self._trace(_Way(read.place, read.axis, False)):
-            if part.order is None:
-                raise _Untold
-            for each in part.order or (part,):
-                turns = (*each.turns, *part.turns) if part.order else part.turns
-                found.append(each._replace(turns=turns, order=()))
-        return found
+    def _read_in_order(self, read: StepBack) -> list[SequencePart]:
+        """List the parts of a sequence that a loop reads step by step."""
+        parts_read = []
+        for part in self._trace(_TracePoint(read.place, read.axis, False)):
+            if part.made_of is None:
+                raise _UnknownStep
+            for inner_part in part.made_of or (part,):
+                reversals = (*inner_part.reversals, *part.reversals) if part.made_of else part.reversals
+                parts_read.append(inner_part._replace(reversals=reversals, made_of=()))
+        return parts_read
 
 
-def _further(way: _Way, before: Before) -> _Way:
-    """One step further back."""
-    return _Way(
-        before.place,
-        before.axis,
-        way.looped if before.loop is None else before.loop,
-        way.turns if before.turn is None else (before.turn, *way.turns),
-        before.element or way.element,
+def _step_further(point: _TracePoint, step_back: StepBack) -> _TracePoint:
+    """Move a trace one node back."""
+    return _TracePoint(
+        step_back.place,
+        step_back.axis,
+        point.in_loop if step_back.loop is None else step_back.loop,
+        point.reversals if step_back.reversal is None else (step_back.reversal, *point.reversals),
+        step_back.element or point.element,
     )
 
 
-def _combined(steps: Sequence[tuple[Part, ...]]) -> tuple[Part, ...]:
-    """One sequence of what the steps read one by one."""
-    found = []
+def _combine_steps(steps: Sequence[tuple[SequencePart, ...]]) -> tuple[SequencePart, ...]:
+    """Combine what unrolled steps read one by one to the sequence that they read together."""
+    parts = []
     count = len(steps)
-    if any(len(each) != len(steps[0]) for each in steps):
-        return (steps[0][0]._replace(order=None),)
+    if any(len(part) != len(steps[0]) for part in steps):
+        return (steps[0][0]._replace(made_of=None),)
     for column in zip(*steps, strict=True):
         first = column[0]
         if count == 1:
-            found.append(first if first.element in (None, (0, 1)) else first._replace(order=None))
+            parts.append(first if first.element in (None, (0, 1)) else first._replace(made_of=None))
             continue
-        same = all(each._replace(element=None) == first._replace(element=None) for each in column)
-        numbers = [each.element[0] for each in column if each.element is not None]
+        is_same = all(part._replace(element=None) == first._replace(element=None) for part in column)
+        numbers = [part.element[0] for part in column if part.element is not None]
         total = first.element[1] if first.element is not None else None
-        if same and numbers == [*range(count)]:
-            found.append(first._replace(element=None))
-        elif same and numbers == [*range(count)][::-1] and total == count:
-            found.append(first._replace(element=None, turns=(*first.turns, ALL)))
+        if is_same and numbers == [*range(count)]:
+            parts.append(first._replace(element=None))
+        elif is_same and numbers == [*range(count)][::-1] and total == count:
+            parts.append(first._replace(element=None, reversals=(*first.reversals, ALL_STEPS)))
         else:
-            found.append(first._replace(element=None, order=None))
-    return tuple(found)
+            parts.append(first._replace(element=None, made_of=None))
+    return tuple(parts)

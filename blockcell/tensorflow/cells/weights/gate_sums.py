@@ -1,7 +1,7 @@
-"""What goes into a gate: a sum of products, biases and numbers, each with its part of a variable.
+"""The sums before the activations of gates: products, biases and numbers, each with its slice of a variable.
 
-Cells differ in how they cut the work: one product for all gates that is split, or a split kernel and a product for each
-gate; one kernel for [x, h], or two. In a gate's sum all of these are alike.
+In comes a place; out goes its sum or gate. Cells differ in whether one product for all gates is split or a kernel is,
+and in whether x and h share a kernel. In the sum of a gate all of these are alike.
 """
 
 from __future__ import annotations
@@ -12,167 +12,165 @@ from typing import NamedTuple
 
 from ....activations import Activation
 from ...graphs import Node
-from ..graph.activations import LINEAR, activated
-from ..graph.array_slices import Taken, split_axis, split_range, strided
-from ..graph.graph_reader import Place, Unknown
-from ..graph.op_table import op_of
-from .weight_slices import Piece, Pieces, Range
-from .weight_sources import Sources
+from ..graph.activations import LINEAR, find_activation
+from ..graph.array_slices import AxisSlice, split_axis, split_range, strided_slices
+from ..graph.graph_reader import Place, UnknownValue
+from ..graph.op_table import graph_op
+from .weight_slices import IndexRange, WeightSlice, WeightSlices
+from .weight_sources import WeightSources
 
 _MOST_TERMS = 32
 _MOST_VIEWS = 6  # parts of parts
 
-Cut = Callable[[int], Range]
-"""From a size to the part of it that is taken."""
+ColumnCut = Callable[[int], IndexRange]
+"""Returns start and stop of the columns that are taken, by how many there are."""
 
 
-class Other(Exception):
-    """This is not the pattern."""
+class NoMatch(Exception):
+    """Nodes do not have the form of a pattern."""
 
 
 class Term(NamedTuple):
-    """A product."""
+    """A product of x or h with a kernel."""
 
     operand: Place
-    kernel: Piece
+    kernel: WeightSlice
 
 
 @dataclass
-class Sum:
-    """What is added up."""
+class GateSum:
+    """The terms of a sum."""
 
     products: list[Term] = field(default_factory=list)
-    biases: list[Piece] = field(default_factory=list)
+    biases: list[WeightSlice] = field(default_factory=list)
     constant: float = 0.0
-    others: list[Place] = field(default_factory=list)
+    other_terms: list[Place] = field(default_factory=list)
 
 
 class Gate(NamedTuple):
-    """A sum behind an activation."""
+    """An activation and the sum that it is applied to."""
 
     activation: Activation
-    sum: Sum
+    sum: GateSum
 
 
-class Sums:
-    """Reads a graph's nodes as parts of a pattern, and its sums."""
+class GateSums:
+    """Reads nodes of a graph as the ops of a pattern, and the sums of gates."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: WeightSources) -> None:
         self.reader, self.sources = sources.reader, sources
-        self.piece = Pieces(sources).piece
-        """The part of a variable or constant that a place is."""
+        self.weight_slice = WeightSlices(sources).weight_slice
+        """Returns the slice of a variable or constant that a place is."""
 
     # ---------------------------------------------------------------------------------------------------------- nodes
-    def op(self, place: Place) -> str:
-        """The op that makes a value."""
-        return self.reader.op(self.reader.past(place)).name
+    def op_name(self, place: Place) -> str:
+        """Return the name of the op that makes a value."""
+        return self.reader.op(self.reader.resolve_in_step(place)).name
 
-    def made(self, place: Place, op: str = "") -> tuple[Node, tuple[Place, ...]]:
-        """The node that makes a value, which must be this op, and its inputs."""
-        place = self.reader.past(place)
+    def expect_op(self, place: Place, op: str = "") -> tuple[Node, tuple[Place, ...]]:
+        """Return the node that makes a value, which must be this op, and its inputs."""
+        place = self.reader.resolve_in_step(place)
         node = self.reader.node(place)
-        if node is None or (op and op_of(node).name != op):
-            raise Other
+        if node is None or (op and graph_op(node).name != op):
+            raise NoMatch
         return node, self.reader.inputs(place.body, node)
 
-    def pair(self, place: Place, op: str) -> tuple[Place, Place]:
-        _, inputs = self.made(place, op)
+    def input_pair(self, place: Place, op: str) -> tuple[Place, Place]:
+        _, inputs = self.expect_op(place, op)
         if len(inputs) != 2:
-            raise Other
+            raise NoMatch
         return inputs[0], inputs[1]
 
-    def only(self, place: Place, op: str) -> Place:
-        _, inputs = self.made(place, op)
-        if len(inputs) != 1:
-            raise Other
-        return inputs[0]
+    def input_orders(self, place: Place, op: str) -> tuple[tuple[Place, ...], ...]:
+        """Return the two inputs of a node of an op, in both orders."""
+        pair = self.input_pair(place, op)
+        return pair, pair[::-1]
 
     # ----------------------------------------------------------------------------------------------------------- sums
-    def sum(self, place: Place, cuts: Sequence[Cut] = ()) -> Sum:
-        """What is added up there, of which `cuts` take a part, the last one first."""
-        found, waiting = Sum(), [(place, tuple(cuts))]
+    def read_sum(self, place: Place, cuts: Sequence[ColumnCut] = ()) -> GateSum:
+        """Read the sum at a place, of which `cuts` take columns, the last one first."""
+        total, waiting = GateSum(), [(place, tuple(cuts))]
         for _ in range(_MOST_TERMS):
             if not waiting:
-                return found
-            here, cuts = waiting.pop(0)
-            here = self.reader.past(here)
-            node, op = self.reader.node(here), self.reader.op(here).name
-            inputs = self.reader.given(here)
+                return total
+            current, cuts = waiting.pop(0)
+            current = self.reader.resolve_in_step(current)
+            node, op = self.reader.node(current), self.reader.op(current).name
+            inputs = self.reader.inputs_at(current)
             if op in ("Add", "BiasAdd") and len(inputs) == 2:
-                waiting = [*((each, cuts) for each in inputs), *waiting]
-            elif (cut := self._cut(here)) is not None:
+                waiting = [*((term, cuts) for term in inputs), *waiting]
+            elif (cut := self._column_cut(current)) is not None:
                 waiting = [(cut[0], (*cuts, cut[1])), *waiting]
             elif node is not None and op == "MatMul":
-                self._add_product(found, node, inputs, cuts)
+                self._add_product(total, node, inputs, cuts)
             else:
-                self._add_term(found, here, cuts)
-        raise Other
+                self._add_term(total, current, cuts)
+        raise NoMatch
 
-    def gate(self, place: Place) -> Gate | None:
-        """A sum of products behind an activation, of which a part may be taken before or behind it; else None."""
+    def read_gate(self, place: Place) -> Gate | None:
+        """Read a gate, of which columns may be taken before or behind the activation; None without a product."""
         try:
-            found = self._gate(place)
-        except (Other, Unknown):
+            gate = self._read_gate(place)
+        except (NoMatch, UnknownValue):
             return None
-        return found if found.sum.products else None
+        return gate if gate.sum.products else None
 
-    def _gate(self, place: Place) -> Gate:
-        here, cuts = place, list[Cut]()
+    def _read_gate(self, place: Place) -> Gate:
+        current, cuts = place, list[ColumnCut]()
         for _ in range(_MOST_VIEWS):
-            here = self.reader.past(here)
-            found = activated(self.reader, here)
-            if found is not None:
-                total = self.sum(found.inner, cuts)
-                total.constant -= found.added
-                return Gate(found.activation, total)
-            if (cut := self._cut(here)) is None:
+            current = self.reader.resolve_in_step(current)
+            activated = find_activation(self.reader, current)
+            if activated is not None:
+                total = self.read_sum(activated.inner, cuts)
+                total.constant -= activated.added
+                return Gate(activated.activation, total)
+            if (cut := self._column_cut(current)) is None:
                 break
-            here = cut[0]
+            current = cut[0]
             cuts.append(cut[1])
-        return Gate(LINEAR, self.sum(place))
+        return Gate(LINEAR, self.read_sum(place))
 
-    def _cut(self, place: Place) -> tuple[Place, Cut] | None:
-        """What some columns are taken of, and which."""
+    def _column_cut(self, place: Place) -> tuple[Place, ColumnCut] | None:
+        """Return what a node takes columns of, and which; None if it does not take columns."""
         node = self.reader.node(place)
-        if node is None or op_of(node).view != "columns":
+        if node is None or graph_op(node).view != "columns":
             return None
-        inputs, op = self.reader.inputs(place.body, node), op_of(node)
+        inputs, op = self.reader.inputs(place.body, node), graph_op(node)
         if node.op in ("Split", "SplitV"):
-            if len(inputs) != op.inputs or split_axis(self.reader, node, inputs) not in (1, -1):
+            if len(inputs) != op.input_count or split_axis(self.reader, node, inputs) not in (1, -1):
                 return None
-            return inputs[op.arrays][0], lambda size: split_range(self.reader, place, size)
-        taken = strided(self.reader, node, inputs)
-        if len(taken) != 2 or taken[0] != Taken(None, None, False) or taken[1].dropped:
+            return inputs[op.array_inputs][0], lambda size: split_range(self.reader, place, size)
+        axis_slices = strided_slices(self.reader, node, inputs)
+        if len(axis_slices) != 2 or axis_slices[0] != AxisSlice(None, None, False) or axis_slices[1].dropped:
             return None
-        return inputs[0], lambda size: slice(taken[1].start, taken[1].stop).indices(size)[:2]
+        return inputs[0], lambda size: slice(axis_slices[1].start, axis_slices[1].stop).indices(size)[:2]
 
-    def _add_product(self, found: Sum, node: Node, inputs: tuple[Place, ...], cuts: tuple[Cut, ...]) -> None:
-        attrs = node.attrs
-        if len(inputs) != 2 or attrs.get("transpose_a") or attrs.get("transpose_b"):
-            raise Other
-        kernel = self.piece(inputs[1])
+    def _add_product(self, total: GateSum, node: Node, inputs: tuple[Place, ...], cuts: tuple[ColumnCut, ...]) -> None:
+        if len(inputs) != 2 or node.attrs.get("transpose_a") or node.attrs.get("transpose_b"):
+            raise NoMatch
+        kernel = self.weight_slice(inputs[1])
         if len(kernel.shape) != 2:
-            raise Other
-        found.products.append(Term(inputs[0], _taken(kernel, cuts)))
+            raise NoMatch
+        total.products.append(Term(inputs[0], _cut_columns(kernel, cuts)))
 
-    def _add_term(self, found: Sum, place: Place, cuts: tuple[Cut, ...]) -> None:
+    def _add_term(self, total: GateSum, place: Place, cuts: tuple[ColumnCut, ...]) -> None:
         try:
-            piece = self.piece(place)
-        except Unknown:
+            piece = self.weight_slice(place)
+        except UnknownValue:
             if cuts:
-                raise Other from None
-            found.others.append(place)
+                raise NoMatch from None
+            total.other_terms.append(place)
             return
         if not piece.shape:
-            found.constant += self.reader.value(place)
+            total.constant += self.reader.constant_number(place)
         elif len(piece.shape) == 1:
-            found.biases.append(_taken(piece, cuts))
+            total.biases.append(_cut_columns(piece, cuts))
         else:
-            raise Other
+            raise NoMatch
 
 
-def _taken(piece: Piece, cuts: tuple[Cut, ...]) -> Piece:
-    """Some of the columns."""
+def _cut_columns(piece: WeightSlice, cuts: tuple[ColumnCut, ...]) -> WeightSlice:
+    """Take columns, by the last cut first."""
     for cut in reversed(cuts):
         piece = piece.columns(*cut(piece.shape[-1]))
     return piece

@@ -1,4 +1,7 @@
-"""What a weight is: variables of the checkpoint and constants, and how they are put together."""
+"""What a weight is made of: variables of a checkpoint and constants, whole, joined, split or converted.
+
+In comes a place; out goes a `WeightSource` with name, shape and dtype, whose `read` reads the values.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from ....optable import Array
 from ...graphs import Node
 from ...tensors import Stored
 from ...variables import Variables, alike
-from ..graph.array_slices import index_of, shape_of
-from ..graph.graph_reader import Place, Reader, Unknown
-from ..graph.op_table import op_of
+from ..graph.array_slices import shape_of, slice_index
+from ..graph.graph_reader import GraphReader, Place, UnknownValue
+from ..graph.op_table import graph_op
 
 _ROUNDED = "bfloat16, rounded by the graph from"  # how a dtype begins that no layer has: its cell is refused
 AVERAGE = "/ExponentialMovingAverage"
@@ -27,128 +30,130 @@ _MOST_REPEATED = 2**22  # entries of a constant that is one number
 T = TypeVar("T")
 
 
-class Saved(NamedTuple):
-    """Where a variable is in a checkpoint."""
+class SavedTensor(NamedTuple):
+    """The key of a variable in a checkpoint, and the part of that tensor that it is."""
 
     key: str
     part: tuple[tuple[int, int | None], ...] | None = None
-    """Start and stop in each dimension; None is all of it."""
+    """Start and stop in each dimension; None is the whole tensor."""
 
 
-Names = dict[str, dict[Saved, None]]
-"""Where variables are, by the names of their nodes."""
+SavedNames = dict[str, dict[SavedTensor, None]]
+"""The saved tensors of variables, by the names of their nodes."""
 
 
-class Source(NamedTuple):
-    """What a weight is: variables and constants, and how they are put together."""
+class WeightSource(NamedTuple):
+    """A weight, made of variables and constants."""
 
     name: str
-    """Of a variable or constant, or all of them, joined with " + "."""
+    """The names of its variables and constants, joined with " + "."""
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[str], Array]
-    """The values; the argument is appended to the variables' names, for another copy of them."""
+    """Reads the values; the argument is appended to the names of variables, for another copy of them."""
     leaves: tuple[str, ...]
-    saved: Saved | None = None
-    """Of a variable."""
+    saved: SavedTensor | None = None
+    """The saved tensor, if it is one variable."""
 
 
-class Traced(Generic[T]):
-    """What places hold, each looked at once: the one thing that all of a place's origins hold, or why there is none."""
+class OriginLookup(Generic[T]):
+    """Looks up, once for each place, the one weight that all origins of the place hold, or why there is none."""
 
-    def __init__(self, reader: Reader, made: Callable[[Place, int], T], key: Callable[[T], tuple[object, str]]) -> None:
-        """`made` is given an origin and how deep it is in others, `key` says what must be alike, and a name."""
-        self._reader, self._made, self._key = reader, made, key
-        self._found: dict[Place, T | Unknown] = {}
+    def __init__(
+        self, reader: GraphReader, read_origin: Callable[[Place, int], T], identify: Callable[[T], tuple[object, str]]
+    ) -> None:
+        """`read_origin` takes an origin and its depth; `identify` returns what origins have in common, and a name."""
+        self._reader, self._read_origin, self._identify = reader, read_origin, identify
+        self._weights: dict[Place, T | UnknownValue] = {}
 
     def __call__(self, place: Place, depth: int = 0) -> T:
-        if place not in self._found:
+        if place not in self._weights:
             try:
-                self._found[place] = self._find(place, depth)
-            except Unknown as unknown:
-                self._found[place] = unknown
-        found = self._found[place]
-        if isinstance(found, Unknown):
-            raise Unknown(str(found))
-        return found
+                self._weights[place] = self._find(place, depth)
+            except UnknownValue as unknown:
+                self._weights[place] = unknown
+        weight = self._weights[place]
+        if isinstance(weight, UnknownValue):
+            raise UnknownValue(str(weight))
+        return weight
 
     def _find(self, place: Place, depth: int) -> T:
-        found = [self._made(each, depth) for each in self._reader.origins(place)]
-        if not found:
-            raise Unknown(f"{place.name!r}, which comes from nothing but itself")
-        keys = dict(map(self._key, found))
-        if len(keys) > 1:
-            raise Unknown(f"{' or '.join(sorted({*keys.values()})[:4])}: not one weight")
-        return found[0]
+        weights = [self._read_origin(origin, depth) for origin in self._reader.origins(place)]
+        if not weights:
+            raise UnknownValue(f"{place.name!r}, which comes from nothing but itself")
+        names = dict(map(self._identify, weights))
+        if len(names) > 1:
+            raise UnknownValue(f"{' or '.join(sorted({*names.values()})[:4])}: not one weight")
+        return weights[0]
 
 
-class Sources:
-    """The weights of a graph, with the variables of its checkpoint.  `saver_names.sources_of` makes it."""
+class WeightSources:
+    """The weights of a graph, with the variables of its checkpoint.  `saver_names.trace_weights` makes it."""
 
-    def __init__(self, reader: Reader, variables: Variables | None) -> None:
+    def __init__(self, reader: GraphReader, variables: Variables | None) -> None:
         """`variables` is None for a frozen graph."""
         self.reader, self.variables = reader, variables
-        self.restored: tuple[Names, Names] = {}, {}
-        """Where variables are, by their nodes: for the Saver that the file names, and for others."""
-        self.source = Traced(reader, self._made, lambda source: (source.name, source.name))
-        """The variables and constants that a weight is made of."""
+        self.restored: tuple[SavedNames, SavedNames] = {}, {}
+        """The saved tensors of variables: by the Saver that the file names, and by other Savers."""
+        self.source = OriginLookup(reader, self._read_source, lambda source: (source.name, source.name))
+        """Returns the variables and constants that the weight at a place is made of."""
 
-    def _made(self, place: Place, depth: int) -> Source:
+    def _read_source(self, place: Place, depth: int) -> WeightSource:
         node = self.reader.node(place)
         if node is None:  # an argument is passed on: origins() has gone past it
-            raise Unknown(f"the argument {place.name!r} of {place.body!r}")
+            raise UnknownValue(f"the argument {place.name!r} of {place.body!r}")
         if depth > _DEEPEST:
-            raise Unknown(f"the node {node.name!r}, beyond {_DEEPEST} joins and splits")
+            raise UnknownValue(f"the node {node.name!r}, beyond {_DEEPEST} joins and splits")
         stored = self.reader.graph.constant(node)
         if stored is not None:
             return _leaf(node, stored)
-        if op_of(node).variable:
+        if graph_op(node).variable:
             return self._variable(node)
         inputs = self.reader.inputs(place.body, node)
         if node.op == "ConcatV2" and len(inputs) > 2:
-            return self._joined(node, inputs, depth)
-        if node.op in ("Split", "SplitV") and len(inputs) == op_of(node).inputs:
-            return self._part(place, self.source(inputs[op_of(node).arrays][0], depth + 1), node)
+            return self._join_parts(node, inputs, depth)
+        if node.op in ("Split", "SplitV") and len(inputs) == graph_op(node).input_count:
+            return self._split_part(place, self.source(inputs[graph_op(node).array_inputs][0], depth + 1), node)
         if node.op == "Cast" and inputs:
-            return self._converted(node, inputs[0], depth)
-        raise Unknown(f"the node {node.name!r}, which is a {node.op}")
+            return self._convert(node, inputs[0], depth)
+        raise UnknownValue(f"the node {node.name!r}, which is a {node.op}")
 
-    def _variable(self, node: Node) -> Source:
+    def _variable(self, node: Node) -> WeightSource:
         name = self._names.get(node.name, node.name)
         saved = self._saved(node)
         if saved is not None:
-            return self._stored(name, saved, node)
+            return self._read_stored(name, saved, node)
         shape = node.attrs.get("shape")
         dtype = str(node.attrs.get("dtype"))
         if isinstance(shape, tuple) and None not in shape:  # a part of one that is stored whole, perhaps
 
-            def read(more: str) -> Array:
+            def read(suffix: str) -> Array:
                 raise KeyError(node.name)
 
-            return Source(name, shape, dtype, read, (f"?{node.name}",))
-        raise Unknown(f"the variable {node.name!r}, which is not in the checkpoint")
+            return WeightSource(name, shape, dtype, read, (f"?{node.name}",))
+        raise UnknownValue(f"the variable {node.name!r}, which is not in the checkpoint")
 
-    def _saved(self, node: Node) -> Saved | None:
-        """Where a variable is: as its Saver says, by its own name, or as another Saver says."""
+    def _saved(self, node: Node) -> SavedTensor | None:
+        """Return the saved tensor of a variable: by its Saver, by its own name, or by another Saver."""
         if self.variables is None:
             return None
-        own, others = self.restored
+        own, other_savers = self.restored
         objects = self.variables.objects is not None and own  # whose names need not be those of nodes
         shared = node.attrs.get("shared_name") if node.op == "VarHandleOp" else None
-        named = [] if objects else [Saved(name) for name in (node.name, shared) if isinstance(name, str)]
-        for known in (own.get(node.name, {}), dict.fromkeys(named[:1]), dict.fromkeys(named[1:]),
-                      others.get(node.name, {})):  # fmt: skip
-            found = [saved for saved in known if saved.key in self.variables]
-            if len(found) > 1:
-                names = " or ".join(sorted({saved.key for saved in found})[:4])
-                raise Unknown(f"the variable {node.name!r}, which is saved as {names}: not one weight")
-            if found:
-                return found[0]
+        named = [] if objects else [SavedTensor(name) for name in (node.name, shared) if isinstance(name, str)]
+        for places in (own.get(node.name, {}), dict.fromkeys(named[:1]), dict.fromkeys(named[1:]),
+                      other_savers.get(node.name, {})):  # fmt: skip
+            saved_tensors = [saved for saved in places if saved.key in self.variables]
+            if len(saved_tensors) > 1:
+                names = " or ".join(sorted({saved.key for saved in saved_tensors})[:4])
+                raise UnknownValue(f"the variable {node.name!r}, which is saved as {names}: not one weight")
+            if saved_tensors:
+                return saved_tensors[0]
         return None
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """Of nodes such as "gru/kernel_1", the full name of their variable, "gru/kernel", if no other's is the same."""
+        """The full names of variables, "gru/kernel" for a node "gru/kernel_1", if no other variable has the same."""
         names: dict[str, str] = {}
         for name, places in self.restored[0].items():
             if self.variables is not None and len(places) == 1:
@@ -157,11 +162,11 @@ class Sources:
                     names[name] = full
         count = Counter(names.values())
         names = {name: full for name, full in names.items() if count[full] == 1}
-        others = set(names.values()) & self.reader.bodies[""].keys() - names.keys()
-        return names | {name: f"{name}, the node" for name in others}
+        ambiguous = set(names.values()) & self.reader.bodies[""].keys() - names.keys()
+        return names | {name: f"{name}, the node" for name in ambiguous}
 
-    def _stored(self, name: str, saved: Saved, node: Node | None = None) -> Source:
-        """A variable that is in the checkpoint."""
+    def _read_stored(self, name: str, saved: SavedTensor, node: Node | None = None) -> WeightSource:
+        """Make the weight of a variable that is in the checkpoint."""
         assert self.variables is not None
         variables, shown, part = self.variables, self.variables.name_of(saved.key), saved.part
         stored = variables.stored[shown]
@@ -169,113 +174,112 @@ class Sources:
         if part is not None:
             ends = [size if stop is None else stop for (_, stop), size in zip(part, shape, strict=False)]
             if len(part) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
-                raise Unknown(f"a part of the variable {shown!r} that it does not have: its shape is {shape}")
+                raise UnknownValue(f"a part of the variable {shown!r} that it does not have: its shape is {shape}")
             shape = tuple(end - start for (start, _), end in zip(part, ends, strict=True))
 
-        def read(more: str) -> Array:
-            where = Saved(shown + more, part)
-            copy = self.reader.bodies[""].get(node.name + more) if more and node is not None else None
-            if copy is not None and op_of(copy).variable:
-                where = self._saved(copy) or where
-            array = variables[where.key]
-            if where.part is not None and len(where.part) == array.ndim:
-                array = array[tuple(slice(*each) for each in where.part)]
-            return alike(array, where.key, stored.dtype, shape)
+        def read(suffix: str) -> Array:
+            saved_copy = SavedTensor(shown + suffix, part)
+            copy = self.reader.bodies[""].get(node.name + suffix) if suffix and node is not None else None
+            if copy is not None and graph_op(copy).variable:
+                saved_copy = self._saved(copy) or saved_copy
+            array = variables[saved_copy.key]
+            if saved_copy.part is not None and len(saved_copy.part) == array.ndim:
+                array = array[tuple(slice(*axis_range) for axis_range in saved_copy.part)]
+            return alike(array, saved_copy.key, stored.dtype, shape)
 
-        return Source(name, shape, stored.dtype, read, (name,), saved)
+        return WeightSource(name, shape, stored.dtype, read, (name,), saved)
 
-    def _joined(self, node: Node, inputs: tuple[Place, ...], depth: int) -> Source:
-        parts = [self.source(each, depth + 1) for each in inputs[:-1]]
+    def _join_parts(self, node: Node, inputs: tuple[Place, ...], depth: int) -> WeightSource:
+        parts = [self.source(place, depth + 1) for place in inputs[:-1]]
         rank = len(parts[0].shape)
-        axis = self.reader.number(inputs[-1])
+        axis = self.reader.constant_integer(inputs[-1])
         if not -rank <= axis < rank or any(len(part.shape) != rank for part in parts):
-            raise Unknown(f"the node {node.name!r}, which joins arrays along an axis that they do not have")
+            raise UnknownValue(f"the node {node.name!r}, which joins arrays along an axis that they do not have")
         axis %= rank
         shape = list(parts[0].shape)
         shape[axis] = sum(part.shape[axis] for part in parts)
         if any((*part.shape[:axis], 0, *part.shape[axis + 1 :]) != (*shape[:axis], 0, *shape[axis + 1 :])
                for part in parts) or len({part.dtype for part in parts}) != 1:  # fmt: skip
-            raise Unknown(f"the node {node.name!r}, which joins arrays that do not fit together")
-        whole = self._whole(parts, axis)
+            raise UnknownValue(f"the node {node.name!r}, which joins arrays that do not fit together")
+        whole = self._whole_variable(parts, axis)
         if whole is not None and whole.shape != tuple(shape):
-            raise Unknown(f"the variable {whole.name!r} of shape {whole.shape}, whose parts make {tuple(shape)}")
+            raise UnknownValue(f"the variable {whole.name!r} of shape {whole.shape}, whose parts make {tuple(shape)}")
         leaves: dict[str, None] = {}
         for part in parts:
             for leaf in part.leaves:
-                self.reader.count(20)
+                self.reader.spend_steps(20)
                 if leaf in leaves or len(leaves) > _MOST_PARTS:
-                    raise Unknown(f"the node {node.name!r}, which joins a variable with itself")
+                    raise UnknownValue(f"the node {node.name!r}, which joins a variable with itself")
                 leaves[leaf] = None
         few = len(parts) < 8
         name = " + ".join(part.name for part in parts) if few else f"the {len(parts)} parts of {node.name}"
 
-        def read(more: str) -> Array:
+        def read(suffix: str) -> Array:
             if whole is not None:
                 try:
-                    return whole.read(more)
+                    return whole.read(suffix)
                 except KeyError:  # there may be moving averages of the parts
                     pass
-            return np.concatenate([part.read(more) for part in parts], axis)
+            return np.concatenate([part.read(suffix) for part in parts], axis)
 
         if whole is not None:
             return whole._replace(read=read)
+        return WeightSource(name, tuple(shape), parts[0].dtype, read, tuple(leaves))
 
-        return Source(name, tuple(shape), parts[0].dtype, read, tuple(leaves))
-
-    def _whole(self, parts: list[Source], axis: int) -> Source | None:
-        """The variable that these are all the parts of, one behind the other."""
+    def _whole_variable(self, parts: list[WeightSource], axis: int) -> WeightSource | None:
+        """Return the partitioned variable that parts make together, one behind the other; None if there is none."""
         stem = parts[0].name.removesuffix("/part_0")
         named = all(part.name == f"{stem}/part_{k}" for k, part in enumerate(parts))
         first = parts[0].saved
         if self.variables is None or (first is None and not (named and stem in self.variables)):
             return None
         if first is None:
-            return self._stored(stem, Saved(stem))
+            return self._read_stored(stem, SavedTensor(stem))
         end = 0
         for part in parts:
             start = part.saved.part[axis][0] if part.saved and part.saved.part else 0
             if part.saved is None or part.saved.key != first.key or start != end:
                 return None
             end += part.shape[axis]
-        found = self._stored(stem if named else self.variables.name_of(first.key), Saved(first.key))
-        return found if found.shape == (*parts[0].shape[:axis], end, *parts[0].shape[axis + 1 :]) else None
+        variable = self._read_stored(stem if named else self.variables.name_of(first.key), SavedTensor(first.key))
+        return variable if variable.shape == (*parts[0].shape[:axis], end, *parts[0].shape[axis + 1 :]) else None
 
-    def _part(self, place: Place, whole: Source, node: Node) -> Source:
+    def _split_part(self, place: Place, whole: WeightSource, node: Node) -> WeightSource:
         count = node.attrs.get("num_split")
         try:
-            index = index_of(self.reader, place, whole.shape)
-        except Unknown:
-            said = f"the node {node.name!r}, which splits {whole.name} of shape {whole.shape} in {count}"
-            raise Unknown(said) from None
-        said = f"part {place.output} of {count}"
-        leaves = tuple(f"{leaf}, {said}" for leaf in whole.leaves)
+            index = slice_index(self.reader, place, whole.shape)
+        except UnknownValue:
+            part_name = f"the node {node.name!r}, which splits {whole.name} of shape {whole.shape} in {count}"
+            raise UnknownValue(part_name) from None
+        part_name = f"part {place.output} of {count}"
+        leaves = tuple(f"{leaf}, {part_name}" for leaf in whole.leaves)
 
-        def read(more: str) -> Array:
-            part: Array = whole.read(more)[index]
+        def read(suffix: str) -> Array:
+            part: Array = whole.read(suffix)[index]
             return part
 
-        return Source(f"{whole.name}, {said}", shape_of(whole.shape, index), whole.dtype, read, leaves)
+        return WeightSource(f"{whole.name}, {part_name}", shape_of(whole.shape, index), whole.dtype, read, leaves)
 
-    def _converted(self, node: Node, place: Place, depth: int) -> Source:
-        given, dtype = self.source(place, depth + 1), str(node.attrs.get("DstT"))
-        if given.dtype.startswith(_ROUNDED):
-            return given
+    def _convert(self, node: Node, place: Place, depth: int) -> WeightSource:
+        unconverted, dtype = self.source(place, depth + 1), str(node.attrs.get("DstT"))
+        if unconverted.dtype.startswith(_ROUNDED):
+            return unconverted
         if dtype == "bfloat16":
-            return given._replace(dtype=f"{_ROUNDED} {given.dtype}")
+            return unconverted._replace(dtype=f"{_ROUNDED} {unconverted.dtype}")
         if dtype not in ("float16", "float32", "float64"):
-            raise Unknown(f"the node {node.name!r}, which converts to {dtype}")
-        return given._replace(dtype=dtype, read=lambda more: given.read(more).astype(dtype))
+            raise UnknownValue(f"the node {node.name!r}, which converts to {dtype}")
+        return unconverted._replace(dtype=dtype, read=lambda suffix: unconverted.read(suffix).astype(dtype))
 
 
-def _leaf(node: Node, stored: Stored) -> Source:
+def _leaf(node: Node, stored: Stored) -> WeightSource:
     name, size = node.name, math.prod(stored.shape)
 
-    def read(more: str) -> Array:
-        if more:
-            raise KeyError(f"{name}{more}")
+    def read(suffix: str) -> Array:
+        if suffix:
+            raise KeyError(f"{name}{suffix}")
         array = stored.read()
         if size > _MOST_REPEATED and not any(array.strides):
             raise node.error(f"a weight is one number, {size} times", "expected trained weights")
         return array
 
-    return Source(name, tuple(stored.shape), stored.dtype, read, (name,))
+    return WeightSource(name, tuple(stored.shape), stored.dtype, read, (name,))
