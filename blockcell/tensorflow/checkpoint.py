@@ -33,7 +33,7 @@ MOST_SHARDS = 10**5  # five digits
 
 
 class Shards:
-    """The data files of a checkpoint, opened when they are needed."""
+    """The data files of a checkpoint, each opened at its first use."""
 
     def __init__(self, folder: Folder, prefix: str, count: int, big_endian: bool) -> None:
         self._folder, self._prefix, self._count, self.big_endian = folder, prefix, count, big_endian
@@ -49,10 +49,10 @@ class Shards:
             try:
                 self._files[k] = self._folder.file(f"{self._prefix}.data-{k:05}-of-{self._count:05}")
             except FileNotFoundError:
-                others = glob.glob(f"{glob.escape(self._prefix)}.data-?????-of-?????")
-                if others and not any(other.endswith(f"-of-{self._count:05}") for other in others):
-                    found = f"{self._prefix}.index is for {self._count} data files, but there is {others[0]}"
-                    raise FormatError(f"{found}; copy all files of one checkpoint") from None
+                data_files = glob.glob(f"{glob.escape(self._prefix)}.data-?????-of-?????")
+                if data_files and not any(data_file.endswith(f"-of-{self._count:05}") for data_file in data_files):
+                    mismatch = f"{self._prefix}.index is for {self._count} data files, but there is {data_files[0]}"
+                    raise FormatError(f"{mismatch}; copy all files of one checkpoint") from None
                 raise
         return self._files[k]
 
@@ -70,8 +70,8 @@ class Whole(Stored):
             raise message.error(f"a tensor is in data file {self._shard}; there are {len(shards)}")
         size = self._size if dtype.stored is None else math.prod(shape) * dtype.stored.itemsize
         if self._size != size or self._offset < 0:
-            found = f"a tensor of {dtype.name} and shape {shape} is said to be {self._size} bytes at {self._offset}"
-            raise message.error(found)
+            mismatch = f"a tensor of {dtype.name} and shape {shape} is said to be {self._size} bytes at {self._offset}"
+            raise message.error(mismatch)
         shards.taken.append((self._shard, self._offset, self._offset + self._size))
 
     @property
@@ -79,7 +79,7 @@ class Whole(Stored):
         return self._shards[self._shard]
 
     def read(self) -> Array:
-        """The values, once their checksum has been compared."""
+        """Read the values, after their checksum is compared."""
         data = self.bytes()
         self.file.check(data.start, data.end, self._crc, f"the tensor of {self._size} bytes")
         assert self._dtype.stored is not None
@@ -89,25 +89,25 @@ class Whole(Stored):
         return values_of(view, self._dtype).reshape(self.shape)
 
     def bytes(self) -> Message:
-        """Where they are in the file, which has them all."""
+        """Return the bytes in the data file, which must have all of them."""
         file, end = self.file, self._offset + self._size
         if end > len(file):
             raise file.error(len(file), f"it ends before byte {end}, where a tensor of {self._size} bytes should end")
         return Message(file, self._offset, end)
 
     def text(self) -> Message:
-        """What a tensor that is one text holds: its length, a checksum of that, and the bytes."""
+        """Return the text of a tensor that is one text: behind its length and a checksum of the length."""
         data = self.bytes()
         length, at = varint(data.file, data.start, data.end)
         left = data.end - at - 4
         if length != left or length >= 2**32:
             raise data.error(f"a text of {length} bytes, its length and a checksum are said to be {len(data)} bytes")
         text = Message(data.file, at + 4, data.end)
-        found = masked(
+        crc = masked(
             crc32c(length.to_bytes(4, "big" if self._shards.big_endian else "little") + text.file.buffer[at : text.end])
         )
-        if found != self._crc:
-            raise data.error(f"the checksum of a text of {length} bytes is {found:#010x}; expected {self._crc:#010x}")
+        if crc != self._crc:
+            raise data.error(f"the checksum of a text of {length} bytes is {crc:#010x}; expected {self._crc:#010x}")
         return text
 
 
@@ -123,13 +123,13 @@ class Partitioned(Stored):
 
     def add(self, part: tuple[slice, ...], tensor: Whole | OldSlice) -> None:
         if tensor.dtype != self.dtype or tensor.shape != size_of(part):
-            found = f"a slice of shape {size_of(part)} has {tensor.dtype} and shape {tensor.shape}"
-            raise self._message.error(f"{found}; its variable has {self.dtype}")
+            mismatch = f"a slice of shape {size_of(part)} has {tensor.dtype} and shape {tensor.shape}"
+            raise self._message.error(f"{mismatch}; its variable has {self.dtype}")
         self._parts.append(part)
         self._tensors.append(tensor)
 
     def read(self) -> Array:
-        """The values, copied together if there are several slices."""
+        """Read the values, copied together if there are several slices."""
         assert self._dtype.stored is not None
         files = {file.name: len(file) for file in (tensor.file for tensor in self._tensors)}
         check_size(math.prod(self.shape) * self._dtype.stored.itemsize, sum(files.values()), self._message)
@@ -137,7 +137,7 @@ class Partitioned(Stored):
 
 
 def read(folder: Folder, prefix: str) -> Variables:
-    """The variables of a checkpoint in a folder."""
+    """Read the index of a checkpoint in a folder."""
     file = folder.file(f"{prefix}.index")
     entries: dict[bytes, Message] = {}
     for entry in Table(file).entries(check=True):
@@ -161,14 +161,14 @@ def read(folder: Folder, prefix: str) -> Variables:
             else:
                 stored[name] = _tensor(name, message, dtype, entries, shards)
     shards.taken.sort()
-    for (shard, _, end), (other, start, _) in pairwise(shards.taken):
-        if shard == other and start < end:
+    for (shard, _, end), (next_shard, start, _) in pairwise(shards.taken):
+        if shard == next_shard and start < end:
             raise file.error(0, f"two tensors overlap in data file {shard}, at byte {start}")
     return Variables(stored, skipped, _objects(entries.get(GRAPH.encode()), shards))
 
 
 def _objects(message: Message | None, shards: Shards) -> Objects | None:
-    """The graph of the objects whose variables these are; None if there is none."""
+    """Return the objects of an object checkpoint; None of another checkpoint."""
     if message is None or message.integer(1) != TEXT or full_shape(message.last(2), DTYPES[TEXT], message.file):
         return None
     try:
@@ -178,7 +178,7 @@ def _objects(message: Message | None, shards: Shards) -> Objects | None:
 
 
 def read_old(*files: File) -> Variables:
-    """The variables of a checkpoint in V1 format, of which a sharded Saver wrote several files."""
+    """Read the index of a checkpoint in V1 format, of which a sharded Saver wrote several files."""
     stored: dict[str, Stored] = {}
     skipped: dict[str, str] = {}
     for file in files:
@@ -188,12 +188,12 @@ def read_old(*files: File) -> Variables:
             _count(entries, entry.value)
             entries[entry.key] = entry
         header = entries.pop(b"", None)
-        found = header.value.last(1) if header else None
-        if header is None or found is None:
+        saved_slices = header.value.last(1) if header else None
+        if header is None or saved_slices is None:
             raise file.error(0, "the table has no list of variables", "expected a checkpoint of TensorFlow's")
         table.check(header.block)
         seen: set[str] = set()
-        for meta in found.inside(1):
+        for meta in saved_slices.inside(1):
             (name,) = meta.texts(1)
             _count(stored, meta)
             dtype = dtype_of(meta.integer(3))
@@ -205,11 +205,11 @@ def read_old(*files: File) -> Variables:
                 continue
             variable = stored.get(name) or Partitioned(meta, dtype, full_shape(meta.last(2), dtype, file))
             assert isinstance(variable, Partitioned)
-            for each in map(Slice.of, meta.inside(4)):
-                part = each.within(variable.shape, meta)
-                slot = each.key(name)
+            for saved_slice in map(Slice.of, meta.inside(4)):
+                part = saved_slice.within(variable.shape, meta)
+                slot = saved_slice.key(name)
                 if slot not in entries:
-                    raise meta.error(f"there is no slice {each} of the variable {name!r}")
+                    raise meta.error(f"there is no slice {saved_slice} of the variable {name!r}")
                 variable.add(part, OldSlice(table, entries.pop(slot), name, dtype, size_of(part)))
             stored[name] = variable
     return Variables(stored, skipped)
@@ -229,7 +229,7 @@ class OldSlice(Stored):
         return self._table.file
 
     def read(self) -> Array:
-        """The values, once the checksum of the block that they are in has been compared."""
+        """Read the values, after the checksum of their block is compared."""
         self._table.check(self._block)
         saved = self._message.last(2)
         data = saved and saved.last(3)
@@ -238,9 +238,9 @@ class OldSlice(Stored):
         return Tensor(data, self._dtype, self.shape).read()
 
 
-def _count(found: Sized, message: Message) -> None:
+def _count(entries: Sized, message: Message) -> None:
     most = MOST_VARIABLES + len(message.file) // 200
-    if len(found) > most:
+    if len(entries) > most:
         raise message.error(f"there are more than {most} variables", "no checkpoint has so many")
 
 
@@ -254,14 +254,14 @@ def _name(key: bytes, message: Message) -> str:
 def _tensor(name: str, message: Message, dtype: Dtype, entries: dict[bytes, Message], shards: Shards) -> Stored:
     shape = full_shape(message.last(2), dtype, message.file)
     variable: Partitioned | None = None
-    for each in map(Slice.of, message.inside(7)):
+    for saved_slice in map(Slice.of, message.inside(7)):
         variable = variable or Partitioned(message, dtype, shape)
-        part = each.within(shape, message)
-        found = entries.pop(each.key(name), None)
-        if found is None:
-            raise message.error(f"there is no slice {each} of the variable {name!r}")
-        its_dtype = dtype_of(found.integer(1))
+        part = saved_slice.within(shape, message)
+        entry = entries.pop(saved_slice.key(name), None)
+        if entry is None:
+            raise message.error(f"there is no slice {saved_slice} of the variable {name!r}")
+        its_dtype = dtype_of(entry.integer(1))
         if its_dtype.stored is None:
-            raise found.error(f"a slice of the variable {name!r} is of {its_dtype.name}")
-        variable.add(part, Whole(found, its_dtype, full_shape(found.last(2), its_dtype, found.file), shards))
+            raise entry.error(f"a slice of the variable {name!r} is of {its_dtype.name}")
+        variable.add(part, Whole(entry, its_dtype, full_shape(entry.last(2), its_dtype, entry.file), shards))
     return variable or Whole(message, dtype, shape, shards)

@@ -32,7 +32,7 @@ _TABLE = _table()
 
 
 def crc32c(data: bytes | memoryview) -> int:
-    """The CRC-32C of bytes."""
+    """Return the CRC-32C of bytes."""
     data = memoryview(data)
     if len(data) < 8:
         return _remainder(data, 0xFFFFFFFF) ^ 0xFFFFFFFF
@@ -48,12 +48,12 @@ def crc32c(data: bytes | memoryview) -> int:
 
 
 def masked(crc: int) -> int:
-    """A CRC as it is stored: "masked", so that CRCs of data that hold CRCs are good ones, too."""
+    """Mask a CRC as it is stored, so that the CRC of data that hold CRCs is a good one, too."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _folded(items: Any) -> Any:
-    """At most SPAN words or bytes with the same remainder. Overwrites those given."""
+    """Reduce words or bytes, in place, to at most SPAN with the same remainder."""
     folded = max(0, len(items) - SPAN)
     for start in range(0, folded, SHIFTS[0]):
         stop = min(folded, start + SHIFTS[0])

@@ -25,7 +25,7 @@ PACKAGE = "memmapped_package://"  # what names in a memory-mapped package begin 
 
 
 class Called(NamedTuple):
-    """A function as an attribute names it."""
+    """A function that an attribute names."""
 
     name: str
     message: Message
@@ -48,8 +48,8 @@ class Node:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """As they stand there: ``"name"``, ``"name:1"``, ``"^name"``; in a function ``"name:output:0"`` or an input."""
-        return tuple(each.text() for each in _few(self._message, 3))
+        """The inputs as written: ``"name"``, ``"name:1"``, ``"^name"``; in functions ``"name:output:0"``."""
+        return tuple(text.text() for text in _few(self._message, 3))
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -60,9 +60,9 @@ class Node:
         """
         return _attrs(self._message, 5)
 
-    def error(self, found: str, *mend: str) -> FormatError:
-        """What to raise for something wrong with the node."""
-        return self._message.error(f"the node {self.name!r}: {found}", *mend)
+    def error(self, problem: str, *mend: str) -> FormatError:
+        """Make the error to raise for something wrong with the node."""
+        return self._message.error(f"the node {self.name!r}: {problem}", *mend)
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.name!r}>"
@@ -76,7 +76,7 @@ class Function(NamedTuple):
     outputs: tuple[str, ...]
     nodes: dict[str, Node]
     returned: dict[str, str]
-    """What each output is: ``"name:output:0"`` or an input."""
+    """The value of each output: ``"name:output:0"`` or an argument."""
 
 
 class Region(Stored):
@@ -91,7 +91,7 @@ class Region(Stored):
         self._region, self._dtype, self.shape = Message(region.file, region.start, region.start + size), dtype, shape
 
     def read(self) -> Array:
-        """The values, where they lie."""
+        """Return the values in place."""
         if self._dtype.stored is None:
             raise self._region.error(f"a tensor is of {self.dtype}", "only numbers are read")
         return values_of(self._region.view, self._dtype).reshape(self.shape)
@@ -114,25 +114,25 @@ class Graph:
         self.saver = saver
         """The node that restores all variables, or the call of the function that does."""
         self.objects = objects
-        """Of a SavedModel of TensorFlow 2, its SavedObjectGraph."""
+        """The SavedObjectGraph of a SavedModel of TensorFlow 2."""
         self.tags = tuple(tags)
-        """Of a SavedModel's graph, such as ``"serve"``."""
+        """The tags of a SavedModel's graph, such as ``"serve"``."""
         self.nodes = _nodes(message.inside(1), others)
         """In the file's order, which may be any."""
         self.functions: dict[str, Function] = {}
         self.size = len(self.nodes) + 8  # with what takes as much memory
         self._regions = regions or {}
         for library in message.inside(2):
-            for each in library.inside(1):
-                function = _function(each, others + self.size)
+            for definition in library.inside(1):
+                function = _function(definition, others + self.size)
                 if function.name in self.functions:
-                    raise each.error(f"the function {function.name!r} is there twice")
+                    raise definition.error(f"the function {function.name!r} is there twice")
                 self.functions[function.name] = function
                 self.size += sum(map(len, function[1:])) + 4
-                _count(each, others + self.size)
+                _count(definition, others + self.size)
 
     def constant(self, node: Node) -> Stored | None:
-        """The tensor of a Const or ImmutableConst; None of another node."""
+        """Return the tensor of a Const or ImmutableConst; None of another node."""
         if node.op not in ("Const", "ImmutableConst"):
             return None
         attrs = node.attrs
@@ -156,7 +156,7 @@ class Graph:
 
 # ---------------------------------------------------------------------------------------------------------------- files
 def read(file: File) -> Graph:
-    """The graph that is a file, a frozen one or another."""
+    """Read a file that is a graph, such as a frozen one."""
     graph = Graph(Message(file, 0, len(file)))
     if not graph.nodes:
         raise file.error(0, "it has no nodes", "expected a graph of TensorFlow's, a GraphDef")
@@ -164,12 +164,12 @@ def read(file: File) -> Graph:
 
 
 def read_meta(file: File) -> Graph:
-    """The graph beside a checkpoint."""
+    """Read the graph beside a checkpoint."""
     return _meta(Message(file, 0, len(file)), 0)
 
 
 def read_saved_model(file: File) -> list[Graph]:
-    """The graphs of a SavedModel."""
+    """Read the graphs of a SavedModel."""
     graphs: list[Graph] = []
     others = 0
     for message in Message(file, 0, len(file)).inside(2):
@@ -181,7 +181,7 @@ def read_saved_model(file: File) -> list[Graph]:
 
 
 def read_package(file: File) -> Graph:
-    """The graph of a memory-mapped package, as DeepSpeech's ``.pbmm`` are."""
+    """Read the graph of a memory-mapped package such as DeepSpeech's ``.pbmm``."""
     regions = _regions(file)
     if PACKAGE + "." not in regions:
         raise file.error(len(file), "its directory names no graph")
@@ -189,21 +189,21 @@ def read_package(file: File) -> Graph:
 
 
 def _meta(message: Message, others: int) -> Graph:
-    found, info = message.last(2), message.last(1)
+    graph, info = message.last(2), message.last(1)
     _count(message, others)
-    if found is None:
+    if graph is None:
         raise message.error("it has no graph", "expected a .meta or saved_model.pb of TensorFlow's")
-    tags, saver = [each.text() for each in _few(info, 4)] if info else (), message.last(3)
-    return Graph(found, tags=tags, others=others, saver=saver.texts(3)[0] if saver else "", objects=message.last(7))
+    tags, saver = [tag.text() for tag in _few(info, 4)] if info else (), message.last(3)
+    return Graph(graph, tags=tags, others=others, saver=saver.texts(3)[0] if saver else "", objects=message.last(7))
 
 
 def _regions(file: File) -> dict[str, Message]:
-    """What there is in a package. Its last 8 bytes say where its directory begins."""
+    """Read the directory of a package, whose last 8 bytes say where it begins."""
     end = len(file) - 8
     start = int.from_bytes(file.buffer[max(0, end) :], "little")
     if end < 0 or start > end:
-        found = f"its directory is said to be at byte {start}"
-        raise file.error(max(0, end), found, "expected a memory-mapped package, complete")
+        problem = f"its directory is said to be at byte {start}"
+        raise file.error(max(0, end), problem, "expected a memory-mapped package, complete")
     elements: list[tuple[int, int, str]] = []
     for element in Message(file, start, end).inside(1):
         elements.append((element.integer(1), element.integer(3), element.texts(2)[0]))
@@ -244,29 +244,29 @@ def _function(message: Message, others: int) -> Function:
     signature = message.last(1)
     if signature is None:
         raise message.error("a function has no signature")
-    inputs, outputs = (tuple(each.texts(1)[0] for each in _few(signature, number)) for number in (2, 3))
-    returned = dict(cast("tuple[str, str]", each.texts(1, 2)) for each in _few(message, 4))
+    inputs, outputs = (tuple(argument.texts(1)[0] for argument in _few(signature, number)) for number in (2, 3))
+    returned = dict(cast("tuple[str, str]", result.texts(1, 2)) for result in _few(message, 4))
     return Function(signature.texts(1)[0], inputs, outputs, _nodes(message.inside(3), others), returned)
 
 
 def _few(message: Message, number: int) -> Iterator[Message]:
-    """What the fields of a number hold, if they are as few as in any graph."""
-    for k, each in enumerate(message.inside(number)):
+    """Yield the messages in the fields of a number, if they are as few as in any graph."""
+    for k, field in enumerate(message.inside(number)):
         if k == MOST_ITEMS:
-            raise each.error(f"a node or function has more than {MOST_ITEMS} inputs or such", "no graph has so many")
-        yield each
+            raise field.error(f"a node or function has more than {MOST_ITEMS} inputs or such", "no graph has so many")
+        yield field
 
 
 def _attrs(message: Message, number: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for entry in _few(message, number):
         value = entry.last(2)
-        found[entry.texts(1)[0]] = _value(value) if value else None
-    return found
+        attributes[entry.texts(1)[0]] = _value(value) if value else None
+    return attributes
 
 
 def _value(message: Message) -> Any:
-    """Of an AttrValue, the last of its fields."""
+    """Return the value of an AttrValue, the last of its fields."""
     value = None
     for number, kind, start, end in message.fields():
         if (number, kind) == (1, BYTES):
@@ -277,11 +277,11 @@ def _value(message: Message) -> Any:
 
 
 def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
-    """One value, with the number that it has in a list."""
-    inside = Message(file, start, end)
+    """Return one value, by the number of its field in a list."""
+    value = Message(file, start, end)
     match number, kind:
         case 2, wire.BYTES:
-            data = bytes(inside.view)
+            data = bytes(value.view)
             try:
                 return data.decode()
             except UnicodeDecodeError:
@@ -289,41 +289,41 @@ def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
         case 3, wire.VARINT:
             return signed(start)
         case 4, wire.FIXED32:
-            return struct.unpack("<f", inside.view)[0]
+            return struct.unpack("<f", value.view)[0]
         case 5, wire.VARINT:
             return bool(start)
         case 6, wire.VARINT:
             return dtype_of(start).name
         case 7, wire.BYTES:
-            return shape_of(inside)
+            return shape_of(value)
         case 8, wire.BYTES:
-            return Tensor(inside)
+            return Tensor(value)
         case 9, wire.BYTES:
-            return Called(inside.texts(1)[0], inside)
+            return Called(value.texts(1)[0], value)
     return None
 
 
 def _list(message: Message) -> list[Any]:
-    found: list[Any] = []
+    items: list[Any] = []
     for number, kind, start, end in message.fields():
         if kind == BYTES and number in (3, 4, 5, 6):
-            found += _packed(number, Message(message.file, start, end))
+            items += _packed(number, Message(message.file, start, end))
         else:
-            found.append(_single(message.file, number, kind, start, end))
-        if len(found) > MOST_ITEMS:
+            items.append(_single(message.file, number, kind, start, end))
+        if len(items) > MOST_ITEMS:
             raise message.error(f"an attribute has more than {MOST_ITEMS} items", "no graph has so many")
-    return found
+    return items
 
 
-def _packed(number: int, inside: Message) -> list[Any]:
-    if len(inside) > 10 * MOST_ITEMS:
-        raise inside.error(f"an attribute has {len(inside)} bytes of numbers", "no graph has so many")
+def _packed(number: int, packed: Message) -> list[Any]:
+    if len(packed) > 10 * MOST_ITEMS:
+        raise packed.error(f"an attribute has {len(packed)} bytes of numbers", "no graph has so many")
     if number == 4:
-        if len(inside) % 4:
-            raise inside.error(f"{len(inside)} bytes hold numbers of 4 bytes each")
-        return [value for (value,) in struct.iter_unpack("<f", inside.view)]
-    numbers, at = [], inside.start
-    while at < inside.end:
-        value, at = varint(inside.file, at, inside.end)
-        numbers.append(_single(inside.file, number, VARINT, value, at))
+        if len(packed) % 4:
+            raise packed.error(f"{len(packed)} bytes hold numbers of 4 bytes each")
+        return [value for (value,) in struct.iter_unpack("<f", packed.view)]
+    numbers, at = [], packed.start
+    while at < packed.end:
+        value, at = varint(packed.file, at, packed.end)
+        numbers.append(_single(packed.file, number, VARINT, value, at))
     return numbers

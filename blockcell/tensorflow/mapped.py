@@ -35,15 +35,15 @@ class File:
     def __len__(self) -> int:
         return len(self.buffer)
 
-    def error(self, at: int, found: str, mend: str = DAMAGED) -> FormatError:
-        """What to raise for something wrong at a byte."""
-        return FormatError(f"{self.name}, byte {at}: {found}; {mend}")
+    def error(self, at: int, problem: str, mend: str = DAMAGED) -> FormatError:
+        """Make the error to raise for something wrong at a byte."""
+        return FormatError(f"{self.name}, byte {at}: {problem}; {mend}")
 
-    def check(self, start: int, end: int, stored: int, what: str) -> None:
+    def check(self, start: int, end: int, stored: int, subject: str) -> None:
         """Raise a FormatError unless the bytes have the CRC that is stored for them."""
-        found = masked(crc32c(self.buffer[start:end]))
-        if found != stored:
-            raise self.error(start, f"the checksum of {what} is {found:#010x}; expected {stored:#010x}")
+        checksum = masked(crc32c(self.buffer[start:end]))
+        if checksum != stored:
+            raise self.error(start, f"the checksum of {subject} is {checksum:#010x}; expected {stored:#010x}")
 
 
 class Folder:
@@ -54,9 +54,9 @@ class Folder:
         self._real = os.path.realpath(path)
 
     def file(self, path: str) -> File:
-        """A file in it, unless that is a symbolic link out of it, or lies behind one."""
+        """Open a file in the folder; refuse a symbolic link out of it, and a file behind one."""
         real = os.path.realpath(path)
         if not real.startswith(os.path.join(self._real, "")):
-            found = f"{path} is a symbolic link to {real}, outside of the folder {self._real}"
-            raise FormatError(f"{found}; copy the folder with what its links lead to, as `cp -rL` does")
+            problem = f"{path} is a symbolic link to {real}, outside of the folder {self._real}"
+            raise FormatError(f"{problem}; copy the folder with what its links lead to, as `cp -rL` does")
         return File(path)

@@ -37,11 +37,11 @@ class Objects:
         self.message = message
         self._starts, self._ends = array("Q"), array("Q")
         most = MOST_OBJECTS + len(message) // 16
-        for each in message.inside(1):
-            self._starts.append(each.start)
-            self._ends.append(each.end)
+        for entry in message.inside(1):
+            self._starts.append(entry.start)
+            self._ends.append(entry.end)
             if len(self._starts) > most:
-                raise each.error(f"there are more than {most} objects", "no model has so many")
+                raise entry.error(f"there are more than {most} objects", "no model has so many")
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -50,7 +50,7 @@ class Objects:
         return Message(self.message.file, self._starts[k], self._ends[k])
 
     def children(self, k: int) -> Iterator[tuple[int, Message]]:
-        """The number of each, and the message that names it."""
+        """Yield the number of each child, and the message that names it."""
         for count, child in enumerate(self[k].inside(1)):
             number = child.integer(1)
             if not 0 <= number < len(self):
@@ -65,18 +65,18 @@ def _name(child: Message) -> str:
 
 
 class Named(NamedTuple):
-    """What the variables of a checkpoint of objects are called, by their keys."""
+    """The names of the variables of an object checkpoint, by their keys."""
 
     names: dict[str, str]
-    """Of each its own: its full name if that has a scope and is no other's too, else the path through the objects."""
+    """A unique name for each: the full name if it is unique and has a scope, else the path through the objects."""
     full: dict[str, str]
     """Full names, of which several may be the same."""
     slots: set[str]
-    """Those that an optimizer keeps for others."""
+    """The keys of variables that an optimizer keeps for others."""
 
 
 def named(objects: Objects, keys: Collection[str]) -> Named:
-    """Names for those of the keys that are variables in the graph."""
+    """Name the keys that are variables in a graph of objects."""
     holders: dict[int, str] = {}
     full: dict[str, str] = {}
     for k in range(len(objects)):
@@ -86,9 +86,9 @@ def named(objects: Objects, keys: Collection[str]) -> Named:
                 holders[k], full[key] = key, its_name
     walk = _Walk(objects, holders)
     slots = {key for key in full if SLOT in key}
-    slots |= {holders[k] for each in walk.optimizers for k, _ in objects.children(each) if k in holders}
-    same = Counter(full.values())
-    scoped = {k for k, key in holders.items() if "/" in full[key] and same[full[key]] == 1}
+    slots |= {holders[k] for optimizer in walk.optimizers for k, _ in objects.children(optimizer) if k in holders}
+    counts = Counter(full.values())
+    scoped = {k for k, key in holders.items() if "/" in full[key] and counts[full[key]] == 1}
     mixed = {walk.edges[k][0] for k in walk.edges if k not in scoped}  # what one object has is named alike
     names = {}
     for k, key in holders.items():
@@ -96,8 +96,8 @@ def named(objects: Objects, keys: Collection[str]) -> Named:
             names[key] = full[key]
         elif k in walk.edges:
             names[key] = walk.path(k) or key
-    taken = Counter([*names.values(), *keys])
-    return Named({key: name for key, name in names.items() if taken[name] == 1}, full, slots)
+    uses = Counter([*names.values(), *keys])
+    return Named({key: name for key, name in names.items() if uses[name] == 1}, full, slots)
 
 
 class _Walk:
@@ -141,18 +141,18 @@ class _Walk:
                 self.optimizers.add(variables)
 
     def path(self, k: int) -> str:
-        """The names from the root to a variable, with "/" between them; "" if they are too many or too long."""
+        """Return the names from the root to a variable, joined with "/"; "" if they are too many or too long."""
         k, name = self.edges[k]
-        way: list[int] = []
-        while k not in self._paths and len(way) < _DEEPEST:
-            way.append(k)
+        to_root: list[int] = []
+        while k not in self._paths and len(to_root) < _DEEPEST:
+            to_root.append(k)
             k = self._parents[k]
         path = self._paths.get(k, "")
-        for each in reversed(way if path else []):
-            message = Message(self._objects.message.file, self._starts[each], self._ends[each])
+        for ancestor in reversed(to_root if path else []):
+            message = Message(self._objects.message.file, self._starts[ancestor], self._ends[ancestor])
             path += f"{_name(message)}/" if path else ""
             path = path if len(path) < _LONGEST and self._left > 0 else ""
-            self._paths[each] = path
+            self._paths[ancestor] = path
             self._left -= len(path)
         path = f"{path[1:]}{name}" if path else ""
         self._left -= len(path)
@@ -160,16 +160,16 @@ class _Walk:
 
 
 class Capture(NamedTuple):
-    """What a function of a SavedModel has captured: the variable with a key, or a node of the graph."""
+    """A value that a function of a SavedModel captures: the variable with a key, or a node of the graph."""
 
     key: str = ""
     node: str = ""
 
 
 def captured(saved: Objects, tracked: Objects) -> dict[str, list[Capture]]:
-    """Of each function, the last of its arguments: a SavedModel's graph, by that of its checkpoint."""
+    """Return the last arguments of each function of a SavedModel, by the objects of its graph and its checkpoint."""
     keys = _keys(saved, tracked)
-    found: dict[str, list[Capture]] = {}
+    captures_of: dict[str, list[Capture]] = {}
     count = 0
     for entry in saved.message.inside(2):
         (function,), value = entry.texts(1), entry.last(2)
@@ -182,12 +182,12 @@ def captured(saved: Objects, tracked: Objects) -> dict[str, list[Capture]]:
             count += 1
             if count > MOST_CAPTURED + len(saved.message) // 16:
                 raise entry.error("functions capture more than those of any model")
-        found[function] = captures
-    return found
+        captures_of[function] = captures
+    return captures_of
 
 
 def _numbers(message: Message) -> Iterator[int]:
-    """The bound inputs of a function, one by one or packed."""
+    """Yield the numbers of the bound inputs of a function, which are packed or not."""
     for number, kind, start, end in message.fields():
         if number == 2 and kind == VARINT:
             yield start
@@ -198,31 +198,31 @@ def _numbers(message: Message) -> Iterator[int]:
 
 
 def _keys(saved: Objects, tracked: Objects) -> dict[int, str]:
-    """The keys of a SavedModel's variables: those of the objects that are reached by the same names."""
+    """Return the keys of a SavedModel's variables: of objects that the same names lead to in its checkpoint."""
     keys: dict[int, str] = {}
     if not len(saved) or not len(tracked):
         return keys
-    seen, others = bytearray(len(saved)), bytearray(len(tracked))
-    seen[0] = others[0] = 1
+    seen, seen_tracked = bytearray(len(saved)), bytearray(len(tracked))
+    seen[0] = seen_tracked[0] = 1
     pairs = array("q", [0, 0])
     at = 0
     while at < len(pairs):
-        one, other = pairs[at], pairs[at + 1]
+        saved_k, tracked_k = pairs[at], pairs[at + 1]
         at += 2
-        if saved[one].last(7) is not None:
-            key = next((each for kind, each in _attributes(tracked[other]) if kind == "VARIABLE_VALUE"), "")
-            keys.update({one: key} if key else {})
-        partners = {_name(message): child for child, message in tracked.children(other)}
-        for child, message in saved.children(one):
+        if saved[saved_k].last(7) is not None:
+            key = next((key for kind, key in _attributes(tracked[tracked_k]) if kind == "VARIABLE_VALUE"), "")
+            keys.update({saved_k: key} if key else {})
+        partners = {_name(message): child for child, message in tracked.children(tracked_k)}
+        for child, message in saved.children(saved_k):
             partner = partners.get(_name(message), -1)
-            if partner >= 0 and not seen[child] and not others[partner]:
-                seen[child] = others[partner] = 1
+            if partner >= 0 and not seen[child] and not seen_tracked[partner]:
+                seen[child] = seen_tracked[partner] = 1
                 pairs.extend((child, partner))
     return keys
 
 
 def _attributes(message: Message) -> Iterator[tuple[str, str]]:
-    """Kind and key of each."""
+    """Yield kind and key of the attributes of an object."""
     for attribute in message.inside(2):
         kind, key = attribute.texts(1, 3)
         yield kind, key

@@ -23,7 +23,7 @@ class Slice(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Slice:
-        """The one that a TensorSliceProto tells."""
+        """Read a TensorSliceProto."""
         starts, lengths = [], []
         for extent in message.inside(1):
             starts.append(extent.integer(1))
@@ -33,7 +33,7 @@ class Slice(NamedTuple):
         return cls(tuple(starts), tuple(lengths))
 
     def within(self, shape: tuple[int, ...], message: Message) -> tuple[slice, ...]:
-        """The part of an array of this shape."""
+        """Return the index of the slice in an array of a shape."""
         if len(shape) != len(self.starts):
             raise message.error(f"a slice has {len(self.starts)} dimensions; its variable has the shape {shape}")
         part = []
@@ -45,7 +45,7 @@ class Slice(NamedTuple):
         return tuple(part)
 
     def key(self, name: str) -> bytes:
-        """What this slice of a variable is called in a table. Keys are in the order of names and slices."""
+        """Return the key of this slice of a variable in a table. Keys are in the order of names and slices."""
         escaped = name.encode().replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
         rank = len(self.starts)
         numbers = [number for pair in zip(self.starts, self.lengths, strict=True) for number in pair]
@@ -53,14 +53,14 @@ class Slice(NamedTuple):
 
 
 def size_of(part: tuple[slice, ...]) -> tuple[int, ...]:
-    """The shape of a part."""
-    return tuple(each.stop - each.start for each in part)
+    """Return the shape of a part."""
+    return tuple(axis_slice.stop - axis_slice.start for axis_slice in part)
 
 
 def joined(
     shape: tuple[int, ...], parts: Sequence[tuple[slice, ...]], read: Callable[[int], Array], message: Message
 ) -> Array:
-    """The whole of the parts, of which the k-th is read when it is its turn. Each number must be in one of them."""
+    """Join all parts of an array, reading one at a time. Each number must be in one part."""
     if len(parts) == 1 and size_of(parts[0]) == shape:
         return read(0)
     if not parts or sum(math.prod(size_of(part)) for part in parts) != math.prod(shape):
@@ -77,7 +77,7 @@ def joined(
 
 
 def _ordered(value: int) -> bytes:
-    """A signed number as OrderedCode writes it: n ones, if it takes n bytes, a zero, and the number; signs inverted."""
+    """Encode a signed number as OrderedCode does: n ones for n bytes, a zero, and the number; signs inverted."""
     length = 1
     while (value if value >= 0 else ~value) >> (7 * length - 1):
         length += 1

@@ -51,8 +51,8 @@ class Table:
     def __init__(self, file: File) -> None:
         self.file = file
         if not is_table(file):
-            found = "it does not end as a table of TensorFlow's does"
-            raise file.error(len(file), found, "it is cut off or something else: copy or save it again")
+            problem = "it does not end as a table of TensorFlow's does"
+            raise file.error(len(file), problem, "it is cut off or something else: copy or save it again")
         footer = len(file) - FOOTER
         at = footer
         for _ in range(2):
@@ -63,7 +63,7 @@ class Table:
         self._checked: set[Block] = set()
 
     def entries(self, *, check: bool) -> Iterator[Entry]:
-        """All entries. The index is checked, what comes of a block only if that is asked for, or later by `check`."""
+        """Yield all entries. The index is checked; its blocks only with `check=True`, or later by `check`."""
         self.check(self._index)
         self._key_bytes = 0
         last, end = None, 0
@@ -89,7 +89,7 @@ class Table:
         self._checked.add(block)
 
     def _block(self, at: int, offset: int, size: int, first: int) -> Block:
-        """The block at a place, which stands at a byte; blocks do not overlap, so it does not begin before `first`."""
+        """Return the block whose place byte `at` gives. It begins at `first` or later, as blocks do not overlap."""
         file, end = self.file, offset + size
         if offset < first or end + TRAILER > len(file) - FOOTER or size < 4:
             raise file.error(

@@ -22,9 +22,9 @@ class Dtype(NamedTuple):
 
     name: str
     stored: np.dtype[Any] | None = None
-    """What it is in a file; None is not read."""
+    """The dtype in a file; None for a type that is not read."""
     field: int = 0
-    """Of a TensorProto: where numbers are, one by one."""
+    """The number of the field of a TensorProto that has values one by one."""
 
 
 def _dtype(name: str, field: int, stored: str | None = None) -> Dtype:
@@ -61,13 +61,13 @@ _REFERENCE = 100  # added for a reference to such a tensor
 
 
 def dtype_of(number: int) -> Dtype:
-    """The type with a number."""
-    found = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
-    return found or Dtype(f"type {number}")
+    """Return the type with a number."""
+    dtype = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
+    return dtype or Dtype(f"type {number}")
 
 
 def dtype_named(name: Any) -> Dtype | None:
-    """The type with a name; None if there is none."""
+    """Return the type with a name; None if there is none."""
     return next((dtype for dtype in DTYPES.values() if dtype.name == name), None)
 
 
@@ -78,7 +78,7 @@ def check_size(size: int, room: int, message: Message) -> None:
 
 
 def is_number(name: str) -> bool:
-    """Whether a dtype is one of those that are read."""
+    """Whether tensors of a dtype are read."""
     return any(dtype.name == name for dtype in DTYPES.values() if dtype.stored is not None)
 
 
@@ -99,12 +99,12 @@ class Stored:
         return f"<{self.dtype} {self.shape}>"
 
     def read(self) -> Array:
-        """The values, as they lie in the file where that is possible; bfloat16 as float32."""
+        """Read the values, in place if possible; bfloat16 as float32."""
         raise NotImplementedError
 
 
 def shape_of(message: Message | None) -> tuple[int | None, ...] | None:
-    """The shape that a TensorShapeProto tells; None for what it leaves open."""
+    """Read a TensorShapeProto; None stands for an unknown size or rank."""
     if message is None:
         return ()
     if message.integer(3):
@@ -121,7 +121,7 @@ def shape_of(message: Message | None) -> tuple[int | None, ...] | None:
 
 
 def full_shape(message: Message | None, dtype: Dtype, file: File) -> tuple[int, ...]:
-    """The shape of a tensor that exists."""
+    """Read the shape of a stored tensor, which has no unknown sizes."""
     shape = shape_of(message)
     at = message.start if message else 0
     if shape is None or None in shape:
@@ -139,7 +139,7 @@ def from_bfloat16(bits: Array) -> Array:
 
 
 def values_of(data: memoryview | bytes, dtype: Dtype) -> Array:
-    """The numbers in these bytes, which cannot be changed."""
+    """Return the numbers in bytes, as an array that cannot be changed."""
     assert dtype.stored is not None
     stored: Array = np.frombuffer(data, np.uint8 if dtype.name == "bool" else dtype.stored)
     if dtype.name == "bool":
@@ -148,18 +148,18 @@ def values_of(data: memoryview | bytes, dtype: Dtype) -> Array:
 
 
 class Tensor(Stored):
-    """A TensorProto that is read when it is asked for."""
+    """A TensorProto, whose values are read on demand."""
 
     __slots__ = ("_message",)
 
     def __init__(self, message: Message, dtype: Dtype | None = None, shape: tuple[int, ...] | None = None) -> None:
-        """The dtype and the shape are those that the message has, if they are not given."""
+        """Read dtype and shape from the message if they are not given."""
         self._message = message
         self._dtype = dtype or dtype_of(message.integer(1))
         self.shape = shape if shape is not None else full_shape(message.last(2), self._dtype, message.file)
 
     def read(self) -> Array:
-        """The values: as they lie in the file if that has all of them."""
+        """Read the values, in place if the file has all of them as bytes."""
         message, dtype = self._message, self._dtype
         if dtype.stored is None:
             raise message.error(f"a tensor is of {dtype.name}", "only numbers are read")
@@ -181,16 +181,16 @@ class Tensor(Stored):
         return values.reshape(self.shape)
 
     def texts(self) -> list[str]:
-        """Those of a tensor of texts."""
-        found: list[str] = []
-        for each in self._message.inside(8):
-            found.append(each.text())
-            if len(found) > MOST_TEXTS:
-                raise each.error(f"a tensor has more than {MOST_TEXTS} texts", "no graph has so many")
-        return found
+        """Read the texts of a tensor of texts."""
+        texts: list[str] = []
+        for field in self._message.inside(8):
+            texts.append(field.text())
+            if len(texts) > MOST_TEXTS:
+                raise field.error(f"a tensor has more than {MOST_TEXTS} texts", "no graph has so many")
+        return texts
 
     def _numbers(self) -> Array:
-        """Those that stand in a field of their own."""
+        """Read the numbers in the field of the dtype."""
         message, dtype = self._message, self._dtype
         assert dtype.stored is not None
         if dtype.name in ("float32", "float64"):

@@ -71,19 +71,19 @@ _ENUM |= {f"{name}_REF": number + 100 for name, number in _ENUM.items() if name.
 
 
 def unescaped(text: bytes) -> bytes:
-    """What is between the quotation marks of a text."""
+    """Return the bytes that stand between quotation marks, without escapes."""
 
-    def value(found: re.Match[bytes]) -> bytes:
-        octal, hexadecimal, other = found.groups()
-        if other:
-            return bytes([_ESCAPES.get(other[0], other[0])])
+    def value(escape: re.Match[bytes]) -> bytes:
+        octal, hexadecimal, letter = escape.groups()
+        if letter:
+            return bytes([_ESCAPES.get(letter[0], letter[0])])
         return bytes([int(octal, 8) & 0xFF if octal else int(hexadecimal, 16)])
 
     return _ESCAPE.sub(value, text)
 
 
 def binary(file: File, message: str) -> File:
-    """A message in text, "Graph" or "SavedModel", in binary."""
+    """Convert a message in text, "Graph" or "SavedModel", to binary."""
     return File(f"{file.name}, in binary", bytes(_Reader(file).message(_FIELDS[message], "end", DEEPEST)))
 
 
@@ -96,24 +96,24 @@ class _Reader:
         self._next()
 
     def _next(self) -> None:
-        found = _TOKEN.match(self._file.buffer, self._past)
-        if found is None:
+        token = _TOKEN.match(self._file.buffer, self._past)
+        if token is None:
             raise self._file.error(self._past, "what follows is no text of protobuf's")
-        self._kind = found.lastgroup or ""
-        self._text: bytes = found[self._kind]
-        self._at, self._past = found.start(self._kind), found.end()
+        self._kind = token.lastgroup or ""
+        self._text: bytes = token[self._kind]
+        self._at, self._past = token.start(self._kind), token.end()
 
     def _unexpected(self, expected: str) -> NoReturn:
-        found = self._text[:40].decode("utf-8", "replace") or "the end"
-        raise self._file.error(self._at, f"there is {found!r}; expected {expected}")
+        start = self._text[:40].decode("utf-8", "replace") or "the end"
+        raise self._file.error(self._at, f"there is {start!r}; expected {expected}")
 
-    def message(self, known: dict[str, tuple[int, str]], closing: str, depth: int) -> bytearray:
-        """The fields up to the one that closes the message, in binary."""
+    def message(self, fields: dict[str, tuple[int, str]], closing: str, depth: int) -> bytearray:
+        """Convert the fields of a message to binary, up to the word that closes it."""
         written = bytearray()
         while self._kind != closing:
             number, form = 0, ""
             if self._kind == "word":
-                number, form = known.get(self._text.decode("utf-8", "replace"), (0, ""))
+                number, form = fields.get(self._text.decode("utf-8", "replace"), (0, ""))
             elif self._kind == "list":  # the name of an extension
                 while self._kind not in ("listed", "end"):
                     self._next()
@@ -132,14 +132,14 @@ class _Reader:
         return written
 
     def _value(self, number: int, form: str, depth: int, listed: bool = False) -> bytes:
-        """A value, as a field in binary; nothing if nobody asks for it."""
+        """Convert a value to a field in binary; to nothing if no reader asks for the field."""
         if self._kind == "open" and (not number or form in _FIELDS):
             if not depth:
                 raise self._file.error(self._at, f"messages are nested more than {DEEPEST} deep")
             self._next()
-            inside = self.message(_FIELDS.get(form, {}), "close", depth - 1)
+            content = self.message(_FIELDS.get(form, {}), "close", depth - 1)
             self._next()
-            return _field(number, bytes(inside)) if number else b""
+            return _field(number, bytes(content)) if number else b""
         if self._kind == "text" and (not number or form == TEXT):
             whole = bytearray()
             while self._kind == "text":

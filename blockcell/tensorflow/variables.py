@@ -1,4 +1,4 @@
-"""The variables of a model, which are read when they are asked for."""
+"""The variables of a model: names and arrays, which are read on demand."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Variables(Mapping[str, Array]):
         names, full, slots = named(objects, stored.keys()) if objects is not None else Named({}, {}, set())
         self._names = names
         self.objects = objects
-        self.stored = {names.get(key, key): each for key, each in stored.items()}
+        self.stored = {names.get(key, key): tensor for key, tensor in stored.items()}
         """Name and what is known without reading: ``stored[name].dtype``, TensorFlow's name, and ``.shape``."""
         self.skipped = skipped
-        """The dtypes of those that are no numbers, such as strings, which are not read."""
+        """The dtypes of variables that are no numbers, such as strings, which are not read."""
         self.full_names = {names.get(key, key): name for key, name in full.items() if name}
-        """Of an object checkpoint, the full names, of which several may be the same."""
+        """The full names in an object checkpoint, of which several may be the same."""
         self.slots = frozenset(names.get(key, key) for key in slots)
-        """Of an object checkpoint, what an optimizer keeps for other variables."""
+        """The variables of an object checkpoint that an optimizer keeps for others."""
 
     def name_of(self, key: str) -> str:
-        """The name of a variable that a checkpoint has by a key, or by this name."""
+        """Return the name of a variable, by its key in the checkpoint or by this name."""
         return self._names.get(key, key)
 
     def __getitem__(self, name: str) -> Array:
@@ -60,7 +60,7 @@ class Variables(Mapping[str, Array]):
         return isinstance(name, str) and self.name_of(name) in self.stored
 
     def __repr__(self) -> str:
-        lines = [f"{name}  {each.dtype} {list(each.shape)}" for name, each in self.stored.items()]
+        lines = [f"{name}  {tensor.dtype} {list(tensor.shape)}" for name, tensor in self.stored.items()]
         lines += [f"{name}  {dtype}, not read" for name, dtype in self.skipped.items()]
         left = len(lines) - _SHOWN
         lines[_SHOWN:] = [f"... {left} more"] if left > 0 else []
@@ -68,7 +68,7 @@ class Variables(Mapping[str, Array]):
 
 
 def alike(array: Array, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
-    """A variable, or its moving average, if it is of this dtype and shape."""
+    """Return an array, a variable or its moving average, if it has this dtype and shape."""
     expected = "float32" if dtype == "bfloat16" else dtype
     if (array.dtype.name, array.shape) != (expected, shape):
         raise ValueError(f"{name!r} is {array.dtype} of the shape {array.shape}; expected {expected} of {shape}")

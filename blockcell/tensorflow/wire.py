@@ -25,7 +25,7 @@ MOST_UNPACKED = 2**25  # bytes of numbers that were varints, besides 4 times tho
 
 
 def varint(file: File, at: int, end: int) -> tuple[int, int]:
-    """A varint, and where it ends."""
+    """Read a varint; return it and where it ends."""
     buffer, start, value, shift = file.buffer, at, 0, 0
     while at < end:
         byte = buffer[at]
@@ -58,8 +58,8 @@ class Message:
     def view(self) -> memoryview:
         return self.file.buffer[self.start : self.end]
 
-    def error(self, found: str, *mend: str) -> FormatError:
-        return self.file.error(self.start, found, *mend)
+    def error(self, problem: str, *mend: str) -> FormatError:
+        return self.file.error(self.start, problem, *mend)
 
     def fields(self) -> Iterator[tuple[int, int, int, int]]:
         """Number and kind of every field, its first byte and the one past its last; a varint's value for its first."""
@@ -91,62 +91,62 @@ class Message:
             at = past
 
     def inside(self, number: int) -> Iterator[Message]:
-        """What the fields of a number hold."""
-        for found, kind, start, end in self.fields():
-            if found == number and kind == BYTES:
+        """Yield the messages in the fields of a number."""
+        for field_number, kind, start, end in self.fields():
+            if field_number == number and kind == BYTES:
                 yield Message(self.file, start, end)
 
     def last(self, number: int) -> Message | None:
-        """What the last field of a number holds."""
-        found = None
-        for found in self.inside(number):  # noqa: B007
+        """Return the message in the last field of a number; None if there is none."""
+        message = None
+        for message in self.inside(number):  # noqa: B007
             pass
-        return found
+        return message
 
     def texts(self, *numbers: int) -> list[str]:
-        """A text for each number; an empty one where there is none."""
-        found: list[Message | None] = [None] * len(numbers)
+        """Return the last text for each number; an empty one if there is none."""
+        messages: list[Message | None] = [None] * len(numbers)
         for number, kind, start, end in self.fields():
             if kind == BYTES and number in numbers:
-                found[numbers.index(number)] = Message(self.file, start, end)
-        return [each.text() if each else "" for each in found]
+                messages[numbers.index(number)] = Message(self.file, start, end)
+        return [message.text() if message else "" for message in messages]
 
     def text(self) -> str:
-        """The bytes themselves, as a text."""
+        """Decode the bytes themselves as a text."""
         try:
             return str(self.view, "utf-8")
         except UnicodeDecodeError:
             raise self.error("a text is not UTF-8") from None
 
     def integer(self, number: int, kind: int = VARINT) -> int:
-        """The last number of a kind, signed if it is a varint; 0 where there is none."""
+        """Return the last integer of a kind, signed if it is a varint; 0 if there is none."""
         value = 0
-        for found, its_kind, start, end in self.fields():
-            if found == number and its_kind == kind:
+        for field_number, its_kind, start, end in self.fields():
+            if field_number == number and its_kind == kind:
                 value = start if kind == VARINT else int.from_bytes(self.file.buffer[start:end], "little")
         return signed(value) if kind == VARINT else value
 
     def integers(self, number: int, dtype: np.dtype[Any]) -> Array:
-        """All varints of a number, one by one or packed, as integers of a dtype, modulo what it holds."""
+        """Return all varints of a number, packed or not, as integers of a dtype, modulo its range."""
         written = bytearray()
         for run in self._runs(number):
             written += run.astype(dtype).tobytes()
             if len(written) > MOST_UNPACKED + 4 * len(self):
-                found = f"it has more than {len(written) // dtype.itemsize} numbers"
-                raise self.error(found, "no tensor of a graph has so many small ones")
+                problem = f"it has more than {len(written) // dtype.itemsize} numbers"
+                raise self.error(problem, "no tensor of a graph has so many small ones")
         return np.frombuffer(written, dtype)
 
     def _runs(self, number: int) -> Iterator[Array]:
-        """Those that follow one another, as many as are handy."""
+        """Yield the varints of a number in arrays of limited size."""
         few = array("Q")
-        for found, kind, start, end in self.fields():
-            if found == number and kind == VARINT:
+        for field_number, kind, start, end in self.fields():
+            if field_number == number and kind == VARINT:
                 few.append(start)
-            elif found == number and kind == BYTES and end - start < FEW:
+            elif field_number == number and kind == BYTES and end - start < FEW:
                 while start < end:
                     value, start = varint(self.file, start, end)
                     few.append(value)
-            elif found == number and kind == BYTES:
+            elif field_number == number and kind == BYTES:
                 yield np.array(few, np.uint64)
                 few = array("Q")
                 yield from _unpacked(self, self.file.buffer[start:end])
@@ -156,12 +156,12 @@ class Message:
         yield np.array(few, np.uint64)
 
     def fixed(self, number: int, width: int) -> memoryview:
-        """The bytes of all numbers of 4 or 8 bytes of a field, one by one or packed; in place if that is possible."""
+        """Return the bytes of all numbers of 4 or 8 bytes of a field, packed or not; in place if possible."""
         whole, joined = self.file.buffer[:0], bytearray()
-        for found, kind, start, end in self.fields():
-            if found == number and kind == BYTES and (end - start) % width:
+        for field_number, kind, start, end in self.fields():
+            if field_number == number and kind == BYTES and (end - start) % width:
                 raise self.file.error(start, f"{end - start} bytes hold numbers of {width} bytes each")
-            if found == number and kind in (BYTES, FIXED32 if width == 4 else FIXED64):
+            if field_number == number and kind in (BYTES, FIXED32 if width == 4 else FIXED64):
                 joined += whole
                 whole = self.file.buffer[start:end]
         if not joined:
@@ -171,19 +171,19 @@ class Message:
 
 
 def signed(value: int) -> int:
-    """A varint's value as an int64."""
+    """Convert the value of a varint to an int64."""
     return value - 2**64 if value >> 63 else value
 
 
 def _unpacked(message: Message, data: memoryview) -> Iterator[Array]:
-    """The varints that stand behind one another in a part of a message."""
-    rest = np.empty(0, np.uint8)
+    """Yield the varints of a packed field, in arrays of limited size."""
+    incomplete = np.empty(0, np.uint8)
     for start in range(0, len(data), PIECE):  # so few at a time that they need no memory to speak of
-        piece = np.concatenate([rest, np.frombuffer(data[start : start + PIECE], np.uint8)])
+        piece = np.concatenate([incomplete, np.frombuffer(data[start : start + PIECE], np.uint8)])
         ends = np.flatnonzero(piece < 0x80)
         starts = np.concatenate([[0], ends + 1])
-        lengths, rest = np.diff(starts), piece[starts[-1] :]
-        longest = max(len(rest) + 1, lengths.max(initial=0))
+        lengths, incomplete = np.diff(starts), piece[starts[-1] :]
+        longest = max(len(incomplete) + 1, lengths.max(initial=0))
         if longest > LONGEST or np.any(piece[ends[lengths == LONGEST]] > 1):
             raise message.error("one of its numbers has more than 64 bits")
         values = np.zeros(len(ends), np.uint64)
@@ -191,5 +191,5 @@ def _unpacked(message: Message, data: memoryview) -> Iterator[Array]:
             longer = lengths > k
             values[longer] |= (piece[starts[:-1][longer] + k] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * k)
         yield values
-    if len(rest):
+    if len(incomplete):
         raise message.error("the last of its numbers goes on past its end")
