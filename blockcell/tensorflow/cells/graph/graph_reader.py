@@ -310,19 +310,19 @@ class GraphReader:
         """Return what all callers pass for an argument."""
         function = self.graph.functions[place.body]
         k = self.argument_numbers[place.body][place.name]
-        passed = []
+        arguments = []
         for caller in self.callers.get(place.body, ()):
             self.spend_steps()
             if (value := self.passed_argument(caller, place)) is not None:
-                passed.append(value)
+                arguments.append(value)
             if caller.loop_body and k < len(function.outputs):
-                passed.append(self.function_result(caller.loop_body, k))
+                arguments.append(self.function_result(caller.loop_body, k))
         captured, behind = self.captures.get(place.body, []), len(function.inputs) - k
-        if not passed and behind <= len(captured) and (value := captured[-behind]) is not None:
-            passed.append(value)
-        if not passed:
+        if not arguments and behind <= len(captured) and (value := captured[-behind]) is not None:
+            arguments.append(value)
+        if not arguments:
             raise UnknownValue(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
-        return passed
+        return arguments
 
     @cached_property
     def argument_numbers(self) -> dict[str, dict[str, int]]:

@@ -64,27 +64,19 @@ class GraphOp(NamedTuple):
     """Whether only the shape of the input matters."""
 
 
-def _passing(name: str, passes: Literal["step", "flow"], outputs: tuple[str, ...] = _VALUE) -> GraphOp:
-    return GraphOp(name, forwards=passes, outputs=outputs, in_known_cells=True)
+def _passing(name: str, forwards: Literal["step", "flow"], outputs: tuple[str, ...] = _VALUE) -> GraphOp:
+    return GraphOp(name, forwards=forwards, outputs=outputs, in_known_cells=True)
 
 
-def _computing(name: str, inputs: int, compute: Callable[..., Array], shows: str = "") -> GraphOp:
-    return GraphOp(name, input_count=inputs, outputs=_VALUE, compute=compute, in_known_cells=True, refusal=shows)
+def _computing(name: str, inputs: int, compute: Callable[..., Array], refusal: str = "") -> GraphOp:
+    return GraphOp(name, input_count=inputs, outputs=_VALUE, compute=compute, in_known_cells=True, refusal=refusal)
 
 
 def _activation(name: str, activation: str, **options: float) -> GraphOp:
     def compute(z: Array, **values: float) -> Array:
         return activated(z, (activation, *values.values()) if values else activation)
 
-    return GraphOp(
-        name,
-        input_count=1,
-        outputs=_VALUE,
-        compute=compute,
-        options=options,
-        activation=activation,
-        in_known_cells=True,
-    )
+    return _computing(name, 1, compute)._replace(options=options, activation=activation)
 
 
 def _clipped(a: Array, low: Array, high: Array) -> Array:

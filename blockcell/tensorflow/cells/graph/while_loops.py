@@ -64,9 +64,9 @@ class WhileLoops:
         first, last = (self._reader.inputs_at(inputs[op]) for op in ("Enter", "NextIteration"))
         return LoopVariable(place, first[0], last[0], self._frame(inputs["Enter"])) if first and last else None
 
-    def is_invariant(self, carried: LoopVariable) -> bool:
+    def is_invariant(self, variable: LoopVariable) -> bool:
         """Whether a loop leaves a variable as it is."""
-        return self._reader.resolve_in_step(carried.next) == carried.place
+        return self._reader.resolve_in_step(variable.next) == variable.place
 
     def exit_variable(self, place: Place) -> LoopVariable | None:
         """Return the loop variable whose last value a place behind a loop is; None if there is none."""
@@ -87,23 +87,23 @@ class WhileLoops:
         if self._reader.op(origin).name == "Enter":
             inputs = self._reader.inputs_at(origin)
             return (inputs[0], self._frame(origin)) if inputs else (origin, None)
-        carried = self.loop_variable(origin)
-        if carried is not None and self.is_invariant(carried):
-            return carried.initial, carried.loop
+        variable = self.loop_variable(origin)
+        if variable is not None and self.is_invariant(variable):
+            return variable.initial, variable.loop
         return origin, None
 
     def counted_loop(self, place: Place) -> str | None:
         """Return the loop whose steps a variable counts from 0; None if it counts none."""
-        carried = self.loop_variable(place)
-        if carried is None:
+        variable = self.loop_variable(place)
+        if variable is None:
             return None
-        increment = self._reader.resolve_in_step(carried.next)
-        if self._reader.op(increment).name != "Add" or self._reader.constant_integers(carried.initial) != [0]:
+        increment = self._reader.resolve_in_step(variable.next)
+        if self._reader.op(increment).name != "Add" or self._reader.constant_integers(variable.initial) != [0]:
             return None
         inputs = self._reader.inputs_at(increment)
-        others = [place for place in inputs if self._reader.resolve_in_step(place) != carried.place]
-        by_one = len(inputs) == 2 and len(others) == 1 and self._reader.constant_integers(others[0]) == [1]
-        return carried.loop if by_one else None
+        increments = [place for place in inputs if self._reader.resolve_in_step(place) != variable.place]
+        by_one = len(inputs) == 2 and len(increments) == 1 and self._reader.constant_integers(increments[0]) == [1]
+        return variable.loop if by_one else None
 
     def _frame(self, enter: Place) -> str:
         node = self._reader.node(enter)

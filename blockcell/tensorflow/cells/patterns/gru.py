@@ -20,8 +20,8 @@ from .pattern import (
     UnambiguousCell,
     activation_attributes,
     describe_node,
-    find_operands,
     gate_sums,
+    get_operands,
     join_biases,
     kernel_sources,
     unexpected_term,
@@ -47,7 +47,7 @@ def match_gru(sums: GateSums, end: Place) -> UnambiguousCell:
 def _refuse_sru(sums: GateSums, end: Place, candidate: Gate, h_prev: Place) -> None:
     """Refuse an SRU, whose state is in no product with a kernel."""
     total = candidate.sum
-    if candidate.activation == LINEAR and len(find_operands(sums, total)) == 1 and not total.other_terms:
+    if candidate.activation == LINEAR and len(get_operands(sums, total)) == 1 and not total.other_terms:
         node, _ = sums.expect_op(end)
         reason = f"it is an SRU or one like it, whose state goes into no product: the node {node.name!r}"
         raise Refusal(reason, states=(h_prev,))
@@ -55,10 +55,10 @@ def _refuse_sru(sums: GateSums, end: Place, candidate: Gate, h_prev: Place) -> N
 
 def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h_prev: Place) -> CellMatch:
     new, inner = c.sum, None
-    operands = find_operands(sums, new)
+    operands = get_operands(sums, new)
     if new.other_terms:
         r, inner = _reset_after(sums, new.other_terms[0], h_prev)
-        operands += find_operands(sums, inner)
+        operands += get_operands(sums, inner)
     else:
         r, operands = _reset_before(sums, candidate, operands, h_prev)
     update = sums.read_gate(u)
@@ -118,7 +118,7 @@ def _reset_after(sums: GateSums, place: Place, h_prev: Place) -> tuple[Gate, Gat
         for r, inner in sums.input_orders(place, "Mul"):
             with suppress(NoMatch):
                 inner_sum, gate = sums.read_sum(inner), sums.read_gate(r)
-                operands = find_operands(sums, inner_sum)
+                operands = get_operands(sums, inner_sum)
                 if gate is not None and len(operands) == 1 and not inner_sum.other_terms:
                     if sums.reader.are_same(operands[0].place, h_prev):
                         return gate, inner_sum
@@ -129,7 +129,7 @@ def _order_operands(sums: GateSums, name: str, gate: GateSum, x: Place, h_prev: 
     """Return the operands of a gate, x before the state."""
     if gate.other_terms:
         raise unexpected_term(sums, gate.other_terms[0], f"the gate {name}")
-    operands = find_operands(sums, gate)
+    operands = get_operands(sums, gate)
     for pair in (operands, operands[::-1]):
         if len(pair) == 2 and sums.reader.are_same(pair[0].place, x) and sums.reader.are_same(pair[1].place, h_prev):
             return pair

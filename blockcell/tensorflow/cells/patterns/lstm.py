@@ -22,8 +22,8 @@ from .pattern import (
     Step,
     activation_attributes,
     activation_name,
-    find_operands,
     gate_sums,
+    get_operands,
     join_biases,
     kernel_sources,
     unexpected_term,
@@ -60,7 +60,7 @@ class LstmCandidate(CellCandidate):
     ) -> None:  # fmt: skip
         self._gates, self._cs_prev, self._cell, self._diagonals = gates, cs_prev, cell, diagonals
         self._activations = activation_attributes(cell.activation, recurrent)
-        self._by_gate = {name: find_operands(sums, gate) for name, gate in gates.items()}
+        self._by_gate = {name: get_operands(sums, gate) for name, gate in gates.items()}
         first = self._by_gate["ci"]
         if any(len(operands) != 2 for operands in self._by_gate.values()):
             raise NoMatch

@@ -135,7 +135,7 @@ class UnambiguousCell(CellCandidate):
         return self._match
 
 
-def find_operands(sums: GateSums, gate: GateSum) -> list[Operand]:
+def get_operands(sums: GateSums, gate: GateSum) -> list[Operand]:
     """List the operands of a gate, with the rows of the kernels that they are multiplied with."""
     operands = []
     for operand, kernel in gate.products:

@@ -12,16 +12,7 @@ from ..graph.activations import LINEAR, describe_unsupported
 from ..graph.graph_reader import Place
 from ..weights.gate_sums import Gate, GateSums, NoMatch
 from ..weights.weight_slices import join_slices
-from .pattern import (
-    CellCandidate,
-    CellMatch,
-    Refusal,
-    Step,
-    activation_name,
-    find_operands,
-    join_biases,
-    kernel_sources,
-)
+from .pattern import CellCandidate, CellMatch, Refusal, Step, activation_name, get_operands, join_biases, kernel_sources
 
 _NAMED = re.compile(r"(\A|/)(basic_)?rnn_cell(_\d+)?/(kernel|weights|Linear/Matrix)\Z")
 _KERAS = "recurrent_kernel"
@@ -34,7 +25,7 @@ class RnnCandidate(CellCandidate):
 
     def __init__(self, sums: GateSums, end: Place, gate: Gate) -> None:
         self._gate = gate
-        operands = find_operands(sums, gate.sum)
+        operands = get_operands(sums, gate.sum)
         if len(operands) != 2 or gate.sum.other_terms or gate.sum.constant:
             raise NoMatch
         form = activation_name(gate.activation), *sorted(str(piece.key) for piece in gate.sum.biases)
@@ -79,6 +70,6 @@ def match_rnn(sums: GateSums, end: Place) -> RnnCandidate:
         for inner in sums.reader.inputs_at(sums.reader.resolve_in_step(end)):
             gate = sums.read_gate(inner)
             if gate is not None:
-                states = tuple(operand.place for operand in find_operands(sums, gate.sum))
+                states = tuple(operand.place for operand in get_operands(sums, gate.sum))
                 raise Refusal(f"{description}, which is no activation of layers", states=states)
     raise NoMatch

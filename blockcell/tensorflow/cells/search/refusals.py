@@ -55,7 +55,7 @@ def find_misused_states(
     `products_by_operand` are the products with weights, `recurrence_places` the nodes of recurrences.
     """
     reasons: dict[Place, str] = {}
-    for k in range(len(steps[0].states)):
+    for k in range(len(steps[0].states) if steps else 0):
         origins: dict[Place, tuple[dict[Place, None], bool]] = {}
         results: set[Place] = set()
         for step in steps:
@@ -64,19 +64,21 @@ def find_misused_states(
                 origins[step.end] = reader.state_origins(step.states[k])
             except UnknownValue as unknown:
                 reasons.setdefault(step.end, f"its state comes from {unknown}")
-        passed = any(not results.isdisjoint(places) for places, _ in origins.values())
+        any_passed_on = any(not results.isdisjoint(places) for places, _ in origins.values())
         mismatch = "cell state is not that" if k < len(steps[0].states) - 1 else "state is not its output"
         for step in steps:
             places, in_loop = origins.get(step.end, ({}, False))
             foreign = [place for place in places if in_loop or place._replace(output=0) in recurrence_places]
-            if foreign and results.isdisjoint(places) and (in_loop or not passed):
+            if foreign and results.isdisjoint(places) and (in_loop or not any_passed_on):
                 reason = f"its {mismatch} of the step before, but comes from {foreign[0].name!r}"
                 reasons.setdefault(step.end, reason)
             elif (drawn := _random_node(reader, step.states[k])) is not None:
                 reason = f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
                 reasons.setdefault(step.end, reason)
+    if not reasons:
+        return reasons
     ends, scope = {step.end for step in steps}, next(iter(kernels)).rpartition("/")[0]
-    for product in (product for end in ends if reasons for product in products_by_operand.get(end, ())):
+    for product in (product for end in ends for product in products_by_operand.get(end, ())):
         name = product.kernel.name
         if name not in kernels and scope and name.startswith(f"{scope}/"):
             reason = f"it has a projection, {name}: its output goes through the product {product.node.name!r}"

@@ -21,17 +21,8 @@ from ..patterns.pattern import CellCandidate, CellMatch, Refusal, Step
 from ..patterns.rnn import match_rnn
 from ..weights.gate_sums import GateSums, NoMatch
 from ..weights.weight_sources import WeightSource, WeightSources
+from . import refusals
 from .recurrences import WeightProduct, find_recurrences, find_weight_products
-from .refusals import (
-    explain_refusal,
-    find_misused_states,
-    has_cell_name,
-    kernels_before,
-    kind_by_name,
-    refuse_by_name,
-    revealing_node,
-    strange_node,
-)
 
 _CLASSES = {
     "basic_rnn_cell": "BasicRNNCell",
@@ -50,6 +41,7 @@ _PATTERNS: tuple[tuple[Callable[[GateSums, Place], CellCandidate], frozenset[str
     (match_rnn, frozenset({"Add", "BiasAdd", "MatMul", "Mul", "RealDiv", "Select", *_CLIPS, *_ACTIVATIONS})),
 )
 """Patterns with the ops that may end a step, the surest first: an LSTM's cs almost has the form of a GRU's h."""
+_Steps = list[CellCandidate]
 _Key = tuple[object, ...]
 """What all steps of a cell, or an operand in all steps, have in common."""
 
@@ -68,7 +60,7 @@ def search_subgraphs(sources: WeightSources, known_weights: set[str]) -> list[Fo
         refused |= kernels.keys()
     needed_matches = _drop_unused_steps(search.reader, matches, search.recurrence_by_place)
     cells += _understood_cells(search.sums, [match for match in needed_matches if not refused & match.kernels.keys()])
-    for product, reason in refuse_by_name(search.products, known_weights | understood | refused):
+    for product, reason in refusals.refuse_by_name(search.products, known_weights | understood | refused):
         cells.append(_refused_cell(product.place, reason, {product.kernel.name: product.kernel}))
     return cells
 
@@ -79,7 +71,7 @@ class _Search:
     def __init__(self, sums: GateSums) -> None:
         self.sums, self.reader = sums, sums.reader
         self.candidates: list[CellCandidate] = []
-        self.refusals: dict[Place, Refusal] = {}
+        self.unsupported: dict[Place, Refusal] = {}
         self.products = _running_products(self.reader, find_weight_products(sums))
         bodies = {product.body for product in self.products} | self.reader.running_bodies
         nodes = [(body, node) for body, node in self.reader.all_nodes() if body in bodies]
@@ -91,7 +83,7 @@ class _Search:
                         if self.reader.forwarded_input(end) is None:  # else the value is another node's
                             self.candidates.append(pattern(sums, end))
                     except Refusal as refusal:
-                        self.refusals.setdefault(end, refusal)
+                        self.unsupported.setdefault(end, refusal)
                     except (NoMatch, UnknownValue):
                         continue
         self.products_by_operand: dict[Place, list[WeightProduct]] = {}
@@ -106,22 +98,22 @@ class _Search:
 
     def matches(self) -> list[CellMatch]:
         """Match the candidates whose input and state can be told apart, and that pass their states on."""
-        groups: dict[_Key, list[CellCandidate]] = {}
+        groups: dict[_Key, _Steps] = {}
         for candidate in self.candidates:
             groups.setdefault(candidate.key, []).append(candidate)
         matches: list[CellMatch] = []
         inner_ends: set[Place | None] = set()
         gated = {place for place, recurrence in self.recurrence_by_place.items() if recurrence.gated}
         states = {key: self._state_keys(group) for key, group in groups.items()}
-        named = self._named_groups(groups, states)
+        named_groups = self._named_groups(groups, states)
         for key, group in groups.items():
-            if not (group[0].sure or states[key] or group in named):
+            if not (group[0].sure or states[key] or group in named_groups):
                 continue
             outer = [candidate for candidate in group if candidate.end not in inner_ends]
             numbers = self._state_numbers(outer, states[key])
             kernels = group[0].kernels
             steps = [candidate.step(number) for candidate, number in numbers.items()]
-            reasons = find_misused_states(self.reader, steps, kernels, self.products_by_operand, gated) if steps else {}
+            reasons = refusals.find_misused_states(self.reader, steps, kernels, self.products_by_operand, gated)
             matched = len(matches)
             for candidate, number in numbers.items():
                 try:
@@ -149,13 +141,11 @@ class _Search:
         operands = [operand for candidate in group for operand in candidate.operands]
         return {operand.key for operand in operands if self._is_state(operand.place, ends)}
 
-    def _named_groups(
-        self, groups: Mapping[_Key, list[CellCandidate]], states: Mapping[_Key, object]
-    ) -> list[list[CellCandidate]]:
+    def _named_groups(self, groups: Mapping[_Key, _Steps], states: Mapping[_Key, object]) -> list[_Steps]:
         """Return steps that only the names of their kernels show to be cells, as they do not follow each other."""
         shown_groups = [group for key, group in groups.items() if group[0].sure or states[key]]
         shown_kernels = {kernel for group in shown_groups for kernel in group[0].kernels}
-        group_by_kernels: dict[tuple[str, ...], list[CellCandidate]] = {}
+        group_by_kernels: dict[tuple[str, ...], _Steps] = {}
         for group in groups.values():
             kernels = tuple(group[0].kernels)
             if not group[0].sure and shown_kernels.isdisjoint(kernels) and all(map(self._is_single_step, group)):
@@ -196,8 +186,8 @@ class _Search:
     def refuse_unsupported(self, understood: set[str]) -> None:
         """Refuse what almost has the form of a cell, if it is in a recurrence or has the name of a cell."""
         by_place = {product.place: product for product in self.products}
-        kernels_by_end = {end: kernels_before(self.reader, end, by_place) for end in self.refusals}
-        for end, refusal in self.refusals.items():
+        kernels_by_end = {end: refusals.kernels_before(self.reader, end, by_place) for end in self.unsupported}
+        for end, refusal in self.unsupported.items():
             kernels = {name: kernel for name, kernel in kernels_by_end[end].items() if name not in understood}
             recurrence = self.recurrence_by_place.get(end)
             if refusal.states:
@@ -205,20 +195,20 @@ class _Search:
                 ends = {other_end for other_end, other in kernels_by_end.items() if other.keys() == names}
                 is_cell = any(self._is_state(state, ends) for state in refusal.states)
             else:
-                is_cell = recurrence is not None or any(map(has_cell_name, [*kernels][:1]))
+                is_cell = recurrence is not None or any(map(refusals.has_cell_name, [*kernels][:1]))
             if kernels and is_cell:
-                reason = revealing_node(recurrence) if recurrence is not None and refusal.is_weak else None
+                reason = refusals.revealing_node(recurrence) if recurrence is not None and refusal.is_weak else None
                 self.refused[end] = reason or str(refusal), kernels
 
     def refuse_recurrences(self, known_weights: set[str]) -> None:
         """Refuse recurrences that may be cells with gates, if their weights are not those of known cells."""
         # the step before a loop, which learns shapes, shows less than the loop
-        for recurrence in sorted(self.recurrences, key=lambda loop: strange_node(self.reader, loop) is None):
+        for recurrence in sorted(self.recurrences, key=lambda loop: refusals.strange_node(self.reader, loop) is None):
             if not recurrence.gated:
                 continue
             kernels = {kernel.name: kernel for kernel in recurrence.kernels if kernel.name not in known_weights}
             if len(kernels) == len(recurrence.kernels) and not recurrence.places & self.refused.keys():
-                self.refused[recurrence.product.place] = explain_refusal(self.reader, recurrence), kernels
+                self.refused[recurrence.product.place] = refusals.explain_refusal(self.reader, recurrence), kernels
 
 
 def _running_products(reader: GraphReader, products: Sequence[WeightProduct]) -> list[WeightProduct]:
@@ -261,7 +251,7 @@ def _cell_class(kernels: dict[str, WeightSource]) -> str:
     """Return the class of a cell by the names of its weights."""
     name = next(iter(kernels))
     scope = re.sub(r"/(gates|candidate|projection)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
-    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), kind_by_name(name))
+    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), refusals.kind_by_name(name))
 
 
 def _refused_cell(end: Place, reason: str, kernels: dict[str, WeightSource]) -> Found:

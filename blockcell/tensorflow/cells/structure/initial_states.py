@@ -34,13 +34,13 @@ class InitialStates:
 
     def _read(self, place: Place, size: int) -> InitialState:
         try:
-            carried = self._loops.loop_variable(place)
-            place = place if carried is None else carried.initial
+            variable = self._loops.loop_variable(place)
+            place = place if variable is None else variable.initial
             source = self._source(place, size)
             if source is None:
                 return InitialState("")
-            kept = source.dtype in FLOATS and not any(leaf[0] == "?" for leaf in source.leaves)
-            return InitialState(source.name, source if kept else None, size)
+            is_stored = source.dtype in FLOATS and not any(leaf[0] == "?" for leaf in source.leaves)
+            return InitialState(source.name, source if is_stored else None, size)
         except UnknownValue:
             with suppress(UnknownValue):  # it is not in the file
                 place = self._reader.resolve(place)

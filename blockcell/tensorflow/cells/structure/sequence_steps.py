@@ -72,9 +72,11 @@ class SequenceSteps:
 
     def _step_to_caller(self, place: Place, axis: int | None) -> list[StepBack] | None:
         """Go from an argument to what the one caller passes, or to what a loop leaves as it is."""
-        carried = self._loops.loop_variable(place)
-        if carried is not None:
-            return [StepBack(carried.initial, axis)] if axis is not None and self._loops.is_invariant(carried) else None
+        variable = self._loops.loop_variable(place)
+        if variable is not None:
+            return (
+                [StepBack(variable.initial, axis)] if axis is not None and self._loops.is_invariant(variable) else None
+            )
         callers = self._loops.callers(place.body)
         if not callers:
             raise UnknownValue(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
@@ -165,8 +167,8 @@ class SequenceSteps:
 
     def _is_masked(self, place: Place) -> bool:
         """Whether a Select by a mask gave this value in the step before."""
-        carried = self._loops.loop_variable(place)
-        origin = self._reader.resolve_in_step(place if carried is None else carried.next)
+        variable = self._loops.loop_variable(place)
+        origin = self._reader.resolve_in_step(place if variable is None else variable.next)
         inputs = self._reader.inputs_at(origin)
         return self._reader.op(origin).name == "Select" and len(inputs) == 3 and self.read_mask(inputs[0]) is not None
 
@@ -204,25 +206,27 @@ class SequenceSteps:
             return [StepBack(inputs[0], axis, ALL_STEPS)] if axes in ([axis], [axis - 3]) else None
         if op.name == "Enter" and inputs:
             return [StepBack(inputs[0], axis)]
-        carried = self._loops.loop_variable(place)
-        return [StepBack(carried.initial, axis)] if carried is not None and self._loops.is_invariant(carried) else None
+        variable = self._loops.loop_variable(place)
+        return (
+            [StepBack(variable.initial, axis)] if variable is not None and self._loops.is_invariant(variable) else None
+        )
 
     def _written_value(self, place: Place) -> Place | None:
         """Return what a loop writes in each step into the TensorArray or TensorList that it leaves behind."""
         op, inputs = self._reader.op(place), self._reader.inputs_at(place)
         if "index" in op.slots and not self._is_range(inputs[op.slots["index"]]):
             return None
-        carried = self._loops.exit_variable(inputs[op.slots["array"]])
-        if carried is None:
+        variable = self._loops.exit_variable(inputs[op.slots["array"]])
+        if variable is None:
             return None
-        write = self._reader.resolve_in_step(carried.next)
+        write = self._reader.resolve_in_step(variable.next)
         op, inputs = self._reader.op(write), self._reader.inputs_at(write)
         if op.tensor_list != "write" or len(inputs) <= max(op.slots.values()):
             return None
-        if self._reader.resolve_in_step(inputs[op.slots["array"]]) != carried.place:
+        if self._reader.resolve_in_step(inputs[op.slots["array"]]) != variable.place:
             return None
         loop = self._loops.counted_loop(inputs[op.slots["index"]])
-        return inputs[op.slots["value"]] if loop == carried.loop else None
+        return inputs[op.slots["value"]] if loop == variable.loop else None
 
     def _lengths(self, place: Place) -> Place:
         """Return where lengths come from, before conversions between integers."""

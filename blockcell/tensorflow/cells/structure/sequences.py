@@ -65,8 +65,8 @@ class Sequences:
             return
         try:
             if len(states) == 1:
-                carried = self._loops.loop_variable(states[0])
-                states, run.in_loop = ([carried.next] if carried is not None else []), carried is not None
+                variable = self._loops.loop_variable(states[0])
+                states, run.in_loop = ([variable.next] if variable is not None else []), variable is not None
             else:  # the state of the first step is from nowhere
                 del states[0]
             selections = filter(None, map(self._selection, states))
@@ -203,12 +203,12 @@ class Sequences:
 
     def _find_step_parts(self, place: Place) -> tuple[SequencePart, ...]:
         parts: dict[SequencePart, None] = {}
-        passed = 0
+        node_count = 0
 
         def earlier(current: Place) -> Sequence[Place]:
-            nonlocal passed
-            passed += 1
-            if passed > _LONGEST or len(parts) > _MOST_PARTS:
+            nonlocal node_count
+            node_count += 1
+            if node_count > _LONGEST or len(parts) > _MOST_PARTS:
                 raise _UnknownStep
             run_and_step = self._run_of_h(current, None)
             if run_and_step is not None:

@@ -168,17 +168,19 @@ class WeightSources:
     def _read_stored(self, name: str, saved: SavedTensor, node: Node | None = None) -> WeightSource:
         """Make the weight of a variable that is in the checkpoint."""
         assert self.variables is not None
-        variables, shown, part = self.variables, self.variables.name_of(saved.key), saved.part
-        stored = variables.stored[shown]
+        variables, stored_name, part = self.variables, self.variables.name_of(saved.key), saved.part
+        stored = variables.stored[stored_name]
         shape = tuple(stored.shape)
         if part is not None:
             ends = [size if stop is None else stop for (_, stop), size in zip(part, shape, strict=False)]
             if len(part) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
-                raise UnknownValue(f"a part of the variable {shown!r} that it does not have: its shape is {shape}")
+                raise UnknownValue(
+                    f"a part of the variable {stored_name!r} that it does not have: its shape is {shape}"
+                )
             shape = tuple(end - start for (start, _), end in zip(part, ends, strict=True))
 
         def read(suffix: str) -> Array:
-            saved_copy = SavedTensor(shown + suffix, part)
+            saved_copy = SavedTensor(stored_name + suffix, part)
             copy = self.reader.bodies[""].get(node.name + suffix) if suffix and node is not None else None
             if copy is not None and graph_op(copy).variable:
                 saved_copy = self._saved(copy) or saved_copy
