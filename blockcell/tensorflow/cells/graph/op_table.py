@@ -147,8 +147,7 @@ _TABLE = (
 OPS = {op.name: op for op in _TABLE}
 _LIKE = {  # other versions
     **{f"Ref{name}": name for name in ("Identity", "Switch", "Enter", "Exit", "NextIteration", "Merge")},
-    **{f"TensorArray{verb}V2": f"TensorArray{verb}" for verb in ("Write", "Read", "Gather", "Scatter")},
-    **{f"TensorArray{verb}V3": f"TensorArray{verb}" for verb in ("Write", "Read", "Gather", "Scatter")},
+    **{f"TensorArray{op}V{k}": f"TensorArray{op}" for op in ("Write", "Read", "Gather", "Scatter") for k in (2, 3)},
     **{f"Stateless{name}": name for name in ("While", "If")},
     **{f"{name}V2": name for name in ("Add", "Select", "Variable", "FusedBatchNorm")},
     "FusedBatchNormV3": "FusedBatchNorm",

@@ -54,6 +54,7 @@ def _refuse_sru(sums: GateSums, end: Place, candidate: Gate, h_prev: Place) -> N
 
 
 def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h_prev: Place) -> CellMatch:
+    """Make the match of a GRU with the update gate u, the candidate c and the state before, or refuse it."""
     new, inner = c.sum, None
     operands = get_operands(sums, new)
     if new.other_terms:

@@ -248,6 +248,7 @@ def _explain_mismatch(
 def _make_lstm(
     sums: GateSums, end: Place, gates: dict[str, GateSum], cell: _CellState, cs_prev: Place, recurrent: Activation
 ) -> LstmCandidate:
+    """Make the candidate of gates, after peephole weights are taken out of their other terms."""
     diagonals: dict[str, WeightSlice] = {}
     for name, gate in gates.items():
         if gate.other_terms and name != "ci":

@@ -76,6 +76,7 @@ def _swap_by_shape(sources: dict[str, WeightSource]) -> dict[str, WeightSource]:
 
 
 def _refusal(scope: str, kind: str, names: list[str]) -> str | None:
+    """Return the reason to refuse a cell by its names; None if there is none."""
     cell_names = [name for name in names if name.startswith(f"{scope}/")]
     if refusal := refused_cell_name(scope):
         return refusal
@@ -87,6 +88,7 @@ def _refusal(scope: str, kind: str, names: list[str]) -> str | None:
 
 
 def _lstm_cell(scope: str, last: str, sources: dict[str, WeightSource], refused: str | None) -> Found:
+    """Make an LSTM, whose class the last part of its scope tells."""
     kind = SCOPES.get(last, "LSTMCell")
     coupled = kind == "CoupledInputForgetGateLSTMCell"
     all_peepholes = ("wci", "wcf", "wco")[coupled:]
@@ -169,11 +171,9 @@ def _keras_cell(variables: Variables, scope: str) -> Found | None:
     sources = {}
     kinds = {tensor.name: tensor.kind for tensor in op.weights}
     for role, order in columns.items():
-        rows, size, gate_columns = kernel.shape[0] + hidden, len(order) * hidden, partial(_gate_columns, order, hidden)
+        rows, size, take_gates = kernel.shape[0] + hidden, len(order) * hidden, partial(_gate_columns, order, hidden)
         if kinds[role] == "matrix":
-            sources[role] = _combine(
-                [kernel, recurrent], (rows, size), lambda k, r, take=gate_columns: take(np.r_[k, r])
-            )
+            sources[role] = _combine([kernel, recurrent], (rows, size), lambda k, r, take=take_gates: take(np.r_[k, r]))
         elif bias is None:
             sources[role] = _combine([kernel], (size,), lambda k: np.zeros(k.shape[-1], k.dtype))
         else:

@@ -73,6 +73,7 @@ def _runs_before(run: CellRun) -> list[int]:
 
 
 def _run_reversals(runs: Sequence[CellRun], run: CellRun) -> tuple[Reversal, ...] | None:
+    """Return the reversals that all inputs and the mask of a run have in common; None if they differ."""
     if run.input_parts is None:
         return None
     different = {_part_reversals(runs, part) for part in run.input_parts}

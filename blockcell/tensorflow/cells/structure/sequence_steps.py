@@ -74,9 +74,8 @@ class SequenceSteps:
         """Go from an argument to what the one caller passes, or to what a loop leaves as it is."""
         variable = self._loops.loop_variable(place)
         if variable is not None:
-            return (
-                [StepBack(variable.initial, axis)] if axis is not None and self._loops.is_invariant(variable) else None
-            )
+            is_kept = axis is not None and self._loops.is_invariant(variable)
+            return [StepBack(variable.initial, axis)] if is_kept else None
         callers = self._loops.callers(place.body)
         if not callers:
             raise UnknownValue(f"the argument {place.name!r} of the function {place.body!r}, which nothing calls")
@@ -173,6 +172,7 @@ class SequenceSteps:
         return self._reader.op(origin).name == "Select" and len(inputs) == 3 and self.read_mask(inputs[0]) is not None
 
     def _is_zero(self, place: Place) -> bool:
+        """Whether a value is zeros, also outside of the loops that leave it as it is."""
         for _ in range(_MOST_IN_ROW):
             inner, (place, _) = place, self._loops.outside_value(place)
             if place == inner:
@@ -189,6 +189,7 @@ class SequenceSteps:
 
     # --------------------------------------------------------------------------------------------------- from all steps
     def _step_in_sequence(self, place: Place, node: Node, inputs: Sequence[Place], axis: int) -> list[StepBack] | None:
+        """Go one node back from a sequence, whose time is on an axis."""
         op = graph_op(node)
         if op.tensor_list == "stack" and len(inputs) > op.slots["array"]:
             written = self._written_value(place) if axis == 0 else None
@@ -207,9 +208,9 @@ class SequenceSteps:
         if op.name == "Enter" and inputs:
             return [StepBack(inputs[0], axis)]
         variable = self._loops.loop_variable(place)
-        return (
-            [StepBack(variable.initial, axis)] if variable is not None and self._loops.is_invariant(variable) else None
-        )
+        if variable is None or not self._loops.is_invariant(variable):
+            return None
+        return [StepBack(variable.initial, axis)]
 
     def _written_value(self, place: Place) -> Place | None:
         """Return what a loop writes in each step into the TensorArray or TensorList that it leaves behind."""

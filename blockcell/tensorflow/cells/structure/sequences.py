@@ -109,6 +109,7 @@ class Sequences:
 
     # ------------------------------------------------------------------------------------------------------ the traces
     def _trace_input(self, x: Place, run: CellRun) -> tuple[SequencePart, ...]:
+        """Trace the x of a step, or of all steps, back to its sequences."""
         return self._trace(_TracePoint(x, 0 if run.steps[0].state is None else None, run.in_loop))
 
     def _trace(self, start: _TracePoint) -> tuple[SequencePart, ...]:
@@ -202,6 +203,7 @@ class Sequences:
         return self._parts_of_steps[place]
 
     def _find_step_parts(self, place: Place) -> tuple[SequencePart, ...]:
+        """Find the sequences that a step is made of; raise `_UnknownStep` if it is not known of which step."""
         parts: dict[SequencePart, None] = {}
         node_count = 0
 

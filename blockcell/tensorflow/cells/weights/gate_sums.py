@@ -146,6 +146,7 @@ class GateSums:
         return inputs[0], lambda size: slice(axis_slices[1].start, axis_slices[1].stop).indices(size)[:2]
 
     def _add_product(self, total: GateSum, node: Node, inputs: tuple[Place, ...], cuts: tuple[ColumnCut, ...]) -> None:
+        """Add the product of a MatMul with a kernel to a sum."""
         if len(inputs) != 2 or node.attrs.get("transpose_a") or node.attrs.get("transpose_b"):
             raise NoMatch
         kernel = self.weight_slice(inputs[1])
@@ -154,6 +155,7 @@ class GateSums:
         total.products.append(Term(inputs[0], _cut_columns(kernel, cuts)))
 
     def _add_term(self, total: GateSum, place: Place, cuts: tuple[ColumnCut, ...]) -> None:
+        """Add a number, a bias or another term to a sum."""
         try:
             piece = self.weight_slice(place)
         except UnknownValue:

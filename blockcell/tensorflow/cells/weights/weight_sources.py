@@ -119,6 +119,7 @@ class WeightSources:
         raise UnknownValue(f"the node {node.name!r}, which is a {node.op}")
 
     def _variable(self, node: Node) -> WeightSource:
+        """Make the weight of a variable; a part of a partitioned one may be saved with the whole alone."""
         name = self._names.get(node.name, node.name)
         saved = self._saved(node)
         if saved is not None:
@@ -168,19 +169,17 @@ class WeightSources:
     def _read_stored(self, name: str, saved: SavedTensor, node: Node | None = None) -> WeightSource:
         """Make the weight of a variable that is in the checkpoint."""
         assert self.variables is not None
-        variables, stored_name, part = self.variables, self.variables.name_of(saved.key), saved.part
-        stored = variables.stored[stored_name]
+        variables, saved_name, part = self.variables, self.variables.name_of(saved.key), saved.part
+        stored = variables.stored[saved_name]
         shape = tuple(stored.shape)
         if part is not None:
             ends = [size if stop is None else stop for (_, stop), size in zip(part, shape, strict=False)]
             if len(part) != len(shape) or any(end > size for end, size in zip(ends, shape, strict=True)):
-                raise UnknownValue(
-                    f"a part of the variable {stored_name!r} that it does not have: its shape is {shape}"
-                )
+                raise UnknownValue(f"a part of the variable {saved_name!r} that it does not have: its shape is {shape}")
             shape = tuple(end - start for (start, _), end in zip(part, ends, strict=True))
 
         def read(suffix: str) -> Array:
-            saved_copy = SavedTensor(stored_name + suffix, part)
+            saved_copy = SavedTensor(saved_name + suffix, part)
             copy = self.reader.bodies[""].get(node.name + suffix) if suffix and node is not None else None
             if copy is not None and graph_op(copy).variable:
                 saved_copy = self._saved(copy) or saved_copy
@@ -192,6 +191,7 @@ class WeightSources:
         return WeightSource(name, shape, stored.dtype, read, (name,), saved)
 
     def _join_parts(self, node: Node, inputs: tuple[Place, ...], depth: int) -> WeightSource:
+        """Make the weight of a ConcatV2, or of the partitioned variable whose parts it concatenates."""
         parts = [self.source(place, depth + 1) for place in inputs[:-1]]
         rank = len(parts[0].shape)
         axis = self.reader.constant_integer(inputs[-1])
@@ -247,6 +247,7 @@ class WeightSources:
         return variable if variable.shape == (*parts[0].shape[:axis], end, *parts[0].shape[axis + 1 :]) else None
 
     def _split_part(self, place: Place, whole: WeightSource, node: Node) -> WeightSource:
+        """Make the weight of one output of a Split or SplitV."""
         count = node.attrs.get("num_split")
         try:
             index = slice_index(self.reader, place, whole.shape)
