@@ -147,7 +147,8 @@ class GateSums:
 
     def _add_product(self, total: GateSum, node: Node, inputs: tuple[Place, ...], cuts: tuple[ColumnCut, ...]) -> None:
         """Add the product of a MatMul with a kernel to a sum."""
-        if len(inputs) != 2 or node.attrs.get("transpose_a") or node.attrs.get("transpose_b"):
+        attrs = node.attrs  # parsed at each access
+        if len(inputs) != 2 or attrs.get("transpose_a") or attrs.get("transpose_b"):
             raise NoMatch
         kernel = self.weight_slice(inputs[1])
         if len(kernel.shape) != 2:
