@@ -35,5 +35,6 @@ def dense_layer(task, tuple sizes, int threads, int storage, int format, bint tr
     if task == "forward":
         requirements = requirements_of(&p.workspace, p.L, &p.grid)
         return kernel_with_plan(run_pass, &p, sizeof(Forward), requirements)
+    assert task in ("pack", "unpack"), task
     requirements = p.w.count * p.w.size * (64 // p.L) + 64 + READ_PAST * (format == INT8), 1, 1
     return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &p, sizeof(Forward), requirements)
