@@ -33,7 +33,7 @@ from schedule.plan cimport (
     D, PEEPHOLES, Backward, Forward, backward_of, backward_requirements, cell_grad_plan, forward_of,
     forward_requirements, grid_of_cell_grad, use_panels
 )
-from schedule.team cimport Team, adopt_rounding, barrier, measured_cost, share, start_team
+from schedule.team cimport Team, adopt_rounding, barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
 from source cimport BLOCKCELL_SOURCE
 
@@ -188,7 +188,7 @@ cdef void dicfo_rows(
     cdef real[LF] d_cs
     cdef real *row
     clear(zero, L)
-    for r in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+    for r in range(part_start(p.B, number, parts), part_start(p.B, number + 1, parts)):
         row = d + r * p.Ns
         for j in range(p.J):
             clear(d_cs, L)
@@ -205,7 +205,7 @@ cdef void peephole_parts(
 ) noexcept nogil:
     """One part of the lines of the peepholes, or of their gradients."""
     cdef Py_ssize_t j
-    for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
+    for j in range(part_start(p.J, number, parts), part_start(p.J, number + 1, parts)):
         if loading:
             load_peepholes(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
         else:

@@ -1,7 +1,7 @@
-"""How many threads a call runs on: asked at every call, and answered here alone.
+"""How many of its planned threads a call runs on, asked at every call.
 
-`get` is the number that a call plans with.  A plan may take fewer, for a small call one.  `run` decides how many of
-these a kernel runs on, and counts what having several cost:
+`get` is the number that a call plans with.  Its plan (cost.pxd) may take fewer, for a small call one.  `run` decides
+how many of these a kernel runs on, and counts what having several cost:
 
 * An OpenMP runtime ends the process where it cannot start a thread.  So, whenever a Python thread is about to use more
   of them than the last time, a trial tells whether they can be started.

@@ -51,7 +51,7 @@ from product.tile cimport (
 )
 from schedule.cost cimport Grid, Work, ceil_div, cheapest, parts_of, speed_of, threads_of, use_threads, work_of
 from schedule.machine cimport to_prefetch
-from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
+from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport Region, Workspace, guard_zones, lay_out, region, release_zones
 
 cdef enum:  # as in blockcell/optable.py
@@ -158,7 +158,7 @@ cdef inline Grid grid_forward(
     cdef Work w = work_of(1, rows, 64 // itemsize, 1)
     w.lines[0] = w.units = ceil_div(O, w.L)
     w.width[0], w.panels[0], w.panels[1] = LINES, ceil_div(w.lines[0], LINES), 0
-    w.K[0], w.ahead[0] = I, 0
+    w.K[0], w.x_rows[0] = I, 0
     w.line_bytes = 64 if format == UNQUANTIZED else w.L * bytes_per_code(format)
     w.speed, w.cell = speed_of(format, itemsize), 10
     return cheapest(&w, threads, False, False)
@@ -171,9 +171,9 @@ cdef inline Grid grid_backward(
     cdef Work w = work_of(1, rows, 64 // itemsize, 0)
     w.panels[0] = w.panels[1] = 1
     w.speed, w.cell, w.units = speed_of(UNQUANTIZED, itemsize), 20, ceil_div(O, w.L)
-    w.shared = w.columns = 2.0 * rows * I * O / w.speed
-    w.pieces, w.barriers = max(count_tiles(I), count_panels(w.units)), 2
-    w.divided, w.undivided = rows * w.units, rows * ceil_div(I, w.L)
+    w.divisible_time = w.column_time = 2.0 * rows * I * O / w.speed
+    w.column_lines, w.barriers = max(count_tiles(I), count_panels(w.units)), 2
+    w.lines_read_in_part, w.lines_read_by_all = rows * w.units, rows * ceil_div(I, w.L)
     return cheapest(&w, threads, False, True)
 
 
@@ -186,7 +186,7 @@ cdef enum:  # the regions of the forward pass's workspace: those of a part, and 
     PARTS = 0
     REGIONS
 
-cdef struct Forward:  # the plan of a forward pass
+cdef struct DenseForward:  # the plan of a forward pass
     int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Py_ssize_t rows, B, I, O  # rows: T * B
     Py_ssize_t L, Is, Os  # values in a line; strides in scratch of rows of x and of z
@@ -200,7 +200,7 @@ cdef struct Forward:  # the plan of a forward pass
     Workspace part, workspace  # of each part, and of all
 
 
-cdef inline Forward forward_of(
+cdef inline DenseForward forward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int format, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """Plan a forward pass on at most so many threads.
@@ -208,7 +208,7 @@ cdef inline Forward forward_of(
     storage : the type of the arrays, FLOAT, DOUBLE or HALF
     format : how packed weights are quantized, as in Panels
     """
-    cdef Forward p
+    cdef DenseForward p
     cdef Region[PART_REGIONS] part_regions
     cdef Region[REGIONS] regions
     cdef Py_ssize_t unused
@@ -235,7 +235,7 @@ cdef inline Forward forward_of(
     return p
 
 
-cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask) noexcept nogil:
+cdef inline void use_step_mask(DenseForward *p, const unsigned char *step_mask) noexcept nogil:
     """Skip the rows that are finished by the mask [T, B]."""
     cdef Py_ssize_t r
     for r in range(p.rows):
@@ -251,7 +251,7 @@ cdef inline Py_ssize_t place_of(const Layout *a, Py_ssize_t B, Py_ssize_t r) noe
 
 cdef inline bint is_finished(const unsigned char *step_mask, Py_ssize_t r) noexcept nogil:
     """Return whether row r is finished; without a mask (NULL) none is."""
-    return step_mask is not NULL and step_mask[r] & FINISHED != 0
+    return step_mask is not NULL and (step_mask[r] & FINISHED) != 0
 
 
 cdef inline Py_ssize_t number_of(Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q) noexcept nogil:
@@ -260,7 +260,7 @@ cdef inline Py_ssize_t number_of(Py_ssize_t r, const Py_ssize_t *numbers, Py_ssi
 
 
 cdef inline void activate_panel(
-    const Forward *p, store *y, const real *z, real *z_rows, Py_ssize_t j, Py_ssize_t r, const Py_ssize_t *numbers,
+    const DenseForward *p, store *y, const real *z, real *z_rows, Py_ssize_t j, Py_ssize_t r, const Py_ssize_t *numbers,
     Py_ssize_t q0, Py_ssize_t rows
 ) noexcept nogil:
     """Compute y from z in panel j, for `rows` rows of a chunk from row q0 on; copy z to z_rows for a softmax, which
@@ -286,7 +286,7 @@ cdef inline void activate_panel(
 
 
 cdef inline void softmax_rows(
-    const Forward *p, store *y, real *z_rows, Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q0, Py_ssize_t q1
+    const DenseForward *p, store *y, real *z_rows, Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q0, Py_ssize_t q1
 ) noexcept nogil:
     """Compute y of the rows q0 to q1 of a chunk from their z.
 
@@ -299,8 +299,8 @@ cdef inline void softmax_rows(
 
 
 cdef inline void multiply_rows(
-    const Forward *p, store *y, const real *x, Py_ssize_t stride, real *z_rows, Py_ssize_t r, const Py_ssize_t *numbers,
-    Py_ssize_t rows, Py_ssize_t j0, Py_ssize_t j1
+    const DenseForward *p, store *y, const real *x, Py_ssize_t stride, real *z_rows, Py_ssize_t r,
+    const Py_ssize_t *numbers, Py_ssize_t rows, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Multiply the first rows of a chunk with the panels j0 to j1, and compute y.
 
@@ -330,7 +330,7 @@ cdef inline void multiply_rows(
         j += 1
 
 
-cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
+cdef inline void load_input(const DenseForward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
     """Load row r of x as the product reads it: as float32, or quantized."""
     if store is float and real is float:
         if p.w.format == INT8:
@@ -339,40 +339,40 @@ cdef inline void load_input(const Forward *p, real *row, const store *x, Py_ssiz
     load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
 
 
-cdef inline Py_ssize_t *numbers_of(const Forward *p, real *scratch, Py_ssize_t number) noexcept nogil:
+cdef inline Py_ssize_t *numbers_of(const DenseForward *p, real *scratch, Py_ssize_t number) noexcept nogil:
     """Return where a part has the number of a chunk's rows that are not finished, and behind it theirs; NULL if no row
     is finished."""
     cdef real *numbers = scratch + number * p.part.size + p.start[ROW_NUMBERS]
     return <Py_ssize_t *> NULL if p.step_mask is NULL else <Py_ssize_t *> numbers
 
 
-cdef struct Part:  # of a forward pass
+cdef struct DensePart:  # of a forward pass
     Py_ssize_t r0, r1  # its rows
     Py_ssize_t j0, j1  # its panels
     Py_ssize_t member  # its number in its group
 
 
-cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
+cdef inline DensePart dense_part(const DenseForward *p, Py_ssize_t number) noexcept nogil:
     """Return the rows and panels of a part."""
-    cdef Part part
+    cdef DensePart part
     cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
     part.member = number % members
-    part.r0, part.r1 = share(p.rows, group, groups), share(p.rows, group + 1, groups)
-    part.j0, part.j1 = share(p.w.count, part.member, members), share(p.w.count, part.member + 1, members)
+    part.r0, part.r1 = part_start(p.rows, group, groups), part_start(p.rows, group + 1, groups)
+    part.j0, part.j1 = part_start(p.w.count, part.member, members), part_start(p.w.count, part.member + 1, members)
     return part
 
 
-cdef inline real *z_rows_of(const Forward *p, real *scratch, Py_ssize_t number) noexcept nogil:
+cdef inline real *z_rows_of(const DenseForward *p, real *scratch, Py_ssize_t number) noexcept nogil:
     """Return where a group has the rows of z of a chunk: in the scratch of its first member."""
     return scratch + (number - number % p.grid.members) * p.part.size + p.start[Z]
 
 
-cdef inline void multiply_marked(
-    const Forward *p, const store *x, store *y, real *scratch, Py_ssize_t number
+cdef inline void multiply_active_rows(
+    const DenseForward *p, const store *x, store *y, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """Compute one part of y where rows are finished: `multiply` for chunks of the rows that are not, which are gathered
     from x."""
-    cdef Part part = part_of(p, number)
+    cdef DensePart part = dense_part(p, number)
     cdef Py_ssize_t r = part.r0, next = p.rows, most = part.r1 - part.r0, n, q
     cdef real *rows = scratch + number * p.part.size + p.start[X_ROWS]
     cdef real *z_rows = z_rows_of(p, scratch, number)
@@ -397,15 +397,17 @@ cdef inline void multiply_marked(
         r += next
 
 
-cdef inline void multiply(const Forward *p, const store *x, store *y, real *scratch, Py_ssize_t number) noexcept nogil:
+cdef inline void multiply(
+    const DenseForward *p, const store *x, store *y, real *scratch, Py_ssize_t number
+) noexcept nogil:
     """Compute one part of y: its rows, its panels."""
-    cdef Part part = part_of(p, number)
+    cdef DensePart part = dense_part(p, number)
     cdef Py_ssize_t r = part.r0, n, q, stride = p.x_layout.row
     cdef real *rows = scratch + number * p.part.size + p.start[X_ROWS]
     cdef real *z_rows = z_rows_of(p, scratch, number)
     cdef const real *a
     if p.step_mask is not NULL:
-        multiply_marked(p, x, y, scratch, number)
+        multiply_active_rows(p, x, y, scratch, number)
         return
     while r < part.r1:
         n = min(p.chunk, part.r1 - r)
@@ -426,16 +428,16 @@ cdef inline void multiply(const Forward *p, const store *x, store *y, real *scra
         r += n
 
 
-cdef inline void softmax_part(const Forward *p, store *y, real *scratch, Py_ssize_t number) noexcept nogil:
+cdef inline void softmax_part(const DenseForward *p, store *y, real *scratch, Py_ssize_t number) noexcept nogil:
     """Compute y of one member's share of a group's rows, whose z all members have computed by columns."""
-    cdef Part part = part_of(p, number)
+    cdef DensePart part = dense_part(p, number)
     cdef const Py_ssize_t *numbers = numbers_of(p, scratch, number)
     cdef Py_ssize_t n = part.r1 - part.r0 if numbers is NULL else numbers[0], members = p.grid.members
     softmax_rows(p, y, z_rows_of(p, scratch, number), part.r0, numbers if numbers is NULL else numbers + 1,
-                 share(n, part.member, members), share(n, part.member + 1, members))
+                 part_start(n, part.member, members), part_start(n, part.member + 1, members))
 
 
-cdef inline long long forward(const Forward *p, const store *x, store *y, real *scratch) noexcept nogil:
+cdef inline long long forward(const DenseForward *p, const store *x, store *y, real *scratch) noexcept nogil:
     """Compute y; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part
@@ -456,7 +458,7 @@ cdef inline long long forward(const Forward *p, const store *x, store *y, real *
 
 
 cdef inline long long run_forward(
-    Forward *p, const store *x, store *y, void *scratch, int ready
+    DenseForward *p, const store *x, store *y, void *scratch, int ready
 ) noexcept nogil:
     """Run `forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
     cdef long long nanoseconds
@@ -474,10 +476,10 @@ cdef inline long long run_forward(
 
 
 cdef inline long long pass_forward(
-    const Forward *plan, int ready, void *scratch, const Pass *a, const store *x
+    const DenseForward *plan, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
     """Run the forward pass of the arrays `a`, of which x says the type."""
-    cdef Forward p = plan[0]
+    cdef DenseForward p = plan[0]
     p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
     if a.step_mask is not NULL:
         use_step_mask(&p, a.step_mask)
@@ -485,8 +487,8 @@ cdef inline long long pass_forward(
 
 
 cdef inline long long run_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
-    """Run the forward pass of a plan, a `Forward`."""
-    cdef const Forward *p = <const Forward *> plan
+    """Run the forward pass of a plan, a `DenseForward`."""
+    cdef const DenseForward *p = <const DenseForward *> plan
     if p.storage == DOUBLE:
         return pass_forward(p, ready, scratch, a, <const double *> a.x)
     if p.storage == HALF:
@@ -511,8 +513,8 @@ cdef inline void pack_stored(Panels *w, const store *weights, const store *bias)
 
 
 cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
-    """Pack a layer's weights to `packed`, in the panels of a plan, a `Forward`."""
-    cdef const Forward *p = <const Forward *> plan
+    """Pack a layer's weights to `packed`, in the panels of a plan, a `DenseForward`."""
+    cdef const DenseForward *p = <const DenseForward *> plan
     cdef Panels w = p.w
     w.base = packed
     if p.storage == DOUBLE:
@@ -528,7 +530,7 @@ cdef inline long long pack_layer(const void *plan, int ready, void *packed, cons
 
 cdef inline long long unpack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
     """Copy the codes and scales of a quantized layer's weights back from `packed`."""
-    cdef Panels w = (<const Forward *> plan).w
+    cdef Panels w = (<const DenseForward *> plan).w
     w.base = packed
     pack_quantized(&w, <unsigned char **> a.codes, <float **> a.scales, True)
     return 0
@@ -548,31 +550,31 @@ cdef enum:  # the regions of the backward pass's workspace, the last of which is
     D_PANEL  # and a panel of d_z
     BACKWARD_PART_REGIONS
 
-cdef struct Backward:  # the plan of a backward pass
+cdef struct DenseBackward:  # the plan of a backward pass
     int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Steps steps
     Py_ssize_t rows, B, I, O
     Layout d_y_layout, d_x_layout
     Py_ssize_t L, Ns  # values in a line; stride in scratch of rows of d_z
     int activation
-    Py_ssize_t x_panels, panel  # panels of w.T, and the reals of one
-    Py_ssize_t d_panels  # panels of d_z
+    Py_ssize_t x_panel_count, panel_size  # panels of w.T, and the reals of one
+    Py_ssize_t d_panel_count  # panels of d_z
     Grid grid  # groups of one
     bint by_inputs  # parts divide the rows of w_grad, not its columns
-    Py_ssize_t tile_gap  # reals from one tile of X_TILES to the next
+    Py_ssize_t tile_stride  # reals from one tile of X_TILES to the next
     Py_ssize_t[BACKWARD_REGIONS] start  # of each region
     Py_ssize_t[BACKWARD_PART_REGIONS] part_start  # of each region of a part
     Workspace part, workspace  # of each part, and of all
 
 
-cdef inline Backward backward_of(
+cdef inline DenseBackward backward_of(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """Plan a backward pass on at most so many threads.
 
     storage : the type of the arrays, FLOAT, DOUBLE or HALF
     """
-    cdef Backward p
+    cdef DenseBackward p
     cdef Region[BACKWARD_REGIONS] regions
     cdef Region[BACKWARD_PART_REGIONS] part_regions
     cdef Py_ssize_t rows = T * B, block = min(rows, <Py_ssize_t> ROW_BLOCK), itemsize = computed_itemsize(storage)
@@ -583,17 +585,17 @@ cdef inline Backward backward_of(
     p.L = 64 // itemsize
     p.Ns = scratch_stride(O, p.L)
     p.activation = activation
-    p.x_panels, p.d_panels = count_panels((I + p.L - 1) // p.L), count_panels((O + p.L - 1) // p.L)
-    p.panel = PANEL_LINES * p.L * O
+    p.x_panel_count, p.d_panel_count = count_panels((I + p.L - 1) // p.L), count_panels((O + p.L - 1) // p.L)
+    p.panel_size = PANEL_LINES * p.L * O
     p.grid = grid_backward(rows, I, O, itemsize, threads)
-    p.by_inputs = count_tiles(I) >= p.d_panels
-    p.tile_gap = scratch_stride(block * ROWS, p.L)
+    p.by_inputs = count_tiles(I) >= p.d_panel_count
+    p.tile_stride = scratch_stride(block * ROWS, p.L)
     part_regions[Y_ROW] = region("y", 1, p.Ns, 0)
-    part_regions[X_TILES] = region("tiles of x", count_tiles(I), p.tile_gap, 0)
+    part_regions[X_TILES] = region("tiles of x", count_tiles(I), p.tile_stride, 0)
     part_regions[D_PANEL] = region("panel of d_z", 1, block * PANEL_LINES * p.L, 0)
     p.part = lay_out(part_regions, BACKWARD_PART_REGIONS, p.part_start)
     p.part.size += THREAD_GAP * p.L
-    regions[TRANSPOSED] = region("w.T", p.x_panels, p.panel, 0)
+    regions[TRANSPOSED] = region("w.T", p.x_panel_count, p.panel_size, 0)
     regions[W_GRAD] = region("w_grad", 1, scratch_stride(I * O, p.L), 0)
     regions[D] = region("d_z", rows, p.Ns, 0)
     regions[SUMS] = region("sums of d_z", 2, p.Ns, 0)
@@ -603,13 +605,13 @@ cdef inline Backward backward_of(
     return p
 
 
-cdef inline void use_step_mask_back(Backward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
+cdef inline void use_step_mask_back(DenseBackward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
     """Let rows end where the mask [T, B] says so; its rows get slots in `scratch`."""
     set_step_mask(&p.steps, step_mask, <Slot *> (<char *> scratch + p.start[SLOTS] * (64 // p.L)), 1)
 
 
 cdef inline void z_grads(
-    const Backward *p, const store *y, const store *y_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const DenseBackward *p, const store *y, const store *y_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the rows of d_z.
 
@@ -618,7 +620,7 @@ cdef inline void z_grads(
     cdef Py_ssize_t lines = lines_in(scratch, p.O), r, t, b, j, at
     cdef real *row = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[Y_ROW]
     cdef real *d
-    for r in range(share(p.rows, number, parts), share(p.rows, number + 1, parts)):
+    for r in range(part_start(p.rows, number, parts), part_start(p.rows, number + 1, parts)):
         t, b = r // p.B, r % p.B
         if not has_step(&p.steps, t, b):
             continue
@@ -639,16 +641,16 @@ cdef inline void z_grads(
 
 
 cdef inline void pack_weights(
-    const Backward *p, const store *w, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const DenseBackward *p, const store *w, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels of w.T, w : [I, O], the caller's."""
     cdef Py_ssize_t j
-    for j in range(share(p.x_panels, number, parts), share(p.x_panels, number + 1, parts)):
-        pack_transposed_panel(scratch + p.start[TRANSPOSED] + j * p.panel, w, p.O, p.I, j)
+    for j in range(part_start(p.x_panel_count, number, parts), part_start(p.x_panel_count, number + 1, parts)):
+        pack_transposed_panel(scratch + p.start[TRANSPOSED] + j * p.panel_size, w, p.O, p.I, j)
 
 
 cdef inline void x_grads(
-    const Backward *p, store *x_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const DenseBackward *p, store *x_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the tiles of x_grad, d_z @ w.T."""
     compute_x_grad_part(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, scratch + p.start[D], p.Ns,
@@ -656,15 +658,16 @@ cdef inline void x_grads(
 
 
 cdef inline void weight_grads(
-    const Backward *p, const store *x, store *w_grad, store *b_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const DenseBackward *p, const store *x, store *w_grad, store *b_grad, real *scratch, Py_ssize_t number,
+    Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows
     of x and d_z.  No part waits for another: what two of them need, both pack.
 
     x : [T, B, I]; w_grad : [I, O]; b_grad : [O]; all are the caller's
     """
-    cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panels, r0 = 0, c, k, j, l, m, at, r
-    cdef Py_ssize_t b0 = share(p.d_panels, number, parts), b1 = share(p.d_panels, number + 1, parts)
+    cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panel_count, r0 = 0, c, k, j, l, m, at, r
+    cdef Py_ssize_t b0 = part_start(p.d_panel_count, number, parts), b1 = part_start(p.d_panel_count, number + 1, parts)
     cdef real *tiles = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[X_TILES]
     cdef real *panel = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[D_PANEL]
     cdef double *sums = <double *> (scratch + p.start[SUMS])
@@ -672,8 +675,8 @@ cdef inline void weight_grads(
     cdef real *out
     cdef RowBlock block
     if p.by_inputs:
-        i0 = min(p.I, share(count_tiles(p.I), number, parts) * ROWS)
-        i1 = min(p.I, share(count_tiles(p.I), number + 1, parts) * ROWS)
+        i0 = min(p.I, part_start(count_tiles(p.I), number, parts) * ROWS)
+        i1 = min(p.I, part_start(count_tiles(p.I), number + 1, parts) * ROWS)
     else:
         j0, j1 = b0, b1
     if store is half:
@@ -690,13 +693,13 @@ cdef inline void weight_grads(
                 for l in range(m):
                     r = block.t[at + l] * p.B + block.b[at + l]
                     rows[l] = <const store *> NULL if is_finished(p.steps.step_mask, r) else x + r * p.I + i0
-                pack_tiles(tiles + at * ROWS, p.tile_gap, rows, <const store **> NULL, i1 - i0, m)
+                pack_tiles(tiles + at * ROWS, p.tile_stride, rows, <const store **> NULL, i1 - i0, m)
                 k += m
         for j in range(j0, j1):
             at = j * PANEL_LINES * L
             m = min(<Py_ssize_t> PANEL_LINES, lines_in(scratch, O) - j * PANEL_LINES)
             pack_columns(panel, m, &block, scratch + p.start[D] + at, p.Ns, O - at)
-            add_weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tile_gap, panel, m, O - at, &block, r0 == 0)
+            add_weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tile_stride, panel, m, O - at, &block, r0 == 0)
             if b0 <= j < b1:
                 if r0 == 0:
                     for l in range(at, at + m * L):
@@ -712,11 +715,11 @@ cdef inline void weight_grads(
 
 
 cdef inline long long backward(
-    const Backward *p, const Pass *a, const store *x, real *scratch
+    const DenseBackward *p, const Pass *a, const store *x, real *scratch
 ) noexcept nogil:
     """Compute all gradients; return the nanoseconds that having several threads cost."""
     cdef Team team
-    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
+    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, end_part = p.grid.end
     cdef const store *w = <const store *> a.weights[0]
     cdef const store *y = <const store *> a.y
     cdef const store *y_grad = <const store *> a.y_grad
@@ -732,21 +735,21 @@ cdef inline long long backward(
     start_team(&team, parts, 1)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
         adopt_rounding(&team)
-        for part in prange(first, last, schedule="static"):
+        for part in prange(first, end_part, schedule="static"):
             z_grads(p, y, y_grad, scratch, part, parts)
-        for part in prange(first, last, schedule="static"):
+        for part in prange(first, end_part, schedule="static"):
             pack_weights(p, w, scratch, part, parts)
         barrier(&team)
-        for part in prange(first, last, schedule="static"):
+        for part in prange(first, end_part, schedule="static"):
             x_grads(p, x_grad, scratch, part, parts)
-        for part in prange(first, last, schedule="static"):
+        for part in prange(first, end_part, schedule="static"):
             weight_grads(p, x, w_grad, b_grad, scratch, part, parts)
         barrier(&team)  # as in forward.pxd
     return measured_cost(&team)
 
 
 cdef inline long long run_backward(
-    Backward *p, const Pass *a, const store *x, void *scratch, int ready
+    DenseBackward *p, const Pass *a, const store *x, void *scratch, int ready
 ) noexcept nogil:
     """Run `backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
     cdef long long nanoseconds
@@ -764,10 +767,10 @@ cdef inline long long run_backward(
 
 
 cdef inline long long pass_backward(
-    const Backward *plan, int ready, void *scratch, const Pass *a, const store *x
+    const DenseBackward *plan, int ready, void *scratch, const Pass *a, const store *x
 ) noexcept nogil:
     """Run the backward pass of the arrays `a`, of which x says the type."""
-    cdef Backward p = plan[0]
+    cdef DenseBackward p = plan[0]
     p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:
@@ -776,8 +779,8 @@ cdef inline long long pass_backward(
 
 
 cdef inline long long run_pass_back(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
-    """Run the backward pass of a plan, a `Backward`."""
-    cdef const Backward *p = <const Backward *> plan
+    """Run the backward pass of a plan, a `DenseBackward`."""
+    cdef const DenseBackward *p = <const DenseBackward *> plan
     if p.storage == DOUBLE:
         return pass_backward(p, ready, scratch, a, <const double *> a.x)
     if p.storage == HALF:

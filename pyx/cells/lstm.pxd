@@ -101,7 +101,7 @@ cdef inline inline_void compute_cell_state(
     cdef real forget_bias = <real> lstm.forget_bias, clip = <real> lstm.cell_clip, one = 1
     cdef real[LF] i_bar, f_bar, s
     for l in range(L):
-        i_bar[l] = z[I_BAR * L + l]  # a coupled one has none, and does not use what comes of it
+        i_bar[l] = z[I_BAR * L + l]  # coupled: z has no i_bar, and what comes of this is overwritten
         f_bar[l] = z[f_line * L + l] + forget_bias
     if lstm.peephole:
         for l in range(0 if lstm.coupled else L):
@@ -191,7 +191,7 @@ cdef inline inline_void compute_cell_grad(
         for l in range(L):
             d_cs[l] = d_cs[l] + dicfo[O_BAR * L + l] * peep[PEEP_O * L + l]
     for l in range(L):
-        dicfo[I_BAR * L + l] = d_cs[l] * ci[l]  # of a coupled one nothing that is used
+        dicfo[I_BAR * L + l] = d_cs[l] * ci[l]  # coupled: not used
         dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * s_ci[l]
         dicfo[F_BAR * L + l] = d_cs[l] * (cs_prev[l] - ci[l] if lstm.coupled else cs_prev[l])
     gate_grad(&lstm.recurrent, i, dicfo + I_BAR * L)
@@ -378,8 +378,13 @@ cdef inline void backward_lines(
     const Backward *p, const Lstm *lstm, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t slot, const real *product, real *scratch
 ) noexcept nogil:
-    """Compute dicfo, and turn d_cs into the gradient of cs_prev; of a projected LSTM first d_h, and then dicfo from its
-    product, the gradient of m.  The gradient of h that is carried becomes zero, as all of it is a product."""
+    """Compute dicfo, and turn d_cs into the gradient of cs_prev (types.pxd has the arguments).
+
+    n = 0 : dicfo from the gradient of h; or of a projected LSTM d_h
+    n = 1 : of a projected LSTM, dicfo from d_h @ w_p.T, the gradient of m
+
+    What D_H carries becomes zero: the gradient of the h before is a product alone.
+    """
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
     cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
     cdef real *d_cs = scratch + p.start[D_CS] + slot * p.Hs

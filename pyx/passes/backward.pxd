@@ -51,12 +51,12 @@ from product.tile cimport (
     BLOCK, DOUBLE, GROUP_TILES, HALF, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, add_panel_product, clear, lanes_of,
     lines_in, load_row, pack_rows, store, store_line, store_row, store_value, tile_group_height
 )
-from schedule.cost cimport packer, parts_of, threads_of, use_threads
+from schedule.cost cimport packing_share, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    D, D_CS, D_H, H_TILES, PANELS, PEEPHOLES, SUMS, TRANSPOSED, X_TILES, Backward, Share, matrices_of, products_of,
-    projects, share_of, state_matrices_of, use_step_mask_back
+    D, D_CS, D_H, H_TILES, PANELS, PEEPHOLES, SUMS, TRANSPOSED, X_TILES, Backward, BackwardPart, backward_part,
+    matrices_of, products_of, projects, state_matrices_of, use_step_mask_back
 )
-from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
+from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
 
 
@@ -80,13 +80,13 @@ cdef inline void load_gradients(
 ) noexcept nogil:
     """Load the gradients of the last states for one part of the rows, and one part of an LSTM's peepholes."""
     cdef Py_ssize_t b, j
-    for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+    for b in range(part_start(p.B, number, parts), part_start(p.B, number + 1, parts)):
         load_last_state_grad(p, scratch + p.start[D_H], p.Ps, inputs[H_LAST_GRAD], p.P, b)
         if row_of(c).states > 1:
             load_last_state_grad(p, scratch + p.start[D_CS], p.Hs, inputs[CS_LAST_GRAD], p.H, b)
     if cell is Lstm:
         if c.peephole:
-            for j in range(share(p.J, number, parts), share(p.J, number + 1, parts)):
+            for j in range(part_start(p.J, number, parts), part_start(p.J, number + 1, parts)):
                 load_peepholes(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
 
 
@@ -110,14 +110,16 @@ cdef inline void pack_weights(
     Where there are few panels, those for h and those for x are packed by different parts.  That each part packs all
     panels for itself, and needs no barrier, gained nothing for an LSTM.
     """
-    cdef Py_ssize_t first = packer(&p.grid, number), last = parts - 1 - first, panels, j
+    cdef Py_ssize_t h_share = packing_share(&p.grid, number), x_share = parts - 1 - h_share, count, j
+    cdef real *panels
     cdef int n
     for n in range(matrices_of(c)):
-        for j in range(share(p.h_panels[n], first, parts), share(p.h_panels[n], first + 1, parts)):
-            pack_weight_panel(p, inputs, scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n], n, False, j)
-        panels = p.x_panels if p.x_rows[n] > 0 else 0
-        for j in range(share(panels, last, parts), share(panels, last + 1, parts)):
-            pack_weight_panel(p, inputs, scratch + p.start[TRANSPOSED] + p.w_x[n] + j * p.panel[n], n, True, j)
+        panels, count = scratch + p.start[TRANSPOSED] + p.h_panels_at[n], p.h_panel_count[n]
+        for j in range(part_start(count, h_share, parts), part_start(count, h_share + 1, parts)):
+            pack_weight_panel(p, inputs, panels + j * p.panel_size[n], n, False, j)
+        panels, count = scratch + p.start[TRANSPOSED] + p.x_panels_at[n], p.x_panel_count if p.x_rows[n] > 0 else 0
+        for j in range(part_start(count, x_share, parts), part_start(count, x_share + 1, parts)):
+            pack_weight_panel(p, inputs, panels + j * p.panel_size[n], n, True, j)
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
@@ -125,8 +127,8 @@ cdef inline real *panel_space(
     const Backward *p, const cell *c, real *scratch, Py_ssize_t number, int n
 ) noexcept nogil:
     """Return the memory of one panel of matrix n, where a part packs one after the other in a single step."""
-    cdef Py_ssize_t size = p.panel[0] + p.panel[1] if matrices_of(c) > 1 else p.panel[0]
-    return scratch + p.start[TRANSPOSED] + p.w_h[0] + number * size + (p.panel[0] if n else 0)
+    cdef Py_ssize_t size = p.panel_size[0] + p.panel_size[1] if matrices_of(c) > 1 else p.panel_size[0]
+    return scratch + p.start[TRANSPOSED] + p.h_panels_at[0] + number * size + (p.panel_size[0] if n else 0)
 
 
 cdef inline const real *packed_h_panel(
@@ -135,7 +137,7 @@ cdef inline const real *packed_h_panel(
     """Return panel j of w.T of matrix n's rows for h; in a single step pack it first."""
     cdef real *panel
     if p.packs_all:
-        return scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
+        return scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
     panel = panel_space(p, c, scratch, number, n)
     pack_weight_panel(p, inputs, panel, n, False, j)
     return panel
@@ -144,7 +146,7 @@ cdef inline const real *packed_h_panel(
 cdef inline const real *panel_to_prefetch(const Backward *p, const real *panel, int n) noexcept nogil:
     """Return the panel that is prefetched during the product with a panel of matrix n, NULL for none."""
     if p.prefetches:
-        return panel + p.panel[n]
+        return panel + p.panel_size[n]
     return <const real *> NULL
 
 
@@ -158,7 +160,7 @@ cdef inline void sum_h_grads(
 
     panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices_of`)
     rows : slots from b on
-    first_tile : how many tiles of rows the panel has met before; each tile prefetches another piece of the next panel
+    first_tile : GROUP_TILES for each group of rows that the panel has met; it says what tiles prefetch
     acc : written, for all of these rows
     """
     cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.JP, j), q, g, l
@@ -261,16 +263,16 @@ cdef inline void state_grads(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
     """Compute one part of the gradients of h after step number k, and from them d of this step."""
-    cdef Share part = share_of(p, number, p.h_panels[0])
+    cdef BackwardPart part = backward_part(p, number, p.h_panel_count[0])
     cdef const real *panels[MATRICES]
     cdef Py_ssize_t j
     cdef int n
     if not p.packs_all:  # a single step has no product here, and rows divide more evenly than panels
-        part.j0, part.j1 = 0, p.h_panels[0]
-        part.b0, part.b1 = share(p.B, number, parts_of(&p.grid)), share(p.B, number + 1, parts_of(&p.grid))
+        part.j0, part.j1 = 0, p.h_panel_count[0]
+        part.b0, part.b1 = part_start(p.B, number, parts_of(&p.grid)), part_start(p.B, number + 1, parts_of(&p.grid))
     for j in range(part.j0, part.j1):
         for n in range(state_matrices_of(c)):
-            panels[n] = scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
+            panels[n] = scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
         state_grads_of_panel(p, c, inputs, scratch, panels, j, k, part.b0, part.b1)
 
 
@@ -278,13 +280,13 @@ cdef inline void first_state_grads(
     const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """Store one part of h_prev_grad, where all panels are packed."""
-    cdef Share part = share_of(p, number, p.h_panels[0])
+    cdef BackwardPart part = backward_part(p, number, p.h_panel_count[0])
     cdef const real *panels[MATRICES]
     cdef Py_ssize_t j
     cdef int n
     for j in range(part.j0, part.j1):
         for n in range(state_matrices_of(c)):
-            panels[n] = scratch + p.start[TRANSPOSED] + p.w_h[n] + j * p.panel[n]
+            panels[n] = scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
         first_state_grads_of_panel(p, c, outputs, scratch, panels, j, part.b0, part.b1)
 
 
@@ -292,7 +294,7 @@ cdef inline void second_grads(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
 ) noexcept nogil:
     """Compute one part of the second product of step number k, and from it the rest of d."""
-    cdef Share part = share_of(p, number, p.h_panels[1])
+    cdef BackwardPart part = backward_part(p, number, p.h_panel_count[1])
     cdef const real *panel
     cdef Py_ssize_t j
     for j in range(part.j0, part.j1):
@@ -319,13 +321,13 @@ cdef inline void x_grads(
     """Compute one part of x_grad, d @ w_x.T for all steps, unless it is not wanted or x has no columns."""
     cdef Py_ssize_t K = 0
     cdef const real *panels = NULL
-    if p.x_panels == 0:
+    if p.x_panel_count == 0:
         return
     if matrices_of(c) > 1 and not projects(c):
-        K, panels = p.N[1], scratch + p.start[TRANSPOSED] + p.w_x[1]
+        K, panels = p.N[1], scratch + p.start[TRANSPOSED] + p.x_panels_at[1]
     compute_x_grad_part(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.grid.groups, p.I,
-                        scratch + p.start[D], p.Ns, scratch + p.start[TRANSPOSED] + p.w_x[0], p.N[0], panels, K, number,
-                        parts)
+                        scratch + p.start[D], p.Ns, scratch + p.start[TRANSPOSED] + p.x_panels_at[0], p.N[0], panels,
+                        K, number, parts)
 
 
 cdef inline void single_step_grads(
@@ -333,15 +335,15 @@ cdef inline void single_step_grads(
     Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of h_prev_grad and x_grad of a single step, and pack each panel when it is used."""
-    cdef Py_ssize_t h_panels = p.h_panels[0], j, x_panel, K = 0
-    cdef Share part = share_of(p, number, h_panels + p.x_panels)
+    cdef Py_ssize_t h_panels = p.h_panel_count[0], j, x_panel, K = 0
+    cdef BackwardPart part = backward_part(p, number, h_panels + p.x_panel_count)
     cdef real *panel = panel_space(p, c, scratch, number, 0)
     cdef real *panel2 = panel_space(p, c, scratch, number, 1)
     cdef const real *panels[MATRICES]
     cdef int n
     if matrices_of(c) > 1:
         K = p.N[1]
-    if p.x_panels > 0 and not p.accumulate_x_grad:
+    if p.x_panel_count > 0 and not p.accumulate_x_grad:
         clear_finished_rows(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, number, parts)
     for j in range(part.j0, part.j1):
         if j < h_panels:
@@ -366,12 +368,14 @@ cdef inline void last_grads(
     cdef Py_ssize_t b, j
     cdef real *d = scratch + p.start[D]
     if cell is Lstm:
-        for b in range(share(p.B, number, parts), share(p.B, number + 1, parts)):
+        for b in range(part_start(p.B, number, parts), part_start(p.B, number + 1, parts)):
             store_row(outputs[CS_PREV_GRAD] + row_of_slot(&p.steps, b) * p.H, scratch + p.start[D_CS] + b * p.Hs, p.H)
-        for j in range(share(p.J, number, parts), share(p.J, number + 1, parts) if c.peephole else 0):
+        for j in range(part_start(p.J, number, parts), part_start(p.J, number + 1, parts) if c.peephole else 0):
             peephole_grads(p, c, inputs, outputs, d, j)
     elif cell is Gru:
-        for b in range(share(p.B, number, parts), share(p.B, number + 1, parts) if outputs[D_C_BAR] is not NULL else 0):
+        if outputs[D_C_BAR] is NULL:
+            return
+        for b in range(part_start(p.B, number, parts), part_start(p.B, number + 1, parts)):
             store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
             store_row(outputs[D_C_BAR] + b * p.N[1], d + b * p.Ns + p.column[1], p.N[1])
 
@@ -382,64 +386,103 @@ cdef inline Py_ssize_t h_panels_offset(const Backward *p, Py_ssize_t rows) noexc
     return count_panels((p.I + p.L - 1) // p.L) * PANEL_LINES * p.L * rows
 
 
-cdef inline void pack_block(
+cdef inline void find_x_rows(
+    const Backward *p, const store **inputs, const RowBlock *block, Py_ssize_t at, Py_ssize_t count, const store **rows
+) noexcept nogil:
+    """Find the rows of x for `count` active rows of a block, from number `at` on.
+
+    rows : [count], written
+    """
+    cdef Py_ssize_t q
+    for q in range(count):
+        rows[q] = current_row(&p.steps, inputs[X], &p.x_layout, block.t[at + q], block.b[at + q])
+
+
+cdef inline bint find_h_rows(
+    const Backward *p, const cell *c, const store **inputs, int n, const RowBlock *block, Py_ssize_t at,
+    Py_ssize_t count, const store **rows, const store **factors
+) noexcept nogil:
+    """Find the rows of h_prev for `count` active rows of a block; for a second product those of what it read.
+
+    That is h_prev * r, or m = o * co; return whether it is such a product, of `rows` and `factors`.
+
+    rows, factors : [count], written
+    """
+    cdef bint of_m = n == 1 and projects(c), of_hr = n == 1 and products_of(c) > 1 and not projects(c)
+    cdef Py_ssize_t q, t, b
+    for q in range(count):
+        t, b = block.t[at + q], block.b[at + q]
+        if of_m:
+            rows[q], factors[q] = inputs[OUT_O] + (t * p.B + b) * p.H, inputs[OUT_CO] + (t * p.B + b) * p.H
+        else:
+            rows[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
+        if of_hr:
+            factors[q] = inputs[OUT_R] + (t * p.B + b) * p.H
+    return of_m or of_hr
+
+
+cdef inline void pack_input_rows(
+    const Backward *p, real *scratch, int n, bint of_x, const store **rows, const store **factors,
+    const RowBlock *block, Py_ssize_t chain, Py_ssize_t r, Py_ssize_t count
+) noexcept nogil:
+    """Pack rows of x, or of what the rows of matrix n for h read: to tiles, or if weights are transposed to panels.
+
+    rows, factors : [count], as they are found for the active rows from number r of a chain on; factors may be NULL
+    """
+    cdef Py_ssize_t columns = p.x_rows[n] if of_x else p.h_rows[n], q
+    cdef real *tiles = scratch + p.start[X_TILES if of_x else H_TILES] + (chain * BLOCK + r) * ROWS
+    cdef real *panels = scratch + p.start[PANELS] + (0 if of_x else h_panels_offset(p, block.rows))
+    if not p.transposed:
+        pack_tiles(tiles, p.tile_stride, rows, factors, columns, count)
+        return
+    for q in range(count):
+        pack_row(panels, rows[q], <const store *> NULL if factors is NULL else factors[q], columns, block, chain, r + q)
+
+
+cdef inline void pack_d_rows(
+    const Backward *p, real *scratch, int n, const RowBlock *block, Py_ssize_t at, Py_ssize_t count
+) noexcept nogil:
+    """Pack `count` active rows of d, from number `at` on, to tiles; separately where d for h has its own columns."""
+    cdef const real *d[PACK_ROWS]
+    cdef const real *d_h[PACK_ROWS]
+    cdef Py_ssize_t q
+    for q in range(count):
+        d[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.column[n]
+        d_h[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.h_column[n]
+    pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_stride, d, <const real **> NULL, p.N[n], count)
+    if p.h_column[n] != p.column[n]:
+        pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_stride, d_h, <const real **> NULL, p.N[n], count)
+
+
+cdef inline void pack_row_block(
     const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
-    """Pack one part of a block of rows of x and h_prev, as the weight gradient of matrix n reads them.
+    """Pack one part of a block of rows, PACK_ROWS at a time, as the weight gradient of matrix n reads them.
 
     A gradient like w is [x, h_prev].T @ d: x and h_prev go to tiles, and `weight_grads` packs d.  A transposed gradient
-    is d.T @ [x, h_prev]: d goes to tiles, and x and h_prev to panels.  For the matrix of a second product h_prev is
-    what that read, h_prev * r or m = o * co.
+    is d.T @ [x, h_prev]: d goes to tiles, and x and h_prev to panels.
     """
     cdef RowBlock block
-    cdef Py_ssize_t r, last, end, chain, count, at, q, t, row  # r: an active row of the block
-    cdef const store *x[PACK_ROWS]
-    cdef const store *h[PACK_ROWS]
+    cdef Py_ssize_t r, end, chain, chain_end, count  # r, end: active rows of the block, counted from the chain's first
+    cdef const store *rows[PACK_ROWS]
     cdef const store *factors[PACK_ROWS]
-    cdef const store **scales = NULL  # NULL or `factors`, rows by which those of h are multiplied
-    cdef const store *state = NULL  # [T,B,H], the caller's: what a second product reads instead of h
-    cdef const store *scale = NULL  # [T,B,H], the caller's: by what it is multiplied
-    cdef const real *d[PACK_ROWS]
-    cdef const real *d_h[PACK_ROWS]
-    if n == 1 and projects(c):
-        state, scale = inputs[OUT_O], inputs[OUT_CO]
-    elif n == 1 and products_of(c) > 1:
-        scale = inputs[OUT_R]
-    if scale is not NULL:
-        scales = factors
+    cdef bint is_product
     list_active_rows(&block, &p.steps, r0)
-    r, last = share(block.active, number, parts), share(block.active, number + 1, parts)
+    r, end = part_start(block.active, number, parts), part_start(block.active, number + 1, parts)
     for chain in range(block.chains):
-        end = min(last, block.count[chain])  # r and `last` count from the chain's first row on
-        while r < end:
-            count = min(<Py_ssize_t> PACK_ROWS, end - r)
-            at = chain * BLOCK + r
-            for q in range(count):
-                t, row = block.t[at + q], block.b[at + q]
-                x[q] = current_row(&p.steps, inputs[X], &p.x_layout, t, row)
-                h[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, row)
-                d[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.column[n]
-                d_h[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.h_column[n]
-                if state is not NULL:
-                    h[q] = state + (t * p.B + row) * p.H
-                if scale is not NULL:
-                    factors[q] = scale + (t * p.B + row) * p.H
+        chain_end = min(end, block.count[chain])
+        while r < chain_end:
+            count = min(<Py_ssize_t> PACK_ROWS, chain_end - r)
+            find_x_rows(p, inputs, &block, chain * BLOCK + r, count, rows)
+            pack_input_rows(p, scratch, n, True, rows, <const store **> NULL, &block, chain, r, count)
+            is_product = find_h_rows(p, c, inputs, n, &block, chain * BLOCK + r, count, rows, factors)
+            pack_input_rows(p, scratch, n, False, rows, factors if is_product else <const store **> NULL, &block, chain,
+                            r, count)
             if p.transposed:
-                pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_gap, d, <const real **> NULL, p.N[n], count)
-                if p.h_column[n] != p.column[n]:
-                    pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_gap, d_h, <const real **> NULL, p.N[n],
-                               count)
-                for q in range(count):
-                    pack_row(scratch + p.start[PANELS], x[q], <const store *> NULL, p.x_rows[n], &block, chain, r + q)
-                    pack_row(scratch + p.start[PANELS] + h_panels_offset(p, block.rows), h[q],
-                             <const store *> NULL if scales is NULL else scales[q], p.h_rows[n], &block, chain, r + q)
-            else:
-                pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_gap, x, <const store **> NULL, p.x_rows[n],
-                           count)
-                pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_gap, h, scales, p.h_rows[n], count)
+                pack_d_rows(p, scratch, n, &block, chain * BLOCK + r, count)
             r += count
-        r, last = max(r - block.count[chain], <Py_ssize_t> 0), last - block.count[chain]
+        r, end = max(r - block.count[chain], <Py_ssize_t> 0), end - block.count[chain]
 
 
 cdef inline real *weight_grad_of(
@@ -451,7 +494,7 @@ cdef inline real *weight_grad_of(
     """
     cdef Py_ssize_t offset = 0 if of_x else p.x_rows[n] * p.N[n]
     if store is half:
-        return <real *> scratch + p.start[TRANSPOSED] + p.w_grad[n] + offset
+        return <real *> scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + offset
     elif p.transposed:
         return <real *> outputs[(W_GRAD if of_x else W_H_GRAD) + n]
     else:
@@ -468,11 +511,11 @@ cdef inline void add_transposed_grad(
     tiles : the block's columns of d, N of them, packed
     panels : the block of x or h_prev, M columns, packed
     """
-    cdef Py_ssize_t L = lanes_of(out), tile = share(count_tiles(N), number, parts), lines = lines_in(out, M), j
-    cdef Py_ssize_t rows = min(share(count_tiles(N), number + 1, parts) * ROWS, N) - tile * ROWS, first
+    cdef Py_ssize_t L = lanes_of(out), tile = part_start(count_tiles(N), number, parts), lines = lines_in(out, M), j
+    cdef Py_ssize_t rows = min(part_start(count_tiles(N), number + 1, parts) * ROWS, N) - tile * ROWS, first
     for j in range(count_panels(lines)):
         first = j * PANEL_LINES * L
-        add_weight_grad_rows(out + tile * ROWS * M + first, M, rows, tiles + tile * p.tile_gap, p.tile_gap,
+        add_weight_grad_rows(out + tile * ROWS * M + first, M, rows, tiles + tile * p.tile_stride, p.tile_stride,
                              panels + first * block.rows, panel_lines(lines, j), M - first, block, is_first)
 
 
@@ -495,7 +538,8 @@ cdef inline void transposed_grads(
                         r0 == 0, number, parts)
     add_transposed_grad(p, weight_grad_of(p, scratch, outputs, n, False), h_tiles,
                         panels + h_panels_offset(p, block.rows), N, p.h_rows[n], &block, r0 == 0, number, parts)
-    add_bias_grads(p, outputs, scratch, share(lines, number, parts), share(lines, number + 1, parts), n, r0, &block)
+    add_bias_grads(p, outputs, scratch, part_start(lines, number, parts), part_start(lines, number + 1, parts), n, r0,
+                   &block)
 
 
 cdef inline void add_bias_grads(
@@ -536,8 +580,8 @@ cdef inline void weight_grads(
     A GRU that resets after the product has d for h in other columns than d for x: d_hc, not d_c_bar.
     """
     cdef Py_ssize_t L = lanes_of(scratch), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n]
-    cdef Py_ssize_t all_lines = lines_in(scratch, N), end = share(all_lines, number + 1, parts), lines, left
-    cdef Py_ssize_t line = share(all_lines, number, parts)
+    cdef Py_ssize_t all_lines = lines_in(scratch, N), end = part_start(all_lines, number + 1, parts), lines, left
+    cdef Py_ssize_t line = part_start(all_lines, number, parts)
     cdef const real *d = scratch + p.start[D] + p.column[n]
     cdef const real *d_h = scratch + p.start[D] + p.h_column[n]
     cdef const real *x_tiles = scratch + p.start[X_TILES]
@@ -551,10 +595,12 @@ cdef inline void weight_grads(
         lines, left = min(<Py_ssize_t> PANEL_LINES, end - line), N - line * L
         pack_columns(panel, lines, &block, d + line * L, p.Ns, left)
         add_bias_grads(p, outputs, scratch, line, line + lines, n, r0, &block)
-        add_weight_grad_rows(out + line * L, N, p.x_rows[n], x_tiles, p.tile_gap, panel, lines, left, &block, r0 == 0)
+        add_weight_grad_rows(out + line * L, N, p.x_rows[n], x_tiles, p.tile_stride, panel, lines, left, &block,
+                             r0 == 0)
         if d_h != d:
             pack_columns(panel, lines, &block, d_h + line * L, p.Ns, left)
-        add_weight_grad_rows(out_h + line * L, N, p.h_rows[n], h_tiles, p.tile_gap, panel, lines, left, &block, r0 == 0)
+        add_weight_grad_rows(out_h + line * L, N, p.h_rows[n], h_tiles, p.tile_stride, panel, lines, left, &block,
+                             r0 == 0)
         line += lines
 
 
@@ -563,18 +609,18 @@ cdef inline void store_weight_grads(
 ) noexcept nogil:
     """Store one part of the rows of the weight gradients of float16.
 
-    Transposed ones have as many values, in two arrays, so their rows are counted as if they were not transposed.
+    The gradient of a matrix is copied as x_rows + h_rows pieces of N values; PyTorch's two arrays have as many.
     """
     cdef Py_ssize_t rows, row
     cdef store *dst
     cdef int n
     for n in range(matrices_of(c)):
         rows = p.x_rows[n] + p.h_rows[n]
-        for row in range(share(rows, number, parts), share(rows, number + 1, parts)):
+        for row in range(part_start(rows, number, parts), part_start(rows, number + 1, parts)):
             dst = outputs[W_GRAD + n] + row * p.N[n]
             if p.transposed and row >= p.x_rows[n]:
                 dst = outputs[W_H_GRAD + n] + (row - p.x_rows[n]) * p.N[n]
-            store_row(dst, scratch + p.start[TRANSPOSED] + p.w_grad[n] + row * p.N[n], p.N[n])
+            store_row(dst, scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + row * p.N[n], p.N[n])
 
 
 cdef inline void all_weight_grads(
@@ -586,7 +632,7 @@ cdef inline void all_weight_grads(
     for n in range(matrices_of(c)):
         r0 = 0
         while r0 < p.steps.T * p.B:
-            pack_block(p, c, inputs, scratch, 0, 1, n, r0)
+            pack_row_block(p, c, inputs, scratch, 0, 1, n, r0)
             if p.transposed:
                 transposed_grads(p, outputs, scratch, 0, 1, n, r0)
             else:
@@ -602,7 +648,7 @@ cdef inline long long backward(
 ) noexcept nogil:
     """Run the backward pass; return the nanoseconds that having several threads cost."""
     cdef Team team
-    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end, rows = p.steps.T * p.B
+    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, end_part = p.grid.end, rows = p.steps.T * p.B
     cdef Py_ssize_t k = p.steps.T - 1, r0 = 0  # in the parallel region each thread has its own k, r0 and n
     cdef int n = 0
     cdef bint has_weight_grads = outputs[W_GRAD] is not NULL
@@ -623,44 +669,44 @@ cdef inline long long backward(
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
         adopt_rounding(&team)
-        for part in prange(first, last, schedule="static"):
+        for part in prange(first, end_part, schedule="static"):
             load_gradients(p, c, inputs, scratch, part, parts)
         if p.packs_all:
-            for part in prange(first, last, schedule="static"):
+            for part in prange(first, end_part, schedule="static"):
                 pack_weights(p, c, inputs, scratch, part, parts)
         barrier(&team)
         if p.grid.members == 1:
-            for part in prange(first, last, schedule="static"):
+            for part in prange(first, end_part, schedule="static"):
                 all_steps_back(p, c, inputs, scratch, part)
         else:
             while k >= 0:
-                for part in prange(first, last, schedule="static"):
+                for part in prange(first, end_part, schedule="static"):
                     state_grads(p, c, inputs, scratch, part, k)
                 group_barrier(&team)
                 if products_of(c) > 1:
-                    for part in prange(first, last, schedule="static"):
+                    for part in prange(first, end_part, schedule="static"):
                         second_grads(p, c, inputs, scratch, part, k)
                     group_barrier(&team)
                 k = k - 1
         if p.packs_all:
-            for part in prange(first, last, schedule="static"):
+            for part in prange(first, end_part, schedule="static"):
                 first_state_grads(p, c, outputs, scratch, part)
             barrier(&team)
-            for part in prange(first, last, schedule="static"):
+            for part in prange(first, end_part, schedule="static"):
                 x_grads(p, c, outputs, scratch, part, parts)
         else:
-            for part in prange(first, last, schedule="static"):
+            for part in prange(first, end_part, schedule="static"):
                 single_step_grads(p, c, inputs, outputs, scratch, part, parts)
             barrier(&team)
-        for part in prange(first, last, schedule="static"):
+        for part in prange(first, end_part, schedule="static"):
             last_grads(p, c, inputs, outputs, scratch, part, parts)
         while has_weight_grads and n < matrices_of(c):
             r0 = 0
             while r0 < rows:
-                for part in prange(first, last, schedule="static"):
-                    pack_block(p, c, inputs, scratch, part, parts, n, r0)
+                for part in prange(first, end_part, schedule="static"):
+                    pack_row_block(p, c, inputs, scratch, part, parts, n, r0)
                 barrier(&team)
-                for part in prange(first, last, schedule="static"):
+                for part in prange(first, end_part, schedule="static"):
                     if p.transposed:
                         transposed_grads(p, outputs, scratch, part, parts, n, r0)
                     else:
@@ -670,7 +716,7 @@ cdef inline long long backward(
             n = n + 1
         if store is half:
             if has_weight_grads:
-                for part in prange(first, last, schedule="static"):
+                for part in prange(first, end_part, schedule="static"):
                     store_weight_grads(p, c, outputs, scratch, part, parts)
         barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
     return measured_cost(&team)
@@ -720,7 +766,7 @@ cdef inline long long run_typed_pass_back(
         set_torch_weights(c, p.I, p.H, <const void *const *> a.weight_grads, <const store **> outputs + GRAD)
         p.x_layout, p.h_layout, p.accumulate_x_grad = a.x_layout, a.y_layout, a.accumulate_x_grad
         if a.x_grad is NULL:
-            p.x_panels = 0
+            p.x_panel_count = 0
     else:
         set_weights(c, a.weights, <const void **> inputs)
         set_weights(c, <const void *const *> a.weight_grads, <const void **> outputs + GRAD)

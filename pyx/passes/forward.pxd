@@ -39,8 +39,8 @@ from passes.steps cimport (
 from product.half cimport half
 from product.integer cimport quantize_row
 from product.panels cimport (
-    Panels, add_input_product, add_product, add_row_product, add_unpacked_product, copy_bias, expand_gates, pack_bias,
-    pack_panels, row_panels
+    Panels, add_product, add_row_product, add_unpacked_product, compute_input_product, copy_bias, expand_gates,
+    pack_bias, pack_panels, row_panels
 )
 from product.quantized cimport INT8, UNQUANTIZED
 from product.real cimport real
@@ -48,12 +48,12 @@ from product.tile cimport (
     DOUBLE, GROUP_TILES, HALF, LINES, ROW_PANELS, ROWS, TILE_SIZE, clear, lanes_of, load_row, store, store_row,
     tile_group_height
 )
-from schedule.cost cimport packer, parts_of, threads_of, use_threads
+from schedule.cost cimport packing_share, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    CS, HR, M, X_CHUNK, Z, Forward, Part, codes_of, end_of_chunk, end_of_common_chunk, h_before, part_of, products_of,
-    projects, stores_rows, use_panels, use_step_mask, x_of, x_products_of, z_of
+    CS, HR, M, X_CHUNK, Z, Forward, ForwardPart, codes_of, end_of_chunk, end_of_common_chunk, forward_part, h_before,
+    products_of, projects, stores_rows, use_panels, use_step_mask, x_of, x_products_of, z_of
 )
-from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, share, start_team
+from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
 
 
@@ -89,10 +89,11 @@ cdef inline void load_states(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """Load the initial states of one part of the rows, and clear one part of the finished rows of the outputs."""
-    cdef Part part = part_of(p, number)
+    cdef ForwardPart part = forward_part(p, number)
     cdef real *rows = scratch + part.shift
     cdef Py_ssize_t count = part.b1 - part.b0, members = p.grid.members, b
-    for b in range(part.b0 + share(count, part.member, members), part.b0 + share(count, part.member + 1, members)):
+    for b in range(part.b0 + part_start(count, part.member, members),
+                   part.b0 + part_start(count, part.member + 1, members)):
         load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
         if row_of(c).states > 1:
             load_state(p, rows + p.start[CS], p.Hs, inputs[CS_PREV], p.H, b)
@@ -111,12 +112,12 @@ cdef inline void pack_weights(
     """
     cdef const Panels *w
     cdef real *panels
-    cdef Py_ssize_t part = packer(&p.grid, number), j, j0, j1
+    cdef Py_ssize_t part = packing_share(&p.grid, number), j, j0, j1
     cdef int n
     for n in range(products_of(c)):
         w = &p.w[n]
         panels = <real *> w.base
-        j0, j1 = share(w.count, part, parts), share(w.count, part + 1, parts)
+        j0, j1 = part_start(w.count, part, parts), part_start(w.count, part + 1, parts)
         pack_bias(w, panels, &inputs[BIAS + n] if n < x_products_of(c) else <const store **> NULL, j0, j1)
         if p.packs_all and w.format == UNQUANTIZED:
             pack_panels(w, panels, &inputs[W + n], w.I, j0, j1)
@@ -128,24 +129,25 @@ cdef inline void pack_weights(
 
 # -------------------------------------------------------------------------------------------------------------- a chunk
 cdef inline void load_x(
-    const Forward *p, const store **inputs, real *scratch, const Part *part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const store **inputs, real *scratch, const ForwardPart *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Load x for a chunk of steps, number k to `end`; the members of a group divide its active rows."""
     cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
     load_active_rows(&p.steps, x_of(p, scratch, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
-                     share(count, part.member, members), share(count, part.member + 1, members), p.w[0].format)
+                     part_start(count, part.member, members), part_start(count, part.member + 1, members),
+                     p.w[0].format)
 
 
 cdef inline void multiply_x(
-    const Forward *p, const cell *c, real *scratch, const Part *part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const cell *c, real *scratch, const ForwardPart *part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Compute z = x @ w_x + b for a chunk of steps, number k to `end`, unless chunks have one step: `multiply_h`."""
     cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, part.b0, part.b1)
     cdef int n
     if p.chunk > 1:
         for n in range(x_products_of(c)):
-            add_input_product(&p.w[n], p.I, x_of(p, scratch, part), p.Is, count, z_of(p, scratch, part, n),
-                              p.chunk * (part.b1 - part.b0) * LINES * p.L, part.j0[n], part.j1[n])
+            compute_input_product(&p.w[n], p.I, x_of(p, scratch, part), p.Is, count, z_of(p, scratch, part, n),
+                                  p.chunk * (part.b1 - part.b0) * LINES * p.L, part.j0[n], part.j1[n])
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
@@ -247,7 +249,7 @@ cdef inline void multiply_unpacked(
 
 
 cdef inline const real *quantize_h(
-    const Forward *p, real *scratch, const Part *part, int n, const real *h, Py_ssize_t b1
+    const Forward *p, real *scratch, const ForwardPart *part, int n, const real *h, Py_ssize_t b1
 ) noexcept nogil:
     """Quantize the rows that product n reads, of a part's slots up to b1; return the quantized row of slot 0.
 
@@ -275,12 +277,12 @@ cdef inline void store_h_rows(
 
 
 cdef inline void multiply_h(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, const Part *part, int n,
-    Py_ssize_t k, Py_ssize_t r
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, const ForwardPart *part,
+    int n, Py_ssize_t k, Py_ssize_t r
 ) noexcept nogil:
     """Compute one part of product n of step number k, and of its cells.
 
-    r : the number of the step's first row among the active rows of its chunk, which x and z have one after the other
+    r : the index of the step's first row in the chunk's x and z, which hold the active rows of all its steps
     """
     cdef Py_ssize_t j, b0 = part.b0, b1 = active_end(&p.steps, k, b0, part.b1)
     cdef Py_ssize_t z_panel = p.chunk * (part.b1 - b0) * LINES * p.L
@@ -313,12 +315,13 @@ cdef inline void store_states(
     const Forward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """Store the last states of one part of the rows of a layer; an op has no arrays for them."""
-    cdef Part part = part_of(p, number)
+    cdef ForwardPart part = forward_part(p, number)
     cdef real *rows = scratch + part.shift
     cdef Py_ssize_t count = part.b1 - part.b0, members = p.grid.members, b, row
     if outputs[H_LAST] is NULL:
         return
-    for b in range(part.b0 + share(count, part.member, members), part.b0 + share(count, part.member + 1, members)):
+    for b in range(part.b0 + part_start(count, part.member, members),
+                   part.b0 + part_start(count, part.member + 1, members)):
         row = row_of_slot(&p.steps, b)
         store_row(outputs[H_LAST] + row * p.P, h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
         if row_of(c).states > 1:
@@ -330,7 +333,7 @@ cdef inline void load_x_part(
     const Forward *p, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Load one part of x for a chunk of steps, number k to `end`."""
-    cdef Part part = part_of(p, number)
+    cdef ForwardPart part = forward_part(p, number)
     load_x(p, inputs, scratch, &part, k, end)
 
 
@@ -338,7 +341,7 @@ cdef inline void multiply_x_part(
     const Forward *p, const cell *c, real *scratch, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Compute one part of z = x @ w_x + b for a chunk of steps, number k to `end`."""
-    cdef Part part = part_of(p, number)
+    cdef ForwardPart part = forward_part(p, number)
     multiply_x(p, c, scratch, &part, k, end)
 
 
@@ -347,7 +350,7 @@ cdef inline void multiply_h_part(
     Py_ssize_t k, Py_ssize_t start
 ) noexcept nogil:
     """Compute one part of product n of step number k, and of its cells; the step's chunk begins with number `start`."""
-    cdef Part part = part_of(p, number)
+    cdef ForwardPart part = forward_part(p, number)
     multiply_h(p, c, inputs, outputs, scratch, &part, n, k, count_active_rows(&p.steps, start, k, part.b0, part.b1))
 
 
@@ -355,7 +358,7 @@ cdef inline void all_steps(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number
 ) noexcept nogil:
     """Compute all steps of one part, whose group has no other part."""
-    cdef Part part = part_of(p, number)
+    cdef ForwardPart part = forward_part(p, number)
     cdef Py_ssize_t k = 0, end, r
     while k < p.steps.T:
         r, end = 0, end_of_chunk(p, k, part.b0, part.b1)
@@ -375,7 +378,7 @@ cdef inline long long forward(
 ) noexcept nogil:
     """Run the forward pass; return the nanoseconds that having several threads cost."""
     cdef Team team
-    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, last = p.grid.end
+    cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, end_part = p.grid.end
     cdef Py_ssize_t k = 0, start = 0, end = 0  # in the parallel region each thread has its own
     if parts == 1:  # entering a parallel region costs time even with one thread
         load_states(p, c, inputs, outputs, scratch, 0)
@@ -387,33 +390,33 @@ cdef inline long long forward(
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
         adopt_rounding(&team)
-        for part in prange(first, last, schedule="static"):
+        for part in prange(first, end_part, schedule="static"):
             load_states(p, c, inputs, outputs, scratch, part)
         if not p.packed:
-            for part in prange(first, last, schedule="static"):
+            for part in prange(first, end_part, schedule="static"):
                 pack_weights(p, c, inputs, scratch, part, parts)
             barrier(&team)
         if p.grid.members == 1:
-            for part in prange(first, last, schedule="static"):
+            for part in prange(first, end_part, schedule="static"):
                 all_steps(p, c, inputs, outputs, scratch, part)
         else:
             while k < p.steps.T:
                 start, end = k, end_of_common_chunk(p, k)
-                for part in prange(first, last, schedule="static"):
+                for part in prange(first, end_part, schedule="static"):
                     load_x_part(p, inputs, scratch, part, start, end)
                 group_barrier(&team)
-                for part in prange(first, last, schedule="static"):
+                for part in prange(first, end_part, schedule="static"):
                     multiply_x_part(p, c, scratch, part, start, end)
                 while k < end:
-                    for part in prange(first, last, schedule="static"):
+                    for part in prange(first, end_part, schedule="static"):
                         multiply_h_part(p, c, inputs, outputs, scratch, part, 0, k, start)
                     group_barrier(&team)
                     if products_of(c) > 1:
-                        for part in prange(first, last, schedule="static"):
+                        for part in prange(first, end_part, schedule="static"):
                             multiply_h_part(p, c, inputs, outputs, scratch, part, 1, k, start)
                         group_barrier(&team)
                     k = k + 1
-        for part in prange(first, last, schedule="static"):
+        for part in prange(first, end_part, schedule="static"):
             store_states(p, c, outputs, scratch, part)
         barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
     return measured_cost(&team)

@@ -1,15 +1,16 @@
 """Products of the backward passes of cells and of the dense layer: d @ w.T for x, and inputs.T @ d for weights.
 
-d has the gradients of all pre-activations: a row r = t * B + b of `ldd` reals for each step t and slot b (steps.pxd).
-Rows of d that belong to finished rows are never read.
+d has the gradients of all pre-activations: for each step t and slot b (steps.pxd) a row of `ldd` reals, number
+t * B + b.  Rows of d that belong to finished rows are never read.
 
-Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, where r = t * B + row,
-added in ascending order within blocks of ROW_BLOCK rows, and these blocks added in ascending order.  Sums for biases
-and peepholes are in double for float too: it costs little, and they cancel more than products do.  Finished rows keep
-their places in this order as if they added zeros.  They are skipped, since adding zero would change nothing but the
-sign of a chain's zero, and a sum that begins with +0 does not see that.
+Sums over rows have three levels, for accuracy: chains of BLOCK rows from zero in ascending r, where r = t * B + row is
+numbered by batch rows, not by slots; chains added in ascending order within blocks of ROW_BLOCK rows; and these blocks
+added in ascending order.  Sums for biases and peepholes are in double for float too: it costs little, and they cancel
+more than products do.  Finished rows keep their places in this order as if they added zeros.  They are skipped, which
+changes no bit: x + 0 = x, and a chain starts at +0, so the sign of a zero cannot differ.
 
-t, b : a step and a slot, or a batch row where `RowBlock` or the caller's arrays are read
+t : a step
+b : a slot; in `RowBlock`, and where arrays of the caller are read, a batch row
 L, l : reals in a cache line, one of these
 j, g : a packed panel, one of its lines
 c, k : a chain of a block, one of its rows
@@ -30,7 +31,7 @@ from product.tile cimport (
     vecf
 )
 from schedule.machine cimport to_prefetch
-from schedule.team cimport share
+from schedule.team cimport part_start
 
 cdef enum:
     PANEL_LINES = 4  # lines of a packed panel, in which the gates of a unit do not stand side by side
@@ -142,9 +143,9 @@ cdef inline void compute_x_grad_part(
         return
     if s.slots is NULL:
         blocks = max((tiles + GROUP_TILES - 1) // GROUP_TILES, min(tiles, (parts + count - 1) // count))
-        for pair in range(share(blocks * count, part, parts), share(blocks * count, part + 1, parts)):
+        for pair in range(part_start(blocks * count, part, parts), part_start(blocks * count, part + 1, parts)):
             block, j = pair // count, pair % count
-            r, end = share(tiles, block, blocks) * ROWS, min(share(tiles, block + 1, blocks) * ROWS, rows)
+            r, end = part_start(tiles, block, blocks) * ROWS, min(part_start(tiles, block + 1, blocks) * ROWS, rows)
             compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, r, end, panels + j * PANEL_LINES * L * K, K,
                                  panels2 + j * PANEL_LINES * L * K2, K2, j)
         return
@@ -152,8 +153,8 @@ cdef inline void compute_x_grad_part(
         clear_finished_rows(s, x_grad, layout, I, part, parts)
     while t < s.T:
         for group in range(groups):
-            b = share(s.B, group, groups)
-            end = active_end(s, step_at(s, t), b, share(s.B, group + 1, groups))
+            b = part_start(s.B, group, groups)
+            end = active_end(s, step_at(s, t), b, part_start(s.B, group + 1, groups))
             while b < end:
                 r = t * s.B + b
                 b = min(b + most, end)

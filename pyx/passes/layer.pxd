@@ -148,7 +148,7 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
         return describe_workspaces(&plan.p, &plan_back.p, c)
     assert task in ("pack", "unpack"), task
     plan.p = forward_of(c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
-    requirements = plan.p.panels * itemsize + 64 + READ_PAST * (format == INT8), 1, 1
+    requirements = plan.p.packed_size * itemsize + 64 + READ_PAST * (format == INT8), 1, 1
     return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &plan, sizeof(ForwardPlan), requirements)
 
 

@@ -19,10 +19,10 @@ from product.integer cimport quantize_row
 from product.quantized cimport INT8
 from product.real cimport real
 from product.tile cimport load_row, store
-from schedule.team cimport share
+from schedule.team cimport part_start
 
 cdef enum:  # flags of a step mask
-    FINISHED = 1  # as are all later steps of the row: x is not read, outputs are zero, the state stays
+    FINISHED = 1  # alone, and in all later steps of the row: x is not read, outputs are zero, the state stays
     RESET = 2  # the row starts from a state of zeros
     INITIAL = 4  # the row starts from its initial state
 
@@ -110,8 +110,8 @@ cdef inline void set_step_mask(
     turn = 0
     while n < s.B:
         for group in range(groups):
-            b = share(s.B, group, groups) + turn
-            if b < share(s.B, group + 1, groups):
+            b = part_start(s.B, group, groups) + turn
+            if b < part_start(s.B, group + 1, groups):
                 slots[b].row, slots[b].length = sorted_rows[n].row, sorted_rows[n].length
                 slots[slots[b].row].slot = b
                 n += 1
@@ -183,7 +183,7 @@ cdef inline Py_ssize_t count_active_rows(
 
 cdef inline bint has_flag(const Steps *s, Py_ssize_t k, Py_ssize_t b, int flag) noexcept nogil:
     """Return whether there is a step number k and the row in slot b has the flag in it."""
-    return s.step_mask is not NULL and k < s.T and s.step_mask[step_at(s, k) * s.B + row_of_slot(s, b)] & flag != 0
+    return s.step_mask is not NULL and k < s.T and (s.step_mask[step_at(s, k) * s.B + row_of_slot(s, b)] & flag) != 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows

@@ -406,7 +406,7 @@ cdef inline void add_product(
 ) noexcept nogil:
     """Add a @ (K rows of panel j, from row k0 on) to z for `rows` rows.
 
-    first_tile : the number of their first tile among all that read this panel
+    first_tile : as for `add_panel_product`
     """
     cdef Py_ssize_t q = 0, height, lines = lines_in_panel(p, j)
     cdef const real *panel = panel_at(p, z, j) + k0 * lines * p.L
@@ -467,7 +467,7 @@ cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, re
             gate -= 1
 
 
-cdef inline void add_input_product(
+cdef inline void compute_input_product(
     const Panels *p, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
     Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
@@ -568,7 +568,7 @@ cdef inline void add_unpacked_product(
     """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, where w is not packed before.
 
     For a single step, which uses a weight only once for each row: a block is packed when it is used, or, for few rows,
-    not at all.
+    not at all.  The sums of these rows take the place of a panel's p.K rows.
     """
     cdef Py_ssize_t k = 0, kb, j
     if rows <= MAX_UNPACKED_ROWS and p.transposed:

@@ -620,7 +620,8 @@ cdef inline void add_panel_product(
     """Add a @ panel to acc for `rows` rows, whose tiles all read one block of the panel before the next.
 
     next_panel : the panel that is multiplied next, or NULL; each tile prefetches another part of it
-    first_tile : the number of these rows' first tile among all that read this panel
+    first_tile : the number of these rows' first tile, where each group of rows before counts as GROUP_TILES tiles; the
+        pieces of tiles that a group does not have are not prefetched
     """
     cdef Py_ssize_t k0 = 0, kb, q, height, number, lanes = lanes_of(acc), subs = (lines + SUB_LINES - 1) // SUB_LINES
     cdef const real *block

@@ -3,7 +3,7 @@
 A grid has `groups` of threads, which share the batch rows, and in each group `members`, which share the hidden units.
 Groups do not wait for each other; the members of a group wait for each other in every step.  `cheapest` predicts in
 nanoseconds when the largest part would be finished: from its arithmetic, the weights that it reads, its barriers and
-the start of the team.  `_cpu.pyx` and plan.pxd have the constants.  The grid with the least cost is chosen.
+the start of the team.  `_cpu.pyx`, plan.pxd and table.h have the constants.  The grid with the least cost is chosen.
 """
 from product.quantized cimport INT8
 from product.tile cimport GROUP_TILES, LATENCY_ROWS, ROWS
@@ -24,62 +24,65 @@ cdef struct Grid:
 
 
 cdef inline Py_ssize_t threads_of(const Grid *g) noexcept nogil:
-    """How many threads run it."""
+    """Return how many threads run the grid."""
     return g.end - g.first
 
 
 cdef inline Py_ssize_t parts_of(const Grid *g) noexcept nogil:
+    """Return how many parts a call has."""
     return g.groups * g.members
 
 
 cdef inline Grid grid_of(Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
+    """Return a grid of so many groups of so many members."""
     cdef Grid g
     g.groups, g.members, g.first, g.end = groups, members, 0, groups * members
     return g
 
 
-cdef inline Py_ssize_t packer(const Grid *g, Py_ssize_t number) noexcept nogil:
-    """Which share of the panels a part packs: panels that it multiplies with itself."""
+cdef inline Py_ssize_t packing_share(const Grid *g, Py_ssize_t number) noexcept nogil:
+    """Return the number of the share of panels that a part packs: mostly panels that it multiplies with."""
     return number % g.members * g.groups + number // g.members
 
 
 cdef inline void use_threads(Grid *g, Py_ssize_t ready) noexcept nogil:
-    """Make do with fewer threads than planned: groups of fewer, or fewer groups of one."""
+    """Shrink the grid to `ready` threads: fewer members in each group, or, below one thread a group, fewer groups."""
     if ready < threads_of(g):
         g[0] = grid_of(min(g.groups, ready), max(<Py_ssize_t> 1, ready // g.groups))
 
 
 cdef inline tuple requirements_of(const Workspace *workspace, Py_ssize_t L, const Grid *g):
-    """What a plan with this grid requires: bytes of its workspace, with L numbers in a line, from any address on;
-    threads; how many of these are members of one group."""
+    """Return what a plan requires: the bytes of its workspace from any address on, its threads, and how many of these
+    are members of one group; L is the numbers in a line."""
     return workspace.size * (64 // L) + 64, threads_of(g), g.members
 
 
 # --------------------------------------------------------------------------------------------------------------- costs
-cdef struct Work:  # what a pass does; product n of a step is `lines` lines wide, in panels of `width` lines
+cdef struct Work:  # what a pass computes, reads and waits for; times are nanoseconds of one thread
     Py_ssize_t T, B, L  # L: numbers in a line
-    int products  # of a step, each of which needs the results of the one before
-    Py_ssize_t[2] lines, width, panels
+    int products  # of a step; each needs the results of the one before
+    Py_ssize_t[2] lines, width, panels  # of each product: its lines of columns, the lines of a panel, its panels
     Py_ssize_t[2] K  # rows of weights that are multiplied with states
-    Py_ssize_t[2] ahead  # and those that are multiplied with x, for several steps at once
-    double line_bytes  # of a line of weights, as it is read
+    Py_ssize_t[2] x_rows  # rows of weights that are multiplied with x, for several steps at once
+    double line_bytes  # bytes of a line of weights, as it is read
     double speed  # operations in a nanosecond
-    double cell  # nanoseconds of a line of units of one row, beside the products of a step
-    Py_ssize_t units  # such lines
-    double shared  # nanoseconds of one thread for what all threads share alike, once in a pass
+    Py_ssize_t units  # lines of units
+    double cell  # time for a line of units of one row in a step, beside the products
+    double divisible_time  # time for what all threads divide evenly, once in a pass
     bint packs  # whether they pack the weights, too
-    double columns  # and for what they share by `pieces` lines of columns
-    Py_ssize_t pieces
-    double divided, undivided  # lines that others have written, of which each thread reads its part, or all
-    Py_ssize_t barriers  # of all threads
-    double slept  # nanoseconds by which several threads cost more, as they may have slept
+    double column_time  # time for what threads divide by `column_lines` lines of columns, once in a pass
+    Py_ssize_t column_lines
+    double lines_read_in_part, lines_read_by_all  # lines that others wrote; each thread reads its part of them, or all
+    Py_ssize_t barriers  # of all threads, in a pass
+    double sleep_cost  # time by which several threads cost more, because they may have slept
 
 
 cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t L, int products) noexcept nogil:
     """Return the work of the steps alone; the caller adds what a pass does beside them."""
     cdef Work w
     w.T, w.B, w.L, w.products = T, B, L, products
-    w.shared, w.packs, w.columns, w.pieces, w.divided, w.undivided, w.barriers, w.slept = 0, False, 0, 1, 0, 0, 0, 0
+    w.packs, w.divisible_time, w.column_time, w.column_lines = False, 0, 0, 1
+    w.lines_read_in_part, w.lines_read_by_all, w.barriers, w.sleep_cost = 0, 0, 0, 0
     return w
 
 
@@ -120,7 +123,7 @@ cdef inline Py_ssize_t lines_of_member(const Work *w, int n, Py_ssize_t members)
 
 cdef inline Py_ssize_t rows_read(const Work *w, int n) noexcept nogil:
     """Return how many rows of weights of product n each step reads."""
-    return w.K[n] + (w.ahead[n] if w.T == 1 else 0)
+    return w.K[n] + (w.x_rows[n] if w.T == 1 else 0)
 
 
 cdef inline double product_cost(
@@ -133,7 +136,7 @@ cdef inline double product_cost(
     # One row takes 2.3 times as long as a quarter of four, two 1.4 times as long as half of them.
     if rows < LATENCY_ROWS:
         slow += 0.45 * (LATENCY_ROWS - rows) / rows
-    computing = 2.0 * rows * lines * w.L * (slow * w.K[n] + w.ahead[n]) / w.speed
+    computing = 2.0 * rows * lines * w.L * (slow * w.K[n] + w.x_rows[n]) / w.speed
     read = ceil_div(rows, GROUP_TILES * ROWS) * rows_read(w, n) * lines * w.line_bytes
     return max(computing, reading_cost(nbytes, read))
 
@@ -152,9 +155,10 @@ cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members)
             step += barrier_cost(members) + machine.exchange / 2 * rows * (w.K[n] // w.L) * (members - 1.0) / members
     if w.packs:
         packed = nbytes / 64 * (groups - 1.0) / groups
-    return (w.T * step + w.shared / threads + w.columns * ceil_div(w.pieces, threads) / w.pieces
-            + w.barriers * barrier_cost(threads) + (start_cost(threads) + w.slept if threads > 1 else 0)
-            + machine.exchange / 2 * packed + machine.exchange * others * (w.divided / threads + w.undivided))
+    return (w.T * step + w.divisible_time / threads + w.column_time * ceil_div(w.column_lines, threads) / w.column_lines
+            + w.barriers * barrier_cost(threads) + (start_cost(threads) + w.sleep_cost if threads > 1 else 0)
+            + machine.exchange / 2 * packed
+            + machine.exchange * others * (w.lines_read_in_part / threads + w.lines_read_by_all))
 
 
 cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bint whole_units) noexcept nogil:

@@ -31,13 +31,13 @@ from schedule.cost cimport (
     Grid, Work, ceil_div, cheapest, cost_of, grid_of, parts_of, requirements_of, speed_of, threads_of, work_of
 )
 from schedule.machine cimport L2, machine, to_prefetch
-from schedule.team cimport share
+from schedule.team cimport part_start
 from schedule.workspace cimport Region, Workspace, lay_out, region
 
 cdef enum:
     PRODUCTS = 2  # of a step, at most
-    PREFETCHED_ROWS = 16  # where a line of one row after the other is used, caches prefetch fewer rows than this
-    SINGLE_STEP_ROWS = 32  # of a part, from which on a GRU's single step backward divides rows, and each part packs all
+    PREFETCHED_ROWS = 16  # CPUs prefetch along a column of lines for fewer rows than this
+    SINGLE_STEP_ROWS = 32  # rows of a part, from which on a GRU's backward single step divides rows instead of units
     PACKING = 16  # arithmetic operations that take as long as to pack a weight
 
 
@@ -112,6 +112,11 @@ cdef inline Py_ssize_t threads_that_share_rows(Py_ssize_t B, Py_ssize_t nbytes, 
     return min(threads, B // (16 if nbytes <= B << 11 else 64))
 
 
+cdef inline bint gains_by_packing(Py_ssize_t B, Py_ssize_t nbytes) noexcept nogil:
+    """Return whether a single step of B rows on one thread packs all weights, of `nbytes`, before it uses them."""
+    return threads_that_share_rows(B, nbytes, 1) > 0
+
+
 cdef inline Grid single_step_grid(const Work *w, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
     """Return the grid of a single step whose weights, of `nbytes`, are not packed: its threads share either the hidden
     units or the rows."""
@@ -129,7 +134,7 @@ cdef inline Grid single_step_grid(const Work *w, Py_ssize_t nbytes, Py_ssize_t t
 cdef inline bint packs_before(const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_ssize_t nbytes) noexcept nogil:
     """Return whether all weights, of `nbytes`, are packed before the steps.  A single step whose hidden units are
     divided packs block by block."""
-    return T > 1 or (grid.members == 1 and threads_that_share_rows(B, nbytes, 1) > 0)
+    return T > 1 or (grid.members == 1 and gains_by_packing(B, nbytes))
 
 
 cdef inline Grid grid_forward(
@@ -143,7 +148,7 @@ cdef inline Grid grid_forward(
     cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
     cdef Py_ssize_t P = size_of_h(c, H), weights = gates_of(c) * H * I + recurrent_weights(c, H), gates, n
     w.units = ceil_div(H, w.L)
-    w.K[0], w.ahead[0], w.K[1], w.ahead[1] = P, I, H, 0 if projects(c) else I
+    w.K[0], w.x_rows[0], w.K[1], w.x_rows[1] = P, I, H, 0 if projects(c) else I
     w.panels[1] = 0
     for n in range(w.products):
         gates = gates_of_product(c, n)
@@ -154,7 +159,7 @@ cdef inline Grid grid_forward(
     w.speed = speed_of(c.format, itemsize)
     w.cell = row_of(c).forward
     w.packs = not packed
-    w.shared = 0 if packed else PACKING * weights / w.speed
+    w.divisible_time = 0 if packed else PACKING * weights / w.speed
     w.barriers = 1 if packed else 2
     if packed or T > 1:
         return cheapest(&w, threads, False, False)
@@ -162,12 +167,12 @@ cdef inline Grid grid_forward(
 
 
 cdef inline Grid grid_backward(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
     Py_ssize_t threads
 ) noexcept nogil:
     """Return the grid of a backward pass with the least predicted cost on at most so many threads.
 
-    weights : whether it computes gradients of the weights, too
+    with_weight_grads : whether it computes gradients of the weights, too
     """
     cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
     cdef Grid forward = grid_forward(c, T, B, I, H, itemsize, True, threads)
@@ -175,31 +180,31 @@ cdef inline Grid grid_backward(
     w.units = ceil_div(H, w.L)
     w.K[0] = gates_of_product(c, 0) * H
     w.K[1] = P if projects(c) else N - w.K[0]
-    w.lines[0], w.lines[1], w.ahead[0], w.ahead[1] = ceil_div(P, w.L), w.units, 0, 0
+    w.lines[0], w.lines[1], w.x_rows[0], w.x_rows[1] = ceil_div(P, w.L), w.units, 0, 0
     w.width[0] = w.width[1] = PANEL_LINES
     w.panels[0], w.panels[1] = count_panels(w.lines[0]), count_panels(w.lines[1]) if w.products > 1 else 0
     w.line_bytes, w.speed = 64, speed_of(UNQUANTIZED, itemsize)
     w.cell = row_of(c).backward
     # Threads that the forward pass did not need may be asleep; those that it needs next time should not fall asleep.
-    w.slept = -machine.sleep_cost if threads_of(&forward) > 1 else machine.sleep_cost
+    w.sleep_cost = -machine.sleep_cost if threads_of(&forward) > 1 else machine.sleep_cost
     w.packs = True
-    w.shared = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # the weights, and storing their gradients
-    w.columns, w.pieces = 2.0 * T * B * all_weights / w.speed if weights else 0, ceil_div(c.gates[0] * H, w.L)
-    w.barriers = 3 + (2 * matrices_of(c) * ceil_div(T * B, ROW_BLOCK) if weights else 0)
-    w.divided = T * B * ceil_div(N, w.L) * (2 if weights else 1)
-    w.undivided = T * B * (ceil_div(I, w.L) + ceil_div(P, w.L)) if weights else 0
+    w.divisible_time = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # x_grad, packing, storing gradients
+    w.column_time = 2.0 * T * B * all_weights / w.speed if with_weight_grads else 0
+    w.column_lines = ceil_div(c.gates[0] * H, w.L)
+    w.barriers = 3 + (2 * matrices_of(c) * ceil_div(T * B, ROW_BLOCK) if with_weight_grads else 0)
+    w.lines_read_in_part = T * B * ceil_div(N, w.L) * (2 if with_weight_grads else 1)
+    w.lines_read_by_all = T * B * (ceil_div(I, w.L) + ceil_div(P, w.L)) if with_weight_grads else 0
     if projects(c) or T > 1:
         return cheapest(&w, threads, False, False)
-    if products_of(c) > 1 and threads_that_share_rows(B, all_weights * itemsize, 1) == 0:
-        if B >= SINGLE_STEP_ROWS * threads:
-            return cheapest(&w, threads, False, True)
+    if products_of(c) > 1 and B >= SINGLE_STEP_ROWS * threads and not gains_by_packing(B, all_weights * itemsize):
+        return cheapest(&w, threads, False, True)
     return single_step_grid(&w, all_weights * itemsize, threads)
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
 cdef enum:  # the regions of the forward pass's workspace.  The rows of each group begin a `gap` behind those before.
     WEIGHTS  # packed panels, and behind them the peepholes of each line; empty if the layer has packed them
-    H_EVEN, H_ODD  # h before the steps of even and of odd number [B, P]; a step with two products overwrites h
+    H_EVEN, H_ODD  # h [B, P]: step k reads that of k % 2 and writes the other; with two products there is one
     CS  # [B, H]; of the LSTM
     M  # o * co [B, H]; of a projected LSTM
     HR, U  # h_prev * r and u [B, H]; of the GRU
@@ -223,17 +228,17 @@ cdef struct Forward:  # the plan of a forward pass
     Py_ssize_t gap  # reals between the rows of two groups in a region
     Panels[PRODUCTS] w
     void *peep  # the three peepholes of each line, behind the panels
-    Py_ssize_t panels  # reals of all panels and of the peepholes
-    Py_ssize_t z_panels  # that Z has space for
+    Py_ssize_t packed_size  # reals of all panels and of the peepholes
+    Py_ssize_t z_panel_count  # that Z has space for
     Py_ssize_t[FORWARD_REGIONS] start  # of each region
     Workspace workspace
 
 
-cdef struct Part:  # of a forward pass
+cdef struct ForwardPart:  # of a forward pass
     Py_ssize_t member  # its number in its group
     Py_ssize_t b0, b1  # its slots of batch rows
     Py_ssize_t[PRODUCTS] j0, j1  # its panels of each product
-    Py_ssize_t shift  # reals from a region's start to where its group's rows would begin if b0 were 0
+    Py_ssize_t shift  # group * gap: slot b of a region is at start + shift + b * stride
 
 
 cdef inline void list_regions(const Forward *p, const cell *c, Region *regions) noexcept nogil:
@@ -244,8 +249,8 @@ cdef inline void list_regions(const Forward *p, const cell *c, Region *regions) 
     cdef Py_ssize_t gaps = p.grid.groups * p.gap, rows = p.grid.members * p.B, z_rows = 0
     cdef bint quantizes = c.format == INT8, two = products_of(c) > 1
     if p.chunk > 1 or not p.packs_all:
-        z_rows = p.z_panels * p.chunk * p.B * LINES
-    regions[WEIGHTS] = region("weights", 0 if p.packed else 1, p.panels, 0)
+        z_rows = p.z_panel_count * p.chunk * p.B * LINES
+    regions[WEIGHTS] = region("weights", 0 if p.packed else 1, p.packed_size, 0)
     regions[H_EVEN] = region("h", p.B, p.Ps, gaps)
     regions[H_ODD] = region("h of odd steps", 0 if two else p.B, p.Ps, gaps)
     regions[CS] = region("cs", p.B if row_of(c).states > 1 else 0, p.Hs, gaps)
@@ -288,8 +293,8 @@ cdef inline Forward forward_of(
     if products_of(c) > 1:
         p.w[1] = panels_of(p.packs_all, 0 if projects(c) else I, H, P, p.L, gates_of_product(c, 1), c.format)
     p.w[0].transposed = p.w[1].transposed = c.transposed
-    p.panels = p.w[0].size * p.w[0].count + p.w[1].size * p.w[1].count + row_of(c).peepholes * p.w[0].J * p.L
-    p.z_panels = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
+    p.packed_size = p.w[0].size * p.w[0].count + p.w[1].size * p.w[1].count + row_of(c).peepholes * p.w[0].J * p.L
+    p.z_panel_count = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
     p.Is, p.Hs, p.Ps = scratch_stride(I, p.L), scratch_stride(H, p.L), scratch_stride(P, p.L)
     p.As[0], p.As[1] = p.Ps, p.Hs
     if c.format == INT8:
@@ -332,7 +337,7 @@ cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask, void 
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
     """Set where packed weights are, or will be.
 
-    panels : `p.panels` reals from a cache line on; the workspace's, or the layer's
+    panels : `p.packed_size` reals from a cache line on; the workspace's, or the layer's
     """
     cdef Py_ssize_t itemsize = 64 // p.L
     cdef char *second = <char *> panels + p.w[0].size * p.w[0].count * itemsize
@@ -340,16 +345,16 @@ cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
     p.peep = second + p.w[1].size * p.w[1].count * itemsize
 
 
-cdef inline Part part_of(const Forward *p, Py_ssize_t number) noexcept nogil:
+cdef inline ForwardPart forward_part(const Forward *p, Py_ssize_t number) noexcept nogil:
     """Return the rows and panels of a part."""
-    cdef Part part
+    cdef ForwardPart part
     cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
     cdef int n
     part.member, part.shift = number % members, group * p.gap
-    part.b0, part.b1 = share(p.B, group, groups), share(p.B, group + 1, groups)
+    part.b0, part.b1 = part_start(p.B, group, groups), part_start(p.B, group + 1, groups)
     for n in range(PRODUCTS):
-        part.j0[n] = share(p.w[n].count, part.member, members)
-        part.j1[n] = share(p.w[n].count, part.member + 1, members)
+        part.j0[n] = part_start(p.w[n].count, part.member, members)
+        part.j1[n] = part_start(p.w[n].count, part.member + 1, members)
     return part
 
 
@@ -373,19 +378,19 @@ cdef inline Py_ssize_t end_of_common_chunk(const Forward *p, Py_ssize_t k) noexc
     """Return the number of the step behind the chunk that begins with step k, where all groups have the same chunks."""
     cdef Py_ssize_t end = p.steps.T, group, groups = p.grid.groups
     for group in range(1 if p.steps.slots is NULL else groups):
-        end = min(end, end_of_chunk(p, k, share(p.B, group, groups), share(p.B, group + 1, groups)))
+        end = min(end, end_of_chunk(p, k, part_start(p.B, group, groups), part_start(p.B, group + 1, groups)))
     return end
 
 
 cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept nogil:
     """Return where h is before step k, and after step k - 1.
 
-    rows : the scratch memory of the thread's group (`Part.shift`)
+    rows : the scratch memory of the thread's group (`ForwardPart.shift`)
     """
     return rows + p.start[H_ODD if k % 2 else H_EVEN]
 
 
-cdef inline real *x_of(const Forward *p, real *scratch, const Part *part) noexcept nogil:
+cdef inline real *x_of(const Forward *p, real *scratch, const ForwardPart *part) noexcept nogil:
     """Return where a part has the rows of x of a chunk."""
     return scratch + part.shift + p.start[X_CHUNK] + p.chunk * part.b0 * p.Is
 
@@ -395,15 +400,15 @@ cdef inline Py_ssize_t codes_of_member(const Forward *p, int n) noexcept nogil:
     return p.B * p.As[n] + p.grid.groups * p.gap
 
 
-cdef inline real *codes_of(const Forward *p, real *scratch, const Part *part, int n) noexcept nogil:
+cdef inline real *codes_of(const Forward *p, real *scratch, const ForwardPart *part, int n) noexcept nogil:
     """Return where a part has its codes for product n, with those of slot 0 first."""
     return scratch + part.shift + p.start[M_CODES if n else CODES] + part.member * codes_of_member(p, n)
 
 
-cdef inline real *z_of(const Forward *p, real *scratch, const Part *part, int n) noexcept nogil:
+cdef inline real *z_of(const Forward *p, real *scratch, const ForwardPart *part, int n) noexcept nogil:
     """Return where a part has x @ w_x + b of product n for a chunk of steps, panel after panel."""
     cdef Py_ssize_t row = p.chunk * LINES * p.L
-    scratch += part.shift + p.start[Z] + p.z_panels * part.b0 * row
+    scratch += part.shift + p.start[Z] + p.z_panel_count * part.b0 * row
     return scratch + p.w[0].count * (part.b1 - part.b0) * row if n else scratch
 
 
@@ -430,24 +435,27 @@ cdef struct Backward:  # the plan of a backward pass
     Py_ssize_t[MATRICES] x_rows, h_rows  # its rows for x, and for h or m
     Py_ssize_t[MATRICES] N  # its columns
     Py_ssize_t[MATRICES] column, h_column  # where their gradients begin in a row of d, for its rows for x and for h
-    Py_ssize_t[MATRICES] h_panels  # panels of w.T that give gradients of h or m
-    Py_ssize_t x_panels  # panels of w.T that give gradients of x, for each matrix alike; 0 if nobody asks for these
-    Py_ssize_t[MATRICES] panel  # reals of a panel of w.T
-    Py_ssize_t[MATRICES] w_h, w_x, w_grad  # where its panels for h and for x, and its gradients, begin in TRANSPOSED
+    Py_ssize_t[MATRICES] h_panel_count  # panels of w.T that give gradients of h or m
+    Py_ssize_t x_panel_count  # panels of w.T that give gradients of x, the same for each matrix; 0: these are skipped
+    Py_ssize_t[MATRICES] panel_size  # reals of a panel of w.T
+    Py_ssize_t[MATRICES] h_panels_at, x_panels_at  # where its panels for h and for x begin in TRANSPOSED
+    Py_ssize_t[MATRICES] w_grad_at  # where float16's gradients of it begin there
     Grid grid
     bint packs_all  # all panels are packed before the steps; else a single step packs what it uses
     bint prefetches  # as in Panels
     bint accumulate_x_grad  # the gradient is added to what is in x_grad
     bint transposed  # as in the cell
-    Py_ssize_t tile_gap  # reals from one tile of X_TILES or H_TILES to the next
+    Py_ssize_t tile_stride  # reals from one tile of X_TILES or H_TILES to the next
     Py_ssize_t[BACKWARD_REGIONS] start  # of each region
     Workspace workspace
 
 
-cdef inline void list_regions_back(const Backward *p, const cell *c, bint weights, Region *regions) noexcept nogil:
+cdef inline void list_regions_back(
+    const Backward *p, const cell *c, bint with_weight_grads, Region *regions
+) noexcept nogil:
     """List the regions of a backward pass's workspace.
 
-    weights : whether it computes gradients of the weights, too
+    with_weight_grads : whether it computes gradients of the weights, too
     regions : [BACKWARD_REGIONS], written
     """
     cdef Py_ssize_t T = p.steps.T, block = min(T * p.B, <Py_ssize_t> ROW_BLOCK), parts = parts_of(&p.grid)
@@ -455,30 +463,32 @@ cdef inline void list_regions_back(const Backward *p, const cell *c, bint weight
     cdef Py_ssize_t panels = parts
     cdef int n
     for n in range(matrices_of(c)):
-        all_panels += (p.h_panels[n] + (p.x_panels if p.x_rows[n] > 0 else 0)) * p.panel[n]
-        own_panels += p.panel[n]
+        all_panels += (p.h_panel_count[n] + (p.x_panel_count if p.x_rows[n] > 0 else 0)) * p.panel_size[n]
+        own_panels += p.panel_size[n]
     x_tiles, h_tiles = count_tiles(p.I), count_tiles(max(p.P, p.H))
     if c.transposed:
         x_tiles = h_tiles = count_tiles(N)
-        panels = p.x_panels + max(p.h_panels[0], p.h_panels[1])
+        panels = p.x_panel_count + max(p.h_panel_count[0], p.h_panel_count[1])
     regions[TRANSPOSED] = region("w.T", 1, max(all_panels, parts * own_panels), 0)
     regions[D_H] = region("d_h", p.B, p.Ps, 0)
     regions[D_CS] = region("d_cs", p.B if row_of(c).states > 1 else 0, p.Hs, 0)
     regions[PEEPHOLES] = region("peepholes", p.J, row_of(c).peepholes * p.L, 0)
     regions[D] = region("d", T * p.B, p.Ns, 0)
-    regions[X_TILES] = region("tiles of x", x_tiles if weights else 0, p.tile_gap, 0)
-    regions[H_TILES] = region("tiles of h", h_tiles if weights else 0, p.tile_gap, 0)
-    regions[SUMS] = region("sums of d", 2 if weights else 0, max(ceil_div(p.N[0], p.L), 2 * p.J) * p.L, 0)
-    regions[PANELS] = region("panels", panels if weights else 0, block * PANEL_LINES * p.L, 0)
+    regions[X_TILES] = region("tiles of x", x_tiles if with_weight_grads else 0, p.tile_stride, 0)
+    regions[H_TILES] = region("tiles of h", h_tiles if with_weight_grads else 0, p.tile_stride, 0)
+    # A double takes two reals; the GRU that resets after the product sums d_c_bar and d_hc side by side.
+    regions[SUMS] = region("sums of d", 2 if with_weight_grads else 0, max(ceil_div(p.N[0], p.L), 2 * p.J) * p.L, 0)
+    regions[PANELS] = region("panels", panels if with_weight_grads else 0, block * PANEL_LINES * p.L, 0)
     regions[BACKWARD_SLOTS] = region("slots", 1, size_of_slots(p.B, p.L), 0)
 
 
 cdef inline Backward backward_of(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights, Grid grid
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
+    Grid grid
 ) noexcept nogil:
     """Plan a backward pass on this grid.
 
-    weights : whether it computes gradients of weights and biases, too
+    with_weight_grads : whether it computes gradients of weights and biases, too
     """
     cdef Backward p
     cdef Region[BACKWARD_REGIONS] regions
@@ -493,49 +503,50 @@ cdef inline Backward backward_of(
     p.L = 64 // itemsize
     p.J, p.JP = ceil_div(H, p.L), ceil_div(P, p.L)
     p.Hs, p.Ps, p.Ns = scratch_stride(H, p.L), scratch_stride(P, p.L), scratch_stride(columns_of(c, H), p.L)
-    p.h_panels[0], p.h_panels[1] = count_panels(p.JP), count_panels(p.J)
-    p.x_panels = count_panels(ceil_div(I, p.L))
+    p.h_panel_count[0], p.h_panel_count[1] = count_panels(p.JP), count_panels(p.J)
+    p.x_panel_count = count_panels(ceil_div(I, p.L))
     p.grid = grid
     p.packs_all = projects(c) or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
     p.prefetches = to_prefetch(recurrent * itemsize, p.grid.members)
-    p.tile_gap = scratch_stride(min(T * B, <Py_ssize_t> ROW_BLOCK) * ROWS, p.L)
+    p.tile_stride = scratch_stride(min(T * B, <Py_ssize_t> ROW_BLOCK) * ROWS, p.L)
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
         p.x_rows[n], p.h_rows[n] = I, P
         if n == 1 and projects(c):
             p.N[n], p.x_rows[n], p.h_rows[n] = P, 0, H
         p.h_column[n] = p.column[n] + (H if n == 1 and row_of(c).separate else 0)
-        p.panel[n] = PANEL_LINES * p.L * p.N[n]
-        p.w_grad[n] = n * (I + P) * p.N[0]
-        p.w_h[n] = panels
-        panels += p.h_panels[n] * p.panel[n]
+        p.panel_size[n] = PANEL_LINES * p.L * p.N[n]
+        p.w_grad_at[n] = n * (I + P) * p.N[0]
+        p.h_panels_at[n] = panels
+        panels += p.h_panel_count[n] * p.panel_size[n]
     for n in range(matrices_of(c)):
-        p.w_x[n] = panels
-        panels += p.x_panels * p.panel[n] if p.x_rows[n] > 0 else 0
-    list_regions_back(&p, c, weights, regions)
+        p.x_panels_at[n] = panels
+        panels += p.x_panel_count * p.panel_size[n] if p.x_rows[n] > 0 else 0
+    list_regions_back(&p, c, with_weight_grads, regions)
     p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)
     return p
 
 
 cdef inline Backward plan_backward(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
     Py_ssize_t threads
 ) noexcept nogil:
     """Plan a backward pass on the grid of the least cost with at most so many threads."""
-    return backward_of(c, T, B, I, H, itemsize, weights, grid_backward(c, T, B, I, H, itemsize, weights, threads))
+    cdef Grid grid = grid_backward(c, T, B, I, H, itemsize, with_weight_grads, threads)
+    return backward_of(c, T, B, I, H, itemsize, with_weight_grads, grid)
 
 
-cdef struct Share:  # of a part of a backward pass in a phase
+cdef struct BackwardPart:  # of a part of a backward pass in a phase
     Py_ssize_t b0, b1  # slots of batch rows
     Py_ssize_t j0, j1  # panels
 
 
-cdef inline Share share_of(const Backward *p, Py_ssize_t number, Py_ssize_t panels) noexcept nogil:
+cdef inline BackwardPart backward_part(const Backward *p, Py_ssize_t number, Py_ssize_t panels) noexcept nogil:
     """Return the rows of a part, and its share of so many panels."""
-    cdef Share part
+    cdef BackwardPart part
     cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
-    part.b0, part.b1 = share(p.B, group, groups), share(p.B, group + 1, groups)
-    part.j0, part.j1 = share(panels, number % members, members), share(panels, number % members + 1, members)
+    part.b0, part.b1 = part_start(p.B, group, groups), part_start(p.B, group + 1, groups)
+    part.j0, part.j1 = part_start(panels, number % members, members), part_start(panels, number % members + 1, members)
     return part
 
 
@@ -580,10 +591,12 @@ cdef inline tuple forward_requirements(
 
 
 cdef inline tuple backward_requirements(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint weights,
+    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
     int threads
 ):
-    """Return what an op's backward pass requires on at most so many threads; with `weights` it computes their gradients
-    too."""
-    cdef Backward p = plan_backward(c, T, B, I, H, itemsize, weights, threads)
+    """Return what an op's backward pass requires on at most so many threads: `requirements_of`.
+
+    with_weight_grads : whether it computes gradients of the weights, too
+    """
+    cdef Backward p = plan_backward(c, T, B, I, H, itemsize, with_weight_grads, threads)
     return requirements_of(&p.workspace, p.L, &p.grid)

@@ -45,6 +45,6 @@ cdef inline long long measured_cost(const Team *team) noexcept nogil:
     return nanoseconds() - team.start - 2 * (cpu_nanoseconds() - team.cpu_start - team.spinning)
 
 
-cdef inline Py_ssize_t share(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
+cdef inline Py_ssize_t part_start(Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
     """Return where a part of n things begins; it ends where the next part begins.  No part is larger than the first."""
     return n * part if parts == 1 else (n * part + parts - 1) // parts  # a small call feels each division
