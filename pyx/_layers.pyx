@@ -2,7 +2,7 @@
 
 There is one `Runner` for each layer, and the runner of a `Stack` or a `Bidirectional` has those of its parts.  `call`
 and `differentiate` take a user's arguments where kernels can read them as they are.  What has to be converted, or
-explained, they leave to `Layer` (blockcell/layers/base.py), which reads it and goes on with `run` and `run_back`: from
+explained, they leave to `Layer` (blockcell/layers/layer.py), which reads it and goes on with `run` and `run_back`: from
 there on all passes are the same.
 
 Letters: T time, B batch, I input, H cell; t is a step, b a batch row, and k the index of a weight, a state or a part of

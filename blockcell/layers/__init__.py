@@ -17,13 +17,14 @@ calls: states are arguments and results. Several threads may use one layer.
 
 from .._stream import Stream
 from ..quantization import QuantizationReport
-from .base import Layer, Tape
 from .calls import BaseLayer
 from .containers import Bidirectional, Stack, StackStream
 from .dense import Dense
+from .layer import Layer
 from .lstm_gru import GRU, LSTM, RNN
 from .quantized import Quantized
 from .shared import Grid, GRUState, LSTMState, Plan, RNNState
+from .tape import Tape
 
 __all__ = [
     "GRU",

@@ -16,11 +16,12 @@ from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..optable import Array
 from .arguments import read_parts
-from .base import Layer, Single
 from .cell import Cell
 from .dense import Dense
+from .layer import Layer
 from .quantized import Quantized
 from .shared import Directions, GivenState, S_bw_co, S_co, SharedWeights, State
+from .single import Single
 
 
 class Composite(Layer[S_co]):

@@ -9,9 +9,9 @@ from typing import IO, Any
 from .. import files
 from ..optable import Array
 from ..quantization import dequantize_matrix, read_matrices
-from .base import Layer
 from .containers import Bidirectional, Stack
 from .dense import Dense
+from .layer import Layer
 from .lstm_gru import GRU, LSTM, RNN
 from .quantized import Quantized
 

@@ -12,9 +12,9 @@ from ..activations import Activation
 from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, OPS, Array, Tensor, lstm_weights
-from .base import HALF
 from .cell import Cell
 from .shared import GRUState, LSTMState, RNNState
+from .single import HALF
 
 _LSTM_PLACES = lstm_weights(False, True)
 

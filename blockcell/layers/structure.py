@@ -9,11 +9,12 @@ from typing import Any
 
 from ..activations import Activation
 from ..optable import Array, Tensor
-from .base import Layer, Single
 from .calls import BaseLayer
 from .cell import Cell
 from .dense import Dense
+from .layer import Layer
 from .shared import Directions
+from .single import Single
 
 
 def cells_by_prefix(layer: Layer) -> dict[str, Single]:

@@ -14,7 +14,6 @@ sys.path.insert(0, {lib!r})
 from bits import on_threads, same, with_machine
 from layer_cases import LAYERS, draw, run_all
 from blockcell import _team
-from blockcell.layers import base
 
 def results(layer, x, state, lengths, scheme):
     if not scheme:

@@ -1,0 +1,27 @@
+"""What a forward pass keeps for the backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .masks import CountedSteps
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tape:
+    """What `Layer.forward` keeps for `Layer.backward`: copies of x and y, the gates and states of every step, and the
+    weights."""
+
+    layer: Layer
+    T: int
+    B: int
+    end: int = field(repr=False)
+    """The number of steps until every row has ended. Nothing is kept from there on."""
+    content: Any = field(repr=False)
+    batch_first: bool = False
+    counted: CountedSteps | None = field(default=None, repr=False)
+    """Where the steps that a mask counts are, if they had to move."""
