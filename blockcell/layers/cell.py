@@ -19,7 +19,6 @@ class Cell(Single[S_co]):
 
     _op: Op
     """The op that the layer computes: it has the same weights and outputs."""
-    _runs = CellRunner
     _reverse: bool = False
     _activations: dict[str, Activation]
     """By the arguments' names, in their canonical form."""
@@ -37,6 +36,9 @@ class Cell(Single[S_co]):
 
     def _read_activations(self, reader: ArgumentReader, **given: Any) -> None:
         self._activations = {name: reader.activation(name, value) for name, value in given.items()}
+
+    def _new_runner(self) -> CellRunner:
+        return CellRunner(self)
 
     def _options(self) -> tuple[Any, ...]:
         return tuple(map(numbers, self._activations.values()))

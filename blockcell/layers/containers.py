@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .. import _stream
-from .._layers import BidirectionalRunner, Runner, StackRunner
+from .._layers import BidirectionalRunner, StackRunner
 from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..optable import Array
@@ -28,7 +28,6 @@ class Composite(Layer[S_co]):
     """A layer that consists of copies of other layers."""
 
     _layers: dict[str, Layer]
-    _runs: ClassVar[type[Runner]]
 
     def _initialize(self, layers: dict[str, Any]) -> None:
         """Copy the layers; from now on their weights are replaced together."""
@@ -50,7 +49,7 @@ class Composite(Layer[S_co]):
     def _hollow(self) -> Self:
         layer = object.__new__(type(self))
         layer._layers = {name: part._hollow() for name, part in self._layers.items()}
-        layer._runner = self._runs(layer)
+        layer._runner = layer._new_runner()
         return layer
 
     def _share(self, shared: SharedWeights) -> None:
@@ -106,8 +105,6 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         The sizes differ, or a layer has ``reverse=True``, or `last`.
     """
 
-    _runs = BidirectionalRunner
-
     def __init__(self, fw: Layer[S_co], bw: Layer[S_bw_co]) -> None:
         self._initialize({"fw": fw, "bw": bw})
         for name, layer in self._layers.items():
@@ -122,7 +119,10 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
             expected, found = getattr(fw, size), getattr(bw, size)
             if found != expected:
                 raise ValueError(f"{type(self).__name__}: bw has {size} {found}; expected {expected}, that of fw")
-        self._runner = self._runs(self)
+        self._runner = self._new_runner()
+
+    def _new_runner(self) -> BidirectionalRunner:
+        return BidirectionalRunner(self)
 
     @property
     def fw(self) -> Layer:
@@ -186,8 +186,6 @@ class Stack(Composite[tuple[Any, ...]]):
         not the last one.
     """
 
-    _runs = StackRunner
-
     def __init__(self, layers: Iterable[Layer]) -> None:
         caller = type(self).__name__
         if not isinstance(layers, Iterable):
@@ -209,7 +207,10 @@ class Stack(Composite[tuple[Any, ...]]):
         if not self._over_time:
             for layer in self._head()[0]:
                 layer._in_head = True
-        self._runner = self._runs(self)
+        self._runner = self._new_runner()
+
+    def _new_runner(self) -> StackRunner:
+        return StackRunner(self)
 
     @property
     def layers(self) -> tuple[Layer, ...]:

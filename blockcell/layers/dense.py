@@ -58,7 +58,6 @@ class Dense(Single[tuple[()]]):
     """
 
     _kernel = "dense"
-    _runs = DenseRunner
     _state = NoState
     _shown = "input_size", "output_size", "dtype"
     _tensors = DENSE_WEIGHTS
@@ -82,6 +81,9 @@ class Dense(Single[tuple[()]]):
         self._activation = activation
         self._last = last if isinstance(last, str) else reader.switch("last", last)
         self._initialize({"w": w, "b": b})
+
+    def _new_runner(self) -> DenseRunner:
+        return DenseRunner(self)
 
     @classmethod
     def init(

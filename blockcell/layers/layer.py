@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .._layers import Runner
 from ..argument_reader import ArgumentReader, rows_as_kernels_take
 from ..errors import short
 from ..optable import Array
@@ -330,6 +331,10 @@ class Layer(BaseLayer[S_co]):
     def _apart(self) -> Parts:
         """Return the layer for the pickle of a quantized one."""
         return Parts(type(self), {name: _apart(value) for name, value in self._arguments().items()})
+
+    @abstractmethod
+    def _new_runner(self) -> Runner:
+        """Return a runner of the layer, or of its parts' runners."""
 
     @abstractmethod
     def _hollow(self) -> Self:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _kernels
 from .._args import frozen_copy
-from .._layers import Runner, pack
+from .._layers import pack
 from .._stream import Stream
 from ..argument_reader import ArgumentReader, form
 from ..errors import short
@@ -32,7 +32,6 @@ class Single(Layer[S_co]):
     _tensors: tuple[Tensor, ...]
     """The weights that it has, or may have, in the order in which kernels take them."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[RNNState] | type[NoState]]
-    _runs: ClassVar[type[Runner]]
     _shown: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
     """What the repr begins with."""
     _sizes: dict[str, int]
@@ -127,7 +126,7 @@ class Single(Layer[S_co]):
             raise ValueError(f"{what}, rank 2")
         self._sizes = self._sizes_of(arrays, what)
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values, {}))})
-        self._runner = self._runs(self)
+        self._runner = self._new_runner()
 
     def _read_weights(
         self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any], known: Mapping[str, Array]
@@ -164,7 +163,7 @@ class Single(Layer[S_co]):
     def _hollow(self) -> Self:
         layer = object.__new__(type(self))
         layer.__dict__.update(self.__dict__)
-        layer._runner = self._runs(layer)
+        layer._runner = layer._new_runner()
         return layer
 
     # ----------------------------------------------------------------------------------------------------- quantization
