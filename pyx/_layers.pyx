@@ -558,7 +558,7 @@ cdef class SingleRunner(Runner):
 
     def __init__(self, layer):
         Runner.__init__(self, layer)
-        self.weight_names = layer._names
+        self.weight_names = layer._weight_names
         assert len(self.weight_names) <= WEIGHTS
         self.state_count = len(layer._state._fields)
         self.state_type = layer._state if self.state_count else tuple  # a layer without a state has the empty tuple

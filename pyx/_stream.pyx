@@ -182,7 +182,7 @@ cdef class Stream:
         if is_shaped(x, self.type_number, rank, -1, n, self.input_size):
             return x
         reason = ", by the number of rows" if names_rows else ""
-        return self.cell._taken("x", x, (None, n, self.input_size)[3 - rank :], reason)
+        return self.cell._read_stream_array("x", x, (None, n, self.input_size)[3 - rank :], reason)
 
     cdef read_out(self, x, out, int rank, Py_ssize_t T, Py_ssize_t n):
         """Return the array for the results of n rows: a user's `out`, which must not overlap x; for None a new one."""
@@ -292,7 +292,7 @@ cdef class Stream:
 
     def _state_arrays(self, value, n):
         """Return the arrays of a user's state of n rows."""
-        return self.cell._taken_state(value, n)
+        return self.cell._read_stream_state(value, n)
 
     def _state_from(self, arrays):
         """Return a state of the next arrays of an iterator."""
@@ -338,7 +338,7 @@ cdef class Stream:
 
     def _in_use(self):
         """Return a layer with the weights that the stream uses, which its own layer may have replaced."""
-        return self.layer if self.layer is not self.cell else self.cell._with(self.weights)
+        return self.layer if self.layer is not self.cell else self.cell._with_weights(self.weights)
 
     def __reduce__(self):
         return restored, (self._in_use(), self.batch, self.state)
@@ -513,7 +513,7 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
         T = PyArray_DIMS(<ndarray> x)[0]
     end, step_mask = T, None
     if lengths is not None:
-        lengths = stream.cell._taken_lengths(lengths, T, n)
+        lengths = stream.cell._read_stream_lengths(lengths, T, n)
         end = longest_length(lengths)
         step_mask = step_mask_of(end, n, lengths, None, False)
     # Up to here code of the user's may have run; from here on none does.

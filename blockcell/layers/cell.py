@@ -40,7 +40,7 @@ class Cell(Single[S_co]):
     def _new_runner(self) -> CellRunner:
         return CellRunner(self)
 
-    def _options(self) -> tuple[Any, ...]:
+    def _kernel_options(self) -> tuple[Any, ...]:
         return tuple(map(numbers, self._activations.values()))
 
     def _arguments(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Cell(Single[S_co]):
         }
         return {"type": type(self).__name__} | attributes | newer | ({"reverse": True} if self.reverse else {})
 
-    def _remarks(self) -> list[str]:
+    def _repr_options(self) -> list[str]:
         return [f"{name}={value!r}" for name, value in unusual(self._activations).items()] + (
             ["reverse=True"] if self.reverse else []
         )
@@ -74,14 +74,14 @@ class Cell(Single[S_co]):
         hidden, rest = divmod(columns, gates)
         if rest:
             raise ValueError(f"{what}, so {gates} times as many columns as cells")
-        fed_back = self._fed_back(arrays, hidden)
+        fed_back = self._feedback_sizes(arrays, hidden)
         for letter, size in fed_back.items():
             if rows < size:
                 raise ValueError(f"{what}, so at least {letter} = {size} rows")
             rows -= size
         return {"I": rows, "H": hidden} | fed_back
 
-    def _fed_back(self, arrays: Mapping[str, Array], hidden: int) -> dict[str, int]:
+    def _feedback_sizes(self, arrays: Mapping[str, Array], hidden: int) -> dict[str, int]:
         """The size of h, by its letter."""
         return {"H": hidden}
 

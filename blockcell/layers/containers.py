@@ -46,9 +46,9 @@ class Composite(Layer[S_co]):
             shared.weights |= layer._shared.weights
         self._share(shared)
 
-    def _hollow(self) -> Self:
+    def _without_weights(self) -> Self:
         layer = object.__new__(type(self))
-        layer._layers = {name: part._hollow() for name, part in self._layers.items()}
+        layer._layers = {name: part._without_weights() for name, part in self._layers.items()}
         layer._runner = layer._new_runner()
         return layer
 
@@ -203,7 +203,7 @@ class Stack(Composite[tuple[Any, ...]]):
                 raise ValueError(f"{caller}: layer {k} gives only the last step; {expected}")
         for k, layer in enumerate(self.layers):
             if isinstance(layer, Dense):
-                layer._stand_above(self.layers[k - 1] if k else None)
+                layer._set_layer_below(self.layers[k - 1] if k else None)
         if not self._over_time:
             for layer in self._head()[0]:
                 layer._in_head = True

@@ -59,7 +59,7 @@ class Dense(Single[tuple[()]]):
 
     _kernel = "dense"
     _state = NoState
-    _shown = "input_size", "output_size", "dtype"
+    _repr_attributes = "input_size", "output_size", "dtype"
     _tensors = DENSE_WEIGHTS
     _below: list[tuple[int, bool | None]] | None = None
 
@@ -145,14 +145,14 @@ class Dense(Single[tuple[()]]):
     def _description(self) -> dict[str, Any]:
         return {"type": "Dense"} | self._attributes()
 
-    def _remarks(self) -> list[str]:
+    def _repr_options(self) -> list[str]:
         return [f"{name}={value!r}" for name, value in self._attributes().items() if value is not None]
 
     def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
         return dict(zip("IO", arrays["w"].shape, strict=True))
 
     # ----------------------------------------------------------------------------------------------- the layer below it
-    def _stand_above(self, layer: Layer | None) -> None:
+    def _set_layer_below(self, layer: Layer | None) -> None:
         """Learn where the directions of the layer below end, if that matters."""
         if self.last == "ends":
             if layer is None:
@@ -184,5 +184,5 @@ class Dense(Single[tuple[()]]):
         return super().stream(batch)
 
     # ---------------------------------------------------------------------------------------------------------- kernels
-    def _options(self) -> tuple[int, ...]:
+    def _kernel_options(self) -> tuple[int, ...]:
         return (ACTIVATIONS.index(self.activation),)

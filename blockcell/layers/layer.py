@@ -323,26 +323,26 @@ class Layer(BaseLayer[S_co]):
     def _snapshot(self, change: Callable[[str, Single, CellWeights], CellWeights] = lambda _, __, same: same) -> Self:
         """Return an equal layer with the weights of now, or what the function makes of those of a cell with this
         prefix; `set_weights` of this layer does not reach it."""
-        layer, weights = self._hollow(), self._shared.weights
+        layer, weights = self._without_weights(), self._shared.weights
         cells = zip(self._cells().items(), layer._cells().values(), strict=True)
         layer._share(SharedWeights({own: change(prefix, cell, weights[cell]) for (prefix, cell), own in cells}))
         return layer
 
-    def _apart(self) -> Parts:
+    def _pickled(self) -> Parts:
         """Return the layer for the pickle of a quantized one."""
-        return Parts(type(self), {name: _apart(value) for name, value in self._arguments().items()})
+        return Parts(type(self), {name: _pickled(value) for name, value in self._arguments().items()})
 
     @abstractmethod
     def _new_runner(self) -> Runner:
         """Return a runner of the layer, or of its parts' runners."""
 
     @abstractmethod
-    def _hollow(self) -> Self:
+    def _without_weights(self) -> Self:
         """An equal layer that has no weights yet; `_share` gives it some."""
 
 
-def _apart(value: Any) -> Any:
+def _pickled(value: Any) -> Any:
     """Return an argument of a layer as a pickle has it."""
     if isinstance(value, Layer):
-        return value._apart()
-    return tuple(map(_apart, value)) if type(value) is tuple else value  # those of a Stack's layers
+        return value._pickled()
+    return tuple(map(_pickled, value)) if type(value) is tuple else value  # those of a Stack's layers

@@ -136,9 +136,9 @@ class LSTM(Cell[LSTMState]):
         projection = {} if w_p is None else {"w_p": w_p}
         self._initialize({"w": w, "b": b} | (peepholes if self._use_peephole else {}) | projection)
 
-    def _fed_back(self, arrays: Mapping[str, Array], hidden: int) -> dict[str, int]:
+    def _feedback_sizes(self, arrays: Mapping[str, Array], hidden: int) -> dict[str, int]:
         if "w_p" not in arrays:
-            return super()._fed_back(arrays, hidden)
+            return super()._feedback_sizes(arrays, hidden)
         shape = arrays["w_p"].shape
         if len(shape) != 2 or 0 in shape:
             expected = f"(H, P) with H={hidden} from w and P at least 1" if hidden else "that w has cells"
@@ -251,7 +251,7 @@ class LSTM(Cell[LSTMState]):
         return COUPLED_GATES if self.coupled else GATE_ORDERS[self.gate_order]
 
     @property
-    def _places(self) -> tuple[Tensor, ...]:
+    def _kernel_tensors(self) -> tuple[Tensor, ...]:
         return _LSTM_PLACES
 
     def _attributes(self) -> dict[str, Any]:
@@ -267,18 +267,18 @@ class LSTM(Cell[LSTMState]):
     def _description(self) -> dict[str, Any]:
         return self._described(**self._attributes())
 
-    def _remarks(self) -> list[str]:
+    def _repr_options(self) -> list[str]:
         usual = {"forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo", "proj_clip": 0.0, "coupled": False}
         unusual = [f"{name}={value!r}" for name, value in self._attributes().items() if value != usual[name]]
         sizes = [f"proj_size={self.output_size}"] if "P" in self._sizes else []
-        return ["use_peephole=True"] * self._use_peephole + sizes + unusual + super()._remarks()
+        return ["use_peephole=True"] * self._use_peephole + sizes + unusual + super()._repr_options()
 
-    def _options(self) -> tuple[Any, ...]:
+    def _kernel_options(self) -> tuple[Any, ...]:
         numbers: Iterable[float] = (self.forget_bias, self.cell_clip, self.proj_clip)
-        if self._number == HALF:  # in the precision of the arrays
+        if self._dtype_number == HALF:  # in the precision of the arrays
             numbers = map(ArgumentReader.half, numbers)
         switches = self.coupled, self._use_peephole, self.gate_order == "ifco"
-        return self._sizes.get("P", 0), *switches, *numbers, *super()._options()
+        return self._sizes.get("P", 0), *switches, *numbers, *super()._kernel_options()
 
 
 class GRU(Cell[GRUState]):
@@ -374,8 +374,8 @@ class GRU(Cell[GRUState]):
     def _description(self) -> dict[str, Any]:
         return self._described(**({"reset_after": True} if self.reset_after else {}))
 
-    def _remarks(self) -> list[str]:
-        return ["reset_after=True"] * self.reset_after + super()._remarks()
+    def _repr_options(self) -> list[str]:
+        return ["reset_after=True"] * self.reset_after + super()._repr_options()
 
     @classmethod
     def init(

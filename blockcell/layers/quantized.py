@@ -64,7 +64,7 @@ class Quantized(BaseLayer[S_co]):
 
     def dequantize(self) -> Any:
         """Return the float32 layer with the weights that are left. Calls of a float16 layer have its bits."""
-        return _joined(self._layer._apart())
+        return _joined(self._layer._pickled())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
@@ -163,7 +163,7 @@ class Quantized(BaseLayer[S_co]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._layer._apart(), self._quantization)
+        return _restored, (self._layer._pickled(), self._quantization)
 
     def __repr__(self) -> str:
         return f"<{self._layer!r}, quantized to {self._quantization!r}, nbytes={self.nbytes}>"

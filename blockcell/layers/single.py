@@ -32,25 +32,25 @@ class Single(Layer[S_co]):
     _tensors: tuple[Tensor, ...]
     """The weights that it has, or may have, in the order in which kernels take them."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[RNNState] | type[NoState]]
-    _shown: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
+    _repr_attributes: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
     """What the repr begins with."""
     _sizes: dict[str, int]
-    _number: int
+    _dtype_number: int
     _in_head = False
     """Whether a `Dense` with `last` reads y, perhaps through other dense layers."""
 
     @property
-    def _names(self) -> tuple[str, ...]:
+    def _weight_names(self) -> tuple[str, ...]:
         """The names of all weights that its kernels take, in this order."""
-        return tuple(tensor.name for tensor in self._places)
+        return tuple(tensor.name for tensor in self._kernel_tensors)
 
     @property
-    def _places(self) -> tuple[Tensor, ...]:
+    def _kernel_tensors(self) -> tuple[Tensor, ...]:
         """These weights; a layer may not have all of them."""
         return self._tensors
 
     @abstractmethod
-    def _options(self) -> tuple[Any, ...]:
+    def _kernel_options(self) -> tuple[Any, ...]:
         """The layer's attributes as the function takes them that plans its kernels."""
 
     @abstractmethod
@@ -88,13 +88,13 @@ class Single(Layer[S_co]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return DTYPES[self._number]
+        return DTYPES[self._dtype_number]
 
     def __repr__(self) -> str:
-        values = [f"{name}={getattr(self, name)}" for name in self._shown]
-        return f"{type(self).__name__}({', '.join(values + self._remarks())})"
+        values = [f"{name}={getattr(self, name)}" for name in self._repr_attributes]
+        return f"{type(self).__name__}({', '.join(values + self._repr_options())})"
 
-    def _remarks(self) -> list[str]:
+    def _repr_options(self) -> list[str]:
         """The repr's last part: options that differ from their defaults."""
         return []
 
@@ -118,7 +118,7 @@ class Single(Layer[S_co]):
                     f"{reader.caller}: {tensor.name} is None; expected an array of shape {form(tensor.shape)}"
                 )
             arrays[tensor.name] = reader.array(tensor.name, values[tensor.name])
-        self._number = reader.dtype_number((name, values[name], array) for name, array in arrays.items())
+        self._dtype_number = reader.dtype_number((name, values[name], array) for name, array in arrays.items())
         first = tensors[0]
         shape = arrays[first.name].shape
         what = f"{reader.caller}: {first.name} has shape {shape}; expected {form(first.shape)}"
@@ -157,10 +157,10 @@ class Single(Layer[S_co]):
         plan = self._plan("pack", format, 1, 1, 1)
         packed = np.empty(plan[2], np.uint8)  # huge pages made no difference below 4 MiB, numpy's own limit
         if self.hidden_size:
-            pack(plan, packed, [*map(arrays.get, self._names)], [*map((matrices or {}).get, self._names)])
+            pack(plan, packed, [*map(arrays.get, self._weight_names)], [*map((matrices or {}).get, self._weight_names)])
         return CellWeights(arrays, packed, format)
 
-    def _hollow(self) -> Self:
+    def _without_weights(self) -> Self:
         layer = object.__new__(type(self))
         layer.__dict__.update(self.__dict__)
         layer._runner = layer._new_runner()
@@ -176,8 +176,8 @@ class Single(Layer[S_co]):
                 matrices[name] = quantize_matrix(vectors.pop(name), scheme, f"{reader.caller}: {prefix}{name}")
         return self._pack(vectors, matrices, KERNEL_FORMATS[scheme])
 
-    def _apart(self) -> Parts:
-        parts, weights = super()._apart(), self._shared.weights[self]
+    def _pickled(self) -> Parts:
+        parts, weights = super()._pickled(), self._shared.weights[self]
         return parts._replace(arguments=parts.arguments | self._matrices(weights))
 
     def _matrices(self, weights: CellWeights) -> dict[str, QuantizedMatrix]:
@@ -193,27 +193,32 @@ class Single(Layer[S_co]):
             for name, shape in shapes.items()
         }
         if self.hidden_size:
-            pack(self._plan("unpack", weights.format, 1, 1, 1), weights.packed, [], [*map(matrices.get, self._names)])
+            pack(
+                self._plan("unpack", weights.format, 1, 1, 1),
+                weights.packed,
+                [],
+                [*map(matrices.get, self._weight_names)],
+            )
         return matrices
 
     # ---------------------------------------------------------------------------------------------------------- streams
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
 
-    def _with(self, weights: CellWeights) -> Self:
+    def _with_weights(self, weights: CellWeights) -> Self:
         """An equal layer, but with these weights."""
         return type(self)(**(self._arguments() | weights.arrays))
 
-    def _taken(self, name: str, value: Any, shape: tuple[int | None, ...], why: str = "") -> Array:
+    def _read_stream_array(self, name: str, value: Any, shape: tuple[int | None, ...], why: str = "") -> Array:
         """An array given to a stream, in the form that the kernels read; `why` it has this shape."""
         expected = f"({', '.join('T' if size is None else str(size) for size in shape)}){why}"
         return read_array(ArgumentReader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
 
-    def _taken_lengths(self, value: Any, T: int, n: int) -> Array | None:
+    def _read_stream_lengths(self, value: Any, T: int, n: int) -> Array | None:
         """The steps of n rows, given to a stream."""
         return read_lengths(ArgumentReader(f"{type(self).__name__}.stream"), value, T, n)
 
-    def _taken_state(self, value: Any, batch: int) -> list[Array]:
+    def _read_stream_state(self, value: Any, batch: int) -> list[Array]:
         """The arrays of a state given to a stream, in the form that the kernels read."""
         reader = ArgumentReader(f"{type(self).__name__}.stream")
         return [*self._read_state(reader, "state", value, batch, "the stream")]
@@ -236,7 +241,9 @@ class Single(Layer[S_co]):
             the threads it uses, and how many of these share the hidden units of a row.
         """
         sizes = T, B, self.input_size, self.hidden_size
-        return _kernels.LAYERS[self._kernel](task, sizes, threads, self._number, format, False, self._options())
+        return _kernels.LAYERS[self._kernel](
+            task, sizes, threads, self._dtype_number, format, False, self._kernel_options()
+        )
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         fields, arrays = self._state._fields, []
