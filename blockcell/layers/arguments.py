@@ -1,4 +1,4 @@
-"""Reads the arguments of a layer's calls: arrays, lengths, masks, resets, and the parts of a state."""
+"""Readers of the arguments of a layer's calls: arrays, lengths, masks, resets, and the parts of a state."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class CallReader(ArgumentReader):
         self.batch_first = self.switch("batch_first", batch_first)
 
     def axes(self, T: Any, B: Any) -> tuple[Any, Any]:
-        """Both in the order that the user's arrays have."""
+        """Return T and B, or anything in their place, in the order that the user's arrays have."""
         return (B, T) if self.batch_first else (T, B)
 
     def time_first(self, array: Array) -> Array:
-        """A view of an array of the user's."""
+        """Return a view, time first, of an array that has the user's order."""
         return array.swapaxes(0, 1) if self.batch_first else array
 
     def new(self, size: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """An array for the user, T steps of B rows of this size, and the same time first."""
+        """Return an array without values, T steps of B rows of this size, and a view of it, time first."""
         array = empty((*self.axes(self.T, self.B), size), dtype)
         return array, self.time_first(array)
 
-    def mend(self, found: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
-        """What a message adds where an array has T entries for B rows, or B for T steps."""
-        if self.T == self.B or {*found[:1], *expected[:1]} != {self.T, self.B}:
+    def mend(self, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
+        """Return what a message adds where an array has T entries for B rows, or B for T steps."""
+        if self.T == self.B or {*shape[:1], *expected[:1]} != {self.T, self.B}:
             return ""
         if self.batch_first:
             return "; x is [B, T, I], as batch_first=True says; for [T, B, I] leave that out"
@@ -53,7 +53,10 @@ def checked_array(
     shape: tuple[int | None, ...],
     expected: str,
 ) -> Array:
-    """An array that can be converted to this dtype, if it does not have it. A None in `shape` allows any size."""
+    """Return the value as an array of this shape that has this dtype or can be converted to it.
+
+    A None in `shape` allows any size; `expected` says in a message what shape was expected.
+    """
     array = reader.array(name, value)
     if type(value) is not np.ndarray or array.dtype != dtype:
         reader.dtype_number([(name, value, array)], DTYPES.index(dtype), "the layer")
@@ -72,29 +75,27 @@ def read_array(
     expected: str,
     keep: bool = False,
 ) -> Array:
-    """The same as the kernels can read it, always a copy if `keep`."""
+    """Return the `checked_array` of a value as kernels can read it; with `keep` always a copy."""
     array = checked_array(reader, name, value, dtype, shape, expected)
     return np.array(array, dtype, order="C", copy=True) if keep else as_kernels_take(array, dtype)
 
 
 def in_rows(value: Any, B: int) -> Any:
-    """An array of one row as one of B rows, all the same; anything else as it is."""
+    """Return an array of one row as a view of B equal rows; anything else as it is."""
     if isinstance(value, np.ndarray) and value.ndim == 2 and len(value) == 1:
         return np.broadcast_to(value, (B, value.shape[1]))
     return value
 
 
-def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
-    if len(found) != len(shape):
+def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Return whether an array's shape is the expected one, in which None stands for any size."""
+    if len(shape) != len(expected):
         return False
-    for n, expected in zip(found, shape, strict=True):
-        if n != expected and expected is not None:
-            return False
-    return True
+    return all(size == wanted or wanted is None for size, wanted in zip(shape, expected, strict=True))
 
 
 def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str = "x") -> Array | None:
-    """`source` is the argument that T and B are from."""
+    """Return the lengths of B rows, 0 to T each, as int64; `source` is the argument from which T and B are."""
     if value is None:
         return None
     lengths = reader.array("lengths", value)
@@ -104,13 +105,15 @@ def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str
         mend = reader.mend(lengths.shape, (B,)) if isinstance(reader, CallReader) else ""
         expected = f"expected (B,) = ({B},) with B from {source}"
         raise ValueError(f"{reader.caller}: lengths has shape {lengths.shape}; {expected}{mend}")
-    for b in np.flatnonzero((lengths < 0) | (lengths > T))[:1]:
+    outside = np.flatnonzero((lengths < 0) | (lengths > T))
+    if outside.size:
+        b = outside[0]
         raise ValueError(f"{reader.caller}: lengths[{b}] is {lengths[b]}; expected 0 to T = {T}")
     return lengths.astype(np.int64)
 
 
 def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:
-    """A bool for every step and row: `reset` or `mask`."""
+    """Return `reset` or `mask`, a bool for every step and row, time first."""
     if value is None:
         return None
     switches = reader.array(name, value)
@@ -125,9 +128,9 @@ def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:
 
 
 def in_order(what: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
-    """A state; if it is a mapping, its parts in the order of their names, which may be integers for a stack.
+    """Return a state; of a mapping the parts in the order of their names, which may be integers for a stack.
 
-    Those of layers that are stateless need not be there; all others must, so that no part is forgotten.
+    Parts of layers that are stateless need not be there; all others must, so that no part is forgotten.
     """
     if not isinstance(state, Mapping):
         return state
@@ -144,7 +147,7 @@ def in_order(what: str, state: Any, names: Iterable[str], stateless: Collection[
 def read_parts(
     reader: ArgumentReader, name: str, state: Any, names: Iterable[str], expected: str, stateless: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The parts of a state by the names that messages use, ``state.fw``; each is None if the state is None."""
+    """Return the parts of a state by the names that messages use, ``state.fw``; all are None if the state is None."""
     state = in_order(f"{reader.caller}: {name}", state, names, stateless)
     names = [f"{name}.{part}" for part in names]
     if state is None:

@@ -30,23 +30,23 @@ class Layer(BaseLayer[S_co]):
 
     @abstractmethod
     def _arguments(self) -> dict[str, Any]:
-        """The arguments with which the constructor makes an equal layer."""
+        """Return the arguments with which the constructor makes an equal layer."""
 
     @abstractmethod
     def _cells(self, prefix: str = "") -> dict[str, Single]:
-        """The layers with weights that the layer consists of, by the prefix of these weights' names."""
+        """Return the layers with weights of which this one consists, by the prefix of these weights' names."""
 
     @property
     @abstractmethod
     def _is_stateless(self) -> bool:
-        """Whether it has no state, as a `Dense` has none."""
+        """Whether the layer has no state, like a `Dense`."""
 
     @abstractmethod
     def _head(self) -> tuple[list[Single], bool]:
         """Return cells and dense layers whose output reaches y through dense layers at most, and whether x does."""
 
     def _share(self, shared: SharedWeights) -> None:
-        """Use the weights of a layer that this one is now a part of."""
+        """Use the weights of the layer of which this one has become a part."""
         self._shared = shared
 
     def __copy__(self) -> Self:
@@ -260,7 +260,7 @@ class Layer(BaseLayer[S_co]):
         return results
 
     def _read_d_y(self, reader: CallReader, d_y: Any, tape: Tape) -> Array:
-        """The gradient to y at the steps that count, as the tape has them."""
+        """Return the gradient to y at the steps that count, as the tape has them."""
         rows = (tape.end, tape.B) if self._over_time else (tape.B,)
         if d_y is None:
             return np.zeros((*rows, self.output_size), self.dtype)
@@ -338,7 +338,7 @@ class Layer(BaseLayer[S_co]):
 
     @abstractmethod
     def _without_weights(self) -> Self:
-        """An equal layer that has no weights yet; `_share` gives it some."""
+        """Return an equal layer that has no weights yet; `_share` gives it some."""
 
 
 def _pickled(value: Any) -> Any:

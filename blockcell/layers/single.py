@@ -28,12 +28,12 @@ class Single(Layer[S_co]):
     """A layer that consists of no others. `Cell` and `Dense` set the attributes below."""
 
     _kernel: str
-    """The first part of the kernels' names."""
+    """The kind of its kernels: a key of `_kernels.LAYERS`."""
     _tensors: tuple[Tensor, ...]
-    """The weights that it has, or may have, in the order in which kernels take them."""
+    """The weights that the constructor takes, in the order of the kernels."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[RNNState] | type[NoState]]
     _repr_attributes: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
-    """What the repr begins with."""
+    """The attributes with which the repr begins."""
     _sizes: dict[str, int]
     _dtype_number: int
     _in_head = False
@@ -41,21 +41,21 @@ class Single(Layer[S_co]):
 
     @property
     def _weight_names(self) -> tuple[str, ...]:
-        """The names of all weights that its kernels take, in this order."""
+        """The names of all weights that the kernels take, in their order."""
         return tuple(tensor.name for tensor in self._kernel_tensors)
 
     @property
     def _kernel_tensors(self) -> tuple[Tensor, ...]:
-        """These weights; a layer may not have all of them."""
+        """All weights that the kernels take, in their order; this layer may not have all of them."""
         return self._tensors
 
     @abstractmethod
     def _kernel_options(self) -> tuple[Any, ...]:
-        """The layer's attributes as the function takes them that plans its kernels."""
+        """Return the options of the function that plans the kernels (`lstm_layer` in ``pyx/_lstm.pyx``)."""
 
     @abstractmethod
     def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
-        """The letters' values by the weights, of which the first is a matrix; `what` begins a message about that."""
+        """Return the sizes by their letters, as the weights have them; `what` begins a message about the first one."""
 
     def _cells(self, prefix: str = "") -> dict[str, Single]:
         return {prefix: self}
@@ -95,7 +95,7 @@ class Single(Layer[S_co]):
         return f"{type(self).__name__}({', '.join(values + self._repr_options())})"
 
     def _repr_options(self) -> list[str]:
-        """The repr's last part: options that differ from their defaults."""
+        """Return the last part of the repr: options that differ from their defaults."""
         return []
 
     # ---------------------------------------------------------------------------------------------------------- weights
@@ -131,8 +131,10 @@ class Single(Layer[S_co]):
     def _read_weights(
         self, reader: ArgumentReader, prefix: str, values: Mapping[str, Any], known: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Copies of the values that are weights of this cell; the prefix is in front of their names. Most will be like
-        the known ones."""
+        """Return copies of those values that are weights of this layer, whose names begin with the prefix.
+
+        Most are like the `known` weights, and are then copied without a look at each rule.
+        """
         arrays = {}
         for tensor in self._tensors:
             name = prefix + tensor.name
@@ -206,20 +208,20 @@ class Single(Layer[S_co]):
         return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
 
     def _with_weights(self, weights: CellWeights) -> Self:
-        """An equal layer, but with these weights."""
+        """Return an equal layer with these weights."""
         return type(self)(**(self._arguments() | weights.arrays))
 
     def _read_stream_array(self, name: str, value: Any, shape: tuple[int | None, ...], why: str = "") -> Array:
-        """An array given to a stream, in the form that the kernels read; `why` it has this shape."""
+        """Return an array that a stream was given as kernels read it; `why` it must have this shape ends a message."""
         expected = f"({', '.join('T' if size is None else str(size) for size in shape)}){why}"
         return read_array(ArgumentReader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
 
     def _read_stream_lengths(self, value: Any, T: int, n: int) -> Array | None:
-        """The steps of n rows, given to a stream."""
+        """Return the lengths of n rows that a stream was given."""
         return read_lengths(ArgumentReader(f"{type(self).__name__}.stream"), value, T, n)
 
     def _read_stream_state(self, value: Any, batch: int) -> list[Array]:
-        """The arrays of a state given to a stream, in the form that the kernels read."""
+        """Return the arrays of a state that a stream was given, as kernels read them."""
         reader = ArgumentReader(f"{type(self).__name__}.stream")
         return [*self._read_state(reader, "state", value, batch, "the stream")]
 
@@ -246,6 +248,7 @@ class Single(Layer[S_co]):
         )
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
+        """Return a state of B rows as kernels read it, zeros in place of None; `source` is where B is from."""
         fields, arrays = self._state._fields, []
         described = f"{self._state.__name__}({', '.join(fields)})" if fields else "()"
         parts = read_parts(reader, name, state, fields, described)
