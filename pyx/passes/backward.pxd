@@ -398,13 +398,13 @@ cdef inline void find_x_rows(
         rows[q] = current_row(&p.steps, inputs[X], &p.x_layout, block.t[at + q], block.b[at + q])
 
 
-cdef inline bint find_h_rows(
+cdef inline const store **find_h_rows(
     const Backward *p, const cell *c, const store **inputs, int n, const RowBlock *block, Py_ssize_t at,
     Py_ssize_t count, const store **rows, const store **factors
 ) noexcept nogil:
     """Find the rows of h_prev for `count` active rows of a block; for a second product those of what it read.
 
-    That is h_prev * r, or m = o * co; return whether it is such a product, of `rows` and `factors`.
+    That is h_prev * r, or m = o * co.  Return `factors` if it is such a product, of `rows` and `factors`, else NULL.
 
     rows, factors : [count], written
     """
@@ -418,7 +418,9 @@ cdef inline bint find_h_rows(
             rows[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
         if of_hr:
             factors[q] = inputs[OUT_R] + (t * p.B + b) * p.H
-    return of_m or of_hr
+    if of_m or of_hr:
+        return factors
+    return <const store **> NULL
 
 
 cdef inline void pack_input_rows(
@@ -467,7 +469,7 @@ cdef inline void pack_row_block(
     cdef Py_ssize_t r, end, chain, chain_end, count  # r, end: active rows of the block, counted from the chain's first
     cdef const store *rows[PACK_ROWS]
     cdef const store *factors[PACK_ROWS]
-    cdef bint is_product
+    cdef const store **used_factors
     list_active_rows(&block, &p.steps, r0)
     r, end = part_start(block.active, number, parts), part_start(block.active, number + 1, parts)
     for chain in range(block.chains):
@@ -476,9 +478,8 @@ cdef inline void pack_row_block(
             count = min(<Py_ssize_t> PACK_ROWS, chain_end - r)
             find_x_rows(p, inputs, &block, chain * BLOCK + r, count, rows)
             pack_input_rows(p, scratch, n, True, rows, <const store **> NULL, &block, chain, r, count)
-            is_product = find_h_rows(p, c, inputs, n, &block, chain * BLOCK + r, count, rows, factors)
-            pack_input_rows(p, scratch, n, False, rows, factors if is_product else <const store **> NULL, &block, chain,
-                            r, count)
+            used_factors = find_h_rows(p, c, inputs, n, &block, chain * BLOCK + r, count, rows, factors)
+            pack_input_rows(p, scratch, n, False, rows, used_factors, &block, chain, r, count)
             if p.transposed:
                 pack_d_rows(p, scratch, n, &block, chain * BLOCK + r, count)
             r += count

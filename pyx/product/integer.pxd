@@ -9,6 +9,9 @@ of products of codes are exact integers, and adding the correction takes out the
     scale = max(max |v| / 127, 2^-126);   code = v / scale, rounded to the nearest even
     z = z + (scale of the row * scale of the column) * sum
 
+Quantization is symmetric: activations have no zero point, and weights only the 128 of their storage.  No product
+saturates: instructions whose sums of pairs would do so, as those of SSE2 and AVX2 in 8 bits, are not used.
+
 Each of these operations is rounded, and none is fused with another.  A row with a NaN or an infinity in it has a scale
 of NaN.  Products, up to z, are compiled once, in `_integer.pyx`, for all instructions that there are.
 
