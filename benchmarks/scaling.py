@@ -234,7 +234,14 @@ def table(options: argparse.Namespace) -> None:
 
 def vary(options: argparse.Namespace) -> None:
     """Shares of the best grid's speed, where what plans assume is too low or too high by a factor of three."""
-    groups = "waking waking_each sleep_cost", "barrier barrier_each", "exchange", "speed", "read_speed", "single_thread_limit"
+    groups = (
+        "waking waking_each sleep_cost",
+        "barrier barrier_each",
+        "exchange",
+        "speed",
+        "read_speed",
+        "single_thread_limit",
+    )
     of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
     measure([passes(*sizes) for *sizes, _ in of], options.cores)
     print_heads(["what", "factor", "share of the best: mean", "lowest", "where"])

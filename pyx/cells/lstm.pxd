@@ -64,6 +64,7 @@ cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
 
 cdef enum:  # the lines of the peepholes
     PEEP_I, PEEP_F, PEEP_O
+    PEEP_LINES
 
 
 cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
@@ -234,7 +235,7 @@ cdef inline void lstm_cells(
     cdef real *cs
     cdef real *h
     for j in range(j0, j1):
-        peep = <const real *> p.peep + PEEPHOLES * j * L
+        peep = <const real *> p.peep + PEEP_LINES * j * L
         for b in range(b0, b1):
             cs = rows + p.start[CS] + b * p.Hs + j * L
             cell_state(lstm, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, y)
@@ -244,7 +245,7 @@ cdef inline void lstm_cells(
             store_output_line(p, outputs, OUT_F, j, t, row, y)
             store_output_line(p, outputs, OUT_CI, j, t, row, y)
     for j in range(j0, j1):
-        peep = <const real *> p.peep + PEEPHOLES * j * L
+        peep = <const real *> p.peep + PEEP_LINES * j * L
         for b in range(b0, b1):
             cs = rows + p.start[CS] + b * p.Hs + j * L
             h = h_next + b * p.Hs + j * L
@@ -313,9 +314,9 @@ cdef inline void load_peepholes(
     """
     cdef Py_ssize_t L = lanes_of(peep), at = j * L
     if not lstm.coupled:
-        load_line(peep + (PEEPHOLES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
-    load_line(peep + (PEEPHOLES * j + PEEP_F) * L, inputs[WCF] + at, H - at)
-    load_line(peep + (PEEPHOLES * j + PEEP_O) * L, inputs[WCO] + at, H - at)
+        load_line(peep + (PEEP_LINES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
+    load_line(peep + (PEEP_LINES * j + PEEP_F) * L, inputs[WCF] + at, H - at)
+    load_line(peep + (PEEP_LINES * j + PEEP_O) * L, inputs[WCO] + at, H - at)
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
@@ -347,7 +348,7 @@ cdef inline void lstm_grad_line(
               padded_line(&buffer[OUT_O * L], inputs[OUT_O] + at, width),
               padded_line(&buffer[OUT_CI * L], inputs[OUT_CI] + at, width),
               padded_line(&buffer[OUT_CO * L], inputs[OUT_CO] + at, width),
-              state_line(&buffer[OUT_CS * L], cs_prev, j, width), peep + PEEPHOLES * j * L, d_h, d_cs, dicfo)
+              state_line(&buffer[OUT_CS * L], cs_prev, j, width), peep + PEEP_LINES * j * L, d_h, d_cs, dicfo)
     for gate in range(lstm.coupled, GATES):
         store_line(d + lstm.column[gate] * p.H + j * L, dicfo + gate * L, width)
 
