@@ -3,8 +3,8 @@ from typing import Any, Generic, SupportsIndex
 
 from numpy.typing import ArrayLike
 
+from .layers.layer import Single
 from .layers.shared import CellWeights, GivenState, S_co
-from .layers.single import Single
 from .optable import Array
 
 class Stream(Generic[S_co]):

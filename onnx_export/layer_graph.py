@@ -21,7 +21,7 @@ from onnx import (
 from blockcell import __version__
 from blockcell.activations import unusual
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
-from blockcell.layers.single import Single
+from blockcell.layers.layer import Single
 from blockcell.layers.structure import (
     activations_of,
     cells_by_prefix,

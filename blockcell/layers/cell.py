@@ -10,8 +10,8 @@ from .._stream import Stream
 from ..activations import Activation, numbers, unusual
 from ..argument_reader import ArgumentReader
 from ..optable import Array, Op
+from .layer import Single
 from .shared import Directions, S_co
-from .single import Single
 
 
 class Cell(Single[S_co]):

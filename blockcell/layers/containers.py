@@ -18,10 +18,9 @@ from ..optable import Array
 from .arguments import read_parts
 from .cell import Cell
 from .dense import Dense
-from .layer import Layer
+from .layer import Layer, Single
 from .quantized import Quantized
 from .shared import Directions, GivenState, S_bw_co, S_co, SharedWeights, State
-from .single import Single
 
 
 class Composite(Layer[S_co]):

@@ -13,10 +13,9 @@ from .._stream import Stream
 from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..optable import ACTIVATIONS, DENSE_WEIGHTS, Array
-from .layer import Layer
+from .layer import Layer, Single
 from .lstm_gru import _glorot, _read_sizes, _rounded
 from .shared import Directions, NoState
-from .single import Single
 
 
 class Dense(Single[tuple[()]]):

@@ -13,8 +13,8 @@ from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, OPS, Array, Tensor, lstm_weights
 from .cell import Cell
+from .layer import HALF
 from .shared import GRUState, LSTMState, RNNState
-from .single import HALF
 
 _LSTM_PLACES = lstm_weights(False, True)
 

@@ -12,9 +12,8 @@ from ..optable import Array, Tensor
 from .calls import BaseLayer
 from .cell import Cell
 from .dense import Dense
-from .layer import Layer
+from .layer import Layer, Single
 from .shared import Directions
-from .single import Single
 
 
 def cells_by_prefix(layer: Layer) -> dict[str, Single]:

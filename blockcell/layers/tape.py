@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .calls import BaseLayer
 from .masks import CountedSteps
-
-if TYPE_CHECKING:
-    from .layer import Layer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,7 +14,7 @@ class Tape:
     """What `Layer.forward` keeps for `Layer.backward`: copies of x and y, the gates and states of every step, and the
     weights."""
 
-    layer: Layer
+    layer: BaseLayer[Any]
     T: int
     B: int
     end: int = field(repr=False)

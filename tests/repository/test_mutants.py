@@ -118,12 +118,12 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "projected: what is carried is left out": (
         "cells/lstm.pxd",
-        {"product + (j - j0) * L, d + p.column[1]": "work + p.d_h + slot * p.Ps + j * L, d + p.column[1]"},
+        {"product + (j - j0) * L, d + p.column[1]": "scratch + p.start[D_H] + slot * p.Ps + j * L, d + p.column[1]"},
     ),
     "projected: cs goes past a reset": ("cells/lstm.pxd", {"if has_flag(&p.steps, k, slot, RESET):": "if False:"}),
     "projected: the weights' gradient without co": (
         "passes/backward.pxd",
-        {"state, scale = inputs[OUT_O], inputs[OUT_CO]": "state, scale = inputs[OUT_O], inputs[OUT_O]"},
+        {"inputs[OUT_CO] + (t * p.B + b) * p.H": "inputs[OUT_O] + (t * p.B + b) * p.H"},
     ),
     "rows of h that are stored whole are those of the step before": (
         "passes/forward.pxd",
@@ -267,7 +267,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch y without gaps": (
         "passes/backward.pxd",
-        {"OUT_H], &p.h_layout, t, row)": "OUT_H], &p.cs_layout, t, row)"},
+        {"OUT_H], &p.h_layout, t, b)": "OUT_H], &p.cs_layout, t, b)"},
     ),
     "dense relu left out": ("cells/dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
     "dense softmax of what is beyond a row": ("cells/dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
