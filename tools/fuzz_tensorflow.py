@@ -22,7 +22,7 @@ import rewiring
 import tf_files
 from tf_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, write_variables
 from tf_composed import GOLDEN, of_other_kinds
-from tf_files import field, varint
+from tf_files import field, read_varint, varint
 from tf_names import GIVEN, cell_of_keras, one_cell, restoring, write_all, write_saved
 
 from blockcell import FormatError
@@ -47,25 +47,14 @@ def decode_fields(data: bytes) -> list[tuple[int, int | bytes]] | None:
     fields: list[tuple[int, int | bytes]] = []
     position = 0
 
-    def read_varint() -> int:
-        """Read a varint."""
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = data[position]
-            position += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
     try:
         while position < len(data):
-            tag = read_varint()
+            tag, position = read_varint(data, position)
             if tag & 7 == 0:
-                fields.append((tag >> 3, read_varint()))
+                value, position = read_varint(data, position)
+                fields.append((tag >> 3, value))
             elif tag & 7 == 2:
-                length = read_varint()
+                length, position = read_varint(data, position)
                 if position + length > len(data):
                     return None
                 fields.append((tag >> 3, data[position : position + length]))

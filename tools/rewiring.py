@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tf_files import varint
+from tf_files import read_varint, varint
 
 NUMBERS = [-(2**63), -(2**31), -17, -3, -2, -1, 0, 1, 2, 3, 5, 64, 2**20, 2**31 - 1, 2**62]
 _MAX_ENTRIES = 4  # entries of a tensor that are changed
@@ -38,25 +38,14 @@ def decode_fields(data: bytes) -> Fields:
     fields: Fields = []
     position = 0
 
-    def read_varint() -> int:
-        """Read a varint."""
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = data[position]
-            position += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
     while position < len(data):
-        tag = read_varint()
+        tag, position = read_varint(data, position)
         kind = tag & 7
         if kind == 0:
-            fields.append((tag >> 3, kind, read_varint()))
+            value, position = read_varint(data, position)
+            fields.append((tag >> 3, kind, value))
         else:
-            length = read_varint() if kind == 2 else {1: 8, 5: 4}[kind]
+            length, position = read_varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
             fields.append((tag >> 3, kind, data[position : position + length]))
             position += length
     return fields

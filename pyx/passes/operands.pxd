@@ -39,18 +39,23 @@ cdef enum:  # outputs
     H_LAST = OUTS  # of a layer: the states after the last step
     CS_LAST
     X_GRAD
-    H_PREV_GRAD, CS_PREV_GRAD
-    W_GRAD, W_C_GRAD
-    W_H_GRAD, W_C_H_GRAD
-    BIAS_GRAD, BIAS_C_GRAD, BIAS_HC_GRAD
-    WCI_GRAD, WCF_GRAD, WCO_GRAD
+    GRAD = X_GRAD - X  # the gradient to inputs[n] is outputs[n + GRAD], for n from X to WCO
+    H_PREV_GRAD = H_PREV + GRAD
+    CS_PREV_GRAD = CS_PREV + GRAD
+    W_GRAD = W + GRAD
+    W_C_GRAD = W_C + GRAD
+    W_H_GRAD = W_H + GRAD
+    W_C_H_GRAD = W_C_H + GRAD
+    BIAS_GRAD = BIAS + GRAD
+    BIAS_C_GRAD = BIAS_C + GRAD
+    BIAS_HC_GRAD = BIAS_HC + GRAD
+    WCI_GRAD = WCI + GRAD
+    WCF_GRAD = WCF + GRAD
+    WCO_GRAD = WCO + GRAD
     DICFO, D_C_BAR, D_R_BAR_U_BAR  # gradients of the pre-activations, which TensorFlow's ops of a single step return
     OUTPUTS
     W_RU_GRAD = W_GRAD
-    W_P_GRAD = W_C_GRAD
-    W_P_H_GRAD = W_C_H_GRAD
     BIAS_RU_GRAD = BIAS_GRAD
-    GRAD = X_GRAD - X  # outputs[n + GRAD] is the gradient to inputs[n], from X to WCO
 
 
 cdef inline void set_weights(const cell *c, const void *const *weights, const void **operands) noexcept nogil:

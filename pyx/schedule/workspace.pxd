@@ -21,6 +21,6 @@ cdef extern from "schedule/workspace.h":
 
 
 cdef inline list describe_regions(const Region *regions, int count):
-    """Return (name, rows, stride, start) of each region that is not empty, the last two in reals."""
-    return [(regions[n].name.decode(), regions[n].rows, regions[n].stride, regions[n].start)
+    """Return (name, rows, stride, gap, start) of each region that is not empty, the last three in reals."""
+    return [(regions[n].name.decode(), regions[n].rows, regions[n].stride, regions[n].gap, regions[n].start)
             for n in range(count) if regions[n].rows * regions[n].stride > 0]

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bits import with_machine
 from fresh import python
 from layer_cases import LAYERS
+
+from blockcell import _kernels
+from blockcell.optable import OPS
+from blockcell.quantization import KERNEL_FORMATS
 
 CALLS = """
 import sys
@@ -55,16 +60,31 @@ BACKWARD = "w.T, d_h, d, tiles of x, tiles of h, sums of d, panels, slots"
 LSTM_BACKWARD = BACKWARD.replace("d_h,", "d_h, d_cs, peepholes,")
 
 
+@pytest.mark.parametrize("grid", [(1, 1), (3, 1), (1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("scheme", [None, "int8"])
 @pytest.mark.parametrize("name", FORWARD)
-def test_regions_of_a_workspace_do_not_overlap(name):
+def test_regions_of_a_workspace_do_not_overlap(name, scheme, grid):
     """Each one starts where the one before ends, at a cache line, and the last one ends with the workspace."""
-    layer, T, B = LAYERS[name](5, 20, np.float32), 7, 3
-    forward, backward = layer._plan("workspace", 0, T, B, 1)
-    assert [region[0] for region in forward] == FORWARD[name].split(", ")
-    assert [region[0] for region in backward] == (LSTM_BACKWARD if "lstm" in name else BACKWARD).split(", ")
-    for regions, task in ((forward, "forward"), (backward, "backward")):
-        end = 0
-        for _, rows, stride, start in regions:
-            assert start == end and start % 16 == 0
-            end = start + rows * stride
-        assert end * 4 + 64 == layer._plan(task, 0, T, B, 1)[2]  # a line more, so that any address will do
+    layer, T, B = LAYERS[name](5, 70, np.float32), 7, 40
+    format = KERNEL_FORMATS[scheme or "float32"]
+    expected = FORWARD[name]
+    if scheme:
+        codes = "codes of h, codes of m" if name == "projected lstm" else "codes of h"
+        expected = expected.replace("x,", f"x, {codes},")
+    with with_machine(groups=grid[0], members=grid[1]):
+        forward, backward = layer._plan("workspace", format, T, B, 4)
+        assert [region[0] for region in forward] == expected.split(", ")
+        assert [region[0] for region in backward] == (LSTM_BACKWARD if "lstm" in name else BACKWARD).split(", ")
+        assert bool(forward[0][3]) == (grid[0] > 1)  # only rows of several groups need a gap
+        for regions, task in ((forward, "forward"), (backward, "backward")):
+            end = 0
+            for _, rows, stride, gap, start in regions:
+                assert start == end and start % 16 == 0
+                end = start + rows * stride + gap
+            assert end * 4 + 64 == layer._plan(task, format, T, B, 4)[2]  # a line more, so that any address will do
+
+
+def test_a_tape_has_the_outputs_of_the_op():
+    """The table of cells in pyx and the table of ops say the same."""
+    ops = {"lstm": "BlockLSTM", "gru": "block_gru", "gru_reset_after": "block_gru_reset_after", "rnn": "block_rnn"}
+    assert {kind: len(OPS[name].outputs) - 1 for kind, name in ops.items()} == _kernels.TAPE_ARRAYS

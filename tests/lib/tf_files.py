@@ -52,6 +52,18 @@ def varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the varint that begins at this position, and the position behind it; IndexError if data ends before."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return value, position
+
+
 def field(number: int, value: int | float | bytes | str) -> bytes:
     """A varint, 4 bytes of a float, or bytes."""
     if isinstance(value, int):
