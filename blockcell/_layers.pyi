@@ -3,7 +3,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .layers.shared import CellWeights, Directions
+from .layers.shared import Directions, LeafWeights
 from .optable import Array
 from .quantization import QuantizedMatrix
 
@@ -30,7 +30,7 @@ class RunnableLayer(Protocol):
     def _over_time(self) -> bool: ...
     def _directions(self, reverse: bool) -> Directions: ...
 
-class RunnableSingle(RunnableLayer, Protocol):
+class RunnableLeaf(RunnableLayer, Protocol):
     """A layer with weights of its own, which plans its kernels."""
 
     @property
@@ -41,13 +41,13 @@ class RunnableSingle(RunnableLayer, Protocol):
     def _state_sizes(self) -> tuple[int, ...]: ...
     def _plan(self, task: str, format: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]: ...
 
-class RunnableCell(RunnableSingle, Protocol):
+class RunnableCell(RunnableLeaf, Protocol):
     @property
     def reverse(self) -> bool: ...
     @property
     def _kernel(self) -> str: ...
 
-class RunnableDense(RunnableSingle, Protocol):
+class RunnableDense(RunnableLeaf, Protocol):
     @property
     def _in_head(self) -> bool: ...
     def _directions_of_x(self) -> Directions: ...
@@ -62,11 +62,11 @@ class HasRunner(Protocol):
 
 class Runner:
     def call(
-        self, weights: Mapping[Any, CellWeights], x: Any, state: Any, lengths: Any, batch_first: Any, training: bool
+        self, weights: Mapping[Any, LeafWeights], x: Any, state: Any, lengths: Any, batch_first: Any, training: bool
     ) -> Any: ...
     def run(
         self,
-        weights: Mapping[Any, CellWeights],
+        weights: Mapping[Any, LeafWeights],
         x: Array,
         state: Any,
         lengths: Array | None,

@@ -14,7 +14,7 @@ from onnx import ModelProto
 from blockcell.errors import short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, RNN, BaseLayer, Bidirectional, Dense, Layer, Quantized, Stack
-from blockcell.layers.structure import cells_by_prefix, stored_arrays
+from blockcell.layers.structure import leaves_by_prefix, stored_arrays
 from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
@@ -249,7 +249,7 @@ def _check_integers(layer: Layer, weights: Mapping[str, Array], loop: str, opset
         raise ValueError(f"{message} and loop 'native', whose nodes multiply in float32; {expected}")
     if opset < integers.OLDEST_OPSET:
         raise ValueError(f"{message} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
-    for prefix, cell in cells_by_prefix(layer).items():
+    for prefix, cell in leaves_by_prefix(layer).items():
         if not is_int8(cell, prefix, weights):
             continue
         for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size, cell.output_size])):

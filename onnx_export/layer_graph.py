@@ -21,15 +21,15 @@ from onnx import (
 from blockcell import __version__
 from blockcell.activations import unusual
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
-from blockcell.layers.layer import Single
+from blockcell.layers.layer import Leaf
 from blockcell.layers.structure import (
     activations_of,
-    cells_by_prefix,
     description_of,
     feeds_last_steps,
     gates_of,
     has_steps,
     input_directions,
+    leaves_by_prefix,
     passes_dense_alone,
     state_sizes,
     weight_tensors,
@@ -88,7 +88,7 @@ OPS_OF = {
 }
 
 
-def is_int8(cell: Single, prefix: str, weights: Mapping[str, Array]) -> bool:
+def is_int8(cell: Leaf, prefix: str, weights: Mapping[str, Array]) -> bool:
     """Return whether the matrices of a cell are quantized to int8."""
     return f"{prefix}{weight_tensors(cell)[0].name}.scale" in weights
 
@@ -216,7 +216,7 @@ class LayerGraph:
         """Return the shapes of the states after the last step."""
         return {
             prefix + name: ["B", size]
-            for prefix, cell in cells_by_prefix(self.layer).items()
+            for prefix, cell in leaves_by_prefix(self.layer).items()
             for name, size in state_sizes(cell).items()
         }
 

@@ -114,7 +114,7 @@ cdef KernelPlan plan_for(
     Parameters
     ----------
     last_plan : KernelPlan or None
-    layer : Single
+    layer : Leaf
         Plans a kernel by its `_plan`.
     task : {"forward", "backward"}
     format : int
@@ -290,10 +290,10 @@ cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
 cdef class ForwardContext:
     """What all parts of a layer share in one forward pass."""
 
-    cdef dict weights  # the `CellWeights` of each part with weights
+    cdef dict weights  # the `LeafWeights` of each part with weights
     cdef Py_ssize_t T, B  # T: the steps until every row has finished
     cdef object lengths, reset  # as for `step_mask_of`
-    cdef object head_lengths  # of the dense layers at the end (`Single._in_head`): at least one step for each row
+    cdef object head_lengths  # of the dense layers at the end (`Leaf._in_head`): at least one step for each row
     cdef object forward_mask, reverse_mask, head_mask  # step masks, made when a part asks first
     cdef bint training  # whether a tape is kept
     cdef int threads  # as for `plan_for`
@@ -419,7 +419,7 @@ cdef class Runner:
         Parameters
         ----------
         weights : dict
-            The `CellWeights` of each layer with weights.
+            The `LeafWeights` of each layer with weights.
         x : ndarray (steps, B, I)
             As kernels read it, with no more steps than are needed.
         state
@@ -547,7 +547,7 @@ cdef class Runner:
         return result, d_initial, grads
 
 
-cdef class SingleRunner(Runner):
+cdef class LeafRunner(Runner):
     """Runs a layer with weights of its own."""
 
     cdef tuple weight_names  # in the kernels' order
@@ -605,7 +605,7 @@ cdef class SingleRunner(Runner):
     cdef int run_forward_kernel(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B, int threads) except -1:
         """Run the forward kernel.
 
-        weights : the layer's CellWeights
+        weights : the layer's LeafWeights
         a : the caller's; `packed` is set here
         """
         cdef KernelPlan plan
@@ -658,7 +658,7 @@ cdef class SingleRunner(Runner):
 
 
 @cython.final
-cdef class CellRunner(SingleRunner):
+cdef class CellRunner(LeafRunner):
     """Runs a layer of one cell: an LSTM, a GRU or an RNN."""
 
     cdef bint reverse
@@ -666,7 +666,7 @@ cdef class CellRunner(SingleRunner):
     cdef Py_ssize_t hidden_size
 
     def __init__(self, layer):
-        SingleRunner.__init__(self, layer)
+        LeafRunner.__init__(self, layer)
         self.reverse, self.saved_count, self.hidden_size = layer.reverse, TAPE_ARRAYS[layer._kernel], layer.hidden_size
 
     cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
@@ -729,7 +729,7 @@ cdef class CellRunner(SingleRunner):
 
 
 @cython.final
-cdef class DenseRunner(SingleRunner):
+cdef class DenseRunner(LeafRunner):
     """Runs a dense layer, for all steps or, with `last`, for the steps at which rows end."""
 
     cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):

@@ -70,7 +70,7 @@ cdef class Stream:
     cdef readonly Py_ssize_t _advances  # how often steps have changed the states; counted in the lowest stream alone
     cdef object cell  # the layer with the weights: `layer`, or the copy that a Quantized has of it
     cdef object dtype
-    cdef object weights  # the CellWeights that the layer had at the last refresh
+    cdef object weights  # the LeafWeights that the layer had at the last refresh
     cdef list plans  # the last KernelPlans, each at an index by its sizes
     cdef char *packed  # the address of the packed weights
     cdef int format  # how the matrices of weights are quantized
@@ -323,7 +323,7 @@ cdef class Stream:
         refresh((self,), self.cell._shared.weights)
 
     cdef void use_weights(self, weights):
-        """Take over weights, a CellWeights."""
+        """Take over weights, a LeafWeights."""
         self.weights, self.packed, self.format = weights, packed_address(weights.packed), weights.format
 
     def _grow(self, batch):
@@ -660,7 +660,7 @@ def grow(tuple streams, Py_ssize_t batch):
 def refresh(tuple streams, dict weights):
     """Take over weights in all streams at once.
 
-    weights : the CellWeights of each layer
+    weights : the LeafWeights of each layer
     """
     cdef Py_ssize_t k
     cdef Stream stream

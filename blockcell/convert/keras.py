@@ -13,7 +13,7 @@ from ..activations import DEFAULTS, Activation
 from ..errors import FormatError, short
 from ..files import StrPath
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
-from ..layers.structure import activations_of, cells_by_prefix
+from ..layers.structure import activations_of, leaves_by_prefix
 from ..optable import Array
 from .keras_config import default_gates
 from .keras_files import read_model
@@ -147,7 +147,7 @@ def from_keras(
     cells = _cells_in([layer])
     for name, value in given.items():
         if not any(name in activations_of(cell) for cell in cells):
-            kinds = ", ".join({type(cell).__name__: None for cell in cells_by_prefix(layer).values()})
+            kinds = ", ".join({type(cell).__name__: None for cell in leaves_by_prefix(layer).values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
     _warn_of_arrays(caller, untold, None if recurrent_activation is not None else "sigmoid", stacklevel=3)
@@ -257,7 +257,7 @@ def _from_list(
 
 
 def _cells_in(layers: Iterable[Layer]) -> list[Cell]:
-    return [cell for layer in layers for cell in cells_by_prefix(layer).values() if isinstance(cell, Cell)]
+    return [cell for layer in layers for cell in leaves_by_prefix(layer).values() if isinstance(cell, Cell)]
 
 
 class Part(NamedTuple):

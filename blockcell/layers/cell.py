@@ -10,11 +10,11 @@ from .._stream import Stream
 from ..activations import Activation, numbers, unusual
 from ..argument_reader import ArgumentReader
 from ..optable import Array, Op
-from .layer import Single
+from .layer import Leaf
 from .shared import Directions, S_co
 
 
-class Cell(Single[S_co]):
+class Cell(Leaf[S_co]):
     """A layer of one cell. `LSTM`, `GRU` and `RNN` override the options of the kernels."""
 
     _op: Op

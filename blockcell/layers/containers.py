@@ -18,7 +18,7 @@ from ..optable import Array
 from .arguments import read_parts
 from .cell import Cell
 from .dense import Dense
-from .layer import Layer, Single
+from .layer import Layer, Leaf
 from .quantized import Quantized
 from .shared import Directions, GivenState, S_bw_co, S_co, SharedWeights, State
 
@@ -64,10 +64,10 @@ class Composite(Layer[S_co]):
         """The names of the layers that have no state."""
         return [name for name, layer in self._layers.items() if layer._is_stateless]
 
-    def _cells(self, prefix: str = "") -> dict[str, Single]:
-        found: dict[str, Single] = {}
+    def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
+        found: dict[str, Leaf] = {}
         for name, layer in self._layers.items():
-            found |= layer._cells(f"{prefix}{name}.")
+            found |= layer._leaves(f"{prefix}{name}.")
         return found
 
     @property
@@ -159,7 +159,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     def stream(self, batch: SupportsIndex = 1) -> NoReturn:
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
-    def _head(self) -> tuple[list[Single], bool]:
+    def _head(self) -> tuple[list[Leaf], bool]:
         fw, bw = self.fw._head(), self.bw._head()
         return fw[0] + bw[0], fw[1] or bw[1]
 
@@ -233,8 +233,8 @@ class Stack(Composite[tuple[Any, ...]]):
     def _over_time(self) -> bool:
         return self.layers[-1]._over_time
 
-    def _head(self) -> tuple[list[Single], bool]:
-        found, passes = list[Single](), True
+    def _head(self) -> tuple[list[Leaf], bool]:
+        found, passes = list[Leaf](), True
         for layer in reversed(self.layers):
             if passes:
                 more, passes = layer._head()

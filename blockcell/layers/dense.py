@@ -13,12 +13,12 @@ from .._stream import Stream
 from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..optable import ACTIVATIONS, DENSE_WEIGHTS, Array
-from .layer import Layer, Single
+from .layer import Layer, Leaf
 from .lstm_gru import _glorot, _read_sizes, _rounded
 from .shared import Directions, NoState
 
 
-class Dense(Single[tuple[()]]):
+class Dense(Leaf[tuple[()]]):
     """A dense layer: the same product and activation for each step of each row, or for each row's last step alone.
 
     .. code-block:: text
@@ -161,7 +161,7 @@ class Dense(Single[tuple[()]]):
                 what = "Stack: last='ends' above a Dense, whose outputs have no direction"
                 raise ValueError(f"{what}; expected a layer with one")
 
-    def _head(self) -> tuple[list[Single], bool]:
+    def _head(self) -> tuple[list[Leaf], bool]:
         return [self], True
 
     def _directions(self, reverse: bool) -> Directions:

@@ -1,4 +1,4 @@
-"""What all layers have in common, `Layer`, and those with weights of their own, `Single`."""
+"""The base classes `Layer`, of all layers, and `Leaf`, of layers with weights of their own."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from .calls import BaseLayer
 from .quantized import Quantized
 from .shared import (
     ZERO,
-    CellWeights,
     GivenState,
     Grid,
     GRUState,
+    LeafWeights,
     LSTMState,
     NoState,
     Parts,
@@ -59,8 +59,8 @@ class Layer(BaseLayer[S_co]):
         """Return the arguments with which the constructor makes an equal layer."""
 
     @abstractmethod
-    def _cells(self, prefix: str = "") -> dict[str, Single]:
-        """Return the layers with weights of which this one consists, by the prefix of these weights' names."""
+    def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
+        """Return the leaves of this layer, by the prefix of their weights' names: "", "fw." or "0.bw."."""
 
     @property
     @abstractmethod
@@ -68,8 +68,8 @@ class Layer(BaseLayer[S_co]):
         """Whether the layer has no state, like a `Dense`."""
 
     @abstractmethod
-    def _head(self) -> tuple[list[Single], bool]:
-        """Return cells and dense layers whose output reaches y through dense layers at most, and whether x does."""
+    def _head(self) -> tuple[list[Leaf], bool]:
+        """Return the leaves whose output reaches y through dense layers at most, and whether x does."""
 
     def _share(self, shared: SharedWeights) -> None:
         """Use the weights of the layer of which this one has become a part."""
@@ -94,8 +94,8 @@ class Layer(BaseLayer[S_co]):
         current = self._shared.weights
         return {
             prefix + name: array
-            for prefix, cell in self._cells().items()
-            for name, array in current[cell].arrays.items()
+            for prefix, leaf in self._leaves().items()
+            for name, array in current[leaf].arrays.items()
         }
 
     def set_weights(self, **arrays: ArrayLike) -> None:
@@ -119,10 +119,10 @@ class Layer(BaseLayer[S_co]):
         if not arrays.keys() <= known.keys():
             unknown = next(name for name in arrays if name not in known)
             raise TypeError(f"{reader.caller}: there is no weight {unknown}; expected {', '.join(known)}")
-        given = {cell: cell._read_weights(reader, prefix, arrays, known) for prefix, cell in self._cells().items()}
+        given = {leaf: leaf._read_weights(reader, prefix, arrays, known) for prefix, leaf in self._leaves().items()}
         while True:  # until no other thread has replaced any meanwhile
             old = self._shared.weights
-            new = {cell: cell._pack(old[cell].arrays | read) for cell, read in given.items() if read}
+            new = {leaf: leaf._pack(old[leaf].arrays | read) for leaf, read in given.items() if read}
             if self._shared.replace(old, old | new):
                 return
 
@@ -196,7 +196,7 @@ class Layer(BaseLayer[S_co]):
 
         found = report(scheme)
         if by_layer:
-            schemes = read_schemes("", scheme, layer._cells(), self.dtype)
+            schemes = read_schemes("", scheme, layer._leaves(), self.dtype)
             names = {prefix.rstrip("."): each for prefix, each in schemes.items() if each != FLOAT32}
             found = found._replace(layers={name: report({name: each}) for name, each in names.items()})
         return found
@@ -338,20 +338,20 @@ class Layer(BaseLayer[S_co]):
             if sizes[-1] < 1:
                 raise ValueError(f"{reader.caller}: {name} is {value}; expected at least 1")
         threads, plans = reader.thread_number(num_threads), {}
-        for prefix, cell in self._cells().items():
+        for prefix, leaf in self._leaves().items():
             grids = []
             for task in ("forward", "backward"):
-                *_, count, members = cell._plan(task, 0, sizes[0], sizes[1], threads)
+                *_, count, members = leaf._plan(task, 0, sizes[0], sizes[1], threads)
                 grids.append(Grid(count // members, members))
             plans[prefix.rstrip(".")] = Plan(*grids)
         return plans
 
-    def _snapshot(self, change: Callable[[str, Single, CellWeights], CellWeights] = lambda _, __, same: same) -> Self:
-        """Return an equal layer with the weights of now, or what the function makes of those of a cell with this
+    def _snapshot(self, change: Callable[[str, Leaf, LeafWeights], LeafWeights] = lambda _, __, same: same) -> Self:
+        """Return an equal layer with the weights of now, or what the function makes of those of a leaf with this
         prefix; `set_weights` of this layer does not reach it."""
         layer, weights = self._without_weights(), self._shared.weights
-        cells = zip(self._cells().items(), layer._cells().values(), strict=True)
-        layer._share(SharedWeights({own: change(prefix, cell, weights[cell]) for (prefix, cell), own in cells}))
+        leaves = zip(self._leaves().items(), layer._leaves().values(), strict=True)
+        layer._share(SharedWeights({own: change(prefix, leaf, weights[leaf]) for (prefix, leaf), own in leaves}))
         return layer
 
     def _pickled(self) -> Parts:
@@ -368,8 +368,8 @@ class Layer(BaseLayer[S_co]):
 
 
 # ----------------------------------------------------------------------------------------------- weights of their own
-class Single(Layer[S_co]):
-    """A layer that consists of no others. `Cell` and `Dense` set the attributes below."""
+class Leaf(Layer[S_co]):
+    """A layer with weights of its own, not of other layers. `Cell` and `Dense` set the attributes below."""
 
     _kernel: str
     """The kind of its kernels: a key of `_kernels.LAYERS`."""
@@ -401,10 +401,10 @@ class Single(Layer[S_co]):
     def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
         """Return the sizes by their letters, as the weights have them; `what` begins a message about the first one."""
 
-    def _cells(self, prefix: str = "") -> dict[str, Single]:
+    def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
         return {prefix: self}
 
-    def _head(self) -> tuple[list[Single], bool]:
+    def _head(self) -> tuple[list[Leaf], bool]:
         return [self], False
 
     @property
@@ -498,13 +498,13 @@ class Single(Layer[S_co]):
 
     def _pack(
         self, arrays: dict[str, Array], matrices: Mapping[str, QuantizedMatrix] | None = None, format: int = 0
-    ) -> CellWeights:
+    ) -> LeafWeights:
         """Return the arrays with all weights packed: these, and the quantized matrices of this format."""
         plan = self._plan("pack", format, 1, 1, 1)
         packed = np.empty(plan[2], np.uint8)  # huge pages made no difference below 4 MiB, numpy's own limit
         if self.hidden_size:
             pack(plan, packed, [*map(arrays.get, self._weight_names)], [*map((matrices or {}).get, self._weight_names)])
-        return CellWeights(arrays, packed, format)
+        return LeafWeights(arrays, packed, format)
 
     def _without_weights(self) -> Self:
         layer = object.__new__(type(self))
@@ -513,7 +513,7 @@ class Single(Layer[S_co]):
         return layer
 
     # ----------------------------------------------------------------------------------------------------- quantization
-    def _quantize(self, reader: ArgumentReader, prefix: str, weights: CellWeights, scheme: str) -> CellWeights:
+    def _quantize(self, reader: ArgumentReader, prefix: str, weights: LeafWeights, scheme: str) -> LeafWeights:
         """Return the weights with quantized matrices; errors have the prefix in front of their names."""
         vectors, matrices = dict(weights.arrays), {}
         for tensor in self._tensors:
@@ -526,7 +526,7 @@ class Single(Layer[S_co]):
         parts, weights = super()._pickled(), self._shared.weights[self]
         return parts._replace(arguments=parts.arguments | self._matrices(weights))
 
-    def _matrices(self, weights: CellWeights) -> dict[str, QuantizedMatrix]:
+    def _matrices(self, weights: LeafWeights) -> dict[str, QuantizedMatrix]:
         """Return the matrices that `_quantize` has packed; none where they are float32."""
         if not weights.format:
             return {}
@@ -551,7 +551,7 @@ class Single(Layer[S_co]):
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         return Stream(self, ArgumentReader(f"{type(self).__name__}.stream").integer("batch", batch))
 
-    def _with_weights(self, weights: CellWeights) -> Self:
+    def _with_weights(self, weights: LeafWeights) -> Self:
         """Return an equal layer with these weights."""
         return type(self)(**(self._arguments() | weights.arrays))
 

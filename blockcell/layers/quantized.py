@@ -19,7 +19,7 @@ from ..quantization import (
     read_schemes,
 )
 from .calls import BaseLayer
-from .shared import CellWeights, Directions, Parts, S_co, State
+from .shared import Directions, LeafWeights, Parts, S_co, State
 
 
 class Quantized(BaseLayer[S_co]):
@@ -42,12 +42,12 @@ class Quantized(BaseLayer[S_co]):
 
     def __init__(self, layer: Any, scheme: Scheme) -> None:
         caller = f"{type(layer).__name__}.quantize"
-        schemes = read_schemes(caller, scheme, layer._cells(), layer.dtype)
+        schemes = read_schemes(caller, scheme, layer._leaves(), layer.dtype)
         reader = ArgumentReader(caller)
 
-        def quantize(prefix: str, cell: Any, weights: CellWeights) -> CellWeights:
+        def quantize(prefix: str, leaf: Any, weights: LeafWeights) -> LeafWeights:
             scheme = schemes[prefix]
-            return weights if scheme == FLOAT32 else cell._quantize(reader, prefix, weights, scheme)
+            return weights if scheme == FLOAT32 else leaf._quantize(reader, prefix, weights, scheme)
 
         self._quantization: Scheme = scheme if isinstance(scheme, str) else dict(scheme)
         self._layer = layer._snapshot(quantize)
@@ -59,8 +59,8 @@ class Quantized(BaseLayer[S_co]):
 
     @property
     def nbytes(self) -> int:
-        cells = self._shared.weights.values()
-        return sum(array.nbytes for cell in cells for array in (cell.packed, *cell.arrays.values()))
+        leaves = self._shared.weights.values()
+        return sum(array.nbytes for leaf in leaves for array in (leaf.packed, *leaf.arrays.values()))
 
     def dequantize(self) -> Any:
         """Return the float32 layer with the weights that are left. Calls of a float16 layer have its bits."""
@@ -140,15 +140,15 @@ class Quantized(BaseLayer[S_co]):
         weights = self._shared.weights
         return {
             prefix + name: matrix
-            for prefix, cell in self._layer._cells().items()
-            for name, matrix in cell._matrices(weights[cell]).items()
+            for prefix, leaf in self._layer._leaves().items()
+            for name, matrix in leaf._matrices(weights[leaf]).items()
         }
 
     def _arrays_of_file(self) -> dict[str, Array]:
         matrices, arrays = self._matrices(), dict[str, Array]()
-        for prefix, cell in self._layer._cells().items():
-            known = self._shared.weights[cell].arrays
-            for tensor in cell._tensors:
+        for prefix, leaf in self._layer._leaves().items():
+            known = self._shared.weights[leaf].arrays
+            for tensor in leaf._tensors:
                 name = prefix + tensor.name
                 if name in matrices:
                     arrays[name] = matrices[name].codes  # stands for the matrix

@@ -64,8 +64,8 @@ else:
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
-class CellWeights(NamedTuple):
-    """The weights of one cell: read-only arrays by name, and the same packed for the kernels."""
+class LeafWeights(NamedTuple):
+    """The weights of one leaf: read-only arrays by name, and the same packed for the kernels."""
 
     arrays: dict[str, Array]
     """Of quantized matrices there are none here."""
@@ -112,15 +112,15 @@ class Plan(NamedTuple):
 
 
 class SharedWeights:
-    """The weights of all cells of a layer, by cell.
+    """The weights of all leaves of a layer, by leaf.
 
     All of them are replaced at once, so a call sees either the old ones or the new ones.
     """
 
-    def __init__(self, weights: dict[Any, CellWeights]) -> None:
+    def __init__(self, weights: dict[Any, LeafWeights]) -> None:
         self.weights = weights
 
-    def replace(self, old: dict[Any, CellWeights], new: dict[Any, CellWeights]) -> bool:
+    def replace(self, old: dict[Any, LeafWeights], new: dict[Any, LeafWeights]) -> bool:
         """Replace the old weights, unless another thread has already done so; return whether they were replaced."""
         with _replacing:
             if self.weights is not old:

@@ -1,6 +1,7 @@
-"""What layers consist of, for modules that convert, export or store them: cells, weights, states and directions.
+"""What layers consist of, for modules that convert, export or store them: leaves, weights, states and directions.
 
-Users of layers don't need it, so it is no attribute of theirs. Where a function takes a cell, a `Dense` is one, too.
+A leaf is a layer with weights of its own: an `LSTM`, `GRU`, `RNN` or `Dense`. Users of layers don't need this module,
+so its functions are no attributes of layers.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from ..optable import Array, Tensor
 from .calls import BaseLayer
 from .cell import Cell
 from .dense import Dense
-from .layer import Layer, Single
+from .layer import Layer, Leaf
 from .shared import Directions
 
 
-def cells_by_prefix(layer: Layer) -> dict[str, Single]:
-    """Return the cells of a layer, by the prefix of their weights' names: "", "fw." or "0.bw."."""
-    return layer._cells()
+def leaves_by_prefix(layer: Layer) -> dict[str, Leaf]:
+    """Return the leaves of a layer, by the prefix of their weights' names: "", "fw." or "0.bw."."""
+    return layer._leaves()
 
 
-def weight_tensors(cell: Single) -> tuple[Tensor, ...]:
-    """Return the table's descriptions of the weights that a cell may have; the first one is a matrix."""
-    return cell._tensors
+def weight_tensors(leaf: Leaf) -> tuple[Tensor, ...]:
+    """Return the table's descriptions of the weights that a leaf may have; the first one is a matrix."""
+    return leaf._tensors
 
 
 def gates_of(cell: Cell) -> tuple[str, ...]:
@@ -36,9 +37,9 @@ def activations_of(cell: Cell) -> dict[str, Activation]:
     return cell._activations
 
 
-def state_sizes(cell: Single) -> dict[str, int]:
+def state_sizes(leaf: Leaf) -> dict[str, int]:
     """Return the last dimension of each array of the state, by its name; a `Dense` has none."""
-    return dict(zip(cell._state._fields, cell._state_sizes, strict=True))
+    return dict(zip(leaf._state._fields, leaf._state_sizes, strict=True))
 
 
 def has_steps(layer: BaseLayer) -> bool:
@@ -46,9 +47,9 @@ def has_steps(layer: BaseLayer) -> bool:
     return layer._over_time
 
 
-def feeds_last_steps(cell: Single) -> bool:
-    """Return whether a `Dense` with `last` reads the cell's y, perhaps through other dense layers."""
-    return cell._in_head
+def feeds_last_steps(leaf: Leaf) -> bool:
+    """Return whether a `Dense` with `last` reads the leaf's y, perhaps through other dense layers."""
+    return leaf._in_head
 
 
 def passes_dense_alone(layer: Layer) -> bool:

@@ -202,7 +202,7 @@ def test_what_is_held(scheme):
     """No float32 matrix, and the codes that were made."""
     layer = LAYERS["stack"](33, 40, F32)
     quantized = layer.quantize(scheme)
-    for prefix, cell in quantized._layer._cells().items():
+    for prefix, cell in quantized._layer._leaves().items():
         weights = quantized._shared.weights[cell]
         assert all(array.ndim == 1 for array in weights.arrays.values())
         for name, matrix in cell._matrices(weights).items():

@@ -288,7 +288,7 @@ def test_native(name, lengths, state, sizes):
     assert not model.functions and all(node.domain == "" for node in model.graph.node)
     kinds = [node.op_type for node in model.graph.node]
     assert not {"Scan", "Loop"} & set(kinds)
-    assert sum(map(kinds.count, OWN)) == sum(not isinstance(c, Dense) for c in layer._cells().values())
+    assert sum(map(kinds.count, OWN)) == sum(not isinstance(c, Dense) for c in layer._leaves().values())
     limit = 24 * EPS[np.dtype(np.float32)] * DEPTH.get(name, 2 if name == "without peepholes" else 1)
     case.check(model, limit=limit, dtype=np.float32)
     session = onnx_export.Session(model)

@@ -126,7 +126,7 @@ def test_no_node_of_native_reads_constants_alone(lengths, state, sizes):
             if stored.keys() & set(node.input):
                 cells.append(node)
                 assert [stored[name] for name in node.input[1:4]] == SHAPES[node.op_type]
-        assert [len(node.input) == 8 for node in cells] == ["wci" in cell.weights for cell in layer._cells().values()]
+        assert [len(node.input) == 8 for node in cells] == ["wci" in cell.weights for cell in layer._leaves().values()]
 
 
 def test_the_nodes_of_native():

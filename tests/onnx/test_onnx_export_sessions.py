@@ -117,7 +117,7 @@ def test_quantize_dynamic(name, lengths, functions, reduce_range, tmp_path):
     onnx_export.export(layer, before, loop="native", lengths=lengths, functions=functions)
     quantize_dynamic(before, after, reduce_range=reduce_range)
     kinds = [node.op_type for node in onnx.load(after).graph.node]
-    cells = [type(cell).__name__ for cell in layer._cells().values()]
+    cells = [type(cell).__name__ for cell in layer._leaves().values()]
     assert kinds.count("DynamicQuantizeLSTM") == cells.count("LSTM") and "LSTM" not in kinds
     assert kinds.count("MatMulInteger") == cells.count("Dense") and "MatMul" not in kinds
     assert kinds.count("GRU") == cells.count("GRU")  # onnxruntime has nothing for it
