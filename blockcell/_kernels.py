@@ -11,7 +11,7 @@ import importlib.util
 import os
 import platform
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,6 +33,21 @@ class Kernel(Protocol):
     """
 
     def __call__(self, *args: Any) -> int: ...
+
+
+class PlannedKernel(NamedTuple):
+    """A kernel of a layer, and how it runs: what functions of `LAYERS` return."""
+
+    kernel: object
+    """A capsule with the address of the function."""
+    parameters: bytes
+    """Its plan, as a struct of the kernel's module."""
+    size: int
+    """Bytes of the workspace; of the packed weights, if packing them is the task."""
+    threads: int
+    """How many of the threads it uses."""
+    members: int
+    """How many of these share the hidden units of a row."""
 
 
 Kernels = dict[str, tuple[Kernel, ...]]

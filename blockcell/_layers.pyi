@@ -3,16 +3,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .layers.shared import Directions, LeafWeights
+from ._kernels import PlannedKernel
+from .layers.masks import CountedSteps
+from .layers.shared import Directions, LeafWeights, State
+from .layers.tape import Tape
 from .optable import Array
 from .quantization import QuantizedMatrix
 
-def pack(
-    planned: tuple[object, bytes, int, int, int],
-    packed: Array,
-    weights: list[Array | None],
-    matrices: list[QuantizedMatrix | None],
+def run_packing_kernel(
+    planned: PlannedKernel, packed: Array, weights: list[Array | None], matrices: list[QuantizedMatrix | None]
 ) -> None: ...
+def check_lengths(caller: str, lengths: Array, T: int, values: Array) -> None: ...
 def step_mask_of(T: int, B: int, lengths: Array | None, reset: Array | None, reverse: bool) -> Array | None: ...
 
 class RunnableLayer(Protocol):
@@ -39,7 +40,7 @@ class RunnableLeaf(RunnableLayer, Protocol):
     def _state(self) -> type[Any]: ...
     @property
     def _state_sizes(self) -> tuple[int, ...]: ...
-    def _plan(self, task: str, format: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]: ...
+    def _plan_kernel(self, task: str, format: int, T: int, B: int, threads: int) -> PlannedKernel: ...
 
 class RunnableCell(RunnableLeaf, Protocol):
     @property
@@ -61,24 +62,23 @@ class HasRunner(Protocol):
     def _runner(self) -> Runner: ...
 
 class Runner:
-    def call(
+    def try_forward(
         self, weights: Mapping[Any, LeafWeights], x: Any, state: Any, lengths: Any, batch_first: Any, training: bool
     ) -> Any: ...
-    def run(
+    def forward_layer(
         self,
         weights: Mapping[Any, LeafWeights],
         x: Array,
-        state: Any,
+        state: State,
         lengths: Array | None,
         reset: Array | None,
-        counted: Any,
-        T: int,
+        counted: CountedSteps | None,
         batch_first: bool,
         training: bool,
         threads: int = 0,
     ) -> Any: ...
-    def differentiate(self, tape: Any, d_y: Any, d_last: Any) -> Any: ...
-    def run_back(self, tape: Any, d_y: Array, d_last: Any) -> tuple[Array, Any, dict[str, Array]]: ...
+    def try_backward(self, tape: Tape, d_y: Any, d_last: Any) -> tuple[Array, Any, dict[str, Array]] | None: ...
+    def backward_layer(self, tape: Tape, d_y: Array, d_last: State) -> tuple[Array, Any, dict[str, Array]]: ...
 
 class CellRunner(Runner):
     def __init__(self, layer: RunnableCell) -> None: ...

@@ -1,9 +1,14 @@
 """Passes of layers, forward and backward.
 
-There is one `Runner` for each layer, and the runner of a `Stack` or a `Bidirectional` has those of its parts.  `call`
-and `differentiate` take a user's arguments where kernels can read them as they are.  What has to be converted, or
-explained, they leave to `Layer` (blockcell/layers/layer.py), which reads it and goes on with `run` and `run_back`: from
-there on all passes are the same.
+There is one `Runner` for each layer, and the runner of a `Stack` or a `Bidirectional` has those of its parts.  A pass
+goes through these levels:
+
+    try_forward     try_backward      a user's arguments; None unless they are canonical, as kernels read them
+    forward_layer   backward_layer    the layer that is called, on canonical arguments
+    forward_part    backward_part     one part of it
+    run_forward_kernel, run_backward_kernel
+
+After None, blockcell/layers converts the arguments, or raises, and calls `forward_layer` or `backward_layer`.
 
 Letters: T time, B batch, I input, H cell; t is a step, b a batch row, and k the index of a weight, a state or a part of
 a layer.  Arrays are time first: x is [T,B,I], y is [T,B,output size].  The gradient of a loss to an array has its name
@@ -16,8 +21,8 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.string cimport memcpy, memset
 from numpy cimport (
     NPY_CORDER, NPY_INT64, NPY_UINT8, PyArray_BYTES, PyArray_CopyInto, PyArray_DIMS, PyArray_IS_C_CONTIGUOUS,
-    PyArray_ITEMSIZE, PyArray_NewCopy, PyArray_SimpleNew, PyArray_SIZE, PyArray_STRIDES, PyArray_SwapAxes,
-    PyArray_ZEROS, import_array, int64_t, ndarray, npy_intp
+    PyArray_ITEMSIZE, PyArray_NewCopy, PyArray_SimpleNew, PyArray_SIZE, PyArray_STRIDES, PyArray_SwapAxes, import_array,
+    int64_t, ndarray, npy_intp
 )
 
 from collections import namedtuple
@@ -90,9 +95,9 @@ cdef class KernelPlan:
 
 
 cdef KernelPlan plan_from(
-    tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads
+    planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads
 ):
-    """Make a plan from a tuple of `kernel_with_plan` (passes/arrays.pxd)."""
+    """Return the plan of a kernel that is `planned`, a PlannedKernel (blockcell/_kernels.py) or such a tuple."""
     cdef KernelPlan plan = KernelPlan.__new__(KernelPlan)
     kernel, plan.parameters, plan.size, plan.planned_threads, _ = planned
     plan.kernel = <LayerKernel> PyCapsule_GetPointer(kernel, NULL)
@@ -115,7 +120,7 @@ cdef KernelPlan plan_for(
     ----------
     last_plan : KernelPlan or None
     layer : Leaf
-        Plans a kernel by its `_plan`.
+        Plans its kernels by `_plan_kernel`.
     task : {"forward", "backward"}
     format : int
         How the matrices of weights are quantized.
@@ -125,17 +130,17 @@ cdef KernelPlan plan_for(
     threads = threads or number_of_threads[0]
     if is_plan_for(last_plan, format, T, B, threads):
         return last_plan
-    planned = layer._plan(task, format, T, B, threads)
+    planned = layer._plan_kernel(task, format, T, B, threads)
     return plan_from(planned, format, T, B, layer.input_size, layer.hidden_size, threads)
 
 
-def pack(tuple planned, ndarray packed, list weights, list matrices):
-    """Pack a layer's weights, or copy quantized matrices back.
+def run_packing_kernel(planned, ndarray packed, list weights, list matrices):
+    """Pack a layer's weights, or unpack its quantized matrices.
 
     Parameters
     ----------
-    planned : tuple
-        What `layer._plan` returns for the task "pack" or "unpack".
+    planned : PlannedKernel
+        Of the task "pack" or "unpack".
     packed : ndarray of uint8
         As many bytes as are planned.
     weights : list of ndarray or None
@@ -247,11 +252,59 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
 
 CellTape = namedtuple("CellTape", "weights x state saved h step_mask reverse")
 CellTape.__doc__ = "What a cell keeps of a forward pass."
-DenseTape = namedtuple("DenseTape", "weights x y step_mask ends")
+DenseTape = namedtuple("DenseTape", "weights x y step_mask last_steps")
 DenseTape.__doc__ = "What a dense layer keeps of a forward pass: the rows that it computed, each from a row of x."
-EndSteps = namedtuple("EndSteps", "T last_step parts")
-EndSteps.__doc__ = """Which rows of x a dense layer with `last` reads: of T steps the last one of each row, [B]; and the
-parts of x by `Dense._directions_of_x`, of which those of a reverse direction end at the first step."""
+LastSteps = namedtuple("LastSteps", "T last_step parts")
+LastSteps.__doc__ = """Which rows of x a dense layer with `last` reads: of T steps the last one of each row, [B]; and
+the parts of x by `Dense._directions_of_x`, of which those of a reverse direction end at the first step."""
+
+
+# -------------------------------------------------------------------------------------------------------------- lengths
+cdef Py_ssize_t row_out_of_range(ndarray lengths, Py_ssize_t T) noexcept:
+    """Return the first batch row whose length is not 0 to T, by lengths [B]; -1 if there is none."""
+    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
+    cdef Py_ssize_t b
+    for b in range(PyArray_DIMS(lengths)[0]):
+        if length[b] < 0 or length[b] > T:
+            return b
+    return -1
+
+
+def check_lengths(caller, ndarray lengths, Py_ssize_t T, values):
+    """Raise a ValueError unless all lengths are 0 to T.
+
+    Parameters
+    ----------
+    caller : str
+        With which the message begins.
+    lengths : ndarray (B,) of int64
+        C-contiguous.
+    T : int
+    values : ndarray (B,)
+        What the user gave, for the message: `lengths` may have wrapped around.
+    """
+    cdef Py_ssize_t b = row_out_of_range(lengths, T)
+    if b >= 0:
+        raise ValueError(f"{caller}: lengths[{b}] is {values[b]}; expected 0 to T = {T}")
+
+
+cdef Py_ssize_t longest_length(object lengths) noexcept:
+    """Return the largest of lengths [B], the steps until every row has finished; 0 if there are no rows."""
+    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(<ndarray> lengths)
+    cdef Py_ssize_t b, longest = 0
+    for b in range(PyArray_DIMS(<ndarray> lengths)[0]):
+        longest = max(longest, <Py_ssize_t> length[b])
+    return longest
+
+
+cdef bint has_empty_row(ndarray lengths) noexcept:
+    """Return whether one of lengths [B] is 0."""
+    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
+    cdef Py_ssize_t b
+    for b in range(PyArray_DIMS(lengths)[0]):
+        if length[b] == 0:
+            return True
+    return False
 
 
 cdef ndarray at_least_one_step(ndarray lengths):
@@ -262,17 +315,6 @@ cdef ndarray at_least_one_step(ndarray lengths):
     for b in range(PyArray_DIMS(result)[0]):
         length[b] = max(length[b], <int64_t> 1)
     return result
-
-
-cdef void find_length_range(ndarray lengths, Py_ssize_t *shortest, Py_ssize_t *longest) noexcept:
-    """Find the least and the largest of lengths [B] and of two other numbers.
-
-    shortest, longest : these numbers; written
-    """
-    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
-    cdef Py_ssize_t b
-    for b in range(PyArray_DIMS(lengths)[0]):
-        shortest[0], longest[0] = min(shortest[0], <Py_ssize_t> length[b]), max(longest[0], <Py_ssize_t> length[b])
 
 
 cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
@@ -293,7 +335,7 @@ cdef class ForwardContext:
     cdef dict weights  # the `LeafWeights` of each part with weights
     cdef Py_ssize_t T, B  # T: the steps until every row has finished
     cdef object lengths, reset  # as for `step_mask_of`
-    cdef object head_lengths  # of the dense layers at the end (`Leaf._in_head`): at least one step for each row
+    cdef object head_lengths  # of the leaves in the head (`Leaf._in_head`): at least one step for each row
     cdef object forward_mask, reverse_mask, head_mask  # step masks, made when a part asks first
     cdef bint training  # whether a tape is kept
     cdef int threads  # as for `plan_for`
@@ -311,7 +353,7 @@ cdef class ForwardContext:
         return self.forward_mask
 
     cdef head_step_mask(self):
-        """Return the step mask of the dense layers at the end."""
+        """Return the step mask of dense layers in the head."""
         if self.head_mask is None:
             self.head_mask = step_mask_of(self.T, self.B, self.head_lengths, None, False)
         return self.head_mask
@@ -334,16 +376,17 @@ cdef class Runner:
         """Return an array [T,B,size] without values."""
         return new_array(self.dtype, self.type_number, 3, T, B, size)
 
-    # ------------------------------------------------------------------------------------------ what each kind does
+    # ----------------------------------------------------------------------------------------- what subclasses override
     cdef bint takes_state(self, state, Py_ssize_t B) except -1:
         """Return whether `state` is a state of B rows that kernels can read as it is; None stands for zeros."""
         raise NotImplementedError
 
-    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
         """Run the forward pass of one part of the layer that is called.
 
         Parameters
         ----------
+        context : ForwardContext
         x : ndarray (T, B, I)
             Rows may lie anywhere, but a row has no gaps; in training there are none at all.
         state
@@ -358,17 +401,17 @@ cdef class Runner:
         y : ndarray
         last_state
         tape
-            What `backward` needs; None unless in training.
+            What `backward_part` needs; None unless in training.
         """
         raise NotImplementedError
 
-    cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
-        """Run the backward pass.
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
+        """Run the backward pass of one part of the layer that is called.
 
         Parameters
         ----------
         tape
-            What `forward` returned.
+            What `forward_part` returned.
         d_y : ndarray
             There may be gaps between rows.
         d_last
@@ -386,11 +429,10 @@ cdef class Runner:
         """
         raise NotImplementedError
 
-    # ------------------------------------------------------------------------------------------------------- passes
-    def call(self, dict weights, x, state, lengths, batch_first, bint training):
-        """Return what `run` returns for arguments of a user's; None if one has to be converted, or explained."""
-        cdef Py_ssize_t T, B, b
-        cdef const int64_t *length
+    # ------------------------------------------------------------------------------------------------- forward passes
+    def try_forward(self, dict weights, x, state, lengths, batch_first, bint training):
+        """Run the forward pass on a user's arguments; return None if one is not canonical, or wrong."""
+        cdef Py_ssize_t T, B
         if not is_shaped(x, self.type_number, 3, -1, -1, self.input_size):
             return None
         if batch_first is not True and batch_first is not False:
@@ -403,33 +445,28 @@ cdef class Runner:
         if lengths is not None:
             if not is_plain(lengths, NPY_INT64, 1) or PyArray_DIMS(<ndarray> lengths)[0] != B:
                 return None
-            lengths = PyArray_NewCopy(<ndarray> lengths, NPY_CORDER)
-            length = <const int64_t *> PyArray_BYTES(<ndarray> lengths)
-            for b in range(B):
-                if length[b] < 0 or length[b] > T:
-                    return None
-        return self.run(weights, x, state, lengths, None, None, T, batch_first, training)
+            lengths = PyArray_NewCopy(<ndarray> lengths, NPY_CORDER)  # which no other thread changes
+            if row_out_of_range(<ndarray> lengths, T) >= 0:
+                return None
+        return self.forward_layer(weights, x, state, lengths, None, None, batch_first, training)
 
-    def run(
-        self, dict weights, ndarray x, state, lengths, reset, counted, Py_ssize_t T, bint batch_first, bint training,
-        int threads=0
+    cpdef forward_layer(
+        self, dict weights, ndarray x, state, lengths, reset, counted, bint batch_first, bint training, int threads=0
     ):
-        """Run the forward pass of the layer that a user calls.
+        """Run the forward pass of the layer that is called.
 
         Parameters
         ----------
         weights : dict
-            The `LeafWeights` of each layer with weights.
-        x : ndarray (steps, B, I)
-            As kernels read it, with no more steps than are needed.
+            The `LeafWeights` of each leaf.
+        x : ndarray (T, B, I)
+            As kernels read it; with a mask the `counted` steps alone.
         state
             As `takes_state` takes it.
         lengths, reset
-            As for `step_mask_of`; `reset` has the steps of x.
+            As for `step_mask_of`, for the steps of x.
         counted : CountedSteps or None
             Which of the user's steps are those of x, if a mask has moved them.
-        T : int
-            The number of the user's steps.
         batch_first : bool
             Whether y is (B, T, output size).
         training : bool
@@ -439,60 +476,81 @@ cdef class Runner:
         Returns
         -------
         y : ndarray
-            All steps of the user's, or the last one of each row.  From a row without steps the dense layers at the end
-            compute it as from a step of zeros, also if T is 0.
+            All steps of the user's, or the last one of each row.
         last_state
-        T, B, end, content
-            In training: `end` is the number of steps until every row has finished, `content` what the tape keeps.
+        T, B, step_count, lengths, content
+            In training, what the layer's `Tape` has.
         """
         cdef ForwardContext context = ForwardContext.__new__(ForwardContext)
-        cdef Py_ssize_t B = PyArray_DIMS(x)[1], end = PyArray_DIMS(x)[0], longest = 0, shortest = end
-        cdef npy_intp[3] one_step = [1, B, self.input_size]
-        result = y = without_steps = None
-        if lengths is not None:
-            find_length_range(<ndarray> lengths, &shortest, &longest)
-            if longest < end:
-                x, end = x[:longest], longest
-        if not self.over_time and end == 0:
-            x, end = PyArray_ZEROS(3, one_step, self.type_number, 0), 1
-            lengths = without_steps = PyArray_ZEROS(1, one_step + 1, NPY_INT64, 0)
-        elif training and counted is None:
-            x = PyArray_NewCopy(x, NPY_CORDER)
-        if not self.over_time and without_steps is None and shortest == 0:
-            without_steps = lengths
-            if not training and counted is None:
-                x = PyArray_NewCopy(x, NPY_CORDER)
-            clear_first_step(x, lengths)
-        context.weights, context.T, context.B, context.training = weights, end, B, training
+        cdef Py_ssize_t T = PyArray_DIMS(x)[0] if counted is None else len(counted.mask)
+        context.weights, context.training, context.threads = weights, training, threads
         context.lengths, context.reset = lengths, reset
-        context.head_lengths = lengths if without_steps is None else at_least_one_step(lengths)
-        context.threads = threads
-        if not self.over_time:
-            if training:  # for the caller; a tape has its own
-                result = y = new_array(self.dtype, self.type_number, 2, B, self.output_size)
-        elif training or end < T or batch_first or counted is not None:
-            if batch_first:
-                result = self.new_rows(B, T, self.output_size)
-                y = PyArray_SwapAxes(<ndarray> result, 0, 1)
-            else:
-                result = y = self.new_rows(T, B, self.output_size)
-            if end < T and counted is None:
-                y[end:] = 0
-                y = y[:end]
-        if counted is None or not self.over_time:
-            computed_y, last_state, content = self.forward(context, x, state, False, y)
+        context.T, context.B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
+        if lengths is not None and longest_length(lengths) < context.T:
+            context.T = longest_length(lengths)
+            x = x[: context.T]
+        if self.over_time:
+            y, last_state, content = self.forward_steps(context, x, state, T, counted, batch_first)
         else:
-            computed_y, last_state, content = self.forward(context, x, state, False, None)
-            counted.scatter_y(computed_y, self.layer._directions(False), y)
-        if result is None:
-            result = computed_y
-        if not self.over_time:
-            content = content, without_steps
-        return (result, last_state, T, B, end, content) if training else (result, last_state)
+            y, last_state, content = self.forward_last_steps(context, x, state, counted is None)
+        if training:
+            return y, last_state, T, context.B, context.T, context.lengths, content
+        return y, last_state
 
-    def differentiate(self, tape, d_y, d_last):
-        """Return what `run_back` returns for arguments of a user's; None if one has to be converted, or explained."""
-        cdef Py_ssize_t T = tape.T, B = tape.B, end = tape.end
+    cdef tuple forward_steps(
+        self, ForwardContext context, ndarray x, state, Py_ssize_t T, counted, bint batch_first
+    ):
+        """Run the forward pass of a layer whose y has all steps; return y, the last state and the tape's content.
+
+        T : the number of the user's steps
+        """
+        if not context.training and context.T == T and not batch_first and counted is None:
+            return self.forward_part(context, x, state, False, None)
+        if batch_first:
+            result = self.new_rows(context.B, T, self.output_size)
+            y = PyArray_SwapAxes(<ndarray> result, 0, 1)
+        else:
+            result = y = self.new_rows(T, context.B, self.output_size)
+        if counted is not None:
+            counted_y, last_state, content = self.forward_part(context, x, state, False, None)
+            counted.scatter_y(counted_y, self.layer._directions(False), y)
+            return result, last_state, content
+        if context.training:  # the tape's own
+            x = PyArray_NewCopy(x, NPY_CORDER)
+        if context.T < T:
+            y[context.T :] = 0
+            y = y[: context.T]
+        _, last_state, content = self.forward_part(context, x, state, False, y)
+        return result, last_state, content
+
+    cdef tuple forward_last_steps(self, ForwardContext context, ndarray x, state, bint is_users_x):
+        """Run the forward pass of a layer whose y has the last step of each row; return y, the last state and the
+        tape's content.  From a row without steps the head computes y as from a step of zeros, also if T is 0.
+
+        is_users_x : whether x is the user's memory, which has to be copied before it is written or kept
+        """
+        cdef bint has_empty = False
+        if context.T == 0:
+            context.T, x = 1, numpy.zeros((1, context.B, self.input_size), self.dtype)
+            context.lengths = numpy.zeros(context.B, numpy.int64)
+            context.head_lengths = at_least_one_step(context.lengths)
+        else:
+            context.head_lengths = context.lengths
+            has_empty = context.lengths is not None and has_empty_row(<ndarray> context.lengths)
+            if is_users_x and (context.training or has_empty):
+                x = PyArray_NewCopy(x, NPY_CORDER)
+            if has_empty:
+                clear_first_step(x, context.lengths)
+                context.head_lengths = at_least_one_step(context.lengths)
+        y = None
+        if context.training:  # the caller's; a tape has its own
+            y = new_array(self.dtype, self.type_number, 2, context.B, self.output_size)
+        return self.forward_part(context, x, state, False, y)
+
+    # ------------------------------------------------------------------------------------------------- backward passes
+    def try_backward(self, tape, d_y, d_last):
+        """Run the backward pass on a user's arguments; return None if one is not canonical, or wrong."""
+        cdef Py_ssize_t T = tape.T, B = tape.B, step_count = tape.step_count
         cdef bint batch_first = tape.batch_first
         if tape.counted is not None:
             return None
@@ -506,14 +564,14 @@ cdef class Runner:
                 return None
             if batch_first:
                 d_y = PyArray_SwapAxes(<ndarray> d_y, 0, 1)
-            if end < T:
-                d_y = d_y[:end]
+            if step_count < T:
+                d_y = d_y[:step_count]
         if not self.takes_state(d_last, B):
             return None
-        return self.run_back(tape, d_y, d_last)
+        return self.backward_layer(tape, d_y, d_last)
 
-    def run_back(self, tape, ndarray d_y, d_last):
-        """Run the backward pass of the layer that a user calls.
+    cpdef backward_layer(self, tape, ndarray d_y, d_last):
+        """Run the backward pass of the layer that is called.
 
         Parameters
         ----------
@@ -526,24 +584,23 @@ cdef class Runner:
         Returns
         -------
         d_x, d_initial, grads
-            As of `backward`; d_x has all steps of the user's, in the form of x.
+            As of `backward_part`; d_x has all steps of the user's, in the form of x.
         """
-        cdef Py_ssize_t T = tape.T, B = tape.B, end = tape.end
+        cdef Py_ssize_t T = tape.T, B = tape.B, step_count = tape.step_count
         result = self.new_rows(B, T, self.input_size) if tape.batch_first else self.new_rows(T, B, self.input_size)
         d_x = PyArray_SwapAxes(<ndarray> result, 0, 1) if tape.batch_first else result
-        content, without_steps = (tape.content, None) if self.over_time else tape.content
         if tape.counted is not None:
-            counted_d_x, d_initial, grads = self.backward(content, d_y, d_last, None)
+            counted_d_x, d_initial, grads = self.backward_part(tape.content, d_y, d_last, None)
             tape.counted.scatter(counted_d_x, d_x)
-        elif end > T:  # a step of zeros that no row has
-            _, d_initial, grads = self.backward(content, d_y, d_last, None)
+        elif step_count > T:  # a step of zeros that no row has
+            _, d_initial, grads = self.backward_part(tape.content, d_y, d_last, None)
         else:
-            if end < T:
-                d_x[end:] = 0
-                d_x = d_x[:end]
-            _, d_initial, grads = self.backward(content, d_y, d_last, d_x)
-            if without_steps is not None:
-                clear_first_step(d_x, without_steps)
+            if step_count < T:
+                d_x[step_count:] = 0
+                d_x = d_x[:step_count]
+            _, d_initial, grads = self.backward_part(tape.content, d_y, d_last, d_x)
+            if not self.over_time and tape.lengths is not None:
+                clear_first_step(d_x, tape.lengths)
         return result, d_initial, grads
 
 
@@ -669,7 +726,7 @@ cdef class CellRunner(LeafRunner):
         LeafRunner.__init__(self, layer)
         self.reverse, self.saved_count, self.hidden_size = layer.reverse, TAPE_ARRAYS[layer._kernel], layer.hidden_size
 
-    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
         """Run the cell over all steps; in training keep what each of them saves."""
         cdef Pass a
         cdef Py_ssize_t T = context.T, B = context.B
@@ -704,7 +761,7 @@ cdef class CellRunner(LeafRunner):
             tape = CellTape(weights.arrays, x, state, saved, h, step_mask, bool(a.reverse))
         return y, last_state, tape
 
-    cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
         """Compute the gradients of all steps from what they saved."""
         cdef Pass a
         cdef ndarray x, h, x_grad
@@ -730,21 +787,21 @@ cdef class CellRunner(LeafRunner):
 
 @cython.final
 cdef class DenseRunner(LeafRunner):
-    """Runs a dense layer, for all steps or, with `last`, for the steps at which rows end."""
+    """Runs a dense layer, for all steps or, with `last`, for the last step of each row."""
 
-    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
-        """Compute y at all steps or, with `last`, at the steps at which rows end."""
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        """Compute y at all steps or, with `last`, at the last step of each row."""
         cdef Pass a
         cdef Py_ssize_t T = context.T, B = context.B
         cdef ndarray rows
         weights = context.weights[self.layer]
-        step_mask = ends = tape = None
+        step_mask = last_steps = tape = None
         if self.over_time:
             if context.lengths is not None:
                 step_mask = context.head_step_mask() if self.layer._in_head else context.step_mask(reverse)
         else:
-            ends = EndSteps(T, self.last_steps(context), self.layer._directions_of_x())
-            x, T = self.gather_ends(x, ends), 1
+            last_steps = LastSteps(T, self.find_last_steps(context), self.layer._directions_of_x())
+            x, T = self.gather_last_rows(x, last_steps), 1
             y = None if y is None else y[None]
         rows = self.new_rows(T, B, self.output_size) if y is None or context.training else y
         if PyArray_SIZE(rows):
@@ -758,19 +815,19 @@ cdef class DenseRunner(LeafRunner):
         elif y is not rows:
             PyArray_CopyInto(<ndarray> y, rows)
         if context.training:
-            tape = DenseTape(weights.arrays, x, rows, step_mask, ends)
-        return y if ends is None else y[0], (), tape
+            tape = DenseTape(weights.arrays, x, rows, step_mask, last_steps)
+        return y if last_steps is None else y[0], (), tape
 
-    cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
         """Compute the gradients; with `last` the gradient to x is zero at steps that were not read."""
         cdef Pass a
         cdef ndarray x, y, x_grad
         cdef Py_ssize_t T, B
-        weights, x, y, step_mask, ends = tape
+        weights, x, y, step_mask, last_steps = tape
         T, B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
-        if ends is not None:
+        if last_steps is not None:
             d_y = d_y[None]
-        x_grad = self.new_rows(T, B, self.input_size) if d_x is None or ends is not None else d_x
+        x_grad = self.new_rows(T, B, self.input_size) if d_x is None or last_steps is not None else d_x
         if PyArray_SIZE(y):
             a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(y)
@@ -781,16 +838,16 @@ cdef class DenseRunner(LeafRunner):
         else:
             x_grad[...] = 0
             grads = self.zero_grads(weights)
-        if ends is None:
+        if last_steps is None:
             return x_grad, (), grads
         if d_x is None:
-            d_x = self.new_rows(ends.T, B, self.input_size)
+            d_x = self.new_rows(last_steps.T, B, self.input_size)
         d_x[...] = 0
-        self.copy_ends(ends, x_grad, d_x, False)
+        self.copy_last_rows(last_steps, x_grad, d_x, False)
         return d_x, (), grads
 
     # --------------------------------------------------------------------------------------------------- with `last`
-    cdef ndarray last_steps(self, ForwardContext context):
+    cdef ndarray find_last_steps(self, ForwardContext context):
         """Return the last step of each row, [B]."""
         cdef npy_intp B = context.B
         cdef ndarray steps = PyArray_SimpleNew(1, &B, NPY_INT64)
@@ -802,19 +859,19 @@ cdef class DenseRunner(LeafRunner):
                 step[b] = (<const int64_t *> PyArray_BYTES(<ndarray> context.head_lengths))[b] - 1
         return steps
 
-    cdef ndarray gather_ends(self, ndarray x, ends):
+    cdef ndarray gather_last_rows(self, ndarray x, last_steps):
         """Copy the rows of x [T,B,I] that are read to a new array [1,B,I]."""
         cdef ndarray rows = self.new_rows(1, PyArray_DIMS(x)[1], self.input_size)
-        self.copy_ends(ends, rows, x, True)
+        self.copy_last_rows(last_steps, rows, x, True)
         return rows
 
-    cdef int copy_ends(self, ends, ndarray rows, ndarray x, bint gathers) except -1:
-        """Copy to `rows` [1,B,I] from the steps of x [T,B,I] at which its parts end, or to x unless it `gathers`."""
+    cdef int copy_last_rows(self, last_steps, ndarray rows, ndarray x, bint gathers) except -1:
+        """Copy to `rows` [1,B,I] from the last steps of x [T,B,I], or to x unless it `gathers`."""
         cdef Py_ssize_t b, size, offset = 0, itemsize = PyArray_ITEMSIZE(x), B = PyArray_DIMS(x)[1]  # in bytes
-        cdef const int64_t *last_step = <const int64_t *> PyArray_BYTES(<ndarray> ends.last_step)
+        cdef const int64_t *last_step = <const int64_t *> PyArray_BYTES(<ndarray> last_steps.last_step)
         cdef char *row
         cdef char *step
-        for part_size, is_reverse in ends.parts:
+        for part_size, is_reverse in last_steps.parts:
             size = part_size * itemsize
             for b in range(B):
                 row = PyArray_BYTES(rows) + b * self.input_size * itemsize + offset
@@ -867,26 +924,26 @@ cdef class CompositeRunner(Runner):
 cdef class StackRunner(CompositeRunner):
     """Runs a `Stack`."""
 
-    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
-        """Run the layers from the first to the last, which alone writes to a y that is given."""
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
+        """Run the layers from the lowest to the highest, which alone writes to y if that is an array."""
         cdef list last_states = [], tapes = []
         cdef Py_ssize_t k, top = len(self.parts) - 1
         for k in range(top + 1):
             part_state = None if state is None else (<tuple> state)[k]
-            x, part_state, tape = (<Runner> self.parts[k]).forward(
+            x, part_state, tape = (<Runner> self.parts[k]).forward_part(
                 context, x, part_state, reverse, y if k == top else None
             )
             last_states.append(part_state)
             tapes.append(tape)
         return x, tuple(last_states), tapes
 
-    cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
-        """Run the backward passes of the layers from the last to the first."""
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
+        """Run the backward passes of the layers from the highest to the lowest."""
         cdef list d_states = [], part_grads = []
         cdef Py_ssize_t k
         for k in range(len(self.parts) - 1, -1, -1):
             d_state = None if d_last is None else (<tuple> d_last)[k]
-            part = (<Runner> self.parts[k]).backward(tape[k], d_y, d_state, None if k else d_x)
+            part = (<Runner> self.parts[k]).backward_part(tape[k], d_y, d_state, None if k else d_x)
             d_y = part[0]
             d_states.append(part[1])
             part_grads.append(part[2])
@@ -899,23 +956,23 @@ cdef class StackRunner(CompositeRunner):
 cdef class BidirectionalRunner(CompositeRunner):
     """Runs a `Bidirectional`: two layers side by side, of which the second one runs in the other direction."""
 
-    cdef tuple forward(self, ForwardContext context, ndarray x, state, bint reverse, y):
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
         """Run both layers over x; each of them writes to its half of y."""
         cdef Py_ssize_t half = self.output_size // 2
         if y is None:
             y = self.new_rows(context.T, context.B, self.output_size)
         fw, bw = (None, None) if state is None else state
-        _, last_fw, tape_fw = (<Runner> self.parts[0]).forward(context, x, fw, reverse, y[:, :, :half])
-        _, last_bw, tape_bw = (<Runner> self.parts[1]).forward(context, x, bw, not reverse, y[:, :, half:])
+        _, last_fw, tape_fw = (<Runner> self.parts[0]).forward_part(context, x, fw, reverse, y[:, :, :half])
+        _, last_bw, tape_bw = (<Runner> self.parts[1]).forward_part(context, x, bw, not reverse, y[:, :, half:])
         return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
-    cdef tuple backward(self, tape, ndarray d_y, d_last, d_x):
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
         """Run the backward passes of both layers, and add up their gradients to x."""
         cdef Py_ssize_t half = self.output_size // 2
         fw, bw = (None, None) if d_last is None else d_last
         tape_fw, tape_bw = tape
-        d_x, d_fw, grads_fw = (<Runner> self.parts[0]).backward(tape_fw, d_y[:, :, :half], fw, d_x)
-        d_x_bw, d_bw, grads_bw = (<Runner> self.parts[1]).backward(tape_bw, d_y[:, :, half:], bw, None)
+        d_x, d_fw, grads_fw = (<Runner> self.parts[0]).backward_part(tape_fw, d_y[:, :, :half], fw, d_x)
+        d_x_bw, d_bw, grads_bw = (<Runner> self.parts[1]).backward_part(tape_bw, d_y[:, :, half:], bw, None)
         with numpy.errstate(over="ignore", invalid="ignore"):
             numpy.add(d_x, d_x_bw, out=d_x)
         return d_x, (d_fw, d_bw), self.join_grads([grads_fw, grads_bw])

@@ -8,7 +8,7 @@ B - 1; k is the position of a stream, a state or a row.
 """
 from libc.string cimport memcpy, memset
 from numpy cimport (
-    NPY_INTP, PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, import_array, int64_t, ndarray, npy_intp
+    NPY_INTP, PyArray_BYTES, PyArray_DIMS, PyArray_ISWRITEABLE, PyArray_NBYTES, import_array, ndarray, npy_intp
 )
 
 import sys
@@ -19,7 +19,7 @@ from blockcell._args import empty
 from blockcell._layers import step_mask_of
 from blockcell.argument_reader import ArgumentReader
 
-from blockcell._layers cimport KernelPlan, is_shaped, packed_address, plan_for
+from blockcell._layers cimport KernelPlan, is_shaped, longest_length, packed_address, plan_for
 from numpy_arrays cimport is_plain, overlap
 from passes.arrays cimport STATES, Pass
 
@@ -68,7 +68,7 @@ cdef class Stream:
     cdef readonly object layer
     cdef readonly Py_ssize_t batch
     cdef readonly Py_ssize_t _advances  # how often steps have changed the states; counted in the lowest stream alone
-    cdef object cell  # the layer with the weights: `layer`, or the copy that a Quantized has of it
+    cdef object leaf  # the layer with the weights: `layer`, or the copy that a Quantized has of it
     cdef object dtype
     cdef object weights  # the LeafWeights that the layer had at the last refresh
     cdef list plans  # the last KernelPlans, each at an index by its sizes
@@ -90,7 +90,7 @@ cdef class Stream:
         width = layer.input_size + max(layer.hidden_size, layer.output_size)
         if batch * (width + 1) * layer.dtype.itemsize > sys.maxsize:
             raise ValueError(f"{type(layer).__name__}.stream: batch is {batch}; expected fewer rows, that memory holds")
-        self.layer, self.cell, self.batch = layer, layer, batch
+        self.layer, self.leaf, self.batch = layer, layer, batch
         self.input_size, self.output_size, self.dtype = layer.input_size, layer.output_size, layer.dtype
         self.type_number = self.dtype.num
         self.scratch, self.scratch_size, self.plans = None, 0, [None] * PLANS
@@ -101,7 +101,7 @@ cdef class Stream:
     cdef list zero_states(self, Py_ssize_t batch):
         """Return the arrays of a state of zeros."""
         cdef list arrays = []  # by a loop: Cython's list comprehensions free an item twice where the list cannot grow
-        for size in self.cell._state_sizes:
+        for size in self.leaf._state_sizes:
             array = numpy.zeros((batch, size), self.dtype)
             arrays.append(array)
         return arrays
@@ -182,7 +182,7 @@ cdef class Stream:
         if is_shaped(x, self.type_number, rank, -1, n, self.input_size):
             return x
         reason = ", by the number of rows" if names_rows else ""
-        return self.cell._read_stream_array("x", x, (None, n, self.input_size)[3 - rank :], reason)
+        return self.leaf._read_stream_array("x", x, (None, n, self.input_size)[3 - rank :], reason)
 
     cdef read_out(self, x, out, int rank, Py_ssize_t T, Py_ssize_t n):
         """Return the array for the results of n rows: a user's `out`, which must not overlap x; for None a new one."""
@@ -195,10 +195,10 @@ cdef class Stream:
             shape = (T, n, self.output_size)[3 - rank :]
             description = f"{out.dtype} {out.shape}" if type(out) is ndarray else type(out).__name__
             expected = f"expected a writeable C-contiguous {self.dtype} array of shape {shape}"
-            message = f"{type(self.cell).__name__}.stream: out is {description}; {expected}"
+            message = f"{type(self.leaf).__name__}.stream: out is {description}; {expected}"
             raise (ValueError if type(out) is ndarray and out.dtype == self.dtype else TypeError)(message)
         if overlap(x, out):
-            raise ValueError(f"{type(self.cell).__name__}.stream: out overlaps x; give it memory of its own")
+            raise ValueError(f"{type(self.leaf).__name__}.stream: out overlaps x; give it memory of its own")
         return out
 
     cdef compute(self, x, y, Py_ssize_t T, Py_ssize_t n, step_mask, bint in_place):
@@ -221,7 +221,7 @@ cdef class Stream:
         if self.output_size == 0:
             return
         last_plan = <KernelPlan> self.plans[index]
-        plan = plan_for(last_plan, self.cell, "forward", self.format, T, n)
+        plan = plan_for(last_plan, self.leaf, "forward", self.format, T, n)
         if plan is not last_plan:
             self.plans[index] = plan
         if plan.size > self.scratch_size:
@@ -292,14 +292,14 @@ cdef class Stream:
 
     def _state_arrays(self, value, n):
         """Return the arrays of a user's state of n rows."""
-        return self.cell._read_stream_state(value, n)
+        return self.leaf._read_stream_state(value, n)
 
     def _state_from(self, arrays):
         """Return a state of the next arrays of an iterator."""
         cdef list state = []
         for _ in range(len(self.states)):
             state.append(next(arrays))
-        return self.cell._state._make(state)
+        return self.leaf._state._make(state)
 
     def reset(self, rows=None):
         """Set the states of all rows or of some to zero.
@@ -320,7 +320,7 @@ cdef class Stream:
 
     def refresh(self):
         """Take over the weights that the layer has now; the state stays."""
-        refresh((self,), self.cell._shared.weights)
+        refresh((self,), self.leaf._shared.weights)
 
     cdef void use_weights(self, weights):
         """Take over weights, a LeafWeights."""
@@ -338,7 +338,7 @@ cdef class Stream:
 
     def _in_use(self):
         """Return a layer with the weights that the stream uses, which its own layer may have replaced."""
-        return self.layer if self.layer is not self.cell else self.cell._with_weights(self.weights)
+        return self.layer if self.layer is not self.leaf else self.leaf._with_weights(self.weights)
 
     def __reduce__(self):
         return restored, (self._in_use(), self.batch, self.state)
@@ -364,7 +364,7 @@ cdef claim(tuple streams):
         if not claim_flag(&stream.in_use):
             release(streams, k)
             raise RuntimeError(
-                f"{type(stream.cell).__name__}.stream: the stream is in use; it is for one thread at a time"
+                f"{type(stream.leaf).__name__}.stream: the stream is in use; it is for one thread at a time"
             )
 
 
@@ -387,7 +387,7 @@ cdef read_rows(Stream stream, rows, bint once=True):
 
 cdef reader_of(Stream stream):
     """Return the reader of arguments whose messages name the stream."""
-    return ArgumentReader(f"{type(stream.cell).__name__}.stream")
+    return ArgumentReader(f"{type(stream.leaf).__name__}.stream")
 
 
 cdef bint set_row_numbers(Stream stream, ndarray rows) noexcept:
@@ -498,7 +498,7 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
     ndarray
         `out`, or a new array.
     """
-    cdef Py_ssize_t T = 1, end, n, k, top = len(streams) - 1
+    cdef Py_ssize_t T = 1, step_count, n, k, top = len(streams) - 1
     cdef Stream stream = streams[0]
     cdef Stream top_stream = streams[top]
     cdef const npy_intp *numbers = NULL
@@ -511,18 +511,18 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
     x = stream.read_x(x, rank, n, names_rows)
     if rank == 3:
         T = PyArray_DIMS(<ndarray> x)[0]
-    end, step_mask = T, None
+    step_count, step_mask = T, None
     if lengths is not None:
-        lengths = stream.cell._read_stream_lengths(lengths, T, n)
-        end = longest_length(lengths)
-        step_mask = step_mask_of(end, n, lengths, None, False)
+        lengths = stream.leaf._read_stream_lengths(lengths, T, n)
+        step_count = longest_length(lengths)
+        step_mask = step_mask_of(step_count, n, lengths, None, False)
     # Up to here code of the user's may have run; from here on none does.
     out = top_stream.read_out(x, out, rank, T, n)
     claim(streams)
     try:
         if names_rows:
             numbers = row_numbers_of(stream, rows)
-        if n > 0 and end > 0:
+        if n > 0 and step_count > 0:
             if names_rows:
                 copy_named_rows(streams, numbers, n, False)
             for k in range(top + 1):
@@ -532,8 +532,8 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
                 elif rank == 2:
                     y = between[k]
                 else:
-                    y = empty((end, n, stream.output_size), stream.dtype)
-                stream.compute(x, y, end, n, step_mask, names_rows)
+                    y = empty((step_count, n, stream.output_size), stream.dtype)
+                stream.compute(x, y, step_count, n, step_mask, names_rows)
                 x = y
             if names_rows:
                 copy_named_rows(streams, numbers, n, True)
@@ -541,21 +541,12 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
                 for k in range(top + 1):
                     (<Stream> streams[k]).swap_states()
             (<Stream> streams[0])._advances += 1
-        if end < T:
-            written = PyArray_NBYTES(<ndarray> out) // T * end
+        if step_count < T:
+            written = PyArray_NBYTES(<ndarray> out) // T * step_count
             memset(PyArray_BYTES(<ndarray> out) + written, 0, PyArray_NBYTES(<ndarray> out) - written)
     finally:
         release(streams, top + 1)
     return out
-
-
-cdef Py_ssize_t longest_length(ndarray lengths) noexcept:
-    """Return the largest of lengths [n]; 0 if there are none."""
-    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
-    cdef Py_ssize_t k, longest = 0
-    for k in range(PyArray_DIMS(lengths)[0]):
-        longest = max(longest, <Py_ssize_t> length[k])
-    return longest
 
 
 def copy_states(tuple streams, rows):
@@ -668,6 +659,6 @@ def refresh(tuple streams, dict weights):
     try:
         for k in range(len(streams)):
             stream = streams[k]
-            stream.use_weights(weights[stream.cell])
+            stream.use_weights(weights[stream.leaf])
     finally:
         release(streams, len(streams))

@@ -185,7 +185,7 @@ def write_zip(path: Path, members: dict[str, bytes], compression: int) -> None:
 def cells_of(layer: Any) -> list[bytes]:
     """Return the weights of all cells of a layer, or of a dict of layers, as bytes."""
     layers = [*layer.values()] if isinstance(layer, dict) else [layer]
-    cells = [cell for part in layers for cell in part._cells().values()]
+    cells = [cell for part in layers for cell in part._leaves().values()]
     return [b"".join(np.ascontiguousarray(array).tobytes() for array in cell.weights.values()) for cell in cells]
 
 

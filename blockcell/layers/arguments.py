@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._args import empty
+from .._layers import check_lengths
 from ..argument_reader import ArgumentReader, as_kernels_take, is_array
 from ..errors import short
 from ..optable import DTYPES, Array
@@ -105,11 +106,9 @@ def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str
         mend = reader.mend(lengths.shape, (B,)) if isinstance(reader, CallReader) else ""
         expected = f"expected (B,) = ({B},) with B from {source}"
         raise ValueError(f"{reader.caller}: lengths has shape {lengths.shape}; {expected}{mend}")
-    outside = np.flatnonzero((lengths < 0) | (lengths > T))
-    if outside.size:
-        b = outside[0]
-        raise ValueError(f"{reader.caller}: lengths[{b}] is {lengths[b]}; expected 0 to T = {T}")
-    return lengths.astype(np.int64)
+    steps = lengths.astype(np.int64)
+    check_lengths(reader.caller, steps, T, lengths)
+    return steps
 
 
 def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:

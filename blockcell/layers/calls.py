@@ -145,18 +145,26 @@ class BaseLayer(ABC, Generic[S_co]):
             A shape or a length does not fit, or `masked` is unknown.
         """
         if reset is None and mask is None and masked is ZERO:
-            results: tuple[Array, S_co] | None = self._runner.call(
+            results: tuple[Array, S_co] | None = self._runner.try_forward(
                 self._shared.weights, x, state, lengths, batch_first, False
             )
             if results is not None:
                 return results
-        y, last = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, False)[0]
-        return y, last
+        y, last_state = self._convert_and_forward(x, state, lengths, reset, mask, masked, batch_first, False)[0]
+        return y, last_state
 
-    def _read_and_run(
+    def _convert_and_forward(
         self, x: Any, state: State, lengths: Any, reset: Any, mask: Any, masked: Any, batch_first: Any, training: bool
     ) -> tuple[Any, CountedSteps | None]:
-        """What `Runner.run` returns of these arguments, and where the steps are that count, if they had to move."""
+        """Convert a user's arguments, or raise; run the layer on them.
+
+        Returns
+        -------
+        results : tuple
+            What `Runner.forward_layer` returns.
+        counted : CountedSteps or None
+            Where the steps that count are, if they had to move.
+        """
         weights = self._shared.weights
         reader = CallReader(type(self).__name__, batch_first)
         if not isinstance(masked, str) or masked not in (ZERO, REPEAT):
@@ -166,24 +174,25 @@ class BaseLayer(ABC, Generic[S_co]):
         reader.T, reader.B = T, B = x.shape[:2]
         lengths = read_lengths(reader, lengths, T, B)
         reset, mask = read_switches(reader, "reset", reset), read_switches(reader, "mask", mask)
-        first = self._read_state(reader, "state", state, B)
+        initial_state = self._read_state(reader, "state", state, B)
 
         counted = None
         if mask is not None or masked == REPEAT:
             counted, lengths = count(mask, lengths, T, masked == REPEAT)
         if counted is not None:
             x, reset = counted.gather(x), None if reset is None else counted.gather_resets(reset)
-        end = T if lengths is None else int(lengths.max(initial=0))  # the steps until every row has ended
-        x = rows_as_kernels_take(x[:end], self.dtype)
-        reset = None if reset is None else np.ascontiguousarray(reset[:end])
-        return self._runner.run(weights, x, first, lengths, reset, counted, T, reader.batch_first, training), counted
+        x = rows_as_kernels_take(x, self.dtype)
+        reset = None if reset is None else np.ascontiguousarray(reset)
+        batch_first = reader.batch_first
+        results = self._runner.forward_layer(weights, x, initial_state, lengths, reset, counted, batch_first, training)
+        return results, counted
 
     def _compute(
         self, x: Array, state: State, lengths: Array | None, reset: Array | None, threads: int
     ) -> tuple[Array, S_co]:
         """Return what a call returns, of arrays as kernels read them, on at most so many threads."""
-        results: tuple[Array, S_co] = self._runner.run(
-            self._shared.weights, x, state, lengths, reset, None, len(x), False, False, threads
+        results: tuple[Array, S_co] = self._runner.forward_layer(
+            self._shared.weights, x, state, lengths, reset, None, False, False, threads
         )
         return results
 

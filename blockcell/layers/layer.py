@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike
 
 from .. import _kernels
 from .._args import frozen_copy
-from .._layers import Runner, pack
+from .._kernels import PlannedKernel
+from .._layers import Runner, run_packing_kernel
 from .._stream import Stream
 from ..argument_reader import ArgumentReader, form, rows_as_kernels_take
 from ..errors import short
@@ -225,11 +226,11 @@ class Layer(BaseLayer[S_co]):
         """
         results = counted = None
         if reset is None and mask is None and masked is ZERO:
-            results = self._runner.call(self._shared.weights, x, state, lengths, batch_first, True)
+            results = self._runner.try_forward(self._shared.weights, x, state, lengths, batch_first, True)
         if results is None:
-            results, counted = self._read_and_run(x, state, lengths, reset, mask, masked, batch_first, True)
-        y, last, T, B, end, content = results
-        return y, last, Tape(self, T, B, end, content, bool(batch_first), counted)
+            results, counted = self._convert_and_forward(x, state, lengths, reset, mask, masked, batch_first, True)
+        y, last_state, T, B, step_count, row_lengths, content = results
+        return y, last_state, Tape(self, T, B, step_count, row_lengths, content, bool(batch_first), counted)
 
     def backward(
         self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None, *, batch_first: bool | None = None
@@ -277,17 +278,17 @@ class Layer(BaseLayer[S_co]):
         if batch_first is not None and reader.switch("batch_first", batch_first) != tape.batch_first:
             expected = f"expected {tape.batch_first}, which forward had for this tape"
             raise ValueError(f"{reader.caller}: batch_first is {batch_first}; {expected}")
-        results: tuple[Array, S_co, dict[str, Array]] | None = self._runner.differentiate(tape, d_y, d_state)
+        results: tuple[Array, S_co, dict[str, Array]] | None = self._runner.try_backward(tape, d_y, d_state)
         if results is None:
             reader = CallReader(reader.caller, tape.batch_first)
             reader.T, reader.B = tape.T, tape.B
             d_last = self._read_state(reader, "d_state", d_state, tape.B)
-            results = self._runner.run_back(tape, self._read_d_y(reader, d_y, tape), d_last)
+            results = self._runner.backward_layer(tape, self._read_d_y(reader, d_y, tape), d_last)
         return results
 
     def _read_d_y(self, reader: CallReader, d_y: Any, tape: Tape) -> Array:
         """Return the gradient to y at the steps that count, as the tape has them."""
-        rows = (tape.end, tape.B) if self._over_time else (tape.B,)
+        rows = (tape.step_count, tape.B) if self._over_time else (tape.B,)
         if d_y is None:
             return np.zeros((*rows, self.output_size), self.dtype)
         shape = *(reader.axes(tape.T, tape.B) if self._over_time else rows), self.output_size
@@ -296,7 +297,7 @@ class Layer(BaseLayer[S_co]):
             return rows_as_kernels_take(array, self.dtype)
         array = reader.time_first(array)
         if tape.counted is None:
-            return rows_as_kernels_take(array[: tape.end], self.dtype)
+            return rows_as_kernels_take(array[: tape.step_count], self.dtype)
         return tape.counted.gather_d_y(rows_as_kernels_take(array, self.dtype), self._directions(False))
 
     def plan(self, T: SupportsIndex, B: SupportsIndex, num_threads: SupportsIndex | None = None) -> dict[str, Plan]:
@@ -339,10 +340,8 @@ class Layer(BaseLayer[S_co]):
                 raise ValueError(f"{reader.caller}: {name} is {value}; expected at least 1")
         threads, plans = reader.thread_number(num_threads), {}
         for prefix, leaf in self._leaves().items():
-            grids = []
-            for task in ("forward", "backward"):
-                *_, count, members = leaf._plan(task, 0, sizes[0], sizes[1], threads)
-                grids.append(Grid(count // members, members))
+            kernels = [leaf._plan_kernel(task, 0, sizes[0], sizes[1], threads) for task in ("forward", "backward")]
+            grids = [Grid(kernel.threads // kernel.members, kernel.members) for kernel in kernels]
             plans[prefix.rstrip(".")] = Plan(*grids)
         return plans
 
@@ -500,10 +499,10 @@ class Leaf(Layer[S_co]):
         self, arrays: dict[str, Array], matrices: Mapping[str, QuantizedMatrix] | None = None, format: int = 0
     ) -> LeafWeights:
         """Return the arrays with all weights packed: these, and the quantized matrices of this format."""
-        plan = self._plan("pack", format, 1, 1, 1)
-        packed = np.empty(plan[2], np.uint8)  # huge pages made no difference below 4 MiB, numpy's own limit
+        kernel, names = self._plan_kernel("pack", format, 1, 1, 1), self._weight_names
+        packed = np.empty(kernel.size, np.uint8)  # huge pages made no difference below 4 MiB, numpy's own limit
         if self.hidden_size:
-            pack(plan, packed, [*map(arrays.get, self._weight_names)], [*map((matrices or {}).get, self._weight_names)])
+            run_packing_kernel(kernel, packed, [*map(arrays.get, names)], [*map((matrices or {}).get, names)])
         return LeafWeights(arrays, packed, format)
 
     def _without_weights(self) -> Self:
@@ -539,12 +538,8 @@ class Leaf(Layer[S_co]):
             for name, shape in shapes.items()
         }
         if self.hidden_size:
-            pack(
-                self._plan("unpack", weights.format, 1, 1, 1),
-                weights.packed,
-                [],
-                [*map(matrices.get, self._weight_names)],
-            )
+            kernel = self._plan_kernel("unpack", weights.format, 1, 1, 1)
+            run_packing_kernel(kernel, weights.packed, [], [*map(matrices.get, self._weight_names)])
         return matrices
 
     # ---------------------------------------------------------------------------------------------------------- streams
@@ -570,7 +565,7 @@ class Leaf(Layer[S_co]):
         return [*self._read_state(reader, "state", value, batch, "the stream")]
 
     # ---------------------------------------------------------------------------------------------------------- kernels
-    def _plan(self, task: str, format: int, T: int, B: int, threads: int) -> tuple[object, bytes, int, int, int]:
+    def _plan_kernel(self, task: str, format: int, T: int, B: int, threads: int) -> PlannedKernel:
         """Plan one of the layer's kernels.
 
         Parameters
@@ -579,17 +574,11 @@ class Leaf(Layer[S_co]):
         format : int
             How the matrices of weights are quantized.
         T, B, threads : int
-
-        Returns
-        -------
-        tuple
-            The kernel, its plan, the bytes of the workspace (of the packed weights, if these are the task), how many of
-            the threads it uses, and how many of these share the hidden units of a row.
+            Steps, batch rows, and the most threads.
         """
-        sizes = T, B, self.input_size, self.hidden_size
-        return _kernels.LAYERS[self._kernel](
-            task, sizes, threads, self._dtype_number, format, False, self._kernel_options()
-        )
+        sizes, options = (T, B, self.input_size, self.hidden_size), self._kernel_options()
+        plan = _kernels.LAYERS[self._kernel]
+        return PlannedKernel(*plan(task, sizes, threads, self._dtype_number, format, False, options))
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         """Return a state of B rows as kernels read it, zeros in place of None; `source` is where B is from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..optable import Array
 from .calls import BaseLayer
 from .masks import CountedSteps
 
@@ -17,8 +18,9 @@ class Tape:
     layer: BaseLayer[Any]
     T: int
     B: int
-    end: int = field(repr=False)
-    """The number of steps until every row has ended. Nothing is kept from there on."""
+    step_count: int = field(repr=False)
+    """The number of steps until every row has finished. Nothing is kept from there on."""
+    lengths: Array | None = field(repr=False)
     content: Any = field(repr=False)
     batch_first: bool = False
     counted: CountedSteps | None = field(default=None, repr=False)

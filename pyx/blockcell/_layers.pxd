@@ -1,4 +1,4 @@
-"""The plan of a layer's call, which `_stream.pyx` and `_tensors.pyx` cimport from `_layers.pyx`.
+"""The plan of a layer's call, and what else `_stream.pyx` and `_tensors.pyx` cimport from `_layers.pyx`.
 
 The folder is named `blockcell` because Cython looks for a module's .pxd file by the module's full name."""
 from passes.arrays cimport LayerKernel, Pass
@@ -18,10 +18,11 @@ cdef class KernelPlan:
 
 
 cdef KernelPlan plan_from(
-    tuple planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads
+    planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads
 )
 cdef KernelPlan plan_for(
     KernelPlan last_plan, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=*
 )
 cdef char *packed_address(object packed) noexcept
 cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept
+cdef Py_ssize_t longest_length(object lengths) noexcept

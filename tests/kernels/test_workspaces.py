@@ -72,7 +72,8 @@ def test_regions_of_a_workspace_do_not_overlap(name, scheme, grid):
         codes = "codes of h, codes of m" if name == "projected lstm" else "codes of h"
         expected = expected.replace("x,", f"x, {codes},")
     with with_machine(groups=grid[0], members=grid[1]):
-        forward, backward = layer._plan("workspace", format, T, B, 4)
+        sizes, options = (T, B, layer.input_size, layer.hidden_size), layer._kernel_options()
+        forward, backward = _kernels.LAYERS[layer._kernel]("workspace", sizes, 4, 0, format, False, options)
         assert [region[0] for region in forward] == expected.split(", ")
         assert [region[0] for region in backward] == (LSTM_BACKWARD if "lstm" in name else BACKWARD).split(", ")
         assert bool(forward[0][3]) == (grid[0] > 1)  # only rows of several groups need a gap
@@ -81,7 +82,9 @@ def test_regions_of_a_workspace_do_not_overlap(name, scheme, grid):
             for _, rows, stride, gap, start in regions:
                 assert start == end and start % 16 == 0
                 end = start + rows * stride + gap
-            assert end * 4 + 64 == layer._plan(task, format, T, B, 4)[2]  # a line more, so that any address will do
+            assert (
+                end * 4 + 64 == layer._plan_kernel(task, format, T, B, 4).size
+            )  # a line more, so that any address will do
 
 
 def test_a_tape_has_the_outputs_of_the_op():

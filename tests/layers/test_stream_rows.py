@@ -243,7 +243,7 @@ def test_a_layer_that_fails_changes_nothing_below(monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(layer.layers[2], "_plan", fails)
+        patch.setattr(layer.layers[2], "_plan_kernel", fails)
         for call in (
             lambda: stream.step(uniform(rng, 3, I), rows=[5, 6, 7]),
             lambda: stream.run(uniform(rng, 2, 3, I), rows=[5, 6, 7], lengths=[1, 2, 0]),
