@@ -14,12 +14,16 @@ Pass ``mask=lengths > 0`` to leave such rows out.
 
 Arrays are float32, float64 or float16, and the gradient has their dtype.  float16 is computed in float32, and its
 gradient is rounded once, at the end.  Means are summed in float64.
+
+`LOSSES` has a row for each: its kind of target. The checks here and `onnx_export` read it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -76,24 +80,17 @@ def softmax_cross_entropy(
     Source: the equations of PyTorch's ``cross_entropy``, which agrees on integer labels (`mask` does what its
     ``ignore_index`` does), and of Keras's ``SparseCategoricalCrossentropy(from_logits=True)``.
     """
-    if mask is None and lengths is None and (found := _training.cross_entropy(logits, labels)) is not None:
-        return found
-    reader = ArgumentReader("softmax_cross_entropy")
-    [values] = _arrays(reader, "C", logits=logits)
-    if not values.shape[-1]:
-        raise ValueError(f"{reader.caller}: logits has shape {values.shape}; expected (..., C) with at least one class")
-    classes = _labels(reader, labels, values.shape)
-    counted = _counted(reader, "logits", values.shape, "C", mask, lengths)
-    label = _labels_in_range(reader, classes, counted, values.shape[-1])
-
+    if mask is None and lengths is None and (result := _training.cross_entropy(logits, labels)) is not None:
+        return result
+    values, label, index = _read("softmax_cross_entropy", logits, labels, mask, lengths)
     grad = np.zeros(values.shape, values.dtype)
-    chosen = _copy(values[counted])
     if not label.size:
         return 0.0, grad
-    found = _training.cross_entropy(chosen.reshape(-1, values.shape[-1]), label)
-    assert found is not None  # all has been converted
-    mean, d_chosen = found
-    grad[counted] = d_chosen.reshape(chosen.shape)
+    rows = _copy(values[index])
+    result = _training.cross_entropy(rows.reshape(-1, values.shape[-1]), label)
+    assert result is not None  # all arrays have been converted
+    mean, d_rows = result
+    grad[index] = d_rows.reshape(rows.shape)
     return mean, grad
 
 
@@ -136,25 +133,65 @@ def mean_squared_error(
     -----
     Source: the equations of PyTorch's ``mse_loss`` and of Keras's ``MeanSquaredError``.
     """
-    reader = ArgumentReader("mean_squared_error")
-    values, wanted = _arrays(reader, "H", y=y, target=target)
-    if wanted.shape != values.shape:
-        raise ValueError(f"{reader.caller}: target has shape {wanted.shape}; expected {values.shape}, that of y")
-    counted = _counted(reader, "y", values.shape, "H", mask, lengths)
-
-    error = _copy(values[counted])
-    error -= wanted[counted]
+    values, expected, index = _read("mean_squared_error", y, target, mask, lengths)
+    error = _copy(values[index])
+    error -= expected
     n = max(error.size, 1)
     loss = float(np.square(error, dtype=np.float64).sum()) / n
     error /= n / 2
     grad = np.zeros(values.shape, values.dtype)
-    grad[counted] = error
+    grad[index] = error
     return loss, grad
 
 
+# ------------------------------------------------------------------------------------------------------------ the table
+@dataclass(frozen=True)
+class Loss:
+    """What a loss takes; the docstring of its function has the equations."""
+
+    function: Callable[..., tuple[float, Array]]
+    target: Literal["classes", "values"]
+    """One class for each entry of logits (..., C), or an array like y (..., H)."""
+
+
+LOSSES = {
+    "softmax_cross_entropy": Loss(softmax_cross_entropy, "classes"),
+    "mean_squared_error": Loss(mean_squared_error, "values"),
+}
+
+
 # ----------------------------------------------------------------------------------------------- what the losses share
+def _read(
+    name: str, values: ArrayLike, target: ArrayLike, mask: ArrayLike | None, lengths: ArrayLike | None
+) -> tuple[Array, Array, Array | EllipsisType]:
+    """Check the arguments of a loss.
+
+    Returns
+    -------
+    values : ndarray (..., C or H)
+        The logits, or y.
+    target : ndarray
+        The entries of the target that count. Classes are in one row.
+    index : ndarray or Ellipsis
+        Which entries count: an index into all axes but the last.
+    """
+    reader = ArgumentReader(name)
+    if LOSSES[name].target == "classes":
+        [logits] = _arrays(reader, "C", logits=values)
+        if not logits.shape[-1]:
+            raise ValueError(f"{name}: logits has shape {logits.shape}; expected (..., C) with at least one class")
+        labels = _labels(reader, target, logits.shape)
+        index = _counted_entries(reader, "logits", logits.shape, "C", mask, lengths)
+        return logits, _labels_in_range(reader, labels, index, logits.shape[-1]), index
+    y, expected = _arrays(reader, "H", y=values, target=target)
+    if expected.shape != y.shape:
+        raise ValueError(f"{name}: target has shape {expected.shape}; expected {y.shape}, that of y")
+    index = _counted_entries(reader, "y", y.shape, "H", mask, lengths)
+    return y, expected[index], index
+
+
 def _arrays(reader: ArgumentReader, last: str, **values: Any) -> list[Array]:
-    """Arrays of one dtype, with one axis at least."""
+    """Return the values as arrays of one dtype, with one axis at least; `last` is the letter of the last axis."""
     arrays = [(name, value, reader.array(name, value)) for name, value in values.items()]
     dtype = DTYPES[reader.dtype_number(arrays)]
     for name, _, array in arrays:
@@ -164,6 +201,7 @@ def _arrays(reader: ArgumentReader, last: str, **values: Any) -> list[Array]:
 
 
 def _labels(reader: ArgumentReader, value: Any, shape: tuple[int, ...]) -> Array:
+    """Return the classes as integers, one for each row of logits of this shape."""
     labels = reader.array("labels", value)
     mend = "; labels.argmax(axis=-1) makes them of one row of probabilities for each" if labels.shape == shape else ""
     if labels.dtype.kind == "f" and labels.shape == shape[:-1]:
@@ -184,19 +222,20 @@ def _labels(reader: ArgumentReader, value: Any, shape: tuple[int, ...]) -> Array
     return labels
 
 
-def _labels_in_range(reader: ArgumentReader, labels: Array, counted: Array | EllipsisType, classes: int) -> Array:
-    """The labels that count, in one row."""
-    wrong = np.zeros(labels.shape, np.bool_)
-    wrong[counted] = (labels[counted] < 0) | (labels[counted] >= classes)
-    for index in np.argwhere(wrong)[:1].tolist():
+def _labels_in_range(reader: ArgumentReader, labels: Array, index: Array | EllipsisType, classes: int) -> Array:
+    """Return the labels that count, in one row."""
+    is_wrong = np.zeros(labels.shape, np.bool_)
+    is_wrong[index] = (labels[index] < 0) | (labels[index] >= classes)
+    if is_wrong.any():
+        first = np.argwhere(is_wrong)[0].tolist()
         raise ValueError(
-            f"{reader.caller}: labels{index or ''} is {labels[tuple(index)]}; expected 0 to {classes - 1}, for the"
+            f"{reader.caller}: labels{first or ''} is {labels[tuple(first)]}; expected 0 to {classes - 1}, for the"
             f" {classes} classes of logits; mask leaves out what has no label"
         )
-    return labels[counted].astype(np.intp).reshape(-1)
+    return labels[index].astype(np.intp).reshape(-1)
 
 
-def _counted(
+def _counted_entries(
     reader: ArgumentReader,
     name: str,
     shape: tuple[int, ...],
@@ -204,31 +243,31 @@ def _counted(
     mask: ArrayLike | None,
     lengths: ArrayLike | None,
 ) -> Array | EllipsisType:
-    """Which entries count, as an index into all axes but the last."""
-    counted: Array | EllipsisType = ...
+    """Return which entries count, as an index into all axes but the last."""
+    index: Array | EllipsisType = ...
     if mask is not None:
-        counted = reader.array("mask", mask)
-        if counted.dtype != np.bool_ and (counted.size or is_array(mask)):
+        index = reader.array("mask", mask)
+        if index.dtype != np.bool_ and (index.size or is_array(mask)):
             raise TypeError(
-                f"{reader.caller}: mask has dtype {counted.dtype}; expected bool, True for what counts: mask != 0 of"
+                f"{reader.caller}: mask has dtype {index.dtype}; expected bool, True for what counts: mask != 0 of"
                 f" numbers"
             )
-        if counted.shape != shape[:-1]:
+        if index.shape != shape[:-1]:
             raise ValueError(
-                f"{reader.caller}: mask has shape {counted.shape}; expected {shape[:-1]}, that of {name} but for its"
+                f"{reader.caller}: mask has shape {index.shape}; expected {shape[:-1]}, that of {name} but for its"
                 f" last axis"
             )
-        counted = counted.astype(np.bool_, copy=False)
+        index = index.astype(np.bool_, copy=False)
     if lengths is not None and len(shape) != 3:
         raise ValueError(
             f"{reader.caller}: lengths needs {name} of shape (T, B, {last}), but it has shape {shape}; use mask"
         )
     if len(shape) == 3 and (ends := read_lengths(reader, lengths, shape[0], shape[1], name)) is not None:
         within = np.arange(shape[0])[:, None] < ends
-        counted = within if counted is ... else counted & within
-    return counted
+        index = within if index is ... else index & within
+    return index
 
 
 def _copy(array: Array) -> Array:
-    """In the dtype that is computed in, and in C order, so that sums have one order."""
+    """Return a copy in the dtype that is computed in, and in C order, so that sums have one order."""
     return np.array(array, np.result_type(array.dtype, np.float32), order="C", copy=True)

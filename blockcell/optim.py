@@ -13,12 +13,16 @@
 `sgd`, `momentum` and `adam` are called alike, so that one may take another's place.  They return new arrays and modify
 none.  Weights keep their dtype; what is between is computed in float32, or in float64 for float64 weights, and so are
 the arrays of the state.  The state is a flat dict of arrays too, which `numpy.savez` takes; it belongs to the caller.
+
+`OPTIMIZERS` has a row for each: what it keeps, and which settings it takes. The checks here and `onnx_export` read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isfinite
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from math import inf, isfinite
 from numbers import Real
 from typing import Any
 
@@ -68,11 +72,8 @@ def sgd(
     ValueError
         Names or shapes differ between the arguments, or a number is out of range.
     """
-    rate = _number("sgd", "learning_rate", learning_rate)
-    if (step := _training.sgd(weights, grads, state, rate)) is not None:
-        return step
-    update = _Update("sgd", weights, grads, state)
-    return update.finished(_training.sgd(update.weights, update.grads, None, rate))
+    rate = _setting("sgd", "learning_rate", learning_rate)
+    return _training.sgd(weights, grads, state, rate) or _convert_and_step("sgd", weights, grads, state, rate)
 
 
 def momentum(
@@ -117,11 +118,10 @@ def momentum(
     -----
     Source: the equations of TensorFlow's ``MomentumOptimizer`` and of PyTorch's ``SGD`` with momentum, which agree.
     """
-    rate, kept = _number("momentum", "learning_rate", learning_rate), _number("momentum", "momentum", momentum, below=1)
-    if (step := _training.momentum(weights, grads, state, rate, kept)) is not None:
-        return step
-    update = _Update("momentum", weights, grads, state)
-    return update.finished(_training.momentum(update.weights, update.grads, update.before("velocity"), rate, kept))
+    rate = _setting("momentum", "learning_rate", learning_rate)
+    decay = _setting("momentum", "momentum", momentum)
+    step = _training.momentum(weights, grads, state, rate, decay)
+    return step or _convert_and_step("momentum", weights, grads, state, rate, decay)
 
 
 def adam(
@@ -172,16 +172,13 @@ def adam(
     ``epsilon / sqrt(1 - beta2^t)`` here, which matters only where gradients are about as small as it.
     """
     numbers = (
-        _number("adam", "learning_rate", learning_rate),
-        _number("adam", "beta1", beta1, below=1),
-        _number("adam", "beta2", beta2, below=1),
-        _number("adam", "epsilon", epsilon),
+        _setting("adam", "learning_rate", learning_rate),
+        _setting("adam", "beta1", beta1),
+        _setting("adam", "beta2", beta2),
+        _setting("adam", "epsilon", epsilon),
     )
-    if (step := _training.adam(weights, grads, state, *numbers)) is not None:
-        return step
-    update = _Update("adam", weights, grads, state)
-    before = update.steps() | update.before("m", "v")
-    return update.finished(_training.adam(update.weights, update.grads, before, *numbers))
+    step = _training.adam(weights, grads, state, *numbers)
+    return step or _convert_and_step("adam", weights, grads, state, *numbers)
 
 
 def clip_global_norm(grads: Mapping[str, ArrayLike], max_norm: float) -> tuple[Arrays, float]:
@@ -225,10 +222,60 @@ def clip_global_norm(grads: Mapping[str, ArrayLike], max_norm: float) -> tuple[A
         raise ValueError(f"{caller}: max_norm is 0; expected a number above 0")
     norm = float(np.sqrt(sum(float(np.square(grad, dtype=np.float64).sum()) for grad in arrays.values())))
     scale = limit / max(norm, limit) if isfinite(norm) else np.nan
-    return {name: np.asarray(grad * _between(grad).type(scale), grad.dtype) for name, grad in arrays.items()}, norm
+    clipped = {name: np.asarray(grad * _compute_dtype(grad).type(scale), grad.dtype) for name, grad in arrays.items()}
+    return clipped, norm
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+@dataclass(frozen=True)
+class Optimizer:
+    """What an optimizer takes and keeps; the docstring of its function has the equations."""
+
+    function: Callable[..., tuple[Arrays, Arrays]]
+    kernel: Callable[..., tuple[Arrays, Arrays] | None]
+    settings: Mapping[str, float]
+    """The settings in the kernel's order, each with the number that it must be below; all are at least 0."""
+    slots: tuple[str, ...] = ()
+    """The arrays that are kept for each weight; the state has them as ``SLOT.WEIGHT``."""
+    counts_steps: bool = False
+    """Whether the state has ``step``, the number of steps taken."""
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """The function's defaults, of those settings that have one."""
+        defaults = {name: signature(self.function).parameters[name].default for name in self.settings}
+        return {name: default for name, default in defaults.items() if default is not Parameter.empty}
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer(sgd, _training.sgd, {"learning_rate": inf}),
+    "momentum": Optimizer(momentum, _training.momentum, {"learning_rate": inf, "momentum": 1}, slots=("velocity",)),
+    "adam": Optimizer(
+        adam,
+        _training.adam,
+        {"learning_rate": inf, "beta1": 1, "beta2": 1, "epsilon": inf},
+        slots=("m", "v"),
+        counts_steps=True,
+    ),
+}
 
 
 # -------------------------------------------------------------------------------------------- what the optimizers share
+def _convert_and_step(
+    name: str,
+    weights: Mapping[str, ArrayLike],
+    grads: Mapping[str, ArrayLike],
+    state: Mapping[str, ArrayLike] | None,
+    *numbers: float,
+) -> tuple[Arrays, Arrays]:
+    """Check an optimizer's arrays, convert them to what its kernel takes, and take a step."""
+    update = _Update(name, weights, grads, state)
+    step = OPTIMIZERS[name].kernel(update.weights, update.grads, update.read_state(), *numbers)
+    assert step is not None  # all arrays have been converted
+    new_weights, new_state = step
+    return {name: weight.astype(update.dtypes[name], copy=False) for name, weight in new_weights.items()}, new_state
+
+
 class _Update:
     """The arguments of one step of an optimizer, checked, and converted to what is computed in."""
 
@@ -240,16 +287,17 @@ class _Update:
         state: Mapping[str, ArrayLike] | None,
     ) -> None:
         self.caller = caller
-        given, found = _arrays(caller, "weights", weights), _arrays(caller, "grads", grads)
-        if given.keys() != found.keys():
-            missing, unknown = (sorted(a.keys() - b.keys()) for a, b in ((given, found), (found, given)))
+        own_weights, own_grads = _arrays(caller, "weights", weights), _arrays(caller, "grads", grads)
+        if own_weights.keys() != own_grads.keys():
+            missing = sorted(own_weights.keys() - own_grads.keys())
+            unknown = sorted(own_grads.keys() - own_weights.keys())
             raise ValueError(
                 f"{caller}: expected grads with the names of weights; missing {missing}, unknown {unknown}"
             )
-        for name, weight in given.items():
-            if found[name].shape != weight.shape:
+        for name, weight in own_weights.items():
+            if own_grads[name].shape != weight.shape:
                 raise ValueError(
-                    f"{caller}: grads[{name!r}] has shape {found[name].shape}; expected {weight.shape},"
+                    f"{caller}: grads[{name!r}] has shape {own_grads[name].shape}; expected {weight.shape},"
                     f" that of weights[{name!r}]"
                 )
         if state is not None and not isinstance(state, Mapping):
@@ -257,61 +305,63 @@ class _Update:
                 f"{caller}: state is of type {type(state).__name__}; expected what the step before returned"
             )
         self.state = state or {}
-        self.dtypes = {name: weight.dtype for name, weight in given.items()}
+        self.dtypes = {name: weight.dtype for name, weight in own_weights.items()}
         """The weights' own."""
-        self.weights = {name: as_kernels_take(weight, _between(weight)) for name, weight in given.items()}
-        self.grads = {name: as_kernels_take(found[name], _between(weight)) for name, weight in given.items()}
+        self.weights = {name: as_kernels_take(weight, _compute_dtype(weight)) for name, weight in own_weights.items()}
+        self.grads = {
+            name: as_kernels_take(own_grads[name], _compute_dtype(weight)) for name, weight in own_weights.items()
+        }
 
-    def before(self, *slots: str) -> Arrays:
-        """The state's arrays as the step before left them; none at the first step."""
-        arrays = {}
-        for name, weight in self.weights.items() if self.state else ():
-            for key in [f"{slot}.{name}" for slot in slots]:
-                value = np.asarray(self.state.get(key))
-                if value.shape != weight.shape or value.dtype != weight.dtype:
-                    what = f"has shape {value.shape} and dtype {value.dtype}" if key in self.state else "is missing"
-                    raise ValueError(
-                        f"{self.caller}: state[{key!r}] {what}; expected {weight.shape} and {weight.dtype}:"
-                        f" what the step before returned, or None at the first"
-                    )
-                arrays[key] = as_kernels_take(value, weight.dtype)
-        return arrays
-
-    def steps(self) -> Arrays:
-        """The number of steps before this one; nothing at the first."""
+    def read_state(self) -> Arrays:
+        """Check and return the state as the step before left it; nothing at the first step."""
         if not self.state:
             return {}
-        step = np.asarray(self.state.get("step"))
-        if step.dtype.kind not in "iu" or step.shape or step < 0:
-            raise ValueError(
-                f"{self.caller}: state['step'] is no count of steps; expected what the step before returned"
-            )
-        return {"step": np.array(int(step), np.int64)}  # of C's long, where that and long long have the same size
+        row, arrays = OPTIMIZERS[self.caller], {}
+        if row.counts_steps:
+            step = np.asarray(self.state.get("step"))
+            if step.dtype.kind not in "iu" or step.shape or step < 0:
+                raise ValueError(
+                    f"{self.caller}: state['step'] is no count of steps; expected what the step before returned"
+                )
+            arrays["step"] = np.array(int(step), np.int64)  # of C's long, where long long has the same size
+        for name, weight in self.weights.items():
+            for key in [f"{slot}.{name}" for slot in row.slots]:
+                array = np.asarray(self.state.get(key))
+                if array.shape != weight.shape or array.dtype != weight.dtype:
+                    has = f"has shape {array.shape} and dtype {array.dtype}" if key in self.state else "is missing"
+                    raise ValueError(
+                        f"{self.caller}: state[{key!r}] {has}; expected {weight.shape} and {weight.dtype}:"
+                        f" what the step before returned, or None at the first"
+                    )
+                arrays[key] = as_kernels_take(array, weight.dtype)
+        return arrays
 
-    def finished(self, step: tuple[Arrays, Arrays] | None) -> tuple[Arrays, Arrays]:
-        """The results, with weights in their own dtypes."""
-        assert step is not None  # all has been converted
-        weights, state = step
-        return {name: weight.astype(self.dtypes[name], copy=False) for name, weight in weights.items()}, state
 
-
-def _between(array: Array) -> np.dtype[Any]:
-    """What is computed in: half is storage, as everywhere in blockcell."""
+def _compute_dtype(array: Array) -> np.dtype[Any]:
+    """Return what is computed in: float16 is storage, as everywhere in blockcell."""
     return np.result_type(array.dtype, np.float32)
 
 
-def _arrays(caller: str, what: str, values: Mapping[str, ArrayLike]) -> Arrays:
+def _arrays(caller: str, argument: str, values: Mapping[str, ArrayLike]) -> Arrays:
+    """Return the values of a dict of arrays, checked."""
     if not isinstance(values, Mapping):
-        raise TypeError(f"{caller}: {what} is of type {type(values).__name__}; expected a dict of arrays")
+        raise TypeError(f"{caller}: {argument} is of type {type(values).__name__}; expected a dict of arrays")
     arrays = {name: np.asarray(value) for name, value in values.items()}
     for name, array in arrays.items():
         if array.dtype not in DTYPES:
-            raise TypeError(f"{caller}: {what}[{name!r}] has dtype {array.dtype}; expected {DTYPE_NAMES}")
+            raise TypeError(f"{caller}: {argument}[{name!r}] has dtype {array.dtype}; expected {DTYPE_NAMES}")
     return arrays
 
 
-def _number(caller: str, name: str, value: float, below: float = np.inf) -> float:
-    if type(value) is not float and (not isinstance(value, Real) or isinstance(value, bool)):
+def _setting(optimizer: str, name: str, value: float) -> float:
+    """Return a setting as a float, checked by the optimizer's row."""
+    below = OPTIMIZERS[optimizer].settings[name]
+    return value if type(value) is float and 0 <= value < below else _number(optimizer, name, value, below)
+
+
+def _number(caller: str, name: str, value: float, below: float = inf) -> float:
+    """Return a number of at least 0, and below a limit, as a float."""
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{caller}: {name} is of type {type(value).__name__}; expected a real number")
     if not 0 <= value < below:
         raise ValueError(f"{caller}: {name} is {value}; expected 0 <= {name} < {below:g}")

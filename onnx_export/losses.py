@@ -19,8 +19,16 @@ digits of a.
 A row of y counts where ``counts`` is true, and ``count`` is the number of such rows. What does not count may be NaN.
 
 `onnx_export.text` says how to read the margin; ``masked`` means that there are rows that do not count, ``full`` that
-there are none.
+there are none. `LOSS_GRAPHS` has a row for each loss of `blockcell.loss.LOSSES`.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 MEAN_SQUARED_ERROR = """
 full     | error = Sub (y, target)
@@ -72,3 +80,25 @@ full     | d_y = Div (d_z, divisor)                                 # (4)
 masked   | d_all = Div (d_z, divisor)
 masked   | d_y = Where (counts, d_all, zero)
 """
+
+
+@dataclass(frozen=True)
+class LossGraph:
+    """A loss as a function of ONNX."""
+
+    function: str
+    """Its name in the model."""
+    text: str
+    """Reads y, target, count and counts; computes loss and d_y."""
+    constants: Callable[[int], Mapping[str, Any]]
+    """Returns the constants that the text names, where y has so many numbers in a row."""
+
+
+LOSS_GRAPHS = {
+    "softmax_cross_entropy": LossGraph(
+        "SoftmaxCrossEntropy", SOFTMAX_CROSS_ENTROPY, lambda width: {"classes": np.arange(width)}
+    ),
+    "mean_squared_error": LossGraph(
+        "MeanSquaredError", MEAN_SQUARED_ERROR, lambda width: {"two": 2.0, "width": float(width)}
+    ),
+}

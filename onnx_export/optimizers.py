@@ -25,9 +25,17 @@ Clipping by the global norm, which is in float32 counted in largest entries, so 
     norm = sqrt(sum of the squares of all entries)                             (1)
     g    = g * scale, scale = max_norm / max(norm, max_norm)                   (2)   NaN where the norm is not finite
 
-`onnx_export.text` says how to read the margin; ``single`` and ``double`` mean float32 and float64, ``even`` that
-epsilon is 0, when a weight that never had a gradient stays where it is, and ``uneven`` that it is not.
+`onnx_export.text` says how to read the margin; ``float32`` and ``float64`` are what is computed in, ``no_eps``
+means that epsilon is 0, when a weight that never had a gradient stays where it is, and ``eps`` that it is not.
+`OPTIMIZER_GRAPHS` has a row for each optimizer of `blockcell.optim.OPTIMIZERS`.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import factorial, log
+from typing import Any
 
 SGD = """
          | change = Mul (g, learning_rate)
@@ -51,9 +59,9 @@ ADAM = """
          | new_v = Add (v_kept, v_taken)                            # (2)
          | v_mean = Div (new_v, correct2)
          | v_root = Sqrt (v_mean)
-uneven   | size = Add (v_root, epsilon)
-even     | nothing_yet = Equal (v_root, zero)
-even     | size = Where (nothing_yet, one, v_root)
+eps      | size = Add (v_root, epsilon)
+no_eps   | nothing_yet = Equal (v_root, zero)
+no_eps   | size = Where (nothing_yet, one, v_root)
          | m_rate = Mul (new_m, rate)
          | change = Div (m_rate, size)
          | new_w = Sub (w, change)                                  # (3)
@@ -62,27 +70,27 @@ even     | size = Where (nothing_yet, one, v_root)
 ADAM_RATE = """
          | new_step = Add (step, int_1)
          | step_32 = Cast <to = 6> (new_step)                       # WebGPU has no int64
-single   | t = Cast <to = 1> (step_32)
-double   | t = Cast <to = 11> (step_32)
-double   | powers = Pow (betas, t)
-double   | corrections = Sub (one, powers)
-single   | y = Mul (t, rates)                                       # rates are -log(betas)
-single   | y_minus = Neg (y)
-single   | powers = Exp (y_minus)
-single   | plainly = Sub (one, powers)
-single   | s_5 = Mul (y, factor_5)
-single   | t_5 = Add (s_5, factor_4)
-single   | s_4 = Mul (y, t_5)
-single   | t_4 = Add (s_4, factor_3)
-single   | s_3 = Mul (y, t_4)
-single   | t_3 = Add (s_3, factor_2)
-single   | s_2 = Mul (y, t_3)
-single   | t_2 = Add (s_2, factor_1)
-single   | s_1 = Mul (y, t_2)
-single   | t_1 = Add (s_1, one)
-single   | series = Mul (y, t_1)
-single   | is_small = Less (y, quarter)
-single   | corrections = Where (is_small, series, plainly)
+float32  | t = Cast <to = 1> (step_32)
+float64  | t = Cast <to = 11> (step_32)
+float64  | powers = Pow (betas, t)
+float64  | corrections = Sub (one, powers)
+float32  | y = Mul (t, rates)                                       # rates are -log(betas)
+float32  | y_minus = Neg (y)
+float32  | powers = Exp (y_minus)
+float32  | plainly = Sub (one, powers)
+float32  | s_5 = Mul (y, factor_5)
+float32  | t_5 = Add (s_5, factor_4)
+float32  | s_4 = Mul (y, t_5)
+float32  | t_4 = Add (s_4, factor_3)
+float32  | s_3 = Mul (y, t_4)
+float32  | t_3 = Add (s_3, factor_2)
+float32  | s_2 = Mul (y, t_3)
+float32  | t_2 = Add (s_2, factor_1)
+float32  | s_1 = Mul (y, t_2)
+float32  | t_1 = Add (s_1, one)
+float32  | series = Mul (y, t_1)
+float32  | is_small = Less (y, quarter)
+float32  | corrections = Where (is_small, series, plainly)
          | correct1, correct2 = Split <axis = 0> (corrections, int_1_1)
          | rate = Div (learning_rate, correct1)
 """
@@ -98,13 +106,13 @@ UNIT = """
 """Of the largest entries of all gradients."""
 
 SQUARES = """
-single   | part = Div (g, unit)
+float32  | part = Div (g, unit)
          | squares = ReduceSumSquare <keepdims = 0> (part)
 """
 NORM = """
          | total = ReduceSum <keepdims = 0> (every)
          | root = Sqrt (total)
-single   | norm = Mul (root, unit)                                  # (1)
+float32  | norm = Mul (root, unit)                                  # (1)
 """
 """Of the sums of all gradients' squares."""
 
@@ -114,3 +122,55 @@ CLIP_SCALE = """
          | nothing = Sub (norm, norm)                               # NaN where it is not finite
          | scale = Add (ratio, nothing)                             # (2)
 """
+
+
+@dataclass(frozen=True)
+class OptimizerGraph:
+    """An optimizer as functions of ONNX."""
+
+    function: str
+    """The name of `text` in the model. onnx.reference takes one of ONNX's own name, such as Adam, for that operator."""
+    text: str
+    """The update of one weight. It reads w, g, the slots, learning_rate, step and the outputs of `rate_text`, and
+    computes new_w and the new slots."""
+    slots: tuple[str, ...] = ()
+    """What the text calls the slots, in their order in `blockcell.optim.OPTIMIZERS`; the new ones begin with new_."""
+    rate_function: str = ""
+    rate_text: str = ""
+    """What is computed once for all weights, of learning_rate and step."""
+    rate_outputs: tuple[str, ...] = ()
+    """The outputs of `rate_text`: where steps are counted, new_step is one."""
+    constants: Callable[[Mapping[str, float]], Mapping[str, Any]] = dict
+    """Returns the constants that the texts name, for these settings."""
+    conditions: Callable[[Mapping[str, float]], tuple[str, ...]] = lambda settings: ()
+    """Returns the texts' conditions that hold for these settings, beside the one for the dtype."""
+
+
+def adam_constants(settings: Mapping[str, float]) -> dict[str, Any]:
+    """Return the constants of Adam's texts; factor_k is that of y^k in the series of (1 - exp(-y)) / y."""
+    betas = [settings["beta1"], settings["beta2"]]
+    return {
+        **settings,
+        "beta1_rest": 1 - betas[0],
+        "beta2_rest": 1 - betas[1],
+        "betas": betas,
+        "quarter": 0.25,
+        "rates": [-log(beta) if beta else 1000.0 for beta in betas],  # exp(-1000) is 0, as a power of beta = 0 is
+        **{f"factor_{k}": (-1) ** k / factorial(k + 1) for k in range(1, 6)},
+    }
+
+
+OPTIMIZER_GRAPHS = {
+    "sgd": OptimizerGraph("SgdUpdate", SGD),
+    "momentum": OptimizerGraph("MomentumUpdate", MOMENTUM, ("v",)),
+    "adam": OptimizerGraph(
+        "AdamUpdate",
+        ADAM,
+        ("m", "v"),
+        "AdamRate",
+        ADAM_RATE,
+        ("new_step", "rate", "correct2"),
+        adam_constants,
+        lambda settings: ("eps",) if settings["epsilon"] else ("no_eps",),
+    ),
+}

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
-from math import factorial, log
 from os import PathLike
 from typing import Any
 
@@ -17,46 +15,26 @@ import numpy as np
 from numpy.typing import DTypeLike
 from onnx import FunctionProto, ModelProto, TensorProto, helper
 
-import blockcell.loss
-import blockcell.optim
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
 from blockcell.layers import Layer
 from blockcell.layers.structure import has_steps
+from blockcell.loss import LOSSES, Loss
 from blockcell.optable import Array
+from blockcell.optim import OPTIMIZERS, Optimizer
 
-from . import losses, optimizers
 from .body import constant
 from .build import DOMAIN
 from .config import check_dtype, check_form
 from .export import check_fixed_sizes, check_layer_and_path, write_model
 from .layer_graph import LayerGraph
 from .loops import make_node, names_read, names_written, rename_values
+from .losses import LOSS_GRAPHS
+from .optimizers import CLIP_SCALE, LARGEST, NORM, OPTIMIZER_GRAPHS, SQUARES, UNIT
 from .text import TextParser
 
 OLDEST_OPSET = 18  # ReduceMax with axes as an input
-TERMS = 5  # of the series in `optimizers`, beside 1
-SMALLEST_LOG = -1000.0  # in place of log(0): exp of it is 0
-
-LOSSES = {
-    "softmax_cross_entropy": ("SoftmaxCrossEntropy", losses.SOFTMAX_CROSS_ENTROPY),
-    "mean_squared_error": ("MeanSquaredError", losses.MEAN_SQUARED_ERROR),
-}
-OPTIMIZERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {  # function, text, and what is kept for each weight
-    # onnx.reference takes a function of ONNX's own name for that operator, as there are Momentum and Adam.
-    "sgd": ("SgdUpdate", optimizers.SGD, ()),
-    "momentum": ("MomentumUpdate", optimizers.MOMENTUM, ("velocity",)),
-    "adam": ("AdamUpdate", optimizers.ADAM, ("m", "v")),
-}
-DEFAULTS: Mapping[str, Mapping[str, float]] = {
-    name: {
-        key: argument.default
-        for key, argument in signature(getattr(blockcell.optim, name)).parameters.items()
-        if argument.kind is argument.KEYWORD_ONLY and argument.default is not argument.empty
-    }
-    for name in OPTIMIZERS
-}
-"""The defaults of optimizers' settings, by the names of `blockcell.optim`."""
+CONSTANTS = {"zero": 0.0, "one": 1.0, "at_last": [-1], "int_1": 1, "int_1_1": [1, 1]}  # that any text may name
 
 
 def training_step(
@@ -166,11 +144,11 @@ def training_step(
     """
     caller = "training_step"
     check_layer_and_path(caller, layer, path)
-    loss_name = _name_of(caller, "loss", loss, blockcell.loss, LOSSES)
-    optimizer_name = _name_of(caller, "optimizer", optimizer, blockcell.optim, OPTIMIZERS)
-    if loss_name == "softmax_cross_entropy" and not layer.output_size:
+    loss_name = _find_row(caller, "loss", loss, LOSSES)
+    optimizer_name = _find_row(caller, "optimizer", optimizer, OPTIMIZERS)
+    if LOSSES[loss_name].target == "classes" and not layer.output_size:
         raise ValueError(f"{caller}: loss is {loss_name!r}, but layer.output_size is 0; expected at least one class")
-    numbers = _settings(caller, optimizer_name, settings)
+    numbers = _read_settings(caller, optimizer_name, settings)
     limit = None if max_norm is None else _number(caller, "max_norm", max_norm)
     if limit == 0:
         raise ValueError(f"{caller}: max_norm is 0; expected a number above 0, or None")
@@ -199,23 +177,24 @@ def training_step(
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
-def _name_of(caller: str, argument: str, value: Any, module: Any, names: Collection[str]) -> str:
-    """Return the name of a function of the module; `value` is this name or the function."""
-    for name in names:
-        if value is getattr(module, name) or (isinstance(value, str) and value == name):
+def _find_row(caller: str, argument: str, value: Any, rows: Mapping[str, Loss] | Mapping[str, Optimizer]) -> str:
+    """Return the name of a row; `value` is this name or the row's function."""
+    for name, row in rows.items():
+        if value is row.function or (isinstance(value, str) and value == name):
             return name
-    expected = ", ".join(map(repr, names))
+    expected = ", ".join(map(repr, rows))
     raise ValueError(f"{caller}: {argument} is {short(value)}; expected one of {expected}, or such a function")
 
 
-def _settings(caller: str, optimizer: str, values: Mapping[str, Any]) -> dict[str, float]:
-    defaults = {name: value for name, value in DEFAULTS[optimizer].items() if name != "learning_rate"}
+def _read_settings(caller: str, optimizer: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Check the settings of an optimizer; return them with defaults for missing ones."""
+    row = OPTIMIZERS[optimizer]
+    defaults = {name: value for name, value in row.defaults.items() if name != "learning_rate"}
     if unknown := [name for name in values if name not in defaults]:
         expected = f"expected {', '.join(defaults)}" if defaults else "it has no settings"
         hint = "; learning_rate is an input of the model" if "learning_rate" in unknown else ""
         raise TypeError(f"{caller}: {', '.join(unknown)} unknown to the optimizer {optimizer!r}; {expected}{hint}")
-    numbers = {**defaults, **values}
-    return {name: _number(caller, name, value, np.inf if name == "epsilon" else 1) for name, value in numbers.items()}
+    return {name: _number(caller, name, value, row.settings[name]) for name, value in {**defaults, **values}.items()}
 
 
 def _number(caller: str, name: str, value: Any, below: float = np.inf) -> float:
@@ -252,12 +231,12 @@ class TrainingGraph:
         """Return the model of a step of training."""
         g, layer, layer_graph = self.graph, self.layer, self.layer_graph
         states, shapes = layer_graph.states() if layer_graph.state else {}, layer_graph.shapes()
-        weights, slots = layer.weights, OPTIMIZERS[self.optimizer][2]
+        weights, optimizer = layer.weights, OPTIMIZERS[self.optimizer]
         compute = helper.np_dtype_to_tensor_dtype(g.compute)
         rows = shapes["y"][:-1]
-        target = (rows, TensorProto.INT64) if self.loss == "softmax_cross_entropy" else (shapes["y"], None)
-        memory = [(f"{slot}.{name}", array.shape) for name, array in weights.items() for slot in slots]
-        step = [g.value_info("step", [], TensorProto.INT64)] if self.optimizer == "adam" else []
+        target = (rows, TensorProto.INT64) if LOSSES[self.loss].target == "classes" else (shapes["y"], None)
+        memory = [(f"{slot}.{name}", array.shape) for name, array in weights.items() for slot in optimizer.slots]
+        step = [g.value_info("step", [], TensorProto.INT64)] if optimizer.counts_steps else []
         inputs = [
             g.value_info("x", shapes["x"]),
             *layer_graph.row_inputs(),
@@ -295,7 +274,7 @@ class TrainingGraph:
     def _add_loss(self, y: str, rows: Sequence[int | str]) -> str:
         """Add the loss; return the gradient to y. `rows` is the shape of y without its last axis."""
         g = self.graph
-        name, text = LOSSES[self.loss]
+        row = LOSS_GRAPHS[self.loss]
         counts = self._counted_rows()
         if counts:
             one, zero = (g.constant(np.array(number, g.compute)) for number in (1, 0))
@@ -306,12 +285,11 @@ class TrainingGraph:
             if len(rows) == 2:
                 count = g.add("Mul", g.size("T"), count)
             count = g.add("Cast", g.add("Squeeze", count), to=helper.np_dtype_to_tensor_dtype(g.compute))
-        target = "target" if self.loss == "softmax_cross_entropy" else g.cast_to_compute("target")
+        target = "target" if LOSSES[self.loss].target == "classes" else g.cast_to_compute("target")
         arguments = {"y": g.cast_to_compute(y), "target": target, "count": count, "counts": counts}
-        numbers = {"two": 2.0, "width": self.layer.output_size}
-        integers = {"classes": np.arange(self.layer.output_size)}
         conditions = ["masked" if counts else "full"]
-        results = self._call(name, text, arguments, ["loss", "d_y"], conditions, numbers, integers)
+        constants = row.constants(self.layer.output_size)
+        results = self._call(row.function, row.text, arguments, ["loss", "d_y"], conditions, constants)
         self.results["loss"] = results["loss"]
         return g.cast_to_storage(results["d_y"])
 
@@ -340,44 +318,37 @@ class TrainingGraph:
         norm = g.constant(np.zeros((), g.compute))
         if nonempty:
             unit = {}
-            if self._precision == "single":
-                largest = of_each("Largest", optimizers.LARGEST, "largest")
-                unit = self._call("Unit", optimizers.UNIT, {"every": largest}, ["unit"], [], numbers)
-            squares = {"every": of_each("Squares", optimizers.SQUARES, "squares", **unit)}
-            norm = self._call("Norm", optimizers.NORM, squares | unit, ["norm"], [self._precision], {})["norm"]
-        scale = self._call("ClipScale", optimizers.CLIP_SCALE, {"norm": norm}, ["scale"], [], numbers)["scale"]
+            if self._precision == "float32":
+                largest = of_each("Largest", LARGEST, "largest")
+                unit = self._call("Unit", UNIT, {"every": largest}, ["unit"], [], numbers)
+            squares = {"every": of_each("Squares", SQUARES, "squares", **unit)}
+            norm = self._call("Norm", NORM, squares | unit, ["norm"], [self._precision], {})["norm"]
+        scale = self._call("ClipScale", CLIP_SCALE, {"norm": norm}, ["scale"], [], numbers)["scale"]
         self.results["norm"] = norm
         return {name: g.cast_to_storage(g.add("Mul", grad, scale)) for name, grad in computed.items()}
 
     def _update(self, grads: Mapping[str, str]) -> None:
         """Add the optimizer: new weights, and what it keeps for the next step."""
         g = self.graph
-        name, text, slot_names = OPTIMIZERS[self.optimizer]
-        shared, conditions = {"learning_rate": "learning_rate"}, []
-        numbers: dict[str, Any] = dict(self.settings)
-        if self.optimizer == "adam":
-            betas = [numbers["beta1"], numbers["beta2"]]
-            numbers |= {"beta1_rest": 1 - betas[0], "beta2_rest": 1 - betas[1], "betas": betas, "quarter": 0.25}
-            numbers["rates"] = [-log(beta) if beta else -SMALLEST_LOG for beta in betas]
-            numbers |= {f"factor_{k}": (-1) ** k / factorial(k + 1) for k in range(1, TERMS + 1)}
-            arguments = {"step": "step", "learning_rate": "learning_rate"}
-            outputs = ["new_step", "rate", "correct2"]
-            rate = self._call("AdamRate", optimizers.ADAM_RATE, arguments, outputs, [self._precision], numbers)
-            self.results["new_step"] = rate["new_step"]
-            shared = {"rate": rate["rate"], "correct2": rate["correct2"]}
-            conditions = ["uneven" if numbers["epsilon"] else "even"]
+        row, optimizer = OPTIMIZER_GRAPHS[self.optimizer], OPTIMIZERS[self.optimizer]
+        constants, conditions = row.constants(self.settings), [self._precision, *row.conditions(self.settings)]
+        shared = {name: name for name in [*["step"] * optimizer.counts_steps, "learning_rate"]}
+        if row.rate_text:
+            shared |= self._call(row.rate_function, row.rate_text, shared, row.rate_outputs, conditions, constants)
+        if optimizer.counts_steps:
+            self.results["new_step"] = shared["new_step"]
+        outputs = ["new_w", *(f"new_{slot}" for slot in row.slots)]
         for weight, grad in grads.items():
-            slots = {slot[0]: f"{slot}.{weight}" for slot in slot_names}  # v is the text's short name for velocity, too
+            slots = {name: f"{slot}.{weight}" for name, slot in zip(row.slots, optimizer.slots, strict=True)}
             arguments = {"w": g.cast_to_compute(weight), "g": g.cast_to_compute(grad), **slots, **shared}
-            outputs = ["new_w", *(f"new_{slot}" for slot in slots)]
-            results = self._call(name, text, arguments, outputs, conditions, numbers)
+            results = self._call(row.function, row.text, arguments, outputs, conditions, constants)
             self.results[f"new_{weight}"] = g.cast_to_storage(results["new_w"])
             self.results |= {f"new_{value}": results[f"new_{slot}"] for slot, value in slots.items()}
 
     # ----------------------------------------------------------------------------------------------- texts as functions
     @property
     def _precision(self) -> str:
-        return "double" if self.graph.compute == np.float64 else "single"
+        return "float64" if self.graph.compute == np.float64 else "float32"
 
     def _call(
         self,
@@ -386,15 +357,17 @@ class TrainingGraph:
         arguments: Mapping[str, str],
         outputs: Sequence[str],
         conditions: Collection[str],
-        numbers: Mapping[str, Any],
-        integers: Mapping[str, Any] | None = None,
+        constants: Mapping[str, Any],
     ) -> dict[str, str]:
-        """Add a call of the function with this text; return its results by the names of the outputs in the text."""
+        """Add a call of the function with this text; return its results by the names of the outputs in the text.
+
+        `constants` has numbers and arrays that the text may name; integers become int64, others what is computed in.
+        """
         if name not in self.functions:
-            compute = self.graph.compute
-            arrays = {key: np.asarray(value, compute) for key, value in {"zero": 0, "one": 1, **numbers}.items()}
-            numbered = {"at_last": [-1], "int_1": 1, "int_1_1": [1, 1], **(integers or {})}
-            arrays |= {key: np.asarray(value, np.int64) for key, value in numbered.items()}
+            arrays = {name: np.asarray(value) for name, value in {**CONSTANTS, **constants}.items()}
+            integers = {name: array.astype(np.int64) for name, array in arrays.items() if array.dtype.kind in "iu"}
+            arrays = {name: a.astype(self.graph.compute) for name, a in arrays.items() if name not in integers}
+            arrays |= integers
             opset = self.layer_graph.options["opset"]
             self.functions[name] = _text_function(name, text, arguments, outputs, conditions, arrays, opset)
         called = self.functions[name]

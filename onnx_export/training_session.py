@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-import blockcell.loss
-import blockcell.optim
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
 from blockcell.files import cells, weights_of
 from blockcell.layers import Layer
 from blockcell.layers.structure import description_of
+from blockcell.loss import LOSSES
 from blockcell.optable import Array
+from blockcell.optim import OPTIMIZERS, clip_global_norm
 
 from .call import LayerCall, Shapes, Tree, Types, compare_types
 from .export import check_layer_and_path
 from .runtime import NEW, KeptValues, NodePlacement, SteppingModel, why_no_dtype
 from .session import check_provider, foreign_message, load_model, read_metadata, warn_of_slow
-from .training import DEFAULTS, LOSSES, OPTIMIZERS
 
 
 class TrainingSession:
@@ -191,31 +190,28 @@ class StepCall(LayerCall):
         self._shapes = dict(self._dims)
         names = (prefix + tensor.name for prefix, cell in cells(tree) for tensor in weights_of(cell))
         self.weight_names = self._weights = [name for name in names if name in self._shapes]
-        memory = [f"{slot}.{name}" for name in self._weights for slot in OPTIMIZERS[optimizer][2]]
-        self._loss, self._optimizer, self._max_norm = loss, optimizer, settings.get("max_norm")
-        self._settings = {name: settings[name] for name in DEFAULTS[optimizer] if name in settings}
-        self._is_adam = optimizer == "adam"
-        self._rate = DEFAULTS[optimizer].get("learning_rate")
-        self.memory_names = ["step"] * self._is_adam + memory
+        self._loss, self._optimizer, self._max_norm = LOSSES[loss], OPTIMIZERS[optimizer], settings.get("max_norm")
+        memory = [f"{slot}.{name}" for name in self._weights for slot in self._optimizer.slots]
+        self._settings = {name: settings[name] for name in self._optimizer.defaults if name in settings}
+        self._rate = self._optimizer.defaults.get("learning_rate")
+        self.memory_names = ["step"] * self._optimizer.counts_steps + memory
         with_state = bool(self._states) and any(name.endswith("_prev") for name in self._inputs)
         about_rows = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
         self._takes = ["x", "target", "learning_rate", *about_rows, *["state"] * with_state]
-        self._classes = self._check_step(model, loss, memory, with_state, settings.get("max_norm") is not None)
+        self._classes = self._check_step(model, memory, with_state, settings.get("max_norm") is not None)
         self.dtype = self._dtype_of("x")
         self._fixed = {name: self._inputs.pop(name) for name in [*self._weights, *self.memory_names]}
         fields = ["loss", *["norm"] * ("norm" in self._outputs), "y", *["state"] * with_state]
         self._result = namedtuple("Step", fields)  # type: ignore[misc]
 
-    def _check_step(
-        self, model: ModelProto, loss: str, memory_of_weights: list[str], with_state: bool, clips: bool
-    ) -> int:
-        """Check the model's inputs and outputs; return the number of classes, 0 for the mean squared error."""
+    def _check_step(self, model: ModelProto, memory_of_weights: list[str], with_state: bool, clips: bool) -> int:
+        """Check the model's inputs and outputs; return the number of classes, 0 where the target is none."""
         kind, x, y, states, weights = self._shapes_of_layer()
         compute = max(kind, TensorProto.FLOAT) if kind != TensorProto.FLOAT16 else TensorProto.FLOAT
-        shape, by_class = y["y"], loss == "softmax_cross_entropy"
+        shape, by_class = y["y"], self._loss.target == "classes"
         states = states if with_state else {}
         memory: Types = {name: (compute, self._dims[name.partition(".")[2]]) for name in memory_of_weights}
-        memory |= {"step": (TensorProto.INT64, [])} if self._is_adam else {}
+        memory |= {"step": (TensorProto.INT64, [])} if self._optimizer.counts_steps else {}
         target = (TensorProto.INT64, shape[:-1]) if by_class else (kind, shape)
         inputs: Types = {"x": (kind, x), "target": target, "learning_rate": (compute, [])}
         inputs |= self._row_types(x[:-1]) | _typed(kind, {f"{name}_prev": size for name, size in states.items()})
@@ -293,16 +289,15 @@ class StepCall(LayerCall):
         ``feeds`` are all inputs of the model, with the weights and what the optimizer keeps.
         """
         layer = self._layer(feeds)
-        loss, optimizer = getattr(blockcell.loss, self._loss), getattr(blockcell.optim, self._optimizer)
         y, _, tape = layer.forward(feeds["x"], self._state_of(feeds, "{}_prev"))
-        value, d_y = loss(y, feeds["target"], mask=feeds.get("mask"))
+        value, d_y = self._loss.function(y, feeds["target"], mask=feeds.get("mask"))
         grads, outputs = layer.backward(tape, d_y)[2], {"loss": np.array(value), "y": y}
         if self._max_norm is not None:
-            grads, norm = blockcell.optim.clip_global_norm(grads, self._max_norm)
+            grads, norm = clip_global_norm(grads, self._max_norm)
             outputs["norm"] = np.array(norm)
         memory = {name: feeds[name] for name in self.memory_names} or None
         rate = float(feeds["learning_rate"])
-        for after in optimizer(layer.weights, grads, memory, learning_rate=rate, **self._settings):
+        for after in self._optimizer.function(layer.weights, grads, memory, learning_rate=rate, **self._settings):
             outputs |= {NEW + name: array for name, array in after.items()}
         return outputs | {name: feeds[f"{name}_prev"] for name in self._states if f"{name}_prev" in feeds}
 

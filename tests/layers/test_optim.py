@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from types import MappingProxyType
@@ -58,6 +59,15 @@ CASES = [
     ("adam", {}),
     ("adam", {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.95, "epsilon": 0.01}),
 ]
+
+
+def test_rows_are_those_of_the_functions():
+    """A row has the keyword arguments of its function, and there is a case for each."""
+    assert {*optim.OPTIMIZERS} == {*optim.__all__} - {"clip_global_norm"} == {name for name, _ in CASES}
+    for name, row in optim.OPTIMIZERS.items():
+        parameters = inspect.signature(row.function).parameters
+        assert row.function is getattr(optim, name)
+        assert [*parameters] == ["weights", "grads", "state", *row.settings]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
@@ -216,7 +226,7 @@ def test_same_bits_as_by_whole_arrays(name, settings, kind, dtype):
             assert [*state] == [*expected_state]
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
 def test_arrays_that_have_to_be_converted(name):
     """Of any layout, kind and mixture of dtypes: the bits of contiguous ones."""
     rng, function = np.random.default_rng(0), getattr(optim, name)
@@ -249,7 +259,7 @@ def test_arrays_that_have_to_be_converted(name):
 
 
 def test_an_empty_state_is_none():
-    for function in (optim.sgd, optim.momentum, optim.adam):
+    for function in (row.function for row in optim.OPTIMIZERS.values()):
         assert bits(function(W, W, {}, learning_rate=0.1)[0]) == bits(function(W, W, learning_rate=0.1)[0])
 
 

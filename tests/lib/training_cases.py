@@ -10,13 +10,15 @@ from graphs import checked
 import onnx_export
 from blockcell import loss, optim
 
-LOSSES = ["softmax_cross_entropy", "mean_squared_error"]
-OPTIMIZERS = {
-    "sgd": {},
-    "momentum": {"momentum": 0.8},
-    "adam": {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3},
+LOSSES = [*loss.LOSSES]
+OPTIMIZERS = {  # with settings other than the defaults: decays, which are below 1, and small terms
+    name: {
+        setting: 0.8 + 0.05 * k if below == 1 else 1e-3
+        for k, (setting, below) in enumerate(row.settings.items(), start=-1)
+        if setting != "learning_rate"
+    }
+    for name, row in optim.OPTIMIZERS.items()
 }
-SLOTS = {"sgd": (), "momentum": ("velocity",), "adam": ("m", "v")}
 
 
 class Training:
@@ -25,14 +27,14 @@ class Training:
     ``options`` are those of `onnx_export.training_step`; ``full`` leaves no step of any row out of a batch.
     """
 
-    def __init__(self, layer, loss, optimizer, *, rate=0.05, sizes=(T, B), seed=0, full=False, **options):
-        self.layer, self.loss, self.optimizer, self.rate, self.sizes = layer, loss, optimizer, rate, sizes
-        self.options = {"loss": loss, "optimizer": optimizer, **options}
-        names = ("momentum", "beta1", "beta2", "epsilon")
-        self.settings = {name: options[name] for name in names if name in options}
+    def __init__(self, layer, criterion, optimizer, *, rate=0.05, sizes=(T, B), seed=0, full=False, **options):
+        self.layer, self.loss, self.optimizer, self.rate, self.sizes = layer, criterion, optimizer, rate, sizes
+        self.takes_classes = loss.LOSSES[criterion].target == "classes"
+        self.options = {"loss": criterion, "optimizer": optimizer, **options}
+        self.settings = {name: options[name] for name in optim.OPTIMIZERS[optimizer].settings if name in options}
         self.max_norm, self.full = options.get("max_norm"), full
         self.takes = {name: options.get(name, name == "lengths") for name in ("lengths", "reset", "mask", "state")}
-        self.seed = f"{layer!r} {loss} {optimizer} {sizes} {seed}"
+        self.seed = f"{layer!r} {criterion} {optimizer} {sizes} {seed}"
         self.weights, self.memory, self.state = dict(layer.weights), None, None
         if self.takes["state"]:
             self.state = random_state(layer, rng(self.seed, "state"), sizes[1])
@@ -62,7 +64,7 @@ class Training:
             found["mask"] = g.random(counts.shape) < 0.7
             found["mask"] |= self.full
             counts = counts & found["mask"]
-        if self.loss == "softmax_cross_entropy":
+        if self.takes_classes:
             target = g.integers(0, layer.output_size, counts.shape)
             target[~counts] = -7
         else:
@@ -79,9 +81,10 @@ class Training:
         return feeds | (memory or self.nothing_kept())
 
     def nothing_kept(self):
-        wide = np.result_type(self.layer.dtype, np.float32)
-        kept = {f"{s}.{n}": np.zeros(w.shape, wide) for s in SLOTS[self.optimizer] for n, w in self.weights.items()}
-        return kept | ({"step": np.array(0)} if self.optimizer == "adam" else {})
+        """What the optimizer keeps before the first step: zeros."""
+        wide, row = np.result_type(self.layer.dtype, np.float32), optim.OPTIMIZERS[self.optimizer]
+        kept = {f"{s}.{n}": np.zeros(w.shape, wide) for s in row.slots for n, w in self.weights.items()}
+        return kept | ({"step": np.array(0)} if row.counts_steps else {})
 
     # ------------------------------------------------------------------------------------------------------------ steps
     def step(self, batch, weights, memory, state=None, change=lambda array: array):
@@ -97,7 +100,7 @@ class Training:
         (state,) = Case.double(state)
         given = {name: batch.get(name) for name in ("lengths", "reset")}
         y, last, tape = layer.forward(double(batch["x"]), state, **given)
-        target = batch["target"] if self.loss == "softmax_cross_entropy" else double(batch["target"])
+        target = batch["target"] if self.takes_classes else double(batch["target"])
         counted = {name: batch.get(name) for name in ("lengths", "mask")}
         if not layer._over_time:
             del counted["lengths"]

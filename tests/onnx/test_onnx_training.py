@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,6 +21,8 @@ from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, loss, optim
+from onnx_export.losses import LOSS_GRAPHS
+from onnx_export.optimizers import OPTIMIZER_GRAPHS
 
 LIMIT = 1e-12  # in float64, of the largest entry or of 1, after any number of steps here
 
@@ -235,7 +238,7 @@ def random_training(seed):
     g = rng("training", seed)
     layer = random_layer(g)
     optimizer = str(g.choice([*OPTIMIZERS]))
-    settings = dict(OPTIMIZERS[optimizer]) if g.integers(2) or optimizer == "adam" else {}
+    settings = dict(OPTIMIZERS[optimizer]) if g.integers(2) or "epsilon" in OPTIMIZERS[optimizer] else {}
     takes = {name: bool(g.integers(2)) for name in ("lengths", "reset", "mask", "state")}
     sizes = int(g.integers(1, 9)), int(g.integers(1, 6))
     max_norm = [None, 0.1, 10.0][g.integers(3)]
@@ -382,6 +385,17 @@ def test_adam_without_epsilon():
 
 
 # ------------------------------------------------------------------------------------------------------------ the model
+def test_every_loss_and_optimizer_has_a_row_here_and_is_in_the_pages():
+    root = Path(__file__).parents[2]
+    assert [*LOSS_GRAPHS] == LOSSES and [*OPTIMIZER_GRAPHS] == [*optim.OPTIMIZERS]
+    texts = [onnx_export.training_step.__doc__, (root / "docs/onnx/training.md").read_text()]
+    for name in (*LOSSES, *OPTIMIZERS):
+        assert all(f'"{name}"' in text for text in texts), name
+    for name, row in optim.OPTIMIZERS.items():
+        assert len(OPTIMIZER_GRAPHS[name].slots) == len(row.slots)
+        assert all(f"``{setting}``" in texts[0] and f"`{setting}`" in texts[1] for setting in row.settings)
+
+
 def test_names():
     layer = Stack([Bidirectional(lstm(2, "float16"), gru(2, "float16")), dense(4, "float16", 4, last=True)])
     model = checked(
@@ -412,11 +426,11 @@ def test_functions_of_the_model(optimizer):
     """One for each kind of cell and direction, the loss and the optimizer, whose nodes are as many as the weights."""
     layer = LAYERS["Classifier"]("float32")
     model = onnx_export.training_step(layer, None, loss=LOSSES[0], optimizer=optimizer, max_norm=1.0)
-    name = f"{optimizer.capitalize()}Update"
+    row = OPTIMIZER_GRAPHS[optimizer]
     usual = ["LSTM", "LSTMGrad", "SoftmaxCrossEntropy", "Largest", "Unit", "Squares", "Norm", "ClipScale"]
-    assert [made.name for made in model.functions] == [*usual, *["AdamRate"] * (optimizer == "adam"), name]
+    assert [made.name for made in model.functions] == [*usual, *filter(None, [row.rate_function]), row.function]
     kinds = [node.op_type for node in model.graph.node]
-    assert all(kinds.count(each) == len(layer.weights) for each in (name, "Largest", "Squares"))
+    assert all(kinds.count(each) == len(layer.weights) for each in (row.function, "Largest", "Squares"))
     alone = onnx_export.training_step(layer, None, loss=LOSSES[0], optimizer=optimizer, functions=False)
     assert not alone.functions and all(node.domain == "" for node in alone.graph.node)
     assert [entry.domain for entry in alone.opset_import] == [""]
