@@ -507,3 +507,8 @@ def lstm_weights(coupled: bool, projected: bool) -> tuple[Tensor, ...]:
     tensors = (replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in OPS["BlockLSTM"].weights)
     kept = tuple(tensor for tensor in tensors if not (coupled and tensor.name == "wci"))
     return (*kept, Tensor("w_p", "H P", "matrix")) if projected else kept
+
+
+def peephole_names(coupled: bool) -> tuple[str, ...]:
+    """The names of an `LSTM` layer's peephole weights, in the order of the gates."""
+    return tuple(tensor.name for tensor in lstm_weights(coupled, False) if tensor.kind == "peephole")

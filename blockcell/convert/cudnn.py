@@ -10,9 +10,7 @@ import numpy as np
 from ..activations import Activation
 from ..layers import Bidirectional, Layer, Stack
 from ..optable import Array
-from .shared import ConversionError, make_cell, read_arrays
-
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+from .shared import GATE_COUNTS, ConversionError, make_cell, read_arrays
 
 
 def from_cudnn(
@@ -59,8 +57,8 @@ def from_cudnn(
         No whole number of cells has so many weights.
     """
     caller = "from_cudnn"
-    if kind not in GATES:
-        raise ValueError(f"{caller}: kind is {kind!r}; expected one of {', '.join(GATES)}")
+    if kind not in GATE_COUNTS:
+        raise ValueError(f"{caller}: kind is {kind!r}; expected one of LSTM, GRU, RNN")
     for name, value, least in (("input_size", input_size, 0), ("layers", layers, 1), ("directions", directions, 1)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise ValueError(f"{caller}: {name} is {value!r}; expected a whole number from {least} up")
@@ -70,18 +68,20 @@ def from_cudnn(
         raise ConversionError(f"{caller}: activation is {activation!r}; cuDNN's {kind} has tanh")
     flat = read_arrays(caller, {"buffer": buffer})["buffer"].ravel()
     hidden = _hidden_size(caller, flat.size, kind, int(input_size), int(layers), int(directions))
-    rows = GATES[kind] * hidden  # of the matrices, which have a row for each number of each gate
+    rows = GATE_COUNTS[kind] * hidden  # of the matrices, which have a row for each number of each gate
     start = 0
 
-    def part(*shape: int) -> Array:
+    def read_next(*shape: int) -> Array:
         nonlocal start
         array = flat[start : start + math.prod(shape)].reshape(shape)
         start += array.size
         return array
 
     places = [(layer, direction) for layer in range(layers) for direction in range(directions)]
-    weights = [(part(rows, directions * hidden if layer else input_size), part(rows, hidden)) for layer, _ in places]
-    biases = [(part(rows), part(rows)) for _ in places]
+    weights = [
+        (read_next(rows, directions * hidden if layer else input_size), read_next(rows, hidden)) for layer, _ in places
+    ]
+    biases = [(read_next(rows), read_next(rows)) for _ in places]
     by_kind: dict[str, dict[str, Any]] = {"RNN": {"activation": activation}, "GRU": {"reset_after": True}}
     options = by_kind.get(kind, {})
     cells = [
@@ -95,16 +95,16 @@ def from_cudnn(
 
 
 def _hidden_size(caller: str, size: int, kind: str, inputs: int, layers: int, directions: int) -> int:
-    """The number of cells H with which all layers have so many weights: a root of a H^2 + b H = size / (g D)."""
+    """Return the H with which all layers have so many weights: the root of a H^2 + b H = size / (gates D)."""
     above = layers - 1
     a, b = 1 + above * (directions + 1), inputs + 2 + 2 * above
-    each, rest = divmod(size, GATES[kind] * directions)
-    hidden = (math.isqrt(b * b + 4 * a * each) - b) // (2 * a)
-    if rest or not hidden or a * hidden * hidden + b * hidden != each:
+    weights_of_gate, remainder = divmod(size, GATE_COUNTS[kind] * directions)
+    hidden = (math.isqrt(b * b + 4 * a * weights_of_gate) - b) // (2 * a)
+    if remainder or not hidden or a * hidden * hidden + b * hidden != weights_of_gate:
         raise ValueError(
             f"{caller}: the buffer has {size} numbers, and no hidden_size gives so many with kind={kind!r},"
             f" input_size={inputs}, layers={layers}, directions={directions}: {hidden} gives"
-            f" {GATES[kind] * directions * (a * hidden * hidden + b * hidden)}, {hidden + 1} gives"
-            f" {GATES[kind] * directions * (a * (hidden + 1) ** 2 + b * (hidden + 1))}"
+            f" {GATE_COUNTS[kind] * directions * (a * hidden * hidden + b * hidden)}, {hidden + 1} gives"
+            f" {GATE_COUNTS[kind] * directions * (a * (hidden + 1) ** 2 + b * (hidden + 1))}"
         )
     return hidden

@@ -27,7 +27,7 @@ from .keras_layers import (
     is_cudnn,
 )
 from .keras_objects import describe
-from .shared import Cell, ConversionError, cells_of, split_cell
+from .shared import ConversionError, RecurrentCell, cells_of, split_cell
 
 
 @overload
@@ -256,8 +256,8 @@ def _from_list(
     return Stack([layer for layer, _ in parts]), [part for _, untold in parts for part in untold]
 
 
-def _cells_in(layers: Iterable[Layer]) -> list[Cell]:
-    return [cell for layer in layers for cell in leaves_by_prefix(layer).values() if isinstance(cell, Cell)]
+def _cells_in(layers: Iterable[Layer]) -> list[RecurrentCell]:
+    return [cell for layer in layers for cell in leaves_by_prefix(layer).values() if isinstance(cell, RecurrentCell)]
 
 
 class Part(NamedTuple):

@@ -1,7 +1,7 @@
-"""The neutral description of Keras' layers, as objects and files give it, and the layers that are made of it.
+"""The neutral description of Keras' layers, `KerasLayer`, and their conversion to `blockcell.layers`.
 
-`KerasLayer` is what `keras_objects` reads from layers and models in memory and `keras_config` from files. This module
-makes `blockcell.layers` of it and of arrays alone.
+`keras_objects` describes layers and models in memory so, `keras_config` those in files. This module converts them, and
+arrays alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,18 @@ from ..errors import short
 from ..layers import Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
 from .models import Step, assemble
-from .shared import KINDS, Cell, ConversionError, check_shapes, count_gates, make_cell, read_arrays
+from .shared import (
+    KINDS,
+    ConversionError,
+    RecurrentCell,
+    check_shapes,
+    count_gates,
+    gates_of_shape,
+    make_cell,
+    read_arrays,
+)
 
-CELLS = ("LSTM", "GRU", "SimpleRNN")  # with "Cell" behind, what an RNN has one or several of
+CELLS = ("LSTM", "GRU", "SimpleRNN")  # an RNN has one or several of these with "Cell" behind the name
 WITHOUT_EFFECT = (  # in inference
     "ActivityRegularization",
     "AlphaDropout",
@@ -63,13 +72,18 @@ class KerasLayer(NamedTuple):
         return self.kind.removesuffix("Cell") in CELLS and not self.module
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether it is a cell, or named like a layer of Keras that has cells."""
+        return self.is_cell or self.kind in ("RNN", "Bidirectional")
+
+    @property
     def cells(self) -> tuple[KerasLayer, ...]:
-        """What has the weights of a recurrent layer: the cells of an RNN, one on the other, or the layer itself."""
+        """The layers that have the weights: of an RNN its cells, one on the other, else the layer itself."""
         return self.layers if self.kind == "RNN" and not self.module else (self,)
 
 
 def known_activation(value: Any, *, is_older: bool) -> Any:
-    """The activation of a config as layers here have it, or the value itself if they have none.
+    """Return the activation of a config as layers here have it, or the value itself if they have none.
 
     `is_older` says whether the function is Keras 1's or 2's, whose hard_sigmoid is another.
     """
@@ -96,20 +110,20 @@ def known_activation(value: Any, *, is_older: bool) -> Any:
 
 
 def is_known_activation(value: Any) -> bool:
-    """Whether cells here have the activation, which `known_activation` returned."""
+    """Return whether cells here have the activation, which `known_activation` returned."""
     return isinstance(value, tuple) or (isinstance(value, str) and value in PARAMETERS)
 
 
 # -------------------------------------------------------------------------------------------------------------- models
 def convert_model(caller: str, model: KerasLayer, stacklevel: int) -> Layer | dict[str, Layer]:
-    """The layers of a model, as `assemble` returns them."""
+    """Convert the layers of a model, as `assemble` returns them."""
     steps: dict[str, Step] = {}
     outputs = _add_model(caller, steps, model, "", ())
     return assemble(caller, steps, outputs, stacklevel=stacklevel + 1)[0]
 
 
 def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
-    """Add a model's layers under their names, and return what its results come from."""
+    """Add a model's layers under their names; return the keys of the steps that its results come from."""
     if model.kind == "Sequential":
         for layer in model.layers:
             inputs = _add_layer(caller, steps, layer, prefix, inputs)
@@ -124,22 +138,23 @@ def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: s
     starts = [name for name, _ in tensors_of(config.get("input_layers"))]
     results: dict[str, _Keys] = {}
 
-    def keys(tensors: Iterable[tuple[str, int]]) -> _Keys:
-        """What these results come from: the first ones of layers are the steps themselves."""
+    def keys_of(tensors: Iterable[tuple[str, int]]) -> _Keys:
+        """Return the keys of the steps that results of layers come from."""
         sources: list[str | None] = []
         for name, index in tensors:
             if name not in results:
                 results[name] = (None,)  # for a layer that reads its own result
-                results[name] = add(name)
+                results[name] = add_entry(name)
             outputs = results[name] or ()
             sources.append(outputs[index] if 0 <= index < len(outputs) else None)
         return tuple(sources)
 
-    def add(name: str) -> _Keys:
+    def add_entry(name: str) -> _Keys:
+        """Add the layer of that name, and first those that it reads; return the keys of its results."""
         if name in starts and inputs:
             sources: _Keys = inputs[starts.index(name) :][:1]
         else:
-            sources = keys(tensors_of(entries[name]["inbound_nodes"]))
+            sources = keys_of(tensors_of(entries[name]["inbound_nodes"]))
         if name in layers:
             result = _add_layer(caller, steps, layers[name], prefix, sources)
             if len(entries[name]["inbound_nodes"]) > 1 and (key := prefix + name) in steps:
@@ -148,11 +163,11 @@ def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: s
         steps[prefix + name] = Step(f"{prefix}{name} ({entries[name].get('class_name')})", sources)
         return (prefix + name,)
 
-    return keys(tensors_of(config.get("output_layers")))
+    return keys_of(tensors_of(config.get("output_layers")))
 
 
 def tensors_of(nodes: Any) -> Iterator[tuple[str, int]]:
-    """The results that nodes of a model's config read: of which layer, and which of its results. Masks are left out."""
+    """Yield the results that nodes of a model's config read, except masks: the layer and the index of its result."""
     if isinstance(nodes, Mapping):
         for name, value in nodes.items():
             if name != "mask":
@@ -166,6 +181,7 @@ def tensors_of(nodes: Any) -> Iterator[tuple[str, int]]:
 
 
 def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
+    """Add a layer or a nested model; return the keys of the steps that its results come from."""
     if source.is_model:
         return _add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
     key = prefix + source.name
@@ -176,20 +192,21 @@ def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: 
 
 
 def _step(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
+    """Return the step of a layer that is no model."""
     kind, config = source.kind, source.config
     plain = Step(f"{key} ({kind})", inputs)
     if source.module:
         return plain
     if kind == "RNN" and not all(cell.is_cell for cell in source.cells):
         names = ", ".join(cell.kind for cell in source.cells)
-        return plain._replace(what=f"{key} ({kind} of {names})", hint="not Keras's own cells")
-    if source.is_cell or kind in ("RNN", "Bidirectional"):
-        sequences = (source.layers[0].config if kind == "Bidirectional" else config).get("return_sequences")
-        layer = convert_layer(caller, source)
-        ends = kind == "Bidirectional" or config["go_backwards"]
-        return plain._replace(layer=layer, last=False if sequences else "ends" if ends else True)
-    if kind == "TimeDistributed" and not (source.layers[0].is_model or _is_recurrent(source.layers[0])):
-        return _step(caller, source.layers[0], key, inputs)._replace(last=False)
+        return plain._replace(label=f"{key} ({kind} of {names})", hint="not Keras's own cells")
+    if source.is_recurrent:
+        step, is_bidirectional = plain._replace(layer=convert_layer(caller, source)), kind == "Bidirectional"
+        if (source.layers[0].config if is_bidirectional else config).get("return_sequences"):
+            return step
+        return step._replace(dense_last="ends" if is_bidirectional or config["go_backwards"] else "last")
+    if kind == "TimeDistributed" and not (source.layers[0].is_model or source.layers[0].is_recurrent):
+        return _step(caller, source.layers[0], key, inputs)
     if kind == "Dense":
         if _is_dense_activation(config["activation"]):
             return plain._replace(layer=_dense(caller, source))
@@ -197,13 +214,9 @@ def _step(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
     if kind == "Activation" or (kind == "Softmax" and config["axis"] == -1):
         activation = config["activation"] if kind == "Activation" else "softmax"
         is_of_dense = isinstance(activation, str) and activation in ACTIVATIONS
-        return plain._replace(nothing=activation == "linear", activation=activation if is_of_dense else None)
+        return plain._replace(is_identity=activation == "linear", activation=activation if is_of_dense else None)
     hint = "pass mask= to the layer's calls" if kind == "Masking" else ""
-    return plain._replace(nothing=kind in WITHOUT_EFFECT, hint=hint)
-
-
-def _is_recurrent(source: KerasLayer) -> bool:
-    return source.is_cell or source.kind in ("RNN", "Bidirectional")
+    return plain._replace(is_identity=kind in WITHOUT_EFFECT, hint=hint)
 
 
 def _is_dense_activation(value: Any) -> bool:
@@ -211,7 +224,7 @@ def _is_dense_activation(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """An activation of a config for messages: a function of one's own by its name and its module."""
+    """Return an activation of a config for messages; a function of one's own by its name and its module."""
     if isinstance(value, Mapping) and value.get("class_name") == "function":
         return f"{reprlib.repr(value.get('config'))} of {value.get('module')}"
     return reprlib.repr(value)
@@ -219,9 +232,9 @@ def _shown(value: Any) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- layers
 def convert_layer(caller: str, source: KerasLayer) -> Layer:
-    """The layer that computes what one of Keras' does."""
+    """Convert one of Keras' layers."""
     kind, config = source.kind, source.config
-    if source.module or not (source.is_cell or kind in ("RNN", "Bidirectional", "Dense")):
+    if source.module or not (source.is_recurrent or kind == "Dense"):
         class_name = f"{source.module}.{kind}" if source.module else kind
         raise ConversionError(
             f"{caller}: the source is a {class_name}; expected Keras's LSTM, GRU, SimpleRNN, their cells, an RNN of"
@@ -272,7 +285,7 @@ def _dense(caller: str, source: KerasLayer) -> Dense:
     return dense_from_arrays(label, source.arrays, None if activation == "linear" else activation)
 
 
-def _cell(caller: str, source: KerasLayer, reverse: bool = False) -> Cell:
+def _cell(caller: str, source: KerasLayer, reverse: bool = False) -> RecurrentCell:
     kind, config = source.kind.removesuffix("Cell"), source.config
     label = f"{caller}: {source.kind} {source.name!r}"
     if not source.is_cell:
@@ -292,7 +305,7 @@ def _cell(caller: str, source: KerasLayer, reverse: bool = False) -> Cell:
 
 # -------------------------------------------------------------------------------------------------------------- arrays
 def dense_from_arrays(caller: str, arrays: Sequence[Any], activation: str | None = None) -> Dense:
-    """A `Dense` of a kernel and, if there is one, a bias."""
+    """Make a `Dense` of a kernel and, if there is one, a bias."""
     read = read_arrays(caller, dict(zip(("kernel", "bias"), arrays, strict=False)))
     kernel = read["kernel"]
     return Dense(kernel, read.get("bias", np.zeros(kernel.shape[-1:], kernel.dtype)), activation)
@@ -304,8 +317,8 @@ def cell_from_arrays(
     reset_after: bool | None,
     activations: Mapping[str, Activation],
     reverse: bool = False,
-) -> Cell:
-    """A cell of a kernel, a recurrent kernel and, if there is one, a bias."""
+) -> RecurrentCell:
+    """Make a cell of a kernel, a recurrent kernel and, if there is one, a bias."""
     names = ["kernel", "recurrent_kernel", "bias"][: len(source)]
     arrays = read_arrays(caller, dict(zip(names, source, strict=True)))
     kernel, recurrent = arrays["kernel"], arrays["recurrent_kernel"]
@@ -339,21 +352,22 @@ def cell_from_arrays(
 
 
 def is_cudnn(arrays: Sequence[Any]) -> bool:
-    """Whether the arrays of a cell are a CuDNNLSTM's or CuDNNGRU's of Keras 2: they have two biases in one."""
+    """Return whether arrays of a cell are a CuDNNLSTM's or CuDNNGRU's of Keras 2, which have both biases in one."""
     shapes = [np.shape(array) for array in arrays]
-    gated = len(shapes) == 3 and len(shapes[1]) == 2 and shapes[1][1] in (3 * shapes[1][0], 4 * shapes[1][0])
-    return gated and shapes[2] == (2 * shapes[1][1],) and shapes[1][1] > 0
+    if len(shapes) != 3 or (gates_of_shape(shapes[1]) or 1) == 1:
+        return False
+    return bool(shapes[2] == (2 * shapes[1][1],) and shapes[1][1] > 0)
 
 
 def has_open_gates(layer: KerasLayer) -> bool:
-    """Whether it has an LSTM or a GRU whose arrays do not tell its recurrent_activation, as those for cuDNN do."""
+    """Return whether a layer has an LSTM or a GRU whose arrays do not tell its recurrent_activation, as cuDNN's do."""
     if layer.layers:
         return any(map(has_open_gates, layer.layers))
     return layer.is_cell and "SimpleRNN" not in layer.kind and not is_cudnn(layer.arrays)
 
 
 def _without_cudnn(kernel: Array, recurrent: Array, bias: Array, gates: int) -> tuple[Array, Array, Array]:
-    """The arrays of a Keras LSTM, or of a GRU with reset_after, from those of a CuDNNLSTM or CuDNNGRU."""
+    """Return arrays of a CuDNNLSTM or CuDNNGRU as those of a Keras LSTM, or of a GRU with reset_after."""
     kernels = [part.T.reshape(part.shape, order="F") for part in np.split(kernel, gates, axis=1)]
     recurrent_kernels = [part.T for part in np.split(recurrent, gates, axis=1)]
     biases = np.stack(np.split(bias, 2))

@@ -11,7 +11,7 @@ from .shared import is_of
 
 
 def is_model(source: Any) -> bool:
-    """Whether it is a model of Keras: it has a list of layers."""
+    """Return whether an object is a model of Keras: it has a list of layers."""
     return isinstance(getattr(source, "layers", None), (list, tuple))
 
 
@@ -34,11 +34,11 @@ def describe(source: Any) -> KerasLayer:
     if kind in CUDNN:
         kind, config = CUDNN[kind], config | CUDNN_CONFIG
     has_weights = kind.removesuffix("Cell") in CELLS or kind == "Dense"
-    return KerasLayer(kind, name, config, source.get_weights() if has_weights else (), _inner(source, kind))
+    return KerasLayer(kind, name, config, source.get_weights() if has_weights else (), _inner_layers(source, kind))
 
 
-def _inner(source: Any, kind: str) -> tuple[KerasLayer, ...]:
-    """The layers in one of Keras' own layers."""
+def _inner_layers(source: Any, kind: str) -> tuple[KerasLayer, ...]:
+    """Describe the layers in one of Keras' own layers."""
     if kind == "Bidirectional":
         return describe(source.forward_layer), describe(source.backward_layer)
     if kind == "TimeDistributed":
@@ -50,7 +50,7 @@ def _inner(source: Any, kind: str) -> tuple[KerasLayer, ...]:
 
 
 def _activation(source: Any, key: str, value: Any) -> Any:
-    """The value of an activation in a config; where its function is not Keras' own, a mapping with its module."""
+    """Return an activation of a config as layers here have it; a function of one's own as a mapping with its module."""
     function = getattr(source, key, None)
     module = getattr(function, "__module__", None)
     if isinstance(value, str):
@@ -67,4 +67,5 @@ def _activation(source: Any, key: str, value: Any) -> Any:
 
 
 def _is_of_keras(thing: Any, name: str) -> bool:
+    """Return whether an object is the class or function of that name of Keras' own."""
     return is_of(("keras", "tf_keras", "tensorflow"), thing, name)

@@ -1,4 +1,4 @@
-"""The arrays of a model in an HDF5 file, in both formats that Keras has, and what arrays alone tell of their layers."""
+"""The arrays of a model in an HDF5 file, in both formats that Keras has; models of files that have no config."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from ..optable import Array
 from .hdf5 import Group, StoredArray
 from .keras_config import Version, default_gates, snake_case
 from .keras_layers import CUDNN_CONFIG, WITHOUT_EFFECT, KerasLayer
+from .shared import KINDS
 
 VARIABLES = ("layers", "_layer_checkpoint_dependencies")
 """The group of a model's layers in the format of Keras 3, and its name in Keras 2.12."""
-_GATES = {"LSTM": 4, "GRU": 3, "SimpleRNN": 1}
+_KERAS_KINDS = {count: "SimpleRNN" if kind == "RNN" else kind for count, kind in KINDS.items()}
+_GATE_COUNTS = {kind: count for count, kind in _KERAS_KINDS.items()}
 _KERAS_1_GATES = {"LSTM": (0, 2, 1, 3), "GRU": (0, 1, 2)}
 """Where Keras' gates i, f, c, o stand among Keras 1's i, c, f, o, and z, r, h among z, r, h."""
+_KERAS_1_COUNTS = {3 * len(gates): len(gates) for gates in _KERAS_1_GATES.values()}  # of gates, by that of arrays
 _KERAS_1_ROLE = r"_(W|U|b)(_[cfhiorz])?\Z"
 _MOST_PAIRS = 2**16  # of layers and groups that are compared by their shapes
 _MOST_LAYERS, _MOST_NESTED = 2**12, 8  # in a file that has no config
@@ -30,42 +33,43 @@ Options = Mapping[str, Any]
 
 # ----------------------------------------------------------------------------------------- arrays by the layers' names
 def with_named_arrays(model: KerasLayer, group: Group) -> KerasLayer:
-    """The model with the arrays of Keras 1's and 2's format, which has a group for each layer."""
+    """Return the model with the arrays of Keras 1's and 2's format, which has a group for each layer."""
     names = group.texts("layer_names")
-    places = {name: name for name in names}
-    needing = [layer.name for layer in model.layers if _needs_arrays(layer)]
-    if not places.keys() >= {*needing}:  # those of the same model, built in another process
-        filled = [name for name in names if group.group(name).texts("weight_names")]
-        others = [layer.name for layer in model.layers if layer.kind not in WITHOUT_EFFECT]
-        matching = next((layers for layers in (needing, others) if len(layers) == len(filled)), None)
-        if matching is None:
-            missing = next(name for name in needing if name not in places)
-            raise FormatError(f"there are no arrays of the layer {missing!r}, but of {', '.join(filled[:12])}")
-        places = dict(zip(matching, filled, strict=True))
-    elif left_over := [
+    stored_name_of = {name: name for name in names}
+    needed_names = [layer.name for layer in model.layers if _needs_arrays(layer)]
+    if not stored_name_of.keys() >= {*needed_names}:  # those of the same model, built in another process
+        stored_names = [name for name in names if group.group(name).texts("weight_names")]
+        weighted_names = [layer.name for layer in model.layers if layer.kind not in WITHOUT_EFFECT]
+        candidates = (needed_names, weighted_names)
+        matching_names = next((layers for layers in candidates if len(layers) == len(stored_names)), None)
+        if matching_names is None:
+            missing = next(name for name in needed_names if name not in stored_name_of)
+            raise FormatError(f"there are no arrays of the layer {missing!r}, but of {', '.join(stored_names[:12])}")
+        stored_name_of = dict(zip(matching_names, stored_names, strict=True))
+    elif extra_names := [
         name
-        for name in places.keys() - {layer.name for layer in model.layers}
+        for name in stored_name_of.keys() - {layer.name for layer in model.layers}
         if group.group(name).texts("weight_names")
     ]:
-        raise FormatError(f"{group.path}/{min(left_over)} has arrays of a layer that the config does not have")
+        raise FormatError(f"{group.path}/{min(extra_names)} has arrays of a layer that the config does not have")
     layers = []
     for layer in model.layers:
         if _needs_arrays(layer):
-            inner = group.group(places[layer.name])
+            inner = group.group(stored_name_of[layer.name])
             layer = _with_arrays(layer, inner, inner.texts("weight_names"))
         layers.append(layer)
     return model._replace(layers=tuple(layers))
 
 
 def _needs_arrays(layer: KerasLayer) -> bool:
-    """Whether the layer has weights and a counterpart here, or one in it has."""
+    """Return whether the layer has weights and a counterpart here, or one in it has."""
     if layer.is_model or layer.layers:
         return not layer.module and any(map(_needs_arrays, layer.layers))
     return layer.is_cell or (layer.kind == "Dense" and not layer.module)
 
 
 def _with_arrays(layer: KerasLayer, group: Group, names: Sequence[str]) -> KerasLayer:
-    """The layer with the arrays of these names, which are those of its get_weights()."""
+    """Return the layer with the arrays of these names, in the order of its get_weights()."""
     if not _needs_arrays(layer):
         return layer
     if not layer.layers:
@@ -88,19 +92,19 @@ def _with_arrays(layer: KerasLayer, group: Group, names: Sequence[str]) -> Keras
 
 
 def _shares_by_name(model: KerasLayer, names: Sequence[str]) -> list[Sequence[str]] | None:
-    """The names of the arrays of each layer of a nested model, by the layers' names in them; None if these are not."""
+    """Divide names of arrays among the layers of a nested model by the layers' names in them; None if these are not."""
     shares: list[Sequence[str]] = []
     for layer in model.layers:
         share = [name for name in names if layer.name in name.split("/")[:-1]]
         if _needs_arrays(layer) and len(share) != _count(layer):
             return None
         shares.append(share if _needs_arrays(layer) else ())
-    taken = [name for share in shares for name in share]
-    return shares if len({*taken}) == len(taken) else None
+    shared_names = [name for share in shares for name in share]
+    return shares if len({*shared_names}) == len(shared_names) else None
 
 
 def _shares_by_count(model: KerasLayer, names: Sequence[str]) -> list[Sequence[str]]:
-    """The names of the arrays of each layer, one layer after the other."""
+    """Divide names of arrays among layers by how many each has, one layer after the other."""
     shares: list[Sequence[str]] = []
     start = 0
     for layer in model.layers:
@@ -114,14 +118,14 @@ def _shares_by_count(model: KerasLayer, names: Sequence[str]) -> list[Sequence[s
 
 
 def _count(layer: KerasLayer) -> int:
-    """How many arrays a layer has."""
+    """Return how many arrays a layer has."""
     if layer.layers:
         return sum(map(_count, layer.layers))
     return 0 if not _needs_arrays(layer) else (2 if layer.is_cell else 1) + layer.config["use_bias"]
 
 
 def _arrays_of(layer: KerasLayer, path: str, stored: Sequence[StoredArray]) -> list[Array]:
-    """The arrays of a cell or a Dense, once their shapes are what its config says."""
+    """Read the arrays of a cell or a Dense; refuse shapes that contradict its config."""
     gates = _KERAS_1_GATES.get(layer.kind.removesuffix("Cell"), ())
     if not gates or len(stored) != 3 * len(gates):
         _check_shapes(layer, path, stored)
@@ -136,7 +140,7 @@ def _check_shapes(layer: KerasLayer, path: str, stored: Sequence[StoredArray], g
     """Refuse arrays whose shapes contradict the config; these are of a cell, of one of its gates, or of a Dense."""
     shapes = [array.shape for array in stored]
     units, use_bias = layer.config["units"], layer.config["use_bias"]
-    columns = units * (gates or _GATES.get(layer.kind.removesuffix("Cell"), 1))
+    columns = units * (gates or _GATE_COUNTS.get(layer.kind.removesuffix("Cell"), 1))
     expected: list[tuple[int, ...]] = [(shapes[0][0] if shapes and shapes[0] else 0, columns)]
     expected += [(units, columns)] * layer.is_cell
     expected += [(columns,)] * use_bias
@@ -151,12 +155,12 @@ def _check_shapes(layer: KerasLayer, path: str, stored: Sequence[StoredArray], g
 
 # ------------------------------------------------------------------------------------ arrays by the paths of attributes
 def with_variables(layer: KerasLayer, group: Group) -> KerasLayer:
-    """The layer or model with the arrays of Keras 3's format, which has a group for each attribute with a layer."""
+    """Return the layer or model with the arrays of Keras 3's format, which has a group for each attribute."""
     if not _needs_arrays(layer):
         return layer
     if layer.is_model:
         container = _container(group)
-        places = _places(layer, container)
+        places = _groups_of_layers(layer, container)
         parts = [
             with_variables(inner, container.group(places[k])) if k in places else inner
             for k, inner in enumerate(layer.layers)
@@ -169,7 +173,7 @@ def with_variables(layer: KerasLayer, group: Group) -> KerasLayer:
 
 
 def _container(group: Group) -> Group:
-    """The group of the layers of a model."""
+    """Return the group of the layers of a model."""
     name = next((name for name in VARIABLES if name in group), None)
     if name is None:
         raise FormatError(f"{group.path or 'its HDF5'} has no group {VARIABLES[0]}")
@@ -177,7 +181,7 @@ def _container(group: Group) -> Group:
 
 
 def _inner_paths(layer: KerasLayer) -> list[tuple[KerasLayer, str]]:
-    """The layers in a layer, and where their groups are."""
+    """Return the layers in a layer, and the paths of their groups."""
     if layer.kind == "Bidirectional":
         return [*zip(layer.layers, ("forward_layer", "backward_layer"), strict=True)]
     if layer.kind == "TimeDistributed":
@@ -188,7 +192,7 @@ def _inner_paths(layer: KerasLayer) -> list[tuple[KerasLayer, str]]:
 
 
 def _class_names(layers: Sequence[KerasLayer]) -> list[str]:
-    """The names of groups: those of classes in snake_case, numbered from the second of a class on."""
+    """Return the names of groups: those of classes in snake_case, numbered from the second of a class on."""
     counts: dict[str, int] = {}
     names = []
     for layer in layers:
@@ -199,7 +203,7 @@ def _class_names(layers: Sequence[KerasLayer]) -> list[str]:
 
 
 def _variables(layer: KerasLayer, group: Group) -> list[StoredArray]:
-    """The arrays of a cell or a Dense."""
+    """Return the arrays of a cell or a Dense."""
     is_layer = layer.is_cell and not layer.kind.endswith("Cell")
     variables = group.group("cell/vars" if is_layer and "cell" in group else "vars")  # a CuDNNLSTM has no cell
     names = variables.names()
@@ -208,14 +212,14 @@ def _variables(layer: KerasLayer, group: Group) -> list[StoredArray]:
     return [variables.array(str(k)) for k in range(len(names))]
 
 
-def _places(model: KerasLayer, container: Group) -> dict[int, str]:
-    """The groups of the layers of a model that need arrays, by their places among its layers."""
+def _groups_of_layers(model: KerasLayer, container: Group) -> dict[int, str]:
+    """Return the groups of the layers of a model that need arrays, by their positions among its layers."""
     layers = {k: layer for k, layer in enumerate(model.layers) if _needs_arrays(layer)}
     class_names = _class_names(model.layers)
     if len(container.names()) > len(model.layers):
         raise FormatError(f"{container.path} has more layers than the config: {len(container.names())}")
     problem: FormatError | None = None
-    for names in _possible_places(layers, class_names, container):
+    for names in _possible_groups(layers, class_names, container):
         try:
             for k, layer in layers.items():
                 _check_fit(layer, container.group(names.get(k, "")))
@@ -227,19 +231,19 @@ def _places(model: KerasLayer, container: Group) -> dict[int, str]:
     raise problem or FormatError(f"{container.path} has one group for several layers")
 
 
-def _possible_places(
+def _possible_groups(
     layers: Mapping[int, KerasLayer], class_names: Sequence[str], container: Group
 ) -> Iterator[dict[int, str]]:
-    """Where the groups of layers may be. Keras names them after classes; newer versions note the layers' names, too."""
+    """Yield the groups that layers may have. Keras names them after classes; newer versions note layers' names, too."""
     by_name = {_name_in(container, member): member for member in container.names()}
     yield {k: by_name.get(layer.name, "") for k, layer in layers.items()}
     yield {k: class_names[k] for k in layers}
     yield {k: layer.name for k, layer in layers.items()}
-    yield _places_by_shape(layers, container)
+    yield _groups_by_shape(layers, container)
 
 
 def _name_in(container: Group, member: str) -> str:
-    """The name of a layer that Keras 3 writes into its group; empty if there is none."""
+    """Return the name of a layer that Keras 3 writes into its group; empty if there is none."""
     group = container.member(member)
     if not isinstance(group, Group) or "vars" not in group:
         return ""
@@ -247,12 +251,14 @@ def _name_in(container: Group, member: str) -> str:
     return variables.text("name") if variables.has_attribute("name") else ""
 
 
-def _places_by_shape(layers: Mapping[int, KerasLayer], container: Group) -> dict[int, str]:
-    """The groups that fit layers, in the order of the numbers in their names; empty if they are more, or fewer."""
+def _groups_by_shape(layers: Mapping[int, KerasLayer], container: Group) -> dict[int, str]:
+    """Return the groups that fit layers, in the order of the numbers in their names; none unless as many fit."""
     members = sorted(container.names(), key=lambda name: [int(part) for part in re.findall(r"\d{1,9}", name)])
+    if len(layers) * len(members) > _MOST_PAIRS:
+        return {}
     places: dict[int, str] = {}
     alike: dict[tuple[str, ...], list[int]] = {}
-    for k, layer in layers.items() if len(layers) * len(members) <= _MOST_PAIRS else ():
+    for k, layer in layers.items():
         alike.setdefault(tuple(name for name in members if _fits(layer, container, name)), []).append(k)
     for names, numbers in alike.items():
         places |= dict(zip(numbers, names, strict=False)) if len(names) == len(numbers) else {}
@@ -260,6 +266,7 @@ def _places_by_shape(layers: Mapping[int, KerasLayer], container: Group) -> dict
 
 
 def _fits(layer: KerasLayer, container: Group, name: str) -> bool:
+    """Return whether a group has the arrays that a layer needs."""
     try:
         _check_fit(layer, container.group(name))
     except FormatError:
@@ -271,10 +278,10 @@ def _check_fit(layer: KerasLayer, group: Group) -> None:
     """Refuse a group that has not the arrays that the layer needs; of a nested model only that it has layers."""
     if layer.is_model:
         _container(group)
-    elif layer.layers:
-        for inner, path in _inner_paths(layer) if _needs_arrays(layer) else ():
+    elif layer.layers and _needs_arrays(layer):
+        for inner, path in _inner_paths(layer):
             _check_fit(inner, group.group(path))
-    else:
+    elif not layer.layers:
         _check_shapes(layer, group.path, _variables(layer, group))
 
 
@@ -291,19 +298,19 @@ def describe_arrays(root: Group, version: Version, options: Options) -> KerasLay
     layers: Sequence[KerasLayer]
     if any(name in root for name in VARIABLES):
         layers = [*_layers_by_attributes(_container(root), "", options, [0])]
-        line = _line(layers)
-        is_line = line is not None
-        layers = layers if line is None else line
+        ordered = _only_order(layers)
+        is_sequential = ordered is not None
+        layers = layers if ordered is None else ordered
     else:
         layers = [layer for name in root.texts("layer_names") for layer in _layers_by_name(root, name, options)]
-        is_line = True
+        is_sequential = True
     if not layers:
         raise FormatError("it has neither a config nor arrays of layers")
-    return KerasLayer("Sequential" if is_line else "Model", "", {}, layers=tuple(layers), is_model=True)
+    return KerasLayer("Sequential" if is_sequential else "Model", "", {}, layers=tuple(layers), is_model=True)
 
 
 def _layers_by_name(root: Group, name: str, options: Options) -> Iterator[KerasLayer]:
-    """The layers whose arrays are in the group of a layer or of a nested model."""
+    """Yield the layers whose arrays are in the group of a layer or of a nested model."""
     group = root.group(name)
     parts: dict[str, list[tuple[str, StoredArray]]] = {}
     for full_name in group.texts("weight_names"):
@@ -321,7 +328,7 @@ def _layers_by_name(root: Group, name: str, options: Options) -> Iterator[KerasL
         inner = name if len(parts) == 1 or "ward" in path else f"{name}/{path.split('/')[0]}"
         layer = _layer_of(inner, group.path, stored, options, is_recurrent, kind)
         if waiting and "backward" in path:
-            layers[-1] = _both(name, layers[-1], layer)
+            layers[-1] = _bidirectional(name, layers[-1], layer)
         else:
             layers.append(layer)
         waiting = path if "forward" in path else ""
@@ -329,7 +336,7 @@ def _layers_by_name(root: Group, name: str, options: Options) -> Iterator[KerasL
 
 
 def _layers_by_attributes(container: Group, prefix: str, options: Options, count: list[int]) -> Iterator[KerasLayer]:
-    """The layers of a model and of those within it, in no order."""
+    """Yield the layers of a model and of those within it, in no order."""
     for member in container.names():
         count[0] += 1
         if count[0] > _MOST_LAYERS or prefix.count("/") > _MOST_NESTED:
@@ -340,7 +347,7 @@ def _layers_by_attributes(container: Group, prefix: str, options: Options, count
         if any(inner in group for inner in VARIABLES):
             yield from _layers_by_attributes(_container(group), f"{name}/", options, count)
         elif "forward_layer" in group and "backward_layer" in group:
-            yield _both(name, *(_recurrent(name, group.group(f"{side}_layer"), options)[0] for side in _SIDES))
+            yield _bidirectional(name, *(_recurrent(name, group.group(f"{side}_layer"), options)[0] for side in _SIDES))
         elif "cell" in group:
             yield from _recurrent(name, group, options)
         else:
@@ -352,7 +359,7 @@ def _layers_by_attributes(container: Group, prefix: str, options: Options, count
 
 
 def _recurrent(name: str, group: Group, options: Options) -> list[KerasLayer]:
-    """The cells of a recurrent layer, one on the other."""
+    """Return the cells of a recurrent layer, one on the other."""
     cell = group.group("cell")
     cells = [cell]
     if "cells" in cell:
@@ -360,7 +367,7 @@ def _recurrent(name: str, group: Group, options: Options) -> list[KerasLayer]:
         cells = [inside.group(member) for member in inside.names()]
     names = [name] if len(cells) == 1 else [f"{name}/{k}" for k in range(len(cells))]
     layers = [_layer_of(own, part.path, _stored(part), options, True) for own, part in zip(names, cells, strict=True)]
-    return layers if len(layers) == 1 else _line(layers) or layers
+    return layers if len(layers) == 1 else _only_order(layers) or layers
 
 
 def _stored(group: Group) -> list[StoredArray]:
@@ -371,12 +378,12 @@ def _stored(group: Group) -> list[StoredArray]:
 def _layer_of(
     name: str, path: str, stored: Sequence[StoredArray], options: Options, is_recurrent: bool, kind: str = "unknown"
 ) -> KerasLayer:
-    """The layer that has these arrays: a cell by their shapes, a Dense by its name, or one that is not known."""
+    """Return the layer with these arrays: a cell by their shapes, a Dense by its name, or one that is not known."""
     shapes = [array.shape for array in stored]
     if is_recurrent and len(shapes) > 1 and len(shapes[1]) == 2 and shapes[1][0]:
         units, columns = shapes[1]
-        gates = {12: 4, 9: 3}.get(len(shapes)) if columns == units else columns // units
-        kind = {1: "SimpleRNN", 3: "GRU", 4: "LSTM"}.get(gates or 1, kind)
+        gates = _KERAS_1_COUNTS.get(len(shapes)) if columns == units else columns // units
+        kind = _KERAS_KINDS.get(gates or 1, kind)
         config = {"units": units, "use_bias": len(shapes) != 2, "go_backwards": False, "return_sequences": True}
         is_of_cudnn = shapes[2:] == [(2 * columns,)]
         layer = KerasLayer(kind, name, {**config, **options, **(CUDNN_CONFIG if is_of_cudnn else {})})
@@ -388,32 +395,34 @@ def _layer_of(
     return KerasLayer(kind, name, {}, module="unknown")
 
 
-def _both(name: str, fw: KerasLayer, bw: KerasLayer) -> KerasLayer:
+def _bidirectional(name: str, fw: KerasLayer, bw: KerasLayer) -> KerasLayer:
     module = "" if fw.is_cell and bw.is_cell else "unknown"
     return KerasLayer("Bidirectional", name, {"merge_mode": "concat"}, layers=() if module else (fw, bw), module=module)
 
 
-def _line(layers: Sequence[KerasLayer]) -> list[KerasLayer] | None:
-    """The layers one behind the other, if their sizes allow one order alone."""
-    known = [layer for layer in layers if layer.arrays or layer.layers]
-    others = [layer for layer in layers if not (layer.arrays or layer.layers)]
-    if any(layer.kind != "embedding" for layer in others):
+def _only_order(layers: Sequence[KerasLayer]) -> list[KerasLayer] | None:
+    """Return the layers one behind the other, if their sizes allow one order alone; else None."""
+    sized = [layer for layer in layers if layer.arrays or layer.layers]
+    embeddings = [layer for layer in layers if not (layer.arrays or layer.layers)]
+    if any(layer.kind != "embedding" for layer in embeddings):
         return None
     orders: list[list[int]] = []
-    waiting: list[list[int]] = [[k] for k in range(len(known))]
+    waiting: list[list[int]] = [[k] for k in range(len(sized))]
     for _ in range(_MOST_PAIRS):
         if not waiting or len(orders) > 1:
             break
         order = waiting.pop()
-        if len(order) == len(known):
+        if len(order) == len(sized):
             orders.append(order)
-        after = [k for k in range(len(known)) if k not in order and _sizes(known[k])[0] == _sizes(known[order[-1]])[1]]
-        waiting += [[*order, k] for k in after]
-    return [*others, *(known[k] for k in orders[0])] if len(orders) == 1 and not waiting else None
+        followers = [
+            k for k in range(len(sized)) if k not in order and _sizes(sized[k])[0] == _sizes(sized[order[-1]])[1]
+        ]
+        waiting += [[*order, k] for k in followers]
+    return [*embeddings, *(sized[k] for k in orders[0])] if len(orders) == 1 and not waiting else None
 
 
 def _sizes(layer: KerasLayer) -> tuple[int, int]:
-    """The numbers of inputs and of outputs."""
+    """Return the numbers of inputs and of outputs."""
     if layer.layers:
         return _sizes(layer.layers[0])[0], sum(_sizes(half)[1] for half in layer.layers)
     return len(layer.arrays[0]), layer.config["units"]

@@ -1,175 +1,227 @@
-"""Whole models: which of their layers stand one behind the other, what they start from, and what is left out."""
+"""Whole models: which of their layers are one behind the other, their initial states, and what is dropped."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..argument_reader import ArgumentReader
 from ..layers import Bidirectional, Dense, Layer, Stack
 from ..layers.cell import Cell
 
-_RECURRENT = "LSTM)", "GRU)", "RNN)"  # what names end with that say a kind
+_RECURRENT = "LSTM)", "GRU)", "RNN)"  # what the labels of recurrent layers end with
+
+Converted = Layer | dict[str, Layer]
+"""What a model becomes: a layer, or several by their keys."""
 
 
 class Step(NamedTuple):
-    """A layer or a node of a model, as far as it matters here."""
+    """A layer or a node of a model, as far as its conversion depends on it."""
 
-    what: str
+    label: str
     """Its name and kind, for messages."""
     inputs: tuple[str | None, ...] | None
     """The keys of the steps whose main result it reads, None for anything else; or None if they are not known."""
     layer: Layer | None = None
     """What it becomes."""
-    first: Any = None
-    """The state that this starts from, None for zeros, as `state_of` takes it."""
-    last: bool | str = False
-    """Of a recurrent layer that returns its last output only: `last` of a `Dense` behind it."""
+    initial_state: Any = None
+    """The state that it starts from, None for zeros, as `read_initial_state` takes it."""
+    dense_last: str | None = None
+    """`last` of a `Dense` behind a recurrent layer that returns the last output alone, "last" for True, or "ends"."""
     activation: str | None = None
-    """Which, if it is nothing but an activation that a `Dense` may have."""
-    nothing: bool = False
+    """Its name, if the step is nothing but an activation that a `Dense` may have."""
+    is_identity: bool = False
     """Whether its result is its input, as that of dropout in inference."""
     hint: str = ""
-    """What is left out of it even if it is carried over, or what to do instead."""
+    """What is dropped of it even if it is converted, or what to do instead."""
 
 
 def assemble(
     caller: str, steps: Mapping[str, Step], outputs: Iterable[str | None] | None, stacklevel: int, hint: str = ""
-) -> tuple[Layer | dict[str, Layer], Any]:
-    """The recurrent layers of a model: the only one, a stack of a chain of them, or each by its key; and their states.
+) -> tuple[Converted, Any]:
+    """Put the recurrent layers of a model together; return them and their initial states.
 
-    Dense layers of the chain belong to the stack. What the `outputs` need and is not carried over is said in a warning.
-    The `hint` says what to do if there is no recurrent layer.
+    The result is the only layer, a `Stack` if they are one chain, to which the dense layers of the chain belong, or a
+    dict of them by their keys. Warn of other steps that the `outputs` need. The `hint` says what to do if there is no
+    recurrent layer.
     """
-    recurrent = [key for key, step in steps.items() if step.layer is not None and not isinstance(step.layer, Dense)]
-    if not recurrent:
-        others = listed([step.what for step in steps.values()]) or "an empty one"
-        raise ValueError(f"{caller}: expected a model with an LSTM, a GRU or an RNN, found {others}{hint}")
-    live = _needed(steps, outputs if outputs is None else [*outputs, *recurrent])
-    sources = {key: [_origin(steps, each) for each in steps[key].inputs or ()] for key in live}
-    readers: dict[str | None, list[str | None]] = {key: [] for key in live}
-    for key in live:
-        if not steps[key].nothing:
-            for source in sources[key]:
-                readers.setdefault(source, []).append(key)
-    for output in outputs or ():
-        readers.setdefault(_origin(steps, output), []).append(None)
-    behind = {
-        source: key
-        for key in live
-        if not steps[key].nothing and len(sources[key]) == 1
-        if (source := sources[key][0]) is not None and readers[source] == [key]
+    recurrent = {
+        key: step.layer for key, step in steps.items() if step.layer is not None and not isinstance(step.layer, Dense)
     }
-    layers, firsts, carried = _chain(steps, behind, recurrent[0])
-    found: Layer | dict[str, Layer]
-    if all(key in carried for key in recurrent):
-        found, first = (layers[0], firsts[0]) if len(layers) == 1 else (Stack(layers), firsts)
+    if not recurrent:
+        labels = join_labels([step.label for step in steps.values()]) or "an empty one"
+        raise ValueError(f"{caller}: expected a model with an LSTM, a GRU or an RNN, found {labels}{hint}")
+    results = [] if outputs is None else [*outputs]
+    needed_keys = _needed_keys(steps, [*steps] if outputs is None else [*results, *recurrent])
+    anchor = next(iter(recurrent))
+    chain = _chain_with(steps, anchor, _path_through(anchor, _sole_readers(steps, needed_keys, results)))
+    result: tuple[Converted, Any]
+    if recurrent.keys() <= {*chain.keys}:
+        converted_keys, result = chain.keys, chain.layer_and_state()
     else:
-        carried = recurrent
-        found = {key: layer for key in recurrent if (layer := steps[key].layer) is not None}
-        first = {key: steps[key].first for key in found}
-    left = [
-        step.what + (f": {step.hint}" if step.hint else "")
-        for key, step in steps.items()
-        if key in live and (step.hint or not (step.nothing or key in carried))
+        converted_keys, result = (*recurrent,), (recurrent, {key: steps[key].initial_state for key in recurrent})
+    _warn_of_dropped(caller, steps, needed_keys, converted_keys, stacklevel + 1)
+    return result
+
+
+def _warn_of_dropped(
+    caller: str, steps: Mapping[str, Step], needed_keys: Iterable[str], converted_keys: Collection[str], stacklevel: int
+) -> None:
+    """Warn of the steps that are needed and are not converted, or not all of what they do."""
+    dropped_labels = [
+        steps[key].label + (f": {steps[key].hint}" if steps[key].hint else "")
+        for key in needed_keys
+        if steps[key].hint or not (steps[key].is_identity or key in converted_keys)
     ]
-    if left:
-        warnings.warn(f"{caller}: left out: {listed(left)}", stacklevel=stacklevel)
-    return found, first
+    if dropped_labels:
+        warnings.warn(f"{caller}: left out: {join_labels(dropped_labels)}", stacklevel=stacklevel)
 
 
-def state_of(caller: str, found: Layer | dict[str, Layer], first: Any) -> Any:
-    """What calls of the layer, or of each of them, take as their state; None if that is zeros.
+def join_labels(labels: Iterable[str]) -> str:
+    """Join the first twelve labels, those of recurrent layers before all others."""
+    ordered = sorted(labels, key=lambda label: not label.endswith(_RECURRENT))
+    return ", ".join(ordered[:12] + ([f"and {len(ordered) - 12} more"] if len(ordered) > 12 else []))
 
-    `first` is None for zeros, a mapping of arrays [B,.] of a cell, or a sequence of these for the parts of a layer. An
-    array of one row is meant for all rows, and so is then the state.
+
+# -------------------------------------------------------------------------------------------------------------- states
+def read_initial_state(caller: str, layers: Converted, initial_state: Any) -> Any:
+    """Read the state of a layer, or of each of them, as calls take it; None if it is zeros.
+
+    `initial_state` is None for zeros, a mapping of arrays [B,.] of a cell, or a sequence of these for the parts of a
+    layer. An array of one row is meant for all rows, and so is then the state.
     """
-    if isinstance(found, dict):
-        return {key: state_of(caller, layer, first[key]) for key, layer in found.items()}
-    counts = [len(array) for array in _arrays(first)]
-    if not counts:
+    if isinstance(layers, dict):
+        return {key: read_initial_state(caller, layer, initial_state[key]) for key, layer in layers.items()}
+    row_counts = [len(array) for array in _arrays_of_state(initial_state)]
+    if not row_counts:
         return None
-    return found._read_state(ArgumentReader(caller), "state", _parts(found, first), max(counts))
+    state = _complete_state(layers, initial_state)
+    return layers._read_state(ArgumentReader(caller), "state", state, max(row_counts))
 
 
-def _arrays(first: Any) -> list[Any]:
-    if isinstance(first, Mapping):
-        return [*first.values()]
-    return [array for part in first or () for array in _arrays(part)]
+def _arrays_of_state(state: Any) -> list[Any]:
+    """Return all arrays of an initial state."""
+    if isinstance(state, Mapping):
+        return [*state.values()]
+    return [array for part in state or () for array in _arrays_of_state(part)]
 
 
-def _parts(layer: Layer, first: Any) -> Any:
-    """The same with a place for everything that the layer has."""
-    if first is None:
+def _complete_state(layer: Layer, state: Any) -> Any:
+    """Return an initial state with an entry for every part of the layer and every array of a cell's state."""
+    if state is None:
         return None
     if isinstance(layer, (Bidirectional, Stack)):
         parts = layer.layers if isinstance(layer, Stack) else (layer.fw, layer.bw)
-        return tuple(map(_parts, parts, first))
-    return {name: first.get(name) for name in layer._state._fields} if isinstance(layer, Cell) else None
+        return tuple(map(_complete_state, parts, state))
+    return {name: state.get(name) for name in layer._state._fields} if isinstance(layer, Cell) else None
 
 
-def listed(names: list[str]) -> str:
-    """The first of them in words, those of recurrent layers before all others."""
-    names = sorted(names, key=lambda name: not name.endswith(_RECURRENT))
-    return ", ".join(names[:12] + ([f"and {len(names) - 12} more"] if len(names) > 12 else []))
-
-
-def _needed(steps: Mapping[str, Step], outputs: Iterable[str | None] | None) -> list[str]:
-    """The steps that the outputs need, in the order in which they are given."""
-    waiting = [*steps] if outputs is None else [key for key in outputs if key is not None]
+# -------------------------------------------------------------------------------------------------------------- graphs
+def _needed_keys(steps: Mapping[str, Step], outputs: Iterable[str | None]) -> list[str]:
+    """Return the keys of the steps that the outputs need, in the order of `steps`."""
+    waiting = [key for key in outputs if key is not None]
     seen: set[str] = set()
     while waiting:
         key = waiting.pop()
         if key not in seen:
             seen.add(key)
-            waiting += [each for each in steps[key].inputs or () if each is not None]
+            waiting += [source for source in steps[key].inputs or () if source is not None]
     return [key for key in steps if key in seen]
 
 
-def _origin(steps: Mapping[str, Step], key: str | None) -> str | None:
-    """The step that a result really comes from."""
-    while key is not None and steps[key].nothing:
+def _skip_identities(steps: Mapping[str, Step], key: str | None) -> str | None:
+    """Return the step that computes a step's result: itself, or the one that a chain of identities reads."""
+    while key is not None and steps[key].is_identity:
         key = (*(steps[key].inputs or ()), None)[0]
     return key
 
 
-def _chain(steps: Mapping[str, Step], behind: Mapping[str, str], key: str) -> tuple[list[Layer], list[Any], list[str]]:
-    """The layers that stand in one line with this one, what they start from, and the keys of what they were made of."""
-    before = {after: key for key, after in behind.items()}
-    line = [key]
-    while (each := before.get(line[0])) is not None:
-        line.insert(0, each)
-    while (each := behind.get(line[-1])) is not None:
-        line.append(each)
-    layers: list[Layer] = []
-    firsts: list[Any] = []
-    carried: list[str] = []
-    last: bool | str = False  # whether what comes now gets the last output only
-    for each in line:
-        step = steps[each]
-        top = layers[-1] if layers and isinstance(layers[-1], Dense) else None
-        if isinstance(step.layer, Dense) and not (top and top.last):
-            layers.append(_changed(step.layer, last="ends") if last == "ends" else step.layer)
-            firsts.append(None)
-        elif step.layer is not None and not (last or (top and top.last)):
-            parts = step.layer.layers if isinstance(step.layer, Stack) else (step.layer,)
-            layers += parts
-            firsts += [step.first] if len(parts) == 1 else step.first or [None] * len(parts)
-            last = step.last
-        elif step.activation and top and top.activation is None:
-            layers[-1] = _changed(top, activation=step.activation)
-        elif key in carried:
+def _sole_readers(
+    steps: Mapping[str, Step], needed_keys: Iterable[str], outputs: Iterable[str | None]
+) -> dict[str, str]:
+    """Return, for each step whose result goes into one step alone, which reads nothing else, the key of that one."""
+    sources = {
+        key: [_skip_identities(steps, source) for source in steps[key].inputs or ()]
+        for key in needed_keys
+        if not steps[key].is_identity
+    }
+    readers: dict[str | None, list[str | None]] = defaultdict(list)
+    for key, keys_read in sources.items():
+        for source in keys_read:
+            readers[source].append(key)
+    for output in outputs:
+        readers[_skip_identities(steps, output)].append(None)
+    return {
+        keys_read[0]: key
+        for key, keys_read in sources.items()
+        if len(keys_read) == 1 and keys_read[0] is not None and readers[keys_read[0]] == [key]
+    }
+
+
+def _path_through(key: str, reader_of: Mapping[str, str]) -> list[str]:
+    """Return the longest path of steps, each the only reader of the one before it, that this one is on."""
+    source_of = {reader: source for source, reader in reader_of.items()}
+    path = [key]
+    while path[0] in source_of:
+        path.insert(0, source_of[path[0]])
+    while path[-1] in reader_of:
+        path.append(reader_of[path[-1]])
+    return path
+
+
+# -------------------------------------------------------------------------------------------------------------- chains
+class _Chain(NamedTuple):
+    """Layers that a `Stack` can have one behind the other, and the steps that they are made of."""
+
+    keys: tuple[str, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    initial_states: tuple[Any, ...] = ()
+    """One for each layer; None for zeros."""
+    dense_last: str | None = None
+    """`Step.dense_last` of the topmost recurrent layer: unless it is None, nothing but dense layers may follow."""
+
+    def extend(self, key: str, step: Step) -> _Chain | None:
+        """Return the chain with a step behind it, None if a `Stack` cannot have it there."""
+        chain, layer = self._replace(keys=(*self.keys, key)), step.layer
+        top = self.layers[-1] if self.layers and isinstance(self.layers[-1], Dense) else None
+        if top is not None and step.activation and top.activation is None and layer is None:
+            return chain._replace(layers=(*self.layers[:-1], _copy_dense(top, activation=step.activation)))
+        if layer is None or (top is not None and top.last):
+            return None
+        if isinstance(layer, Dense):
+            dense = _copy_dense(layer, last="ends") if self.dense_last == "ends" else layer
+            return chain._replace(layers=(*self.layers, dense), initial_states=(*self.initial_states, None))
+        if self.dense_last is not None:
+            return None
+        layers: tuple[Layer, ...] = layer.layers if isinstance(layer, Stack) else (layer,)
+        states = (step.initial_state,) if len(layers) == 1 else step.initial_state or (None,) * len(layers)
+        return chain._replace(
+            layers=(*self.layers, *layers),
+            initial_states=(*self.initial_states, *states),
+            dense_last=step.dense_last,
+        )
+
+    def layer_and_state(self) -> tuple[Layer, Any]:
+        """Return the only layer or a `Stack` of all, and the initial state."""
+        *lower, top = self.layers
+        if self.dense_last == "last" and isinstance(top, Dense):  # the top alone may have last=True in a Stack
+            top = _copy_dense(top, last=True)
+        return (Stack([*lower, top]), self.initial_states) if lower else (top, self.initial_states[0])
+
+
+def _chain_with(steps: Mapping[str, Step], anchor: str, path: Sequence[str]) -> _Chain:
+    """Return the chain on a path of steps that the anchor belongs to; it ends where a step cannot extend it."""
+    chain = _Chain()
+    for key in path:
+        longer = chain.extend(key, steps[key])
+        if longer is None and anchor in chain.keys:
             break
-        else:  # what stands before it does not lead up to the layer
-            layers, firsts, carried, last = [], [], [], False
-            continue
-        carried.append(each)
-    if last is True and isinstance(layers[-1], Dense):  # in a Stack, the top alone may have it
-        layers[-1] = _changed(layers[-1], last=True)
-    return layers, firsts, carried
+        chain = longer or _Chain()  # steps before one that cannot be converted do not lead up to the anchor
+    return chain
 
 
-def _changed(dense: Dense, **options: Any) -> Dense:
+def _copy_dense(dense: Dense, **options: Any) -> Dense:
     arguments: dict[str, Any] = {"activation": dense.activation, "last": dense.last} | options
     return Dense(dense.weights["w"], dense.weights["b"], **arguments)

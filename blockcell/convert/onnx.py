@@ -9,24 +9,34 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from .. import files
-from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
-from ..optable import Array
-from .models import listed, state_of
+from ..layers import LSTM, Bidirectional, Layer, Stack
+from ..layers.loading import build_from_leaves, build_leaf
+from ..optable import Array, peephole_names
+from .models import Converted, join_labels, read_initial_state
 from .onnx_activations import written_activations
 from .onnx_graph import Graph, is_recurrent
 from .onnx_node import (
     Remark,
-    cell_of,
     dequantize,
     forget_shift,
     from_graph_node,
     from_node,
     is_reset_after,
     key_of,
+    make_node_cell,
     with_forget,
 )
 from .onnx_steps import from_graphs
-from .shared import ORDERS, Cell, ConversionError, cells_of, clips, read_arrays, reorder, split_cell
+from .shared import (
+    ORDERS,
+    ConversionError,
+    RecurrentCell,
+    cells_of,
+    clips,
+    read_arrays,
+    reorder,
+    split_cell,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -137,104 +147,107 @@ def from_onnx(
     """
     caller = "from_onnx"
     remarks: list[Remark] = []
+    layers: Converted
     if not hasattr(source, "graph"):
         if not hasattr(source, "op_type"):
-            what = "expected an onnx.ModelProto or an onnx.NodeProto"
-            raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {what}")
-        return _result(
-            caller, remarks, *from_node(caller, source, initializers or {}, None, remarks, ignore_clip), initial_state
-        )
-    if initializers is not None:
+            expected = "expected an onnx.ModelProto or an onnx.NodeProto"
+            raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
+        layers, state = from_node(caller, source, initializers or {}, None, remarks, ignore_clip)
+    elif initializers is not None:
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
-    graph = Graph(caller, source.graph, source.opset_import)
-    if name is None and (texts := [each.value for each in source.metadata_props if each.key == "blockcell.layer"]):
-        try:
-            description = files.parse(texts[0])
-            files.check(description)
-        except ValueError as error:
-            raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
-        layer = _exported(caller, graph, description, "", remarks)
-        return _result(caller, remarks, layer, None, initial_state)
-    for each in source.functions:
-        if any(map(is_recurrent, each.node)):
+    else:
+        layers, state = _from_model(caller, source, name, remarks, ignore_clip)
+    _warn_of_remarks(caller, remarks, layers, initial_state)
+    return (layers, read_initial_state(caller, layers, state)) if initial_state else layers
+
+
+def _from_model(
+    caller: str, model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool
+) -> tuple[Converted, Any]:
+    """Convert all of a model, or the node of that name; return the layers and their initial states."""
+    graph = Graph(caller, model.graph, model.opset_import)
+    descriptions = [entry.value for entry in model.metadata_props if entry.key == "blockcell.layer"]
+    if name is None and descriptions:
+        return _from_exported(caller, graph, descriptions[0], remarks), None
+    for function in model.functions:
+        if any(map(is_recurrent, function.node)):
             raise ConversionError(
-                f"{caller}: there is an LSTM, a GRU or an RNN in the model's function {each.name!r}, which may have its"
-                f" weights from elsewhere; convert onnx.inliner.inline_local_functions(model)"
+                f"{caller}: there is an LSTM, a GRU or an RNN in the model's function {function.name!r}, which may have"
+                f" its weights from elsewhere; convert onnx.inliner.inline_local_functions(model)"
             )
     graphs = [graph, *graph.bodies()]
     nodes = [(graph, node) for graph in graphs for node in graph.nodes if is_recurrent(node)]
-    named = [(graph, node) for graph, node in nodes if name in (None, node.name, *node.output)]
-    resets_before = [key_of(node) for _, node in named if node.op_type == "GRU" and not is_reset_after(node)]
-    if source.producer_name == "pytorch" and resets_before:
+    chosen = [(graph, node) for graph, node in nodes if name in (None, node.name, *node.output)]
+    resets_before = [key_of(node) for _, node in chosen if node.op_type == "GRU" and not is_reset_after(node)]
+    if model.producer_name == "pytorch" and resets_before:
         warnings.warn(
-            f"{caller}: PyTorch exported {listed([f'GRU {key!r}' for key in resets_before])} with"
+            f"{caller}: PyTorch exported {join_labels([f'GRU {key!r}' for key in resets_before])} with"
             f" linear_before_reset=0, the reset gate before the product. PyTorch's GRU has it behind, which is 1:"
             f" onnxscript 0.6.2 writes 0 for it (microsoft/onnxscript#2852), and every runtime then computes something"
             f" else. Export it anew with onnxscript 0.7.2 or later, set the attribute to 1, or use"
             f" convert.from_torch(module)",
-            stacklevel=2,
+            stacklevel=3,
         )
     if name is None:
-        return _result(caller, remarks, *from_graphs(caller, graphs, remarks, ignore_clip), initial_state)
-    if len(named) != 1:
+        return from_graphs(caller, graphs, remarks, ignore_clip)
+    if len(chosen) != 1:
         names = [key_of(node) for _, node in nodes]
         raise ValueError(f"{caller}: expected one LSTM, GRU or RNN node {name!r}, found {names}")
-    return _result(caller, remarks, *from_graph_node(caller, *named[0], remarks, ignore_clip), initial_state)
+    return from_graph_node(caller, *chosen[0], remarks, ignore_clip)
 
 
-def _result(
-    caller: str, remarks: list[Remark], found: Layer | dict[str, Layer], first: Any, initial_state: bool
-) -> Any:
-    """What is returned; and say what the remarks say, at the line that called the caller."""
-    left = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
-    if left:
+def _warn_of_remarks(caller: str, remarks: list[Remark], layers: Converted, initial_state: bool) -> None:
+    """Warn of what remarks say, at the line that called the caller."""
+    by_call = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
+    if by_call:
         arguments = {argument for remark in remarks for argument in remark.arguments}
-        does = {"state": "starts from zeros", "lengths": "takes every step"}
-        without = " and ".join(text for argument, text in does.items() if argument in arguments)
+        defaults = {"state": "starts from zeros", "lengths": "takes every step"}
+        without = " and ".join(text for argument, text in defaults.items() if argument in arguments)
         warnings.warn(
-            f"{caller}: left to the caller: {listed(left)}. Here a layer {without} unless its call tells it:"
-            f" {_example(arguments, found)}",
+            f"{caller}: left to the caller: {join_labels(by_call)}. Here a layer {without} unless its call tells it:"
+            f" {_example_call(arguments, layers)}",
             stacklevel=3,
         )
-    learned = [f"{remark.node} has {' and '.join(remark.learned)}" for remark in remarks if remark.learned]
-    if learned and not initial_state:
-        key = f"[{next(iter(found))!r}]" if isinstance(found, dict) else ""
-        layers, states = ("layers", "states") if key else ("layer", "state")
+    constant = [
+        f"{remark.node} has {' and '.join(remark.constant_states)}" for remark in remarks if remark.constant_states
+    ]
+    if constant and not initial_state:
+        key = f"[{next(iter(layers))!r}]" if isinstance(layers, dict) else ""
+        result, states = ("layers", "states") if key else ("layer", "state")
         warnings.warn(
-            f"{caller}: a state of its own to start from: {listed(learned)}. Here a layer starts from zeros unless its"
-            f" call tells it. With initial_state=True, what calls take comes with the layer: {layers}, {states} ="
-            f" convert.{caller}(..., initial_state=True); y, last = {layers}{key}(x, {states}{key})",
+            f"{caller}: a state of its own to start from: {join_labels(constant)}. Here a layer starts from zeros"
+            f" unless its call tells it. With initial_state=True, what calls take comes with the layer: {result},"
+            f" {states} = convert.{caller}(..., initial_state=True); y, last = {result}{key}(x, {states}{key})",
             stacklevel=3,
         )
-    rounded = [remark.node for remark in remarks if remark.quantized]
-    if rounded:
+    quantized = [remark.node for remark in remarks if remark.quantized]
+    if quantized:
         warnings.warn(
-            f"{caller}: not rounded: {listed(rounded)}. The layer has the weights that the integers stand for. In each"
-            f" step onnxruntime also rounds x and h to 8 bits, the layer does not unless"
+            f"{caller}: not rounded: {join_labels(quantized)}. The layer has the weights that the integers stand for."
+            f" In each step onnxruntime also rounds x and h to 8 bits, the layer does not unless"
             f" it is quantized, by layer.quantize('int8'): results are alike, not equal",
             stacklevel=3,
         )
-    return (found, state_of(caller, found, first)) if initial_state else found
 
 
-def _example(arguments: set[str], found: Layer | dict[str, Layer]) -> str:
-    """A call of the layer, or of the first of them, with these arguments."""
-    named = {"layer": found} if isinstance(found, Layer) else {f"layers[{key!r}]": found[key] for key in found}
-    name, layer = next(iter(named.items()))
-    values = {"state": _state(layer), "lengths": "..."}
-    given = [f"{argument}={value}" for argument, value in values.items() if argument in arguments]
-    return f"y, state = {name}({', '.join(['x', *given])})"
+def _example_call(arguments: set[str], layers: Converted) -> str:
+    """Write a call of the layer, or of the first of them, with these arguments."""
+    key, layer = ("", layers) if isinstance(layers, Layer) else next(iter(layers.items()))
+    name = "layer" if layer is layers else f"layers[{key!r}]"
+    values = {"state": _example_state(layer), "lengths": "..."}
+    texts = [f"{argument}={value}" for argument, value in values.items() if argument in arguments]
+    return f"y, state = {name}({', '.join(['x', *texts])})"
 
 
-def _state(layer: Layer) -> str:
-    """How its state is written."""
+def _example_state(layer: Layer) -> str:
+    """Write a layer's state as calls take it."""
     if isinstance(layer, LSTM):
         return '{"h": ..., "cs": ...}'
     if isinstance(layer, Bidirectional):
-        return f'{{"fw": {_state(layer.fw)}, "bw": {_state(layer.bw)}}}'
+        return f'{{"fw": {_example_state(layer.fw)}, "bw": {_example_state(layer.bw)}}}'
     if isinstance(layer, Stack):
-        return f"{{{', '.join(f'{k}: {_state(part)}' for k, part in enumerate(layer.layers))}}}"
-    return '{"h": ...}' if isinstance(layer, Cell) else "()"
+        return f"{{{', '.join(f'{k}: {_example_state(part)}' for k, part in enumerate(layer.layers))}}}"
+    return '{"h": ...}' if isinstance(layer, RecurrentCell) else "()"
 
 
 def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[str, Array]]:
@@ -296,15 +309,15 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     from onnx import helper
 
     parts = [_node_arrays(caller, cell) for cell in cells]
-    arrays = {place: np.stack([part[place] for part in parts]) for place in ("W", "R", "B")}
+    arrays = {role: np.stack([part[role] for part in parts]) for role in ("W", "R", "B")}
     if any("P" in part for part in parts):
-        none = np.zeros(3 * cells[0].hidden_size, cells[0].dtype)
-        arrays["P"] = np.stack([part.get("P", none) for part in parts])
-    places = ("X", "W", "R", "B", "", "", "", "P") if "P" in arrays else ("X", "W", "R", "B")
+        zeros = np.zeros(3 * cells[0].hidden_size, cells[0].dtype)
+        arrays["P"] = np.stack([part.get("P", zeros) for part in parts])
+    roles = ("X", "W", "R", "B", "", "", "", "P") if "P" in arrays else ("X", "W", "R", "B")
     node = helper.make_node(
         kind,
-        [place and f"{name}_{place}" for place in places],
-        [f"{name}_{place}" for place in ("Y", "Y_h", "Y_c")[: 3 if kind == "LSTM" else 2]],
+        [role and f"{name}_{role}" for role in roles],
+        [f"{name}_{role}" for role in ("Y", "Y_h", "Y_c")[: 3 if kind == "LSTM" else 2]],
         name=name,
         hidden_size=cells[0].hidden_size,
         direction="bidirectional" if len(cells) == 2 else "reverse" if cells[0].reverse else "forward",
@@ -315,17 +328,16 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         node.attribute.append(helper.make_attribute("linear_before_reset", int(resets == {True})))
     if couples == {True}:
         node.attribute.append(helper.make_attribute("input_forget", 1))
-    return node, {f"{name}_{place}": np.ascontiguousarray(array) for place, array in arrays.items()}
+    return node, {f"{name}_{role}": np.ascontiguousarray(array) for role, array in arrays.items()}
 
 
-def _node_arrays(caller: str, cell: Cell) -> dict[str, Array]:
-    """W, R and B of one direction, and P if it has peepholes."""
+def _node_arrays(caller: str, cell: RecurrentCell) -> dict[str, Array]:
+    """Return W, R and B of one direction, and P if the cell has peepholes."""
     coupled = isinstance(cell, LSTM) and cell.coupled
-    source = "ONNX coupled LSTM" if coupled else f"ONNX {type(cell).__name__}"
-    takes = {"wci", "wcf", "wco", "activation", "recurrent_activation", "reverse", "coupled"}
-    kernel, recurrent, *biases = split_cell(caller, cell, f"an ONNX {type(cell).__name__}", source, takes)
-    names = ("wcf", "wco") if coupled else ("wci", "wcf", "wco")
-    diagonals = [cell.weights[name] for name in names if name in cell.weights]
+    layout = "ONNX coupled LSTM" if coupled else f"ONNX {type(cell).__name__}"
+    takes = {*peephole_names(coupled), "activation", "recurrent_activation", "reverse", "coupled"}
+    kernel, recurrent, *biases = split_cell(caller, cell, f"an ONNX {type(cell).__name__}", layout, takes)
+    diagonals = [cell.weights[name] for name in peephole_names(coupled) if name in cell.weights]
     arrays = [kernel.T, recurrent.T, *biases]
     if isinstance(cell, LSTM) and coupled:
         shift = forget_shift(caller, cell.recurrent_activation)
@@ -335,38 +347,46 @@ def _node_arrays(caller: str, cell: Cell) -> dict[str, Array]:
     elif diagonals:
         diagonals = [reorder(np.concatenate(diagonals), ORDERS["peepholes"], ORDERS["ONNX peepholes"])]
     W, R, *biases = arrays
-    found = {"W": W, "R": R, "B": np.concatenate(biases)}
-    return found | ({"P": np.concatenate(diagonals)} if diagonals else {})
+    peepholes = {"P": np.concatenate(diagonals)} if diagonals else {}
+    return {"W": W, "R": R, "B": np.concatenate(biases)} | peepholes
 
 
-# -------------------------------------------------------------------------------------------------------------- models
-def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix: str, remarks: list[Remark]) -> Layer:
-    """The layer that `onnx_export.export` made a model of."""
+# ----------------------------------------------------------------------------------- models that blockcell has exported
+def _from_exported(caller: str, graph: Graph, text: str, remarks: list[Remark]) -> Layer:
+    """Convert a model that `onnx_export.export` wrote, with the description of its layer."""
+    try:
+        description = files.parse(text)
+        files.check(description)
+    except ValueError as error:
+        raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
+
+    return build_from_leaves(
+        description, lambda leaf, prefix: _build_exported_leaf(caller, graph, leaf, prefix, remarks)
+    )
+
+
+def _build_exported_leaf(
+    caller: str, graph: Graph, description: Mapping[str, Any], prefix: str, remarks: list[Remark]
+) -> Layer:
+    """Build a described cell or `Dense` with the weights whose names begin with the prefix."""
     kind = description["type"]
-    if kind == "Bidirectional":
-        return Bidirectional(
-            *(_exported(caller, graph, description[d], f"{prefix}{d}.", remarks) for d in ("fw", "bw"))
-        )
-    if kind == "Stack":
-        parts = enumerate(description["layers"])
-        return Stack([_exported(caller, graph, part, f"{prefix}{k}.", remarks) for k, part in parts])
-    places = ["W", "R", "B", "P"]  # those of a node of ONNX's own
-    is_native = sum(_is_there(graph, prefix + place) for place in places) >= 3
+    names = ["W", "R", "B", "P"]  # those of a node of ONNX's own
+    is_native = sum(_has_weight(graph, prefix + name) for name in names) >= 3
     if not is_native:
-        places = [tensor.name for tensor in files.weights_of(description)]
-    names = {place: prefix + place for place in places if _is_there(graph, prefix + place)}
-    rounded = [f"{name}_quantized" for name in names.values() if name not in graph.tensors]
-    if rounded:
-        remarks.append(Remark(f"{kind} of {' and '.join(map(repr, rounded))}", [], set(), [], True))
-    weights = {place: _weight(caller, graph, name, is_native) for place, name in names.items()}
+        names = [tensor.name for tensor in files.weights_of(description)]
+    full_names = {name: prefix + name for name in names if _has_weight(graph, prefix + name)}
+    quantized = [f"{name}_quantized" for name in full_names.values() if name not in graph.tensors]
+    if quantized:
+        remarks.append(Remark(f"{kind} of {' and '.join(map(repr, quantized))}", [], set(), [], True))
+    weights = {name: _read_weight(caller, graph, full_name, is_native) for name, full_name in full_names.items()}
     if any(array.dtype == np.float32 for array in weights.values()):  # matrices may be quantized to float16
-        weights = {place: array.astype(np.float32) for place, array in weights.items()}
+        weights = {name: array.astype(np.float32) for name, array in weights.items()}
     if is_native:
         arrays = [array[0] for array in read_arrays(caller, weights).values()]
-        told = ("reset_after", "reverse", "coupled", "activation", "recurrent_activation")
-        options = {name: description[name] for name in told if name in description}
-        return cell_of(caller, kind, arrays, **options)
-    missing = [prefix + place for place in places if place not in {*weights, *files.PEEPHOLES}]
+        arguments = ("reset_after", "reverse", "coupled", "activation", "recurrent_activation")
+        options = {name: description[name] for name in arguments if name in description}
+        return make_node_cell(caller, kind, arrays, **options)
+    missing = [prefix + name for name in names if name not in {*weights, *files.PEEPHOLES}]
     if missing and graph.inputs.isdisjoint(missing):
         raise ValueError(
             f"{caller}: the model has no initializers {', '.join(missing)} of its {kind}, as blockcell exports them:"
@@ -374,26 +394,20 @@ def _exported(caller: str, graph: Graph, description: Mapping[str, Any], prefix:
         )
     if missing:
         raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
-    arguments: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
-    classes: dict[str, type[Layer]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
-    return classes[kind](**arguments, **weights)
+    return build_leaf(description, weights)
 
 
-def _is_there(graph: Graph, name: str) -> bool:
-    """Whether a model that `onnx_export.export` wrote has this weight, or what onnxruntime quantized it to."""
+def _has_weight(graph: Graph, name: str) -> bool:
+    """Return whether a model that `onnx_export.export` wrote has a weight, or what onnxruntime quantized it to."""
     return name in graph.tensors or f"{name}_quantized" in graph.tensors
 
 
-def _weight(caller: str, graph: Graph, name: str, is_native: bool) -> Array:
-    """A weight of such a model, which may be stored in codes with scales; of unsigned ones, 128 is zero."""
+def _read_weight(caller: str, graph: Graph, name: str, is_native: bool) -> Array:
+    """Read a weight of such a model, which may be stored in codes with scales; of unsigned ones, 128 is zero."""
     if name not in graph.tensors:
-        found = {"": f"{name}_quantized", "_scale": f"{name}_scale", "_zero_point": f"{name}_zero_point"}
-        return dequantize(
-            caller,
-            name,
-            {end: graph.array(each) for end, each in found.items() if each in graph.tensors},
-            transposed=is_native,
-        )
+        full_names = {"": f"{name}_quantized", "_scale": f"{name}_scale", "_zero_point": f"{name}_zero_point"}
+        arrays = {part: graph.array(key) for part, key in full_names.items() if key in graph.tensors}
+        return dequantize(caller, name, arrays, transposed=is_native)
     array, scale = graph.array(name), f"{name}.scale"
     if scale not in graph.tensors:
         return array

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..activations import DEFAULTS, PARAMETERS, Activation, parts
 from ..layers.structure import activations_of
-from .shared import Cell, ConversionError
+from .shared import ConversionError, RecurrentCell
 
 USES = {
     "LSTM": ("recurrent_activation", "activation", "activation"),
@@ -110,7 +110,7 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
     return next((value for value in defaults if np.float32(value) == single), float(str(single)))
 
 
-def written_activations(caller: str, kind: str, cells: Sequence[Cell]) -> dict[str, list[Any]]:
+def written_activations(caller: str, kind: str, cells: Sequence[RecurrentCell]) -> dict[str, list[Any]]:
     """The attributes of a node with these cells; none if its activations are the usual ones."""
     given = [activations_of(cell) for cell in cells]
     for cell, activations in zip(cells, given, strict=True):

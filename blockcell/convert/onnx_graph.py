@@ -49,6 +49,10 @@ def is_quantized(node: Any) -> bool:
     return (node.op_type, node.domain) == (QUANTIZED, "com.microsoft")
 
 
+def attributes_by_name(node: Any) -> dict[str, Any]:
+    return {attribute.name: attribute for attribute in node.attribute}
+
+
 class Graph:
     """A graph, or the body of a Loop, a Scan or an If, which also sees the values of the graph around it."""
 

@@ -1,8 +1,8 @@
-"""A layer from an LSTM, GRU or RNN node of ONNX's: its attributes and inputs, and what cannot be expressed."""
+"""Conversion of one LSTM, GRU or RNN node of ONNX: its attributes, weights and states, and what is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +14,14 @@ from ..optable import Array
 from .onnx_activations import read_activations
 from .onnx_clip import refuse_clip
 from .onnx_graph import FOLDED, QUANTIZED, Graph, is_quantized, is_recurrent
-from .shared import KINDS, ORDERS, Cell, ConversionError, check_shapes, make_cell, read_arrays, reorder
+from .shared import GATE_COUNTS, ORDERS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays, reorder
 
-_PLACES = {
+_INPUTS = {  # ONNX's own names of the inputs, their roles, in order
     "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),
     "GRU": ("X", "W", "R", "B", "sequence_lens", "initial_h"),
 }
-_PLACES["RNN"] = _PLACES["GRU"]
-_PLACES[QUANTIZED] = (*_PLACES["LSTM"], "W_scale", "W_zero_point", "R_scale", "R_zero_point")
+_INPUTS["RNN"] = _INPUTS["GRU"]
+_INPUTS[QUANTIZED] = (*_INPUTS["LSTM"], "W_scale", "W_zero_point", "R_scale", "R_zero_point")
 _ATTRIBUTES = {
     "activation_alpha": "FLOATS",
     "activation_beta": "FLOATS",
@@ -34,6 +34,7 @@ _ATTRIBUTES = {
     "linear_before_reset": "INT",
     "output_sequence": "INT",
 }
+_SUFFIXES = ("", "_scale", "_zero_point")  # of the names of a quantized weight's arrays
 _STATES = {"initial_h": "h", "initial_c": "cs"}
 _ARGUMENTS = {"sequence_lens": "lengths"} | dict.fromkeys(_STATES, "state")  # of a layer's calls
 
@@ -43,28 +44,66 @@ class Remark(NamedTuple):
 
     node: str
     inputs: list[str]
-    """Those from which the node has lengths and states."""
+    """The inputs from which the node has lengths and states."""
     arguments: set[str]
-    """What these are in a call."""
-    learned: list[str]
-    """The states that are constants."""
+    """The arguments of a call that have these."""
+    constant_states: list[str]
+    """The initial states that are constants."""
     quantized: bool
 
 
+class _Node(NamedTuple):
+    """A recurrent node, and what is known of its inputs."""
+
+    label: str
+    """The caller and the node, for messages."""
+    proto: Any
+    attributes: Mapping[str, Any]
+    names: Mapping[str, str]
+    """The names of the inputs that the node has, by their roles."""
+    values: Mapping[str, Any]
+    """The values of inputs that are known, by name."""
+    graph: Graph | None
+
+    @property
+    def kind(self) -> str:
+        return "LSTM" if is_quantized(self.proto) else str(self.proto.op_type)
+
+    @property
+    def direction(self) -> str:
+        return self.attributes["direction"].s.decode() if "direction" in self.attributes else "forward"
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.direction == "bidirectional" else 1
+
+    @property
+    def batch_first(self) -> bool:
+        return self.integer("layout") == 1
+
+    def integer(self, name: str) -> int:
+        """Return an attribute; 0 if the node does not have it."""
+        return int(self.attributes[name].i) if name in self.attributes else 0
+
+    def position(self, role: str) -> int:
+        """Return the index of an input."""
+        return _INPUTS[self.proto.op_type].index(role)
+
+
 def key_of(node: Any) -> str:
-    """What a node is called: nodes need no names."""
+    """Return the name of a node, or of its first result: nodes need no names."""
     return node.name or next(filter(None, node.output), "")
 
 
 def is_reset_after(node: Any) -> bool:
-    """Whether a GRU node applies its reset gate after the product with the recurrent weights."""
+    """Return whether a GRU node applies its reset gate after the product with the recurrent weights."""
     return any(attribute.name == "linear_before_reset" and attribute.i != 0 for attribute in node.attribute)
 
 
 def from_graph_node(
     caller: str, graph: Graph, node: Any, remarks: list[Remark], ignore_clip: bool
 ) -> tuple[Layer, Any]:
-    """The layer of a node in a graph, whose weights are constants there, and the state that it starts from."""
+    """Convert a node of a graph, whose weights are constants there; return the layer and its initial state."""
     values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
     return from_node(caller, node, values, graph, remarks, ignore_clip)
 
@@ -77,91 +116,117 @@ def from_node(
     remarks: list[Remark],
     ignore_clip: bool,
 ) -> tuple[Layer, Any]:
-    """The layer of a node with the values that its inputs are known to have, and the state that it starts from.
+    """Convert a node with the values of its inputs that are known; return the layer and its initial state.
 
-    What is left to calls is a remark.
+    Add a remark of what calls have to bring along.
     """
+    node = _read_node(caller, source, values, graph)
+    weights = _read_weights(node)
+    W, coupled = weights[0], node.integer("input_forget") != 0
+    activations = read_activations(node.label, node.kind, node.attributes, node.directions, W.dtype)
+    if "clip" in node.attributes and not ignore_clip:
+        refuse_clip(node.label, source, node.attributes["clip"].f, weights, activations, coupled, graph)
+    options: dict[str, Any] = {"coupled": coupled, "reverse": node.direction == "reverse"}
+    if node.kind == "GRU" and is_reset_after(source):
+        options["reset_after"] = True
+    cells = [
+        make_node_cell(node.label, node.kind, [array[d] for array in weights], **options, **activations[d])
+        for d in range(node.directions)
+    ]
+    hidden = weights[1].shape[-1]
+    states = {
+        role: array
+        for role in _STATES
+        if role in node.names and (array := _constant_state(node, role, W, hidden)) is not None
+    }
+    remark = _remark(caller, node, states)
+    remarks += [] if remark is None else [remark]
+    initial_states = [{_STATES[role]: array[d] for role, array in states.items()} for d in range(node.directions)]
+    return (cells[0], initial_states[0]) if node.directions == 1 else (Bidirectional(*cells), initial_states)
+
+
+def _read_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None) -> _Node:
+    """Read the attributes of a node and the names of its inputs."""
     if not is_recurrent(source):
         raise ConversionError(
             f"{caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM, GRU or RNN"
         )
-    what, places = f"{caller}: {source.op_type} {source.name!r}", _PLACES[source.op_type]
-    kind = "LSTM" if is_quantized(source) else source.op_type
-    attributes = _read_attributes(what, source)
-    direction = attributes["direction"].s.decode() if "direction" in attributes else "forward"
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ValueError(f"{what} has direction={direction!r}; expected 'forward', 'reverse' or 'bidirectional'")
-    directions = 2 if direction == "bidirectional" else 1
-    coupled = "input_forget" in attributes and attributes["input_forget"].i != 0
-    if coupled and kind != "LSTM":
-        raise ConversionError(f"{what} has input_forget={attributes['input_forget'].i}, which only an LSTM has")
-    if len(source.input) > len(places):
-        raise ValueError(f"{what} has {len(source.input)} inputs; expected at most {len(places)}: {', '.join(places)}")
-    given = {place: name for place, name in zip(places, source.input, strict=False) if name}
-    weights = [place for place in places if place in given and place not in ("X", *_ARGUMENTS)]
-    unknown = {k: place for k, place in enumerate(places) if place in weights and given[place] not in values}
-    _refuse_computed(what, given, unknown, graph)
-    needed = [place for place in places if place in ("W", "R") or place.endswith("scale")]
-    if missing := [place for place in needed if place not in given]:
-        raise ValueError(f"{what} has no {' and no '.join(missing)}")
-    found = {place: values[given[place]] for place in weights}
-    arrays = read_arrays(what, _dequantized(what, found) if is_quantized(source) else found)
-    gates = next(gates for gates, name in KINDS.items() if name == kind)
-    W, R = arrays["W"], arrays["R"]
-    hidden = R.shape[-1] if R.ndim == 3 else 0
-    if "hidden_size" in attributes and attributes["hidden_size"].i != hidden:
-        raise ValueError(f"{what} has hidden_size={attributes['hidden_size'].i}, but its R has shape {R.shape}")
-    columns = gates * hidden
-    B = arrays.get("B", np.zeros((directions, 2 * columns), W.dtype))
-    check_shapes(what, {"W": (W, (directions, columns, None)), "R": (R, (directions, columns, hidden))})
-    check_shapes(what, {"B": (B, (directions, 2 * columns))})
-    if "P" in arrays:
-        check_shapes(what, {"P": (arrays["P"], (directions, 3 * hidden))})
-    activations = read_activations(what, kind, attributes, directions, W.dtype)
-    parts = [W, R, B, *([arrays["P"]] if "P" in arrays else [])]
-    if "clip" in attributes and not ignore_clip:
-        refuse_clip(what, source, attributes["clip"].f, parts, activations, coupled, graph)
-    options: dict[str, Any] = {"reset_after": True} if kind == "GRU" and is_reset_after(source) else {}
-    options |= {"coupled": coupled, "reverse": direction == "reverse"}
-    cells = [cell_of(what, kind, [array[d] for array in parts], **options, **activations[d]) for d in range(directions)]
-    batch_first = "layout" in attributes and attributes["layout"].i == 1
-    constants = {
-        place: _learned(what, place, given[place], values, graph, W, hidden, batch_first)
-        for place in _STATES
-        if place in given
-    }
-    states = {place: array for place, array in constants.items() if array is not None}
-    left = [place for place in _left_to_calls(given, values, graph) if place not in states]
-    if left or states or is_quantized(source):
-        texts = [_described(place, given[place], places.index(place), graph) for place in left]
-        learned = [_described(place, given[place], places.index(place), None) for place in states]
-        arguments = {_ARGUMENTS[place] for place in left}
-        remarks.append(Remark(what.removeprefix(f"{caller}: "), texts, arguments, learned, is_quantized(source)))
-    firsts = [{_STATES[place]: array[d] for place, array in states.items()} for d in range(directions)]
-    if directions == 1:
-        return cells[0], firsts[0]
-    return Bidirectional(*cells), firsts
+    label, roles = f"{caller}: {source.op_type} {source.name!r}", _INPUTS[source.op_type]
+    names = {role: name for role, name in zip(roles, source.input, strict=False) if name}
+    node = _Node(label, source, _read_attributes(label, source), names, values, graph)
+    if node.direction not in ("forward", "reverse", "bidirectional"):
+        expected = "expected 'forward', 'reverse' or 'bidirectional'"
+        raise ValueError(f"{label} has direction={node.direction!r}; {expected}")
+    if node.integer("input_forget") != 0 and node.kind != "LSTM":
+        raise ConversionError(f"{label} has input_forget={node.integer('input_forget')}, which only an LSTM has")
+    if len(source.input) > len(roles):
+        raise ValueError(f"{label} has {len(source.input)} inputs; expected at most {len(roles)}: {', '.join(roles)}")
+    return node
 
 
-def _read_attributes(what: str, node: Any) -> dict[str, Any]:
+def _read_attributes(label: str, node: Any) -> dict[str, Any]:
+    """Return the attributes of a node by name, each of ONNX's type."""
     attributes: dict[str, Any] = {}
     for attribute in node.attribute:
         kind = _ATTRIBUTES.get(attribute.name)
         if kind is None:
-            raise ConversionError(f"{what} has the attribute {attribute.name!r}, which ONNX does not know")
+            raise ConversionError(f"{label} has the attribute {attribute.name!r}, which ONNX does not know")
         if attribute.type != getattr(attribute, kind) or attribute.ref_attr_name or attribute.name in attributes:
-            raise ValueError(f"{what} has the attribute {attribute.name} twice or not as {kind}, as ONNX has it")
+            raise ValueError(f"{label} has the attribute {attribute.name} twice or not as {kind}, as ONNX has it")
         attributes[attribute.name] = attribute
     return attributes
 
 
-def cell_of(what: str, kind: str, arrays: Sequence[Array], *, coupled: bool = False, **options: Any) -> Cell:
-    """A cell of one direction's W, R, B and perhaps P."""
+def _read_weights(node: _Node) -> list[Array]:
+    """Return W [D,.,I], R [D,.,H], B [D,.] and, if the node has peepholes, P [D,3H]."""
+    label, roles = node.label, _INPUTS[node.proto.op_type]
+    roles_of_weights = [role for role in roles if role in node.names and role not in ("X", *_ARGUMENTS)]
+    _refuse_computed(node, [role for role in roles_of_weights if node.names[role] not in node.values])
+    required = [role for role in roles if role in ("W", "R") or role.endswith("scale")]
+    if missing := [role for role in required if role not in node.names]:
+        raise ValueError(f"{label} has no {' and no '.join(missing)}")
+    values = {role: node.values[node.names[role]] for role in roles_of_weights}
+    arrays = read_arrays(label, _dequantize_all(label, values) if is_quantized(node.proto) else values)
+    W, R = arrays["W"], arrays["R"]
+    hidden = R.shape[-1] if R.ndim == 3 else 0
+    if "hidden_size" in node.attributes and node.integer("hidden_size") != hidden:
+        raise ValueError(f"{label} has hidden_size={node.integer('hidden_size')}, but its R has shape {R.shape}")
+    directions, columns = node.directions, GATE_COUNTS[node.kind] * hidden
+    arrays.setdefault("B", np.zeros((directions, 2 * columns), W.dtype))
+    shapes = {
+        "W": (directions, columns, None),
+        "R": (directions, columns, hidden),
+        "B": (directions, 2 * columns),
+        "P": (directions, 3 * hidden),
+    }
+    check_shapes(label, {role: (arrays[role], shape) for role, shape in shapes.items() if role in arrays})
+    return [arrays[role] for role in shapes if role in arrays]
+
+
+def _remark(caller: str, node: _Node, states: Collection[str]) -> Remark | None:
+    """Return what calls have to bring along, beside the states that are constants; None if there is nothing to say."""
+    call_roles = [role for role in _roles_left_to_calls(node) if role not in states]
+    quantized = is_quantized(node.proto)
+    if not (call_roles or states or quantized):
+        return None
+    return Remark(
+        node.label.removeprefix(f"{caller}: "),
+        [_describe_input(node, role, node.graph) for role in call_roles],
+        {_ARGUMENTS[role] for role in call_roles},
+        [_describe_input(node, role, None) for role in states],
+        quantized,
+    )
+
+
+def make_node_cell(
+    label: str, kind: str, arrays: Sequence[Array], *, coupled: bool = False, **options: Any
+) -> RecurrentCell:
+    """Make a cell of one direction's W, R, B and perhaps P."""
     W, R, B, *P = arrays
     Wb, Rb = np.split(B, 2)
     if coupled:
         Wb, Rb, W, R = (_without_forget(array) for array in (Wb, Rb, W, R))
-        Wb[: len(Wb) // 3] += forget_shift(what, options.get("recurrent_activation", "sigmoid"))
+        Wb[: len(Wb) // 3] += forget_shift(label, options.get("recurrent_activation", "sigmoid"))
         P = [np.concatenate([-array[: len(array) // 3], array[len(array) // 3 : -len(array) // 3]]) for array in P]
         return make_cell("ONNX coupled LSTM", W.T, R.T, Wb, Rb, peepholes=P[0] if P else None, **options)
     peepholes = reorder(P[0], ORDERS["ONNX peepholes"], ORDERS["peepholes"]) if P else None
@@ -169,135 +234,135 @@ def cell_of(what: str, kind: str, arrays: Sequence[Array], *, coupled: bool = Fa
 
 
 def _without_forget(array: Array) -> Array:
-    """Of the rows of i, o, f and c those of f = 1 - i, which are those of i negated; of o; and of c."""
+    """Return the rows of f = 1 - i, which are those of i negated, of o and of c, from those of i, o, f and c."""
     i, o, _, c = np.split(array, 4)
     return np.concatenate([-i, o, c])
 
 
 def with_forget(array: Array) -> Array:
-    """The reverse; the rows of f are zero."""
+    """Undo `_without_forget`; the rows of f are zero."""
     f, o, c = np.split(array, 3)
     return np.concatenate([-f, o, np.zeros_like(f), c])
 
 
-def forget_shift(what: str, activation: Activation) -> float:
-    """What is added to the negated i, so that its activation is 1 less that of i."""
+def forget_shift(label: str, activation: Activation) -> float:
+    """Return what to add to the negated input of i, so that its activation is 1 - i."""
     name, values = parts_of(activation)
     if name == "sigmoid":
         return 0.0
     if name == "hard_sigmoid" and values[0] != 0:  # 1 - (scale z + shift) = scale (-z + (1 - 2 shift) / scale) + shift
         return (1 - 2 * values[1]) / values[0]
     raise ConversionError(
-        f"{what} has input_forget=1 and the activation {name!r} for its gates: f = 1 - i then has another form than i;"
+        f"{label} has input_forget=1 and the activation {name!r} for its gates: f = 1 - i then has another form than i;"
         f" expected sigmoid or hard_sigmoid"
     )
 
 
-def _described(place: str, name: str, k: int, graph: Graph | None) -> str:
-    """An input of a node, and what it comes from."""
+def _describe_input(node: _Node, role: str, graph: Graph | None) -> str:
+    """Describe an input of a node for messages, and what it comes from in a graph."""
+    name = node.names[role]
     origins = graph.origins(name, ())[1] if graph is not None else []
     source = "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}"
-    return f"{place} {name!r} (input[{k}]{source})"
+    return f"{role} {name!r} (input[{node.position(role)}]{source})"
 
 
-def _learned(
-    what: str, place: str, name: str, values: Mapping[str, Any], graph: Graph | None, W: Array, hidden: int,
-    batch_first: bool,
-) -> Array | None:  # fmt: skip
-    """An initial state [D,B,H] that is constant and not zero, or None. It has one row if all rows are equal."""
-    if name in values:
-        array = read_arrays(what, {"W": W[:0], place: values[name]})[place]
+def _constant_state(node: _Node, role: str, W: Array, hidden: int) -> Array | None:
+    """Return an initial state [D,B,H] that is constant and not zero, of one row if all are equal; None for others."""
+    name, batch_first = node.names[role], node.batch_first
+    if name in node.values:
+        array = read_arrays(node.label, {"W": W[:0], role: node.values[name]})[role]
         if not np.any(array):
             return None
         form = (None, len(W), hidden) if batch_first else (len(W), None, hidden)
-        check_shapes(what, {place: (array, form)}, "B")
-        tried = [array]
-    elif graph is not None:  # perhaps it has as many rows as the batch
-        tried = [found for size in (2, 3) if (found := graph.constant(name, size)) is not None]
-        if len(tried) < 2 or any(array.ndim != 3 or array.dtype != W.dtype for array in tried):
+        check_shapes(node.label, {role: (array, form)}, "B")
+        states = [array]
+    elif node.graph is not None:  # perhaps it has as many rows as the batch
+        states = [state for size in (2, 3) if (state := node.graph.constant(name, size)) is not None]
+        if len(states) < 2 or any(state.ndim != 3 or state.dtype != W.dtype for state in states):
             return None
     else:
         return None
-    arrays = [array.swapaxes(0, 1) if batch_first else array for array in tried]
-    if any(array.size == 0 or array.shape[::2] != (len(W), hidden) for array in arrays):
+    states = [state.swapaxes(0, 1) if batch_first else state for state in states]
+    if any(state.size == 0 or state.shape[::2] != (len(W), hidden) for state in states):
         return None
-    row = arrays[0][:, :1]
-    if all(np.all(array == row) for array in arrays):
+    row = states[0][:, :1]
+    if all(np.all(state == row) for state in states):
         return row if np.any(row) else None
-    return arrays[0] if all(np.array_equal(array, arrays[0]) for array in arrays) else None
+    return states[0] if all(np.array_equal(state, states[0]) for state in states) else None
 
 
-def _left_to_calls(given: Mapping[str, str], values: Mapping[str, Any], graph: Graph | None) -> list[str]:
-    """The lengths and states that are not simply arguments of the model, nor zero: a layer gets them at each call."""
-    left = []
-    for place in (place for place in _ARGUMENTS if place in given):
-        name, constant = given[place], values.get(given[place])
+def _roles_left_to_calls(node: _Node) -> list[str]:
+    """Return the lengths and states that are neither arguments of the model nor zero: each call brings them along."""
+    roles = []
+    for role in (role for role in _ARGUMENTS if role in node.names):
+        name, graph, is_lengths = node.names[role], node.graph, role == "sequence_lens"
+        constant = node.values.get(name)
         if constant is not None:
-            is_left = place == "sequence_lens" or bool(np.any(np.asarray(constant)))
+            is_left = is_lengths or bool(np.any(np.asarray(constant)))
         else:
-            is_zero = graph is not None and place != "sequence_lens" and graph.is_zero(name)
-            is_left = graph is not None and not graph.is_argument(name) and not is_zero
-        left += [place] if is_left else []
-    return left
+            is_left = graph is not None and not graph.is_argument(name) and (is_lengths or not graph.is_zero(name))
+        roles += [role] if is_left else []
+    return roles
 
 
-def _refuse_computed(what: str, given: Mapping[str, str], places: dict[int, str], graph: Graph | None) -> None:
-    """Refuse weights that are not known, by their positions among the inputs."""
-    if not places:
+def _refuse_computed(node: _Node, roles: list[str]) -> None:
+    """Refuse weights whose values are not known, by their roles."""
+    if not roles:
         return
-    which = " and ".join(f"{place} {given[place]!r} (input[{k}])" for k, place in places.items())
-    plural = "are" if len(places) > 1 else "is"
+    label, names, graph = node.label, [node.names[role] for role in roles], node.graph
+    inputs = " and ".join(f"{role} {node.names[role]!r} (input[{node.position(role)}])" for role in roles)
+    plural = "are" if len(roles) > 1 else "is"
     if graph is None:
-        arrays = ", ".join(f"{given[place]!r}: ..." for place in places.values())
+        arrays = ", ".join(f"{name!r}: ..." for name in names)
         raise ConversionError(
-            f"{what}: its {which} {plural} not among the initializers; expected"
+            f"{label}: its {inputs} {plural} not among the initializers; expected"
             f" convert.from_onnx(node, {{{arrays}, ...}})"
         )
-    inputs = {each for place in places.values() for each in graph.origins(given[place], ())[1]} & graph.inputs
-    if inputs:
+    model_inputs = {origin for name in names for origin in graph.origins(name, ())[1]} & graph.inputs
+    if model_inputs:
         raise ConversionError(
-            f"{what}: its {which} {plural} given to the model with each call, as"
-            f" {' and '.join(map(repr, sorted(inputs)))}; expected constants. If you have the arrays, convert the node:"
-            f" convert.from_onnx(node, arrays)"
+            f"{label}: its {inputs} {plural} given to the model with each call, as"
+            f" {' and '.join(map(repr, sorted(model_inputs)))}; expected constants. If you have the arrays, convert the"
+            f" node: convert.from_onnx(node, arrays)"
         )
     raise ConversionError(
-        f"{what}: its {which} {plural} not made of constants by {', '.join(sorted(FOLDED))} alone. If all of it is"
+        f"{label}: its {inputs} {plural} not made of constants by {', '.join(sorted(FOLDED))} alone. If all of it is"
         f" constant, onnxruntime computes it: options = onnxruntime.SessionOptions();"
         f' options.optimized_model_filepath = "folded.onnx"; onnxruntime.InferenceSession("model.onnx", options)'
     )
 
 
-def _dequantized(what: str, given: Mapping[str, Any]) -> dict[str, Array]:
-    """The weights of a DynamicQuantizeLSTM as those of an LSTM."""
-    arrays = {place: np.asarray(value) for place, value in given.items()}
-    for name in ("W", "R"):
-        ends = {end: arrays.pop(name + end) for end in ("", "_scale", "_zero_point") if name + end in arrays}
-        arrays[name] = dequantize(what, name, ends, transposed=True)
+def _dequantize_all(label: str, values: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the weights of a DynamicQuantizeLSTM as those of an LSTM, by their roles."""
+    arrays = {role: np.asarray(value) for role, value in values.items()}
+    for role in ("W", "R"):
+        parts = {suffix: arrays.pop(role + suffix) for suffix in _SUFFIXES if role + suffix in arrays}
+        arrays[role] = dequantize(label, role, parts, transposed=True)
     return arrays
 
 
-def dequantize(what: str, name: str, arrays: Mapping[str, Array], *, transposed: bool) -> Array:
-    """The weight that onnxruntime's integers stand for.
+def dequantize(label: str, name: str, arrays: Mapping[str, Array], *, transposed: bool) -> Array:
+    """Dequantize a weight that onnxruntime has quantized.
 
-    `arrays` has these as "", their "_scale" and perhaps their "_zero_point": those of a DynamicQuantizeLSTM
-    [D,I,4H], which an LSTM has `transposed`, as [D,4H,I], with one scale for each direction or column; or those of a
-    matrix [I,H], with one scale for all or for each column.
+    `arrays` has the integers as "", their "_scale" and perhaps their "_zero_point". The integers of a
+    DynamicQuantizeLSTM are [D,I,4H], and are `transposed` to an LSTM's [D,4H,I], with one scale for each direction or
+    column; those of a matrix are [I,H], with one scale for all or for each column.
     """
-    whole, form = arrays[""], "[D,.,4H]" if transposed else "[I,H]"
-    if whole.ndim != (3 if transposed else 2) or whole.dtype not in (np.int8, np.uint8):
+    codes, form = arrays[""], "[D,.,4H]" if transposed else "[I,H]"
+    if codes.ndim != (3 if transposed else 2) or codes.dtype not in (np.int8, np.uint8):
         raise ValueError(
-            f"{what}: {name} is of dtype {whole.dtype} and shape {whole.shape}; expected int8 or uint8, {form}"
+            f"{label}: {name} is of dtype {codes.dtype} and shape {codes.shape}; expected int8 or uint8, {form}"
         )
     if "_scale" not in arrays:
-        raise ValueError(f"{what}: there is no {name}_scale")
-    allowed = (whole.shape[:1], (whole.shape[0], whole.shape[2])) if transposed else ((), (1,), whole.shape[1:])
-    scale, zero = arrays["_scale"], arrays.get("_zero_point", np.zeros(arrays["_scale"].shape, whole.dtype))
+        raise ValueError(f"{label}: there is no {name}_scale")
+    shapes = (codes.shape[:1], (codes.shape[0], codes.shape[2])) if transposed else ((), (1,), codes.shape[1:])
+    scale, zero = arrays["_scale"], arrays.get("_zero_point", np.zeros(arrays["_scale"].shape, codes.dtype))
     for part, array in (("scale", scale), ("zero_point", zero)):
-        if array.shape not in allowed:
+        if array.shape not in shapes:
             raise ValueError(
-                f"{what}: {name}_{part} has shape {array.shape}; expected {' or '.join(map(str, allowed))}"
+                f"{label}: {name}_{part} has shape {array.shape}; expected {' or '.join(map(str, shapes))}"
             )
     if transposed:
         scale, zero = (array.reshape(len(array), 1, -1) for array in (scale, zero))
-    found = ((whole.astype(np.int32) - zero) * scale).astype(scale.dtype)
-    return found.swapaxes(1, 2) if transposed else found
+    weights = ((codes.astype(np.int32) - zero) * scale).astype(scale.dtype)
+    return weights.swapaxes(1, 2) if transposed else weights

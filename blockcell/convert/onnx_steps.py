@@ -1,39 +1,64 @@
-"""The layers of a whole ONNX graph, and which of them is behind which."""
+"""The steps of a whole ONNX graph: its layers, and which of them reads the result of which."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble
-from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, Graph, is_recurrent
+from .models import Converted, Step, assemble
+from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, Graph, attributes_by_name, is_recurrent
 from .onnx_node import Remark, from_graph_node, key_of
 from .shared import read_arrays
 
 _LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
 _ACTIVATIONS = {name.capitalize(): name for name in ACTIVATIONS if name}  # by ONNX's names
-Probe = Callable[[int, int], tuple[dict[str, Array], dict[str, Array]]]
 
 
-def from_graphs(
-    caller: str, graphs: list[Graph], remarks: list[Remark], ignore_clip: bool
-) -> tuple[Layer | dict[str, Layer], Any]:
-    """The layers of a model's graphs, put together where nothing else is between them, and what they start from."""
+class Trial(NamedTuple):
+    """Numbers in place of what a step gives for T steps of B rows."""
+
+    values: dict[str, Array]
+    """By the names that its results have in the graph."""
+    forms: dict[str, Array]
+    """y, with its axes in other orders, and parts of it that a dense layer may read, by the names of these forms."""
+
+
+class Output(NamedTuple):
+    """What a recurrent or a dense step gives."""
+
+    trial: Callable[[int, int], Trial]
+    """Makes numbers for T and B."""
+    sizes: tuple[int, int]
+    """T and B, -1 where the model does not fix them."""
+
+
+class Source(NamedTuple):
+    """Where a value comes from that is the y of a step."""
+
+    key: str
+    form: str
+    """One of the step's `Trial.forms`."""
+    nodes: list[Any]
+    """The nodes between the step and the value."""
+
+
+def from_graphs(caller: str, graphs: list[Graph], remarks: list[Remark], ignore_clip: bool) -> tuple[Converted, Any]:
+    """Convert the layers of a model's graphs, and `assemble` them."""
     steps: dict[str, Step] = {}
     outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks, ignore_clip).add()]
-    return assemble(caller, steps, outputs, stacklevel=4, hint=_hint(graphs[0]))
+    return assemble(caller, steps, outputs, stacklevel=5, hint=_hint(graphs[0]))
 
 
 def _hint(graph: Graph) -> str:
-    """What to do if the cells of a model are written out: if its weights have PyTorch's names, or it has loops."""
-    ends = ("weight_ih", "weight_ih_l0")
-    prefixes = [name.removesuffix(end) for end in ends for name in graph.tensors if name.endswith(f".{end}")]
+    """Say what to do if the cells of a model are written out: its weights have PyTorch's names, or it has loops."""
+    leaves = ("weight_ih", "weight_ih_l0")
+    prefixes = [name.removesuffix(leaf) for leaf in leaves for name in graph.tensors if name.endswith(f".{leaf}")]
     if not prefixes and any(node.op_type == "Loop" for node in graph.nodes):
         return (
             "; a Loop may be a cell that is written out in single nodes, as tf2onnx writes most GRUs and SimpleRNNs of"
@@ -51,7 +76,7 @@ def _hint(graph: Graph) -> str:
 class GraphSteps:
     """Adds the steps of a graph.
 
-    Whether one layer is behind another is tried: numbers in place of the first one's results go through the nodes
+    Whether one layer reads another's y is tried: numbers in place of the first one's results go through the nodes
     between the two, and must reach the second one as y, perhaps with its axes in another order.
     """
 
@@ -63,26 +88,24 @@ class GraphSteps:
         self.steps = steps
         self.remarks = remarks
         self.ignore_clip = ignore_clip
-        self.sources: dict[str, str] = {}
-        """The values that steps give, and whose they are."""
+        self.key_of_value: dict[str, str] = {}
+        """The steps that give values, by the values' names."""
         self.states: set[str] = set()
-        """Those of them that are states."""
-        self.probes: dict[str, Probe] = {}
-        """For T and B: numbers for the values that a layer gives, and what y, and parts of it, are then."""
-        self.fixed_sizes: dict[str, tuple[int, int]] = {}
-        """T and B of what a layer reads, -1 where the model does not fix them."""
-        self.without_bias: dict[str, str] = {}
-        """The dense layers whose bias has not been seen, and their products."""
+        """The names of values that are last states."""
+        self.outputs: dict[str, Output] = {}
+        """By the keys of recurrent and dense steps."""
+        self.products_without_bias: dict[str, str] = {}
+        """The results of dense steps whose bias has not been seen, by the steps' keys."""
         self.readers: dict[str, list[Any]] = {}
         for node in graph.nodes:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
-        self.taken: list[Any] = []
-        """The nodes between layers, which need no mention."""
+        self.nodes_between: list[Any] = []
+        """The nodes between layers, and before their states, which no warning mentions."""
 
     def add(self) -> list[str | None]:
-        """Add the steps; what the results come from."""
-        graph, others = self.graph, []
+        """Add the steps; return the keys of those that the graph's results come from."""
+        graph, results = self.graph, []
         nodes = graph.needed()
         for node in nodes:
             if node.op_type in (*RESHAPING, *SELECTING):
@@ -90,139 +113,135 @@ class GraphSteps:
             if is_recurrent(node):
                 self._add_recurrent(node)
             elif not (self._add_dense(node) or self._add_bias(node) or self._add_activation(node)):
-                others += self._add_other(node, node.output)
+                results += self._add_unconverted(node, node.output)
         for node in nodes:
-            if node.op_type in SELECTING and all(node is not each for each in self.taken):
-                origins = {each for name in node.input for each in graph.origins(name, self.sources)[1]}
-                others += [] if origins <= self.states else self._add_other(node, ())
-        return [*others, *self._inputs(graph.outputs)]
+            if node.op_type in SELECTING and all(node is not between for between in self.nodes_between):
+                origins = {origin for name in node.input for origin in graph.origins(name, self.key_of_value)[1]}
+                results += [] if origins <= self.states else self._add_unconverted(node, ())
+        return [*results, *self._input_keys(graph.outputs)]
 
-    def _add_other(self, node: Any, results: Iterable[str]) -> list[str]:
-        """Add what has an effect. In a body it is that of the node which has the body."""
+    def _add_unconverted(self, node: Any, results: Iterable[str]) -> list[str]:
+        """Add a node that has an effect; return its key. The node that has a body stands for those in the body."""
         if self.graph.is_body or all(map(self.graph.is_fixed, node.output)):
             return []
-        return [self._put(node, results, self._inputs(node.input))]
+        return [self._add_step(node, results, self._input_keys(node.input))]
 
-    def _put(self, node: Any, results: Iterable[str], inputs: tuple[str | None, ...], **rest: Any) -> str:
+    def _add_step(self, node: Any, results: Iterable[str], inputs: tuple[str | None, ...], **fields: Any) -> str:
+        """Add the step of a node that gives these values; return its key."""
         key = key_of(node)
         while key in self.steps:  # nodes need no names, or have the same in two graphs
             key += "'"
-        self.steps[key] = Step(f"{key} ({node.op_type})", inputs, **rest)
-        self.sources |= dict.fromkeys(filter(None, results), key)
+        self.steps[key] = Step(f"{key} ({node.op_type})", inputs, **fields)
+        self.key_of_value |= dict.fromkeys(filter(None, results), key)
         return key
 
-    def _inputs(self, names: Iterable[str]) -> tuple[str | None, ...]:
-        """The steps that values come from; None for states and inputs."""
-        origins = dict.fromkeys(each for name in names for each in self.graph.origins(name, self.sources)[1])
-        return tuple(None if name in self.states else self.sources.get(name) for name in origins)
+    def _input_keys(self, names: Iterable[str]) -> tuple[str | None, ...]:
+        """Return the keys of the steps that values come from; None for states and inputs."""
+        origins = dict.fromkeys(origin for name in names for origin in self.graph.origins(name, self.key_of_value)[1])
+        return tuple(None if name in self.states else self.key_of_value.get(name) for name in origins)
 
-    def _source(self, name: str) -> tuple[str, str, list[Any]] | None:
-        """The layer whose y a value is, in which form, and the nodes on the way.
+    # --------------------------------------------------------------------------------------------------------- sources
+    def _source(self, name: str) -> Source | None:
+        """Find the step whose y a value is; None if it is none's.
 
         Others may come together with it, such as the states of all layers, of which the last one is taken.
         """
-        nodes, origins, shapes = self.graph.origins(name, self.sources)
-        keys = {each: self.sources.get(each, "") for each in [*origins, *shapes]}
-        probes = {key: self.probes[key] for key in keys.values() if key in self.probes}
-        if not origins or {*keys.values()} - probes.keys():
+        nodes, origins, shapes = self.graph.origins(name, self.key_of_value)
+        keys = {origin: self.key_of_value.get(origin, "") for origin in [*origins, *shapes]}
+        outputs = {key: self.outputs[key] for key in keys.values() if key in self.outputs}
+        if not origins or {*keys.values()} - outputs.keys():
             return None
+        fixed = next((output.sizes for output in outputs.values()), (-1, -1))
+        pairs = self._trial_sizes(nodes, fixed)
+        sure = [pair for pair in pairs if all(size != 1 or known == 1 for size, known in zip(pair, fixed, strict=True))]
+        for T, B in [(5, 3), *sure]:
+            source = self._try_source(name, nodes, [*keys], outputs, T, B)
+            if source is not None:
+                return source
+        # With one step, axes may be exchanged that are not with one row. If both sizes are possible, they must agree.
+        unsure = [pair for pair in pairs if pair not in sure]
+        sources = [self._try_source(name, nodes, [*keys], outputs, T, B) for T, B in unsure]
+        matches = {(source.key, source.form): source for source in sources if source is not None}
+        return matches.popitem()[1] if len(matches) == 1 else None
+
+    def _trial_sizes(self, nodes: list[Any], fixed: tuple[int, int]) -> list[tuple[int, int]]:
+        """Return the T and B to try: the fixed ones, or else those that constants of the nodes may stand for."""
         sizes = {3, 5}  # and what an export with fixed sizes has
-        for each in (each for node in nodes for each in node.input if each in self.graph.tensors):
-            array = self.graph.array(each)
+        for name in (name for node in nodes for name in node.input if name in self.graph.tensors):
+            array = self.graph.array(name)
             if array.dtype.kind == "i" and array.size <= 4:
                 sizes |= {int(size) for size in array.flat if 0 < size <= _LARGEST}
-        fixed = next((self.fixed_sizes[key] for key in probes), (-1, -1))
         choices = [sorted(sizes)[:8] if size < 0 else [size] for size in fixed]
-        tried = [(T, B) for T, B in product(*choices) if T * B <= _LARGEST]
-        sure = [pair for pair in tried if all(size != 1 or known == 1 for size, known in zip(pair, fixed, strict=True))]
-        for T, B in [(5, 3), *sure]:
-            if (match := self._match(name, nodes, keys, probes, T, B)) is not None:
-                return *match, nodes
-        # With one step, axes may be exchanged that are not with one row. If both sizes are possible, they must agree.
-        rest = [self._match(name, nodes, keys, probes, T, B) for T, B in tried if (T, B) not in sure]
-        matches = {match for match in rest if match is not None}
-        return (*matches.pop(), nodes) if len(matches) == 1 else None
+        return [(T, B) for T, B in product(*choices) if T * B <= _LARGEST]
 
-    def _match(
-        self, name: str, nodes: list[Any], keys: Mapping[str, str], probes: Mapping[str, Probe], T: int, B: int
-    ) -> tuple[str, str] | None:
-        """The layer whose y these nodes make a value of, and in which form, for T steps of B rows."""
+    def _try_source(
+        self, name: str, nodes: list[Any], origins: list[str], outputs: Mapping[str, Output], T: int, B: int
+    ) -> Source | None:
+        """Find the step whose y the nodes make a value of, for T steps of B rows."""
         values, forms, shift = dict[str, Array](), dict[tuple[str, str], Array](), 0
-        for key, probe in probes.items():  # no two layers get the same numbers
-            given, expected = probe(T, B)
-            values |= {each: array + shift for each, array in given.items()}
-            forms |= {(key, form): array + shift for form, array in expected.items()}
-            shift += sum(array.size for array in given.values())
-        if keys.keys() - values.keys():  # such as the cell state
+        for key, output in outputs.items():  # no two steps get the same numbers
+            trial = output.trial(T, B)
+            values |= {result: array + shift for result, array in trial.values.items()}
+            forms |= {(key, form): array + shift for form, array in trial.forms.items()}
+            shift += sum(array.size for array in trial.values.values())
+        if not values.keys() >= {*origins}:  # such as the cell state
             return None
-        found = self.graph.moved(name, nodes, {each: values[each] for each in keys})
-        for form, wanted in forms.items():
-            if found is not None and found.shape == wanted.shape and np.all(found == wanted):
-                return form
-        return None
+        moved = self.graph.moved(name, nodes, {origin: values[origin] for origin in origins})
+        if moved is None:
+            return None
+        fitting = (form for form, array in forms.items() if moved.shape == array.shape and np.all(moved == array))
+        return next((Source(key, form, nodes) for key, form in fitting), None)
 
     def _read_sizes(self, name: str, batch_first: bool) -> tuple[int, int]:
-        """T and B of a layer's X as far as the shapes of the model's values fix them, else -1.
+        """Read T and B of a layer's X as far as the shapes of the model's values fix them, else -1.
 
         Only these tell whether a Reshape to (7, 1, H) leaves y [7,1,H] as it is, or exchanges the axes of y [1,7,H].
         """
-        nodes, origins, shapes = self.graph.origins(name, self.sources)
-        found = []
-        for unknown in (2, 3):
-            values: dict[str, Array] = {}
-            for each in [*origins, *shapes]:
-                key, sizes = self.sources.get(each, ""), self.graph.declared.get(each, [])
-                if key in self.probes:
-                    T, B = (unknown if size < 0 else size for size in self.fixed_sizes[key])
-                    values |= self.probes[key](T, B)[0] if T * B <= _LARGEST else {}
-                    continue
-                sizes = [unknown if size < 0 else size for size in sizes]
-                if sizes and math.prod(sizes) <= LARGEST_REPEATED:
-                    values[each] = np.zeros(sizes, np.int64)
-            X = self.graph.moved(name, nodes, values) if {*origins, *shapes} <= values.keys() else None
-            found.append(X.shape[:2] if X is not None and X.ndim == 3 else (-1, -1))
-        T, B = (first if 0 < first == second else -1 for first, second in zip(*found, strict=True))
+        nodes, origins, shapes = self.graph.origins(name, self.key_of_value)
+        pairs = [self._supposed_sizes(name, nodes, [*origins, *shapes], unknown) for unknown in (2, 3)]
+        T, B = (first if 0 < first == second else -1 for first, second in zip(*pairs, strict=True))
         return (B, T) if batch_first else (T, B)
 
+    def _supposed_sizes(self, name: str, nodes: list[Any], origins: list[str], unknown: int) -> tuple[int, int]:
+        """Return the first two sizes of X [.,.,I] if all sizes that are not fixed are `unknown`; -1 if it is none."""
+        values: dict[str, Array] = {}
+        for origin in origins:
+            key = self.key_of_value.get(origin, "")
+            if key in self.outputs:
+                T, B = (unknown if size < 0 else size for size in self.outputs[key].sizes)
+                values |= self.outputs[key].trial(T, B).values if T * B <= _LARGEST else {}
+                continue
+            sizes = [unknown if size < 0 else size for size in self.graph.declared.get(origin, [])]
+            if sizes and math.prod(sizes) <= LARGEST_REPEATED:
+                values[origin] = np.zeros(sizes, np.int64)
+        X = self.graph.moved(name, nodes, values) if {*origins} <= values.keys() else None
+        return (X.shape[0], X.shape[1]) if X is not None and X.ndim == 3 else (-1, -1)
+
+    # ----------------------------------------------------------------------------------------------------------- layers
     def _add_recurrent(self, node: Any) -> None:
-        layer, first = from_graph_node(self.caller, self.graph, node, self.remarks, self.ignore_clip)
-        attributes = {attribute.name: attribute for attribute in node.attribute}
+        layer, initial_state = from_graph_node(self.caller, self.graph, node, self.remarks, self.ignore_clip)
+        attributes = attributes_by_name(node)
         batch_first = "layout" in attributes and attributes["layout"].i == 1
         source = self._source(node.input[0])
-        if source is not None and source[1] == ("y, batch first" if batch_first else "y"):
-            inputs: tuple[str | None, ...] = (source[0],)
-            self.taken += source[2]
+        if source is not None and source.form == ("y, batch first" if batch_first else "y"):
+            inputs: tuple[str | None, ...] = (source.key,)
+            self.nodes_between += source.nodes
         else:
-            inputs = (*self._inputs(node.input[:1]), None)
-        for name in node.input[4:7]:  # what is to be said about these is said in remarks
-            self.taken += self.graph.origins(name, self.sources)[0]
-        outputs = [*node.output, "", ""]
-        Y, Y_h = outputs[:2]
-        fixed_sizes = self._read_sizes(node.input[0], batch_first)
-        key = self._put(node, node.output, inputs, layer=layer, first=first)
-        self.fixed_sizes[key] = fixed_sizes
+            inputs = (*self._input_keys(node.input[:1]), None)
+        for name in node.input[4:7]:  # remarks say what there is to say about lengths and states
+            self.nodes_between += self.graph.origins(name, self.key_of_value)[0]
+        sizes = self._read_sizes(node.input[0], batch_first)
+        key = self._add_step(node, node.output, inputs, layer=layer, initial_state=initial_state)
         self.states |= {name for name in node.output[1:] if name}
-        backwards = [False, True] if isinstance(layer, Bidirectional) else [getattr(layer, "reverse", False)]
-        shape = len(backwards), layer.hidden_size
-
-        def probe(T: int, B: int) -> tuple[dict[str, Array], dict[str, Array]]:
-            y = np.arange(1.0, 1.0 + T * B * shape[0] * shape[1]).reshape(T, B, *shape)
-            h = np.stack([y[0 if back else -1][:, d] for d, back in enumerate(backwards)])
-            values = {Y: y.transpose(1, 0, 2, 3) if batch_first else y.swapaxes(1, 2)}
-            values[Y_h] = h.swapaxes(0, 1) if batch_first else h
-            ends = h.swapaxes(0, 1).reshape(B, -1)
-            return values, _forms(y.reshape(T, B, -1)) | {"last": y[-1].reshape(B, -1), "ends": ends}
-
-        self.probes[key] = probe
+        self.outputs[key] = Output(_recurrent_trial(node, layer, batch_first), sizes)
 
     def _add_dense(self, node: Any) -> bool:
-        """Add a MatMul or a Gemm as a dense layer."""
+        """Add a MatMul or a Gemm as a dense layer; return whether it is one."""
         names = [*node.input]
         w = self.graph.constant(names[1]) if node.op_type in ("MatMul", "Gemm") and len(names) > 1 else None
         if w is None:
             return False
-        source = self._source(names[0])
-        attributes = {attribute.name: attribute for attribute in node.attribute}
+        source, attributes = self._source(names[0]), attributes_by_name(node)
         factors = {attributes[name].f for name in ("alpha", "beta") if name in attributes}
         if source is None or w.ndim != 2 or ("transA" in attributes and attributes["transA"].i) or factors - {1.0}:
             return False
@@ -231,80 +250,108 @@ class GraphSteps:
         bias = self.graph.constant(names[2]) if node.op_type == "Gemm" and names[2:] else None
         if len(names) > 2 and (bias is None or not _is_row(bias, w.shape[1])):
             return False
-        zeros = np.zeros(w.shape[1], w.dtype)
-        arrays = read_arrays(
-            f"{self.caller}: {key_of(node)}", {"w": w, "b": zeros if bias is None else bias.reshape(-1)}
-        )
-        layer = Dense(arrays["w"], arrays["b"])
-        key = self._put_behind(source, node, node.output[0], layer.output_size, layer=layer)
+        layer = self._dense(node, w, np.zeros(w.shape[1], w.dtype) if bias is None else bias)
+        key = self._add_behind(source, node, layer.output_size, layer=layer)
         if node.op_type == "MatMul":
-            self.without_bias[key] = node.output[0]
+            self.products_without_bias[key] = node.output[0]
         return True
+
+    def _dense(self, node: Any, w: Array, bias: Array) -> Dense:
+        arrays = read_arrays(f"{self.caller}: {key_of(node)}", {"w": w, "b": bias.reshape(-1)})
+        return Dense(arrays["w"], arrays["b"])
 
     def _add_bias(self, node: Any) -> bool:
-        """Add an Add to the dense layer whose product it follows."""
-        for name, other in (node.input, node.input[::-1]) if node.op_type == "Add" and len(node.input) == 2 else ():
-            bias = self.graph.constant(other)
-            source = None if bias is None else self._source(name)
-            if bias is None or source is None or source[0] not in self.without_bias:
-                continue
-            key, form, nodes = source
-            layer = self.steps[key].layer
-            alone = len(self.readers.get(self.without_bias[key], ())) == 1
-            if isinstance(layer, Dense) and alone and _is_row(bias, layer.output_size):
-                arrays = read_arrays(f"{self.caller}: {key_of(node)}", {"w": layer.weights["w"], "b": bias.reshape(-1)})
-                self.steps[key] = self.steps[key]._replace(layer=Dense(arrays["w"], arrays["b"]))
-                del self.without_bias[key]
-                self.taken += nodes
-                self._put_result(key, form, node.output[0], layer.output_size)
-                return True
-        return False
-
-    def _add_activation(self, node: Any) -> bool:
-        source = self._source(node.input[0]) if node.op_type in _ACTIVATIONS and node.input else None
-        if source is None or not isinstance(layer := self.steps[source[0]].layer, Dense):
+        """Add an Add to the dense layer whose product it reads; return whether it reads one."""
+        if node.op_type != "Add" or len(node.input) != 2:
             return False
-        if node.op_type == "Softmax":
-            newest = max((opset.version for opset in self.graph.opsets if opset.domain in ("", "ai.onnx")), default=1)
-            axes = [attribute.i for attribute in node.attribute if attribute.name == "axis"]
-            rank = 3 if source[1] in ("y", "y, batch first") else 2
-            if (axes or [-1 if newest >= 13 else 1])[0] not in (-1, rank - 1):
-                return False
-        self._put_behind(source, node, node.output[0], layer.output_size, activation=_ACTIVATIONS[node.op_type])
+        first, second = node.input
+        return self._add_bias_to(first, second, node) or self._add_bias_to(second, first, node)
+
+    def _add_bias_to(self, product_name: str, bias_name: str, node: Any) -> bool:
+        """Add a bias to the dense layer with this product; return whether these are a product and a bias of it."""
+        bias = self.graph.constant(bias_name)
+        source = None if bias is None else self._source(product_name)
+        if bias is None or source is None or source.key not in self.products_without_bias:
+            return False
+        layer = self.steps[source.key].layer
+        is_only_reader = len(self.readers.get(self.products_without_bias[source.key], ())) == 1
+        if not (isinstance(layer, Dense) and is_only_reader and _is_row(bias, layer.output_size)):
+            return False
+        self.steps[source.key] = self.steps[source.key]._replace(layer=self._dense(node, layer.weights["w"], bias))
+        del self.products_without_bias[source.key]
+        self.nodes_between += source.nodes
+        self._set_output(source.key, source, node.output[0], layer.output_size)
         return True
 
-    def _put_behind(self, source: tuple[str, str, list[Any]], node: Any, output: str, size: int, **rest: Any) -> str:
-        """Add a dense layer, or its activation, which has results of the same form as its input."""
-        before, form, nodes = source
-        self.taken += nodes
-        if form in ("last", "ends"):
-            self.steps[before] = self.steps[before]._replace(last="ends" if form == "ends" else True)
-        key = self._put(node, [output], (before,), **rest)
-        self.fixed_sizes[key] = self.fixed_sizes[before]
-        self._put_result(key, form, output, size)
+    def _add_activation(self, node: Any) -> bool:
+        """Add the activation of a dense layer; return whether it is one."""
+        source = self._source(node.input[0]) if node.op_type in _ACTIVATIONS and node.input else None
+        if source is None or not isinstance(layer := self.steps[source.key].layer, Dense):
+            return False
+        if node.op_type == "Softmax" and not self._is_over_last_axis(node, source.form):
+            return False
+        self._add_behind(source, node, layer.output_size, activation=_ACTIVATIONS[node.op_type])
+        return True
+
+    def _is_over_last_axis(self, node: Any, form: str) -> bool:
+        """Return whether a Softmax of a y in this form is over its last axis."""
+        newest = max((opset.version for opset in self.graph.opsets if opset.domain in ("", "ai.onnx")), default=1)
+        axes = [attribute.i for attribute in node.attribute if attribute.name == "axis"]
+        rank = 3 if form in ("y", "y, batch first") else 2
+        return (axes or [-1 if newest >= 13 else 1])[0] in (-1, rank - 1)
+
+    def _add_behind(self, source: Source, node: Any, size: int, **fields: Any) -> str:
+        """Add a dense layer, or its activation, whose result has the form of its input; return its key."""
+        self.nodes_between += source.nodes
+        if source.form in ("last", "ends"):
+            self.steps[source.key] = self.steps[source.key]._replace(dense_last=source.form)
+        key = self._add_step(node, node.output[:1], (source.key,), **fields)
+        self._set_output(key, source, node.output[0], size)
         return key
 
-    def _put_result(self, key: str, form: str, output: str, size: int) -> None:
-        """Say which value a dense layer gives, and in which form."""
-        self.sources[output] = key
+    def _set_output(self, key: str, source: Source, result: str, size: int) -> None:
+        """Say which value [.,size] a dense step gives, in the form of its source and for the same T and B."""
+        self.key_of_value[result] = key
+        self.outputs[key] = Output(_dense_trial(source.form, result, size), self.outputs[source.key].sizes)
 
-        def probe(T: int, B: int) -> tuple[dict[str, Array], dict[str, Array]]:
-            if form in ("last", "ends"):
-                rows = np.arange(1.0, 1.0 + B * size).reshape(B, size)
-                return {output: rows}, {form: rows}
-            y = np.arange(1.0, 1.0 + T * B * size).reshape(T, B, size)
-            return {output: _forms(y)[form]}, _forms(y)
 
-        self.probes[key] = probe
+def _recurrent_trial(node: Any, layer: Layer, batch_first: bool) -> Callable[[int, int], Trial]:
+    """Return what makes numbers for Y and Y_h of a recurrent node."""
+    Y, Y_h = [*node.output, "", ""][:2]
+    backwards = [False, True] if isinstance(layer, Bidirectional) else [getattr(layer, "reverse", False)]
+    shape = len(backwards), layer.hidden_size
+
+    def trial(T: int, B: int) -> Trial:
+        y = np.arange(1.0, 1.0 + T * B * shape[0] * shape[1]).reshape(T, B, *shape)
+        h = np.stack([y[0 if back else -1][:, d] for d, back in enumerate(backwards)])
+        values = {Y: y.transpose(1, 0, 2, 3) if batch_first else y.swapaxes(1, 2)}
+        values[Y_h] = h.swapaxes(0, 1) if batch_first else h
+        parts = {"last": y[-1].reshape(B, -1), "ends": h.swapaxes(0, 1).reshape(B, -1)}
+        return Trial(values, _forms(y.reshape(T, B, -1)) | parts)
+
+    return trial
+
+
+def _dense_trial(form: str, result: str, size: int) -> Callable[[int, int], Trial]:
+    """Return what makes numbers for the result of a dense layer in this form."""
+
+    def trial(T: int, B: int) -> Trial:
+        if form in ("last", "ends"):
+            rows = np.arange(1.0, 1.0 + B * size).reshape(B, size)
+            return Trial({result: rows}, {form: rows})
+        y = np.arange(1.0, 1.0 + T * B * size).reshape(T, B, size)
+        return Trial({result: _forms(y)[form]}, _forms(y))
+
+    return trial
 
 
 def _is_row(bias: Array, size: int) -> bool:
-    """Whether it adds the same numbers to each row."""
+    """Return whether a bias adds the same numbers to each row."""
     return bias.size == size and bias.shape[-1:] == (size,)
 
 
 def _forms(y: Array) -> dict[str, Array]:
-    """y [T,B,.], with its axes in other orders, too."""
+    """Return y [T,B,.] in all forms that have a row for each step, by the forms' names."""
     by_batch, size = y.swapaxes(0, 1), y.shape[2]
     forms = {"y": y, "y, batch first": by_batch}
-    return forms | {f"{name}, in rows": each.reshape(-1, size) for name, each in forms.items()}
+    return forms | {f"{name}, in rows": array.reshape(-1, size) for name, array in forms.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..layers import GRU, LSTM, RNN, Bidirectional, Quantized
-from ..optable import DTYPE_NAMES, DTYPES, Array
+from ..optable import DTYPE_NAMES, DTYPES, Array, peephole_names
 
 ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and of the candidate c
     "LSTM": "icfo",  # the default of blockcell's layer
@@ -27,31 +27,34 @@ ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and 
     "PyTorch RNN": "c",
     "ONNX LSTM": "iofc",
     "ONNX coupled LSTM": "foc",  # once i has become f
-    "ONNX GRU": "urc",  # likewise
+    "ONNX GRU": "urc",  # ONNX writes z for u and h for c
     "ONNX RNN": "c",
     "peepholes": "ifo",
     "ONNX peepholes": "iof",
 }
+"""The orders of gates, by layout: whose weights these are, and of which kind of cell."""
 
-KINDS = {4: "LSTM", 3: "GRU", 1: "RNN"}  # by the number of gates, the candidate among them
+KINDS = {len(ORDERS[kind]): kind for kind in ("GRU", "LSTM", "RNN")}
+"""Kinds of cells by their number of gates, the candidate among them."""
+GATE_COUNTS = {kind: count for count, kind in KINDS.items()}
 SPLIT = {"w", "b", "w_ru", "w_c", "b_ru", "b_c", "b_hc", "reset_after", "forget_bias", "gate_order"}
 """The arguments of cells that `split_cell` puts into its results."""
 
-Cell = LSTM | GRU | RNN
+RecurrentCell = LSTM | GRU | RNN
 
 
 class ConversionError(ValueError):
     """The other side cannot express what this one computes."""
 
 
-def reorder(weights: Array, given: str, wanted: str, axis: int = -1) -> Array:
+def reorder(weights: Array, old_order: str, new_order: str, axis: int = -1) -> Array:
     """Put the gates along an axis into another order: ``reorder(b, "iofc", "icfo")``."""
-    parts = dict(zip(given, np.split(weights, len(given), axis), strict=True))
-    return np.concatenate([parts[gate] for gate in wanted], axis)
+    parts = dict(zip(old_order, np.split(weights, len(old_order), axis), strict=True))
+    return np.concatenate([parts[gate] for gate in new_order], axis)
 
 
 def make_cell(
-    source: str,
+    layout: str,
     kernel: Array,
     recurrent: Array,
     bias: Array,
@@ -60,15 +63,15 @@ def make_cell(
     peepholes: Array | None = None,
     reset_after: bool = False,
     **options: Any,
-) -> Cell:
-    """A layer from weights [I,.], [H,.], [.] and [.], with the gates in the order of a source such as "ONNX LSTM".
+) -> RecurrentCell:
+    """Make a layer of weights [I,.], [H,.], [.] and [.] in the layout of another package, such as "ONNX LSTM".
 
-    Of the two biases, layers here have the sum; only the candidate of a GRU with reset_after has both. Peepholes are
+    Layers here have the sum of the two biases; only the candidate of a GRU with reset_after has both. Peepholes are
     those of i, f and o, without i if gates are coupled. The options are the layer's.
     """
-    kind = source.split(maxsplit=1)[1]
-    w, b = (reorder(a, ORDERS[source], ORDERS[kind]) for a in (np.concatenate([kernel, recurrent]), bias))
-    b_h = np.zeros_like(b) if recurrent_bias is None else reorder(recurrent_bias, ORDERS[source], ORDERS[kind])
+    kind = layout.split(maxsplit=1)[1]
+    w, b = (reorder(a, ORDERS[layout], ORDERS[kind]) for a in (np.concatenate([kernel, recurrent]), bias))
+    b_h = np.zeros_like(b) if recurrent_bias is None else reorder(recurrent_bias, ORDERS[layout], ORDERS[kind])
     if kind == "GRU":
         gates = 2 * len(recurrent)
         if reset_after:
@@ -82,20 +85,20 @@ def make_cell(
         return RNN(w, b, **options)
     coupled = kind == "coupled LSTM"
     if peepholes is not None:
-        names = ("wcf", "wco") if coupled else ("wci", "wcf", "wco")
+        names = peephole_names(coupled)
         options |= dict(zip(names, np.split(peepholes, len(names)), strict=True))
     return LSTM(w, b, coupled=coupled, **options)
 
 
 def split_cell(
-    caller: str, cell: Cell, target: str, source: str, takes: Collection[str]
+    caller: str, cell: RecurrentCell, target_name: str, layout: str, takes: Collection[str]
 ) -> tuple[Array, Array, Array, Array]:
-    """The reverse of `make_cell`: kernel [I,.], recurrent kernel [H,.], bias with forget_bias, and recurrent bias.
+    """Split a cell's weights into kernel [I,.], recurrent kernel [H,.], bias and recurrent bias; undo `make_cell`.
 
-    The recurrent bias is zero but for the candidate of a GRU with reset_after, so that sums are exact. What the cell
-    has besides these, and the target, by its name in messages, does not take, is refused.
+    forget_bias is added into the bias. The recurrent bias is zero but for the candidate of a GRU with reset_after, so
+    that sums are exact. Refuse a cell with arguments other than these that the target does not take.
     """
-    refuse_others(caller, cell, target, {*SPLIT, *takes})
+    refuse_others(caller, cell, target_name, {*SPLIT, *takes})
     weights = cell.weights
     if isinstance(cell, GRU):
         parts, order = (("w_ru", "w_c"), ("b_ru", "b_c")), ORDERS["GRU"]
@@ -103,22 +106,23 @@ def split_cell(
     else:
         w, b = weights["w"], weights["b"]
         order = ORDERS["RNN"] if isinstance(cell, RNN) else ORDERS["coupled LSTM"] if cell.coupled else cell.gate_order
-    w, b = (reorder(a, order, ORDERS[source]) for a in (w, b))
+    w, b = (reorder(a, order, ORDERS[layout]) for a in (w, b))
     b_h = np.zeros_like(b)
     if isinstance(cell, LSTM):
-        b[gate_slice(source, "f", cell.hidden_size)] += b.dtype.type(cell.forget_bias)
+        b[gate_slice(layout, "f", cell.hidden_size)] += b.dtype.type(cell.forget_bias)
     elif isinstance(cell, GRU) and cell.reset_after:
-        b_h[gate_slice(source, "c", cell.hidden_size)] = weights["b_hc"]
+        b_h[gate_slice(layout, "c", cell.hidden_size)] = weights["b_hc"]
     return w[: cell.input_size], w[cell.input_size :], b, b_h
 
 
-def gate_slice(target: str, gate: str, hidden: int) -> slice:
-    start = ORDERS[target].index(gate) * hidden
+def gate_slice(layout: str, gate: str, hidden: int) -> slice:
+    """Return where the numbers of a gate are in a bias."""
+    start = ORDERS[layout].index(gate) * hidden
     return slice(start, start + hidden)
 
 
-def cells_of(caller: str, layer: Any) -> tuple[Cell, ...]:
-    """The cell, or both cells of a bidirectional layer."""
+def cells_of(caller: str, layer: Any) -> tuple[RecurrentCell, ...]:
+    """Return the cell, or both cells of a bidirectional layer."""
     cells = []
     for cell in (layer.fw, layer.bw) if isinstance(layer, Bidirectional) else (layer,):
         if isinstance(cell, Quantized):
@@ -132,11 +136,11 @@ def cells_of(caller: str, layer: Any) -> tuple[Cell, ...]:
 
 
 def clips(limit: float) -> bool:
-    """Whether a limit limits anything."""
+    """Return whether a limit limits anything."""
     return limit > 0 and math.isfinite(limit)
 
 
-_UNUSUAL = {  # what is said of arguments that are not the defaults
+_REFUSALS = {  # messages, by the argument that is not the default
     "wci": "the LSTM has peepholes, {target} has none; an ONNX node has (to_onnx)",
     "w_p": "the LSTM has a projection, w_p, {target} has none; a torch.nn.LSTM has (to_torch)",
     "coupled": "the LSTM has coupled=True, so its input gate is 1 - f; {target} has no such thing; an ONNX node has"
@@ -148,11 +152,11 @@ _UNUSUAL = {  # what is said of arguments that are not the defaults
     "reverse": "the layer has reverse=True, which weights do not tell; make it anew with reverse=False, convert that,"
     " and turn {target}'s input and output around: y = layer(x[::-1])[::-1]",
 }
-_UNUSUAL |= dict.fromkeys(("wcf", "wco"), _UNUSUAL["wci"])
+_REFUSALS |= dict.fromkeys(("wcf", "wco"), _REFUSALS["wci"])
 
 
-def refuse_others(caller: str, cell: Cell, target: str, takes: Collection[str]) -> None:
-    """Refuse what a cell has and the target does not take: arguments that are not the defaults, weights among them."""
+def refuse_others(caller: str, cell: RecurrentCell, target_name: str, takes: Collection[str]) -> None:
+    """Refuse a cell with weights or other arguments that are not the defaults and that the target does not take."""
     parameters = inspect.signature(type(cell)).parameters
     for name, value in cell._arguments().items():
         is_weight = isinstance(value, np.ndarray)
@@ -161,17 +165,18 @@ def refuse_others(caller: str, cell: Cell, target: str, takes: Collection[str]) 
         if not is_weight and name in parameters and value == parameters[name].default:
             continue
         shown = f"the weights {name}" if is_weight else f"{name}={value!r}"
-        text = _UNUSUAL.get(name, f"the {type(cell).__name__} has {shown}, {target} has no such thing")
-        raise ConversionError(f"{caller}: {text.format(value=value, target=target)}")
+        text = _REFUSALS.get(name, f"the {type(cell).__name__} has {shown}, {target_name} has no such thing")
+        raise ConversionError(f"{caller}: {text.format(value=value, target=target_name)}")
 
 
 def is_of(packages: Iterable[str], thing: Any, name: str) -> bool:
-    """Whether it is the class or function of that name in a module of these packages, not another of the same name."""
+    """Return whether an object is the class or function of that name in a module of these packages."""
     module = getattr(thing, "__module__", None) or ""
     return module.split(".")[0] in packages and getattr(sys.modules.get(module), name, None) is thing
 
 
 def read_names(caller: str, source: Mapping[str, Any]) -> list[str]:
+    """Return the names of a mapping, which have to be texts."""
     names = [*source]
     for name in names:
         if not isinstance(name, str):
@@ -180,7 +185,7 @@ def read_names(caller: str, source: Mapping[str, Any]) -> list[str]:
 
 
 def read_arrays(caller: str, values: Mapping[str, Any]) -> dict[str, Array]:
-    """The values as arrays, all of one dtype that layers take."""
+    """Read values as arrays, all of one dtype that layers take."""
     arrays: dict[str, Array] = {}
     for name, value in values.items():
         try:
@@ -198,23 +203,29 @@ def read_arrays(caller: str, values: Mapping[str, Any]) -> dict[str, Array]:
     return arrays
 
 
+def gates_of_shape(shape: tuple[int, ...]) -> int | None:
+    """Return how many gates a recurrent kernel of this shape [H, gates * H] has; None if it is none."""
+    if len(shape) != 2:
+        return None
+    return next((count for count in KINDS if shape[1] == count * shape[0]), None)
+
+
 def count_gates(caller: str, name: str, recurrent: Array, axis: int) -> int:
-    """How many gates a recurrent kernel has: 4 for an LSTM, 3 for a GRU, 1 for an RNN."""
-    if recurrent.ndim == 2:
-        for gates in (3, 4, 1):
-            if recurrent.shape[axis] == gates * recurrent.shape[1 - axis]:
-                return gates
-    forms = ("(H, 4H)", "(H, 3H)", "(H, H)") if axis == 1 else ("(4H, H)", "(3H, H)", "(H, H)")
-    form = "{} for an LSTM, {} for a GRU or {} for an RNN".format(*forms)
-    raise ValueError(f"{caller}: {name} has shape {recurrent.shape}; expected {form}")
+    """Return how many gates a recurrent kernel has along an axis: 4 for an LSTM, 3 for a GRU, 1 for an RNN."""
+    gates = gates_of_shape(recurrent.shape if axis == 1 else recurrent.shape[::-1])
+    if gates is None:
+        forms = ("(H, 4H)", "(H, 3H)", "(H, H)") if axis == 1 else ("(4H, H)", "(3H, H)", "(H, H)")
+        form = "{} for an LSTM, {} for a GRU or {} for an RNN".format(*forms)
+        raise ValueError(f"{caller}: {name} has shape {recurrent.shape}; expected {form}")
+    return gates
 
 
 def check_shapes(caller: str, arrays: Mapping[str, tuple[Array, tuple[int | None, ...]]], letter: str = "I") -> None:
-    """Refuse other shapes; where None is expected, which messages call by the letter, any size will do."""
-    for name, (array, expected) in arrays.items():
-        fits = array.ndim == len(expected) and all(
-            size in (None, found) for size, found in zip(expected, array.shape, strict=True)
+    """Refuse arrays of other shapes than expected; None stands for any size, which messages call by the letter."""
+    for name, (array, shape) in arrays.items():
+        fits = array.ndim == len(shape) and all(
+            expected in (None, size) for expected, size in zip(shape, array.shape, strict=True)
         )
         if not fits:
-            form = str(expected).replace("None", letter)
+            form = str(shape).replace("None", letter)
             raise ValueError(f"{caller}: {name} has shape {array.shape}; expected {form}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..activations import Activation
 from ..layers import GRU, LSTM, RNN
-from ..optable import Array
+from ..optable import Array, peephole_names
 from .shared import ORDERS, ConversionError, check_shapes, read_arrays, read_names
 
 FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
@@ -139,65 +139,67 @@ def from_tf1(
     cell = _ALIASES.get(cell, cell) if cell is not None else None
     if cell is not None and cell not in TF1_CELLS:
         raise ConversionError(f"{caller}: cell is {cell!r}; expected one of {', '.join(TF1_CELLS)}")
-    found_scope, kind, named = _find(caller, variables, cell, scope)
-    arrays = read_arrays(caller, {name: variables[name] for name in named.values()})
-    values: dict[str, Any] = {key: arrays[name] for key, name in named.items()}
-    what = f"{caller}: the cell {found_scope!r}"
-    given = {"forget_bias": forget_bias is not None, "cell_clip": bool(cell_clip), "proj_clip": bool(proj_clip)}
+    scope, kind, names = _find(caller, variables, cell, scope)
+    arrays = read_arrays(caller, {name: variables[name] for name in names.values()})
+    values: dict[str, Any] = {role: arrays[name] for role, name in names.items()}
+    label = f"{caller}: the cell {scope!r}"
     if kind != "LSTM":
-        if extra := [name for name, is_given in given.items() if is_given]:
+        is_set = {"forget_bias": forget_bias is not None, "cell_clip": bool(cell_clip), "proj_clip": bool(proj_clip)}
+        if extra := [name for name in is_set if is_set[name]]:
             raise ValueError(
-                f"{what} is {'an RNN' if kind == 'RNN' else 'a GRU'}, which has no {' and no '.join(extra)}"
+                f"{label} is {'an RNN' if kind == 'RNN' else 'a GRU'}, which has no {' and no '.join(extra)}"
             )
-        return _rnn(what, values, activation) if kind == "RNN" else _gru(what, values, activation)
-    coupled = _is_coupled(found_scope, cell, values)
-    _check_lstm(what, values, coupled)
+        return _rnn(label, values, activation) if kind == "RNN" else _gru(label, values, activation)
+    coupled = _is_coupled(scope, cell, values)
+    _check_lstm(label, values, coupled)
     if proj_clip and "w_p" not in values:
-        raise ValueError(f"{what} has no projection, which proj_clip is for")
-    bias = _forget_bias(what, found_scope, cell, forget_bias)
-    more: dict[str, Any] = {"forget_bias": bias, "cell_clip": cell_clip, "proj_clip": proj_clip, "coupled": coupled}
-    return LSTM(**values, **more, gate_order=ORDERS["TF1 LSTM"], activation=activation)
+        raise ValueError(f"{label} has no projection, which proj_clip is for")
+    options: dict[str, Any] = {"cell_clip": cell_clip, "proj_clip": proj_clip, "coupled": coupled}
+    options["forget_bias"] = _forget_bias(label, scope, cell, forget_bias)
+    return LSTM(**values, **options, gate_order=ORDERS["TF1 LSTM"], activation=activation)
 
 
 def by_scope(names: Iterable[str]) -> dict[tuple[str, str], dict[str, str]]:
-    """The names that a cell's variables may have, by scope and kind (one of REQUIRED), and by what they may be."""
+    """Group the names that a cell's variables may have: by scope and kind, one of REQUIRED, and by role."""
     names = [*names]
     cells: dict[tuple[str, str], dict[str, str]] = {}
-    taken: set[str] = set()
+    seen: set[str] = set()
     for kind, roles in _NAMES.items():
-        for role, endings in roles.items():
+        for role, suffixes in roles.items():
             for name in names:
                 stem = name.removesuffix(":0")
-                ending = next((end for end in endings if stem == end or stem.endswith("/" + end)), None)
-                if ending is not None and name not in taken:
-                    taken.add(name)
-                    cells.setdefault((stem.removesuffix(ending).removesuffix("/"), kind), {})[role] = name
-    for scope_found, kind in [key for key in cells if key[1] == "GRU"]:
-        if "w_ch" in cells[scope_found, kind]:
-            cells[scope_found, "CudnnCompatibleGRU"] = cells.pop((scope_found, kind))
-    for scope_found, kind in [key for key in cells if key[1] == "LSTM" and _RNN.search(key[0])]:
-        cells[scope_found, "RNN"] = cells.pop((scope_found, kind))
+                suffix = next((suffix for suffix in suffixes if stem == suffix or stem.endswith("/" + suffix)), None)
+                if suffix is not None and name not in seen:
+                    seen.add(name)
+                    cells.setdefault((stem.removesuffix(suffix).removesuffix("/"), kind), {})[role] = name
+    for scope, kind in [key for key in cells if key[1] == "GRU"]:
+        if "w_ch" in cells[scope, kind]:
+            cells[scope, "CudnnCompatibleGRU"] = cells.pop((scope, kind))
+    for scope, kind in [key for key in cells if key[1] == "LSTM" and _RNN.search(key[0])]:
+        cells[scope, "RNN"] = cells.pop((scope, kind))
     return cells
 
 
 def _find(
     caller: str, variables: Mapping[str, Any], cell: str | None, scope: str | None
 ) -> tuple[str, str, dict[str, str]]:
-    """A cell's scope, its kind among those in REQUIRED, and the names of its variables."""
+    """Return a cell's scope, its kind among those in REQUIRED, and the names of its variables by role."""
     cells = by_scope(variables)
     if cell == "BasicRNNCell":
-        cells |= {(scope, "RNN"): named for (scope, kind), named in cells.items() if kind == "LSTM"}
-    wanted = None if scope is None else scope.strip("/")
+        cells |= {(scope, "RNN"): names for (scope, kind), names in cells.items() if kind == "LSTM"}
+    scope = None if scope is None else scope.strip("/")
     kinds = [kind for kind in REQUIRED if cell is None or kind == _kind_of(cell)]
-    full = [
-        key for key, named in cells.items()
-        if REQUIRED[key[1]] <= named.keys() and key[1] in kinds and wanted in (None, key[0])
+    complete = [
+        key for key, names in cells.items()
+        if REQUIRED[key[1]] <= names.keys() and key[1] in kinds and scope in (None, key[0])
     ]  # fmt: skip
-    if len(full) > 1:  # dense layers too have a kernel and a bias
-        full = [key for key in full if re.search("lstm|gru|rnn", key[0].split("/")[-1], re.IGNORECASE)] or full
-    if len(full) != 1:
-        _not_found(caller, variables, cells, full, wanted)
-    return *full[0], cells[full[0]]
+    if len(complete) > 1:  # dense layers too have a kernel and a bias
+        complete = [
+            key for key in complete if re.search("lstm|gru|rnn", key[0].split("/")[-1], re.IGNORECASE)
+        ] or complete
+    if len(complete) != 1:
+        _refuse_cells(caller, variables, cells, complete, scope)
+    return *complete[0], cells[complete[0]]
 
 
 def _kind_of(cell: str) -> str:
@@ -206,13 +208,14 @@ def _kind_of(cell: str) -> str:
     return "GRU" if cell in _GRUS else "RNN" if cell == "BasicRNNCell" else "LSTM"
 
 
-def _not_found(
+def _refuse_cells(
     caller: str,
     variables: Mapping[str, Any],
     cells: Mapping[tuple[str, str], dict[str, str]],
-    full: Sequence[tuple[str, str]],
+    complete: Sequence[tuple[str, str]],
     scope: str | None,
 ) -> None:
+    """Refuse variables of no cell or of several in a scope."""
     where = "" if scope is None else f" in the scope {scope!r}"
     inside = [name for name in variables if scope is None or name.startswith(f"{scope}/")]
     if any(re.search(r"/part_\d+(:0)?$", name) for name in inside):
@@ -222,26 +225,26 @@ def _not_found(
         )
     if any(re.search("/(gamma|beta)(:0)?$", name) for name in inside):
         raise ConversionError(f"{caller}: there is layer normalization{where}, which the block cells do not have")
-    if full:
-        scopes = [key[0] for key in full]
+    if complete:
+        scopes = [key[0] for key in complete]
         raise ValueError(f"{caller}: expected one cell{where}, found {scopes}; say which with scope=")
-    partly = sorted({name for named in cells.values() for name in named.values() if name in inside})
+    cell_names = sorted({name for names in cells.values() for name in names.values() if name in inside})
     raise ValueError(
         f"{caller}: expected one cell{where}: kernel and bias of an LSTM or RNN, or w_ru, w_c, b_ru and b_c"
-        f" (gates/kernel and so on) of a GRU. Of these there are {partly or 'none'}"
+        f" (gates/kernel and so on) of a GRU. Of these there are {cell_names or 'none'}"
     )
 
 
-def _rnn(what: str, values: Mapping[str, Array], activation: Activation) -> RNN:
+def _rnn(label: str, values: Mapping[str, Array], activation: Activation) -> RNN:
     w, b = values["w"], values["b"]
     hidden = w.shape[-1] if w.ndim == 2 else 0
-    check_shapes(what, {"w": (w, (max(len(w), hidden), hidden)), "b": (b, (hidden,))})
+    check_shapes(label, {"w": (w, (max(len(w), hidden), hidden)), "b": (b, (hidden,))})
     return RNN(w, b, activation=activation)
 
 
-def _gru(what: str, values: Mapping[str, Array], activation: Activation) -> GRU:
+def _gru(label: str, values: Mapping[str, Array], activation: Activation) -> GRU:
     if "w_ch" in values:
-        return _gru_reset_after(what, values, activation)
+        return _gru_reset_after(label, values, activation)
     w_ru, w_c = (values[name] for name in ("w_ru", "w_c"))
     b_ru, b_c = (values[name] for name in ("b_ru", "b_c"))
     if w_ru.ndim == w_c.ndim == 2 and w_c.shape[1] == 2 * w_ru.shape[1]:
@@ -251,11 +254,11 @@ def _gru(what: str, values: Mapping[str, Array], activation: Activation) -> GRU:
     hidden = w_c.shape[-1] if w_c.ndim == 2 else 0
     rows = len(w_c) if w_c.ndim == 2 else 0
     expected = {"w_c": (w_c, (rows, hidden)), "w_ru": (w_ru, (rows, 2 * hidden))}
-    check_shapes(what, expected | {"b_ru": (b_ru, (2 * hidden,)), "b_c": (b_c, (hidden,))})
+    check_shapes(label, expected | {"b_ru": (b_ru, (2 * hidden,)), "b_c": (b_c, (hidden,))})
     return GRU(w_ru, w_c, b_ru, b_c, activation=activation)
 
 
-def _gru_reset_after(what: str, values: Mapping[str, Array], activation: Activation) -> GRU:
+def _gru_reset_after(label: str, values: Mapping[str, Array], activation: Activation) -> GRU:
     w_ru, w_cx, w_ch = (values[name] for name in ("w_ru", "w_cx", "w_ch"))
     hidden = w_ch.shape[-1] if w_ch.ndim == 2 else 0
     inputs = len(w_cx) if w_cx.ndim == 2 else 0
@@ -267,58 +270,62 @@ def _gru_reset_after(what: str, values: Mapping[str, Array], activation: Activat
         "b_cx": (hidden,),
         "b_hc": (hidden,),
     }
-    check_shapes(what, {name: (values[name], shape) for name, shape in shapes.items()})
+    check_shapes(label, {name: (values[name], shape) for name, shape in shapes.items()})
     w_c = np.concatenate([w_cx, w_ch])
     biases = values["b_ru"], values["b_cx"]
     return GRU(w_ru, w_c, *biases, reset_after=True, b_hc=values["b_hc"], activation=activation)
 
 
 def _is_coupled(scope: str, cell: str | None, values: Mapping[str, Array]) -> bool:
-    named = SCOPES.get(re.sub(r"_\d+$", "", scope.split("/")[-1]))
-    return (cell or named) == "CoupledInputForgetGateLSTMCell" or {"wcf", "wco"} == {
-        "wci",
-        "wcf",
-        "wco",
-    } & values.keys()
+    if (cell or _class_of_scope(scope)) == "CoupledInputForgetGateLSTMCell":
+        return True
+    return {*peephole_names(True)} == {*peephole_names(False)} & values.keys()
 
 
-def _check_lstm(what: str, values: Mapping[str, Array], coupled: bool) -> None:
+def _check_lstm(label: str, values: Mapping[str, Array], coupled: bool) -> None:
     w, b = values["w"], values["b"]
-    gates, every = (3, ("wcf", "wco")) if coupled else (4, ("wci", "wcf", "wco"))
-    peepholes = [name for name in ("wci", "wcf", "wco") if name in values]
+    gates = len(ORDERS["coupled LSTM" if coupled else "LSTM"])
+    peepholes = [name for name in peephole_names(False) if name in values]
     if "b_p" in values:
-        raise ConversionError(f"{what} has a projection with a bias; that of LSTMCell (num_proj) has none")
+        raise ConversionError(f"{label} has a projection with a bias; that of LSTMCell (num_proj) has none")
     size = "P" if "w_p" in values else "H"
     form = f"(I+{size}, {gates}H)"
     if w.ndim != 2 or b.shape != w.shape[1:] or w.shape[1] % gates:
         raise ValueError(
-            f"{what} has weights of shape {w.shape} and a bias of {b.shape}; expected {form} and ({gates}H,)"
+            f"{label} has weights of shape {w.shape} and a bias of {b.shape}; expected {form} and ({gates}H,)"
         )
     hidden = w.shape[1] // gates
     least = hidden
     if "w_p" in values:
-        check_shapes(what, {"w_p": (values["w_p"], (hidden, values["w_p"].shape[-1] if values["w_p"].ndim else 0))})
+        check_shapes(label, {"w_p": (values["w_p"], (hidden, values["w_p"].shape[-1] if values["w_p"].ndim else 0))})
         least = values["w_p"].shape[1]
     if len(w) < least:
-        raise ValueError(f"{what} has weights of shape {w.shape}; expected {form}, so at least {least} rows")
-    if peepholes and (*peepholes,) != every:
-        raise ValueError(f"{what} has only {peepholes} of the peephole weights {', '.join(every)}")
-    check_shapes(what, {name: (values[name], (hidden,)) for name in peepholes})
+        raise ValueError(f"{label} has weights of shape {w.shape}; expected {form}, so at least {least} rows")
+    if peepholes and (*peepholes,) != peephole_names(coupled):
+        names = ", ".join(peephole_names(coupled))
+        raise ValueError(f"{label} has only {peepholes} of the peephole weights {names}")
+    check_shapes(label, {name: (values[name], (hidden,)) for name in peepholes})
 
 
-def _forget_bias(what: str, scope: str, cell: str | None, forget_bias: float | None) -> float:
+def _forget_bias(label: str, scope: str, cell: str | None, forget_bias: float | None) -> float:
     if forget_bias is not None:
         return forget_bias
-    named = SCOPES.get(re.sub(r"_\d+$", "", scope.split("/")[-1]))
-    default = FORGET_BIAS[cell or named or "LSTMCell"]
-    if cell and named and FORGET_BIAS[named] != default:
+    scope_class = _class_of_scope(scope)
+    cell_class = cell or scope_class or "LSTMCell"
+    default = FORGET_BIAS[cell_class]
+    if cell and scope_class and FORGET_BIAS[scope_class] != default:
         raise ValueError(
-            f"{what} is named like a {named}, which has forget_bias {FORGET_BIAS[named]}, but cell is {cell}, which has"
-            f" {default} by default; say which with forget_bias="
+            f"{label} is named like a {scope_class}, which has forget_bias {FORGET_BIAS[scope_class]}, but cell is"
+            f" {cell}, which has {default} by default; say which with forget_bias="
         )
     warnings.warn(
-        f"{what}: checkpoints do not hold forget_bias; {default} is taken, the default of"
-        f" {cell or named or 'LSTMCell'}. Pass forget_bias= to say what it was",
+        f"{label}: checkpoints do not hold forget_bias; {default} is taken, the default of"
+        f" {cell_class}. Pass forget_bias= to say what it was",
         stacklevel=3,
     )
     return default
+
+
+def _class_of_scope(scope: str) -> str | None:
+    """Return the class that TensorFlow names a scope after; None if it is no cell's."""
+    return SCOPES.get(re.sub(r"_\d+$", "", scope.split("/")[-1]))

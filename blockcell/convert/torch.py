@@ -11,11 +11,12 @@ import numpy as np
 
 from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble, state_of
+from .models import Converted, Step, assemble, read_initial_state
 from .shared import (
+    GATE_COUNTS,
     KINDS,
-    Cell,
     ConversionError,
+    RecurrentCell,
     cells_of,
     check_shapes,
     count_gates,
@@ -108,18 +109,19 @@ def from_torch(
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
     if nonlinearity not in (None, "tanh", "relu"):
         raise ValueError(f"{caller}: nonlinearity is {nonlinearity!r}; expected 'tanh', 'relu' or None")
-    found = _found(caller, module, source, prefix, nonlinearity, initial_state or ())
-    return found if initial_state is None else (found, _first_state(caller, source, found, initial_state))
+    layers = _convert(caller, module, source, prefix, nonlinearity, initial_state or ())
+    return layers if initial_state is None else (layers, _initial_state(caller, source, layers, initial_state))
 
 
-def _found(
+def _convert(
     caller: str,
     module: Any,
     source: Mapping[str, Any],
     prefix: str | None,
     nonlinearity: str | None,
     initial_state: Sequence[str],
-) -> Layer | dict[str, Layer]:
+) -> Converted:
+    """Convert the layers of a state_dict, or those with the prefix."""
     groups = _groups(caller, source)
     activations = _nonlinearities(caller, module, source, groups if prefix is None else [prefix], nonlinearity)
     if prefix is not None:
@@ -143,17 +145,17 @@ def _found(
         return assemble(caller, steps, [result], stacklevel=4)[0]
     _add_groups(caller, steps, source, groups, activations)
     others = {name: value for name, value in source.items() if name not in initial_state and not _NAME.match(name)}
-    _add_others(steps, others, _like_states(source, groups, others))
+    _add_others(steps, others, _possible_states(source, groups, others))
     return assemble(caller, steps, None, stacklevel=4)[0]
 
 
-def _first_state(caller: str, source: Mapping[str, Any], found: Layer | dict[str, Layer], names: Sequence[str]) -> Any:
-    """The state that these parameters are."""
-    if isinstance(found, (dict, Dense)):
-        prefixes = [f"{key}." if key else "" for key in found] if isinstance(found, dict) else []
+def _initial_state(caller: str, source: Mapping[str, Any], layer: Converted, names: Sequence[str]) -> Any:
+    """Read the state of a layer from the parameters of these names."""
+    if isinstance(layer, (dict, Dense)):
+        prefixes = [f"{key}." if key else "" for key in layer] if isinstance(layer, dict) else []
         expected = f"a prefix, too, of {prefixes}" if prefixes else "an LSTM, a GRU or an RNN"
         raise ValueError(f"{caller}: initial_state is given; expected {expected}")
-    parts = found.layers if isinstance(found, Stack) else (found,)
+    parts = layer.layers if isinstance(layer, Stack) else (layer,)
     cells = [cell for part in parts if not isinstance(part, Dense) for cell in cells_of(caller, part)]
     sizes = {"h": cells[0].output_size} | ({"cs": cells[0].hidden_size} if isinstance(cells[0], LSTM) else {})
     if isinstance(names, str) or len(names) != len(sizes) or not {*names} <= source.keys():
@@ -166,24 +168,28 @@ def _first_state(caller: str, source: Mapping[str, Any], found: Layer | dict[str
         if rows.ndim != 3 or rows.shape[::2] != (len(cells), size) or not rows.size:
             expected = f"expected ({len(cells)}, 1, {size}) or ({len(cells)}, {size})"
             raise ValueError(f"{caller}: {name} has shape {array.shape}; {expected}")
-        for state, part in zip(states, rows, strict=True):
-            state[field] = part
-    left = iter(states)
-    first = [
-        [next(left), next(left)] if isinstance(part, Bidirectional) else None if isinstance(part, Dense) else next(left)
+        for state, row in zip(states, rows, strict=True):
+            state[field] = row
+    state_of_cell = iter(states)
+    state_of_part = [
+        [next(state_of_cell), next(state_of_cell)]
+        if isinstance(part, Bidirectional)
+        else None
+        if isinstance(part, Dense)
+        else next(state_of_cell)
         for part in parts
     ]
-    return state_of(caller, found, first if isinstance(found, Stack) else first[0])
+    return read_initial_state(caller, layer, state_of_part if isinstance(layer, Stack) else state_of_part[0])
 
 
 # -------------------------------------------------------------------------------------------------------------- models
 _NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
 _NORMS = re.compile(r"(?:(?P<old>.*)_(?:g|v|orig)|(?P<before>.*)parametrizations\.(?P<new>[^.]+)\.original\d*)$")
-_NOTHING = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Identity")  # do nothing in inference
+_IDENTITIES = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Identity")  # in inference
 
 
 def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
-    """The names of the weights of LSTMs, GRUs and RNNs, by prefix and without it."""
+    """Return the names of the weights of LSTMs, GRUs and RNNs, by prefix and without it."""
     groups: dict[str, set[str]] = {}
     for name in read_names(caller, source):
         if match := _NORMS.match(name):
@@ -201,6 +207,7 @@ def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
 
 
 def _has_weights(source: Mapping[Any, Any]) -> bool:
+    """Return whether there are weights of an LSTM, a GRU or an RNN, by their names."""
     return any(isinstance(name, str) and _NAME.match(name) for name in source)
 
 
@@ -212,28 +219,28 @@ def _add_modules(
     groups: Mapping[str, set[str]],
     activations: Mapping[str, str],
     prefix: str,
-    last: str | None,
+    source_key: str | None,
 ) -> str | None:
-    """Add what a Sequential consists of; the key of its result."""
+    """Add the modules of a Sequential, which reads the step `source_key`; return the key of its result."""
     for name, child in module.named_children():
         key, kind = prefix + name, type(child).__name__
-        known = is_of(("torch", "blockcell"), type(child), kind)
-        if known and kind == "Sequential":
-            last = _add_modules(caller, steps, child, source, groups, activations, f"{key}.", last)
+        is_known = is_of(("torch", "blockcell"), type(child), kind)
+        if is_known and kind == "Sequential":
+            source_key = _add_modules(caller, steps, child, source, groups, activations, f"{key}.", source_key)
             continue
-        step = Step(f"{key} ({kind})", (last,))
-        if known and f"{key}." in groups:
+        step = Step(f"{key} ({kind})", (source_key,))
+        if is_known and f"{key}." in groups:
             step = step._replace(layer=_recurrent(caller, source, f"{key}.", groups[f"{key}."], activations))
-        elif known and kind == "Linear":
+        elif is_known and kind == "Linear":
             step = step._replace(layer=_dense(caller, source, f"{key}."))
-        elif known and kind.lower() in ACTIVATIONS and getattr(child, "dim", -1) == -1:
+        elif is_known and kind.lower() in ACTIVATIONS and getattr(child, "dim", -1) == -1:
             step = step._replace(activation=kind.lower())
         else:  # perhaps a module of the user's own with layers in it
             inner = {p: n for p, n in groups.items() if p.startswith(f"{key}.")}
             _add_groups(caller, steps, source, inner, activations)
-        steps[key] = step._replace(nothing=known and kind in _NOTHING)
-        last = key
-    return last
+        steps[key] = step._replace(is_identity=is_known and kind in _IDENTITIES)
+        source_key = key
+    return source_key
 
 
 def _add_groups(
@@ -250,39 +257,39 @@ def _add_groups(
 
 
 def _nonlinearities(
-    caller: str, module: Any, source: Mapping[str, Any], prefixes: Iterable[str], given: str | None
+    caller: str, module: Any, source: Mapping[str, Any], prefixes: Iterable[str], nonlinearity: str | None
 ) -> dict[str, str]:
-    """The activations of plain RNNs by prefix."""
+    """Return the activations of plain RNNs by prefix; `nonlinearity` is for all of them."""
     modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
-    found, unknown = {}, []
+    activations, unknown = {}, []
     for prefix in prefixes:
         kernels = [np.shape(source[name]) for name in (f"{prefix}weight_hh_l0", f"{prefix}weight_hh") if name in source]
         if [size[:1] for size in kernels] != [size[1:] for size in kernels] or not kernels:
             continue
-        known = getattr(modules.get(prefix.removesuffix(".")), "nonlinearity", None)
-        if given is None and known not in ("tanh", "relu"):
+        own = getattr(modules.get(prefix.removesuffix(".")), "nonlinearity", None)
+        if nonlinearity is None and own not in ("tanh", "relu"):
             unknown.append(prefix)
-        found[prefix] = str(given or (known if known in ("tanh", "relu") else "tanh"))
-    if given is not None and not found:
-        raise ValueError(f"{caller}: nonlinearity is {given!r}, and there is no plain RNN; expected None")
+        activations[prefix] = str(nonlinearity or (own if own in ("tanh", "relu") else "tanh"))
+    if nonlinearity is not None and not activations:
+        raise ValueError(f"{caller}: nonlinearity is {nonlinearity!r}, and there is no plain RNN; expected None")
     if unknown:
         warnings.warn(
             f"{caller}: weights do not tell the nonlinearity of plain RNNs; here it is tanh:"
             f" {', '.join(map(repr, unknown))}. Pass nonlinearity='tanh' or 'relu'",
             stacklevel=4,
         )
-    return found
+    return activations
 
 
-def _like_states(source: Mapping[str, Any], groups: Mapping[str, set[str]], others: Mapping[str, Any]) -> list[str]:
-    """The names of what may be the states that the only module starts from."""
+def _possible_states(source: Mapping[str, Any], groups: Mapping[str, set[str]], others: Mapping[str, Any]) -> list[str]:
+    """Return the names of parameters that may be the initial states of the only module."""
     kernels = [prefix + name for prefix, names in groups.items() for name in names if name.startswith("weight_hh")]
     shape = (len(kernels), 1, *np.shape(source[kernels[0]])[1:]) if kernels else ()
     return [name for name, value in others.items() if len(groups) == 1 and np.shape(value) == shape]
 
 
 def _add_others(steps: dict[str, Step], source: Mapping[str, Any], states: list[str]) -> None:
-    """Add what has other weights; some may be states."""
+    """Add the modules of other parameters, of which some may be states."""
     others: dict[str, list[str]] = {}
     for name in source:
         module, _, leaf = name.rpartition(".")
@@ -296,6 +303,7 @@ def _add_others(steps: dict[str, Step], source: Mapping[str, Any], states: list[
 def _recurrent(
     caller: str, source: Mapping[str, Any], prefix: str, names: set[str], activations: Mapping[str, str]
 ) -> Layer:
+    """Convert the LSTM, GRU or RNN whose weights have these names behind the prefix."""
     layers: list[Layer] = []
     for suffixes in _suffixes(caller, prefix, names):
         cells = [_cell(caller, source, prefix, suffix, activations) for suffix in suffixes]
@@ -304,16 +312,17 @@ def _recurrent(
 
 
 def _dense(caller: str, source: Mapping[str, Any], prefix: str) -> Dense:
-    named = {name: prefix + name for name in ("weight", "bias")}
-    arrays = read_arrays(caller, {name: source[name] for name in named.values() if name in source})
-    weight = arrays[named["weight"]]
+    """Convert the Linear whose weights have the prefix."""
+    weight_name, bias_name = f"{prefix}weight", f"{prefix}bias"
+    arrays = read_arrays(caller, {name: source[name] for name in (weight_name, bias_name) if name in source})
+    weight = arrays[weight_name]
     if weight.ndim != 2:
-        raise ValueError(f"{caller}: {named['weight']} has shape {weight.shape}; expected (O, I), of a Linear")
-    return Dense(weight.T, arrays.get(named["bias"], np.zeros(len(weight), weight.dtype)))
+        raise ValueError(f"{caller}: {weight_name} has shape {weight.shape}; expected (O, I), of a Linear")
+    return Dense(weight.T, arrays.get(bias_name, np.zeros(len(weight), weight.dtype)))
 
 
 def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
-    """The endings of the names, by layer and direction; an error if a name is missing or one is left over."""
+    """Return the suffixes of the names, by layer and direction; refuse names if one is missing or left over."""
     numbers = [int(match[1]) for name in names if (match := re.search(r"_l(\d+)(_reverse)?$", name))]
     directions = ["", "_reverse"] if any(name.endswith("_reverse") for name in names) else [""]
     kinds = ["weight_ih", "weight_hh"]
@@ -321,19 +330,19 @@ def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
         kinds += ["bias_ih", "bias_hh"]
     if any(name.startswith("weight_hr") for name in names):
         kinds.append("weight_hr")
-    left, suffixes = set(names), []
+    extra_names, suffixes = set(names), []
     for layer in [f"_l{k}" for k in range(min(max(numbers), len(names)) + 1)] if numbers else [""]:
         suffixes.append([layer + direction for direction in directions])
         for name in (kind + suffix for suffix in suffixes[-1] for kind in kinds):
-            if name not in left:
+            if name not in extra_names:
                 raise ValueError(
                     f"{caller}: {prefix}{name} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
                     f" every layer and direction"
                 )
-            left.remove(name)
-    if left:
-        names_left = ", ".join(prefix + name for name in sorted(left))
-        raise ValueError(f"{caller}: {names_left} would be left over; remove what is none of its weights")
+            extra_names.remove(name)
+    if extra_names:
+        extra = ", ".join(prefix + name for name in sorted(extra_names))
+        raise ValueError(f"{caller}: {extra} would be left over; remove what is none of its weights")
     return suffixes
 
 
@@ -377,58 +386,69 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
             f"{caller}: the stack has a Dense, which is a torch.nn.Linear. Convert layer.layers one by one"
         )
     cells = [cells_of(caller, part) for part in layers]
-    if len({(len(each), type(cell), cell.hidden_size, cell.output_size) for each in cells for cell in each}) > 1:
+    pairs = [(len(directions), cell) for directions in cells for cell in directions]
+    if len({(count, type(cell), cell.hidden_size, cell.output_size) for count, cell in pairs}) > 1:
         raise ConversionError(
             f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM, GRU and RNN have one for all"
             f" of them. Convert layer.layers one by one"
         )
-    if len(found := {cell.activation for each in cells for cell in each}) > 1:
+    if len(activations := {cell.activation for _, cell in pairs}) > 1:
         raise ConversionError(
-            f"{caller}: the layers have the activations {' and '.join(map(str, found))}; a torch.nn.RNN has one"
+            f"{caller}: the layers have the activations {' and '.join(map(str, activations))}; a torch.nn.RNN has one"
         )
     arrays: dict[str, Array] = {}
-    for k, each in enumerate(cells):
-        for cell, direction in zip(each, ("", "_reverse"), strict=False):
-            kind = type(cell).__name__
-            if isinstance(cell, GRU) and not cell.reset_after:
-                raise ConversionError(
-                    f"{caller}: the layer is a GRU with reset_after=False, which applies the reset gate before the"
-                    f" product with the recurrent weights, torch.nn.GRU after it: these are different functions, for"
-                    f" which no weights are equal. Train with GRU.init(..., reset_after=True)"
-                )
-            takes = {"w_p"} | ({"activation"} if isinstance(cell, RNN) and cell.activation == "relu" else set())
-            split = split_cell(caller, cell, f"torch.nn.{kind}", f"PyTorch {kind}", takes)
-            kernel, recurrent, bias, recurrent_bias = split
-            suffix = f"_l{k}{direction}"
-            arrays[f"{prefix}weight_ih{suffix}"] = np.ascontiguousarray(kernel.T)
-            arrays[f"{prefix}weight_hh{suffix}"] = np.ascontiguousarray(recurrent.T)
-            arrays[f"{prefix}bias_ih{suffix}"] = bias
-            arrays[f"{prefix}bias_hh{suffix}"] = recurrent_bias
-            if "w_p" in cell.weights:
-                arrays[f"{prefix}weight_hr{suffix}"] = np.ascontiguousarray(cell.weights["w_p"].T)
+    for k, directions in enumerate(cells):
+        for cell, direction in zip(directions, ("", "_reverse"), strict=False):
+            arrays |= {f"{prefix}{name}_l{k}{direction}": array for name, array in _cell_arrays(caller, cell).items()}
     return arrays
 
 
-def _cell(caller: str, source: Mapping[str, Any], prefix: str, suffix: str, activations: Mapping[str, str]) -> Cell:
-    parts = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-    named = {name: prefix + name + suffix for name in parts}
-    arrays = read_arrays(caller, {name: source[name] for name in named.values() if name in source})
-    kernel, recurrent = arrays[named["weight_ih"]], arrays[named["weight_hh"]]
+def _cell_arrays(caller: str, cell: RecurrentCell) -> dict[str, Array]:
+    """Return PyTorch's weights of one direction by their names."""
+    kind = type(cell).__name__
+    if isinstance(cell, GRU) and not cell.reset_after:
+        raise ConversionError(
+            f"{caller}: the layer is a GRU with reset_after=False, which applies the reset gate before the"
+            f" product with the recurrent weights, torch.nn.GRU after it: these are different functions, for"
+            f" which no weights are equal. Train with GRU.init(..., reset_after=True)"
+        )
+    takes = {"w_p"} | ({"activation"} if isinstance(cell, RNN) and cell.activation == "relu" else set())
+    split = split_cell(caller, cell, f"torch.nn.{kind}", f"PyTorch {kind}", takes)
+    kernel, recurrent, bias, recurrent_bias = split
+    arrays = {
+        "weight_ih": np.ascontiguousarray(kernel.T),
+        "weight_hh": np.ascontiguousarray(recurrent.T),
+        "bias_ih": bias,
+        "bias_hh": recurrent_bias,
+    }
+    if "w_p" in cell.weights:
+        arrays["weight_hr"] = np.ascontiguousarray(cell.weights["w_p"].T)
+    return arrays
+
+
+def _cell(
+    caller: str, source: Mapping[str, Any], prefix: str, suffix: str, activations: Mapping[str, str]
+) -> RecurrentCell:
+    """Convert one direction of a layer, whose weights' names end with the suffix."""
+    roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    names = {role: prefix + role + suffix for role in roles}
+    arrays = read_arrays(caller, {name: source[name] for name in names.values() if name in source})
+    kernel, recurrent = arrays[names["weight_ih"]], arrays[names["weight_hh"]]
     columns = recurrent.shape[0] if recurrent.ndim == 2 else 0
     options: dict[str, Any] = {}
-    if (projection := arrays.get(named["weight_hr"])) is not None:
-        gates, size = 4, len(projection) if projection.ndim else 0
-        shapes = {"weight_hr": (projection, (size, columns // 4)), "weight_hh": (recurrent, (columns, size))}
-        check_shapes(caller, {named[name]: shape for name, shape in shapes.items()})
+    if (projection := arrays.get(names["weight_hr"])) is not None:
+        gates, size = GATE_COUNTS["LSTM"], len(projection) if projection.ndim else 0
+        shapes = {"weight_hr": (projection, (size, columns // gates)), "weight_hh": (recurrent, (columns, size))}
+        check_shapes(caller, {names[role]: shape for role, shape in shapes.items()})
         options["w_p"] = projection.T
     else:
-        gates = count_gates(caller, named["weight_hh"], recurrent, axis=0)
+        gates = count_gates(caller, names["weight_hh"], recurrent, axis=0)
     zeros = np.zeros(columns, kernel.dtype)
-    biases = {named[name]: arrays.get(named[name], zeros) for name in ("bias_ih", "bias_hh")}
-    check_shapes(caller, {named["weight_ih"]: (kernel, (columns, None))})
+    biases = {names[role]: arrays.get(names[role], zeros) for role in ("bias_ih", "bias_hh")}
+    check_shapes(caller, {names["weight_ih"]: (kernel, (columns, None))})
     check_shapes(caller, {name: (bias, (columns,)) for name, bias in biases.items()})
-    if gates == 1:
+    if KINDS[gates] == "RNN":
         options["activation"] = activations.get(prefix, "tanh")
-    elif gates == 3:
+    elif KINDS[gates] == "GRU":
         options["reset_after"] = True
     return make_cell(f"PyTorch {KINDS[gates]}", kernel.T, recurrent.T, *biases.values(), **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from .. import files
@@ -76,15 +76,34 @@ def _read(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | No
     return layer
 
 
-def build_layer(description: Mapping[str, Any], arrays: Mapping[str, Array], prefix: str = "") -> Layer:
-    """Build the layer that is described; its weights are the arrays whose names begin with the prefix."""
+def build_layer(description: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:
+    """Build the layer that is described; its weights are the arrays with their prefixed names."""
+
+    def build_leaf_of(leaf: Mapping[str, Any], prefix: str) -> Layer:
+        names = [tensor.name for tensor in files.weights_of(leaf)]
+        return build_leaf(leaf, {name: arrays[prefix + name] for name in names if prefix + name in arrays})
+
+    return build_from_leaves(description, build_leaf_of)
+
+
+def build_from_leaves(
+    description: Mapping[str, Any], leaf_of: Callable[[Mapping[str, Any], str], Layer], prefix: str = ""
+) -> Layer:
+    """Build the layer that is described of its cells and dense layers.
+
+    `leaf_of` gets the description of one of these and what the names of its weights begin with.
+    """
     kind = description["type"]
     if kind == "Bidirectional":
-        return Bidirectional(*(build_layer(description[name], arrays, f"{prefix}{name}.") for name in ("fw", "bw")))
+        return Bidirectional(*(build_from_leaves(description[d], leaf_of, f"{prefix}{d}.") for d in ("fw", "bw")))
     if kind == "Stack":
-        return Stack([build_layer(part, arrays, f"{prefix}{k}.") for k, part in enumerate(description["layers"])])
-    names = [tensor.name for tensor in files.weights_of(description)]
-    weights: dict[str, Any] = {name: arrays[prefix + name] for name in names if prefix + name in arrays}
-    attributes = {name: value for name, value in description.items() if name != "type"}
-    made: dict[str, type[LSTM | GRU | RNN | Dense]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
-    return made[kind](**weights, **attributes)
+        parts = enumerate(description["layers"])
+        return Stack([build_from_leaves(part, leaf_of, f"{prefix}{k}.") for k, part in parts])
+    return leaf_of(description, prefix)
+
+
+def build_leaf(description: Mapping[str, Any], weights: Mapping[str, Array]) -> Layer:
+    """Build the cell or the `Dense` that is described with these weights."""
+    attributes: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
+    classes: dict[str, type[Layer]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
+    return classes[description["type"]](**weights, **attributes)
