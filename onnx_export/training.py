@@ -79,12 +79,12 @@ def training_step(
     ``lengths``          [B]         int64  steps of each row that count, 0 to T (with ``lengths``)
     ``reset``            [T, B]      bool   where a new episode starts (with ``reset``)
     ``mask``             [T, B]      bool   which rows of y count in the loss (with ``mask``)
-    ``target``           [T, B]      int64  the right classes; for ``mean_squared_error`` of y's shape, and D
+    ``target``           [T, B]      int64  the right classes; of a loss that takes values of y's shape, and D
     ``0.fw.cs_prev``     [B, H]      D      states before the first step, as of `export` (with ``state``)
     ``learning_rate``    []          C
     ``0.fw.w``           ..          D      the weights
-    ``step``             []          int64  of adam: how many steps there were before, 0 at the first
-    ``m.0.fw.w``         ..          C      of adam, with ``v.0.fw.w``; of momentum ``velocity.0.fw.w``: 0 at the first
+    ``step``             []          int64  of an optimizer that counts them: the steps before, 0 at the first
+    ``m.0.fw.w``         ..          C      what the optimizer keeps for a weight (here adam), 0 at the first step
     ===================  ==========  =====  ==========================================================================
 
     and the outputs
@@ -106,11 +106,11 @@ def training_step(
     layer : LSTM, GRU, RNN, Dense, Bidirectional or Stack
     path : path_like or None
         Where to write; the file is written as a whole or not at all. None: nowhere, the model is only returned.
-    loss : {"softmax_cross_entropy", "mean_squared_error"} or callable
-        The name of a function of `blockcell.loss`, or the function. The cross-entropy takes logits, so the layer should
-        not end in a softmax of its own.
-    optimizer : {"sgd", "momentum", "adam"} or callable
-        The name of a function of `blockcell.optim`, or the function.
+    loss : str or callable
+        The name of a function of `blockcell.loss`, such as ``"softmax_cross_entropy"``, or the function. The
+        cross-entropy takes logits, so the layer should not end in a softmax of its own.
+    optimizer : str or callable
+        The name of an optimizer of `blockcell.optim`, such as ``"adam"``, or its function.
     max_norm : float, optional
         Clips the gradients, as `blockcell.optim.clip_global_norm` does. None: not at all.
     provider, loop, dtype, sizes, functions, opset, static
@@ -118,8 +118,8 @@ def training_step(
     lengths, reset, mask, state : bool
         Which inputs there are. Without ``state``, states before the first step are zero.
     **settings : float
-        Those of the optimizer: ``momentum``, or ``beta1``, ``beta2`` and ``epsilon``, with the defaults of
-        `blockcell.optim`. They are constants of the model.
+        Settings of the optimizer, such as ``beta1``, with the defaults of `blockcell.optim`. They are constants of the
+        model.
 
     Returns
     -------
