@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
+import struct
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -22,7 +24,7 @@ import rewiring
 import tf_files
 from tf_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, write_variables
 from tf_composed import GOLDEN, of_other_kinds
-from tf_files import field, read_varint, varint
+from tf_files import BYTES, FIXED32, VARINT, Fields, decode_fields, encode_fields, field, varint
 from tf_names import GIVEN, cell_of_keras, one_cell, restoring, write_all, write_saved
 
 from blockcell import FormatError
@@ -35,6 +37,7 @@ Generator = np.random.Generator
 Change = Callable[[Generator, bytes], bytes]
 NUMBERS = [0, 1, 2, 3, 4, 7, 14, 19, 63, 127, 128, 255, 2**16, 2**20, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1,
            2**63, 2**64 - 1]  # fmt: skip
+FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-40, 1e30, math.inf, -math.inf, math.nan]
 TEXTS = [b"{", b"}", b"[", b"]", b"<", b":", b'"', b"'", b"#", b"\n", b"-inf", b"nan", b"1e999", b"DT_STRING",
          b"{" * 200, b"9" * 5000, b"value {", b"list: [1, 2]", b"\\377", b"-1", b""]  # fmt: skip
 DATA = [b"", b"\0", b"a", b"\xff", b"kernel", b"Const", b"f", b"\x08\x01", b"\x12\x00" * 40, b"\x80" * 11, bytes(64),
@@ -42,42 +45,32 @@ DATA = [b"", b"\0", b"a", b"\xff", b"kernel", b"Const", b"f", b"\x08\x01", b"\x1
 
 
 # ------------------------------------------------------------------------------------------------------------ messages
-def decode_fields(data: bytes) -> list[tuple[int, int | bytes]] | None:
-    """Return the fields of a message, 4 and 8 bytes as varints, or None if it is no message."""
-    fields: list[tuple[int, int | bytes]] = []
-    position = 0
-
+def fields_in(data: int | bytes) -> Fields:
+    """Return the fields of a message, or none if the value of a field is no message."""
     try:
-        while position < len(data):
-            tag, position = read_varint(data, position)
-            if tag & 7 == 0:
-                value, position = read_varint(data, position)
-                fields.append((tag >> 3, value))
-            elif tag & 7 == 2:
-                length, position = read_varint(data, position)
-                if position + length > len(data):
-                    return None
-                fields.append((tag >> 3, data[position : position + length]))
-                position += length
-            elif tag & 7 in (1, 5):
-                position += 8 if tag & 7 == 1 else 4
-                fields.append((tag >> 3, -1 if position > len(data) else data[position - 4 : position]))
-            else:
-                return None
-    except IndexError:
-        return None
-    return fields if all(number for number, _ in fields) else None
+        return decode_fields(data) if isinstance(data, bytes) else []
+    except ValueError:
+        return []
+
+
+def draw_value(g: Generator, wire_type: int) -> int | bytes:
+    """Draw a value for a field of a wire type."""
+    if wire_type == VARINT:
+        return NUMBERS[g.integers(len(NUMBERS))]
+    if wire_type == BYTES:
+        return DATA[g.integers(len(DATA))]
+    return struct.pack("<f" if wire_type == FIXED32 else "<d", FLOATS[g.integers(len(FLOATS))])
 
 
 def change_message(g: Generator, data: bytes) -> bytes:
-    """Change one field, in a message or in a message that is in it."""
-    fields = decode_fields(data)
+    """Change one field, in a message or in a message that is in it; every other field keeps its bytes."""
+    fields = fields_in(data)
     if not fields:
         return DATA[g.integers(len(DATA))]
     k = int(g.integers(len(fields)))
-    number, value = fields[k]
-    if isinstance(value, bytes) and len(value) > 1 and decode_fields(value) and g.integers(8):
-        fields[k] = number, change_message(g, value)
+    number, wire_type, value = fields[k]
+    if wire_type == BYTES and isinstance(value, bytes) and fields_in(value) and g.integers(8):
+        fields[k] = number, BYTES, change_message(g, value)
         return encode_fields(fields)
     match g.integers(8):
         case 0:
@@ -85,27 +78,19 @@ def change_message(g: Generator, data: bytes) -> bytes:
         case 1:
             fields.insert(k, fields[g.integers(len(fields))])
         case 2:
-            fields[k] = int(g.integers(1, 18)), value
+            fields[k] = int(g.integers(1, 18)), wire_type, value
         case 3:
-            fields[k] = fields[k][0], NUMBERS[g.integers(len(NUMBERS))]
+            fields[k] = number, VARINT, draw_value(g, VARINT)
         case 4:
-            nested = b"" if isinstance(value, int) else value
+            nested = value if wire_type == BYTES and isinstance(value, bytes) else b""
             for _ in range(g.integers(1, 300)):
                 nested = field(number, nested)
-            fields[k] = number, nested
-        case 5 if isinstance(value, bytes) and value:
-            fields[k] = number, value[: g.integers(len(value))] * int(g.integers(1, 3))
+            fields[k] = number, BYTES, nested
+        case 5 if wire_type == BYTES and isinstance(value, bytes) and value:
+            fields[k] = number, BYTES, value[: g.integers(len(value))] * int(g.integers(1, 3))
         case _:
-            fields[k] = (
-                number,
-                NUMBERS[g.integers(len(NUMBERS))] if isinstance(value, int) else DATA[g.integers(len(DATA))],
-            )
+            fields[k] = number, wire_type, draw_value(g, wire_type)
     return encode_fields(fields)
-
-
-def encode_fields(fields: list[tuple[int, int | bytes]]) -> bytes:
-    """Return the message of these fields."""
-    return b"".join(field(number, value) for number, value in fields)
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tf_files import read_varint, varint
+from tf_files import VARINT, decode_fields, encode_fields, varint
 
 NUMBERS = [-(2**63), -(2**31), -17, -3, -2, -1, 0, 1, 2, 3, 5, 64, 2**20, 2**31 - 1, 2**62]
 _MAX_ENTRIES = 4  # entries of a tensor that are changed
@@ -30,36 +30,6 @@ class Slot(NamedTuple):
     """What may stand there, also what does."""
 
 
-Fields = list[tuple[int, int, int | bytes]]
-
-
-def decode_fields(data: bytes) -> Fields:
-    """Return the number, the wire type and the value of each field."""
-    fields: Fields = []
-    position = 0
-
-    while position < len(data):
-        tag, position = read_varint(data, position)
-        kind = tag & 7
-        if kind == 0:
-            value, position = read_varint(data, position)
-            fields.append((tag >> 3, kind, value))
-        else:
-            length, position = read_varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
-            fields.append((tag >> 3, kind, data[position : position + length]))
-            position += length
-    return fields
-
-
-def encode_fields(fields: Fields) -> bytes:
-    """Return the message of these fields."""
-    chunks = []
-    for number, kind, value in fields:
-        chunks.append(varint(number << 3 | kind))
-        chunks.append(varint(value) if isinstance(value, int) else (varint(len(value)) if kind == 2 else b"") + value)
-    return b"".join(chunks)
-
-
 def messages_in(data: bytes, *numbers: int) -> Iterator[tuple[tuple[int, ...], bytes]]:
     """Yield the messages that fields of these numbers, one in the other, hold, and the path to each."""
     if not numbers:
@@ -74,11 +44,11 @@ def messages_in(data: bytes, *numbers: int) -> Iterator[tuple[tuple[int, ...], b
 def replace_value(data: bytes, path: Sequence[int], value: int | bytes) -> bytes:
     """Return the message with another value in the field at a path."""
     fields = decode_fields(data)
-    number, kind, old_value = fields[path[0]]
+    number, wire_type, old_value = fields[path[0]]
     if len(path) > 1:
         assert isinstance(old_value, bytes)
         value = replace_value(old_value, path[1:], value)
-    fields[path[0]] = number, kind, value
+    fields[path[0]] = number, wire_type, value
     return encode_fields(fields)
 
 
@@ -125,8 +95,8 @@ def _slots_of_body(nodes: Sequence[tuple[tuple[int, ...], bytes]], names: Sequen
 def _number_slots(node: bytes) -> Iterator[Slot]:
     """Yield the slots of a node's attributes: whole numbers, also in lists, bools, and the numbers of tensors."""
     for path, value in messages_in(node, 5, 2):
-        for k, (number, kind, content) in enumerate(decode_fields(value)):
-            if number in (3, 5) and kind == 0:
+        for k, (number, wire_type, content) in enumerate(decode_fields(value)):
+            if number in (3, 5) and wire_type == VARINT:
                 yield Slot((*path, k), "number", _numbers_near(content))
         for inner_path, numbers in messages_in(value, 1):
             for k, (number, _, content) in enumerate(decode_fields(numbers)):

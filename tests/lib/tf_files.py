@@ -64,6 +64,49 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
             return value, position
 
 
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+Fields = list[tuple[int, int, int | bytes]]
+"""Number, wire type and value of each field of a message: an integer for VARINT, else bytes."""
+
+
+def decode_fields(data: bytes) -> Fields:
+    """Return the fields of a message; ValueError if it is none."""
+    fields: Fields = []
+    position = 0
+    try:
+        while position < len(data):
+            tag, position = read_varint(data, position)
+            number, wire_type = tag >> 3, tag & 7
+            if wire_type not in (VARINT, FIXED64, BYTES, FIXED32) or not number:
+                raise ValueError("a field has another wire type, or no number")
+            if wire_type == VARINT:
+                value, position = read_varint(data, position)
+                fields.append((number, wire_type, value))
+                continue
+            length = 8 if wire_type == FIXED64 else 4
+            if wire_type == BYTES:
+                length, position = read_varint(data, position)
+            start, position = position, position + length
+            if position > len(data):
+                raise ValueError("a field goes on past the end")
+            fields.append((number, wire_type, data[start:position]))
+    except IndexError:
+        raise ValueError("a varint goes on past the end") from None
+    return fields
+
+
+def encode_fields(fields: Fields) -> bytes:
+    """Return the message of these fields."""
+    message = bytearray()
+    for number, wire_type, value in fields:
+        message += varint(number << 3 | wire_type)
+        if isinstance(value, int):
+            message += varint(value)
+        else:
+            message += (varint(len(value)) if wire_type == BYTES else b"") + value
+    return bytes(message)
+
+
 def field(number: int, value: int | float | bytes | str) -> bytes:
     """A varint, 4 bytes of a float, or bytes."""
     if isinstance(value, int):
