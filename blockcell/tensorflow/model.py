@@ -23,7 +23,7 @@ _EXPECTED = (
     " a frozen graph (.pb, .pbtxt), a .meta or a .pbmm"
 )
 _KERAS = "it is a model of Keras': pass its path to blockcell.convert.from_keras"
-_OTHERS = {  # what people also have, by its ending
+_HINTS = {  # for files of other programs, by their endings
     ".h5": _KERAS,
     ".hdf5": _KERAS,
     ".keras": _KERAS,
@@ -34,9 +34,11 @@ _OTHERS = {  # what people also have, by its ending
     ".npz": "blockcell.load reads what layer.save wrote",
     ".safetensors": "blockcell.load reads what layer.save wrote",
 }
-_STATE = re.compile(rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE)
+_CHECKPOINT_PATH = re.compile(
+    rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE
+)
 _SHARD = re.compile(r"-(\?{5}|\d{5})-of-(\d{5})\Z")  # what follows the name of a checkpoint in V1 format, if anything
-_LONGEST_STATE = 2**20  # bytes of the file 'checkpoint'
+_MOST_BYTES = 2**20  # of the file 'checkpoint'
 
 
 class Model:
@@ -101,30 +103,12 @@ def open(path: str | os.PathLike[str]) -> Model:
     if not isinstance(name, str):
         raise TypeError(f"open: path is of type {type(path).__name__}; expected text or a path")
     if os.path.isdir(name):
-        return Model(name, *_in_folder(name))
-    folder = Folder(os.path.dirname(name))
-    prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
-    if prefix != name or (not os.path.exists(name) and os.path.exists(f"{name}.index")):
-        return Model(name, _graph_of(folder, prefix), checkpoint.read(folder, prefix))
-    if (_SHARD.search(name) or not os.path.exists(name)) and (files := _shards(name)):
-        return Model(name, _graph_of(folder, _SHARD.sub("", name)), checkpoint.read_old(*map(folder.file, files)))
-    if not os.path.exists(name) and os.path.exists(f"{name}.meta"):
-        raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
-    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and os.path.exists(name):
-        return Model(name, *_in_folder(os.path.dirname(name)))
-    if name.endswith(".meta"):
-        return Model(name, [graphs.read_meta(File(name))], _variables_of(folder, name.removesuffix(".meta")))
-    file = File(name)
-    if is_table(file):
-        return Model(name, _graph_of(folder, name), checkpoint.read_old(file))
-    if name.endswith(".pbmm"):
-        return Model(name, [graphs.read_package(file)], None)
-    if name.endswith((".pb", ".pbtxt")):
-        return Model(name, [graphs.read(binary(file, "Graph") if name.endswith("txt") else file)], None)
-    raise FormatError(f"{name} is of an unknown kind; {_OTHERS.get(os.path.splitext(name)[1].lower(), _EXPECTED)}")
+        return Model(name, *_read_folder(name))
+    return Model(name, *(_read_checkpoint(name) or _read_graph(name)))
 
 
-def _in_folder(path: str) -> tuple[list[Graph], Variables]:
+def _read_folder(path: str) -> tuple[list[Graph], Variables]:
+    """Read a SavedModel, or the checkpoint that a file 'checkpoint' names."""
     folder = Folder(path)
     saved, text, state = (os.path.join(path, name) for name in ("saved_model.pb", "saved_model.pbtxt", "checkpoint"))
     if os.path.exists(saved) or os.path.exists(text):
@@ -133,12 +117,43 @@ def _in_folder(path: str) -> tuple[list[Graph], Variables]:
         variables = checkpoint.read(folder, prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
         return graphs.read_saved_model(file), variables
     if os.path.exists(state):
-        prefix = _last(path, folder.file(state))
+        prefix = _last_checkpoint(path, folder.file(state))
         return _graph_of(folder, _SHARD.sub("", prefix)), _checkpoint(folder, prefix)
-    endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_OTHERS)
+    endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_HINTS)
     names = [name for name in sorted(os.listdir(path)) if name.lower().endswith(endings)]
     hint = f"there is {names[0]}: open that" if names else _EXPECTED
     raise FormatError(f"{path} has neither 'saved_model.pb' nor 'checkpoint'; {hint}")
+
+
+def _read_checkpoint(name: str) -> tuple[list[Graph], Variables] | None:
+    """Read a checkpoint of several files by its name or by one of them; return None if it is none of these."""
+    folder, exists = Folder(os.path.dirname(name)), os.path.exists(name)
+    prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
+    if prefix != name or (not exists and os.path.exists(f"{name}.index")):
+        return _graph_of(folder, prefix), checkpoint.read(folder, prefix)
+    shards = _shards(name) if _SHARD.search(name) or not exists else []
+    if shards:
+        return _graph_of(folder, _SHARD.sub("", name)), checkpoint.read_old(*map(folder.file, shards))
+    if not exists and os.path.exists(f"{name}.meta"):
+        raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
+    return None
+
+
+def _read_graph(name: str) -> tuple[list[Graph], Variables | None]:
+    """Read a file that is a graph or a V1 checkpoint, with what lies beside it."""
+    folder = Folder(os.path.dirname(name))
+    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and os.path.exists(name):
+        return _read_folder(os.path.dirname(name))
+    if name.endswith(".meta"):
+        return [graphs.read_meta(File(name))], _variables_of(folder, name.removesuffix(".meta"))
+    file = File(name)
+    if is_table(file):
+        return _graph_of(folder, name), checkpoint.read_old(file)
+    if name.endswith(".pbmm"):
+        return [graphs.read_package(file)], None
+    if name.endswith((".pb", ".pbtxt")):
+        return [graphs.read(binary(file, "Graph") if name.endswith("txt") else file)], None
+    raise FormatError(f"{name} is of an unknown kind; {_HINTS.get(os.path.splitext(name)[1].lower(), _EXPECTED)}")
 
 
 def _checkpoint(folder: Folder, prefix: str) -> Variables:
@@ -172,11 +187,11 @@ def _graph_of(folder: Folder, prefix: str) -> list[Graph]:
     return [graphs.read_meta(folder.file(name))] if os.path.exists(name) else []
 
 
-def _last(folder: str, file: File) -> str:
+def _last_checkpoint(folder: str, file: File) -> str:
     """Return the name of the last checkpoint in a folder, by the file 'checkpoint'."""
-    if len(file) > _LONGEST_STATE:
-        raise file.error(_LONGEST_STATE, "it goes on", "expected a short text that names a checkpoint")
-    match = _STATE.search(file.buffer)
+    if len(file) > _MOST_BYTES:
+        raise file.error(_MOST_BYTES, "it goes on", "expected a short text that names a checkpoint")
+    match = _CHECKPOINT_PATH.search(file.buffer)
     if match is None:
         raise file.error(0, "it has no model_checkpoint_path", "open the checkpoint by its name without .index")
     name = unescaped(match[2]).decode("utf-8", "replace")
@@ -191,6 +206,7 @@ def _last(folder: str, file: File) -> str:
 
 
 def _constants(graphs: Sequence[Graph]) -> Variables:
+    """Return the constants of frozen graphs, by the names of their nodes."""
     stored: dict[str, Stored] = {}
     skipped: dict[str, str] = {}
     for graph in graphs:

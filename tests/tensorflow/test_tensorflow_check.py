@@ -72,9 +72,10 @@ def test_large_weights_amplify_rounding_errors(tmp_path):
 
 def change_weight(monkeypatch, found, role, change):
     """Give the layer another weight than the nodes have."""
-    monkeypatch.setattr(found, "_parts", found._parts or dict(found._sources))
-    source = found._sources[role]
-    monkeypatch.setitem(found._sources, role, source._replace(read=lambda more: change(source.read(more))))
+    definition = found._definition
+    monkeypatch.setattr(definition, "step_sources", definition.step_sources or dict(definition.sources))
+    source = definition.sources[role]
+    monkeypatch.setitem(definition.sources, role, source._replace(read=lambda more: change(source.read(more))))
 
 
 def swapped(first, second, count):
@@ -117,9 +118,9 @@ def test_a_wrong_layer_fails(tmp_path, monkeypatch, kind, scale):
 def test_a_wrong_attribute_fails(tmp_path, monkeypatch, scale, bias_scale):
     """Also where nearly all gates are saturated by large weights or large biases."""
     found = cell_of(tmp_path, "BlockLSTM", scale, bias_scale)
-    step = found._step
+    step = found._definition.step
     known = dict(found.attributes)
-    monkeypatch.setattr(found, "_step", lambda weights, x, state, attributes: step(weights, x, state, known))
+    monkeypatch.setattr(found._definition, "step", lambda weights, x, state, attributes: step(weights, x, state, known))
     assert found.check().ok
     for name, value in {"forget_bias": 0.0, "cell_clip": 0.5}.items():
         with monkeypatch.context() as patch:

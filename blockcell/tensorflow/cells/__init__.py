@@ -9,15 +9,52 @@ with the nodes of the graph in float64; `Cells.layer` stacks the layers of all c
 
 A folder imports from those above it, and from ``blockcell.tensorflow``:
 
-==================  ===========================================================================================
-``graph/``          what ops do, the graph read backwards, loops, array slices, activations
-``weights/``        variables and constants, names in checkpoints, slices of kernels, sums of gates
-``cell/``           a cell that was found, its layer, and the check of the layer against the nodes
-``patterns/``       LSTM, GRU and RNN of many nodes, as TensorFlow, Keras and cuDNN write them
-``search/``         block ops, cells of many nodes, cells of checkpoints without graph; refusals and their reasons
-``structure/``      sequences, directions, merged outputs, initial states, stacks of layers
-``find_cells.py``   all cells of a model, with their names and connections
-==================  ===========================================================================================
+================================  =============================================================================
+``graph/``
+``op_table.py``                   what each op does: activations, arrays, lists, why an op is in no cell
+``graph_reader.py``               a graph read backwards, into functions and out of them, with a limit of steps
+``while_loops.py``                loops of TensorFlow 1 (Enter to Exit) and 2 (While), and their variables
+``array_slices.py``               what Split, StridedSlice and such take of an array
+``activations.py``                which activation some nodes are
+
+``weights/``
+``weight_sources.py``             variables and constants, whole, joined, split or converted
+``saver_names.py``                names of a graph's variables in its checkpoint
+``weight_slices.py``              slices of kernels and biases, joined to the weights of a layer
+``gate_sums.py``                  products, biases and numbers before the activation of a gate
+
+``cell/``
+``layer_check.py``                a layer compared with nodes, on random rows; the bound of its error
+``cell_definition.py``            class, weights and attributes of a cell; shapes that do not fit
+``node_evaluation.py``            the nodes of a step, computed in float64
+``found_cell.py``                 `Found`: the layer of a cell, and its check
+
+``patterns/``                     variants of a cell, each matched from the last node of its step
+``pattern.py``                    what all patterns share
+``lstm.py``, ``gru.py``           with their variants: projection, peepholes, coupled gates, reset after
+``rnn.py``                        an RNN of one product
+
+``search/``
+``block_ops.py``                  cells that are one op, such as BlockLSTM
+``recurrences.py``                cycles of nodes with weights
+``refusals.py``                   why what resembles a cell is none
+``subgraphs.py``                  cells of many nodes
+``checkpoint_names.py``           cells of a checkpoint without graph, by names and shapes
+
+``structure/``
+``directions.py``                 forward or reversed: the reversals of time between cells
+``sequence_steps.py``             one node back along a sequence, with its lengths and masks
+``sequences.py``                  which sequence a cell reads, through loops, reversals and joins
+``initial_states.py``             states before the first step
+``output_merges.py``              how outputs of cells are concatenated or merged
+``layer_stack.py``                `Cells`: the layer of all cells, or why they are not one stack
+
+``find_cells.py``                 all cells of a model, or none; their copies, names and connections
+================================  =============================================================================
+
+Below all this, ``blockcell/tensorflow/`` reads files: a field of protobuf in binary ``wire.py``, in text ``text.py``;
+graphs and functions ``graphs.py``, tensors ``tensors.py``, checkpoints ``checkpoint.py``, ``table.py`` and
+``slices.py``, objects of TensorFlow 2 ``objects.py``; which format a path is ``model.py``.
 """
 
 from .cell.found_cell import Found

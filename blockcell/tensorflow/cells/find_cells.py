@@ -1,16 +1,19 @@
 """Find all cells of a model: search each graph, connect the cells, merge copies, and name them.
 
-In come graphs and variables; out go `Cells`, in which the cells that others read come first.
+In come graphs and variables; out go `Cells`, in which the cells that others read come first. A model without any cell
+gives none, without an error; `search/` decides what a cell is.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ..graphs import Graph
 from ..variables import Variables
-from .cell.found_cell import Found, InitialState
+from .cell.cell_definition import CellDefinition, CellInGraph
+from .cell.found_cell import CellLinks, Found, InitialState, SequenceOrigin
 from .graph.graph_reader import GraphReader, Place, UnknownValue
 from .search.block_ops import BLOCKS, read_block_op
 from .search.checkpoint_names import search_names
@@ -27,78 +30,138 @@ _MOST_SELECTIONS = 4  # places from a state back to the step before, which a mas
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"
 )
+_CellPair = tuple[CellDefinition, CellDefinition]
+
+
+class _ConnectedCell(NamedTuple):
+    """A cell of a graph, with what comes before it."""
+
+    definition: CellDefinition
+    reverse: bool | None = None
+    input_cells: tuple[CellDefinition, ...] = ()
+    """The cells whose h is x, each by its first step."""
+    input_origins: frozenset[SequenceOrigin] = frozenset()
+    initial_states: tuple[InitialState, ...] = ()
+
+
+class _GraphCells(NamedTuple):
+    """The cells of a graph, and pairs of cells whose outputs a node concatenates or merges."""
+
+    cells: list[_ConnectedCell]
+    concatenated: set[_CellPair]
+    merged: set[_CellPair]
+
+
+class _CopyGroup(NamedTuple):
+    """A cell with its copies: steps of an unrolled cell, and nodes in several functions, all in one direction."""
+
+    copies: list[_ConnectedCell]
+    input_groups: tuple[int, ...]
+    """The numbers of the groups whose h is x."""
+    input_varies: bool
+    """Whether the copies do not read the same groups."""
+
+    def links(self, names: Mapping[int, str]) -> CellLinks:
+        """Return what comes before the cell, by the names of groups."""
+        initial_states = self.copies[0].initial_states
+        if len({tuple(state.name for state in cell.initial_states) for cell in self.copies}) > 1:
+            initial_states = (InitialState("several states, of its runs"),)
+        origins = [cell.input_origins for cell in self.copies if cell.reverse is not None]
+        input_from = tuple(names[number] for number in self.input_groups)
+        return CellLinks(
+            self.copies[0].reverse, input_from, self.input_varies, frozenset().union(*origins), initial_states
+        )
 
 
 def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
     """Find the cells of graphs, or without a graph by names of variables; a frozen graph has no variables."""
     if not graphs and variables is not None:
-        return Cells({cell.name: cell for cell in search_names(variables)})
-    cells: list[Found] = []
-    for k, graph in enumerate(graphs):
-        sources = trace_weights(graph, variables)
-        nodes = sources.reader.all_nodes()
-        graph_cells = [read_block_op(sources, body, node) for body, node in nodes if node.op in BLOCKS]
-        graph_cells += search_subgraphs(sources, {name for cell in graph_cells for name in cell.weights.values()})
-        _connect_cells(sources, k, graph_cells)
-        cells += graph_cells
-    return Cells(_name_cells(_order_by_inputs(_merge_copies(cells))))
+        return Cells({scope: Found(scope, definition) for scope, definition in search_names(variables).items()})
+    by_graph = [_search_graph(trace_weights(graph, variables), k) for k, graph in enumerate(graphs)]
+    groups = _merge_copies([cell for graph_cells in by_graph for cell in graph_cells.cells])
+    names = _name_groups({number: groups[number].copies[0] for number in _order_by_inputs(groups)})
+    found_cells = {}
+    for number, name in names.items():
+        copies = groups[number].copies
+        cell_nodes = [node for cell in copies for node in cell.definition.nodes]
+        found_cells[name] = Found(name, copies[0].definition, cell_nodes, groups[number].links(names))
+    name_by_cell = {cell.definition: names[k] for k, group in enumerate(groups) for cell in group.copies}
+    concatenated = [pair for graph_cells in by_graph for pair in graph_cells.concatenated]
+    merged = [pair for graph_cells in by_graph for pair in graph_cells.merged]
+    return Cells(
+        found_cells,
+        {(name_by_cell[left], name_by_cell[right]) for left, right in concatenated},
+        {(name_by_cell[left], name_by_cell[right]) for left, right in merged},
+    )
 
 
-def _connect_cells(sources: WeightSources, graph_number: int, cells: Iterable[Found]) -> None:
+def _search_graph(sources: WeightSources, graph_number: int) -> _GraphCells:
+    """Find the cells of a graph: block ops, and cells of many nodes that have other weights."""
+    nodes = sources.reader.all_nodes()
+    cells = [read_block_op(sources, body, node) for body, node in nodes if node.op in BLOCKS]
+    cells += search_subgraphs(sources, {name for cell in cells for name in cell.weights.values()})
+    return _connect_cells(sources, graph_number, cells)
+
+
+# --------------------------------------------------------------------------------------------------------- connections
+def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[CellDefinition]) -> _GraphCells:
     """Find the direction, the inputs, the merged outputs and the initial states of the cells in a graph."""
     reader, state_reader = sources.reader, InitialStates(sources)
-    chains = _chain_steps(reader, [cell for cell in cells if cell.refused is None and cell.in_graph is not None])
-    runs = [CellRun([cell.in_graph for cell in chain if cell.in_graph is not None]) for chain in chains]
+    in_graph = {cell: cell.in_graph for cell in cells if cell.refusal is None and cell.in_graph is not None}
+    chains = _chain_steps(reader, in_graph)
+    runs = [CellRun([in_graph[cell] for cell in chain]) for chain in chains]
     sequences = Sequences(reader, runs)
+    connected: dict[CellDefinition, _ConnectedCell] = {}
     for chain, run in zip(chains, runs, strict=True):
         parts = run.input_parts or ()
         input_cells = [chains[part.source][0] for part in parts if isinstance(part.source, int) and not part.made_of]
         places = [(part.source, part.axis) for part in parts if not isinstance(part.source, int)]
-        first_step = chain[0].in_graph
-        initial_states = () if first_step is None else state_reader.read(first_step, chain[0].state_sizes)
+        is_known = run.reversals is not None and not places
+        initial_states = state_reader.read(in_graph[chain[0]], chain[0].state_sizes)
         for cell in chain:
-            cell.initial_states = initial_states
-            cell.reverse = None if run.reversals is None else bool(run.reversals)
-            if run.reversals is not None and not places:
-                cell.input_cells = tuple(input_cells)
-            cell.input_origins = frozenset((graph_number, *place) for place in places)
+            connected[cell] = _ConnectedCell(
+                cell,
+                None if run.reversals is None else bool(run.reversals),
+                tuple(input_cells) if is_known else (),
+                frozenset((graph_number, *place) for place in places),
+                initial_states,
+            )
     merges = OutputMerges(reader, sequences)
-    for left, right in merges.concatenated:
-        chains[left][0].concatenated_after.add(chains[right][0])
-    for left, right in merges.merged:
-        chains[left][0].merged_with.add(chains[right][0])
+    concatenated, merged = (
+        {(chains[left][0], chains[right][0]) for left, right in pairs} for pairs in (merges.concatenated, merges.merged)
+    )
+    return _GraphCells([connected.get(cell, _ConnectedCell(cell)) for cell in cells], concatenated, merged)
 
 
-def _chain_steps(reader: GraphReader, cells: Iterable[Found]) -> list[list[Found]]:
+def _chain_steps(reader: GraphReader, in_graph: Mapping[CellDefinition, CellInGraph]) -> list[list[CellDefinition]]:
     """Chain the steps of each unrolled cell in their order; any other cell is a chain by itself."""
-    groups: dict[tuple[object, ...], list[Found]] = {}
-    for cell in cells:
+    groups: dict[tuple[object, ...], list[CellDefinition]] = {}
+    for cell in in_graph:
         groups.setdefault(_identity(cell), []).append(cell)
     chains = []
     for group in groups.values():
-        cell_by_h = {cell.in_graph.h: cell for cell in group if cell.in_graph is not None}
-        followers: dict[Found, list[Found]] = {}
+        cell_by_h = {in_graph[cell].h: cell for cell in group}
+        followers: dict[CellDefinition, list[CellDefinition]] = {}
         first_cells = []
         for cell in group:
-            assert cell.in_graph is not None
-            previous = None if cell.in_graph.state is None else _step_before(reader, cell.in_graph.state, cell_by_h)
+            state = in_graph[cell].state
+            previous = None if state is None else _step_before(reader, state, cell_by_h)
             if previous is None or previous is cell:
                 first_cells.append(cell)
             else:
                 followers.setdefault(previous, []).append(cell)
-        remaining = dict.fromkeys(group)
+        remaining = {*group}
         for cell in [*first_cells, *group]:
-            if cell not in remaining:
-                continue
-            del remaining[cell]
-            chains.append([cell])
-            while len(followers.get(chains[-1][-1], [])) == 1 and followers[chains[-1][-1]][0] in remaining:
-                chains[-1].append(followers[chains[-1][-1]][0])
-                del remaining[chains[-1][-1]]
+            chain, next_cells = [], [cell]
+            while len(next_cells) == 1 and next_cells[0] in remaining:
+                chain += next_cells
+                remaining.remove(chain[-1])
+                next_cells = followers.get(chain[-1], [])
+            chains += [chain] if chain else []
     return chains
 
 
-def _step_before(reader: GraphReader, state: Place, cell_by_h: Mapping[Place, Found]) -> Found | None:
+def _step_before(reader: GraphReader, state: Place, cell_by_h: Mapping[Place, CellDefinition]) -> CellDefinition | None:
     """Return the step that gives a state, also where a mask keeps an earlier state in finished rows."""
     waiting = [state]
     for _ in range(_MOST_SELECTIONS):
@@ -114,75 +177,71 @@ def _step_before(reader: GraphReader, state: Place, cell_by_h: Mapping[Place, Fo
     return None
 
 
-def _identity(cell: Found) -> tuple[object, ...]:
+# ------------------------------------------------------------------------------------------------------ copies, names
+def _identity(cell: CellDefinition) -> tuple[object, ...]:
+    """Return what all copies of a cell have in common."""
     weights = tuple(cell.weights.items()) or cell.nodes
-    return cell.kind, weights, tuple(cell.attributes.items()), cell_scope(cell), cell.refused
+    return cell.tf_class, weights, tuple(cell.attributes.items()), _cell_scope(cell), cell.refusal
 
 
-def _merge_copies(cells: Iterable[Found]) -> list[Found]:
-    """Merge the steps of an unrolled cell, and copies in other functions, to one cell for each direction."""
-    groups: dict[tuple[object, ...], dict[bool | None, list[Found]]] = {}
+def _merge_copies(cells: Iterable[_ConnectedCell]) -> list[_CopyGroup]:
+    """Group the steps of an unrolled cell, and copies in other functions, to one group for each direction."""
+    by_identity: dict[tuple[object, ...], dict[bool | None, list[_ConnectedCell]]] = {}
     for cell in cells:
-        groups.setdefault(_identity(cell), {}).setdefault(cell.reverse, []).append(cell)
-    same_cells: list[list[Found]] = []
-    for by_direction in groups.values():
+        by_identity.setdefault(_identity(cell.definition), {}).setdefault(cell.reverse, []).append(cell)
+    groups: list[list[_ConnectedCell]] = []
+    for by_direction in by_identity.values():
         unknown = by_direction.pop(None, [])
         directions = [*by_direction.values()] or [[]]
         directions[0] += unknown
-        same_cells += directions
-    representative = {cell: copies[0] for copies in same_cells for cell in copies}
-    for copies in same_cells:
-        first = copies[0]
-        first.nodes = tuple(node for cell in copies for node in cell.nodes)
-        first.concatenated_after = {representative[after] for cell in copies for after in cell.concatenated_after}
-        first.merged_with = {representative[other] for cell in copies for other in cell.merged_with}
-        if len({tuple(start.name for start in cell.initial_states) for cell in copies}) > 1:
-            first.initial_states = (InitialState("several states, of its runs"),)
-        directed = [cell for cell in copies if cell.reverse is not None]
-        input_cells = {tuple(representative[below] for below in cell.input_cells) for cell in directed}
-        first.input_cells_vary = len(input_cells) > 1
-        first.input_cells = () if first.input_cells_vary else next(iter(input_cells), ())
-        first.input_origins = frozenset().union(*(cell.input_origins for cell in directed))
-    return [copies[0] for copies in same_cells]
+        groups += directions
+    numbers = {cell.definition: number for number, group in enumerate(groups) for cell in group}
+    copy_groups = []
+    for group in groups:
+        inputs = {tuple(numbers[below] for below in cell.input_cells) for cell in group if cell.reverse is not None}
+        input_groups = inputs.pop() if len(inputs) == 1 else ()
+        copy_groups.append(_CopyGroup(group, input_groups, len(inputs) > 1))
+    return copy_groups
 
 
-def _order_by_inputs(cells: Iterable[Found]) -> list[Found]:
-    """Order cells so that each comes after the cells that it reads."""
-    done: dict[Found, None] = {}
-    for cell in cells:
-        waiting = [cell]
+def _order_by_inputs(groups: Sequence[_CopyGroup]) -> list[int]:
+    """Return the numbers of groups in such an order that each comes after the groups that it reads."""
+    done: dict[int, None] = {}
+    for number in range(len(groups)):
+        waiting = [number]
         while waiting:
-            below = [input_cell for input_cell in waiting[-1].input_cells if input_cell not in done]
+            below = [input_group for input_group in groups[waiting[-1]].input_groups if input_group not in done]
             if not below:
                 done[waiting.pop()] = None
             waiting += below
     return [*done]
 
 
-def cell_scope(cell: Found) -> str:
+def _cell_scope(cell: CellDefinition) -> str:
     """Return the scope of a cell's nodes, without the number at its end in which steps of one cell differ."""
     return re.sub(r"_\d+\Z", "", cell.nodes[0].rpartition("/")[0] or cell.nodes[0])
 
 
-def _name_cells(cells: Iterable[Found]) -> dict[str, Found]:
+def _name_groups(cells: Mapping[int, _ConnectedCell]) -> dict[int, str]:
     """Name cells by the scopes of their weights; cells that share weights, by the scopes of their nodes."""
-    cells = list(cells)
-    wanted: dict[str, list[Found]] = {}
-    for cell in cells:
-        first_weight = next(iter(cell.weights.values()), "").partition(" + ")[0].partition(", ")[0]
+    numbers_by_name: dict[str, list[int]] = {}
+    for number, cell in cells.items():
+        first_weight = next(iter(cell.definition.weights.values()), "").partition(" + ")[0].partition(", ")[0]
         scope, count = _ENDINGS.subn("", first_weight)
-        cell.name = scope if count else cell_scope(cell)
-        wanted.setdefault(cell.name, []).append(cell)
-    named: dict[str, Found] = {}
-    for name, group in wanted.items():
-        scopes = {cell_scope(cell) for cell in group}
-        for cell in group:
-            base = name if len(scopes) == 1 else cell_scope(cell)
-            base += " (reversed)" * (len(scopes) == 1 and len(group) > 1 and bool(cell.reverse))
+        numbers_by_name.setdefault(scope if count else _cell_scope(cell.definition), []).append(number)
+    names: dict[int, str] = {}
+    used: set[str] = set()
+    for name, numbers in numbers_by_name.items():
+        scopes = {_cell_scope(cells[number].definition) for number in numbers}
+        for number in numbers:
+            base = name if len(scopes) == 1 else _cell_scope(cells[number].definition)
+            if len(scopes) == 1 and len(numbers) > 1 and cells[number].reverse:
+                base += " (reversed)"
             k = 1
-            cell.name = base
-            while cell.name in named or (cell.name in wanted and cell.name != name):
+            unique = base
+            while unique in used or (unique in numbers_by_name and unique != name):
                 k += 1
-                cell.name = f"{base} ({k})"
-            named[cell.name] = cell
-    return named
+                unique = f"{base} ({k})"
+            used.add(unique)
+            names[number] = unique
+    return names

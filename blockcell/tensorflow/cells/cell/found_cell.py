@@ -1,11 +1,11 @@
 """A cell that was found: its kind, attributes and weights, and the layer that computes the same.
 
-In come the sources of weights and the step of its nodes; out go a layer and its check against the nodes.
+In come its definition and what comes before it in its graph; out go a layer and its check against the nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,56 +13,20 @@ import numpy as np
 from ....activations import Activation, canonical
 from ....errors import plain
 from ....layers import GRU, LSTM, RNN
-from ....optable import OPS, WEIGHTS, Array, Op, Tensor, lstm_weights, sizes_of
+from ....optable import WEIGHTS, Array
 from ..graph.graph_reader import Place
 from ..weights.weight_sources import AVERAGE, WeightSource
-from .layer_check import Check, State, Weights, compare, draw_rows
+from .cell_definition import CellDefinition, block_sizes
+from .layer_check import Check, Weights, compare, draw_rows
 
 SequenceOrigin = tuple[int, Place, int | None]
 """The number of a graph, a place in it, and the axis of time there."""
-Step = Callable[[Weights, Array, State, Mapping[str, Any]], State]
-"""Computes one step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
 
-FLOATS = ("float16", "float32", "float64", "bfloat16")
-_WHOLE = 2**20  # entries of the largest kernel that is checked as a whole
-_UNITS = 64  # inputs and cells that are checked of a larger one
-_EPS = 24.0  # the bound of `blockcell verify` for sequences, which is for I + H up to 256
-_DEPTH = 256
-_MOST_OFF = 1e-6  # of the largest entry, in float64, where rounding gives 1e-15 and another cell some tenths
-
-
-class _CellKind(NamedTuple):
-    """A kind of cell."""
-
-    layer: type[LSTM | GRU | RNN]
-    op: Op
-    main: str
-    """The weight that tells the sizes and the dtype."""
-
-
-_CELL_KINDS = {
-    "LSTM": _CellKind(LSTM, OPS["BlockLSTM"], "w"),
-    "GRU": _CellKind(GRU, OPS["block_gru"], "w_c"),
-    "GRU that resets after": _CellKind(GRU, OPS["block_gru_reset_after"], "w_c"),
-    "RNN": _CellKind(RNN, OPS["block_rnn"], "w"),
-}
-
-
-class CellInGraph(NamedTuple):
-    """The nodes of a cell in a graph, for one step or for all steps."""
-
-    body: str
-    x: Place
-    states: tuple[Place, ...]
-    """The states before the step: h, or cs and h."""
-    h: Place
-    all_steps: bool = False
-    """Whether the node is an op that runs over all steps."""
-
-    @property
-    def state(self) -> Place | None:
-        """The place of h before the step; None for an op that runs over all steps."""
-        return None if self.all_steps else self.states[-1]
+_LARGE_KERNEL = 2**20  # entries; of a larger one, a part is checked
+_CHECKED_UNITS = 64  # inputs and cells that are checked of a large kernel
+_LEAST_BOUND = 24.0  # eps: the bound of `blockcell verify` for sequences, which is for I + H up to _BOUNDED_SIZE
+_BOUNDED_SIZE = 256
+_LARGEST_ERROR = 1e-6  # of the largest entry, in float64, where rounding gives 1e-15 and another cell some tenths
 
 
 class InitialState(NamedTuple):
@@ -79,6 +43,23 @@ class InitialState(NamedTuple):
             return None
         rows = self.source.read("").reshape(-1, self.size)
         return rows if rows.any() else None
+
+
+class CellLinks(NamedTuple):
+    """What comes before a cell in its graph; the defaults are for a bare checkpoint."""
+
+    reverse: bool | None = None
+    input_from: tuple[str, ...] = ()
+    """The names of the cells whose h is x."""
+    input_varies: bool = False
+    """Whether the cell runs several times, and does not read the same cells each time."""
+    input_origins: frozenset[SequenceOrigin] = frozenset()
+    """Where x comes from, if from no cell."""
+    initial_states: tuple[InitialState, ...] = ()
+    """The states before the first step."""
+
+
+_UNLINKED = CellLinks()
 
 
 class Found:
@@ -112,95 +93,25 @@ class Found:
     """
 
     def __init__(
-        self,
-        name: str,
-        kind: str,
-        nodes: Sequence[str] = (),
-        *,
-        cell: str = "LSTM",
-        sources: Mapping[str, WeightSource] | None = None,
-        attributes: Mapping[str, Any] | None = None,
-        step: Step | None = None,
-        parts: Mapping[str, WeightSource] | None = None,
-        in_graph: CellInGraph | None = None,
-        refused: str | None = None,
+        self, name: str, definition: CellDefinition, nodes: Sequence[str] = (), links: CellLinks = _UNLINKED
     ) -> None:
-        self.name, self.kind, self.nodes = name, kind, tuple(nodes)
-        self._cell, self._sources, self._step = cell, dict(sources or {}), step
-        self._parts = parts  # the weights of the step, if not those of the layer
-        self.attributes = dict(attributes or {})
-        self.in_graph = in_graph
-        self.reverse: bool | None = None
-        self.input_cells: tuple[Found, ...] = ()
-        self.input_cells_vary = False
-        """Whether the cell runs several times, and does not read the same cells each time."""
-        self.concatenated_after: set[Found] = set()
-        """The cells whose h is concatenated after this cell's h, in all steps or else in the last one."""
-        self.merged_with: set[Found] = set()
-        """The cells whose h is added to this cell's h, multiplied with it or merged with it in another way."""
-        self.input_origins: frozenset[SequenceOrigin] = frozenset()
-        self.initial_states: tuple[InitialState, ...] = ()
-        """The states before the first step; empty in a bare checkpoint."""
-        self.input_size: int | None = None
-        self.hidden_size: int | None = None
-        self.output_size: int | None = None
-        self.dtype = next((source.dtype for source in self._sources.values()), "")
-        self.weights = {role: source.name for role, source in self._sources.items()}
-        reason = refused or self._misfit()
-        self.refused = None if reason is None else plain(reason)
-
-    def _misfit(self) -> str | None:
-        """Find the sizes, and return what is wrong with the weights; None if they fit."""
-        main, tensors = self._kind.main, {tensor.name: tensor for tensor in self._tensors}
-        for role, source in self._sources.items():
-            if missing := [leaf[1:] for leaf in source.leaves if leaf[0] == "?"]:
-                return f"{role} is the variable {missing[0]!r}, which is not in the checkpoint"
-            if source.dtype not in FLOATS:
-                return f"{role}, which is {source.name}, is of {source.dtype}; expected float32, float64 or float16"
-            if source.dtype != self.dtype:
-                return f"{role} is of {source.dtype}, and {main} of {self.dtype}"
-        form, shape = tensors[main].shape, self._sources[main].shape
-        rows, columns = shape if len(shape) == 2 else (0, 0)
-        hidden, remainder = divmod(columns, len(_blocks(form.split()[1], {"H": 1})))
-        sizes = {"H": hidden}
-        if "w_p" in self._sources:
-            sizes["P"] = [0, *self._sources["w_p"].shape][-1]
-        sizes["I"] = rows - sizes.get("P", hidden)
-        if remainder or min(sizes.values()) < 1:
-            expected = f"({form.replace(' ', ', ')})"
-            return f"{main}, which is {self.weights[main]}, has shape {shape}; expected {expected}"
-        for role, source in self._sources.items():
-            needed = sizes_of(tensors[role].shape, sizes)
-            if source.shape != needed:
-                where = f"{role}, which is {self.weights[role]}"
-                return f"{where}, has shape {source.shape}; expected {needed} beside {main} of shape {(rows, columns)}"
-        self.input_size, self.hidden_size, self.output_size = sizes["I"], hidden, sizes.get("P", hidden)
-        return None
-
-    @property
-    def _kind(self) -> _CellKind:
-        return _CELL_KINDS["GRU that resets after" if self.attributes.get("reset_after") else self._cell]
-
-    @property
-    def _tensors(self) -> tuple[Tensor, ...]:
-        """The weights that a cell of this kind may have."""
-        if self._cell != "LSTM":
-            return self._kind.op.weights
-        return lstm_weights(bool(self.attributes.get("coupled")), "w_p" in self._sources)
+        self.name, self.kind, self.nodes = name, definition.tf_class, tuple(nodes)
+        self.attributes, self.dtype, self.weights = definition.attributes, definition.dtype, definition.weights
+        sizes: tuple[int | None, ...] = definition.sizes or (None, None, None)
+        self.input_size, self.hidden_size, self.output_size = sizes
+        self.reverse, self.refused = links.reverse, definition.refusal
+        self.links, self._definition = links, definition
 
     @property
     def kernel_names(self) -> set[str]:
         """The names of the variables and constants that the kernels are made of."""
-        return {leaf for source in self._sources.values() if len(source.shape) == 2 for leaf in source.leaves}
+        kernels = [source for source in self._definition.sources.values() if len(source.shape) == 2]
+        return {leaf for kernel in kernels for leaf in kernel.leaves}
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
         """The sizes of cs, if there is one, and of h."""
-        return (self.hidden_size or 0, self.output_size or 0)[-self._count_of_states :]
-
-    @property
-    def _count_of_states(self) -> int:
-        return sum(tensor.kind == "state" for tensor in self._kind.op.inputs)
+        return self._definition.state_sizes
 
     @property
     def initial_state(self) -> dict[str, Array | None] | None:
@@ -210,14 +121,14 @@ class Found:
         all of it is zero, which is what layers begin with; if it is fed or computed, as `state_from` says; and if there
         is no graph. A layer does not keep it: pass it, with as many rows as x has, as ``state=``.
         """
-        names = ("cs", "h")[-self._count_of_states :]
-        read = {name: start.read() for name, start in zip(names, self.initial_states, strict=False)}
-        return None if all(array is None for array in read.values()) else read
+        names = self._definition.state_names
+        states = {name: state.read() for name, state in zip(names, self.links.initial_states, strict=False)}
+        return None if all(array is None for array in states.values()) else states
 
     @property
     def state_from(self) -> str | None:
         """What the state before the first step is, or comes from: variables, constants or nodes; None for zeros."""
-        states = [state for state in self.initial_states if state.source is None or state.read() is not None]
+        states = [state for state in self.links.initial_states if state.source is None or state.read() is not None]
         return ", ".join(dict.fromkeys(state.name for state in states if state.name)) or None
 
     @property
@@ -231,12 +142,12 @@ class Found:
 
         Dropout, for one, is not passed: what the graph computes is not h alone then.
         """
-        return tuple(cell.name for cell in self.input_cells)
+        return self.links.input_from
 
     @property
     def input(self) -> str | None:
         """The node that x comes from, if that is no cell and is known."""
-        return ", ".join(sorted({place.name for _, place, _ in self.input_origins})) or None
+        return ", ".join(sorted({place.name for _, place, _ in self.links.input_origins})) or None
 
     # ------------------------------------------------------------------------------------------------------ the layer
     def layer(
@@ -277,14 +188,17 @@ class Found:
             does not compute what the graph's nodes do.
         """
         backward = bool(self.reverse if reverse is None else reverse)
-        attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._read_weights(average)
-        eps = float(np.finfo(np.float64).eps)
-        if self.nodes and (off := self._compare(arrays, attributes, average, np.float64) * eps) > _MOST_OFF:
-            message = f"its layer does not compute what its nodes do: it is off by {off:.1g} of the largest entry"
-            raise ValueError(f"the cell {self.name!r}: {message}")
+        attributes = self._complete_attributes(forget_bias, cell_clip, proj_clip, activation)
+        arrays = self._read_weights(average)
+        if self.nodes:
+            eps = float(np.finfo(np.float64).eps)
+            error = self._compare(arrays, attributes, average, np.float64) * eps
+            if error > _LARGEST_ERROR:
+                message = f"its layer does not compute what its nodes do: it is off by {error:.1g} of the largest entry"
+                raise ValueError(f"the cell {self.name!r}: {message}")
         return self._make_layer(arrays, attributes, backward)
 
-    def _completed(
+    def _complete_attributes(
         self,
         forget_bias: float | None,
         cell_clip: float | None,
@@ -302,8 +216,9 @@ class Found:
             if value is None:
                 continue
             if name not in completed:
-                kind = "a GRU" if self._cell == "GRU" else f"an {self._cell}"
-                raise ValueError(f"{subject} is {kind}, which has no {name} to be given; leave {name} out")
+                article = "a" if self._definition.layer_kind == "GRU" else "an"
+                layer_kind = f"{article} {self._definition.layer_kind}"
+                raise ValueError(f"{subject} is {layer_kind}, which has no {name} to be given; leave {name} out")
             stored = completed[name]
             agrees = stored == value if name == "activation" else np.float32(stored or 0) == np.float32(value)
             if stored is not None and not agrees:
@@ -319,7 +234,7 @@ class Found:
 
     def _read_weights(self, average: bool) -> dict[str, Array]:
         """Read the weights, or their moving averages."""
-        return {role: self._read_weight(role, source, average) for role, source in self._sources.items()}
+        return {role: self._read_weight(role, source, average) for role, source in self._definition.sources.items()}
 
     def _read_weight(self, role: str, source: WeightSource, average: bool) -> Array:
         try:
@@ -332,26 +247,27 @@ class Found:
 
     def _first_units(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return the weights of the first inputs and units."""
-        first_weights = {}
         sizes = {"I": self.input_size or 0, "H": self.hidden_size or 0}
-        tensors = {tensor.name: tensor for tensor in self._tensors}
-        for role, array in arrays.items():
-            for axis, word in enumerate(tensors[role].shape.split()):
-                blocks = _blocks(word, sizes)
-                starts = np.cumsum([0, *blocks[:-1]])
-                parts = [slice(k, k + min(n, _UNITS)) for k, n in zip(starts, blocks, strict=True)]
-                array = np.concatenate([array[(slice(None),) * axis + (part,)] for part in parts], axis)
-            first_weights[role] = array
-        return first_weights
+
+        def first_indices(word: str) -> Array:
+            """Return the indices of the first entries of each block of a dimension, such as "I+H"."""
+            blocks = block_sizes(word, sizes)
+            starts = np.cumsum([0, *blocks[:-1]])
+            ranges = [start + np.arange(min(size, _CHECKED_UNITS)) for start, size in zip(starts, blocks, strict=True)]
+            return np.concatenate(ranges)
+
+        shapes = {tensor.name: tensor.shape.split() for tensor in self._definition.tensors}
+        return {role: array[np.ix_(*map(first_indices, shapes[role]))] for role, array in arrays.items()}
 
     def _make_layer(
         self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False
     ) -> LSTM | GRU | RNN:
-        dtype = arrays[self._kind.main].dtype
+        """Make the layer of arrays, in the dtype of its main weight."""
+        dtype = arrays[self._definition.main_weight].dtype
         weights = {role: np.require(array, dtype, ["A", "C"]) for role, array in arrays.items()}
         arguments: dict[str, Any] = {**weights, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
-        return self._kind.layer(**arguments)
+        return self._definition.layer_class(**arguments)
 
     # ------------------------------------------------------------------------------------------------------ the check
     def check(
@@ -382,25 +298,28 @@ class Found:
             the largest entry; or, if large weights amplify rounding errors more, 16 times what the rounding errors of
             float32 make of the step.
         """
-        attributes, arrays = self._completed(forget_bias, cell_clip, proj_clip, activation), self._read_weights(average)
-        return self._compare(arrays, attributes, average, arrays[self._kind.main].dtype)
+        attributes = self._complete_attributes(forget_bias, cell_clip, proj_clip, activation)
+        arrays = self._read_weights(average)
+        return self._compare(arrays, attributes, average, arrays[self._definition.main_weight].dtype)
 
     def _compare(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any) -> Check:
         """Compare the layer of a dtype with the cell's nodes."""
-        step = self._step
+        step, step_sources = self._definition.step, self._definition.step_sources
         assert step is not None
-        # what is projected comes from all cells
-        large = "w_p" not in arrays and max(array.size for array in arrays.values()) > _WHOLE
-        arrays, most = (self._first_units(arrays), _UNITS) if large else (arrays, max(self.state_sizes))
+        state_sizes = self.state_sizes
+        # a projection reads all cells, so that a part of them would not give its h
+        if "w_p" not in arrays and max(array.size for array in arrays.values()) > _LARGE_KERNEL:
+            arrays, state_sizes = self._first_units(arrays), tuple(min(size, _CHECKED_UNITS) for size in state_sizes)
         layer = self._make_layer({role: array.astype(dtype) for role, array in arrays.items()}, attributes)
-        sizes = [layer.input_size, *(min(size, most) for size in self.state_sizes)]
-        kinds = {tensor.name: tensor.kind for tensor in self._tensors}
-        by_kind = {kind: [array for role, array in arrays.items() if kinds[role] == kind] for kind in WEIGHTS}
+        kind_by_role = {tensor.name: tensor.kind for tensor in self._definition.tensors}
+        arrays_by_kind = {kind: [array for role, array in arrays.items() if kind_by_role[role] == kind]
+                          for kind in WEIGHTS}  # fmt: skip
         weights: Weights = {role: array.astype(np.float64) for role, array in arrays.items()}
-        if self._parts is not None:
-            weights = {name: self._read_weight(name, part, average) for name, part in self._parts.items()}
+        if step_sources is not None:
+            weights = {name: self._read_weight(name, source, average) for name, source in step_sources.items()}
         with np.errstate(all="ignore"):  # weights may be anything
-            rows = draw_rows(sizes, by_kind, dtype, may_overflow="exponential" in attributes.values())
+            rows = draw_rows([layer.input_size, *state_sizes], arrays_by_kind, dtype,
+                             may_overflow="exponential" in attributes.values())  # fmt: skip
             return compare(layer, lambda w, x, state: step(w, x, state, attributes), weights, rows, self._floor)
 
     @property
@@ -411,15 +330,15 @@ class Found:
     @property
     def _floor(self) -> float:
         """The least bound: 24 eps, more where I + H is more than 256; in float64 1e-13 of the largest entry."""
-        eps = 1e-13 / float(np.finfo(np.float64).eps) if self.dtype == "float64" else _EPS
-        return eps * max(1.0, ((self.input_size or 0) + (self.hidden_size or 0)) / _DEPTH)
+        bound = 1e-13 / float(np.finfo(np.float64).eps) if self.dtype == "float64" else _LEAST_BOUND
+        return bound * max(1.0, ((self.input_size or 0) + (self.hidden_size or 0)) / _BOUNDED_SIZE)
 
     def __repr__(self) -> str:
         sizes = "" if self.input_size is None else f" {self.input_size} -> {self.hidden_size}"
-        says = [f"{name}={format_attribute(value)}" for name, value in self.attributes.items()]
-        head = " ".join([f"{self.kind}{sizes}", self.dtype, *says, *["reversed"] * bool(self.reverse)]).rstrip()
-        below = f"; input: {', '.join(self.input_from)}" if self.input_cells else ""
-        return plain(f"<{self.name}: {head}{below}{'' if self.refused is None else f'; refused: {self.refused}'}>")
+        attributes = [f"{name}={format_attribute(value)}" for name, value in self.attributes.items()]
+        head = " ".join([f"{self.kind}{sizes}", self.dtype, *attributes, *["reversed"] * bool(self.reverse)]).rstrip()
+        inputs = f"; input: {', '.join(self.input_from)}" if self.input_from else ""
+        return plain(f"<{self.name}: {head}{inputs}{'' if self.refused is None else f'; refused: {self.refused}'}>")
 
 
 def format_attribute(value: Any) -> str:
@@ -429,8 +348,3 @@ def format_attribute(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({','.join(map(format_attribute, value))})"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _blocks(word: str, sizes: Mapping[str, int]) -> list[int]:
-    """Return the sizes of the blocks of a dimension: ``"I+H"`` has two blocks, and ``"4H"`` four."""
-    return [sizes[part[-1]] for part in word.split("+") for _ in range(int(part[:-1] or 1))]

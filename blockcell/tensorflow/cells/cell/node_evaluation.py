@@ -19,7 +19,7 @@ from ..graph.graph_reader import Place, UnknownValue
 from ..graph.op_table import graph_op
 from ..weights.gate_sums import GateSums
 from ..weights.weight_sources import WeightSource
-from .found_cell import FLOATS, Step
+from .cell_definition import FLOATS
 from .layer_check import ROWS, State, Weights
 
 _MOST_NODES = 300
@@ -169,11 +169,7 @@ class StepProgram:
         index = slice_index(self._reader, place, first)
         return lambda array: array[index], shape_of(first, index)
 
-    @property
-    def step(self) -> Step:
-        return self._step
-
-    def _step(self, sources: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
+    def step(self, sources: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
         """Compute a step; further inputs and units are zero. The graph has the attributes."""
         values = {place: sources[name] for place, name in self._leaves.items()}
         for place, array, size in zip(self._arguments, (x, *state), self._sizes, strict=True):

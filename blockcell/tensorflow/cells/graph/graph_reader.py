@@ -245,6 +245,13 @@ class GraphReader:
 
         return self._walk_to_ends(place, earlier), in_loop
 
+    def is_state_of(self, place: Place, ends: set[Place]) -> bool:
+        """Return whether a state may come from one of these places, as far as its origins are known."""
+        try:
+            return not ends.isdisjoint(self.state_origins(place)[0])
+        except UnknownValue:
+            return False
+
     def _is_own_condition(self, condition: Place, chosen: Iterable[Place]) -> bool:
         """Whether a condition is on the values that it selects, as in an activation, and not on lengths."""
         resolve = self.resolve_in_step

@@ -14,9 +14,9 @@ from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch
 from ..weights.weight_slices import join_slices
 from .pattern import (
     CellMatch,
+    CellStep,
     Operand,
     Refusal,
-    Step,
     UnambiguousCell,
     activation_attributes,
     describe_node,
@@ -85,12 +85,12 @@ def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h
     if inner is not None:
         sources["b_hc"] = join_biases([inner], hidden, sources["w_ru"].dtype)
     beside = all(pair[0].rows != "all" for pair in pairs)
-    kind = "Keras GRU" if not beside else "CudnnCompatibleGRUCell" if inner is not None else ""
+    tf_class = "Keras GRU" if not beside else "CudnnCompatibleGRUCell" if inner is not None else ""
     attributes = {} if inner is None else {"reset_after": True}
     attributes |= activation_attributes(c.activation, r.activation)
-    step, sizes = Step(end, (h_prev,), (end,)), (w_c[0][0].shape[0], hidden)
+    step, sizes = CellStep(end, (h_prev,), (end,)), (w_c[0][0].shape[0], hidden)
     kernels = kernel_sources([*pairs, operands])
-    return CellMatch("GRU", kind, operands[0].place, step, sources, kernels, sizes, attributes)
+    return CellMatch("GRU", tf_class, operands[0].place, step, sources, kernels, sizes, attributes)
 
 
 def _unknown_operands(sums: GateSums, candidate: Place) -> Refusal:

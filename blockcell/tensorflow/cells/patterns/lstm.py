@@ -18,8 +18,8 @@ from ..weights.weight_slices import WeightSlice, join_slices
 from .pattern import (
     CellCandidate,
     CellMatch,
+    CellStep,
     Refusal,
-    Step,
     activation_attributes,
     activation_name,
     gate_sums,
@@ -99,8 +99,8 @@ class LstmCandidate(CellCandidate):
         states = [k for k, operand in enumerate(self.operands) if operand.kernel.shape[0] == self._output]
         return states[0] if len(states) == 1 else None
 
-    def step(self, state: int) -> Step:
-        return Step(self.end, (self._cs_prev, self.operands[state].place), (self._cell.cs, self.end))
+    def step(self, state: int) -> CellStep:
+        return CellStep(self.end, (self._cs_prev, self.operands[state].place), (self._cell.cs, self.end))
 
     def match(self, state: int) -> CellMatch:
         coupled = "i" not in self._gates
@@ -126,10 +126,10 @@ class LstmCandidate(CellCandidate):
             **({"coupled": True} if coupled else {"gate_order": order}),
             **self._activations,
         }
-        kind = "" if self._joined else "Keras LSTM"
+        tf_class = "" if self._joined else "Keras LSTM"
         sizes = kernels[0][0].shape[0], self._hidden, self._output
         x = operands["ci"][0].place
-        return CellMatch("LSTM", kind, x, self.step(state), sources, self.kernels, sizes, attributes)
+        return CellMatch("LSTM", tf_class, x, self.step(state), sources, self.kernels, sizes, attributes)
 
     def _order(self) -> str:
         """Return the order of the gates in the kernel if layers have it, else "icfo", in which they are joined."""

@@ -29,7 +29,7 @@ class Refusal(Exception):
         self.is_weak, self.states = is_weak, states
 
 
-class Step(NamedTuple):
+class CellStep(NamedTuple):
     """One of the steps of a cell, which all have the same weights."""
 
     end: Place
@@ -43,11 +43,12 @@ class Step(NamedTuple):
 class CellMatch:
     """The nodes of a cell's step, all of which are understood."""
 
-    cell: str
-    kind: str
+    layer_kind: str
+    """"LSTM", "GRU" or "RNN"."""
+    tf_class: str
     """The class of TensorFlow or Keras, if the nodes show it, else ""."""
     x: Place
-    step: Step
+    step: CellStep
     sources: dict[str, WeightSource]
     kernels: dict[str, WeightSource]
     """The variables and constants of its products, by their names."""
@@ -109,7 +110,7 @@ class CellCandidate:
         """Return the number of the operand that is the state, if the shapes of the kernels or their names tell."""
         raise NotImplementedError
 
-    def step(self, state: int) -> Step:
+    def step(self, state: int) -> CellStep:
         """Return the step, whose state is the operand of this number."""
         raise NotImplementedError
 
@@ -128,7 +129,7 @@ class UnambiguousCell(CellCandidate):
     def guess_state(self) -> int:
         return 0
 
-    def step(self, state: int) -> Step:
+    def step(self, state: int) -> CellStep:
         return self._match.step
 
     def match(self, state: int) -> CellMatch:

@@ -12,7 +12,16 @@ from ..graph.activations import LINEAR, describe_unsupported
 from ..graph.graph_reader import Place
 from ..weights.gate_sums import Gate, GateSums, NoMatch
 from ..weights.weight_slices import join_slices
-from .pattern import CellCandidate, CellMatch, Refusal, Step, activation_name, get_operands, join_biases, kernel_sources
+from .pattern import (
+    CellCandidate,
+    CellMatch,
+    CellStep,
+    Refusal,
+    activation_name,
+    get_operands,
+    join_biases,
+    kernel_sources,
+)
 
 _NAMED = re.compile(r"(\A|/)(basic_)?rnn_cell(_\d+)?/(kernel|weights|Linear/Matrix)\Z")
 _KERAS = "recurrent_kernel"
@@ -44,8 +53,8 @@ class RnnCandidate(CellCandidate):
         states = [k for k, name in enumerate(names) if name.rpartition("/")[2] == _KERAS and square[k]]
         return states[0] if len(states) == 1 else None
 
-    def step(self, state: int) -> Step:
-        return Step(self.end, (self.operands[state].place,), (self.end,))
+    def step(self, state: int) -> CellStep:
+        return CellStep(self.end, (self.operands[state].place,), (self.end,))
 
     def match(self, state: int) -> CellMatch:
         x, h = self.operands[1 - state], self.operands[state]
@@ -55,10 +64,10 @@ class RnnCandidate(CellCandidate):
             raise Refusal(f"its state is of another size than what it gives, {rows} and {self._hidden}")
         sources = {"w": join_slices(kernels)}
         sources["b"] = join_biases([self._gate.sum], self._hidden, sources["w"].dtype)
-        kind = "" if self._joined else "Keras SimpleRNN"
+        tf_class = "" if self._joined else "Keras SimpleRNN"
         attributes = {"activation": self._gate.activation}
         sizes = kernels[0][0].shape[0], self._hidden
-        return CellMatch("RNN", kind, x.place, self.step(state), sources, self.kernels, sizes, attributes)
+        return CellMatch("RNN", tf_class, x.place, self.step(state), sources, self.kernels, sizes, attributes)
 
 
 def match_rnn(sums: GateSums, end: Place) -> RnnCandidate:

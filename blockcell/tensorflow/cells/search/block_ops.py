@@ -1,6 +1,6 @@
 """Cells that are one node, a block op: LSTMBlockCell, BlockLSTM, BlockLSTMV2 and GRUBlockCell.
 
-In come a node and the weights of its graph; out goes a `Found` with the step by the op's formula.
+In come a node and the weights of its graph; out goes a `CellDefinition` with the step by the op's formula.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from ....formulas import FORMULAS
 from ....optable import GATE_ORDERS, OPS, Array, Op
 from ...graphs import Node
-from ..cell.found_cell import CellInGraph, Found, Step
+from ..cell.cell_definition import CellDefinition, CellInGraph, StepFunction
 from ..cell.layer_check import State, Weights
 from ..graph.graph_reader import Place, UnknownValue
 from ..weights.weight_sources import WeightSource, WeightSources
@@ -22,11 +22,11 @@ BLOCKS = {name: OPS[name] for name in ("LSTMBlockCell", "BlockLSTM", "BlockLSTMV
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> Found:
-    """Make a cell of the node of a block op, or refuse it."""
+def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> CellDefinition:
+    """Define the cell that the node of a block op is, or refuse it."""
     op = BLOCKS[node.op]
-    cell = "GRU" if "w_ru" in {tensor.name for tensor in op.weights} else "LSTM"
-    refused = None
+    layer_kind = "GRU" if "w_ru" in {tensor.name for tensor in op.weights} else "LSTM"
+    refusal = None
     attributes: dict[str, Any] = {}
     sources: dict[str, WeightSource] = {}
     role, in_graph = "", None
@@ -43,11 +43,19 @@ def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> Found
         states = tuple(inputs[roles.index(tensor.name)] for tensor in op.inputs if tensor.kind == "state")
         in_graph = CellInGraph(body, inputs[roles.index("x")], states, h, op.sequence)
     except UnknownValue as unknown:
-        refused = f"{role} comes from {unknown}" if role else str(unknown)
-    if cell == "LSTM":
+        refusal = f"{role} comes from {unknown}" if role else str(unknown)
+    if layer_kind == "LSTM":
         attributes.setdefault("gate_order", next(key for key, gates in GATE_ORDERS.items() if gates == op.gates))
-    weights: dict[str, Any] = {"cell": cell, "sources": sources, "attributes": attributes}
-    return Found(node.name, node.op, [node.name], **weights, step=_step(op), in_graph=in_graph, refused=refused)
+    return CellDefinition(
+        node.op,
+        [node.name],
+        layer_kind=layer_kind,
+        sources=sources,
+        attributes=attributes,
+        step=_step(op),
+        in_graph=in_graph,
+        refusal=refusal,
+    )
 
 
 def _attributes(op: Op, node: Node) -> dict[str, Any]:
@@ -62,7 +70,8 @@ def _attributes(op: Op, node: Node) -> dict[str, Any]:
     return attributes
 
 
-def _step(op: Op) -> Step:
+def _step(op: Op) -> StepFunction:
+    """Return the function that computes a step by the formula of an op."""
     formula = FORMULAS[op.name]
 
     def step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:

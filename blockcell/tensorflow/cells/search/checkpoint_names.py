@@ -16,7 +16,7 @@ from ....convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
 from ....formulas import FORMULAS, activated, lstm_layer, sigmoid
 from ....optable import COUPLED_GATES, OPS, Array
 from ...variables import Variables, alike
-from ..cell.found_cell import Found
+from ..cell.cell_definition import CellDefinition
 from ..cell.layer_check import State, Weights
 from ..weights.weight_sources import AVERAGE, WeightSource
 from .refusals import refused_cell_name
@@ -30,11 +30,12 @@ _NO_CLIP = {"BasicLSTMCell"}  # it has no such argument
 _RECURRENT = "/recurrent_kernel"
 
 
-def search_names(variables: Variables) -> list[Found]:
-    """Find scopes with the names of a cell; forget_bias and cell_clip are None if the class does not fix them."""
+def search_names(variables: Variables) -> dict[str, CellDefinition]:
+    """Define a cell for each scope that has names of one; None is an attribute that the class does not fix."""
     names = [name for name in variables.stored if name not in variables.slots and not _SLOT.search(name)]
     scopes = [name.removesuffix(_RECURRENT) for name in names if name.endswith(_RECURRENT)]
-    cells = [cell for cell in (_keras_cell(variables, scope) for scope in scopes) if cell is not None]
+    keras_cells = {scope: _keras_cell(variables, scope) for scope in scopes}
+    cells = {scope: cell for scope, cell in keras_cells.items() if cell is not None}
     keras_names = {f"{scope}/{name}" for scope in scopes for name in ("kernel", "bias")}
     names = [name for name in names if name not in keras_names]
     for (scope, kind), roles in by_scope(names).items():
@@ -42,18 +43,18 @@ def search_names(variables: Variables) -> list[Found]:
         last = _OLDER.get(last, last)
         if not REQUIRED[kind] <= roles.keys() or (kind == "LSTM" and not _CELL.search(last)):
             continue
-        refused = _refusal(scope, kind, names)
+        refusal = _refusal(scope, names)
         sources = {role: _read_source(variables, name) for role, name in roles.items()}
         if kind == "LSTM":
-            cells.append(_lstm_cell(scope, last, sources, refused))
+            cells[scope] = _lstm_cell(last, sources, refusal)
         elif kind == "CudnnCompatibleGRU":
-            cells.append(_cudnn_gru(scope, sources, refused))
+            cells[scope] = _cudnn_gru(sources, refusal)
         elif kind == "RNN":
             rnn: dict[str, Any] = {"sources": sources, "attributes": {"activation": None}, "step": _rnn_step}
-            cells.append(Found(scope, "BasicRNNCell", cell="RNN", **rnn, refused=refused))
+            cells[scope] = CellDefinition("BasicRNNCell", layer_kind="RNN", **rnn, refusal=refusal)
         else:
-            arguments: dict[str, Any] = {"sources": _swap_by_shape(sources), "step": _gru_step, "refused": refused}
-            cells.append(Found(scope, "GRUCell", cell="GRU", **arguments))
+            gru: dict[str, Any] = {"sources": _swap_by_shape(sources), "step": _gru_step}
+            cells[scope] = CellDefinition("GRUCell", layer_kind="GRU", **gru, refusal=refusal)
     return cells
 
 
@@ -75,7 +76,7 @@ def _swap_by_shape(sources: dict[str, WeightSource]) -> dict[str, WeightSource]:
     return sources
 
 
-def _refusal(scope: str, kind: str, names: list[str]) -> str | None:
+def _refusal(scope: str, names: list[str]) -> str | None:
     """Return the reason to refuse a cell by its names; None if there is none."""
     cell_names = [name for name in names if name.startswith(f"{scope}/")]
     if refusal := refused_cell_name(scope):
@@ -87,26 +88,26 @@ def _refusal(scope: str, kind: str, names: list[str]) -> str | None:
     return None
 
 
-def _lstm_cell(scope: str, last: str, sources: dict[str, WeightSource], refused: str | None) -> Found:
-    """Make an LSTM, whose class the last part of its scope tells."""
-    kind = SCOPES.get(last, "LSTMCell")
-    coupled = kind == "CoupledInputForgetGateLSTMCell"
+def _lstm_cell(last: str, sources: dict[str, WeightSource], refusal: str | None) -> CellDefinition:
+    """Define an LSTM, whose class the last part of its scope tells."""
+    tf_class = SCOPES.get(last, "LSTMCell")
+    coupled = tf_class == "CoupledInputForgetGateLSTMCell"
     all_peepholes = ("wci", "wcf", "wco")[coupled:]
     peepholes = [role for role in ("wci", "wcf", "wco") if role in sources]
     sources.pop("b_p", None)
-    if refused is None and (*peepholes,) not in ((), all_peepholes):
-        refused = f"it has only {', '.join(peepholes)} of the peephole weights {', '.join(all_peepholes)}"
-    if refused is None and last not in SCOPES:
-        refused = "the order of its gates is unknown: the name is of none of TensorFlow's cells; open its graph (.meta)"
-    cudnn = kind == "CudnnCompatibleLSTMCell"
+    if refusal is None and (*peepholes,) not in ((), all_peepholes):
+        refusal = f"it has only {', '.join(peepholes)} of the peephole weights {', '.join(all_peepholes)}"
+    if refusal is None and last not in SCOPES:
+        refusal = "the order of its gates is unknown: the name is of none of TensorFlow's cells; open its graph (.meta)"
+    cudnn = tf_class == "CudnnCompatibleLSTMCell"
     attributes: dict[str, Any] = {
-        "forget_bias": FORGET_BIAS[kind] if cudnn else None,
-        "cell_clip": 0.0 if cudnn or kind in _NO_CLIP else None,
+        "forget_bias": FORGET_BIAS[tf_class] if cudnn else None,
+        "cell_clip": 0.0 if cudnn or tf_class in _NO_CLIP else None,
         "use_peephole": bool(peepholes),
         **({"proj_clip": None} if "w_p" in sources else {}),
         **({"coupled": True} if coupled else {"gate_order": "icfo"}),
     }
-    return Found(scope, kind, sources=sources, attributes=attributes, step=_lstm_step, refused=refused)
+    return CellDefinition(tf_class, sources=sources, attributes=attributes, step=_lstm_step, refusal=refusal)
 
 
 def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
@@ -126,16 +127,16 @@ def _gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str,
     return (FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **weights).h,)
 
 
-def _cudnn_gru(scope: str, sources: dict[str, WeightSource], refused: str | None) -> Found:
-    """Make a GRU that resets after the product, with two kernels for the candidate, one for x and one for h."""
+def _cudnn_gru(sources: dict[str, WeightSource], refusal: str | None) -> CellDefinition:
+    """Define a GRU that resets after the product, with two kernels for the candidate, one for x and one for h."""
     x, h = sources.pop("w_cx"), sources.pop("w_ch")
-    if refused is None and (len(x.shape) != 2 or len(h.shape) != 2 or x.shape[1] != h.shape[1]):
-        refused = f"the kernels of its candidate have the shapes {x.shape} and {h.shape}; expected (I, H) and (H, H)"
-    shape = (x.shape[0] + h.shape[0], h.shape[1]) if refused is None else ()
+    if refusal is None and (len(x.shape) != 2 or len(h.shape) != 2 or x.shape[1] != h.shape[1]):
+        refusal = f"the kernels of its candidate have the shapes {x.shape} and {h.shape}; expected (I, H) and (H, H)"
+    shape = (x.shape[0] + h.shape[0], h.shape[1]) if refusal is None else ()
     weights = {"w_ru": sources["w_ru"], "w_c": _combine([x, h], shape, lambda *kernels: np.concatenate(kernels))}
     weights |= {"b_ru": sources["b_ru"], "b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
-    arguments: dict[str, Any] = {"attributes": {"reset_after": True}, "step": _reset_after_step, "refused": refused}
-    return Found(scope, "CudnnCompatibleGRUCell", cell="GRU", sources=weights, **arguments)
+    arguments: dict[str, Any] = {"attributes": {"reset_after": True}, "step": _reset_after_step, "refusal": refusal}
+    return CellDefinition("CudnnCompatibleGRUCell", layer_kind="GRU", sources=weights, **arguments)
 
 
 def _reset_after_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
@@ -143,8 +144,8 @@ def _reset_after_step(weights: Weights, x: Array, state: State, attributes: Mapp
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras
-def _keras_cell(variables: Variables, scope: str) -> Found | None:
-    """Make an LSTM, GRU or RNN of a kernel, a recurrent kernel and perhaps a bias; None without one of the kernels."""
+def _keras_cell(variables: Variables, scope: str) -> CellDefinition | None:
+    """Define an LSTM, GRU or RNN of two kernels and perhaps a bias; return None without one of the kernels."""
     names = {"kernel": f"{scope}/kernel", "recurrent": f"{scope}{_RECURRENT}", "bias": f"{scope}/bias"}
     parts = {part: _read_source(variables, name) for part, name in names.items() if name in variables.stored}
     kernel, recurrent, bias = (parts.get(part) for part in names)
@@ -152,18 +153,18 @@ def _keras_cell(variables: Variables, scope: str) -> Found | None:
         return None
     hidden = recurrent.shape[0] if len(recurrent.shape) == 2 else 0
     gates = recurrent.shape[1] // hidden if hidden and not recurrent.shape[1] % hidden else 0
-    cell = {1: "RNN", 3: "GRU"}.get(gates, "LSTM")
-    kind = "Keras SimpleRNN" if cell == "RNN" else f"Keras {cell}"
-    refused = _keras_refusal(kernel, recurrent, bias, gates, hidden)
-    if refused is not None:
-        role = "w_c" if cell == "GRU" else "w"
-        return Found(scope, kind, cell=cell, sources={role: kernel}, refused=refused)
+    layer_kind = {1: "RNN", 3: "GRU"}.get(gates, "LSTM")
+    tf_class = "Keras SimpleRNN" if layer_kind == "RNN" else f"Keras {layer_kind}"
+    refusal = _keras_refusal(kernel, recurrent, bias, gates, hidden)
+    if refusal is not None:
+        role = "w_c" if layer_kind == "GRU" else "w"
+        return CellDefinition(tf_class, layer_kind=layer_kind, sources={role: kernel}, refusal=refusal)
     attributes: dict[str, Any] = {}
-    op = OPS[{"LSTM": "BlockLSTM", "GRU": "block_gru", "RNN": "block_rnn"}[cell]]
+    op = OPS[{"LSTM": "BlockLSTM", "GRU": "block_gru", "RNN": "block_rnn"}[layer_kind]]
     columns: dict[str, tuple[int, ...]]
-    if cell == "RNN":
+    if layer_kind == "RNN":
         attributes, columns = {"activation": None}, {"w": (0,), "b": (0,)}
-    elif cell == "LSTM":
+    elif layer_kind == "LSTM":
         attributes = {"forget_bias": 0.0, "cell_clip": 0.0, "use_peephole": False, "gate_order": "ifco"}
         columns = {"w": (0, 1, 2, 3), "b": (0, 1, 2, 3)}
     else:
@@ -181,8 +182,10 @@ def _keras_cell(variables: Variables, scope: str) -> Found | None:
     if bias is not None and len(bias.shape) == 2:
         attributes = {"reset_after": True}
         sources["b_hc"] = _combine([bias], (hidden,), lambda b: _gate_columns((2,), hidden, b[1]))
-    step = {"LSTM": _keras_lstm_step, "GRU": _keras_gru_step, "RNN": _keras_rnn_step}[cell]
-    return Found(scope, kind, cell=cell, sources=sources, attributes=attributes, step=step, parts=parts)
+    step = {"LSTM": _keras_lstm_step, "GRU": _keras_gru_step, "RNN": _keras_rnn_step}[layer_kind]
+    return CellDefinition(
+        tf_class, layer_kind=layer_kind, sources=sources, attributes=attributes, step=step, step_sources=parts
+    )
 
 
 def _keras_refusal(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from ...graphs import Node
 from ..graph.activations import describe_unsupported
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import SHOWN, graph_op
-from ..patterns.pattern import Step
+from ..patterns.pattern import CellStep, Refusal
 from ..weights.weight_sources import WeightSource
 from .recurrences import Recurrence, WeightProduct
 
@@ -26,7 +27,61 @@ _MOST_BEFORE = 200  # nodes
 _MOST_AROUND = 4  # scopes around a weight
 
 
-def kernels_before(reader: GraphReader, end: Place, products: Mapping[Place, WeightProduct]) -> dict[str, WeightSource]:
+class RefusedNodes(NamedTuple):
+    """Nodes that resemble a cell and are none that layers compute."""
+
+    reason: str
+    kernels: dict[str, WeightSource]
+
+
+def refuse_unsupported(
+    reader: GraphReader,
+    unsupported: Mapping[Place, Refusal],
+    products: Sequence[WeightProduct],
+    recurrence_by_place: Mapping[Place, Recurrence],
+    matched_kernels: Collection[str],
+) -> dict[Place, RefusedNodes]:
+    """Refuse what almost has the form of a cell, if it is in a recurrence or has the name of a cell.
+
+    `unsupported` says at which nodes patterns found a cell that no layer computes, and why; `matched_kernels` are those
+    of cells that match. The result has refusals by their last nodes, as has that of `refuse_recurrences`.
+    """
+    refused: dict[Place, RefusedNodes] = {}
+    product_by_place = {product.place: product for product in products}
+    kernels_by_end = {end: _kernels_before(reader, end, product_by_place) for end in unsupported}
+    for end, refusal in unsupported.items():
+        kernels = {name: kernel for name, kernel in kernels_by_end[end].items() if name not in matched_kernels}
+        recurrence = recurrence_by_place.get(end)
+        if refusal.states:
+            names = kernels_by_end[end].keys()
+            ends = {other_end for other_end, other in kernels_by_end.items() if other.keys() == names}
+            is_cell = any(reader.is_state_of(state, ends) for state in refusal.states)
+        else:
+            is_cell = recurrence is not None or any(map(_has_cell_name, [*kernels][:1]))
+        if kernels and is_cell:
+            reason = _revealing_node(recurrence) if recurrence is not None and refusal.is_weak else None
+            refused[end] = RefusedNodes(reason or str(refusal), kernels)
+    return refused
+
+
+def refuse_recurrences(
+    reader: GraphReader, recurrences: Sequence[Recurrence], known_kernels: Collection[str], refused: Collection[Place]
+) -> dict[Place, RefusedNodes]:
+    """Refuse recurrences that may be cells with gates, unless they have known kernels or nodes that are refused."""
+    refusals: dict[Place, RefusedNodes] = {}
+    # the step before a loop, which learns shapes, shows less than the loop
+    for recurrence in sorted(recurrences, key=lambda recurrence: _strange_node(reader, recurrence) is None):
+        kernels = {kernel.name: kernel for kernel in recurrence.kernels if kernel.name not in known_kernels}
+        is_known = len(kernels) < len(recurrence.kernels)
+        is_refused = not recurrence.places.isdisjoint(refused) or not recurrence.places.isdisjoint(refusals)
+        if recurrence.gated and not is_known and not is_refused:
+            refusals[recurrence.product.place] = RefusedNodes(_explain_refusal(reader, recurrence), kernels)
+    return refusals
+
+
+def _kernels_before(
+    reader: GraphReader, end: Place, products: Mapping[Place, WeightProduct]
+) -> dict[str, WeightSource]:
     """Return the kernels of the products that a value is computed from within a step, by their names."""
     kernels: dict[str, WeightSource] = {}
 
@@ -45,7 +100,7 @@ def kernels_before(reader: GraphReader, end: Place, products: Mapping[Place, Wei
 # ------------------------------------------------------------------------------------------- states of cells that match
 def find_misused_states(
     reader: GraphReader,
-    steps: Sequence[Step],
+    steps: Sequence[CellStep],
     kernels: Collection[str],
     products_by_operand: Mapping[Place, Sequence[WeightProduct]],
     recurrence_places: Collection[Place],
@@ -113,7 +168,7 @@ def _random_node(reader: GraphReader, state: Place) -> Node | None:
 
 
 # ---------------------------------------------------------------------------------------- recurrences that do not match
-def revealing_node(recurrence: Recurrence) -> str | None:
+def _revealing_node(recurrence: Recurrence) -> str | None:
     """Describe the node of a recurrence that surely shows another cell; None if there is none."""
     for refusal in SHOWN:
         for node in recurrence.nodes:
@@ -122,9 +177,9 @@ def revealing_node(recurrence: Recurrence) -> str | None:
     return None
 
 
-def strange_node(reader: GraphReader, recurrence: Recurrence) -> str | None:
+def _strange_node(reader: GraphReader, recurrence: Recurrence) -> str | None:
     """Describe the node that surely shows another cell, or an activation that layers do not have."""
-    if reason := revealing_node(recurrence):
+    if reason := _revealing_node(recurrence):
         return reason
     for node in recurrence.nodes:
         with suppress(UnknownValue):  # what it reads may be missing
@@ -133,9 +188,9 @@ def strange_node(reader: GraphReader, recurrence: Recurrence) -> str | None:
     return None
 
 
-def explain_refusal(reader: GraphReader, recurrence: Recurrence) -> str:
+def _explain_refusal(reader: GraphReader, recurrence: Recurrence) -> str:
     """Explain why a recurrence is none of the cells."""
-    if reason := strange_node(reader, recurrence):
+    if reason := _strange_node(reader, recurrence):
         return reason
     for node in recurrence.nodes:
         if not graph_op(node).in_known_cells:
@@ -144,15 +199,15 @@ def explain_refusal(reader: GraphReader, recurrence: Recurrence) -> str:
     return f"what follows the product {recurrence.product.node.name!r} with {kernel} is no RNN, LSTM or GRU"
 
 
-def has_cell_name(kernel: str) -> bool:
+def _has_cell_name(kernel: str) -> bool:
     """Whether the scope of a weight has the name of a cell."""
     return _CELL.search(_cell_scope(kernel).rpartition("/")[2]) is not None
 
 
-def kind_by_name(name: str) -> str:
-    """Return the kind of a refused cell by the name of a weight."""
-    kinds = {"gru": "GRU", "lstm": "LSTM", "sru": "SRU", "basic_rnn": "RNN", "simple_rnn": "RNN"}
-    return next((kind for part, kind in kinds.items() if part in name.lower()), "unknown cell")
+def class_by_name(name: str) -> str:
+    """Return the class of a refused cell by the name of a weight."""
+    classes = {"gru": "GRU", "lstm": "LSTM", "sru": "SRU", "basic_rnn": "RNN", "simple_rnn": "RNN"}
+    return next((tf_class for part, tf_class in classes.items() if part in name.lower()), "unknown cell")
 
 
 def refused_cell_name(scope: str) -> str | None:
@@ -174,7 +229,7 @@ def refuse_by_name(products: Sequence[WeightProduct], covered: set[str]) -> Iter
             kernels_by_scope.setdefault(scope, set()).add(product.kernel.name)
     for product in products:
         scope = _cell_scope(product.kernel.name)
-        if has_cell_name(product.kernel.name) and scope not in covered_scopes:
+        if _has_cell_name(product.kernel.name) and scope not in covered_scopes:
             covered_scopes.add(scope)
             yield product, _refusal_by_scope(product, scope, sorted(kernels_by_scope.get(scope, ())))
 

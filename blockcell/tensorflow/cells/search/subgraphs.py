@@ -1,7 +1,7 @@
 """The search for cells of many nodes: BasicRNNCell, LSTMCell, GRUCell, CudnnCompatibleGRUCell and Keras' layers.
 
-In come the weights of a graph; out go the cells, of which each is matched backwards from its last node, and only if
-every node on the way belongs to it. Out go refusals, too, of whatever resembles a cell and is none of these.
+In come the weights of a graph; out go definitions of cells. Each cell is matched backwards from its last node, and only
+if every node on the way belongs to it. Whatever resembles a cell and is none of these is refused.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from typing import Any
 
-from ..cell.found_cell import CellInGraph, Found
+from ..cell.cell_definition import CellDefinition, CellInGraph
 from ..cell.node_evaluation import StepProgram
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import ACTIVATION, OPS, graph_op
 from ..patterns.gru import match_gru
 from ..patterns.lstm import match_lstm, match_projected_lstm
-from ..patterns.pattern import CellCandidate, CellMatch, Refusal, Step
+from ..patterns.pattern import CellCandidate, CellMatch, CellStep, Refusal
 from ..patterns.rnn import match_rnn
 from ..weights.gate_sums import GateSums, NoMatch
 from ..weights.weight_sources import WeightSource, WeightSources
-from . import refusals
-from .recurrences import WeightProduct, find_recurrences, find_weight_products
+from .recurrences import Recurrence, WeightProduct, find_recurrences, find_weight_products
+from .refusals import (
+    RefusedNodes,
+    class_by_name,
+    find_misused_states,
+    refuse_by_name,
+    refuse_recurrences,
+    refuse_unsupported,
+)
 
 _CLASSES = {
     "basic_rnn_cell": "BasicRNNCell",
@@ -41,174 +48,149 @@ _PATTERNS: tuple[tuple[Callable[[GateSums, Place], CellCandidate], frozenset[str
     (match_rnn, frozenset({"Add", "BiasAdd", "MatMul", "Mul", "RealDiv", "Select", *_CLIPS, *_ACTIVATIONS})),
 )
 """Patterns with the ops that may end a step, the surest first: an LSTM's cs almost has the form of a GRU's h."""
-_Steps = list[CellCandidate]
 _Key = tuple[object, ...]
 """What all steps of a cell, or an operand in all steps, have in common."""
 
 
-def search_subgraphs(sources: WeightSources, known_weights: set[str]) -> list[Found]:
-    """Find the cells of many nodes in a graph and what resembles some; other cells have the known weights."""
-    search = _Search(GateSums(sources))
-    matches = search.matches()
-    understood = {name for match in matches for name in match.kernels}
-    search.refuse_unsupported(understood)
-    search.refuse_recurrences(known_weights | understood)
-    cells, refused = [], set[str]()
-    for end, (reason, kernels) in search.refused.items():
-        if not refused & kernels.keys():
-            cells.append(_refused_cell(end, reason, kernels))
-        refused |= kernels.keys()
-    needed_matches = _drop_unused_steps(search.reader, matches, search.recurrence_by_place)
-    cells += _understood_cells(search.sums, [match for match in needed_matches if not refused & match.kernels.keys()])
-    for product, reason in refusals.refuse_by_name(search.products, known_weights | understood | refused):
-        cells.append(_refused_cell(product.place, reason, {product.kernel.name: product.kernel}))
+def search_subgraphs(sources: WeightSources, known_weights: set[str]) -> list[CellDefinition]:
+    """Define the cells of many nodes in a graph and what resembles some; other cells have the known weights."""
+    sums, reader = GateSums(sources), sources.reader
+    products = _running_products(reader, find_weight_products(sums))
+    recurrences = find_recurrences(reader, products)
+    recurrence_by_place = {place: recurrence for recurrence in recurrences for place in recurrence.places}
+    candidates, unsupported = _match_patterns(sums, {product.body for product in products} | reader.running_bodies)
+    matches, refused = _CandidateMatcher(reader, products, recurrence_by_place).match(candidates)
+    matched_kernels = {name for match in matches for name in match.kernels}
+    refused |= refuse_unsupported(reader, unsupported, products, recurrence_by_place, matched_kernels)
+    refused |= refuse_recurrences(reader, recurrences, known_weights | matched_kernels, refused)
+    cells, refused_kernels = [], set[str]()
+    for end, (reason, kernels) in refused.items():
+        if refused_kernels.isdisjoint(kernels):
+            cells.append(_refuse_cell(end, reason, kernels))
+        refused_kernels |= kernels.keys()
+    needed_matches = _drop_unused_steps(reader, matches, recurrence_by_place)
+    cells += _define_cells(sums, [match for match in needed_matches if refused_kernels.isdisjoint(match.kernels)])
+    for product, reason in refuse_by_name(products, known_weights | matched_kernels | refused_kernels):
+        cells.append(_refuse_cell(product.place, reason, {product.kernel.name: product.kernel}))
     return cells
 
 
-class _Search:
-    """Candidates, products and recurrences of a graph, and what is refused."""
+def _match_patterns(sums: GateSums, bodies: Collection[str]) -> tuple[list[CellCandidate], dict[Place, Refusal]]:
+    """Match each pattern with all nodes of some bodies; return candidates, and the cells that no layer computes."""
+    candidates: list[CellCandidate] = []
+    unsupported: dict[Place, Refusal] = {}
+    nodes = [(body, node) for body, node in sums.reader.all_nodes() if body in bodies]
+    ends = [(graph_op(node).name, Place(body, node.name)) for body, node in nodes]
+    for pattern, last_ops in _PATTERNS:
+        for op, end in ends:
+            if op not in last_ops:
+                continue
+            try:
+                if sums.reader.forwarded_input(end) is None:  # else the value is another node's
+                    candidates.append(pattern(sums, end))
+            except Refusal as refusal:
+                unsupported.setdefault(end, refusal)
+            except (NoMatch, UnknownValue):
+                continue
+    return candidates, unsupported
 
-    def __init__(self, sums: GateSums) -> None:
-        self.sums, self.reader = sums, sums.reader
-        self.candidates: list[CellCandidate] = []
-        self.unsupported: dict[Place, Refusal] = {}
-        self.products = _running_products(self.reader, find_weight_products(sums))
-        bodies = {product.body for product in self.products} | self.reader.running_bodies
-        nodes = [(body, node) for body, node in self.reader.all_nodes() if body in bodies]
-        ends = [(graph_op(node).name, Place(body, node.name)) for body, node in nodes]
-        for pattern, last_ops in _PATTERNS:
-            for op, end in ends:
-                if op in last_ops:
-                    try:
-                        if self.reader.forwarded_input(end) is None:  # else the value is another node's
-                            self.candidates.append(pattern(sums, end))
-                    except Refusal as refusal:
-                        self.unsupported.setdefault(end, refusal)
-                    except (NoMatch, UnknownValue):
-                        continue
-        self.products_by_operand: dict[Place, list[WeightProduct]] = {}
-        """The products of each operand with weights."""
-        for product in self.products:
-            self.products_by_operand.setdefault(product.operand, []).append(product)
-        self.recurrences = find_recurrences(self.reader, self.products)
-        self.recurrence_by_place = {place: recurrence for recurrence in self.recurrences for place in recurrence.places}
-        """The recurrence of each node."""
-        self.refused: dict[Place, tuple[str, dict[str, WeightSource]]] = {}
-        """The reason and the kernels of each refusal, by its last node."""
 
-    def matches(self) -> list[CellMatch]:
-        """Match the candidates whose input and state can be told apart, and that pass their states on."""
-        groups: dict[_Key, _Steps] = {}
-        for candidate in self.candidates:
+class _CandidateMatcher:
+    """Tells inputs and states of candidates apart, by how the steps of a graph follow each other."""
+
+    def __init__(
+        self, reader: GraphReader, products: Sequence[WeightProduct], recurrence_by_place: Mapping[Place, Recurrence]
+    ) -> None:
+        self._reader, self._recurrence_by_place = reader, recurrence_by_place
+        self._products_by_operand: dict[Place, list[WeightProduct]] = {}
+        for product in products:
+            self._products_by_operand.setdefault(product.operand, []).append(product)
+
+    def match(self, candidates: Sequence[CellCandidate]) -> tuple[list[CellMatch], dict[Place, RefusedNodes]]:
+        """Match the candidates that pass their states on; return matches, and refusals by their last nodes."""
+        groups: dict[_Key, list[CellCandidate]] = {}
+        for candidate in candidates:
             groups.setdefault(candidate.key, []).append(candidate)
         matches: list[CellMatch] = []
+        refused: dict[Place, RefusedNodes] = {}
         inner_ends: set[Place | None] = set()
-        gated = {place for place, recurrence in self.recurrence_by_place.items() if recurrence.gated}
-        states = {key: self._state_keys(group) for key, group in groups.items()}
-        named_groups = self._named_groups(groups, states)
+        gated = {place for place, recurrence in self._recurrence_by_place.items() if recurrence.gated}
+        state_keys = {key: self._state_keys(group) for key, group in groups.items()}
+        shown_keys = {key for key, group in groups.items() if group[0].sure or state_keys[key]}
+        shown_keys |= self._keys_shown_by_name(groups, shown_keys)
         for key, group in groups.items():
-            if not (group[0].sure or states[key] or group in named_groups):
+            if key not in shown_keys:
                 continue
-            outer = [candidate for candidate in group if candidate.end not in inner_ends]
-            numbers = self._state_numbers(outer, states[key])
             kernels = group[0].kernels
-            steps = [candidate.step(number) for candidate, number in numbers.items()]
-            reasons = refusals.find_misused_states(self.reader, steps, kernels, self.products_by_operand, gated)
-            matched = len(matches)
-            for candidate, number in numbers.items():
+            outer = [candidate for candidate in group if candidate.end not in inner_ends]
+            numbers = {candidate: _state_number(candidate, state_keys[key]) for candidate in outer}
+            ambiguous = f"it cannot be told which of its kernels, {' and '.join(kernels)}, is for its state"
+            refused |= {c.end: RefusedNodes(ambiguous, c.kernels) for c, number in numbers.items() if number is None}
+            known = [(candidate, number) for candidate, number in numbers.items() if number is not None]
+            steps = [candidate.step(number) for candidate, number in known]
+            reasons = find_misused_states(self._reader, steps, kernels, self._products_by_operand, gated)
+            group_matches: list[CellMatch] = []
+            for candidate, number in known:
                 try:
                     if candidate.end not in reasons:
-                        matches.append(candidate.match(number))
+                        group_matches.append(candidate.match(number))
                         inner_ends.add(candidate.inner_end)
                 except (Refusal, UnknownValue) as error:
                     reasons[candidate.end] = str(error)
-            standalone = {step.end for step in steps if self._is_alone(step)} if len(matches) > matched else ()
-            self.refused |= {end: (reason, kernels) for end, reason in reasons.items() if end not in standalone}
-        return matches
+            matches += group_matches
+            standalone = {step.end for step in steps if self._is_standalone(step)} if group_matches else set[Place]()
+            refused |= {end: RefusedNodes(why, kernels) for end, why in reasons.items() if end not in standalone}
+        return matches, refused
 
-    def _is_alone(self, step: Step) -> bool:
-        """Whether nothing passes states to a step, as in a function of the cell alone, which Keras stores, too."""
+    def _is_standalone(self, step: CellStep) -> bool:
+        """Return whether nothing passes states to a step, as in a function that Keras stores for the cell alone."""
         try:
             for state in step.states:
-                self.reader.state_origins(state)
+                self._reader.state_origins(state)
         except UnknownValue:
-            return step.end.body not in self.reader.running_bodies
+            return step.end.body not in self._reader.running_bodies
         return False
 
     def _state_keys(self, group: Sequence[CellCandidate]) -> set[_Key]:
         """Return the keys of the operands that one of the steps with the same kernels gave."""
         ends = {candidate.end for candidate in group}
         operands = [operand for candidate in group for operand in candidate.operands]
-        return {operand.key for operand in operands if self._is_state(operand.place, ends)}
+        return {operand.key for operand in operands if self._reader.is_state_of(operand.place, ends)}
 
-    def _named_groups(self, groups: Mapping[_Key, _Steps], states: Mapping[_Key, object]) -> list[_Steps]:
-        """Return steps that only the names of their kernels show to be cells, as they do not follow each other."""
-        shown_groups = [group for key, group in groups.items() if group[0].sure or states[key]]
-        shown_kernels = {kernel for group in shown_groups for kernel in group[0].kernels}
-        group_by_kernels: dict[tuple[str, ...], _Steps] = {}
-        for group in groups.values():
+    def _keys_shown_by_name(
+        self, groups: Mapping[_Key, Sequence[CellCandidate]], shown_keys: Collection[_Key]
+    ) -> set[_Key]:
+        """Return the keys of steps that only the names of their kernels show to be cells: none follows another.
+
+        Of several groups with the same kernels, the first one counts that nothing may follow, else the last one.
+        """
+        shown_kernels = {kernel for key in shown_keys for kernel in groups[key][0].kernels}
+        keys_by_kernels: dict[tuple[str, ...], list[_Key]] = {}
+        for key, group in groups.items():
             kernels = tuple(group[0].kernels)
             if not group[0].sure and shown_kernels.isdisjoint(kernels) and all(map(self._is_single_step, group)):
-                if kernels not in group_by_kernels or group_by_kernels[kernels][0].may_be_followed:
-                    group_by_kernels[kernels] = group
-        return [*group_by_kernels.values()]
+                keys_by_kernels.setdefault(kernels, []).append(key)
+        return {
+            next((key for key in keys if not groups[key][0].may_be_followed), keys[-1])
+            for keys in keys_by_kernels.values()
+        }
 
-    def _is_single_step(self, step: CellCandidate) -> bool:
-        """Whether the names tell which operand is the state, and no loop carries this operand."""
-        number = step.guess_state()
+    def _is_single_step(self, candidate: CellCandidate) -> bool:
+        """Return whether names tell which operand is the state, and no loop carries this operand."""
+        number = candidate.guess_state()
         if number is None:
             return False
         try:
-            places, in_loop = self.reader.state_origins(step.operands[number].place)
+            places, in_loop = self._reader.state_origins(candidate.operands[number].place)
         except UnknownValue:
             return False
-        return not in_loop and not any(place._replace(output=0) in self.recurrence_by_place for place in places)
+        return not in_loop and not any(place._replace(output=0) in self._recurrence_by_place for place in places)
 
-    def _state_numbers(self, group: Sequence[CellCandidate], states: Collection[_Key]) -> dict[CellCandidate, int]:
-        """Return which operand of each step is the state; `states` are the keys of operands that surely are."""
-        state_numbers = {}
-        for candidate in group:
-            matching = [k for k, operand in enumerate(candidate.operands) if operand.key in states]
-            number = matching[0] if len(matching) == 1 else candidate.guess_state()
-            if number is not None:
-                state_numbers[candidate] = number
-            else:
-                reason = f"it cannot be told which of its kernels, {' and '.join(candidate.kernels)}, is for its state"
-                self.refused[candidate.end] = reason, candidate.kernels
-        return state_numbers
 
-    def _is_state(self, place: Place, ends: set[Place]) -> bool:
-        try:
-            return not ends.isdisjoint(self.reader.state_origins(place)[0])
-        except UnknownValue:
-            return False
-
-    def refuse_unsupported(self, understood: set[str]) -> None:
-        """Refuse what almost has the form of a cell, if it is in a recurrence or has the name of a cell."""
-        by_place = {product.place: product for product in self.products}
-        kernels_by_end = {end: refusals.kernels_before(self.reader, end, by_place) for end in self.unsupported}
-        for end, refusal in self.unsupported.items():
-            kernels = {name: kernel for name, kernel in kernels_by_end[end].items() if name not in understood}
-            recurrence = self.recurrence_by_place.get(end)
-            if refusal.states:
-                names = kernels_by_end[end].keys()
-                ends = {other_end for other_end, other in kernels_by_end.items() if other.keys() == names}
-                is_cell = any(self._is_state(state, ends) for state in refusal.states)
-            else:
-                is_cell = recurrence is not None or any(map(refusals.has_cell_name, [*kernels][:1]))
-            if kernels and is_cell:
-                reason = refusals.revealing_node(recurrence) if recurrence is not None and refusal.is_weak else None
-                self.refused[end] = reason or str(refusal), kernels
-
-    def refuse_recurrences(self, known_weights: set[str]) -> None:
-        """Refuse recurrences that may be cells with gates, if their weights are not those of known cells."""
-        # the step before a loop, which learns shapes, shows less than the loop
-        for recurrence in sorted(self.recurrences, key=lambda loop: refusals.strange_node(self.reader, loop) is None):
-            if not recurrence.gated:
-                continue
-            kernels = {kernel.name: kernel for kernel in recurrence.kernels if kernel.name not in known_weights}
-            if len(kernels) == len(recurrence.kernels) and not recurrence.places & self.refused.keys():
-                self.refused[recurrence.product.place] = refusals.explain_refusal(self.reader, recurrence), kernels
+def _state_number(candidate: CellCandidate, state_keys: Collection[_Key]) -> int | None:
+    """Return the number of the operand that is the state, by the keys of operands that surely are; None if unknown."""
+    numbers = [k for k, operand in enumerate(candidate.operands) if operand.key in state_keys]
+    return numbers[0] if len(numbers) == 1 else candidate.guess_state()
 
 
 def _running_products(reader: GraphReader, products: Sequence[WeightProduct]) -> list[WeightProduct]:
@@ -219,10 +201,10 @@ def _running_products(reader: GraphReader, products: Sequence[WeightProduct]) ->
     return [product for product in products if product.body in bodies]
 
 
-def _drop_unused_steps(reader: GraphReader, matches: list[CellMatch], looped: Collection[Place]) -> list[CellMatch]:
+def _drop_unused_steps(reader: GraphReader, matches: list[CellMatch], recurrent: Collection[Place]) -> list[CellMatch]:
     """List the matches without unused steps before a loop of the same cell, as Keras has them to learn shapes."""
-    loops = {tuple(match.kernels) for match in matches if match.end in looped}
-    ends = {match.end for match in matches if match.end not in looped and tuple(match.kernels) in loops}
+    loops = {tuple(match.kernels) for match in matches if match.end in recurrent}
+    ends = {match.end for match in matches if match.end not in recurrent and tuple(match.kernels) in loops}
     needed = {body: _needed_names(reader, body, ends) for body in {end.body for end in ends}}
     return [match for match in matches if match.end not in ends or match.end.name in needed[match.end.body]]
 
@@ -251,16 +233,16 @@ def _cell_class(kernels: dict[str, WeightSource]) -> str:
     """Return the class of a cell by the names of its weights."""
     name = next(iter(kernels))
     scope = re.sub(r"/(gates|candidate|projection)\Z", "", name.rpartition("/")[0]).rpartition("/")[2]
-    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), refusals.kind_by_name(name))
+    return _CLASSES.get(re.sub(r"_\d+\Z", "", scope), class_by_name(name))
 
 
-def _refused_cell(end: Place, reason: str, kernels: dict[str, WeightSource]) -> Found:
+def _refuse_cell(end: Place, reason: str, kernels: dict[str, WeightSource]) -> CellDefinition:
     first = next(iter(kernels.values()))
-    return Found(end.name, _cell_class(kernels), [end.name], sources={"w": first}, refused=reason)
+    return CellDefinition(_cell_class(kernels), [end.name], sources={"w": first}, refusal=reason)
 
 
-def _understood_cells(sums: GateSums, matches: list[CellMatch]) -> Iterator[Found]:
-    """Make cells of matches, each with the program of its step, or refused if that is not understood."""
+def _define_cells(sums: GateSums, matches: list[CellMatch]) -> Iterator[CellDefinition]:
+    """Define the cells of matches, each with the program of its step, or refused if that is not understood."""
     programs: dict[_Key, StepProgram | str] = {}
     keys = []
     for match in matches:
@@ -269,15 +251,19 @@ def _understood_cells(sums: GateSums, matches: list[CellMatch]) -> Iterator[Foun
         if not isinstance(programs.get(keys[-1]), StepProgram):
             programs[keys[-1]] = _compile_step(sums, match)
     for key, match in zip(keys, matches, strict=True):
-        program, kind, end = programs[key], match.kind or _cell_class(match.kernels), match.end
-        kind = kind if match.cell in kind else match.cell
-        arguments: dict[str, Any] = {"cell": match.cell, "sources": match.sources, "attributes": match.attributes}
-        arguments["in_graph"] = CellInGraph(end.body, match.x, match.step.states, end)
+        program, tf_class, end = programs[key], match.tf_class or _cell_class(match.kernels), match.end
+        compiled: dict[str, Any] = {"refusal": program}
         if isinstance(program, StepProgram):
-            arguments |= {"parts": program.sources, "step": program.step}
-        else:
-            arguments["refused"] = program
-        yield Found(end.name, kind, [end.name], **arguments)
+            compiled = {"step": program.step, "step_sources": program.sources}
+        yield CellDefinition(
+            tf_class if match.layer_kind in tf_class else match.layer_kind,
+            [end.name],
+            layer_kind=match.layer_kind,
+            sources=match.sources,
+            attributes=match.attributes,
+            in_graph=CellInGraph(end.body, match.x, match.step.states, end),
+            **compiled,
+        )
 
 
 def _compile_step(sums: GateSums, match: CellMatch) -> StepProgram | str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..cell.found_cell import CellInGraph
+from ..cell.cell_definition import CellInGraph
 from ..graph.graph_reader import GraphReader, Place
 from .sequence_steps import ALL_STEPS, Reversal
 

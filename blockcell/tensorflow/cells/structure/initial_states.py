@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from ..cell.found_cell import FLOATS, CellInGraph, InitialState
+from ..cell.cell_definition import FLOATS, CellInGraph
+from ..cell.found_cell import InitialState
 from ..graph.graph_reader import Place, UnknownValue
 from ..graph.while_loops import WhileLoops
 from ..weights.weight_slices import WeightSlices, join_slices

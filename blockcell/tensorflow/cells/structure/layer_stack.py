@@ -1,11 +1,12 @@
 """All cells of a model, by names, and the layer that they are together: a cell, a Bidirectional or a Stack.
 
-In come cells that know their input cells and directions; out go levels of cells on top of each other, and their layer.
+In come cells with the names of their input cells and their directions; out go levels of cells on top of each other, and
+their layer. `Cells.levels` says why cells cannot be stacked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....activations import Activation
@@ -13,14 +14,20 @@ from ....errors import plain
 from ....layers import GRU, LSTM, RNN, Bidirectional, Stack
 from ..cell.found_cell import Found
 
-_SHOWN = 60
+_MOST_SHOWN = 60  # cells in the text of all cells
 
 
 class Cells(Mapping[str, Found]):
     """The cells that were found, by names."""
 
-    def __init__(self, cells: Mapping[str, Found]) -> None:
-        self._cells = cells
+    def __init__(
+        self,
+        cells: Mapping[str, Found],
+        concatenated: Collection[tuple[str, str]] = (),
+        merged: Collection[tuple[str, str]] = (),
+    ) -> None:
+        """Keep cells by their names, and pairs of names: whose h a node concatenates in this order, or merges."""
+        self._cells, self._concatenated, self._merged = cells, concatenated, merged
 
     def __getitem__(self, name: str) -> Found:
         if name not in self._cells:
@@ -101,53 +108,73 @@ class Cells(Mapping[str, Found]):
     def levels(self) -> list[tuple[list[Found], ...]]:
         """List what `layer` stacks, lowest level first: cells, or cells of the forward and the backward direction."""
         usable = [cell for cell in self._cells.values() if cell.refused is None]
-        if len(usable) < 2 and not any(cell.input_cells_vary for cell in usable):
+        if len(usable) < 2 and not any(cell.links.input_varies for cell in usable):
             if not usable:
                 raise ValueError("no cell is left" if self._cells else "there is no cell")
             return [(usable,)]
         for cell in usable:
-            if cell.input_cells_vary:
+            if cell.links.input_varies:
                 raise ValueError(f"{plain(cell.name)} runs several times, and does not read the same cells each time")
             if cell.reverse is None:
                 name = plain(cell.name)
                 raise ValueError(f"the file does not tell in which direction {name} runs, or what its input is")
-        read_cells = {below for cell in usable for below in cell.input_cells}
-        sides = tuple(sorted((cell for cell in usable if cell not in read_cells), key=lambda cell: bool(cell.reverse)))
-        if not 1 <= len(sides) <= 2 or (len(sides) == 2 and [cell.reverse for cell in sides] != [False, True]):
-            raise ValueError(f"the output of several cells is read by none of them: {_list_inputs(sides)}")
-        if len(sides) == 2:
-            (forward, backward), names = sides, [plain(cell.name) for cell in sides]
-            if forward in backward.concatenated_after and backward not in forward.concatenated_after:
-                raise ValueError(f"the graph has the output of {names[1]} before that of {names[0]}")
-            if backward in forward.merged_with:
-                outputs = " and ".join(names)
-                raise ValueError(f"the graph merges the outputs of {outputs} by other nodes than a concatenation")
+        level = self._top_level(usable)
         levels: list[tuple[list[Found], ...]] = []
-        while sides:
-            chains = tuple([cell] for cell in sides)
-            if len(chains) > 2 or (len(chains) == 2 and [cell.reverse for cell in sides] != [False, True]):
-                raise ValueError(f"{_list_inputs(sides)}: these are side by side, and not forward and then backward")
-            while len(chains) == 2 and chains[0][0].input_cells != chains[1][0].input_cells:
-                below = [chain[0].input_cells for chain in chains]
-                if any(len(inputs) != 1 or inputs[0].reverse != sides[k].reverse for k, inputs in enumerate(below)):
-                    raise ValueError(f"forward and backward do not read the same: {_list_inputs(sides)}")
-                for chain, (cell,) in zip(chains, below, strict=True):
-                    chain.insert(0, cell)
-            first = [chain[0] for chain in chains]
-            if not first[0].input_cells and len({cell.input_origins or cell for cell in first}) != 1:
-                raise ValueError(f"forward and backward do not read the same: {_list_inputs(first)}")
+        while level:
+            chains = self._extend_down(level)
+            lowest = [chain[0] for chain in chains]
+            if not lowest[0].input_from and len({cell.links.input_origins or cell for cell in lowest}) != 1:
+                raise ValueError(f"forward and backward do not read the same: {_list_inputs(lowest)}")
             levels.insert(0, chains)
-            sides = first[0].input_cells
+            level = self._input_cells(lowest[0])
         dtypes = {"float32" if cell.dtype == "bfloat16" else cell.dtype for cell in usable}
         if len(dtypes) > 1:
             raise ValueError(f"the cells are of {' and '.join(sorted(dtypes))}; a layer is of one dtype")
         return levels
 
+    def _input_cells(self, cell: Found) -> list[Found]:
+        """Return the cells whose h a cell reads."""
+        return [self._cells[name] for name in cell.input_from]
+
+    def _top_level(self, usable: Sequence[Found]) -> list[Found]:
+        """Return the cells that no cell reads: one, or a forward and a backward one whose h the graph concatenates."""
+        read_names = {name for cell in usable for name in cell.input_from}
+        top = sorted((cell for cell in usable if cell.name not in read_names), key=lambda cell: bool(cell.reverse))
+        if not _is_level(top):
+            raise ValueError(f"the output of several cells is read by none of them: {_list_inputs(top)}")
+        if len(top) == 2:
+            forward, backward = (cell.name for cell in top)
+            pairs = self._concatenated
+            if (backward, forward) in pairs and (forward, backward) not in pairs:
+                raise ValueError(f"the graph has the output of {plain(backward)} before that of {plain(forward)}")
+            if (forward, backward) in self._merged:
+                outputs = f"{plain(forward)} and {plain(backward)}"
+                raise ValueError(f"the graph merges the outputs of {outputs} by other nodes than a concatenation")
+        return top
+
+    def _extend_down(self, level: Sequence[Found]) -> tuple[list[Found], ...]:
+        """Return a chain of cells for each cell of a level, which it ends with; both chains have the same input."""
+        if not _is_level(level):
+            raise ValueError(f"{_list_inputs(level)}: these are side by side, and not forward and then backward")
+        chains = [[cell] for cell in level]
+        while len(chains) == 2 and chains[0][0].input_from != chains[1][0].input_from:
+            for chain in chains:
+                inputs = self._input_cells(chain[0])
+                if len(inputs) != 1 or inputs[0].reverse != chain[0].reverse:
+                    raise ValueError(f"forward and backward do not read the same: {_list_inputs(level)}")
+                chain.insert(0, inputs[0])
+        return tuple(chains)
+
     def __repr__(self) -> str:
         lines = [repr(cell) for cell in self._cells.values()]
-        left = len(lines) - _SHOWN
-        lines[_SHOWN:] = [f"... {left} more"] if left > 0 else []
+        if len(lines) > _MOST_SHOWN:
+            lines[_MOST_SHOWN:] = [f"... {len(lines) - _MOST_SHOWN} more"]
         return "\n    ".join([f"<{len(self)} cells>", *lines])
+
+
+def _is_level(cells: Sequence[Found]) -> bool:
+    """Return whether cells may be one level of a stack: one cell, or a forward and a backward one."""
+    return len(cells) == 1 or [cell.reverse for cell in cells] == [False, True]
 
 
 def _stack_states(states: list[Any]) -> dict[Any, Any] | None:
