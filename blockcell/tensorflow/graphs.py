@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from ..errors import FormatError, plain
 from ..optable import Array
-from . import wire
+from . import schema, wire
 from .mapped import File
 from .tensors import Dtype, Stored, Tensor, dtype_named, dtype_of, shape_of, values_of
 from .wire import BYTES, VARINT, Message, signed, varint
@@ -32,7 +32,7 @@ class Called(NamedTuple):
 
     @property
     def attrs(self) -> dict[str, Any]:
-        return _attrs(self.message, 2)
+        return _attrs(self.message, schema.CALLED.attr)
 
 
 class Node:
@@ -42,14 +42,14 @@ class Node:
 
     def __init__(self, message: Message) -> None:
         self._message = message
-        self.name, self.op = message.texts(1, 2)
+        self.name, self.op = message.texts(schema.NODE.name, schema.NODE.op)
         if not self.name or not self.op:
             raise message.error(f"a node has the name {self.name!r} and the op {self.op!r}")
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs as written: ``"name"``, ``"name:1"``, ``"^name"``; in functions ``"name:output:0"``."""
-        return tuple(text.text() for text in _few(self._message, 3))
+        return tuple(text.text() for text in _few(self._message, schema.NODE.input))
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Node:
         Numbers, bools and texts are Python's, dtypes TensorFlow's names such as ``"float32"``, shapes tuples with None
         for an unknown size, or None, tensors `Tensor`, functions `Called`, lists are lists of these.
         """
-        return _attrs(self._message, 5)
+        return _attrs(self._message, schema.NODE.attr)
 
     def error(self, problem: str, *mend: str) -> FormatError:
         """Make the error to raise for something wrong with the node."""
@@ -117,13 +117,13 @@ class Graph:
         """The SavedObjectGraph of a SavedModel of TensorFlow 2."""
         self.tags = tuple(tags)
         """The tags of a SavedModel's graph, such as ``"serve"``."""
-        self.nodes = _nodes(message.inside(1), others)
+        self.nodes = _nodes(message.inside(schema.GRAPH.node), others)
         """In the file's order, which may be any."""
         self.functions: dict[str, Function] = {}
         self.size = len(self.nodes) + 8  # with what takes as much memory
         self._regions = regions or {}
-        for library in message.inside(2):
-            for definition in library.inside(1):
+        for library in message.inside(schema.GRAPH.library):
+            for definition in library.inside(schema.LIBRARY.function):
                 function = _function(definition, others + self.size)
                 if function.name in self.functions:
                     raise definition.error(f"the function {function.name!r} is there twice")
@@ -172,7 +172,7 @@ def read_saved_model(file: File) -> list[Graph]:
     """Read the graphs of a SavedModel."""
     graphs: list[Graph] = []
     others = 0
-    for message in Message(file, 0, len(file)).inside(2):
+    for message in Message(file, 0, len(file)).inside(schema.SAVED_MODEL.meta_graphs):
         graphs.append(_meta(message, others))
         others += graphs[-1].size
     if not graphs:
@@ -189,12 +189,15 @@ def read_package(file: File) -> Graph:
 
 
 def _meta(message: Message, others: int) -> Graph:
-    graph, info = message.last(2), message.last(1)
+    fields = schema.META_GRAPH
+    graph, info, saver = (message.last(n) for n in (fields.graph_def, fields.meta_info_def, fields.saver_def))
     _count(message, others)
     if graph is None:
         raise message.error("it has no graph", "expected a .meta or saved_model.pb of TensorFlow's")
-    tags, saver = [tag.text() for tag in _few(info, 4)] if info else (), message.last(3)
-    return Graph(graph, tags=tags, others=others, saver=saver.texts(3)[0] if saver else "", objects=message.last(7))
+    tags = [tag.text() for tag in _few(info, schema.META_INFO.tags)] if info else ()
+    restore_op_name = saver.texts(schema.SAVER.restore_op_name)[0] if saver else ""
+    objects = message.last(fields.object_graph_def)
+    return Graph(graph, tags=tags, others=others, saver=restore_op_name, objects=objects)
 
 
 def _regions(file: File) -> dict[str, Message]:
@@ -241,12 +244,18 @@ def _count(message: Message, nodes: int) -> None:
 
 
 def _function(message: Message, others: int) -> Function:
-    signature = message.last(1)
+    function, fields = schema.FUNCTION, schema.SIGNATURE
+    signature = message.last(function.signature)
     if signature is None:
         raise message.error("a function has no signature")
-    inputs, outputs = (tuple(argument.texts(1)[0] for argument in _few(signature, number)) for number in (2, 3))
-    returned = dict(cast("tuple[str, str]", result.texts(1, 2)) for result in _few(message, 4))
-    return Function(signature.texts(1)[0], inputs, outputs, _nodes(message.inside(3), others), returned)
+    inputs, outputs = (
+        tuple(argument.texts(schema.ARGUMENT.name)[0] for argument in _few(signature, number))
+        for number in (fields.input_arg, fields.output_arg)
+    )
+    results = [result.texts(schema.RETURNED.key, schema.RETURNED.value) for result in _few(message, function.ret)]
+    name = signature.texts(fields.name)[0]
+    nodes = _nodes(message.inside(function.node_def), others)
+    return Function(name, inputs, outputs, nodes, {key: value for key, value in results})
 
 
 def _few(message: Message, number: int) -> Iterator[Message]:
@@ -260,8 +269,8 @@ def _few(message: Message, number: int) -> Iterator[Message]:
 def _attrs(message: Message, number: int) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for entry in _few(message, number):
-        value = entry.last(2)
-        attributes[entry.texts(1)[0]] = _value(value) if value else None
+        value = entry.last(schema.ATTRIBUTE.value)
+        attributes[entry.texts(schema.ATTRIBUTE.key)[0]] = _value(value) if value else None
     return attributes
 
 
@@ -269,10 +278,11 @@ def _value(message: Message) -> Any:
     """Return the value of an AttrValue, the last of its fields."""
     value = None
     for number, kind, start, end in message.fields():
-        if (number, kind) == (1, BYTES):
+        if (number, kind) == (schema.VALUE.list, BYTES):
             value = _list(Message(message.file, start, end))
         else:
-            value = _single(message.file, 9 if number == 10 else number, kind, start, end)
+            number = schema.LIST.func if number == schema.VALUE.func else number
+            value = _single(message.file, number, kind, start, end)
     return value
 
 
@@ -280,33 +290,33 @@ def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
     """Return one value, by the number of its field in a list."""
     value = Message(file, start, end)
     match number, kind:
-        case 2, wire.BYTES:
+        case schema.LIST.s, wire.BYTES:
             data = bytes(value.view)
             try:
                 return data.decode()
             except UnicodeDecodeError:
                 return data
-        case 3, wire.VARINT:
+        case schema.LIST.i, wire.VARINT:
             return signed(start)
-        case 4, wire.FIXED32:
+        case schema.LIST.f, wire.FIXED32:
             return struct.unpack("<f", value.view)[0]
-        case 5, wire.VARINT:
+        case schema.LIST.b, wire.VARINT:
             return bool(start)
-        case 6, wire.VARINT:
+        case schema.LIST.type, wire.VARINT:
             return dtype_of(start).name
-        case 7, wire.BYTES:
+        case schema.LIST.shape, wire.BYTES:
             return shape_of(value)
-        case 8, wire.BYTES:
+        case schema.LIST.tensor, wire.BYTES:
             return Tensor(value)
-        case 9, wire.BYTES:
-            return Called(value.texts(1)[0], value)
+        case schema.LIST.func, wire.BYTES:
+            return Called(value.texts(schema.CALLED.name)[0], value)
     return None
 
 
 def _list(message: Message) -> list[Any]:
     items: list[Any] = []
     for number, kind, start, end in message.fields():
-        if kind == BYTES and number in (3, 4, 5, 6):
+        if kind == BYTES and number in (schema.LIST.i, schema.LIST.f, schema.LIST.b, schema.LIST.type):
             items += _packed(number, Message(message.file, start, end))
         else:
             items.append(_single(message.file, number, kind, start, end))
@@ -318,7 +328,7 @@ def _list(message: Message) -> list[Any]:
 def _packed(number: int, packed: Message) -> list[Any]:
     if len(packed) > 10 * MOST_ITEMS:
         raise packed.error(f"an attribute has {len(packed)} bytes of numbers", "no graph has so many")
-    if number == 4:
+    if number == schema.LIST.f:
         if len(packed) % 4:
             raise packed.error(f"{len(packed)} bytes hold numbers of 4 bytes each")
         return [value for (value,) in struct.iter_unpack("<f", packed.view)]

@@ -13,6 +13,7 @@ from . import checkpoint, graphs
 from .cells import Cells, find_cells
 from .graphs import Graph
 from .mapped import File, Folder
+from .schema import GRAPH, SAVED_MODEL
 from .table import is_table
 from .tensors import Stored, is_number
 from .text import binary, unescaped
@@ -112,7 +113,7 @@ def _read_folder(path: str) -> tuple[list[Graph], Variables]:
     folder = Folder(path)
     saved, text, state = (os.path.join(path, name) for name in ("saved_model.pb", "saved_model.pbtxt", "checkpoint"))
     if os.path.exists(saved) or os.path.exists(text):
-        file = folder.file(saved) if os.path.exists(saved) else binary(folder.file(text), "SavedModel")
+        file = folder.file(saved) if os.path.exists(saved) else binary(folder.file(text), SAVED_MODEL)
         prefix = os.path.join(path, "variables", "variables")
         variables = checkpoint.read(folder, prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
         return graphs.read_saved_model(file), variables
@@ -152,7 +153,7 @@ def _read_graph(name: str) -> tuple[list[Graph], Variables | None]:
     if name.endswith(".pbmm"):
         return [graphs.read_package(file)], None
     if name.endswith((".pb", ".pbtxt")):
-        return [graphs.read(binary(file, "Graph") if name.endswith("txt") else file)], None
+        return [graphs.read(binary(file, GRAPH) if name.endswith("txt") else file)], None
     raise FormatError(f"{name} is of an unknown kind; {_HINTS.get(os.path.splitext(name)[1].lower(), _EXPECTED)}")
 
 

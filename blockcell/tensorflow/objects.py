@@ -4,12 +4,8 @@ A checkpoint of objects has its variables by keys such as ``model/layer-1/cell/k
 among them, as a text, the graph of the objects, a TrackableObjectGraph. A SavedModel has a SavedObjectGraph, too, which
 says what its functions have captured. In both, objects are numbered, and each names its children:
 
-.. code-block:: text
-
-    graph: 1 object ...  2 (in SavedModels) function's name and what it has captured
-    object: 1 child ...  2 (in checkpoints) attribute ...  7 (in SavedModels) a variable  9 a constant
-    child: 1 number  2 name
-    attribute: 1 name, such as VARIABLE_VALUE  2 full name, such as "gru/gru_cell/kernel"  3 key
+Their fields are in `schema`; those of checkpoints besides are the attributes of an object, each with a name such as
+VARIABLE_VALUE, a full name such as "gru/gru_cell/kernel", and a key.
 """
 
 from __future__ import annotations
@@ -19,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from .schema import CAPTURED, CAPTURES, CHILD, CONSTANT, OBJECT, OBJECTS
 from .wire import VARINT, Message, varint
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -26,6 +23,8 @@ SLOT = "/.OPTIMIZER_SLOT/"
 MOST_OBJECTS = 2**18  # besides one for each 16 bytes
 MOST_CHILDREN = 2**17
 MOST_CAPTURED = 2**16
+_ATTRIBUTES = 2  # the field of an object in a checkpoint
+_NAME, _FULL_NAME, _KEY = 1, 2, 3  # the fields of an attribute
 _DEEPEST, _LONGEST = 64, 1000  # objects and characters of a name that is a path
 _MOST_LETTERS = 2**23  # of all such names
 
@@ -37,7 +36,7 @@ class Objects:
         self.message = message
         self._starts, self._ends = array("Q"), array("Q")
         most = MOST_OBJECTS + len(message) // 16
-        for entry in message.inside(1):
+        for entry in message.inside(OBJECTS.nodes):
             self._starts.append(entry.start)
             self._ends.append(entry.end)
             if len(self._starts) > most:
@@ -51,8 +50,8 @@ class Objects:
 
     def children(self, k: int) -> Iterator[tuple[int, Message]]:
         """Yield the number of each child, and the message that names it."""
-        for count, child in enumerate(self[k].inside(1)):
-            number = child.integer(1)
+        for count, child in enumerate(self[k].inside(OBJECT.children)):
+            number = child.integer(CHILD.node_id)
             if not 0 <= number < len(self):
                 raise child.error(f"an object has the number {number}; there are {len(self)}")
             if count == MOST_CHILDREN:
@@ -61,7 +60,7 @@ class Objects:
 
 
 def _name(child: Message) -> str:
-    return child.texts(2)[0]
+    return child.texts(CHILD.local_name)[0]
 
 
 class Named(NamedTuple):
@@ -80,8 +79,8 @@ def named(objects: Objects, keys: Collection[str]) -> Named:
     holders: dict[int, str] = {}
     full: dict[str, str] = {}
     for k in range(len(objects)):
-        for attribute in objects[k].inside(2):
-            kind, its_name, key = attribute.texts(1, 2, 3)
+        for attribute in objects[k].inside(_ATTRIBUTES):
+            kind, its_name, key = attribute.texts(_NAME, _FULL_NAME, _KEY)
             if kind == "VARIABLE_VALUE" and key in keys and key not in full and k not in holders:
                 holders[k], full[key] = key, its_name
     walk = _Walk(objects, holders)
@@ -171,14 +170,15 @@ def captured(saved: Objects, tracked: Objects) -> dict[str, list[Capture]]:
     keys = _keys(saved, tracked)
     captures_of: dict[str, list[Capture]] = {}
     count = 0
-    for entry in saved.message.inside(2):
-        (function,), value = entry.texts(1), entry.last(2)
+    for entry in saved.message.inside(OBJECTS.concrete_functions):
+        (function,), value = entry.texts(CAPTURES.key), entry.last(CAPTURES.value)
         captures = []
         for number in _numbers(value) if value else ():
             if not 0 <= number < len(saved):
                 raise entry.error(f"an object has the number {number}; there are {len(saved)}")
-            constant = saved[number].last(9)
-            captures.append(Capture(keys.get(number, ""), constant.texts(1)[0] if constant else ""))
+            constant = saved[number].last(OBJECT.constant)
+            node = constant.texts(CONSTANT.operation)[0] if constant else ""
+            captures.append(Capture(keys.get(number, ""), node))
             count += 1
             if count > MOST_CAPTURED + len(saved.message) // 16:
                 raise entry.error("functions capture more than those of any model")
@@ -189,9 +189,9 @@ def captured(saved: Objects, tracked: Objects) -> dict[str, list[Capture]]:
 def _numbers(message: Message) -> Iterator[int]:
     """Yield the numbers of the bound inputs of a function, which are packed or not."""
     for number, kind, start, end in message.fields():
-        if number == 2 and kind == VARINT:
+        if number == CAPTURED.bound_inputs and kind == VARINT:
             yield start
-        elif number == 2:
+        elif number == CAPTURED.bound_inputs:
             while start < end:
                 value, start = varint(message.file, start, end)
                 yield value
@@ -209,7 +209,7 @@ def _keys(saved: Objects, tracked: Objects) -> dict[int, str]:
     while at < len(pairs):
         saved_k, tracked_k = pairs[at], pairs[at + 1]
         at += 2
-        if saved[saved_k].last(7) is not None:
+        if saved[saved_k].last(OBJECT.variable) is not None:
             key = next((key for kind, key in _attributes(tracked[tracked_k]) if kind == "VARIABLE_VALUE"), "")
             keys.update({saved_k: key} if key else {})
         partners = {_name(message): child for child, message in tracked.children(tracked_k)}
@@ -223,6 +223,6 @@ def _keys(saved: Objects, tracked: Objects) -> dict[int, str]:
 
 def _attributes(message: Message) -> Iterator[tuple[str, str]]:
     """Yield kind and key of the attributes of an object."""
-    for attribute in message.inside(2):
-        kind, key = attribute.texts(1, 3)
+    for attribute in message.inside(_ATTRIBUTES):
+        kind, key = attribute.texts(_NAME, _KEY)
         yield kind, key

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..optable import Array
 from .mapped import File
+from .schema import DIMENSION, SHAPE, TENSOR
 from .wire import Message
 
 LARGEST = 2**48  # bytes of a tensor
@@ -32,29 +33,29 @@ def _dtype(name: str, field: int, stored: str | None = None) -> Dtype:
 
 
 DTYPES = {
-    1: _dtype("float32", 5),
-    2: _dtype("float64", 6),
-    3: _dtype("int32", 7),
-    4: _dtype("uint8", 7),
-    5: _dtype("int16", 7),
-    6: _dtype("int8", 7),
+    1: _dtype("float32", TENSOR.float_val),
+    2: _dtype("float64", TENSOR.double_val),
+    3: _dtype("int32", TENSOR.int_val),
+    4: _dtype("uint8", TENSOR.int_val),
+    5: _dtype("int16", TENSOR.int_val),
+    6: _dtype("int8", TENSOR.int_val),
     7: Dtype("string"),
     8: Dtype("complex64"),
-    9: _dtype("int64", 10),
-    10: _dtype("bool", 11),
+    9: _dtype("int64", TENSOR.int64_val),
+    10: _dtype("bool", TENSOR.bool_val),
     11: Dtype("qint8"),
     12: Dtype("quint8"),
     13: Dtype("qint32"),
-    14: _dtype("bfloat16", 13, "uint16"),
+    14: _dtype("bfloat16", TENSOR.half_val, "uint16"),
     15: Dtype("qint16"),
     16: Dtype("quint16"),
-    17: _dtype("uint16", 7),
+    17: _dtype("uint16", TENSOR.int_val),
     18: Dtype("complex128"),
-    19: _dtype("float16", 13),
+    19: _dtype("float16", TENSOR.half_val),
     20: Dtype("resource"),
     21: Dtype("variant"),
-    22: _dtype("uint32", 16),
-    23: _dtype("uint64", 17),
+    22: _dtype("uint32", TENSOR.uint32_val),
+    23: _dtype("uint64", TENSOR.uint64_val),
 }
 TEXT = 7
 _REFERENCE = 100  # added for a reference to such a tensor
@@ -107,11 +108,11 @@ def shape_of(message: Message | None) -> tuple[int | None, ...] | None:
     """Read a TensorShapeProto; None stands for an unknown size or rank."""
     if message is None:
         return ()
-    if message.integer(3):
+    if message.integer(SHAPE.unknown_rank):
         return None
     sizes: list[int | None] = []
-    for dimension in message.inside(2):
-        size = dimension.integer(1)
+    for dimension in message.inside(SHAPE.dim):
+        size = dimension.integer(DIMENSION.size)
         if size < -1:
             raise dimension.error(f"a dimension has the size {size}")
         sizes.append(size if size >= 0 else None)
@@ -155,15 +156,17 @@ class Tensor(Stored):
     def __init__(self, message: Message, dtype: Dtype | None = None, shape: tuple[int, ...] | None = None) -> None:
         """Read dtype and shape from the message if they are not given."""
         self._message = message
-        self._dtype = dtype or dtype_of(message.integer(1))
-        self.shape = shape if shape is not None else full_shape(message.last(2), self._dtype, message.file)
+        self._dtype = dtype or dtype_of(message.integer(TENSOR.dtype))
+        if shape is None:
+            shape = full_shape(message.last(TENSOR.tensor_shape), self._dtype, message.file)
+        self.shape = shape
 
     def read(self) -> Array:
         """Read the values, in place if the file has all of them as bytes."""
         message, dtype = self._message, self._dtype
         if dtype.stored is None:
             raise message.error(f"a tensor is of {dtype.name}", "only numbers are read")
-        count, content = math.prod(self.shape), message.last(4)
+        count, content = math.prod(self.shape), message.last(TENSOR.tensor_content)
         if content:
             if len(content) != count * dtype.stored.itemsize:
                 raise content.error(f"a tensor of {self.dtype} and shape {self.shape} has {len(content)} bytes")
@@ -183,7 +186,7 @@ class Tensor(Stored):
     def texts(self) -> list[str]:
         """Read the texts of a tensor of texts."""
         texts: list[str] = []
-        for field in self._message.inside(8):
+        for field in self._message.inside(TENSOR.string_val):
             texts.append(field.text())
             if len(texts) > MOST_TEXTS:
                 raise field.error(f"a tensor has more than {MOST_TEXTS} texts", "no graph has so many")

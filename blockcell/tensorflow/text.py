@@ -1,6 +1,6 @@
 """Protobuf's text format (``.pbtxt``): graphs in it become the bytes that they are in binary, to be read as those are.
 
-Fields that no reader here asks for are left out.
+Fields that are not in `schema`, which no reader here asks for, are left out.
 """
 
 from __future__ import annotations
@@ -11,50 +11,13 @@ from typing import NoReturn
 import numpy as np
 
 from .mapped import File
+from .schema import DOUBLE, FLOAT, INTEGER, TEXT, MessageFields
 from .tensors import DTYPES
 from .wire import BYTES, FIXED32, FIXED64, VARINT
 
-TEXT, INTEGER, FLOAT, DOUBLE = "a text", "an integer", "a number", "a double"
 DEEPEST = 100  # as in protobuf
+_UNREAD = MessageFields()
 
-_VALUES = {
-    "s": (2, TEXT), "i": (3, INTEGER), "f": (4, FLOAT), "b": (5, INTEGER), "type": (6, INTEGER), "shape": (7, "Shape"),
-    "tensor": (8, "Tensor"),
-}  # fmt: skip
-_FIELDS: dict[str, dict[str, tuple[int, str]]] = {  # of each message: number, and type or message
-    "SavedModel": {"meta_graphs": (2, "MetaGraph")},
-    "MetaGraph": {
-        "meta_info_def": (1, "MetaInfo"), "graph_def": (2, "Graph"), "saver_def": (3, "Saver"),
-        "object_graph_def": (7, "Objects"),
-    },
-    "Saver": {"restore_op_name": (3, TEXT)},
-    "Objects": {"nodes": (1, "Object"), "concrete_functions": (2, "Captures")},
-    "Object": {"children": (1, "Child"), "variable": (7, "Variable"), "constant": (9, "Constant")},
-    "Child": {"node_id": (1, INTEGER), "local_name": (2, TEXT)},
-    "Variable": {},
-    "Constant": {"operation": (1, TEXT)},
-    "Captures": {"key": (1, TEXT), "value": (2, "Captured")},
-    "Captured": {"bound_inputs": (2, INTEGER)},
-    "MetaInfo": {"tags": (4, TEXT)},
-    "Graph": {"node": (1, "Node"), "library": (2, "Library")},
-    "Library": {"function": (1, "Function")},
-    "Function": {"signature": (1, "Signature"), "node_def": (3, "Node"), "ret": (4, "Returned")},
-    "Signature": {"name": (1, TEXT), "input_arg": (2, "Argument"), "output_arg": (3, "Argument")},
-    "Argument": {"name": (1, TEXT)},
-    "Returned": {"key": (1, TEXT), "value": (2, TEXT)},
-    "Node": {"name": (1, TEXT), "op": (2, TEXT), "input": (3, TEXT), "attr": (5, "Attribute")},
-    "Attribute": {"key": (1, TEXT), "value": (2, "Value")},
-    "Value": _VALUES | {"list": (1, "List"), "func": (10, "Called")},
-    "List": _VALUES | {"func": (9, "Called")},
-    "Called": {"name": (1, TEXT), "attr": (2, "Attribute")},
-    "Shape": {"dim": (2, "Dimension"), "unknown_rank": (3, INTEGER)},
-    "Dimension": {"size": (1, INTEGER)},
-    "Tensor": {
-        "dtype": (1, INTEGER), "tensor_shape": (2, "Shape"), "tensor_content": (4, TEXT), "float_val": (5, FLOAT),
-        "double_val": (6, DOUBLE), "int_val": (7, INTEGER), "string_val": (8, TEXT), "int64_val": (10, INTEGER),
-        "bool_val": (11, INTEGER), "half_val": (13, INTEGER), "uint32_val": (16, INTEGER), "uint64_val": (17, INTEGER),
-    },
-}  # fmt: skip
 _TOKEN = re.compile(
     rb"""(?:[\s,;]++|\#[^\n]*+)*+(?:
     (?P<open>[{<])|(?P<close>[}>])|(?P<colon>:)|(?P<list>\[)|(?P<listed>\])
@@ -82,9 +45,9 @@ def unescaped(text: bytes) -> bytes:
     return _ESCAPE.sub(value, text)
 
 
-def binary(file: File, message: str) -> File:
-    """Convert a message in text, "Graph" or "SavedModel", to binary."""
-    return File(f"{file.name}, in binary", bytes(_Reader(file).message(_FIELDS[message], "end", DEEPEST)))
+def binary(file: File, message: MessageFields) -> File:
+    """Convert a message in text to binary."""
+    return File(f"{file.name}, in binary", bytes(_Reader(file).message(message, "end", DEEPEST)))
 
 
 class _Reader:
@@ -107,13 +70,14 @@ class _Reader:
         start = self._text[:40].decode("utf-8", "replace") or "the end"
         raise self._file.error(self._at, f"there is {start!r}; expected {expected}")
 
-    def message(self, fields: dict[str, tuple[int, str]], closing: str, depth: int) -> bytearray:
+    def message(self, message: MessageFields, closing: str, depth: int) -> bytearray:
         """Convert the fields of a message to binary, up to the word that closes it."""
         written = bytearray()
         while self._kind != closing:
-            number, form = 0, ""
+            number: int = 0
+            form: str | MessageFields = ""
             if self._kind == "word":
-                number, form = fields.get(self._text.decode("utf-8", "replace"), (0, ""))
+                number, form = message.fields.get(self._text.decode("utf-8", "replace"), (0, ""))
             elif self._kind == "list":  # the name of an extension
                 while self._kind not in ("listed", "end"):
                     self._next()
@@ -131,13 +95,13 @@ class _Reader:
             self._next()
         return written
 
-    def _value(self, number: int, form: str, depth: int, listed: bool = False) -> bytes:
+    def _value(self, number: int, form: str | MessageFields, depth: int, listed: bool = False) -> bytes:
         """Convert a value to a field in binary; to nothing if no reader asks for the field."""
-        if self._kind == "open" and (not number or form in _FIELDS):
+        if self._kind == "open" and (not number or isinstance(form, MessageFields)):
             if not depth:
                 raise self._file.error(self._at, f"messages are nested more than {DEEPEST} deep")
             self._next()
-            content = self.message(_FIELDS.get(form, {}), "close", depth - 1)
+            content = self.message(form if isinstance(form, MessageFields) else _UNREAD, "close", depth - 1)
             self._next()
             return _field(number, bytes(content)) if number else b""
         if self._kind == "text" and (not number or form == TEXT):
@@ -152,9 +116,10 @@ class _Reader:
             written = self._number(number, form) if number else b""
             self._next()
             return written
-        self._unexpected("a message, in braces" if form in _FIELDS else form or "a value")
+        self._unexpected("a message, in braces" if isinstance(form, MessageFields) else form or "a value")
 
-    def _number(self, number: int, form: str) -> bytes:
+    def _number(self, number: int, form: str | MessageFields) -> bytes:
+        """Convert the number of a field to binary."""
         word = self._text.decode("utf-8", "replace")
         try:
             if form == INTEGER:
