@@ -1,6 +1,27 @@
 """The ops and layers of `blockcell` as ONNX graphs: `build` makes models of ops, `export` writes layers, `link`
 completes models from TensorFlow, `Session` runs them on onnxruntime, `verify` compares what kernels and runtimes give.
 `training_step` writes a step of a layer's training, which `TrainingSession` runs.
+
+=======================  ===========================================================================================
+``lstm.py``              the equations of an LSTM as graph text; so ``gru.py``, ``gru_reset_after.py``, ``rnn.py``
+``activations.py``       activations and their slopes as graph text
+``text.py``              graph text: ONNX's textual syntax with two additions
+``config.py``            `Config`: what the graph of an op depends on, and checks of that
+``build.py``             `build`, the model of an op
+``body.py``              the nodes of an op: for all steps at once, or in a loop
+``loops.py``             loops over steps: Scan, Loop, unrolled
+``export.py``            `export`, the model of a layer
+``layer_graph.py``       `LayerGraph`: the cells of a layer, connected
+``graph_builder.py``     `GraphBuilder`: nodes over the sequences of a batch
+``integers.py``          int8 GEMM with quantized activations
+``call.py``              `LayerCall`: arguments and results of a layer as those of its model
+``link.py``              `link`: functions for the block ops in models from TensorFlow
+``training.py``          `training_step`; ``losses.py`` and ``optimizers.py`` have their graph text
+``training_session.py``  `TrainingSession`
+``session.py``           `Session`
+``runtime.py``           onnxruntime and its providers
+``verification.py``      `verify`: kernels and runtimes against the formulas in float64
+=======================  ===========================================================================================
 """
 
 from typing import TYPE_CHECKING, Any

@@ -8,6 +8,27 @@ other side cannot express is refused with a `ConversionError` that says why, and
 Layers of blockcell read x as [T,B,I], time first, unless a call has ``batch_first=True``. Their defaults, forget_bias=0
 and cell_clip=0, are those of all these packages but TensorFlow 1. Dropout acts in training only and has no weights, so
 it is not converted.
+
+=======================  ===========================================================================================
+``shared.py``            orders of gates, arrays to cells and back, refusals of what a format lacks
+``models.py``            whole models: layers that stand one behind the other, and their initial states
+``keras.py``             `from_keras`, `to_keras`
+``keras_layers.py``      `KerasLayer`, a neutral description of a layer of Keras, and the layers made of it
+``keras_objects.py``     descriptions of layers and models in memory
+``keras_config.py``      descriptions from the JSON of Keras 1, 2 and 3
+``keras_files.py``       descriptions from files
+``keras_stored.py``      the arrays in an HDF5 file of Keras
+``hdf5.py``              HDF5 files that are not trusted
+``torch.py``             `from_torch`, `to_torch`
+``onnx.py``              `from_onnx`, `to_onnx`
+``onnx_steps.py``        the layers of an ONNX graph, and their order
+``onnx_graph.py``        constants of a graph, and what lies between two layers
+``onnx_node.py``         an LSTM, GRU or RNN node as a layer
+``onnx_activations.py``  activations of nodes
+``onnx_clip.py``         the attribute ``clip`` of nodes
+``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
+``cudnn.py``             `from_cudnn`, cuDNN's flat buffer
+=======================  ===========================================================================================
 """
 
 from .cudnn import from_cudnn

@@ -13,6 +13,22 @@ tape, keeps the weights it started with, even if another thread replaces them me
 calls: states are arguments and results. Several threads may use one layer.
 
 **forget_bias and cell_clip of a layer are 0 unless given; those of `blockcell.raw_ops` are TensorFlow's 1.0 and 3.0.**
+
+=================  =================================================================================================
+``calls.py``       `BaseLayer`, the base of layers and quantized layers: ``__call__``, ``_read_and_run``, ``save``
+``layer.py``       `Layer`: ``forward``, ``backward``, ``set_weights``, ``plan``; `Leaf`: a layer with weights
+``cell.py``        `Cell`: what `LSTM`, `GRU` and `RNN` share
+``lstm_gru.py``    `LSTM`, `GRU` and `RNN`: arguments, attributes, initial weights
+``dense.py``       `Dense`
+``containers.py``  `Bidirectional`, `Stack`, and the stream of a stack
+``quantized.py``   `Quantized`, which ``layer.quantize`` returns
+``tape.py``        `Tape`, which ``forward`` returns
+``arguments.py``   readers of arguments: arrays, lengths, masks, states, and their error messages
+``masks.py``       `CountedSteps`: moves the steps that a mask counts to the front
+``shared.py``      types of states; packed weights (`LeafWeights`) and their lock; plans
+``loading.py``     ``blockcell.load``
+``structure.py``   read access to the private parts of layers, for ``convert``, files and ``onnx_export``
+=================  =================================================================================================
 """
 
 from .._stream import Stream

@@ -24,6 +24,22 @@ has the same equations.
 
 Files are mapped into memory and only what is asked for is read. A file is not trusted: what is wrong in it is a
 `blockcell.FormatError`, in time and memory that its size bounds, and nothing is ever unpickled or executed.
+
+=================  =================================================================================================
+``model.py``       `open`: which format a path has, and the model in it
+``checkpoint.py``  checkpoints: names and tensors
+``table.py``       sorted tables (LevelDB), in which checkpoints are stored
+``slices.py``      slices of partitioned variables
+``objects.py``     object graphs of TensorFlow 2
+``variables.py``   the variables of a model
+``graphs.py``      GraphDef, MetaGraphDef, SavedModel
+``tensors.py``     dtypes, shapes, and the values of a TensorProto
+``wire.py``        protobuf's wire format
+``schema.py``      names and numbers of protobuf's fields
+``text.py``        protobuf's text format
+``mapped.py``      files in memory
+``crc32c.py``      checksums
+=================  =================================================================================================
 """
 
 from .cells import Cells, Check, Found

@@ -2,6 +2,17 @@
 
 `replace` puts them into a model that is there, sharing its parameters, and `restore` takes them out again.  The extra
 ``torch`` installs what this needs; ``import blockcell`` alone does not import it.
+
+================  ==================================================================================================
+``modules.py``    `LSTM`, `GRU` and `RNN`
+``cells.py``      `LSTMCell`, `GRUCell` and `RNNCell`
+``base.py``       what modules and cells share
+``swap.py``       `replace` and `restore`
+``op.py``         a layer or a single step as an operator of PyTorch, with its gradient
+``quantized.py``  a quantized layer as an operator
+``packed.py``     PackedSequences, and step masks of resets
+``internals.py``  names of PyTorch that are not public
+================  ==================================================================================================
 """
 
 from .. import _kernels

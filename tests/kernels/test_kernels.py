@@ -43,6 +43,15 @@ def expected_of(name, args, dtype):
     return OPS[name].result._make(map(np.concatenate, zip(*steps, strict=True)))
 
 
+OTHER_VALUES = {"cell_clip": 0.75, "forget_bias": 0.5}
+"""Values of attributes that are not the defaults."""
+SWITCHES = {"use_peephole", "activation"}  # each value of which has a test
+
+
+def test_every_attribute_has_another_value():
+    assert {attribute.name for op in OPS.values() for attribute in op.attributes} == {*OTHER_VALUES, *SWITCHES}
+
+
 @cache
 def expectations(name, dtype):
     """Arguments, what they are, and the formulas' results; the same for every level."""
@@ -57,7 +66,7 @@ def expectations(name, dtype):
                 seed=k,
                 seq_len_max=T - 1 if k % 3 == 2 and T > 2 else T,
                 use_peephole=use_peephole,
-                **({"cell_clip": 0.75, "forget_bias": 0.5} if k % 2 else {}),
+                **(OTHER_VALUES if k % 2 else {}),
             )
             found.append((args, f"T, B, I, H = {sizes}, peephole {use_peephole}", expected_of(name, args, dtype)))
     return found

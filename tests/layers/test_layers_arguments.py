@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import pickle
 import re
 from types import MappingProxyType
 
@@ -13,12 +15,33 @@ from bits import leaves, like, same, zeros
 from cases import rng
 from forms import byte_swapped, read_only, strided
 from kernel_cases import DTYPES, same_bits
-from layer_cases import LAYERS, draw, run_all
+from layer_cases import LAYERS, OPTIONS, draw, run_all, with_option
 
+import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
 
 
 # ---------------------------------------------------------------------------------------------------- what is accepted
+@pytest.mark.parametrize(("cell", "name"), OPTIONS)
+def test_every_option_is_kept_and_computed(cell, name, tmp_path):
+    """What a new argument of a constructor needs: `init`, a property, `_arguments`, `__repr__`, files, and kernels."""
+    layer, value = with_option(cell, name)
+    assert np.array_equal(layer.weights[name] if name in layer.weights else getattr(layer, name), value)
+    assert name in layer._arguments(), "copies and conversions would drop it"
+    plain = cell.init(layer.input_size, layer.hidden_size)
+    assert repr(layer) != repr(plain) and (name in layer.weights or f"{name}={value!r}" in repr(layer))
+    layer.save(tmp_path / "layer.npz")
+    for twin in (blockcell.load(tmp_path / "layer.npz"), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert repr(twin) == repr(layer) and np.array_equal(twin._arguments()[name], value)
+
+    if name in ("coupled", "reset_after"):  # which change the shapes of weights
+        return
+    other = -value if name in layer.weights else inspect.signature(cell).parameters[name].default
+    changed = cell(**layer._arguments() | {name: other})
+    x = rng("options", name).uniform(-2, 2, (5, 2, layer.input_size)).astype(np.float32)
+    assert not np.array_equal(layer(x)[0], changed(x)[0]), "the kernels do not get it"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["lstm", "gru", "stack"])
 def test_any_layout_of_memory(name, dtype):

@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 from cases import as_passed
 
-from blockcell import _kernels
+from blockcell import _kernels, optable
 from blockcell._bind import bind
 from blockcell.optable import OPS
 
 LEVELS = _kernels.available_levels()
-DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
+DTYPES = {dtype.name: dtype.type for dtype in optable.DTYPES}
 # Largest error in eps of the output's largest entry; float64's leaves room for the formulas' own rounding.
 BOUNDS = {"float32": 5, "float64": 64, "float16": 1.5}
 SIZES = [  # T, B, I, H: single units, every kind of tail, one and many lines, tiles, blocks and panels

@@ -3,6 +3,8 @@
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 from bits import leaves, like, zeros
 from cases import arguments, rng
@@ -108,6 +110,37 @@ LAYERS = {
         ]
     ),
 }
+OPTIONS = [
+    (cell, name)
+    for cell in (LSTM, GRU, RNN)
+    for name, parameter in inspect.signature(cell).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+]
+"""Every argument of a constructor that need not be given, weights among them."""
+OPTIONAL_WEIGHTS = {
+    **{name: {"use_peephole": True} for name in ("wci", "wcf", "wco")},
+    "w_p": {"proj_size": 2},
+    "b_hc": {"reset_after": True},
+}
+"""For each weight that a layer may lack, the arguments of `init` with which it has the weight."""
+
+
+def with_option(cell, name, dtype=np.float32):
+    """A layer of random weights that has another value than the default of one option, and this value."""
+    default = inspect.signature(cell).parameters[name].default
+    if default is None:
+        value, options = None, OPTIONAL_WEIGHTS[name]
+    else:
+        others = {"icfo": "ifco", "tanh": "softsign", "sigmoid": "hard_sigmoid", "False": True, "0.0": 0.25}
+        value = others[str(default)]
+        options = {name: value} | ({"proj_size": 2} if name == "proj_clip" else {})
+    layer = cell.init(3, 4, seed=1, dtype=dtype, **options)
+    g = rng("option", name)
+    weights = {key: g.uniform(-1, 1, array.shape).astype(array.dtype) for key, array in layer.weights.items()}
+    layer.set_weights(**weights)
+    return layer, weights[name] if value is None else value
+
+
 CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru", "rnn"))]
 SINGLE = [name for name in LAYERS if "stack" not in name and "directional" not in name]
 

@@ -53,8 +53,8 @@ def draw(op, loop, seed):
     }
     if loop == "native":
         dtype, choices["cell_clip"] = np.float32, [0.0, -1.0]
-    names = {attribute.name for attribute in OPS[op].attributes}
-    attrs = {name: values[g.integers(len(values))] for name, values in choices.items() if name in names}
+    names = [attribute.name for attribute in OPS[op].attributes]
+    attrs = {name: choices[name][g.integers(len(choices[name]))] for name in names}
     n = int(g.integers(0, sizes["T"] + 1)) if OPS[op].sequence else None
     must = {"unroll": "T", "native": "H"}.get(loop)
     fixed = {letter: size if g.random() < 0.5 or letter == must else None for letter, size in sizes.items()}

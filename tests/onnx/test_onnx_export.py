@@ -30,6 +30,7 @@ from export_cases import (
     rnn,
 )
 from graphs import EPS, FLOAT64, ONNX, on_onnxruntime, on_reference
+from layer_cases import OPTIONS, with_option
 from runtimes import RUNTIMES
 
 import onnx_export
@@ -54,6 +55,12 @@ def test_equals_the_layer(name, loop, form):
     layer = LAYERS[name]("float64")
     case = Case(layer, **form)
     case.check(exported(layer, case, loop=loop))
+
+
+@pytest.mark.parametrize(("cell", "name"), OPTIONS)
+def test_no_option_of_a_cell_is_dropped(cell, name):
+    case = Case(with_option(cell, name, "float64")[0])
+    case.check(exported(case.layer, case))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(f"{k}={v}" for k, v in form.items()))

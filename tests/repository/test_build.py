@@ -51,6 +51,14 @@ def test_levels_that_are_built(setup, monkeypatch, wanted, levels):
     assert {f"blockcell.{name}" for name in (*setup.PLAIN, "_cyutility")} <= names
 
 
+def test_every_list_of_levels_has_all(setup):
+    assert tuple(setup.LEVELS) == _cpu.LEVELS
+    pages = "docs/settings.md", "docs/platforms.md", "docs/engine.md"
+    for path in ("tools/packages.py", "benchmarks/ceiling.py", *pages):
+        words = set(re.findall(r"\w+", (ROOT / path).read_text()))
+        assert words >= {*setup.LEVELS}, path
+
+
 def test_everything_that_a_kernel_includes_is_hashed(setup):
     """Else a package would take kernels that were built before a header changed."""
     files = {path for path in Path("pyx").rglob("*") if path.is_file() and path.suffix != ".pyx"}

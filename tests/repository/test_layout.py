@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,70 @@ def test_onnx_export_imports_no_kernels(source):
     imported = {f"{module}.{name}" for module, name in _imported(source)}
     assert {name for name in imported if re.match(r"blockcell\b.*\._", name)} <= {"blockcell.__version__"}
     assert source.name == "runtime.py" or not any(name.partition(".")[0] == "onnxruntime" for name in imported)
+
+
+# ------------------------------------------------------------------------------------------- the map in CONTRIBUTING.md
+SOURCES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".js", ".html", ".css", ".yml"}
+NEEDS_NO_NAME = {"__init__.py", "conftest.py"}
+
+
+def _map_lines() -> dict[str, tuple[str, str]]:
+    """Return each folder of the map, with its line and the docstring that lists its modules, or ""."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Map\n")[2].partition("\n## ")[0]
+    lines = {}
+    for folder, line in re.findall(r"^\| `([\w./]+/)` \| (.+) \|$", text, re.MULTILINE):
+        package = ast.parse((ROOT / folder / "__init__.py").read_text()) if "`__init__.py`" in line else ast.Module([])
+        lines[folder] = (line, ast.get_docstring(package) or "")
+    return lines
+
+
+def _named_in(folder: str, line: str, docstring: str) -> set[str]:
+    """Return the paths of files that a line names, or a table in a docstring, whose rows stand below their folder."""
+    names = {f"{folder}{name}" for name in re.findall(r"`([\w./*]+\.(?:py|pyx|pxd|h|c|js|html|css|yml))`", line)}
+    subfolder = ""
+    table = re.search(r"^==+ +==+\n(.*)^==+ +==+$", docstring, re.DOTALL | re.MULTILINE)
+    for row in table[1].splitlines() if table else ():
+        if not row or row.startswith("===="):
+            subfolder = ""
+        elif start := re.match(r"``(\w+/)``", row):
+            subfolder = start[1]
+        names |= {f"{folder}{subfolder}{name}" for name in re.findall(r"``([\w.]+\.py)``", row)}
+    return {name.removeprefix("./") for name in names}
+
+
+def _tracked_sources() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    return [name for name in listed.stdout.split() if Path(name).suffix in SOURCES]
+
+
+def _is_named(path: str, names: set[str]) -> bool:
+    """Return whether a file has a name in the map, or is the C or the types of a file that has one."""
+    if Path(path).suffix == ".pyi":
+        path = f"pyx/{Path(path).stem}.pyx"
+    variants = {path, f"{path[:-2]}.pxd"} if path.endswith(".h") else {path}
+    return any(fnmatch(variant, name) for variant in variants for name in names)
+
+
+def test_every_source_is_in_the_map():
+    """The line of its folder, or the docstring of its package, has the file's name."""
+    lines = _map_lines()
+    names = {name for folder, line in lines.items() for name in _named_in(folder, *line)}
+    names.add("tests/*/test_*.py")
+    assert not [
+        path for path in _tracked_sources() if Path(path).name not in NEEDS_NO_NAME and not _is_named(path, names)
+    ]
+
+
+def test_the_map_names_no_file_that_is_not_there():
+    for folder, line in _map_lines().items():
+        assert (ROOT / folder).is_dir()
+        for path in re.findall(r"`([\w./]+/)`", line[0]):
+            assert (ROOT / folder / path).is_dir(), f"{folder} has no {path}"
+        if folder != "tests/":  # whose files stand in its folders
+            for name in _named_in(folder, *line):
+                assert any(ROOT.glob(name)), f"the map names {name}"
 
 
 # ---------------------------------------------------------------------------------------------------------- other rules
