@@ -1,13 +1,13 @@
-"""Weights from and to Keras, PyTorch, ONNX, TensorFlow 1 and cuDNN, where both sides compute the same function.
+"""Convert weights from and to Keras, PyTorch, ONNX, TensorFlow 1 and cuDNN.
 
-None of these packages need be installed; only `to_onnx`, and `from_onnx` of a model, need ``onnx``. A layer that the
-other side cannot express is refused with a `ConversionError` that says why, and what to do instead.
+None of these packages need be installed; only `to_onnx`, and `from_onnx` of a model, need ``onnx``. If the other side
+cannot express a layer, a `ConversionError` names the reason and a remedy.
 
-`from_keras`, `from_torch` and `from_onnx` take whole models, too, and warn of what they leave out.
+`from_keras`, `from_torch` and `from_onnx` take whole models, too, and warn of skipped parts.
 
 Layers of blockcell read x as [T,B,I], time first, unless a call has ``batch_first=True``. Their defaults, forget_bias=0
-and cell_clip=0, are those of all these packages but TensorFlow 1. Dropout acts in training only and has no weights, so
-it is not converted.
+and cell_clip=0, are the defaults of all these packages except TensorFlow 1. Dropout acts in training only and has no
+weights, so it is not converted.
 
 =======================  ===========================================================================================
 ``shared.py``            orders of gates, arrays to cells and back, refusals of what a format lacks

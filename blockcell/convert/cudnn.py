@@ -22,7 +22,7 @@ def from_cudnn(
     directions: int = 1,
     activation: Activation = "tanh",
 ) -> Layer:
-    """A layer with the weights of cuDNN's flat buffer.
+    """Convert cuDNN's flat buffer of weights.
 
     .. code-block:: python
 
@@ -31,14 +31,14 @@ def from_cudnn(
     Parameters
     ----------
     buffer : array
-        All weights of all layers and then all their biases, one after the other: an ``opaque_kernel`` of TensorFlow's
-        ``CudnnLSTM`` and ``CudnnGRU``, an ``rnn_param`` of MXNet's ``RNN``.
+        All weights of all layers and then all their biases: an ``opaque_kernel`` of TensorFlow's ``CudnnLSTM`` and
+        ``CudnnGRU``, or an ``rnn_param`` of MXNet's ``RNN``.
     kind : {"LSTM", "GRU", "RNN"}
         The cell. cuDNN's GRU is the one with ``reset_after=True``.
     input_size : int
         The number of inputs of the first layer.
     layers, directions : int
-        How many there are; 2 directions are a `Bidirectional`. hidden_size follows from the length of the buffer.
+        Their numbers; 2 directions become a `Bidirectional`. hidden_size follows from the length of the buffer.
     activation : str or tuple
         Of an RNN: "tanh" or "relu". LSTM and GRU have tanh and sigmoid.
 
@@ -52,9 +52,9 @@ def from_cudnn(
     TypeError
         The buffer is not float32, float64 or float16.
     ConversionError
-        An LSTM or a GRU is to have another activation.
+        An activation other than tanh and sigmoid is passed for an LSTM or a GRU.
     ValueError
-        No whole number of cells has so many weights.
+        No hidden_size gives a buffer of this length.
     """
     caller = "from_cudnn"
     if kind not in GATE_COUNTS:

@@ -56,7 +56,7 @@ def from_keras(
     activation: Activation | None = None,
     recurrent_activation: Activation | None = None,
 ) -> Any:
-    """A layer with the weights of a Keras layer, or of a whole model, in memory or in a file.
+    """Convert a Keras layer or a whole Keras model, in memory or in a file.
 
     .. code-block:: python
 
@@ -67,46 +67,50 @@ def from_keras(
     Parameters
     ----------
     source : path_like, Keras model or layer, or sequence
-        The path of a ``.h5``, ``.hdf5``, ``.keras``, ``.weights.h5``, or of the ``.json`` of an architecture. Files
-        need not be trusted: nothing in them is executed. Or a model; a
-        ``keras.layers.LSTM``, ``GRU``, ``SimpleRNN``, an ``RNN`` of one or several of their cells, ``Bidirectional`` of
-        them, or ``Dense``; or what their
-        ``get_weights()`` returned: ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first two, and
-        these twice for ``Bidirectional``; ``[kernel, bias]`` for ``Dense``. A list of layers or of such lists becomes a
-        `blockcell.Stack`, and so does what ``get_weights()`` of a model of such layers alone returned, if the shapes
-        tell which array belongs to which layer. Of a model, better pass the model: arrays do not tell the activation
-        of a ``Dense``, nor ``return_sequences``.
+        A path: ``.h5``, ``.hdf5``, ``.keras``, ``.weights.h5``, or the ``.json`` of an architecture. Files need not be
+        trusted: nothing in them is executed.
+
+        A model, or a layer: ``keras.layers.LSTM``, ``GRU``, ``SimpleRNN``, an ``RNN`` of one or several of their cells,
+        ``Bidirectional`` of these, or ``Dense``.
+
+        The ``get_weights()`` of a layer: ``[kernel, recurrent_kernel, bias]`` or, with ``use_bias=False``, the first
+        two; both directions one after the other for ``Bidirectional``; ``[kernel, bias]`` for ``Dense``. Also the
+        ``get_weights()`` of a model of such layers alone, if the shapes assign each array to a layer. Prefer the model:
+        arrays contain neither the activation of a ``Dense`` nor ``return_sequences``.
+
+        A list of layers or of such lists becomes a `blockcell.Stack`.
     weights : path_like, optional
         For an architecture's ``.json`` the path of its weights, as ``save_weights`` wrote them.
     reset_after : bool, optional
-        Whether a GRU resets after the product. Needed for arrays without a bias, which do not show it. It has nothing
-        to do with `reset` of a call, which says where the state is set to zero.
+        Whether a GRU applies the reset gate after the product. Only arrays without a bias need it. It is unrelated to
+        `reset` of a call, which sets the state to zero.
     activation, recurrent_activation : str or tuple, optional
-        Those of cells whose arrays these are, which do not tell them, by the names that layers here have; None for
-        Keras' defaults, "tanh" and "sigmoid", the second with a warning: before Keras 2.3 and in TensorFlow 1 it was
-        ``("hard_sigmoid", 0.2, 0.5)``. **"hard_sigmoid" is Keras 3's.** In a config of Keras 2 that name has those
-        parameters.
+        The activations of cells given as arrays, by blockcell's names. None means Keras' defaults, "tanh" and
+        "sigmoid", the second with a warning: before Keras 2.3 and in TensorFlow 1 it was
+        ``("hard_sigmoid", 0.2, 0.5)``. **"hard_sigmoid" is the function of Keras 3.** In a config of Keras 2 it means
+        ``("hard_sigmoid", 0.2, 0.5)``.
 
     Returns
     -------
     LSTM, GRU, RNN, Bidirectional, Dense, Stack, or dict of str to Layer
-        Of a model that has several, a `Stack` if its recurrent layers stand one behind the other, with nothing between
-        them but layers that do nothing in inference, such as Dropout. Dense layers before and behind them, and
-        activations of these, belong to the stack. Behind a layer without ``return_sequences``, the last `Dense` has
-        ``last=True``, or behind a Bidirectional or one with ``go_backwards`` the next one ``last="ends"``; if there is
-        none, what Keras returns is the h of the state. Otherwise a dict of the recurrent layers by their names, within
-        a nested model ``"model/layer"``; so too for a model with a ``call`` of its own, which does not tell their
-        order.
+        A model with several recurrent layers becomes a `Stack` if each reads the one before it, through nothing but
+        layers without effect in inference, such as Dropout. Dense layers before and behind them belong to the stack,
+        with their activations. Behind a layer without ``return_sequences``, the last `Dense` has ``last=True``; behind
+        a Bidirectional or a layer with ``go_backwards``, the next one has ``last="ends"``. Without a Dense, Keras'
+        result is the h of the state.
 
-        A lone layer with ``go_backwards=True`` has ``reverse=True`` here. ``unit_forget_bias`` does not matter: it only
-        sets the initial bias. States are named, not ordered: Keras's ``[h, c]`` is ``state={"h": h, "cs": c}``.
+        Any other model, and a model with its own ``call``, becomes a dict of the recurrent layers by their names,
+        within a nested model ``"model/layer"``.
+
+        A single layer with ``go_backwards=True`` gets ``reverse=True``. ``unit_forget_bias`` only sets the initial
+        bias. States have names: Keras' ``[h, c]`` is ``state={"h": h, "cs": c}``.
 
     Warns
     -----
     UserWarning
-        Of a model, what else it does and was left out. Masking is: pass ``mask=`` to the layer's calls. Of the arrays
-        of a ``Dense``, that it has no activation here, and gives y for each step. Of those of an LSTM or a GRU without
-        `recurrent_activation`, that it is sigmoid here.
+        Parts of a model are skipped; for Masking, pass ``mask=`` to the layer's calls. The arrays of a ``Dense`` become
+        a `Dense` without activation that runs at each step. The arrays of an LSTM or a GRU without
+        `recurrent_activation` get sigmoid.
 
     Raises
     ------
@@ -115,13 +119,13 @@ def from_keras(
     TypeError
         The source is none of these, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        Activations that layers here do not have, such as gelu, and functions of one's own; ``go_backwards=True`` of a
-        lone layer with ``return_sequences=True``, whose output Keras leaves in the order in which it is computed; a
-        ``merge_mode`` other than "concat".
+        Layers do not have the activation, such as gelu, or it is your own function; a single layer has
+        ``go_backwards=True`` and ``return_sequences=True``, so Keras' output begins with the last step; a
+        ``merge_mode`` is not "concat".
     ValueError
-        A model has no LSTM, GRU or SimpleRNN; the number of arrays or their shapes are wrong, or they may be those of a
-        Bidirectional with I = H as well as those of two stacked layers; they may be those of an Embedding. An
-        activation is given for arrays of layers that have none, or for a model or layer, which has its own.
+        A model has no LSTM, GRU or SimpleRNN; the number of arrays or their shapes are wrong or ambiguous: a
+        Bidirectional with I = H has the shapes of two stacked layers, and a kernel may be an Embedding. An activation
+        is passed for layers without one, or for a model or layer, which has its own.
     """
     caller = "from_keras"
     if isinstance(source, (str, os.PathLike)):
@@ -205,23 +209,23 @@ def to_keras(layer: Layer) -> list[Any]:
     Parameters
     ----------
     layer : LSTM, GRU, RNN, Bidirectional, Dense or Stack
-        For a ``keras.layers.LSTM``, a ``SimpleRNN``, a ``GRU`` with the same ``reset_after`` as the layer here, whose
-        default is another, or a ``Bidirectional`` with its default ``merge_mode``, all with ``use_bias=True``; or a
-        ``Dense``. **Activations are not among the weights**: Keras's layer must have those of the layer here, which go
-        by the same names in Keras 3. One with parameters is a function there, such as
+        The target is a ``keras.layers.LSTM``, a ``SimpleRNN``, a ``GRU`` with the layer's ``reset_after`` (the defaults
+        differ), a ``Bidirectional`` with its default ``merge_mode``, all with ``use_bias=True``, or a ``Dense``.
+        **Activations are not among the weights**: give Keras' layer the activations of this layer, with the same names
+        in Keras 3. An activation with parameters is a function there, such as
         ``lambda z: keras.ops.leaky_relu(z, 0.01)``.
 
     Returns
     -------
     list of ndarray
         ``[kernel, recurrent_kernel, bias]``, twice for `Bidirectional`, and ``[kernel, bias]`` for `Dense`; for a
-        `Stack` a list of such lists, which a model's ``set_weights`` takes one after the other, in one list. An
-        LSTM's forget_bias is added into the bias.
+        `Stack` a list of such lists; concatenate them for a model's ``set_weights``. An LSTM's forget_bias is added to
+        the bias.
 
     Raises
     ------
     ConversionError
-        An LSTM has peepholes, a projection or coupled gates, or clips its cell state: Keras has nothing like it. A
+        An LSTM has peepholes, a projection, coupled gates or a clipped cell state, which Keras does not support. A
         layer has ``reverse=True``.
     """
     caller = "to_keras"

@@ -86,7 +86,7 @@ def from_onnx(
     initial_state: bool = False,
     ignore_clip: bool = False,
 ) -> Any:
-    """A layer with the weights of an ONNX LSTM, GRU or RNN node, or of a whole model.
+    """Convert an ONNX LSTM, GRU or RNN node, or a whole ONNX model.
 
     .. code-block:: python
 
@@ -97,51 +97,50 @@ def from_onnx(
     source : onnx.ModelProto or onnx.NodeProto
         A model, or a node and its `initializers`.
     initializers : mapping of str to array_like, optional
-        The values of a node's inputs W, R, B and P under the names that they have in the node.
+        The values of a node's inputs W, R, B and P by their names in the node.
     name : str, optional
-        Name of a node in a model, or of one of its outputs. None converts all of the model, the bodies of its loops
-        and branches as well.
+        Name of a node in a model, or of one of its outputs. None converts the whole model, including the bodies of
+        loops and branches.
     initial_state : bool
-        Whether to return the states that the model starts from, too: ``(layer, state)``. Those are the `initial_h` and
-        `initial_c` that are constants, or rows that the model makes of constants for each batch, as models with a
-        learned initial state have them. Calls take it for any batch: ``y, last = layer(x, state)``. It is None where
-        the layer starts from zeros; if several layers are returned, it is a dict, too.
+        Whether to return ``(layer, state)``, where `state` is a learned initial state: `initial_h` and `initial_c` that
+        are constants, or constants that the model repeats for each batch. Calls take it for any batch:
+        ``y, last = layer(x, state)``. It is None if the layer starts from zeros, and a dict beside a dict of layers.
     ignore_clip : bool
-        Whether to leave out a node's ``clip`` also where it may change results. Without, it is left out only where no
-        input can reach it.
+        Whether to ignore a node's ``clip`` even if it may change results. By default it is ignored only if no input can
+        reach it.
 
     Returns
     -------
     LSTM, GRU, RNN, Bidirectional, Stack, or dict of str to Layer
-        X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``, whose
-        parts may be named, ``state={"h": ..., "cs": ...}``. ONNX's bidirectional Y is [T,2,B,H]; y here is [T,B,2H].
-        Weights may be made of constants by nodes such as Slice, Concat and Unsqueeze, and stand in branches of an If.
-        A ``DynamicQuantizeLSTM`` of onnxruntime gives the LSTM of the weights that its integers stand for.
+        X, sequence_lens, initial_h and initial_c become arguments of its calls: x, ``lengths=`` and ``state=``, with
+        names, ``state={"h": ..., "cs": ...}``. ONNX's bidirectional Y is [T,2,B,H]; y of a layer is [T,B,2H]. Weights
+        may be constants behind nodes such as Slice, Concat and Unsqueeze, and in branches of an If. A
+        ``DynamicQuantizeLSTM`` of onnxruntime becomes an LSTM with the dequantized weights.
 
-        Of a model that has several, a `Stack` if they stand one behind the other, with nothing but changes of shape
-        between them, as exporters write them. A dense layer behind them (Gemm, or MatMul and Add), and its activation,
-        belong to the stack; the last one gets `last` if the first one reads the last step or Y_h. Otherwise a dict, by
-        the names of the nodes. A model that `onnx_export.export` wrote gives the layer that it was made of.
+        Several nodes become a `Stack` if each reads the one before it, through nothing but changes of shape, as
+        exporters write them. Dense layers behind them (Gemm, or MatMul and Add) belong to the stack, with their
+        activations; the last one gets `last` if the first one reads the last step or Y_h. Other models become a dict by
+        the names of the nodes. A model that `onnx_export.export` wrote gives back the exported layer.
 
-        The node's ``layout=1`` and transpositions before and behind it are not part of the layer: x and y are [T,B,.]
-        here unless a call has ``batch_first=True``.
+        The node's ``layout=1`` and transpositions around it are not part of the layer: x and y are [T,B,.] unless a
+        call has ``batch_first=True``.
 
     Warns
     -----
     UserWarning
-        Of a model, what else it does and was left out. Of a GRU that PyTorch exported with ``linear_before_reset=0``,
-        that PyTorch's own has 1. Of initial states and lengths that are neither inputs of the
-        model nor constant, that they are the caller's. Of initial states that are constant and not zero, how to get
-        them. Of a ``DynamicQuantizeLSTM``, that x and h are not rounded.
+        Parts of a model are skipped. PyTorch exported a GRU with ``linear_before_reset=0``, where its own has 1.
+        Initial states or lengths are neither inputs of the model nor constant: pass them to calls. Initial states are
+        constant and not zero: the warning says how to get them. The x and h of a ``DynamicQuantizeLSTM`` are not
+        quantized.
 
     Raises
     ------
     TypeError
         The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
     ConversionError
-        Activations that layers do not have; of an LSTM, two that differ for the candidate and the cell state;
-        ``input_forget=1`` with others than sigmoid and hard_sigmoid for the gates; a ``clip`` that may change results;
-        and weights that are not constant.
+        Layers do not have the activation; an LSTM has different activations for the candidate and the cell state; the
+        gates of ``input_forget=1`` have other activations than sigmoid and hard_sigmoid; a ``clip`` may change results;
+        weights are not constant.
     ValueError
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
@@ -251,7 +250,7 @@ def _example_state(layer: Layer) -> str:
 
 
 def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[str, Array]]:
-    """An ONNX LSTM, GRU or RNN node with the layer's weights.
+    """Return an ONNX LSTM, GRU or RNN node with the layer's weights.
 
     .. code-block:: python
 
@@ -272,16 +271,15 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     Returns
     -------
     node : onnx.NodeProto
-        It starts from zero states. To feed other ones, give names to ``node.input[5]`` and ``[6]``.
+        It starts from zero states. For other states, set the names ``node.input[5]`` and ``[6]``.
     initializers : dict of str to ndarray
-        forget_bias is added into the bias. Of an LSTM with ``coupled=True``, i is made of f, and the node has
-        ``input_forget=1``.
+        forget_bias is added to the bias. An LSTM with ``coupled=True`` gets i from its f, and ``input_forget=1``.
 
     Raises
     ------
     ConversionError
-        An LSTM clips its cell state, or has a projection; the activations selu and exponential; a stack; an LSTM beside
-        a GRU.
+        An LSTM clips its cell state or has a projection; the activation is selu or exponential; the layer is a stack,
+        or has an LSTM beside a GRU.
     """
     caller = "to_onnx"
     if isinstance(layer, Stack):

@@ -44,7 +44,7 @@ RecurrentCell = LSTM | GRU | RNN
 
 
 class ConversionError(ValueError):
-    """The other side cannot express what this one computes."""
+    """The target of a conversion cannot express what the source computes."""
 
 
 def reorder(weights: Array, old_order: str, new_order: str, axis: int = -1) -> Array:

@@ -73,7 +73,7 @@ def from_tf1(
     proj_clip: float = 0.0,
     activation: Activation = "tanh",
 ) -> LSTM | GRU | RNN:
-    """A layer with the weights of a TensorFlow 1 cell, as a checkpoint holds them.
+    """Convert the variables of a TensorFlow 1 cell, as a checkpoint holds them.
 
     .. code-block:: python
 
@@ -81,9 +81,9 @@ def from_tf1(
         variables = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
         layer = convert.from_tf1(variables, scope="rnn/lstm_cell", forget_bias=1.0)
 
-    A CHECKPOINT DOES NOT SAY WHICH forget_bias, cell_clip, proj_clip AND activation THE CELL HAD. They are arguments of
-    the cell in the program that made it, and are in the graph (``.meta``, ``.pb``). A wrong forget_bias gives wrong
-    results without any error, so pass it. Without it, the default of the class is taken with a warning.
+    A CHECKPOINT DOES NOT CONTAIN forget_bias, cell_clip, proj_clip AND activation. They are arguments of the cell in
+    the program that wrote it, and are in the graph (``.meta``, ``.pb``). A wrong forget_bias gives wrong results and no
+    error, so pass it.
 
     Parameters
     ----------
@@ -94,19 +94,19 @@ def from_tf1(
         CoupledInputForgetGateLSTMCell, GRUBlockCell, GRUBlockCellV2, GRUCell, CudnnCompatibleGRUCell or BasicRNNCell.
         None infers it from the names of the variables.
     scope : str, optional
-        What the names of the cell's variables begin with, such as ``"rnn/multi_rnn_cell/cell_0/lstm_cell"``. Needed
-        if there is more than one cell.
+        The prefix of the cell's variables, such as ``"rnn/multi_rnn_cell/cell_0/lstm_cell"``. Needed if there is more
+        than one cell.
     forget_bias : float, optional
-        For an LSTM. None warns and takes the default of the class: 0.0 for CudnnCompatibleLSTMCell, else 1.0.
+        Of an LSTM. None warns and takes the default of the class: 0.0 for CudnnCompatibleLSTMCell, else 1.0.
     cell_clip, proj_clip : float
-        For an LSTM, and for one with a projection; 0 means no clip. TensorFlow 1's classes do not clip by default.
+        Of an LSTM, and of its projection; 0 means no clip. TensorFlow 1's classes do not clip by default.
     activation : str or tuple
-        What the class was given as ``activation``: a name, or a name and parameters, as layers take it.
+        The ``activation`` argument of the class: a name, or a name and parameters, as in layers.
 
     Returns
     -------
     LSTM, GRU or RNN
-        With peepholes and a projection if the cell has them. forget_bias is not added into the bias, as in TensorFlow.
+        It has peepholes and a projection if the cell has them. forget_bias is not added to the bias, as in TensorFlow.
         A CudnnCompatibleGRUCell is a GRU with reset_after=True, a CoupledInputForgetGateLSTMCell an LSTM with
         coupled=True.
 
@@ -120,16 +120,16 @@ def from_tf1(
     TypeError
         variables is no mapping, or an array has a dtype other than float32, float64 and float16.
     ConversionError
-        Layer normalization; a projection with a bias.
+        The cell has layer normalization, or its projection has a bias.
     ValueError
-        No cell or several are found, or shapes are wrong.
+        There is no cell, or several match, or shapes are wrong.
 
     Notes
     -----
     Convert the cells of a bidirectional or stacked network one by one, and combine them with `blockcell.Bidirectional`
     and `blockcell.Stack`. To take the moving averages of the weights, rename them first:
     ``{name.removesuffix("/ExponentialMovingAverage"): ... for name in ... if name.endswith(...)}``.
-    One build of TensorFlow stored w_ru and w_c under each other's names; their shapes show it, and they are swapped.
+    One build of TensorFlow exchanged the names of w_ru and w_c; their shapes show it, and they are swapped back.
     """
     caller = "from_tf1"
     if not isinstance(variables, Mapping):

@@ -45,7 +45,7 @@ def from_torch(
     nonlinearity: str | None = None,
     initial_state: Sequence[str] | None = None,
 ) -> Any:
-    """A layer with the weights of a ``torch.nn.LSTM``, ``GRU`` or ``RNN``, or of a whole model.
+    """Convert a ``torch.nn.LSTM``, ``GRU`` or ``RNN``, or a whole PyTorch model.
 
     .. code-block:: python
 
@@ -54,51 +54,50 @@ def from_torch(
     Parameters
     ----------
     source : mapping of str to array_like, or module
-        A state_dict, or anything like it (safetensors, numpy arrays), with PyTorch's names: ``weight_ih_l0``,
-        ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``_reverse`` for the other direction, ``_l1`` and so on.
-        The names of ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell``, without ``_l0``, are taken too.
+        A module, a state_dict, or a similar mapping (safetensors, numpy arrays) with PyTorch's names: ``weight_ih_l0``,
+        ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``_reverse`` for the other direction, ``_l1`` and so on; or
+        the names of ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell``, without ``_l0``.
     prefix : str, optional
-        What the names of one LSTM, GRU, RNN or Linear begin with. None converts all.
+        The prefix of the names of one LSTM, GRU, RNN or Linear. None converts all.
     nonlinearity : {"tanh", "relu"}, optional
-        That of plain RNNs, which a state_dict does not tell. None takes it from the module, and is "tanh" where there
-        is none, with a warning.
+        The activation of plain RNNs, which a state_dict does not contain. None takes it from the module; without a
+        module it is "tanh", with a warning.
     initial_state : sequence of str, optional
-        The names of the parameters that the one LSTM, GRU or RNN starts from, which PyTorch leaves to each model: first
-        h, then c of an LSTM, such as ``("h0", "c0")``. What is returned is then ``(layer, state)``, and calls take the
-        state for any batch: ``y, last = layer(x, state)``. Shapes are those of torch.nn, (num_layers * D, 1, H), or the
-        same without the batch.
+        The names of the parameters from which the only LSTM, GRU or RNN starts: first h, then c of an LSTM, such as
+        ``("h0", "c0")``. The result is then ``(layer, state)``, and calls take the state for any batch:
+        ``y, last = layer(x, state)``. Shapes are (num_layers * D, 1, H) as in torch.nn, or without the 1.
 
     Returns
     -------
     LSTM, GRU, RNN, Bidirectional, Stack, Dense, or dict of str to Layer
         A `Stack` for more than one layer. A GRU has ``reset_after=True``, an LSTM with ``proj_size`` has `w_p`.
 
-        If there are several LSTMs, GRUs and RNNs, a dict of them by their prefixes: neither a state_dict nor a module
-        tells in which order its ``forward`` calls them. Only of a ``torch.nn.Sequential`` that is known. If there is
-        nothing between them but Dropout and Identity, it becomes a `Stack`, to which Linears before and behind them,
-        and the activations of these, belong.
+        Several LSTMs, GRUs and RNNs become a dict by their prefixes, because neither a state_dict nor a module shows
+        the order in which ``forward`` calls them. A ``torch.nn.Sequential`` has an order: it becomes a `Stack` if there
+        is nothing between them but Dropout and Identity. Linears before and behind them belong to the stack, with their
+        activations.
 
     Warns
     -----
     UserWarning
-        Without a prefix, what else there is and was left out. Of plain RNNs, that their nonlinearity is not known.
+        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known.
 
     Raises
     ------
     TypeError
         The source is no mapping, or a tensor cannot be read as an array of float32, float64 or float16.
     ConversionError
-        Weights that are normalized, in two parts.
+        Weights are split by weight or spectral normalization.
     ValueError
-        There is no LSTM, GRU or RNN, or none with the prefix; weights are missing or left over, or shapes are wrong; a
-        `nonlinearity` is given, and there is no plain RNN.
+        There is no LSTM, GRU or RNN, or none with the prefix; weights are missing or unused, or shapes are wrong; a
+        `nonlinearity` is passed without a plain RNN.
 
     Notes
     -----
-    PyTorch trains two biases where a layer here has one, ``bias_ih + bias_hh``: with the same learning rate, its bias
+    PyTorch trains two biases; a layer has their sum, ``bias_ih + bias_hh``. With the same learning rate, PyTorch's sum
     moves twice as far in a step; docs/convert.md has the cure. Only the candidate of a GRU has both, b_c and b_hc.
-    PyTorch's states are ``(h, c)``; here they are ``LSTMState(cs, h)`` or have names, ``state={"h": h, "cs": c}``.
-    ``batch_first`` belongs to the call.
+    PyTorch's states are ``(h, c)``, a layer's are ``LSTMState(cs, h)`` or have names, ``state={"h": h, "cs": c}``.
+    ``batch_first`` is an argument of the call.
     """
     caller = "from_torch"
     module = source
@@ -347,7 +346,7 @@ def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
 
 
 def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
-    """The weights under the names of a state_dict of ``torch.nn.LSTM``, ``GRU``, ``RNN`` or ``Linear``.
+    """Return the weights with the names of a state_dict of ``torch.nn.LSTM``, ``GRU``, ``RNN`` or ``Linear``.
 
     .. code-block:: python
 
@@ -357,24 +356,23 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
     Parameters
     ----------
     layer : LSTM, GRU, RNN, Bidirectional, Stack or Dense
-        A GRU has ``reset_after=True``. An LSTM with a projection is for ``torch.nn.LSTM(..., proj_size=P)``, an RNN for
-        ``torch.nn.RNN`` with its activation as `nonlinearity`, which is not among the weights. A stack's layers are of
-        one kind, all bidirectional or none, and all have one H, as in PyTorch. A Dense's activation is not among its
-        weights.
+        A GRU must have ``reset_after=True``. An LSTM with a projection is for ``torch.nn.LSTM(..., proj_size=P)``, an
+        RNN for ``torch.nn.RNN`` with the same `nonlinearity`. The layers of a stack must have the same kind, the same H
+        and be all bidirectional or none, as in PyTorch. Activations are not among the weights.
     prefix : str
-        What the names shall begin with.
+        The prefix of the names.
 
     Returns
     -------
     dict of str to ndarray
-        forget_bias is added into ``bias_ih``; ``bias_hh`` is zero but for b_hc.
+        forget_bias is added to ``bias_ih``; ``bias_hh`` is zero except for b_hc.
 
     Raises
     ------
     ConversionError
-        A GRU with ``reset_after=False``; peepholes; coupled gates; a clipped cell state or output; activations other
-        than PyTorch's, which are tanh and sigmoid, and of an RNN tanh or relu; ``reverse=True``; a stack that is not a
-        single module of PyTorch's.
+        The layer has ``reset_after=False``, peepholes, coupled gates, a clipped cell state or output, other activations
+        than PyTorch (tanh and sigmoid, in an RNN tanh or relu) or ``reverse=True``, or the stack is not a single module
+        of PyTorch.
     """
     caller = "to_torch"
     if isinstance(layer, Dense):

@@ -1,4 +1,4 @@
-"""What TensorFlow saved, read without TensorFlow.
+"""Read TensorFlow checkpoints, SavedModels and graphs, and find their RNN cells, without TensorFlow.
 
 =====================================  ===============================================================
 ``model.ckpt`` (``model.ckpt.index``)  a checkpoint: an index and data files; or, of format V1, one or several
@@ -15,15 +15,15 @@ a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
 
     model = blockcell.tensorflow.open("model.ckpt")
     model.variables["rnn/lstm_cell/kernel"]
-    print(model.cells)                                 # RNNs, LSTMs and GRUs, or why something is none
+    print(model.cells)                                 # RNNs, LSTMs and GRUs, or why one is refused
     layer = model.cells["rnn/lstm_cell"].layer()
 
-Found are the block ops (LSTMBlockCell, BlockLSTM, BlockLSTMV2, GRUBlockCell) and cells of many nodes: BasicLSTMCell,
-LSTMCell, GRUCell, CudnnCompatibleLSTMCell and CudnnCompatibleGRUCell of TensorFlow 1, LSTM and GRU of Keras, and what
-has the same equations.
+The search finds the block ops (LSTMBlockCell, BlockLSTM, BlockLSTMV2, GRUBlockCell) and cells of many nodes:
+BasicLSTMCell, LSTMCell, GRUCell, CudnnCompatibleLSTMCell and CudnnCompatibleGRUCell of TensorFlow 1, LSTM and GRU of
+Keras, and other cells with the same equations.
 
-Files are mapped into memory and only what is asked for is read. A file is not trusted: what is wrong in it is a
-`blockcell.FormatError`, in time and memory that its size bounds, and nothing is ever unpickled or executed.
+Files are mapped into memory, and only requested parts are read. Files are not trusted: a fault in a file raises a
+`blockcell.FormatError`, in time and memory bounded by the size of the file. Nothing is unpickled or executed.
 
 =================  =================================================================================================
 ``model.py``       `open`: which format a path has, and the model in it

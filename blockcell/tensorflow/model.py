@@ -43,17 +43,16 @@ _MOST_BYTES = 2**20  # of the file 'checkpoint'
 
 
 class Model:
-    """What TensorFlow saved.
+    """An opened checkpoint, SavedModel or graph of TensorFlow.
 
     Attributes
     ----------
     path : str
-        What was opened.
+        The path that was opened.
     graphs : list of Graph
-        None of a checkpoint without a ``.meta`` beside it; one of each of a SavedModel's sets of tags; else one.
+        Empty for a checkpoint without a ``.meta`` beside it; one for each set of tags of a SavedModel; else one.
     variables : Variables
-        Names and arrays, read when they are asked for. Of a frozen graph these are its constants, by their nodes'
-        names.
+        Names and arrays, read on demand. For a frozen graph, its constants by the names of their nodes.
     """
 
     def __init__(self, path: str, graphs: Sequence[Graph], variables: Variables | None) -> None:
@@ -78,7 +77,7 @@ class Model:
 
 
 def open(path: str | os.PathLike[str]) -> Model:
-    """Open what TensorFlow saved.
+    """Open a checkpoint, SavedModel or graph of TensorFlow.
 
     Parameters
     ----------
@@ -95,8 +94,8 @@ def open(path: str | os.PathLike[str]) -> Model:
     Raises
     ------
     FormatError
-        A file is damaged, or none of these; or it is a symbolic link out of the folder that was opened, or that `path`
-        lies in. Some damage shows when what is damaged is read.
+        A file is damaged, or none of these, or a symbolic link out of the folder that `path` names or that contains it.
+        Some damage shows only when the damaged part is read.
     OSError
         A file is missing or cannot be read.
     """

@@ -13,14 +13,14 @@ _SHOWN = 60
 
 
 class Variables(Mapping[str, Array]):
-    """The variables in files: names and arrays, read each time one is asked for.
+    """The variables in files, a mapping of names to arrays, which reads an array at each access.
 
-    The arrays cannot be changed and may lie in the file itself, unaligned; copy one to keep it without the file.
-    bfloat16 comes as float32.
+    Arrays are read-only and may be views of the file, unaligned; copy an array to keep it without the file. bfloat16
+    becomes float32.
 
-    Those of an object checkpoint of TensorFlow 2 have their full names, such as ``"gru/gru_cell/kernel"``, where these
-    tell them apart, else the path to them, such as ``"model/layer_with_weights-0/cell/kernel"``. The keys that the
-    checkpoint has for them, ``"model/.../kernel/.ATTRIBUTES/VARIABLE_VALUE"``, will do, too.
+    Variables of an object checkpoint of TensorFlow 2 have their full names, such as ``"gru/gru_cell/kernel"``, if these
+    are unique, else their object paths, such as ``"model/layer_with_weights-0/cell/kernel"``. The keys in the
+    checkpoint, ``"model/.../kernel/.ATTRIBUTES/VARIABLE_VALUE"``, work, too.
     """
 
     def __init__(

@@ -70,26 +70,25 @@ class Found:
     name : str
         The scope of its weights.
     kind : str
-        What it is in TensorFlow: an op such as ``"BlockLSTM"``, or a class such as ``"BasicLSTMCell"``.
+        The TensorFlow op, such as ``"BlockLSTM"``, or class, such as ``"BasicLSTMCell"``.
     input_size, hidden_size, output_size : int or None
-        I and H, and the size of h, which is another one where an LSTM has a projection; None if it is refused.
+        I and H, and the size of h, which differs from H in an LSTM with a projection; None if the cell is refused.
     attributes : dict
-        ``forget_bias``, ``cell_clip`` and ``use_peephole`` of an LSTM, and its ``gate_order``; ``coupled`` and
-        ``proj_clip`` of one that is coupled or has a projection; ``reset_after`` of a GRU that is one; the
-        ``activation`` of an RNN; ``activation`` and ``recurrent_activation`` of others if these are not tanh and
-        sigmoid. None is what the file does not say.
+        An LSTM has ``forget_bias``, ``cell_clip``, ``use_peephole`` and ``gate_order``, and possibly ``coupled`` and
+        ``proj_clip``; a GRU possibly ``reset_after``; an RNN ``activation``. Other cells have ``activation`` and
+        ``recurrent_activation`` unless they are tanh and sigmoid. None means that the file does not contain the value.
     dtype : str
-        Of the weights; bfloat16 becomes float32 in a layer.
+        The dtype of the weights; bfloat16 becomes float32 in a layer.
     weights : dict of str to str
-        Where each weight of the layer comes from.
+        The variable or constant of each weight of the layer.
     nodes : tuple of str
-        The nodes that it is in the graph: several steps, or copies in several functions. Empty in a bare checkpoint.
+        The nodes of the cell in the graph: several steps, or copies in several functions. Empty without a graph.
     reverse : bool or None
-        Whether the graph gives it x in reverse, by ReverseSequence or ReverseV2, against the order that x has in the
-        end, or that the x has of the cells below. None if the file does not tell: there is no graph, the order of the
-        steps is not understood, or all of x is reversed while each row has a length of its own.
+        Whether the cell reads x in reverse, by ReverseSequence or ReverseV2, compared with the order of the network's
+        input or of the cells below. None if it is unknown: there is no graph, the order of the steps is not understood,
+        or all of x is reversed while each row has its own length.
     refused : str or None
-        Why there is no layer for it.
+        The reason why there is no layer for it.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Found:
 
     @property
     def kernel_names(self) -> set[str]:
-        """The names of the variables and constants that the kernels are made of."""
+        """The names of the variables and constants of the kernels."""
         kernels = [source for source in self._definition.sources.values() if len(source.shape) == 2]
         return {leaf for kernel in kernels for leaf in kernel.leaves}
 
@@ -115,11 +114,11 @@ class Found:
 
     @property
     def initial_state(self) -> dict[str, Array | None] | None:
-        """What the graph begins with, by the names that layers have for it: "h", and "cs" of an LSTM.
+        """The initial state in the graph, by the names of layers: "h", and "cs" of an LSTM.
 
-        Each array has a row for each row of a batch, or one for all of them; None for zeros. It is None as a whole if
-        all of it is zero, which is what layers begin with; if it is fed or computed, as `state_from` says; and if there
-        is no graph. A layer does not keep it: pass it, with as many rows as x has, as ``state=``.
+        An array has a row for each row of a batch, or one row for all; None means zeros. The whole is None if
+        everything is zero, like the initial state of layers; if it is fed or computed (see `state_from`); and without a
+        graph. A layer does not store it: pass it to calls as ``state=``, with as many rows as x has, or one.
         """
         names = self._definition.state_names
         states = {name: state.read() for name, state in zip(names, self.links.initial_states, strict=False)}
@@ -127,26 +126,26 @@ class Found:
 
     @property
     def state_from(self) -> str | None:
-        """What the state before the first step is, or comes from: variables, constants or nodes; None for zeros."""
+        """The source of the initial state: variables, constants or nodes; None for zeros."""
         states = [state for state in self.links.initial_states if state.source is None or state.read() is not None]
         return ", ".join(dict.fromkeys(state.name for state in states if state.name)) or None
 
     @property
     def unsaid(self) -> list[str]:
-        """The attributes that the file does not say, and `layer` has to be given."""
+        """The attributes that the file does not contain and `layer` needs as arguments."""
         return [name for name, value in self.attributes.items() if value is None]
 
     @property
     def input_from(self) -> tuple[str, ...]:
-        """The cells whose h is x, side by side: one, or both directions. Empty where there is none, or none is sure.
+        """The cells whose h is x: one, or both directions side by side. Empty if there is none, or if it is not sure.
 
-        Dropout, for one, is not passed: what the graph computes is not h alone then.
+        The search does not pass nodes that compute, such as dropout: x is then not h alone.
         """
         return self.links.input_from
 
     @property
     def input(self) -> str | None:
-        """The node that x comes from, if that is no cell and is known."""
+        """The node that computes x, if it is known and no cell does."""
         return ", ".join(sorted({place.name for _, place, _ in self.links.input_origins})) or None
 
     # ------------------------------------------------------------------------------------------------------ the layer
@@ -160,32 +159,30 @@ class Found:
         average: bool = False,
         reverse: bool | None = None,
     ) -> LSTM | GRU | RNN:
-        """The layer with the cell's weights, with ``reverse=True`` if the graph reverses x.
+        """Make the layer with the cell's weights, with ``reverse=True`` if the graph reverses x.
 
-        The cell and the layer run on random numbers first, both in float64: the layer computes what the graph's nodes
-        do. In a bare checkpoint there are no nodes, and nothing to compare with. `check` tells the layer's error in its
-        own dtype.
+        The nodes of the graph and the layer first run on random numbers, both in float64, and must agree. A checkpoint
+        without graph has no nodes to compare with. `check` measures the error of the layer in its own dtype.
 
-        Its y is in the order of x, as behind a second reversal in the graph. If that is ReverseSequence, call the layer
-        with the same `lengths`; if it is ReverseV2, without.
+        y is in the order of x, as behind a second reversal in the graph. For ReverseSequence, call the layer with the
+        same `lengths`; for ReverseV2, without.
 
         Parameters
         ----------
         forget_bias, cell_clip, proj_clip : float, optional
-            What the file does not say: a checkpoint without graph has none of them. A clip of 0 means that there is
-            none.
+            Attributes that the file does not contain: a checkpoint without graph has none of them. 0 means no clip.
         activation : str or tuple, optional
-            Likewise, of an RNN.
+            The activation of an RNN, if the file does not contain it.
         average : bool
-            Whether the weights are the moving averages, ``.../ExponentialMovingAverage``.
+            Whether to take the moving averages of the weights, ``.../ExponentialMovingAverage``.
         reverse : bool, optional
-            The direction, if not that of the graph; False where the file does not tell it.
+            The direction. By default the graph's, or False if the file does not contain it.
 
         Raises
         ------
         ValueError
-            The cell is refused, what is needed is not given, or what is given is not what the file says; or the layer
-            does not compute what the graph's nodes do.
+            The cell is refused, an argument is missing or contradicts the file, or the layer and the graph's nodes do
+            not agree.
         """
         backward = bool(self.reverse if reverse is None else reverse)
         attributes = self._complete_attributes(forget_bias, cell_clip, proj_clip, activation)
@@ -279,10 +276,10 @@ class Found:
         activation: Activation | None = None,
         average: bool = False,
     ) -> Check:
-        """Compare the layer, in its own dtype, with the cell as the graph has it, node by node in float64.
+        """Compare the layer, in its own dtype, with the graph's nodes in float64.
 
-        Both compute one step of the same random rows, which are so scaled that large weights and biases do not saturate
-        all gates. Of a cell of more than a million weights without a projection, the first inputs and units are
+        Both compute one step of the same random rows, scaled so that large weights and biases do not saturate all
+        gates. In a cell of more than a million weights without a projection, only the first inputs and units are
         checked.
 
         Parameters
@@ -293,10 +290,10 @@ class Found:
         Returns
         -------
         Check
-            The largest error in eps of the largest entry, a float; with ``bound``, how large it may be, and ``ok``,
-            whether it is within the bound. That is 24 eps, more where I + H is more than 256, and in float64 1e-13 of
-            the largest entry; or, if large weights amplify rounding errors more, 16 times what the rounding errors of
-            float32 make of the step.
+            The largest error in eps of the largest entry, a float, with attributes ``bound`` and ``ok``, whether it is
+            within the bound. The bound is 24 eps, more if I + H is more than 256, and in float64 1e-13 of the largest
+            entry. If large weights amplify rounding errors, it is 16 times the effect of float32's rounding errors on
+            the step.
         """
         attributes = self._complete_attributes(forget_bias, cell_clip, proj_clip, activation)
         arrays = self._read_weights(average)
@@ -324,7 +321,7 @@ class Found:
 
     @property
     def bound(self) -> float:
-        """The bound of `check()`; the least one if the cell is refused, or if `check` has to be given an attribute."""
+        """The bound of `check()`; its minimum if the cell is refused, or if `check` needs an attribute as argument."""
         return self._floor if self.refused is not None or self.unsaid else self.check().bound
 
     @property

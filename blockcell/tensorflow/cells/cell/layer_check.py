@@ -29,7 +29,7 @@ class Check(float):
     Attributes
     ----------
     bound : float
-        How large the error may be.
+        The largest allowed error.
     """
 
     bound: float

@@ -51,9 +51,9 @@ class Cells(Mapping[str, Found]):
     ) -> LSTM | GRU | RNN | Bidirectional | Stack:
         """Make the layer of all cells that are not refused, on top of each other and side by side as in the graph.
 
-        A cell is its own layer, a forward and a reversed one of the same x are a `Bidirectional`, and what is on top of
-        each other is a `Stack`. y is in the order of x. States are zero unless given; `initial_state` is what the graph
-        begins with.
+        A single cell is a layer, a forward and a reversed cell of the same x are a `Bidirectional`, and cells that read
+        each other are a `Stack`. y is in the order of x. The layer starts from zeros; `initial_state` is the graph's
+        initial state.
 
         Parameters
         ----------
@@ -63,7 +63,7 @@ class Cells(Mapping[str, Found]):
         Raises
         ------
         ValueError
-            The cells are not known to be one layer, as something else is between them or they read several inputs; or
+            The cells are not one layer: there are other nodes between them, or they read several inputs; or
             `Found.layer` raises it.
         """
         levels = self.levels()
@@ -80,15 +80,15 @@ class Cells(Mapping[str, Found]):
 
     @property
     def initial_state(self) -> dict[Any, Any] | None:
-        """The state that the graph begins with, in the form that a call of `layer` takes as ``state=``.
+        """The initial state of the graph, in the form that a call of `layer` takes as ``state=``.
 
-        That is `Found.initial_state` of each cell, in a `Bidirectional` by "fw" and "bw", and in a `Stack` by the
-        number of the layer. None stands for zeros, and for what is fed or computed.
+        It holds `Found.initial_state` of each cell, in a `Bidirectional` by "fw" and "bw", and in a `Stack` by the
+        number of the layer. None means zeros, or a state that is fed or computed.
 
         Raises
         ------
         ValueError
-            As in `layer`: the cells are not one layer.
+            The cells are not one layer, as in `layer`.
         """
         states: list[Any] = []
         for level in self.levels():
