@@ -71,10 +71,13 @@ from .optable import (
     DTYPE_NAMES,
     DTYPES,
     GATE_ORDERS,
+    LAYER_OPTIONS,
     OPS,
     SCHEMES,
     Array,
+    LayerOption,
     Tensor,
+    layer_sizes,
     lstm_weights,
     sizes_of,
 )
@@ -82,21 +85,14 @@ from .quantization import FLOAT32, read_schemes
 
 PLAIN, QUANTIZED = 1, 2  # versions of the format
 KEY = "blockcell"
-PARTS = {
-    "LSTM": ["cell_clip", "forget_bias", "gate_order"],
-    "GRU": [],
-    "RNN": [],
-    "Dense": ["activation"],
+REQUIRED = {  # attributes that a description of each type has in any case
+    **{
+        kind: sorted(option.name for option in options if option.stored == "always")
+        for kind, options in LAYER_OPTIONS.items()
+    },
     "Bidirectional": ["bw", "fw"],
     "Stack": ["layers"],
 }
-OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {  # attributes that such a layer may have, and their values, if few
-    "LSTM": {"coupled": (True,), "proj_clip": (), "reverse": (True,)},
-    "GRU": {"reset_after": (True,), "reverse": (True,)},
-    "RNN": {"reverse": (True,)},
-    "Dense": {"last": (True, "ends")},
-}
-ACTIVATED = {"LSTM": [*DEFAULTS], "GRU": [*DEFAULTS], "RNN": ["activation"]}  # that such a layer may have, if not usual
 PEEPHOLES = tuple(tensor.name for tensor in OPS["BlockLSTM"].weights if tensor.kind == "peephole")
 MOST_ARRAYS = 2**14
 LONGEST_TEXT = 2**22  # in bytes, twice what MOST_ARRAYS arrays need
@@ -266,93 +262,100 @@ def parse(text: str) -> Any:
 
 def check(description: Any) -> None:
     """Raise a ValueError unless it describes a layer."""
-    waiting = [description]
-    while waiting:
-        each = waiting.pop()
-        if not isinstance(each, dict) or "type" not in each:
-            raise ValueError(f"it has {short(each)} for a layer; expected an object with a type")
-        kind, names = each["type"], sorted(each.keys() - {"type"})
-        if not isinstance(kind, str) or kind not in PARTS:
-            raise ValueError(f"it has a layer of type {short(kind)}; expected one of {', '.join(PARTS)}")
-        for name, known in OPTIONS.get(kind, {}).items():
-            if name in names:
-                names.remove(name)
-                if known and not any(type(each[name]) is type(value) and each[name] == value for value in known):
-                    expected = " or ".join(map(json.dumps, known))
-                    raise ValueError(f"its {kind} has {name} {short(each[name])}; expected {expected}, or nothing")
-        for name in ACTIVATED.get(kind, []):
-            if name in names:
-                names.remove(name)
-                _check_activation(f"the {name} of its {kind}", name, each[name])
-        if names != PARTS[kind]:
-            raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {PARTS[kind]}")
+    unchecked = [description]
+    while unchecked:
+        layer = unchecked.pop()
+        if not isinstance(layer, dict) or "type" not in layer:
+            raise ValueError(f"it has {short(layer)} for a layer; expected an object with a type")
+        kind, names = layer["type"], sorted(layer.keys() - {"type"})
+        if not isinstance(kind, str) or kind not in REQUIRED:
+            raise ValueError(f"it has a layer of type {short(kind)}; expected one of {', '.join(REQUIRED)}")
+        optional = [option for option in LAYER_OPTIONS.get(kind, ()) if option.name not in REQUIRED[kind]]
+        for option in sorted(optional, key=lambda option: option.name in DEFAULTS):  # activations last
+            if option.name in names:
+                names.remove(option.name)
+                _check_option(kind, option, layer[option.name])
+        if names != REQUIRED[kind]:
+            raise ValueError(f"its {kind} has the attributes {short(', '.join(names))}; expected {REQUIRED[kind]}")
         if kind == "LSTM":
-            _check_attributes(each)
+            _check_lstm(layer)
         elif kind == "Dense":
-            activation = each["activation"]
+            activation = layer["activation"]
             if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
                 expected = ", ".join(map(json.dumps, ACTIVATIONS))
                 raise ValueError(f"its Dense has activation {short(activation)}; expected one of {expected}")
         elif kind == "Bidirectional":
-            waiting += [each["fw"], each["bw"]]
+            unchecked += [layer["fw"], layer["bw"]]
         elif kind == "Stack":
-            if not isinstance(each["layers"], list) or not each["layers"]:
-                raise ValueError(f"its Stack has {short(each['layers'])} for layers; expected a list of at least one")
-            waiting += each["layers"]
+            if not isinstance(layer["layers"], list) or not layer["layers"]:
+                raise ValueError(f"its Stack has {short(layer['layers'])} for layers; expected a list of at least one")
+            unchecked += layer["layers"]
 
 
-def _check_activation(what: str, name: str, value: Any) -> None:
-    found = canonical(what, value)
-    if found == DEFAULTS[name] or (list(found) if isinstance(found, tuple) else found) != value:
-        raise ValueError(f"{what} is {short(json.dumps(value))}; expected what is not usual, in its shortest form")
+def _check_option(kind: str, option: LayerOption, value: Any) -> None:
+    """Raise a ValueError unless an option that need not be there has a value that is not its default."""
+    if option.values:
+        allowed = [allowed for allowed in option.values if allowed != option.default]
+        if not any(type(value) is type(other) and value == other for other in allowed):
+            expected = " or ".join(map(json.dumps, allowed))
+            raise ValueError(f"its {kind} has {option.name} {short(value)}; expected {expected}, or nothing")
+    elif option.name in DEFAULTS:
+        name = f"the {option.name} of its {kind}"
+        activation = canonical(name, value)
+        shortest = list(activation) if isinstance(activation, tuple) else activation
+        if activation == option.default or shortest != value:
+            raise ValueError(f"{name} is {short(json.dumps(value))}; expected what is not usual, in its shortest form")
 
 
-def _check_attributes(description: Mapping[str, Any]) -> None:
+def _check_lstm(description: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless the gate order of an LSTM is known, and its numbers are numbers."""
     order = description["gate_order"]
     if not isinstance(order, str) or order not in GATE_ORDERS:
         raise ValueError(f"its LSTM has gate_order {short(order)}; expected one of {', '.join(GATE_ORDERS)}")
     if "coupled" in description and order != "icfo":
         raise ValueError(f"its LSTM is coupled and has gate_order {order}; expected icfo")
-    for name in ("forget_bias", "cell_clip", *(["proj_clip"] if "proj_clip" in description else [])):
-        value = description[name]
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not (abs(value) <= sys.float_info.max or abs(value) == math.inf):
+    for name in ("forget_bias", "cell_clip", "proj_clip"):
+        value = description.get(name, 0)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not (abs(value) <= sys.float_info.max or abs(value) == math.inf):
             raise ValueError(f"its LSTM has {name} {short(value)}; expected a number that a float holds, not NaN")
 
 
-def cells(description: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The prefixes of the cells' weights, and their descriptions."""
-    if description["type"] in OPTIONS:
+def leaf_descriptions(description: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Iterate over the layers with weights of their own: the prefix of the weights' names, and the description."""
+    parts: dict[str, Any] = {}
+    if description["type"] == "Bidirectional":
+        parts = {"fw": description["fw"], "bw": description["bw"]}
+    elif description["type"] == "Stack":
+        parts = {str(k): part for k, part in enumerate(description["layers"])}
+    else:
         yield prefix, description
-    for name in ("fw", "bw") if description["type"] == "Bidirectional" else ():
-        yield from cells(description[name], f"{prefix}{name}.")
-    for k, part in enumerate(description["layers"] if description["type"] == "Stack" else ()):
-        yield from cells(part, f"{prefix}{k}.")
+    for name, part in parts.items():
+        yield from leaf_descriptions(part, f"{prefix}{name}.")
 
 
-def weights_of(cell: Any) -> tuple[Tensor, ...]:
-    """The weights of a cell that is described."""
-    if cell["type"] == "Dense":
+def weights_of(leaf: Any) -> tuple[Tensor, ...]:
+    """Return the weights of a leaf that is described; an LSTM may have no peepholes."""
+    if leaf["type"] == "Dense":
         return DENSE_WEIGHTS
-    if cell["type"] == "LSTM":
-        return lstm_weights("coupled" in cell, "proj_clip" in cell)
-    if cell["type"] == "RNN":
+    if leaf["type"] == "LSTM":
+        return lstm_weights("coupled" in leaf, "proj_clip" in leaf)
+    if leaf["type"] == "RNN":
         return OPS["block_rnn"].weights
-    return OPS["block_gru_reset_after" if "reset_after" in cell else "block_gru"].weights
+    return OPS["block_gru_reset_after" if "reset_after" in leaf else "block_gru"].weights
 
 
 def schemes_of(description: Any, quantization: Any) -> dict[str, str]:
     """Return the schemes of the quantized matrices, by their names, of the layer that is described."""
     if quantization is None:
         return {}
-    of_cells = read_schemes(
-        "its quantization", quantization, [prefix for prefix, _ in cells(description)], np.dtype(np.float32)
-    )
+    leaves = dict(leaf_descriptions(description))
+    schemes = read_schemes("its quantization", quantization, leaves, np.dtype(np.float32))
     return {
-        prefix + tensor.name: of_cells[prefix]
-        for prefix, cell in cells(description)
-        for tensor in weights_of(cell)
-        if tensor.kind == "matrix" and of_cells[prefix] != FLOAT32
+        prefix + tensor.name: schemes[prefix]
+        for prefix, leaf in leaves.items()
+        for tensor in weights_of(leaf)
+        if tensor.kind == "matrix" and schemes[prefix] != FLOAT32
     }
 
 
@@ -392,22 +395,22 @@ def check_arrays(
     description: Any, stored: Mapping[str, Stored], quantization: Any = None, schemes: Mapping[str, str] | None = None
 ) -> None:
     """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
-    found: dict[str, str] = {}  # the shapes in letters
+    forms: dict[str, str] = {}  # shapes in letters, by the arrays' names
     schemes = schemes or {}
-    for prefix, cell in cells(description):
-        without = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
-        tensors = [tensor for tensor in weights_of(cell) if tensor.name not in without]
-        shapes = {tensor.name: tensor.shape for tensor in tensors}
-        shapes |= {f"{t.name}.scale": t.shape.split()[1] for t in tensors if schemes.get(prefix + t.name) == "int8"}
-        if missing := [prefix + name for name in shapes if prefix + name not in stored]:
-            raise ValueError(f"it has no {', '.join(missing)}; expected {', '.join(shapes)} of its {cell['type']}")
-        found |= {prefix + name: shape for name, shape in shapes.items()}
-    if left := stored.keys() - found:
+    for prefix, leaf in leaf_descriptions(description):
+        missing_peepholes = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
+        tensors = [tensor for tensor in weights_of(leaf) if tensor.name not in missing_peepholes]
+        leaf_forms = {tensor.name: tensor.shape for tensor in tensors}
+        leaf_forms |= {f"{t.name}.scale": t.shape.split()[1] for t in tensors if schemes.get(prefix + t.name) == "int8"}
+        if missing := [prefix + name for name in leaf_forms if prefix + name not in stored]:
+            raise ValueError(f"it has no {', '.join(missing)}; expected {', '.join(leaf_forms)} of its {leaf['type']}")
+        forms |= {prefix + name: form for name, form in leaf_forms.items()}
+    if left := stored.keys() - forms:
         raise ValueError(f"it has arrays that belong to no layer: {short(', '.join(sorted(left)))}")
-    first = next(iter(found))
-    for name, shape in found.items():
-        dtype, expected = (stored[each].dtype.newbyteorder("=") for each in (name, first))
-        why = f"that of {first}"
+    first = next(iter(forms))
+    for name, form in forms.items():
+        shape, dtype = stored[name].shape, stored[name].dtype.newbyteorder("=")
+        expected, why = stored[first].dtype.newbyteorder("="), f"that of {first}"
         if quantization is not None:
             expected = SCHEMES[schemes[name]] if name in schemes else np.dtype(np.float32)
             why = f"as its quantization is {short(quantization)}"
@@ -415,18 +418,13 @@ def check_arrays(
             raise ValueError(f"its {name} has dtype {dtype}; expected {DTYPE_NAMES}")
         if dtype != expected:
             raise ValueError(f"its {name} has dtype {dtype}; expected {expected}, {why}")
-        if shape == "I O":
-            sizes = dict(zip("IO", (*stored[name].shape, 0, 0), strict=False))
-        elif shape.startswith("I+"):
-            rows, columns = stored[name].shape if len(stored[name].shape) == 2 else (0, 0)
-            hidden = columns // int(shape[4:-1] or 1)
-            sizes = {"H": hidden}
-            if "P" in shape:
-                sizes["P"] = stored[f"{name}_p"].shape[-1] if stored[f"{name}_p"].shape else 0
-            sizes = {"I": max(0, rows - sizes.get("P", hidden))} | sizes
-        if stored[name].shape != sizes_of(shape, sizes):
-            form = f"({shape.replace(' ', ', ')}) with {' and '.join(f'{key}={size}' for key, size in sizes.items())}"
-            raise ValueError(f"its {name} has shape {short(str(stored[name].shape))}; expected {form}")
+        if form.startswith("I"):
+            projection = (0, *stored[f"{name}_p"].shape)[-1] if "P" in form else None
+            sizes = layer_sizes(form, shape, projection)
+        if shape != sizes_of(form, sizes):
+            wanted_sizes = " and ".join(f"{letter}={size}" for letter, size in sizes.items())
+            expected_shape = f"({form.replace(' ', ', ')}) with {wanted_sizes}"
+            raise ValueError(f"its {name} has shape {short(str(shape))}; expected {expected_shape}")
 
 
 def _bytes(array: Array) -> memoryview:

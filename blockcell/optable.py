@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .activations import Activation, Numbers
+from .activations import DEFAULTS, Activation, Numbers
 
 Array = NDArray[Any]
 LETTERS = "TBIH"
@@ -499,6 +499,39 @@ COUPLED_GATES = _ICFO[1:]
 """Those of an LSTM whose input gate is 1 - f."""
 
 
+class LayerOption(NamedTuple):
+    """An argument of a layer's constructor that is no weight. The layer has a property of this name."""
+
+    name: str
+    default: Any
+    values: tuple[Any, ...] = ()
+    """All values that it may have; empty for numbers and for activations of cells."""
+    stored: str = ""
+    """When a file has it: "always"; with the weight of this name; or, if empty, where it is not the default."""
+
+
+_CELL_OPTIONS = tuple(LayerOption(name, default) for name, default in DEFAULTS.items())
+_REVERSE = LayerOption("reverse", False, (False, True))
+LAYER_OPTIONS = {
+    "LSTM": (
+        LayerOption("forget_bias", 0.0, stored="always"),
+        LayerOption("cell_clip", 0.0, stored="always"),
+        LayerOption("gate_order", "icfo", tuple(GATE_ORDERS), stored="always"),
+        LayerOption("proj_clip", 0.0, stored="w_p"),
+        LayerOption("coupled", False, (False, True)),
+        *_CELL_OPTIONS,
+        _REVERSE,
+    ),
+    "GRU": (LayerOption("reset_after", False, (False, True)), *_CELL_OPTIONS, _REVERSE),
+    "RNN": (_CELL_OPTIONS[0], _REVERSE),
+    "Dense": (
+        LayerOption("activation", None, ACTIVATIONS, stored="always"),
+        LayerOption("last", False, (False, True, "ends")),
+    ),
+}
+"""The options of each layer with weights of its own, in the order of files and reprs."""
+
+
 @cache
 def lstm_weights(coupled: bool, projected: bool) -> tuple[Tensor, ...]:
     """The weights of an `LSTM` layer, of which the peepholes may be missing; the op has neither variant."""
@@ -512,3 +545,24 @@ def lstm_weights(coupled: bool, projected: bool) -> tuple[Tensor, ...]:
 def peephole_names(coupled: bool) -> tuple[str, ...]:
     """The names of an `LSTM` layer's peephole weights, in the order of the gates."""
     return tuple(tensor.name for tensor in lstm_weights(coupled, False) if tensor.kind == "peephole")
+
+
+def layer_sizes(form: str, shape: tuple[int, ...], projection: int | None = None) -> dict[str, int]:
+    """Return the sizes of a layer by their letters, from the shape of its first matrix.
+
+    Parameters
+    ----------
+    form : str
+        The shape in letters: "I O", "I+H 4H", or "I+P 4H" where an LSTM has a projection.
+    shape : tuple of int
+        It need not fit; then `sizes_of` returns another one for these sizes.
+    projection : int, optional
+        P.
+    """
+    if form == "I O":
+        return dict(zip("IO", (*shape, 0, 0), strict=False))
+    rows, columns = shape if len(shape) == 2 else (0, 0)
+    [(gates, _)] = re.findall(r"(\d*)(H)$", form)
+    hidden = columns // int(gates or 1)
+    sizes = {"H": hidden} if projection is None else {"H": hidden, "P": projection}
+    return {"I": max(0, rows - sizes.get("P", hidden))} | sizes

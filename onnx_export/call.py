@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from blockcell.argument_reader import ArgumentReader, conversion, form, is_array
 from blockcell.convert import from_onnx
 from blockcell.errors import short
-from blockcell.files import Stored, cells, check_arrays, weights_of
+from blockcell.files import Stored, check_arrays, leaf_descriptions, weights_of
 from blockcell.layers import GRUState, Layer, LSTMState, RNNState
 from blockcell.layers.arguments import read_parts
 from blockcell.layers.loading import build_layer
@@ -50,7 +50,7 @@ class LayerCall:
                 {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
             )
             self._shapes |= _shapes_of_native(tree, self._shapes)
-        names = (prefix + tensor.name for prefix, cell in cells(tree) for tensor in weights_of(cell))
+        names = (prefix + tensor.name for prefix, cell in leaf_descriptions(tree) for tensor in weights_of(cell))
         self._weights = [name for name in names if name in self._shapes]
         self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
         self._fields = ["y", "state"]
@@ -68,7 +68,9 @@ class LayerCall:
         self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
         self._dtypes: dict[str, np.dtype[Any]] = {}
         self._outputs = [value.name for value in model.graph.output]
-        self._states = [prefix + name for prefix, cell in cells(tree) for name in STATES[cell["type"]]._fields]
+        self._states = [
+            prefix + name for prefix, cell in leaf_descriptions(tree) for name in STATES[cell["type"]]._fields
+        ]
 
     def _check(self, model: ModelProto, train: bool, with_state: bool) -> None:
         """Raise a ValueError unless the model's inputs and outputs are those of such a layer."""
@@ -94,10 +96,10 @@ class LayerCall:
         weights = {name: self._shapes[name] for name in self._weights}
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
-        sizes = {prefix: _sizes(cell, prefix, weights) for prefix, cell in cells(self.tree)}
+        sizes = {prefix: _sizes(cell, prefix, weights) for prefix, cell in leaf_descriptions(self.tree)}
         states: Shapes = {
             p + name: [rows[-1], sizes[p][name]]
-            for p, cell in cells(self.tree)
+            for p, cell in leaf_descriptions(self.tree)
             for name in STATES[cell["type"]]._fields
         }
         y: Shapes = {"y": [*(rows if _has_steps(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]}
@@ -258,7 +260,7 @@ def _shapes_before_quantization(stored: Mapping[str, Sequence[Any]]) -> dict[str
 def _shapes_of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of cells whose arrays have the layout of ONNX's own LSTM, GRU or RNN."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for prefix, cell in cells(tree):
+    for prefix, cell in leaf_descriptions(tree):
         packed_shapes = {name: tuple(stored[prefix + name]) for name in NODE_WEIGHTS if prefix + name in stored}
         if "R" not in packed_shapes:
             continue

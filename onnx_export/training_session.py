@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
-from blockcell.files import cells, weights_of
+from blockcell.files import leaf_descriptions, weights_of
 from blockcell.layers import Layer
 from blockcell.layers.structure import description_of
 from blockcell.loss import LOSSES
@@ -188,7 +188,7 @@ class StepCall(LayerCall):
             raise ValueError(f"blockcell.training is {short(json.dumps(training))}; expected a loss and an optimizer")
         self.caller = self._reader.caller
         self._shapes = dict(self._dims)
-        names = (prefix + tensor.name for prefix, cell in cells(tree) for tensor in weights_of(cell))
+        names = (prefix + tensor.name for prefix, cell in leaf_descriptions(tree) for tensor in weights_of(cell))
         self.weight_names = self._weights = [name for name in names if name in self._shapes]
         self._loss, self._optimizer, self._max_norm = LOSSES[loss], OPTIMIZERS[optimizer], settings.get("max_norm")
         memory = [f"{slot}.{name}" for name in self._weights for slot in self._optimizer.slots]

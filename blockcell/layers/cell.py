@@ -7,9 +7,9 @@ from typing import Any, SupportsIndex
 
 from .._layers import CellRunner
 from .._stream import Stream
-from ..activations import Activation, numbers, unusual
+from ..activations import Activation, numbers
 from ..argument_reader import ArgumentReader
-from ..optable import Array, Op
+from ..optable import Array, Op, layer_sizes
 from .layer import Leaf
 from .shared import Directions, S_co
 
@@ -44,21 +44,9 @@ class Cell(Leaf[S_co]):
         return tuple(map(numbers, self._activations.values()))
 
     def _arguments(self) -> dict[str, Any]:
-        return self._shared.weights[self].arrays | self._activations | {"reverse": self.reverse}
-
-    def _described(self, **attributes: Any) -> dict[str, Any]:
-        """The layer's type and attributes. Those that are as in older versions, which did not have them, are left out:
-        files of both are the same then."""
-        newer: dict[str, Any] = {
-            name: list(value) if isinstance(value, tuple) else value  # as JSON has it
-            for name, value in unusual(self._activations).items()
-        }
-        return {"type": type(self).__name__} | attributes | newer | ({"reverse": True} if self.reverse else {})
-
-    def _repr_options(self) -> list[str]:
-        return [f"{name}={value!r}" for name, value in unusual(self._activations).items()] + (
-            ["reverse=True"] if self.reverse else []
-        )
+        # In the order in which conversions look for what they have to refuse.
+        weights = self._shared.weights[self].arrays
+        return weights | self._activations | {"reverse": self.reverse} | self._option_values()
 
     def _directions(self, reverse: bool) -> Directions:
         return [(self.output_size, reverse ^ self.reverse)]
@@ -69,21 +57,19 @@ class Cell(Leaf[S_co]):
         return self._op.gates
 
     def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
-        gates = len(self._gates)
-        rows, columns = arrays[self._tensors[0].name].shape
-        hidden, rest = divmod(columns, gates)
-        if rest:
+        first, gates = self._tensors[0], len(self._gates)
+        rows, columns = arrays[first.name].shape
+        if columns % gates:
             raise ValueError(f"{what}, so {gates} times as many columns as cells")
-        fed_back = self._feedback_sizes(arrays, hidden)
-        for letter, size in fed_back.items():
-            if rows < size:
-                raise ValueError(f"{what}, so at least {letter} = {size} rows")
-            rows -= size
-        return {"I": rows, "H": hidden} | fed_back
+        sizes = layer_sizes(first.shape, (rows, columns), self._projection_size(arrays, columns // gates))
+        letter = "P" if "P" in sizes else "H"
+        if rows < sizes[letter]:
+            raise ValueError(f"{what}, so at least {letter} = {sizes[letter]} rows")
+        return sizes
 
-    def _feedback_sizes(self, arrays: Mapping[str, Array], hidden: int) -> dict[str, int]:
-        """The size of h, by its letter."""
-        return {"H": hidden}
+    def _projection_size(self, arrays: Mapping[str, Array], hidden: int) -> int | None:
+        """Return P, the size of h, if weights project it; otherwise None."""
+        return None
 
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         if self.reverse:

@@ -12,7 +12,7 @@ from .._layers import DenseRunner
 from .._stream import Stream
 from ..argument_reader import ArgumentReader
 from ..errors import short
-from ..optable import ACTIVATIONS, DENSE_WEIGHTS, Array
+from ..optable import ACTIVATIONS, DENSE_WEIGHTS, LAYER_OPTIONS, Array
 from .layer import Layer, Leaf
 from .lstm_gru import _glorot, _read_sizes, _rounded
 from .shared import Directions, NoState
@@ -58,6 +58,7 @@ class Dense(Leaf[tuple[()]]):
 
     _kernel = "dense"
     _state = NoState
+    _options = LAYER_OPTIONS["Dense"]
     _repr_attributes = "input_size", "output_size", "dtype"
     _tensors = DENSE_WEIGHTS
     _below: list[tuple[int, bool | None]] | None = None
@@ -135,17 +136,8 @@ class Dense(Leaf[tuple[()]]):
     def _over_time(self) -> bool:
         return not self.last
 
-    def _attributes(self) -> dict[str, Any]:
-        return {"activation": self.activation} | ({"last": self.last} if self.last else {})
-
-    def _arguments(self) -> dict[str, Any]:
-        return self._shared.weights[self].arrays | self._attributes()
-
     def _description(self) -> dict[str, Any]:
-        return {"type": "Dense"} | self._attributes()
-
-    def _repr_options(self) -> list[str]:
-        return [f"{name}={value!r}" for name, value in self._attributes().items() if value is not None]
+        return super()._description() | {"type": "Dense"}
 
     def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
         return dict(zip("IO", arrays["w"].shape, strict=True))

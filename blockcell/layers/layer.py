@@ -18,7 +18,7 @@ from .._layers import Runner, run_packing_kernel
 from .._stream import Stream
 from ..argument_reader import ArgumentReader, form, rows_as_kernels_take
 from ..errors import short
-from ..optable import DTYPES, SCHEMES, Array, Tensor, sizes_of
+from ..optable import DTYPES, SCHEMES, Array, LayerOption, Tensor, sizes_of
 from ..quantization import (
     FLOAT32,
     KERNEL_FORMATS,
@@ -375,6 +375,7 @@ class Leaf(Layer[S_co]):
     _tensors: tuple[Tensor, ...]
     """The weights that the constructor takes, in the order of the kernels."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[RNNState] | type[NoState]]
+    _options: ClassVar[tuple[LayerOption, ...]]
     _repr_attributes: ClassVar[tuple[str, ...]] = "input_size", "hidden_size", "dtype"
     """The attributes with which the repr begins."""
     _sizes: dict[str, int]
@@ -434,12 +435,30 @@ class Leaf(Layer[S_co]):
         return DTYPES[self._dtype_number]
 
     def __repr__(self) -> str:
-        values = [f"{name}={getattr(self, name)}" for name in self._repr_attributes]
-        return f"{type(self).__name__}({', '.join(values + self._repr_options())})"
+        attributes = [f"{name}={getattr(self, name)}" for name in self._repr_attributes]
+        defaults = {option.name: option.default for option in self._options}
+        options = [f"{name}={value!r}" for name, value in self._option_values().items() if value != defaults[name]]
+        return f"{type(self).__name__}({', '.join(attributes + self._repr_weights() + options)})"
 
-    def _repr_options(self) -> list[str]:
-        """Return the last part of the repr: options that differ from their defaults."""
+    def _repr_weights(self) -> list[str]:
+        """Return the part of the repr about weights that the layer may have or not, as arguments of `init`."""
         return []
+
+    def _option_values(self) -> dict[str, Any]:
+        """Return the options by name."""
+        return {option.name: getattr(self, option.name) for option in self._options}
+
+    def _arguments(self) -> dict[str, Any]:
+        return self._shared.weights[self].arrays | self._option_values()
+
+    def _description(self) -> dict[str, Any]:
+        description: dict[str, Any] = {"type": type(self).__name__}
+        names = {"always", *(tensor.name for tensor in self._tensors)}
+        for option in self._options:
+            value = getattr(self, option.name)
+            if option.stored in names or (not option.stored and value != option.default):
+                description[option.name] = list(value) if isinstance(value, tuple) else value  # as JSON has it
+        return description
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def _initialize(self, values: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from ..activations import Activation
 from ..argument_reader import ArgumentReader
 from ..errors import short
-from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, OPS, Array, Tensor, lstm_weights
+from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, LAYER_OPTIONS, OPS, Array, Tensor, lstm_weights
 from .cell import Cell
 from .layer import HALF
 from .shared import GRUState, LSTMState, RNNState
@@ -90,6 +90,7 @@ class LSTM(Cell[LSTMState]):
     _op = OPS["BlockLSTM"]
     _kernel = "lstm"
     _state = LSTMState
+    _options = LAYER_OPTIONS["LSTM"]
 
     def __init__(
         self,
@@ -136,14 +137,14 @@ class LSTM(Cell[LSTMState]):
         projection = {} if w_p is None else {"w_p": w_p}
         self._initialize({"w": w, "b": b} | (peepholes if self._use_peephole else {}) | projection)
 
-    def _feedback_sizes(self, arrays: Mapping[str, Array], hidden: int) -> dict[str, int]:
+    def _projection_size(self, arrays: Mapping[str, Array], hidden: int) -> int | None:
         if "w_p" not in arrays:
-            return super()._feedback_sizes(arrays, hidden)
-        shape = arrays["w_p"].shape
+            return None
+        shape: tuple[int, ...] = arrays["w_p"].shape
         if len(shape) != 2 or 0 in shape:
             expected = f"(H, P) with H={hidden} from w and P at least 1" if hidden else "that w has cells"
             raise ValueError(f"{type(self).__name__}: w_p has shape {shape}; expected {expected}")
-        return {"P": shape[1]}
+        return shape[1]
 
     @classmethod
     def init(
@@ -254,24 +255,9 @@ class LSTM(Cell[LSTMState]):
     def _kernel_tensors(self) -> tuple[Tensor, ...]:
         return _LSTM_PLACES
 
-    def _attributes(self) -> dict[str, Any]:
-        """Those that every LSTM has, and those of a projected or a coupled one."""
-        attributes = {"forget_bias": self.forget_bias, "cell_clip": self.cell_clip, "gate_order": self.gate_order}
-        if "P" in self._sizes:
-            attributes["proj_clip"] = self.proj_clip
-        return attributes | ({"coupled": True} if self.coupled else {})
-
-    def _arguments(self) -> dict[str, Any]:
-        return super()._arguments() | self._attributes()
-
-    def _description(self) -> dict[str, Any]:
-        return self._described(**self._attributes())
-
-    def _repr_options(self) -> list[str]:
-        usual = {"forget_bias": 0.0, "cell_clip": 0.0, "gate_order": "icfo", "proj_clip": 0.0, "coupled": False}
-        unusual = [f"{name}={value!r}" for name, value in self._attributes().items() if value != usual[name]]
-        sizes = [f"proj_size={self.output_size}"] if "P" in self._sizes else []
-        return ["use_peephole=True"] * self._use_peephole + sizes + unusual + super()._repr_options()
+    def _repr_weights(self) -> list[str]:
+        peepholes = ["use_peephole=True"] if self._use_peephole else []
+        return peepholes + ([f"proj_size={self.output_size}"] if "P" in self._sizes else [])
 
     def _kernel_options(self) -> tuple[Any, ...]:
         numbers: Iterable[float] = (self.forget_bias, self.cell_clip, self.proj_clip)
@@ -330,6 +316,7 @@ class GRU(Cell[GRUState]):
     _tensors = _op.weights
     _kernel = "gru"
     _state = GRUState
+    _options = LAYER_OPTIONS["GRU"]
 
     def __init__(
         self,
@@ -367,15 +354,6 @@ class GRU(Cell[GRUState]):
     def recurrent_activation(self) -> Activation:
         """What makes the gates r and u, likewise."""
         return self._activations["recurrent_activation"]
-
-    def _arguments(self) -> dict[str, Any]:
-        return super()._arguments() | {"reset_after": self.reset_after}
-
-    def _description(self) -> dict[str, Any]:
-        return self._described(**({"reset_after": True} if self.reset_after else {}))
-
-    def _repr_options(self) -> list[str]:
-        return ["reset_after=True"] * self.reset_after + super()._repr_options()
 
     @classmethod
     def init(
@@ -455,15 +433,13 @@ class RNN(Cell[RNNState]):
     _tensors = _op.weights
     _kernel = "rnn"
     _state = RNNState
+    _options = LAYER_OPTIONS["RNN"]
 
     def __init__(self, w: ArrayLike, b: ArrayLike, *, activation: Activation = "tanh", reverse: bool = False) -> None:
         reader = ArgumentReader(type(self).__name__)
         self._read_activations(reader, activation=activation)
         self._reverse = reader.switch("reverse", reverse)
         self._initialize({"w": w, "b": b})
-
-    def _description(self) -> dict[str, Any]:
-        return self._described()
 
     @classmethod
     def init(

@@ -18,7 +18,8 @@ from kernel_cases import DTYPES, same_bits
 from layer_cases import LAYERS, OPTIONS, draw, run_all, with_option
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, GRUState, LSTMState, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, GRUState, LSTMState, Stack
+from blockcell.optable import LAYER_OPTIONS
 
 
 # ---------------------------------------------------------------------------------------------------- what is accepted
@@ -74,6 +75,15 @@ def test_lists_make_float32_layers(name):
     assert made.dtype == np.float32
     x = rng("lists").uniform(-1, 1, (4, 2, 2)).astype(np.float32)
     assert same_bits([made(x.tolist(), [a.tolist() for a in layer(x)[1]])[0]], [layer(x, layer(x)[1])[0]])
+
+
+@pytest.mark.parametrize("layer", [LSTM, GRU, RNN, Dense])
+def test_defaults_of_options(layer):
+    """Constructors, `init` and the table that files and reprs read say the same."""
+    expected = {option.name: option.default for option in LAYER_OPTIONS[layer.__name__]}
+    for function in (layer, layer.init):
+        parameters = inspect.signature(function).parameters
+        assert {name: parameters[name].default for name in expected} == expected
 
 
 @pytest.mark.parametrize("zero", "TBIH")
