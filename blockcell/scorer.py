@@ -21,7 +21,7 @@ from .layers import BaseLayer
 from .layers.arguments import checked_array
 from .layers.loading import read_any
 from .layers.shared import Directions
-from .layers.structure import description_of, has_steps, stored_arrays
+from .layers.structure import description_of, has_steps, output_directions, stored_arrays
 from .optable import Array
 from .progress import progress
 
@@ -213,7 +213,7 @@ class Scorer:
         if has_steps(layer):
             if self._output not in ("last", "mean"):
                 return [y[:length, b].copy() for b, length in enumerate(lengths)]
-            y = _means(y, lengths) if self._output == "mean" else _last(y, lengths, layer._directions(False))
+            y = _means(y, lengths) if self._output == "mean" else _last(y, lengths, output_directions(layer))
         return [row.copy() for row in y]  # so that none keeps the others in memory
 
     def _loaded(self) -> BaseLayer[Any]:

@@ -25,10 +25,10 @@ from blockcell.layers.layer import Leaf
 from blockcell.layers.structure import (
     activations_of,
     description_of,
-    feeds_last_steps,
     gates_of,
     has_steps,
     input_directions,
+    is_in_head,
     leaves_by_prefix,
     passes_dense_alone,
     state_sizes,
@@ -549,7 +549,7 @@ class LayerGraph:
 
     def _is_in_head(self, layer: Any) -> bool:
         """Return whether a dense layer with `last` reads the layer's y, perhaps through other dense layers."""
-        return feeds_last_steps(layer) and not has_steps(self.layer)
+        return is_in_head(layer) and not has_steps(self.layer)
 
     @property
     def _head_reads_x(self) -> bool:

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..argument_reader import ArgumentReader
 from ..layers import Bidirectional, Dense, Layer, Stack
 from ..layers.cell import Cell
+from ..layers.structure import read_state, state_sizes
 
 _RECURRENT = "LSTM)", "GRU)", "RNN)"  # what the labels of recurrent layers end with
 
@@ -97,8 +97,7 @@ def read_initial_state(caller: str, layers: Converted, initial_state: Any) -> An
     row_counts = [len(array) for array in _arrays_of_state(initial_state)]
     if not row_counts:
         return None
-    state = _complete_state(layers, initial_state)
-    return layers._read_state(ArgumentReader(caller), "state", state, max(row_counts))
+    return read_state(layers, caller, _complete_state(layers, initial_state), max(row_counts))
 
 
 def _arrays_of_state(state: Any) -> list[Any]:
@@ -115,7 +114,7 @@ def _complete_state(layer: Layer, state: Any) -> Any:
     if isinstance(layer, (Bidirectional, Stack)):
         parts = layer.layers if isinstance(layer, Stack) else (layer.fw, layer.bw)
         return tuple(map(_complete_state, parts, state))
-    return {name: state.get(name) for name in layer._state._fields} if isinstance(layer, Cell) else None
+    return {name: state.get(name) for name in state_sizes(layer)} if isinstance(layer, Cell) else None
 
 
 # -------------------------------------------------------------------------------------------------------------- graphs

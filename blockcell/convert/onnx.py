@@ -11,6 +11,7 @@ import numpy as np
 from .. import files
 from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
+from ..layers.structure import constructor_arguments
 from ..optable import Array, peephole_names
 from .models import Converted, join_labels, read_initial_state
 from .onnx_activations import written_activations
@@ -291,7 +292,7 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     kind = type(cells[0]).__name__
     if any(type(cell) is not type(cells[0]) for cell in cells):
         raise ConversionError(f"{caller}: the layer has an {kind} and a {type(cells[1]).__name__}; a node has one kind")
-    resets, couples = ({cell._arguments().get(name) for cell in cells} for name in ("reset_after", "coupled"))
+    resets, couples = ({constructor_arguments(cell).get(name) for cell in cells} for name in ("reset_after", "coupled"))
     if len(resets) > 1:
         raise ConversionError(
             f"{caller}: one GRU has reset_after=True and the other has not; an ONNX node has one linear_before_reset"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..layers import GRU, LSTM, RNN, Bidirectional, Quantized
+from ..layers.structure import constructor_arguments
 from ..optable import DTYPE_NAMES, DTYPES, Array, peephole_names
 
 ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and of the candidate c
@@ -158,7 +159,7 @@ _REFUSALS |= dict.fromkeys(("wcf", "wco"), _REFUSALS["wci"])
 def refuse_others(caller: str, cell: RecurrentCell, target_name: str, takes: Collection[str]) -> None:
     """Refuse a cell with weights or other arguments that are not the defaults and that the target does not take."""
     parameters = inspect.signature(type(cell)).parameters
-    for name, value in cell._arguments().items():
+    for name, value in constructor_arguments(cell).items():
         is_weight = isinstance(value, np.ndarray)
         if name in takes or (name.endswith("_clip") and not clips(value)):
             continue

@@ -159,8 +159,8 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
     def stream(self, batch: SupportsIndex = 1) -> NoReturn:
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
 
-    def _head(self) -> tuple[list[Leaf], bool]:
-        fw, bw = self.fw._head(), self.bw._head()
+    def _head_leaves(self) -> tuple[list[Leaf], bool]:
+        fw, bw = self.fw._head_leaves(), self.bw._head_leaves()
         return fw[0] + bw[0], fw[1] or bw[1]
 
     def _directions(self, reverse: bool) -> Directions:
@@ -204,7 +204,7 @@ class Stack(Composite[tuple[Any, ...]]):
             if isinstance(layer, Dense):
                 layer._set_layer_below(self.layers[k - 1] if k else None)
         if not self._over_time:
-            for layer in self._head()[0]:
+            for layer in self._head_leaves()[0]:
                 layer._in_head = True
         self._runner = self._new_runner()
 
@@ -233,11 +233,11 @@ class Stack(Composite[tuple[Any, ...]]):
     def _over_time(self) -> bool:
         return self.layers[-1]._over_time
 
-    def _head(self) -> tuple[list[Leaf], bool]:
+    def _head_leaves(self) -> tuple[list[Leaf], bool]:
         found, passes = list[Leaf](), True
         for layer in reversed(self.layers):
             if passes:
-                more, passes = layer._head()
+                more, passes = layer._head_leaves()
                 found += more
         return found, passes
 

@@ -153,7 +153,7 @@ class Dense(Leaf[tuple[()]]):
                 what = "Stack: last='ends' above a Dense, whose outputs have no direction"
                 raise ValueError(f"{what}; expected a layer with one")
 
-    def _head(self) -> tuple[list[Leaf], bool]:
+    def _head_leaves(self) -> tuple[list[Leaf], bool]:
         return [self], True
 
     def _directions(self, reverse: bool) -> Directions:

@@ -69,7 +69,7 @@ class Layer(BaseLayer[S_co]):
         """Whether the layer has no state, like a `Dense`."""
 
     @abstractmethod
-    def _head(self) -> tuple[list[Leaf], bool]:
+    def _head_leaves(self) -> tuple[list[Leaf], bool]:
         """Return the leaves whose output reaches y through dense layers at most, and whether x does."""
 
     def _share(self, shared: SharedWeights) -> None:
@@ -404,7 +404,7 @@ class Leaf(Layer[S_co]):
     def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
         return {prefix: self}
 
-    def _head(self) -> tuple[list[Leaf], bool]:
+    def _head_leaves(self) -> tuple[list[Leaf], bool]:
         return [self], False
 
     @property

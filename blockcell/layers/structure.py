@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..activations import Activation
+from ..argument_reader import ArgumentReader
 from ..optable import Array, Tensor
 from .calls import BaseLayer
 from .cell import Cell
@@ -27,6 +28,11 @@ def weight_tensors(leaf: Leaf) -> tuple[Tensor, ...]:
     return leaf._tensors
 
 
+def constructor_arguments(leaf: Leaf) -> dict[str, Any]:
+    """Return the weights and options with which the leaf's class makes an equal leaf."""
+    return leaf._arguments()
+
+
 def gates_of(cell: Cell) -> tuple[str, ...]:
     """Return the gates in the order of the columns of the first matrix."""
     return cell._gates
@@ -42,19 +48,29 @@ def state_sizes(leaf: Leaf) -> dict[str, int]:
     return dict(zip(leaf._state._fields, leaf._state_sizes, strict=True))
 
 
+def read_state(layer: BaseLayer, caller: str, state: Any, B: int) -> Any:
+    """Return a user's state of B rows as a call takes it, zeros in place of None; errors begin with the caller."""
+    return layer._read_state(ArgumentReader(caller), "state", state, B)
+
+
 def has_steps(layer: BaseLayer) -> bool:
     """Return whether y has a row for each step, not for the last one alone."""
     return layer._over_time
 
 
-def feeds_last_steps(leaf: Leaf) -> bool:
+def is_in_head(leaf: Leaf) -> bool:
     """Return whether a `Dense` with `last` reads the leaf's y, perhaps through other dense layers."""
     return leaf._in_head
 
 
 def passes_dense_alone(layer: Layer) -> bool:
     """Return whether x comes to y through dense layers alone."""
-    return layer._head()[1]
+    return layer._head_leaves()[1]
+
+
+def output_directions(layer: BaseLayer) -> Directions:
+    """Return how many columns of y are of each direction, and whether it runs backwards."""
+    return layer._directions(False)
 
 
 def input_directions(layer: Dense) -> Directions:
