@@ -34,13 +34,13 @@ def parameter_positions(op: Op, kernel: Kernel) -> dict[str, int]:
     names = [tensor.name for tensor in op.inputs if tensor.read] + [tensor.name for tensor in op.outputs]
     names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
     names += ["seq_len_max"] * op.sequence + ["scratch", "threads", "members", "ready"]
-    taken = list(inspect.signature(kernel).parameters)
-    unknown, missing = Counter(taken) - Counter(names), Counter(names) - Counter(taken)
+    parameters = list(inspect.signature(kernel).parameters)
+    unknown, missing = Counter(parameters) - Counter(names), Counter(names) - Counter(parameters)
     if unknown or missing:
         wrong = [f"takes {name}, which it is not given" for name in unknown]
         wrong += [f"does not take {name}, which it is given" for name in missing]
         raise TypeError(f"{op.name}: its kernel {op.kernel} {'; '.join(wrong)}")
-    return {name: position for position, name in enumerate(taken)}
+    return {name: position for position, name in enumerate(parameters)}
 
 
 class Sizes(NamedTuple):
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
 
 
-class Given(NamedTuple):
+class CheckedInputs(NamedTuple):
     """A call's inputs as arrays, checked but not converted."""
 
     arrays: tuple[Array | None, ...]
@@ -74,7 +74,7 @@ class Converter:
         self.sources = op.sources
 
     # ---------------------------------------------------------------------------------------------------------- inputs
-    def read(self, values: tuple[Any, ...], use_peephole: bool) -> Given:
+    def read(self, values: tuple[Any, ...], use_peephole: bool) -> CheckedInputs:
         """The inputs as arrays, after every check of them."""
         op = self.op
         arrays = tuple(
@@ -82,7 +82,7 @@ class Converter:
         )
         names = [tensor.name for tensor in op.inputs]
         number = self.reader.dtype_number(zip(names, values, arrays, strict=True))
-        return Given(arrays, number, self._sizes(arrays, use_peephole), use_peephole)
+        return CheckedInputs(arrays, number, self._sizes(arrays, use_peephole), use_peephole)
 
     def wrong_steps(self, seq_len_max: int, x: Array) -> ValueError:
         return ValueError(
@@ -90,18 +90,18 @@ class Converter:
             f" from x (shape {x.shape})"
         )
 
-    def convert(self, given: Given, out: Any) -> tuple[tuple[Array | None, ...], list[Array]]:
+    def convert(self, inputs: CheckedInputs, out: Any) -> tuple[tuple[Array | None, ...], list[Array]]:
         """The inputs as the kernel takes them, and arrays for its outputs: those of `out`, if they can be, or new."""
-        op, dtype = self.op, DTYPES[given.number]
-        shapes = self._output_shapes(given, dtype.itemsize)
+        op, dtype = self.op, DTYPES[inputs.number]
+        shapes = self._output_shapes(inputs, dtype.itemsize)
         if out is not None:
-            self._check_out(out, given, shapes, dtype)
+            self._check_out(out, inputs, shapes, dtype)
         arrays = tuple(
             [
                 as_kernels_take(array, dtype)
-                if array is not None and tensor.read and (given.use_peephole or not tensor.peephole)
+                if array is not None and tensor.read and (inputs.use_peephole or not tensor.peephole)
                 else array
-                for tensor, array in zip(op.inputs, given.arrays, strict=True)
+                for tensor, array in zip(op.inputs, inputs.arrays, strict=True)
             ]
         )
         if out is None:
@@ -156,9 +156,9 @@ class Converter:
         return f" with {', '.join(parts)}"
 
     # ---------------------------------------------------------------------------------------------------------- outputs
-    def _output_shapes(self, given: Given, itemsize: int) -> list[tuple[int, ...]]:
-        op, sizes = self.op, given.sizes
-        peepholes = [array for tensor, array in zip(op.inputs, given.arrays, strict=True) if tensor.peephole]
+    def _output_shapes(self, inputs: CheckedInputs, itemsize: int) -> list[tuple[int, ...]]:
+        op, sizes = self.op, inputs.sizes
+        peepholes = [array for tensor, array in zip(op.inputs, inputs.arrays, strict=True) if tensor.peephole]
         shapes = []
         for tensor in op.outputs:
             shape = sizes_of(tensor.shape, sizes.values)
@@ -170,33 +170,34 @@ class Converter:
             shapes.append(shape)
         return shapes
 
-    def _check_out(self, out: Any, given: Given, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> None:
-        op, sizes = self.op, given.sizes
+    def _check_out(self, out: Any, inputs: CheckedInputs, shapes: list[tuple[int, ...]], dtype: np.dtype[Any]) -> None:
+        op, sizes = self.op, inputs.sizes
         names = ", ".join(tensor.name for tensor in op.outputs)
         if not isinstance(out, tuple):
             raise TypeError(f"{op.name}: out is {short(out)}; expected a tuple of the arrays ({names})")
         if len(out) != len(shapes):
             raise ValueError(f"{op.name}: out has {len(out)} arrays; expected {len(shapes)}: ({names})")
         for k, (tensor, shape, output) in enumerate(zip(op.outputs, shapes, out, strict=True)):
-            what = f"{op.name}: out[{k}] ({tensor.name})"
+            message = f"{op.name}: out[{k}] ({tensor.name})"
             if not isinstance(output, np.ndarray) or isinstance(output, np.ma.MaskedArray):
-                raise TypeError(f"{what} is {short(output)}; expected a numpy array")
+                raise TypeError(f"{message} is {short(output)}; expected a numpy array")
             if output.dtype != dtype:
-                raise TypeError(f"{what} has dtype {output.dtype}; expected {dtype}, that of the inputs")
+                raise TypeError(f"{message} has dtype {output.dtype}; expected {dtype}, that of the inputs")
             if output.shape != shape:
                 raise ValueError(
-                    f"{what} has shape {output.shape}; expected {_expected(tensor, shape)}{self._origin(tensor, sizes)}"
+                    f"{message} has shape {output.shape}; expected {_expected(tensor, shape)}"
+                    f"{self._origin(tensor, sizes)}"
                 )
             if not output.flags.writeable:
-                raise ValueError(f"{what} is read-only; expected a writeable array")
+                raise ValueError(f"{message} is read-only; expected a writeable array")
             if not (output.flags.c_contiguous and output.flags.aligned):
-                raise ValueError(f"{what} has strides {output.strides}; expected a C-contiguous, aligned array")
-            for other, array in zip(op.inputs, given.arrays, strict=True):
+                raise ValueError(f"{message} has strides {output.strides}; expected a C-contiguous, aligned array")
+            for other, array in zip(op.inputs, inputs.arrays, strict=True):
                 if array is not None and np.shares_memory(output, array):
-                    raise ValueError(f"{what} overlaps the input {other.name}; expected memory of its own")
+                    raise ValueError(f"{message} overlaps the input {other.name}; expected memory of its own")
             for m in range(k):
                 if np.shares_memory(output, out[m]):
-                    raise ValueError(f"{what} overlaps out[{m}] ({op.outputs[m].name}); expected memory of its own")
+                    raise ValueError(f"{message} overlaps out[{m}] ({op.outputs[m].name}); expected memory of its own")
 
 
 def _expected(tensor: Tensor, shape: tuple[int, ...]) -> str:

@@ -78,7 +78,7 @@ def _is_built(level: str) -> bool:
     return all(importlib.util.find_spec(f"blockcell.{module}_{level}") for module in MODULES)
 
 
-def _pick_level(wanted: str | None) -> str:
+def _pick_level(requested_level: str | None) -> str:
     possible = available_levels()
     if not possible and (built := _built_levels()):
         raise ImportError(
@@ -87,11 +87,11 @@ def _pick_level(wanted: str | None) -> str:
         )
     if not possible:
         raise ImportError(not_built(os.path.dirname(__file__)))
-    if not wanted:
+    if not requested_level:
         return possible[-1]
-    if wanted not in possible:
-        raise ImportError(f"BLOCKCELL_LEVEL={wanted}: this build on this CPU can use {', '.join(possible)}")
-    return wanted
+    if requested_level not in possible:
+        raise ImportError(f"BLOCKCELL_LEVEL={requested_level}: this build on this CPU can use {', '.join(possible)}")
+    return requested_level
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ class Numbers(NamedTuple):
 
 def canonical(name: str, value: Any) -> Activation:
     """The canonical form of an argument, or a TypeError or ValueError that begins with its name."""
-    kind, *given = value if isinstance(value, (tuple, list)) and value else (value,)
+    kind, *parameters = value if isinstance(value, (tuple, list)) and value else (value,)
     if not isinstance(kind, str):
         raise TypeError(f"{name} is {short(value)}; expected a name or a tuple of a name and parameters, {_example}")
     if kind in WITHOUT_GRADIENT:
@@ -72,20 +72,20 @@ def canonical(name: str, value: Any) -> Activation:
     if kind not in PARAMETERS:
         raise ValueError(f"{name} is {short(kind)}; expected one of {', '.join(PARAMETERS)}")
     defaults = PARAMETERS[kind]
-    if len(given) > len(defaults):
+    if len(parameters) > len(defaults):
         expected = ", ".join(defaults) or "none"
-        raise ValueError(f"{name} has {len(given)} parameters for {kind}; expected {expected}")
-    values = defaults | dict(zip(defaults, given, strict=False))
+        raise ValueError(f"{name} has {len(parameters)} parameters for {kind}; expected {expected}")
+    values = defaults | dict(zip(defaults, parameters, strict=False))
     for parameter, value in values.items():
-        what = f"{name} has the {parameter} {short(value)}"
+        description = f"{name} has the {parameter} {short(value)}"
         if not isinstance(value, Real) or isinstance(value, bool):
-            raise TypeError(f"{what}; expected a real number")
+            raise TypeError(f"{description}; expected a real number")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not abs(number) < math.inf or (parameter in POSITIVE and not number > 0):
-            raise ValueError(f"{what}; expected a finite number{' above 0' if parameter in POSITIVE else ''}")
+            raise ValueError(f"{description}; expected a finite number{' above 0' if parameter in POSITIVE else ''}")
         values[parameter] = number
     return kind if values == defaults else (kind, *values.values())
 
@@ -106,6 +106,6 @@ def numbers(activation: Activation) -> Numbers:
     return Numbers([*PARAMETERS].index(name), *(*values, 0.0, 0.0)[:2])
 
 
-def unusual(given: dict[str, Activation]) -> dict[str, Activation]:
+def unusual(activations: dict[str, Activation]) -> dict[str, Activation]:
     """Those of a layer's activations that are not the defaults."""
-    return {name: value for name, value in given.items() if value != DEFAULTS[name]}
+    return {name: value for name, value in activations.items() if value != DEFAULTS[name]}

@@ -104,30 +104,32 @@ class ArgumentReader:
         `values` holds each argument's name, its value, and what `array` made of it, or None where it is missing.
         The first array fixes the dtype, unless `number` gives it; messages then call it that of `source`.
         """
-        first = None  # the array that fixes the dtype
+        first_value = None  # the array that fixes the dtype
         for name, value, array in values:
             if array is None:
                 continue
             if not is_array(value):
                 if array.dtype.kind not in "fiu":
-                    what = short(value) if array.dtype.kind == "O" else f"made of {array.dtype}"
-                    raise TypeError(f"{self.caller}: {name} is {what}; expected an array of real numbers")
+                    description = short(value) if array.dtype.kind == "O" else f"made of {array.dtype}"
+                    raise TypeError(f"{self.caller}: {name} is {description}; expected an array of real numbers")
                 continue
-            found = NUMBERS.get(array.dtype)
+            value_number = NUMBERS.get(array.dtype)
             is_real = array.dtype.kind in "fiub"
-            if found is None and (number is None or not is_real):
-                what = f"has dtype {array.dtype}; expected {DTYPE_NAMES}"
+            if value_number is None and (number is None or not is_real):
+                description = f"has dtype {array.dtype}; expected {DTYPE_NAMES}"
                 if array.dtype == object and not isinstance(value, np.ndarray):
-                    what = f"is {short(value)}; expected an array of {DTYPE_NAMES}"
-                raise TypeError(f"{self.caller}: {name} {what}")
+                    description = f"is {short(value)}; expected an array of {DTYPE_NAMES}"
+                raise TypeError(f"{self.caller}: {name} {description}")
             if number is None:
-                number, source, first = found, name, value
-            elif found != number:
+                number, source, first_value = value_number, name, value
+            elif value_number != number:
                 expected = f"expected {DTYPES[number]}, that of {source}"
-                mend = conversion(name, value, DTYPES[number])
-                if first is not None and found is not None and DTYPES[number] == np.float64:
-                    mend = conversion(source, first, DTYPES[found])  # numpy makes float64 where nobody asks for it
-                raise TypeError(f"{self.caller}: {name} has dtype {array.dtype}; {expected}; {mend}")
+                advice = conversion(name, value, DTYPES[number])
+                if first_value is not None and value_number is not None and DTYPES[number] == np.float64:
+                    advice = conversion(
+                        source, first_value, DTYPES[value_number]
+                    )  # numpy makes float64 where nobody asks for it
+                raise TypeError(f"{self.caller}: {name} has dtype {array.dtype}; {expected}; {advice}")
         return number or 0
 
     def rows(self, value: Any, batch: int, once: bool) -> Array:

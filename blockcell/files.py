@@ -179,8 +179,8 @@ def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
         check_regular(source, "a file that layer.save wrote")
         opened = open(source, "rb")
     else:
-        opened, find, given = BufferedReader(Given(source)), _find, getattr(source, "name", None)
-        name = os.fsdecode(given) if isinstance(given, (str, bytes)) else type(source).__name__
+        opened, find, file_name = BufferedReader(OpenedFile(source)), _find, getattr(source, "name", None)
+        name = os.fsdecode(file_name) if isinstance(file_name, (str, bytes)) else type(source).__name__
     with opened as file:
         try:
             size = file.seek(0, os.SEEK_END)
@@ -189,13 +189,13 @@ def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
             description, sha256, quantization = _read_document(text)
             schemes = schemes_of(description, quantization)
             check_arrays(description, stored, quantization, schemes)
-            arrays = {name: _array(file, name, each) for name, each in stored.items()}
+            arrays = {name: _array(file, name, stored_array) for name, stored_array in stored.items()}
             yield Content(description, arrays, sha256, quantization, schemes)
         except (RecursionError, TypeError, ValueError) as error:
             raise FormatError(f"{name} cannot be read as a layer of blockcell: {error}") from error
 
 
-class Given(RawIOBase):
+class OpenedFile(RawIOBase):
     """A file object that the caller has opened, and that stays open. Only its read, seek and tell are used."""
 
     def __init__(self, file: Any) -> None:
@@ -237,10 +237,10 @@ def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
 
     heads = {name: [array.dtype.name, *array.shape] for name, array in arrays.items()}
     try:
-        found = hashlib.sha256(json.dumps([description, heads]).encode())
+        digest = hashlib.sha256(json.dumps([description, heads]).encode())
         for array in arrays.values():
-            found.update(_bytes(np.asarray(array, array.dtype.newbyteorder("<"))))
-        return found.hexdigest()
+            digest.update(_bytes(np.asarray(array, array.dtype.newbyteorder("<"))))
+        return digest.hexdigest()
     except ValueError as error:  # how OpenSSL says that memory is short
         raise MemoryError(str(error)) from error
 
@@ -249,10 +249,10 @@ def parse(text: str) -> Any:
     """The value of a JSON text. A name that stands twice in an object is a ValueError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        values = dict(pairs)
+        if len(values) < len(pairs):
             raise ValueError(f"its JSON has a name twice among {short(', '.join(name for name, _ in pairs))}")
-        return found
+        return values
 
     try:
         return json.loads(text, object_pairs_hook=unique)
@@ -367,15 +367,15 @@ def _read_document(text: str) -> tuple[Any, str | None, Any]:
         raise ValueError(f"its text {KEY!r} is {short(document)}; expected an object with a version")
     version = document["version"]
     if version not in (PLAIN, QUANTIZED) or type(version) is not int:
-        found = f"its format version is {short(version)}"
-        raise ValueError(f"{found}; this blockcell reads {PLAIN} and {QUANTIZED}; a newer one may read it")
+        description = f"its format version is {short(version)}"
+        raise ValueError(f"{description}; this blockcell reads {PLAIN} and {QUANTIZED}; a newer one may read it")
     if version == QUANTIZED and "storage" in document:
-        what = f"it was saved with storage={short(document['storage'])}, which blockcell no longer has"
-        raise ValueError(f"{what}; expected the file of layer.quantize('int8' or 'float16').save(path)")
+        description = f"it was saved with storage={short(document['storage'])}, which blockcell no longer has"
+        raise ValueError(f"{description}; expected the file of layer.quantize('int8' or 'float16').save(path)")
     names = ["version", "layer"] if version == PLAIN else ["version", "quantization", "layer"]
     if {*names} - document.keys() or document.keys() - {*names, "sha256"}:
-        found = ", ".join(sorted(document))
-        raise ValueError(f"its text {KEY!r} has {short(found)}; expected {', '.join(names)} and perhaps sha256")
+        description = ", ".join(sorted(document))
+        raise ValueError(f"its text {KEY!r} has {short(description)}; expected {', '.join(names)} and perhaps sha256")
     quantization = document.get("quantization")
     if version == QUANTIZED and quantization is None:
         raise ValueError(f"its quantization is null; expected one of {', '.join(SCHEMES)}, or an object of them")
@@ -480,9 +480,9 @@ def _listed(path: bytes, flags: int, crc: int, size: int, start: int) -> bytes:
     long = [size, size] * (size > MOST_32) + [start] * (start > MOST_32)
     extra = struct.pack(f"<HH{len(long)}Q", 1, 8 * len(long), *long) if long else b""
     size, start = (FULL if number > MOST_32 else number for number in (size, start))
-    made, mode = (SIZED_64, 3), 0o600 << 16  # as on Unix, readable and writable for its owner
+    made_by, mode = (SIZED_64, 3), 0o600 << 16  # as on Unix, readable and writable for its owner
     sizes = crc, size, size, len(path), len(extra), 0, 0, 0
-    return LISTED.pack(b"PK\1\2", *made, SIZED_64, flags, 0, 0, DAY, *sizes, mode, start) + path + extra
+    return LISTED.pack(b"PK\1\2", *made_by, SIZED_64, flags, 0, 0, DAY, *sizes, mode, start) + path + extra
 
 
 def _end(entries: int, size: int, start: int) -> bytes:
@@ -535,15 +535,15 @@ def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
         start = file.tell()
         if packed != length or start + length > size:
             raise ValueError(f"its entry {short(name)} is to have {length} bytes, more than there are")
-        each = _find_array(name, file.read(min(length, 1024)), start, length, crc)
+        entry = _find_array(name, file.read(min(length, 1024)), start, length, crc)
         if name == KEY:
-            text = _text(file, each)
+            text = _text(file, entry)
         else:
-            stored[name] = each
+            stored[name] = entry
             _bounded(len(stored))
         file.seek(start + length)
-    found = signature, entries, directory
-    if found != (b"PK\5\6", len(stored) + (text is not None), min(file.tell() - len(head), 0xFFFFFFFF)):
+    end_record = signature, entries, directory
+    if end_record != (b"PK\5\6", len(stored) + (text is not None), min(file.tell() - len(head), 0xFFFFFFFF)):
         raise ValueError("it is no .npz file, or a part of one")
     if text is None:
         raise ValueError(f"it has no entry {KEY!r}")
@@ -558,8 +558,8 @@ def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> St
     dtype = np.dtype(match[2].decode())
     shape = tuple(int(word) for word in match[4].replace(b",", b" ").split())
     if match.end() + dtype.itemsize * math.prod(shape) != length:
-        found = f"an array of {dtype} and shape {short(str(shape))} in {length} bytes"
-        raise ValueError(f"its entry {short(name)} is {found}, which does not fit")
+        description = f"an array of {dtype} and shape {short(str(shape))} in {length} bytes"
+        raise ValueError(f"its entry {short(name)} is {description}, which does not fit")
     order = "F" if match[3] == b"True" else "C"
     return Stored(dtype, shape, start + match.end(), order, (zlib.crc32(match[0]), crc))
 
@@ -599,10 +599,10 @@ def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, S
     _bounded(len(header))
     stored = {name: _found(name, entry, 8 + length) for name, entry in header.items()}
     end = 8 + length
-    for name, each in sorted(stored.items(), key=lambda item: (item[1].offset, math.prod(item[1].shape))):
-        if each.offset != end:
-            raise ValueError(f"its array {short(name)} begins at byte {each.offset}; expected {end}")
-        end += each.dtype.itemsize * math.prod(each.shape)
+    for name, stored_array in sorted(stored.items(), key=lambda item: (item[1].offset, math.prod(item[1].shape))):
+        if stored_array.offset != end:
+            raise ValueError(f"its array {short(name)} begins at byte {stored_array.offset}; expected {end}")
+        end += stored_array.dtype.itemsize * math.prod(stored_array.shape)
     if end != size:
         raise ValueError(f"its arrays end at byte {end}, the file at byte {size}")
     return metadata[KEY], stored
@@ -619,6 +619,6 @@ def _found(name: str, entry: Any, start: int) -> Stored:
         if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError(f"its array {short(name)} has {key} {short(str(numbers))}; expected integers from 0 on")
     if len(offsets) != 2 or offsets[1] - offsets[0] != CODES[dtype].itemsize * math.prod(shape):
-        found = f"data_offsets {short(str(offsets))} for {dtype} and shape {short(str(shape))}"
-        raise ValueError(f"its array {short(name)} has {found}, which do not fit")
+        description = f"data_offsets {short(str(offsets))} for {dtype} and shape {short(str(shape))}"
+        raise ValueError(f"its array {short(name)} has {description}, which do not fit")
     return Stored(CODES[dtype], tuple(shape), start + offsets[0])

@@ -451,8 +451,8 @@ def _lstm_sequence_grad(
         step = _lstm_step_grad(lstm, cs_before, now, cs_grad[t] + d_cs, d_m)
         d_cs = step.cs_prev_grad
         grads["x"][t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
-        found = {"w": w_step, "b": b_step, "wci": step.wci_grad, "wcf": step.wcf_grad, "wco": step.wco_grad}
-        for name, value in found.items():
+        step_grads = {"w": w_step, "b": b_step, "wci": step.wci_grad, "wcf": step.wcf_grad, "wco": step.wco_grad}
+        for name, value in step_grads.items():
             grads[name] += value
     return grads | {"cs_prev": d_cs, "h_prev": d_h}
 

@@ -235,12 +235,12 @@ class Op:
     @property
     def sources(self) -> dict[str, str]:
         """The input that fixes each letter."""
-        found: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for tensor in self.inputs:
             for word in tensor.shape.split():
                 if word in LETTERS:
-                    found.setdefault(word, tensor.name)
-        return found
+                    sources.setdefault(word, tensor.name)
+        return sources
 
 
 def _inputs(unread: str = "", **kinds: str) -> tuple[Tensor, ...]:

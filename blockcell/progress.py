@@ -25,7 +25,7 @@ def progress(after: float = 0.0) -> Iterator[Progress]:
     bars: Any = None
     tasks: dict[str, Any] = {}
 
-    def tell(what: str, done: int, of: int | None) -> None:
+    def tell(activity: str, done: int, total: int | None) -> None:
         nonlocal bars, terminal
         if not terminal or time.monotonic() < begin + after:
             return
@@ -38,9 +38,11 @@ def progress(after: float = 0.0) -> Iterator[Progress]:
 
             bars = Bars(console=Console(stderr=True), transient=True)
             bars.start()
-        if what not in tasks:
-            tasks[what] = bars.add_task(what, total=of)
-        bars.update(tasks[what], completed=done, description=what if of is not None else f"{what} {done:,}")
+        if activity not in tasks:
+            tasks[activity] = bars.add_task(activity, total=total)
+        bars.update(
+            tasks[activity], completed=done, description=activity if total is not None else f"{activity} {done:,}"
+        )
 
     try:
         yield tell

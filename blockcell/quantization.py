@@ -93,8 +93,8 @@ def read_scheme(caller: str, value: Any, dtype: np.dtype[Any], name: str = "sche
         expected = f"expected one of {', '.join(map(repr, SCHEMES))}"
         raise error(f"{caller}: {name} is {short(value)}; {expected}")
     if dtype != np.float32:
-        what = f"{caller}: {name} is {value!r} and the layer's dtype {dtype}"
-        raise ValueError(f"{what}; expected float32: make a layer of weights.astype(np.float32) first")
+        message = f"{caller}: {name} is {value!r} and the layer's dtype {dtype}"
+        raise ValueError(f"{message}; expected float32: make a layer of weights.astype(np.float32) first")
     return value
 
 

@@ -112,9 +112,9 @@ class Scorer:
         self._num_threads = num_threads
 
     def __repr__(self) -> str:
-        what = repr(self._path) if self._path else repr(self._layer)
+        source = repr(self._path) if self._path else repr(self._layer)
         options = f"output={self._output!r}, batch={self._batch}, num_threads={self._num_threads}"
-        return f"{type(self).__name__}({what}, {options})"
+        return f"{type(self).__name__}({source}, {options})"
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | ({"_layer": None} if self._path else {})
@@ -222,8 +222,8 @@ class Scorer:
             assert self._path is not None
             layer, sha256 = _from_file(self._path)
             if sha256 != self._sha256:
-                what = f"{self._path} holds another layer than when this scorer was made"
-                raise ValueError(f"{READER.caller}: {what}; expected one with the checksum {self._sha256}")
+                reason = f"{self._path} holds another layer than when this scorer was made"
+                raise ValueError(f"{READER.caller}: {reason}; expected one with the checksum {self._sha256}")
             self._layer = layer
         return self._layer
 
@@ -276,7 +276,7 @@ def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
     """The sequences of a column of Arrow's, of steps of so many numbers; nothing is copied."""
-    types, found = pyarrow.types, list[Array]()
+    types, sequences = pyarrow.types, list[Array]()
 
     def lengths_of(lists: Any) -> Array:
         if types.is_fixed_size_list(lists.type):
@@ -285,38 +285,40 @@ def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
             return np.asarray(lists.value_lengths())
         raise TypeError(f"{READER.caller}: sequences is a column of {column.type}; expected lists of lists of numbers")
 
-    def refuse(bad: Any, ends: Any, what: str) -> None:
-        """Where one of the steps, or of the sequences, which end there, is bad."""
-        for k in np.flatnonzero(bad)[:1]:
-            number = len(found) + int(np.searchsorted(ends, k, "right"))
-            raise ValueError(f"{READER.caller}: sequences[{number}] {what}")
+    def refuse(is_bad: Array, ends_of_sequences: Array, reason: str) -> None:
+        """Raise a ValueError about the sequence with the first bad step, if there is one."""
+        if is_bad.any():
+            number = len(sequences) + int(np.searchsorted(ends_of_sequences, is_bad.argmax(), "right"))
+            raise ValueError(f"{READER.caller}: sequences[{number}] {reason}")
 
-    def without_nulls(values: Any, ends: Any, each: int = 1) -> Any:
+    def without_nulls(values: Any, ends_of_sequences: Array, width: int = 1) -> Any:
         if values.null_count:
-            refuse(np.reshape(values.is_null(), (-1, each)).any(axis=1), ends, "has a null; expected numbers")
+            is_null = np.reshape(values.is_null(), (-1, width)).any(axis=1)
+            refuse(is_null, ends_of_sequences, "has a null; expected numbers")
         return values
 
     for chunk in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
         lengths = lengths_of(without_nulls(chunk, np.arange(1, len(chunk) + 1)))
-        ends, steps = np.cumsum(lengths), chunk.flatten()
+        ends_of_sequences, steps = np.cumsum(lengths), chunk.flatten()
         if size != 1 or types.is_nested(steps.type):
-            widths = lengths_of(without_nulls(steps, ends))
-            refuse(widths != size, ends, f"has a step that is not of {size} numbers; expected (t, I) with I={size}")
+            widths = lengths_of(without_nulls(steps, ends_of_sequences))
+            reason = f"has a step that is not of {size} numbers; expected (t, I) with I={size}"
+            refuse(np.asarray(widths != size), ends_of_sequences, reason)
             steps = steps.flatten()
-        rows = without_nulls(steps, ends, size).to_numpy(zero_copy_only=False).reshape(lengths.sum(), size)
-        found += [rows[start:end] for start, end in pairwise([0, *ends.tolist()])]
-    return found
+        rows = without_nulls(steps, ends_of_sequences, size).to_numpy(zero_copy_only=False).reshape(lengths.sum(), size)
+        sequences += [rows[start:end] for start, end in pairwise([0, *ends_of_sequences.tolist()])]
+    return sequences
 
 
 # -------------------------------------------------------------------------------------------------------------- results
 def _last(y: Array, lengths: Array, directions: Directions) -> Array:
     """y of each row at the steps at which its parts end, [B,H]."""
-    found, rows, at = np.empty(y.shape[1:], y.dtype), np.arange(len(lengths)), 0
+    last_rows, rows, offset = np.empty(y.shape[1:], y.dtype), np.arange(len(lengths)), 0
     for size, backwards in directions:
-        part = slice(at, at + size)
-        found[:, part] = y[0, :, part] if backwards else y[lengths - 1, rows, part]
-        at += size
-    return found
+        part = slice(offset, offset + size)
+        last_rows[:, part] = y[0, :, part] if backwards else y[lengths - 1, rows, part]
+        offset += size
+    return last_rows
 
 
 def _means(y: Array, lengths: Array) -> Array:
@@ -335,10 +337,9 @@ _reading = threading.Lock()
 
 def _from_file(path: str) -> tuple[BaseLayer[Any], str]:
     """The layer in a file, and its checksum: once for each process, unless the file is replaced."""
-    about = os.stat(path)
+    status = os.stat(path)
     with _reading:
-        found = _read_file(path, about.st_ino, about.st_size, about.st_mtime_ns)
-    return found
+        return _read_file(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=8)

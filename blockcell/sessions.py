@@ -248,12 +248,12 @@ class Sessions:
             self._sessions[session.id] = session
         return session.id
 
-    def _session(self, what: str, id: int) -> _Session:
+    def _session(self, method: str, id: int) -> _Session:
         try:
             return self._sessions[id]
         except KeyError:
             known = "was closed" if type(id) is int and 0 <= id < self._next else "was never opened"
-            raise ValueError(f"Sessions.{what}: id is {short(id)}, which {known}; expected an open session") from None
+            raise ValueError(f"Sessions.{method}: id is {short(id)}, which {known}; expected an open session") from None
 
     def _read(self, x: Any) -> Array:
         """A copy of any x, of numbers that the layer takes."""

@@ -88,7 +88,7 @@ def layer_info(options: argparse.Namespace) -> int:
         "weights": sum(array.size for array in layer.weights.values()),
         "file_bytes": options.path.stat().st_size,
     }
-    what, x = given_data(options.data, layer)
+    data_name, x = given_data(options.data, layer)
     reports, refused = [], {}
     for scheme in SCHEMES if layer.dtype == np.float32 else ():
         try:
@@ -97,9 +97,12 @@ def layer_info(options: argparse.Namespace) -> int:
             layer(x)  # x does not fit
             refused[scheme] = str(error)
     if options.json:
-        left = [report._asdict() for report in reports]
-        found = [{k: None if v != v or v == np.inf else v for k, v in each.items() if k != "layers"} for each in left]
-        print_json(about | {"data": what, "reports": found, "refused": refused})
+        report_fields = [report._asdict() for report in reports]
+        json_reports = [
+            {k: None if v != v or v == np.inf else v for k, v in fields.items() if k != "layers"}
+            for fields in report_fields
+        ]
+        print_json(about | {"data": data_name, "reports": json_reports, "refused": refused})
         return 0
     shown = [[name.replace("_", " "), f"{x:,}" if isinstance(x, int) else str(x)] for name, x in about.items()]
     print_table(str(options.path), ["", ""], shown)
@@ -110,7 +113,7 @@ def layer_info(options: argparse.Namespace) -> int:
             off = [f"{report.max:.2g}", most, f"{report.rms:.2g}", rms]
             rows.append([str(report.quantization), f"{report.nbytes:,}", *off])
         columns = ["quantized to", "bytes:", "y is off by at most:", "of largest y:", "RMS:", "of RMS of y:"]
-        print_table(f"What quantization costs; x is {what}", columns, rows)
+        print_table(f"What quantization costs; x is {data_name}", columns, rows)
     for name, why in refused.items():
         say(f"Not {name}: {why}")
     if layer.dtype != np.float32:
@@ -247,61 +250,61 @@ def inspect_file(options: argparse.Namespace) -> int:
         cells = model.cells
         tell("reading", 1, 1)
         results = []
-        for k, found in enumerate(cells.values()):
+        for k, cell in enumerate(cells.values()):
             tell("checking cells", k, len(cells))
-            results.append(None if found.refused is not None or found.unsaid else found.check())
+            results.append(None if cell.refused is not None or cell.unsaid else cell.check())
         tell("checking cells", len(cells), len(cells))
     checked = [*zip(cells.values(), results, strict=True)]
     ok = all(check is None or check.ok for _, check in checked)
-    apart = _apart(cells)
+    reason = _why_not_one_layer(cells)
     if options.json:
-        described = [_described(cells, *each) for each in checked]
-        print_json({"path": options.path, "cells": described, "one_layer": not apart, "ok": ok})
+        described = [_described(cells, *pair) for pair in checked]
+        print_json({"path": options.path, "cells": described, "one_layer": not reason, "ok": ok})
         return 0 if ok else 1
     if not cells:
         say(f"There is no RNN, LSTM or GRU in {options.path}, by what blockcell knows of them. Its variables are in")
         say(f"blockcell.tensorflow.open({options.path!r}).variables")
         return 0
     rows: list[list[Any]] = []
-    for found, check in checked:
-        sizes = ["" if size is None else size for size in (found.input_size, found.hidden_size)]
-        verdict: list[str | bool] = ["", "refused" if found.refused is not None else "not checked"]
+    for cell, check in checked:
+        sizes = ["" if size is None else size for size in (cell.input_size, cell.hidden_size)]
+        verdict: list[str | bool] = ["", "refused" if cell.refused is not None else "not checked"]
         if check is not None:
             verdict = [f"{check:.2f}", check.ok]
-        rows.append([found.name, found.kind, *sizes, found.dtype, *verdict])
+        rows.append([cell.name, cell.kind, *sizes, cell.dtype, *verdict])
     title = f"{len(rows)} cell{'s' * (len(rows) > 1)} in {options.path}"
     print_table(title, ["cell", "kind", "I:", "H:", "dtype", "error, eps:", ""], rows, fold=0)
-    for found in cells.values():
-        say(f"{found.name}:")
-        if found.refused is not None:
-            say(f"  refused: {found.refused}")
+    for cell in cells.values():
+        say(f"{cell.name}:")
+        if cell.refused is not None:
+            say(f"  refused: {cell.refused}")
             continue
-        if found.attributes:
-            say(f"  {' '.join(f'{name}={format_attribute(value)}' for name, value in found.attributes.items())}")
-        if reads := ", ".join(found.input_from) or found.input:
-            say(f"  its input is {reads}{', reversed' * bool(found.reverse)}")
-        for role, name in found.weights.items():
+        if cell.attributes:
+            say(f"  {' '.join(f'{name}={format_attribute(value)}' for name, value in cell.attributes.items())}")
+        if reads := ", ".join(cell.input_from) or cell.input:
+            say(f"  its input is {reads}{', reversed' * bool(cell.reverse)}")
+        for role, name in cell.weights.items():
             say(f"  {role} is {name}")
-        if sharing := cells.sharing(found.name):
+        if sharing := cells.sharing(cell.name):
             say(f"  it shares these with {', '.join(sharing)}")
-        if found.state_from is not None:
-            say(f"  it begins with {_state_said(found)}")
-        if found.unsaid:
-            say(f"  not in the file: {', '.join(found.unsaid)}")
+        if cell.state_from is not None:
+            say(f"  it begins with {_describe_state(cell)}")
+        if cell.unsaid:
+            say(f"  not in the file: {', '.join(cell.unsaid)}")
     if len(rows) > 1:
         say("")
-        say(f"They are not one layer: {apart}." if apart else "Together they are one layer.")
+        say(f"They are not one layer: {reason}." if reason else "Together they are one layer.")
     return 0 if ok else 1
 
 
-def _state_said(found: Found) -> str:
+def _describe_state(cell: Found) -> str:
     """What a cell begins with, if not with zeros, and how its layer gets that."""
-    if found.initial_state is None:
-        return f"a state that comes from {found.state_from}: pass it to calls as state="
-    return f"the state {found.state_from}: pass the cell's initial_state to calls as state="
+    if cell.initial_state is None:
+        return f"a state that comes from {cell.state_from}: pass it to calls as state="
+    return f"the state {cell.state_from}: pass the cell's initial_state to calls as state="
 
 
-def _apart(cells: Cells) -> str:
+def _why_not_one_layer(cells: Cells) -> str:
     """Why the cells are not one layer; empty if they are."""
     try:
         cells.levels()
@@ -344,37 +347,37 @@ def extract(options: argparse.Namespace) -> int:
         tell("reading", 1, 1)
         chosen = _chosen(options, cells)
         names = ("forget_bias", "cell_clip", "proj_clip", "activation", "average")
-        given = {name: getattr(options, name) for name in names}
-        owns = [_own(given, found, chosen) for found in chosen]
+        choices = {name: getattr(options, name) for name in names}
+        options_of_cells = [_options_for_cell(choices, cell, chosen) for cell in chosen]
         checks = []
-        for k, found in enumerate(chosen):
+        for k, cell in enumerate(chosen):
             tell("checking cells", k, len(chosen))
-            unsaid = [name for name in found.unsaid if given[name] is None]
-            if unsaid and found.refused is None:
-                flags = " and ".join(f"--{name.replace('_', '-')}" for name in unsaid)
+            missing_options = [name for name in cell.unsaid if choices[name] is None]
+            if missing_options and cell.refused is None:
+                flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing_options)
                 where = "as the program that made it has them, or put the checkpoint's .meta beside it"
-                what = f"{options.path} does not say {' and '.join(unsaid)} of {found.name}"
-                raise ValueError(f"{what}; pass {flags}, {where}")
-            check = found.check(**owns[k])
+                message = f"{options.path} does not say {' and '.join(missing_options)} of {cell.name}"
+                raise ValueError(f"{message}; pass {flags}, {where}")
+            check = cell.check(**options_of_cells[k])
             if not check.ok:
-                off = f"{found.name} is off by {check:.0f} eps, and {check.bound:.0f} are allowed"
-                raise ValueError(f"{off}; nothing is written")
+                message = f"{cell.name} is off by {check:.0f} eps, and {check.bound:.0f} are allowed"
+                raise ValueError(f"{message}; nothing is written")
             checks.append(check)
         tell("checking cells", len(chosen), len(chosen))
         if options.cell is None and len(chosen) > 1:
-            layer = cells.layer(**given)
+            layer = cells.layer(**choices)
         else:
-            layers = [found.layer(**own) for found, own in zip(chosen, owns, strict=True)]
+            layers = [cell.layer(**cell_options) for cell, cell_options in zip(chosen, options_of_cells, strict=True)]
             layer = layers[0] if len(layers) == 1 else Stack(layers)
         _write(layer, options)
     if options.json:
-        described = [_described(cells, *each) for each in zip(chosen, checks, strict=True)]
+        described = [_described(cells, *pair) for pair in zip(chosen, checks, strict=True)]
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described})
     else:
         say(f"{options.out} is {layer!r}, off by {max(checks):.2f} eps")
-        for found in chosen:
-            if found.state_from is not None:
-                say(f"{found.name} begins with {_state_said(found)}, which is not in {options.out}")
+        for cell in chosen:
+            if cell.state_from is not None:
+                say(f"{cell.name} begins with {_describe_state(cell)}, which is not in {options.out}")
     return 0
 
 
@@ -391,16 +394,16 @@ def is_of_keras(options: argparse.Namespace) -> bool:
     """Whether the path is that of a file of Keras'; refuse options that are for other files."""
     is_keras = Path(options.path).suffix.lower() in (".h5", ".hdf5", ".keras", ".json")
     names = ("forget_bias", "cell_clip", "proj_clip", "average") if is_keras else _KERAS_OPTIONS
-    if given := [name for name in names if getattr(options, name, None) not in (None, False)]:
+    if unfit_options := [name for name in names if getattr(options, name, None) not in (None, False)]:
         files = "checkpoints and graphs of TensorFlow" if is_keras else "files of Keras"
-        raise UsageError(f"--{given[0].replace('_', '-')} is for {files}, and {options.path} is none")
+        raise UsageError(f"--{unfit_options[0].replace('_', '-')} is for {files}, and {options.path} is none")
     return is_keras
 
 
-def _own(given: Mapping[str, Any], found: Found, chosen: Sequence[Found]) -> dict[str, Any]:
+def _options_for_cell(options: Mapping[str, Any], cell: Found, chosen: Sequence[Found]) -> dict[str, Any]:
     """The options for a cell: without those that are for other cells, as forget_bias is not for a GRU."""
-    others = {name for each in chosen for name in each.attributes}.difference(found.attributes)
-    return {name: value for name, value in given.items() if name not in others}
+    unused = {name for other in chosen for name in other.attributes}.difference(cell.attributes)
+    return {name: value for name, value in options.items() if name not in unused}
 
 
 def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
@@ -409,41 +412,41 @@ def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
         if unknown := [name for name in options.cell if name not in cells]:
             names = ", ".join(cells) or "none"
             raise ValueError(f"{options.path} has no cell {unknown[0]}; there are: {names}")
-        named = [cells[name] for name in options.cell]
-        for below, above in pairwise(named):
+        named_cells = [cells[name] for name in options.cell]
+        for below, above in pairwise(named_cells):
             if below.refused is None and above.refused is None and below.output_size != above.input_size:
                 gives = f"{below.name} gives {below.output_size} numbers a step"
                 takes = f"{above.name}, which is named behind it, takes {above.input_size}"
                 raise ValueError(f"{gives}, and {takes}; name cells that fit on each other, the lowest first")
-        return named
-    usable = [found for found in cells.values() if found.refused is None]
+        return named_cells
+    usable = [cell for cell in cells.values() if cell.refused is None]
     if not usable:
-        first = next(iter(cells.values()), None)
-        why = f"; {first.name} is refused: {first.refused}" if first else ""
+        refused_cell = next(iter(cells.values()), None)
+        why = f"; {refused_cell.name} is refused: {refused_cell.refused}" if refused_cell else ""
         raise ValueError(f"{options.path} has no cell that can be a layer{why}")
-    if apart := _apart(cells):
-        names = ", ".join(found.name for found in usable)
-        raise ValueError(f"{options.path} has {len(usable)} cells; say which with --cell: {names}. Not all: {apart}")
+    if reason := _why_not_one_layer(cells):
+        names = ", ".join(cell.name for cell in usable)
+        raise ValueError(f"{options.path} has {len(usable)} cells; say which with --cell: {names}. Not all: {reason}")
     return usable
 
 
-def _described(cells: Cells, found: Found, check: Check | None) -> dict[str, Any]:
+def _described(cells: Cells, cell: Found, check: Check | None) -> dict[str, Any]:
     return {
-        "cell": found.name,
-        "kind": found.kind,
-        "input_size": found.input_size,
-        "hidden_size": found.hidden_size,
-        "output_size": found.output_size,
-        "dtype": found.dtype,
-        "attributes": found.attributes,
-        "weights": found.weights,
-        "shares_weights_with": list(cells.sharing(found.name)),
-        "nodes": list(found.nodes),
-        "reverse": found.reverse,
-        "input_from": list(found.input_from),
-        "input": found.input,
-        "state_from": found.state_from,
-        "refused": found.refused,
+        "cell": cell.name,
+        "kind": cell.kind,
+        "input_size": cell.input_size,
+        "hidden_size": cell.hidden_size,
+        "output_size": cell.output_size,
+        "dtype": cell.dtype,
+        "attributes": cell.attributes,
+        "weights": cell.weights,
+        "shares_weights_with": list(cells.sharing(cell.name)),
+        "nodes": list(cell.nodes),
+        "reverse": cell.reverse,
+        "input_from": list(cell.input_from),
+        "input": cell.input,
+        "state_from": cell.state_from,
+        "refused": cell.refused,
         "error_eps": float(check) if check is not None and math.isfinite(check) else None,
         "bound_eps": None if check is None else check.bound,
     }
@@ -632,14 +635,14 @@ def run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        what, status = "interrupted", 130  # what shells expect of an interrupted program
+        message, status = "interrupted", 130  # what shells expect of an interrupted program
     except MissingExtra as error:
-        what, status = str(error), 1
+        message, status = str(error), 1
     except UsageError as error:
-        what, status = f"{error} (`blockcell {options.command} --help` tells more)", 2
+        message, status = f"{error} (`blockcell {options.command} --help` tells more)", 2
     except Exception as error:
         if options.debug:
             raise
-        what, status = f"{type(error).__name__}: {' '.join(str(error).split())}", 1
-    say(f"blockcell {options.command}: {what}", err=True)
+        message, status = f"{type(error).__name__}: {' '.join(str(error).split())}", 1
+    say(f"blockcell {options.command}: {message}", err=True)
     return status

@@ -196,7 +196,7 @@ class Check:
 
 def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, dict[str, Any]]:
     """Arguments for every op out of the trained networks: their weights and states, and the gradients of their loss."""
-    found = {}
+    arguments_by_op = {}
     for name, op in OPS.items():
         network = lstm if "LSTM" in name.upper() else gru
         values = (over_rows if op.sequence else at_one_row)(network, digits)
@@ -207,11 +207,11 @@ def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, di
             values |= for_rnn(values)
         if "b_hc" in (tensor.name for tensor in op.inputs):
             values |= for_reset_after(values)
-        taken = (
+        argument_names = (
             {tensor.name for tensor in op.inputs} | {attribute.name for attribute in op.attributes} | {"seq_len_max"}
         )
-        found[name] = {key: value for key, value in values.items() if key in taken}
-    return found
+        arguments_by_op[name] = {key: value for key, value in values.items() if key in argument_names}
+    return arguments_by_op
 
 
 def over_rows(network: Classifier, digits: Digits) -> dict[str, Any]:
@@ -257,15 +257,18 @@ def for_v2(values: dict[str, Any]) -> dict[str, Any]:
 def for_reset_after(values: dict[str, Any]) -> dict[str, Any]:
     """The GRU's weights in the GRU that resets after the product, which has half of the candidate's bias on either side
     of the reset, and the states that it then has."""
-    given = {name: values[name] for name in ("seq_len_max", "x", "h_prev", "w_ru", "w_c", "b_ru")}
-    given |= dict.fromkeys(("b_c", "b_hc"), values["b_c"] / 2)
-    return given | ops.block_gru_reset_after(**given)._asdict()
+    arguments = {name: values[name] for name in ("seq_len_max", "x", "h_prev", "w_ru", "w_c", "b_ru")}
+    arguments |= dict.fromkeys(("b_c", "b_hc"), values["b_c"] / 2)
+    return arguments | ops.block_gru_reset_after(**arguments)._asdict()
 
 
 def for_rnn(values: dict[str, Any]) -> dict[str, Any]:
     """The weights of the GRU's candidate in a plain RNN, and the states that it then has."""
-    given = {name: values[name] for name in ("seq_len_max", "x", "h_prev")} | {"w": values["w_c"], "b": values["b_c"]}
-    return given | ops.block_rnn(**given)._asdict()
+    arguments = {name: values[name] for name in ("seq_len_max", "x", "h_prev")} | {
+        "w": values["w_c"],
+        "b": values["b_c"],
+    }
+    return arguments | ops.block_rnn(**arguments)._asdict()
 
 
 def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> Check:
@@ -374,7 +377,7 @@ class Result:
         }
 
 
-def run(seed: int = 0, tell: Progress = lambda what, done, of: None) -> Result:
+def run(seed: int = 0, tell: Progress = lambda activity, done, total: None) -> Result:
     """Train both networks and check all ops."""
     digits, held_out = load()
     networks = new_networks(seed)

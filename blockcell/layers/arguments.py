@@ -92,7 +92,7 @@ def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     """Return whether an array's shape is the expected one, in which None stands for any size."""
     if len(shape) != len(expected):
         return False
-    return all(size == wanted or wanted is None for size, wanted in zip(shape, expected, strict=True))
+    return all(other in (size, None) for size, other in zip(shape, expected, strict=True))
 
 
 def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str = "x") -> Array | None:
@@ -126,7 +126,7 @@ def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:
     return reader.time_first(switches.astype(np.bool_))
 
 
-def in_order(what: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
+def in_order(described: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
     """Return a state; of a mapping the parts in the order of their names, which may be integers for a stack.
 
     Parts of layers that are stateless need not be there; all others must, so that no part is forgotten.
@@ -136,10 +136,10 @@ def in_order(what: str, state: Any, names: Iterable[str], stateless: Collection[
     names, parts = [*names], {str(key): part for key, part in state.items()}
     needed = [name for name in names if name not in stateless]
     if {*needed} - {*parts} or {*parts} - {*names} or len(parts) != len(state):
-        found, expected = ", ".join(map(str, state)) or "nothing", ", ".join(needed) or "nothing"
+        names_found, expected = ", ".join(map(str, state)) or "nothing", ", ".join(needed) or "nothing"
         perhaps = f", and perhaps {', '.join(stateless)}" if stateless else ""
         zeros = "; give None for zeros" if {*parts} <= {*names} and len(parts) == len(state) else ""
-        raise ValueError(f"{what} has the names {found}; expected {expected}{perhaps}{zeros}")
+        raise ValueError(f"{described} has the names {names_found}; expected {expected}{perhaps}{zeros}")
     return [parts.get(name, {}) for name in names]
 
 

@@ -34,8 +34,8 @@ class Cell(Leaf[S_co]):
         a tuple of a name and parameters where these are not the defaults."""
         return self._activations["activation"]
 
-    def _read_activations(self, reader: ArgumentReader, **given: Any) -> None:
-        self._activations = {name: reader.activation(name, value) for name, value in given.items()}
+    def _read_activations(self, reader: ArgumentReader, **values: Any) -> None:
+        self._activations = {name: reader.activation(name, value) for name, value in values.items()}
 
     def _new_runner(self) -> CellRunner:
         return CellRunner(self)
@@ -56,15 +56,15 @@ class Cell(Leaf[S_co]):
         """The gates in the order of the first matrix' columns."""
         return self._op.gates
 
-    def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
+    def _sizes_of(self, arrays: Mapping[str, Array], message: str) -> dict[str, int]:
         first, gates = self._tensors[0], len(self._gates)
         rows, columns = arrays[first.name].shape
         if columns % gates:
-            raise ValueError(f"{what}, so {gates} times as many columns as cells")
+            raise ValueError(f"{message}, so {gates} times as many columns as cells")
         sizes = layer_sizes(first.shape, (rows, columns), self._projection_size(arrays, columns // gates))
         letter = "P" if "P" in sizes else "H"
         if rows < sizes[letter]:
-            raise ValueError(f"{what}, so at least {letter} = {sizes[letter]} rows")
+            raise ValueError(f"{message}, so at least {letter} = {sizes[letter]} rows")
         return sizes
 
     def _projection_size(self, arrays: Mapping[str, Array], hidden: int) -> int | None:
@@ -73,6 +73,6 @@ class Cell(Leaf[S_co]):
 
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         if self.reverse:
-            what = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
-            raise TypeError(f"{what}; expected one that runs forwards")
+            message = f"{type(self).__name__}.stream: the layer has reverse=True and so begins at the last step"
+            raise TypeError(f"{message}; expected one that runs forwards")
         return super().stream(batch)

@@ -65,10 +65,10 @@ class Composite(Layer[S_co]):
         return [name for name, layer in self._layers.items() if layer._is_stateless]
 
     def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
-        found: dict[str, Leaf] = {}
+        leaves: dict[str, Leaf] = {}
         for name, layer in self._layers.items():
-            found |= layer._leaves(f"{prefix}{name}.")
-        return found
+            leaves |= layer._leaves(f"{prefix}{name}.")
+        return leaves
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -112,12 +112,12 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
                     f"{type(self).__name__}: {name} has reverse=True; expected False, as bw is run backwards anyway"
                 )
             if not layer._over_time:
-                what = f"{type(self).__name__}: {name} gives only the last step; expected all of them"
-                raise ValueError(f"{what}: put the Dense above, in a Stack")
+                message = f"{type(self).__name__}: {name} gives only the last step; expected all of them"
+                raise ValueError(f"{message}: put the Dense above, in a Stack")
         for size in ("input_size", "output_size"):
-            expected, found = getattr(fw, size), getattr(bw, size)
-            if found != expected:
-                raise ValueError(f"{type(self).__name__}: bw has {size} {found}; expected {expected}, that of fw")
+            fw_size, bw_size = getattr(fw, size), getattr(bw, size)
+            if bw_size != fw_size:
+                raise ValueError(f"{type(self).__name__}: bw has {size} {bw_size}; expected {fw_size}, that of fw")
         self._runner = self._new_runner()
 
     def _new_runner(self) -> BidirectionalRunner:
@@ -234,12 +234,12 @@ class Stack(Composite[tuple[Any, ...]]):
         return self.layers[-1]._over_time
 
     def _head_leaves(self) -> tuple[list[Leaf], bool]:
-        found, passes = list[Leaf](), True
+        leaves, passes_x = list[Leaf](), True
         for layer in reversed(self.layers):
-            if passes:
-                more, passes = layer._head_leaves()
-                found += more
-        return found, passes
+            if passes_x:
+                layer_leaves, passes_x = layer._head_leaves()
+                leaves += layer_leaves
+        return leaves, passes_x
 
     def _directions(self, reverse: bool) -> Directions:
         return self.layers[-1]._directions(reverse)
@@ -341,7 +341,9 @@ class StackStream:
         """The arrays of a state of n rows that the user gives, for all streams in their order."""
         states = self._stack._parts_of(ArgumentReader("Stack.stream"), "state", value).values()
         return [
-            array for part, given in zip(self._parts, states, strict=True) for array in part._state_arrays(given, n)
+            array
+            for part, part_state in zip(self._parts, states, strict=True)
+            for array in part._state_arrays(part_state, n)
         ]
 
     def _state_from(self, arrays: Iterator[Array]) -> tuple[Any, ...]:

@@ -139,7 +139,7 @@ class Dense(Leaf[tuple[()]]):
     def _description(self) -> dict[str, Any]:
         return super()._description() | {"type": "Dense"}
 
-    def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
+    def _sizes_of(self, arrays: Mapping[str, Array], message: str) -> dict[str, int]:
         return dict(zip("IO", arrays["w"].shape, strict=True))
 
     # ----------------------------------------------------------------------------------------------- the layer below it
@@ -150,8 +150,8 @@ class Dense(Leaf[tuple[()]]):
                 raise ValueError("Stack: 0 has last='ends'; expected a layer below it, whose directions end somewhere")
             self._below = layer._directions(False)
             if any(backwards is None for _, backwards in self._below):
-                what = "Stack: last='ends' above a Dense, whose outputs have no direction"
-                raise ValueError(f"{what}; expected a layer with one")
+                message = "Stack: last='ends' above a Dense, whose outputs have no direction"
+                raise ValueError(f"{message}; expected a layer with one")
 
     def _head_leaves(self) -> tuple[list[Leaf], bool]:
         return [self], True

@@ -120,10 +120,16 @@ class Layer(BaseLayer[S_co]):
         if not arrays.keys() <= known.keys():
             unknown = next(name for name in arrays if name not in known)
             raise TypeError(f"{reader.caller}: there is no weight {unknown}; expected {', '.join(known)}")
-        given = {leaf: leaf._read_weights(reader, prefix, arrays, known) for prefix, leaf in self._leaves().items()}
+        new_arrays = {
+            leaf: leaf._read_weights(reader, prefix, arrays, known) for prefix, leaf in self._leaves().items()
+        }
         while True:  # until no other thread has replaced any meanwhile
             old = self._shared.weights
-            new = {leaf: leaf._pack(old[leaf].arrays | read) for leaf, read in given.items() if read}
+            new = {
+                leaf: leaf._pack(old[leaf].arrays | leaf_arrays)
+                for leaf, leaf_arrays in new_arrays.items()
+                if leaf_arrays
+            }
             if self._shared.replace(old, old | new):
                 return
 
@@ -195,12 +201,16 @@ class Layer(BaseLayer[S_co]):
             quantized_y = quantized(x, state, **options)[0]
             return report_of(scheme, y, quantized_y, quantized._arrays_of_file().values(), weights.values())
 
-        found = report(scheme)
+        whole_report = report(scheme)
         if by_layer:
             schemes = read_schemes("", scheme, layer._leaves(), self.dtype)
-            names = {prefix.rstrip("."): each for prefix, each in schemes.items() if each != FLOAT32}
-            found = found._replace(layers={name: report({name: each}) for name, each in names.items()})
-        return found
+            names = {
+                prefix.rstrip("."): leaf_scheme for prefix, leaf_scheme in schemes.items() if leaf_scheme != FLOAT32
+            }
+            whole_report = whole_report._replace(
+                layers={name: report({name: leaf_scheme}) for name, leaf_scheme in names.items()}
+            )
+        return whole_report
 
     # ------------------------------------------------------------------------------------------------------------ calls
     def forward(
@@ -398,8 +408,8 @@ class Leaf(Layer[S_co]):
         """Return the options of the function that plans the kernels (`lstm_layer` in ``pyx/_lstm.pyx``)."""
 
     @abstractmethod
-    def _sizes_of(self, arrays: Mapping[str, Array], what: str) -> dict[str, int]:
-        """Return the sizes by their letters, as the weights have them; `what` begins a message about the first one."""
+    def _sizes_of(self, arrays: Mapping[str, Array], message: str) -> dict[str, int]:
+        """Return the sizes by their letters, from the shapes of weights; errors begin with the message."""
 
     def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
         return {prefix: self}
@@ -469,10 +479,10 @@ class Leaf(Layer[S_co]):
         )
         sizes = [*values.values()][:2]
         if all(isinstance(size, Integral) for size in sizes):  # as other packages' constructors take them
-            given = [short(int(size)) for size in sizes]
+            size_texts = [short(int(size)) for size in sizes]
             expected = f"expected an array of shape {form(tensors[0].shape)}"
-            new = f"for new weights: {reader.caller}.init({', '.join(given)})"
-            raise TypeError(f"{reader.caller}: {tensors[0].name} is {given[0]}; {expected}; {new}")
+            advice = f"for new weights: {reader.caller}.init({', '.join(size_texts)})"
+            raise TypeError(f"{reader.caller}: {tensors[0].name} is {size_texts[0]}; {expected}; {advice}")
         arrays = {}
         for tensor in tensors:
             if values[tensor.name] is None:
@@ -481,12 +491,12 @@ class Leaf(Layer[S_co]):
                 )
             arrays[tensor.name] = reader.array(tensor.name, values[tensor.name])
         self._dtype_number = reader.dtype_number((name, values[name], array) for name, array in arrays.items())
-        first = tensors[0]
-        shape = arrays[first.name].shape
-        what = f"{reader.caller}: {first.name} has shape {shape}; expected {form(first.shape)}"
+        first_tensor = tensors[0]
+        shape = arrays[first_tensor.name].shape
+        message = f"{reader.caller}: {first_tensor.name} has shape {shape}; expected {form(first_tensor.shape)}"
         if len(shape) != 2:
-            raise ValueError(f"{what}, rank 2")
-        self._sizes = self._sizes_of(arrays, what)
+            raise ValueError(f"{message}, rank 2")
+        self._sizes = self._sizes_of(arrays, message)
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values, {}))})
         self._runner = self._new_runner()
 

@@ -56,11 +56,11 @@ class CountedSteps:
         """Back to [T,B,...]. Where a step is left out there are zeros, or what stands at the last counted step before
         it in the order of the direction, if there is one."""
         sources = self.counted - self.mask if reverse else self.counted - 1
-        found = (sources >= 0) & (sources < self.lengths) if repeat else self.mask
+        has_source = (sources >= 0) & (sources < self.lengths) if repeat else self.mask
         if self.end:
             rows = array.reshape(self.end * len(self.rows), *array.shape[2:])
             result[...] = rows.take(sources * len(self.rows) + self.rows, axis=0, mode="clip")
-        np.copyto(result, 0, where=~found[:, :, None])
+        np.copyto(result, 0, where=~has_source[:, :, None])
 
     def scatter_y(self, y: Array, parts: Directions, result: Array) -> None:
         """The same, where y may repeat."""
