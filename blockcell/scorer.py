@@ -285,7 +285,7 @@ def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
             return np.asarray(lists.value_lengths())
         raise TypeError(f"{READER.caller}: sequences is a column of {column.type}; expected lists of lists of numbers")
 
-    def refuse(is_bad: Array, ends_of_sequences: Array, reason: str) -> None:
+    def refuse(is_bad: Any, ends_of_sequences: Array, reason: str) -> None:
         """Raise a ValueError about the sequence with the first bad step, if there is one."""
         if is_bad.any():
             number = len(sequences) + int(np.searchsorted(ends_of_sequences, is_bad.argmax(), "right"))
@@ -303,7 +303,7 @@ def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
         if size != 1 or types.is_nested(steps.type):
             widths = lengths_of(without_nulls(steps, ends_of_sequences))
             reason = f"has a step that is not of {size} numbers; expected (t, I) with I={size}"
-            refuse(np.asarray(widths != size), ends_of_sequences, reason)
+            refuse(widths != size, ends_of_sequences, reason)
             steps = steps.flatten()
         rows = without_nulls(steps, ends_of_sequences, size).to_numpy(zero_copy_only=False).reshape(lengths.sum(), size)
         sequences += [rows[start:end] for start, end in pairwise([0, *ends_of_sequences.tolist()])]
