@@ -116,7 +116,7 @@ def composed_lstm(peephole, clip, *, loop=True, order="icfo", forget=0.5, change
         "bias": ("Enter", "=rnn/lstm_cell/bias"),
         "MatMul": ("MatMul", "concat", "kernel"),
         "BiasAdd": ("BiasAdd", "MatMul", "bias"),
-        "split": ("Split", "axis", "BiasAdd"),
+        "split": ("Split", "axis", "BiasAdd", {"num_split": 4}),
         "forget": ("Const", float(forget)),
         "f_bar": ("AddV2", f"split{index['f']}", "forget"),
         "f": ("Sigmoid", "f_peep" if peephole else "f_bar"),
@@ -140,7 +140,7 @@ def composed_lstm(peephole, clip, *, loop=True, order="icfo", forget=0.5, change
             lines[f"{gate}_times"] = ("Mul", f"=rnn/lstm_cell/w_{gate}_diag", state)
             lines[f"{gate}_peep"] = ("AddV2", of, f"{gate}_times")
     lines |= looped("c", "h") if loop else {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)}
-    return made(scope, lines | (change or {}))
+    return scoped_nodes(scope, lines | (change or {}))
 
 
 def composed_gru(change=None):
@@ -150,7 +150,7 @@ def composed_gru(change=None):
         "MatMul": ("MatMul", "concat", "=rnn/gru_cell/gates/kernel"),
         "BiasAdd": ("BiasAdd", "MatMul", "=rnn/gru_cell/gates/bias"),
         "gates": ("Sigmoid", "BiasAdd"),
-        "split": ("Split2", "axis", "gates"),
+        "split": ("Split", "axis", "gates", {"num_split": 2}),
         "reset": ("Mul", "split", "h_prev"),
         "concat_1": ("ConcatV2", "x", "reset", "axis"),
         "MatMul_1": ("MatMul", "concat_1", "=rnn/gru_cell/candidate/kernel"),
@@ -162,7 +162,7 @@ def composed_gru(change=None):
         "new": ("Mul", "rest", "c"),
         "h": ("AddV2", "keep", "new"),
     }
-    return made("rnn/while/gru_cell", lines | looped("h") | (change or {}))
+    return scoped_nodes("rnn/while/gru_cell", lines | looped("h") | (change or {}))
 
 
 def looped(*states):
@@ -178,15 +178,18 @@ def looped(*states):
     return lines
 
 
-def made(scope, lines):
+def scoped_nodes(scope, lines):
+    """Make nodes of lines: name: (op, inputs..., attributes); "=name" and "x" are names outside of the scope."""
     nodes = []
-    for name, (op, *given) in lines.items():
+    for name, (op, *operands) in lines.items():
         if op == "Const":
-            nodes.append(real(f"{scope}/{name}", np.int32(given[0]) if isinstance(given[0], int) else given[0]))
+            value = operands[0]
+            nodes.append(real(f"{scope}/{name}", np.int32(value) if isinstance(value, int) else value))
             continue
-        names = [each[1:] if each[0] == "=" else each if each == "x" else f"{scope}/{each}" for each in given]
-        more = {"num_split": field(3, 2 if op == "Split2" else 4)} if op.startswith("Split") else {}
-        nodes.append(node(f"{scope}/{name}", op.removesuffix("2") if more else op, names, **more))
+        values = operands.pop() if operands and isinstance(operands[-1], dict) else {}
+        names = [text[1:] if text[0] == "=" else text if text == "x" else f"{scope}/{text}" for text in operands]
+        attrs = {key: value if isinstance(value, bytes) else attributes(k=value)["k"] for key, value in values.items()}
+        nodes.append(node(f"{scope}/{name}", op, names, **attrs))
     return nodes
 
 

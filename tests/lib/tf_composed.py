@@ -5,32 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tf_cells import attributes, looped, real, write
+from tf_cells import H, I, looped, real, scoped_nodes, write
 from tf_files import graph, node
 
-I, H, T, B = 5, 4, 7, 3  # noqa: E741
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow_cells.npz"
-
-
-def made(scope, lines):
-    """Nodes of lines: name: (op, inputs..., attributes); "=name" and "x" are names outside of the scope."""
-    nodes = []
-    for name, (op, *given) in lines.items():
-        if op == "Const":
-            value = given[0]
-            nodes.append(real(f"{scope}/{name}", value if isinstance(value, float) else np.asarray(value)))
-            continue
-        attrs = given.pop() if given and isinstance(given[-1], dict) else {}
-        inputs = [each[1:] if each[0] == "=" else each if each == "x" else f"{scope}/{each}" for each in given]
-        more = {key: value if isinstance(value, bytes) else attributes(k=value)["k"] for key, value in attrs.items()}
-        nodes.append(node(f"{scope}/{name}", op, inputs, **more))
-    return nodes
 
 
 def cells_of(tmp_path, lines, *states, scope="net/thing", **weights):
     consts = [real(f"{scope}/{name}", value) for name, value in weights.items()]
     around = looped(*states) if states else {}
-    model = write(tmp_path, node("x", "Placeholder"), *consts, *made(scope, lines | around))
+    model = write(tmp_path, node("x", "Placeholder"), *consts, *scoped_nodes(scope, lines | around))
     return model.cells
 
 
@@ -191,5 +175,5 @@ def of_other_kinds():
         ("g", keras_gru(False, **dropout) | looped("h") | masked, keras_gru_weights(False)),
         ("f", projected_lstm() | looped("c", "h"), projected_weights()),
     ):
-        parts += [*(real(f"{scope}/{name}", value) for name, value in weights.items()), *made(scope, lines)]
+        parts += [*(real(f"{scope}/{name}", value) for name, value in weights.items()), *scoped_nodes(scope, lines)]
     return graph(*parts)

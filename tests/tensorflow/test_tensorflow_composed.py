@@ -6,21 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from tf_cells import drawn, kind_of, looped, real, write, write_variables
-from tf_composed import (
-    GOLDEN,
-    B,
-    H,
-    I,
-    T,
-    cells_of,
-    cudnn_gru,
-    gru_weights,
-    keras_lstm,
-    lstm_weights,
-    made,
-    of_other_kinds,
-)
+from tf_cells import B, H, I, T, drawn, kind_of, looped, real, scoped_nodes, write, write_variables
+from tf_composed import GOLDEN, cells_of, cudnn_gru, gru_weights, keras_lstm, lstm_weights, of_other_kinds
 from tf_files import field, graph, node
 
 from blockcell import formulas
@@ -292,7 +279,7 @@ def test_changed_lstms_are_refused(tmp_path, change):
     lines, said = LSTM_CHANGES[change]
     weights = lstm_weights()
     consts = [real(f"net/thing/{name}", value) for name, value in weights.items()]
-    nodes = made("net/thing", keras_lstm() | looped("c", "h") | lines)
+    nodes = scoped_nodes("net/thing", keras_lstm() | looped("c", "h") | lines)
     (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
     assert one.refused is not None and said in one.refused and names_a_node(one.refused)
     assert one.name == "net/thing"
@@ -306,7 +293,7 @@ def test_selection_by_lengths_is_understood(tmp_path):
                    f"{state}_next": ("NextIteration", f"{state}_kept")}  # fmt: skip
     lines = keras_lstm() | looped("c", "h") | {"mask": ("Placeholder",)} | chosen
     consts = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
-    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *made("net/thing", lines)).cells.values()
+    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *scoped_nodes("net/thing", lines)).cells.values()
     assert one.refused is None and one.check() <= 8
 
 
@@ -323,12 +310,12 @@ def dense(scope, given, steps=1):
     weights = {f"{name}{k}": np.ones(shape, np.float32) for k in range(steps)
                for name, shape in {"kernel": (I + H, 2 * H), "bias": (2 * H,)}.items()}  # fmt: skip
     consts = [real(f"{scope}/{name}", value) for name, value in weights.items()]
-    return [*consts, *made(scope, lines)]
+    return [*consts, *scoped_nodes(scope, lines)]
 
 
 @pytest.mark.parametrize("where", ["outside", "behind a loop's step"])
 def test_dense_layers_are_no_cells(tmp_path, where):
-    cells = [] if where == "outside" else made("net/thing", keras_lstm() | looped("c", "h"))
+    cells = [] if where == "outside" else scoped_nodes("net/thing", keras_lstm() | looped("c", "h"))
     consts = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
     parts = [node("x", "Placeholder"), *consts, *cells, *dense("mlp", "x" if not cells else "=net/thing/h", 3)]
     assert [*write(tmp_path, *parts).cells] == ["net/thing"][: bool(cells)]
@@ -350,7 +337,7 @@ def test_a_decoder_that_reads_what_it_wrote(tmp_path):
     consts = [real(f"net/thing/{name}", value) for name, value in weights.items() if name != "out"]
     consts.append(real("decoder/out", weights["out"]))
     lines["y_bar"] = ("MatMul", "h", "=decoder/out")
-    nodes = made("net/thing", lines | looped("c", "h", "y"))
+    nodes = scoped_nodes("net/thing", lines | looped("c", "h", "y"))
     (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
     assert one.refused is None and one.name == "net/thing" and one.check() <= 8
 
@@ -374,7 +361,7 @@ def test_averages_are_checked_as_averages(tmp_path):
     averages = {f"{name}/ExponentialMovingAverage": value / 2 for name, value in values.items()}
     write_variables(tmp_path, values | averages)
     variables = [node(name, "VariableV2", dtype=kind_of("float32")) for name in values]
-    nodes = made("net/thing", keras_lstm() | looped("c", "h"))
+    nodes = scoped_nodes("net/thing", keras_lstm() | looped("c", "h"))
     (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(node("x", "Placeholder"), *variables, *nodes)))
     (one,) = opened(tmp_path / "model.ckpt").cells.values()
     assert one.check() <= 8 and one.check(average=True) <= 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tf_cells import composed_lstm, looped, lstm_consts, real, write, write_variables
-from tf_composed import cells_of, keras_lstm, lstm_weights, made
+from tf_cells import composed_lstm, looped, lstm_consts, real, scoped_nodes, write, write_variables
+from tf_composed import cells_of, keras_lstm, lstm_weights
 from tf_files import constant, field, graph, node, shape, tensor
 from traced import peak
 
@@ -30,7 +30,7 @@ def body(tmp_path, lines, inputs=I, hidden=H):
         name: tuple("=net/x" if isinstance(each, str) and each == "x" else each for each in line)
         for name, line in lines.items()
     }
-    (read,) = write(tmp_path, *given, *weights, *made("net", lines)).graphs
+    (read,) = write(tmp_path, *given, *weights, *scoped_nodes("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
     return StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [inputs, hidden])
 
@@ -134,7 +134,7 @@ def test_weights_in_pieces_that_steps_share(tmp_path):
         "p": ("MatMul", "h", "w"),
         "y": ("Tanh", "p"),
     }
-    (read,) = write(tmp_path, *parts, *made("net", lines)).graphs
+    (read,) = write(tmp_path, *parts, *scoped_nodes("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
     found = StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [I, H])
     (result,) = found.step({name: source.read("") for name, source in found.sources.items()}, X, (STATE,), {})
@@ -153,7 +153,7 @@ def test_huge_sizes_take_no_memory(tmp_path, size):
         {"j0": ("Identity", "h")} | joins | {"y": ("Split", "1", "j60", {"num_split": 2**60})},
     ):
         parts = [node("net/x", "Placeholder"), node("net/h", "Placeholder"), column, row, real("net/0", np.int32(0)),
-                 real("net/1", np.int32(1)), *made("net", lines)]  # fmt: skip
+                 real("net/1", np.int32(1)), *scoped_nodes("net", lines)]  # fmt: skip
         (read,) = write(tmp_path, *parts).graphs
         places = [Place("", f"net/{name}") for name in "xhy"]
 
@@ -195,7 +195,7 @@ def test_averages_of_another_shape(tmp_path):
     averages["net/thing/kernel/ExponentialMovingAverage"] = np.ones((I, 3), np.float32)
     write_variables(tmp_path, values | averages)
     variables = [node(name, "VariableV2", dtype=field(6, 1)) for name in values]
-    nodes = made("net/thing", keras_lstm() | {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)})
+    nodes = scoped_nodes("net/thing", keras_lstm() | {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)})
     (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(node("x", "Placeholder"), *variables, *nodes)))
     (one,) = opened(tmp_path / "model.ckpt").cells.values()
     said = "'net/thing/kernel/ExponentialMovingAverage' is float32 of the shape .5, 3.; expected float32 of .5, 16."

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tf_cells import called, function, kind_of, library, looped, real, write
-from tf_composed import (
-    B,
-    H,
-    I,
-    T,
-    cells_of,
-    keras_gru,
-    keras_gru_weights,
-    keras_lstm,
-    lstm_weights,
-    made,
-    rnn,
-    rnn_weights,
-)
+from tf_cells import B, H, I, T, called, function, kind_of, library, looped, real, scoped_nodes, write
+from tf_composed import cells_of, keras_gru, keras_gru_weights, keras_lstm, lstm_weights, rnn, rnn_weights
 from tf_files import node
 
 from blockcell import formulas
@@ -115,9 +102,14 @@ def test_the_reason_is_the_activation(tmp_path, activation):
     step = keras_gru(False, **change)
     weights = [real(f"net/thing/{name}", value) for name, value in keras_gru_weights(False).items()]
     state = "net/thing/h_prev"
-    body = function("body", ["x", state], ["x", "net/thing/h"], *weights, *made("net/thing", step))
+    body = function("body", ["x", state], ["x", "net/thing/h"], *weights, *scoped_nodes("net/thing", step))
     loop = node("loop", "While", ["x", state], body=called("body"), cond=called("cond"))
-    before = [node("x", "Placeholder"), real(state, np.zeros((B, H), np.float32)), *weights, *made("net/thing", step)]
+    before = [
+        node("x", "Placeholder"),
+        real(state, np.zeros((B, H), np.float32)),
+        *weights,
+        *scoped_nodes("net/thing", step),
+    ]
     model = write(tmp_path, *before, loop, more=library(body, function("cond", ["x", state], ["x"])))
     (cell,) = model.cells.values()
     assert cell.refused == reason
@@ -227,8 +219,8 @@ def test_a_function_of_the_cell_alone(tmp_path, place):
     """A SavedModel has the functions of its layers, which nothing calls: they do not count where there is the model."""
     weights = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
     states = ["net/thing/c_prev", "net/thing/h_prev"]
-    step = function("cell_call_fn", ["x", *states], ["net/thing/h"], *weights, *made("net/thing", keras_lstm()))
-    model = [*weights, *made("net/thing", keras_lstm() | looped("c", "h"))]
+    step = function("cell_call_fn", ["x", *states], ["net/thing/h"], *weights, *scoped_nodes("net/thing", keras_lstm()))
+    model = [*weights, *scoped_nodes("net/thing", keras_lstm() | looped("c", "h"))]
     functions = [step, function("model_call_fn", ["x"], ["net/thing/h"], *model)][: 2 if "function" in place else 1]
     nodes = [node("x", "Placeholder"), *(model if place == "in the graph" else [])]
     cells = write(tmp_path, *nodes, more=library(*functions)).cells

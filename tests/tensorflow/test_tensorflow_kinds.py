@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tf_cells import X, block, inputs, looped, real, write
+from tf_cells import B, H, I, T, X, block, inputs, looped, real, scoped_nodes, write
 from tf_composed import (
-    B,
-    H,
-    I,
-    T,
     cells_of,
     gru_weights,
     keras_lstm,
     lstm_weights,
-    made,
     projected_lstm,
     projected_weights,
     rnn,
@@ -236,7 +231,7 @@ def test_initial_states(tmp_path, start):
     lines, rows, name = STARTS[start]
     weights = rnn_weights()
     consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
-    nodes = made("net/thing", rnn() | looped("h") | lines)
+    nodes = scoped_nodes("net/thing", rnn() | looped("h") | lines)
     (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
     assert one.refused is None and one.state_from == name
     if rows is None:
@@ -253,7 +248,7 @@ def test_initial_states_that_no_node_gives(tmp_path, given):
     """In a damaged graph the cell may still be right."""
     weights = rnn_weights()
     consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
-    nodes = made("net/thing", rnn() | looped("h") | {"start": ("Const", ROWS), "h_enter": ("Enter", given)})
+    nodes = scoped_nodes("net/thing", rnn() | looped("h") | {"start": ("Const", ROWS), "h_enter": ("Enter", given)})
     cells = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
     assert all(one.initial_state is None and one.state_from for one in cells.values() if one.refused is None)
 
@@ -269,7 +264,7 @@ def test_initial_states_of_a_stack_and_what_commands_say(tmp_path, capsys):
     path = tmp_path / "graph.pb"
     kernel = np.concatenate([gru["kernel"][:H], gru["kernel"][-H:]])
     parts = [each for each in parts if b"b/kernel" not in each] + [real("b/kernel", kernel)]
-    path.write_bytes(graph(*parts, *made("a", lines), *made("b", on_top)))
+    path.write_bytes(graph(*parts, *scoped_nodes("a", lines), *scoped_nodes("b", on_top)))
     cells = opened(path).cells
     assert cells["a"].initial_state["h"] is None and cells["b"].initial_state is None
     np.testing.assert_array_equal(cells["a"].initial_state["cs"], ROWS)
