@@ -47,11 +47,11 @@ def number(name, value):
 
 
 def attributes(**values):
-    made = {}
+    encoded = {}
     for name, value in values.items():
         kind = 5 if isinstance(value, bool) else 3 if isinstance(value, int) else 4
-        made[name] = field(kind, int(value) if kind != 4 else value)
-    return made
+        encoded[name] = field(kind, int(value) if kind != 4 else value)
+    return encoded
 
 
 def called(name):
@@ -63,14 +63,14 @@ def kind_of(dtype):
 
 
 def function(name, inputs, returned, *nodes):
-    arguments = b"".join(field(2, field(1, each)) for each in inputs)
+    arguments = b"".join(field(2, field(1, name)) for name in inputs)
     outputs = b"".join(field(3, field(1, f"out{k}")) for k in range(len(returned)))
-    ret = b"".join(field(4, field(1, f"out{k}") + field(2, each)) for k, each in enumerate(returned))
-    return field(1, field(1, name) + arguments + outputs) + b"".join(field(3, each) for each in nodes) + ret
+    ret = b"".join(field(4, field(1, f"out{k}") + field(2, output)) for k, output in enumerate(returned))
+    return field(1, field(1, name) + arguments + outputs) + b"".join(field(3, message) for message in nodes) + ret
 
 
 def library(*functions):
-    return field(2, b"".join(field(1, each) for each in functions))
+    return field(2, b"".join(field(1, definition) for definition in functions))
 
 
 def write(tmp_path, *parts, more=b""):

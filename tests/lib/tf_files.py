@@ -28,13 +28,13 @@ def unpack(folder: Path) -> dict[str, np.ndarray]:
 
 def crcs(data: bytes) -> list[int]:
     """The CRC-32C of what it begins with, for all lengths, by the definition, bit by bit."""
-    crc, found = 0xFFFFFFFF, [0]
+    crc, checksums = 0xFFFFFFFF, [0]
     for byte in data:
         crc ^= byte
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-        found.append(crc ^ 0xFFFFFFFF)
-    return found
+        checksums.append(crc ^ 0xFFFFFFFF)
+    return checksums
 
 
 def masked(data: bytes) -> int:
@@ -45,11 +45,11 @@ def masked(data: bytes) -> int:
 # ------------------------------------------------------------------------------------------------------------ messages
 def varint(value: int) -> bytes:
     value &= 2**64 - 1
-    found = bytearray()
+    data = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        data.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*data, value])
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -128,8 +128,8 @@ def tensor(dtype: str, sizes: Sequence[int], values: bytes = b"") -> bytes:
 
 def node(name: str, op: str, inputs: Sequence[str] = (), **attrs: bytes) -> bytes:
     """A NodeDef; the attributes are AttrValues."""
-    found = [field(1, name), field(2, op), *(field(3, each) for each in inputs)]
-    return b"".join([*found, *(field(5, field(1, key) + field(2, value)) for key, value in attrs.items())])
+    fields = [field(1, name), field(2, op), *(field(3, name) for name in inputs)]
+    return b"".join([*fields, *(field(5, field(1, key) + field(2, value)) for key, value in attrs.items())])
 
 
 def constant(name: str, value: bytes) -> bytes:
@@ -138,7 +138,7 @@ def constant(name: str, value: bytes) -> bytes:
 
 
 def graph(*nodes: bytes) -> bytes:
-    return b"".join(field(1, each) for each in nodes)
+    return b"".join(field(1, message) for message in nodes)
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

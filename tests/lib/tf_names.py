@@ -13,7 +13,7 @@ W, BIAS = drawn("w", "b").values()
 
 
 def texts(name, *values):
-    return constant(name, tensor("string", (len(values),), b"".join(field(8, each) for each in values)))
+    return constant(name, tensor("string", (len(values),), b"".join(field(8, value) for value in values)))
 
 
 def restoring(scope, restored):
@@ -39,8 +39,8 @@ def write_all(tmp_path, values, *parts, saver="save/restore_all"):
         data += value.tobytes()
     write_checkpoint(tmp_path / "m", entries, data)
     (tmp_path / "m.meta").write_bytes(field(2, graph(*inputs(), *parts)) + field(3, field(3, saver)))
-    (found,) = opened(tmp_path / "m").cells.values()
-    return found
+    (cell,) = opened(tmp_path / "m").cells.values()
+    return cell
 
 
 def one_cell(*sizes):
@@ -66,28 +66,29 @@ def write_saved(folder, *, called, numbers=(2, 3), names=("w", "b"), constants=(
     write_objects(folder / "variables" / "variables", dict(zip(keys, (W, BIAS), strict=True)), graph(*checkpoint))
     saved = [tracked({"f": 1, names[0]: 2, names[1]: 3}), tracked({})]
     saved += [
-        tracked({}, kind=field(9, field(1, each)) if each else field(7, b"")) for each in (*constants, "", "")[:2]
+        tracked({}, kind=field(9, field(1, operation)) if operation else field(7, b""))
+        for operation in (*constants, "", "")[:2]
     ]
-    bound = b"".join(field(2, each) for each in numbers)
-    captured = field(7, b"".join(field(1, each) for each in saved) + field(2, field(1, "f") + field(2, bound)))
+    bound = b"".join(field(2, number) for number in numbers)
+    captured = field(7, b"".join(field(1, message) for message in saved) + field(2, field(1, "f") + field(2, bound)))
     arguments = ["x", "zeros", "steps", "kernel", "bias"]
     body = function("f", arguments, arguments[:1], block("BlockLSTM", "cell", {"w": "kernel", "b": "bias"}))
     assigned = zip(("one", "two"), range(2), strict=True)
     restore = function(
         "restore", ["file", "one", "two"], [], texts("names", *keys), texts("slices", "", ""),
         node("RestoreV2", "RestoreV2", ["file", "names:output:0", "slices:output:0"]),
-        *(node(f"assign{k}", "AssignVariableOp", [each, f"RestoreV2:tensors:{k}"]) for each, k in assigned)
+        *(node(f"assign{k}", "AssignVariableOp", [argument, f"RestoreV2:tensors:{k}"]) for argument, k in assigned)
     )  # fmt: skip
     parts = [variable("v", I + H, 4 * H), variable("u", 4 * H), *inputs(), node("file", "Placeholder")]
     parts += [constant("c", tensor("float32", W.shape, field(4, (W * 2).tobytes())))]
     parts += [node("load", "StatefulPartitionedCall", ["file", "v", "u"], f=field(10, field(1, "restore")))]
     if called:
-        given = ["x", "zeros", "steps", "v", "u"]
-        parts += [node("call", "StatefulPartitionedCall", given, f=field(10, field(1, "f")))]
+        input_names = ["x", "zeros", "steps", "v", "u"]
+        parts += [node("call", "StatefulPartitionedCall", input_names, f=field(10, field(1, "f")))]
     meta = field(2, graph(*parts) + library(body, restore)) + field(3, field(3, "load")) + captured
     (folder / "saved_model.pb").write_bytes(field(2, meta))
-    (found,) = opened(folder).cells.values()
-    return found
+    (cell,) = opened(folder).cells.values()
+    return cell
 
 
 def cell_of_keras(kernel, recurrent, bias=(), dtype=np.float32, cells=H, inputs=I):
@@ -98,7 +99,7 @@ def cell_of_keras(kernel, recurrent, bias=(), dtype=np.float32, cells=H, inputs=
     keys = {f"m/cell/{name}{VALUE}": value for name, value in values.items()}
     slots = {f"{key.removesuffix(VALUE)}/.OPTIMIZER_SLOT/o/m{VALUE}": value for key, value in keys.items()}
     edges = {name: k + 3 for k, name in enumerate(values)}
-    found = [tracked({"m": 1}), tracked({"cell": 2}), tracked(edges)]
-    found += [tracked({}, (f"gru/gru_cell/{name}", key)) for name, key in zip(values, keys, strict=True)]
-    found += [tracked({}, (f"m/gru/gru_cell/{name}", key)) for name, key in zip(values, slots, strict=True)]
-    return keys | slots, graph(*found)
+    objects = [tracked({"m": 1}), tracked({"cell": 2}), tracked(edges)]
+    objects += [tracked({}, (f"gru/gru_cell/{name}", key)) for name, key in zip(values, keys, strict=True)]
+    objects += [tracked({}, (f"m/gru/gru_cell/{name}", key)) for name, key in zip(values, slots, strict=True)]
+    return keys | slots, graph(*objects)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -23,11 +24,11 @@ def control_flow(v1, version):
 
 
 def unrolled(tf, cell, x, state):
-    found = []
+    outputs = []
     for t in range(T):
         state = cell(x[t], *state)
-        found.append(state[-1])
-    return tf.stack(found)
+        outputs.append(state[-1])
+    return tf.stack(outputs)
 
 
 def looped(tf, cell, x, state):
@@ -49,6 +50,23 @@ def frozen(tf, session, names, folder):
     path = folder / "frozen.pb"
     path.write_bytes(definition.SerializeToString())
     return path
+
+
+def save_model(tf, session, form, inputs, outputs, folder):
+    """Save a session as a checkpoint, a frozen graph or a SavedModel; return the path to open."""
+    v1 = tf.compat.v1
+    if form == "checkpoint":
+        return Path(v1.train.Saver(sharded=len(outputs) % 2 == 0).save(session, str(folder / "model.ckpt")))
+    if form == "frozen":
+        return frozen(tf, session, [*outputs], folder)
+    v1.saved_model.simple_save(session, str(folder / "saved"), inputs, outputs)
+    return folder / "saved"
+
+
+def find_cell(cells, scope):
+    """Return the one of the found cells whose weights are in a scope."""
+    (cell,) = (cell for cell in cells.values() if any(f"{scope}/" in name for name in cell.weights.values()))
+    return cell
 
 
 def activations(tf):
@@ -79,6 +97,66 @@ GATES = ["sigmoid", "sigmoid", "hard_sigmoid", ("hard_sigmoid", 0.2, 0.5), "soft
 """Activations of gates."""
 
 
+def weight_shapes(cell):
+    """Return the shapes of a cell's weights, by their names."""
+    inputs, size, units = cell.I, cell.H, cell.units
+
+    def affine(name, rows, columns):
+        return {f"{name}kernel": (rows, columns), f"{name}bias": (columns,)}
+
+    def joined(count, columns=size):
+        """One kernel for [x, h] and `count` gates."""
+        return affine("", inputs + size, count * columns)
+
+    def keras(count, bias):
+        kernels = {"kernel": (inputs, count * size), "recurrent_kernel": (size, count * size)}
+        return kernels | ({"bias": bias} if cell.biased else {})
+
+    def diagonals(gates):
+        return {f"w_{gate}_diag": (units,) for gate in gates} if cell.peephole else {}
+
+    gates = affine("gates/", inputs + size, 2 * size)
+    match cell.kind:
+        case "cudnn_gru":
+            gates |= affine("candidate/input_projection/", inputs, size)
+            return gates | affine("candidate/hidden_projection/", size, size)
+        case "active_gru":
+            return gates | affine("c/", inputs + size, size)
+        case "minimal":
+            return affine("u/", inputs + size, size) | affine("c/", inputs + size, size)
+        case "keras_lstm":
+            return keras(4, (4 * size,))
+        case "keras_gru_after":
+            return keras(3, (2, 3 * size))
+        case "keras_gru_before":
+            return keras(3, (3 * size,))
+        case "keras_rnn":
+            return keras(1, (size,))
+        case "other_lstm":
+            return {"w": (inputs + size, 4 * size), "b_1": (4 * size,), "b_2": (4 * size,)}
+        case "apart_lstm":
+            by_gate = [affine(f"{gate}/", inputs + size, size) for gate in "ifco"]
+            return {name: shape for shapes in by_gate for name, shape in shapes.items()}
+        case "active_lstm":
+            return joined(4) | diagonals("ifo")
+        case "coupled_lstm":
+            return joined(3) | diagonals("fo")
+        case "projected":
+            return joined(4, units) | diagonals("ifo") | {"projection/kernel": (units, size)}
+        case "projection":
+            return joined(4, units) | {"out": (units, size)}
+        case "layer_norm":
+            return joined(4) | {"gamma": (size,), "beta": (size,)}
+        case "sru":
+            return {"kernel": (inputs, 3 * size), "bias": (2 * size,)}
+        case kind:
+            return joined({"plain_rnn": 1, "swish_rnn": 1, "ugrnn": 2, "coupled": 3}.get(kind, 4))
+
+
+ONE_STATE = ("cudnn_gru", "keras_gru_after", "keras_gru_before", "plain_rnn", "keras_rnn", "active_gru", "swish_rnn",
+             "sru", "ugrnn", "minimal")  # fmt: skip
+
+
 class Cell:
     """A random cell of a kind, as a function of x and its state."""
 
@@ -94,21 +172,15 @@ class Cell:
         self.units = self.H + 1 if kind in ("projection", "projected") else self.H
         self.attributes = {}
         """What is found of it, beside what every cell of its kind has."""
-        self.size = 2.0
+        self.size, self.peephole = 2.0, False
         if kind in DRAWN:
             self._draw()
-        self.made = False
-        self.function = getattr(self, kind)
-        self.state_sizes = [self.units, self.H] if self.function(None, None, None) == 2 else [self.H]
-        self.made = True
+        for name, shape in weight_shapes(self).items():
+            values = (g.standard_normal(shape) / self.size).astype(np.float32)
+            options = {"initializer": values, "use_resource": bool(g.integers(2))}
+            self.weights[name] = tf.compat.v1.get_variable(f"{scope}/{name}", **options)
+        self.state_sizes = [self.H] if kind in ONE_STATE else [self.units, self.H]
         self.states = len(self.state_sizes)
-
-    def w(self, name, *shape):
-        if name not in self.weights:
-            values = (self.g.standard_normal(shape) / self.size).astype(np.float32)
-            options = {"initializer": values, "use_resource": bool(self.g.integers(2))}
-            self.weights[name] = self.tf.compat.v1.get_variable(f"{self.scope}/{name}", **options)
-        return self.weights[name]
 
     def zeros(self):
         return [self.tf.zeros((B, size)) for size in self.state_sizes]
@@ -128,58 +200,63 @@ class Cell:
 
     def start(self, fed):
         """Its first state: zeros, constants, variables or what is fed, as `begins` says; `fed` gets that."""
-        tf, g, begun, made = self.tf, self.g, [], []
+        tf, g, begun, states = self.tf, self.g, [], []
         for name, size in zip(("cs", "h")[-self.states :], self.state_sizes, strict=True):
             form = str(g.choice(["zeros", "zeros", "constant", "number", "variable", "tiled", "added", "fed"]))
-            one = form in ("tiled", "added")
-            rows = g.uniform(-0.5, 0.5, (1 if one else B, size)).astype(np.float32)
+            is_one_row = form in ("tiled", "added")
+            rows = g.uniform(-0.5, 0.5, (1 if is_one_row else B, size)).astype(np.float32)
             if form == "zeros":
-                made.append(tf.zeros((tf.shape(fed)[1], size)))
+                states.append(tf.zeros((tf.shape(fed)[1], size)))
                 continue
             if form == "number":
                 rows = np.full((1, size), 0.25, np.float32)
-                made.append(tf.fill((tf.shape(fed)[1], size), 0.25))
+                states.append(tf.fill((tf.shape(fed)[1], size), 0.25))
             elif form == "constant":
-                made.append(tf.constant(rows))
+                states.append(tf.constant(rows))
             elif form == "fed":
-                made.append(tf.compat.v1.placeholder_with_default(rows, (None, size)))
+                states.append(tf.compat.v1.placeholder_with_default(rows, (None, size)))
             else:
                 shape = rows if form != "added" else rows[0]
                 variable = self.tf.compat.v1.get_variable(f"{self.scope}/first_{name}", initializer=shape)
                 if form == "tiled":
-                    made.append(tf.tile(variable, (tf.shape(fed)[1], 1)))
+                    states.append(tf.tile(variable, (tf.shape(fed)[1], 1)))
+                elif form == "added":
+                    states.append(tf.zeros((tf.shape(fed)[1], size)) + variable)
                 else:
-                    made.append(tf.zeros((tf.shape(fed)[1], size)) + variable if one else tf.identity(variable))
+                    states.append(tf.identity(variable))
             begun.append((name, None if form == "fed" else rows, rows))
         self.begins = begun
-        return made
+        return states
 
     def __call__(self, x, *state):
         with self.tf.compat.v1.name_scope(f"{self.scope.replace('/', '_')}_step"):
-            after = self.function(x, state[0] if len(state) == 2 else None, state[-1])
+            after = getattr(self, self.kind)(x, state[0] if len(state) == 2 else None, state[-1])
             return after if isinstance(after, tuple) else (after,)
 
-    def affine(self, name, x, size):
-        return self.tf.nn.bias_add(x @ self.w(f"{name}kernel", int(x.shape[-1]), size), self.w(f"{name}bias", size))
+    def affine(self, name, x):
+        return self.tf.nn.bias_add(x @ self.weights[f"{name}kernel"], self.weights[f"{name}bias"])
+
+    def gates(self, x, h, count):
+        """Return the sums of gates by one kernel for [x, h]."""
+        return self.tf.split(self.affine("", self.tf.concat([x, h], 1)), count, 1)
+
+    def lstm(self, sums, cs, gate=None, activate=None, activate_output=None, forget=0.0):
+        """Return cs and h by the sums i, j, f and o; i is None where f gives it."""
+        tf, (i, j, f, o) = self.tf, sums
+        gate, activate = gate or tf.sigmoid, activate or tf.tanh
+        f = gate(f + forget if forget else f)
+        cs = f * cs + (1 - f if i is None else gate(i)) * activate(j)
+        return cs, gate(o) * (activate_output or activate)(cs)
 
     # ------------------------------------------------------------------------------------------------ those with layers
     def cudnn_gru(self, x, _, h):
-        if not self.made:
-            return self._variables({"gates/kernel": (self.I + self.H, 2 * self.H), "gates/bias": (2 * self.H,),
-                                    "candidate/input_projection/kernel": (self.I, self.H),
-                                    "candidate/input_projection/bias": (self.H,),
-                                    "candidate/hidden_projection/kernel": (self.H, self.H),
-                                    "candidate/hidden_projection/bias": (self.H,)}, 1)  # fmt: skip
         tf = self.tf
-        r, u = tf.split(tf.sigmoid(self.affine("gates/", tf.concat([x, h], 1), 2 * self.H)), 2, 1)
-        c = r * self.affine("candidate/hidden_projection/", h, self.H)
-        c = tf.tanh(c + self.affine("candidate/input_projection/", x, self.H))
+        r, u = tf.split(tf.sigmoid(self.affine("gates/", tf.concat([x, h], 1))), 2, 1)
+        c = r * self.affine("candidate/hidden_projection/", h)
+        c = tf.tanh(c + self.affine("candidate/input_projection/", x))
         return (1 - u) * c + u * h
 
     def keras_lstm(self, x, cs, h):
-        if not self.made:
-            bias = {"bias": (4 * self.H,)} if self.biased else {}
-            return self._variables({"kernel": (self.I, 4 * self.H), "recurrent_kernel": (self.H, 4 * self.H)} | bias, 2)
         tf, w, size = self.tf, self.weights, self.H
         if self.implementation == 2:
             z = x @ w["kernel"] + h @ w["recurrent_kernel"]
@@ -187,16 +264,14 @@ class Cell:
         else:
             z = [x @ part for part in tf.split(tf.convert_to_tensor(w["kernel"]), 4, 1)]
             if self.biased:
-                z = [each + b for each, b in zip(z, tf.split(tf.convert_to_tensor(w["bias"]), 4, 0), strict=True)]
+                z = [bar + b for bar, b in zip(z, tf.split(tf.convert_to_tensor(w["bias"]), 4, 0), strict=True)]
             parts = [w["recurrent_kernel"][:, k * size : (k + 1) * size] for k in range(4)]
-            z = [each + h @ part for each, part in zip(z, parts, strict=True)]
-        cs = tf.sigmoid(z[1]) * cs + tf.sigmoid(z[0]) * tf.tanh(z[2])
-        return cs, tf.sigmoid(z[3]) * tf.tanh(cs)
+            z = [bar + h @ part for bar, part in zip(z, parts, strict=True)]
+        i, f, c, o = z
+        return self.lstm([i, c, f, o], cs)
 
     def other_lstm(self, x, cs, h):
         """Its gates in any order, its kernel for [h, x], its bias in two parts."""
-        if not self.made:
-            return self._variables({"w": (self.I + self.H, 4 * self.H), "b_1": (4 * self.H,), "b_2": (4 * self.H,)}, 2)
         tf, w = self.tf, self.weights
         z = tf.split(tf.concat([h, x], 1) @ w["w"] + w["b_1"] + w["b_2"], 4, 1)
         i, f, o, c = (z[k] for k in self.order)
@@ -205,24 +280,13 @@ class Cell:
 
     def apart_lstm(self, x, cs, h):
         """A kernel and a bias for each gate."""
-        if not self.made:
-            shapes = {f"{gate}/{name}": shape for gate in "ifco" for name, shape in
-                      {"kernel": (self.I + self.H, self.H), "bias": (self.H,)}.items()}  # fmt: skip
-            return self._variables(shapes, 2)
-        tf, both = self.tf, self.tf.concat([x, h], 1)
-        i, f, c, o = (self.affine(f"{gate}/", both, self.H) for gate in "ifco")
-        cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * tf.tanh(c)
-        return cs, tf.sigmoid(o) * tf.tanh(cs)
+        both = self.tf.concat([x, h], 1)
+        return self.lstm([self.affine(f"{gate}/", both) for gate in "icfo"], cs)
 
     def plain_rnn(self, x, _, h):
-        if not self.made:
-            return self._joined(1, 1)
-        return self.activate(self.affine("", self.tf.concat([x, h], 1), self.H))
+        return self.activate(self.affine("", self.tf.concat([x, h], 1)))
 
     def keras_rnn(self, x, _, h):
-        if not self.made:
-            bias = {"bias": (self.H,)} if self.biased else {}
-            return self._variables({"kernel": (self.I, self.H), "recurrent_kernel": (self.H, self.H)} | bias, 1)
         w = self.weights
         z = x @ w["kernel"]
         z = (self.tf.nn.bias_add(z, w["bias"]) if self.biased else z) + h @ w["recurrent_kernel"]
@@ -230,23 +294,13 @@ class Cell:
 
     def active_lstm(self, x, cs, h):
         """LSTMCell with whatever it may be given, but a projection."""
-        if not self.made:
-            diagonals = {f"w_{gate}_diag": (self.H,) for gate in "ifo"} if self.peephole else {}
-            return self._joined(4, 2, **diagonals)
         return self._any_lstm(x, cs, h, self.gates(x, h, 4))
 
     def coupled_lstm(self, x, cs, h):
-        if not self.made:
-            diagonals = {f"w_{gate}_diag": (self.H,) for gate in "fo"} if self.peephole else {}
-            return self._joined(3, 2, **diagonals)
         return self._any_lstm(x, cs, h, [None, *self.gates(x, h, 3)])
 
     def projected(self, x, cs, h):
-        if not self.made:
-            diagonals = {f"w_{gate}_diag": (self.units,) for gate in "ifo"} if self.peephole else {}
-            return self._joined(4, 2, units=self.units, **diagonals, **{"projection/kernel": (self.units, self.H)})
-        z = self.tf.split(self.affine("", self.tf.concat([x, h], 1), 4 * self.units), 4, 1)
-        cs, h = self._any_lstm(x, cs, h, z)
+        cs, h = self._any_lstm(x, cs, h, self.gates(x, h, 4))
         h = h @ self.weights["projection/kernel"]
         return cs, self.tf.clip_by_value(h, -self.proj_clip, self.proj_clip) if self.proj_clip else h
 
@@ -266,20 +320,12 @@ class Cell:
 
     def active_gru(self, x, _, h):
         """GRUCell, or one that resets after the product."""
-        if not self.made:
-            shapes = {"gates/kernel": (self.I + self.H, 2 * self.H), "gates/bias": (2 * self.H,)}
-            return self._variables(shapes | {"c/kernel": (self.I + self.H, self.H), "c/bias": (self.H,)}, 1)
         tf = self.tf
-        r, u = tf.split(self.gate(self.affine("gates/", tf.concat([x, h], 1), 2 * self.H)), 2, 1)
-        return u * h + (1 - u) * self.activate(self.affine("c/", tf.concat([x, r * h], 1), self.H))
+        r, u = tf.split(self.gate(self.affine("gates/", tf.concat([x, h], 1))), 2, 1)
+        return u * h + (1 - u) * self.activate(self.affine("c/", tf.concat([x, r * h], 1)))
 
     # --------------------------------------------------------------------------------------------------- those without
-    def gates(self, x, h, count, name=""):
-        return self.tf.split(self.affine(name, self.tf.concat([x, h], 1), count * self.H), count, 1)
-
     def layer_norm(self, x, cs, h):
-        if not self.made:
-            return self._joined(4, 2, gamma=(self.H,), beta=(self.H,))
         tf = self.tf
 
         def normal(a):
@@ -291,64 +337,29 @@ class Cell:
         return cs, tf.tanh(cs) * tf.sigmoid(o)
 
     def coupled(self, x, cs, h):
-        if not self.made:
-            return self._joined(3, 2)
-        tf = self.tf
-        j, f, o = self.gates(x, h, 3)
-        f = tf.sigmoid(f + 1)
-        cs = f * cs + (1 - f) * tf.tanh(j)
-        return cs, tf.sigmoid(o) * tf.tanh(cs)
+        return self.lstm([None, *self.gates(x, h, 3)], cs, forget=1)
 
     def projection(self, x, cs, h):
-        if not self.made:
-            return self._joined(4, 2, units=self.units, out=(self.units, self.H))
-        tf = self.tf
-        i, j, f, o = tf.split(self.affine("", tf.concat([x, h], 1), 4 * self.units), 4, 1)
-        cs = tf.sigmoid(f + 1) * cs + tf.sigmoid(i) * tf.tanh(j)
-        return cs, (tf.sigmoid(o) * tf.tanh(cs)) @ self.weights["out"]
+        cs, h = self.lstm(self.gates(x, h, 4), cs, forget=1)
+        return cs, h @ self.weights["out"]
 
     def relu(self, x, cs, h):
-        if not self.made:
-            return self._joined(4, 2)
-        tf = self.tf
-        i, j, f, o = self.gates(x, h, 4)
-        cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * tf.nn.relu(j)
-        return cs, tf.sigmoid(o) * tf.nn.relu(cs)
+        return self.lstm(self.gates(x, h, 4), cs, activate=self.tf.nn.relu)
 
     def hard_sigmoid(self, x, cs, h):
-        if not self.made:
-            return self._joined(4, 2)
-        tf = self.tf
-        i, j, f, o = self.gates(x, h, 4)
-        i, f, o = (tf.clip_by_value(0.2 * a + 0.5, 0.0, 1.0) for a in (i, f, o))
-        cs = f * cs + i * tf.tanh(j)
-        return cs, o * tf.tanh(cs)
+        return self.lstm(self.gates(x, h, 4), cs, lambda a: self.tf.clip_by_value(0.2 * a + 0.5, 0.0, 1.0))
 
     def swish(self, x, cs, h):
-        if not self.made:
-            return self._joined(4, 2)
-        tf = self.tf
-        i, j, f, o = self.gates(x, h, 4)
-        cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * (j * tf.sigmoid(j))
-        return cs, tf.sigmoid(o) * (cs * tf.sigmoid(cs))
+        return self.lstm(self.gates(x, h, 4), cs, activate=lambda a: a * self.tf.sigmoid(a))
 
     def swish_rnn(self, x, _, h):
-        if not self.made:
-            return self._joined(1, 1)
-        z = self.affine("", self.tf.concat([x, h], 1), self.H)
+        z = self.affine("", self.tf.concat([x, h], 1))
         return z * self.tf.sigmoid(z)
 
     def mixed(self, x, cs, h):
-        if not self.made:
-            return self._joined(4, 2)
-        tf = self.tf
-        i, j, f, o = self.gates(x, h, 4)
-        cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * tf.nn.softsign(j)
-        return cs, tf.sigmoid(o) * tf.tanh(cs)
+        return self.lstm(self.gates(x, h, 4), cs, activate=self.tf.nn.softsign, activate_output=self.tf.tanh)
 
     def mixed_gates(self, x, cs, h):
-        if not self.made:
-            return self._joined(4, 2)
         tf = self.tf
         i, j, f, o = self.gates(x, h, 4)
         cs = tf.nn.softsign(f) * cs + tf.sigmoid(i) * tf.tanh(j)
@@ -356,16 +367,12 @@ class Cell:
 
     def sru(self, x, _, c):
         """Its state is c; what it gives beside that is not looked at."""
-        if not self.made:
-            return self._variables({"kernel": (self.I, 3 * self.H), "bias": (2 * self.H,)}, 1)
         tf = self.tf
         z, f, r = tf.split(x @ self.weights["kernel"], 3, 1)
         f, r = tf.split(tf.sigmoid(tf.nn.bias_add(tf.concat([f, r], 1), self.weights["bias"])), 2, 1)
         return f * c + (1.0 - f) * z
 
     def ugrnn(self, x, _, h):
-        if not self.made:
-            return self._joined(2, 1)
         tf = self.tf
         g, c = self.gates(x, h, 2)
         g = tf.sigmoid(g + 1)
@@ -373,55 +380,30 @@ class Cell:
 
     def zoneout(self, x, cs, h):
         """As in inference."""
-        if not self.made:
-            return self._joined(4, 2)
-        after = self._basic(x, cs, h)
+        after = self.lstm(self.gates(x, h, 4), cs, forget=1)
         return tuple(0.1 * old + 0.9 * new for old, new in zip((cs, h), after, strict=True))
 
     def random_zoneout(self, x, cs, h):
         """As in training."""
-        if not self.made:
-            return self._joined(4, 2)
-        after, tf = self._basic(x, cs, h), self.tf
+        after, tf = self.lstm(self.gates(x, h, 4), cs, forget=1), self.tf
         keep = [tf.random.uniform((B, self.H)) < 0.1 for _ in range(2)]
         return tuple(tf.where(k, old, new) for k, old, new in zip(keep, (cs, h), after, strict=True))
 
     def minimal(self, x, _, h):
         """A GRU of the other convention: 1 - u keeps the state."""
-        if not self.made:
-            return self._variables({"u/kernel": (self.I + self.H, self.H), "u/bias": (self.H,),
-                                    "c/kernel": (self.I + self.H, self.H), "c/bias": (self.H,)}, 1)  # fmt: skip
         tf = self.tf
-        u = tf.sigmoid(self.affine("u/", tf.concat([x, h], 1), self.H))
-        return (1 - u) * h + u * tf.tanh(self.affine("c/", tf.concat([x, u * h], 1), self.H))
+        u = tf.sigmoid(self.affine("u/", tf.concat([x, h], 1)))
+        return (1 - u) * h + u * tf.tanh(self.affine("c/", tf.concat([x, u * h], 1)))
 
-    def _basic(self, x, cs, h):
-        tf = self.tf
-        i, j, f, o = self.gates(x, h, 4)
-        cs = tf.sigmoid(f + 1) * cs + tf.sigmoid(i) * tf.tanh(j)
-        return cs, tf.sigmoid(o) * tf.tanh(cs)
+    def keras_gru_after(self, x, _, h):
+        return self._keras_gru(x, h, after=True)
 
-    def _joined(self, count, states, units=None, **more):
-        columns = count * (units or self.H)
-        return self._variables({"kernel": (self.I + self.H, columns), "bias": (columns,)} | more, states)
+    def keras_gru_before(self, x, _, h):
+        return self._keras_gru(x, h, after=False)
 
-    def _variables(self, shapes, states):
-        for name, shape in shapes.items():
-            self.w(name, *shape)
-        return states
-
-
-def keras_gru(cell, after):
-    """Keras' GRU, step by step."""
-    size = cell.H
-
-    def step(x, _, h):
-        if not cell.made:
-            shapes = {"kernel": (cell.I, 3 * size), "recurrent_kernel": (size, 3 * size)}
-            bias = {"bias": (2, 3 * size) if after else (3 * size,)} if cell.biased else {}
-            return cell._variables(shapes | bias, 1)
-        tf, w = cell.tf, cell.weights
-        biases = tf.unstack(w["bias"]) if after and cell.biased else [w.get("bias"), None]
+    def _keras_gru(self, x, h, after):
+        tf, w, size = self.tf, self.weights, self.H
+        biases = tf.unstack(w["bias"]) if after and self.biased else [w.get("bias"), None]
 
         def plus(a, b, k=None):
             return a if b is None else tf.nn.bias_add(a, b) if k is None else a + b[k * size : (k + 1) * size]
@@ -429,7 +411,7 @@ def keras_gru(cell, after):
         def part(name, k):
             return w[name][:, k * size : (k + 1) * size]
 
-        if cell.implementation == 2:
+        if self.implementation == 2:
             z = tf.split(plus(x @ w["kernel"], biases[0]), 3, 1)
             columns = w["recurrent_kernel"] if after else w["recurrent_kernel"][:, : 2 * size]
             inner = plus(h @ columns, biases[1])
@@ -441,11 +423,6 @@ def keras_gru(cell, after):
         c = r * inner[2] if after else (r * h) @ part("recurrent_kernel", 2)
         return u * h + (1 - u) * tf.tanh(z[2] + c)
 
-    return step
-
-
-Cell.keras_gru_after = lambda self, *given: keras_gru(self, True)(*given)
-Cell.keras_gru_before = lambda self, *given: keras_gru(self, False)(*given)
 
 GOOD = {
     "cudnn_gru": "CudnnCompatibleGRUCell",

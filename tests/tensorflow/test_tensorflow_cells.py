@@ -92,26 +92,26 @@ def test_block_nodes(tmp_path, op, options, where):
         cond = function("cond", arguments, ["steps"])
         outer = function("outer", arguments, ["x"], node("loop", "StatelessWhile", arguments, body=called("body"),
                                                          cond=called("cond")))  # fmt: skip
-        given = ["x", "zeros", "steps", *names.values()]
-        parts.append(node("call", "PartitionedCall", given, f=called("outer")))
+        input_names = ["x", "zeros", "steps", *names.values()]
+        parts.append(node("call", "PartitionedCall", input_names, f=called("outer")))
         more = library(body, cond, outer)
     model = write(tmp_path, *parts, more=more)
-    (found,) = model.cells.values()
-    assert (found.name, found.kind, found.refused) == (scope, op, None)
-    assert (found.input_size, found.hidden_size, found.dtype) == (I, H, "float32")
-    assert found.weights == {role: NAMES[role] for role in roles}
+    (cell,) = model.cells.values()
+    assert (cell.name, cell.kind, cell.refused) == (scope, op, None)
+    assert (cell.input_size, cell.hidden_size, cell.dtype) == (I, H, "float32")
+    assert cell.weights == {role: NAMES[role] for role in roles}
     expected = {}
     if op != "GRUBlockCell":
         default = (
             {"forget_bias": 0.0, "cell_clip": 0.0} if op.endswith("V2") else {"forget_bias": 1.0, "cell_clip": 3.0}
         )
         expected = default | {"use_peephole": False} | options
-        assert found.attributes == expected | {"gate_order": "ifco" if op.endswith("V2") else "icfo"}
+        assert cell.attributes == expected | {"gate_order": "ifco" if op.endswith("V2") else "icfo"}
         if op.endswith("V2"):
             del expected["forget_bias"]
-    agrees(found.layer(), exact(op, weights, X, **expected), X)
-    assert found.check() <= 8
-    assert repr(found) in repr(model) and op in repr(found)
+    agrees(cell.layer(), exact(op, weights, X, **expected), X)
+    assert cell.check() <= 8
+    assert repr(cell) in repr(model) and op in repr(cell)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -126,12 +126,12 @@ def test_put_together_and_converted(tmp_path, dtype):
     for name, role in (("k", "w"), ("halves:1", "b")):
         parts.append(node(f"to/{role}", "Cast", [name], SrcT=kind_of(dtype), DstT=kind_of("float64")))
         names[role] = f"to/{role}"
-    (found,) = write(tmp_path, *inputs(), *parts, block("BlockLSTM", "cell", names)).cells.values()
-    assert found.weights == {"w": "k/part_0 + k/part_1", "b": "both, part 1 of 2"} and found.dtype == "float64"
-    layer = found.layer()
+    (cell,) = write(tmp_path, *inputs(), *parts, block("BlockLSTM", "cell", names)).cells.values()
+    assert cell.weights == {"w": "k/part_0 + k/part_1", "b": "both, part 1 of 2"} and cell.dtype == "float64"
+    layer = cell.layer()
     np.testing.assert_array_equal(layer.weights["w"], w.astype(np.float64), strict=True)
     np.testing.assert_array_equal(layer.weights["b"], b.astype(np.float64), strict=True)
-    assert found.check().ok
+    assert cell.check().ok
 
 
 def test_steps_are_one_cell_and_scopes_are_two(tmp_path):
@@ -140,8 +140,8 @@ def test_steps_are_one_cell_and_scopes_are_two(tmp_path):
     nodes = [block("LSTMBlockCell", name, names) for name in ("fw/cell", "fw/cell_1", "fw/cell_2", "bw/cell")]
     nodes += [block("LSTMBlockCell", "fw/cell_3", names, cell_clip=1.0)]
     model = write(tmp_path, *inputs(), real(names["w"], w), real(names["b"], b), *nodes)
-    found = {name: (each.nodes, each.attributes["cell_clip"]) for name, each in model.cells.items()}
-    assert found == {
+    summaries = {name: (cell.nodes, cell.attributes["cell_clip"]) for name, cell in model.cells.items()}
+    assert summaries == {
         "fw": (("fw/cell", "fw/cell_1", "fw/cell_2"), 3.0),
         "bw": (("bw/cell",), 3.0),
         "fw (2)": (("fw/cell_3",), 1.0),
@@ -153,8 +153,8 @@ def test_the_gradient_of_a_cell_is_no_cell(tmp_path):
     name = "rnn/lstm_cell/kernel"
     parts = [*inputs(), real(name, W), real("b", drawn("b")["b"]), block("LSTMBlockCell", "a", {"w": name, "b": "b"})]
     parts += [node("grad", "MatMul", ["x", name], transpose_b=field(5, 1))]
-    (found,) = write(tmp_path, *parts).cells.values()
-    assert (found.name, found.nodes, found.refused) == ("rnn/lstm_cell", ("a",), None)
+    (cell,) = write(tmp_path, *parts).cells.values()
+    assert (cell.name, cell.nodes, cell.refused) == ("rnn/lstm_cell", ("a",), None)
 
 
 REFUSED = {
@@ -190,14 +190,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_weights(tmp_path, case):
-    nodes, said = REFUSED[case]
+    nodes, reason = REFUSED[case]
     names = {"w": "w", "b": "b"}
     parts = [*inputs(), *nodes, real("b", drawn("b")["b"]), block("BlockLSTM", "cell", names)]
-    (found,) = write(tmp_path, *parts).cells.values()
-    assert said in found.refused
-    assert found.refused in repr(found)
-    for call in (found.layer, found.check):
-        with pytest.raises(ValueError, match=re.escape(said)):
+    (cell,) = write(tmp_path, *parts).cells.values()
+    assert reason in cell.refused
+    assert cell.refused in repr(cell)
+    for call in (cell.layer, cell.check):
+        with pytest.raises(ValueError, match=re.escape(reason)):
             call()
 
 
@@ -211,9 +211,9 @@ def test_a_function_that_is_called_twice(tmp_path, same):
         for name, w in (("one", "w"), ("two", "w" if same else "v"))
     ]
     parts = [*inputs(), real("w", W), real("v", V), real("b", b), *calls]
-    (found,) = write(tmp_path, *parts, more=library(body)).cells.values()
-    assert (found.refused is None) == same
-    assert same or "v or w: not one weight" in found.refused
+    (cell,) = write(tmp_path, *parts, more=library(body)).cells.values()
+    assert (cell.refused is None) == same
+    assert same or "v or w: not one weight" in cell.refused
 
 
 def test_weights_from_behind_a_loop(tmp_path):
@@ -223,8 +223,8 @@ def test_weights_from_behind_a_loop(tmp_path):
     functions = library(function("body", arguments, arguments), function("cond", arguments, ["steps"]))
     parts = [*inputs(), real("w", W), real("b", drawn("b")["b"]), loop]
     parts.append(block("BlockLSTM", "cell", {"w": "loop:3", "b": "loop:4"}))
-    (found,) = write(tmp_path, *parts, more=functions).cells.values()
-    assert (found.refused, found.weights) == (None, {"w": "w", "b": "b"})
+    (cell,) = write(tmp_path, *parts, more=functions).cells.values()
+    assert (cell.refused, cell.weights) == (None, {"w": "w", "b": "b"})
 
 
 def test_functions_on_another_device(tmp_path):
@@ -233,18 +233,18 @@ def test_functions_on_another_device(tmp_path):
     body = function("body", arguments, ["x"], block("BlockLSTM", "cell", {"w": "w", "b": "b"}))
     call = node("call", "RemoteCall", ["device", *arguments], f=called("body"))
     parts = [*inputs(), node("device", "Placeholder"), real("w", W), real("b", drawn("b")["b"]), call]
-    (found,) = write(tmp_path, *parts, more=library(body)).cells.values()
-    assert (found.refused, found.weights) == (None, {"w": "w", "b": "b"})
+    (cell,) = write(tmp_path, *parts, more=library(body)).cells.values()
+    assert (cell.refused, cell.weights) == (None, {"w": "w", "b": "b"})
 
 
 def test_inputs_that_a_node_does_not_have_are_unknown(tmp_path):
     path = tmp_path / "few.pb"
     path.write_bytes(graph(node("x", "Placeholder"), node("zeros", "Fill", ["x", "^y"])))
     read = opened(path).graphs[0]
-    given = GraphReader(read).inputs("", read.nodes["zeros"])
-    assert [place.name for place in given] == ["x"] and given[:1] == given
+    places = GraphReader(read).inputs("", read.nodes["zeros"])
+    assert [place.name for place in places] == ["x"] and places[:1] == places
     with pytest.raises(UnknownValue, match="the node has too few inputs"):
-        given[1]
+        places[1]
 
 
 def test_deep_and_entangled_graphs_end(tmp_path):
@@ -252,25 +252,25 @@ def test_deep_and_entangled_graphs_end(tmp_path):
     chain = [node(f"n{k}", "Identity", [f"n{k + 1}"]) for k in range(5000)] + [real("n5000", W)]
     names = {"w": "n0", "b": "b"}
     parts = [*inputs(), real("b", drawn("b")["b"]), *chain, block("BlockLSTM", "cell", names)]
-    (found,) = write(tmp_path, *parts).cells.values()
-    assert found.refused is None and found.weights["w"] == "n5000"
+    (cell,) = write(tmp_path, *parts).cells.values()
+    assert cell.refused is None and cell.weights["w"] == "n5000"
     itself = function("f", ["x"], ["g:0:0"], node("g", "PartitionedCall", ["x"], f=called("f")))
     parts[-1] = block("BlockLSTM", "cell", {"w": "call", "b": "b"})
     model = write(tmp_path, *parts, node("call", "PartitionedCall", ["n0"], f=called("f")), more=library(itself))
-    (found,) = model.cells.values()
-    assert "nothing but itself" in found.refused
+    (cell,) = model.cells.values()
+    assert "nothing but itself" in cell.refused
     joins = [node(f"j{k}", "ConcatV2", [f"j{k + 1}"] * 50 + ["axis"]) for k in range(20)] + [real("j20", W)]
     parts = [*inputs(), real("b", drawn("b")["b"]), number("axis", 0), *joins]
-    (found,) = write(tmp_path, *parts, block("BlockLSTM", "cell", {"w": "j0", "b": "b"})).cells.values()
-    assert "beyond" in found.refused
+    (cell,) = write(tmp_path, *parts, block("BlockLSTM", "cell", {"w": "j0", "b": "b"})).cells.values()
+    assert "beyond" in cell.refused
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1, True])
 def test_refused_attributes(tmp_path, value):
     parts = [*inputs(), real("w", W), real("b", drawn("b")["b"])]
     nodes = block("BlockLSTM", "cell", {"w": "w", "b": "b"}, cell_clip=value)
-    (found,) = write(tmp_path, *parts, nodes).cells.values()
-    assert "the attribute cell_clip is" in found.refused
+    (cell,) = write(tmp_path, *parts, nodes).cells.values()
+    assert "the attribute cell_clip is" in cell.refused
 
 
 # ---------------------------------------------------------------------------------------------- cells of many nodes
@@ -283,24 +283,24 @@ def test_refused_attributes(tmp_path, value):
 def test_composed_lstm(tmp_path, peephole, clip, order, loop):
     weights, consts = lstm_consts(peephole)
     nodes = composed_lstm(peephole, clip, order=order, loop=loop)
-    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
-    assert (found.name, found.kind, found.refused) == ("rnn/lstm_cell", "LSTMCell", None)
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert (cell.name, cell.kind, cell.refused) == ("rnn/lstm_cell", "LSTMCell", None)
     expected = {"forget_bias": 0.5, "cell_clip": 0.25 if clip else 0.0, "use_peephole": peephole}
-    assert found.attributes == expected | {"gate_order": order}
+    assert cell.attributes == expected | {"gate_order": order}
     if order == "ifco":
         columns = np.arange(4 * H).reshape(4, H)[[0, 2, 1, 3]].ravel()
         weights |= {"w": weights["w"][:, columns], "b": weights["b"][columns]}
-    agrees(found.layer(), exact("BlockLSTM", weights, X, **expected), X)
-    assert found.check() <= 8
+    agrees(cell.layer(), exact("BlockLSTM", weights, X, **expected), X)
+    assert cell.check() <= 8
 
 
 def test_composed_gru(tmp_path):
     weights = drawn("w_ru", "w_c", "b_ru", "b_c")
     consts = [real(NAMES[role], value) for role, value in weights.items()]
-    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_gru()).cells.values()
-    assert (found.name, found.kind, found.refused, found.attributes) == ("rnn/gru_cell", "GRUCell", None, {})
-    agrees(found.layer(), exact("GRUBlockCell", weights, X), X)
-    assert found.check() <= 8
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_gru()).cells.values()
+    assert (cell.name, cell.kind, cell.refused, cell.attributes) == ("rnn/gru_cell", "GRUCell", None, {})
+    agrees(cell.layer(), exact("GRUBlockCell", weights, X), X)
+    assert cell.check() <= 8
 
 
 PROJECTED = {"projected": ("MatMul", "h", "=rnn/lstm_cell/projection/kernel"), "h_next": ("NextIteration", "projected")}
@@ -330,11 +330,11 @@ def test_changed_lstms_are_refused(tmp_path, change):
     _, consts = lstm_consts(True)
     consts.append(real("rnn/lstm_cell/projection/kernel", drawn("w")["w"][:H, :H]))
     parts = [node("x", "Placeholder"), *consts, *composed_lstm(False, False, change=CHANGES[change])]
-    (found,) = write(tmp_path, *parts).cells.values()
-    assert found.name == "rnn/lstm_cell" and found.refused is not None
-    assert "projection" not in change or "projection" in found.refused
+    (cell,) = write(tmp_path, *parts).cells.values()
+    assert cell.name == "rnn/lstm_cell" and cell.refused is not None
+    assert "projection" not in change or "projection" in cell.refused
     with pytest.raises(ValueError, match="refused"):
-        found.layer()
+        cell.layer()
 
 
 @pytest.mark.parametrize("line", [("concat", "ConcatV2", "x", "h", "axis"), ("keep", "Mul", "f", "c")])
@@ -342,8 +342,8 @@ def test_a_step_that_reads_its_own_state_is_refused(tmp_path, line):
     """There is a cycle in the graph, and not around the loop."""
     _, consts = lstm_consts(False)
     nodes = composed_lstm(False, False, change={line[0]: line[1:]})
-    found = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
-    assert found and all(each.refused is not None for each in found.values())
+    cells = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
+    assert cells and all(cell.refused is not None for cell in cells.values())
 
 
 GRU_CHANGES = {
@@ -360,8 +360,8 @@ GRU_CHANGES = {
 def test_changed_grus_are_refused(tmp_path, change):
     consts = [real(NAMES[role], value) for role, value in drawn("w_ru", "w_c", "b_ru", "b_c").items()]
     parts = [node("x", "Placeholder"), *consts, *composed_gru(GRU_CHANGES[change])]
-    (found,) = write(tmp_path, *parts).cells.values()
-    assert found.name == "rnn/gru_cell" and found.refused is not None
+    (cell,) = write(tmp_path, *parts).cells.values()
+    assert cell.name == "rnn/gru_cell" and cell.refused is not None
 
 
 def test_other_products_are_no_cells(tmp_path):
@@ -378,9 +378,9 @@ def test_other_products_are_no_cells(tmp_path):
 
 def test_kinds_beside_each_other(tmp_path):
     (tmp_path / "graph.pb").write_bytes(of_all_kinds())
-    found = {name: (each.kind, each.refused) for name, each in opened(tmp_path / "graph.pb").cells.items()}
-    assert {kind for kind, _ in found.values()} == {"LSTMCell", "GRUCell", "BlockLSTM", "LSTMBlockCell"}
-    assert not any(refused for _, refused in found.values()) and len(found) == 4
+    summaries = {name: (cell.kind, cell.refused) for name, cell in opened(tmp_path / "graph.pb").cells.items()}
+    assert {kind for kind, _ in summaries.values()} == {"LSTMCell", "GRUCell", "BlockLSTM", "LSTMBlockCell"}
+    assert not any(refused for _, refused in summaries.values()) and len(summaries) == 4
 
 
 # ---------------------------------------------------------------------------------------------------- checkpoints
@@ -391,24 +391,20 @@ def test_checkpoint_asks(tmp_path):
     slots = {f"{name}/{slot}": value + 1 for name, value in values.items() for slot in ("Adam", "Adam_1")}
     averages = {f"{name}/ExponentialMovingAverage": value * 2 for name, value in values.items()}
     model = write_variables(tmp_path, values | slots | averages | {"global_step": np.int64(3).reshape(())})
-    (found,) = model.cells.values()
+    (cell,) = model.cells.values()
     assert (
-        found.name == "rnn/lstm_cell"
-        and found.unsaid == ["forget_bias", "cell_clip"]
-        and "forget_bias=?" in repr(found)
+        cell.name == "rnn/lstm_cell" and cell.unsaid == ["forget_bias", "cell_clip"] and "forget_bias=?" in repr(cell)
     )
     with pytest.raises(ValueError, match="does not say its forget_bias; pass forget_bias="):
-        found.layer(cell_clip=0)
+        cell.layer(cell_clip=0)
     with pytest.raises(ValueError, match="does not say its cell_clip; pass cell_clip="):
-        found.check(forget_bias=1.0)
+        cell.check(forget_bias=1.0)
     weights = drawn("w", "b", *PEEPHOLES)
     expected = exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True)
-    agrees(found.layer(**LSTM_BIASES), expected, X)
-    assert found.check(**LSTM_BIASES) <= 8
+    agrees(cell.layer(**LSTM_BIASES), expected, X)
+    assert cell.check(**LSTM_BIASES) <= 8
     doubled = {role: value * 2 for role, value in weights.items()}
-    agrees(
-        found.layer(**LSTM_BIASES, average=True), exact("BlockLSTM", doubled, X, **LSTM_BIASES, use_peephole=True), X
-    )
+    agrees(cell.layer(**LSTM_BIASES, average=True), exact("BlockLSTM", doubled, X, **LSTM_BIASES, use_peephole=True), X)
 
 
 def test_checkpoint_classes(tmp_path):
@@ -427,8 +423,8 @@ def test_checkpoint_classes(tmp_path):
     }
     cells = write_variables(tmp_path, values).cells
     open_ = ["forget_bias", "cell_clip"]
-    said = {name: (each.kind, each.unsaid, (each.refused or "")[:22]) for name, each in cells.items()}
-    assert said == {
+    summaries = {name: (cell.kind, cell.unsaid, (cell.refused or "")[:22]) for name, cell in cells.items()}
+    assert summaries == {
         "a/basic_lstm_cell": ("BasicLSTMCell", ["forget_bias"], ""),
         "a/cudnn_compatible_lstm_cell": ("CudnnCompatibleLSTMCell", [], ""),
         "rnn/gru_cell": ("GRUCell", [], ""),
@@ -441,11 +437,11 @@ def test_checkpoint_classes(tmp_path):
         "n/layer_norm_basic_lstm_cell": ("LSTMCell", open_, "it has layer normaliza"),
     }
     assert cells["a/cudnn_compatible_lstm_cell"].layer().forget_bias == 0
-    given = {"forget_bias": 1, "cell_clip": 0.5}
-    for name, more in (("a/coupled_input_forget_gate_lstm_cell", given), ("p/lstm_cell", given | {"proj_clip": 0.25}),
-                       ("r/basic_rnn_cell", {"activation": ("leaky_relu", 0.01)})):  # fmt: skip
-        assert cells[name].check(**more).ok
-    layer = cells["p/lstm_cell"].layer(**given, proj_clip=0.25)
+    options = {"forget_bias": 1, "cell_clip": 0.5}
+    options_of = {"a/coupled_input_forget_gate_lstm_cell": options, "p/lstm_cell": options | {"proj_clip": 0.25},
+                  "r/basic_rnn_cell": {"activation": ("leaky_relu", 0.01)}}  # fmt: skip
+    assert all(cells[name].check(**arguments).ok for name, arguments in options_of.items())
+    layer = cells["p/lstm_cell"].layer(**options, proj_clip=0.25)
     assert (layer.input_size, layer.hidden_size, layer.output_size, layer.proj_clip) == (I + H - 3, H, 3, 0.25)
     assert cells["r/basic_rnn_cell"].layer(activation="relu").activation == "relu"
     with pytest.raises(ValueError, match=r"does not say its activation; pass activation= \(tanh by default\)"):
@@ -462,8 +458,8 @@ def test_swapped_names_are_told_by_shape(tmp_path):
     values = checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c"))
     names = [NAMES[role] for role in ("w_ru", "w_c", "b_ru", "b_c")]
     swapped = dict(zip([names[1], names[0], names[3], names[2]], values.values(), strict=True))
-    (found,) = write_variables(tmp_path, swapped).cells.values()
-    agrees(found.layer(), exact("GRUBlockCell", drawn("w_ru", "w_c", "b_ru", "b_c"), X), X)
+    (cell,) = write_variables(tmp_path, swapped).cells.values()
+    agrees(cell.layer(), exact("GRUBlockCell", drawn("w_ru", "w_c", "b_ru", "b_c"), X), X)
 
 
 def test_graph_beside_a_checkpoint(tmp_path):
@@ -477,17 +473,17 @@ def test_graph_beside_a_checkpoint(tmp_path):
     parts += [node("s/bias", "VarHandleOp", shared_name=field(2, "s/bias")), node("read", "ReadVariableOp", ["s/bias"])]
     parts += [*inputs(), block("BlockLSTM", "s/cell", {"w": "s/kernel", "b": "read"}, **LSTM_BIASES)]
     (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts)))
-    (found,) = opened(tmp_path / "model.ckpt").cells.values()
-    assert found.weights == {"w": "s/kernel", "b": "s/bias"} and found.unsaid == []
-    agrees(found.layer(), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
-    agrees(found.layer(forget_bias=0.5), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
+    (cell,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert cell.weights == {"w": "s/kernel", "b": "s/bias"} and cell.unsaid == []
+    agrees(cell.layer(), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
+    agrees(cell.layer(forget_bias=0.5), exact("BlockLSTM", drawn("w", "b"), X, **LSTM_BIASES), X)
     with pytest.raises(ValueError, match=r"forget_bias is 1\.0, but the graph has 0\.5"):
-        found.layer(forget_bias=1.0)
+        cell.layer(forget_bias=1.0)
     with pytest.raises(ValueError, match="no moving average of b: 's/bias/ExponentialMovingAverage'"):
-        found.layer(average=True)
+        cell.layer(average=True)
     (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts[1:])))
-    (found,) = opened(tmp_path / "model.ckpt").cells.values()
-    assert "part_0', which is not in the graph" in found.refused
+    (cell,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert "part_0', which is not in the graph" in cell.refused
 
 
 def test_variables_that_are_gone(tmp_path):
@@ -495,8 +491,8 @@ def test_variables_that_are_gone(tmp_path):
     parts = [node("w", "VariableV2", shape=field(7, shape(I + H, 4 * H)), dtype=kind_of("float32"))]
     parts += [node("s/bias", "VariableV2"), *inputs(), block("BlockLSTM", "s/cell", {"w": "w", "b": "s/bias"})]
     (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(*parts)))
-    (found,) = opened(tmp_path / "model.ckpt").cells.values()
-    assert found.refused == "w is the variable 'w', which is not in the checkpoint"
+    (cell,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert cell.refused == "w is the variable 'w', which is not in the checkpoint"
 
 
 def test_large_cells_are_checked_in_part(tmp_path):
@@ -505,26 +501,26 @@ def test_large_cells_are_checked_in_part(tmp_path):
     g = np.random.default_rng(3)
     w = (g.standard_normal((inputs_ + cells, 4 * cells)) / 30).astype(np.float32)
     b = g.standard_normal(4 * cells).astype(np.float32)
-    (found,) = write(
+    (cell,) = write(
         tmp_path, *inputs(), real("w", w), real("b", b), block("BlockLSTM", "cell", {"w": "w", "b": "b"})
     ).cells.values()
-    assert (found.input_size, found.hidden_size) == (inputs_, cells)
-    arrays = found._first_units(found._read_weights(False))
+    assert (cell.input_size, cell.hidden_size) == (inputs_, cells)
+    arrays = cell._first_units(cell._read_weights(False))
     columns = np.concatenate([np.arange(k, k + 64) for k in range(0, 4 * cells, cells)])
     rows = np.concatenate([np.arange(64), np.arange(inputs_, inputs_ + 64)])
     np.testing.assert_array_equal(arrays["w"], w[np.ix_(rows, columns)])
     np.testing.assert_array_equal(arrays["b"], b[columns])
-    assert found.check() <= 8
+    assert cell.check() <= 8
 
 
 def test_a_wrong_layer_is_noticed(tmp_path, monkeypatch):
     """What `check` is for."""
     _, consts = lstm_consts(False)
-    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_lstm(False, False)).cells.values()
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_lstm(False, False)).cells.values()
     for name, value in {"gate_order": "ifco", "forget_bias": 0.625, "cell_clip": 0.5}.items():
         with monkeypatch.context() as patch:
-            patch.setitem(found.attributes, name, value)
-            check = found.check()
+            patch.setitem(cell.attributes, name, value)
+            check = cell.check()
             assert check > 1000 > check.bound and not check.ok
 
 
@@ -546,7 +542,7 @@ def test_inspect(tmp_path, capsys):
     assert "BlockLSTM" in out and "cell_clip=0.75" in out and " ok" in out and f"w is {NAMES['w']}" in out
     assert main(["inspect", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    cell, other = sorted(document["cells"], key=lambda each: each["refused"] or "")
+    cell, other = sorted(document["cells"], key=lambda summary: summary["refused"] or "")
     assert (
         "goes through a tanh, and what is added up to it through relu" in other["refused"]
         and other["error_eps"] is None
@@ -592,12 +588,12 @@ def test_commands_escape_what_a_terminal_would_obey(tmp_path, capsys):
     for wrong in (["info", "--x\x1b"], ["extract", str(path), "x\x1b.pdf"], ["verify", "\x1b"], ["\x1b"]):
         with pytest.raises(SystemExit):
             main(wrong)
-    said, err = capsys.readouterr()
-    assert r"a\x1b[2Jb\x07/lstm_cell" in said and r"\x1b]0;title\x07/layer.npz is LSTM" in said and r"\x07" in err
-    assert r"\u202ecell\x9b" in said and r"\x1bmissing" in said
-    assert all(line.isprintable() for line in (said + err).split("\n"))
-    found = opened(path).cells
-    texts = [repr(found), *(each.refused or "" for each in found.values())]
+    output, err = capsys.readouterr()
+    assert r"a\x1b[2Jb\x07/lstm_cell" in output and r"\x1b]0;title\x07/layer.npz is LSTM" in output and r"\x07" in err
+    assert r"\u202ecell\x9b" in output and r"\x1bmissing" in output
+    assert all(line.isprintable() for line in (output + err).split("\n"))
+    cells = opened(path).cells
+    texts = [repr(cells), *(cell.refused or "" for cell in cells.values())]
     assert all(line.isprintable() for text in texts for line in text.split("\n"))
 
 
@@ -618,20 +614,20 @@ def test_extract(tmp_path, capsys, ending):
 
 def test_extract_asks(tmp_path, capsys):
     model, out = str(tmp_path / "model.ckpt"), tmp_path / "layer.npz"
-    one, two = checkpoint_of(), checkpoint_of("b/lstm_cell", seed=1)
-    averages = {f"{name}/ExponentialMovingAverage": value * 2 for name, value in two.items()}
-    write_variables(tmp_path, one | two | averages)
-    given = ["--forget-bias", "0.5", "--cell-clip", "0.75"]
-    for arguments, said in (
-        (given, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell. Not all: the file does not tell"),
+    first, second = checkpoint_of(), checkpoint_of("b/lstm_cell", seed=1)
+    averages = {f"{name}/ExponentialMovingAverage": value * 2 for name, value in second.items()}
+    write_variables(tmp_path, first | second | averages)
+    options = ["--forget-bias", "0.5", "--cell-clip", "0.75"]
+    for arguments, message in (
+        (options, "has 2 cells; say which with --cell: b/lstm_cell, rnn/lstm_cell. Not all: the file does not tell"),
         (["--cell", "c"], "has no cell c; there are: b/lstm_cell"),
-        (["--cell", "b/lstm_cell", *given[2:]], "does not say forget_bias of b/lstm_cell; pass --forget-bias"),
-        (["--cell", "b/lstm_cell", "--streaming", *given], "--streaming is for .onnx"),
-        (["--cell", "rnn/lstm_cell", "--average", *given], "no moving average"),
+        (["--cell", "b/lstm_cell", *options[2:]], "does not say forget_bias of b/lstm_cell; pass --forget-bias"),
+        (["--cell", "b/lstm_cell", "--streaming", *options], "--streaming is for .onnx"),
+        (["--cell", "rnn/lstm_cell", "--average", *options], "no moving average"),
     ):
         assert main(["extract", model, str(out), *arguments]) == 1
-        assert said in capsys.readouterr().err and not out.exists()
-    assert main(["extract", model, str(out), "--cell", "b/lstm_cell", "--average", "--json", *given]) == 0
+        assert message in capsys.readouterr().err and not out.exists()
+    assert main(["extract", model, str(out), "--cell", "b/lstm_cell", "--average", "--json", *options]) == 0
     assert [cell["cell"] for cell in json.loads(capsys.readouterr().out)["cells"]] == ["b/lstm_cell"]
     weights = {role: value * 2 for role, value in drawn("w", "b", *PEEPHOLES, seed=1).items()}
     agrees(blockcell.load(out), exact("BlockLSTM", weights, X, **LSTM_BIASES, use_peephole=True), X)
@@ -645,14 +641,14 @@ def test_commands_on_a_trained_model(tmp_path, capsys, monkeypatch):
     assert main(["inspect", model, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["one_layer"] and document["ok"]
-    said = [(each["cell"], each["input"], each["input_from"], each["reverse"]) for each in document["cells"]]
-    assert said == [(names[0], "x", [], False), (names[1], None, names[:1], False)]
+    summaries = [(cell["cell"], cell["input"], cell["input_from"], cell["reverse"]) for cell in document["cells"]]
+    assert summaries == [(names[0], "x", [], False), (names[1], None, names[:1], False)]
     for name in names:
         assert main(["extract", model, str(tmp_path / f"{name[-8:]}.npz"), "--cell", name, "--json"]) == 0
-        assert [each["cell"] for each in json.loads(capsys.readouterr().out)["cells"]] == [name]
+        assert [cell["cell"] for cell in json.loads(capsys.readouterr().out)["cells"]] == [name]
     assert main(["extract", model, str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [each["cell"] for each in document["cells"]] == names and document["layer"].startswith("Stack([LSTM(")
+    assert [cell["cell"] for cell in document["cells"]] == names and document["layer"].startswith("Stack([LSTM(")
     stack = blockcell.load(out)
     lstm, gru = (blockcell.load(tmp_path / f"{name[-8:]}.npz") for name in names)
     x = np.load(tmp_path / "digits" / "tf.npz")["x"]
@@ -672,12 +668,12 @@ def test_named_cells_are_a_stack(tmp_path, capsys):
         "high/gru_cell": {"gates/kernel": (6 + 5, 10), "gates/bias": (10,), "candidate/kernel": (11, 5)},
     }
     shapes["high/gru_cell"]["candidate/bias"] = (5,)
-    names = {f"{scope}/{name}": shape for scope, each in shapes.items() for name, shape in each.items()}
+    names = {f"{scope}/{name}": shape for scope, by_name in shapes.items() for name, shape in by_name.items()}
     model = write_variables(tmp_path, {name: g.standard_normal(shape).astype("f4") for name, shape in names.items()})
     path, out, (low, high) = str(tmp_path / "model.ckpt"), tmp_path / "layer.npz", shapes
     assert main(["extract", path, str(out), "--cell", low, "--cell", high, "--forget-bias", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [each["cell"] for each in document["cells"]] == [low, high] and document["layer"].startswith("Stack([LSTM(")
+    assert [cell["cell"] for cell in document["cells"]] == [low, high] and document["layer"].startswith("Stack([LSTM(")
     x = g.standard_normal((3, 2, 5)).astype("f4")
     below, above = model.cells[low].layer(forget_bias=1.0), model.cells[high].layer()
     np.testing.assert_array_equal(blockcell.load(out)(x)[0], above(below(x)[0])[0])
@@ -721,12 +717,12 @@ def test_cells_that_share_weights_are_named(tmp_path, capsys):
     cells = write(tmp_path, *inputs(), *parts).cells
     assert len(cells) == 6
     of_layer = [[name for name in cells if cells[name].weights == layer] for layer in layers]
-    expected = {name: tuple(other for other in each if other != name) for each in of_layer for name in each}
+    expected = {name: tuple(other for other in cell if other != name) for cell in of_layer for name in cell}
     assert {name: cells.sharing(name) for name in cells} == expected
     assert {len(names) for names in expected.values()} == {2}
     assert main(["inspect", str(tmp_path / "graph.pb"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert {each["cell"]: tuple(each["shares_weights_with"]) for each in document["cells"]} == expected
+    assert {cell["cell"]: tuple(cell["shares_weights_with"]) for cell in document["cells"]} == expected
     assert main(["inspect", str(tmp_path / "graph.pb")]) == 0
     out = capsys.readouterr().out
     assert all(f"it shares these with {', '.join(names)}" in out for names in expected.values())
@@ -744,7 +740,7 @@ def test_extract_to_onnx(tmp_path, capsys, streaming):
     out = tmp_path / "layer.onnx"
     assert main(["extract", str(path), str(out), *["--streaming"] * streaming]) == 0
     session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-    names = {each.name: each for each in session.get_inputs()}
+    names = {argument.name: argument for argument in session.get_inputs()}
     zeros = {name: np.zeros((B, H), np.float32) for name in names if name.endswith("_prev")}
     if "lengths" in names:
         zeros["lengths"] = np.full(B, T)

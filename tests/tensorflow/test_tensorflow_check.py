@@ -40,19 +40,19 @@ def cell_of(folder, kind, scale, bias_scale=None):
         model = write(
             folder, *nodes, block(kind.split()[0], "cell", {role: NAMES[role] for role in weights}, **options)
         )
-    (found,) = model.cells.values()
-    return found
+    (cell,) = model.cells.values()
+    return cell
 
 
-def given(found):
-    return {"activation": "tanh"} if found.unsaid else {}
+def missing_attributes(cell):
+    return {"activation": "tanh"} if cell.unsaid else {}
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_right_layer_passes(tmp_path, kind, scale):
-    found = cell_of(tmp_path, kind, scale)
-    check = found.check(**given(found))
+    cell = cell_of(tmp_path, kind, scale)
+    check = cell.check(**missing_attributes(cell))
     assert check.ok and check.bound >= 24
 
 
@@ -62,17 +62,17 @@ def test_large_weights_amplify_rounding_errors(tmp_path):
     for folder in folders:
         folder.mkdir()
     cells = [cell_of(folder, "BlockLSTM", scale) for folder, scale in zip(folders, (0.1, 60.0), strict=True)]
-    small, large = (found.check() for found in cells)
+    small, large = (cell.check() for cell in cells)
     assert small < small.bound == 24 < large < large.bound < 50 * large
-    assert [found.bound for found in cells] == [small.bound, large.bound]
+    assert [cell.bound for cell in cells] == [small.bound, large.bound]
     copied = pickle.loads(pickle.dumps(large))
     assert (copied, copied.bound, copied.ok) == (large, large.bound, True)
     assert not Check(float("nan"), 24.0).ok
 
 
-def change_weight(monkeypatch, found, role, change):
+def change_weight(monkeypatch, cell, role, change):
     """Give the layer another weight than the nodes have."""
-    definition = found._definition
+    definition = cell._definition
     monkeypatch.setattr(definition, "step_sources", definition.step_sources or dict(definition.sources))
     source = definition.sources[role]
     monkeypatch.setitem(definition.sources, role, source._replace(read=lambda more: change(source.read(more))))
@@ -97,19 +97,19 @@ def backwards(array):
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_wrong_layer_fails(tmp_path, monkeypatch, kind, scale):
     """Two gates, or the parts for x and for the state, are swapped in the layer's weights, or two biases are."""
-    found = cell_of(tmp_path, kind, scale)
-    changes = [("w_c" if "w_c" in found.weights else "w", backwards)]
+    cell = cell_of(tmp_path, kind, scale)
+    changes = [("w_c" if "w_c" in cell.weights else "w", backwards)]
     for role, count in GATES.items():
-        if role in found.weights and not kind.endswith("RNN"):
+        if role in cell.weights and not kind.endswith("RNN"):
             changes += [(role, swapped(first, second, count)) for second in range(count) for first in range(second)]
-    if "b_hc" in found.weights:
+    if "b_hc" in cell.weights:
         changes.append(("b_hc", np.zeros_like))
-    if "wco" in found.weights:
+    if "wco" in cell.weights:
         changes += [(role, np.negative) for role in ("wci", "wcf", "wco")]
     for role, change in changes:
         with monkeypatch.context() as patch:
-            change_weight(patch, found, role, change)
-            check = found.check(**given(found))
+            change_weight(patch, cell, role, change)
+            check = cell.check(**missing_attributes(cell))
             assert not check.ok and check > 20 * check.bound, (role, check)
 
 
@@ -117,21 +117,21 @@ def test_a_wrong_layer_fails(tmp_path, monkeypatch, kind, scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_wrong_attribute_fails(tmp_path, monkeypatch, scale, bias_scale):
     """Also where nearly all gates are saturated by large weights or large biases."""
-    found = cell_of(tmp_path, "BlockLSTM", scale, bias_scale)
-    step = found._definition.step
-    known = dict(found.attributes)
-    monkeypatch.setattr(found._definition, "step", lambda weights, x, state, attributes: step(weights, x, state, known))
-    assert found.check().ok
+    cell = cell_of(tmp_path, "BlockLSTM", scale, bias_scale)
+    step = cell._definition.step
+    known = dict(cell.attributes)
+    monkeypatch.setattr(cell._definition, "step", lambda weights, x, state, attributes: step(weights, x, state, known))
+    assert cell.check().ok
     for name, value in {"forget_bias": 0.0, "cell_clip": 0.5}.items():
         with monkeypatch.context() as patch:
-            patch.setitem(found.attributes, name, value)
-            check = found.check()
+            patch.setitem(cell.attributes, name, value)
+            check = cell.check()
             assert not check.ok and check > 20 * check.bound, (name, check)
 
 
 def test_an_exponential_does_not_overflow(tmp_path):
-    found = cell_of(tmp_path, "Keras SimpleRNN", 20.0, 1.0)
-    assert found.check(activation="exponential").ok
+    cell = cell_of(tmp_path, "Keras SimpleRNN", 20.0, 1.0)
+    assert cell.check(activation="exponential").ok
 
 
 def test_the_commands_take_large_weights(tmp_path, capsys):

@@ -61,24 +61,24 @@ def test_what_tensorflow_wrote(tmp_path, name):
         definition, x, y = (golden[f"{kind}/{name}"] for kind in ("graph", "x", "y"))
     path = tmp_path / "graph.pb"
     path.write_bytes(definition.tobytes())
-    found = opened(path).cells
-    (one,) = found.values()
+    cells = opened(path).cells
+    (cell,) = cells.values()
     if name in REASONS:
-        assert one.refused is not None and any(reason in one.refused for reason in REASONS[name].split("|"))
-        assert "node '" in one.refused or "from '" in one.refused or "product '" in one.refused
+        assert cell.refused is not None and any(reason in cell.refused for reason in REASONS[name].split("|"))
+        assert "node '" in cell.refused or "from '" in cell.refused or "product '" in cell.refused
         return
-    assert one.refused is None and one.kind == next(kind for key, kind in KINDS.items() if name.startswith(key))
-    assert (one.input_size, one.output_size) == (x.shape[2], y.shape[2])
-    assert one.hidden_size == y.shape[2] + (name == "projection")
+    assert cell.refused is None and cell.kind == next(kind for key, kind in KINDS.items() if name.startswith(key))
+    assert (cell.input_size, cell.output_size) == (x.shape[2], y.shape[2])
+    assert cell.hidden_size == y.shape[2] + (name == "projection")
     usual: dict = {}
-    if one.kind.endswith("LSTM"):
+    if cell.kind.endswith("LSTM"):
         usual = {"forget_bias": 0, "cell_clip": 0, "use_peephole": False}
-        usual |= {} if name == "coupled" else {"gate_order": one.attributes["gate_order"]}
+        usual |= {} if name == "coupled" else {"gate_order": cell.attributes["gate_order"]}
     elif name.startswith("cudnn") or ("gru" in name and "before" not in name):
         usual = {"reset_after": True}
-    assert one.attributes == usual | ATTRIBUTES.get(name, {})
-    assert one.initial_state is None and one.check() <= 8
-    assert formulas.error_in_eps(one.layer()(x)[0], y.astype(np.float64), EPS) <= 8
+    assert cell.attributes == usual | ATTRIBUTES.get(name, {})
+    assert cell.initial_state is None and cell.check() <= 8
+    assert formulas.error_in_eps(cell.layer()(x)[0], y.astype(np.float64), EPS) <= 8
 
 
 def test_what_keras_exported(tmp_path):
@@ -91,8 +91,8 @@ def test_what_keras_exported(tmp_path):
         x, y = golden["x/saved"], golden["y/saved"]
     cells = opened(tmp_path / "saved").cells
     expected = [("Keras GRU", False), ("Keras GRU", True), ("Keras LSTM", False)]
-    assert sorted((one.kind, one.reverse) for one in cells.values()) == expected
-    assert all(one.check() <= 8 for one in cells.values())
+    assert sorted((cell.kind, cell.reverse) for cell in cells.values()) == expected
+    assert all(cell.check() <= 8 for cell in cells.values())
     result, _ = cells.layer()(x, batch_first=True)
     assert formulas.error_in_eps(result, y.astype(np.float64), EPS) <= 8
 
@@ -103,15 +103,15 @@ X = np.random.default_rng(7).standard_normal((T, B, I)).astype(np.float32)
 
 def test_a_gru_that_resets_after(tmp_path):
     weights = gru_weights()
-    (one,) = cells_of(tmp_path, cudnn_gru(), "h", **weights).values()
-    assert (one.kind, one.refused, one.attributes) == ("CudnnCompatibleGRUCell", None, {"reset_after": True})
-    assert one.weights["w_c"] == "net/thing/w_cx + net/thing/w_ch" and one.weights["b_hc"] == "net/thing/b_hc"
+    (cell,) = cells_of(tmp_path, cudnn_gru(), "h", **weights).values()
+    assert (cell.kind, cell.refused, cell.attributes) == ("CudnnCompatibleGRUCell", None, {"reset_after": True})
+    assert cell.weights["w_c"] == "net/thing/w_cx + net/thing/w_ch" and cell.weights["b_hc"] == "net/thing/b_hc"
     w_c = np.concatenate([weights.pop("w_cx"), weights.pop("w_ch")])
     exact = formulas.FORMULAS["block_gru_reset_after"](
         seq_len_max=T, x=X, h_prev=np.zeros((B, H)), w_c=w_c, **weights
     ).h
-    assert formulas.error_in_eps(one.layer()(X)[0], exact, EPS) <= 4
-    assert one.check() <= 8
+    assert formulas.error_in_eps(cell.layer()(X)[0], exact, EPS) <= 4
+    assert cell.check() <= 8
 
 
 NAMES = {"w_ru": "gates/kernel", "b_ru": "gates/bias", "w_cx": "candidate/input_projection/kernel",
@@ -124,14 +124,14 @@ def test_a_gru_that_resets_after_in_a_checkpoint(tmp_path):
     weights = gru_weights()
     (other,) = cells_of(tmp_path, cudnn_gru(), "h", **weights).values()
     values = {f"rnn/cudnn_compatible_gru_cell/{NAMES[name]}": value for name, value in weights.items()}
-    (one,) = write_variables(tmp_path, values).cells.values()
-    assert (one.kind, one.refused, one.attributes) == (other.kind, None, other.attributes)
+    (cell,) = write_variables(tmp_path, values).cells.values()
+    assert (cell.kind, cell.refused, cell.attributes) == (other.kind, None, other.attributes)
     for role, value in other.layer().weights.items():
-        np.testing.assert_array_equal(one.layer().weights[role], value)
-    assert one.check() <= 8
+        np.testing.assert_array_equal(cell.layer().weights[role], value)
+    assert cell.check() <= 8
     values["rnn/cudnn_compatible_gru_cell/candidate/hidden_projection/kernel"] = weights["w_ch"][:, :-1].copy()
-    (one,) = write_variables(tmp_path, values).cells.values()
-    assert one.refused == "the kernels of its candidate have the shapes (5, 4) and (4, 3); expected (I, H) and (H, H)"
+    (cell,) = write_variables(tmp_path, values).cells.values()
+    assert cell.refused == "the kernels of its candidate have the shapes (5, 4) and (4, 3); expected (I, H) and (H, H)"
 
 
 GRU_CHANGES = {
@@ -169,9 +169,9 @@ def names_a_node(reason):
 
 @pytest.mark.parametrize("change", GRU_CHANGES)
 def test_changed_grus_are_refused(tmp_path, change):
-    lines, said = GRU_CHANGES[change]
-    (one,) = cells_of(tmp_path, cudnn_gru(**lines), "h", **gru_weights()).values()
-    assert one.refused is not None and said in one.refused and names_a_node(one.refused)
+    lines, reason = GRU_CHANGES[change]
+    (cell,) = cells_of(tmp_path, cudnn_gru(**lines), "h", **gru_weights()).values()
+    assert cell.refused is not None and reason in cell.refused and names_a_node(cell.refused)
 
 
 @pytest.mark.parametrize("bias", ["one", "none", "two rows"])
@@ -180,18 +180,18 @@ def test_changed_grus_are_refused(tmp_path, change):
 def test_an_lstm_of_two_kernels(tmp_path, bias, order, inputs):
     """Gates in any order, with as many inputs as cells, too: the loop shows which kernel is for the state."""
     weights = lstm_weights(inputs, rows=2 if bias == "two rows" else 0)
-    (one,) = cells_of(tmp_path, keras_lstm(bias, order), "c", "h", **weights).values()
-    assert one.refused is None and (one.input_size, one.hidden_size) == (inputs, H)
-    assert one.attributes["gate_order"] == {(0, 1, 2, 3): "ifco", (0, 2, 1, 3): "icfo"}.get(order, "icfo")
+    (cell,) = cells_of(tmp_path, keras_lstm(bias, order), "c", "h", **weights).values()
+    assert cell.refused is None and (cell.input_size, cell.hidden_size) == (inputs, H)
+    assert cell.attributes["gate_order"] == {(0, 1, 2, 3): "ifco", (0, 2, 1, 3): "icfo"}.get(order, "icfo")
     columns = np.concatenate([np.arange(4 * H).reshape(4, H)[order[k]] for k in (0, 2, 1, 3)])
     w = np.concatenate([weights["kernel"], weights["recurrent"]])[:, columns]
     b = weights["bias"].reshape(-1, 4 * H).sum(0)[columns] * (bias != "none")
-    given = X[..., :inputs]
+    x_values = X[..., :inputs]
     zeros = np.zeros((B, H))
-    exact = formulas.FORMULAS["BlockLSTM"](seq_len_max=T, x=given, cs_prev=zeros, h_prev=zeros, w=w, b=b,
+    exact = formulas.FORMULAS["BlockLSTM"](seq_len_max=T, x=x_values, cs_prev=zeros, h_prev=zeros, w=w, b=b,
                                            forget_bias=0.0, cell_clip=0.0, use_peephole=False).h  # fmt: skip
-    assert formulas.error_in_eps(one.layer()(given)[0], exact, EPS) <= 4
-    assert one.check() <= 8
+    assert formulas.error_in_eps(cell.layer()(x_values)[0], exact, EPS) <= 4
+    assert cell.check() <= 8
 
 
 @pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.forwards == "step" and name != "Switch"])
@@ -201,35 +201,37 @@ def test_what_passes_a_value_on_is_no_part_of_a_cell(tmp_path, op, behind):
     lines = {"passed": (op, behind)}
     for name, line in keras_lstm().items():
         lines[name] = tuple("passed" if isinstance(part, str) and part == behind else part for part in line)
-    (one,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights()).values()
-    assert one.refused is None and one.check().ok
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights()).values()
+    assert cell.refused is None and cell.check().ok
 
 
 def test_steps_that_share_a_kernel_of_parts(tmp_path):
     """Written out, from one tensor of zeros for both states: the join is computed once, for the steps before, too."""
     lines = {"zeros": ("Placeholder",), "kernel": ("ConcatV2", "part_of_0", "part_of_1", "zero_0")}
-    given = {"x": "x", "kernel": "kernel", "recurrent": "recurrent", "bias": "bias"}
+    outer_names = {"x": "x", "kernel": "kernel", "recurrent": "recurrent", "bias": "bias"}
     for k in range(3):
-        names = given | dict.fromkeys(("c_prev", "h_prev"), "zeros")
+        names = outer_names | dict.fromkeys(("c_prev", "h_prev"), "zeros")
         names |= {"c_prev": f"c_{k - 1}", "h_prev": f"h_{k - 1}"} if k else {}
         step = keras_lstm()
         names |= {name: f"{name}_{k}" for name in step}
         for name, (op, *rest) in step.items():
-            lines[names[name]] = (op, *(names.get(each, each) if isinstance(each, str) else each for each in rest))
+            lines[names[name]] = (op, *(names.get(value, value) if isinstance(value, str) else value for value in rest))
     lines["y"] = ("Identity", "h_2")
     weights = lstm_weights()
     kernel = weights.pop("kernel")
-    (one,) = cells_of(tmp_path, lines, part_of_0=kernel[:2], part_of_1=kernel[2:], **weights).values()
-    assert one.refused is None and len(one.nodes) == 3 and one.check().ok
+    (cell,) = cells_of(tmp_path, lines, part_of_0=kernel[:2], part_of_1=kernel[2:], **weights).values()
+    assert cell.refused is None and len(cell.nodes) == 3 and cell.check().ok
 
 
 def test_kernels_that_are_not_told_apart(tmp_path):
     """Without a loop, and with as many inputs as cells, x might be the state."""
     ends = {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)}
     cells = cells_of(tmp_path, keras_lstm(**ends), **lstm_weights())
-    assert [one.refused for one in cells.values()] == [None]
-    (one,) = cells_of(tmp_path, keras_lstm(**ends), scope="net/lstm_cell", **lstm_weights(H)).values()
-    assert "it cannot be told which of its kernels, net/lstm_cell/kernel and net/lstm_cell/recurrent, is" in one.refused
+    assert [cell.refused for cell in cells.values()] == [None]
+    (cell,) = cells_of(tmp_path, keras_lstm(**ends), scope="net/lstm_cell", **lstm_weights(H)).values()
+    assert (
+        "it cannot be told which of its kernels, net/lstm_cell/kernel and net/lstm_cell/recurrent, is" in cell.refused
+    )
 
 
 LSTM_CHANGES = {
@@ -276,13 +278,13 @@ LSTM_CHANGES = {
 @pytest.mark.parametrize("change", LSTM_CHANGES)
 def test_changed_lstms_are_refused(tmp_path, change):
     """Under a name that says nothing."""
-    lines, said = LSTM_CHANGES[change]
+    lines, reason = LSTM_CHANGES[change]
     weights = lstm_weights()
     consts = [real(f"net/thing/{name}", value) for name, value in weights.items()]
     nodes = scoped_nodes("net/thing", keras_lstm() | looped("c", "h") | lines)
-    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
-    assert one.refused is not None and said in one.refused and names_a_node(one.refused)
-    assert one.name == "net/thing"
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert cell.refused is not None and reason in cell.refused and names_a_node(cell.refused)
+    assert cell.name == "net/thing"
 
 
 def test_selection_by_lengths_is_understood(tmp_path):
@@ -293,15 +295,15 @@ def test_selection_by_lengths_is_understood(tmp_path):
                    f"{state}_next": ("NextIteration", f"{state}_kept")}  # fmt: skip
     lines = keras_lstm() | looped("c", "h") | {"mask": ("Placeholder",)} | chosen
     consts = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
-    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *scoped_nodes("net/thing", lines)).cells.values()
-    assert one.refused is None and one.check() <= 8
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *scoped_nodes("net/thing", lines)).cells.values()
+    assert cell.refused is None and cell.check() <= 8
 
 
-def dense(scope, given, steps=1):
+def dense(scope, operand, steps=1):
     """Layers of [x, h], with a gate, one behind the other."""
     lines = {"axis": ("Const", np.int32(1)), "other": ("Placeholder",)}
     for k in range(steps):
-        lines |= {f"concat{k}": ("ConcatV2", given if k == 0 else f"y{k - 1}", "other", "axis"),
+        lines |= {f"concat{k}": ("ConcatV2", operand if k == 0 else f"y{k - 1}", "other", "axis"),
                   f"product{k}": ("MatMul", f"concat{k}", f"kernel{k}"),
                   f"sum{k}": ("BiasAdd", f"product{k}", f"bias{k}"),
                   f"split{k}": ("Split", "axis", f"sum{k}", {"num_split": 2}),
@@ -338,8 +340,8 @@ def test_a_decoder_that_reads_what_it_wrote(tmp_path):
     consts.append(real("decoder/out", weights["out"]))
     lines["y_bar"] = ("MatMul", "h", "=decoder/out")
     nodes = scoped_nodes("net/thing", lines | looped("c", "h", "y"))
-    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
-    assert one.refused is None and one.name == "net/thing" and one.check() <= 8
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert cell.refused is None and cell.name == "net/thing" and cell.check() <= 8
 
 
 def test_hostile_views_end(tmp_path):
@@ -350,8 +352,8 @@ def test_hostile_views_end(tmp_path):
         lines[f"kernel_{k + 1}"] = ("Split", "zero", f"kernel_{k}", {"num_split": 1})
         lines[f"sum_{k}"] = ("AddV2", f"sum_{(k + 1) % 1000}", f"sum_{(k + 7) % 1000}")
     lines |= keras_lstm(from_x=("MatMul", "x", "kernel_1000"), z=("AddV2", "sum", "sum_0"))
-    found = cells_of(tmp_path, lines, "c", "h", **weights)
-    assert all(one.refused is not None for one in found.values())
+    cells = cells_of(tmp_path, lines, "c", "h", **weights)
+    assert all(cell.refused is not None for cell in cells.values())
 
 
 def test_averages_are_checked_as_averages(tmp_path):
@@ -363,10 +365,10 @@ def test_averages_are_checked_as_averages(tmp_path):
     variables = [node(name, "VariableV2", dtype=kind_of("float32")) for name in values]
     nodes = scoped_nodes("net/thing", keras_lstm() | looped("c", "h"))
     (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(node("x", "Placeholder"), *variables, *nodes)))
-    (one,) = opened(tmp_path / "model.ckpt").cells.values()
-    assert one.check() <= 8 and one.check(average=True) <= 8
+    (cell,) = opened(tmp_path / "model.ckpt").cells.values()
+    assert cell.check() <= 8 and cell.check(average=True) <= 8
     half = np.concatenate([weights["kernel"], weights["recurrent"]]) / 2
-    np.testing.assert_array_equal(one.layer(average=True).weights["w"], half)
+    np.testing.assert_array_equal(cell.layer(average=True).weights["w"], half)
 
 
 def test_a_large_cell_is_checked_in_part(tmp_path):
@@ -380,14 +382,14 @@ def test_a_large_cell_is_checked_in_part(tmp_path):
     for k in range(4):
         lines |= {f"begin_{k}": ("Const", np.int32([0, k * size])),
                   f"end_{k}": ("Const", np.int32([0, k * size + size]))}  # fmt: skip
-    (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
-    assert (one.input_size, one.hidden_size) == (inputs, size) and one.check() <= 8
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+    assert (cell.input_size, cell.hidden_size) == (inputs, size) and cell.check() <= 8
 
 
 def test_kinds_beside_each_other(tmp_path):
     (tmp_path / "graph.pb").write_bytes(of_other_kinds())
-    found = {name: (each.kind, each.refused is None) for name, each in opened(tmp_path / "graph.pb").cells.items()}
-    assert found == {
+    summaries = {name: (cell.kind, cell.refused is None) for name, cell in opened(tmp_path / "graph.pb").cells.items()}
+    assert summaries == {
         "a": ("CudnnCompatibleGRUCell", True),
         "b": ("Keras LSTM", True),
         "c": ("unknown cell", False),

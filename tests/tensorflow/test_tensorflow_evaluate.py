@@ -24,13 +24,13 @@ B = np.linspace(-1, 1, H)
 
 def body(tmp_path, lines, inputs=I, hidden=H):
     """The nodes from "/x" and "/h" to "/y"."""
-    given = [node(f"net/{name}", "Placeholder") for name in ("x", "h")]
+    placeholders = [node(f"net/{name}", "Placeholder") for name in ("x", "h")]
     weights = [real("net/w", W), real("net/b", B), *(real(f"net/{k}", np.int32(k)) for k in (-3, -2, -1, 0, 1, 2, 3))]
     lines = {
-        name: tuple("=net/x" if isinstance(each, str) and each == "x" else each for each in line)
+        name: tuple("=net/x" if isinstance(text, str) and text == "x" else text for text in line)
         for name, line in lines.items()
     }
-    (read,) = write(tmp_path, *given, *weights, *scoped_nodes("net", lines)).graphs
+    (read,) = write(tmp_path, *placeholders, *weights, *scoped_nodes("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
     return StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [inputs, hidden])
 
@@ -55,9 +55,9 @@ PARTS = {
 
 @pytest.mark.parametrize("case", PARTS)
 def test_parts(tmp_path, case):
-    found = body(tmp_path, PRODUCT | PARTS[case])
-    sources = {name: source.read("") for name, source in found.sources.items()}
-    (y,) = found.step(sources, X, (STATE,), {})
+    program = body(tmp_path, PRODUCT | PARTS[case])
+    sources = {name: source.read("") for name, source in program.sources.items()}
+    (y,) = program.step(sources, X, (STATE,), {})
     np.testing.assert_allclose(y, (X @ W)[:, :H], rtol=1e-13)
 
 
@@ -107,17 +107,17 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_does_not_fit_is_refused_by_its_name(tmp_path, case):
-    lines, said = WRONG[case]
+    lines, reason = WRONG[case]
     with pytest.raises(UnknownValue) as caught:
         body(tmp_path, lines)
-    assert said in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_an_input_that_is_computed_from_the_step(tmp_path):
     """No program writes it: x is what a gate gives, in the same step."""
     lines = keras_lstm(from_x=("MatMul", "t", "kernel"))
-    (found,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights(H)).values()
-    assert "', which is computed from itself" in found.refused
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights(H)).values()
+    assert "', which is computed from itself" in cell.refused
 
 
 def test_weights_in_pieces_that_steps_share(tmp_path):
@@ -136,8 +136,8 @@ def test_weights_in_pieces_that_steps_share(tmp_path):
     }
     (read,) = write(tmp_path, *parts, *scoped_nodes("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    found = StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [I, H])
-    (result,) = found.step({name: source.read("") for name, source in found.sources.items()}, X, (STATE,), {})
+    program = StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [I, H])
+    (result,) = program.step({name: source.read("") for name, source in program.sources.items()}, X, (STATE,), {})
     np.testing.assert_allclose(result, np.tanh(STATE @ joined), rtol=1e-13)
 
 
@@ -170,8 +170,8 @@ def test_a_state_that_is_a_weight(tmp_path):
     _, consts = lstm_consts(True)
     change = {"concat": ("ConcatV2", "x", "=rnn/lstm_cell/w_f_diag", "axis")}
     nodes = composed_lstm(True, False, change=change)
-    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
-    assert "its input or a state is of rnn/lstm_cell/w_f_diag, of the shape (4,)" in found.refused
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert "its input or a state is of rnn/lstm_cell/w_f_diag, of the shape (4,)" in cell.refused
 
 
 @pytest.mark.parametrize("state", ["c_prev", "h_prev"])
@@ -184,8 +184,8 @@ def test_a_state_that_is_a_part_of_a_weight(tmp_path, state):
         lines |= {f"product_{k}": ("MatMul", "x", f"parts:{k}"), f"z_{k}": ("AddV2", f"product_{k}", f"from_h_{k}"),
                   f"from_h_{k}": ("StridedSlice", "from_h", f"begin_{k}", f"end_{k}", "ones",
                                   {"begin_mask": 1, "end_mask": 1}), f"part_{k}": ("Identity", f"z_{k}")}  # fmt: skip
-    (found,) = cells_of(tmp_path, lines, **weights).values()
-    assert found.refused == "its input or a state is of net/thing/kernel, of the shape (3, 4)"
+    (cell,) = cells_of(tmp_path, lines, **weights).values()
+    assert cell.refused == "its input or a state is of net/thing/kernel, of the shape (3, 4)"
 
 
 def test_averages_of_another_shape(tmp_path):
@@ -197,24 +197,24 @@ def test_averages_of_another_shape(tmp_path):
     variables = [node(name, "VariableV2", dtype=field(6, 1)) for name in values]
     nodes = scoped_nodes("net/thing", keras_lstm() | {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)})
     (tmp_path / "model.ckpt.meta").write_bytes(field(2, graph(node("x", "Placeholder"), *variables, *nodes)))
-    (one,) = opened(tmp_path / "model.ckpt").cells.values()
-    said = "'net/thing/kernel/ExponentialMovingAverage' is float32 of the shape .5, 3.; expected float32 of .5, 16."
-    for call in (one.layer, one.check):
-        with pytest.raises(ValueError, match=said):
+    (cell,) = opened(tmp_path / "model.ckpt").cells.values()
+    message = "'net/thing/kernel/ExponentialMovingAverage' is float32 of the shape .5, 3.; expected float32 of .5, 16."
+    for call in (cell.layer, cell.check):
+        with pytest.raises(ValueError, match=message):
             call(average=True)
-    assert one.layer().input_size == I
+    assert cell.layer().input_size == I
 
 
 def test_a_layer_is_checked_once_made(tmp_path, monkeypatch):
     """Against the nodes, in float64; what rounding amplifies is no reason to refuse it."""
     _, consts = lstm_consts(False)
-    (found,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_lstm(False, False)).cells.values()
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *composed_lstm(False, False)).cells.values()
     for name, value in {"gate_order": "ifco", "forget_bias": 0.625, "cell_clip": 0.5}.items():
         with monkeypatch.context() as patch:
-            patch.setitem(found.attributes, name, value)
+            patch.setitem(cell.attributes, name, value)
             with pytest.raises(ValueError, match="its layer does not compute what its nodes do: it is off by"):
-                found.layer()
-    assert found.layer().hidden_size == H
+                cell.layer()
+    assert cell.layer().hidden_size == H
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -224,8 +224,8 @@ def test_layers_of_any_weights(tmp_path, dtype, scale):
     with np.errstate(all="ignore"):
         weights = {name: (value.astype(np.float64) * scale).astype(dtype) for name, value in lstm_weights().items()}
     ends = {"c_prev": ("Placeholder",), "h_prev": ("Placeholder",)}
-    (one,) = cells_of(tmp_path, keras_lstm(**ends), **weights).values()
-    assert one.refused is None and one.layer().dtype == dtype
+    (cell,) = cells_of(tmp_path, keras_lstm(**ends), **weights).values()
+    assert cell.refused is None and cell.layer().dtype == dtype
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def test_variables(golden, name, path):
     left = {"save_counter"} if name == "objects" else set()
     assert set(model.variables) - left == {key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key in expected}
     for key, value in expected.items():
-        found = model.variables[key]
-        np.testing.assert_array_equal(found, value, strict=True, err_msg=key)
-        assert found.tobytes() == value.tobytes() and not found.flags.writeable
+        array = model.variables[key]
+        np.testing.assert_array_equal(array, value, strict=True, err_msg=key)
+        assert array.tobytes() == value.tobytes() and not array.flags.writeable
         stored = model.variables.stored[model.variables.name_of(key)]
         assert stored.shape == value.shape and stored.dtype in (value.dtype.name, "bfloat16")
     assert model.variables.skipped == SKIPPED.get(name, {})
@@ -89,10 +89,10 @@ def test_constants(golden, path):
 def shown(value):
     """An attribute, as the golden file has it."""
     if isinstance(value, graphs.Called):
-        return {"name": value.name, "attrs": {name: shown(each) for name, each in value.attrs.items()}}
+        return {"name": value.name, "attrs": {name: shown(attribute) for name, attribute in value.attrs.items()}}
     if isinstance(value, graphs.Tensor):
         return {"dtype": value.dtype, "shape": list(value.shape)}
-    return [shown(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [shown(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def described(nodes):
@@ -104,28 +104,30 @@ def described(nodes):
 def test_nodes(golden, path):
     folder, values = golden
     expected = json.loads(values[f"nodes/{path.removesuffix('txt')}"].tobytes())
-    found = opened(folder / path).graphs
-    assert len(found) == len(expected)
-    for one, wanted in zip(found, expected, strict=True):
-        assert described(one.nodes) == wanted["nodes"] and list(one.nodes) == list(wanted["nodes"])
-        assert set(one.functions) == set(wanted["functions"])
-        for name, function in one.functions.items():
-            each = wanted["functions"][name]
-            assert function.name == name and function.returned == each["returned"]
-            assert list(function.inputs) == each["inputs"] and list(function.outputs) == each["outputs"]
-            assert described(function.nodes) == each["nodes"]
+    graphs = opened(folder / path).graphs
+    assert len(graphs) == len(expected)
+    for read_graph, wanted in zip(graphs, expected, strict=True):
+        assert described(read_graph.nodes) == wanted["nodes"] and list(read_graph.nodes) == list(wanted["nodes"])
+        assert set(read_graph.functions) == set(wanted["functions"])
+        for name, function in read_graph.functions.items():
+            expected_body = wanted["functions"][name]
+            assert function.name == name and function.returned == expected_body["returned"]
+            assert (
+                list(function.inputs) == expected_body["inputs"] and list(function.outputs) == expected_body["outputs"]
+            )
+            assert described(function.nodes) == expected_body["nodes"]
     if path.startswith("graph.pb"):
-        assert {"While", "StatelessWhile"} & {node.op for node in found[0].nodes.values()} and found[0].functions
+        assert {"While", "StatelessWhile"} & {node.op for node in graphs[0].nodes.values()} and graphs[0].functions
 
 
 def test_graphs_of_a_checkpoint_are_beside_it(golden):
     folder, _ = golden
-    (found,) = opened(folder / "v2" / "model.ckpt").graphs
-    assert "scope/kernel" in found.nodes and found.tags == ()
+    (read_graph,) = opened(folder / "v2" / "model.ckpt").graphs
+    assert "scope/kernel" in read_graph.nodes and read_graph.tags == ()
     assert opened(folder / "v1").graphs == []
     (saved,) = opened(folder / "saved").graphs
     assert saved.tags == ("serve",) and repr(saved).startswith("<graph: serve: ")
-    assert repr(found.nodes["scope/kernel"]) == "<VarHandleOp 'scope/kernel'>"
+    assert repr(read_graph.nodes["scope/kernel"]) == "<VarHandleOp 'scope/kernel'>"
 
 
 # ---------------------------------------------------------------------------------------- what TensorFlow is not asked
@@ -139,8 +141,8 @@ def test_memory_mapped_package(tmp_path):
         model = opened(path)
         assert model.frozen and list(model.variables) == ["kernel", "c"] and model.variables["c"] == 2
         np.testing.assert_array_equal(model.variables["kernel"], kernel, strict=True)
-        (found,) = model.graphs
-        mapped = np.frombuffer(found.nodes["kernel"]._message.file.buffer, np.uint8)
+        (read_graph,) = model.graphs
+        mapped = np.frombuffer(read_graph.nodes["kernel"]._message.file.buffer, np.uint8)
         assert np.shares_memory(model.variables["kernel"], mapped)
 
 
@@ -152,8 +154,8 @@ def test_large_contents_are_not_copied(tmp_path):
     write_checkpoint(tmp_path / "b", {b"c": entry("float32", values.shape, data, stored=stored)}, data)
     for path in ("a.pb", "b"):
         model = opened(tmp_path / path)
-        found, used = peak(lambda model=model: model.variables["c"])
-        assert found[:9].tolist() == [*range(9)] and len(found) == 2**20
+        array, used = peak(lambda model=model: model.variables["c"])
+        assert array[:9].tolist() == [*range(9)] and len(array) == 2**20
         assert used < 2**22 - 2**20, path  # the checksum takes two megabytes, of any size
 
 
@@ -171,7 +173,9 @@ def test_layers_take_weights_where_they_lie(tmp_path):
 
 
 def slice_proto(*extents: tuple[int, int] | None) -> bytes:
-    return b"".join(field(1, b"" if each is None else field(1, each[0]) + field(2, each[1])) for each in extents)
+    return b"".join(
+        field(1, b"" if extent is None else field(1, extent[0]) + field(2, extent[1])) for extent in extents
+    )
 
 
 def partitioned(tmp_path: Path, sizes, slices, dtype="float32", **changes) -> Path:
@@ -190,10 +194,10 @@ def partitioned(tmp_path: Path, sizes, slices, dtype="float32", **changes) -> Pa
 
 def test_slices(tmp_path):
     slices = [((0, 0), (100, FULL)), ((100, 0), (70, 3)), ((100, 3), (70, 1))]
-    found = opened(partitioned(tmp_path, (170, 4), slices)).variables["v"]
+    array = opened(partitioned(tmp_path, (170, 4), slices)).variables["v"]
     expected = np.zeros((170, 4), np.float32)
     expected[100:, :3], expected[100:, 3:] = 1, 2
-    np.testing.assert_array_equal(found, expected, strict=True)
+    np.testing.assert_array_equal(array, expected, strict=True)
 
 
 def test_names_of_slices_are_in_order():
@@ -316,7 +320,10 @@ def test_slices_cannot_multiply(tmp_path):
     """Each has the bytes of all, so the variable would be larger than the file by as many times."""
     data, count = bytes(2**20), 64
     slices = [Slice((k * 2**18,), (2**18,)) for k in range(count)]
-    entries = {each.key("v"): entry("float32", (2**18,), data, k * 2**20, stored=0) for k, each in enumerate(slices)}
+    entries = {
+        saved_slice.key("v"): entry("float32", (2**18,), data, k * 2**20, stored=0)
+        for k, saved_slice in enumerate(slices)
+    }
     protos = b"".join(field(7, slice_proto((k * 2**18, 2**18))) for k in range(count))
     entries[b"v"] = field(1, 1) + field(2, shape(count * 2**18)) + protos
     model = opened(write_checkpoint(tmp_path / "model", entries, data))
@@ -350,10 +357,10 @@ def test_a_flipped_bit_in_a_tensor(golden, tmp_path, name):
 # --------------------------------------------------------------------------------------------------------------- graphs
 def read_all(path: Path) -> None:
     model = opened(path)
-    for each in model.graphs:
-        for nodes in [each.nodes, *(function.nodes for function in each.functions.values())]:
-            for found in nodes.values():
-                assert isinstance(found.inputs, tuple) and isinstance(found.attrs, dict)
+    for model_graph in model.graphs:
+        for nodes in [model_graph.nodes, *(function.nodes for function in model_graph.functions.values())]:
+            for graph_node in nodes.values():
+                assert isinstance(graph_node.inputs, tuple) and isinstance(graph_node.attrs, dict)
     for name in model.variables:
         model.variables[name]
 
@@ -429,10 +436,10 @@ def test_functions_in_attributes_nest_without_recursion(tmp_path):
     for _ in range(5000):
         inner = field(10, field(1, "f") + field(2, field(1, "g") + field(2, inner)))
     (tmp_path / "a.pb").write_bytes(graph(node("n", "Op", g=inner)))
-    found = opened(tmp_path / "a.pb").graphs[0].nodes["n"].attrs["g"]
+    model = opened(tmp_path / "a.pb").graphs[0].nodes["n"].attrs["g"]
     for _ in range(5000):
-        found = found.attrs["g"]
-    assert found.name == "f" and found.attrs == {}
+        model = model.attrs["g"]
+    assert model.name == "f" and model.attrs == {}
 
 
 UNTYPED = node("k", "ImmutableConst", memory_region_name=field(2, "memmapped_package://."))
@@ -505,9 +512,9 @@ def test_text_of_a_saved_model(golden, tmp_path):
         f"meta_graphs {{ meta_info_def {{ tags: 'train' }} graph_def {{ {nodes} }} }}"
     )
     for path in (folder, folder / "saved_model.pbtxt"):
-        (found,) = opened(path).graphs
-        assert found.tags == ("train",) and found.nodes["a"].inputs == ("x", "^y")
-        assert found.nodes["a"].attrs == {"l": ["p", "qr"]}
+        (read_graph,) = opened(path).graphs
+        assert read_graph.tags == ("train",) and read_graph.nodes["a"].inputs == ("x", "^y")
+        assert read_graph.nodes["a"].attrs == {"l": ["p", "qr"]}
 
 
 @pytest.mark.parametrize(
@@ -666,9 +673,9 @@ def test_links_that_stay_in_the_folder(tmp_path, name):
         linked(folder, path.name, folder / "data" / path.name)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "model").symlink_to(tmp_path / "link" / name)
-    found = opened(tmp_path / "model")
-    assert [*found.variables] == expected
-    assert all(found.variables[each] is not None for each in expected)
+    model = opened(tmp_path / "model")
+    assert [*model.variables] == expected
+    assert all(model.variables[expected_name] is not None for expected_name in expected)
 
 
 OUTSIDE = {
@@ -686,12 +693,12 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("case", OUTSIDE)
 def test_links_out_of_the_folder(tmp_path, case):
-    folder, name, given = OUTSIDE[case]
+    folder, name, opened_path = OUTSIDE[case]
     tf_files.unpack(tmp_path)
     outside = tmp_path / f"{folder} too" / name  # which begins alike
     linked(tmp_path / folder, name, outside)
     with pytest.raises(FormatError, match=r"is a symbolic link to .* too.*, outside of the folder .*; copy the folder"):
-        read_all(tmp_path / given)
+        read_all(tmp_path / opened_path)
 
 
 def test_what_is_named_may_be_a_link(tmp_path):

@@ -80,10 +80,10 @@ def test_weights_that_are_rounded_to_bfloat16(tmp_path, cell, widened):
             f"{name}_rounded": ("Cast", name, narrow),
             f"{name}_widened": ("Cast", f"{name}_rounded", {"SrcT": narrow["DstT"], "DstT": narrow["SrcT"]}),
         }
-    (found,) = cells_of(tmp_path, lines, *states, **weights).values()
-    assert "is of bfloat16, rounded by the graph from float32" in found.refused
+    (found_cell,) = cells_of(tmp_path, lines, *states, **weights).values()
+    assert "is of bfloat16, rounded by the graph from float32" in found_cell.refused
     with pytest.raises(ValueError, match="bfloat16, rounded by the graph from float32"):
-        found.layer()
+        found_cell.layer()
 
 
 NO_LAYER_HAS = {

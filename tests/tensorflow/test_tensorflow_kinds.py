@@ -26,8 +26,8 @@ EPS = float(np.finfo(np.float32).eps)
 ZEROS = np.zeros((B, H))
 
 
-def behind(given, out, activation):
-    """The nodes of an activation, and what layers have for it."""
+def behind(operand, out, activation):
+    """Return the nodes of an activation, as lines."""
     number = iter(f"{out}_{k}" for k in range(9))
 
     def const(value):
@@ -41,22 +41,22 @@ def behind(given, out, activation):
     lines: dict = {}
     match activation:
         case "hard_sigmoid":
-            lines[out] = ("RealDiv", op("Relu6", op("AddV2", given, const(3))), const(6))
+            lines[out] = ("RealDiv", op("Relu6", op("AddV2", operand, const(3))), const(6))
         case "hard_sigmoid by a sixth":
-            lines[out] = ("Mul", const(np.float32(1 / 6)), op("Relu6", op("AddV2", given, const(3))))
+            lines[out] = ("Mul", const(np.float32(1 / 6)), op("Relu6", op("AddV2", operand, const(3))))
         case ("hard_sigmoid", a, b):
-            line = op("AddV2", op("Mul", const(a), given), const(b))
+            line = op("AddV2", op("Mul", const(a), operand), const(b))
             lines[out] = ("Maximum", op("Minimum", line, const(1)), const(0))
         case ("leaky_relu", a):
-            lines[out] = ("Maximum", op("Mul", const(a), given), given)
+            lines[out] = ("Maximum", op("Mul", const(a), operand), operand)
         case ("elu", a):
-            elu = op("Elu", given)
-            lines[out] = ("SelectV2", op("Greater", given, const(0)), elu, op("Mul", const(a), elu))
+            elu = op("Elu", operand)
+            lines[out] = ("SelectV2", op("Greater", operand, const(0)), elu, op("Mul", const(a), elu))
         case "linear":
-            lines[out] = ("Identity", given)
+            lines[out] = ("Identity", operand)
         case name:
             ops = {"leaky_relu": "LeakyRelu", "exponential": "Exp"}
-            lines[out] = (ops.get(name, name.capitalize()), given)
+            lines[out] = (ops.get(name, name.capitalize()), operand)
     return lines
 
 
@@ -77,14 +77,14 @@ def test_rnn(tmp_path, activation, kernels):
     if kernels == 2:
         lines |= {"from_x": ("MatMul", "x", "v"), "from_h": ("MatMul", "h_prev", "u"),
                   "product": ("AddV2", "from_h", "from_x")}  # fmt: skip
-    given = {"v": weights["kernel"][:I], "u": weights["kernel"][I:], "bias": weights["bias"]}
-    (one,) = cells_of(tmp_path, lines, "h", **(weights if kernels == 1 else given)).values()
+    kernels_apart = {"v": weights["kernel"][:I], "u": weights["kernel"][I:], "bias": weights["bias"]}
+    (cell,) = cells_of(tmp_path, lines, "h", **(weights if kernels == 1 else kernels_apart)).values()
     known = ELSE.get(activation, activation)
-    assert (one.kind, one.refused) == ("RNN" if kernels == 1 else "Keras SimpleRNN", None)
-    assert one.attributes == {"activation": known} and one.check().ok
+    assert (cell.kind, cell.refused) == ("RNN" if kernels == 1 else "Keras SimpleRNN", None)
+    assert cell.attributes == {"activation": known} and cell.check().ok
     exact = formulas.FORMULAS["block_rnn"](seq_len_max=T, x=X, h_prev=ZEROS, w=weights["kernel"], b=weights["bias"],
                                            activation=known).h  # fmt: skip
-    agrees(one.layer()(X)[0], exact)
+    agrees(cell.layer()(X)[0], exact)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])
@@ -95,18 +95,20 @@ def test_an_rnn_that_is_written_out(tmp_path, activation):
         step = rnn() | behind("z", "h", activation) | {"out": ("MatMul", "h", "out_kernel"), "y": ("Tanh", "out")}
         names = {name: f"{name}_{k}" for name in step} | {"h_prev": f"h_{k - 1}" if k else "zeros"}
         for name, (op, *rest) in step.items():
-            lines[names[name]] = (op, *(names.get(each, each) if isinstance(each, str) else each for each in rest))
+            lines[names[name]] = (op, *(names.get(value, value) if isinstance(value, str) else value for value in rest))
     lines["zeros"] = ("Const", np.zeros((B, H), np.float32))
-    (one,) = cells_of(tmp_path, lines, **weights).values()
-    assert (len(one.nodes), one.refused, one.attributes) == (3, None, {"activation": activation})
-    assert one.initial_state is None and one.state_from is None and one.check().ok
+    (cell,) = cells_of(tmp_path, lines, **weights).values()
+    assert (len(cell.nodes), cell.refused, cell.attributes) == (3, None, {"activation": activation})
+    assert cell.initial_state is None and cell.state_from is None and cell.check().ok
 
 
-@pytest.mark.parametrize(("scope", "found"), [("net/basic_rnn_cell", True), ("net/dense", False)])
-def test_one_step_of_an_rnn_is_told_by_its_name(tmp_path, scope, found):
+@pytest.mark.parametrize(("scope", "is_found"), [("net/basic_rnn_cell", True), ("net/dense", False)])
+def test_one_step_of_an_rnn_is_told_by_its_name(tmp_path, scope, is_found):
     lines = rnn() | {"h_prev": ("Placeholder",)}
     cells = cells_of(tmp_path, lines, scope=scope, **rnn_weights())
-    assert [(one.kind, one.attributes) for one in cells.values()] == [("BasicRNNCell", {"activation": "tanh"})] * found
+    assert [(cell.kind, cell.attributes) for cell in cells.values()] == [
+        ("BasicRNNCell", {"activation": "tanh"})
+    ] * is_found
 
 
 NO_CELLS = {
@@ -124,8 +126,8 @@ def test_dense_layers_in_loops_are_no_cells(tmp_path, change):
 
 @pytest.mark.parametrize("op", ["Relu6", "Softmax", "Sin"])
 def test_an_rnn_of_another_activation_is_refused(tmp_path, op):
-    (one,) = cells_of(tmp_path, rnn(op), "h", **rnn_weights()).values()
-    assert one.refused == f"the node 'net/thing/h' is a {op}, which is no activation of layers"
+    (cell,) = cells_of(tmp_path, rnn(op), "h", **rnn_weights()).values()
+    assert cell.refused == f"the node 'net/thing/h' is a {op}, which is no activation of layers"
 
 
 def test_an_sru_is_refused(tmp_path):
@@ -135,39 +137,39 @@ def test_an_sru_is_refused(tmp_path):
              "one": ("Const", 1.0), "rest": ("Sub", "one", "f"), "keep": ("Mul", "f", "c_prev"),
              "new": ("Mul", "rest", "split:1"), "c": ("AddV2", "keep", "new")}  # fmt: skip
     kernel = np.ones((I, 2 * H), np.float32)
-    (one,) = cells_of(tmp_path, lines, "c", scope="net/sru_cell", kernel=kernel).values()
-    assert one.kind == "SRU"
-    assert one.refused == "it is an SRU or one like it, whose state goes into no product: the node 'net/sru_cell/c'"
+    (cell,) = cells_of(tmp_path, lines, "c", scope="net/sru_cell", kernel=kernel).values()
+    assert cell.kind == "SRU"
+    assert cell.refused == "it is an SRU or one like it, whose state goes into no product: the node 'net/sru_cell/c'"
 
 
 @pytest.mark.parametrize("recurrent", ["sigmoid", "hard_sigmoid", ("hard_sigmoid", 0.2, 0.5), "softsign"], ids=str)
 @pytest.mark.parametrize("activation", ["sigmoid", "relu", "hard_sigmoid", ("leaky_relu", 0.25), "linear"], ids=str)
 def test_an_lstm_of_other_activations(tmp_path, activation, recurrent):
     weights, lines = lstm_weights(), keras_lstm()
-    for out, given, kind in (("i", "part_0", recurrent), ("f", "part_1", recurrent), ("g", "part_2", activation),
+    for out, operand, kind in (("i", "part_0", recurrent), ("f", "part_1", recurrent), ("g", "part_2", activation),
                              ("o", "part_3", recurrent), ("t", "c", activation)):  # fmt: skip
-        lines |= behind(given, out, kind)
-    (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+        lines |= behind(operand, out, kind)
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
     expected = {"activation": activation} | ({} if recurrent == "sigmoid" else {"recurrent_activation": recurrent})
-    assert one.refused is None and {key: one.attributes[key] for key in expected} == expected
-    assert one.attributes["forget_bias"] == 0 and one.check().ok
+    assert cell.refused is None and {key: cell.attributes[key] for key in expected} == expected
+    assert cell.attributes["forget_bias"] == 0 and cell.check().ok
     w = np.concatenate([weights["kernel"], weights["recurrent"]]) / 4
-    (one,) = cells_of(tmp_path, lines, "c", "h", **{name: value / 4 for name, value in weights.items()}).values()
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **{name: value / 4 for name, value in weights.items()}).values()
     exact = formulas.lstm_layer(x=X, cs_prev=ZEROS, h_prev=ZEROS, w=w, b=weights["bias"] / 4, activation=activation,
                                 recurrent_activation=recurrent, gates=("i", "f", "ci", "o")).h  # fmt: skip
-    agrees(one.layer()(X)[0], exact)
+    agrees(cell.layer()(X)[0], exact)
 
 
 def test_a_projected_lstm(tmp_path):
     weights = projected_weights()
-    (one,) = cells_of(tmp_path, projected_lstm(), "c", "h", **weights).values()
-    assert (one.refused, one.input_size, one.hidden_size, one.output_size) == (None, I, H, H - 1)
-    assert one.attributes["proj_clip"] == 0.25 and one.weights["w_p"] == "net/thing/projection"
+    (cell,) = cells_of(tmp_path, projected_lstm(), "c", "h", **weights).values()
+    assert (cell.refused, cell.input_size, cell.hidden_size, cell.output_size) == (None, I, H, H - 1)
+    assert cell.attributes["proj_clip"] == 0.25 and cell.weights["w_p"] == "net/thing/projection"
     w = np.concatenate([weights["kernel"], weights["recurrent"]])
     exact = formulas.lstm_layer(x=X, cs_prev=ZEROS, h_prev=ZEROS[:, 1:], w=w, b=weights["bias"], proj_clip=0.25,
                                 w_p=weights["projection"], gates=("i", "f", "ci", "o")).h  # fmt: skip
-    agrees(one.layer()(X)[0], exact)
-    assert one.check().ok
+    agrees(cell.layer()(X)[0], exact)
+    assert cell.check().ok
 
 
 def test_a_large_projected_cell_is_checked_in_part(tmp_path):
@@ -184,27 +186,27 @@ def test_a_large_projected_cell_is_checked_in_part(tmp_path):
     for k in range(4):
         lines |= {f"begin_{k}": ("Const", np.int32([0, k * size])),
                   f"end_{k}": ("Const", np.int32([0, k * size + size]))}  # fmt: skip
-    (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
-    assert (one.input_size, one.hidden_size, one.output_size) == (inputs, size, out) and one.check() <= 8
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+    assert (cell.input_size, cell.hidden_size, cell.output_size) == (inputs, size, out) and cell.check() <= 8
 
 
 def test_a_dense_layer_behind_an_lstm_is_no_projection(tmp_path):
     lines = keras_lstm() | {"p": ("MatMul", "h", "projection")}
-    (one,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights(), projection=np.ones((H, 3), np.float32)).values()
-    assert one.refused is None and "w_p" not in one.weights and one.output_size == H
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights(), projection=np.ones((H, 3), np.float32)).values()
+    assert cell.refused is None and "w_p" not in cell.weights and cell.output_size == H
 
 
 def test_a_coupled_lstm(tmp_path):
     """Of a kernel with four gates, of which three are used, the input gate being 1 - f."""
     weights = lstm_weights()
     lines = keras_lstm() | {"one": ("Const", 1.0), "i": ("Sub", "one", "f")}
-    (one,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
-    assert one.refused is None and one.attributes["coupled"] is True and one.check().ok
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **weights).values()
+    assert cell.refused is None and cell.attributes["coupled"] is True and cell.check().ok
     columns = np.concatenate([np.arange(4 * H).reshape(4, H)[k] for k in (2, 1, 3)])
     w = np.concatenate([weights["kernel"], weights["recurrent"]])[:, columns]
     exact = formulas.lstm_layer(x=X, cs_prev=ZEROS, h_prev=ZEROS, w=w, b=weights["bias"][columns],
                                 gates=("ci", "f", "o")).h  # fmt: skip
-    agrees(one.layer()(X)[0], exact)
+    agrees(cell.layer()(X)[0], exact)
 
 
 # ------------------------------------------------------------------------------------------------------ initial states
@@ -232,25 +234,25 @@ def test_initial_states(tmp_path, start):
     weights = rnn_weights()
     consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
     nodes = scoped_nodes("net/thing", rnn() | looped("h") | lines)
-    (one,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
-    assert one.refused is None and one.state_from == name
+    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    assert cell.refused is None and cell.state_from == name
     if rows is None:
-        assert one.initial_state is None
+        assert cell.initial_state is None
         return
-    np.testing.assert_array_equal(one.initial_state["h"], rows)
+    np.testing.assert_array_equal(cell.initial_state["h"], rows)
     first = np.broadcast_to(rows, (B, H))
     exact = formulas.FORMULAS["block_rnn"](seq_len_max=T, x=X, h_prev=first, w=weights["kernel"], b=weights["bias"]).h
-    agrees(one.layer()(X, {"h": first.astype(np.float32)})[0], exact)
+    agrees(cell.layer()(X, {"h": first.astype(np.float32)})[0], exact)
 
 
-@pytest.mark.parametrize("given", ["start:1", "missing", "start:x"])
-def test_initial_states_that_no_node_gives(tmp_path, given):
+@pytest.mark.parametrize("operand", ["start:1", "missing", "start:x"])
+def test_initial_states_that_no_node_gives(tmp_path, operand):
     """In a damaged graph the cell may still be right."""
     weights = rnn_weights()
     consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
-    nodes = scoped_nodes("net/thing", rnn() | looped("h") | {"start": ("Const", ROWS), "h_enter": ("Enter", given)})
+    nodes = scoped_nodes("net/thing", rnn() | looped("h") | {"start": ("Const", ROWS), "h_enter": ("Enter", operand)})
     cells = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
-    assert all(one.initial_state is None and one.state_from for one in cells.values() if one.refused is None)
+    assert all(cell.initial_state is None and cell.state_from for cell in cells.values() if cell.refused is None)
 
 
 def test_initial_states_of_a_stack_and_what_commands_say(tmp_path, capsys):
@@ -263,7 +265,7 @@ def test_initial_states_of_a_stack_and_what_commands_say(tmp_path, capsys):
     on_top = rnn(concat=("ConcatV2", "=a/h", "h_prev", "axis")) | looped("h")
     path = tmp_path / "graph.pb"
     kernel = np.concatenate([gru["kernel"][:H], gru["kernel"][-H:]])
-    parts = [each for each in parts if b"b/kernel" not in each] + [real("b/kernel", kernel)]
+    parts = [part for part in parts if b"b/kernel" not in part] + [real("b/kernel", kernel)]
     path.write_bytes(graph(*parts, *scoped_nodes("a", lines), *scoped_nodes("b", on_top)))
     cells = opened(path).cells
     assert cells["a"].initial_state["h"] is None and cells["b"].initial_state is None
@@ -278,10 +280,10 @@ def test_initial_states_of_a_stack_and_what_commands_say(tmp_path, capsys):
     start = {"h_prev": np.zeros((B, H)), "b": gru["bias"]}
     agrees(y, formulas.FORMULAS["block_rnn"](seq_len_max=T, x=below, w=kernel, **start).h)
     assert main(["inspect", str(path)]) == 0
-    said = "begins with the state a/first: pass the cell's initial_state to calls as state="
-    assert f"  it {said}" in capsys.readouterr().out
+    message = "begins with the state a/first: pass the cell's initial_state to calls as state="
+    assert f"  it {message}" in capsys.readouterr().out
     assert main(["extract", str(path), str(tmp_path / "layer.npz")]) == 0
-    assert f"a {said}, which is not in" in capsys.readouterr().out
+    assert f"a {message}, which is not in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("op", ["BlockLSTM", "LSTMBlockCell"])
@@ -291,13 +293,13 @@ def test_initial_states_of_ops(tmp_path, op):
     names = {"w": "net/lstm_cell/kernel", "b": "net/lstm_cell/bias", "cs_prev": "first", "h_prev": "zero"}
     parts = [*inputs(), real("net/lstm_cell/kernel", w), real("net/lstm_cell/bias", b), real("first", ROWS)]
     parts += [real("zero", 0 * ROWS), block(op, "net/lstm_cell/op", names)]
-    (one,) = write(tmp_path, *parts).cells.values()
-    assert one.state_from == "first" and one.initial_state["h"] is None
-    np.testing.assert_array_equal(one.initial_state["cs"], ROWS)
+    (cell,) = write(tmp_path, *parts).cells.values()
+    assert cell.state_from == "first" and cell.initial_state["h"] is None
+    np.testing.assert_array_equal(cell.initial_state["cs"], ROWS)
 
 
 def test_a_gru_that_begins_with_what_is_fed(tmp_path):
     from tf_composed import cudnn_gru
 
-    (one,) = cells_of(tmp_path, cudnn_gru(), "h", **gru_weights()).values()
-    assert one.initial_state is None and one.state_from == "net/thing/start"
+    (cell,) = cells_of(tmp_path, cudnn_gru(), "h", **gru_weights()).values()
+    assert cell.initial_state is None and cell.state_from == "net/thing/start"

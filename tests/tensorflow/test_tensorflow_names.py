@@ -10,7 +10,7 @@ from tf_files import entry, field, graph, node, tracked, write_checkpoint, write
 from tf_names import BIAS, GIVEN, VALUE, W, cell_of_keras, one_cell, restoring, texts, variable, write_all, write_saved
 
 from blockcell import FormatError, convert
-from blockcell.tensorflow import objects
+from blockcell.tensorflow import objects as objects_module
 from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.mapped import File
 from blockcell.tensorflow.slices import Slice
@@ -26,7 +26,7 @@ def layered(full, *, lists=True):
     """A model with two layers, each with a cell of a kernel and a bias, which are in a list of variables, too."""
     keys = [f"variables/{k}{VALUE}" for k in range(4)]
     variables = [tracked({}, (full[k], keys[k])) for k in range(4)]
-    found = [
+    objects = [
         tracked({"variables": 1, "layer-0": 2, "layer-1": 3}),
         tracked({str(k): 6 + k for k in range(4)} if lists else {}),
         tracked({"cell": 4}),
@@ -35,7 +35,7 @@ def layered(full, *, lists=True):
         tracked({"kernel": 8, "bias": 9}),
         *variables,
     ]
-    return keys, found
+    return keys, objects
 
 
 ALL = ["a/kernel", "a/bias", "b/kernel", "b/bias"]
@@ -55,8 +55,8 @@ FULL = {
 @pytest.mark.parametrize("case", FULL)
 def test_names_of_objects(tmp_path, case):
     full, expected = FULL[case]
-    keys, found = layered(full)
-    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
+    keys, objects = layered(full)
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*objects))).variables
     wanted = [name + VALUE if name.startswith("variables/") else name for name in expected]
     assert list(variables) == wanted and variables.slots == set()
     for k, (key, name) in enumerate(zip(keys, wanted, strict=True)):
@@ -72,14 +72,14 @@ def test_slots_of_objects(tmp_path):
         f"{name}{VALUE}" for name in ("a/kernel", "a/kernel/.OPTIMIZER_SLOT/o/m", "o/_variables/1", "o/_iterations")
     ]
     full = ["x/kernel", "Adam/x/kernel", "Adam/m/x/kernel", "iteration"]
-    found = [
+    objects = [
         tracked({"a": 1, "o": 2}),
         tracked({"kernel": 4}),
         tracked({"_variables": 3, "_iterations": 7}),
         tracked({"0": 7, "1": 6}),
         *(tracked({}, pair) for pair in zip(full, keys, strict=True)),
     ]
-    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*objects))).variables
     assert {*variables} == {*full[:3], "o/_iterations"}
     assert variables.slots == {"Adam/x/kernel", "Adam/m/x/kernel", "o/_iterations"}
 
@@ -88,7 +88,7 @@ def test_entangled_objects(tmp_path):
     """Cycles, a long chain, the same name or key twice, and what is reached by nothing."""
     keys = [f"{name}{VALUE}" for name in ("far", "twice", "alone", "child")]
     chain = [tracked({"self": k, "next": k + 1, "root": 0}) for k in range(1, 3000)]
-    found = [
+    objects = [
         tracked({"chain": 1, "x": 3002}) + tracked({"x": 3004}),
         *chain,
         tracked({"kernel": 3001}),
@@ -97,7 +97,7 @@ def test_entangled_objects(tmp_path):
         tracked({}, ("", keys[1]), ("", keys[2])),
         tracked({}, ("a" * 2000, keys[3])),
     ]
-    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*found))).variables
+    variables = opened(write_objects(tmp_path / "m", numbered(*keys), graph(*objects))).variables
     assert {*variables} == {*keys}  # no name is one's own, so all have their keys
 
 
@@ -108,14 +108,14 @@ def test_long_paths_take_no_time(tmp_path):
     for name, is_path in (("n", True), ("n" * 900, False)):
         chain = [tracked({f"{name}{k}": k + 1}) for k in range(depth)]
         fan = tracked({f"v{k}": depth + 1 + k for k in range(count)})
-        found = graph(*chain, fan, *(tracked({}, ("", key)) for key in keys))
-        names = [*opened(write_objects(tmp_path / "m", numbered(*keys), found)).variables]
+        objects = graph(*chain, fan, *(tracked({}, ("", key)) for key in keys))
+        names = [*opened(write_objects(tmp_path / "m", numbered(*keys), objects)).variables]
         way = "/".join(f"{name}{k}" for k in range(depth))
         assert {*names} == ({f"{way}/v{k}" for k in range(count)} if is_path else {*keys})
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("objects", "words"),
     [
         ([tracked({"a": 1})], "an object has the number 1; there are 1"),
         ([tracked({"a": -1})], "an object has the number -1"),
@@ -125,10 +125,10 @@ def test_long_paths_take_no_time(tmp_path):
         ([tracked({}, ("\udcff".encode("utf-8", "surrogateescape"), "a"))], "not UTF-8"),
     ],
 )
-def test_what_is_no_graph_of_objects(tmp_path, monkeypatch, found, words):
-    monkeypatch.setattr(objects, "MOST_CHILDREN", 20)
-    monkeypatch.setattr(objects, "MOST_OBJECTS", 40)
-    path = write_objects(tmp_path / "m", numbered(f"a{VALUE}"), graph(*found))
+def test_what_is_no_graph_of_objects(tmp_path, monkeypatch, objects, words):
+    monkeypatch.setattr(objects_module, "MOST_CHILDREN", 20)
+    monkeypatch.setattr(objects_module, "MOST_OBJECTS", 40)
+    path = write_objects(tmp_path / "m", numbered(f"a{VALUE}"), graph(*objects))
     with pytest.raises(FormatError, match=f"m.data-00000-of-00001, byte \\d+: .*{words}"):
         opened(path)
 
@@ -156,15 +156,15 @@ def test_texts_are_checked(tmp_path):
 # -------------------------------------------------------------------------------------------------------------- Savers
 
 
-def is_right(found, w=W, b=BIAS, **options):
-    agrees(found.layer(**options), exact("BlockLSTM", {"w": w, "b": b}, X, forget_bias=1.0, cell_clip=3.0), X)
-    assert found.check().ok
+def is_right(cell, w=W, b=BIAS, **options):
+    agrees(cell.layer(**options), exact("BlockLSTM", {"w": w, "b": b}, X, forget_bias=1.0, cell_clip=3.0), X)
+    assert cell.check().ok
 
 
 def test_names_of_a_saver(tmp_path):
-    found = write_all(tmp_path, {"k": W, "b": BIAS}, *one_cell(), *restoring("save", GIVEN))
-    assert found.weights == {"w": "s/kernel", "b": "s/bias"} and found.name == "s"
-    is_right(found)
+    cell = write_all(tmp_path, {"k": W, "b": BIAS}, *one_cell(), *restoring("save", GIVEN))
+    assert cell.weights == {"w": "s/kernel", "b": "s/bias"} and cell.name == "s"
+    is_right(cell)
 
 
 def test_its_own_saver_counts_more(tmp_path):
@@ -172,21 +172,21 @@ def test_its_own_saver_counts_more(tmp_path):
     values = {"k": W, "b": BIAS, "other": W + 1, "s/kernel": W + 2}
     other = restoring("save_1", {"s/kernel": ("other", "")})
     is_right(write_all(tmp_path, values, *one_cell(), *other, *restoring("save", GIVEN)))
-    found = write_all(tmp_path, values, *one_cell(), *restoring("save_1", GIVEN))
-    is_right(found, w=W + 2)  # the names of others are the last
+    cell = write_all(tmp_path, values, *one_cell(), *restoring("save_1", GIVEN))
+    is_right(cell, w=W + 2)  # the names of others are the last
     del values["s/kernel"]
     is_right(write_all(tmp_path, values, *one_cell(), *restoring("save_1", GIVEN)))
-    found = write_all(tmp_path, values, *one_cell(), *other, *restoring("save_2", GIVEN))
-    assert "'s/kernel', which is saved as k or other: not one weight" in found.refused
+    cell = write_all(tmp_path, values, *one_cell(), *other, *restoring("save_2", GIVEN))
+    assert "'s/kernel', which is saved as k or other: not one weight" in cell.refused
 
 
 def test_averages_by_a_saver(tmp_path):
     averages = {f"{name}/ExponentialMovingAverage": (f"{key}_average", "") for name, (key, _) in GIVEN.items()}
     parts = [variable(name, 1) for name in averages] + restoring("save", GIVEN | averages)
     values = {"k": W, "b": BIAS, "k_average": W * 2, "b_average": BIAS * 2}
-    found = write_all(tmp_path, values, *one_cell(), *parts)
-    is_right(found, W * 2, BIAS * 2, average=True)
-    is_right(found)
+    cell = write_all(tmp_path, values, *one_cell(), *parts)
+    is_right(cell, W * 2, BIAS * 2, average=True)
+    is_right(cell)
 
 
 PARTS = {
@@ -203,9 +203,9 @@ def test_parts_by_a_saver(tmp_path, case):
     stored = W if case != "not all" else np.concatenate([W[:4], W[:2], W[5:], W[-1:] * 2, W[:1]])
     restored = {f"s/kernel/part_{k}": ("k", text) for k, text in enumerate(slices)} | {"s/bias": ("b", "")}
     averages = {"k/ExponentialMovingAverage": stored * 2, "b/ExponentialMovingAverage": BIAS * 2}
-    found = write_all(tmp_path, {"k": stored, "b": BIAS} | averages, *one_cell(*sizes), *restoring("save", restored))
-    is_right(found, expected)
-    is_right(found, expected * 2, BIAS * 2, average=True)
+    cell = write_all(tmp_path, {"k": stored, "b": BIAS} | averages, *one_cell(*sizes), *restoring("save", restored))
+    is_right(cell, expected)
+    is_right(cell, expected * 2, BIAS * 2, average=True)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ def test_savers_that_are_none(tmp_path, change):
 
 @pytest.mark.parametrize("called", [True, False])
 def test_captured_variables(tmp_path, called):
-    found = write_saved(tmp_path / "m", called=called)
-    assert found.weights == {"w": "v", "b": "u"}
-    is_right(found)
+    cell = write_saved(tmp_path / "m", called=called)
+    assert cell.weights == {"w": "v", "b": "u"}
+    is_right(cell)
 
 
 def test_captured_constants(tmp_path):
@@ -269,31 +269,31 @@ def test_captures_outside_the_graph(tmp_path):
 
 
 def write_cell(tmp_path, *sizes, **options):
-    values, found = cell_of_keras(*sizes, **options)
-    return opened(write_objects(tmp_path / "m", values, found)).cells, [*values.values()][: len(values) // 2]
+    values, objects = cell_of_keras(*sizes, **options)
+    return opened(write_objects(tmp_path / "m", values, objects)).cells, [*values.values()][: len(values) // 2]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize(("gates", "bias"), [(4, (4 * H,)), (4, ()), (3, (3 * H,)), (3, (2, 3 * H))])
 def test_cells_of_keras(tmp_path, gates, bias, dtype):
     cells, values = write_cell(tmp_path, gates, gates, bias, dtype)
-    (found,) = cells.values()
-    assert (found.name, found.kind) == ("gru/gru_cell", "Keras LSTM" if gates == 4 else "Keras GRU")
-    assert found.unsaid == [] and (found.input_size, found.hidden_size, found.refused) == (I, H, None)
-    assert found.weights["w" if gates == 4 else "w_c"] == "gru/gru_cell/kernel + gru/gru_cell/recurrent_kernel"
+    (cell,) = cells.values()
+    assert (cell.name, cell.kind) == ("gru/gru_cell", "Keras LSTM" if gates == 4 else "Keras GRU")
+    assert cell.unsaid == [] and (cell.input_size, cell.hidden_size, cell.refused) == (I, H, None)
+    assert cell.weights["w" if gates == 4 else "w_c"] == "gru/gru_cell/kernel + gru/gru_cell/recurrent_kernel"
     values = values if bias else [*values, np.zeros(4 * H, dtype)]
     expected = convert.from_keras(values, recurrent_activation="sigmoid")
     x = X.astype(dtype)
-    agrees(found.layer(), expected(x)[0].astype(np.float64), x)
-    assert found.check() <= 8
+    agrees(cell.layer(), expected(x)[0].astype(np.float64), x)
+    assert cell.check() <= 8
     with pytest.raises(ValueError, match="there is no moving average"):
-        found.layer(average=True)
+        cell.layer(average=True)
 
 
 def test_large_cells_of_keras_are_checked_in_part(tmp_path):
     for gates, bias in ((4, (4 * 800,)), (3, (2, 3 * 800))):
-        (found,) = write_cell(tmp_path, gates, gates, bias, cells=800, inputs=600)[0].values()
-        assert found.check() <= 8
+        (cell,) = write_cell(tmp_path, gates, gates, bias, cells=800, inputs=600)[0].values()
+        assert cell.check() <= 8
 
 
 @pytest.mark.parametrize(
@@ -307,21 +307,21 @@ def test_large_cells_of_keras_are_checked_in_part(tmp_path):
     ],
 )
 def test_refused_cells_of_keras(tmp_path, sizes, words):
-    (found,) = write_cell(tmp_path, *sizes)[0].values()
-    assert words in found.refused
+    (cell,) = write_cell(tmp_path, *sizes)[0].values()
+    assert words in cell.refused
 
 
 def test_other_cells_of_keras(tmp_path):
     cells, _ = write_cell(tmp_path, 1, 1, (H,))[:2]
-    (one,) = cells.values()
-    assert (one.kind, one.refused, one.unsaid) == ("Keras SimpleRNN", None, ["activation"])
-    assert one.check(activation="elu").ok
+    (cell,) = cells.values()
+    assert (cell.kind, cell.refused, cell.unsaid) == ("Keras SimpleRNN", None, ["activation"])
+    assert cell.check(activation="elu").ok
 
 
 # ---------------------------------------------------------------------------------------------------------- other files
 def big_endian(folder, name):
     """What a checkpoint consists of, as a big-endian machine writes it: the header, entries and data."""
-    entries = {each.key: each.value for each in Table(File(folder / f"{name}.index")).entries(check=True)}
+    entries = {entry.key: entry.value for entry in Table(File(folder / f"{name}.index")).entries(check=True)}
     shards = [bytearray(path.read_bytes()) for path in sorted(folder.glob(f"{name}.data*"))]
     header, changed = bytes(entries.pop(b"").view) + field(2, 1), {}
     for key, value in entries.items():
@@ -335,7 +335,7 @@ def big_endian(folder, name):
             raw = np.frombuffer(raw, f"u{width}").byteswap().tobytes()
             changed[key] = changed[key][:-4] + tf_files.masked(raw).to_bytes(4, "little")  # the last of the fields
         shards[shard][start : start + size] = raw
-    return header, changed, [bytes(each) for each in shards]
+    return header, changed, [bytes(shard) for shard in shards]
 
 
 @pytest.mark.parametrize("name", ["v2/model.ckpt", "objects/ckpt-1"])
@@ -345,10 +345,10 @@ def test_big_endian(tmp_path, name):
     expected = dict(opened(path).variables)
     header, entries, shards = big_endian(path.parent, path.name)
     other = write_checkpoint(tmp_path / "big", entries, *shards, header=header)
-    found = opened(other).variables
-    assert list(found) == list(expected) and len(expected) > 1
+    variables = opened(other).variables
+    assert list(variables) == list(expected) and len(expected) > 1
     for key, value in expected.items():
-        np.testing.assert_array_equal(found[key], value, strict=True)
+        np.testing.assert_array_equal(variables[key], value, strict=True)
 
 
 def test_old_checkpoints_in_several_files(tmp_path):
@@ -356,23 +356,25 @@ def test_old_checkpoints_in_several_files(tmp_path):
     tf_files.unpack(tmp_path)
     path = tmp_path / "v1" / "model.ckpt"
     expected = dict(opened(path).variables)
-    whole = {each.key: each.value for each in Table(File(path)).entries(check=True)}
+    whole = {entry.key: entry.value for entry in Table(File(path)).entries(check=True)}
     for k in range(2):
         metas, entries = b"", {}
         for j, meta in enumerate(whole[b""].last(1).inside(1)):
             name, slices = meta.texts(1)[0], [*meta.inside(4)]
-            mine = [each for i, each in enumerate(slices) if (i + j) % 2 == k]
-            entries |= {(key := Slice.of(each).key(name)): bytes(whole[key].view) for each in mine}
+            mine = [saved_slice for i, saved_slice in enumerate(slices) if (i + j) % 2 == k]
+            entries |= {(key := Slice.of(saved_slice).key(name)): bytes(whole[key].view) for saved_slice in mine}
             known = field(1, name) + field(2, bytes(meta.last(2).view)) + field(3, meta.integer(3))
-            metas += field(1, known + b"".join(field(4, bytes(each.view)) for each in mine)) if mine else b""
+            metas += (
+                field(1, known + b"".join(field(4, bytes(saved_slice.view)) for saved_slice in mine)) if mine else b""
+            )
         table = tf_files.table({b"": field(1, metas)} | dict(sorted(entries.items())))
         (tmp_path / f"m-{k:05}-of-00002").write_bytes(table)
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "m-?????-of-00002"')
     for name in ("m", "m-?????-of-00002", "m-00001-of-00002", ""):
-        found = opened(tmp_path / name).variables
-        assert {*found} == {*expected} and len(expected) > 5
+        variables = opened(tmp_path / name).variables
+        assert {*variables} == {*expected} and len(expected) > 5
         for key, value in expected.items():
-            np.testing.assert_array_equal(found[key], value, strict=True)
+            np.testing.assert_array_equal(variables[key], value, strict=True)
     (tmp_path / "m-00001-of-00002").unlink()
     with pytest.raises(FileNotFoundError, match="m-00001-of-00002"):
         opened(tmp_path / "m")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -28,20 +28,20 @@ def weights(seed, inputs=I):
 
 
 def consts(*names, wide=()):
-    found = [node(name, "Placeholder") for name in ("x", "zeros", "steps", "lengths", "others")]
-    found += [number(name, value) for name, value in (("zero", 0), ("one", 1), ("two", 2), ("last", -1))]
-    found += [number("swap", [1, 0, 2]), number("keep", [0, 1, 2]), number("turn", [2, 1, 0]), number("first", [0])]
-    found += [number("second", [1])]
+    nodes = [node(name, "Placeholder") for name in ("x", "zeros", "steps", "lengths", "others")]
+    nodes += [number(name, value) for name, value in (("zero", 0), ("one", 1), ("two", 2), ("last", -1))]
+    nodes += [number("swap", [1, 0, 2]), number("keep", [0, 1, 2]), number("turn", [2, 1, 0]), number("first", [0])]
+    nodes += [number("second", [1])]
     for k, name in enumerate(names):
         for role, value in weights(k, 2 * H if name in wide else I).items():
-            found.append(real(f"{name}/{role}", value))
-    return found
+            nodes.append(real(f"{name}/{role}", value))
+    return nodes
 
 
 def block(name, x, of=None):
     """A cell that runs over all steps; its h is output 6."""
-    given = ["steps", x, "zeros", "zeros", f"{of or name}/w", "zeros", "zeros", "zeros", f"{of or name}/b"]
-    return node(f"{name}/block", "BlockLSTM", given, **attributes(forget_bias=0.5, cell_clip=-1.0))
+    names = ["steps", x, "zeros", "zeros", f"{of or name}/w", "zeros", "zeros", "zeros", f"{of or name}/b"]
+    return node(f"{name}/block", "BlockLSTM", names, **attributes(forget_bias=0.5, cell_clip=-1.0))
 
 
 def rows(name, x, lengths="lengths", **dims):
@@ -229,9 +229,9 @@ NETWORKS = {  # nodes; the direction and the input of each cell; the layer that 
 }
 
 
-def said(model):
-    """Direction and input of each cell."""
-    return {name: (each.reverse, each.input_from or each.input or ()) for name, each in model.cells.items()}
+def connections(model):
+    """Return direction and input of each cell."""
+    return {name: (cell.reverse, cell.input_from or cell.input or ()) for name, cell in model.cells.items()}
 
 
 @pytest.mark.parametrize("case", NETWORKS)
@@ -239,7 +239,7 @@ def test_networks(tmp_path, case):
     nodes, expected, whole_layer = NETWORKS[case]
     wide = ["c"] if expected.get("c", ((), ()))[1] in (("a", "b"), ("b", "a")) else []
     model = write(tmp_path, *consts(*expected, wide=wide), *nodes)
-    assert said(model) == expected
+    assert connections(model) == expected
     for name, (reverse, _) in expected.items():
         assert model.cells[name].layer().reverse is bool(reverse)
         assert not model.cells[name].layer(reverse=False).reverse
@@ -249,8 +249,8 @@ def test_networks(tmp_path, case):
         return
 
     def of(name, reverse=False):
-        given = weights([*expected].index(name), 2 * H if name in wide else I)
-        return LSTM(**given, forget_bias=0.5, cell_clip=-1.0, reverse=reverse)
+        arrays = weights([*expected].index(name), 2 * H if name in wide else I)
+        return LSTM(**arrays, forget_bias=0.5, cell_clip=-1.0, reverse=reverse)
 
     layer, same = model.cells.layer(), whole_layer(of)
     assert repr(layer) == repr(same)
@@ -310,13 +310,14 @@ def loop(name, x, *cells, change=None):
             }
         x = f"{cell}_cell:6"
     nodes = []
-    for key, (op, *given) in (lines | (change or {})).items():
+    for key, (op, *operands) in (lines | (change or {})).items():
         if op == "Const":
-            nodes.append(real(f"{name}/{key}", given[0]))
+            nodes.append(real(f"{name}/{key}", operands[0]))
             continue
         more = {"frame_name": field(2, name)} if op == "Enter" else {}
         more |= attributes(forget_bias=0.5, cell_clip=-1.0) if op == "LSTMBlockCell" else {}
-        nodes.append(node(f"{name}/{key}", op, [e[1:] if e[0] == "=" else f"{name}/{e}" for e in given], **more))
+        names = [text[1:] if text[0] == "=" else f"{name}/{text}" for text in operands]
+        nodes.append(node(f"{name}/{key}", op, names, **more))
     return nodes
 
 
@@ -392,20 +393,20 @@ def test_loops(tmp_path, case):
     x, change, first, second = LOOPS[case]
     nodes = loop("1", x, "a", change=change)
     if case == "sliced":
-        k = next(k for k, each in enumerate(nodes) if b"StridedSlice" in each)
+        k = next(k for k, message in enumerate(nodes) if b"StridedSlice" in message)
         nodes[k] = node("1/x", "StridedSlice", ["1/all", "1/from", "1/to", "1/by"], **SHRINK)
-    given = [*consts("a", "b"), ZEROS, rows("turned", "x"), whole("whole", "x"), whole("others_turned", "others")]
-    model = write(tmp_path, *given, *nodes, *loop("2", "1/y", "b"))
-    assert said(model) == {"a": first, "b": second}
+    parts = [*consts("a", "b"), ZEROS, rows("turned", "x"), whole("whole", "x"), whole("others_turned", "others")]
+    model = write(tmp_path, *parts, *nodes, *loop("2", "1/y", "b"))
+    assert connections(model) == {"a": first, "b": second}
 
 
-def written_out(cell, x, given=None, count=T):
-    """Its steps one by one, over a sequence or over what is given for each."""
-    given = given or [f"{cell}/x:{k}" for k in range(count)]
+def written_out(cell, x, step_inputs=None, count=T):
+    """Return the nodes of a cell's steps one by one, over a sequence or over an input for each step."""
+    step_inputs = step_inputs or [f"{cell}/x:{k}" for k in range(count)]
     nodes = [] if x is None else [node(f"{cell}/x", "Unpack", [x], num=field(3, count))]
-    for k, each in enumerate(given):
+    for k, step_input in enumerate(step_inputs):
         states = [f"{cell}_{k - 1}:{output}" if k else "zeros" for output in (1, 6)]
-        inputs = [each, *states, f"{cell}/w", *["zeros"] * 3, f"{cell}/b"]
+        inputs = [step_input, *states, f"{cell}/w", *["zeros"] * 3, f"{cell}/b"]
         nodes.append(node(f"{cell}_{k}", "LSTMBlockCell", inputs, **attributes(forget_bias=0.5, cell_clip=-1.0)))
     return [*nodes, node(f"{cell}/y", "Pack", [f"{cell}_{k}:6" for k in range(count)])]
 
@@ -415,7 +416,7 @@ FORMS = ["one loop", "two loops", "written out", "written out side by side", "bo
 
 @pytest.mark.parametrize("form", FORMS)
 def test_cells_on_top_of_each_other(tmp_path, form):
-    given = [*consts("a", "b"), ZEROS, rows("turned", "x")]
+    parts = [*consts("a", "b"), ZEROS, rows("turned", "x")]
     last = "2/y"
     if form == "one loop":
         nodes, last = loop("1", "turned", "a", "b"), "1/y"
@@ -428,9 +429,9 @@ def test_cells_on_top_of_each_other(tmp_path, form):
         nodes += written_out("b", None, [f"a_{k}:6" for k in range(T)])
     else:
         nodes = [*loop("1", "x", "a"), *loop("2", "turned", "b"), rows("back", "2/y"), beside("y", "1/y", "back")]
-    model = write(tmp_path, *given, *nodes, rows("end", last))
+    model = write(tmp_path, *parts, *nodes, rows("end", last))
     reverse = form != "both directions"
-    assert said(model) == {"a": (reverse, "x"), "b": (True, ("a",) if reverse else "x")}
+    assert connections(model) == {"a": (reverse, "x"), "b": (True, ("a",) if reverse else "x")}
 
     def of(k):
         return LSTM(**weights(k), forget_bias=0.5, cell_clip=-1.0, reverse=reverse)
@@ -444,14 +445,16 @@ def test_cells_on_top_of_each_other(tmp_path, form):
 @pytest.mark.parametrize("loops", [True, False])
 def test_one_cell_in_both_directions(tmp_path, loops):
     """As in a model whose backward direction has the variables of the forward one."""
-    given = [*consts("a"), ZEROS, rows("turned", "x")]
+    parts = [*consts("a"), ZEROS, rows("turned", "x")]
     if loops:
         nodes = [*loop("s/1", "x", "a"), *loop("s/2", "turned", "a")]
     else:
         nodes = [block("s/1", "x", "a"), block("s/2", "turned", "a")]
-    nodes = [each.replace(b"s/2/a_cell", b"s/1/a_call") for each in nodes]  # in one scope, as under control flow v2
-    cells = write(tmp_path, *given, *nodes).cells
-    assert sorted(each.reverse for each in cells.values()) == [False, True]
+    nodes = [
+        message.replace(b"s/2/a_cell", b"s/1/a_call") for message in nodes
+    ]  # in one scope, as under control flow v2
+    cells = write(tmp_path, *parts, *nodes).cells
+    assert sorted(cell.reverse for cell in cells.values()) == [False, True]
     same = Bidirectional(*(LSTM(**weights(0), forget_bias=0.5, cell_clip=-1.0) for _ in range(2)))
     np.testing.assert_array_equal(cells.layer()(X, lengths=LENGTHS)[0], same(X, lengths=LENGTHS)[0])
     if loops:
@@ -462,7 +465,7 @@ def test_cells_of_several_dtypes(tmp_path):
     small = [real(f"a/{role}", value.astype(np.float16)) for role, value in weights(0).items()]
     nodes = [*consts(), *small, *(real(f"b/{role}", value) for role, value in weights(1).items())]
     model = write(tmp_path, *nodes, block("a", "x"), cast("wide", A, "float16", "float32"), block("b", "wide"))
-    assert said(model) == {"a": (False, "x"), "b": (False, ("a",))}
+    assert connections(model) == {"a": (False, "x"), "b": (False, ("a",))}
     with pytest.raises(ValueError, match="of float16 and float32; a layer is of one dtype"):
         model.cells.layer()
 
@@ -470,7 +473,7 @@ def test_cells_of_several_dtypes(tmp_path):
 def test_one_cell_on_top_of_itself(tmp_path):
     """In two scopes it is two cells of one, else it cannot be told apart."""
     model = write(tmp_path, *consts("a"), block("s/1", "x", "a"), block("s/2", "s/1/block:6", "a"))
-    assert said(model) == {"s/1": (False, "x"), "s/2": (False, ("s/1",))}
+    assert connections(model) == {"s/1": (False, "x"), "s/2": (False, ("s/1",))}
     nodes = [block("s/1", "x", "a"), block("s/2", "s/1/block:6", "a").replace(b"s/2/block", b"s/1/clock")]
     cells = write(tmp_path, *consts("a"), *nodes).cells
     assert [*cells] == ["a"] and cells["a"].layer().hidden_size == H
@@ -488,8 +491,8 @@ def test_tensorflow(tmp_path, name):
     count = 1 if name == "whole" else 2
     sides = {side: [f"{side}/cell_{k}/lstm_cell" for k in range(count)] for side in ("fw", "bw")}
     for side, names in sides.items():
-        assert [cells[each].reverse for each in names] == [side == "bw"] * count
-        assert [cells[each].input_from for each in names] == [(), *[(each,) for each in names[:-1]]]
+        assert [cells[name].reverse for name in names] == [side == "bw"] * count
+        assert [cells[name].input_from for name in names] == [(), *[(name,) for name in names[:-1]]]
         assert cells[names[0]].input == "x"
     assert cells["top/cell_0/lstm_cell"].input_from == (sides["fw"][-1], sides["bw"][-1])
     assert cells["top/cell_1/gru_cell"].input_from == ("top/cell_0/lstm_cell",)
@@ -502,47 +505,49 @@ def test_tensorflow(tmp_path, name):
 # ------------------------------------------------------------------------------------------------- damaged and made up
 def test_entangled_graphs_end(tmp_path):
     """Long ways, joins of joins, circles, loops of other nodes behind each other: quick, and without recursion."""
-    chain = [swapped(f"s{k}", f"s{k + 1}") for k in range(5000)] + [block("a", "s0")]
-    assert said(write(tmp_path, *consts("a"), node("s5000", "Placeholder"), *chain)) == {"a": (None, ())}
+    swaps = [swapped(f"s{k}", f"s{k + 1}") for k in range(5000)] + [block("a", "s0")]
+    assert connections(write(tmp_path, *consts("a"), node("s5000", "Placeholder"), *swaps)) == {"a": (None, ())}
     joins = [beside(f"j{k}", f"j{k + 1}", f"j{k + 1}") for k in range(30)]
     joins += [
         block("a", "j0"),
         node("j30", "Identity", ["x"]),
     ]
-    assert said(write(tmp_path, *consts("a"), *joins)) == {"a": (None, ())}
+    assert connections(write(tmp_path, *consts("a"), *joins)) == {"a": (None, ())}
     circle = [swapped("s", "t"), swapped("t", "s"), block("a", "s")]
-    assert said(write(tmp_path, *consts("a"), *circle)) == {"a": (None, ())}
-    loops = [each for k in range(200) for each in loop(f"l{k}", f"l{k - 1}/y" if k else "x", "a", change=DROPPED | {
-        "y_t": ("Mul", "a_x", "mask"), "a_cell": ("Identity", "x")})]  # fmt: skip
-    assert said(write(tmp_path, *consts("a"), ZEROS, *loops, block("a", "l199/y"))) == {"a": (None, ())}
+    assert connections(write(tmp_path, *consts("a"), *circle)) == {"a": (None, ())}
+    change = DROPPED | {"y_t": ("Mul", "a_x", "mask"), "a_cell": ("Identity", "x")}
+    loops = chain.from_iterable(loop(f"l{k}", f"l{k - 1}/y" if k else "x", "a", change=change) for k in range(200))
+    assert connections(write(tmp_path, *consts("a"), ZEROS, *loops, block("a", "l199/y"))) == {"a": (None, ())}
     cells = [f"c{k}" for k in range(300)]
     below = ["x", *(f"{name}/block:6" for name in cells)]
     stack = [block(name, x) for name, x in zip(cells, below, strict=False)]
     model = write(tmp_path, *consts(*cells), *stack[::-1])
     assert [*model.cells] == cells and len(model.cells.layer().layers) == 300
-    steps = [each for cell, x in (("a", "x"), ("b", "a/y"), ("c", "b/y")) for each in written_out(cell, x, count=500)]
+    steps = [
+        message for cell, x in (("a", "x"), ("b", "a/y"), ("c", "b/y")) for message in written_out(cell, x, count=500)
+    ]
     model = write(tmp_path, *consts("a", "b", "c"), *steps)
-    assert said(model) == {"a": (False, "x"), "b": (False, ("a",)), "c": (False, ("b",))}
+    assert connections(model) == {"a": (False, "x"), "b": (False, ("a",)), "c": (False, ("b",))}
     itself = function("f", ["x"], ["g:0:0"], node("g", "PartitionedCall", ["x"], f=called("f")))
     call = [node("y", "PartitionedCall", ["x"], f=called("f")), block("a", "y")]
-    assert said(write(tmp_path, *consts("a"), *call, more=library(itself))) == {"a": (None, ())}
+    assert connections(write(tmp_path, *consts("a"), *call, more=library(itself))) == {"a": (None, ())}
 
 
 def test_functions_that_nothing_runs(tmp_path):
     """Keras stores each layer's function once more: those tell no direction."""
     inside = [real(f"a/{role}", value) for role, value in weights(0).items()]
-    given, zeros = ["x", "zeros", "steps"], ["zeros", "zeros"]
+    names, zeros = ["x", "zeros", "steps"], ["zeros", "zeros"]
 
     def inner(x):
         return node("a/block", "BlockLSTM", ["steps", x, *zeros, "a/w:output:0", *zeros, "zeros", "a/b:output:0"])
 
     turned = [number("axis", [0]), node("t", "ReverseV2", ["x", "axis:output:0"])]
     bodies = [
-        function("forward", given, ["x"], *inside, inner("x")),
-        function("backward", given, ["x"], *inside, *turned, inner("t:output:0")),
+        function("forward", names, ["x"], *inside, inner("x")),
+        function("backward", names, ["x"], *inside, *turned, inner("t:output:0")),
     ]
-    call = node("call", "PartitionedCall", given, f=called("backward"))
-    assert said(write(tmp_path, *consts(), call, more=library(*bodies))) == {"a": (True, "x")}
+    call = node("call", "PartitionedCall", names, f=called("backward"))
+    assert connections(write(tmp_path, *consts(), call, more=library(*bodies))) == {"a": (True, "x")}
 
 
 WRITTEN = {  # the order in which steps read x, and in which their h are put together
@@ -626,8 +631,8 @@ def of_loops(change=None, exits=False):
 def of_functions(name, x, cell):
     """A direction as a loop of TensorFlow 2's, in a function of its own as Keras has it; its output 2 is the last h."""
     arguments = ["t", "steps", "cs", "h", "array", "w", "b"]
-    given = ["step:item:0", "cs", "h", "w", *["h"] * 3, "b"]
-    step = node("cell", "LSTMBlockCell", given, **attributes(forget_bias=0.5, cell_clip=-1.0))
+    names = ["step:item:0", "cs", "h", "w", *["h"] * 3, "b"]
+    step = node("cell", "LSTMBlockCell", names, **attributes(forget_bias=0.5, cell_clip=-1.0))
     returned = ["more:z:0", "steps", "cell:cs:0", "cell:h:0", "array", "w", "b"]
     body = function(
         f"{name}_body",
@@ -702,19 +707,20 @@ def test_last_outputs_of_both_directions(tmp_path, form, tail):
     (nodes, *ends), (tail_nodes, reason) = LASTS[form], TAILS[tail]
     functions = []
     if nodes is None:
-        (one, first), (other, second) = of_functions("forward", "x", "a"), of_functions("backward", "turned", "b")
-        nodes, functions = [one, other], [*first, *second]
+        forward, forward_functions = of_functions("forward", "x", "a")
+        backward, backward_functions = of_functions("backward", "turned", "b")
+        nodes, functions = [forward, backward], [*forward_functions, *backward_functions]
     last = [node(name, "Identity", [end]) for name, end in zip((F, R), ends, strict=True)]
-    given = [*consts("a", "b"), ZEROS, *LAST_STEP, whole("others_turned", "others")]
+    parts = [*consts("a", "b"), ZEROS, *LAST_STEP, whole("others_turned", "others")]
     if nodes[: len(BI)] != BI:
-        given.append(rows("turned", "x") if "lengths" in form else whole("turned", "x"))
-    model = write(tmp_path, *given, *nodes, *last, *tail_nodes, more=library(*functions))
+        parts.append(rows("turned", "x") if "lengths" in form else whole("turned", "x"))
+    model = write(tmp_path, *parts, *nodes, *last, *tail_nodes, more=library(*functions))
     check_both(model, reason)
 
 
 def check_both(model, reason):
     """Check that the cells a and b are a Bidirectional, or are none for a reason."""
-    assert said(model) == {"a": (False, "x"), "b": (True, "x")}
+    assert connections(model) == {"a": (False, "x"), "b": (True, "x")}
     if reason is not None:
         with pytest.raises(ValueError, match=reason):
             model.cells.layer()
@@ -752,7 +758,7 @@ def test_commands(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "its input is x, reversed" in out and "its input is a, b\n" in out and "Together they are one layer." in out
     assert main(["inspect", path, "--json"]) == 0
-    cells = {each["cell"]: each for each in json.loads(capsys.readouterr().out)["cells"]}
+    cells = {cell["cell"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
     assert [cells[name]["reverse"] for name in "abc"] == [False, True, False]
     assert (cells["b"]["input"], cells["c"]["input"], cells["c"]["input_from"]) == ("x", None, ["a", "b"])
     layer = opened(path).cells.layer()
@@ -770,7 +776,7 @@ def test_a_network_as_onnx(tmp_path):
     path, out = tmp_path / "graph.pb", tmp_path / "all.onnx"
     assert main(["extract", str(path), str(out)]) == 0
     session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-    given = {each.name: np.zeros((B, H), np.float32) for each in session.get_inputs()}
-    y = session.run(["y"], given | {"x": X, "lengths": LENGTHS})[0]
+    feeds = {argument.name: np.zeros((B, H), np.float32) for argument in session.get_inputs()}
+    y = session.run(["y"], feeds | {"x": X, "lengths": LENGTHS})[0]
     expected, _ = opened(path).cells.layer()(X, lengths=LENGTHS)
     assert formulas.error_in_eps(y, expected.astype(np.float64), float(np.finfo("f4").eps)) <= 16

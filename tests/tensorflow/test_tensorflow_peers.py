@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tf_peers import CASES, SEED, B, T, control_flow, frozen, looped, unrolled
+from tf_peers import CASES, SEED, B, T, control_flow, find_cell, frozen, looped, save_model, unrolled
 
 from blockcell.formulas import error_in_eps
 from blockcell.tensorflow import open as opened
@@ -53,16 +53,16 @@ class Cell:
         size = max(2, shape[0] ** 0.5) if len(shape) == 2 else 2
         values = (g.standard_normal(shape) / size).astype(np.float32)
         if parts == 1:
-            made = v1.get_variable(name, initializer=self.tf.cast(values, stored), use_resource=bool(g.integers(2)))
-            return self.tf.cast(made, self.dtype)
+            variable = v1.get_variable(name, initializer=self.tf.cast(values, stored), use_resource=bool(g.integers(2)))
+            return self.tf.cast(variable, self.dtype)
 
         def initializer(shape, dtype, partition_info):
             first = partition_info.var_offset[0]
             return self.tf.cast(values[first : first + shape[0]], dtype)
 
         partitioner = v1.fixed_size_partitioner(parts)
-        made = v1.get_variable(name, shape, self.dtype, initializer, partitioner=partitioner, use_resource=False)
-        return self.tf.convert_to_tensor(made)
+        variable = v1.get_variable(name, shape, self.dtype, initializer, partitioner=partitioner, use_resource=False)
+        return self.tf.convert_to_tensor(variable)
 
     def __call__(self, x, *state):
         tf, w = self.tf, self.weights
@@ -72,15 +72,15 @@ class Cell:
                 zeros = tf.zeros((self.H,), self.dtype)
                 diagonals = {f"wc{gate}": w.get(f"w_{gate}_diag", zeros) for gate in "ifo"}
                 options = {"forget_bias": self.forget, "cell_clip": self.clip, "use_peephole": self.peephole}
-                made = tf.raw_ops.LSTMBlockCell(
+                outputs = tf.raw_ops.LSTMBlockCell(
                     x=x, cs_prev=cs, h_prev=h, w=w["kernel"], b=w["bias"], **diagonals, **options
                 )
-                return made.cs, made.h
+                return outputs.cs, outputs.h
             if self.kind == "GRUBlockCell":
                 names = {"w_ru": "gates/kernel", "w_c": "candidate/kernel", "b_ru": "gates/bias",
                          "b_c": "candidate/bias"}  # fmt: skip
-                given = {role: w[name] for role, name in names.items()}
-                return (tf.raw_ops.GRUBlockCell(x=x, h_prev=state[0], **given).h,)
+                weights = {role: w[name] for role, name in names.items()}
+                return (tf.raw_ops.GRUBlockCell(x=x, h_prev=state[0], **weights).h,)
             return self._lstm(x, *state) if self.kind == "LSTMCell" else (self._gru(x, *state),)
 
     def _lstm(self, x, cs, h):
@@ -137,7 +137,7 @@ class Network:
             kind = str(g.choice(["forward", "backward", "both"]))
             fw = self.directed(f"layer_{k}/fw", x, below, False) if kind != "backward" else None
             bw = self.directed(f"layer_{k}/bw", x, below, True, fw) if kind != "forward" else None
-            parts = [each for each in (fw, bw) if each is not None]
+            parts = [direction for direction in (fw, bw) if direction is not None]
             if len(parts) == 2 and g.integers(10) == 0:
                 parts, self.whole = parts[::-1], False
             x = tf.concat([y for y, _ in parts], 2) if len(parts) == 2 else parts[0][0]
@@ -172,31 +172,21 @@ class Network:
                 return tf.compat.v1.nn.dynamic_rnn(steps, x, **options)[0]
         states, axis = steps.zero_state(B, self.dtype), int(batch_first)
         if way == "unrolled":
-            found = []
-            for each in tf.unstack(x, axis=axis):
-                y, states = steps(each, states)
-                found.append(y)
-            return tf.stack(found, axis)
+            outputs = []
+            for row in tf.unstack(x, axis=axis):
+                y, states = steps(row, states)
+                outputs.append(y)
+            return tf.stack(outputs, axis)
         array = tf.TensorArray(self.dtype, T).unstack(tf.transpose(x, [1, 0, 2]) if batch_first else x)
         y = tf.TensorArray(self.dtype, T)
 
         def body(t, y, states):
-            each = array.read(t) if way == "array" else x[:, t] if batch_first else x[t]
-            result, states = steps(each, states)
+            row = array.read(t) if way == "array" else x[:, t] if batch_first else x[t]
+            result, states = steps(row, states)
             return t + 1, y.write(t, result), states
 
         y = tf.compat.v1.while_loop(lambda t, *_: t < T, body, (0, y, states))[1].stack()
         return tf.transpose(y, [1, 0, 2]) if batch_first else y
-
-
-def stored(tf, session, saved, inputs, outputs, folder):
-    v1 = tf.compat.v1
-    if saved == "checkpoint":
-        return Path(v1.train.Saver(sharded=len(outputs) % 2 == 0).save(session, str(folder / "model.ckpt")))
-    if saved == "frozen":
-        return frozen(tf, session, [*outputs], folder)
-    v1.saved_model.simple_save(session, str(folder / "saved"), inputs, outputs)
-    return folder / "saved"
 
 
 @pytest.mark.parametrize("case", range(CASES))
@@ -219,24 +209,24 @@ def test_random_graphs(tf, case, tmp_path):
             cells.append(cell)
             outputs.append(tf.identity(y, f"y{k}"))
         session.run(v1.global_variables_initializer())
-        given = g.standard_normal((T, B, first)).astype(dtype)
-        expected = session.run(outputs, {x: given})
-        path = stored(tf, session, saved, {"x": x}, {f"y{k}": each for k, each in enumerate(outputs)}, tmp_path)
-    found = opened(path).cells
-    print(found, [cell.kind for cell in cells], saved, version)
-    assert len(found) == layers
-    value = given
+        x_values = g.standard_normal((T, B, first)).astype(dtype)
+        expected = session.run(outputs, {x: x_values})
+        path = save_model(tf, session, saved, {"x": x}, {f"y{k}": output for k, output in enumerate(outputs)}, tmp_path)
+    found_cells = opened(path).cells
+    print(found_cells, [cell.kind for cell in cells], saved, version)
+    assert len(found_cells) == layers
+    value = x_values
     for cell, result in zip(cells, expected, strict=True):
-        (one,) = (each for each in found.values() if any(cell.scope in name for name in each.weights.values()))
-        assert one.refused is None and (one.input_size, one.hidden_size) == (cell.I, cell.H)
+        found_cell = find_cell(found_cells, cell.scope)
+        assert found_cell.refused is None and (found_cell.input_size, found_cell.hidden_size) == (cell.I, cell.H)
         if "Block" in cell.kind:
-            assert one.kind == cell.kind
+            assert found_cell.kind == cell.kind
         if cell.states == 2:
             clip = cell.clip if cell.clip > 0 or "Block" in cell.kind else 0
-            said = {"forget_bias": cell.forget, "cell_clip": clip, "use_peephole": cell.peephole}
-            assert one.attributes == said | {"gate_order": "icfo"}
-        assert one.check().ok
-        y, _ = one.layer()(value)
+            attributes = {"forget_bias": cell.forget, "cell_clip": clip, "use_peephole": cell.peephole}
+            assert found_cell.attributes == attributes | {"gate_order": "icfo"}
+        assert found_cell.check().ok
+        y, _ = found_cell.layer()(value)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         value = result
 
@@ -255,28 +245,26 @@ def test_random_networks(tf, case, tmp_path):
         network = Network(tf, g, "float32", x, lengths)
         y = tf.identity(network.y, "y")
         session.run(v1.global_variables_initializer())
-        given = {x: g.standard_normal((T, B, inputs)).astype("float32")}
+        feeds = {x: g.standard_normal((T, B, inputs)).astype("float32")}
         if lengths is not None:
-            given[lengths] = g.integers(1, T + 1, B)
-        expected = session.run(y, given)
-        path = stored(tf, session, saved, {"x": x} | ({} if lengths is None else {"n": lengths}), {"y": y}, tmp_path)
-    found = opened(path).cells
-    print(found, saved, version)
-    assert len(found) == len(network.cells)
-
-    def of(cell):
-        (one,) = (each for each in found.values() if any(f"{cell.scope}/" in name for name in each.weights.values()))
-        return one
+            feeds[lengths] = g.integers(1, T + 1, B)
+        expected = session.run(y, feeds)
+        fed = {"x": x} if lengths is None else {"x": x, "n": lengths}
+        path = save_model(tf, session, saved, fed, {"y": y}, tmp_path)
+    cells = opened(path).cells
+    print(cells, saved, version)
+    assert len(cells) == len(network.cells)
 
     for cell, reverse, below in network.cells:
-        assert of(cell).reverse is reverse, cell.scope
+        found_cell = find_cell(cells, cell.scope)
+        assert found_cell.reverse is reverse, cell.scope
         if network.whole:
-            assert of(cell).input_from == tuple(of(each).name for each in below), cell.scope
+            assert found_cell.input_from == tuple(find_cell(cells, lower.scope).name for lower in below), cell.scope
     if not network.whole:
         with pytest.raises(ValueError, match=r"belong to|read the same|several cells|side by side|before that of"):
-            found.layer()
+            cells.layer()
         return
-    result, _ = found.layer()(given[x], lengths=None if lengths is None else given[lengths])
+    result, _ = cells.layer()(feeds[x], lengths=None if lengths is None else feeds[lengths])
     assert error_in_eps(result, expected.astype(np.float64), float(np.finfo("float32").eps)) <= 16
 
 
@@ -341,7 +329,9 @@ def train(tf, g, session):
         update = average.apply(variables)
     named = {variable.name for variable in variables}
     session.run(v1.variables_initializer(variables))
-    session.run(v1.variables_initializer([each for each in v1.global_variables() if each.name not in named]))
+    session.run(
+        v1.variables_initializer([variable for variable in v1.global_variables() if variable.name not in named])
+    )
     session.run(update)
 
 
@@ -365,31 +355,33 @@ def test_names_and_files(tf, case, tmp_path):
             results.append(tf.identity(y, f"y{k}"))
         trained = not form.startswith("frozen") and bool(g.integers(2))
         train(tf, g, session) if trained else session.run(v1.global_variables_initializer())
-        given = g.standard_normal((T, B, int(x.shape[-1]))).astype(dtype)
-        expected = session.run(results, {x: given})
+        x_values = g.standard_normal((T, B, int(x.shape[-1]))).astype(dtype)
+        expected = session.run(results, {x: x_values})
         path = saved_as(tf, g, form, session, x, results, tmp_path)
-        variables = {each.op.name: session.run(each) for each in v1.global_variables()}
+        variables = {variable.op.name: session.run(variable) for variable in v1.global_variables()}
     model = opened(path)
     print(model.cells, [(cell.kind, cell.scope) for cell in cells], form, version, trained)
     assert len(model.cells) == len(cells)
-    value = given
+    value = x_values
     for cell, result in zip(cells, expected, strict=True):
-        one = model.cells[cell.scope]
-        assert one.refused is None and (one.input_size, one.hidden_size) == (cell.I, cell.H)
+        found_cell = model.cells[cell.scope]
+        assert found_cell.refused is None and (found_cell.input_size, found_cell.hidden_size) == (cell.I, cell.H)
         more = {}
         if form == "bare":
             more = {"forget_bias": cell.forget, "cell_clip": max(cell.clip, 0)} if cell.states == 2 else {}
-            assert one.unsaid == [*more]
-        assert one.check(**more).ok
-        y, _ = one.layer(**more)(value)
+            assert found_cell.unsaid == [*more]
+        assert found_cell.check(**more).ok
+        y, _ = found_cell.layer(**more)(value)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         if trained and form != "other names":
-            shadow = one.layer(average=True, **more).weights
-            for role, name in one.weights.items():
+            shadow = found_cell.layer(average=True, **more).weights
+            for role, name in found_cell.weights.items():
                 names = [
-                    each for each in variables if re.fullmatch(rf"{name}(/part_\d+)?/ExponentialMovingAverage", each)
+                    variable
+                    for variable in variables
+                    if re.fullmatch(rf"{name}(/part_\d+)?/ExponentialMovingAverage", variable)
                 ]
-                whole = np.concatenate([variables[each] for each in sorted(names)])
+                whole = np.concatenate([variables[name] for name in sorted(names)])
                 np.testing.assert_array_equal(shadow[role], whole.astype(dtype))
         value = result
 
@@ -399,26 +391,22 @@ class Object(Cell):
 
     def _variable(self, name, shape):
         values = (self.g.standard_normal(shape) / 2).astype(self.dtype)
-        called = str(self.g.choice([name, name.rpartition("/")[2], "Variable"]))
-        if not hasattr(self, "made"):
-            self.made = {}
-        made = self.made[name.removeprefix(f"{self.scope}/")] = self.tf.Variable(values, name=called)
-        return made
+        return self.tf.Variable(values, name=str(self.g.choice([name, name.rpartition("/")[2], "Variable"])))
 
 
 def module_of(tf, cells):
     """A module with all cells, by their names there, and one that computes them one behind the other."""
 
     class Held(tf.Module):
-        def __init__(self, made):
+        def __init__(self, variables):
             super().__init__()
-            for name, variable in made.items():
+            for name, variable in variables.items():
                 setattr(self, name.replace("/", "_"), variable)
 
     class Model(tf.Module):
         def __init__(self):
             super().__init__()
-            self.held = [Held(cell.made) for cell in cells]
+            self.held = [Held(cell.weights) for cell in cells]
 
         def __call__(self, x):
             results = []
@@ -436,13 +424,13 @@ def test_saved_models_of_objects(tf, case, tmp_path):
     g = np.random.default_rng([SEED, case, 2])
     print(f"seed {SEED}, case {case}")
     dtype, cells, inputs = str(g.choice(["float32", "float32", "float16"])), [], int(g.integers(1, 9))
-    given = g.standard_normal((T, B, inputs)).astype(dtype)
+    x_values = g.standard_normal((T, B, inputs)).astype(dtype)
     for k in range(int(g.integers(1, 4))):
         cells.append(Object(tf, g, f"cell_{k}/lstm_cell", cells[-1].H if cells else inputs, dtype))
         cells[-1].loop = unrolled if g.integers(2) else looped
     model = module_of(tf, cells)
     call = tf.function(model.__call__, input_signature=[tf.TensorSpec((T, B, inputs), dtype)])
-    expected = [result.numpy() for result in call(tf.constant(given))]
+    expected = [result.numpy() for result in call(tf.constant(x_values))]
     signature = bool(g.integers(2))
     if signature:
         named = tf.function(lambda x: {"y": call(x)[-1]}, input_signature=[tf.TensorSpec((T, B, inputs), dtype)])
@@ -450,21 +438,21 @@ def test_saved_models_of_objects(tf, case, tmp_path):
     else:
         model.run = call
         tf.saved_model.save(model, str(tmp_path / "saved"))
-    found = opened(tmp_path / "saved")
-    print(found, [(cell.kind, cell.scope) for cell in cells], signature)
-    left = {*found.cells}
-    value = given
+    read_model = opened(tmp_path / "saved")
+    print(read_model, [(cell.kind, cell.scope) for cell in cells], signature)
+    left = {*read_model.cells}
+    value = x_values
     for cell, result in zip(cells, expected, strict=True):
-        values = {name: variable.numpy() for name, variable in cell.made.items()}
+        values = {name: variable.numpy() for name, variable in cell.weights.items()}
         kernel = values["kernel" if cell.states == 2 else "candidate/kernel"]
         role = "w" if cell.states == 2 else "w_c"
-        layers = {name: found.cells[name].layer() for name in left}
+        layers = {name: read_model.cells[name].layer() for name in left}
         (name,) = (name for name, layer in layers.items() if np.array_equal(layer.weights.get(role), kernel))
         left.remove(name)
-        one = found.cells[name]
-        assert (one.input_size, one.hidden_size) == (cell.I, cell.H)
-        assert one.check().ok
-        y, _ = one.layer()(value)
+        found_cell = read_model.cells[name]
+        assert (found_cell.input_size, found_cell.hidden_size) == (cell.I, cell.H)
+        assert found_cell.check().ok
+        y, _ = found_cell.layer()(value)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(dtype).eps)) <= 8
         value = result
     assert not left
@@ -481,8 +469,8 @@ def test_checkpoints_of_keras(tf, case, tmp_path):
         more = (
             {"use_bias": bool(g.integers(2))} if (lstm := bool(g.integers(2))) else {"reset_after": bool(g.integers(2))}
         )
-        made = (keras.layers.LSTM if lstm else keras.layers.GRU)(int(g.integers(1, 20)), return_sequences=True, **more)
-        layers.append(made)
+        layer = (keras.layers.LSTM if lstm else keras.layers.GRU)(int(g.integers(1, 20)), return_sequences=True, **more)
+        layers.append(layer)
     model = keras.Sequential([keras.layers.Input((T, inputs)), *layers])
     for weight in model.trainable_variables:
         weight.assign((g.standard_normal(weight.shape) / 2).astype(np.float32))
@@ -494,10 +482,10 @@ def test_checkpoints_of_keras(tf, case, tmp_path):
     cells = opened(path).cells
     print(cells)
     assert len(cells) == len(layers)
-    for each in layers:
-        (one,) = (found for found in cells.values() if f"/{each.name}/" in f"/{found.name}/")
-        result = np.asarray(each(x))
-        assert one.check().ok
-        y, _ = one.layer()(x, batch_first=True)
+    for layer in layers:
+        (cell,) = (cell for cell in cells.values() if f"/{layer.name}/" in f"/{cell.name}/")
+        result = np.asarray(layer(x))
+        assert cell.check().ok
+        y, _ = cell.layer()(x, batch_first=True)
         assert error_in_eps(y, result.astype(np.float64), float(np.finfo(np.float32).eps)) <= 8
         x = result

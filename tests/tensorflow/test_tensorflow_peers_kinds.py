@@ -10,7 +10,21 @@ import re
 
 import numpy as np
 import pytest
-from tf_peers import BAD, CASES, DRAWN, GOOD, SEED, B, Cell, T, control_flow, frozen, looped, unrolled
+from tf_peers import (
+    BAD,
+    CASES,
+    DRAWN,
+    GOOD,
+    SEED,
+    B,
+    Cell,
+    T,
+    control_flow,
+    find_cell,
+    looped,
+    save_model,
+    unrolled,
+)
 
 from blockcell.formulas import error_in_eps
 from blockcell.tensorflow import open as opened
@@ -49,45 +63,34 @@ def run(tf, g, kinds, folder):
             y = tf.reshape(tf.sigmoid(gate) * tf.tanh(value), (T, B, 2))
         last = tf.identity(y, "last")
         session.run(v1.global_variables_initializer())
-        given = g.standard_normal((T, B, first)).astype(np.float32)
-        pairs = session.run([*zip(inputs, outputs, strict=True)], {x: given})
-        if saved == "checkpoint":
-            path = v1.train.Saver().save(session, str(folder / "model.ckpt"))
-        elif saved == "frozen":
-            path = frozen(tf, session, ["last"], folder)
-        else:
-            path = folder / "saved"
-            v1.saved_model.simple_save(session, str(path), {"x": x}, {"y": last})
+        x_values = g.standard_normal((T, B, first)).astype(np.float32)
+        pairs = session.run([*zip(inputs, outputs, strict=True)], {x: x_values})
+        path = save_model(tf, session, saved, {"x": x}, {"last": last}, folder)
         nodes = {node.name for node in session.graph.as_graph_def().node}
-    found = opened(path).cells
-    print(kinds, found)
-    assert len(found) == len(cells)
-    return [(cell, one_of(found, cell.scope), *pair) for cell, pair in zip(cells, pairs, strict=True)], nodes
-
-
-def one_of(found, scope):
-    (one,) = (each for each in found.values() if any(f"{scope}/" in name for name in each.weights.values()))
-    return one
+    found_cells = opened(path).cells
+    print(kinds, found_cells)
+    assert len(found_cells) == len(cells)
+    return [(cell, find_cell(found_cells, cell.scope), *pair) for cell, pair in zip(cells, pairs, strict=True)], nodes
 
 
 def attributes_of(cell):
     """What is said of a cell that draws it."""
-    found = dict(cell.attributes)
+    attributes = dict(cell.attributes)
     if cell.states == 2:
-        found |= {"forget_bias": cell.forget, "cell_clip": cell.clip, "use_peephole": cell.peephole}
-        found |= {"coupled": True} if cell.kind == "coupled_lstm" else {"gate_order": "icfo"}
+        attributes |= {"forget_bias": cell.forget, "cell_clip": cell.clip, "use_peephole": cell.peephole}
+        attributes |= {"coupled": True} if cell.kind == "coupled_lstm" else {"gate_order": "icfo"}
     if cell.kind == "projected":
-        found["proj_clip"] = cell.proj_clip
-    return found
+        attributes["proj_clip"] = cell.proj_clip
+    return attributes
 
 
 def check_state(cell, one):
     """What a cell begins with; the state for its layer."""
     known = {name: rows for name, rows, _ in cell.begins if rows is not None}
-    given = {name: rows for name, rows in (one.initial_state or {}).items() if rows is not None}
-    assert given.keys() == known.keys() and (one.state_from is not None) == bool(cell.begins)
+    states = {name: rows for name, rows in (one.initial_state or {}).items() if rows is not None}
+    assert states.keys() == known.keys() and (one.state_from is not None) == bool(cell.begins)
     for name, rows in known.items():
-        np.testing.assert_array_equal(given[name], rows)
+        np.testing.assert_array_equal(states[name], rows)
     names = ("cs", "h")[-cell.states :]
     return dict.fromkeys(names) | {name: np.repeat(rows, B // len(rows), 0) for name, _, rows in cell.begins}
 
@@ -97,21 +100,25 @@ def test_random_kinds(tf, case, tmp_path):
     g = np.random.default_rng([SEED, case, 10])
     print(f"seed {SEED}, case {case}")
     kinds = [str(kind) for kind in g.choice([*GOOD, *DRAWN], int(g.integers(1, 4)))]
-    for cell, one, x, y in run(tf, g, kinds, tmp_path)[0]:
-        assert one.refused is None and (one.input_size, one.hidden_size, one.output_size) == (
+    for cell, found_cell, x, y in run(tf, g, kinds, tmp_path)[0]:
+        assert found_cell.refused is None and (
+            found_cell.input_size,
+            found_cell.hidden_size,
+            found_cell.output_size,
+        ) == (
             cell.I,
             cell.units,
             cell.H,
         )
-        assert GOOD[cell.kind] in one.kind
+        assert GOOD[cell.kind] in found_cell.kind
         if cell.kind in DRAWN:
-            assert one.attributes == attributes_of(cell)
+            assert found_cell.attributes == attributes_of(cell)
         else:
-            assert one.attributes.get("reset_after", False) == (cell.kind in ("cudnn_gru", "keras_gru_after"))
+            assert found_cell.attributes.get("reset_after", False) == (cell.kind in ("cudnn_gru", "keras_gru_after"))
             bias = {"other_lstm": 0.5, "coupled": 1, "projection": 1}
-            assert one.attributes.get("forget_bias", 0) == bias.get(cell.kind, 0)
-        assert one.check().ok
-        result, _ = one.layer()(x, check_state(cell, one))
+            assert found_cell.attributes.get("forget_bias", 0) == bias.get(cell.kind, 0)
+        assert found_cell.check().ok
+        result, _ = found_cell.layer()(x, check_state(cell, found_cell))
         assert error_in_eps(result, y.astype(np.float64), EPS) <= 16
 
 
@@ -120,9 +127,9 @@ def test_random_refused(tf, case, tmp_path):
     g = np.random.default_rng([SEED, case, 11])
     print(f"seed {SEED}, case {case}")
     kinds = [str(kind) for kind in g.choice([*BAD], int(g.integers(1, 3)))]
-    for cell, one, *_ in run(tf, g, kinds, tmp_path)[0]:
-        assert one.refused is not None and re.search(BAD[cell.kind], one.refused), cell.kind
-        assert "'" in one.refused  # the node
+    for cell, found_cell, *_ in run(tf, g, kinds, tmp_path)[0]:
+        assert found_cell.refused is not None and re.search(BAD[cell.kind], found_cell.refused), cell.kind
+        assert "'" in found_cell.refused  # the node
 
 
 KERAS = ["tanh", "sigmoid", "relu", "leaky_relu", "elu", "selu", "softplus", "softsign", "exponential", "hard_sigmoid",
@@ -146,9 +153,9 @@ def keras_layer(keras, g):
             options["recurrent_activation"] = str(g.choice(["sigmoid", "hard_sigmoid", "softsign", "relu", "linear"]))
     if kind == "GRU":
         options["reset_after"] = bool(g.integers(2))
-    made = getattr(layers, kind)(size, **options)
+    layer = getattr(layers, kind)(size, **options)
     both = not g.integers(3)
-    return (layers.Bidirectional(made) if both else made), 1 + both, not other
+    return (layers.Bidirectional(layer) if both else layer), 1 + both, not other
 
 
 @pytest.mark.parametrize("case", range(CASES // 4))
@@ -159,16 +166,16 @@ def test_random_models_of_keras(tf, case, tmp_path):
     g = np.random.default_rng([SEED, case, 12])
     print(f"seed {SEED}, case {case}")
     first, masked = int(g.integers(1, 9)), not g.integers(4)
-    given = y = keras.Input((T, first), batch_size=B if g.integers(2) else None)
+    x_input = y = keras.Input((T, first), batch_size=B if g.integers(2) else None)
     if masked:
         y = keras.layers.Masking()(y)
     count, understood = 0, []
     for _ in range(int(g.integers(1, 4))):
         layer, cells, fits = keras_layer(keras, g)
         y, count, understood = layer(y), count + cells, [*understood, *[fits] * cells]
-    model = keras.Model(given, y)
-    weights = [g.uniform(-1, 1, each.shape) / len(each) ** 0.5 for each in model.get_weights()]
-    model.set_weights([each.astype(np.float32) for each in weights])
+    model = keras.Model(x_input, y)
+    weights = [g.uniform(-1, 1, array.shape) / len(array) ** 0.5 for array in model.get_weights()]
+    model.set_weights([array.astype(np.float32) for array in weights])
     x = g.standard_normal((B, T, first)).astype(np.float32)
     saved = str(g.choice(["export", "frozen"]))
     path = tmp_path / "saved"
@@ -179,14 +186,14 @@ def test_random_models_of_keras(tf, case, tmp_path):
         constants = convert_variables_to_constants_v2(call.get_concrete_function(), lower_control_flow=bool(case % 2))
         path = tmp_path / "frozen.pb"
         path.write_bytes(constants.graph.as_graph_def().SerializeToString())
-    found = opened(path).cells
-    print(found, understood, saved, masked)
-    assert sorted(one.refused is None for one in found.values()) == sorted(understood)
-    for one in found.values():
-        assert one.refused is None or "the node '" in one.refused
-        assert one.refused is not None or one.check().ok
+    found_cells = opened(path).cells
+    print(found_cells, understood, saved, masked)
+    assert sorted(cell.refused is None for cell in found_cells.values()) == sorted(understood)
+    for cell in found_cells.values():
+        assert cell.refused is None or "the node '" in cell.refused
+        assert cell.refused is not None or cell.check().ok
     if all(understood) and not masked:
-        result, _ = found.layer()(x, batch_first=True)
+        result, _ = found_cells.layer()(x, batch_first=True)
         exact = model(x).numpy().astype(np.float64)
         scale = max(float(np.abs(exact).max()), 0.125)  # sums of larger numbers may cancel
         assert np.abs(result - exact).max() <= 16 * EPS * scale

@@ -24,20 +24,20 @@ INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300)
 
 @pytest.fixture
 def file(tmp_path):
-    """Makes a file of bytes."""
+    """Return a function that makes a file of bytes."""
 
-    def made(data: bytes) -> File:
+    def write_file(data: bytes) -> File:
         path = tmp_path / "a file"
         path.unlink(missing_ok=True)
         path.write_bytes(data)
         return File(path)
 
-    return made
+    return write_file
 
 
 @pytest.fixture
 def message(file):
-    """Makes a message that is a whole file."""
+    """Return a function that makes a message of a whole file."""
     return lambda data: Message(file(data), 0, len(data))
 
 
@@ -80,12 +80,12 @@ def test_what_is_no_message_is_not_decoded(data):
 
 
 def test_the_last_of_a_field_counts(message):
-    found = message(
+    read_message = message(
         field(1, 5) + field(2, "a") + field(1, -7) + field(1, "another kind") + field(2, "b") + field(3, 2.5)
     )
-    assert found.integer(1) == -7 and found.texts(2, 1, 4) == ["b", "another kind", ""]
-    assert found.integer(4) == 0 and found.last(4) is None
-    assert [each.text() for each in found.inside(2)] == ["a", "b"]
+    assert read_message.integer(1) == -7 and read_message.texts(2, 1, 4) == ["b", "another kind", ""]
+    assert read_message.integer(4) == 0 and read_message.last(4) is None
+    assert [text.text() for text in read_message.inside(2)] == ["a", "b"]
 
 
 @given(st.lists(st.lists(INTEGERS, max_size=5) | INTEGERS, max_size=6))
@@ -100,16 +100,16 @@ def test_repeated_numbers_packed_or_not(tmp_path_factory, values):
     path.write_bytes(data)
     flat *= 41
     for dtype in map(np.dtype, (np.int64, np.int32, np.uint16, np.uint64)):
-        found = Message(File(path), 0, len(data)).integers(9, dtype)
+        numbers = Message(File(path), 0, len(data)).integers(9, dtype)
         wrapped = np.array([number % 2**64 for number in flat], np.uint64).astype(dtype)
-        np.testing.assert_array_equal(found, wrapped, strict=True)
+        np.testing.assert_array_equal(numbers, wrapped, strict=True)
 
 
 def test_many_packed_numbers(message):
     """More than are unpacked at once, so that some are cut in two."""
     values = np.random.default_rng(0).integers(0, 2**63, 30_000) >> np.arange(30_000) % 64
-    found = message(field(3, b"".join(varint(int(value)) for value in values))).integers(3, np.dtype(np.int64))
-    np.testing.assert_array_equal(found, values)
+    numbers = message(field(3, b"".join(varint(int(value)) for value in values))).integers(3, np.dtype(np.int64))
+    np.testing.assert_array_equal(numbers, values)
 
 
 def test_numbers_of_fixed_width(message):
@@ -163,11 +163,11 @@ def test_numbers_take_no_more_memory_than_the_file(message):
         whole.integers(1, np.dtype(np.int64))
 
 
-@pytest.mark.parametrize("one", [field(1, 7), field(1, b"\7"), field(1, b""), field(1, b"\7" * 300)])
-def test_numbers_in_many_fields_take_no_more_memory(message, one):
-    whole = message(one * (2**19 // len(one)))
-    found, used = peak(lambda: whole.integers(1, np.dtype(np.int32)))
-    assert (found == 7).all() and len(found) == (2**19 // len(one)) * one.count(7, 1)
+@pytest.mark.parametrize("one_field", [field(1, 7), field(1, b"\7"), field(1, b""), field(1, b"\7" * 300)])
+def test_numbers_in_many_fields_take_no_more_memory(message, one_field):
+    whole = message(one_field * (2**19 // len(one_field)))
+    numbers, used = peak(lambda: whole.integers(1, np.dtype(np.int32)))
+    assert (numbers == 7).all() and len(numbers) == (2**19 // len(one_field)) * one_field.count(7, 1)
     assert used < 4 * len(whole) + 2**22
 
 
@@ -182,10 +182,9 @@ def test_depth_does_not_matter(message):
     data = b""
     for _ in range(20_000):
         data = field(1, data)
-    found = message(data)
-    depth = 0
-    while (inner := found.last(1)) is not None:
-        found, depth = inner, depth + 1
+    outer, depth = message(data), 0
+    while (inner := outer.last(1)) is not None:
+        outer, depth = inner, depth + 1
     assert depth == 20_000
 
 
@@ -238,9 +237,9 @@ def test_the_polynomial_that_folds_is_a_multiple():
 def test_tables_are_what_was_written(tmp_path_factory, entries, per_block, restart):
     path = tmp_path_factory.mktemp("table") / "table"
     path.write_bytes(tf_files.table(dict(sorted(entries.items())), per_block, restart))
-    found = File(path)
-    assert is_table(found)
-    read = {entry.key: bytes(entry.value.view) for entry in Table(found).entries(check=True)}
+    table_file = File(path)
+    assert is_table(table_file)
+    read = {entry.key: bytes(entry.value.view) for entry in Table(table_file).entries(check=True)}
     assert read == entries and list(read) == sorted(entries)
 
 
@@ -282,9 +281,9 @@ def index_of(*places: bytes) -> bytes:
     ],
 )  # fmt: skip
 def test_what_is_no_table(file, data, words):
-    found = file(data)
+    table_file = file(data)
     with pytest.raises(FormatError, match=f"a file, .*{words}"):
-        list(Table(found).entries(check=True))
+        list(Table(table_file).entries(check=True))
 
 
 def test_every_byte_of_a_table_counts(file):
@@ -296,11 +295,11 @@ def test_every_byte_of_a_table_counts(file):
         changed = bytearray(data)
         changed[k] ^= 1 << k % 8
         try:
-            found = [(entry.key, bytes(entry.value.view)) for entry in Table(file(changed)).entries(check=True)]
+            entries = [(entry.key, bytes(entry.value.view)) for entry in Table(file(changed)).entries(check=True)]
         except FormatError:
             refused += 1
         else:
-            assert found == whole and k >= len(data) - 48
+            assert entries == whole and k >= len(data) - 48
     assert refused > len(data) - 48 + 8
 
 
@@ -308,11 +307,11 @@ def test_keys_that_grow_are_refused(file):
     """Each entry of 5 bytes would have a key of thousands, which are all kept."""
     head = b"\0" + varint(60_000) + b"\0" + b"a" * 60_000
     entries = b"".join(varint(60_000 + k) + b"\1\0" + b"a" for k in range(2000))
-    found = file(one_block(head + entries, 0, 1))
+    table_file = file(one_block(head + entries, 0, 1))
 
     def read():
         with pytest.raises(FormatError, match="its keys have more than"):
-            list(Table(found).entries(check=True))
+            list(Table(table_file).entries(check=True))
 
     _, used = peak(read)
-    assert used < 4 * len(found) + 2**26
+    assert used < 4 * len(table_file) + 2**26
