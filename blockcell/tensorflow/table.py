@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 def is_table(file: File) -> bool:
-    """Whether a file ends as a table does."""
+    """Return whether a file ends as a table does."""
     return len(file) >= FOOTER and bytes(file.buffer[-len(MAGIC) :]) == MAGIC
 
 

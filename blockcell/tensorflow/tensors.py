@@ -79,7 +79,7 @@ def check_size(size: int, room: int, message: Message) -> None:
 
 
 def is_number(name: str) -> bool:
-    """Whether tensors of a dtype are read."""
+    """Return whether tensors of a dtype are read."""
     return any(dtype.name == name for dtype in DTYPES.values() if dtype.stored is not None)
 
 

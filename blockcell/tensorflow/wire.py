@@ -62,7 +62,7 @@ class Message:
         return self.file.error(self.start, problem, *mend)
 
     def fields(self) -> Iterator[tuple[int, int, int, int]]:
-        """Number and kind of every field, its first byte and the one past its last; a varint's value for its first."""
+        """Yield number, kind, first byte and end of each field; a varint's value stands for its first byte."""
         file, buffer, at, end = self.file, self.file.buffer, self.start, self.end
         while at < end:
             tag, first = buffer[at], at + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tf_files import TYPES, constant, entry, field, graph, node, tensor, write_checkpoint
+from tf_files import TYPES, constant, field, graph, node, save_variables, tensor
 
 from blockcell import formulas
 from blockcell.tensorflow import open as opened
@@ -37,7 +37,7 @@ def drawn(*roles, seed=0, dtype=np.float32):
 
 
 def real(name, value, **more):
-    """A Const of an array, or of numbers that are float32."""
+    """Return a Const of an array, or of numbers that are float32."""
     value = np.asarray(value, np.float32 if isinstance(value, float) else None)
     return constant(name, tensor(str(value.dtype), value.shape, field(4, value.tobytes())))
 
@@ -106,7 +106,7 @@ W, V = (drawn("w", seed=seed)["w"] for seed in (1, 2))
 
 
 def composed_lstm(peephole, clip, *, loop=True, order="icfo", forget=0.5, change=None):
-    """The nodes of LSTMCell as TensorFlow 1.15 makes them; `change` puts other lines in place of some."""
+    """Return the nodes of LSTMCell as TensorFlow 1.15 makes them; `change` puts other lines in place of some."""
     index = {gate: f":{k}" if k else "" for k, gate in enumerate(order)}
     scope = "rnn/while/lstm_cell"
     lines = {
@@ -199,7 +199,7 @@ def lstm_consts(peephole):
 
 
 def of_all_kinds():
-    """A graph with a cell of each kind, for fuzz_tensorflow.py, too."""
+    """Return a graph with a cell of each kind, for fuzz_tensorflow.py, too."""
     _, consts = lstm_consts(True)
     weights = drawn("w_ru", "w_c", "b_ru", "b_c")
     parts = [*inputs(), *consts, *composed_lstm(True, True)]
@@ -216,11 +216,7 @@ def of_all_kinds():
 
 
 def write_variables(tmp_path, values):
-    data, entries = b"", {}
-    for name, value in values.items():
-        entries[name.encode()] = entry(str(value.dtype), value.shape, value.tobytes(), len(data))
-        data += value.tobytes()
-    return opened(write_checkpoint(tmp_path / "model.ckpt", entries, data))
+    return opened(save_variables(tmp_path / "model.ckpt", values))
 
 
 def checkpoint_of(scope="rnn/lstm_cell", roles=("w", "b", *PEEPHOLES), seed=0):

@@ -49,7 +49,7 @@ def gru_weights():
 
 
 def keras_lstm(bias="one", order=(0, 1, 2, 3), **change):
-    """Its parts by StridedSlice, of the product or of the kernel; H is given twice to be sure of the masks."""
+    """Return Keras' LSTM as lines; its gates are parts by StridedSlice, of the product or of the kernel."""
     lines: dict = {"ones": ("Const", np.int32([1, 1])), "zero": ("Const", np.int32(0))}
     lines |= {"from_x": ("MatMul", "x", "kernel"), "from_h": ("MatMul", "h_prev", "recurrent"),
               "sum": ("AddV2", "from_x", "from_h"), "z": ("BiasAdd", "sum", "bias")}  # fmt: skip
@@ -124,14 +124,14 @@ def keras_gru(after, split="SplitV", sizes=(H, H, -1), **change):
 
 
 def keras_gru_weights(after):
-    """The weights of Keras' GRU, by its names."""
+    """Return the weights of Keras' GRU, by its names."""
     g = np.random.default_rng(11)
     shapes = {"kernel": (I, 3 * H), "recurrent": (H, 3 * H), "bias": (2, 3 * H) if after else (3 * H,)}
     return {name: g.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def rnn(activation="Tanh", **change):
-    """Of one kernel for [x, h]."""
+    """Return an RNN of one kernel for [x, h], as lines."""
     lines = {"axis": ("Const", np.int32(1)), "concat": ("ConcatV2", "x", "h_prev", "axis"),
              "product": ("MatMul", "concat", "kernel"), "z": ("BiasAdd", "product", "bias"),
              "h": (activation, "z")}  # fmt: skip
@@ -159,7 +159,7 @@ def projected_weights():
 
 
 def of_other_kinds():
-    """A graph with cells of all kinds, one of them refused, for fuzz_tensorflow.py, too."""
+    """Return a graph with cells of all kinds, one of them refused, for fuzz_tensorflow.py, too."""
     parts = [node("x", "Placeholder")]
     mixed = {"g": ("Relu", "part_2")}
     dropout = {"many": ("OnesLike", "x"), "kept": ("Mul", "x", "many"), "from_x": ("MatMul", "kept", "kernel")}

@@ -27,7 +27,7 @@ def unpack(folder: Path) -> dict[str, np.ndarray]:
 
 
 def crcs(data: bytes) -> list[int]:
-    """The CRC-32C of what it begins with, for all lengths, by the definition, bit by bit."""
+    """Return the CRC-32C of the first bytes of data, for all lengths, by the definition, bit by bit."""
     crc, checksums = 0xFFFFFFFF, [0]
     for byte in data:
         crc ^= byte
@@ -108,7 +108,7 @@ def encode_fields(fields: Fields) -> bytes:
 
 
 def field(number: int, value: int | float | bytes | str) -> bytes:
-    """A varint, 4 bytes of a float, or bytes."""
+    """Return a field: a varint, 4 bytes of a float, or bytes."""
     if isinstance(value, int):
         return varint(number * 8) + varint(value)
     if isinstance(value, float):
@@ -122,18 +122,18 @@ def shape(*sizes: int) -> bytes:
 
 
 def tensor(dtype: str, sizes: Sequence[int], values: bytes = b"") -> bytes:
-    """A TensorProto; `values` are its fields of values."""
+    """Return a TensorProto; `values` are its fields of values."""
     return field(1, TYPES[dtype]) + field(2, shape(*sizes)) + values
 
 
 def node(name: str, op: str, inputs: Sequence[str] = (), **attrs: bytes) -> bytes:
-    """A NodeDef; the attributes are AttrValues."""
+    """Return a NodeDef; the attributes are AttrValues."""
     fields = [field(1, name), field(2, op), *(field(3, name) for name in inputs)]
     return b"".join([*fields, *(field(5, field(1, key) + field(2, value)) for key, value in attrs.items())])
 
 
 def constant(name: str, value: bytes) -> bytes:
-    """A Const with a TensorProto."""
+    """Return a Const with a TensorProto."""
     return node(name, "Const", value=field(8, value))
 
 
@@ -185,7 +185,7 @@ def entry(
     more: bytes = b"",
     stored: int | None = None,
 ) -> bytes:
-    """A BundleEntryProto of data; `stored` is the masked checksum."""
+    """Return a BundleEntryProto of data; `stored` is the masked checksum."""
     crc = varint(6 * 8 + 5) + struct.pack("<I", masked(data) if stored is None else stored)
     head = field(1, TYPES[dtype]) + field(2, shape(*sizes)) + field(3, shard)
     return head + field(4, offset) + field(5, len(data)) + crc + more
@@ -200,7 +200,7 @@ def write_checkpoint(prefix: Path, entries: Mapping[bytes, bytes], *shards: byte
 
 
 def package(regions: Mapping[str, bytes], lengths: bool = True) -> bytes:
-    """A memory-mapped package; the region "." is the graph."""
+    """Return a memory-mapped package; the region "." is the graph."""
     data, directory = bytearray(), b""
     for name, content in regions.items():
         data += bytes(-len(data) % 64)
@@ -211,7 +211,7 @@ def package(regions: Mapping[str, bytes], lengths: bool = True) -> bytes:
 
 
 def immutable(name: str, dtype: str, sizes: Sequence[int]) -> bytes:
-    """An ImmutableConst whose region has the node's name."""
+    """Return an ImmutableConst whose region has the node's name."""
     region = field(2, f"memmapped_package://{name}")
     return node(name, "ImmutableConst", dtype=field(6, TYPES[dtype]), shape=field(7, shape(*sizes)),
                 memory_region_name=region)  # fmt: skip
@@ -219,7 +219,7 @@ def immutable(name: str, dtype: str, sizes: Sequence[int]) -> bytes:
 
 # ------------------------------------------------------------------------------------------------------------- objects
 def tracked(children: Mapping[str, int], *attributes: tuple[str, str], kind: bytes = b"") -> bytes:
-    """An object of an object graph: its children, and the full names and keys of variables."""
+    """Return an object of an object graph: its children, and the full names and keys of variables."""
     edges = b"".join(field(1, field(1, number) + field(2, name)) for name, number in children.items())
     return edges + b"".join(
         field(2, field(1, "VARIABLE_VALUE") + field(2, full) + field(3, key)) for full, key in attributes
@@ -227,18 +227,29 @@ def tracked(children: Mapping[str, int], *attributes: tuple[str, str], kind: byt
 
 
 def text_entry(text: bytes, offset: int, order: str = "little") -> tuple[bytes, bytes]:
-    """The BundleEntryProto of a tensor that is one text, and its data."""
+    """Return the BundleEntryProto of a tensor that is one text, and its data."""
     length = len(text).to_bytes(4, order)
     checksum = masked(length).to_bytes(4, order)
     data = varint(len(text)) + checksum + text
     return entry("string", (), data, offset, stored=masked(length + checksum + text)), data
 
 
-def write_objects(prefix: Path, values: Mapping[str, np.ndarray], objects: bytes) -> Path:
-    """A checkpoint of variables, by their keys, and of a graph of objects."""
+def encode_variables(values: Mapping[str, np.ndarray]) -> tuple[dict[bytes, bytes], bytes]:
+    """Return the entries of variables by their names, and their data."""
     entries, data = {}, b""
-    for key, value in values.items():
-        entries[key.encode()] = entry(str(value.dtype), value.shape, value.tobytes(), len(data))
+    for name, value in values.items():
+        entries[name.encode()] = entry(str(value.dtype), value.shape, value.tobytes(), len(data))
         data += value.tobytes()
+    return entries, data
+
+
+def save_variables(prefix: Path, values: Mapping[str, np.ndarray]) -> Path:
+    """Write a checkpoint of variables, by their names."""
+    return write_checkpoint(prefix, *encode_variables(values))
+
+
+def write_objects(prefix: Path, values: Mapping[str, np.ndarray], objects: bytes) -> Path:
+    """Write a checkpoint of variables, by their keys, and of a graph of objects."""
+    entries, data = encode_variables(values)
     entries[b"_CHECKPOINTABLE_OBJECT_GRAPH"], text = text_entry(objects, len(data))
     return write_checkpoint(prefix, entries, data + text)

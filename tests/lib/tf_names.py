@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from tf_cells import H, I, block, drawn, function, inputs, library, number
-from tf_files import constant, entry, field, graph, node, shape, tensor, tracked, write_checkpoint, write_objects
+from tf_files import constant, field, graph, node, save_variables, shape, tensor, tracked, write_objects
 
 from blockcell.tensorflow import open as opened
 
@@ -17,7 +17,7 @@ def texts(name, *values):
 
 
 def restoring(scope, restored):
-    """The nodes of a Saver: what it assigns to each variable, as a name and a slice."""
+    """Return the nodes of a Saver: what it assigns to each variable, as a name and a slice."""
     parts = [texts(f"{scope}/names", *(name for name, _ in restored.values()))]
     parts += [texts(f"{scope}/slices", *(where for _, where in restored.values()))]
     parts += [node(f"{scope}/RestoreV2", "RestoreV2", ["file", f"{scope}/names", f"{scope}/slices"])]
@@ -32,19 +32,15 @@ def variable(name, *sizes):
 
 
 def write_all(tmp_path, values, *parts, saver="save/restore_all"):
-    """A checkpoint beside a graph of one cell."""
-    data, entries = b"", {}
-    for name, value in values.items():
-        entries[name.encode()] = entry("float32", value.shape, value.tobytes(), len(data))
-        data += value.tobytes()
-    write_checkpoint(tmp_path / "m", entries, data)
+    """Write a checkpoint beside a graph of one cell, and find the cell."""
+    save_variables(tmp_path / "m", values)
     (tmp_path / "m.meta").write_bytes(field(2, graph(*inputs(), *parts)) + field(3, field(3, saver)))
     (cell,) = opened(tmp_path / "m").cells.values()
     return cell
 
 
 def one_cell(*sizes):
-    """A cell of two variables, the first of them in parts."""
+    """Return the nodes of a cell of two variables, the first of them in parts."""
     parts = [variable("s/kernel", I + H, 4 * H)] if not sizes else []
     parts += [variable(f"s/kernel/part_{k}", size, 4 * H) for k, size in enumerate(sizes)]
     parts += [
@@ -59,7 +55,7 @@ GIVEN = {"s/kernel": ("k", ""), "s/bias": ("b", "")}
 
 
 def write_saved(folder, *, called, numbers=(2, 3), names=("w", "b"), constants=()):
-    """A SavedModel with a function that captured its variables; whether the graph calls it."""
+    """Write a SavedModel with a function that captured its variables and that the graph may call; find its cell."""
     keys = [f"variables/{k}{VALUE}" for k in range(2)]
     checkpoint = [tracked({"w": 1, "b": 2}), *(tracked({}, (f"s/{n}", key)) for n, key in zip("wb", keys, strict=True))]
     (folder / "variables").mkdir(parents=True)
@@ -92,7 +88,7 @@ def write_saved(folder, *, called, numbers=(2, 3), names=("w", "b"), constants=(
 
 
 def cell_of_keras(kernel, recurrent, bias=(), dtype=np.float32, cells=H, inputs=I):
-    """The variables of a cell of Keras and of an optimizer, by their keys, and the objects."""
+    """Return the variables of a cell of Keras and of an optimizer, by their keys, and the objects."""
     g = np.random.default_rng(3)
     sizes = {"kernel": (inputs, kernel * cells), "recurrent_kernel": (cells, recurrent * cells), "bias": bias}
     values = {name: (g.standard_normal(size) / (2 * cells**0.5)).astype(dtype) for name, size in sizes.items() if size}

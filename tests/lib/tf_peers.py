@@ -70,7 +70,7 @@ def find_cell(cells, scope):
 
 
 def activations(tf):
-    """Each as TensorFlow and Keras write it, by what layers have for it.
+    """Return each activation as TensorFlow and Keras write it, by the name that layers have for it.
 
     max(0.3 * z, z) is not among them: of a later part of a Split, a graph of TensorFlow 2.21 gives something else than
     the same ops one by one.
@@ -105,7 +105,7 @@ def weight_shapes(cell):
         return {f"{name}kernel": (rows, columns), f"{name}bias": (columns,)}
 
     def joined(count, columns=size):
-        """One kernel for [x, h] and `count` gates."""
+        """Return the shapes of one kernel for [x, h] and `count` gates, and of its bias."""
         return affine("", inputs + size, count * columns)
 
     def keras(count, bias):
@@ -186,7 +186,7 @@ class Cell:
         return [self.tf.zeros((B, size)) for size in self.state_sizes]
 
     def _draw(self):
-        """Its activations and options."""
+        """Draw activations and options."""
         g, known = self.g, [*activations(self.tf)]
         gated = "rnn" not in self.kind
         drawn = {"activation": known[g.integers(len(known))]}
@@ -199,7 +199,7 @@ class Cell:
         self.clip, self.proj_clip = (float(g.choice([0, size])) for size in (0.25, 0.125))
 
     def start(self, fed):
-        """Its first state: zeros, constants, variables or what is fed, as `begins` says; `fed` gets that."""
+        """Draw the first state: zeros, constants, variables or what is fed; set `begins`. `fed` tells the batch."""
         tf, g, begun, states = self.tf, self.g, [], []
         for name, size in zip(("cs", "h")[-self.states :], self.state_sizes, strict=True):
             form = str(g.choice(["zeros", "zeros", "constant", "number", "variable", "tiled", "added", "fed"]))
@@ -271,7 +271,7 @@ class Cell:
         return self.lstm([i, c, f, o], cs)
 
     def other_lstm(self, x, cs, h):
-        """Its gates in any order, its kernel for [h, x], its bias in two parts."""
+        """Compute an LSTM with gates in any order, a kernel for [h, x], and a bias in two parts."""
         tf, w = self.tf, self.weights
         z = tf.split(tf.concat([h, x], 1) @ w["w"] + w["b_1"] + w["b_2"], 4, 1)
         i, f, o, c = (z[k] for k in self.order)
@@ -279,7 +279,7 @@ class Cell:
         return cs, tf.tanh(cs) * tf.sigmoid(o)
 
     def apart_lstm(self, x, cs, h):
-        """A kernel and a bias for each gate."""
+        """Compute an LSTM with a kernel and a bias for each gate."""
         both = self.tf.concat([x, h], 1)
         return self.lstm([self.affine(f"{gate}/", both) for gate in "icfo"], cs)
 
@@ -366,7 +366,7 @@ class Cell:
         return cs, tf.sigmoid(o) * tf.tanh(cs)
 
     def sru(self, x, _, c):
-        """Its state is c; what it gives beside that is not looked at."""
+        """Compute an SRU, whose state is c; what it gives beside that is not looked at."""
         tf = self.tf
         z, f, r = tf.split(x @ self.weights["kernel"], 3, 1)
         f, r = tf.split(tf.sigmoid(tf.nn.bias_add(tf.concat([f, r], 1), self.weights["bias"])), 2, 1)
@@ -379,18 +379,18 @@ class Cell:
         return g * h + (1 - g) * tf.tanh(c)
 
     def zoneout(self, x, cs, h):
-        """As in inference."""
+        """Compute an LSTM with zoneout, as in inference."""
         after = self.lstm(self.gates(x, h, 4), cs, forget=1)
         return tuple(0.1 * old + 0.9 * new for old, new in zip((cs, h), after, strict=True))
 
     def random_zoneout(self, x, cs, h):
-        """As in training."""
+        """Compute an LSTM with zoneout, as in training."""
         after, tf = self.lstm(self.gates(x, h, 4), cs, forget=1), self.tf
         keep = [tf.random.uniform((B, self.H)) < 0.1 for _ in range(2)]
         return tuple(tf.where(k, old, new) for k, old, new in zip(keep, (cs, h), after, strict=True))
 
     def minimal(self, x, _, h):
-        """A GRU of the other convention: 1 - u keeps the state."""
+        """Compute a minimal GRU of the other convention: 1 - u keeps the state."""
         tf = self.tf
         u = tf.sigmoid(self.affine("u/", tf.concat([x, h], 1)))
         return (1 - u) * h + u * tf.tanh(self.affine("c/", tf.concat([x, u * h], 1)))

@@ -26,7 +26,7 @@ SCALES = (0.1, 1.0, 5.0, 20.0)
 
 
 def cell_of(folder, kind, scale, bias_scale=None):
-    """A cell whose weights, and whose biases, have these standard deviations."""
+    """Make a cell whose weights, and whose biases, have these standard deviations."""
     g = np.random.default_rng(0)
     weights = {}
     for role, shape in SHAPES[kind].items():
@@ -79,7 +79,7 @@ def change_weight(monkeypatch, cell, role, change):
 
 
 def swapped(first, second, count):
-    """A change that swaps two of the gates of a kernel or a bias."""
+    """Return a change that swaps two of the gates of a kernel or a bias."""
 
     def change(array):
         gates = np.split(array, count, -1)

@@ -23,7 +23,7 @@ B = np.linspace(-1, 1, H)
 
 
 def body(tmp_path, lines, inputs=I, hidden=H):
-    """The nodes from "/x" and "/h" to "/y"."""
+    """Compile the nodes from "/x" and "/h" to "/y"."""
     placeholders = [node(f"net/{name}", "Placeholder") for name in ("x", "h")]
     weights = [real("net/w", W), real("net/b", B), *(real(f"net/{k}", np.int32(k)) for k in (-3, -2, -1, 0, 1, 2, 3))]
     lines = {

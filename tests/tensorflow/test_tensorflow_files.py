@@ -24,7 +24,7 @@ from blockcell.tensorflow.slices import FULL, Slice
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
-    """A folder with TensorFlow's files, and what TensorFlow reads from them."""
+    """Return a folder with TensorFlow's files, and what TensorFlow reads from them."""
     folder = tmp_path_factory.mktemp("golden")
     return folder, tf_files.unpack(folder)
 
@@ -87,7 +87,7 @@ def test_constants(golden, path):
 
 
 def shown(value):
-    """An attribute, as the golden file has it."""
+    """Return an attribute as the golden file has it."""
     if isinstance(value, graphs.Called):
         return {"name": value.name, "attrs": {name: shown(attribute) for name, attribute in value.attrs.items()}}
     if isinstance(value, graphs.Tensor):
@@ -179,7 +179,7 @@ def slice_proto(*extents: tuple[int, int] | None) -> bytes:
 
 
 def partitioned(tmp_path: Path, sizes, slices, dtype="float32", **changes) -> Path:
-    """A checkpoint of one variable in slices, each filled with its number."""
+    """Write a checkpoint of one variable in slices, each filled with its number."""
     data, entries, protos = b"", {}, b""
     for k, (starts, lengths) in enumerate(slices):
         part = [size if length == FULL else length for length, size in zip(lengths, sizes, strict=True)]
@@ -657,7 +657,7 @@ FOLDERS = {"checkpoint": "v2", "saved model": "saved", "old": "v1"}
 
 
 def linked(folder: Path, name: str, to: Path) -> None:
-    """In place of a file or folder, a link to it where it has been moved."""
+    """Put a link to a file or folder in its place, and move it."""
     to.parent.mkdir(parents=True, exist_ok=True)
     (folder / name).rename(to)
     (folder / name).symlink_to(os.path.relpath(to, folder))

@@ -20,7 +20,7 @@ ONES = {  # arrays of ones, as tf.ones_like gives them where the shape is known 
 
 
 def exact(weights):
-    """What Keras' GRU computes of X, in float64; its gates are in the order z, r, h."""
+    """Return what Keras' GRU computes of X, in float64; its gates are in the order z, r, h."""
     kernel, recurrent, bias = (weights[name].astype(np.float64) for name in ("kernel", "recurrent", "bias"))
     z, r, c = np.split(np.concatenate([kernel, recurrent]), 3, 1)
     arguments = {"w_ru": np.concatenate([r, z], 1), "w_c": c}

@@ -23,7 +23,7 @@ def numbered(*keys):
 
 # ------------------------------------------------------------------------------------------------------------- objects
 def layered(full, *, lists=True):
-    """A model with two layers, each with a cell of a kernel and a bias, which are in a list of variables, too."""
+    """Return a model of two layers, each with a cell of a kernel and a bias, which are in a list of variables, too."""
     keys = [f"variables/{k}{VALUE}" for k in range(4)]
     variables = [tracked({}, (full[k], keys[k])) for k in range(4)]
     objects = [
@@ -320,7 +320,7 @@ def test_other_cells_of_keras(tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------- other files
 def big_endian(folder, name):
-    """What a checkpoint consists of, as a big-endian machine writes it: the header, entries and data."""
+    """Return a checkpoint as a big-endian machine writes it: the header, entries and data."""
     entries = {entry.key: entry.value for entry in Table(File(folder / f"{name}.index")).entries(check=True)}
     shards = [bytearray(path.read_bytes()) for path in sorted(folder.glob(f"{name}.data*"))]
     header, changed = bytes(entries.pop(b"").view) + field(2, 1), {}

@@ -39,7 +39,7 @@ def consts(*names, wide=()):
 
 
 def block(name, x, of=None):
-    """A cell that runs over all steps; its h is output 6."""
+    """Return a cell that runs over all steps; its h is output 6."""
     names = ["steps", x, "zeros", "zeros", f"{of or name}/w", "zeros", "zeros", "zeros", f"{of or name}/b"]
     return node(f"{name}/block", "BlockLSTM", names, **attributes(forget_bias=0.5, cell_clip=-1.0))
 
@@ -260,7 +260,7 @@ def test_networks(tmp_path, case):
 
 # --------------------------------------------------------------------------------------------------------------- loops
 def loop(name, x, *cells, change=None):
-    """A while loop of TensorFlow 1's over x, time first, as dynamic_rnn has it; `change` puts other lines in place."""
+    """Return a while loop of TensorFlow 1's over x, time first, as dynamic_rnn has it; `change` replaces lines."""
     lines = {
         "t_enter": ("Enter", "=zero"),
         "t_merge": ("Merge", "t_enter", "t_next"),
@@ -329,7 +329,7 @@ MASKED = {
 
 
 def by_mask(mask, otherwise="none"):
-    """As Keras has it: each step reads that of a mask, and gives something else where it does not count."""
+    """Return the change for a mask as Keras has it: each step reads it, and gives something else where it is false."""
     return {
         "marks": ("TensorArrayV3", "=steps"),
         "marks_fill": ("TensorArrayScatterV3", "marks", "range", f"={mask}", "marks:1"),
@@ -615,7 +615,7 @@ UP_TO_LENGTHS = {state: MASKED[state] for state in ("a_h_new", "a_cs_new")}
 
 
 def of_loops(change=None, exits=False):
-    """Both directions as loops; `change` is of a, and is renamed for b, whose mask is turned."""
+    """Return both directions as loops; `change` is of a, and is renamed for b, whose mask is turned."""
 
     def for_b(part):
         return part.replace("=others", "=others_turned").replace("a_", "b_") if isinstance(part, str) else part
@@ -629,7 +629,7 @@ def of_loops(change=None, exits=False):
 
 
 def of_functions(name, x, cell):
-    """A direction as a loop of TensorFlow 2's, in a function of its own as Keras has it; its output 2 is the last h."""
+    """Return a direction as a loop of TensorFlow 2's, in a function as Keras has it; its output 2 is the last h."""
     arguments = ["t", "steps", "cs", "h", "array", "w", "b"]
     names = ["step:item:0", "cs", "h", "w", *["h"] * 3, "b"]
     step = node("cell", "LSTMBlockCell", names, **attributes(forget_bias=0.5, cell_clip=-1.0))

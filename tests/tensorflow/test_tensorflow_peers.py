@@ -145,7 +145,7 @@ class Network:
         self.y = x
 
     def directed(self, scope, x, below, reverse, beside=None):
-        """As many layers as those beside; their output in the order of x."""
+        """Make as many layers as those beside; return their output in the order of x, and their cells."""
         tf, g, cells = self.tf, self.g, []
         for k in range(len(beside[1]) if beside else int(g.integers(1, 3))):
             size = int(x.shape[-1]) if k == 0 else cells[-1].H
@@ -274,7 +274,7 @@ SAVED = ["checkpoint", "checkpoint", "bare", "V1", "other names", "saved_model",
 
 
 def other_names(v1, g):
-    """A Saver's dict: each variable, or all parts of one, by a name that tells nothing."""
+    """Return a Saver's dict: each variable, or all parts of one, by a name that tells nothing."""
     whole = {}
     for variable in v1.global_variables():
         part = variable._save_slice_info
@@ -285,7 +285,7 @@ def other_names(v1, g):
 
 
 def saved_as(tf, g, form, session, x, results, folder):
-    """The model in a form; what to open."""
+    """Save the model in a form, and return the path to open."""
     v1 = tf.compat.v1
     if form.startswith("frozen"):
         path = frozen(tf, session, [result.op.name for result in results], folder)
@@ -319,7 +319,7 @@ class Plain(Cell):
 
 
 def train(tf, g, session):
-    """A step of an optimizer, and moving averages."""
+    """Run a step of an optimizer, and moving averages."""
     v1 = tf.compat.v1
     variables = v1.trainable_variables()
     optimizer = v1.train.AdamOptimizer(0.1) if g.integers(2) else v1.train.MomentumOptimizer(0.1, 0.9)
@@ -395,7 +395,7 @@ class Object(Cell):
 
 
 def module_of(tf, cells):
-    """A module with all cells, by their names there, and one that computes them one behind the other."""
+    """Make a module with all cells, by their names there, that computes them one behind the other."""
 
     class Held(tf.Module):
         def __init__(self, variables):

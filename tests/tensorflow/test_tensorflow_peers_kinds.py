@@ -74,7 +74,7 @@ def run(tf, g, kinds, folder):
 
 
 def attributes_of(cell):
-    """What is said of a cell that draws it."""
+    """Return the attributes of a cell that draws them, as they should be found."""
     attributes = dict(cell.attributes)
     if cell.states == 2:
         attributes |= {"forget_bias": cell.forget, "cell_clip": cell.clip, "use_peephole": cell.peephole}
@@ -85,7 +85,7 @@ def attributes_of(cell):
 
 
 def check_state(cell, one):
-    """What a cell begins with; the state for its layer."""
+    """Check the state that a cell begins with, and return the state for its layer."""
     known = {name: rows for name, rows, _ in cell.begins if rows is not None}
     states = {name: rows for name, rows in (one.initial_state or {}).items() if rows is not None}
     assert states.keys() == known.keys() and (one.state_from is not None) == bool(cell.begins)
@@ -138,8 +138,7 @@ REFUSED = ["gelu", "silu", "softmax"]
 
 
 def keras_layer(keras, g):
-    """A random RNN, LSTM or GRU of Keras, in one direction or in both; how many cells it has, and if they are
-    understood."""
+    """Draw an RNN, LSTM or GRU of Keras in one direction or both; return its number of cells, and if they are found."""
     layers, size = keras.layers, int(g.integers(1, 9))
     options = {"return_sequences": True, "unroll": not g.integers(4), "use_bias": bool(g.integers(4))}
     other = g.integers(8) == 0

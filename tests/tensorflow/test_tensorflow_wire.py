@@ -244,7 +244,7 @@ def test_tables_are_what_was_written(tmp_path_factory, entries, per_block, resta
 
 
 def one_block(content: bytes, *restarts: int, compression: int = 0) -> bytes:
-    """A table of a block with these bytes."""
+    """Return a table of a block with these bytes."""
     data = content + struct.pack(f"<{len(restarts)}I", *restarts) + bytes([compression])
     data += struct.pack("<I", tf_files.masked(data))
     index = tf_files.block([(b"z", varint(0) + varint(len(data) - 5))], 1)
@@ -252,7 +252,7 @@ def one_block(content: bytes, *restarts: int, compression: int = 0) -> bytes:
 
 
 def index_of(*places: bytes) -> bytes:
-    """A table of one block, and an index that says where the blocks are."""
+    """Return a table of one block, and an index that says where the blocks are."""
     data = tf_files.block([(b"a", b"1")])
     index = tf_files.block([(b"k%d" % k, place) for k, place in enumerate(places)], 1)
     return data + index + tf_files.footer(len(data), len(index) - 5)

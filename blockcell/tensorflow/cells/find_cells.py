@@ -117,7 +117,7 @@ def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[Ce
         input_cells = [chains[part.source][0] for part in parts if isinstance(part.source, int) and not part.made_of]
         places = [(part.source, part.axis) for part in parts if not isinstance(part.source, int)]
         is_known = run.reversals is not None and not places
-        initial_states = state_reader.read(in_graph[chain[0]], chain[0].state_sizes)
+        initial_states = state_reader.read(in_graph[chain[0]], [*chain[0].state_sizes.values()])
         for cell in chain:
             connected[cell] = _ConnectedCell(
                 cell,

@@ -22,20 +22,20 @@ StepFunction = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
-class _LayerKind(NamedTuple):
+class LayerKind(NamedTuple):
     """A kind of layer."""
 
-    layer: type[LSTM | GRU | RNN]
+    layer_class: type[LSTM | GRU | RNN]
     op: Op
-    main: str
+    main_weight: str
     """The weight that tells the sizes and the dtype."""
 
 
 _LAYER_KINDS = {
-    "LSTM": _LayerKind(LSTM, OPS["BlockLSTM"], "w"),
-    "GRU": _LayerKind(GRU, OPS["block_gru"], "w_c"),
-    "GRU that resets after": _LayerKind(GRU, OPS["block_gru_reset_after"], "w_c"),
-    "RNN": _LayerKind(RNN, OPS["block_rnn"], "w"),
+    "LSTM": LayerKind(LSTM, OPS["BlockLSTM"], "w"),
+    "GRU": LayerKind(GRU, OPS["block_gru"], "w_c"),
+    "GRU that resets after": LayerKind(GRU, OPS["block_gru_reset_after"], "w_c"),
+    "RNN": LayerKind(RNN, OPS["block_rnn"], "w"),
 }
 
 
@@ -67,28 +67,14 @@ class CellInGraph(NamedTuple):
 class CellDefinition:
     """A cell as a search defines it, before it has a name and is connected with other cells.
 
-    Attributes
-    ----------
-    tf_class : str
-        An op such as ``"BlockLSTM"``, or a class such as ``"BasicLSTMCell"``.
-    layer_kind : str
-        ``"LSTM"``, ``"GRU"`` or ``"RNN"``.
-    nodes : tuple of str
-        The node that it is, or its last one; empty in a bare checkpoint.
-    sources : dict of str to WeightSource
-        Each weight of the layer.
-    attributes : dict
-        Attributes of the layer; None is what the file does not say.
-    step : StepFunction or None
-        Computes what the nodes do.
-    step_sources : dict of str to WeightSource, or None
-        The weights of `step`; None if they are those of the layer.
-    in_graph : CellInGraph or None
-        Its nodes; None in a bare checkpoint, and if it is refused for what it reads.
-    sizes : LayerSizes or None
-        None if it is refused.
-    refusal : str or None
-        The reason why there is no layer for it.
+    tf_class : an op such as "BlockLSTM", or a class such as "BasicLSTMCell"
+    layer_kind : "LSTM", "GRU" or "RNN"
+    nodes : the node that it is, or its last one; empty in a bare checkpoint
+    sources : each weight of the layer
+    attributes : those of the layer; None is what the file does not say
+    step : computes what the nodes do, with the weights `step_sources`, or with those of the layer if these are None
+    in_graph : its nodes; None in a bare checkpoint, and if it is refused for what it reads
+    sizes, refusal : the sizes of the layer, or the reason why there is none
     """
 
     def __init__(
@@ -106,18 +92,18 @@ class CellDefinition:
     ) -> None:
         self.tf_class, self.layer_kind, self.nodes = tf_class, layer_kind, tuple(nodes)
         self.sources, self.attributes = dict(sources), dict(attributes or {})
+        self.kind = _LAYER_KINDS["GRU that resets after" if self.attributes.get("reset_after") else layer_kind]
         self.step, self.step_sources = step, step_sources
         self.in_graph = in_graph
         self.dtype = next((source.dtype for source in self.sources.values()), "")
         self.weights = {role: source.name for role, source in self.sources.items()}
-        """The name of each weight's source."""
         sizes = refusal or self._find_sizes()
         self.sizes = None if isinstance(sizes, str) else sizes
         self.refusal = plain(sizes) if isinstance(sizes, str) else None
 
     def _find_sizes(self) -> LayerSizes | str:
         """Return the sizes that the shapes of the weights have, or what is wrong with the weights."""
-        main, tensors = self.main_weight, {tensor.name: tensor for tensor in self.tensors}
+        main, tensors = self.kind.main_weight, {tensor.name: tensor for tensor in self.tensors}
         for role, source in self.sources.items():
             if missing := [leaf[1:] for leaf in source.leaves if leaf[0] == "?"]:
                 return f"{role} is the variable {missing[0]!r}, which is not in the checkpoint"
@@ -143,36 +129,18 @@ class CellDefinition:
         return LayerSizes(sizes["I"], hidden, sizes.get("P", hidden))
 
     @property
-    def _kind(self) -> _LayerKind:
-        return _LAYER_KINDS["GRU that resets after" if self.attributes.get("reset_after") else self.layer_kind]
-
-    @property
-    def layer_class(self) -> type[LSTM | GRU | RNN]:
-        """The class of the layer."""
-        return self._kind.layer
-
-    @property
-    def main_weight(self) -> str:
-        """The weight that tells the sizes and the dtype."""
-        return self._kind.main
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The weights that a layer of this kind may have."""
         if self.layer_kind != "LSTM":
-            return self._kind.op.weights
+            return self.kind.op.weights
         return lstm_weights(bool(self.attributes.get("coupled")), "w_p" in self.sources)
 
     @property
-    def state_names(self) -> tuple[str, ...]:
-        """The names that layers have for the state: "h", or "cs" and "h"."""
-        return ("cs", "h")[-sum(tensor.kind == "state" for tensor in self._kind.op.inputs) :]
-
-    @property
-    def state_sizes(self) -> tuple[int, ...]:
-        """The sizes of cs, if there is one, and of h."""
-        sizes = self.sizes[1:] if self.sizes else (0, 0)
-        return sizes[-len(self.state_names) :]
+    def state_sizes(self) -> dict[str, int]:
+        """The sizes of the state, by the names that layers have for it: "h", or "cs" and "h"."""
+        _, hidden, output = self.sizes or (0, 0, 0)
+        count = sum(tensor.kind == "state" for tensor in self.kind.op.inputs)
+        return {"cs": hidden, "h": output} if count == 2 else {"h": output}
 
 
 def block_sizes(word: str, sizes: Mapping[str, int]) -> list[int]:

@@ -110,7 +110,7 @@ class Found:
     @property
     def state_sizes(self) -> tuple[int, ...]:
         """The sizes of cs, if there is one, and of h."""
-        return self._definition.state_sizes
+        return tuple(self._definition.state_sizes.values())
 
     @property
     def initial_state(self) -> dict[str, Array | None] | None:
@@ -120,7 +120,7 @@ class Found:
         everything is zero, like the initial state of layers; if it is fed or computed (see `state_from`); and without a
         graph. A layer does not store it: pass it to calls as ``state=``, with as many rows as x has, or one.
         """
-        names = self._definition.state_names
+        names = self._definition.state_sizes
         states = {name: state.read() for name, state in zip(names, self.links.initial_states, strict=False)}
         return None if all(array is None for array in states.values()) else states
 
@@ -260,11 +260,11 @@ class Found:
         self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False
     ) -> LSTM | GRU | RNN:
         """Make the layer of arrays, in the dtype of its main weight."""
-        dtype = arrays[self._definition.main_weight].dtype
+        dtype = arrays[self._definition.kind.main_weight].dtype
         weights = {role: np.require(array, dtype, ["A", "C"]) for role, array in arrays.items()}
         arguments: dict[str, Any] = {**weights, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
-        return self._definition.layer_class(**arguments)
+        return self._definition.kind.layer_class(**arguments)
 
     # ------------------------------------------------------------------------------------------------------ the check
     def check(
@@ -297,7 +297,7 @@ class Found:
         """
         attributes = self._complete_attributes(forget_bias, cell_clip, proj_clip, activation)
         arrays = self._read_weights(average)
-        return self._compare(arrays, attributes, average, arrays[self._definition.main_weight].dtype)
+        return self._compare(arrays, attributes, average, arrays[self._definition.kind.main_weight].dtype)
 
     def _compare(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any) -> Check:
         """Compare the layer of a dtype with the cell's nodes."""

@@ -85,7 +85,7 @@ def compare(
 
 
 def _with_errors(array: Array, error: float, g: np.random.Generator) -> Array:
-    """An array in float64, whose entries have random relative errors of up to `error`; a large one as it is."""
+    """Return an array in float64 with random relative errors of up to `error`; a large one as it is."""
     if array.size > _WHOLE:
         return array
     return array * (1 + error * g.uniform(-1, 1, array.shape)) if error else array.astype(np.float64)
@@ -115,5 +115,5 @@ def draw_rows(
 
 
 def _largest(arrays: Sequence[Array]) -> float:
-    """The largest absolute entry, at least one; finite, whatever weights are."""
+    """Return the largest absolute entry, at least one; finite, whatever weights are."""
     return max([1.0, *(float(np.nan_to_num(np.abs(array.astype(np.float64))).max(initial=0)) for array in arrays)])

@@ -180,7 +180,7 @@ class StepProgram:
 
 
 def _computes(node: Node) -> bool:
-    """Whether a node computes new numbers or concatenates arrays."""
+    """Return whether a node computes new numbers or concatenates arrays."""
     return graph_op(node).compute is not None or node.op in ("MatMul", "ConcatV2")
 
 

@@ -80,7 +80,7 @@ def describe_unsupported(reader: GraphReader, place: Place) -> str:
 
 
 def _is_swish(reader: GraphReader, inputs: tuple[Place, ...]) -> bool:
-    """Whether it is x * sigmoid(x), or x * sigmoid(beta * x)."""
+    """Return whether it is x * sigmoid(x), or x * sigmoid(beta * x)."""
     for value, gate in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
         with suppress(UnknownValue):
             gate_activation = find_activation(reader, gate)

@@ -208,7 +208,7 @@ class GraphReader:
         return ends[0] if ends else place, self.node(ends[0]) if len(ends) == 1 else None
 
     def are_same(self, left: Place, right: Place) -> bool:
-        """Whether two places hold one value."""
+        """Return whether two places hold one value."""
         return self.resolve(left) == self.resolve(right)
 
     def origins(self, place: Place) -> dict[Place, None]:
@@ -253,7 +253,7 @@ class GraphReader:
             return False
 
     def _is_own_condition(self, condition: Place, chosen: Iterable[Place]) -> bool:
-        """Whether a condition is on the values that it selects, as in an activation, and not on lengths."""
+        """Return whether a condition is on the values that it selects, as in an activation, and not on lengths."""
         resolve = self.resolve_in_step
         compared = {resolve(value) for value in self.inputs_at(resolve(condition))}
         places = [resolve(place) for place in chosen]

@@ -65,7 +65,7 @@ class WhileLoops:
         return LoopVariable(place, first[0], last[0], self._frame(inputs["Enter"])) if first and last else None
 
     def is_invariant(self, variable: LoopVariable) -> bool:
-        """Whether a loop leaves a variable as it is."""
+        """Return whether a loop leaves a variable as it is."""
         return self._reader.resolve_in_step(variable.next) == variable.place
 
     def exit_variable(self, place: Place) -> LoopVariable | None:

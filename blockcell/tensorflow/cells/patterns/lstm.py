@@ -218,7 +218,7 @@ def _find_factors(sums: GateSums, cell: _CellState, recurrent: Activation) -> _F
 
 
 def _is_complement(sums: GateSums, place: Place, gate: Place) -> bool:
-    """Whether a value is 1 minus a gate."""
+    """Return whether a value is 1 minus a gate."""
     try:
         minuend, subtrahend = sums.input_pair(place, "Sub")
         return sums.reader.are_same(subtrahend, gate) and sums.reader.constant_number(minuend) == 1

@@ -75,7 +75,7 @@ def find_recurrences(reader: GraphReader, products: Sequence[WeightProduct]) -> 
 
 
 def _recurrence(body: str, nodes: tuple[Node, ...], products: Mapping[str, WeightProduct]) -> Recurrence | None:
-    """If it is not one of gradients."""
+    """Return the recurrence of a cycle of nodes; None for one without products, or of gradients."""
     names = {graph_op(node).name for node in nodes}
     products_in_cycle = [products[node.name] for node in nodes if node.name in products]
     if not products_in_cycle or any(name.endswith("Grad") or name in BLOCKS for name in names):
@@ -114,7 +114,7 @@ class _Dependencies:
         return inputs + self._alike.get(name, [])
 
     def cycles(self) -> Iterator[set[str]]:
-        """The strongly connected components of what products depend on, by Tarjan's algorithm without recursion."""
+        """Yield the strongly connected components of what products depend on: Tarjan's algorithm, without recursion."""
         index: dict[str, int] = {}
         low: dict[str, int] = {}
         stack: list[str] = []

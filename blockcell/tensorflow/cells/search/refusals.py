@@ -200,7 +200,7 @@ def _explain_refusal(reader: GraphReader, recurrence: Recurrence) -> str:
 
 
 def _has_cell_name(kernel: str) -> bool:
-    """Whether the scope of a weight has the name of a cell."""
+    """Return whether the scope of a weight has the name of a cell."""
     return _CELL.search(_cell_scope(kernel).rpartition("/")[2]) is not None
 
 

@@ -125,7 +125,8 @@ class _CandidateMatcher:
             outer = [candidate for candidate in group if candidate.end not in inner_ends]
             numbers = {candidate: _state_number(candidate, state_keys[key]) for candidate in outer}
             ambiguous = f"it cannot be told which of its kernels, {' and '.join(kernels)}, is for its state"
-            refused |= {c.end: RefusedNodes(ambiguous, c.kernels) for c, number in numbers.items() if number is None}
+            unknown_ends = [candidate.end for candidate, number in numbers.items() if number is None]
+            refused |= dict.fromkeys(unknown_ends, RefusedNodes(ambiguous, kernels))
             known = [(candidate, number) for candidate, number in numbers.items() if number is not None]
             steps = [candidate.step(number) for candidate, number in known]
             reasons = find_misused_states(self._reader, steps, kernels, self._products_by_operand, gated)

@@ -165,14 +165,14 @@ class SequenceSteps:
         return within if self._is_zero(beyond) else None
 
     def _is_masked(self, place: Place) -> bool:
-        """Whether a Select by a mask gave this value in the step before."""
+        """Return whether a Select by a mask gave this value in the step before."""
         variable = self._loops.loop_variable(place)
         origin = self._reader.resolve_in_step(place if variable is None else variable.next)
         inputs = self._reader.inputs_at(origin)
         return self._reader.op(origin).name == "Select" and len(inputs) == 3 and self.read_mask(inputs[0]) is not None
 
     def _is_zero(self, place: Place) -> bool:
-        """Whether a value is zeros, also outside of the loops that leave it as it is."""
+        """Return whether a value is zeros, also outside of the loops that leave it as it is."""
         for _ in range(_MOST_IN_ROW):
             inner, (place, _) = place, self._loops.outside_value(place)
             if place == inner:
@@ -251,7 +251,7 @@ class SequenceSteps:
         return tuple(numbers[:2]) if numbers in ([0, 1, 2], [1, 0, 2]) else None
 
     def _is_range(self, place: Place, start: int = 0) -> bool:
-        """Whether a value is the integers start, start + 1 and so on."""
+        """Return whether a value is the integers start, start + 1 and so on."""
         origin = self._reader.resolve_in_step(place)
         if self._reader.op(origin).name == "Range":
             inputs = self._reader.inputs_at(origin)

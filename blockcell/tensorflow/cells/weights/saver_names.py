@@ -23,7 +23,7 @@ _SLICE = re.compile(r"(?:\d{1,18} )+((?:-|\d{1,18},\d{1,18})(?::(?:-|\d{1,18},\d
 
 
 def trace_weights(graph: Graph, variables: Variables | None) -> WeightSources:
-    """A graph's weights, by what variables are called in the checkpoint; `variables` is None for a frozen graph."""
+    """Return a graph's weights, by the names of variables in the checkpoint; a frozen graph has no `variables`."""
     reader = GraphReader(graph)
     sources = WeightSources(reader, variables)
     sources.restored = _find_restored(reader)
@@ -90,7 +90,7 @@ def _parse_slice(text: str) -> tuple[tuple[int, int | None], ...] | None:
 
 
 def _is_own(reader: GraphReader, body: str, node: Node) -> bool:
-    """Whether a node belongs to the Saver that the file names, by its last node or by the call of its function."""
+    """Return whether a node is of the Saver that the file names, by its last node or by the call of its function."""
     name = reader.graph.saver
     if body:
         return any(caller.node.name == name for caller in reader.callers.get(body, ()))
