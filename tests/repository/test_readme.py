@@ -259,9 +259,13 @@ def table_of_speed() -> str:
 
 
 def table_of_speed_in_short() -> str:
-    """Of layers and ops that most know, without the peers that few have."""
+    """Of layers and ops that most know, without the peers that few have; ratios with two digits."""
     rest = r"RNN|LSTM with|GRU of TensorFlow|GRU.* 8 bits|LSTM in 8 bits.*(PyTorch|OpenVINO)"
-    return "".join(f"{line}\n" for line in table_of_speed().splitlines() if not re.match(rf"\| ({rest})", line))
+    lines = [line for line in table_of_speed().splitlines() if not re.match(rf"\| ({rest})", line)]
+    rounded = re.sub(
+        r"(\d+\.\d+)x", lambda ratio: f"{float(ratio[1]):.{1 if float(ratio[1]) < 9.95 else 0}f}x", "\n".join(lines)
+    )
+    return f"{rounded}\n"
 
 
 def table_of_torch() -> str:
