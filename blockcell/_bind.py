@@ -75,7 +75,7 @@ class Converter:
 
     # ---------------------------------------------------------------------------------------------------------- inputs
     def read(self, values: tuple[Any, ...], use_peephole: bool) -> CheckedInputs:
-        """The inputs as arrays, after every check of them."""
+        """Return the inputs as arrays, after every check of them."""
         op = self.op
         arrays = tuple(
             [self._tensor(tensor, value, use_peephole) for tensor, value in zip(op.inputs, values, strict=True)]
@@ -91,7 +91,7 @@ class Converter:
         )
 
     def convert(self, inputs: CheckedInputs, out: Any) -> tuple[tuple[Array | None, ...], list[Array]]:
-        """The inputs as the kernel takes them, and arrays for its outputs: those of `out`, if they can be, or new."""
+        """Return the inputs as the kernel takes them, and arrays for its outputs: those of `out`, or new ones."""
         op, dtype = self.op, DTYPES[inputs.number]
         shapes = self._output_shapes(inputs, dtype.itemsize)
         if out is not None:
@@ -109,7 +109,7 @@ class Converter:
         return arrays, [np.asarray(output) for output in out]
 
     def _tensor(self, tensor: Tensor, value: Any, use_peephole: bool) -> Array | None:
-        """The value as an array; None for a peephole that may be missing and is."""
+        """Return the value as an array; None for a peephole that may be missing and is."""
         if value is None:
             if tensor.peephole and not use_peephole:
                 return None
@@ -120,7 +120,7 @@ class Converter:
         return self.reader.array(tensor.name, value)
 
     def _sizes(self, arrays: Sequence[Array | None], use_peephole: bool) -> Sizes:
-        """The letters' values, after a check of every shape."""
+        """Return the letters' values, after a check of every shape."""
         op = self.op
         sizes = Sizes({}, {})
         for tensor, array in zip(op.inputs, arrays, strict=True):
@@ -146,7 +146,7 @@ class Converter:
         return sizes
 
     def _origin(self, tensor: Tensor, sizes: Sizes) -> str:
-        """``" with I=3 from x (shape (2, 3)), H=5 from h_prev (shape (2, 5))"``."""
+        """Write where sizes are from: ``" with I=3 from x (shape (2, 3)), H=5 from h_prev (shape (2, 5))"``."""
         parts, named = [], set()
         for letter, source in self.sources.items():
             if letter in tensor.shape and source != tensor.name:
@@ -201,5 +201,5 @@ class Converter:
 
 
 def _expected(tensor: Tensor, shape: tuple[int, ...]) -> str:
-    """``(I+H, 4H) = (8, 20)``."""
+    """Write a shape in letters and in numbers: ``(I+H, 4H) = (8, 20)``."""
     return f"{form(tensor.shape)} = {shape}"

@@ -66,7 +66,7 @@ def _keep_freed_memory() -> None:
 
 
 def available_levels() -> tuple[str, ...]:
-    """The CPU levels that were built and that this CPU runs, from the oldest."""
+    """Return the CPU levels that were built and that this CPU runs, from the oldest."""
     return tuple(level for level in _cpu.supported_levels() if _is_built(level))
 
 
@@ -162,7 +162,7 @@ def _cpu_name() -> str:
 
 
 def build_info() -> dict[str, Any]:
-    """What runs here: versions, CPU level, threads, and how the kernels were compiled.
+    """Describe what runs here: versions, CPU level, threads, and how the kernels were compiled.
 
     Returns
     -------

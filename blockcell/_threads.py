@@ -11,7 +11,7 @@ from . import _cpu, _team
 
 
 def _quota(root: str = "/") -> float:
-    """How many CPUs' time control groups, those of a container say, leave this process: infinity without a limit."""
+    """Return how many CPUs' time control groups, as of a container, leave this process: infinity without a limit."""
     limits = [math.inf]
     for line in _words(root, "proc/self/cgroup"):
         _, controllers, group = line.split(":", 2)
@@ -30,7 +30,7 @@ def _quota(root: str = "/") -> float:
 
 
 def _words(*path: str) -> list[str]:
-    """Those of a file; none where there is no such file."""
+    """Return the words of a file; none where there is no such file."""
     try:
         with open(os.path.join(*path)) as file:
             return file.read().split()
@@ -39,7 +39,7 @@ def _words(*path: str) -> list[str]:
 
 
 def _threads_of_this_process(root: str = "/") -> int:
-    """OMP_NUM_THREADS, or else the CPUs that this process may use, and no more than its quota, rounded up."""
+    """Return OMP_NUM_THREADS, or else the CPUs that this process may use, at most its quota, rounded up."""
     try:
         asked = int(os.environ.get("OMP_NUM_THREADS", "").split(",")[0])  # a list is for nested teams; we have none
         if asked >= 1:
@@ -51,7 +51,8 @@ def _threads_of_this_process(root: str = "/") -> int:
 
 
 def _stack_size() -> int:
-    """In bytes that of the OpenMP runtime's threads, where the user has set it, else 0; a number alone is in K."""
+    """Return the stack size of the OpenMP runtime's threads in bytes, 0 unless the user has set it (in K without a
+    unit)."""
     asked = next((os.environ[name] for name in ("OMP_STACKSIZE", "GOMP_STACKSIZE") if name in os.environ), "")
     match = re.fullmatch(r"\s*(\d{1,15})\s*([BKMG]?)\s*", asked.upper())
     return int(match[1]) << 10 * "BKMG".index(match[2] or "K") if match else 0
@@ -63,7 +64,7 @@ _threads_at_import = min(_threads_of_this_process(), _most_threads)
 
 
 def num_threads(value: SupportsIndex | None) -> int:
-    """How many threads a call may plan with that was given ``num_threads=value``."""
+    """Return how many threads a call with ``num_threads=value`` may plan with."""
     if value is None:
         return _team.get()
     try:
@@ -103,7 +104,7 @@ def set_num_threads(n: SupportsIndex | None) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads a call may use whose ``num_threads`` is None; always 1 in a forked child."""
+    """Return how many threads a call may use whose ``num_threads`` is None; always 1 in a forked child."""
     return _team.get()
 
 
@@ -119,7 +120,7 @@ def in_forked_child(renew: Callable[[], None]) -> Callable[[], None]:
 
 @in_forked_child
 def _use_one() -> None:
-    """A forked child has the OpenMP runtime's state but not its threads: waiting for those would hang."""
+    """Use one thread: a forked child has the OpenMP runtime's state, not its threads, and would wait for ever."""
     global _most_threads
     _most_threads = 1
     _team.set(1, 1)

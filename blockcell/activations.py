@@ -62,7 +62,7 @@ class Numbers(NamedTuple):
 
 
 def canonical(name: str, value: Any) -> Activation:
-    """The canonical form of an argument, or a TypeError or ValueError that begins with its name."""
+    """Return the canonical form of an argument, or raise a TypeError or ValueError that begins with its name."""
     kind, *parameters = value if isinstance(value, (tuple, list)) and value else (value,)
     if not isinstance(kind, str):
         raise TypeError(f"{name} is {short(value)}; expected a name or a tuple of a name and parameters, {_example}")
@@ -94,18 +94,18 @@ _example = 'such as "relu" or ("leaky_relu", 0.01)'
 
 
 def parts(activation: Activation) -> tuple[str, tuple[float, ...]]:
-    """The name and all parameters of an activation in its canonical form."""
+    """Return the name and all parameters of an activation in its canonical form."""
     if isinstance(activation, str):
         return activation, tuple(PARAMETERS[activation].values())
     return str(activation[0]), tuple(map(float, activation[1:]))
 
 
 def numbers(activation: Activation) -> Numbers:
-    """An activation in its canonical form as kernels take it."""
+    """Return an activation in its canonical form as kernels take it."""
     name, values = parts(activation)
     return Numbers([*PARAMETERS].index(name), *(*values, 0.0, 0.0)[:2])
 
 
 def unusual(activations: dict[str, Activation]) -> dict[str, Activation]:
-    """Those of a layer's activations that are not the defaults."""
+    """Return those of a layer's activations that are not the defaults."""
     return {name: value for name, value in activations.items() if value != DEFAULTS[name]}

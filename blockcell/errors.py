@@ -5,12 +5,12 @@ from typing import Any
 
 
 def plain(text: str) -> str:
-    """The text with what a terminal would obey escaped: names come from files that anybody may have made."""
+    """Escape what a terminal would obey in a text: names come from files that anybody may have made."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def short(value: Any) -> str:
-    """The value for a message: shortened, or only its type where it is neither a number nor text."""
+    """Describe a value in a message: shortened, or only its type where it is neither a number nor text."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return reprlib.repr(value)
     return f"of type {type(value).__name__}"

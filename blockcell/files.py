@@ -146,7 +146,7 @@ def write(path: StrPath, description: Any, arrays: Mapping[str, Array], quantiza
 
 @contextmanager
 def replacing(path: StrPath) -> Iterator[BinaryIO]:
-    """A new file to write to. Once complete it replaces the one at the path; if that fails, it is deleted."""
+    """Open a new file to write to. Once complete it replaces the one at the path; if that fails, it is deleted."""
     target = os.path.realpath(path)  # what a link refers to
     part = os.path.join(os.path.dirname(target), f".{os.urandom(16).hex()}")
     try:
@@ -173,7 +173,7 @@ def check_regular(path: StrPath, expected: str) -> None:
 
 @contextmanager
 def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
-    """What a file holds. Errors in it, also those that the caller finds, are FormatErrors that name the file."""
+    """Read a file. Errors in it, also those that the caller raises, become FormatErrors that name the file."""
     if isinstance(source, (str, os.PathLike)):
         find, name = _of_suffix(source, {".npz": _find_npz, ".safetensors": _find_safetensors}), os.fspath(source)
         check_regular(source, "a file that layer.save wrote")
@@ -227,7 +227,7 @@ class OpenedFile(RawIOBase):
 
 # --------------------------------------------------------------------------------------------------------- descriptions
 def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
-    """The SHA-256, in hexadecimal, of a JSON text followed by the arrays' bytes, in C order and little-endian.
+    """Return the SHA-256, in hexadecimal, of a JSON text followed by the arrays' bytes, in C order and little-endian.
 
     The text is ``json.dumps([description, {name: [dtype, *shape], ...}])``, such as
     ``[{"type": "GRU"}, {"w_ru": ["float32", 7, 8], ...}]``, in the order of ``layer.weights``; a scale follows its
@@ -246,7 +246,7 @@ def checksum(description: Any, arrays: Mapping[str, Array]) -> str:
 
 
 def parse(text: str) -> Any:
-    """The value of a JSON text. A name that stands twice in an object is a ValueError."""
+    """Return the value of a JSON text. A name that stands twice in an object is a ValueError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
@@ -458,7 +458,7 @@ FULL, MOST_32, SIZED_64, DAY = 0xFFFFFFFF, 0x7FFFFFFF, 45, 1 << 5 | 1  # a versi
 
 
 def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
-    """The bytes of numpy.savez. No array is copied; and zipfile alone would be a fifth of `import blockcell`."""
+    """Write the bytes of numpy.savez. No array is copied; and zipfile alone would be a fifth of `import blockcell`."""
     listed = []
     for name, array in {KEY: np.array(text), **arrays}.items():
         head = BytesIO()
@@ -476,7 +476,7 @@ def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
 
 
 def _listed(path: bytes, flags: int, crc: int, size: int, start: int) -> bytes:
-    """An entry in the directory; numbers of more than 31 bits are in an extra field."""
+    """Return an entry of the directory; numbers of more than 31 bits are in an extra field."""
     long = [size, size] * (size > MOST_32) + [start] * (start > MOST_32)
     extra = struct.pack(f"<HH{len(long)}Q", 1, 8 * len(long), *long) if long else b""
     size, start = (FULL if number > MOST_32 else number for number in (size, start))
@@ -486,7 +486,7 @@ def _listed(path: bytes, flags: int, crc: int, size: int, start: int) -> bytes:
 
 
 def _end(entries: int, size: int, start: int) -> bytes:
-    """What follows the directory, of this size, that begins there."""
+    """Return what follows a directory of this size that begins at `start`."""
     end = END.pack(b"PK\5\6", 0, 0, entries, entries, size, min(start, FULL), 0)
     if start <= MOST_32:
         return end
@@ -502,8 +502,8 @@ NPY = re.compile(
 
 
 def _find(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
-    """As the functions below, of which it chooses one by the first bytes. No .safetensors begins with PK: its header
-    would be too long."""
+    """Return the text, and where the arrays are, of either format: the first bytes say which it is. No .safetensors
+    begins with PK, as its header would be too long."""
     head = file.read(9)
     file.seek(0)
     if head[:4] in (b"PK\3\4", b"PK\5\6"):
@@ -514,7 +514,7 @@ def _find(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
 
 
 def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
-    """The text, and where the arrays are. The entries follow one another, each after its own header."""
+    """Return the text of an .npz, and where the arrays are: one after the other, each after its own header."""
     file.seek(max(0, size - END.size))
     signature, _, _, _, entries, _, directory, _ = END.unpack(file.read(END.size).rjust(END.size))
     if signature == b"PK\5\6":
@@ -551,7 +551,7 @@ def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
 
 
 def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> Stored:
-    """The array of the entry at `start`, which has `length` bytes and begins with `head`."""
+    """Return the array of the entry at `start`, which has `length` bytes and begins with `head`."""
     match = NPY.match(head)
     if match is None or int.from_bytes(match[1], "little") != match.end() - 10:
         raise ValueError(f"its entry {short(name)} does not begin as an array does that numpy.savez wrote")
@@ -588,7 +588,7 @@ def _write_safetensors(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -
 
 
 def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
-    """The text, and where the arrays are. They follow one another without gaps up to the end of the file."""
+    """Return the text of a .safetensors, and where the arrays are: without gaps up to the end of the file."""
     length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, LONGEST_TEXT):
         raise ValueError(f"its header is to have {length} bytes; expected at most {LONGEST_TEXT}, within the file")
@@ -609,7 +609,7 @@ def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, S
 
 
 def _found(name: str, entry: Any, start: int) -> Stored:
-    """The array of an entry in the header of a .safetensors file, whose arrays begin at `start`."""
+    """Return the array of an entry in the header of a .safetensors file, whose arrays begin at `start`."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"its array {short(name)} is {short(entry)}; expected dtype, shape and data_offsets")
     dtype, shape, offsets = (entry[key] for key in ("dtype", "shape", "data_offsets"))

@@ -40,7 +40,7 @@ Float64 = NDArray[np.float64]
 
 
 def sigmoid(z: Float64) -> Float64:
-    """1 / (1 + exp(-z)), without overflow and with all digits of small results."""
+    """Compute 1 / (1 + exp(-z)) without overflow and with all digits of small results."""
     e = np.exp(-np.abs(z))
     return np.where(z >= 0, 1.0, e) / (1.0 + e)
 
@@ -86,13 +86,13 @@ assert _FUNCTIONS.keys() == PARAMETERS.keys()
 
 
 def activated(z: ArrayLike, activation: Activation) -> Float64:
-    """The activation of z."""
+    """Compute the activation of z."""
     name, values = parts(activation)
     return _FUNCTIONS[name][0](np.asarray(z, dtype=np.float64), *values)
 
 
 def slope(y: ArrayLike, activation: Activation) -> Float64:
-    """The derivative of the activation where its value is y."""
+    """Compute the derivative of the activation where its value is y."""
     name, values = parts(activation)
     return _FUNCTIONS[name][1](np.asarray(y, dtype=np.float64), *values)
 
@@ -362,7 +362,7 @@ def _lstm_step(lstm: _Lstm, x: Float64, cs_prev: Float64, h_prev: Float64, w: Fl
 
 
 def _lstm_projection_grad(lstm: _Lstm, states: LSTMStates, h_grad: Float64) -> tuple[Float64, Float64]:
-    """Back through (11) and (10): the gradients to o * co and to w_p."""
+    """Go back through (11) and (10): the gradients to o * co and to w_p."""
     assert lstm.w_p is not None
     if lstm.proj_clip > 0:
         h_grad = np.where(np.abs(states.h) < lstm.proj_clip, h_grad, 0)  # nothing passes where it clips
@@ -372,7 +372,7 @@ def _lstm_projection_grad(lstm: _Lstm, states: LSTMStates, h_grad: Float64) -> t
 def _lstm_step_grad(
     lstm: _Lstm, cs_prev: Float64, states: LSTMStates, cs_grad: Float64, m_grad: Float64
 ) -> LSTMCellGrad:
-    """Back through (9) to (2), from the gradients to cs and to o * co; ``dicfo`` in the order of the gates."""
+    """Go back through (9) to (2), from the gradients to cs and to o * co; ``dicfo`` in the order of the gates."""
     i, cs, f, o, ci, co, _ = states
     d_o_bar = m_grad * co * slope(o, lstm.recurrent_activation)  # from (9) through (8)
     d_cs = m_grad * o * slope(co, lstm.activation) + cs_grad  # from (9) through (7)
@@ -403,7 +403,7 @@ def _lstm_step_grad(
 def _lstm_product_grad(
     x: Float64, h_prev: Float64, w: Float64, d_bars: Float64
 ) -> tuple[Float64, Float64, Float64, Float64]:
-    """Back through (1): the gradients to x, h_prev, w and b."""
+    """Go back through (1): the gradients to x, h_prev, w and b."""
     x_grad, h_prev_grad = np.split(d_bars @ w.T, [x.shape[1]], axis=1)
     return x_grad, h_prev_grad, _beside(x, h_prev).T @ d_bars, d_bars.sum(axis=0)
 
@@ -411,7 +411,7 @@ def _lstm_product_grad(
 def _lstm_sequence(
     lstm: _Lstm, n: SupportsIndex, x: Float64, cs: Float64, h: Float64, w: Float64, b: Float64
 ) -> LSTMStates:
-    """Of the first n steps; past them all is zero."""
+    """Run the first n steps; past them all is zero."""
     shapes = (h.shape if name == "h" else cs.shape for name in LSTMStates._fields)
     states = LSTMStates(*(np.zeros((len(x), *shape)) for shape in shapes))
     for t in range(int(n)):
@@ -435,8 +435,10 @@ def _lstm_sequence_grad(
     d_cs: Float64,
     d_h: Float64,
 ) -> dict[str, Float64]:
-    """Back through the first n steps, from the gradients to cs and h of each, and from `d_cs` and `d_h`, those to the
-    last ones from what comes after; the results by the arguments' names."""
+    """Go back through the first n steps; return the gradients by the arguments' names.
+
+    `cs_grad` and `h_grad` are the gradients to cs and h of each step, `d_cs` and `d_h` those to the last ones from what
+    comes after."""
     grads = {"x": np.zeros_like(x), "w": np.zeros_like(w), "b": np.zeros(w.shape[1])}
     grads |= {name: np.zeros(cs_first.shape[1]) for name in ("wci", "wcf", "wco")}
     if lstm.w_p is not None:
@@ -458,14 +460,14 @@ def _lstm_sequence_grad(
 
 
 def _peepholes(use_peephole: bool, *weights: ArrayLike | None) -> tuple[Float64, ...] | None:
-    """The three peephole weights, or nothing: even a zero weight would spread a NaN of the cell state to its gate."""
+    """Return the three peephole weights, or None: even a weight of zero would spread a NaN of cs to its gate."""
     return _float64(*weights) if use_peephole else None  # type: ignore[arg-type]
 
 
 def _peephole_grads(
     use_peephole: bool, hidden: int, weights: tuple[ArrayLike | None, ...], grads: Iterable[Float64]
 ) -> tuple[Float64, Float64, Float64]:
-    """Their gradients; zeros of the weights' own lengths without peephole."""
+    """Return the gradients to peephole weights; without peepholes, zeros of the weights' own lengths."""
     if not use_peephole:
         grads = (np.zeros(hidden if weight is None else np.shape(weight)) for weight in weights)
     wci_grad, wcf_grad, wco_grad = grads
@@ -605,7 +607,7 @@ def _lstm_of_layer(
     w_p: ArrayLike | None,
     **options: Any,
 ) -> _Lstm:
-    """A layer has peepholes if it has their weights; a coupled one has no wci."""
+    """Return the `_Lstm` of a layer, which has peepholes if it has their weights; a coupled one has no wci."""
     peepholes = _peepholes(wcf is not None, 0.0 if wci is None else wci, wcf, wco)
     return _Lstm(gates, peepholes, w_p=None if w_p is None else np.asarray(w_p, np.float64), **options)
 
@@ -628,8 +630,9 @@ def lstm_layer(
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
-    """What a `blockcell.LSTM` computes over T steps, with `gates` in the order of w's columns: ``("ci", "f", "o")`` for
-    coupled ones. h is [T,B,P] with a projection w_p [H,P], else [T,B,H]; all else is [T,B,H]."""
+    """Compute what a `blockcell.LSTM` does over T steps, with `gates` in the order of w's columns.
+
+    Coupled gates are ``("ci", "f", "o")``. h is [T,B,P] with a projection w_p [H,P]; all else is [T,B,H]."""
     options = {"activation": activation, "recurrent_activation": recurrent_activation}
     numbers = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
     lstm = _lstm_of_layer(gates, wci, wcf, wco, w_p, **options, **numbers)
@@ -656,8 +659,9 @@ def lstm_layer_grad(
     cs_last_grad: ArrayLike,
     h_last_grad: ArrayLike,
 ) -> dict[str, Float64]:
-    """The gradients to x, cs_prev, h_prev and the weights, by their names, from those to h [T,B,.] and to the last
-    states, with what `lstm_layer` returned."""
+    """Compute the gradients to x, cs_prev, h_prev and the weights, by their names.
+
+    They follow from the gradients to h [T,B,.] and to the last states, and from what `lstm_layer` returned."""
     options = {"proj_clip": proj_clip, "activation": activation, "recurrent_activation": recurrent_activation}
     lstm = _lstm_of_layer(gates, wci, wcf, wco, w_p, **options)
     x, cs_prev, h_prev, w, h_grad = _float64(x, cs_prev, h_prev, w, h_grad)
@@ -670,7 +674,7 @@ def lstm_layer_grad(
 
 # ================================================================================================================ Dense
 def dense(*, x: ArrayLike, w: ArrayLike, b: ArrayLike, activation: str | None = None) -> Float64:
-    """What `blockcell.Dense` computes of rows (..., I). With `last`, a row without steps is a row of zeros."""
+    """Compute what `blockcell.Dense` does for rows (..., I). With `last`, a row without steps is a row of zeros."""
     x, w, b = _float64(x, w, b)
     z = x @ w + b
     if activation == "softmax":
@@ -689,7 +693,7 @@ def dense(*, x: ArrayLike, w: ArrayLike, b: ArrayLike, activation: str | None = 
 def dense_grad(
     *, x: ArrayLike, w: ArrayLike, y: ArrayLike, d_y: ArrayLike, activation: str | None = None
 ) -> tuple[Float64, Float64, Float64]:
-    """The gradients to x, w and b."""
+    """Compute the gradients of `dense` to x, w and b."""
     x, w, y, d_y = _float64(x, w, y, d_y)
     d_z = {
         None: d_y,
@@ -737,7 +741,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {name: globals()[name] for name in OPS
 
 
 def error_in_eps(result: NDArray[Any], exact: Float64, eps: float) -> float:
-    """The largest error of a result, in eps of the exact values' largest entry: the measure of every bound."""
+    """Return the largest error of a result, in eps of the exact values' largest entry: the measure of every bound."""
     error = float(np.abs(result.astype(np.float64) - exact).max(initial=0))
     scale = float(np.abs(exact).max(initial=0))
     if scale == 0:

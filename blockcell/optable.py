@@ -154,7 +154,7 @@ class LSTMGrads(NamedTuple):
 # ------------------------------------------------------------------------------------------------ the table's columns
 @cache
 def dims(shape: str) -> tuple[tuple[int, int, int, int], ...]:
-    """``"I+H 4H"`` as one tuple of the four letters' factors a dimension: ``((0, 0, 1, 1), (0, 0, 0, 4))``."""
+    """Return for each dimension the factors of the four letters: "I+H 4H" is ``((0, 0, 1, 1), (0, 0, 0, 4))``."""
     parsed = []
     for word in shape.split():
         factors = dict.fromkeys(LETTERS, 0)
@@ -165,7 +165,7 @@ def dims(shape: str) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def sizes_of(shape: str, sizes: dict[str, int]) -> tuple[int, ...]:
-    """The shape in numbers: ``sizes_of("I+H 4H", {"I": 3, "H": 5}) == (8, 20)``."""
+    """Return the shape in numbers: ``sizes_of("I+H 4H", {"I": 3, "H": 5}) == (8, 20)``."""
     if "O" in shape or "P" in shape:  # of weights that only layers have
         words = (re.findall(r"(\d*)([A-Z])", word) for word in shape.split())
         return tuple(sum(int(factor or 1) * sizes[letter] for factor, letter in word) for word in words)
@@ -244,8 +244,10 @@ class Op:
 
 
 def _inputs(unread: str = "", **kinds: str) -> tuple[Tensor, ...]:
-    """``input="x[B I]", state="h_prev[B H]"`` as tensors, with names interned as in source, since ``op(**arguments)``
-    compares them."""
+    """Read ``input="x[B I]", state="h_prev[B H]"`` as tensors.
+
+    Names are interned as in source, since ``op(**arguments)`` compares them.
+    """
     assert kinds.keys() <= {*get_args(Kind)}
     return tuple(
         Tensor(sys.intern(name), shape, cast(Kind, kind), read=name not in unread.split())
@@ -255,7 +257,7 @@ def _inputs(unread: str = "", **kinds: str) -> tuple[Tensor, ...]:
 
 
 def _outputs(result: type[tuple[Array, ...]], *shapes: str, peepholes: str = "") -> tuple[Tensor, ...]:
-    """The result's fields as tensors; one shape alone is that of all."""
+    """Return the result's fields as tensors; one shape alone is that of all."""
     names = result._fields  # type: ignore[attr-defined]
     return tuple(
         Tensor(name, shape, "peephole" if name in peepholes.split() else "output")
@@ -297,7 +299,7 @@ def _block_lstm(
     attributes: tuple[Attribute, ...],
     constants: tuple[tuple[str, float], ...] = (),
 ) -> tuple[Op, Op]:
-    """The two versions of BlockLSTM differ in the gates' order and in the attributes."""
+    """Return a version of BlockLSTM and its gradient; versions differ in the gates' order and in the attributes."""
     order = ("ifco", gates == _IFCO)
     return (
         Op(
@@ -534,7 +536,7 @@ LAYER_OPTIONS = {
 
 @cache
 def lstm_weights(coupled: bool, projected: bool) -> tuple[Tensor, ...]:
-    """The weights of an `LSTM` layer, of which the peepholes may be missing; the op has neither variant."""
+    """Return the weights of an `LSTM` layer, of which the peepholes may be missing; the op has neither variant."""
     rows, gates = "I+P" if projected else "I+H", len(COUPLED_GATES if coupled else _ICFO)
     shapes = {"w": f"{rows} {gates}H", "b": f"{gates}H"}
     tensors = (replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in OPS["BlockLSTM"].weights)
@@ -543,7 +545,7 @@ def lstm_weights(coupled: bool, projected: bool) -> tuple[Tensor, ...]:
 
 
 def peephole_names(coupled: bool) -> tuple[str, ...]:
-    """The names of an `LSTM` layer's peephole weights, in the order of the gates."""
+    """Return the names of an `LSTM` layer's peephole weights, in the order of the gates."""
     return tuple(tensor.name for tensor in lstm_weights(coupled, False) if tensor.kind == "peephole")
 
 

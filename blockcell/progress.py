@@ -16,7 +16,7 @@ Progress = Callable[[str, int, int | None], None]
 
 @contextmanager
 def progress(after: float = 0.0) -> Iterator[Progress]:
-    """Bars on standard error, one for each thing that is being done, from so many seconds on.
+    """Show bars on standard error, one for each activity, once `after` seconds have passed.
 
     There are none without a terminal or rich; nor in other threads and in the processes of a pool, which would all
     write to one terminal.
@@ -52,7 +52,7 @@ def progress(after: float = 0.0) -> Iterator[Progress]:
 
 
 def _alone() -> bool:
-    """Whether this is the main thread of a process that is not one of a pool."""
+    """Return whether this is the main thread of a process that is not one of a pool."""
     from multiprocessing import parent_process  # takes long to import
 
     return threading.current_thread() is threading.main_thread() and parent_process() is None

@@ -20,7 +20,7 @@ from .errors import short
 from .layers import BaseLayer
 from .layers.arguments import checked_array
 from .layers.loading import read_any
-from .layers.shared import Directions
+from .layers.shared import Directions, columns_of
 from .layers.structure import description_of, has_steps, output_directions, stored_arrays
 from .optable import Array
 from .progress import progress
@@ -168,7 +168,7 @@ class Scorer:
             return self._scored(layer, arrays, 0, count)
 
     def _in_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[Any]:
-        """The results for what need not be in memory as a whole."""
+        """Iterate over the results for sequences that need not be in memory as a whole."""
         first = 0
         with _counting(None) as count:
             for arrays in self._windows(layer, values):
@@ -176,7 +176,7 @@ class Scorer:
                 first += len(arrays)
 
     def _windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
-        """The sequences, as many at a time as are sorted together."""
+        """Iterate over the sequences, as many at a time as are sorted together."""
         arrays, held = list[Array](), 0
         width = layer.input_size + layer.output_size
         for k, value in enumerate(values):
@@ -190,7 +190,7 @@ class Scorer:
     def _scored(
         self, layer: BaseLayer[Any], arrays: Sequence[Array], first: int, count: Callable[[int], None]
     ) -> list[Any]:
-        """The results for sequences in memory, of which the first one has this number."""
+        """Return the results for sequences in memory, of which the first one has the number `first`."""
         threads, results = _threads.num_threads(self._num_threads), list[Any](arrays)
         for numbers in _batches([len(array) for array in arrays], self._batch):
             some = [arrays[k] for k in numbers]
@@ -204,7 +204,7 @@ class Scorer:
         return results
 
     def _run(self, layer: BaseLayer[Any], arrays: Sequence[Array], threads: int) -> list[Array]:
-        """The results of one batch, or what a function makes them of. The first sequence is the longest."""
+        """Return the results of a batch, or y of each sequence for a function; the first sequence is the longest."""
         lengths = np.array([len(array) for array in arrays], np.int64)
         x = np.empty((lengths[0], len(arrays), layer.input_size), layer.dtype)
         for b, array in enumerate(arrays):
@@ -217,7 +217,7 @@ class Scorer:
         return [row.copy() for row in y]  # so that none keeps the others in memory
 
     def _loaded(self) -> BaseLayer[Any]:
-        """The layer. The first call in another process than that which made the scorer reads it from its file."""
+        """Return the layer, which the first call in another process than the scorer's own reads from the file."""
         if self._layer is None:
             assert self._path is not None
             layer, sha256 = _from_file(self._path)
@@ -230,7 +230,7 @@ class Scorer:
 
 @contextmanager
 def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows progress: is told of how many more steps have been scored, of so many."""
+    """Show progress; yield a function that takes how many more steps have been scored, of `total`."""
     done = 0
     with progress(PATIENCE) as tell:
 
@@ -244,7 +244,7 @@ def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
 
 # ------------------------------------------------------------------------------------------------------------ sequences
 def _read(layer: BaseLayer[Any], k: int, value: Any) -> Array:
-    """The k-th sequence as an array that can be converted to the layer's dtype."""
+    """Return the k-th sequence as an array that can be converted to the layer's dtype."""
     size, dtype = layer.input_size, layer.dtype
     if type(value) is np.ndarray:
         if value.dtype == dtype and value.ndim == 2 and value.shape[1] == size and len(value):
@@ -261,7 +261,7 @@ def _read(layer: BaseLayer[Any], k: int, value: Any) -> Array:
 
 
 def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """The numbers of the sequences that are computed together, longest first; no more than half is padding."""
+    """Iterate over the numbers of sequences for one batch, longest first; no more than half of it is padding."""
     batch: list[int] = []
     steps = 0
     for k in sorted(range(len(lengths)), key=lambda k: -lengths[k]):
@@ -275,7 +275,7 @@ def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 
 def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
-    """The sequences of a column of Arrow's, of steps of so many numbers; nothing is copied."""
+    """Return the sequences of a column of Arrow's, whose steps have `size` numbers; nothing is copied."""
     types, sequences = pyarrow.types, list[Array]()
 
     def lengths_of(lists: Any) -> Array:
@@ -312,17 +312,15 @@ def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
 
 # -------------------------------------------------------------------------------------------------------------- results
 def _last(y: Array, lengths: Array, directions: Directions) -> Array:
-    """y of each row at the steps at which its parts end, [B,H]."""
-    last_rows, rows, offset = np.empty(y.shape[1:], y.dtype), np.arange(len(lengths)), 0
-    for size, backwards in directions:
-        part = slice(offset, offset + size)
-        last_rows[:, part] = y[0, :, part] if backwards else y[lengths - 1, rows, part]
-        offset += size
+    """Return y of each row at the last step of each direction, [B,H]."""
+    last_rows, rows = np.empty(y.shape[1:], y.dtype), np.arange(len(lengths))
+    for columns, reverse in columns_of(directions):
+        last_rows[:, columns] = y[0, :, columns] if reverse else y[lengths - 1, rows, columns]
     return last_rows
 
 
 def _means(y: Array, lengths: Array) -> Array:
-    """The mean of each row over its steps, [B,H]; y is zero past them."""
+    """Return the mean of each row over its steps, [B,H]; y is zero past them."""
     sums = np.zeros(y.shape[1:], np.promote_types(y.dtype, np.float32))
     with np.errstate(over="ignore", invalid="ignore"):
         for step in y:
@@ -336,7 +334,7 @@ _reading = threading.Lock()
 
 
 def _from_file(path: str) -> tuple[BaseLayer[Any], str]:
-    """The layer in a file, and its checksum: once for each process, unless the file is replaced."""
+    """Read the layer in a file and its checksum: once for each process, unless the file is replaced."""
     status = os.stat(path)
     with _reading:
         return _read_file(path, status.st_ino, status.st_size, status.st_mtime_ns)

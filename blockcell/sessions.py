@@ -201,7 +201,7 @@ class Sessions:
                 self._stepping = False
 
     def save(self, id: int) -> Any:
-        """The state of a session, after the step that is running, without what waits.
+        """Return the state of a session, after the step that is running, without what waits.
 
         Returns
         -------
@@ -256,7 +256,7 @@ class Sessions:
             raise ValueError(f"Sessions.{method}: id is {short(id)}, which {known}; expected an open session") from None
 
     def _read(self, x: Any) -> Array:
-        """A copy of any x, of numbers that the layer takes."""
+        """Return a copy of a user's x in the layer's dtype."""
         reader = ArgumentReader("Sessions.feed")
         array = reader.array("x", x)
         reader.dtype_number([("x", x, array)], DTYPES.index(self._dtype), "the layer")
@@ -289,7 +289,7 @@ class Sessions:
                     self._left += [row]
 
     def _groups(self, limit: int | None) -> list[list[_Turn]]:
-        """The turns of all sessions that have something waiting, those of about as many steps together."""
+        """Return the turns of all sessions that have something waiting, those of about as many steps together."""
         with self._lock:
             fed = [
                 session
@@ -355,7 +355,7 @@ class Sessions:
         self._make_locks()
 
     def __len__(self) -> int:
-        """The number of sessions that are open."""
+        """Count the sessions that are open."""
         return len(self._sessions)
 
     def __repr__(self) -> str:
@@ -363,7 +363,7 @@ class Sessions:
 
 
 def _taken(queue: list[Array], limit: int | None) -> tuple[list[Array], list[Array], int]:
-    """The first arrays up to so many steps, what is left then, and the number of steps."""
+    """Split a queue: return the arrays of the first steps, at most `limit`, the rest, and the number of these steps."""
     if len(queue) == 1 and queue[0].ndim == 1:
         return queue, [], 1
     steps = 0

@@ -122,7 +122,7 @@ def layer_info(options: argparse.Namespace) -> int:
 
 
 def given_data(path: Path | None, layer: Layer) -> tuple[str, Array]:
-    """What x is, and x."""
+    """Return what x is, in words, and x."""
     if path is None:
         shape = 100, 8, layer.input_size
         x = np.random.default_rng(0).standard_normal(shape)
@@ -298,14 +298,14 @@ def inspect_file(options: argparse.Namespace) -> int:
 
 
 def _describe_state(cell: Found) -> str:
-    """What a cell begins with, if not with zeros, and how its layer gets that."""
+    """Say what a cell begins with, if not with zeros, and how its layer gets that."""
     if cell.initial_state is None:
         return f"a state that comes from {cell.state_from}: pass it to calls as state="
     return f"the state {cell.state_from}: pass the cell's initial_state to calls as state="
 
 
 def _why_not_one_layer(cells: Cells) -> str:
-    """Why the cells are not one layer; empty if they are."""
+    """Say why the cells are not one layer; empty if they are."""
     try:
         cells.levels()
     except ValueError as error:
@@ -391,7 +391,7 @@ def _write(layer: Layer, options: argparse.Namespace) -> None:
 
 
 def is_of_keras(options: argparse.Namespace) -> bool:
-    """Whether the path is that of a file of Keras'; refuse options that are for other files."""
+    """Return whether the path is that of a file of Keras'; refuse options that are for other files."""
     is_keras = Path(options.path).suffix.lower() in (".h5", ".hdf5", ".keras", ".json")
     names = ("forget_bias", "cell_clip", "proj_clip", "average") if is_keras else _KERAS_OPTIONS
     if unfit_options := [name for name in names if getattr(options, name, None) not in (None, False)]:
@@ -401,13 +401,13 @@ def is_of_keras(options: argparse.Namespace) -> bool:
 
 
 def _options_for_cell(options: Mapping[str, Any], cell: Found, chosen: Sequence[Found]) -> dict[str, Any]:
-    """The options for a cell: without those that are for other cells, as forget_bias is not for a GRU."""
+    """Return the options for a cell: without those that are for other cells, as forget_bias is not for a GRU."""
     unused = {name for other in chosen for name in other.attributes}.difference(cell.attributes)
     return {name: value for name, value in options.items() if name not in unused}
 
 
 def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
-    """The cells that are named, in their order, or all if they are one layer."""
+    """Return the cells that are named, in their order, or all if they are one layer."""
     if options.cell is not None:
         if unknown := [name for name in options.cell if name not in cells]:
             names = ", ".join(cells) or "none"
@@ -546,7 +546,7 @@ def _number(text: str) -> float:
 
 
 def _activation(text: str) -> Activation:
-    """A name, or a name and parameters: ``leaky_relu,0.01``."""
+    """Read an activation: a name, or a name and parameters, ``leaky_relu,0.01``."""
     name, *numbers = text.split(",")
     try:
         return canonical("the activation", (name, *map(float, numbers)))
@@ -591,7 +591,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def missing(*packages: str) -> list[str]:
-    """Those of the packages that are not installed."""
+    """Return those of the packages that are not installed."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 

@@ -65,7 +65,7 @@ class Digits(NamedTuple):
 
 
 def load() -> tuple[Digits, Digits]:
-    """The digits to train on and those held out: always the same ones, with an equal share of each digit."""
+    """Load the digits to train on and those held out: always the same ones, with an equal share of each digit."""
     images, labels = load_digits(return_X_y=True)
     rows = (images / images.max()).astype(np.float32).reshape(len(images), 8, 8)
     x, held_out_x, y, held_out_y = train_test_split(rows, labels, test_size=HELD_OUT, stratify=labels, random_state=0)
@@ -84,12 +84,12 @@ class Classifier:
         return type(self.net.layers[0]).__name__
 
     def belief(self, x: Array) -> Array:
-        """Each digit's probability after each row, [T,B,10]."""
+        """Return each digit's probability after each row, [T,B,10]."""
         layer, head = self.net.layers
         return Stack([layer, Dense(head.weights["w"], head.weights["b"], "softmax")])(x)[0]
 
     def loss(self, digits: Digits, z: Array) -> tuple[float, Array]:
-        """Mean cross-entropy of every row and of the last one, weighted, and its gradient to the logits."""
+        """Compute the mean cross-entropy of every row and of the last one, weighted, and its gradient to the logits."""
         loss, d_z = softmax_cross_entropy(z, np.broadcast_to(digits.labels, z.shape[:-1]))
         last, d_last = softmax_cross_entropy(z[-1], digits.labels)
         d_z *= EVERY_ROW
@@ -97,14 +97,14 @@ class Classifier:
         return EVERY_ROW * loss + LAST_ROW * last, d_z
 
     def loss_and_grads(self, digits: Digits) -> tuple[float, Arrays]:
-        """The loss and its gradient to every weight, by the weights' names."""
+        """Compute the loss and its gradient to every weight, by the weights' names."""
         z, _, tape = self.net.forward(digits.x)
         loss, d_z = self.loss(digits, z)
         return loss, self.net.backward(tape, d_z)[2]
 
 
 def new_networks(seed: int, hidden: int = HIDDEN, dtype: DTypeLike = np.float32) -> tuple[Classifier, Classifier]:
-    """A GRU, and an LSTM with peepholes and without a clip, which the gradient would ignore."""
+    """Make a GRU, and an LSTM with peepholes and without a clip, which the gradient would ignore."""
     rng = np.random.default_rng(seed)
     gru = Classifier(GRU.init(8, hidden, seed=rng, dtype=dtype), rng)
     lstm = LSTM.init(8, hidden, seed=rng, dtype=dtype, use_peephole=True, forget_bias=1.0)
@@ -195,7 +195,7 @@ class Check:
 
 
 def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, dict[str, Any]]:
-    """Arguments for every op out of the trained networks: their weights and states, and the gradients of their loss."""
+    """Make arguments for every op from the trained networks: weights, states, and gradients of the loss."""
     arguments_by_op = {}
     for name, op in OPS.items():
         network = lstm if "LSTM" in name.upper() else gru
@@ -215,7 +215,7 @@ def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, di
 
 
 def over_rows(network: Classifier, digits: Digits) -> dict[str, Any]:
-    """All that the sequence ops take, forward and backward."""
+    """Return all that the sequence ops take, forward and backward."""
     layer, head = network.net.layers
     zeros = np.zeros((digits.x.shape[1], layer.hidden_size), digits.x.dtype)
     values: dict[str, Any] = {"seq_len_max": len(digits.x), "x": digits.x, "h_prev": zeros, **layer.weights}
@@ -229,7 +229,7 @@ def over_rows(network: Classifier, digits: Digits) -> dict[str, Any]:
 
 
 def at_one_row(network: Classifier, digits: Digits) -> dict[str, Any]:
-    """All that the cells take at the middle row: states from the rows before it, gradients from the rows after it."""
+    """Return all that cells take at the middle row: states from the rows before it, gradients from those after it."""
     x, row = digits.x, len(digits.x) // 2
     layer: Any = network.net.layers[0]
     values = over_rows(network, digits)
@@ -243,7 +243,7 @@ def at_one_row(network: Classifier, digits: Digits) -> dict[str, Any]:
 
 
 def for_v2(values: dict[str, Any]) -> dict[str, Any]:
-    """The LSTM's weights with the gates in BlockLSTMV2's order, and the forget bias, which V2 lacks, in its bias."""
+    """Return the LSTM's weights with gates in BlockLSTMV2's order and the forget bias, which V2 lacks, in its bias."""
     gates = OPS["BlockLSTM"].gates
     reordered = {}
     for name in ("w", "b"):
@@ -255,15 +255,16 @@ def for_v2(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def for_reset_after(values: dict[str, Any]) -> dict[str, Any]:
-    """The GRU's weights in the GRU that resets after the product, which has half of the candidate's bias on either side
-    of the reset, and the states that it then has."""
+    """Return the weights of a GRU that resets after the product, and the states that it then has.
+
+    Half of the candidate's bias is on either side of the reset."""
     arguments = {name: values[name] for name in ("seq_len_max", "x", "h_prev", "w_ru", "w_c", "b_ru")}
     arguments |= dict.fromkeys(("b_c", "b_hc"), values["b_c"] / 2)
     return arguments | ops.block_gru_reset_after(**arguments)._asdict()
 
 
 def for_rnn(values: dict[str, Any]) -> dict[str, Any]:
-    """The weights of the GRU's candidate in a plain RNN, and the states that it then has."""
+    """Return the weights of the GRU's candidate in a plain RNN, and the states that it then has."""
     arguments = {name: values[name] for name in ("seq_len_max", "x", "h_prev")} | {
         "w": values["w_c"],
         "b": values["b_c"],
@@ -295,7 +296,7 @@ def worst(errors: Mapping[str, float], bounds: Mapping[str, float]) -> Error:
 
 
 def runtimes_here() -> list[str]:
-    """The names by which `onnx_export.verify` knows the ONNX runtimes that are installed."""
+    """Return the names by which `onnx_export.verify` knows the ONNX runtimes that are installed."""
     if not (importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime")):
         return []
     from onnx_export.verification import available
@@ -304,7 +305,7 @@ def runtimes_here() -> list[str]:
 
 
 def on_runtime(runtime: str, name: str, values: dict[str, Any], bounds: Mapping[str, float]) -> Error:
-    """The graph of an op. Its bounds are those of `onnx_export.verify`, or the kernels' where the weights amplify."""
+    """Run the graph of an op. Bounds are those of `onnx_export.verify`, or the kernels' where the weights amplify."""
     from onnx_export.verification import compare
 
     rows = compare(name, values, [runtime])
@@ -316,7 +317,7 @@ def on_runtime(runtime: str, name: str, values: dict[str, Any], bounds: Mapping[
 
 
 def sensitivity(name: str, values: dict[str, Any], exact: Arrays) -> dict[str, float]:
-    """How much each output of the float64 formula changes, in eps, if every input changes by float32's rounding.
+    """Measure how much each output of the float64 formula changes, in eps, if every input is rounded to float32.
 
     With trained weights, which are large, and eight steps, that alone is several eps. A kernel also rounds inside its
     sums: a sum of n random terms is rounded n times, at partial sums that grow with the root of their length. Together
@@ -335,7 +336,7 @@ def sensitivity(name: str, values: dict[str, Any], exact: Arrays) -> dict[str, f
 
 
 def seconds(function: Callable[[], object], budget: float = 0.05) -> float:
-    """The median of the calls that fit into the budget, at least five."""
+    """Time as many calls as fit into the budget, at least five; return the median."""
     times: list[float] = []
     end = time.perf_counter() + budget
     while len(times) < 5 or time.perf_counter() < end:
@@ -364,7 +365,7 @@ class Result:
         return all(part.ok for part in self.trainings) and all(part.ok for part in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """All the figures, for JSON."""
+        """Return all the figures, for JSON."""
         return {
             "seed": self.seed,
             "trained_on": self.trained_on,
@@ -430,7 +431,7 @@ def draw_training(figure: SubFigure, result: Result) -> None:
 
 
 def draw_digit(figure: SubFigure, result: Result, beliefs: list[Array], index: int) -> None:
-    """The image beside what each network believes after each of its rows."""
+    """Draw the image beside what each network believes after each of its rows."""
     label = int(result.digits.labels[index])
     image, *maps = figure.subplots(1, 3, sharey=True, width_ratios=(9, 10, 10))
     image.imshow(result.digits.x[:, index], cmap="gray_r", aspect="auto")  # as high as its neighbours, row beside row

@@ -37,7 +37,7 @@ def inspect_layers(options: argparse.Namespace) -> int:
 
 
 def read_chosen(options: argparse.Namespace) -> tuple[Layer, list[str]]:
-    """The layer that `blockcell extract` writes, and what is to be said of it."""
+    """Read the layer that `blockcell extract` writes, and the lines about it."""
     layer, messages = _read(options)
     layers = _parts(layer)
     if options.cell is None:
@@ -65,7 +65,7 @@ def _read(options: argparse.Namespace) -> tuple[Layer | dict[str, Layer], list[s
 
 
 def _parts(layer: Layer | dict[str, Layer]) -> dict[str, Layer]:
-    """The layers by their names; those of a Stack have their places, as in the names of its weights."""
+    """Return the layers by their names; those of a Stack have their places, as in the names of its weights."""
     if isinstance(layer, dict):
         return layer
     return {str(k): part for k, part in enumerate(layer.layers if isinstance(layer, Stack) else [layer])}

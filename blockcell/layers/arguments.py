@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from .._args import empty
 from .._layers import check_lengths
 from ..argument_reader import ArgumentReader, as_kernels_take, is_array
 from ..errors import short
@@ -32,12 +31,7 @@ class CallReader(ArgumentReader):
         """Return a view, time first, of an array that has the user's order."""
         return array.swapaxes(0, 1) if self.batch_first else array
 
-    def new(self, size: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """Return an array without values, T steps of B rows of this size, and a view of it, time first."""
-        array = empty((*self.axes(self.T, self.B), size), dtype)
-        return array, self.time_first(array)
-
-    def mend(self, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
+    def axis_order_hint(self, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
         """Return what a message adds where an array has T entries for B rows, or B for T steps."""
         if self.T == self.B or {*shape[:1], *expected[:1]} != {self.T, self.B}:
             return ""
@@ -62,8 +56,10 @@ def checked_array(
     if type(value) is not np.ndarray or array.dtype != dtype:
         reader.dtype_number([(name, value, array)], DTYPES.index(dtype), "the layer")
     if not _fits(array.shape, shape):
-        mend = reader.mend(array.shape, shape) if isinstance(reader, CallReader) and None not in shape else ""
-        raise ValueError(f"{reader.caller}: {name} has shape {array.shape}; expected {expected}{mend}")
+        hint = (
+            reader.axis_order_hint(array.shape, shape) if isinstance(reader, CallReader) and None not in shape else ""
+        )
+        raise ValueError(f"{reader.caller}: {name} has shape {array.shape}; expected {expected}{hint}")
     return array
 
 
@@ -74,14 +70,14 @@ def read_array(
     dtype: np.dtype[Any],
     shape: tuple[int | None, ...],
     expected: str,
-    keep: bool = False,
+    copies: bool = False,
 ) -> Array:
-    """Return the `checked_array` of a value as kernels can read it; with `keep` always a copy."""
+    """Return the `checked_array` of a value as kernels can read it; always a copy if `copies`."""
     array = checked_array(reader, name, value, dtype, shape, expected)
-    return np.array(array, dtype, order="C", copy=True) if keep else as_kernels_take(array, dtype)
+    return np.array(array, dtype, order="C", copy=True) if copies else as_kernels_take(array, dtype)
 
 
-def in_rows(value: Any, B: int) -> Any:
+def repeat_row(value: Any, B: int) -> Any:
     """Return an array of one row as a view of B equal rows; anything else as it is."""
     if isinstance(value, np.ndarray) and value.ndim == 2 and len(value) == 1:
         return np.broadcast_to(value, (B, value.shape[1]))
@@ -103,15 +99,15 @@ def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str
     if lengths.dtype.kind not in "iu" and (lengths.size or is_array(value)):
         raise TypeError(f"{reader.caller}: lengths has dtype {lengths.dtype}; expected integers")
     if lengths.shape != (B,):
-        mend = reader.mend(lengths.shape, (B,)) if isinstance(reader, CallReader) else ""
+        hint = reader.axis_order_hint(lengths.shape, (B,)) if isinstance(reader, CallReader) else ""
         expected = f"expected (B,) = ({B},) with B from {source}"
-        raise ValueError(f"{reader.caller}: lengths has shape {lengths.shape}; {expected}{mend}")
+        raise ValueError(f"{reader.caller}: lengths has shape {lengths.shape}; {expected}{hint}")
     steps = lengths.astype(np.int64)
     check_lengths(reader.caller, steps, T, lengths)
     return steps
 
 
-def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:
+def read_bools(reader: CallReader, name: str, value: Any) -> Array | None:
     """Return `reset` or `mask`, a bool for every step and row, time first."""
     if value is None:
         return None
@@ -121,12 +117,12 @@ def read_switches(reader: CallReader, name: str, value: Any) -> Array | None:
     shape = reader.axes(reader.T, reader.B)
     if switches.shape != shape:
         expected = f"expected ({', '.join(reader.axes('T', 'B'))}) = {shape} with both from x"
-        mend = reader.mend(switches.shape, shape)
-        raise ValueError(f"{reader.caller}: {name} has shape {switches.shape}; {expected}{mend}")
+        hint = reader.axis_order_hint(switches.shape, shape)
+        raise ValueError(f"{reader.caller}: {name} has shape {switches.shape}; {expected}{hint}")
     return reader.time_first(switches.astype(np.bool_))
 
 
-def in_order(described: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
+def order_parts(described: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
     """Return a state; of a mapping the parts in the order of their names, which may be integers for a stack.
 
     Parts of layers that are stateless need not be there; all others must, so that no part is forgotten.
@@ -147,7 +143,7 @@ def read_parts(
     reader: ArgumentReader, name: str, state: Any, names: Iterable[str], expected: str, stateless: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return the parts of a state by the names that messages use, ``state.fw``; all are None if the state is None."""
-    state = in_order(f"{reader.caller}: {name}", state, names, stateless)
+    state = order_parts(f"{reader.caller}: {name}", state, names, stateless)
     names = [f"{name}.{part}" for part in names]
     if state is None:
         return dict.fromkeys(names)

@@ -15,8 +15,8 @@ from ..argument_reader import ArgumentReader, rows_as_kernels_take
 from ..errors import short
 from ..optable import Array
 from ..quantization import Scheme
-from .arguments import CallReader, checked_array, read_lengths, read_switches
-from .masks import CountedSteps, count
+from .arguments import CallReader, checked_array, read_bools, read_lengths
+from .masks import CountedSteps, count_steps
 from .shared import REPEAT, ZERO, Directions, GivenState, S_co, SharedWeights, State
 
 
@@ -54,7 +54,7 @@ class BaseLayer(ABC, Generic[S_co]):
 
     @abstractmethod
     def _directions(self, reverse: bool) -> Directions:
-        """How many columns of y are of a layer that runs backwards, or does not: one part after the other."""
+        """Return how many columns of y are of each direction, part after part; `reverse` turns all of them."""
 
     @abstractmethod
     def _snapshot(self) -> BaseLayer[S_co]:
@@ -173,12 +173,12 @@ class BaseLayer(ABC, Generic[S_co]):
         x = reader.time_first(checked_array(reader, "x", x, self.dtype, (None, None, self.input_size), inputs))
         reader.T, reader.B = T, B = x.shape[:2]
         lengths = read_lengths(reader, lengths, T, B)
-        reset, mask = read_switches(reader, "reset", reset), read_switches(reader, "mask", mask)
+        reset, mask = read_bools(reader, "reset", reset), read_bools(reader, "mask", mask)
         initial_state = self._read_state(reader, "state", state, B)
 
         counted = None
         if mask is not None or masked == REPEAT:
-            counted, lengths = count(mask, lengths, T, masked == REPEAT)
+            counted, lengths = count_steps(mask, lengths, T, masked == REPEAT)
         if counted is not None:
             x, reset = counted.gather(x), None if reset is None else counted.gather_resets(reset)
         x = rows_as_kernels_take(x, self.dtype)
@@ -198,7 +198,7 @@ class BaseLayer(ABC, Generic[S_co]):
 
     @abstractmethod
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
-        """A state that the kernels can read. `source` is what B is from."""
+        """Return a user's state of B rows as kernels read it; `source` is the argument that B is from."""
 
     # ------------------------------------------------------------------------------------------------------------ files
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -223,7 +223,7 @@ class BaseLayer(ABC, Generic[S_co]):
 
     @abstractmethod
     def _description(self) -> dict[str, Any]:
-        """The layer without its weights, as `blockcell.files` has it."""
+        """Return the layer without its weights, as `blockcell.files` has it."""
 
     @abstractmethod
     def _arrays_of_file(self) -> dict[str, Array]:

@@ -61,7 +61,7 @@ class Composite(Layer[S_co]):
         return len(self._stateless_parts()) == len(self._layers)
 
     def _stateless_parts(self) -> list[str]:
-        """The names of the layers that have no state."""
+        """Return the names of the layers that have no state."""
         return [name for name, layer in self._layers.items() if layer._is_stateless]
 
     def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
@@ -83,7 +83,7 @@ class Composite(Layer[S_co]):
         )
 
     def _parts_of(self, reader: ArgumentReader, name: str, state: State) -> dict[str, Any]:
-        """The states of its layers, by the names that messages use."""
+        """Return the states of its layers, by the names that messages use."""
         return read_parts(reader, name, state, self._layers, f"({', '.join(self._layers)})", self._stateless_parts())
 
 
@@ -290,7 +290,7 @@ class StackStream:
         return self._streams[0]._advances
 
     def _room(self, batch: int) -> tuple[Array, ...]:
-        """For the y of a step of all layers but the last."""
+        """Return memory for y of a step of each layer but the last."""
         return tuple([np.empty((batch, stream.layer.output_size), self.layer.dtype) for stream in self._streams[:-1]])
 
     def _grow(self, batch: int) -> None:
@@ -330,7 +330,7 @@ class StackStream:
         self.set_state(None, value)
 
     def state_of(self, rows: ArrayLike | None) -> tuple[Any, ...]:
-        """The states of some rows, a tuple of the layers' states; as `Stream.state_of`."""
+        """Return the states of some rows, a tuple of the layers' states, as `Stream.state_of` does."""
         return self._state_from(iter(_stream.copy_states(self._streams, rows)))
 
     def set_state(self, rows: ArrayLike | None, states: GivenState) -> None:
@@ -338,7 +338,7 @@ class StackStream:
         _stream.set_states(self._streams, rows, self._state_arrays, states)
 
     def _state_arrays(self, value: Any, n: int) -> list[Array]:
-        """The arrays of a state of n rows that the user gives, for all streams in their order."""
+        """Return the arrays of a user's state of n rows, for all streams in their order."""
         states = self._stack._parts_of(ArgumentReader("Stack.stream"), "state", value).values()
         return [
             array
@@ -347,7 +347,7 @@ class StackStream:
         ]
 
     def _state_from(self, arrays: Iterator[Array]) -> tuple[Any, ...]:
-        """A state of the next ones of these arrays."""
+        """Return a state of the next arrays of an iterator."""
         return tuple([part._state_from(arrays) for part in self._parts])
 
     def _belong_to(self, quantized: Quantized) -> Self:

@@ -96,7 +96,9 @@ class Dense(Leaf[tuple[()]]):
         activation: str | None = None,
         last: bool | str = False,
     ) -> Self:
-        """A layer with initial weights, the same ones for the same seed: w is Glorot uniform and b is 0, as in Keras.
+        """Make a layer with initial weights, the same ones for the same seed.
+
+        w is Glorot uniform and b is 0, as in Keras.
 
         Parameters
         ----------
@@ -160,7 +162,7 @@ class Dense(Leaf[tuple[()]]):
         return [(self.output_size, None)]
 
     def _directions_of_x(self) -> Directions:
-        """How many inputs are of a direction that ends at the first step, or at the last one: part after part."""
+        """Return how many columns of x are of each direction of the layer below, and whether it runs backwards."""
         if self.last != "ends":
             return [(self.input_size, False)]
         if self._below is None:

@@ -29,7 +29,7 @@ from ..quantization import (
     read_schemes,
     report_of,
 )
-from .arguments import CallReader, checked_array, in_rows, read_array, read_lengths, read_parts
+from .arguments import CallReader, checked_array, read_array, read_lengths, read_parts, repeat_row
 from .calls import BaseLayer
 from .quantized import Quantized
 from .shared import (
@@ -245,7 +245,7 @@ class Layer(BaseLayer[S_co]):
     def backward(
         self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None, *, batch_first: bool | None = None
     ) -> tuple[Array, S_co, dict[str, Array]]:
-        """The gradients of a loss to arguments and weights, given those to the results of `forward`.
+        """Compute the gradients of a loss to arguments and weights, from the gradients to the results of `forward`.
 
         The gradient passes through ``cell_clip`` as if there were no clip, as in TensorFlow. It is zero where
         ``proj_clip`` clips.
@@ -311,7 +311,7 @@ class Layer(BaseLayer[S_co]):
         return tape.counted.gather_d_y(rows_as_kernels_take(array, self.dtype), self._directions(False))
 
     def plan(self, T: SupportsIndex, B: SupportsIndex, num_threads: SupportsIndex | None = None) -> dict[str, Plan]:
-        """How many threads a call would take, and what each of them would do.
+        """Say how many threads a call would take, and what each of them would do.
 
         The plan with the least predicted cost is made: of arithmetic, of reading weights, of waking threads and of
         waiting for each other.  `groups` of threads share the batch rows and do not wait for each other; the `members`
@@ -520,7 +520,7 @@ class Leaf(Layer[S_co]):
     def _read_weight(self, reader: ArgumentReader, name: str, letters: str, value: Any) -> Array:
         shape, sizes = sizes_of(letters, self._sizes), (f"{letter}={size}" for letter, size in self._sizes.items())
         expected = f"{form(letters)} = {shape} with {', '.join(sizes)}"
-        array = read_array(reader, name, value, self.dtype, shape, expected, keep=True)
+        array = read_array(reader, name, value, self.dtype, shape, expected, copies=True)
         array.flags.writeable = False
         return array
 
@@ -580,16 +580,16 @@ class Leaf(Layer[S_co]):
         return type(self)(**(self._arguments() | weights.arrays))
 
     def _read_stream_array(self, name: str, value: Any, shape: tuple[int | None, ...], why: str = "") -> Array:
-        """Return an array that a stream was given as kernels read it; `why` it must have this shape ends a message."""
+        """Return a user's array for a stream as kernels read it; an error about its shape ends with `why`."""
         expected = f"({', '.join('T' if size is None else str(size) for size in shape)}){why}"
         return read_array(ArgumentReader(f"{type(self).__name__}.stream"), name, value, self.dtype, shape, expected)
 
     def _read_stream_lengths(self, value: Any, T: int, n: int) -> Array | None:
-        """Return the lengths of n rows that a stream was given."""
+        """Return a user's lengths of n rows for a stream."""
         return read_lengths(ArgumentReader(f"{type(self).__name__}.stream"), value, T, n)
 
     def _read_stream_state(self, value: Any, batch: int) -> list[Array]:
-        """Return the arrays of a state that a stream was given, as kernels read them."""
+        """Return the arrays of a user's state for a stream, as kernels read them."""
         reader = ArgumentReader(f"{type(self).__name__}.stream")
         return [*self._read_state(reader, "state", value, batch, "the stream")]
 
@@ -619,7 +619,7 @@ class Leaf(Layer[S_co]):
                 arrays.append(np.zeros((B, size), self.dtype))
                 continue
             if not name.startswith("d_"):  # as a gradient has every row's own
-                value = in_rows(value, B)
+                value = repeat_row(value, B)
             letter = "H" if size == self.hidden_size else "P"
             expected = f"(B, {letter}) = {(B, size)} with B from {source}, {letter} from the layer"
             arrays.append(read_array(reader, part, value, self.dtype, (B, size), expected))

@@ -165,7 +165,7 @@ class LSTM(Cell[LSTMState]):
         recurrent_activation: Activation = "sigmoid",
         reverse: bool = False,
     ) -> Self:
-        """A layer with initial weights, the same ones for the same seed.
+        """Make a layer with initial weights, the same ones for the same seed.
 
         The weights of each gate are Glorot uniform for x and a random orthogonal matrix for h. b is 0, except that it
         is 1 for the forget gate if `forget_bias` is 0. Peephole weights are Glorot uniform, and so is a projection.
@@ -368,7 +368,7 @@ class GRU(Cell[GRUState]):
         recurrent_activation: Activation = "sigmoid",
         reverse: bool = False,
     ) -> Self:
-        """A layer with initial weights, the same ones for the same seed.
+        """Make a layer with initial weights, the same ones for the same seed.
 
         The weights of each gate and of the candidate are Glorot uniform for x and a random orthogonal matrix for h.
         b_ru is 1; b_c is 0, and b_hc, with `reset_after`.
@@ -452,8 +452,9 @@ class RNN(Cell[RNNState]):
         activation: Activation = "tanh",
         reverse: bool = False,
     ) -> Self:
-        """A layer with initial weights, the same ones for the same seed: as Keras has them for its SimpleRNN, Glorot
-        uniform for x, a random orthogonal matrix for h, and b is 0.
+        """Make a layer with initial weights, the same ones for the same seed.
+
+        As in Keras' SimpleRNN, w is Glorot uniform for x and a random orthogonal matrix for h, and b is 0.
 
         Parameters
         ----------
@@ -491,14 +492,14 @@ def _glorot(g: np.random.Generator, fan_in: int, fan_out: int, shape: tuple[int,
 
 
 def _orthogonal(g: np.random.Generator, rows: int, columns: int) -> Array:
-    """A matrix drawn uniformly from all with orthonormal columns, or rows if these are fewer."""
+    """Draw a matrix uniformly from all with orthonormal columns, or rows if these are fewer."""
     q, r = np.linalg.qr(g.standard_normal((max(rows, columns), min(rows, columns))))
     q = q * np.copysign(1, np.diagonal(r))
     return q.T if rows < columns else q  # type: ignore[no-any-return]
 
 
 def _initial_weights(g: np.random.Generator, inputs: int, fed_back: int, hidden: int, gates: int) -> Array:
-    """[I+H, gates H], or with P rows for h that many."""
+    """Draw a matrix [inputs + fed_back, gates * hidden]: Glorot uniform for x and orthogonal for h, gate by gate."""
     columns = [
         np.concatenate([_glorot(g, inputs, hidden, (inputs, hidden)), _orthogonal(g, fed_back, hidden)])
         for _ in range(gates)

@@ -1,7 +1,7 @@
 """What the parts of a layer share: states and weights."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from .._threads import in_forked_child
@@ -46,6 +46,15 @@ class NoState(tuple[()]):
 Directions = list[tuple[int, bool | None]]
 """Of the parts that stand side by side in y: their sizes, and whether they are of a backward direction. A `Dense` has
 none."""
+
+
+def columns_of(directions: Directions) -> Iterator[tuple[slice, bool]]:
+    """Iterate over the directions: their columns of y, and whether they run backwards."""
+    start = 0
+    for size, reverse in directions:
+        yield slice(start, start + size), bool(reverse)
+        start += size
+
 
 State = Any  # LSTMState, GRUState, RNNState, () or tuples of them
 GivenState = tuple[Any, ...] | list[Any] | Mapping[Any, Any] | None  # what a user gives for one; parts may be None too
