@@ -85,6 +85,10 @@ class ArgumentReader:
         raise TypeError(f"{self.caller}: {name} is {short(value)}; {expected}")
 
     # ----------------------------------------------------------------------------------------------------------- arrays
+    def axis_order_hint(self, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
+        """Return the end of a message about a shape, where the axes may be in another order."""
+        return ""
+
     def array(self, name: str, value: Any) -> Array:
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
             raise TypeError(f"{self.caller}: {name} has masked entries, which have no value; fill them first")

@@ -32,7 +32,6 @@ class CallReader(ArgumentReader):
         return array.swapaxes(0, 1) if self.batch_first else array
 
     def axis_order_hint(self, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> str:
-        """Return what a message adds where an array has T entries for B rows, or B for T steps."""
         if self.T == self.B or {*shape[:1], *expected[:1]} != {self.T, self.B}:
             return ""
         if self.batch_first:
@@ -55,10 +54,8 @@ def checked_array(
     array = reader.array(name, value)
     if type(value) is not np.ndarray or array.dtype != dtype:
         reader.dtype_number([(name, value, array)], DTYPES.index(dtype), "the layer")
-    if not _fits(array.shape, shape):
-        hint = (
-            reader.axis_order_hint(array.shape, shape) if isinstance(reader, CallReader) and None not in shape else ""
-        )
+    if len(array.shape) != len(shape) or not all(b in (a, None) for a, b in zip(array.shape, shape, strict=True)):
+        hint = "" if None in shape else reader.axis_order_hint(array.shape, shape)
         raise ValueError(f"{reader.caller}: {name} has shape {array.shape}; expected {expected}{hint}")
     return array
 
@@ -84,13 +81,6 @@ def repeat_row(value: Any, B: int) -> Any:
     return value
 
 
-def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    """Return whether an array's shape is the expected one, in which None stands for any size."""
-    if len(shape) != len(expected):
-        return False
-    return all(other in (size, None) for size, other in zip(shape, expected, strict=True))
-
-
 def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str = "x") -> Array | None:
     """Return the lengths of B rows, 0 to T each, as int64; `source` is the argument from which T and B are."""
     if value is None:
@@ -99,7 +89,7 @@ def read_lengths(reader: ArgumentReader, value: Any, T: int, B: int, source: str
     if lengths.dtype.kind not in "iu" and (lengths.size or is_array(value)):
         raise TypeError(f"{reader.caller}: lengths has dtype {lengths.dtype}; expected integers")
     if lengths.shape != (B,):
-        hint = reader.axis_order_hint(lengths.shape, (B,)) if isinstance(reader, CallReader) else ""
+        hint = reader.axis_order_hint(lengths.shape, (B,))
         expected = f"expected (B,) = ({B},) with B from {source}"
         raise ValueError(f"{reader.caller}: lengths has shape {lengths.shape}; {expected}{hint}")
     steps = lengths.astype(np.int64)
@@ -111,21 +101,21 @@ def read_bools(reader: CallReader, name: str, value: Any) -> Array | None:
     """Return `reset` or `mask`, a bool for every step and row, time first."""
     if value is None:
         return None
-    switches = reader.array(name, value)
-    if switches.dtype != np.bool_ and (switches.size or is_array(value)):
-        raise TypeError(f"{reader.caller}: {name} has dtype {switches.dtype}; expected bool")
+    bools = reader.array(name, value)
+    if bools.dtype != np.bool_ and (bools.size or is_array(value)):
+        raise TypeError(f"{reader.caller}: {name} has dtype {bools.dtype}; expected bool")
     shape = reader.axes(reader.T, reader.B)
-    if switches.shape != shape:
+    if bools.shape != shape:
         expected = f"expected ({', '.join(reader.axes('T', 'B'))}) = {shape} with both from x"
-        hint = reader.axis_order_hint(switches.shape, shape)
-        raise ValueError(f"{reader.caller}: {name} has shape {switches.shape}; {expected}{hint}")
-    return reader.time_first(switches.astype(np.bool_))
+        hint = reader.axis_order_hint(bools.shape, shape)
+        raise ValueError(f"{reader.caller}: {name} has shape {bools.shape}; {expected}{hint}")
+    return reader.time_first(bools.astype(np.bool_))
 
 
-def order_parts(described: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
-    """Return a state; of a mapping the parts in the order of their names, which may be integers for a stack.
+def order_parts(state_name: str, state: Any, names: Iterable[str], stateless: Collection[str] = ()) -> Any:
+    """Return the parts of a mapping in the order of their names, which may be integers for a stack; else the state.
 
-    Parts of layers that are stateless need not be there; all others must, so that no part is forgotten.
+    Parts of stateless layers may be missing. All others must be there, so that none is forgotten.
     """
     if not isinstance(state, Mapping):
         return state
@@ -135,7 +125,7 @@ def order_parts(described: str, state: Any, names: Iterable[str], stateless: Col
         names_found, expected = ", ".join(map(str, state)) or "nothing", ", ".join(needed) or "nothing"
         perhaps = f", and perhaps {', '.join(stateless)}" if stateless else ""
         zeros = "; give None for zeros" if {*parts} <= {*names} and len(parts) == len(state) else ""
-        raise ValueError(f"{described} has the names {names_found}; expected {expected}{perhaps}{zeros}")
+        raise ValueError(f"{state_name} has the names {names_found}; expected {expected}{perhaps}{zeros}")
     return [parts.get(name, {}) for name in names]
 
 
