@@ -6,6 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from cases import SEED
 
 import blockcell
 from blockcell import _kernels, _team
@@ -13,6 +14,12 @@ from blockcell.optable import OPS
 
 # Their asserts show the values that they compared, as those in test files do.
 pytest.register_assert_rewrite("by_formulas", "calls", "convert_cases", "export_cases", "tf_cells")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let hypothesis draw by BLOCKCELL_SEED, as its own option says, which it reads after this."""
+    config.option.hypothesis_seed = getattr(config.option, "hypothesis_seed", None) or SEED
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,6 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     met |= wanted.pop(item)
         for item in wanted:
             item.add_marker("more")
+
+
+@pytest.fixture
+def seed() -> int:
+    """Return BLOCKCELL_SEED, from which a test's draws follow, and print it, which pytest shows where a test fails."""
+    print(f"BLOCKCELL_SEED={SEED}")
+    return SEED
 
 
 @pytest.fixture(autouse=True, scope="session")

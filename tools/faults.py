@@ -30,7 +30,8 @@ import numpy as np
 from bits import bits, like, same
 from cases import arguments
 from injectors import disturb
-from scenarios import COMPUTING, B, Expected, H, I, T, everything, halved, kinds, nothing, uniform
+from layer_cases import can_stream, halved_weights, outputs_by_weights
+from scenarios import COMPUTING, GROUPS, SIZES, B, Expected, I, T, expected_results, ignore, make_layers, uniform
 
 import blockcell
 from blockcell import GRU, Scorer, Sessions, raw_ops
@@ -42,19 +43,19 @@ SECONDS = 20  # after which a child that hangs is killed
 def without_threads(limit: str, before: str) -> None:
     """Call when no thread can be started beside those that run: same bits, and a warning for each number set."""
     blockcell.set_num_threads(1)
-    calls = [(name, scenario, Expected(scenario)) for name, scenario in everything()]
+    calls = [*expected_results()]
     if limit == "processes" and os.getuid() == 0:  # root has no such limit
         os.setuid(65534)
     blockcell.set_num_threads(int(before))
-    for _, scenario, expected in calls:  # these start threads and take memory, which are there from now on
-        expected.check(subject := scenario.make(), False, scenario.act(subject))
+    for _, expected in calls:  # these start threads and take memory, which are there from now on
+        expected.check_undisturbed()
     if limit == "processes":
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     else:  # less than a thread's stack is left, those of 64 MiB that the test asks for, but enough for the results
         threading.stack_size(64 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (used_address_space() + (24 << 20), resource.RLIM_INFINITY))
     try:
-        threading.Thread(target=nothing, args=(0,)).start()
+        threading.Thread(target=ignore).start()
     except RuntimeError:
         pass
     else:
@@ -63,16 +64,16 @@ def without_threads(limit: str, before: str) -> None:
         warnings.simplefilter("always")
         for k, threads in enumerate((2, 3, 8, 64)):
             blockcell.set_num_threads(threads)
-            for name, scenario, expected in calls[k::4]:
+            for name, expected in calls[k::4]:
                 os.write(2, f"{name} on {threads}\n".encode())
-                expected.check(subject := scenario.make(), False, scenario.act(subject))
+                expected.check_undisturbed()
     print([str(warning.message) for warning in caught])
     assert len(caught) <= 4, caught
     assert all(w.category is RuntimeWarning and "thread" in str(w.message) for w in caught)
     if limit != "processes":  # now there are threads again
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        for _, scenario, expected in calls:
-            expected.check(subject := scenario.make(), False, scenario.act(subject))
+        for _, expected in calls:
+            expected.check_undisturbed()
 
 
 def used_address_space() -> int:
@@ -84,8 +85,8 @@ def little_memory() -> None:
     """Call without memory for large arrays: MemoryError, the object is as it was, and works once there is memory."""
     steps = 5_000  # results of 20 MB; of 12 MB, there would be memory
     x = uniform(steps, B, I)
-    sequence = arguments("BlockLSTM", {"T": 1, "B": B, "I": I, "H": H}) | {"x": x, "seq_len_max": steps}
-    layers = {name: layer for name, layer in kinds().items() if name != "LSTM half"}
+    sequence = arguments("BlockLSTM", SIZES | {"T": 1}) | {"x": x, "seq_len_max": steps}
+    layers = {name: layer for name, layer in make_layers().items() if name != "LSTM half"}
     calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "BlockLSTM": (lambda: raw_ops.BlockLSTM(**sequence), lambda: 0)
     }
@@ -97,7 +98,7 @@ def little_memory() -> None:
             f"{name}: forward": (lambda layer=layer: layer.forward(x)[:2], lambda: 0),
             f"{name}: backward": (lambda layer=layer, tape=tape, y=y: layer.backward(tape, y), lambda: 0),
         }
-        if name != "bidirectional":
+        if can_stream(layer):
             stream = layer.stream(B)
             stream.run(x[:3])
             calls[f"{name}: run"] = lambda stream=stream: stream.run(x), lambda stream=stream: stream.state
@@ -111,7 +112,7 @@ def little_memory() -> None:
                 lambda scorer=scorer, kind=kind: [*scorer(kind([x[:, b] for b in range(B)]))],
                 lambda scorer=scorer: scorer([x[:3, 0]]),
             )
-        if name != "bidirectional":
+        if can_stream(layer):
             sessions = Sessions(layer)
             for b in range(B):
                 sessions.feed(sessions.open(), x[:, b])
@@ -132,7 +133,7 @@ def little_memory() -> None:
     for name, layer in layers.items():
         y = layer(x)[0]
         assert same(layer.forward(x)[0], y) and same(calls[f"{name}: call"][0]()[0], y)
-        if name != "bidirectional":
+        if can_stream(layer):
             assert same(calls[f"{name}: run"][0](), layer(x, layer(x[:3])[1])[0])
         for form in ("scorer, list", "scorer, iterator", "sessions"):
             if call := calls.get(f"{name}: {form}"):
@@ -158,15 +159,15 @@ def run_in_child(work: Callable[[], None]) -> int:
 
 def check_all(calls: Any) -> None:
     """Act out prepared scenarios, and check what they give."""
-    for name, subject, scenario, expected in calls:
+    for name, subject, expected in calls:
         os.write(2, f"{os.getpid()} {name}\n".encode())
-        expected.check(subject, False, scenario.act(subject))
+        expected.check_undisturbed(subject)
 
 
 def prepare(groups: Any = COMPUTING, only: str = "", selection: slice = slice(None)) -> list[Any]:
     """Return scenarios with objects that are made now, to be used later or by another process."""
-    scenarios = [(name, scenario) for name, scenario in everything(groups) if only in name][selection]
-    return [(name, scenario.make(), scenario, Expected(scenario)) for name, scenario in scenarios]
+    scenarios = [item for group in groups for item in GROUPS[group]().items() if only in item[0]][selection]
+    return [(name, scenario.make(), Expected(scenario)) for name, scenario in scenarios]
 
 
 def count_threads() -> int:
@@ -221,9 +222,9 @@ class Signalling:
 def fork_inside(call_name: str) -> None:
     """Fork while another thread is in the middle of a call: the child can call the layer, and new streams."""
     blockcell.set_num_threads(2)
-    layer = kinds()["stack"]
+    layer = make_layers()["stack"]
     x, stream = uniform(T, B, I), layer.stream(B)
-    expected, new_weights = bits(layer(x)), halved(layer)
+    expected, new_weights = bits(layer(x)), halved_weights(layer)
     stream.run(x[:1])
     weight = Signalling(new_weights["0.w"])
     waiting_x = Signalling(x[1] if call_name == "step" else x)
@@ -263,32 +264,29 @@ def fork_during(children: str) -> None:
     """Fork while other threads make calls of all kinds."""
     blockcell.set_num_threads(2)
     calls, stop = prepare(), threading.Event()
-    layer = kinds()["stack"]
-    x, old_weights, new_weights = uniform(T, B, I), layer.weights, halved(layer)
-    possible_outputs = []
-    for weights in (new_weights, old_weights):
-        layer.set_weights(**weights)
-        possible_outputs.append(bits(layer(x)))
+    layer = make_layers()["stack"]
+    x, both_weights = uniform(T, B, I), [halved_weights(layer), layer.weights]
+    possible_outputs = [bits(y) for (y,) in outputs_by_weights(layer, both_weights, [(x,)])]
 
     def act_again(k: int) -> None:
         """Act out every third scenario until told to stop."""
         own = prepare(selection=slice(k, None, 3))
         while not stop.is_set():
-            for _, subject, scenario, _ in own:
-                scenario.act(subject)
+            for _, subject, expected in own:
+                expected.scenario.act(subject)
 
     def swap_weights() -> None:
         """Replace the weights of the layer until told to stop."""
         while not stop.is_set():
-            for weights in (new_weights, old_weights):
+            for weights in both_weights:
                 layer.set_weights(**weights)
 
     def child(k: int) -> None:
         """Call the layer, replace its weights, and act out every fifth scenario."""
-        assert bits(layer(x)) in possible_outputs
-        for weights, expected in zip((new_weights, old_weights), possible_outputs, strict=True):
+        assert bits(layer(x)[0]) in possible_outputs
+        for weights, expected in zip(both_weights, possible_outputs, strict=True):
             layer.set_weights(**weights)
-            assert bits(layer(x)) == expected
+            assert bits(layer(x)[0]) == expected
         check_all(calls[k::5])
 
     threads = [threading.Thread(target=act_again, args=(k,)) for k in range(3)] + [
@@ -319,11 +317,11 @@ def processes(method: str) -> None:
     """Check that streams and layers compute the same in processes that get them as pickles."""
     blockcell.set_num_threads(2)
     jobs, expected = [], []
-    for name, layer in kinds().items():
+    for layer in make_layers().values():
         x = uniform(2 * T, B, I, dtype=layer.dtype)
         jobs.append((layer, x))
         expected.append(bits(layer(x)))
-        if name != "bidirectional":
+        if can_stream(layer):
             stream = layer.stream(B)
             stream.run(x[:T])
             jobs.append((stream, x[T:]))
@@ -340,14 +338,14 @@ def signals(count: str, seed: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started to ignore it
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     g, interrupted = random.Random(int(seed)), 0
-    calls = [(name, scenario, Expected(scenario)) for name, scenario in everything()]
+    calls = [*expected_results()]
     for k in range(int(count)):
-        name, scenario, expected = g.choice(calls)
+        name, expected = g.choice(calls)
         os.write(2, f"{k} {name}\n".encode())
-        subject, failed, result = scenario.make(), True, None
+        subject, failed, result = expected.scenario.make(), True, None
         try:
             signal.setitimer(signal.ITIMER_REAL, 10 ** g.uniform(-5, -2.5))
-            result = scenario.act(subject)
+            result = expected.scenario.act(subject)
             failed = False
             while True:
                 select.select([], [], [], 1)  # the signal comes here at the latest; an Event would keep its lock
@@ -361,7 +359,7 @@ def signals(count: str, seed: str) -> None:
 # ----------------------------------------------------------------------------------------------------- a single stream
 def one_stream(calls: str) -> None:
     """Use one stream from several threads at once: each call works or raises a RuntimeError, and later it works."""
-    layers = {name: layer for name, layer in kinds().items() if name != "bidirectional"}
+    layers = {name: layer for name, layer in make_layers().items() if can_stream(layer)}
     for name, layer in layers.items():
         stream, x = layer.stream(B), uniform(2 * T, B, I, dtype=layer.dtype)
         states = like(layer(x)[1], np.copy)

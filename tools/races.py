@@ -26,7 +26,7 @@ import numpy as np
 from bits import leaves, with_grid
 from cases import arguments
 from kernel_cases import DTYPES, run, same_bits, sizes_of
-from layer_cases import LAYERS, draw, run_all
+from layer_cases import LAYERS, draw, halved_weights, outputs_by_weights, run_all
 
 import blockcell
 from blockcell import _team
@@ -139,12 +139,8 @@ def check_shared(name: str, team: int) -> None:
     blockcell.set_num_threads(team)
     changing_layer, fixed_layer = (LAYERS[name](12, 32, np.float32) for _ in range(2))
     inputs = [draw(fixed_layer, 2 + k, 3 + 7 * k, name) for k in range(4)]
-    first_weights = changing_layer.weights
-    weights = [first_weights, {key: value * np.float32(0.5) for key, value in first_weights.items()}]
-    possible_outputs: list[list[Any]] = [[], []]
-    for values, outputs in zip(weights, possible_outputs, strict=True):
-        changing_layer.set_weights(**values)
-        outputs += [changing_layer(x, state)[0] for x, state, _, _ in inputs]
+    weights = [changing_layer.weights, halved_weights(changing_layer)]
+    possible_outputs = outputs_by_weights(changing_layer, weights, [(x, state) for x, state, *_ in inputs])
     passes = [run_all(fixed_layer, x, state, lengths=lengths, reset=reset) for x, state, lengths, reset in inputs]
     op_names = [op for op in OPS if name in op.lower()]
     args = {op: [arguments(op, sizes_of(3, 2 + 9 * k, 12, 32)) for k in range(4)] for op in op_names}

@@ -7,6 +7,6 @@ from convert_cases import KERAS
 
 
 @pytest.fixture(autouse=True)
-def keras_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module that classes standing for Keras' say they are from."""
+def keras_stand_in(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Provide the module that classes standing for Keras' say they are from; `convert_cases.rng` draws by the seed."""
     monkeypatch.setitem(sys.modules, KERAS.__name__, KERAS)

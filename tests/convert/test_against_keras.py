@@ -2,7 +2,7 @@
 two upon each other, with masks or not: y, the final states, and the gradients to x, to the initial states and to all
 weights, by TensorFlow.
 
-`pytest -m peers`, with keras and tensorflow in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with keras and tensorflow in .venv.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 import numpy as np
 import pytest
-from peer_cases import BOUNDS, CONFIGURATIONS, SEED, difference, errors_of, parts_of, random_sizes, state_of
+from peer_cases import BOUNDS, check_configurations, difference, errors_of, parts_of, random_sizes, state_of
 
 from blockcell import Bidirectional, Stack, convert
 
@@ -167,31 +167,29 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked, **activa
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("usual", [True, False], ids=["usual", "activations"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_configurations(kind, usual, dtype):
+def test_random_configurations(kind, usual, dtype, seed):
     """With the usual activations, and with others."""
-    worst = 0.0, 0.0, "nothing"
-    for k in range(CONFIGURATIONS):
-        g = np.random.default_rng([SEED, k])
+
+    def compare_drawn(g, k):
         sizes = random_sizes(g, dtype)
         options = {name: int(g.integers(1, 3)) for name in ("layers", "directions")}
         options |= {name: bool(g.integers(2)) for name in ("bias", "masked")}
         if not usual:
             options["activation"] = str(g.choice(ACTIVATIONS))
             options |= {} if kind == "SimpleRNN" else {"recurrent_activation": str(g.choice(GATES))}
-        of_limit, error, what = compare(kind, sizes, dtype, g, **options)
-        where = f"{what} of configuration {k}, T, B, I, H = {sizes}, {options}"
-        assert of_limit <= 1, f"seed {SEED}: {where} is {error:.1f} eps off, {of_limit:.1f} times what it may be"
-        worst = max(worst, (of_limit, error, where))
-    print(f"seed {SEED}, {kind}, {dtype}: {worst[1]:.1f} eps, {worst[0]:.2f} of what it may be, {worst[2]}")
+        of_limit, error, name = compare(kind, sizes, dtype, g, **options)
+        return of_limit, f"{name} ({error:.1f} eps) of {kind}, {dtype}, T, B, I, H = {sizes}, {options}"
+
+    check_configurations(compare_drawn, 1, seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_bias_of_a_gru_moves_twice_as_far(kind):
+def test_one_bias_of_a_gru_moves_twice_as_far(kind, seed):
     """b_ru of a GRU that resets after the product, in one step of SGD; all other weights move as far as here."""
     import keras
 
-    g = np.random.default_rng(SEED)
-    keras.utils.set_random_seed(SEED)
+    g = np.random.default_rng(seed)
+    keras.utils.set_random_seed(seed)
     layer = layer_of(keras.layers, kind, 4, 1, True, {})
     x, target = g.standard_normal((5, 6, 3)), g.standard_normal((5, 6, 4))
     outputs = layer(inputs := keras.Input((6, 3), dtype="float64"))

@@ -2,14 +2,14 @@
 one or more upon each other, with rows of different lengths or not: y, the final states, and the gradients to x, to the
 initial states and to all weights.
 
-`pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with torch in .venv.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from peer_cases import BOUNDS, CONFIGURATIONS, SEED, parts_of, random_sizes, state_of, worst_of
+from peer_cases import BOUNDS, check_configurations, parts_of, random_sizes, state_of, worst_of
 
 from blockcell import convert, optim
 
@@ -92,25 +92,23 @@ def compare(name, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=
 @pytest.mark.parametrize(
     "sizes", [(9, 1, 6, 8), (7, 5, 3, 4), (12, 33, 20, 16), (30, 8, 40, 64), (6, 16, 100, 130)], ids=str
 )
-def test_bidirectional_stack(sizes, kind, dtype):
-    error, what = compare(kind, sizes, dtype, np.random.default_rng([SEED, *sizes]))
-    print(f"seed {SEED}, {kind}, {dtype}, {sizes}: {error:.1f} eps, {what}")
-    assert error <= BOUNDS[dtype], f"seed {SEED}: {what} is {error:.1f} eps off"
+def test_bidirectional_stack(sizes, kind, dtype, seed):
+    error, what = compare(kind, sizes, dtype, np.random.default_rng([seed, *sizes]))
+    print(f"{kind}, {dtype}, {sizes}: {error:.1f} eps, {what}")
+    assert error <= BOUNDS[dtype], f"{what} is {error:.1f} eps off"
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_configurations(kind, dtype):
-    worst = 0.0, "nothing"
-    for k in range(CONFIGURATIONS):
-        g = np.random.default_rng([SEED, k])
+def test_random_configurations(kind, dtype, seed):
+    def compare_drawn(g, k):
         sizes = random_sizes(g, dtype)
         options = {"layers": int(g.integers(1, 4)), "directions": int(g.integers(1, 3))}
         options |= {name: bool(g.integers(2)) for name in ("bias", "packed")}
-        error, what = compare(kind, sizes, dtype, g, **options)
-        worst = max(worst, (error, f"{what} of configuration {k}, T, B, I, H = {sizes}, {options}"))
-        assert error <= BOUNDS[dtype], f"seed {SEED}: {worst[1]} is {error:.1f} eps off"
-    print(f"seed {SEED}, {kind}, {dtype}: {worst[0]:.1f} eps, {worst[1]}")
+        error, name = compare(kind, sizes, dtype, g, **options)
+        return error, f"{name} of {kind}, {dtype}, T, B, I, H = {sizes}, {options}"
+
+    check_configurations(compare_drawn, BOUNDS[dtype], seed)
 
 
 # ----------------------------------------------------------------------------------------------------------- training
@@ -150,10 +148,10 @@ TRAINED = {  # PyTorch's optimizer, its arguments, and the cure of docs/convert.
 
 @pytest.mark.parametrize("optimizer", TRAINED)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_training_on_after_a_conversion(kind, optimizer):
+def test_training_on_after_a_conversion(kind, optimizer, seed):
     """All weights go where PyTorch's go; biases that are the sum of two of PyTorch's only with the cure."""
     torch = pytest.importorskip("torch")
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     told = {"nonlinearity": "tanh"} if kind == "RNN" else {}
     theirs = getattr(torch.nn, kind)(3, 4, 2, bidirectional=True, dtype=torch.float64, **told)
     x, target = (torch.randn(6, 5, size, dtype=torch.float64) for size in (3, 8))

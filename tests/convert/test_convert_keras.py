@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from convert_cases import (
     KERAS,
-    SEED,
     B,
     H,
     I,
@@ -532,10 +531,10 @@ def test_a_clip_at_infinity_is_none():
 
 # -------------------------------------------------------------------------------------------------------- Keras itself
 @pytest.mark.peers
-def test_keras_itself():
+def test_keras_itself(seed):
     """Its layers convert to equal ones, and its layers with converted weights have the results that they had before."""
     pytest.importorskip("keras")
-    for name, (theirs, found) in generate_layers.keras_cases(seed=SEED).items():
+    for name, (theirs, found) in generate_layers.keras_cases(seed=seed).items():
         check_keras(name, found)
         layer = convert.from_keras(theirs)
         x = found["x"]

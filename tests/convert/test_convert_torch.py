@@ -11,7 +11,7 @@ import types
 import generate_layers
 import numpy as np
 import pytest
-from convert_cases import SEED, B, H, I, T, assert_same, gru, lstm, rng, rnn, sigmoid, stored, torch_weights, warned
+from convert_cases import B, H, I, T, assert_same, gru, lstm, rng, rnn, sigmoid, stored, torch_weights, warned
 from generate_layers import weights_of
 
 from blockcell import convert
@@ -261,9 +261,9 @@ def test_to_torch_refused():
 
 # ------------------------------------------------------------------------------------------------------ PyTorch itself
 @pytest.mark.peers
-def test_torch_itself():
+def test_torch_itself(seed):
     torch = pytest.importorskip("torch")
-    for name, (theirs, found) in generate_layers.torch_cases(seed=SEED).items():
+    for name, (theirs, found) in generate_layers.torch_cases(seed=seed).items():
         check_torch(found)
         layer = convert.from_torch(theirs)
         assert_same(layer, convert.from_torch(theirs.state_dict()))

@@ -1,6 +1,6 @@
 """Files that Keras 3 and Keras 2 (tf_keras) wrote, of random models: read without Keras, they compute what Keras does.
 
-`pytest -s -m peers`, with keras, tf_keras and tensorflow in .venv, prints the shares.  BLOCKCELL_SEED repeats a run.
+`pytest -s -m peers`, with keras, tf_keras and tensorflow in .venv, prints the shares.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import keras_forms as forms
 import numpy as np
 import pytest
 from convert_cases import assert_same
-from peer_cases import SEED
 
 from blockcell import convert
 from blockcell.convert import ConversionError
@@ -156,10 +155,10 @@ def compare(model, path, g):
 
 @pytest.mark.parametrize("ending", [".h5", ".keras"])
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
-def test_random_models(package, ending, tmp_path):
+def test_random_models(package, ending, tmp_path, seed):
     keras, counts = keras_of(package), Counter()
     for k in range(MODELS):
-        g = np.random.default_rng([SEED, k])
+        g = np.random.default_rng([seed, k])
         keras.backend.clear_session()
         model = random_model(g, keras)
         path = tmp_path / f"{k}{ending}"
@@ -167,22 +166,22 @@ def test_random_models(package, ending, tmp_path):
             warnings.simplefilter("ignore")
             model.save(path if package == "keras" else str(path))
         verdict = compare(model, path, g)
-        assert not verdict.startswith("wrong"), f"{package}, seed {SEED}, model {k}: {verdict}\n{model.to_json()}"
+        assert not verdict.startswith("wrong"), f"{package}, model {k}: {verdict}\n{model.to_json()}"
         counts[verdict] += 1
         path.unlink()
-    print(f"{package} {keras.__version__}, {ending}, seed {SEED}: {dict(counts.most_common())}")
+    print(f"{package} {keras.__version__}, {ending}: {dict(counts.most_common())}")
     assert sum(counts[verdict] for verdict in RIGHT) >= LEAST_RIGHT * MODELS
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("inputs", [3, 4])
-def test_arrays_for_cudnn_bit_for_bit(kind, inputs, tmp_path):
+def test_arrays_for_cudnn_bit_for_bit(kind, inputs, tmp_path, seed):
     """Keras 2 converts them when it loads them into an LSTM or a GRU; a CuDNNLSTM in memory is read, too."""
     keras = keras_of("tf_keras")
     old_layers = pytest.importorskip(f"tf_keras.src.layers.rnn.cudnn_{kind.lower()}")
     layer = getattr(old_layers, f"CuDNN{kind}")(4, return_sequences=True, name="a")
     layer.build((2, 5, inputs))
-    g = np.random.default_rng(SEED)
+    g = np.random.default_rng(seed)
     arrays = [g.standard_normal(array.shape).astype(np.float32) for array in layer.get_weights()]
     layer.set_weights(arrays)
     path = forms.write_h5_weights(tmp_path / "w.h5", forms.sequential(forms.entry(kind, "a")), {"a": arrays}, "2.1.5")
@@ -195,10 +194,10 @@ def test_arrays_for_cudnn_bit_for_bit(kind, inputs, tmp_path):
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
 @pytest.mark.parametrize("both", [False, True])
-def test_arrays_of_keras_1_bit_for_bit(kind, both, tmp_path):
+def test_arrays_of_keras_1_bit_for_bit(kind, both, tmp_path, seed):
     """Keras 2 still reads them, by their order."""
     keras = keras_of("tf_keras")
-    g, gates = np.random.default_rng(SEED), len(forms.KERAS_1.get(kind, "c"))
+    g, gates = np.random.default_rng(seed), len(forms.KERAS_1.get(kind, "c"))
     arrays = [g.standard_normal(shape).astype(np.float32) for shape in [(3, 4), (4, 4), (4,)] * gates * (1 + both)]
     layer = getattr(keras.layers, kind)(4, **{"reset_after": False} if kind == "GRU" else {})
     layer = keras.layers.Bidirectional(layer, name="a") if both else layer

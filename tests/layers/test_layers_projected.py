@@ -13,7 +13,7 @@ import pytest
 from bits import on_threads
 from cases import rng
 from layer_cases import ATTRIBUTES, draw, lstm, variant
-from peer_cases import BOUNDS, CONFIGURATIONS, SEED, random_sizes, worst_of
+from peer_cases import BOUNDS, check_configurations, random_sizes, worst_of
 
 from blockcell import LSTM, Bidirectional, LSTMState
 
@@ -119,12 +119,11 @@ def as_array(found):
 
 @pytest.mark.peers
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_torch(dtype):
+def test_torch(dtype, seed):
     """nn.LSTM(proj_size=) in float64: outputs, states and all gradients."""
     torch = pytest.importorskip("torch")
-    worst = 0.0, "nothing"
-    for k in range(CONFIGURATIONS):
-        g = np.random.default_rng([SEED, k])
+
+    def compare(g, k):
         config = drawn(g, dtype)
         T, B, I, H, P = config["sizes"]
         D = config["directions"]
@@ -169,7 +168,7 @@ def test_torch(dtype):
                 f"w_hh {d}": (own["w"][I:], theirs["weight_hh"]),
             }
             pairs |= {f"b {d}": (own["b"], theirs["bias_ih"]), f"w_hr {d}": (own["w_p"], theirs["weight_hr"])}
-        error, what = worst_of({name: (a, as_array(b)) for name, (a, b) in pairs.items()}, dtype)
-        worst = max(worst, (error, f"{what} of configuration {k}, {config}"))
-        assert error <= BOUNDS[dtype], f"seed {SEED}: {worst[1]} is {error:.1f} eps off"
-    print(f"seed {SEED}, {dtype}: {worst[0]:.1f} eps, {worst[1]}")
+        error, name = worst_of({name: (a, as_array(b)) for name, (a, b) in pairs.items()}, dtype)
+        return error, f"{name} of {dtype}, {config}"
+
+    check_configurations(compare, BOUNDS[dtype], seed)

@@ -1,13 +1,9 @@
-"""The losses against formulas written once more in float64, against differences, and against PyTorch's and Keras's.
-
-BLOCKCELL_SEED repeats a run.
-"""
+"""The losses against formulas written once more in float64, against differences, and against PyTorch's and Keras's."""
 
 from __future__ import annotations
 
 import math
 import os
-import random
 
 import numpy as np
 import pytest
@@ -15,17 +11,11 @@ import pytest
 from blockcell import LSTM, optim
 from blockcell.loss import mean_squared_error, softmax_cross_entropy
 
-SEED = int(os.environ.get("BLOCKCELL_SEED", random.randrange(10**6)))
 DTYPES = [np.float64, np.float32, np.float16]
 # Of the gradient and the loss, relative to the largest entry. exp, the sum of up to 12 terms and two divisions take a
 # few roundings; float16 is computed in float32 and rounded once, to half an eps.
 BOUNDS = {np.float64: 16 * 2.0**-52, np.float32: 16 * 2.0**-23, np.float16: 0.51 * 2.0**-10}
 LOSS_BOUNDS = BOUNDS | {np.float16: BOUNDS[np.float32]}
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    print(f"BLOCKCELL_SEED={SEED}")
 
 
 def cross_entropy(logits, labels, counted):
@@ -79,16 +69,16 @@ def compare(found, expected, dtype, message=""):
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES + EMPTY, ids=str)
-def test_formula(shape, dtype, name):
+def test_formula(shape, dtype, name, seed):
     function, formula = LOSSES[name]
-    values, other = random_case(name, shape, dtype, np.random.default_rng([SEED, *shape]))
+    values, other = random_case(name, shape, dtype, np.random.default_rng([seed, *shape]))
     compare(function(values, other), formula(values, other, np.ones(shape[:-1], bool)), dtype)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradient_is_that_of_the_loss(name):
+def test_gradient_is_that_of_the_loss(name, seed):
     """Of each entry, by central differences, with a mask and lengths."""
-    rng, step = np.random.default_rng(SEED), 1e-5
+    rng, step = np.random.default_rng(seed), 1e-5
     function, _ = LOSSES[name]
     values, other = random_case(name, (4, 3, 5), np.float64, rng)
     options = {"mask": rng.random((4, 3)) < 0.7, "lengths": rng.integers(1, 5, 3)}
@@ -141,11 +131,11 @@ def counted_by(T, B, mask=True, lengths=None):
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", [(6, 5, 4), (9, 1, 3), (1, 7, 1)], ids=str)
-def test_what_counts(sizes, dtype, name):
+def test_what_counts(sizes, dtype, name, seed):
     """And NaN, infinity and impossible labels where nothing counts change no bit."""
     function, formula = LOSSES[name]
     T, B, _ = sizes
-    rng = np.random.default_rng([SEED, *sizes])
+    rng = np.random.default_rng([seed, *sizes])
     for kind, options in masks(T, B, rng):
         options.pop("full", None)
         counted = counted_by(T, B, **options)
@@ -162,9 +152,9 @@ def test_what_counts(sizes, dtype, name):
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("shape", [(4,), (5, 4), (2, 3, 2, 4)], ids=str)
-def test_masks_of_other_shapes(shape, name):
+def test_masks_of_other_shapes(shape, name, seed):
     function, formula = LOSSES[name]
-    rng = np.random.default_rng([SEED, *shape])
+    rng = np.random.default_rng([seed, *shape])
     for share in (0, 0.5, 1):
         values, other = random_case(name, shape, np.float64, rng)
         mask = np.asarray(rng.random(shape[:-1]) < share)
@@ -199,10 +189,10 @@ def test_empty_lists():
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_does_not_count_could_be_missing(dtype, name):
+def test_what_does_not_count_could_be_missing(dtype, name, seed):
     """The same bits as of the entries that count, by themselves."""
     function, _ = LOSSES[name]
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     values, other = random_case(name, (20, 9, 11), dtype, rng)
     mask = rng.random((20, 9)) < 0.6
     loss, grad = function(values, other, mask=mask)
@@ -233,8 +223,8 @@ def by_whole_arrays(logits, labels):
     "shape", [*SHAPES, *EMPTY, (1, 2), (8, 2), (3, 16), (4, 17), (5, 33), (300, 10), (9000, 3), (40, 1000)], ids=str
 )
 @pytest.mark.parametrize("kind", ["usual", "ties", "odd"])
-def test_same_bits_as_by_whole_arrays(kind, shape, dtype):
-    rng = np.random.default_rng([SEED, *shape])
+def test_same_bits_as_by_whole_arrays(kind, shape, dtype, seed):
+    rng = np.random.default_rng([seed, *shape])
     logits = np.asarray(rng.normal(0, 5, shape))
     if kind == "ties":
         logits = np.round(logits / 4)
@@ -282,9 +272,9 @@ def test_infinite_logits():
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_nan_that_counts_is_seen(name):
+def test_nan_that_counts_is_seen(name, seed):
     function, _ = LOSSES[name]
-    values, other = random_case(name, (3, 4), np.float32, np.random.default_rng(SEED))
+    values, other = random_case(name, (3, 4), np.float32, np.random.default_rng(seed))
     values = values.copy()
     values[1, 2] = np.nan
     loss, grad = function(values, other)
@@ -293,9 +283,9 @@ def test_nan_that_counts_is_seen(name):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [1.0, -64.0, 128.0])
-def test_shifted_logits(shift, dtype):
+def test_shifted_logits(shift, dtype, seed):
     """Multiples of 1/8, which shift without rounding, so that not a bit changes."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     logits, labels = (rng.integers(-16, 17, (50, 7)) / 8).astype(dtype), rng.integers(7, size=50)
     loss, grad = softmax_cross_entropy(logits, labels)
     shifted = np.asarray(logits + shift, dtype)
@@ -307,8 +297,8 @@ def test_shifted_logits(shift, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("classes", [1, 2, 10, 1000])
-def test_gradient_of_a_row_sums_to_zero(classes, dtype):
-    rng = np.random.default_rng([SEED, classes])
+def test_gradient_of_a_row_sums_to_zero(classes, dtype, seed):
+    rng = np.random.default_rng([seed, classes])
     logits, labels = rng.normal(0, 3, (40, classes)).astype(dtype), rng.integers(classes, size=40)
     _, grad = softmax_cross_entropy(logits, labels)
     rounding = {np.float64: 2.0**-53, np.float32: 2.0**-24, np.float16: 2.0**-11}[dtype]
@@ -319,8 +309,8 @@ def test_gradient_of_a_row_sums_to_zero(classes, dtype):
         assert not grad.any()
 
 
-def test_half_is_rounded_once():
-    rng = np.random.default_rng(SEED)
+def test_half_is_rounded_once(seed):
+    rng = np.random.default_rng(seed)
     for name, (function, _) in LOSSES.items():
         values, other = random_case(name, (30, 20, 6), np.float16, rng)
         wide = function(values.astype(np.float32), other.astype(np.float32) if other.dtype == np.float16 else other)
@@ -346,10 +336,10 @@ def test_sums_are_of_float64():
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layout_changes_no_bit(dtype, name):
+def test_layout_changes_no_bit(dtype, name, seed):
     """Transposed, strided, byte-swapped, and the labels in any integer's dtype."""
     function, _ = LOSSES[name]
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     values, other = random_case(name, (13, 7, 33), dtype, rng)
     loss, grad = function(values, other)
     lookalikes = {
@@ -534,9 +524,9 @@ def test_trains_a_layer():
 # ------------------------------------------------------------------------------------------------------------ the peers
 @pytest.mark.peers
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_against_pytorch(dtype):
+def test_against_pytorch(dtype, seed):
     torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     bound = {"float64": 1e-14, "float32": 2e-6}[dtype]
     mask = rng.random((7, 5)) < 0.6
     values, labels = random_case("softmax_cross_entropy", (7, 5, 6), dtype, rng)
@@ -559,11 +549,11 @@ def test_against_pytorch(dtype):
 
 @pytest.mark.peers
 @pytest.mark.parametrize("name", LOSSES)
-def test_against_keras(name):
+def test_against_keras(name, seed):
     """Keras takes masks with the outputs, and the mean over what they leave."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     keras = pytest.importorskip("keras")
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     mask = rng.random((7, 5)) < 0.6
     values, other = random_case(name, (7, 5, 6), np.float32, rng)
     if name == "softmax_cross_entropy":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from bits import same, zeros
 from injectors import Interrupts, attempt
-from scenarios import outcome, some_sessions
+from scenarios import make_sessions, outcome
 from traced import peak
 
 import blockcell
@@ -184,11 +184,11 @@ def test_errors(net):
 # ----------------------------------------------------------------------------------------------- threads, forks, memory
 def test_ctrl_c_at_any_place_of_a_step():
     """Nothing is computed twice. Lost are results at most where they are on their way to the caller, at the end."""
-    layer, lost = LSTM.init(32, 8, seed=4), []  # x of `some_sessions` has 32 numbers
-    everything, after = outcome(some_sessions(layer)), some_sessions(layer)
+    layer, lost = LSTM.init(32, 8, seed=4), []  # x of `make_sessions` has 32 numbers
+    everything, after = outcome(make_sessions(layer)), make_sessions(layer)
     after.step()
     for n in count(1):
-        sessions = some_sessions(layer)
+        sessions = make_sessions(layer)
         reached, failed, results = attempt(Interrupts(), n, lambda sessions=sessions: sessions.step())
         found = outcome(sessions, *([] if failed else [results]))
         if not same(found, everything):

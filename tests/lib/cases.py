@@ -8,6 +8,7 @@ changes the results.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,7 @@ FORWARD = {  # the forward op whose results an op's saved states are
     "BlockLSTMGradV2": "BlockLSTMV2",
     "block_rnn_grad": "block_rnn",
 }
+SEED = int(os.environ.get("BLOCKCELL_SEED", 20))  # tests that draw take it as the fixture `seed`, which shows it
 SIZES = {"T": 4, "B": 3, "I": 2, "H": 5}
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import SEED
 from onnx import TensorProto, helper, numpy_helper
 
 from blockcell.activations import PARAMETERS
 from blockcell.layers import GRU, LSTM, RNN, Dense, Stack
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SEED = int(os.environ.get("BLOCKCELL_SEED", 20))
 T, B, I, H = 5, 2, 3, 4  # noqa: E741
 
 

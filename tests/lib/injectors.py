@@ -68,7 +68,7 @@ class Interrupts:
     """KeyboardInterrupt at the n-th place where Python looks for signals: after calls and at the ends of loops."""
 
     error: type[BaseException] = KeyboardInterrupt
-    LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+    CHECKS = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
     def arm(self, n: int) -> None:
         self.left, self.before = n, {}  # type: ignore[var-annotated]
@@ -81,7 +81,7 @@ class Interrupts:
         elif event == "opcode" and self.left > 0:
             before = self.before.get(frame, "")
             self.before[frame] = opname[frame.f_code.co_code[frame.f_lasti]]
-            if before.startswith(self.LOOKS):
+            if before.startswith(self.CHECKS):
                 self.left -= 1
                 if self.left == 0:
                     raise self.error
@@ -99,8 +99,6 @@ class Errors(Interrupts):
     error = MemoryError
 
 
-# numpy itself crashes in its random numbers, and where it hashes a dtype that came as a pickle.
-CRASH_THEMSELVES = {"allocations": (": init", ": pickle")}
 INJECTORS: dict[str, type[Any]] = {
     "allocations": Allocations, "mallocs": Mallocs, "interrupts": Interrupts, "errors": Errors
 }  # fmt: skip
@@ -126,14 +124,14 @@ def attempt(injector: Any, n: int, act: Callable[[], Any]) -> tuple[bool, bool, 
 
 def stands_for(error: BaseException, kind: type[BaseException]) -> bool:
     """Whether Python or numpy raised this error because of one of that kind, as some of their functions do."""
-    known = {
+    texts = {
         RuntimeError: r"can't allocate .*lock",
         SystemError: "^(?!<cyfunction).*exception",  # of other functions than ours
         pickle.PicklingError: "import of module .* failed",
         TypeError: "not PosixPath$",
         AttributeError: r"^'numpy\.dtypes",
     }
-    if any(isinstance(error, type_) and re.search(text, str(error)) for type_, text in known.items()):
+    if any(isinstance(error, type_) and re.search(text, str(error)) for type_, text in texts.items()):
         return True
     while error.__context__ is not None and error.__cause__ is None:
         error = error.__context__
@@ -147,10 +145,10 @@ def inject(injector: Any, scenario: Scenario, name: str, count: int, seed: int =
 
     def reached(n: int) -> bool:
         os.write(2, f"{name}: {n}\n".encode())  # the last words before a crash
-        thing = scenario.make()
-        hit, failed, result = attempt(injector, n, lambda: scenario.act(thing))
+        subject = scenario.make()
+        hit, failed, result = attempt(injector, n, lambda: scenario.act(subject))
         errors.append(failed)
-        expected.check(thing, failed, result)
+        expected.check(subject, failed, result)
         if n % 100 == 0:
             gc.collect()  # it is disabled, and all attempts would stay
         return hit
@@ -171,16 +169,16 @@ def inject(injector: Any, scenario: Scenario, name: str, count: int, seed: int =
     return f"{name}: {sum(errors)} errors at {len(errors)} places of up to {last}"
 
 
-def disturb(what: str, group: str, count: str = "0", threads: str = "2", third: str = "") -> None:
+def disturb(fault: str, group: str, count: str = "0", threads: str = "2", third: str = "") -> None:
     """Inject into all scenarios of a group, or into those of its first, second or last third, drawn at random."""
     gc.disable()
     blockcell.set_num_threads(int(threads))
-    injector, failures = INJECTORS[what](), []
+    injector, failures = INJECTORS[fault](), []
     scenarios = [*GROUPS[group]().items()]
     if third:
         scenarios = random.Random(0).sample(scenarios, len(scenarios))[int(third) :: 3]
     for name, scenario in scenarios:
-        if not name.endswith(CRASH_THEMSELVES.get(what, ())):
+        if not (scenario.crashes_numpy and fault == "allocations"):
             try:
                 print(inject(injector, scenario, name, int(count)), flush=True)
             except Exception as error:  # the other scenarios are tried all the same

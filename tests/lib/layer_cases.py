@@ -145,6 +145,24 @@ CELLS = [name for name in LAYERS if name.startswith(("lstm", "gru", "rnn"))]
 SINGLE = [name for name in LAYERS if "stack" not in name and "directional" not in name]
 
 
+def can_stream(layer):
+    """Return whether a layer has streams, as no Bidirectional is in it."""
+    return not isinstance(layer, Bidirectional) and all(map(can_stream, getattr(layer, "layers", ())))
+
+
+def halved_weights(layer):
+    return {name: array * array.dtype.type(0.5) for name, array in layer.weights.items()}
+
+
+def outputs_by_weights(layer, weights, calls):
+    """Return y of each call, a tuple of arguments, with each of these weights, the last of which the layer keeps."""
+    outputs = []
+    for arrays in weights:
+        layer.set_weights(**arrays)
+        outputs.append([layer(*arguments)[0] for arguments in calls])
+    return outputs
+
+
 def draw(layer, T, B, *key):
     """x, state, lengths and reset. One row has all steps and one none; some resets are at the first or last step."""
     g = rng("layer", T, B, *key)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from blockcell import GRUState, LSTMState
 
-SEED = int(os.environ.get("BLOCKCELL_SEED", 20))
 BOUNDS = {"float64": 1e-12 / np.finfo(np.float64).eps, "float32": 8}  # in eps of an array's largest entry
 CONFIGURATIONS = 200
+
+
+def check_configurations(compare, bound, seed, count=CONFIGURATIONS):
+    """Compare configurations with another library, print the largest error, and let none exceed the bound.
+
+    ``compare(g, k)`` draws the k-th configuration from g, and returns an error, and where that is.
+    """
+    worst = 0.0, "nothing"
+    for k in range(count):
+        error, place = compare(np.random.default_rng([seed, k]), k)
+        worst = max(worst, (error, f"{place}, configuration {k}"))
+        assert error <= bound, f"{error:.2f} at {place}, configuration {k}; the bound is {bound:.2f}"
+    print(f"{worst[0]:.2f} at {worst[1]}")
 
 
 def random_sizes(g, dtype):

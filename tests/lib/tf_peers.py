@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import random
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-SEED = int(os.environ.get("BLOCKCELL_SEED", random.randrange(10**6)))
 CASES = 200
 T, B = 5, 2
 

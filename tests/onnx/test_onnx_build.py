@@ -40,9 +40,9 @@ NATIVE_FORMS = [(op, "native") for op in NATIVE]
 DTYPES = [np.float64, np.float32, np.float16]
 
 
-def draw(op, loop, seed):
-    """A configuration and arguments for it, of this seed alone."""
-    g = rng("onnx", op, loop, seed)
+def draw(op, loop, seed, case):
+    """Draw a configuration and arguments for it."""
+    g = rng("onnx", op, loop, seed, case)
     sizes = {letter: int(g.integers(1, most)) for letter, most in {"T": 9, "B": 6, "I": 8, "H": 10}.items()}
     dtype = DTYPES[g.integers(3)]
     choices = {
@@ -60,15 +60,15 @@ def draw(op, loop, seed):
     fixed = {letter: size if g.random() < 0.5 or letter == must else None for letter, size in sizes.items()}
     options = {"sizes": fixed, "functions": bool(g.integers(2)), "opset": int(g.integers(15, 22)), "loop": loop}
     options["static"] = bool(g.integers(2))
-    args = arguments(op, sizes, dtype=dtype, seed=seed, seq_len_max=n, **{"use_peephole": False, **attrs})
+    args = arguments(op, sizes, dtype=dtype, seed=case, seq_len_max=n, **{"use_peephole": False, **attrs})
     return np.dtype(dtype), attrs, options, args
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("case", range(6))
 @pytest.mark.parametrize(("op", "loop"), FORMS + NATIVE_FORMS)
-def test_random_configurations(op, loop, seed):
-    dtype, attrs, options, args = draw(op, loop, seed)
-    print(f"seed {seed}: {dtype}, {attrs}, {options}, seq_len_max={args.get('seq_len_max')}")
+def test_random_configurations(op, loop, case, seed):
+    dtype, attrs, options, args = draw(op, loop, seed, case)
+    print(f"{dtype}, {attrs}, {options}, seq_len_max={args.get('seq_len_max')}")
     model = checked(onnx_export.build(op, dtype=dtype, attrs=attrs, **options))
     given = poisoned(op, args) if OPS[op].sequence else args
     results = on_onnxruntime(model, given)

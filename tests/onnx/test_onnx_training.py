@@ -234,8 +234,8 @@ def random_layer(g, inputs=3):
     return Stack(layers) if len(layers) > 1 or g.integers(2) else layers[0]
 
 
-def random_training(seed):
-    g = rng("training", seed)
+def random_training(seed, case):
+    g = rng("training", seed, case)
     layer = random_layer(g)
     optimizer = str(g.choice([*OPTIMIZERS]))
     settings = dict(OPTIMIZERS[optimizer]) if g.integers(2) or "epsilon" in OPTIMIZERS[optimizer] else {}
@@ -244,13 +244,13 @@ def random_training(seed):
     max_norm = [None, 0.1, 10.0][g.integers(3)]
     form = {"loop": str(g.choice(LOOPS)), "static": bool(g.integers(2)), "functions": bool(g.integers(2))}
     said = {"sizes": sizes, "max_norm": max_norm, **takes, **settings}
-    training = Training(layer, str(g.choice(LOSSES)), optimizer, seed=seed, **said)
-    print(f"seed {seed}: {layer!r} {training.options} T, B = {sizes} {form}")
+    training = Training(layer, str(g.choice(LOSSES)), optimizer, seed=case, **said)
+    print(f"{layer!r} {training.options} T, B = {sizes} {form}")
     return training, form
 
 
-def check_random(seed):
-    training, form = random_training(seed)
+def check_random(seed, case):
+    training, form = random_training(seed, case)
     model = training.model(**form)
     batch, weights = training.batch(0), training.layer.weights
     expected = training.step(batch, weights, None, training.state)
@@ -259,15 +259,15 @@ def check_random(seed):
     assert max(off.values()) <= LIMIT, off
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_random_training(seed):
-    check_random(seed)
+@pytest.mark.parametrize("case", range(25))
+def test_random_training(case, seed):
+    check_random(seed, case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(25, 400))
-def test_more_random_training(seed):
-    check_random(seed)
+@pytest.mark.parametrize("case", range(25, 400))
+def test_more_random_training(case, seed):
+    check_random(seed, case)
 
 
 # ------------------------------------------------------------------------------------ losses, norms, adam's first steps

@@ -85,8 +85,8 @@ def moved(computed, name, eps):
     better; nor does WebGPU's tanh, which is off by an eps of 1 even where it is small.
     """
     right, most = computed()[name], 0.0
-    for seed in range(8):
-        g = rng("moved", seed)
+    for number in range(8):
+        g = rng("moved", number)
 
         def change(array, g=g):
             return array + eps * np.nanmax(np.abs(array), initial=1.0) * g.choice([-1.0, 1.0], array.shape)
@@ -354,9 +354,9 @@ def test_training_keeps_its_weights_on_the_gpu():
 
 
 # --------------------------------------------------------------------------------------------------------------- random
-@pytest.mark.parametrize("seed", range(RANDOM_OPS))
-def test_random_ops(compare, seed):
-    g = rng("webgpu ops", seed)
+@pytest.mark.parametrize("case", range(RANDOM_OPS))
+def test_random_ops(compare, case, seed):
+    g = rng("webgpu ops", seed, case)
     op = str(g.choice(list(OPS)))
     sizes = {letter: int(g.integers(1, most)) for letter, most in {"T": 30, "B": 9, "I": 40, "H": 40}.items()}
     drawn_attrs = {
@@ -367,11 +367,11 @@ def test_random_ops(compare, seed):
     }
     dtype = str(g.choice([dtype for dtype in DTYPES if not why_no_dtype("webgpu", np.dtype(dtype))]))
     options = {"functions": bool(g.integers(2)), "opset": int(g.integers(15, 22))}
-    args = arguments(op, sizes, dtype=np.dtype(dtype), seq_len_max=int(g.integers(sizes["T"] + 1)), seed=seed,
+    args = arguments(op, sizes, dtype=np.dtype(dtype), seq_len_max=int(g.integers(sizes["T"] + 1)), seed=case,
                      **drawn_attrs)  # fmt: skip
     native = op in NATIVE_HERE and not args.get("cell_clip") and dtype == "float32"
     loop = str(g.choice([*LOOPS, *["native"] * native]))
-    print(f"seed {seed}: {op} {sizes} {attributes(op, args)} {dtype} {loop} {options}")
+    print(f"{op} {sizes} {attributes(op, args)} {dtype} {loop} {options}")
     session = onnx_export.Session(op, provider="webgpu", dtype=dtype, attrs=attributes(op, args), loop=loop,
                                   sizes={letter: sizes[letter] for letter in "TH"}, **options)  # fmt: skip
     check_op(compare, session, op, args)
@@ -410,17 +410,17 @@ def random_layer(g, inputs, dtype):
 
 
 @pytest.mark.parametrize("lengths", [False, True], ids=["full", "lengths"])
-@pytest.mark.parametrize("seed", range(RANDOM_LAYERS))
-def test_random_layers(compare, seed, lengths):
-    g = rng("webgpu layers", seed, lengths)
+@pytest.mark.parametrize("number", range(RANDOM_LAYERS))
+def test_random_layers(compare, number, lengths, seed):
+    g = rng("webgpu layers", seed, number, lengths)
     dtype = str(g.choice([dtype for dtype in DTYPES if not why_no_dtype("webgpu", np.dtype(dtype))]))
     layer = random_layer(g, int(g.integers(1, 20)), dtype)
     sizes = int(g.integers(1, 20)), int(g.integers(1, 8))
     reset, state, train, functions = map(bool, g.integers(2, size=4))
     loop = str(g.choice(LOOPS))
     options = {"lengths": lengths, "reset": reset, "state": state, "train": train}
-    print(f"seed {seed}: {layer!r} T, B = {sizes} {options} {loop} functions={functions}")
-    case = Case(layer, sizes=sizes, seed=seed, **options)
+    print(f"{layer!r} T, B = {sizes} {options} {loop} functions={functions}")
+    case = Case(layer, sizes=sizes, seed=number, **options)
     model = exported(layer, case, loop=loop, static=True, functions=functions, sizes=fixed_sizes(loop, sizes[0]))
     check_layer(compare, case, model)
 

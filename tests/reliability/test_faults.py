@@ -163,8 +163,8 @@ def test_processes(method):
 
 # ------------------------------------------------------------------------------------------------- signals and threads
 @forks
-def test_signals():
-    child("signals", 100, 0)
+def test_signals(seed):
+    child("signals", 100, seed)
 
 
 def test_one_stream_for_several_threads():
@@ -180,9 +180,9 @@ def test_fork_during_many_calls():
 
 @pytest.mark.slow
 @forks
-@pytest.mark.parametrize("seed", range(4))
-def test_many_signals(seed):
-    child("signals", 20_000, seed, minutes=20)
+@pytest.mark.parametrize("case", range(4))
+def test_many_signals(case, seed):
+    child("signals", 20_000, seed + case, minutes=20)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ input of a node rewired or one whole number changed; takes about fifteen minutes
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,6 @@ from blockcell import FormatError
 from blockcell.tensorflow import open as opened
 
 FUZZ = Path(__file__).parents[2] / "tools" / "fuzz.py"
-SEED = int(os.environ.get("BLOCKCELL_SEED", 22))
 BUDGET = {
     "npz": 30_000,
     "safetensors": 30_000,
@@ -41,18 +39,18 @@ REWIRED = {"tf_rewired": 30_000}
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such limits")
 
 
-def fuzzed(target: str, count: int, folder: Path) -> None:
-    """In a process of its own, which a mutant may end."""
+def check_fuzzer(target: str, seed: int, count: int, folder: Path) -> None:
+    """Read mutants in a process of its own, which a mutant may end."""
     note = folder / "number"
-    command = [sys.executable, "-W", "error", str(FUZZ), target, str(SEED), str(count), str(note)]
+    command = [sys.executable, "-W", "error", str(FUZZ), target, str(seed), str(count), str(note)]
     result = subprocess.run(command, capture_output=True, text=True)
     number = note.read_text().strip() if note.exists() else "none"
-    what = f"{target}: mutant {number} of seed {SEED} ended with {result.returncode}"
+    what = f"{target}: mutant {number} ended with {result.returncode}"
     assert result.returncode == 0, f"{what}\n{result.stderr[-4000:]}"
     counts = json.loads(result.stdout)
     done = f"{counts['refused']} refused, {counts['taken']} taken"
     most = f"at most {counts['seconds']:.2f} s of the CPU's time and {counts['mb']:.0f} MB"
-    print(f"{target}, seed {SEED}: {count} mutants, {done}; {most}")
+    print(f"{target}: {count} mutants, {done}; {most}")
     assert counts["refused"] + counts["taken"] == count
     assert min(counts["refused"], counts["taken"]) > count / 200, "hardly any of one kind: the mutants show nothing"
 
@@ -62,14 +60,14 @@ def test_budget():
 
 
 @pytest.mark.parametrize("target", BUDGET | KERAS | TENSORFLOW | REWIRED)
-def test_some(target, tmp_path):
-    fuzzed(target, 50 if target in REWIRED else 100, tmp_path)  # whose mutants take longest
+def test_some(target, tmp_path, seed):
+    check_fuzzer(target, seed, 50 if target in REWIRED else 100, tmp_path)  # whose mutants take longest
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", BUDGET | KERAS | TENSORFLOW | REWIRED)
-def test_many(target, tmp_path):
-    fuzzed(target, (BUDGET | KERAS | TENSORFLOW | REWIRED)[target], tmp_path)
+def test_many(target, tmp_path, seed):
+    check_fuzzer(target, seed, (BUDGET | KERAS | TENSORFLOW | REWIRED)[target], tmp_path)
 
 
 INSPECT = """

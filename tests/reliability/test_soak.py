@@ -13,9 +13,9 @@ SOAK = Path(__file__).parents[2] / "tools" / "soak.py"
 
 
 @pytest.mark.parametrize(
-    ("calls", "seed"), [(300, 0), *(pytest.param(20_000, seed, marks=pytest.mark.slow) for seed in (1, 2))]
+    ("calls", "case"), [(300, 0), *(pytest.param(20_000, case, marks=pytest.mark.slow) for case in (1, 2))]
 )
-def test_everything_at_once(calls, seed):
-    result = script(SOAK, str(calls), str(seed), minutes=30, OMP_WAIT_POLICY="passive")
+def test_everything_at_once(calls, case, seed):
+    result = script(SOAK, str(calls), str(seed + case), minutes=30, OMP_WAIT_POLICY="passive")
     print(result.stdout)
     assert result.returncode == 0, result.stderr[-5000:]

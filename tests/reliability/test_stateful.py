@@ -5,7 +5,7 @@ Hypothesis draws a layer, its sizes and a sequence of calls, good and bad. The m
 quantized to float16, is the (dequantized) layer called for one step after the other on one thread, with its state as
 arrays; of one quantized to int8 it is that layer, called so and with plain C's products. The model of a layer is a copy
 that uses one thread.
-After every call the whole state is compared. `make test-all` tries many more; BLOCKCELL_SEED gives others.
+After every call the whole state is compared. `make test-all` tries many more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import os
 import pickle
 import tempfile
 from pathlib import Path
@@ -1266,8 +1265,7 @@ MANY = {
 }
 
 
-def explore(name, examples, calls, number):
-    print(f"BLOCKCELL_SEED={number}")
+def explore(name, examples, calls, seed):
     profile = settings(
         max_examples=examples,
         stateful_step_count=calls,
@@ -1278,18 +1276,18 @@ def explore(name, examples, calls, number):
         phases=[Phase.generate, Phase.shrink],
         report_multiple_bugs=False,
     )
-    run_state_machine_as_test(seeded(number)(MACHINES[name]), settings=profile)
+    run_state_machine_as_test(seeded(seed)(MACHINES[name]), settings=profile)
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_any_sequence_of_calls(name):
-    explore(name, *FEW[name], 0)
+def test_any_sequence_of_calls(name, seed):
+    explore(name, *FEW[name], seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
-def test_many_sequences_of_calls(name):
-    explore(name, *MANY[name], int(os.environ.get("BLOCKCELL_SEED", "1")))
+def test_many_sequences_of_calls(name, seed):
+    explore(name, *MANY[name], seed)
 
 
 # ----------------------------------------------------------------------------------------------- the plainest sequence

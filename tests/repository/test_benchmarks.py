@@ -130,8 +130,7 @@ def test_a_round_is_marked(when):
     assert watch.round(2, measure) == ("times", when != "never")
 
 
-def test_marked_rounds_are_repeated_but_not_for_ever(seed=3):
-    print("seed", seed)
+def test_marked_rounds_are_repeated_but_not_for_ever(seed):
     rng = np.random.default_rng(seed)
     for _ in range(50):
         machine, wanted, marks = Machine(), int(rng.integers(1, 7)), []
@@ -251,8 +250,7 @@ def test_a_peer_whose_process_ends_is_left_out(capsys):
         measured({("blockcell", 1): Worker(None)}, [1], [False])
 
 
-def test_all_points_take_turns_and_marked_ones_some_more(seed=4):
-    print("seed", seed)
+def test_all_points_take_turns_and_marked_ones_some_more(seed):
     rng = np.random.default_rng(seed)
     for _ in range(50):
         rounds, more = rng.integers([1, 0], 6).tolist()

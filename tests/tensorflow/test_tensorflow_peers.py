@@ -1,6 +1,6 @@
 """Random graphs that TensorFlow itself writes and runs: what is found in them gives TensorFlow's results.
 
-`pytest -m peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with tensorflow-cpu in .venv.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tf_peers import CASES, SEED, B, T, control_flow, find_cell, frozen, looped, save_model, unrolled
+from tf_peers import CASES, B, T, control_flow, find_cell, frozen, looped, save_model, unrolled
 
 from blockcell.formulas import error_in_eps
 from blockcell.tensorflow import open as opened
@@ -190,9 +190,8 @@ class Network:
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_random_graphs(tf, case, tmp_path):
-    g = np.random.default_rng([SEED, case])
-    print(f"seed {SEED}, case {case}")
+def test_random_graphs(tf, case, tmp_path, seed):
+    g = np.random.default_rng([seed, case])
     v1 = tf.compat.v1
     dtype = str(g.choice(["float32", "float32", "float16"]))
     version, saved = int(g.integers(1, 3)), str(g.choice(["checkpoint", "frozen", "saved_model"]))
@@ -232,10 +231,9 @@ def test_random_graphs(tf, case, tmp_path):
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_random_networks(tf, case, tmp_path):
+def test_random_networks(tf, case, tmp_path, seed):
     """Layers of both directions on top of each other, in one loop and in several, as one layer."""
-    g = np.random.default_rng([SEED, case, 1])
-    print(f"seed {SEED}, case {case}")
+    g = np.random.default_rng([seed, case, 1])
     v1 = tf.compat.v1
     version, saved = int(g.integers(1, 3)), str(g.choice(["checkpoint", "frozen", "saved_model"]))
     with control_flow(v1, version), tf.Graph().as_default(), v1.Session() as session:
@@ -336,9 +334,8 @@ def train(tf, g, session):
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_names_and_files(tf, case, tmp_path):
-    g = np.random.default_rng([SEED, case, 1])
-    print(f"seed {SEED}, case {case}")
+def test_names_and_files(tf, case, tmp_path, seed):
+    g = np.random.default_rng([seed, case, 1])
     v1 = tf.compat.v1
     version, form = int(g.integers(1, 3)), str(g.choice(SAVED))
     dtype = str(g.choice(["float32", "float32", "float16"]))
@@ -419,10 +416,9 @@ def module_of(tf, cells):
 
 
 @pytest.mark.parametrize("case", range(CASES // 4))
-def test_saved_models_of_objects(tf, case, tmp_path):
+def test_saved_models_of_objects(tf, case, tmp_path, seed):
     """With a signature and without one, when nothing in the graph calls the function."""
-    g = np.random.default_rng([SEED, case, 2])
-    print(f"seed {SEED}, case {case}")
+    g = np.random.default_rng([seed, case, 2])
     dtype, cells, inputs = str(g.choice(["float32", "float32", "float16"])), [], int(g.integers(1, 9))
     x_values = g.standard_normal((T, B, inputs)).astype(dtype)
     for k in range(int(g.integers(1, 4))):
@@ -459,11 +455,10 @@ def test_saved_models_of_objects(tf, case, tmp_path):
 
 
 @pytest.mark.parametrize("case", range(CASES // 20))
-def test_checkpoints_of_keras(tf, case, tmp_path):
+def test_checkpoints_of_keras(tf, case, tmp_path, seed):
     """Layers and an optimizer, saved as objects without a graph."""
     keras = pytest.importorskip("keras")
-    g = np.random.default_rng([SEED, case, 3])
-    print(f"seed {SEED}, case {case}")
+    g = np.random.default_rng([seed, case, 3])
     inputs, layers = int(g.integers(1, 9)), []
     for _ in range(int(g.integers(1, 4))):
         more = (

@@ -1,13 +1,13 @@
 """Random models of Keras 2, as SavedModels and as frozen graphs: right, or refused for what no layer has.
 
-`pytest -m peers`, with tensorflow-cpu and tf_keras in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with tensorflow-cpu and tf_keras in .venv.
 """
 
 from __future__ import annotations
 
 import pytest
 from keras2_models import import_keras, run_case
-from tf_peers import CASES, SEED
+from tf_peers import CASES
 
 pytestmark = pytest.mark.peers
 
@@ -21,9 +21,8 @@ def keras():
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_random_models(keras, case, tmp_path):
-    print(f"seed {SEED}, case {case}")
-    drawn, verdicts = run_case(keras, SEED, case, tmp_path)
+def test_random_models(keras, case, tmp_path, seed):
+    drawn, verdicts = run_case(keras, seed, case, tmp_path)
     print(drawn.text)
     for verdict, reason in verdicts.values():
         assert verdict == ("refused" if drawn.refused else "right"), reason

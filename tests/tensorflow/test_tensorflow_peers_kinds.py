@@ -1,6 +1,6 @@
 """Random cells of other kinds that TensorFlow itself writes and runs: of Keras and cuDNN, and those to be refused.
 
-`pytest -m peers`, with tensorflow-cpu in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with tensorflow-cpu in .venv.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tf_peers import (
     CASES,
     DRAWN,
     GOOD,
-    SEED,
     B,
     Cell,
     T,
@@ -96,9 +95,8 @@ def check_state(cell, one):
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_random_kinds(tf, case, tmp_path):
-    g = np.random.default_rng([SEED, case, 10])
-    print(f"seed {SEED}, case {case}")
+def test_random_kinds(tf, case, tmp_path, seed):
+    g = np.random.default_rng([seed, case, 10])
     kinds = [str(kind) for kind in g.choice([*GOOD, *DRAWN], int(g.integers(1, 4)))]
     for cell, found_cell, x, y in run(tf, g, kinds, tmp_path)[0]:
         assert found_cell.refused is None and (
@@ -123,9 +121,8 @@ def test_random_kinds(tf, case, tmp_path):
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_random_refused(tf, case, tmp_path):
-    g = np.random.default_rng([SEED, case, 11])
-    print(f"seed {SEED}, case {case}")
+def test_random_refused(tf, case, tmp_path, seed):
+    g = np.random.default_rng([seed, case, 11])
     kinds = [str(kind) for kind in g.choice([*BAD], int(g.integers(1, 3)))]
     for cell, found_cell, *_ in run(tf, g, kinds, tmp_path)[0]:
         assert found_cell.refused is not None and re.search(BAD[cell.kind], found_cell.refused), cell.kind
@@ -158,12 +155,11 @@ def keras_layer(keras, g):
 
 
 @pytest.mark.parametrize("case", range(CASES // 4))
-def test_random_models_of_keras(tf, case, tmp_path):
+def test_random_models_of_keras(tf, case, tmp_path, seed):
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     keras = pytest.importorskip("keras")
-    g = np.random.default_rng([SEED, case, 12])
-    print(f"seed {SEED}, case {case}")
+    g = np.random.default_rng([seed, case, 12])
     first, masked = int(g.integers(1, 9)), not g.integers(4)
     x_input = y = keras.Input((T, first), batch_size=B if g.integers(2) else None)
     if masked:

@@ -1,6 +1,6 @@
 """`blockcell.torch` beside torch.nn on the same weights: y, the final states, and the gradients to everything.
 
-`pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with torch in .venv.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pickle
 import numpy as np
 import pytest
 from bits import same
-from peer_cases import BOUNDS, SEED, parts_of, random_sizes, worst_of
+from peer_cases import BOUNDS, check_configurations, parts_of, random_sizes, worst_of
 from torch_cases import MARKS
 
 from blockcell import convert
@@ -123,21 +123,19 @@ def compare(kind, dtype, g, config):
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_configurations(kind, dtype):
-    worst = 0.0, "nothing"
-    for k in range(CONFIGURATIONS):
-        g = np.random.default_rng([SEED, k])
+def test_random_configurations(kind, dtype, seed):
+    def compare_drawn(g, k):
         config = drawn(g, dtype)
-        error, what = compare(kind, dtype, g, config)
-        worst = max(worst, (error, f"{what} of configuration {k}, {config}"))
-        assert error <= BOUNDS[dtype], f"seed {SEED}: {worst[1]} is {error:.1f} eps off"
-    print(f"seed {SEED}, {kind}, {dtype}: {worst[0]:.1f} eps, {worst[1]}")
+        error, name = compare(kind, dtype, g, config)
+        return error, f"{name} of {kind}, {dtype}, {config}"
+
+    check_configurations(compare_drawn, BOUNDS[dtype], seed, CONFIGURATIONS)
 
 
 @pytest.mark.parametrize("form", ["batched", "unsorted"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradcheck(kind, form):
-    torch.manual_seed(SEED)
+def test_gradcheck(kind, form, seed):
+    torch.manual_seed(seed)
     module = getattr(nn, kind)(3, 2, num_layers=2, bidirectional=True, batch_first=True, dtype=torch.float64)
     names, weights = zip(*module.named_parameters(), strict=True)
     x = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -172,11 +170,11 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_after_any_calls_on_any_threads(kind):
+def test_bits_after_any_calls_on_any_threads(kind, seed):
     """A module on which all sorts of things were done has the bits of a new one on one thread."""
-    g = np.random.default_rng([SEED, 1])
+    g = np.random.default_rng([seed, 1])
     options = {"num_layers": 2, "bidirectional": True}
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     module = getattr(nn, kind)(48, 96, **options)
     planned = set()
     for k in range(40):
@@ -202,7 +200,7 @@ def test_bits_after_any_calls_on_any_threads(kind):
             results[-1] += [parameter.grad for parameter in each.parameters()]
         (*_, count, _), *_ = module._op._planned("forward", (T, B, 96, 96), 48, dtype, threads, False)
         planned.add(count)
-        where = f"seed {SEED}, call {k}: {change}, {T=}, {B=}, {dtype}, {threads=}, {training=}"
+        where = f"call {k}: {change}, {T=}, {B=}, {dtype}, {threads=}, {training=}"
         asked = [True] * (2 + (kind == "LSTM")) + [parameter.requires_grad for parameter in module.parameters()]
         for found, expected, is_asked in zip(*results, asked, strict=True):
             if is_asked and expected is not None:
@@ -224,9 +222,9 @@ def drawn_lengths(g, T, B):
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_any_lengths(kind, dtype):
+def test_rows_of_any_lengths(kind, dtype, seed):
     """Calls with gradients and without give the same bits, and PyTorch's numbers."""
-    g = np.random.default_rng([SEED, 3])
+    g = np.random.default_rng([seed, 3])
     for k in range(25):
         config = {"sizes": (0, 0, 48, 96), "layers": int(g.integers(1, 3)), "frozen": 0}
         config |= {name: bool(g.integers(2)) for name in ("bidirectional", "bias", "hx")} | {"batch_first": False}
@@ -243,7 +241,7 @@ def test_rows_of_any_lengths(kind, dtype):
             with torch.set_grad_enabled(training):
                 y, last = module(x.to(to), given)
             results.append([y.data, *([last] if kind != "LSTM" else last)])
-        where = f"seed {SEED}, call {k}: {config}, {T=}, {lengths=}"
+        where = f"call {k}: {config}, {T=}, {lengths=}"
         training, inference, expected = results
         assert all(torch.equal(a, b) for a, b in zip(training, inference, strict=True)), where
         pairs = {str(n): (a.numpy(), b) for n, (a, b) in enumerate(zip(inference, expected, strict=True))}
@@ -251,9 +249,9 @@ def test_rows_of_any_lengths(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_step_mask(kind):
+def test_any_step_mask(kind, seed):
     """Rows that end, start anew and go on at any step: each has the bits that it has alone, without its end."""
-    g, module = np.random.default_rng([SEED, 4]), getattr(nn, kind)(48, 96, bidirectional=True)
+    g, module = np.random.default_rng([seed, 4]), getattr(nn, kind)(48, 96, bidirectional=True)
     weights = [parameter.detach() for parameter in module.parameters()]
     for k in range(20):
         T, B = int(g.integers(1, 80)), int(g.integers(1, 20))
@@ -268,15 +266,15 @@ def test_any_step_mask(kind):
             row = slice(b, b + 1)
             inputs = [x[:length, row], weights, False, True, False, [state[:, row] for state in states]]
             y1, *last1 = module._op.forward(*inputs, step_mask[:, :length, row].contiguous())
-            where = f"seed {SEED}, call {k}: {T=}, {B=}, row {b}"
+            where = f"call {k}: {T=}, {B=}, row {b}"
             assert torch.equal(y[:length, row], y1) and not y[length:, row].any(), where
             assert all(torch.equal(a[:, row], b) for a, b in zip(last, last1, strict=True)), where
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_of_blockcells_own_layers(kind, dtype):
-    torch.manual_seed(SEED)
+def test_bits_of_blockcells_own_layers(kind, dtype, seed):
+    torch.manual_seed(seed)
     module = getattr(nn, kind)(7, 20, num_layers=2, bidirectional=True, dtype=getattr(torch, dtype))
     model = torch.nn.Sequential(module)
     layers = convert.from_torch(model)
@@ -292,8 +290,8 @@ def test_bits_of_blockcells_own_layers(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fifty_steps_of_adam(kind):
-    torch.manual_seed(SEED)
+def test_fifty_steps_of_adam(kind, seed):
+    torch.manual_seed(seed)
     theirs = torch.nn.Sequential(getattr(torch.nn, kind)(6, 12, num_layers=2, batch_first=True, dtype=torch.float64))
     ours = torch.nn.Sequential(getattr(nn, kind)(6, 12, num_layers=2, batch_first=True, dtype=torch.float64))
     ours.load_state_dict(theirs.state_dict())
@@ -316,17 +314,17 @@ def test_fifty_steps_of_adam(kind):
 
 @pytest.mark.parametrize("form", ["batched", "batch_first", "unsorted"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_draws_the_same_numbers(kind, form):
+def test_dropout_draws_the_same_numbers(kind, form, seed):
     options = {"num_layers": 3, "dropout": 0.4, "bidirectional": True, "batch_first": form == "batch_first"}
     theirs = getattr(torch.nn, kind)(6, 16, dtype=torch.float64, **options)
     ours = getattr(nn, kind)(6, 16, dtype=torch.float64, **options)
     ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(5, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(SEED))
+    x = torch.randn(5, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     if form == "unsorted":
         x = rnn.pack_padded_sequence(x, [2, 5, 1, 4], enforce_sorted=False)
     results = []
     for module in (theirs, ours):
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
         y = module(x)[0]
         module.zero_grad()
         (y.data if form == "unsorted" else y).square().sum().backward()

@@ -1,6 +1,6 @@
 """`blockcell.torch.replace(model, quantize=...)`: always the bits of the quantized layer.
 
-`pytest -m peers`, with torch in .venv.  BLOCKCELL_SEED repeats a run.
+`pytest -m peers`, with torch in .venv.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from bits import same
 from fresh import printed
-from peer_cases import SEED, parts_of, state_of
+from peer_cases import parts_of, state_of
 from torch_cases import MARKS
 
 import blockcell
@@ -99,13 +99,13 @@ def expect_bits(module, call, scheme):
 # ---------------------------------------------------------------------------------------------------------------- bits
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_are_those_of_the_layer(kind, scheme):
+def test_bits_are_those_of_the_layer(kind, scheme, seed):
     for k in range(25):
-        g = np.random.default_rng([SEED, k])
+        g = np.random.default_rng([seed, k])
         options = {name: bool(g.integers(2)) for name in ("bidirectional", "bias", "batch_first")}
         options |= {"num_layers": int(g.integers(1, 4)), "dropout": 0.5 * int(g.integers(2))}
         sizes, threads = [int(size) for size in g.integers((1, 1), (60, 90))], int(g.integers(1, 4))
-        print(f"seed {SEED}, {k}: {sizes}, {options}, {threads=}")
+        print(f"{k}: {sizes}, {options}, {threads=}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # dropout of a single layer
             module = made(kind, *sizes, scheme=scheme, **options)
@@ -215,15 +215,15 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_codes_follow_the_weights(kind):
+def test_codes_follow_the_weights(kind, seed):
     """Whatever is done to them, in any order, on any threads."""
-    g = np.random.default_rng([SEED, 1])
+    g = np.random.default_rng([seed, 1])
     module, seen = made(kind, 20, 33, num_layers=2, bidirectional=True), set()
     for k in range(160):
         change = str(g.choice([*CHANGES]))
         module = CHANGES[change](g, module)
         seen.add(change)
-        print(f"seed {SEED}, {k}: {change}, {module}")
+        print(f"{k}: {change}, {module}")
         torch.set_num_threads(int(g.integers(1, 4)))
         with torch.inference_mode(bool(g.integers(2))):
             for _ in range(int(g.integers(1, 3))):
@@ -244,9 +244,9 @@ def test_weights_that_are_turned_in_their_memory(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_made_under_inference_mode(kind, layers_made):
+def test_weights_made_under_inference_mode(kind, layers_made, seed):
     """PyTorch does not count how often they change."""
-    g = np.random.default_rng([SEED, 2])
+    g = np.random.default_rng([seed, 2])
     with torch.inference_mode():
         module = made(kind, 20, 33)
         assert module.weight_hh_l0.is_inference()
@@ -310,7 +310,7 @@ def test_weights_that_are_computed_at_each_call(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_python_threads(kind):
+def test_many_python_threads(kind, seed):
     """They pack and read at the same time."""
     modules = [made(kind, 20, 33, num_layers=2, scheme=scheme) for scheme in SCHEMES]
     inputs = [torch.randn(5, B, 20) for B in (1, 3, 20)]
@@ -319,8 +319,8 @@ def test_many_python_threads(kind):
         layer = convert.from_torch(module).quantize(module.quantization)
         expected |= {(module.quantization, k): layer(x.numpy())[0] for k, x in enumerate(inputs)}
 
-    def calls(seed):
-        g = np.random.default_rng([SEED, seed])
+    def calls(thread):
+        g = np.random.default_rng([seed, thread])
         for _ in range(40):
             module, k = modules[g.integers(2)], int(g.integers(3))
             if g.random() < 0.2:
@@ -334,7 +334,7 @@ def test_many_python_threads(kind):
 
 @pytest.mark.parametrize("form", ["batched", "unsorted"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_in_training_without_gradients(kind, form):
+def test_dropout_in_training_without_gradients(kind, form, seed):
     """The numbers are drawn as by torch.nn: here of layers whose rounded weights it has too."""
     options = {"num_layers": 3, "dropout": 0.4, "bidirectional": True}
     ours = made(kind, 6, 16, scheme="float16", training=True, **options)
@@ -347,7 +347,7 @@ def test_dropout_in_training_without_gradients(kind, form):
     results = []
     with torch.no_grad():
         for module in (ours, theirs):
-            torch.manual_seed(SEED)
+            torch.manual_seed(seed)
             results.append(module(x)[0])
             assert not torch.equal(module(x)[0].data, results[-1].data)
     torch.testing.assert_close(results[0].data, results[1].data)
