@@ -35,7 +35,7 @@ from blockcell.layers.loading import read_any
 from blockcell.optable import SCHEMES
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "lib"))  # what fuzz_keras.py and fuzz_tensorflow.py import
+sys.path.insert(0, str(ROOT / "tests" / "lib"))  # what the other files of fuzzers import
 MEMORY, SECONDS = 2**28, 30
 SMALL_MEMORY, CPU_SECONDS = 2**26, 2
 Generator = np.random.Generator
@@ -193,8 +193,7 @@ def change_array(g: Generator, array: Any) -> Any:
 
 def fuzz_files(suffix: str, change_structure: Callable[[Generator, bytes], bytes]) -> Callable[[Generator], bool]:
     """Return a fuzzer of files of layers with this suffix; what is read must be what was saved."""
-    folder_owner = tempfile.TemporaryDirectory()
-    folder = Path(folder_owner.name)
+    folder = Path(tempfile.mkdtemp())
     originals, contents = [], []
     for layer in make_layers():
         for scheme in (None, *SCHEMES) if layer.dtype == np.float32 else (None,):
@@ -203,7 +202,7 @@ def fuzz_files(suffix: str, change_structure: Callable[[Generator, bytes], bytes
             contents.append((folder / f"original{suffix}").read_bytes())
     path = folder / f"mutant{suffix}"
 
-    def try_mutant(g: Generator, folder_owner: object = folder_owner) -> bool:  # the folder lives as long as this
+    def try_mutant(g: Generator) -> bool:
         """Read a changed file, and return whether it was accepted."""
         k = g.integers(len(contents))
         change = change_bytes if g.integers(2) else change_structure
@@ -309,304 +308,19 @@ def fuzz_keras_weights() -> Callable[[Generator], bool]:
 
 
 # -------------------------------------------------------------------------------------------------------------- models
-def change_model(g: Generator, content: bytes) -> Any:
-    """Return a changed ONNX model that protobuf still reads."""
-    from google.protobuf.message import DecodeError
-    from onnx import ModelProto
+def fuzz_models(target: str) -> Callable[[Generator], bool]:
+    """Return a fuzzer that gives changed ONNX models to what reads them."""
+    from fuzz_onnx import READERS, change_model
 
-    if g.integers(2):
-        model = ModelProto.FromString(content)
-        for _ in range(g.integers(1, 4)):
-            change_field(g, model)
-        return model
-    while True:
-        try:
-            return ModelProto.FromString(change_bytes(g, content))
-        except DecodeError:
-            continue
-
-
-def messages_in(message: Any) -> Iterator[Any]:
-    """Yield a message of protobuf and all messages in it."""
-    yield message
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            for part in value if field.is_repeated else [value]:
-                yield from messages_in(part)
-
-
-def change_field(g: Generator, model: Any) -> None:
-    """Change a field of a message that is in the model."""
-    all_messages = [*messages_in(model)]
-    message = all_messages[g.integers(len(all_messages))]
-    fields = message.DESCRIPTOR.fields if g.integers(2) else [field for field, _ in message.ListFields()]
-    if not fields:
-        return
-    field = fields[g.integers(len(fields))]
-    name, kind = field.name, g.integers(4)
-    value = getattr(message, name)
-    if kind == 0:
-        message.ClearField(name)
-    elif field.is_repeated:
-        items = [*value]
-        if kind == 1 and items:
-            items.append(items[g.integers(len(items))])
-        elif kind == 2 and items:
-            del items[g.integers(len(items))]
-        elif field.message_type is None:
-            items.append(draw_scalar(g, field))
-        else:
-            items = items[::-1]
-        message.ClearField(name)
-        getattr(message, name).extend(items)
-    elif field.message_type is None:
-        setattr(message, name, draw_scalar(g, field))
-    else:
-        alike = [candidate for candidate in all_messages if candidate.DESCRIPTOR == field.message_type]
-        if alike:
-            copy = type(alike[0])()
-            copy.CopyFrom(alike[g.integers(len(alike))])
-            value.CopyFrom(copy)
-
-
-def draw_scalar(g: Generator, field: Any) -> Any:
-    """Draw a value for a field of this type."""
-    if field.enum_type is not None:
-        return field.enum_type.values[g.integers(len(field.enum_type.values))].number
-    numbers = [0, 1, 2, 3, 7, 16, 2**20, 2**31 - 1]
-    if field.cpp_type in (field.CPPTYPE_INT32, field.CPPTYPE_INT64):
-        more_numbers = [-1, -(2**31)] + ([2**40, 2**63 - 1] if field.cpp_type == field.CPPTYPE_INT64 else [])
-        return (numbers + more_numbers)[g.integers(8 + len(more_numbers))]
-    if field.cpp_type in (field.CPPTYPE_UINT32, field.CPPTYPE_UINT64):
-        return numbers[g.integers(8)]
-    if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
-        return [0.0, -1.0, 3.0, float("nan"), float("inf")][g.integers(5)]
-    texts = ["", "x", "h", "w", "LSTM", "BlockLSTM", "GRUBlockCell", "T", "reverse", "{}", "ai.onnx", "blockcell", "0"]
-    text = texts[g.integers(len(texts))]
-    return text.encode() if field.type == field.TYPE_BYTES else text
-
-
-def fuzz_models(read: Callable[[Any], Any], originals: list[Any]) -> Callable[[Generator], bool]:
-    """Return a fuzzer that gives changed ONNX models to a function that reads them."""
+    read, originals = READERS[target]()
     contents = [model.SerializeToString() for model in originals]
 
     def try_mutant(g: Generator) -> bool:
         """Read a changed model, and return whether it was accepted."""
-        model = change_model(g, contents[g.integers(len(contents))])
+        model = change_model(g, contents[g.integers(len(contents))], change_bytes)
         return is_accepted(lambda: read(model))
 
     return try_mutant
-
-
-def fuzz_onnx() -> Callable[[Generator], bool]:
-    """Return a fuzzer of ONNX models that `convert.from_onnx` reads.
-
-    There are nodes with states that are inputs, constants and computed, in either direction; activations with
-    parameters, coupled gates and a clip; weights that nodes make of constants, also in a branch that is always taken;
-    an LSTM of 8-bit integers; whole models, as PyTorch's exporters write them, with one node behind another and a head,
-    and as onnx_export does.
-    """
-    from onnx import TensorProto, helper, load_from_string, numpy_helper
-
-    import onnx_export
-
-    def model(layer: Any, states: list[Any], names: list[str]) -> Any:
-        """Return a model of a layer, whose first states have these names, after nodes that make them."""
-        node, arrays = convert.to_onnx(layer)
-        node.input.extend([""] * (5 - len(node.input)))
-        node.input[5:7] = names
-        infos = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 3) for name in ("rnn_X", "rnn_Y", "h", "c")
-        ]
-        initializers = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-        initializers.append(numpy_helper.from_array(np.array([1, 2, 3]), "shape"))
-        graph = helper.make_graph([*states, node], "g", [infos[0], *infos[2:]], infos[1:2], initializers)
-        return helper.make_model(graph)
-
-    def constant(array: Any, name: str) -> Any:
-        """Return an initializer of this name."""
-        return numpy_helper.from_array(np.asarray(array), name)
-
-    def folded_model() -> Any:
-        """Return a GRU whose weights nodes make of constants, in an If that always takes the same branch."""
-        onnx_model = model(GRU.init(2, 3, seed=0), [], ["h"])
-        W = numpy_helper.to_array(onnx_model.graph.initializer[0])[0]
-        onnx_model.graph.initializer[0].CopyFrom(constant(np.concatenate([W[6:], W[:6]]), "w"))
-        info_of_w = [helper.make_tensor_value_info("rnn_W", TensorProto.FLOAT, None)]
-        branches = [
-            helper.make_graph(body, "branch", [], [helper.make_tensor_value_info(body[-1].output[0], 1, None)])
-            for body in (
-                [helper.make_node("Split", ["w", "parts"], ["u", "v"], axis=0),
-                 helper.make_node("Concat", ["v", "u"], ["vu"], axis=0),
-                 helper.make_node("Transpose", ["vu"], ["t"], perm=[1, 0]),
-                 helper.make_node("Transpose", ["t"], ["tt"], perm=[1, 0]),
-                 helper.make_node("Unsqueeze", ["tt", "zero"], ["W1"])],
-                [helper.make_node("Slice", ["w", "zero", "parts", "zero"], ["s"]),
-                 helper.make_node("Cast", ["s"], ["W2"], to=TensorProto.FLOAT)],
-            )
-        ]  # fmt: skip
-        first_nodes = [
-            helper.make_node("Shape", ["rnn_X"], ["sizes"]),
-            helper.make_node("Gather", ["sizes", "zero"], ["T"], axis=0),
-            helper.make_node("Equal", ["T", "five"], ["is_five"]),
-            helper.make_node("If", ["is_five"], ["rnn_W"], then_branch=branches[0], else_branch=branches[1]),
-        ]
-        last_nodes = [*onnx_model.graph.node]
-        del onnx_model.graph.node[:]
-        onnx_model.graph.node.extend([*first_nodes, *last_nodes])
-        for size in (5, 1, 2):
-            onnx_model.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
-        onnx_model.graph.value_info.extend(info_of_w)
-        onnx_model.graph.initializer.extend([constant([3, 6], "parts"), constant([0], "zero"), constant([5], "five")])
-        return onnx_model
-
-    def integer_model() -> Any:
-        """Return a DynamicQuantizeLSTM, of 8-bit integers."""
-        g = np.random.default_rng(0)
-        names = ["rnn_X", "W", "R", "B", "", "h", "c", "", "W_scale", "W_zero_point", "R_scale", "R_zero_point"]
-        node = helper.make_node("DynamicQuantizeLSTM", names, ["rnn_Y"], domain="com.microsoft", hidden_size=3)
-        onnx_model = model(lstm, [], ["h", "c"])
-        del onnx_model.graph.initializer[:], onnx_model.graph.node[:]
-        onnx_model.graph.node.append(node)
-        shapes = {"W": (1, 2, 12), "R": (1, 3, 12), "W_zero_point": (1, 12), "R_zero_point": (1, 12)}
-        tensors = {name: g.integers(-128, 128, shape).astype(np.int8) for name, shape in shapes.items()}
-        tensors |= {name: np.full((1, 12), 0.01, np.float32) for name in ("W_scale", "R_scale")}
-        tensors["B"] = np.zeros((1, 24), np.float32)
-        onnx_model.graph.initializer.extend([constant(array, name) for name, array in tensors.items()])
-        return onnx_model
-
-    golden = np.load(ROOT / "tests" / "golden" / "torch_onnx.npz")
-    zeros = [helper.make_node("ConstantOfShape", ["shape"], ["z"]), helper.make_node("Expand", ["z", "shape"], ["zz"])]
-    lstm = LSTM.init(2, 3, seed=0, use_peephole=True)
-    state_nodes = [
-        helper.make_node("Shape", ["rnn_X"], ["sizes"]),
-        helper.make_node("Gather", ["sizes", "one"], ["B"]),
-        helper.make_node("Concat", ["one", "B", "size"], ["to"], axis=0),
-        helper.make_node("Expand", ["h0", "to"], ["z"]),
-        helper.make_node("Tile", ["h0", "ones"], ["zz"]),
-    ]
-
-    def model_with_learned_states(layer: Any) -> Any:
-        """Return a layer whose first states are constants that nodes repeat for each row."""
-        onnx_model = model(layer, state_nodes, ["z", "zz"][: 1 + isinstance(layer, LSTM)])
-        arrays = {"one": [1], "size": [3], "ones": [1, 1, 1], "h0": np.ones((1, 1, 3), np.float32)}
-        onnx_model.graph.initializer.extend([constant(array, name) for name, array in arrays.items()])
-        onnx_model.graph.node[-1].attribute.extend([helper.make_attribute("clip", 9.5)] * isinstance(layer, RNN))
-        return onnx_model
-
-    hard = {"recurrent_activation": ("hard_sigmoid", 0.2, 0.5)}
-    unusual_layers = [
-        RNN.init(2, 3, seed=0),
-        LSTM.init(2, 3, seed=0, coupled=True, use_peephole=True, **hard),
-        GRU.init(2, 3, seed=0, activation=("leaky_relu", 0.01), **hard),
-    ]
-
-    def read(source: Any) -> Any:
-        """Read a model with first states and without."""
-        convert.from_onnx(source, initial_state=True)
-        return convert.from_onnx(source)
-
-    return fuzz_models(read, [
-        *map(model_with_learned_states, unusual_layers),
-        model(lstm, [], ["h", "c"]),
-        model(lstm, zeros, ["z", "zz"]),
-        folded_model(),
-        integer_model(),
-        model(Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), zeros, ["zz"]),
-        *(load_from_string(bytes(golden[f"{name}/model"])) for name in ("two lstm", "two bidirectional gru, dynamo")),
-        onnx_export.export(Stack([GRU.init(2, 3, seed=0), LSTM.init(3, 2, seed=0)]), None, loop="native"),
-    ])  # fmt: skip
-
-
-def fuzz_link() -> Callable[[Generator], bool]:
-    """Return a fuzzer of models with ops of blockcell, which `onnx_export.link` replaces."""
-    from onnx import TensorProto, helper
-
-    import onnx_export
-    from blockcell.optable import OPS
-
-    def graph(op: str, kind: str, **attributes: Any) -> Any:
-        """Return a model of an op, plain, in an If or in a function."""
-        row = OPS[op]
-        names = ["seq_len_max"] * row.sequence + [tensor.name for tensor in row.inputs]
-        node = helper.make_node(op, names, [tensor.name for tensor in row.outputs], name="cell", **attributes)
-        infos = [
-            helper.make_tensor_value_info(name, TensorProto.INT64 if name == "seq_len_max" else TensorProto.FLOAT, None)
-            for name in [*names, node.output[-1], "go_on", "y"]
-        ]
-        functions, imports = [], [helper.make_opsetid("", 18)]
-        inputs, outputs = infos[:-3], infos[-3:-2]
-        if kind == "in an If":
-            branch = helper.make_graph([node], "branch", [], outputs)
-            node = helper.make_node("If", ["go_on"], ["y"], then_branch=branch, else_branch=branch)
-            infos[-2].type.tensor_type.elem_type = TensorProto.BOOL
-            inputs, outputs = [*inputs, infos[-2]], infos[-1:]
-        elif kind == "in a function":
-            imports.append(helper.make_opsetid("mine", 1))
-            functions = [
-                helper.make_function("mine", "Inner", names, [node.output[-1]], [node], imports),
-                helper.make_function("mine", "Outer", names, ["y"], [helper.make_node("Inner", names, ["y"],
-                                     domain="mine")], imports),
-            ]  # fmt: skip
-            node, outputs = helper.make_node("Outer", names, ["y"], domain="mine"), infos[-1:]
-        onnx_graph = helper.make_graph([node], "g", inputs, outputs)
-        return helper.make_model(onnx_graph, functions=functions, opset_imports=imports, ir_version=8)
-
-    return fuzz_models(onnx_export.link, [
-        graph("GRUBlockCell", "plain"),
-        graph("BlockLSTM", "plain", cell_clip=0.5, use_peephole=1),
-        graph("BlockLSTMGrad", "plain", use_peephole=0),
-        graph("LSTMBlockCell", "in an If", forget_bias=0.5),
-        graph("GRUBlockCell", "in a function"),
-    ])  # fmt: skip
-
-
-def fuzz_session() -> Callable[[Generator], bool]:
-    """Return a fuzzer of models for `Session`, without onnxruntime, which would have to bear the rest."""
-    import onnx_export
-    import onnx_export.session as module
-
-    class Runtime:
-        """A runtime that computes nothing, in place of onnxruntime."""
-
-        def __init__(self, model: Any, *_: Any) -> None:
-            """Prepare a result for each output of the model."""
-            self.results = [np.zeros(1, np.float32)] * len(model.graph.output)
-
-        def run(self, feeds: Any) -> list[Any]:
-            """Return the results that were prepared."""
-            return self.results
-
-    vars(module)["RuntimeModel"] = Runtime
-    layer = Stack([Bidirectional(LSTM.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), LSTM.init(6, 2, seed=2)])
-    cell = onnx_export.build("LSTMBlockCell", attrs={"cell_clip": 0.5})
-    lstm = onnx_export.export(layer.layers[1], None, train=True, reset=True)
-    originals = [
-        cell,
-        onnx_export.build("block_gru", functions=False),
-        onnx_export.export(layer, None, reset=True, loop="scan"),
-        onnx_export.export(LSTM.init(2, 3, seed=0), None, loop="native"),
-        onnx_export.export(Stack([GRU.init(2, 3, seed=0), Dense.init(3, 2, seed=1, last="ends")]), None),
-        onnx_export.export(GRU.init(2, 3, seed=0, reset_after=True), None),
-        lstm,
-    ]
-    shapes = {"x": (2, 4), "cs_prev": (2, 3), "h_prev": (2, 3), "w": (7, 12), "b": (12,)}
-    arguments: list[dict[str, Any]] = [
-        {name: np.ones(shape, np.float32) for name, shape in shapes.items()},
-        {"x": np.ones((4, 0, 2), np.float32)},
-        {"x": np.ones((4, 3, 6), np.float32), "weights": layer.layers[1].weights},
-    ]
-
-    def read(model: Any) -> Any:
-        """Make a session of a model, and call it with several arguments, which it may refuse."""
-        session_of_model = onnx_export.Session(model)
-        for call_arguments in arguments:
-            try:
-                session_of_model(**call_arguments)
-            except (TypeError, ValueError) as error:
-                assert str(error)
-
-    return fuzz_models(read, originals)
 
 
 def fuzz_tensorflow_files(kind: str) -> Callable[[Generator], bool]:
@@ -631,9 +345,9 @@ TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "from_tf1": fuzz_tf1,
     "from_keras": fuzz_keras_weights,
     "keras_files": fuzz_keras_files,
-    "from_onnx": fuzz_onnx,
-    "link": fuzz_link,
-    "session": fuzz_session,
+    "from_onnx": lambda: fuzz_models("from_onnx"),
+    "link": lambda: fuzz_models("link"),
+    "session": lambda: fuzz_models("session"),
     "tf_checkpoint": lambda: fuzz_tensorflow_files("tf_checkpoint"),
     "tf_graph": lambda: fuzz_tensorflow_files("tf_graph"),
     "tf_cells": lambda: fuzz_tensorflow_files("tf_cells"),
@@ -695,4 +409,5 @@ if __name__ == "__main__":
     target, seed, count, *path = sys.argv[1:]
     note = os.open(path[0], os.O_WRONLY | os.O_CREAT) if path else None
     first, _, end = count.rpartition(":")  # "12:13" is the mutant 12 alone
-    print(json.dumps(run(target, int(seed), range(int(first or 0), int(end)), note)))
+    with tempfile.TemporaryDirectory() as tempfile.tempdir:  # where fuzzers make their folders
+        print(json.dumps(run(target, int(seed), range(int(first or 0), int(end)), note)))

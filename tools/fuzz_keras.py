@@ -191,8 +191,7 @@ def cells_of(layer: Any) -> list[bytes]:
 
 def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callable[[Generator], bool]:
     """Return a fuzzer of Keras' files of all forms; the arguments are fuzz.py's functions that change things."""
-    folder_owner = tempfile.TemporaryDirectory()
-    folder = Path(folder_owner.name)
+    folder = Path(tempfile.mkdtemp())
     originals: list[tuple[str, bytes, str | None, Any, list[bytes]]] = []  # with the config that stands apart
     for model, arrays in make_models(np.random.default_rng(0)):
         text = json.dumps(dict(model, keras_version="2.15.0"))
@@ -208,12 +207,13 @@ def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callab
             layer = read(folder / "m.json", path) if config else read(path, None)
             originals.append((name, path.read_bytes(), config, layer, cells_of(layer)))
 
-    def try_mutant(g: Generator, folder_owner: object = folder_owner) -> bool:  # the folder lives as long as this
-        """Read a changed file, and return whether it was accepted."""
-        name, content, config, original, cells = pick_item(g, originals)
-        path, architecture = folder / f"mutant_{name}", folder / "mutant.json"
-        is_other, is_same, members, content_of = False, True, {}, io.BytesIO(content)  # what is computed; the numbers
-        if name.endswith(".keras"):
+    def change_file(g: Generator, path: Path, content: bytes, config: str | None) -> tuple[str | None, bool, bool]:
+        """Write a changed file; return its config, if that may mean another layer, and if all numbers are there.
+
+        The config is that of a file of weights alone.
+        """
+        is_other, is_same, members, content_of = False, True, {}, io.BytesIO(content)
+        if path.suffix == ".keras":
             with zipfile.ZipFile(content_of) as archive:
                 members = {member: archive.read(member) for member in archive.namelist()}
             content_of = io.BytesIO(members["model.weights.h5"])
@@ -240,6 +240,13 @@ def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callab
                 path.write_bytes(change_bytes(g, path.read_bytes()))
         else:
             path.write_bytes(content_of.getvalue())
+        return config, is_other, is_same
+
+    def try_mutant(g: Generator) -> bool:
+        """Read a changed file, and return whether it was accepted."""
+        name, content, config, original, cells = pick_item(g, originals)
+        path, architecture = folder / f"mutant_{name}", folder / "mutant.json"
+        config, is_other, is_same = change_file(g, path, content, config)
         if config:
             architecture.write_text(config)
         try:
