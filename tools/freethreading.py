@@ -19,7 +19,7 @@ import time
 import venv
 from pathlib import Path
 
-from sanitizers import TESTS, copy_checkout, test_files
+from sanitizers import copy_checkout, find_test_files
 
 NEEDED = ["setuptools>=77", "cython>=3.3", "numpy>=2", "pytest>=8", "mpmath>=1.3"]
 IMPORTS = """
@@ -75,7 +75,7 @@ def main() -> None:
         python_path = {"PYTHONPATH": f"{checkout}:{checkout}/tools"}
         print(run(python, "-W", "error", "-c", IMPORTS, cwd=checkout, **python_path), flush=True)
         no_gil = python_path | {"PYTHON_GIL": "0"}
-        files = test_files(checkout, [*TESTS, "formulas"])
+        files = [*find_test_files(checkout), "tests/kernels/test_formulas.py"]
         options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-m", "not slow"]
         print(run(python, "-m", "pytest", *options, *files, cwd=checkout, **no_gil), flush=True)
         print(run(python, "-W", "error", "-c", SOAK, RESULTS, cwd=checkout, **no_gil), flush=True)

@@ -13,6 +13,7 @@ two cores once it is built; `memory` takes a build and, slowed down by the sanit
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -24,11 +25,17 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LAYERS = ["layers", "layers_rows", "layers_ragged", "layers_arguments", "layers_weights", "layers_resources"]
-VARIANTS = ["layers_projected", "layers_activations", "torch_layout"]
-VALIDATION = ["validation", "validation_conversion", "validation_numbers", "validation_out"]
-STREAMS = ["stream", "stream_rows", "quantized", "integers"]
-TESTS = ["kernels", "activations", *LAYERS, *VARIANTS, *STREAMS, *VALIDATION, "guards", "fork", "threads"]
+TESTED = ["kernels/*", "layers/*", "ops/*", "torch/test_torch_layout.py"]
+EXCLUDED = {
+    "kernels/test_dispatch.py": "runs no kernel, but interpreters with other environments",
+    "kernels/test_formulas.py": "runs no native code",
+    "kernels/test_object_code.py": "reads the instructions of modules without sanitizers",
+    "kernels/test_workspaces.py": "watches workspaces by Python's allocator, as workspaces.py does by zones",
+    "layers/test_files.py": "runs no kernel, and limits memory, of which the sanitizer takes terabytes",
+    "layers/test_scorer.py": "starts processes; a scorer runs the kernels of layers that it is given",
+    "ops/test_against_tensorflow.py": "compares with TensorFlow",
+    "ops/test_memory.py": "counts memory that the C library has given out",
+}
 # One takes the same ways a million times, two count memory that the C library has given out.
 SKIPPED = "not million_steps and not idle_threads and not what_is_kept"
 INSTALL = "apt-get install gcc libomp-dev"
@@ -58,20 +65,10 @@ longer = np.lib.stride_tricks.as_strided
 kernels = importlib.import_module("blockcell._for_tests_{level}")
 {call}
 """
-# Calls of workspaces.py with one kind of plan, and the regions of its workspace that they use.
-REGIONS = {
-    "op": ["weights", "h", "h of odd steps", "cs", "x", "z"],
-    "cell grad": ["peepholes", "d"],
-    "layer": ["h", "h of odd steps", "cs", "x", "z", "slots"],
-    "gru": ["h", "h_prev * r", "u", "x", "z", "slots"],
-    "integers": ["h", "cs", "m", "x", "codes of h", "codes of m", "z", "slots"],
-    "backward": ["w.T", "d_h", "d_cs", "peepholes", "d", "tiles of x", "tiles of h", "sums of d", "panels", "slots"],
-    "dense": ["x", "z", "row numbers"],
-    "dense backward": ["w.T", "w_grad", "d_z", "sums of d_z", "slots", "y", "tiles of x", "panel of d_z"],
-}
 DRAWN_CALLS = 3  # calls of each kind at a level
 # A call of a barrier in the source of a kernel.
 BARRIER = re.compile(r"^( +)((?:group_)?barrier\(&team\).*)$", re.MULTILINE)
+FAMILIES = {"_lstm.pyx": "lstm", "dense.pxd": "dense"}  # whose kernels alone have the barriers of a file
 # The number of barriers of a file's function that nothing follows, so that nobody notices if they are left out.
 SPARE = {
     "_lstm.pyx cell_grads": 1,
@@ -123,9 +120,12 @@ RACE = "WARNING: ThreadSanitizer: data race"
 OUT_OF_BOUNDS = "ERROR: AddressSanitizer: "
 
 
-def test_files(checkout: Path, names: list[str]) -> list[str]:
-    """Return the paths of test files of these names, in whatever folders they are."""
-    return [str(next(checkout.glob(f"tests/*/test_{name}.py")).relative_to(checkout)) for name in names]
+def find_test_files(checkout: Path) -> list[str]:
+    """Return the paths of all tests of native code but those that EXCLUDED gives a reason for."""
+    tests = checkout / "tests"
+    names = [str(path.relative_to(tests)) for pattern in TESTED for path in sorted(tests.glob(pattern))]
+    assert EXCLUDED.keys() <= {*names}, "a file that is excluded is not there any more"
+    return [f"tests/{name}" for name in names if "/test_" in name and name not in EXCLUDED]
 
 
 # --------------------------------------------------------------------------------------------------------------- build
@@ -231,25 +231,25 @@ def check_memory() -> None:
         for fault, (call, words) in MEMORY_FAULTS.items():
             sanitized.expect_report(f"{fault}, {level}", words, "-c", MEMORY_FAULT.format(level=level, call=call))
     print(f"{len(MEMORY_FAULTS)} planted faults found at levels {', '.join(sanitized.levels)}", flush=True)
-    for plan, names in REGIONS.items():
+    regions = json.loads(sanitized.run_successfully("tools/workspaces.py", "regions"))
+    for plan, names in regions.items():
         sanitized.run_successfully("tools/workspaces.py", plan)
         for name in names:
             short = {"SHORT_REGION": name}
             sanitized.expect_report(f"{name} of {plan} is short", OUT_OF_BOUNDS, "tools/workspaces.py", plan, **short)
-    print(f"{sum(map(len, REGIONS.values()))} regions of workspaces that are too short found", flush=True)
+    print(f"{sum(map(len, regions.values()))} regions of workspaces that are too short found", flush=True)
     seed = secrets.randbits(32)
     print(f"seed of drawn calls: {seed}", flush=True)
     for level in sanitized.levels:
         print(
             sanitized.run_successfully(
-                "tools/workspaces.py", "draw", str(seed), str(DRAWN_CALLS), BLOCKCELL_LEVEL=level
+                "tools/workspaces.py", "draw", str(seed), f"0:{DRAWN_CALLS}", BLOCKCELL_LEVEL=level
             ),
             flush=True,
         )
-    files = test_files(folder, TESTS)
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=sys", "-m", "not slow"]
     print("tests at these levels on 1, 2, 3 and 8 threads:", end=" ", flush=True)
-    print(sanitized.run_successfully("-m", "pytest", *options, "-k", SKIPPED, *files))
+    print(sanitized.run_successfully("-m", "pytest", *options, "-k", SKIPPED, *find_test_files(folder)))
 
 
 def leave_out_barriers(folder: Path) -> list[str]:
@@ -291,8 +291,8 @@ def check_threads() -> None:
     )
     unnoticed_barriers: Counter[str] = Counter()
     for number, place in enumerate(places):
-        families = [family for family in ("lstm", "dense") if family in place]
-        result = sanitized.run("tools/races.py", *families, BARRIER_LEFT_OUT=str(number), BLOCKCELL_LEVEL="base")
+        family = FAMILIES.get(place.split()[0], "")
+        result = sanitized.run("tools/races.py", family, BARRIER_LEFT_OUT=str(number), BLOCKCELL_LEVEL="base")
         if REACHED not in result.stdout:
             sys.exit(f"races.py does not get to barrier {number}, in {place}")
         if RACE not in result.stdout:

@@ -1,7 +1,8 @@
 """Run calls that take every region of a workspace, where AddressSanitizer watches these.
 
-    python tools/workspaces.py draw SEED N      N drawn calls of each kind
+    python tools/workspaces.py draw SEED 0:N    N drawn calls of each kind; K:K+1 repeats the calls that case K names
     python tools/workspaces.py PLAN             calls with one kind of plan, of PLANS
+    python tools/workspaces.py regions          print as JSON the regions that each PLAN has
 
 Every kind of layer, quantized or not, stream, op, backward pass and PyTorch operator runs on 2 to 64 threads, and must
 have the bits that one thread alone gives.  Most grids are those of the least cost, on machines with caches of any
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import os
 import sys
 import time
@@ -30,7 +32,7 @@ import torch_layout
 from bits import CACHES, leaves, on_threads, with_machine
 from cases import arguments
 from kernel_cases import DTYPES, run, same_bits, sizes_of
-from layer_cases import LAYERS, draw, run_all
+from layer_cases import LAYERS, can_stream, draw, run_all
 
 import blockcell
 from blockcell import LSTM, Dense, _team
@@ -64,7 +66,7 @@ def draw_machine(g: Generator) -> tuple[dict[str, Any], int]:
     return machine, threads
 
 
-def check(kind: str, call: Callable[[], list[np.ndarray]], machine: dict[str, Any], threads: int, case: Any) -> None:
+def check(kind: str, call: Callable[[], list[np.ndarray]], machine: dict[str, Any], threads: int) -> None:
     """Compare the results of a call on one thread with those on many; exit if any bits differ."""
     with on_threads(1), with_machine(groups=1, members=1):
         expected = call()
@@ -72,7 +74,7 @@ def check(kind: str, call: Callable[[], list[np.ndarray]], machine: dict[str, An
         _team.set(threads, threads)  # on which a grid of more threads makes do with fewer groups or members
         results = call()
     if not same_bits(results, expected):
-        sys.exit(f"not the bits of one thread: {kind} {case} {machine} on {threads} threads")
+        sys.exit("not the bits of one thread")
     comparisons[kind] += 1
 
 
@@ -206,7 +208,7 @@ def draw_calls(g: Generator) -> Iterator[tuple[str, Any, Callable[[], list[np.nd
         quantized_case = name, sizes, SCHEMES[g.integers(len(SCHEMES))]
         yield "quantized", quantized_case, quantized_call(g, *quantized_case)
         stream_case = name, sizes, SCHEMES[g.integers(len(SCHEMES))] if g.random() < 0.7 else None
-        if "directional" not in name and "Bidirectional" not in repr(LAYERS[name](1, 1, np.float32)):
+        if can_stream(LAYERS[name](1, 1, np.float32)):
             yield "streams", stream_case, stream_call(g, *stream_case)
     for kind in torch_layout.GATES:
         case = kind, draw_sizes(g), dtype()
@@ -226,12 +228,14 @@ def has_torch() -> bool:
     return True
 
 
-def check_drawn_calls(seed: int, n: int) -> None:
-    """Check `n` drawn calls of each kind."""
-    for k in range(n):
-        g = np.random.default_rng([seed, k])
+def check_drawn_calls(seed: int, numbers: range) -> None:
+    """Check the drawn calls of each kind that have these numbers, and print each before, as it may end the process."""
+    for number in numbers:
+        g = np.random.default_rng([seed, number])
         for kind, case, call in draw_calls(g):
-            check(kind, call, *draw_machine(g), case)
+            machine, threads = draw_machine(g)
+            os.write(2, f"draw {seed} {number}:{number + 1}, {kind}: {case} {machine} on {threads} threads\n".encode())
+            check(kind, call, machine, threads)
 
 
 # --------------------------------------------------------------------------------------------------- one kind of plan
@@ -258,15 +262,30 @@ def run_backward(layer: Any) -> None:
     layer.backward(tape, y, last)
 
 
-PLANS: dict[str, Callable[[], None]] = {
-    "op": lambda: run_op("BlockLSTM", "float32"),
-    "cell grad": lambda: run_op("LSTMBlockCellGrad", "float16"),
-    "layer": lambda: run_layer(LAYERS["lstm"](64, 128, np.float32)),
-    "gru": lambda: run_layer(LAYERS["gru"](64, 128, np.float32)),
-    "integers": lambda: run_layer(LSTM.init(40, 300, seed=0, proj_size=300), 30, "int8"),
-    "backward": lambda: run_backward(LAYERS["lstm"](64, 128, np.float32)),
-    "dense": lambda: run_layer(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16), 130),
-    "dense backward": lambda: run_backward(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16)),
+PLANS: dict[str, tuple[Callable[[], None], list[str]]] = {  # what makes calls, and the regions that these use
+    "op": (lambda: run_op("BlockLSTM", "float32"), ["weights", "h", "h of odd steps", "cs", "x", "z"]),
+    "cell grad": (lambda: run_op("LSTMBlockCellGrad", "float16"), ["peepholes", "d"]),
+    "layer": (
+        lambda: run_layer(LAYERS["lstm"](64, 128, np.float32)),
+        ["h", "h of odd steps", "cs", "x", "z", "slots"],
+    ),
+    "gru": (lambda: run_layer(LAYERS["gru"](64, 128, np.float32)), ["h", "h_prev * r", "u", "x", "z", "slots"]),
+    "integers": (
+        lambda: run_layer(LSTM.init(40, 300, seed=0, proj_size=300), 30, "int8"),
+        ["h", "cs", "m", "x", "codes of h", "codes of m", "z", "slots"],
+    ),
+    "backward": (
+        lambda: run_backward(LAYERS["lstm"](64, 128, np.float32)),
+        ["w.T", "d_h", "d_cs", "peepholes", "d", "tiles of x", "tiles of h", "sums of d", "panels", "slots"],
+    ),
+    "dense": (
+        lambda: run_layer(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16), 130),
+        ["x", "z", "row numbers"],
+    ),
+    "dense backward": (
+        lambda: run_backward(Dense.init(40, 130, seed=0, activation="softmax", dtype=np.float16)),
+        ["w.T", "w_grad", "d_z", "sums of d_z", "slots", "y", "tiles of x", "panel of d_z"],
+    ),
 }
 
 
@@ -274,10 +293,12 @@ if __name__ == "__main__":
     start = time.perf_counter()
     _team.adapt(False)  # as many threads as are asked for, also where the machine is busy
     if sys.argv[1] == "draw":
-        check_drawn_calls(int(sys.argv[2]), int(sys.argv[3]))
+        check_drawn_calls(int(sys.argv[2]), range(*map(int, sys.argv[3].split(":"))))
         counts = ", ".join(f"{count} of {kind}" for kind, count in comparisons.items())
         level, seconds = blockcell.build_info()["level"], time.perf_counter() - start
         print(f"drawn calls at level {level}, seed {sys.argv[2]}: {counts}; {seconds:.0f} s")
+    elif sys.argv[1] == "regions":
+        print(json.dumps({plan: regions for plan, (_, regions) in PLANS.items()}))
     else:
         with on_threads(1), with_machine(groups=1, members=1):  # so that who passes a region comes to its zone
-            PLANS[sys.argv[1]]()
+            PLANS[sys.argv[1]][0]()
