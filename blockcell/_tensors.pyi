@@ -1,28 +1,27 @@
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .optable import Array
 
 def hold_storage(name: str, tensor: Any) -> Any: ...
 def array_of(name: str, tensor: Any) -> Array: ...
+def refuse_count(name: str, count: int, expected: Sequence[int]) -> NoReturn: ...
 
 class TensorKernel:
     def __init__(
         self,
         planned: tuple[object, bytes, int, int, int] | None,
+        sizes: tuple[int, int, int, int, int],
+        layout: tuple[int, bool, bool],
+        weight_shapes: dict[str, tuple[int, ...]],
         dtype: Any,
         step_mask_dtype: Any,
         itemsize: int,
-        sizes: tuple[int, int, int, int],
-        directions: int,
-        bias: bool,
-        gates: int,
         summed_gates: int,
         states: tuple[str, ...],
         tape_arrays: int,
+        single: bool,
         threads: int,
-        projection: int = 0,
-        single: bool = False,
     ) -> None: ...
 
 class TensorForward(TensorKernel):

@@ -130,6 +130,18 @@ cdef char *read_tensor(
     return <char *> address
 
 
+def refuse_count(name, count, expected):
+    """Raise a ValueError that says how many tensors there are, and how many were expected."""
+    raise ValueError(f"blockcell: there are {count} {name}; expected {' or '.join(map(str, expected))}")
+
+
+cdef int check_count(name, tensors, Py_ssize_t expected) except -1:
+    """Refuse a list of more or fewer tensors."""
+    if len(tensors) != expected:
+        refuse_count(name, len(tensors), (expected,))
+    return 0
+
+
 cdef void clear_bytes(char *memory, Py_ssize_t size) noexcept nogil:
     """Write zeros to `size` bytes.  With none, `memory` may be NULL, which C's own function must not get."""
     if size:
@@ -149,26 +161,25 @@ cdef class TensorKernel:
     ----------
     planned : tuple or None
         The kernel with its plan, as for `plan_from`; None where nothing is to be computed.
+    sizes : tuple of int
+        T, B, I, H, P.
+    layout : WeightLayout
+        Which weights the layer has: of how many directions, with biases or not, with a projection or not.
+    weight_shapes : dict of str to tuple
+        The shapes of the weights of a direction, by name, in the order of torch.nn.
     dtype, step_mask_dtype : torch.dtype
-        Of the step mask, and of all other tensors.
+        Of all tensors but the step mask, and of the step mask.
     itemsize : int
         Bytes of a number.
-    sizes : tuple of int
-        T, B, I, H.
-    directions : int
-    bias : bool
-    gates : int
     summed_gates : int
         For so many gates, the first ones, only the sum of the two biases counts.
     states : tuple of str
         Their names; the first one is h.
     tape_arrays : int
         How many arrays [T,B,H] the tape has for each direction.
-    threads : int
-    projection : int
-        P, the numbers in a row of h; 0 where these are H.
     single : bool
         Whether x is [B,I] and states are [B,.], in one direction, and there is no y: that is the state h.
+    threads : int
     """
 
     cdef KernelPlan plan
@@ -181,41 +192,31 @@ cdef class TensorKernel:
     cdef Py_ssize_t[STATES] state_bytes  # of one direction
 
     def __init__(
-        self, planned, dtype, step_mask_dtype, itemsize, sizes, directions, bias, gates, summed_gates, states,
-        tape_arrays, threads, projection=0, single=False
+        self, planned, sizes, layout, dict weight_shapes, dtype, step_mask_dtype, itemsize, summed_gates, states,
+        tape_arrays, single, threads
     ):
         cdef Py_ssize_t T, B, I, H, P
         cdef int k
-        T, B, I, H = sizes
-        P = projection or H
+        T, B, I, H, P = sizes
         self.T, self.B, self.I, self.H, self.P, self.itemsize = T, B, I, H, P, itemsize
         self.plan = None if planned is None else plan_from(planned, 0, T, B, I, H, threads)
-        self.dtype, self.step_mask_dtype, self.directions = dtype, step_mask_dtype, directions
-        self.bias_size, self.summed_size = gates * H, summed_gates * H
-        self.states, self.tape_arrays = states, tape_arrays
-        self.single, self.bias, self.projected = single, bias, projection > 0
+        self.dtype, self.step_mask_dtype = dtype, step_mask_dtype
+        self.directions, self.bias, self.projected = layout
+        self.bias_size, self.summed_size = weight_shapes["w_ih"][0], summed_gates * H
+        self.states, self.tape_arrays, self.single = states, tape_arrays, single
         widths = (P, H)[:len(states)]
         if single:
             self.x_shape, self.y_shape, self.state_shapes = (B, I), (B, P), tuple([(B, width) for width in widths])
         else:
-            self.x_shape, self.y_shape = (T, B, I), (T, B, directions * P)
-            self.state_shapes = tuple([(directions, B, width) for width in widths])
-        self.tape_shape, self.step_mask_shape = (directions, tape_arrays, T, B, H), (DIRECTIONS, T, B)
-        weights = {"w_ih": (self.bias_size, I), "w_hh": (self.bias_size, P)}
-        if bias:
-            weights |= {"b_ih": (self.bias_size,), "b_hh": (self.bias_size,)}
-        if projection:
-            weights["w_hr"] = P, H
-        self.weight_names, self.weight_shapes = tuple(weights), tuple(weights.values())
-        self.weights_per_direction = len(weights)
-        assert directions <= DIRECTIONS and len(states) <= STATES
+            self.x_shape, self.y_shape = (T, B, I), (T, B, self.directions * P)
+            self.state_shapes = tuple([(self.directions, B, width) for width in widths])
+        self.tape_shape, self.step_mask_shape = (self.directions, tape_arrays, T, B, H), (DIRECTIONS, T, B)
+        self.weight_names, self.weight_shapes = tuple(weight_shapes), tuple(weight_shapes.values())
+        self.weights_per_direction = len(weight_shapes)
+        assert self.directions <= DIRECTIONS and len(states) <= STATES
+        assert self.weights_per_direction <= WEIGHTS_PER_DIRECTION
         for k in range(len(states)):
             self.state_bytes[k] = B * widths[k] * itemsize
-
-    cdef check_count(self, name, tensors, int expected):
-        """Raise a ValueError unless there are as many tensors as expected."""
-        if len(tensors) != expected:
-            raise ValueError(f"blockcell: there are {len(tensors)} {name}; expected {expected}")
 
     cdef int read_states(self, list storages, states, char **addresses, suffix="") except -1:
         """Read states, or gradients to them, whose names have a suffix.
@@ -267,9 +268,9 @@ cdef class TensorForward(TensorKernel):
         cdef int k, j, n = len(self.states), per = self.weights_per_direction, tape = n if self.single else n + 1
         cdef char **last = output + (tape - n)
         cdef list storages = []
-        self.check_count("weights", weights, self.directions * per)
+        check_count("weights", weights, self.directions * per)
         if len(states) != 0:
-            self.check_count("states", states, n)
+            check_count("states", states, n)
         a.x = read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
         for k in range(self.directions * per):
             j = k % per
@@ -372,11 +373,11 @@ cdef class TensorBackward(TensorKernel):
         cdef int k, j, n = len(self.states), per = 3 if self.projected else 2
         cdef bint has_states = len(states) != 0
         cdef list storages = []
-        self.check_count("matrices", matrices, self.directions * per)
-        self.check_count("grads", grads, n if self.single else n + 1)
+        check_count("matrices", matrices, self.directions * per)
+        check_count("grads", grads, n if self.single else n + 1)
         if has_states:
-            self.check_count("states", states, n)
-        self.check_count("outputs", outputs, initial_grads - output + (n if has_states else 0))
+            check_count("states", states, n)
+        check_count("outputs", outputs, initial_grads - output + (n if has_states else 0))
         a.x = NULL if x is None else read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
         a.y = read_tensor(storages, "y", y, self.y_shape, self.dtype, itemsize, &a.y_layout)
         tape_data = read_tensor(storages, "tape", tape, self.tape_shape, self.dtype, itemsize, NULL)

@@ -13,13 +13,13 @@ from . import op, quantized
 
 
 class Base(torch.nn.Module):
-    """Which weights, tensors and states a module takes, and what it says of others."""
+    """Reads the weights, tensors and states of a module's call, and refuses others."""
 
     _name: ClassVar[str]
     """Of the class in torch.nn, too."""
     _op: ClassVar[op.Op]
     _quantized_op: ClassVar[quantized.Op]
-    quantization: str | None = None  # what `replace` was given for it; set there
+    quantization: str | None = None  # the scheme; set by `replace`
 
     @classmethod
     def _caller(cls) -> str:
@@ -29,48 +29,48 @@ class Base(torch.nn.Module):
     def _check_new(cls, device: Any, dtype: torch.dtype | None) -> None:
         """Refuse weights that are to be elsewhere or of another dtype."""
         place = torch.get_default_device() if device is None else torch.device(device)
-        if place.type not in ("cpu", "meta"):
+        if place.type not in op.DEVICES:
             raise ValueError(f"{cls._caller()}: device is {place}; expected cpu, or use torch.nn.{cls._name}")
         cls._check_dtype("dtype is", torch.get_default_dtype() if dtype is None else dtype)
 
     @classmethod
-    def _check_dtype(cls, what: str, dtype: torch.dtype) -> None:
+    def _check_dtype(cls, label: str, dtype: torch.dtype) -> None:
         if dtype not in op.DTYPES:
-            raise TypeError(f"{cls._caller()}: {what} {dtype}; expected torch.float32 or torch.float64")
+            raise TypeError(f"{cls._caller()}: {label} {dtype}; expected {op.DTYPE_NAMES}")
 
-    def _leaf(self, given: Any, inputs: tuple[Any, ...], options: dict[str, Any], expected: str) -> Any:
-        """The call in a graph that torch.fx traces, where a module is a leaf, as torch.nn's are; an error elsewhere.
+    def _trace_call(self, data: Any, inputs: tuple[Any, ...], options: dict[str, Any], expected: str) -> Any:
+        """Return the call in a graph that torch.fx traces, where a module is a leaf, as torch.nn's are.
 
-        `given` is no tensor."""
-        if isinstance(given, Proxy) and (path := given.tracer.path_of_module(self)):
-            inputs = tuple([each for each in inputs if each is not None])
-            options = {name: each for name, each in options.items() if each is not None}
-            return given.tracer.create_proxy("call_module", path, inputs, options)
-        raise TypeError(f"{self._caller()}: input is of type {type(given).__name__}; expected {expected}")
+        Raise an error if `data`, which is no tensor, is no proxy of a tracer either."""
+        if isinstance(data, Proxy) and (path := data.tracer.path_of_module(self)):
+            inputs = tuple([value for value in inputs if value is not None])
+            options = {name: value for name, value in options.items() if value is not None}
+            return data.tracer.create_proxy("call_module", path, inputs, options)
+        raise TypeError(f"{self._caller()}: input is of type {type(data).__name__}; expected {expected}")
 
-    def _weights_by(self, names: list[str]) -> list[Tensor]:
-        """By name at each call: parametrizations and functional_call replace them."""
+    def _read_weights(self, names: list[str]) -> list[Tensor]:
+        """Return weights, by name at each call: parametrizations and functional_call replace them."""
         parameters: Any = self._parameters
         return [parameters[name] if name in parameters else getattr(self, name) for name in names]
 
-    def _cast(self, what: str, tensor: Tensor, weight: Any) -> Tensor:
-        """The tensor, on the CPU and of the weights' dtype."""
+    def _cast(self, name: str, tensor: Tensor, weight: Any) -> Tensor:
+        """Return a tensor with the weights' dtype, which autocast may make of it; refuse devices but the CPU."""
         if not (tensor.is_cpu and weight.is_cpu):
-            where = f"{what} is on {tensor.device}, the weights on {weight.device}"
-            raise ValueError(f"{self._caller()}: {where}; expected cpu, or use torch.nn.{self._name}")
+            devices = f"{name} is on {tensor.device}, the weights on {weight.device}"
+            raise ValueError(f"{self._caller()}: {devices}; expected cpu, or use torch.nn.{self._name}")
         self._check_dtype("the weights are", weight.dtype)
         if tensor.dtype == weight.dtype:
             return tensor
         if torch.is_autocast_enabled("cpu"):
-            op.check_memory(what, tensor)
+            op.check_memory(name, tensor)
             return tensor.to(weight.dtype)
         raise ValueError(
-            f"RNN {what} dtype ({tensor.dtype}) does not match weight dtype ({weight.dtype}). Convert {what}:"
-            f" {what}.to({weight.dtype}), or convert model: model.to({tensor.dtype})"
+            f"RNN {name} dtype ({tensor.dtype}) does not match weight dtype ({weight.dtype}). Convert {name}:"
+            f" {name}.to({weight.dtype}), or convert model: model.to({tensor.dtype})"
         )
 
-    def _narrower(self, x: Tensor, state: Tensor | None) -> torch.dtype | None:
-        """The dtype of torch.nn's results under autocast, where it is narrower than what x was cast to; else None.
+    def _autocast_dtype(self, x: Tensor, state: Tensor | None) -> torch.dtype | None:
+        """Return the dtype of torch.nn's results under autocast, if it has fewer bytes than that of x; else None.
 
         Where only products are in autocast's dtype, `state` is the one that results depend on, too.
         """
@@ -81,17 +81,17 @@ class Base(torch.nn.Module):
             dtype = torch.promote_types(dtype, state.dtype)
         return dtype if dtype.itemsize < x.dtype.itemsize else None
 
-    def _given_states(self, hx: Any) -> Any:
-        """The tensors of hx, which is not None: a tensor or a pair of them."""
+    def _state_tensors(self, hx: Any) -> Any:
+        """Return the tensors of hx, which is not None: a tensor or a pair of them."""
         names = self._op.states
-        given = (hx,) if len(names) == 1 else hx
-        if not isinstance(given, (tuple, list)) or [isinstance(s, Tensor) for s in given] != [True] * len(names):
+        tensors = (hx,) if len(names) == 1 else hx
+        if not isinstance(tensors, (tuple, list)) or [isinstance(s, Tensor) for s in tensors] != [True] * len(names):
             form = "a tensor" if len(names) == 1 else "a pair of tensors (h_0, c_0)"
             raise TypeError(f"{self._caller()}: hx is of type {type(hx).__name__}; expected {form}")
-        return given
+        return tensors
 
     def _check_inference(self, weights: op.Tensors) -> None:
-        """Refuse what quantized weights are not for."""
+        """Refuse other dtypes than float32 and training: quantized weights are for inference."""
         dtype, caller = weights[0].dtype, self._caller()
         if dtype != torch.float32:
             expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without quantize"

@@ -14,8 +14,8 @@ from .base import Base
 _NAMES = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
 
 
-class Cell(Base, RNNCellBase):
-    """What `LSTMCell`, `GRUCell` and `RNNCell` have in common.
+class CellModule(Base, RNNCellBase):
+    """The base of `LSTMCell`, `GRUCell` and `RNNCell`.
 
     Parameters, their initial values and repr are those of the base that torch.nn's cells have, too.
     """
@@ -32,10 +32,10 @@ class Cell(Base, RNNCellBase):
         super().__init__(input_size, hidden_size, bias, self._op.gates, device=device, dtype=dtype)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        """As that of torch.nn's cell."""
+        """Compute one step, as torch.nn's cell does."""
         if not isinstance(input, Tensor):
-            return self._leaf(input, (input, hx), {}, "a tensor")
-        weights = self._weights_by(_NAMES if self.bias else _NAMES[:2])
+            return self._trace_call(input, (input, hx), {}, "a tensor")
+        weights = self._read_weights(_NAMES if self.bias else _NAMES[:2])
         x = self._cast("input", input, weights[0])
         dims = x.dim()
         if dims not in (1, 2):
@@ -47,23 +47,23 @@ class Cell(Base, RNNCellBase):
         if dims == 1:
             x, states = x.unsqueeze(0), [state.unsqueeze(0) for state in states]
         if self.quantization is None:
-            last = self._op(x, weights, False, True, states, None)
+            outputs = self._op(x, weights, False, True, states, None)
         else:
             self._check_inference(weights)
-            last = self._quantized_op(x, weights, False, states, None, None, self.quantization)
+            outputs = self._quantized_op(x, weights, False, states, None, None, self.quantization)
         if dims == 1:
-            last = [state.squeeze(0) for state in last]
-        if (dtype := self._narrower_of(input, hx, x)) is not None:
-            last = [state.to(dtype) for state in last]
-        return last[0] if len(last) == 1 else tuple(last)
+            outputs = [state.squeeze(0) for state in outputs]
+        if (dtype := self._result_dtype(input, hx, x)) is not None:
+            outputs = [state.to(dtype) for state in outputs]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
-        """`_narrower`, for this input."""
-        return self._narrower(x, given if hx is None else hx[1] if len(self._op.states) == 2 else hx)
+    def _result_dtype(self, input: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
+        """Return `_autocast_dtype` for an input that was cast to x."""
+        return self._autocast_dtype(x, input if hx is None else hx[1] if len(self._op.states) == 2 else hx)
 
     def _states(self, hx: Any, rows: tuple[int, ...], weight: Tensor) -> list[Tensor]:
-        """hx as a list, for an input of so many rows: (B,), or () without a batch."""
-        expected, states, dtype = (*rows, self.hidden_size), [*self._given_states(hx)], weight.dtype
+        """Read hx as a list, for an input of so many rows: (B,), or () without a batch."""
+        expected, states, dtype = (*rows, self.hidden_size), [*self._state_tensors(hx)], weight.dtype
         for k, state in enumerate(states):
             if state.shape != expected:
                 number = f"[{k}]" if len(states) > 1 else ""
@@ -73,7 +73,7 @@ class Cell(Base, RNNCellBase):
         return states
 
 
-class LSTMCell(Cell):
+class LSTMCell(CellModule):
     """``torch.nn.LSTMCell`` on blockcell's kernels, for the CPU: one step of an LSTM.
 
     .. code-block:: python
@@ -106,7 +106,7 @@ class LSTMCell(Cell):
     _name, _op, _quantized_op = "LSTMCell", op.LSTM_CELL, quantized.LSTM_CELL
 
 
-class GRUCell(Cell):
+class GRUCell(CellModule):
     """``torch.nn.GRUCell`` on blockcell's kernels, for the CPU: one step of a GRU.
 
     .. code-block:: python
@@ -121,7 +121,7 @@ class GRUCell(Cell):
     _name, _op, _quantized_op = "GRUCell", op.GRU_CELL, quantized.GRU_CELL
 
 
-class RNNCell(Cell):
+class RNNCell(CellModule):
     """``torch.nn.RNNCell`` on blockcell's kernels, for the CPU: one step of an RNN.
 
     .. code-block:: python
@@ -158,5 +158,5 @@ class RNNCell(Cell):
     def _op(self) -> op.Op:  # type: ignore[override]
         return op.RNN_CELL[self.nonlinearity]
 
-    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
-        return self._narrower(x, None)
+    def _result_dtype(self, input: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
+        return self._autocast_dtype(x, None)

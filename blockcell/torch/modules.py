@@ -15,7 +15,7 @@ from .packed import Packing, step_mask_of
 
 
 class Recurrent(Base, RNNBase):
-    """What `LSTM`, `GRU` and `RNN` have in common.
+    """The base of `LSTM`, `GRU` and `RNN`.
 
     They do not derive from PyTorch's LSTM and GRU, into which torch.compile refuses to look, but have the same base:
     that has parameters and their initial values, the checks of the constructor's arguments, repr and pickling.
@@ -42,11 +42,11 @@ class Recurrent(Base, RNNBase):
 
     @property
     def _mode(self) -> str:
-        """What torch.nn calls it."""
+        """The name that torch.nn has for the cell."""
         return self._name
 
     def forward(self, input: Any, hx: Any = None, *, reset: Any = None) -> Any:
-        """As that of torch.nn's module, and with resets.
+        """Compute a sequence as torch.nn's module does, and with resets.
 
         Parameters
         ----------
@@ -57,11 +57,11 @@ class Recurrent(Base, RNNBase):
             other direction no state goes from such a step to the one before it. (B, T) with ``batch_first``, (T,)
             without a batch; not with a PackedSequence. No gradient goes from an episode to the one before.
         """
-        given = input.data if isinstance(input, PackedSequence) else input
-        if not isinstance(given, Tensor):
-            return self._leaf(given, (given, hx), {"reset": reset}, "a tensor or a PackedSequence")
+        data = input.data if isinstance(input, PackedSequence) else input
+        if not isinstance(data, Tensor):
+            return self._trace_call(data, (data, hx), {"reset": reset}, "a tensor or a PackedSequence")
         weights = self._weights()
-        x = self._cast("input", given, weights[0][0])
+        x = self._cast("input", data, weights[0][0])
         dims, is_packed = x.dim(), isinstance(input, PackedSequence)
         if is_packed and dims != 2:
             raise RuntimeError(f"input must have 2 dimensions, got {dims}")
@@ -86,15 +86,15 @@ class Recurrent(Base, RNNBase):
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         states = self._states(hx, x, weights, is_batched)
-        y, lasts = self._run(x, None, reset, weights, states, self._narrower_of(given, hx, x, False))
+        y, last_states = self._run(x, None, reset, weights, states, self._result_dtype(data, hx, x, False))
         if not is_batched:
-            y, lasts = y.squeeze(1), [last.squeeze(1) for last in lasts]
+            y, last_states = y.squeeze(1), [state.squeeze(1) for state in last_states]
         elif self.batch_first:
             y = y.transpose(0, 1)
-        return y, self._like_hx(lasts)
+        return y, self._like_hx(last_states)
 
     def _packed(self, sequences: PackedSequence, data: Tensor, weights: list[op.Tensors], hx: Any) -> Any:
-        """`forward` of a PackedSequence with these data."""
+        """Compute `forward` of a PackedSequence whose data are cast already."""
         batch_sizes, to_sorted, from_sorted = sequences[1:]
         for name, tensor in zip(PackedSequence._fields, (data, *sequences[1:]), strict=True):
             if tensor is not None:
@@ -106,10 +106,10 @@ class Recurrent(Base, RNNBase):
             for state in states:
                 op.check_memory("hx", state)
             states = [state.index_select(1, to_sorted) for state in states]
-        y, lasts = self._run(x, packing, None, weights, states, self._narrower_of(sequences.data, hx, x, True))
+        y, last_states = self._run(x, packing, None, weights, states, self._result_dtype(sequences.data, hx, x, True))
         if from_sorted is not None:
-            lasts = [last.index_select(1, from_sorted) for last in lasts]
-        return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(lasts)
+            last_states = [state.index_select(1, from_sorted) for state in last_states]
+        return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(last_states)
 
     def _run(
         self,
@@ -120,42 +120,44 @@ class Recurrent(Base, RNNBase):
         states: list[Tensor],
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """y of the last layer [T,B,D*H], and the last states of all [L*D,B,.], rounded to a dtype if one is given."""
+        """Compute y of the last layer [T,B,D*P] and all last states [L*D,B,.], rounded to a dtype unless it is None."""
         count, D = self.num_layers, 2 if self.bidirectional else 1
         if self.quantization is not None:
-            self._check_inference([weight for each in weights for weight in each])
+            self._check_inference([weight for of_layer in weights for weight in of_layer])
             lengths = None if packing is None else packing.lengths()
         elif reset is not None:
             step_mask = step_mask_of(reset)
         else:
             step_mask = None if packing is None else packing.step_mask
         copied = dtype is not None or (packing is not None and packing.step_mask is not None)  # callers get a copy of y
-        lasts = []
+        last_states = []
         for layer in range(count):
-            first = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
+            initial = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
             if self.quantization is not None:
-                options = first, lengths, reset, self.quantization
+                options = initial, lengths, reset, self.quantization
                 x, *last = self._quantized_op(x, weights[layer], self.bidirectional, *options)
             else:
-                apart = layer == count - 1 and not copied
-                x, *last = self._op(x, weights[layer], self.bidirectional, apart, first, step_mask)
-            lasts.append(last)
+                separate_y = layer == count - 1 and not copied
+                x, *last = self._op(x, weights[layer], self.bidirectional, separate_y, initial, step_mask)
+            last_states.append(last)
             if self.training and self.dropout and layer < count - 1:
                 if packing is None:
                     x = torch.nn.functional.dropout(x, self.dropout)
                 else:  # only of what is there, so that the same numbers are drawn as by torch.nn
                     x = packing.pad(torch.nn.functional.dropout(packing.pack(x), self.dropout))
-        every_last = lasts[0] if count == 1 else [torch.cat(parts) for parts in zip(*lasts, strict=True)]
-        return (x, every_last) if dtype is None else (x.to(dtype), [last.to(dtype) for last in every_last])
+        joined = last_states[0] if count == 1 else [torch.cat(layers) for layers in zip(*last_states, strict=True)]
+        return (x, joined) if dtype is None else (x.to(dtype), [state.to(dtype) for state in joined])
 
     # -------------------------------------------------------------------------------------------------------- arguments
     def _weights(self) -> list[op.Tensors]:
-        """The weights of each layer."""
-        each: list[Any] = [self._weights_by(names) for names in self._all_weights]
-        return [each[k] + each[k + 1] for k in range(0, len(each), 2)] if self.bidirectional else each
+        """Return the weights of each layer."""
+        directions: list[Any] = [self._read_weights(names) for names in self._all_weights]
+        if not self.bidirectional:
+            return directions
+        return [directions[k] + directions[k + 1] for k in range(0, len(directions), 2)]
 
     def _resets(self, reset: Any, shape: tuple[int, ...]) -> Tensor:
-        """[T,B], for an input with these sizes."""
+        """Read resets for an input with these sizes, as [T,B]."""
         if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
             kind = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
             raise TypeError(f"{self._caller()}: reset is of type {kind}; expected a tensor of torch.bool")
@@ -169,32 +171,32 @@ class Recurrent(Base, RNNBase):
             return reset.unsqueeze(1)
         return reset.transpose(0, 1) if self.batch_first else reset
 
-    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
-        """`_narrower`, for this input."""
+    def _result_dtype(self, data: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
+        """Return `_autocast_dtype` for data that were cast to x."""
         is_lstm = len(self._op.states) == 2
-        if is_lstm and not is_packed and given.dtype != torch.float16:
-            return self._narrower(x, None)
-        return self._narrower(x, given if hx is None else hx[0] if is_lstm else hx)
+        if is_lstm and not is_packed and data.dtype != torch.float16:
+            return self._autocast_dtype(x, None)
+        return self._autocast_dtype(x, data if hx is None else hx[0] if is_lstm else hx)
 
     def _states(self, hx: Any, x: Tensor, weights: list[op.Tensors], is_batched: bool) -> list[Tensor]:
-        """hx as a list, [L*D,B,.] each; none if there is no hx."""
+        """Read hx as a list of tensors [L*D,B,.]; an empty one if there is no hx."""
         if hx is None:
             return []
-        given = self._given_states(hx)
+        tensors = self._state_tensors(hx)
         rows = (x.shape[1],) if is_batched else ()
         widths = self.proj_size or self.hidden_size, self.hidden_size
         states: list[Tensor] = []
-        for k, state in enumerate(given):
+        for k, state in enumerate(tensors):
             expected = self.num_layers * (2 if self.bidirectional else 1), *rows, widths[k]
             if state.shape != expected:
-                number = f"[{k}]" if len(given) > 1 else ""
+                number = f"[{k}]" if len(tensors) > 1 else ""
                 raise RuntimeError(f"Expected hidden{number} size {expected}, got {list(state.shape)}")
             state = self._cast("hx", state, weights[0][0])
             states.append(state if is_batched else state.unsqueeze(1))
         return states
 
-    def _like_hx(self, lasts: list[Tensor]) -> Any:
-        return lasts[0] if len(lasts) == 1 else tuple(lasts)
+    def _like_hx(self, states: list[Tensor]) -> Any:
+        return states[0] if len(states) == 1 else tuple(states)
 
 
 class LSTM(Recurrent):
@@ -310,5 +312,5 @@ class RNN(Recurrent):
     def _mode(self) -> str:
         return f"RNN_{self.nonlinearity.upper()}"
 
-    def _narrower_of(self, given: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
-        return self._narrower(x, None)
+    def _result_dtype(self, data: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
+        return self._autocast_dtype(x, None)

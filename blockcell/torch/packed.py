@@ -29,26 +29,26 @@ class Packing:
         """The step mask of `blockcell._layers.step_mask_of` in both directions; None if all rows are of one length."""
         if count == T * B:
             return
-        ended = torch.arange(B, device="cpu") >= batch_sizes[:, None]
-        self.index = (~ended).view(-1).nonzero_static(size=count).view(-1)
-        first = ended.to(torch.uint8) * FINISHED
-        last = first.add(torch.cat([first[1:], first.new_ones(1, B)]) - first, alpha=INITIAL // FINISHED)
-        first[0] = INITIAL
-        self.step_mask = torch.stack([first, last])
+        is_finished = torch.arange(B, device="cpu") >= batch_sizes[:, None]
+        self.index = (~is_finished).view(-1).nonzero_static(size=count).view(-1)
+        fw = is_finished.to(torch.uint8) * FINISHED
+        bw = fw.add(torch.cat([fw[1:], fw.new_ones(1, B)]) - fw, alpha=INITIAL // FINISHED)
+        fw[0] = INITIAL
+        self.step_mask = torch.stack([fw, bw])
 
     def lengths(self) -> Tensor | None:
-        """Those of the rows; None if all rows are of one length."""
+        """Return the lengths of the rows; None if all rows are of one length."""
         return None if self.step_mask is None else (self.step_mask[0] != FINISHED).sum(0)
 
     def pad(self, data: Tensor) -> Tensor:
-        """[N,.] to [T,B,.], with zeros behind the rows."""
+        """Return data [N,.] as [T,B,.], with zeros behind the rows."""
         T, B = self.sizes
         if self.step_mask is not None:
             data = _pad(data, self.index, T * B)
         return data.reshape(T, B, data.shape[1])
 
     def pack(self, padded: Tensor) -> Tensor:
-        """[T,B,.] to [N,.]."""
+        """Return the rows of [T,B,.] as [N,.]."""
         rows = padded.view(-1, padded.shape[2])
         return rows if self.step_mask is None else _Pack.apply(rows, self.index)
 

@@ -21,7 +21,7 @@ from .._tensors import array_of, hold_storage
 from ..layers import Quantized
 from ..optable import Array
 from . import internals, op
-from .op import Tensors, _dispatches, check_count, check_rank, check_tensors
+from .op import Tensors, check_count, check_rank, check_tensors, layout_of_weights, needs_dispatcher
 
 _NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
@@ -62,12 +62,12 @@ class Op:
         reset: Tensor | None,
         scheme: str,
     ) -> Tensors:
-        """y and the last states, without a gradient; an error if x or a state asks for one."""
-        given, dispatches = (x, *states), _dispatches(x, weights, states, reset)
-        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
+        """Compute y and the last states, without a gradient; refuse an x or a state that asks for one."""
+        inputs, dispatches = (x, *states), needs_dispatcher(x, weights, states, reset)
+        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in inputs]):
             raise self._refusal("input or hx requires a gradient", scheme, "compute under torch.no_grad(), or")
         if not torch.compiler.is_compiling() and internals.forward_mode_is_active():
-            if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
+            if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs):
                 raise self._refusal("input or hx has a forward-mode derivative", scheme)
         if dispatches:
             op.refuse_onnx_export(self.module)
@@ -79,10 +79,10 @@ class Op:
             outputs = self.forward(x, weights, bidirectional, states, lengths, reset, scheme)
         return outputs
 
-    def _refusal(self, what: str, scheme: str, mend: str = "for that") -> RuntimeError:
+    def _refusal(self, reason: str, scheme: str, advice: str = "for that") -> RuntimeError:
         return RuntimeError(
-            f"blockcell.torch.{self.module}: {what}, and weights quantized to {scheme} are for inference alone;"
-            f" {mend} call blockcell.torch.replace(model) without quantize"
+            f"blockcell.torch.{self.module}: {reason}, and weights quantized to {scheme} are for inference alone;"
+            f" {advice} call blockcell.torch.replace(model) without quantize"
         )
 
     def _check_numbers(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors) -> None:
@@ -96,13 +96,9 @@ class Op:
         """Refuse weights of other shapes or dtypes; return H."""
         check_rank("w_ih", weights[0].shape, f"({self._exact.gates} H, I)")
         check_rank("w_hh", weights[1].shape, f"({self._exact.gates} H, H)")
-        I, D = weights[0].shape[1], 1 + bidirectional  # noqa: E741
         H: int = weights[1].shape[1]
-        expected = self._exact.weight_shapes(H, H, I, len(weights) // D > 2, False)
-        check_tensors(
-            (name, weight, shape, torch.float32)
-            for weight, (name, shape) in zip(weights, [*expected.items()] * D, strict=True)
-        )
+        sizes = op.Sizes(0, 0, weights[0].shape[1], H, H)
+        self._exact.check_weights(weights, sizes, layout_of_weights(len(weights), bidirectional), torch.float32)
         return H
 
     def _outputs(
@@ -115,7 +111,7 @@ class Op:
         reset: Tensor | None,
         *options: str,
     ) -> list[Tensor]:
-        """What `forward` returns, without values."""
+        """Return tensors as `forward` does, without values."""
         op.refuse_onnx_export(self.module)
         self._check_numbers(x, weights, bidirectional, states)
         H, D = self._check_weights(weights, bidirectional), 1 + bidirectional
@@ -140,30 +136,32 @@ class Op:
         reset: Tensor | None,
         scheme: str,
     ) -> list[Tensor]:
-        """y and the last states."""
+        """Compute y and the last states."""
         self._check_numbers(x, weights, bidirectional, states)
         layer = _layer_of(self, weights, bidirectional, scheme)
-        (T, B, _), ends, first, fresh = x.shape, None, None, None
+        (T, B, _), row_lengths, initial_state, resets = x.shape, None, None, None
         x_array = _array("x", x, (T, B, layer.input_size), torch.float32)
         if x_array.strides[2] != x_array.itemsize:
             x_array = np.ascontiguousarray(x_array)
         if lengths is not None:
-            ends = np.ascontiguousarray(_array("lengths", lengths, (B,), torch.int64))
-            if B and not 0 <= ends.min() <= ends.max() <= T:
-                raise ValueError(f"blockcell: lengths are {ends.min()} to {ends.max()}; expected 0 to {T}, the steps")
+            row_lengths = np.ascontiguousarray(_array("lengths", lengths, (B,), torch.int64))
+            least, most = (row_lengths.min(), row_lengths.max()) if B else (0, 0)
+            if not 0 <= least <= most <= T:
+                raise ValueError(f"blockcell: lengths are {least} to {most}; expected 0 to {T}, the steps")
         if reset is not None:
-            fresh = np.ascontiguousarray(_array("reset", reset, (T, B), torch.bool))
+            resets = np.ascontiguousarray(_array("reset", reset, (T, B), torch.bool))
         if states:
             D, H = 1 + bidirectional, layer.hidden_size
             arrays = [
                 np.ascontiguousarray(_array(name, state, (D, B, H), torch.float32))
                 for name, state in zip(self.states, states, strict=True)
             ]
-            each = [tuple([array[k] for array in arrays[::-1]]) for k in range(D)]
-            first = tuple(each) if bidirectional else each[0]
-        y, last = layer._compute(x_array, first, ends, fresh, _threads.num_threads(torch.get_num_threads()))
-        lasts = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
-        return [torch.from_numpy(array) for array in (y, *lasts[::-1])]
+            directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(D)]  # layers have h last
+            initial_state = tuple(directions) if bidirectional else directions[0]
+        threads = _threads.num_threads(torch.get_num_threads())
+        y, last = layer._compute(x_array, initial_state, row_lengths, resets, threads)
+        last_states = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
+        return [torch.from_numpy(array) for array in (y, *last_states[::-1])]
 
 
 class CellOp(Op):
@@ -172,17 +170,17 @@ class CellOp(Op):
 
     _suffixes = "_cell", "Cell"
 
-    def _outputs(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *others: Any) -> list[Tensor]:
+    def _outputs(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *extra: Any) -> list[Tensor]:
         self._check_step(x, bidirectional, states)
-        _, *last = super()._outputs(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *others)
-        return [state.squeeze(0) for state in last]
+        outputs = super()._outputs(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *extra)
+        return [state.squeeze(0) for state in outputs[1:]]
 
-    def forward(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *others: Any) -> list[Tensor]:
+    def forward(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *extra: Any) -> list[Tensor]:
         self._check_step(x, bidirectional, states)
         for name, tensor in zip(("x", *self.states), (x, *states), strict=False):
             hold_storage(name, tensor)  # in our words; `unsqueeze` has its own
-        _, *last = super().forward(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *others)
-        return [state.squeeze(0) for state in last]
+        outputs = super().forward(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *extra)
+        return [state.squeeze(0) for state in outputs[1:]]
 
     def _check_step(self, x: Tensor, bidirectional: bool, states: Tensors) -> None:
         if bidirectional:
@@ -193,26 +191,26 @@ class CellOp(Op):
 
 
 # ---------------------------------------------------------------------------------------------------- quantized layers
-class _Kept(NamedTuple):
+class _CachedLayer(NamedTuple):
     """A quantized layer, and how its weights were: their version, and a tensor that shares or, without a version,
     copies their memory, which therefore no other weights can get."""
 
     layer: Quantized
     versions: list[int | None]
     tensors: list[Tensor]
-    ends: list[weakref.ref[Tensor]]
-    """They remove this where one of the weights goes."""
+    finalizers: list[weakref.ref[Tensor]]
+    """References that remove this from the cache where one of the weights goes."""
 
 
-_kept: dict[tuple[Any, ...], _Kept] = {}
+_cache: dict[tuple[Any, ...], _CachedLayer] = {}
 
 
 def _layer_of(owner: Op, weights: Tensors, bidirectional: bool, scheme: str) -> Quantized:
     """Return the quantized layer with these weights, from an earlier call if they have not changed since."""
     key = scheme, bidirectional, *map(id, weights)
-    kept = _kept.get(key)
-    if kept is not None and all(map(_is_unchanged, weights, kept.versions, kept.tensors)):
-        return kept.layer
+    cached = _cache.get(key)
+    if cached is not None and all(map(_is_unchanged, weights, cached.versions, cached.tensors)):
+        return cached.layer
     from ..convert import from_torch  # only here, since it takes a while to import
 
     owner._check_weights(weights, bidirectional)
@@ -229,8 +227,8 @@ def _layer_of(owner: Op, weights: Tensors, bidirectional: bool, scheme: str) -> 
             f"blockcell.torch.{owner.module}: its weights cannot be quantized to {scheme}: {error}"
         ) from error
     tensors = [tensor.clone() if version is None else tensor for tensor, version in zip(tensors, versions, strict=True)]
-    end = partial(_kept.pop, key)
-    _kept[key] = _Kept(layer, versions, tensors, [weakref.ref(weight, end) for weight in weights])
+    remove = partial(_cache.pop, key)
+    _cache[key] = _CachedLayer(layer, versions, tensors, [weakref.ref(weight, remove) for weight in weights])
     return layer
 
 
@@ -243,17 +241,17 @@ def _is_unchanged(weight: Tensor, version: int | None, tensor: Tensor) -> bool:
 
 
 def _array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Array:
-    """The memory of a tensor, of the shape and dtype that kernels take it for, also if it is from a call by hand."""
+    """Return the memory of a tensor, which must have this shape and dtype, also if it is from a call by hand."""
     check_tensors([(name, tensor, shape, dtype)])
     return array_of(name, tensor)
 
 
 def forget(weights: Iterable[Tensor]) -> None:
     """Quantize these weights anew at the next call, whether they have changed or not."""
-    found = set(map(id, weights))
-    for key in [*_kept]:
-        if not found.isdisjoint(key):
-            _kept.pop(key, None)
+    ids = set(map(id, weights))
+    for key in [*_cache]:
+        if not ids.isdisjoint(key):
+            _cache.pop(key, None)
 
 
 LSTM = Op("lstm", op.LSTM)

@@ -46,16 +46,16 @@ class Report:
 
     def __repr__(self) -> str:
         count = len(self.changed)
-        lines = [f"{self.action} {count} module{'s' * (count != 1)}{':' * (count > 0)}", *_listed(self.changed)]
+        lines = [f"{self.action} {count} module{'s' * (count != 1)}{':' * (count > 0)}", *_report_lines(self.changed)]
         if self.left:
-            lines += [f"left {len(self.left)}:", *_listed(self.left)]
+            lines += [f"left {len(self.left)}:", *_report_lines(self.left)]
         elif not self.changed:
             lines[0] += ": the model has no LSTM, no GRU and no RNN"
         return "\n".join(lines)
 
 
-def _listed(modules: dict[str, str]) -> list[str]:
-    return [f"  {name or '(the model)'}: {what}" for name, what in modules.items()]
+def _report_lines(modules: dict[str, str]) -> list[str]:
+    return [f"  {name or '(the model)'}: {text}" for name, text in modules.items()]
 
 
 def replace(model: torch.nn.Module, quantize: Schemes = None) -> Report:
@@ -153,8 +153,8 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> st
     """Return why a recurrent module stays as it is; None if it does not, or is none."""
     kind, quantizes = type(module), scheme != FLOAT32
     if isinstance(module, torch.jit.ScriptModule):
-        known = getattr(module, "original_name", "") in [theirs.__name__ for theirs in _OURS]
-        return "it is compiled by torch.jit; do this before" if known else None
+        is_recurrent = getattr(module, "original_name", "") in [theirs.__name__ for theirs in _OURS]
+        return "it is compiled by torch.jit; do this before" if is_recurrent else None
     if not isinstance(module, (RNNBase, RNNCellBase)):
         return None
     if kind in classes.values() and (getattr(module, "quantization", None) or FLOAT32) == scheme:
@@ -170,7 +170,7 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> st
         if isinstance(module, RNNBase) and module.proj_size:
             return f"proj_size is {module.proj_size}, and it is not quantized to {scheme}"
     for weight in module.parameters():
-        if weight.device.type not in ("cpu", "meta"):
+        if weight.device.type not in op.DEVICES:
             return f"its weights are on {weight.device}"
         if weight.dtype not in op.DTYPES:
             return f"its weights are {weight.dtype}"

@@ -59,7 +59,7 @@ class Lent:
 
 def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, projection=0, single=False):
     """A `TensorForward` or, `back`, a `TensorBackward`, as `blockcell.torch` makes it for a layer or a single step."""
-    T, B, _, H = sizes
+    T, B, I, H = sizes  # noqa: E741
     planned, activations = None, (numbers("tanh"), numbers("sigmoid"))
     if T * B * H:
         layer = _kernels.LAYERS["gru_reset_after" if kind == "gru" else kind]
@@ -67,9 +67,12 @@ def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, 
         options = {"lstm": (*ifco, *activations), "gru": activations, "rnn": activations[:1]}[kind]
         task = "backward" if back else "forward"
         planned = layer(task, tuple(sizes), threads, DTYPES.index(dtype), 0, True, options)
-    counts = GATES[kind], SUMMED[kind], STATES[kind], SAVED[kind], threads
-    of = TensorBackward if back else TensorForward
-    return of(planned, dtype, np.dtype(np.uint8), dtype.itemsize, sizes, directions, bias, *counts, projection, single)
+    P, rows = projection or H, GATES[kind] * H
+    shapes = {"w_ih": (rows, I), "w_hh": (rows, P)} | (dict.fromkeys(("b_ih", "b_hh"), (rows,)) if bias else {})
+    shapes |= {"w_hr": (P, H)} if projection else {}
+    tensors, cell = (dtype, np.dtype(np.uint8), dtype.itemsize), (SUMMED[kind], STATES[kind], SAVED[kind], single)
+    kernel_class = TensorBackward if back else TensorForward
+    return kernel_class(planned, (*sizes, P), (directions, bias, projection > 0), shapes, *tensors, *cell, threads)
 
 
 def lent(value):

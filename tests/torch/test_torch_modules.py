@@ -638,7 +638,7 @@ def test_second_derivatives_are_refused(kind, compiled):
     module, x = made(kind), torch.randn(4, 3, 5, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
         if compiled:
-            patch.setattr("blockcell.torch.op._dispatches", lambda *tensors: True)
+            patch.setattr("blockcell.torch.op.needs_dispatcher", lambda *tensors: True)
         y = module(x)[0]
         expected = torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0]
         (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
@@ -658,7 +658,7 @@ def test_threads_are_those_of_torch(monkeypatch):
 
     monkeypatch.setitem(_kernels.LAYERS, "gru_reset_after", watched)
     module, x = made("GRU"), torch.randn(4, 3, 5)
-    module._op._pass.cache_clear()  # that of calls before
+    module._op._forward_plan.cache_clear()  # that of calls before
     for threads in (1, 3, 2):
         torch.set_num_threads(threads)
         module(x)
@@ -958,8 +958,8 @@ def test_memory_that_others_take_meanwhile(kind):
                 torch.full(shape, np.nan)  # where memory that is freed would be taken from
             return outputs[0].data_ptr()
 
-    compute, *_ = module._op._pass(x.shape, weights[1].shape, 4, False, False, False, torch.float32, 1)
-    compute(x, weights, states, None, [Meddling(), *outputs[1:]])
+    plan = module._op._forward_plan(x.shape, weights[1].shape, 4, False, False, False, torch.float32, 1)
+    plan.compute(x, weights, states, None, [Meddling(), *outputs[1:]])
     equal(outputs, expected)
     assert not any(tensor.numel() for tensor in given)
 

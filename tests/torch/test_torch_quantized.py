@@ -279,26 +279,26 @@ def test_weights_are_quantized_once(layers_made):
 
 def test_nothing_outlives_the_weights():
     gc.collect()
-    before = len(quantized._kept)
+    before = len(quantized._cache)
     module = made("GRU", 5, 8, num_layers=2)
     module(SMALL)
     other = copy.deepcopy(module)
     other(SMALL)
-    assert len(quantized._kept) == before + 4
+    assert len(quantized._cache) == before + 4
     del module
     gc.collect()
-    assert len(quantized._kept) == before + 2
+    assert len(quantized._cache) == before + 2
     other.weight_ih_l0 = torch.nn.Parameter(other.weight_ih_l0.detach().clone())
-    assert len(quantized._kept) == before + 1
+    assert len(quantized._cache) == before + 1
     nn.restore(other)
-    assert len(quantized._kept) == before
+    assert len(quantized._cache) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_that_are_computed_at_each_call(kind):
     """By a parametrization; nothing is kept of them."""
     gc.collect()
-    module, x, before = made(kind), torch.randn(4, 3, 5), len(quantized._kept)
+    module, x, before = made(kind), torch.randn(4, 3, 5), len(quantized._cache)
     torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
     for _ in range(3):
         with torch.no_grad():
@@ -306,7 +306,7 @@ def test_weights_that_are_computed_at_each_call(kind):
         weights = {name: getattr(module, name).detach() for name, _ in getattr(torch.nn, kind)(5, 8).named_parameters()}
         expected = convert.from_torch(weights).quantize("int8")(x.numpy())[0]
         y = module(x)[0]
-        assert same(y.numpy(), expected) and not y.requires_grad and len(quantized._kept) == before
+        assert same(y.numpy(), expected) and not y.requires_grad and len(quantized._cache) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
