@@ -71,8 +71,8 @@ class StoredArray:
     def _check_chunks(self, properties: Any) -> None:
         import h5py
 
-        known = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_LZF}
-        if any(properties.get_filter(k)[0] not in known for k in range(properties.get_nfilters())):
+        filters = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_LZF}
+        if any(properties.get_filter(k)[0] not in filters for k in range(properties.get_nfilters())):
             raise FormatError(f"{self.path} is compressed by a filter that is not HDF5's own")
         chunk = self._dataset.chunks
         self._budget.check(f"a chunk of {self.path}", math.prod(chunk) * self._dataset.dtype.itemsize)
@@ -81,7 +81,7 @@ class StoredArray:
             raise FormatError(f"{self.path} has {self._dataset.id.get_num_chunks()} chunks; expected {count}")
 
     def read(self) -> Array:
-        """The numbers, in the byte order of this machine."""
+        """Read the numbers, in the byte order of this machine."""
         self._budget.spend(self.path, self.size)
         array = np.asarray(self._dataset[()])
         return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -95,7 +95,7 @@ class Group:
         self._group, self._budget = group, budget
 
     def names(self) -> list[str]:
-        """The names of its members."""
+        """Return the names of its members."""
         count = self._group.id.get_num_objs()
         self._budget.texts_left -= count
         if self._budget.texts_left < 0:
@@ -106,7 +106,7 @@ class Group:
         return name not in ("", ".") and "/" not in name and bool(self._group.id.links.exists(name.encode()))
 
     def member(self, name: str) -> Group | StoredArray:
-        """The member of that name, or of a path of names. Only hard links are followed."""
+        """Return the member of a name, or of a path of names. Only hard links are followed."""
         import h5py
 
         part, _, rest = name.partition("/")
@@ -124,14 +124,14 @@ class Group:
         return StoredArray(path, member, self._budget)
 
     def group(self, name: str) -> Group:
-        """The group of that name, or of a path of names."""
+        """Return the group of a name, or of a path of names."""
         member = self.member(name)
         if not isinstance(member, Group):
             raise FormatError(f"{member.path} is a dataset; expected a group")
         return member
 
     def array(self, name: str) -> StoredArray:
-        """The dataset of that name, or of a path of names."""
+        """Return the dataset of a name, or of a path of names."""
         member = self.member(name)
         if not isinstance(member, StoredArray):
             raise FormatError(f"{member.path} is a group; expected a dataset")
@@ -141,14 +141,14 @@ class Group:
         return name in self._group.attrs
 
     def text(self, name: str) -> str:
-        """An attribute that is one text."""
+        """Return an attribute that is one text."""
         texts = self._attribute(name)
         if len(texts) != 1:
             raise FormatError(f"{self.path}: the attribute {name} has {len(texts)} texts; expected one")
         return texts[0]
 
     def texts(self, name: str) -> list[str]:
-        """An attribute that is a list of texts. Keras divides long ones among several attributes, with a number."""
+        """Return an attribute that is a list of texts. Keras divides long ones among attributes with numbers."""
         if self.has_attribute(name):
             return self._attribute(name)
         texts: list[str] = []
@@ -183,7 +183,7 @@ class Group:
 
 @contextmanager
 def opened(source: str | IO[bytes], size: int) -> Iterator[Group]:
-    """The top group of a file of that many bytes. What libhdf5 cannot read is a FormatError."""
+    """Open the top group of a file of that many bytes. What libhdf5 cannot read is a FormatError."""
     try:
         import h5py
     except ImportError as error:

@@ -27,7 +27,7 @@ from .keras_layers import (
     is_cudnn,
 )
 from .keras_objects import describe
-from .shared import ConversionError, RecurrentCell, cells_of, split_cell
+from .shared import ConversionError, RecurrentCell, cells_of, gates_of_shape, split_cell
 
 
 @overload
@@ -142,29 +142,30 @@ def from_keras(
             convert_model(caller, described, stacklevel=3) if described.is_model else convert_layer(caller, described)
         )
     if isinstance(source, (str, bytes)) or not isinstance(source, Sequence):
-        what = "LSTM, GRU, SimpleRNN or Bidirectional layer"
-        expected = f"expected a Keras {what}, the arrays of its get_weights(), or a list of these"
+        kinds = "LSTM, GRU, SimpleRNN or Bidirectional layer"
+        expected = f"expected a Keras {kinds}, the arrays of its get_weights(), or a list of these"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    every = {"activation": activation, "recurrent_activation": recurrent_activation}
-    given = {name: value for name, value in every.items() if value is not None}
-    layer, untold = _from_list(caller, source, reset_after, DEFAULTS | given)
+    options = {"activation": activation, "recurrent_activation": recurrent_activation}
+    activations = {name: value for name, value in options.items() if value is not None}
+    layer, ambiguous = _from_list(caller, source, reset_after, DEFAULTS | activations)
     cells = _cells_in([layer])
-    for name, value in given.items():
+    for name, value in activations.items():
         if not any(name in activations_of(cell) for cell in cells):
             kinds = ", ".join({type(cell).__name__: None for cell in leaves_by_prefix(layer).values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
-    _warn_of_arrays(caller, untold, None if recurrent_activation is not None else "sigmoid", stacklevel=3)
+    _warn_of_arrays(caller, ambiguous, None if recurrent_activation is not None else "sigmoid", stacklevel=3)
     return layer
 
 
 def _from_file(
     caller: str, path: StrPath, weights: StrPath | None, options: Mapping[str, bool | Activation | None]
 ) -> Layer | dict[str, Layer]:
+    """Convert the model in a file; the options are for files without a config."""
     file = read_model(path, weights, options)
-    given = [name for name, value in options.items() if value is not None]
-    if given and file.has_config:
-        raise ValueError(f"{caller}: {' and '.join(given)} is given; expected arrays alone, as a model has its own")
+    names = [name for name, value in options.items() if value is not None]
+    if names and file.has_config:
+        raise ValueError(f"{caller}: {' and '.join(names)} is given; expected arrays alone, as a model has its own")
     try:
         layer = convert_model(caller, file.model, stacklevel=4)
     except ConversionError:
@@ -173,8 +174,8 @@ def _from_file(
         raise FormatError(f"{os.fspath(path)}: {error}") from error
     if not file.has_config:
         layers = [*(layer.values() if isinstance(layer, dict) else [layer])]
-        is_told = options["recurrent_activation"] is not None or not has_open_gates(file.model)
-        _warn_of_arrays(caller, layers, None if is_told else default_gates(file.version), stacklevel=4)
+        is_known = options["recurrent_activation"] is not None or not has_open_gates(file.model)
+        _warn_of_arrays(caller, layers, None if is_known else default_gates(file.version), stacklevel=4)
     return layer
 
 
@@ -247,24 +248,25 @@ def to_keras(layer: Layer) -> list[Any]:
 def _from_list(
     caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
 ) -> tuple[Layer, list[Layer]]:
-    """The layer of a list, and those of its layers that were made of arrays which do not tell all."""
+    """Convert a list; return the layer, and those of its layers whose arrays do not tell everything."""
     if not source or not all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
-        layers, untold = _from_arrays(caller, source, reset_after, activations)
-        return layers[0] if len(layers) == 1 else Stack(layers), untold
+        layers, ambiguous = _from_arrays(caller, source, reset_after, activations)
+        return layers[0] if len(layers) == 1 else Stack(layers), ambiguous
     parts: list[tuple[Layer, list[Layer]]] = [
         (from_keras(part, reset_after=reset_after), [])
         if hasattr(part, "get_config")
         else _from_list(caller, part, reset_after, activations)
         for part in source
     ]
-    return Stack([layer for layer, _ in parts]), [part for _, untold in parts for part in untold]
+    return Stack([layer for layer, _ in parts]), [part for _, ambiguous in parts for part in ambiguous]
 
 
 def _cells_in(layers: Iterable[Layer]) -> list[RecurrentCell]:
+    """Return the cells of layers."""
     return [cell for layer in layers for cell in leaves_by_prefix(layer).values() if isinstance(cell, RecurrentCell)]
 
 
-class Part(NamedTuple):
+class ArrayGroup(NamedTuple):
     """Arrays of one cell, or of a Dense."""
 
     arrays: list[Any]
@@ -279,7 +281,7 @@ class Part(NamedTuple):
 def _from_arrays(
     caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
 ) -> tuple[list[Layer], list[Layer]]:
-    """The layers whose arrays these are, one layer after the other, and those of which arrays do not tell all."""
+    """Convert arrays of one layer after the other; return the layers, and those whose arrays do not tell everything."""
     shapes = [np.shape(array) for array in source]
     is_embedded = [*map(len, shapes)] == [2, 2, 2] and shapes[0][1] != shapes[1][1] == shapes[2][1]  # and has no bias
     if len(source) in (2, 3) and len(shapes[1]) != 1 and not is_embedded:
@@ -287,26 +289,26 @@ def _from_arrays(
         return [layer], [] if is_cudnn(source) else [layer]
     parts = _parts(caller, source)
     layers: list[Layer] = []
-    untold: list[Layer] = []
+    ambiguous: list[Layer] = []
     for count in _grouping(caller, parts):
         first, *second = parts[:count]
         del parts[:count]
         if first.is_dense:
             layers.append(dense_from_arrays(caller, first.arrays))
-            untold.append(layers[-1])
+            ambiguous.append(layers[-1])
             continue
         cells = [cell_from_arrays(caller, part.arrays, reset_after, activations) for part in (first, *second)]
         layers.append(Bidirectional(*cells) if second else cells[0])
-        untold += [] if is_cudnn(first.arrays) else layers[-1:]
-    return layers, untold
+        ambiguous += [] if is_cudnn(first.arrays) else layers[-1:]
+    return layers, ambiguous
 
 
-def _parts(caller: str, source: Sequence[Any]) -> list[Part]:
-    """The arrays of a list, by the cell or the Dense that they belong to."""
+def _parts(caller: str, source: Sequence[Any]) -> list[ArrayGroup]:
+    """Group the arrays of a list by the cell or the Dense that they belong to."""
     if not source:
         raise ValueError(f"{caller}: got no arrays; expected those of get_weights() of a layer or a model")
     shapes = [np.shape(array) for array in source]
-    parts: list[Part] = []
+    parts: list[ArrayGroup] = []
     k = 0
     while k < len(shapes):
         kernel, second, third = (*shapes[k : k + 3], (), ())[:3]
@@ -316,7 +318,7 @@ def _parts(caller: str, source: Sequence[Any]) -> list[Part]:
                 f" model has other layers, too, pass the model itself, or the arrays of these layers alone"
             )
         outputs, count = kernel[1], 0
-        if len(second) == 2 and kernel[1] == second[1] and second[1] in (3 * second[0], 4 * second[0]):
+        if len(second) == 2 and kernel[1] == second[1] and (gates_of_shape(second) or 1) > 1:
             outputs = second[0]
             count = 3 if len(third) == 1 or third == (2, kernel[1]) else 2
         elif second == (outputs, outputs) and len(source) in (4, 6) and _are_twins(shapes):
@@ -332,20 +334,20 @@ def _parts(caller: str, source: Sequence[Any]) -> list[Part]:
                 f" array out{': weights[1:]' if not k else ''}; or, of a Dense, pass its kernel and np.zeros({outputs})"
                 f" as its bias"
             )
-        parts.append(Part([*source[k : k + count]], shapes[k : k + count], outputs))
+        parts.append(ArrayGroup([*source[k : k + count]], shapes[k : k + count], outputs))
         k += count
     return parts
 
 
 def _are_twins(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether these are the shapes of two layers that are alike."""
+    """Return whether these are the shapes of two layers that are alike."""
     half = len(shapes) // 2
     return shapes[:half] == shapes[half:]
 
 
-def _grouping(caller: str, parts: list[Part]) -> tuple[int, ...]:
-    """How many parts each layer has: two make a Bidirectional, and each layer's input is the one before's output."""
-    ways: list[list[tuple[int, ...]]] = [[()]]  # from each part on: none, the only one, or two of several
+def _grouping(caller: str, parts: list[ArrayGroup]) -> tuple[int, ...]:
+    """Return how many groups each layer has, two for a Bidirectional, as each layer reads the output before it."""
+    ways: list[list[tuple[int, ...]]] = [[()]]  # from each group on: none, the only one, or two of several
     for k in reversed(range(len(parts))):
         twins = not parts[k].is_dense and parts[k + 1 :] and parts[k].shapes == parts[k + 1].shapes
         fitting = [

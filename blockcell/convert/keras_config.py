@@ -1,4 +1,4 @@
-"""What the JSON of Keras 1, 2 and 3 says of a layer or a model, as `KerasLayer` describes it."""
+"""Reading the JSON of Keras 1, 2 and 3: a layer or a model as `KerasLayer` describes it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Version(NamedTuple):
 
 
 def snake_case(name: str) -> str:
-    """The name that Keras makes of a class's: cu_dnnlstm of CuDNNLSTM."""
+    """Return the name that Keras makes of a class's: cu_dnnlstm of CuDNNLSTM."""
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
@@ -54,10 +54,10 @@ def describe_config(entry: Any, version: Version) -> KerasLayer:
         layers = tuple(describe_config(inner, version) for inner in entries)
         if module or kind not in MODELS:  # its call() may be another
             return KerasLayer(kind, name, {}, layers=layers, is_model=True)
-        named = [dict(inner, name=layer.name) for inner, layer in zip(entries, layers, strict=True)]
+        named_entries = [dict(inner, name=layer.name) for inner, layer in zip(entries, layers, strict=True)]
         if kind != "Sequential":
-            _check_nodes(name, config, named)
-        return KerasLayer(kind, name, config | {"layers": named}, layers=layers, is_model=True)
+            _check_nodes(name, config, named_entries)
+        return KerasLayer(kind, name, config | {"layers": named_entries}, layers=layers, is_model=True)
     if module:
         return KerasLayer(kind, name, config, module=module)
     return _describe_layer("Dense" if kind == "TimeDistributedDense" else kind, name, config, version)
@@ -122,7 +122,7 @@ def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Versi
 
 
 def default_gates(version: Version) -> Activation:
-    """The recurrent_activation of layers in a version of Keras, if nothing else is said."""
+    """Return the default recurrent_activation in a version of Keras."""
     return KERAS_2_HARD_SIGMOID if version < (2, 3) and not version.is_of_tensorflow else "sigmoid"
 
 
@@ -133,7 +133,7 @@ def _mapping(label: str, value: Any) -> dict[str, Any]:
 
 
 def _other_module(entry: Mapping[str, Any]) -> str:
-    """Where a class comes from that is not one of Keras' own; empty for Keras' own."""
+    """Return the module of a class that is not one of Keras' own; empty for Keras' own."""
     module, registered = entry.get("module"), entry.get("registered_name")
     parts = str(module).split(".")
     is_own = module is None or parts[0] in ("keras", "tf_keras") or (parts[0] == "tensorflow" and "keras" in parts)

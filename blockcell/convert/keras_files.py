@@ -50,7 +50,7 @@ def read_model(path: StrPath, weights: StrPath | None, options: Mapping[str, boo
     `weights` is the path of the arrays for a config alone, and `options` are for arrays alone: the config of all cells.
     """
     name = os.fspath(path)
-    start, size = _begun(name)
+    start, size = _read_start(name)
     is_zip = start[: len(_ZIP)] == _ZIP
     if weights is not None and (is_zip or start == _HDF5):
         raise ValueError(f"weights is given, and {name} has weights of its own; expected the .json of an architecture")
@@ -68,8 +68,8 @@ def read_model(path: StrPath, weights: StrPath | None, options: Mapping[str, boo
     raise FormatError(f"{name} is of an unknown kind; {_EXPECTED}")
 
 
-def _begun(name: str) -> tuple[bytes, int]:
-    """The first bytes of a file, and how many it has."""
+def _read_start(name: str) -> tuple[bytes, int]:
+    """Return the first bytes of a file, and how many it has."""
     if os.path.isdir(name):
         inside = os.listdir(name)
         hint = ": a SavedModel is for blockcell.tensorflow.open" if "saved_model.pb" in inside else ""
@@ -84,7 +84,7 @@ def _read_hdf5(name: str, size: int, options: Mapping[str, bool | Activation | N
     with hdf5.opened(name, size) as root:
         version = _version_of(root, None)
         if root.has_attribute("model_config"):
-            model = _described("model_config", root.text("model_config"), version)
+            model = _describe_json("model_config", root.text("model_config"), version)
             return File(with_named_arrays(model, root.group("model_weights")), version, True)
         return File(describe_arrays(root, version, options), version, False)
 
@@ -92,9 +92,9 @@ def _read_hdf5(name: str, size: int, options: Mapping[str, bool | Activation | N
 def _read_zip(name: str, size: int) -> File:
     try:
         with zipfile.ZipFile(name) as archive:
-            metadata = _parsed("metadata.json", _member(archive, size, "metadata.json", LONGEST_TEXT))
+            metadata = _parse_json("metadata.json", _member(archive, size, "metadata.json", LONGEST_TEXT))
             version = Version.parse(str(metadata.get("keras_version") if isinstance(metadata, dict) else metadata))
-            model = _described("config.json", _member(archive, size, "config.json", LONGEST_TEXT), version)
+            model = _describe_json("config.json", _member(archive, size, "config.json", LONGEST_TEXT), version)
             content = _member(archive, size, "model.weights.h5", MOST_DEFLATED * size + SMALL)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, RuntimeError) as error:
         raise FormatError(f"the zip cannot be read: {error}") from error
@@ -103,7 +103,7 @@ def _read_zip(name: str, size: int) -> File:
 
 
 def _member(archive: zipfile.ZipFile, size: int, name: str, most: int) -> bytes:
-    """A member of the archive of that size; it may have `most` bytes once it is read, and not more in the archive."""
+    """Read a member of the archive of that size; refuse more than `most` bytes, and more than the archive has."""
     try:
         member = archive.getinfo(name)
     except KeyError:
@@ -120,13 +120,13 @@ def _read_json(name: str, size: int, weights: str) -> File:
         raise FormatError(f"it has {size} bytes; expected at most {LONGEST_TEXT}")
     with open(name, "rb") as file:
         text = file.read()
-    start, size = _begun(weights)
+    start, size = _read_start(weights)
     if start != _HDF5:
         raise FormatError(f"its weights, {weights}, are no HDF5")
     with hdf5.opened(weights, size) as root:
-        config = _parsed("it", text)
+        config = _parse_json("it", text)
         version = _version_of(root, config)
-        model = _described("it", text, version)
+        model = _describe_json("it", text, version)
         if any(container in root for container in VARIABLES):
             return File(with_variables(model, root), version, True)
         group = root.group("model_weights") if "model_weights" in root else root
@@ -134,7 +134,7 @@ def _read_json(name: str, size: int, weights: str) -> File:
 
 
 def _version_of(root: Group, config: Any) -> Version:
-    """The version of Keras, as the config says it, or the arrays; Keras 3 does not say it in the JSON of a model."""
+    """Return the version of Keras, as the config or the arrays say it; in the JSON of a model Keras 3 does not."""
     if isinstance(config, dict) and isinstance(text := config.get("keras_version"), str):
         return Version.parse(text)
     if root.has_attribute("keras_version"):
@@ -143,14 +143,14 @@ def _version_of(root: Group, config: Any) -> Version:
     return Version.parse("3.0" if is_newer else _KERAS_1)
 
 
-def _described(label: str, text: str | bytes, version: Version) -> KerasLayer:
-    model = describe_config(_parsed(label, text), version)
+def _describe_json(label: str, text: str | bytes, version: Version) -> KerasLayer:
+    model = describe_config(_parse_json(label, text), version)
     if not model.is_model:
         raise FormatError(f"its config is of {model.kind} {model.name!r}; expected a model")
     return model
 
 
-def _parsed(label: str, text: str | bytes) -> Any:
+def _parse_json(label: str, text: str | bytes) -> Any:
     if len(text) > LONGEST_TEXT:
         raise FormatError(f"{label} has a length of {len(text)}; expected at most {LONGEST_TEXT}")
     try:

@@ -332,10 +332,10 @@ def cell_from_arrays(
         )
     if bias is not None and is_cudnn(source):
         check_shapes(caller, {"kernel": (kernel, (None, columns))})
-        if others := [name for name, value in activations.items() if value != CUDNN_CONFIG[name]]:
+        if unlike := [name for name, value in activations.items() if value != CUDNN_CONFIG[name]]:
             raise ConversionError(
                 f"{caller}: bias has shape {bias.shape}, that of Keras 2's CuDNNLSTM and CuDNNGRU, whose activations"
-                f" are tanh and sigmoid; {others[0]} is {activations[others[0]]!r}"
+                f" are tanh and sigmoid; {unlike[0]} is {activations[unlike[0]]!r}"
             )
         kernel, recurrent, bias = _without_cudnn(kernel, recurrent, bias, gates)
     if reset_after is None:

@@ -48,61 +48,68 @@ WRITTEN = {
 
 
 def read_activations(
-    what: str, kind: str, attributes: Mapping[str, Any], directions: int, dtype: np.dtype[Any]
+    label: str, kind: str, attributes: Mapping[str, Any], directions: int, dtype: np.dtype[Any]
 ) -> list[dict[str, Any]]:
-    """A cell's arguments, for each direction of a node."""
+    """Read the activations of a node as a cell's arguments, for each direction."""
     uses = USES[kind]
     names = [WRITTEN[str(DEFAULTS[argument])] for argument in uses] * directions
     if "activations" in attributes:
         names = [name.decode(errors="replace") for name in attributes["activations"].strings]
         if len(names) != len(uses) * directions:
-            raise ValueError(f"{what} has {len(names)} activations; expected {len(uses) * directions}")
+            raise ValueError(f"{label} has {len(names)} activations; expected {len(uses) * directions}")
     alphas, betas = (
         iter(attributes[name].floats if name in attributes else ()) for name in ("activation_alpha", "activation_beta")
     )
-    found = [_read(what, name, alphas, betas, dtype) for name in names]
+    activations = [_read_activation(label, name, alphas, betas, dtype) for name in names]
     cells = []
     for d in range(directions):
         cell: dict[str, Any] = {}
-        for argument, activation in zip(uses, found[d * len(uses) : (d + 1) * len(uses)], strict=True):
+        for argument, activation in zip(uses, activations[d * len(uses) : (d + 1) * len(uses)], strict=True):
             if cell.setdefault(argument, activation) != activation:
                 raise ConversionError(
-                    f"{what} has activations={names}, of which the second is for the candidate and the third for the"
+                    f"{label} has activations={names}, of which the second is for the candidate and the third for the"
                     f" cell state: here both are the layer's activation, so they must be equal"
                 )
         cells.append(cell)
     return cells
 
 
-def _read(what: str, given: str, alphas: Iterator[float], betas: Iterator[float], dtype: np.dtype[Any]) -> Activation:
-    """An activation, which takes as many of the parameters as it has."""
-    name = _BY_NAME.get(given.lower(), "")
+def _read_activation(
+    label: str, text: str, alphas: Iterator[float], betas: Iterator[float], dtype: np.dtype[Any]
+) -> Activation:
+    """Read an activation, which takes as many numbers of alphas and betas as it has parameters."""
+    name = _BY_NAME.get(text.lower(), "")
     if not name:
-        raise ConversionError(f"{what} has the activation {given!r}; expected one of {', '.join(_ALPHA_BETA)}")
+        raise ConversionError(f"{label} has the activation {text!r}; expected one of {', '.join(_ALPHA_BETA)}")
     numbers = [next(source, default) for source, default in zip((alphas, betas), _ALPHA_BETA[name], strict=False)]
     values = [_as_written(number, dtype) for number in numbers if number is not None]
-    found: Activation | None = next((ours for ours, theirs in WRITTEN.items() if theirs == name), None)
-    if name == "HardSigmoid" and all(map(math.isfinite, values)):
-        found = ("hard_sigmoid", *values)
-    elif name in ("LeakyRelu", "Elu", "ThresholdedRelu") and values == [0]:
-        found = "relu"
-    elif name in ("LeakyRelu", "Elu") and 0 < values[0] < math.inf:
-        found = (str(found), *values)
-    elif name == "ScaledTanh" and values == [1, 1]:
-        found = "tanh"
-    elif values and not (name == "Affine" and values == [1, 0]):
-        found = None
-    if found is None or len(values) < len(numbers):
-        text = ", ".join(f"{key}={number:g}" for key, number in zip(("alpha", "beta"), values, strict=False))
+    activation = _activation_of(name, values)
+    if activation is None or len(values) < len(numbers):
+        parameters = ", ".join(f"{key}={number:g}" for key, number in zip(("alpha", "beta"), values, strict=False))
         raise ConversionError(
-            f"{what} has the activation {name} with {text or 'no alpha'}, and layers have none that is equal; expected"
-            f" one of {', '.join(PARAMETERS)} (Affine with 1 and 0, ScaledTanh with 1 and 1, ThresholdedRelu with 0)"
+            f"{label} has the activation {name} with {parameters or 'no alpha'}, and layers have none that is equal;"
+            f" expected one of {', '.join(PARAMETERS)} (Affine with 1 and 0, ScaledTanh with 1 and 1, ThresholdedRelu"
+            f" with 0)"
         )
-    return found
+    return activation
+
+
+def _activation_of(name: str, values: list[float]) -> Activation | None:
+    """Return the activation of layers that equals one of ONNX's with these parameters; None if there is none."""
+    if name == "HardSigmoid" and all(map(math.isfinite, values)):
+        return ("hard_sigmoid", *values)
+    if name in ("LeakyRelu", "Elu", "ThresholdedRelu") and values == [0]:
+        return "relu"
+    ours = next((ours for ours, theirs in WRITTEN.items() if theirs == name), None)
+    if name in ("LeakyRelu", "Elu") and 0 < values[0] < math.inf:
+        return (str(ours), *values)
+    if name == "ScaledTanh" and values == [1, 1]:
+        return "tanh"
+    return ours if not values or (name == "Affine" and values == [1, 0]) else None
 
 
 def _as_written(number: float, dtype: np.dtype[Any]) -> float:
-    """A parameter, which ONNX has in float32: if that is a layer's precision, too, the number that was meant."""
+    """Return a parameter, which ONNX has in float32; if layers have no more precision, the number that was meant."""
     if dtype == np.float64 or not math.isfinite(number):
         return float(number)
     defaults = [value for values in PARAMETERS.values() for value in values.values()]  # such as 1 / 6
@@ -111,9 +118,9 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
 
 
 def written_activations(caller: str, kind: str, cells: Sequence[RecurrentCell]) -> dict[str, list[Any]]:
-    """The attributes of a node with these cells; none if its activations are the usual ones."""
-    given = [activations_of(cell) for cell in cells]
-    for cell, activations in zip(cells, given, strict=True):
+    """Return the attributes of a node with the activations of these cells; none if they are the defaults."""
+    directions = [activations_of(cell) for cell in cells]
+    for cell, activations in zip(cells, directions, strict=True):
         for activation in activations.values():
             name, values = parts(activation)
             if name not in WRITTEN:
@@ -123,24 +130,24 @@ def written_activations(caller: str, kind: str, cells: Sequence[RecurrentCell]) 
                     f"{caller}: the activation {activation!r} has parameters that are not exact in float32, in which"
                     f" ONNX's nodes have them; expected a layer of dtype float32, or other parameters"
                 )
-    return attributes_of(kind, given)
+    return attributes_of(kind, directions)
 
 
 def are_exact(values: Iterable[float]) -> bool:
-    """Whether ONNX's nodes can have these parameters, which are float32 there."""
+    """Return whether ONNX's nodes can have these parameters, which are float32 there."""
     return all(float(np.float32(value)) == value for value in values)
 
 
 def attributes_of(kind: str, directions: Iterable[Mapping[str, Activation]]) -> dict[str, list[Any]]:
-    """The attributes of an LSTM, GRU or RNN node whose directions have these activations, which must be in `WRITTEN`;
-    none if they are the usual ones."""
-    used = [each[argument] for each in directions for argument in USES[kind]]
+    """Return the attributes of an LSTM, GRU or RNN node whose directions have these activations, which must be in
+    `WRITTEN`; none if they are the defaults."""
+    used = [activations[argument] for activations in directions for argument in USES[kind]]
     if all(activation == DEFAULTS[argument] for activation, argument in zip(used, cycle(USES[kind]), strict=False)):
         return {}
-    numbers = [(1.0, 0.0) if name == "linear" else values for name, values in map(parts, used)]
-    found: dict[str, list[Any]] = {
+    parameters = [(1.0, 0.0) if name == "linear" else values for name, values in map(parts, used)]
+    attributes: dict[str, list[Any]] = {
         "activations": [WRITTEN[parts(activation)[0]] for activation in used],
-        "activation_alpha": [number for each in numbers for number in each[:1]],
-        "activation_beta": [number for each in numbers for number in each[1:]],
+        "activation_alpha": [number for values in parameters for number in values[:1]],
+        "activation_beta": [number for values in parameters for number in values[1:]],
     }
-    return {name: values for name, values in found.items() if values}
+    return {name: values for name, values in attributes.items() if values}

@@ -1,7 +1,7 @@
-"""The attribute `clip` of ONNX's nodes, which bounds what goes into their activations: where that changes nothing.
+"""The attribute `clip` of ONNX's nodes, which bounds the inputs of their activations: a clip that changes nothing.
 
-It changes nothing where an activation has one value from the clip on, and where its input cannot reach the clip. The
-largest magnitudes of what goes into the activations of a cell, and of its states, for an input of at most x:
+A clip changes nothing where an activation has one value from the clip on, and where its input cannot reach the clip.
+The largest magnitudes of the inputs of a cell's activations, and of its states, for an x of at most x:
 
     gate, candidate     x sum(|W|) + h sum(|R|) + |Wb| + |Rb|, with the sums over the columns of W and R
     h                   1, if gates are between 0 and 1 and activations between -1 and 1; or that of the initial state
@@ -30,7 +30,7 @@ _BOUNDED_OPS = ("HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh")
 
 
 def refuse_clip(
-    what: str,
+    label: str,
     node: Any,
     clip: float,
     weights: Sequence[Array],
@@ -38,14 +38,14 @@ def refuse_clip(
     coupled: bool,
     graph: Graph | None,
 ) -> None:
-    """Refuse a bound of what goes into a node's activations, unless these have the same values without it.
+    """Refuse a bound of the inputs of a node's activations, unless these have the same values without it.
 
     Parameters
     ----------
     weights : sequence of ndarray
         W [D,.,I], R [D,.,H], B [D,.], and P if it has peepholes.
     activations : sequence of mapping
-        Those of each direction, as arguments of a layer.
+        The activations of each direction, as arguments of a layer.
     graph : Graph or None
         Where the node is, None if that is not known.
     """
@@ -58,7 +58,7 @@ def refuse_clip(
     if not clip >= min(limit, float(np.finfo(np.float32).max)):
         begin = f", and only from {limit:.4g} on that changes nothing" if limit < math.inf else ""
         raise ConversionError(
-            f"{what} has clip={clip:g}, which limits what goes into the activations{begin}; the cell_clip of an LSTM"
+            f"{label} has clip={clip:g}, which limits what goes into the activations{begin}; the cell_clip of an LSTM"
             f" here limits the cell state. If your inputs never reach the limit, pass ignore_clip=True"
         )
 
@@ -66,7 +66,7 @@ def refuse_clip(
 def _reached(
     node: Any, weights: Sequence[Array], activations: Mapping[str, Activation], coupled: bool, graph: Graph | None
 ) -> list[tuple[str, float]]:
-    """The largest magnitudes that go into activations of one direction, with the activation's name as an argument."""
+    """Return the largest magnitudes of inputs of activations of one direction, with the names of the arguments."""
     W, R, B, *peepholes = weights
     x = math.inf if graph is None else _largest(graph, node.input[0])
     h, c = (_largest_state(node, k, graph) for k in (5, 6))
@@ -87,7 +87,7 @@ def _reached(
 
 
 def _largest_cell(forget: Array, activation: Activation) -> float:
-    """The largest magnitude of an LSTM's cell state, from those of what goes into its forget gate."""
+    """Return the largest magnitude of an LSTM's cell state, from those of the inputs of its forget gate."""
     name, values = parts_of(activation)
     if name == "hard_sigmoid":  # its slope may be negative
         forget = forget * math.copysign(1, values[0])
@@ -96,16 +96,16 @@ def _largest_cell(forget: Array, activation: Activation) -> float:
 
 
 def _largest(graph: Graph, name: str) -> float:
-    """The largest magnitude that a value can have; infinity if it is not a bounded result of other nodes."""
+    """Return the largest magnitude that a value can have; infinity if it is not a bounded result of other nodes."""
     nodes, origins, _ = graph.origins(name, ())
     moving = [node for node in nodes if node.op_type in (*RESHAPING, *SELECTING) and not graph.is_fixed(node.output[0])]
-    moved = [each for node in moving for each in (node.input if node.op_type == "Concat" else node.input[:1])]
+    moved = [value for node in moving for value in (node.input if node.op_type == "Concat" else node.input[:1])]
     if not origins or any(map(graph.is_fixed, moved)):  # constants, whose size is not looked at
         return math.inf
     largest = 0.0
-    for each in origins:
-        node = graph.makers.get(each)
-        if node is not None and is_recurrent(node) and each in node.output[:2]:
+    for origin in origins:
+        node = graph.makers.get(origin)
+        if node is not None and is_recurrent(node) and origin in node.output[:2]:
             largest = max(largest, _largest_state(node, 5, graph))
         elif node is not None and node.op_type in _BOUNDED_OPS:
             largest = max(largest, 1.0)
@@ -114,24 +114,24 @@ def _largest(graph: Graph, name: str) -> float:
     return largest
 
 
-def _largest_state(node: Any, place: int, graph: Graph | None) -> float:
-    """The largest magnitude of h, if `place` is that of initial_h, or of an initial c; infinity if it has no bound."""
-    written = [name for each in node.attribute if each.name == "activations" for name in each.strings]
+def _largest_state(node: Any, position: int, graph: Graph | None) -> float:
+    """Return the largest magnitude of h, or of an initial c, by the position of its input; infinity without bound."""
+    written = [name for attribute in node.attribute if attribute.name == "activations" for name in attribute.strings]
     names = [name.decode(errors="replace").lower() for name in written]
     count = 3 if "LSTM" in node.op_type else 2 if node.op_type == "GRU" else 1
     is_bounded = all(name in (_BOUNDED if k % count or count == 1 else _GATES) for k, name in enumerate(names))
-    if place == 5 and not is_bounded:
+    if position == 5 and not is_bounded:
         return math.inf
-    first = 1.0 if place == 5 else 0.0
-    name = node.input[place] if len(node.input) > place else ""
+    least = 1.0 if position == 5 else 0.0
+    name = node.input[position] if len(node.input) > position else ""
     if not name or (graph is not None and graph.is_zero(name)):
-        return first
+        return least
     array = None if graph is None else graph.constant(name)
-    return math.inf if array is None else max(first, float(np.abs(array).max(initial=0)))
+    return math.inf if array is None else max(least, float(np.abs(array).max(initial=0)))
 
 
 def _saturated(activation: Activation, dtype: np.dtype[Any]) -> float:
-    """From which distance from 0 on an activation has one value on each side, in this precision."""
+    """Return from which distance from 0 on an activation has one value on each side, in this precision."""
     name, values = parts_of(activation)
     info: Any = np.finfo(np.promote_types(dtype, np.float32))  # float16 is computed in float32
     if name == "tanh":

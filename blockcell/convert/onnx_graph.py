@@ -1,4 +1,4 @@
-"""The graphs of ONNX models: which values are constant or zero, and what lies between two layers."""
+"""Graphs of ONNX models: which values are constant or zero, and which nodes are between two layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REPEATED = {
     "Tile",
     "Where",
 }
-"""What makes rows of a batch of constants, such as initial states."""
+"""Ops that make rows of a batch of constants, such as initial states."""
 LARGEST_CONSTANT = 2**28  # elements
 LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
 QUANTIZED = "DynamicQuantizeLSTM"
@@ -45,7 +45,7 @@ def is_recurrent(node: Any) -> bool:
 
 
 def is_quantized(node: Any) -> bool:
-    """Whether it is an LSTM of onnxruntime's own, whose weights are 8-bit integers."""
+    """Return whether a node is an LSTM of onnxruntime's own, whose weights are 8-bit integers."""
     return (node.op_type, node.domain) == (QUANTIZED, "com.microsoft")
 
 
@@ -59,15 +59,15 @@ class Graph:
     def __init__(self, caller: str, graph: Any, opsets: Any, around: Graph | None = None) -> None:
         self.caller = caller
         self.nodes: list[Any] = []
-        """Those of the branch that is taken are in place of an If whose condition is constant."""
+        """In place of an If whose condition is constant, the nodes of its branch."""
         self.is_body = around is not None
         self.opsets = opsets
         self.inputs: set[str] = {value.name for value in graph.input} | (around.inputs if around else set())
         self.sizes: dict[str, list[int]] = dict(around.sizes) if around else {}
-        """Of inputs with a shape; -1 for a size that is not fixed."""
+        """The shapes of inputs that have one; -1 for a size that is not fixed."""
         self.sizes |= {value.name: _sizes(value) for value in graph.input if value.type.tensor_type.HasField("shape")}
         self.declared = self.sizes | {value.name: _sizes(value) for value in graph.value_info}
-        """The shapes that the graph states of values, as `sizes`."""
+        """The shapes that the graph states for values, inputs among them."""
         self.outputs = [value.name for value in graph.output]
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}
@@ -82,7 +82,7 @@ class Graph:
 
         for node in nodes:
             branch = self._branch(node)
-            inner = {name for each in branch.node for name in each.output} if branch else set()
+            inner = {name for inner_node in branch.node for name in inner_node.output} if branch else set()
             inner |= {tensor.name for tensor in branch.initializer} if branch else set()
             if branch is not None and inner.isdisjoint(used | self.inputs | self.tensors.keys() | self.makers.keys()):
                 used |= inner
@@ -98,17 +98,20 @@ class Graph:
             self.makers |= dict.fromkeys(node.output, node)
 
     def _branch(self, node: Any) -> Any:
-        """The branch of an If that is always taken, or None."""
+        """Return the branch that an If with a constant condition takes; None for other nodes."""
         if node.op_type != "If" or not is_standard(node) or not node.input:
             return None
         condition = self.constant(node.input[0])
         if condition is None or condition.size != 1:
             return None
-        wanted = "then_branch" if condition.item() else "else_branch"
-        return next((each.g for each in node.attribute if each.name == wanted and each.HasField("g")), None)
+        branch_name = "then_branch" if condition.item() else "else_branch"
+        return next(
+            (attribute.g for attribute in node.attribute if attribute.name == branch_name and attribute.HasField("g")),
+            None,
+        )
 
     def bodies(self) -> Iterator[Graph]:
-        """The graphs in its nodes, and those in theirs."""
+        """Yield the graphs in its nodes, and those in theirs."""
         for node in self.nodes:
             for attribute in node.attribute:
                 for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
@@ -117,7 +120,7 @@ class Graph:
                     yield from body.bodies()
 
     def needed(self) -> list[Any]:
-        """The nodes that the results or recurrent nodes need, in order."""
+        """Return the nodes that the results or recurrent nodes need, in order."""
         waiting = [*self.outputs, *(name for node in self.nodes if is_recurrent(node) for name in node.output)]
         seen = {""}
         while waiting:
@@ -129,39 +132,42 @@ class Graph:
 
     def _read_by(self, node: Any) -> list[str]:
         graphs = [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
-        return [*node.input, *(name for graph in graphs for each in graph.node for name in self._read_by(each))]
+        return [
+            *node.input,
+            *(name for graph in graphs for inner_node in graph.node for name in self._read_by(inner_node)),
+        ]
 
     def array(self, name: str) -> Array:
-        """The value of an initializer or a Constant."""
+        """Return the value of an initializer or a Constant."""
         return self._read(name, self.tensors[name])
 
     def constant(self, name: str, size: int | None = None) -> Array | None:
-        """A value that follows from constants alone; None for any other.
+        """Return a value that follows from constants alone; None for others.
 
-        With a `size`, what follows from the shapes of others is constant, too: of these, each size that is not known,
-        such as the batch, is this one.
+        With a `size`, a value that follows from shapes is constant, too: sizes that are not fixed, such as the batch,
+        are this one.
         """
         folded = self.folded.setdefault(size, {})
-        waiting, begun = [name], set()
+        waiting, visited = [name], set()
         while waiting:
-            each = waiting.pop()
-            if not each or each in folded or each in self.tensors:
+            value = waiting.pop()
+            if not value or value in folded or value in self.tensors:
                 continue
-            node = self.makers.get(each)
+            node = self.makers.get(value)
             allowed = FOLDED if size is None else REPEATED
             if node is None or node.op_type not in allowed or not is_standard(node):
-                folded[each] = None
+                folded[value] = None
                 continue
             missing = [source for source in node.input if source not in folded and source not in self.tensors]
-            if (missing := [*filter(None, missing)]) and each not in begun:
-                begun.add(each)
-                waiting += [each, *missing]
+            if (missing := [*filter(None, missing)]) and value not in visited:
+                visited.add(value)
+                waiting += [value, *missing]
             else:  # if something is still missing, the node reads its own result
                 folded |= dict.fromkeys(node.output) | self._fold(node, bool(missing), size)
         return self.array(name) if name in self.tensors else folded.get(name)
 
     def _fold(self, node: Any, incomplete: bool, size: int | None) -> dict[str, Array]:
-        """What a node makes of constants, by name; nothing if it gets others, or cannot take them."""
+        """Compute what a node makes of constants, by name; nothing if it gets others, or cannot take them."""
         known = self._known_sizes(node)
         if known is not None:
             return {node.output[0]: known}
@@ -172,21 +178,21 @@ class Graph:
             return self._supposed_shape(node, size) if size is not None else {}
         if not _is_moderate(node, arrays):
             return {}
-        given = dict(zip(inputs, arrays, strict=True))
+        inputs_by_name = dict(zip(inputs, arrays, strict=True))
         names = [*filter(None, node.output)]
-        results = self._run([node], names, given)
+        results = self._run([node], names, inputs_by_name)
         return {} if results is None else dict(zip(names, results, strict=True))
 
     def _supposed_shape(self, node: Any, size: int) -> dict[str, Array]:
-        """What a Shape gives, if each size that is not known is this one, and values have three axes, as x and y."""
+        """Return what a Shape gives, if sizes that are not fixed are this one and values have three axes, as x."""
         if node.op_type != "Shape" or len(node.input) != 1:
             return {}
-        sizes = [size if known < 0 else known for known in self.sizes.get(node.input[0], [-1] * 3)]
-        ends = {attribute.name: attribute.i for attribute in node.attribute}
-        return {node.output[0]: np.array(sizes[ends.get("start", 0) : ends.get("end", len(sizes))], np.int64)}
+        sizes = [size if fixed < 0 else fixed for fixed in self.sizes.get(node.input[0], [-1] * 3)]
+        bounds = {attribute.name: attribute.i for attribute in node.attribute}
+        return {node.output[0]: np.array(sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))], np.int64)}
 
     def _known_sizes(self, node: Any) -> Array | None:
-        """Those sizes of an input of the graph that a Gather takes of its Shape, if they are fixed."""
+        """Return the sizes of an input of the graph that a Gather takes of its Shape; None if they are not fixed."""
         shape = self.makers.get(node.input[0]) if node.op_type == "Gather" and len(node.input) == 2 else None
         if shape is None or shape.op_type != "Shape" or len(shape.input) != 1 or shape.attribute or node.attribute[1:]:
             return None
@@ -198,8 +204,8 @@ class Graph:
             or np.any(indices < -len(sizes))
         ):
             return None
-        found = np.array(sizes, np.int64)[indices]
-        return None if np.any(found < 0) else found
+        fixed_sizes = np.array(sizes, np.int64)[indices]
+        return None if np.any(fixed_sizes < 0) else fixed_sizes
 
     def _read(self, name: str, tensor: Any) -> Array:
         from onnx import numpy_helper
@@ -216,28 +222,28 @@ class Graph:
             raise ValueError(f"{self.caller}: the tensor {name!r} cannot be read: {error}") from error
 
     def is_zero(self, name: str) -> bool:
-        """Whether a value is certainly zero, such as the initial states that exporters compute from the batch size."""
+        """Return whether a value is certainly zero, such as initial states that exporters make for each batch."""
         waiting, seen = [name], {""}
         while waiting:
-            each = waiting.pop()
-            node = self.makers.get(each)
-            value = self.constant(each)
+            value_name = waiting.pop()
+            node = self.makers.get(value_name)
+            value = self.constant(value_name)
             if value is not None:
                 if np.any(value):
                     return False
             elif node is not None and node.op_type == "ConstantOfShape":
-                if any(np.any(self._read(each, attribute.t)) for attribute in node.attribute):
+                if any(np.any(self._read(value_name, attribute.t)) for attribute in node.attribute):
                     return False
             elif node is not None and node.op_type in ZEROS and node.input:
                 inputs = node.input if node.op_type == "Concat" else node.input[:1]
-                seen.add(each)
+                seen.add(value_name)
                 waiting += [source for source in inputs if source not in seen]
             else:
                 return False
         return True
 
     def is_argument(self, name: str) -> bool:
-        """Whether a value is an input of the model, perhaps in another shape."""
+        """Return whether a value is an input of the model, perhaps in another shape."""
         seen: set[str] = set()
         while name not in seen and (node := self.makers.get(name)) is not None:
             seen.add(name)
@@ -247,69 +253,72 @@ class Graph:
         return name in self.inputs and name not in self.tensors
 
     def is_fixed(self, name: str) -> bool:
-        """Whether a value depends on nothing but constants and the shapes of others."""
+        """Return whether a value depends on nothing but constants and the shapes of others."""
         waiting, seen = [name], {""}
         while waiting:
-            each = waiting.pop()
-            node = self.makers.get(each)
-            if each in seen or each in self.tensors or (node is not None and node.op_type == "Shape"):
+            value_name = waiting.pop()
+            node = self.makers.get(value_name)
+            if value_name in seen or value_name in self.tensors or (node is not None and node.op_type == "Shape"):
                 continue
-            seen.add(each)
+            seen.add(value_name)
             if node is None or any(attribute.HasField("g") for attribute in node.attribute):
                 return False
             waiting += node.input
         return True
 
     def origins(self, name: str, stops: Collection[str]) -> tuple[list[Any], list[str], list[str]]:
-        """What a value comes from, and the nodes on the way from there, in order, which only move numbers.
+        """Find what a value comes from by nodes that only move numbers.
 
-        What it comes from are `stops`, or results of other nodes or inputs; those of which only the shape counts are
-        last. Constants are not mentioned.
+        Return these nodes, in order; the `stops`, inputs and results of other nodes that the value comes from; and
+        those of which only the shape counts. Constants are not mentioned.
         """
         nodes: list[Any] = []
-        found: dict[str, bool] = {}
+        only_shape: dict[str, bool] = {}  # whether only the shape counts, by origin
         seen: set[tuple[str, bool]] = set()
         waiting: list[tuple[str, bool, Any]] = [(name, False, None)]
         while waiting:
-            each, shape, done = waiting.pop()
-            if done is not None:
-                if all(done is not node for node in nodes):
-                    nodes.append(done)
+            value, is_shape, finished_node = waiting.pop()
+            if finished_node is not None:  # all that it reads has been visited
+                if all(finished_node is not node for node in nodes):
+                    nodes.append(finished_node)
                 continue
-            if not each or (each, shape) in seen or each in self.tensors:
+            if not value or (value, is_shape) in seen or value in self.tensors:
                 continue
-            seen.add((each, shape))
-            node = self.makers.get(each)
-            if each in stops or node is None:
-                found[each] = found.get(each, True) and shape
-            elif node.op_type in (*RESHAPING, *SELECTING) or (node.op_type in COUNTING and self.is_fixed(each)):
-                waiting.append((each, shape, node))
-                waiting += [(source, shape or node.op_type == "Shape", None) for source in node.input]
+            seen.add((value, is_shape))
+            node = self.makers.get(value)
+            moves = node is not None and value not in stops and node.op_type in (*RESHAPING, *SELECTING)
+            counts = node is not None and value not in stops and node.op_type in COUNTING
+            if moves or (counts and self.is_fixed(value)):
+                waiting.append((value, is_shape, node))
+                waiting += [(source, is_shape or node.op_type == "Shape", None) for source in node.input]
             else:
-                found[each] = found.get(each, True) and shape
-        return nodes, [each for each in found if not found[each]], [each for each in found if found[each]]
+                only_shape[value] = only_shape.get(value, True) and is_shape
+        values = [value for value in only_shape if not only_shape[value]]
+        return nodes, values, [value for value in only_shape if only_shape[value]]
 
     def moved(self, name: str, nodes: list[Any], probes: Mapping[str, Array]) -> Array | None:
-        """What these nodes make of other values than those they would get; None if they cannot take them."""
+        """Compute what these nodes make of other values than they would get; None if they cannot take them."""
         if name in probes:
             return probes[name]
-        wanted = {each for node in nodes for each in node.input} & self.tensors.keys()
-        results = self._run(nodes, [name], {each: self.array(each) for each in sorted(wanted)} | dict(probes))
+        constants = {input_name for node in nodes for input_name in node.input} & self.tensors.keys()
+        results = self._run(
+            nodes, [name], {input_name: self.array(input_name) for input_name in sorted(constants)} | dict(probes)
+        )
         return None if results is None else results[0]
 
-    def _run(self, nodes: list[Any], names: list[str], given: Mapping[str, Any]) -> list[Array] | None:
-        """The results of these nodes under these names; None if they cannot take what they are given."""
+    def _run(self, nodes: list[Any], names: list[str], values: Mapping[str, Any]) -> list[Array] | None:
+        """Compute the results of nodes that have these names; None if the nodes cannot take the values."""
         from onnx import TensorProto, helper, reference
 
         def infos(names: Iterable[str]) -> list[Any]:
-            return [helper.make_tensor_value_info(each, TensorProto.DOUBLE, None) for each in names]
+            return [helper.make_tensor_value_info(value_name, TensorProto.DOUBLE, None) for value_name in names]
 
         if any(_is_split_oddly(node) for node in nodes):
             return None
-        graph = helper.make_graph(nodes, "some", infos(given), infos(names))
+        graph = helper.make_graph(nodes, "some", infos(values), infos(names))
         try:
             evaluator = reference.ReferenceEvaluator(helper.make_model(graph, opset_imports=self.opsets))
-            results: Any = evaluator.run(None, dict(given))
+            results: Any = evaluator.run(None, dict(values))
             return [np.asarray(result) for result in results]
         except MemoryError:
             raise
@@ -321,29 +330,29 @@ def _sizes(value: Any) -> list[int]:
     return [size.dim_value if size.HasField("dim_value") else -1 for size in value.type.tensor_type.shape.dim]
 
 
-def _is_moderate(node: Any, given: list[Array]) -> bool:
-    """Whether a node makes of these constants no more than could have been a constant, too."""
+def _is_moderate(node: Any, inputs: list[Array]) -> bool:
+    """Return whether a node makes of constants no more than could have been a constant, too."""
     if node.op_type == "Concat":
-        return sum(array.size for array in given) <= LARGEST_CONSTANT
-    if node.op_type == "Gather" and len(given) == 2:
+        return sum(array.size for array in inputs) <= LARGEST_CONSTANT
+    if node.op_type == "Gather" and len(inputs) == 2:
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-        data, indices = given
+        data, indices = inputs
         rows = data.shape[axis] if -data.ndim <= axis < data.ndim else 0
         return rows > 0 and data.size // rows * indices.size <= LARGEST_CONSTANT
     if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
-        data, sizes = (given if len(given) == 2 else [np.empty(1), *given])[:2]
+        data, sizes = (inputs if len(inputs) == 2 else [np.empty(1), *inputs])[:2]
         counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else []
         return math.prod(count for count in [data.size, *counts] if count) <= LARGEST_REPEATED
     if node.op_type == "ReduceProd" or node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear"):
         return True
     try:
-        size = math.prod(np.broadcast_shapes(*(array.shape for array in given)))
-        return size <= max([LARGEST_REPEATED, *(array.size for array in given)])
+        size = math.prod(np.broadcast_shapes(*(array.shape for array in inputs)))
+        return size <= max([LARGEST_REPEATED, *(array.size for array in inputs)])
     except ValueError:  # the node cannot take them
         return False
 
 
 def _is_split_oddly(node: Any) -> bool:
-    """Whether a Split has a number of parts that is not that of its results."""
+    """Return whether a Split has a number of parts other than that of its results."""
     counts = [attribute.i for attribute in node.attribute if attribute.name == "num_outputs"]
     return node.op_type == "Split" and any(count != len(node.output) for count in counts)

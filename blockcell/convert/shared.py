@@ -195,10 +195,10 @@ def read_arrays(caller: str, values: Mapping[str, Any]) -> dict[str, Array]:
             raise TypeError(f"{caller}: {name} cannot be read as an array: {error}") from error
         if array.dtype not in DTYPES:
             raise TypeError(f"{caller}: {name} has dtype {array.dtype}; expected {DTYPE_NAMES}")
-        first = next(iter(arrays), name)
-        if arrays and array.dtype != arrays[first].dtype:
+        first_name = next(iter(arrays), name)
+        if arrays and array.dtype != arrays[first_name].dtype:
             raise TypeError(
-                f"{caller}: {name} has dtype {array.dtype}; expected {arrays[first].dtype}, that of {first}"
+                f"{caller}: {name} has dtype {array.dtype}; expected {arrays[first_name].dtype}, that of {first_name}"
             )
         arrays[name] = array
     return arrays

@@ -143,8 +143,10 @@ def _convert(
         result = _add_modules(caller, steps, module, source, groups, activations, "", None)
         return assemble(caller, steps, [result], stacklevel=4)[0]
     _add_groups(caller, steps, source, groups, activations)
-    others = {name: value for name, value in source.items() if name not in initial_state and not _NAME.match(name)}
-    _add_others(steps, others, _possible_states(source, groups, others))
+    other_values = {
+        name: value for name, value in source.items() if name not in initial_state and not _NAME.match(name)
+    }
+    _add_others(steps, other_values, _possible_states(source, groups, other_values))
     return assemble(caller, steps, None, stacklevel=4)[0]
 
 
@@ -280,20 +282,22 @@ def _nonlinearities(
     return activations
 
 
-def _possible_states(source: Mapping[str, Any], groups: Mapping[str, set[str]], others: Mapping[str, Any]) -> list[str]:
+def _possible_states(
+    source: Mapping[str, Any], groups: Mapping[str, set[str]], parameters: Mapping[str, Any]
+) -> list[str]:
     """Return the names of parameters that may be the initial states of the only module."""
     kernels = [prefix + name for prefix, names in groups.items() for name in names if name.startswith("weight_hh")]
     shape = (len(kernels), 1, *np.shape(source[kernels[0]])[1:]) if kernels else ()
-    return [name for name, value in others.items() if len(groups) == 1 and np.shape(value) == shape]
+    return [name for name, value in parameters.items() if len(groups) == 1 and np.shape(value) == shape]
 
 
 def _add_others(steps: dict[str, Step], source: Mapping[str, Any], states: list[str]) -> None:
     """Add the modules of other parameters, of which some may be states."""
-    others: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for name in source:
         module, _, leaf = name.rpartition(".")
-        others.setdefault(module, []).append(leaf)
-    for module, leaves in others.items():
+        modules.setdefault(module, []).append(leaf)
+    for module, leaves in modules.items():
         has_states = any(f"{module}.{leaf}".removeprefix(".") in states for leaf in leaves)
         hint = f"if that is what it starts from, pass initial_state={tuple(states)}" if has_states else ""
         steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None, hint=hint)

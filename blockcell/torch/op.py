@@ -191,10 +191,11 @@ class Op:
         return outputs
 
     # --------------------------------------------------------------------------------------------------- sizes, kernels
-    def _sizes(self, steps: Shape, I: int, w_hh: Shape) -> Sizes:  # noqa: E741
+    def _sizes(self, steps: Shape, I: int, w_hh: Shape, layout: WeightLayout) -> Sizes:  # noqa: E741
         """Read the sizes from the shapes of x or y, which has a row for each step, and of w_hh."""
         T, B = (1, steps[0]) if self.single else steps[:2]
-        return Sizes(T, B, I, w_hh[0] // self.gates, w_hh[1])
+        H = w_hh[0] // self.gates
+        return Sizes(T, B, I, H, w_hh[1] if layout.has_projection else H)
 
     def _state_shapes(self, sizes: Sizes, directions: int) -> list[Shape]:
         rows = (sizes.B,) if self.single else (directions, sizes.B)
@@ -279,7 +280,8 @@ class Op:
     ) -> _Plan:
         """Plan `forward` for tensors of these shapes."""
         self._check_forward(x, w_hh, weight_count, bidirectional, separate_y, dtype)
-        sizes, layout = self._sizes(x, x[-1], w_hh), layout_of_weights(weight_count, bidirectional)
+        layout = layout_of_weights(weight_count, bidirectional)
+        sizes = self._sizes(x, x[-1], w_hh, layout)
         shapes = self._output_shapes(sizes, layout.directions, keep_tape, separate_y)
         return self._plan("forward", sizes, layout, shapes, dtype, threads)
 
@@ -298,7 +300,8 @@ class Op:
     ) -> _Plan:
         """Plan `backward` for tensors of these shapes, with the gradients that are asked for."""
         self._check_backward(y, w_ih, w_hh, matrix_count, dtype)
-        sizes, layout = self._sizes(y, w_ih[1], w_hh), layout_of_matrices(matrix_count, has_bias)
+        layout = layout_of_matrices(matrix_count, has_bias)
+        sizes = self._sizes(y, w_ih[1], w_hh, layout)
         shapes = self._gradient_shapes(sizes, layout, of_weights, needs_x, of_states)
         return self._plan("backward", sizes, layout, shapes, dtype, threads)
 
@@ -353,7 +356,8 @@ class Op:
         refuse_onnx_export(self.module)
         dtype, w_hh = x.dtype, _shape_of(weights, 1)
         self._check_forward(x.shape, w_hh, len(weights), bidirectional, separate_y, dtype)
-        sizes, layout = self._sizes(x.shape, x.shape[-1], w_hh), layout_of_weights(len(weights), bidirectional)
+        layout = layout_of_weights(len(weights), bidirectional)
+        sizes = self._sizes(x.shape, x.shape[-1], w_hh, layout)
         self.check_weights(weights, sizes, layout, dtype)
         if states:
             check_count("states", len(states), [len(self.states)])
@@ -457,7 +461,8 @@ class Op:
         """Return tensors as `backward` does, without values."""
         dtype, w_ih, w_hh = y.dtype, _shape_of(matrices, 0), _shape_of(matrices, 1)
         self._check_backward(y.shape, w_ih, w_hh, len(matrices), dtype)
-        sizes, layout = self._sizes(y.shape, w_ih[1], w_hh), layout_of_matrices(len(matrices), bias)
+        layout = layout_of_matrices(len(matrices), bias)
+        sizes = self._sizes(y.shape, w_ih[1], w_hh, layout)
         (T, B, I, H, P), D = sizes, layout.directions  # noqa: E741
         self.check_weights(matrices, sizes, layout._replace(has_bias=False), dtype)
         rows = (B,) if self.single else (T, B)
