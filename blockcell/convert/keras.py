@@ -145,8 +145,8 @@ def from_keras(
         kinds = "LSTM, GRU, SimpleRNN or Bidirectional layer"
         expected = f"expected a Keras {kinds}, the arrays of its get_weights(), or a list of these"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    options = {"activation": activation, "recurrent_activation": recurrent_activation}
-    activations = {name: value for name, value in options.items() if value is not None}
+    pairs = (("activation", activation), ("recurrent_activation", recurrent_activation))
+    activations = {name: value for name, value in pairs if value is not None}
     layer, ambiguous = _from_list(caller, source, reset_after, DEFAULTS | activations)
     cells = _cells_in([layer])
     for name, value in activations.items():

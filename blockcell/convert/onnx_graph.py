@@ -285,10 +285,9 @@ class Graph:
             if not value or (value, is_shape) in seen or value in self.tensors:
                 continue
             seen.add((value, is_shape))
-            node = self.makers.get(value)
-            moves = node is not None and value not in stops and node.op_type in (*RESHAPING, *SELECTING)
-            counts = node is not None and value not in stops and node.op_type in COUNTING
-            if moves or (counts and self.is_fixed(value)):
+            node: Any = self.makers.get(value)
+            kind = None if node is None or value in stops else node.op_type
+            if kind in (*RESHAPING, *SELECTING) or (kind in COUNTING and self.is_fixed(value)):
                 waiting.append((value, is_shape, node))
                 waiting += [(source, is_shape or node.op_type == "Shape", None) for source in node.input]
             else:

@@ -12,12 +12,17 @@ import numpy as np
 
 from ..layers import GRU, LSTM, RNN, Bidirectional, Quantized
 from ..layers.structure import constructor_arguments
-from ..optable import DTYPE_NAMES, DTYPES, Array, peephole_names
+from ..optable import COUPLED_GATES, DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, Array, peephole_names
+
+
+def _letters(gates: tuple[str, ...]) -> str:
+    return "".join(gate[0] for gate in gates)  # the candidate is ci in the table
+
 
 ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and of the candidate c
-    "LSTM": "icfo",  # the default of blockcell's layer
-    "coupled LSTM": "cfo",
-    "GRU": "ruc",
+    "LSTM": _letters(GATE_ORDERS["icfo"]),  # the default of blockcell's layer
+    "coupled LSTM": _letters(COUPLED_GATES),
+    "GRU": _letters(OPS["GRUBlockCell"].gates) + "c",
     "RNN": "c",
     "TF1 LSTM": "icfo",
     "Keras LSTM": "ifco",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -112,41 +112,44 @@ def from_torch(
     return layers if initial_state is None else (layers, _initial_state(caller, source, layers, initial_state))
 
 
+class _Weights(NamedTuple):
+    """The tensors of a state_dict, and which of them are weights of LSTMs, GRUs and RNNs."""
+
+    caller: str
+    tensors: Mapping[str, Any]
+    groups: Mapping[str, set[str]]
+    """The names of the weights of each module by its prefix, without it."""
+    activations: Mapping[str, str]
+    """Of plain RNNs, by prefix."""
+
+
 def _convert(
-    caller: str,
-    module: Any,
-    source: Mapping[str, Any],
-    prefix: str | None,
-    nonlinearity: str | None,
-    initial_state: Sequence[str],
-) -> Converted:
+    caller: str, module: Any, source: Mapping[str, Any], prefix: str | None, nonlinearity: str | None,
+    state_names: Sequence[str],
+) -> Converted:  # fmt: skip
     """Convert the layers of a state_dict, or those with the prefix."""
     groups = _groups(caller, source)
     activations = _nonlinearities(caller, module, source, groups if prefix is None else [prefix], nonlinearity)
+    weights = _Weights(caller, source, groups, activations)
     if prefix is not None:
         if prefix in groups:
-            return _recurrent(caller, source, prefix, groups[prefix], activations)
+            return _recurrent(weights, prefix)
         if f"{prefix}weight" in source:
-            return _dense(caller, source, prefix)
+            return _dense(weights, prefix)
         raise ValueError(f"{caller}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}")
     if is_of(("torch",), type(module), "Linear"):
-        return _dense(caller, source, "")
+        return _dense(weights, "")
     if not groups:
         inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
-        mend = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
-        raise ValueError(
-            f"{caller}: expected the weights of an LSTM, a GRU or an RNN, found none: no name ends in weight_hh_l0"
-            f"{mend}"
-        )
+        advice = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
+        expected = "expected the weights of an LSTM, a GRU or an RNN"
+        raise ValueError(f"{caller}: {expected}, found none: no name ends in weight_hh_l0{advice}")
     steps: dict[str, Step] = {}
     if is_of(("torch",), type(module), "Sequential"):
-        result = _add_modules(caller, steps, module, source, groups, activations, "", None)
+        result = _add_modules(steps, weights, module, "", None)
         return assemble(caller, steps, [result], stacklevel=4)[0]
-    _add_groups(caller, steps, source, groups, activations)
-    other_values = {
-        name: value for name, value in source.items() if name not in initial_state and not _NAME.match(name)
-    }
-    _add_others(steps, other_values, _possible_states(source, groups, other_values))
+    _add_groups(steps, weights, "")
+    _add_others(steps, weights, [name for name in source if name not in state_names and not _NAME.match(name)])
     return assemble(caller, steps, None, stacklevel=4)[0]
 
 
@@ -213,48 +216,35 @@ def _has_weights(source: Mapping[Any, Any]) -> bool:
 
 
 def _add_modules(
-    caller: str,
-    steps: dict[str, Step],
-    module: Any,
-    source: Mapping[str, Any],
-    groups: Mapping[str, set[str]],
-    activations: Mapping[str, str],
-    prefix: str,
-    source_key: str | None,
+    steps: dict[str, Step], weights: _Weights, module: Any, prefix: str, source_key: str | None
 ) -> str | None:
     """Add the modules of a Sequential, which reads the step `source_key`; return the key of its result."""
     for name, child in module.named_children():
         key, kind = prefix + name, type(child).__name__
         is_known = is_of(("torch", "blockcell"), type(child), kind)
         if is_known and kind == "Sequential":
-            source_key = _add_modules(caller, steps, child, source, groups, activations, f"{key}.", source_key)
+            source_key = _add_modules(steps, weights, child, f"{key}.", source_key)
             continue
         step = Step(f"{key} ({kind})", (source_key,))
-        if is_known and f"{key}." in groups:
-            step = step._replace(layer=_recurrent(caller, source, f"{key}.", groups[f"{key}."], activations))
+        if is_known and f"{key}." in weights.groups:
+            step = step._replace(layer=_recurrent(weights, f"{key}."))
         elif is_known and kind == "Linear":
-            step = step._replace(layer=_dense(caller, source, f"{key}."))
+            step = step._replace(layer=_dense(weights, f"{key}."))
         elif is_known and kind.lower() in ACTIVATIONS and getattr(child, "dim", -1) == -1:
             step = step._replace(activation=kind.lower())
         else:  # perhaps a module of the user's own with layers in it
-            inner = {p: n for p, n in groups.items() if p.startswith(f"{key}.")}
-            _add_groups(caller, steps, source, inner, activations)
+            _add_groups(steps, weights, f"{key}.")
         steps[key] = step._replace(is_identity=is_known and kind in _IDENTITIES)
         source_key = key
     return source_key
 
 
-def _add_groups(
-    caller: str,
-    steps: dict[str, Step],
-    source: Mapping[str, Any],
-    groups: Mapping[str, set[str]],
-    activations: Mapping[str, str],
-) -> None:
-    """Add LSTMs, GRUs and RNNs in an unknown order."""
-    for prefix, names in groups.items():
-        key = prefix.removesuffix(".")
-        steps[key] = Step(key, None, layer=_recurrent(caller, source, prefix, names, activations))
+def _add_groups(steps: dict[str, Step], weights: _Weights, start: str) -> None:
+    """Add the LSTMs, GRUs and RNNs whose prefixes start so, in an unknown order."""
+    for prefix in weights.groups:
+        if prefix.startswith(start):
+            key = prefix.removesuffix(".")
+            steps[key] = Step(key, None, layer=_recurrent(weights, prefix))
 
 
 def _nonlinearities(
@@ -282,19 +272,14 @@ def _nonlinearities(
     return activations
 
 
-def _possible_states(
-    source: Mapping[str, Any], groups: Mapping[str, set[str]], parameters: Mapping[str, Any]
-) -> list[str]:
-    """Return the names of parameters that may be the initial states of the only module."""
-    kernels = [prefix + name for prefix, names in groups.items() for name in names if name.startswith("weight_hh")]
-    shape = (len(kernels), 1, *np.shape(source[kernels[0]])[1:]) if kernels else ()
-    return [name for name, value in parameters.items() if len(groups) == 1 and np.shape(value) == shape]
-
-
-def _add_others(steps: dict[str, Step], source: Mapping[str, Any], states: list[str]) -> None:
-    """Add the modules of other parameters, of which some may be states."""
+def _add_others(steps: dict[str, Step], weights: _Weights, names: Sequence[str]) -> None:
+    """Add the modules of other parameters. Some may be the initial states of the only LSTM, GRU or RNN."""
+    kernels = [prefix + name for prefix in weights.groups for name in weights.groups[prefix] if "weight_hh" in name]
+    shape = len(kernels), 1, *np.shape(weights.tensors[kernels[0]])[1:]
+    is_only = len(weights.groups) == 1
+    states = [name for name in names if is_only and np.shape(weights.tensors[name]) == shape]
     modules: dict[str, list[str]] = {}
-    for name in source:
+    for name in names:
         module, _, leaf = name.rpartition(".")
         modules.setdefault(module, []).append(leaf)
     for module, leaves in modules.items():
@@ -303,25 +288,28 @@ def _add_others(steps: dict[str, Step], source: Mapping[str, Any], states: list[
         steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None, hint=hint)
 
 
-def _recurrent(
-    caller: str, source: Mapping[str, Any], prefix: str, names: set[str], activations: Mapping[str, str]
-) -> Layer:
-    """Convert the LSTM, GRU or RNN whose weights have these names behind the prefix."""
+def _recurrent(weights: _Weights, prefix: str) -> Layer:
+    """Convert the LSTM, GRU or RNN whose weights have the prefix."""
     layers: list[Layer] = []
-    for suffixes in _suffixes(caller, prefix, names):
-        cells = [_cell(caller, source, prefix, suffix, activations) for suffix in suffixes]
+    for suffixes in _suffixes(weights.caller, prefix, weights.groups[prefix]):
+        cells = [_cell(weights, prefix, suffix) for suffix in suffixes]
         layers.append(Bidirectional(*cells) if len(cells) == 2 else cells[0])
     return layers[0] if len(layers) == 1 else Stack(layers)
 
 
-def _dense(caller: str, source: Mapping[str, Any], prefix: str) -> Dense:
+def _dense(weights: _Weights, prefix: str) -> Dense:
     """Convert the Linear whose weights have the prefix."""
     weight_name, bias_name = f"{prefix}weight", f"{prefix}bias"
-    arrays = read_arrays(caller, {name: source[name] for name in (weight_name, bias_name) if name in source})
+    arrays = _read_arrays(weights, (weight_name, bias_name))
     weight = arrays[weight_name]
     if weight.ndim != 2:
-        raise ValueError(f"{caller}: {weight_name} has shape {weight.shape}; expected (O, I), of a Linear")
+        raise ValueError(f"{weights.caller}: {weight_name} has shape {weight.shape}; expected (O, I), of a Linear")
     return Dense(weight.T, arrays.get(bias_name, np.zeros(len(weight), weight.dtype)))
+
+
+def _read_arrays(weights: _Weights, names: Iterable[str]) -> dict[str, Array]:
+    """Read the tensors that have one of these names."""
+    return read_arrays(weights.caller, {name: weights.tensors[name] for name in names if name in weights.tensors})
 
 
 def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
@@ -428,13 +416,11 @@ def _cell_arrays(caller: str, cell: RecurrentCell) -> dict[str, Array]:
     return arrays
 
 
-def _cell(
-    caller: str, source: Mapping[str, Any], prefix: str, suffix: str, activations: Mapping[str, str]
-) -> RecurrentCell:
+def _cell(weights: _Weights, prefix: str, suffix: str) -> RecurrentCell:
     """Convert one direction of a layer, whose weights' names end with the suffix."""
     roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-    names = {role: prefix + role + suffix for role in roles}
-    arrays = read_arrays(caller, {name: source[name] for name in names.values() if name in source})
+    caller, names = weights.caller, {role: prefix + role + suffix for role in roles}
+    arrays = _read_arrays(weights, names.values())
     kernel, recurrent = arrays[names["weight_ih"]], arrays[names["weight_hh"]]
     columns = recurrent.shape[0] if recurrent.ndim == 2 else 0
     options: dict[str, Any] = {}
@@ -450,7 +436,7 @@ def _cell(
     check_shapes(caller, {names["weight_ih"]: (kernel, (columns, None))})
     check_shapes(caller, {name: (bias, (columns,)) for name, bias in biases.items()})
     if KINDS[gates] == "RNN":
-        options["activation"] = activations.get(prefix, "tanh")
+        options["activation"] = weights.activations.get(prefix, "tanh")
     elif KINDS[gates] == "GRU":
         options["reset_after"] = True
     return make_cell(f"PyTorch {KINDS[gates]}", kernel.T, recurrent.T, *biases.values(), **options)
