@@ -201,8 +201,9 @@ class Op:
         rows = (sizes.B,) if self.single else (directions, sizes.B)
         return [(*rows, width) for width in (sizes.P, sizes.H)[: len(self.states)]]
 
-    def weight_shapes(self, I: int, H: int, P: int, layout: WeightLayout) -> dict[str, Shape]:  # noqa: E741
+    def weight_shapes(self, sizes: Sizes, layout: WeightLayout) -> dict[str, Shape]:
         """Return the shapes of the weights of a direction, by name."""
+        _, _, I, H, P = sizes  # noqa: E741
         rows = self.gates * H
         shapes: dict[str, Shape] = {"w_ih": (rows, I), "w_hh": (rows, P)}
         if layout.has_bias:
@@ -226,12 +227,11 @@ class Op:
         self, sizes: Sizes, layout: WeightLayout, of_weights: bool, needs_x: bool, of_states: bool
     ) -> list[Shape]:
         """Return the shapes of what `backward` returns: gradients to x, perhaps to the weights and to the states."""
-        T, B, I, H, P = sizes  # noqa: E741
         shapes: list[Shape] = []
         if needs_x:
-            shapes.append((B, I) if self.single else (T, B, I))
+            shapes.append((sizes.B, sizes.I) if self.single else sizes[:3])
         if of_weights:
-            shapes += [*self.weight_shapes(I, H, P, layout).values()] * layout.directions
+            shapes += [*self.weight_shapes(sizes, layout).values()] * layout.directions
         return shapes + (self._state_shapes(sizes, layout.directions) if of_states else [])
 
     def _plan_kernel(self, task: str, sizes: Sizes, dtype: torch.dtype, threads: int, has_projection: bool) -> Any:
@@ -255,7 +255,7 @@ class Op:
             self._plan_kernel(task, sizes, dtype, threads, layout.has_projection),
             sizes,
             layout,
-            self.weight_shapes(sizes.I, sizes.H, sizes.P, layout),
+            self.weight_shapes(sizes, layout),
             dtype=dtype,
             step_mask_dtype=torch.uint8,
             itemsize=DTYPES[dtype].itemsize,
@@ -279,9 +279,7 @@ class Op:
         threads: int,
     ) -> _Plan:
         """Plan `forward` for tensors of these shapes."""
-        self._check_forward(x, w_hh, weight_count, bidirectional, separate_y, dtype)
-        layout = layout_of_weights(weight_count, bidirectional)
-        sizes = self._sizes(x, x[-1], w_hh, layout)
+        sizes, layout = self._forward_sizes(x, w_hh, weight_count, bidirectional, separate_y, dtype)
         shapes = self._output_shapes(sizes, layout.directions, keep_tape, separate_y)
         return self._plan("forward", sizes, layout, shapes, dtype, threads)
 
@@ -299,18 +297,16 @@ class Op:
         threads: int,
     ) -> _Plan:
         """Plan `backward` for tensors of these shapes, with the gradients that are asked for."""
-        self._check_backward(y, w_ih, w_hh, matrix_count, dtype)
-        layout = layout_of_matrices(matrix_count, has_bias)
-        sizes = self._sizes(y, w_ih[1], w_hh, layout)
+        sizes, layout = self._backward_sizes(y, w_ih, w_hh, matrix_count, has_bias, dtype)
         shapes = self._gradient_shapes(sizes, layout, of_weights, needs_x, of_states)
         return self._plan("backward", sizes, layout, shapes, dtype, threads)
 
     # ----------------------------------------------------------------------------------- checks of calls made by hand
     # Of tensors with values, `TensorForward` and `TensorBackward` compare the other shapes.
-    def _check_forward(
+    def _forward_sizes(
         self, x: Shape, w_hh: Shape, weight_count: int, bidirectional: bool, separate_y: bool, dtype: torch.dtype
-    ) -> None:
-        """Refuse shapes of x and w_hh, and a number of weights, that `forward` cannot take sizes from."""
+    ) -> tuple[Sizes, WeightLayout]:
+        """Read the sizes of `forward`; refuse shapes of x and w_hh, and numbers of weights, that do not tell them."""
         if self.single and (bidirectional or not separate_y):
             raise ValueError("blockcell: a single step has one direction, and its y is the caller's alone")
         per_direction = (2, 3, 4, 5) if self.projects else (2, 4)
@@ -318,9 +314,13 @@ class Op:
         check_rank("x", x, "(B, I)" if self.single else "(T, B, I)")
         check_rank("w_hh", w_hh, f"({self.gates} H, P)" if self.projects else f"({self.gates} H, H)")
         _check_dtype("x", dtype)
+        layout = layout_of_weights(weight_count, bidirectional)
+        return self._sizes(x, x[-1], w_hh, layout), layout
 
-    def _check_backward(self, y: Shape, w_ih: Shape, w_hh: Shape, matrix_count: int, dtype: torch.dtype) -> None:
-        """Refuse shapes of y and matrices, and a number of matrices, that `backward` cannot take sizes from."""
+    def _backward_sizes(
+        self, y: Shape, w_ih: Shape, w_hh: Shape, matrix_count: int, has_bias: bool, dtype: torch.dtype
+    ) -> tuple[Sizes, WeightLayout]:
+        """Read the sizes of `backward`; refuse shapes of y and matrices, and numbers of these, that tell none."""
         per_direction = (2, 3) if self.projects else (2,)
         directions = (1,) if self.single else (1, 2)
         check_count("matrices", matrix_count, [D * per for D in directions for per in per_direction])
@@ -328,10 +328,12 @@ class Op:
         check_rank("w_ih", w_ih, f"({self.gates} H, I)")
         check_rank("w_hh", w_hh, f"({self.gates} H, P)" if self.projects else f"({self.gates} H, H)")
         _check_dtype("y", dtype)
+        layout = layout_of_matrices(matrix_count, has_bias)
+        return self._sizes(y, w_ih[1], w_hh, layout), layout
 
     def check_weights(self, weights: Tensors, sizes: Sizes, layout: WeightLayout, dtype: torch.dtype) -> None:
         """Refuse weights of other shapes or dtypes."""
-        shapes = [*self.weight_shapes(sizes.I, sizes.H, sizes.P, layout).items()] * layout.directions
+        shapes = [*self.weight_shapes(sizes, layout).items()] * layout.directions
         check_tensors((name, weight, shape, dtype) for weight, (name, shape) in zip(weights, shapes, strict=True))
 
     def _check_states(
@@ -355,9 +357,7 @@ class Op:
         """Return tensors as `forward` does, without values."""
         refuse_onnx_export(self.module)
         dtype, w_hh = x.dtype, _shape_of(weights, 1)
-        self._check_forward(x.shape, w_hh, len(weights), bidirectional, separate_y, dtype)
-        layout = layout_of_weights(len(weights), bidirectional)
-        sizes = self._sizes(x.shape, x.shape[-1], w_hh, layout)
+        sizes, layout = self._forward_sizes(x.shape, w_hh, len(weights), bidirectional, separate_y, dtype)
         self.check_weights(weights, sizes, layout, dtype)
         if states:
             check_count("states", len(states), [len(self.states)])
@@ -460,9 +460,7 @@ class Op:
     ) -> list[Tensor]:
         """Return tensors as `backward` does, without values."""
         dtype, w_ih, w_hh = y.dtype, _shape_of(matrices, 0), _shape_of(matrices, 1)
-        self._check_backward(y.shape, w_ih, w_hh, len(matrices), dtype)
-        layout = layout_of_matrices(len(matrices), bias)
-        sizes = self._sizes(y.shape, w_ih[1], w_hh, layout)
+        sizes, layout = self._backward_sizes(y.shape, w_ih, w_hh, len(matrices), bias, dtype)
         (T, B, I, H, P), D = sizes, layout.directions  # noqa: E741
         self.check_weights(matrices, sizes, layout._replace(has_bias=False), dtype)
         rows = (B,) if self.single else (T, B)
