@@ -1,6 +1,6 @@
 """blockcell's calls and another runtime's in one process: onnxruntime, with several settings, and OpenVINO.
 
-Needed by: docs/threads.md
+Needed by: docs/performance.md
 
     python benchmarks/beside_onnxruntime.py [--rounds 5] [--seconds 0.2] [--only WAY ...]
 

@@ -1,6 +1,6 @@
 """blockcell's calls and PyTorch's in one process, two threads each: with one OpenMP runtime for both, and with two.
 
-Needed by: docs/threads.md
+Needed by: docs/performance.md
 
     python benchmarks/beside_torch.py [--rounds 9] [--seconds 0.3] [--size 20x16x128]
 
@@ -8,8 +8,8 @@ A process is a way to load the two: which is imported first, whether blockcell h
 that auditwheel has repaired, and what the environment says.  In each a call of blockcell's is timed alone, a call of
 PyTorch's alone, and both where they alternate: threads that wait busily after a call are in the other's way if they are
 not the same threads.  All of it on a quiet machine, then beside as many busy processes as there are CPUs.  Prints the
-tables of docs/threads.md: mean microseconds of a call alone, and in turn, and for how many PyTorch's idle thread waits
-busily after a call, each the median of the rounds.  The size is TxBxH.
+tables of docs/performance.md: mean microseconds of a call alone, and in turn, and for how many PyTorch's idle thread
+waits busily after a call, each the median of the rounds.  The size is TxBxH.
 """
 
 from __future__ import annotations
