@@ -492,13 +492,13 @@ OPS: dict[str, Op] = {op.name: op for op in _TABLE}
 """All by name, TF's eight first."""
 
 DENSE_WEIGHTS = (Tensor("w", "I O", "matrix"), Tensor("b", "O", "bias"))
-"""Those of a `Dense` layer, which is no op."""
+"""The weights of a `Dense` layer, which is no op."""
 
 GATE_ORDERS = {"icfo": OPS["BlockLSTM"].gates, "ifco": OPS["BlockLSTMV2"].gates}
 """The orders of an LSTM's gates, by the names that layers have for them."""
 
 COUPLED_GATES = _ICFO[1:]
-"""Those of an LSTM whose input gate is 1 - f."""
+"""The gates of an LSTM whose input gate is 1 - f."""
 
 
 class LayerOption(NamedTuple):
@@ -550,21 +550,15 @@ def peephole_names(coupled: bool) -> tuple[str, ...]:
 
 
 def layer_sizes(form: str, shape: tuple[int, ...], projection: int | None = None) -> dict[str, int]:
-    """Return the sizes of a layer by their letters, from the shape of its first matrix.
+    """Return the sizes of a layer by their letters, from the shape of its first matrix, and from P with a projection.
 
-    Parameters
-    ----------
-    form : str
-        The shape in letters: "I O", "I+H 4H", or "I+P 4H" where an LSTM has a projection.
-    shape : tuple of int
-        It need not fit; then `sizes_of` returns another one for these sizes.
-    projection : int, optional
-        P.
+    `form` is the shape in letters, such as "I+H 4H". A shape that does not fit has sizes for which `sizes_of` differs.
     """
     if form == "I O":
         return dict(zip("IO", (*shape, 0, 0), strict=False))
     rows, columns = shape if len(shape) == 2 else (0, 0)
-    [(gates, _)] = re.findall(r"(\d*)(H)$", form)
+    [gates] = re.findall(r" (\d*)H$", form)
     hidden = columns // int(gates or 1)
-    sizes = {"H": hidden} if projection is None else {"H": hidden, "P": projection}
-    return {"I": max(0, rows - sizes.get("P", hidden))} | sizes
+    if projection is None:
+        return {"I": max(0, rows - hidden), "H": hidden}
+    return {"I": max(0, rows - projection), "H": hidden, "P": projection}

@@ -51,7 +51,7 @@ class Sessions:
     layer : Layer or Quantized
         One that has a stream: `LSTM`, `GRU`, `RNN`, `Dense`, a `Stack` of these, or one of them quantized.
     capacity : int
-        For how many sessions there is room at first. If more of them have had input, room is doubled, and stays.
+        How many sessions there is memory for at first. If more of them have had input, it is doubled, and stays.
 
     Raises
     ------
@@ -169,7 +169,7 @@ class Sessions:
         -------
         dict of int to ndarray
             y of each session that had input, by its id: [t,H] for the t steps that were taken; [H] where these were
-            a single x of shape [I]. A session that was closed meanwhile is left out.
+            a single x of shape [I]. A session that was closed meanwhile has none.
 
         Raises
         ------

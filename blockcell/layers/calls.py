@@ -105,7 +105,7 @@ class BaseLayer(ABC, Generic[S_co]):
             of these for a stack. None means zeros, also in place of any part. A plain tuple or list goes by position,
             so for an LSTM **it is (cs, h), where Keras and PyTorch have (h, c)**. A mapping goes by the names, in any
             order, and has all of them: ``{"h": h, "cs": c}``, ``{"h": h, "cs": None}``, ``{"fw": ..., "bw": ...}``,
-            ``{0: ..., 1: ...}`` for a stack, where a `Dense` may be left out. An array of one row, (1, H), is every
+            ``{0: ..., 1: ...}`` for a stack, where a `Dense` may be missing. An array of one row, (1, H), is every
             row's.
         lengths : array_like (B,) of int, optional
             Number of steps of each row, 0 to T. Past its length a row keeps its state, y is zero and x is not read; a
@@ -115,9 +115,9 @@ class BaseLayer(ABC, Generic[S_co]):
             Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
             sets the state to zero between step t and step t - 1.
         mask : array_like (T, B) of bool, optional
-            Which steps of each row count, as in Keras: True counts. The others are left out, wherever they are: the
+            Which steps of each row count, as in Keras: True counts. The others are skipped, wherever they are: the
             state passes them by and x is not read there, so a row has the bits that it has without them. With
-            `lengths`, what both say counts. A reset at a step that is left out takes place at the row's next step that
+            `lengths`, what both say counts. A reset at a skipped step takes place at the row's next step that
             counts, one after the last of these not at all: the final state is that after the last one.
         masked : {"zero", "repeat"}
             What y is at steps that do not count, by `mask` or by `lengths`: zero, as of Keras' Bidirectional, or
@@ -156,14 +156,9 @@ class BaseLayer(ABC, Generic[S_co]):
     def _convert_and_forward(
         self, x: Any, state: State, lengths: Any, reset: Any, mask: Any, masked: Any, batch_first: Any, training: bool
     ) -> tuple[Any, CountedSteps | None]:
-        """Convert a user's arguments, or raise; run the layer on them.
+        """Convert a user's arguments, or raise, and run the layer on them.
 
-        Returns
-        -------
-        results : tuple
-            What `Runner.forward_layer` returns.
-        counted : CountedSteps or None
-            Where the steps that count are, if they had to move.
+        Return what `Runner.forward_layer` does, and the steps that count, if a mask has moved them.
         """
         weights = self._shared.weights
         reader = CallReader(type(self).__name__, batch_first)

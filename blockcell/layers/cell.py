@@ -30,8 +30,8 @@ class Cell(Leaf[S_co]):
 
     @property
     def activation(self) -> Activation:
-        """What makes the candidate of an LSTM or GRU, and h of an LSTM's cell state or of an RNN's product: a name, or
-        a tuple of a name and parameters where these are not the defaults."""
+        """The activation of the candidate and of an LSTM's output, or of an RNN's h: a name, or a tuple of a name and
+        parameters that are not the defaults."""
         return self._activations["activation"]
 
     def _read_activations(self, reader: ArgumentReader, **values: Any) -> None:

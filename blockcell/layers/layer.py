@@ -315,7 +315,7 @@ class Layer(BaseLayer[S_co]):
 
         The plan with the least predicted cost is made: of arithmetic, of reading weights, of waking threads and of
         waiting for each other.  `groups` of threads share the batch rows and do not wait for each other; the `members`
-        of a group share the hidden units and meet in every step.  A small call has one thread.
+        of a group share the hidden units and wait at a barrier in every step.  A small call has one thread.
 
         Parameters
         ----------

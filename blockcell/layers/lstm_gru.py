@@ -239,7 +239,7 @@ class LSTM(Cell[LSTMState]):
 
     @property
     def recurrent_activation(self) -> Activation:
-        """What makes the gates i, f and o, likewise."""
+        """The activation of the gates i, f and o: a name, or a tuple of a name and parameters."""
         return self._activations["recurrent_activation"]
 
     @property
@@ -352,7 +352,7 @@ class GRU(Cell[GRUState]):
 
     @property
     def recurrent_activation(self) -> Activation:
-        """What makes the gates r and u, likewise."""
+        """The activation of the gates r and u: a name, or a tuple of a name and parameters."""
         return self._activations["recurrent_activation"]
 
     @classmethod

@@ -50,8 +50,10 @@ class Quantized(BaseLayer[S_co]):
             return weights if scheme == FLOAT32 else leaf._quantize(reader, prefix, weights, scheme)
 
         self._quantization: Scheme = scheme if isinstance(scheme, str) else dict(scheme)
-        self._layer = layer._snapshot(quantize)
-        self._shared, self._runner = self._layer._shared, self._layer._runner
+        snapshot = layer._snapshot(quantize)
+        self._layer: BaseLayer[S_co] = snapshot
+        self._leaves, self._pickled = snapshot._leaves, snapshot._pickled
+        self._shared, self._runner = snapshot._shared, snapshot._runner
 
     @property
     def quantization(self) -> str | dict[str, str]:
@@ -64,7 +66,7 @@ class Quantized(BaseLayer[S_co]):
 
     def dequantize(self) -> Any:
         """Return the float32 layer with the weights that are left. Calls of a float16 layer have its bits."""
-        return _joined(self._layer._pickled())
+        return _joined(self._pickled())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
@@ -102,28 +104,26 @@ class Quantized(BaseLayer[S_co]):
     # ---------------------------------------------------------------------------------------------- as of the layer
     @property
     def input_size(self) -> int:
-        return int(self._layer.input_size)
+        return self._layer.input_size
 
     @property
     def hidden_size(self) -> int:
-        return int(self._layer.hidden_size)
+        return self._layer.hidden_size
 
     @property
     def output_size(self) -> int:
-        return int(self._layer.output_size)
+        return self._layer.output_size
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self._layer.dtype
-        return dtype
+        return self._layer.dtype
 
     @property
     def _over_time(self) -> bool:
-        return bool(self._layer._over_time)
+        return self._layer._over_time
 
     def _directions(self, reverse: bool) -> Directions:
-        directions: Directions = self._layer._directions(reverse)
-        return directions
+        return self._layer._directions(reverse)
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         return self._layer._read_state(reader, name, state, B, source)
@@ -132,21 +132,20 @@ class Quantized(BaseLayer[S_co]):
         return self
 
     def _description(self) -> dict[str, Any]:
-        description: dict[str, Any] = self._layer._description()
-        return description
+        return self._layer._description()
 
     def _matrices(self) -> dict[str, QuantizedMatrix]:
         """Return the quantized matrices, by name."""
         weights = self._shared.weights
         return {
             prefix + name: matrix
-            for prefix, leaf in self._layer._leaves().items()
+            for prefix, leaf in self._leaves().items()
             for name, matrix in leaf._matrices(weights[leaf]).items()
         }
 
     def _arrays_of_file(self) -> dict[str, Array]:
         matrices, arrays = self._matrices(), dict[str, Array]()
-        for prefix, leaf in self._layer._leaves().items():
+        for prefix, leaf in self._leaves().items():
             known = self._shared.weights[leaf].arrays
             for tensor in leaf._tensors:
                 name = prefix + tensor.name
@@ -163,7 +162,7 @@ class Quantized(BaseLayer[S_co]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._layer._pickled(), self._quantization)
+        return _restored, (self._pickled(), self._quantization)
 
     def __repr__(self) -> str:
         return f"<{self._layer!r}, quantized to {self._quantization!r}, nbytes={self.nbytes}>"

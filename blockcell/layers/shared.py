@@ -8,7 +8,7 @@ from .._threads import in_forked_child
 from ..optable import Array
 
 FINISHED, RESET, INITIAL = 1, 2, 4  # flags of a step mask (pyx/passes/steps.pxd)
-ZERO, REPEAT = "zero", "repeat"  # what y is where a step is left out
+ZERO, REPEAT = "zero", "repeat"  # what y is where a step is skipped
 
 
 class LSTMState(NamedTuple):
@@ -113,7 +113,7 @@ class Plan(NamedTuple):
     forward : Grid
         Of a call, and of `forward`.
     backward : Grid
-        Of `backward`, which is planned apart.
+        Of `backward`, which is planned separately.
     """
 
     forward: Grid
