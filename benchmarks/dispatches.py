@@ -124,8 +124,7 @@ def counted(events: list[dict[str, Any]]) -> tuple[Counts, Counter[str]]:
 
 def trips(model: onnx.ModelProto) -> tuple[int, int]:
     """How many arrays go to the GPU and how many come from it at every step of a loop that the CPU runs."""
-    from onnx_export.link import bodies
-    from onnx_export.loops import names_read
+    from onnx_export.nodes import bodies, names_read
 
     there = back = 0
     for loop in onnx.inliner.inline_local_functions(model).graph.node:

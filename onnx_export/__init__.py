@@ -9,11 +9,13 @@ completes models from TensorFlow, `Session` runs them on onnxruntime, `verify` c
 ``config.py``            `Config`: what the graph of an op depends on, and checks of that
 ``build.py``             `build`, the model of an op
 ``body.py``              the nodes of an op: for all steps at once, or in a loop
+``nodes.py``             nodes of any kind: made, read, renamed, selected
 ``loops.py``             loops over steps: Scan, Loop, unrolled
 ``export.py``            `export`, the model of a layer
 ``layer_graph.py``       `LayerGraph`: the cells of a layer, connected
 ``graph_builder.py``     `GraphBuilder`: nodes over the sequences of a batch
 ``integers.py``          int8 GEMM with quantized activations
+``signature.py``         the inputs and outputs of the models of layers
 ``call.py``              `LayerCall`: arguments and results of a layer as those of its model
 ``link.py``              `link`: functions for the block ops in models from TensorFlow
 ``training.py``          `training_step`; ``losses.py`` and ``optimizers.py`` have their graph text

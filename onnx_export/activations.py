@@ -7,7 +7,7 @@ values of the two activations. ActivationSlope and RecurrentSlope are their deri
 
 In float32 a value is an operator of ONNX, but for Selu and Softsign, which onnxruntime does not have on WebGPU. In
 float64 most values are written out: attributes of operators are float32, and onnxruntime has no float64 kernels of most
-of these. ``single`` in the margin means float32; `onnx_export.text` says how to read the rest of it.
+of these. ``float32`` and ``float64`` in the margin are these dtypes; `onnx_export.text` says how to read the rest.
 """
 
 from __future__ import annotations
@@ -21,48 +21,43 @@ from blockcell.activations import PARAMETERS, Activation, parts
 from blockcell.convert.onnx_activations import USES, WRITTEN, are_exact
 from blockcell.formulas import SELU
 
-from .loops import Nodes
+from .nodes import Nodes
 from .text import TextParser
 
 _SELU = dict(zip(("scale", "alpha"), SELU, strict=True)) | {"drop": SELU[0] * SELU[1]}
 """Selu's numbers, which no argument changes; `drop` is how far it falls below 0."""
 
+_ELU = """
+float32  | y = Elu <alpha: float = @alpha> (x)
+float64  | x_above = Greater (x, zero)
+float64  | x_exp = Exp (x)
+float64  | x_less = Sub (x_exp, one)
+float64  | x_part = Mul (x_less, alpha)
+float64  | y = Where (x_above, x, x_part)
+"""
 VALUES = {
     "tanh": "| y = Tanh (x)",
     "sigmoid": "| y = Sigmoid (x)",
     "relu": "| y = Relu (x)",
     "leaky_relu": """
-single   | y = LeakyRelu <alpha: float = @negative_slope> (x)
-double   | x_above = Greater (x, zero)
-double   | x_part = Mul (x, negative_slope)
-double   | y = Where (x_above, x, x_part)
+float32  | y = LeakyRelu <alpha: float = @negative_slope> (x)
+float64  | x_above = Greater (x, zero)
+float64  | x_part = Mul (x, negative_slope)
+float64  | y = Where (x_above, x, x_part)
 """,
-    "elu": """
-single   | y = Elu <alpha: float = @alpha> (x)
-double   | x_above = Greater (x, zero)
-double   | x_exp = Exp (x)
-double   | x_less = Sub (x_exp, one)
-double   | x_part = Mul (x_less, alpha)
-double   | y = Where (x_above, x, x_part)
-""",
-    "selu": """
-single   | x_elu = Elu <alpha: float = @alpha> (x)
-double   | x_above = Greater (x, zero)
-double   | x_exp = Exp (x)
-double   | x_less = Sub (x_exp, one)
-double   | x_part = Mul (x_less, alpha)
-double   | x_elu = Where (x_above, x, x_part)
+    "elu": _ELU,
+    "selu": f"""{_ELU.replace("y =", "x_elu =")}\
          | y = Mul (x_elu, scale)
 """,
     "softplus": """
-single   | y = Softplus (x)
-double   | x_size = Abs (x)
-double   | x_minus = Neg (x_size)
-double   | x_exp = Exp (x_minus)
-double   | x_more = Add (x_exp, one)
-double   | x_log = Log (x_more)
-double   | x_top = Max (x, zero)
-double   | y = Add (x_top, x_log)
+float32  | y = Softplus (x)
+float64  | x_size = Abs (x)
+float64  | x_minus = Neg (x_size)
+float64  | x_exp = Exp (x_minus)
+float64  | x_more = Add (x_exp, one)
+float64  | x_log = Log (x_more)
+float64  | x_top = Max (x, zero)
+float64  | y = Add (x_top, x_log)
 """,
     "softsign": """
          | x_size = Abs (x)
@@ -71,10 +66,10 @@ double   | y = Add (x_top, x_log)
 """,
     "exponential": "| y = Exp (x)",
     "hard_sigmoid": """
-single   | y = HardSigmoid <alpha: float = @scale, beta: float = @shift> (x)
-double   | x_part = Mul (x, scale)
-double   | x_more = Add (x_part, shift)
-double   | y = Clip (x_more, zero, one)
+float32  | y = HardSigmoid <alpha: float = @scale, beta: float = @shift> (x)
+float64  | x_part = Mul (x, scale)
+float64  | x_more = Add (x_part, shift)
+float64  | y = Clip (x_more, zero, one)
 """,
     "linear": "| y = Identity (x)",
 }
@@ -153,12 +148,17 @@ def numbers(activations: Mapping[str, Activation]) -> dict[str, float]:
     }
 
 
-def expand_activations(nodes: Iterable[NodeProto], activations: Mapping[str, Activation], double: bool) -> Nodes:
-    """Return the nodes with activations and slopes written out; `activations` are by a layer's arguments' names."""
+def expand_activations(
+    nodes: Iterable[NodeProto], activations: Mapping[str, Activation], dtype: np.dtype[np.floating]
+) -> Nodes:
+    """Return the nodes with activations and slopes written out.
+
+    `activations` are by the names of a layer's arguments; `dtype` is what is computed in.
+    """
     by_output: dict[str, NodeProto] = {}  # by the first output: what is there already is not made again
     for node in nodes:
         if node.op_type in WORDS:
-            for written_node in _activation_nodes(node, activations, double):
+            for written_node in _activation_nodes(node, activations, dtype):
                 assert by_output.setdefault(written_node.output[0], written_node) == written_node, written_node
         else:
             by_output[node.output[0]] = node
@@ -186,14 +186,14 @@ def not_in_node(
     return ""
 
 
-def _activation_nodes(word: NodeProto, activations: Mapping[str, Activation], double: bool) -> Nodes:
+def _activation_nodes(word: NodeProto, activations: Mapping[str, Activation], dtype: np.dtype[np.floating]) -> Nodes:
     """Return the nodes for which an Activation, Recurrent or one of their slopes stands."""
     argument, texts, input_name, output_name = WORDS[word.op_type]
     activation = activations[argument]
     parameters = _parameters(activation)
-    nodes = TextParser(["double" if double else "single"], (), []).nodes(texts[parts(activation)[0]])
+    nodes = TextParser([dtype.name], (), []).nodes(texts[parts(activation)[0]])
 
-    def named(name: str) -> str:
+    def name_in_graph(name: str) -> str:
         if name in parameters:
             return f"{argument}_{name}"
         if name == output_name:
@@ -201,8 +201,8 @@ def _activation_nodes(word: NodeProto, activations: Mapping[str, Activation], do
         return "_".join(word.input[0] if piece == input_name else piece for piece in name.split("_"))
 
     for node in nodes:
-        node.input[:] = map(named, node.input)
-        node.output[:] = map(named, node.output)
+        node.input[:] = map(name_in_graph, node.input)
+        node.output[:] = map(name_in_graph, node.output)
         for attribute in node.attribute:
             attribute.f = parameters[attribute.ref_attr_name]
             attribute.ClearField("ref_attr_name")

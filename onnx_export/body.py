@@ -2,59 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from blockcell.convert.onnx_activations import attributes_of
 from blockcell.optable import LETTERS, Op, Tensor, sizes_of
 
 from . import activations
-from .config import Config, input_tensors
+from .config import Config, input_tensors, native_cell
 from .integers import CONSTANTS, IntegerProducts
-from .loops import (
-    Live,
-    LoopBody,
+from .loops import LoopBody, StepMask, divide_step, last_name, loop, names_with_time, scan, unroll, without_gemm
+from .nodes import (
     Nodes,
-    divide_step,
-    last_name,
-    loop,
+    constant,
     make_node,
     make_value_info,
     names_read,
-    names_with_time,
     names_written,
+    nodes_within,
     rename_values,
-    scan,
     select_needed,
-    unroll,
-    without_gemm,
 )
 from .text import Program, TextParser
 
 CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
-LoopMaker = Callable[[LoopBody, Live, int], Nodes]  # `scan`, `loop` or `unroll`, told T where it is fixed
 
 
 def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     """Return the op's nodes, and the names of the arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
-    nodes, results = _zero_outputs(c, c.op.outputs) if empty else _output_nodes(c)
+    nodes, results = _zero_outputs(c, [tensor for tensor in c.op.outputs if empty or c.is_always_zero(tensor)])
+    if not empty:
+        computing, computed = _sequence_nodes(c) if c.op.sequence else _cell_nodes(c)
+        nodes, results = [*nodes, *computing], results | computed
     nodes = _named_outputs(c, nodes, results)
-    if c.direct:
-        nodes = [node for node in nodes if not set(c.direct).intersection(node.output)]
+    if c.node_inputs:
+        nodes = [node for node in nodes if not set(c.node_inputs).intersection(node.output)]
         nodes = select_needed(nodes, (tensor.name for tensor in c.op.outputs))
     nodes = [*_constants(c, names_read(nodes)), *nodes]
-    for node in nodes:
-        _set_names(c, node)
+    for node in nodes_within(nodes):
+        _finish_node(c, node)
     read_names = names_read(nodes)
-    arguments = [*(tensor.name for tensor in input_tensors(c.op)), "fresh", "lengths", *c.direct, *_scales(c).values()]
+    inputs = [tensor.name for tensor in input_tensors(c.op)]
+    arguments = [*inputs, "fresh", "lengths", *c.node_inputs, *_scales(c).values()]
+    undefined = read_names - {*arguments} - names_written(nodes)
+    assert not undefined, f"{c.op.name} reads {undefined}"
     return nodes, [name for name in arguments if name in read_names]
 
 
+# ------------------------------------------------------------------------------------------------------- an op's text
 @dataclass(frozen=True)
 class TextNodes:
     """The nodes of an op's text: before all steps, of one step, after all steps."""
@@ -68,68 +67,13 @@ class TextNodes:
     """The values of outputs, by the outputs' names."""
 
 
-@dataclass(frozen=True)
-class SequenceNodes:
-    """The nodes of a sequence's op: before the loop, in it and after it."""
-
-    before: Nodes
-    loop: LoopBody
-    after: Nodes
-    """Nodes named Live stand for masks: each version of the loop writes its own."""
-    results: Mapping[str, str]
-    """The values of outputs, by the outputs' names."""
-    last_states: Sequence[str]
-    """The outputs that are states after the last step."""
-
-
-def _output_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """Return nodes that compute the outputs, and the outputs' values by their names."""
-    nodes, results = _zero_outputs(c, [tensor for tensor in c.op.outputs if c.is_always_zero(tensor)])
-    computing, computed = (LOOP_FORMS[c.loop] if c.op.sequence else _single_step)(c)
-    return [*nodes, *computing], results | computed
-
-
-def _single_step(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """Return the nodes of an op without a loop, and the outputs' values."""
-    text = _text_nodes(c)
-    return [*text.before, *text.step, *text.after], dict(text.results)
-
-
-def _scan_form(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """Run the steps in a Scan: in one version of it or, for sequences of full length and others, in two."""
-    sequence = _sequence_nodes(c)
-    if c.static or c.full_length:
-        return _with_loop(c, sequence, scan)
-    full_length, masked = (_after_before(c, sequence, scan, Live(is_full)) for is_full in (True, False))
-    results = {name: f"{name}_result" for name in sequence.results}
-    return [*sequence.before, _two_versions(c, full_length, masked)], results
-
-
-def _loop_form(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """Run the steps in a Loop."""
-    return _with_loop(c, _sequence_nodes(c), loop)
-
-
-def _unrolled_form(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """Write every step out."""
-    return _with_loop(c, _sequence_nodes(c), unroll)
-
-
-def _native_form(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """Run the steps in ONNX's own LSTM, GRU or RNN, and an LSTM's cs, which it does not give, in a loop."""
-    return _with_loop(c, _sequence_nodes(c), unroll if c.static and "T" in c.sizes else scan)
-
-
-LOOP_FORMS = {"scan": _scan_form, "unroll": _unrolled_form, "native": _native_form, "loop": _loop_form}
-
-
 def _text_nodes(c: Config) -> TextNodes:
     """Return the nodes of the op's text where `Config.conditions` hold."""
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
     parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
     parser.alias["cs_grad"] = "cs_grad_next"  # where it is no input
     before, step = parser.nodes(program.before), parser.nodes(program.step)
-    step = activations.expand_activations(step, c.activation_of, c.compute == np.float64)
+    step = activations.expand_activations(step, c.activation_of, c.compute)
     if c.integers:
         step = IntegerProducts().of_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
@@ -137,7 +81,7 @@ def _text_nodes(c: Config) -> TextNodes:
     if c.loop == "native":
         text = _with_native_node(c, parser, text)
     text = replace(text, after=parser.nodes(program.after))
-    if c.fresh:
+    if c.reset:
         text = _with_resets(c, text)
     outputs = [tensor for tensor in c.op.outputs if not c.is_always_zero(tensor)]
     results = {tensor.name: parser.name(_in_text(c, tensor)) for tensor in outputs}
@@ -158,70 +102,6 @@ def _with_native_node(c: Config, parser: TextParser, text: TextNodes) -> TextNod
     step = [node for whole in rename_values(text.step, {"h_prev": "h_before"}) for node in without_gemm(whole)]
     carried = {name: value for name, value in text.carried.items() if name != "h_prev"}
     return replace(text, before=before, step=step, carried=carried)
-
-
-def _sequence_nodes(c: Config) -> SequenceNodes:
-    """Divide the text's nodes into those that must run in the loop, and others, which run for all steps at once."""
-    text = _text_nodes(c)
-    last_states = [
-        tensor.name
-        for tensor in c.op.outputs
-        if text.results.get(tensor.name) in text.carried.values() and not tensor.shape.startswith("T ")
-    ]
-    after = select_needed(text.after, text.results.values())
-    values_after = names_read(after) | {value for name, value in text.results.items() if name not in last_states}
-    early, inside, late = divide_step(text.step, text.carried, values_after)
-    before = [*text.before, *early]
-    timed = names_with_time(before, [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
-    loop_body = LoopBody(
-        inside,
-        text.carried,
-        scan_inputs=sorted(names_read(inside) & timed),
-        scan_outputs=sorted(names_written(inside) & (names_read(late) | values_after)),
-        reverse=not c.forward,
-        dtype=helper.np_dtype_to_tensor_dtype(c.compute),
-        rows=c.sizes.get("B"),
-        static=c.static,
-        distinct_outputs=c.inlined and (c.static or c.loop == "native"),
-    )
-    before = [*Live.LENGTH, *before, *([] if c.forward else _last_gradients(c, text.carried))]
-    return SequenceNodes(before, loop_body, [*late, *after], text.results, last_states)
-
-
-def _last_gradients(c: Config, carried: Iterable[str]) -> Nodes:
-    """Return zeros for the gradients that the last step reads, as no step runs after it."""
-    nodes, shapes = [make_node("Shape", ["h_prev"], ["state_shape"])], dict.fromkeys(carried, "state_shape")
-    if c.projected:
-        nodes.append(make_node("Shape", ["cs_prev"], ["cs_shape"]))
-        shapes["cs_grad_next"] = "cs_shape"
-    return [*nodes, *(make_node("Expand", ["zero", shape], [name]) for name, shape in shapes.items())]
-
-
-def _with_loop(c: Config, sequence: SequenceNodes, loop_nodes: LoopMaker) -> tuple[Nodes, dict[str, str]]:
-    """Return the nodes of a sequence with one version of its loop, and the outputs' values."""
-    nodes, results = _after_before(c, sequence, loop_nodes, Live(all_live=c.full_length))
-    return [*sequence.before, *nodes], results
-
-
-def _after_before(
-    c: Config, sequence: SequenceNodes, loop_nodes: LoopMaker, live: Live
-) -> tuple[Nodes, dict[str, str]]:
-    """Return the nodes of the loop and of what runs after it, and the outputs' values."""
-    nodes = [] if live.all_live else [*Live.CONDITIONS]
-    if sequence.loop.nodes:
-        nodes += loop_nodes(sequence.loop, live, c.sizes.get("T", 0))
-    for late in sequence.after:
-        nodes += live(*late.input, *late.output) if late.op_type == "Live" else [late]
-    results = dict(sequence.results)
-    for name in sequence.last_states:
-        results[name] = f"{name}_live"
-        nodes += live(last_name(sequence.results[name]), results[name], "any_live")
-    return rename_values(nodes, live.aliases), {name: live.aliases.get(value, value) for name, value in results.items()}
-
-
-def _scales(c: Config) -> dict[str, str]:
-    """Return the arguments that are scales of matrices, by the matrices' names."""
-    return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if tensor.kind == "matrix"}
 
 
 def _with_resets(c: Config, text: TextNodes) -> TextNodes:
@@ -245,6 +125,103 @@ def _with_resets(c: Config, text: TextNodes) -> TextNodes:
     )
 
 
+def _in_text(c: Config, output: Tensor) -> str:
+    """Return an output's name in the text, where gradients of a GRU and arrays of sequences have other names."""
+    name = output.name
+    if c.full_length and c.forward:
+        if c.loop == "native":
+            return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name]
+        # With o and co there, one product for all steps is cheaper than a copy of the state at each.
+        computes_h = name == "h" and not c.projected and any(tensor.name == "co" for tensor in c.op.outputs)
+        return "h_live" if computes_h else name
+    if name == "dicfo":
+        return "d_bars"
+    if native_cell(c.op) == "GRU" and name.endswith("_grad"):
+        name = f"d_{name.removesuffix('_grad')}"
+    return f"{name}_live" if output.shape.startswith("T ") else name
+
+
+def _scales(c: Config) -> dict[str, str]:
+    """Return the arguments that are scales of matrices, by the matrices' names."""
+    return {tensor.name: f"{tensor.name}_scale" for tensor in c.op.inputs if tensor.kind == "matrix"}
+
+
+# ------------------------------------------------------------------------------------------------- a cell, a sequence
+def _cell_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes of an op without a loop, and the outputs' values by their names."""
+    text = _text_nodes(c)
+    return [*text.before, *text.step, *text.after], dict(text.results)
+
+
+def _sequence_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes of a sequence's op, and the outputs' values by their names.
+
+    Nodes of a step that need no other step run before or after the loop, for all steps at once. A Scan may have two
+    versions, of which the one for sequences of full length needs no masks.
+    """
+    text = _text_nodes(c)
+    last_states = _last_states(c, text)
+    after = select_needed(text.after, text.results.values())
+    values_after = names_read(after) | {value for name, value in text.results.items() if name not in last_states}
+    before_loop, in_loop, after_loop = divide_step(text.step, text.carried, values_after)
+    before = [*text.before, *before_loop]
+    timed = names_with_time(before, [*(t.name for t in c.op.inputs if t.shape.startswith("T ")), "fresh"])
+    body = LoopBody(
+        in_loop,
+        text.carried,
+        scan_inputs=sorted(names_read(in_loop) & timed),
+        scan_outputs=sorted(names_written(in_loop) & (names_read(after_loop) | values_after)),
+        reverse=not c.forward,
+        dtype=helper.np_dtype_to_tensor_dtype(c.compute),
+        rows=c.sizes.get("B"),
+        static=c.static,
+        distinct_outputs=c.inlined and (c.static or c.loop == "native"),
+    )
+    before = [*StepMask.LENGTH, *before, *([] if c.forward else _last_gradients(c, text.carried))]
+    after = [*after_loop, *after]
+    if c.loop == "scan" and not (c.static or c.full_length):
+        full_length, masked = (_loop_nodes(c, text, body, after, StepMask(is_full)) for is_full in (True, False))
+        return [*before, _two_versions(c, full_length, masked)], {name: f"{name}_result" for name in text.results}
+    nodes, results = _loop_nodes(c, text, body, after, StepMask(all_live=c.full_length))
+    return [*before, *nodes], results
+
+
+def _last_states(c: Config, text: TextNodes) -> list[str]:
+    """Return the outputs that are states, or gradients to them, after the loop's last step."""
+    return [
+        tensor.name
+        for tensor in c.op.outputs
+        if text.results.get(tensor.name) in text.carried.values() and not tensor.shape.startswith("T ")
+    ]
+
+
+def _loop_nodes(
+    c: Config, text: TextNodes, body: LoopBody, after: Nodes, mask: StepMask
+) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes of the loop and of what runs after it, and the outputs' values by their names."""
+    nodes = [] if mask.all_live else [*StepMask.CONDITIONS]
+    if body.nodes and (c.loop == "unroll" or (c.loop == "native" and c.static and "T" in c.sizes)):
+        nodes += unroll(body, mask, c.sizes["T"])
+    elif body.nodes:  # of ONNX's own LSTM the cs, which it does not give
+        nodes += loop(body, mask) if c.loop == "loop" else scan(body, mask)
+    for node in after:
+        nodes += mask(*node.input, *node.output) if node.op_type == "Live" else [node]
+    results = dict(text.results)
+    for name in _last_states(c, text):
+        results[name] = f"{name}_live"
+        nodes += mask(last_name(text.results[name]), results[name], "any_live")
+    return rename_values(nodes, mask.aliases), {name: mask.aliases.get(value, value) for name, value in results.items()}
+
+
+def _last_gradients(c: Config, carried: Iterable[str]) -> Nodes:
+    """Return zeros for the gradients that the last step reads, as no step runs after it."""
+    nodes, shapes = [make_node("Shape", ["h_prev"], ["state_shape"])], dict.fromkeys(carried, "state_shape")
+    if c.projected:
+        nodes.append(make_node("Shape", ["cs_prev"], ["cs_shape"]))
+        shapes["cs_grad_next"] = "cs_shape"
+    return [*nodes, *(make_node("Expand", ["zero", shape], [name]) for name, shape in shapes.items())]
+
+
 def _two_versions(
     c: Config, full_length: tuple[Nodes, dict[str, str]], masked: tuple[Nodes, dict[str, str]]
 ) -> NodeProto:
@@ -256,22 +233,7 @@ def _two_versions(
     return make_node("If", ["all_live"], [f"{name}_result" for name in full_length[1]], **branches)
 
 
-def _in_text(c: Config, output: Tensor) -> str:
-    """Return an output's name in the text, where gradients of a GRU and arrays of sequences have other names."""
-    name = output.name
-    if c.full_length and c.forward:
-        if c.loop == "native":
-            return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name]
-        # With o and co there, one product for all steps is cheaper than a copy of the state at each.
-        again = name == "h" and not c.projected and any(tensor.name == "co" for tensor in c.op.outputs)
-        return "h_live" if again else name
-    if name == "dicfo":
-        return "d_bars"
-    if "r" in c.op.gates and name.endswith("_grad"):
-        name = f"d_{name.removesuffix('_grad')}"
-    return f"{name}_live" if output.shape.startswith("T ") else name
-
-
+# ------------------------------------------------------------------------------------------------ sizes and constants
 def _zero_outputs(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
     """Return nodes that make zeros of the outputs' shapes, and the zeros' names; free sizes come from the inputs."""
     nodes = []
@@ -324,12 +286,6 @@ def _named_outputs(c: Config, nodes: Nodes, results: Mapping[str, str]) -> Nodes
     return rename_values(nodes, names)
 
 
-def constant(name: str, value: Any) -> NodeProto:
-    return make_node(
-        "Constant", [], [name], name=name, value=numpy_helper.from_array(np.asarray(value), f"{name}_value")
-    )
-
-
 def _constants(c: Config, names: set[str]) -> Nodes:
     """Return constants for numbers and sizes that the texts name, where `names` has them."""
     clip, p_clip = c.attribute("cell_clip"), c.attribute("proj_clip")
@@ -356,8 +312,8 @@ def _constants(c: Config, names: set[str]) -> Nodes:
     ]
 
 
-def _set_names(c: Config, node: NodeProto) -> None:
-    """Give a node the name of its first output, which makes graphs and profiles readable."""
+def _finish_node(c: Config, node: NodeProto) -> None:
+    """Give a node the name of its first output, for graphs and profiles, and ONNX's own cells their attributes."""
     node.name = node.output[0]
     if node.op_type in CELLS:
         node.attribute.append(helper.make_attribute("hidden_size", c.sizes["H"]))
@@ -365,6 +321,3 @@ def _set_names(c: Config, node: NodeProto) -> None:
             node.attribute.append(helper.make_attribute("input_forget", 1))
         for name, value in attributes_of(node.op_type, [c.activation_of]).items():
             node.attribute.append(helper.make_attribute(name, value))
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            _set_names(c, inner)

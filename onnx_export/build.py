@@ -12,14 +12,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 
-from blockcell import __version__
 from blockcell.optable import LETTERS, Array, Tensor, sizes_of
 
 from .body import CELLS, op_nodes
 from .config import Config, Value, input_tensors, make_config
-from .loops import make_node, names_read, names_written, select_needed
+from .nodes import DOMAIN, make_model, make_node, names_read, names_written, nodes_of, select_needed
 
-DOMAIN = "blockcell"
 NODE_WEIGHTS = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
 # What is built for a provider of onnxruntime where nobody chooses a loop: the first of these that is possible.
 FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -61,9 +59,9 @@ def make_in_form(
 def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
     """Raise a ValueError if the provider does not have all of ONNX's own cells in the model."""
     nodes, names = NATIVE_CELLS[provider]
-    for node in (
-        node for container in (model.graph, *model.functions) for node in container.node if node.op_type in CELLS
-    ):
+    for node in nodes_of(model):
+        if node.op_type not in CELLS:
+            continue
         used = [name for attribute in node.attribute if attribute.name == "activations" for name in attribute.strings]
         if node.op_type not in nodes or not {*used} <= {*names}:
             cell = f"{node.op_type} with {b', '.join(used).decode()}" if node.op_type in nodes else node.op_type
@@ -167,36 +165,26 @@ def build(
 
 
 def _model(op: str, c: Config) -> ModelProto:
-    imports = [helper.make_opsetid("", c.opset)]
+    """Return the model of an op: a call of its function or, inlined, the nodes themselves."""
     functions: list[FunctionProto] = []
-    if not c.inlined:
+    if c.inlined:
+        nodes, inputs = op_nodes(c)
+    else:
         functions = [op_function(c)]
         inputs = list(functions[0].input)
         nodes = [make_node(functions[0].name, inputs, functions[0].output, name=op, domain=DOMAIN)]
-        imports.append(helper.make_opsetid(DOMAIN, 1))
-    else:
-        nodes, inputs = op_nodes(c)
     graph = helper.make_graph(
         nodes,
         c.op.name,
-        [_typed(c, tensor) for tensor in input_tensors(c.op) if tensor.name in inputs],
-        [_typed(c, tensor) for tensor in c.op.outputs],
+        [_value_info(c, tensor) for tensor in input_tensors(c.op) if tensor.name in inputs],
+        [_value_info(c, tensor) for tensor in c.op.outputs],
         doc_string=_doc(c),
     )
-    model: ModelProto = helper.make_model(
-        graph,
-        opset_imports=imports,
-        functions=functions,
-        ir_version=max(8, helper.find_min_ir_version_for(imports[:1])),
-        producer_name="blockcell",
-        producer_version=__version__,
-    )
-    provenance = {"version": __version__, "op": op, "attributes": json.dumps(c.attrs), "loop": c.loop}
-    helper.set_model_props(model, {f"blockcell.{key}": value for key, value in provenance.items()})
-    return model
+    metadata = {"op": op, "attributes": json.dumps(c.attrs), "loop": c.loop}
+    return make_model(graph, c.opset, functions, metadata, with_domain=not c.inlined)
 
 
-def _typed(c: Config, tensor: Tensor) -> ValueInfoProto:
+def _value_info(c: Config, tensor: Tensor) -> ValueInfoProto:
     """Return a tensor's type and shape; free sizes are symbols such as ``I+H`` and ``4*H``."""
     if tensor.name == "seq_len_max":
         return helper.make_tensor_value_info(tensor.name, TensorProto.INT64, [])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, helper
 
 from blockcell.argument_reader import ArgumentReader, conversion, form, is_array
 from blockcell.convert import from_onnx
@@ -22,45 +22,26 @@ from blockcell.layers.shared import NoState
 from blockcell.optable import DTYPES, Array, sizes_of
 
 from .build import NODE_WEIGHTS
+from .signature import LayerArrays, Signature, layer_signature
 
 STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "RNN": RNNState, "Dense": NoState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
-Shapes = dict[str, Sequence[int | str]]
-Types = dict[str, tuple[int, Sequence[int | str]]]
 
 
-class LayerCall:
-    """Calls a model that `export` made of a layer as the layer is called.
+class ModelCall:
+    """Translates arguments to the inputs of a layer's model, and the model's outputs to results.
 
-    The arguments are those of the layer that the model takes: x, state, lengths and reset; with ``train`` also d_y and
-    d_state, those of `Layer.backward`, and weights, a dict. All but x and weights may be left out or None, which means
-    zeros, or rows of full length. The results are y and state; with ``train`` also d_x, d_state and grads.
+    Raises
+    ------
+    ValueError
+        The model's inputs and outputs are not those of such a layer.
     """
 
-    _required: tuple[str, ...] = ("x", "weights")
+    _required: tuple[str, ...]
+    _takes: list[str]
 
     def __init__(self, model: ModelProto, tree: Tree) -> None:
-        self._read_types(model, tree)
-        train = "d_y" in self._inputs
-        with_state = not self._states or any(name.endswith("_prev") for name in self._inputs)
-        self._shapes: dict[str, Sequence[Any]] = dict(self._dims)
-        if not train:
-            self._shapes = _shapes_before_quantization(
-                {tensor.name: [*tensor.dims] for tensor in model.graph.initializer}
-            )
-            self._shapes |= _shapes_of_native(tree, self._shapes)
-        names = (prefix + tensor.name for prefix, cell in leaf_descriptions(tree) for tensor in weights_of(cell))
-        self._weights = [name for name in names if name in self._shapes]
-        self._takes = ["x", *["state"] * with_state, *(name for name in ("lengths", "reset") if name in self._inputs)]
-        self._fields = ["y", "state"]
-        if train:
-            self._takes += ["weights", "d_y", *["d_state"] * with_state]
-            self._fields += ["d_x", *["d_state"] * with_state, "grads"]
-        self._result: Any = namedtuple("Outputs", self._fields)  # type: ignore[misc]
-        self._check(model, train, with_state)
-
-    def _read_types(self, model: ModelProto, tree: Tree) -> None:
         self.tree = tree
         self._model = model
         self._reader = ArgumentReader(tree["type"])
@@ -71,21 +52,17 @@ class LayerCall:
         self._states = [
             prefix + name for prefix, cell in leaf_descriptions(tree) for name in STATES[cell["type"]]._fields
         ]
+        self._with_state = not self._states or any(name.endswith("_prev") for name in self._inputs)
+        shapes = self._weight_shapes()
+        names = (prefix + tensor.name for prefix, cell in leaf_descriptions(tree) for tensor in weights_of(cell))
+        self._weights = {name: shapes[name] for name in names if name in shapes}
 
-    def _check(self, model: ModelProto, train: bool, with_state: bool) -> None:
-        """Raise a ValueError unless the model's inputs and outputs are those of such a layer."""
-        kind, x, y, states, weights = self._shapes_of_layer()
-        rows = x[:-1]
-        first = {f"{name}_prev": shape for name, shape in states.items()} if with_state else {}
-        inputs, outputs = {"x": x} | first, y | states
-        if train:
-            inputs |= weights | {f"d_{name}": shape for name, shape in (y | (states if with_state else {})).items()}
-            outputs |= {f"d_{name}": shape for name, shape in ({"x": x} | first | weights).items()}
-        compare_types("input", model.graph.input, {n: (kind, s) for n, s in inputs.items()} | self._row_types(rows))
-        compare_types("output", model.graph.output, {name: (kind, shape) for name, shape in outputs.items()})
+    def _weight_shapes(self) -> Mapping[str, Sequence[Any]]:
+        """Return the shapes of arrays of which some are weights."""
+        return self._dims
 
-    def _shapes_of_layer(self) -> tuple[int, list[int | str], Shapes, Shapes, dict[str, Sequence[Any]]]:
-        """Check the layer's arrays; return their type, and the shapes of x and, by name, of y, states and weights."""
+    def _arrays(self) -> LayerArrays:
+        """Check the layer's arrays and return their shapes."""
         kind, x = self._inputs["x"].elem_type if "x" in self._inputs else 0, _dims(self._inputs.get("x"))
         rows = x[:-1]
         if kind not in KINDS or not all(
@@ -93,22 +70,30 @@ class LayerCall:
             for size, letter in itertools.zip_longest(rows[::-1], "BT"[: max(1, len(rows))])
         ):
             raise ValueError(f"its input x has the type {kind} and shape {x}; expected floats of (T, B, I) or (B, I)")
-        weights = {name: self._shapes[name] for name in self._weights}
         dtype = helper.tensor_dtype_to_np_dtype(kind)
-        check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in weights.items()})
-        sizes = {prefix: _sizes(cell, prefix, weights) for prefix, cell in leaf_descriptions(self.tree)}
-        states: Shapes = {
-            p + name: [rows[-1], sizes[p][name]]
-            for p, cell in leaf_descriptions(self.tree)
+        check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in self._weights.items()})
+        sizes = {prefix: _sizes(cell, prefix, self._weights) for prefix, cell in leaf_descriptions(self.tree)}
+        states = {
+            prefix + name: [rows[-1], sizes[prefix][name]]
+            for prefix, cell in leaf_descriptions(self.tree)
             for name in STATES[cell["type"]]._fields
         }
-        y: Shapes = {"y": [*(rows if _has_steps(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]}
-        return kind, x, y, states, weights
+        y = [*(rows if _has_steps(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]
+        return LayerArrays(kind, x, y, states, self._weights)
 
-    def _row_types(self, rows: Sequence[int | str]) -> Types:
-        """Return the types of the inputs that say where rows end and episodes start."""
-        types: Types = {"lengths": (TensorProto.INT64, rows[1:]), "reset": (TensorProto.BOOL, rows)}
-        return {name: types[name] for name in types if name in self._inputs}
+    def _compare(self, signature: Signature) -> None:
+        """Raise a ValueError unless the model's inputs and outputs have these types."""
+        graph = self._model.graph
+        for side, values, expected in zip(("input", "output"), (graph.input, graph.output), signature, strict=True):
+            names = [value.name for value in values]
+            if sorted(names) != sorted(expected):
+                raise ValueError(f"it has the {side}s {short(', '.join(names))}; expected {', '.join(expected)}")
+            for value in values:
+                tensor_type, (element_type, shape) = value.type.tensor_type, expected[value.name]
+                dims = _dims(tensor_type)
+                if (tensor_type.elem_type, dims) != (element_type, shape):
+                    has = f"its {side} {value.name} has the type {tensor_type.elem_type} and shape {dims}"
+                    raise ValueError(f"{has}; expected {element_type}, {shape}")
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """Check the arguments; return all inputs of the model."""
@@ -133,23 +118,6 @@ class LayerCall:
         sizes: dict[str, int] = {}
         return {name: self._read(name, *values[name], sizes) for name in self._inputs}
 
-    def without_rows(self, sizes: Mapping[str, int]) -> list[Array]:
-        """Return the model's outputs where B is 0: nothing, and gradients of zero."""
-        kind = helper.tensor_dtype_to_np_dtype(self._inputs["x"].elem_type)
-        shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
-        return [np.zeros([sizes.get(dim.dim_param, dim.dim_value) for dim in shape], kind) for shape in shapes]
-
-    def without_steps(self, feeds: Mapping[str, Array]) -> Any:
-        """Compute the layer's results where T is 0 by the layer itself, as onnxruntime's Scan cannot run no steps."""
-        layer = self._layer(feeds)
-        y, last, tape = layer.forward(feeds["x"], self._state_of(feeds, "{}_prev"))
-        fields = {"y": y, "state": last}
-        if "grads" in self._fields:
-            d_last = self._state_of(feeds, "d_{}")
-            fields["d_x"], d_first, fields["grads"] = layer.backward(tape, feeds["d_y"], d_last)
-            fields |= {"d_state": d_first} if "d_state" in self._fields else {}
-        return self._result(**fields)
-
     def _state_of(self, feeds: Mapping[str, Array], form: str) -> Any:
         """Return the state whose arrays have names of this form among the inputs; None if they are no inputs."""
         if not self._states or form.format(self._states[0]) not in feeds:
@@ -158,23 +126,12 @@ class LayerCall:
 
     def _layer(self, feeds: Mapping[str, Array]) -> Layer:
         """Return the layer with the weights that are inputs, or that are in the model."""
-        if self._weights[0] in feeds:
+        if next(iter(self._weights)) in feeds:
             return build_layer(self.tree, feeds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of weights that quantize_dynamic has rounded
             layer: Layer = from_onnx(self._model)
             return layer
-
-    def result(self, outputs: Iterable[Array]) -> Any:
-        """Return the layer's results."""
-        arrays = dict(zip(self._outputs, outputs, strict=True))
-        fields = {"y": arrays["y"], "state": self._state(self.tree, "", arrays.__getitem__)}
-        if "d_x" in arrays:
-            fields["d_x"] = arrays["d_x"]
-            fields["grads"] = {name: arrays[f"d_{name}"] for name in self._weights}
-        if "d_state" in self._fields:
-            fields["d_state"] = self._state(self.tree, "", lambda name: arrays[f"d_{name}_prev"])
-        return self._result(**fields)
 
     # ----------------------------------------------------------------------------------------------------------- states
     def _parts(self, tree: Tree, prefix: str, label: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -242,6 +199,63 @@ class LayerCall:
         return np.asarray(array, dtype, order="C")
 
 
+class LayerCall(ModelCall):
+    """Calls a model that `export` made of a layer as the layer is called.
+
+    The arguments are those of the layer that the model takes: x, state, lengths and reset; with ``train`` also d_y and
+    d_state, those of `Layer.backward`, and weights, a dict. All but x and weights may be left out or None, which means
+    zeros, or rows of full length. The results are y and state; with ``train`` also d_x, d_state and grads.
+    """
+
+    _required = ("x", "weights")
+
+    def __init__(self, model: ModelProto, tree: Tree) -> None:
+        super().__init__(model, tree)
+        row_inputs = [name for name in ("lengths", "reset") if name in self._inputs]
+        self._takes = ["x", *["state"] * self._with_state, *row_inputs]
+        fields, train = ["y", "state"], "d_y" in self._inputs
+        if train:
+            self._takes += ["weights", "d_y", *["d_state"] * self._with_state]
+            fields += ["d_x", *["d_state"] * self._with_state, "grads"]
+        self._result: Any = namedtuple("Outputs", fields)  # type: ignore[misc]
+        self._compare(layer_signature(self._arrays(), self._takes, train))
+
+    def _weight_shapes(self) -> Mapping[str, Sequence[Any]]:
+        if "d_y" in self._inputs:
+            return self._dims
+        initializers = {tensor.name: [*tensor.dims] for tensor in self._model.graph.initializer}
+        shapes = _shapes_before_quantization(initializers)
+        return shapes | _shapes_of_native(self.tree, shapes)
+
+    def without_rows(self, sizes: Mapping[str, int]) -> list[Array]:
+        """Return the model's outputs where B is 0: nothing, and gradients of zero."""
+        kind = helper.tensor_dtype_to_np_dtype(self._inputs["x"].elem_type)
+        shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
+        return [np.zeros([sizes.get(dim.dim_param, dim.dim_value) for dim in shape], kind) for shape in shapes]
+
+    def without_steps(self, feeds: Mapping[str, Array]) -> Any:
+        """Compute the layer's results where T is 0 by the layer itself, as onnxruntime's Scan fails on no steps."""
+        layer = self._layer(feeds)
+        y, last, tape = layer.forward(feeds["x"], self._state_of(feeds, "{}_prev"))
+        fields = {"y": y, "state": last}
+        if "grads" in self._result._fields:
+            d_last = self._state_of(feeds, "d_{}")
+            fields["d_x"], d_first, fields["grads"] = layer.backward(tape, feeds["d_y"], d_last)
+            fields |= {"d_state": d_first} if "d_state" in self._result._fields else {}
+        return self._result(**fields)
+
+    def result(self, outputs: Iterable[Array]) -> Any:
+        """Return the layer's results."""
+        arrays = dict(zip(self._outputs, outputs, strict=True))
+        fields = {"y": arrays["y"], "state": self._state(self.tree, "", arrays.__getitem__)}
+        if "d_x" in arrays:
+            fields["d_x"] = arrays["d_x"]
+            fields["grads"] = {name: arrays[f"d_{name}"] for name in self._weights}
+        if "d_state" in self._result._fields:
+            fields["d_state"] = self._state(self.tree, "", lambda name: arrays[f"d_{name}_prev"])
+        return self._result(**fields)
+
+
 def _dims(kind: Any) -> list[int | str]:
     """Return the shape of a tensor type, with 0 for a size that is not known."""
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
@@ -296,22 +310,6 @@ def _output_size(tree: Tree, prefix: str, sizes: Mapping[str, Mapping[str, int]]
     if tree["type"] == "Bidirectional":
         return sum(_output_size(tree[name], f"{prefix}{name}.", sizes) for name in ("fw", "bw"))
     return sizes[prefix]["h"]
-
-
-def compare_types(
-    side: str, values: Iterable[ValueInfoProto], expected: Mapping[str, tuple[int, Sequence[int | str]]]
-) -> None:
-    names = [value.name for value in values]
-    if sorted(names) != sorted(expected):
-        raise ValueError(f"it has the {side}s {short(', '.join(names))}; expected {', '.join(expected)}")
-    for value in values:
-        kind, shape = expected[value.name]
-        tensor_type = value.type.tensor_type
-        if (tensor_type.elem_type, _dims(tensor_type)) != (kind, shape):
-            name = f"its {side} {value.name}"
-            raise ValueError(
-                f"{name} has the type {tensor_type.elem_type} and shape {_dims(tensor_type)}; expected {kind}, {shape}"
-            )
 
 
 def _state_parts(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:

@@ -20,8 +20,14 @@ from . import activations, gru, gru_reset_after, lstm, rnn
 
 LOOPS = ("scan", "unroll", "native", "loop")
 OLDEST_OPSET = 15  # functions; Shape with a start
+REDUCE_AXES_OPSET = 18  # ReduceMax with axes as an input
 
 Value = float | bool | Activation
+
+
+def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that arrays of `dtype` are computed in: float16 is only for storage."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,13 @@ class Config:
     full_length: bool = False
     """Whether a sequence always runs all T steps. Then seq_len_max is no argument, and the states after the last step,
     ``cs_last`` and ``h_last``, can be outputs."""
-    fresh: bool = False
-    """Whether such a sequence takes an argument ``fresh`` [T,B,1] of bool: where the state before a step is zero."""
+    reset: bool = False
+    """Whether such a sequence takes an argument ``fresh`` [T,B,1] of bool: where the state before a step is reset to
+    zero."""
     lengths: bool = False
     """Whether ONNX's own LSTM takes the rows' ``lengths``."""
-    direct: tuple[str, ...] = ()
-    """Values in the text of one of ONNX's own nodes that are arguments, instead of computed from the op's:
-    `NODE_WEIGHTS`, ``h_first``."""
+    node_inputs: tuple[str, ...] = ()
+    """Inputs of ONNX's own node that are arguments, instead of computed from the op's: `NODE_WEIGHTS`, ``h_first``."""
     integers: bool = False
     """Whether products are in integers. Each matrix is unsigned bytes then, with an argument ``w_scale``."""
 
@@ -56,8 +62,8 @@ class Config:
 
     @property
     def compute(self) -> np.dtype[Any]:
-        """The dtype that a step computes in: float16 is only for storage."""
-        return np.dtype(np.float32) if self.half else self.dtype
+        """The dtype that a step computes in."""
+        return compute_dtype(self.dtype)
 
     def attribute(self, name: str) -> float:
         """Return an attribute as a step uses it: in float16 it is rounded, as TensorFlow does."""
@@ -85,9 +91,7 @@ class Config:
     @property
     def module(self) -> ModuleType:
         """Return the module that has the op's text."""
-        if (kind := native_cell(self.op)) != "GRU":
-            return {"LSTM": lstm, "RNN": rnn}[kind]
-        return gru_reset_after if any(tensor.name == "b_hc" for tensor in self.op.inputs) else gru
+        return {"lstm": lstm, "gru": gru, "gru_reset_after": gru_reset_after, "rnn": rnn}[cell_name(self.op)]
 
     @property
     def conditions(self) -> set[str]:
@@ -98,26 +102,26 @@ class Config:
         sigmoid = self.activation_of["recurrent_activation"] == "sigmoid"
         holds = {
             "cell": cell,
-            "joint": cell and not self.integers,
-            "apart": not cell or self.integers,
+            "fused": cell and not self.integers,
+            "split": not cell or self.integers,
             "sequence": self.op.sequence and self.loop != "native",
             "peephole": peephole,
-            "plain": not peephole,
-            "i_sees": peephole and not coupled,
+            "no_peep": not peephole,
+            "i_peep": peephole and not coupled,
             "coupled": coupled,
-            "single": not coupled,
-            "project": self.projected,
-            "entire": not self.projected,
+            "uncoupled": not coupled,
+            "proj": self.projected,
+            "no_proj": not self.projected,
             "p_clip": self.projected and 0 < p_clip < np.inf,
-            "ending": self.op.sequence and any(tensor.name == "cs_grad" for tensor in self.op.inputs),
+            "cs_grad": self.op.sequence and any(tensor.name == "cs_grad" for tensor in self.op.inputs),
             "sigmoid": sigmoid,
-            "other": not sigmoid,
-            "bias": bias and not self.integers,
-            "late": bias and self.integers,
+            "generic": not sigmoid,
+            "bias_b": bias and not self.integers,
+            "bias_f": bias and self.integers,
             "clip": 0 < clip < np.inf,
-            "rounded": self.half and self.op.sequence,
+            "float16": self.half and self.op.sequence,
         }
-        return {word for word, there in holds.items() if there}
+        return {word for word, condition in holds.items() if condition}
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
@@ -129,27 +133,39 @@ def make_config(
     loop: str = "scan",
     opset: int = 18,
     static: bool = False,
+    *,
+    caller: str = "",
 ) -> Config:
-    """Check what an op is to be built of; return its configuration."""
+    """Check what an op is to be built of; return its configuration.
+
+    Messages begin with `caller`, or with the op's name.
+    """
     if not isinstance(op, Op) and op not in OPS:
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
     row = op if isinstance(op, Op) else OPS[op]
-    op = row.name
-    kind = check_dtype(op, dtype)
-    fixed = check_sizes(op, sizes or {}, LETTERS)
+    caller = caller or row.name
+    dtype = check_dtype(caller, dtype)
+    fixed = check_sizes(caller, sizes or {}, LETTERS)
     fixed = {letter: size for letter, size in fixed.items() if letter in row.sources}  # a cell has no T
-    values = check_attributes(row, attrs or {})
-    check_form(op, loop, opset)
-    checked = Config(row, kind, fixed, values, loop, opset, static)
+    values = check_attributes(caller, row, attrs or {})
+    check_form(caller, loop, opset)
+    checked = Config(row, dtype, fixed, values, loop, opset, static)
     if row.sequence and loop == "unroll" and "T" not in fixed:
-        raise ValueError(f"{op}: loop='unroll' writes every step out and so needs sizes['T']; 'scan' and 'loop' do not")
-    check_native(op, checked)
+        needs = "loop='unroll' writes every step out and so needs sizes['T']"
+        raise ValueError(f"{caller}: {needs}; 'scan' and 'loop' do not")
+    check_native(caller, checked)
     return checked
+
+
+def cell_name(op: Op) -> str:
+    """Return the name of an op's cell, that of its kernel and of the module with its text."""
+    name = op.kernel.removeprefix("block_").removesuffix("_grad").removesuffix("_vjp")
+    return name.removesuffix("_cell")
 
 
 def native_cell(op: Op) -> str:
     """Return which of ONNX's own nodes is such a cell: LSTM, GRU or RNN."""
-    return "LSTM" if "f" in op.gates else "GRU" if "r" in op.gates else "RNN"
+    return cell_name(op).partition("_")[0].upper()
 
 
 def check_native(caller: str, c: Config) -> None:
@@ -214,36 +230,36 @@ def check_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> d
     return fixed
 
 
-def check_attributes(op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
+def check_attributes(caller: str, op: Op, attrs: Mapping[str, Value]) -> dict[str, Value]:
     """Check an op's attributes; return all of them, with defaults for missing ones."""
     names = [attribute.name for attribute in op.attributes]
     for name in attrs:
         if name not in names:
             expected = f"expected {', '.join(names)}" if names else "the op has none"
-            raise ValueError(f"{op.name}: attrs has {name!r}; {expected}")
+            raise ValueError(f"{caller}: attrs has {name!r}; {expected}")
     values: dict[str, Value] = {}
     for attribute in op.attributes:
         value = attrs.get(attribute.name, attribute.default)
         if attribute.kind is Numbers:
             try:
-                values[attribute.name] = canonical(f"{op.name}: attrs[{attribute.name!r}]", value)
+                values[attribute.name] = canonical(f"{caller}: attrs[{attribute.name!r}]", value)
             except TypeError as error:
                 raise ValueError(str(error)) from None
         elif attribute.kind is bool:
             if not isinstance(value, (bool, np.bool_)):
-                raise ValueError(f"{op.name}: attrs[{attribute.name!r}] is {value!r}; expected True or False")
+                raise ValueError(f"{caller}: attrs[{attribute.name!r}] is {value!r}; expected True or False")
             values[attribute.name] = bool(value)
         else:
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-                raise ValueError(f"{op.name}: attrs[{attribute.name!r}] is {value!r}; expected a real number")
+                raise ValueError(f"{caller}: attrs[{attribute.name!r}] is {value!r}; expected a real number")
             try:
                 values[attribute.name] = float(value)
             except OverflowError:
-                message = f"{op.name}: attrs[{attribute.name!r}] is {short(value)}"
+                message = f"{caller}: attrs[{attribute.name!r}] is {short(value)}"
                 raise ValueError(f"{message}; expected a number that a float holds") from None
     return values
 
 
 def input_tensors(op: Op) -> list[Tensor]:
     """Return an op's input tensors, seq_len_max among them."""
-    return [Tensor("seq_len_max", "", "input")] * op.sequence + list(op.inputs)
+    return [Tensor("seq_len_max", "", "input"), *op.inputs] if op.sequence else [*op.inputs]

@@ -20,7 +20,7 @@ from blockcell.quantization import FLOAT32
 
 from . import integers
 from .build import make_in_form
-from .config import check_dtype, check_form, check_sizes
+from .config import REDUCE_AXES_OPSET, check_dtype, check_form, check_sizes
 from .layer_graph import LayerGraph, is_int8
 
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
@@ -68,7 +68,7 @@ def export(
     ``0.fw.h``           [B, H]      D      output or state after each row's last step
     ===================  ==========  =====  ==========================================================================
 
-    With ``train``, the gradient to anything is called as it, with ``d_`` in front. ``d_y`` and those to the final
+    With ``train``, the name of a gradient is that of the array with ``d_`` in front. ``d_y`` and those to the final
     state, ``d_0.fw.cs`` and ``d_0.fw.h``, are inputs, as are the weights, such as ``0.fw.w``, which change from call to
     call. ``d_x``, those to the first state, ``d_0.fw.cs_prev`` and ``d_0.fw.h_prev``, and those to the weights,
     ``d_0.fw.w``, are outputs. Inputs that are not there stand for zeros, and for rows of full length.
@@ -247,8 +247,8 @@ def _check_integers(layer: Layer, weights: Mapping[str, Array], loop: str, opset
     if loop == "native":
         expected = "expected another loop, or activations='float32'"
         raise ValueError(f"{message} and loop 'native', whose nodes multiply in float32; {expected}")
-    if opset < integers.OLDEST_OPSET:
-        raise ValueError(f"{message} and opset {opset}; expected {integers.OLDEST_OPSET} or newer")
+    if opset < REDUCE_AXES_OPSET:
+        raise ValueError(f"{message} and opset {opset}; expected {REDUCE_AXES_OPSET} or newer")
     for prefix, cell in leaves_by_prefix(layer).items():
         if not is_int8(cell, prefix, weights):
             continue

@@ -6,17 +6,17 @@ name that a node gives it. ``x``, ``lengths`` and ``reset`` are inputs of the gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, ValueInfoProto, helper
+from onnx import FunctionProto, TensorProto, ValueInfoProto, helper
 
 from blockcell.optable import Array
 
-from .body import constant
-from .loops import Nodes, make_node
+from .config import compute_dtype
+from .nodes import Nodes, call_function, constant, make_node
 
 
 @dataclass
@@ -39,14 +39,14 @@ class GraphBuilder:
 
     @property
     def compute(self) -> np.dtype[Any]:
-        """The dtype that is computed in: float16 is only for storage."""
-        return np.dtype(np.float32) if self.dtype == np.float16 else self.dtype
+        """The dtype that is computed in."""
+        return compute_dtype(self.dtype)
 
-    def value_info(self, name: str, shape: Sequence[int | str], kind: int | None = None) -> ValueInfoProto:
-        """Return an input or output of the graph; `kind` is ONNX's number of its dtype, where that is another."""
+    def value_info(self, name: str, element_type: int, shape: Sequence[int | str]) -> ValueInfoProto:
+        """Return an input or output of the graph; `element_type` is ONNX's number of its dtype."""
         # onnxruntime 1.31 fails on a size that it knows to be 0: that one stays unknown.
         sizes = [self.sizes.get(size, size) if isinstance(size, str) else (size or None) for size in shape]
-        return helper.make_tensor_value_info(name, kind or helper.np_dtype_to_tensor_dtype(self.dtype), sizes)
+        return helper.make_tensor_value_info(name, element_type, sizes)
 
     # ---------------------------------------------------------------------------------------------- nodes and constants
     def add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
@@ -82,6 +82,12 @@ class GraphBuilder:
     def cast_to_storage(self, array: str) -> str:
         return array if self.dtype == self.compute else self.add("Cast", array, to=TensorProto.FLOAT16)
 
+    def call(self, function: FunctionProto, arguments: Mapping[str, str], name: str) -> dict[str, str]:
+        """Add a call of a function; return its results by the names of the function's outputs."""
+        node, results = call_function(function, arguments, name)
+        self.nodes.append(node)
+        return results
+
     # --------------------------------------------------------------------------------------------------- steps and rows
     def size(self, letter: str) -> str:
         """Return T or B as a vector of one."""
@@ -111,8 +117,8 @@ class GraphBuilder:
         """Return where each row has the step of this number, [T, B, 1]; [T, 1, 1] if all rows have the same number."""
         return self.add("Unsqueeze", self.add("Equal", self.step_indices(), steps), self.ints(2))
 
-    def has_steps(self) -> str:
-        """Return which rows have a step, [B, 1]."""
+    def nonempty_rows(self) -> str:
+        """Return which rows have a length of at least 1, [B, 1]."""
         return self.add("Unsqueeze", self.add("Greater", "lengths", self.ints(0)), self.ints(1))
 
     def zero_padding(self, array: str, lengths: str = "lengths") -> str:
@@ -124,7 +130,7 @@ class GraphBuilder:
 
     def zero_empty_rows(self, array: str) -> str:
         """Set the array [B, ..] to zero in rows without steps."""
-        return self.add("Where", self.has_steps(), array, self.zero()) if self.lengths else array
+        return self.add("Where", self.nonempty_rows(), array, self.zero()) if self.lengths else array
 
     def gather_steps(self, array: str, steps: str) -> str:
         """Return the array [T, B, ..] at one or more steps of each row; rows with the step -1 get any values."""

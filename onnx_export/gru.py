@@ -25,30 +25,30 @@ from .text import Program
 FORWARD = Program(
     carried={"h_prev": "h"},
     before="""
-apart    | w_ru_x, w_ru_h = Split <axis = 0> (w_ru, I_H)                    # the rows for x, those for h_prev
-apart    | w_c_x, w_c_h = Split <axis = 0> (w_c, I_H)
+split    | w_ru_x, w_ru_h = Split <axis = 0> (w_ru, I_H)                    # the rows for x, those for h_prev
+split    | w_c_x, w_c_h = Split <axis = 0> (w_c, I_H)
 """,
     step="""
-joint    | x_h = Concat <axis = -1> (x, h_prev)
-joint    | ru_bar = Gemm (x_h, w_ru, b_ru)                                  # (1)
+fused    | x_h = Concat <axis = -1> (x, h_prev)
+fused    | ru_bar = Gemm (x_h, w_ru, b_ru)                                  # (1)
 sequence | x_rows = Flatten <axis = -1> (x)
-apart    | x_ru = Gemm (x_rows, w_ru_x, b_ru)                               # (1) for all steps at once
+split    | x_ru = Gemm (x_rows, w_ru_x, b_ru)                               # (1) for all steps at once
 sequence | x_ru_bar = Reshape <allowzero = 1> (x_ru, T_B_2H)
-apart    | ru_bar = Gemm (h_prev, w_ru_h, x_ru_bar)
+split    | ru_bar = Gemm (h_prev, w_ru_h, x_ru_bar)
          | ru = Recurrent (ru_bar)                                          # (2), (3)
          | r, u = Split <axis = -1> (ru, H_H)
          | h_r = Mul (h_prev, r)
-joint    | x_hr = Concat <axis = -1> (x, h_r)
-joint    | c_bar = Gemm (x_hr, w_c, b_c)                                    # (4)
-apart    | x_c = Gemm (x_rows, w_c_x, b_c)                                  # (4) for all steps at once
+fused    | x_hr = Concat <axis = -1> (x, h_r)
+fused    | c_bar = Gemm (x_hr, w_c, b_c)                                    # (4)
+split    | x_c = Gemm (x_rows, w_c_x, b_c)                                  # (4) for all steps at once
 sequence | x_c_bar = Reshape <allowzero = 1> (x_c, T_B_H)
-apart    | c_bar = Gemm (h_r, w_c_h, x_c_bar)
+split    | c_bar = Gemm (h_r, w_c_h, x_c_bar)
          | c = Activation (c_bar)
          | h_c = Sub (h_prev, c)
          | u_h_c = Mul (u, h_c)
          | h_new = Add (u_h_c, c)                                           # (5)
-rounded  | h_half = Cast <to = 10> (h_new)                                  # the next step sees the state in half
-rounded  | h = Cast <to = 1> (h_half)
+float16  | h_half = Cast <to = 10> (h_new)                                  # the next step sees the state in half
+float16  | h = Cast <to = 1> (h_half)
 """,
     after="""
 sequence | r_live = Live (r)

@@ -51,8 +51,8 @@ sequence | x_bar = Reshape <allowzero = 1> (x_w, T_B_3H)
          | h_c = Sub (h_prev, c)
          | u_h_c = Mul (u, h_c)
          | h_new = Add (u_h_c, c)                                           # (6)
-rounded  | h_half = Cast <to = 10> (h_new)                                  # the next step sees the state in half
-rounded  | h = Cast <to = 1> (h_half)
+float16  | h_half = Cast <to = 10> (h_new)                                  # the next step sees the state in half
+float16  | h = Cast <to = 1> (h_half)
 """,
     after="""
 sequence | r_live = Live (r)
@@ -85,9 +85,9 @@ BACKWARD = Program(
 sigmoid  | r_not = Sub (one, r)
 sigmoid  | hc_slope = Mul (hc, r_not)
 sigmoid  | r_from_h = Mul (hc_from_h, hc_slope)                             # (5), (2)
-other    | r_slope = RecurrentSlope (r)
-other    | r_from_hc = Mul (hc, r_slope)
-other    | r_from_h = Mul (c_from_h, r_from_hc)                             # (5), (2)
+generic  | r_slope = RecurrentSlope (r)
+generic  | r_from_hc = Mul (hc, r_slope)
+generic  | r_from_h = Mul (c_from_h, r_from_hc)                             # (5), (2)
          | bars_from = Concat <axis = -1> (r_from_h, u_from_h, hc_from_h)
          | d_from = Concat <axis = -1> (d_h, d_h, d_h)
          | d_bars = Mul (d_from, bars_from)

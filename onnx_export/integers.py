@@ -23,12 +23,11 @@ from onnx import NodeProto
 
 from blockcell.formulas import TOP
 
-from .loops import Nodes, make_node
+from .nodes import Nodes, make_node
 from .text import TextParser
 
 MOST = 65536
 """Values of k whose sum fits into 32 bits."""
-OLDEST_OPSET = 18  # ReduceMax with axes as an input
 
 ROUNDED = """
          | rows_size = Abs (rows)
@@ -103,13 +102,13 @@ class IntegerProducts:
         parser = TextParser((), (), [])
         nodes = parser.nodes(text)
 
-        def named(name: str) -> str:
+        def name_in_graph(name: str) -> str:
             if name in names:
                 return names[name]
             start, _, suffix = name.partition("_")
             return f"{names[start]}_{suffix}" if start in ("rows", "out") else name
 
         for node in nodes:
-            node.input[:] = [named(name) for name in node.input]
-            node.output[:] = [named(name) for name in node.output]
+            node.input[:] = [name_in_graph(name) for name in node.input]
+            node.output[:] = [name_in_graph(name) for name in node.output]
         return nodes

@@ -8,17 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from onnx import (
-    FunctionProto,
-    ModelProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    inliner,
-    numpy_helper,
-)
+from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_helper
 
-from blockcell import __version__
 from blockcell.activations import unusual
 from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
 from blockcell.layers.layer import Leaf
@@ -38,20 +29,21 @@ from blockcell.optable import OPS, Array, Op, Tensor
 
 from . import integers
 from .activations import may_overflow
-from .build import DOMAIN, NODE_WEIGHTS, node_weights, op_function
+from .build import NODE_WEIGHTS, node_weights, op_function
 from .config import Config, Value, check_native, make_config
 from .graph_builder import GraphBuilder
 from .link import drop_import
-from .loops import Nodes, make_node, rename_values, select_needed
+from .nodes import DOMAIN, Nodes, make_model, make_node, rename_values, select_needed, unused_name
+from .signature import LayerArrays, Shape, Signature, layer_signature, put_first
+
+
+def _without_time(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(replace(tensor, shape=tensor.shape.removeprefix("T ")) for tensor in tensors)
 
 
 def _op_of_step(op: Op) -> Op:
     """Return a sequence's op without the time axis, as the op of a single step."""
-    inputs, outputs = (
-        tuple(replace(tensor, shape=tensor.shape.removeprefix("T ")) for tensor in tensors)
-        for tensors in (op.inputs, op.outputs)
-    )
-    return replace(op, sequence=False, inputs=inputs, outputs=outputs)
+    return replace(op, sequence=False, inputs=_without_time(op.inputs), outputs=_without_time(op.outputs))
 
 
 def _op_of_cell(op: Op, cell: Any) -> Op:
@@ -59,14 +51,14 @@ def _op_of_cell(op: Op, cell: Any) -> Op:
     weights: dict[str, Tensor] = {tensor.name: tensor for tensor in weight_tensors(cell)}
     missing = {tensor.name for tensor in op.weights} - weights.keys()
 
-    def sized(tensor: Tensor) -> Tensor:
+    def with_cell_shape(tensor: Tensor) -> Tensor:
         if weight := weights.get(tensor.name.removesuffix("_grad")):
             return replace(tensor, shape=weight.shape)
         of_h = "w_p" in weights and tensor.name in ("h", "h_prev", "h_grad", "h_prev_grad")
         return replace(tensor, shape=tensor.shape.replace("H", "P")) if of_h else tensor
 
     inputs, outputs = (
-        [sized(tensor) for tensor in tensors if tensor.name.removesuffix("_grad") not in missing]
+        [with_cell_shape(tensor) for tensor in tensors if tensor.name.removesuffix("_grad") not in missing]
         for tensors in (op.inputs, op.outputs)
     )
     if "w_p" in weights:
@@ -121,9 +113,11 @@ class LayerGraph:
     train: bool
     """Whether weights are inputs, for `backward`."""
     lengths: bool
-    """Whether ``lengths``, ``reset`` and the states before the first step are inputs."""
+    """Whether ``lengths`` is an input."""
     reset: bool
+    """Whether ``reset`` is an input."""
     state: bool
+    """Whether the states before the first step are inputs."""
     d_state: bool = False
     """Whether the gradients to the states after the last step are inputs."""
     streaming: bool = False
@@ -146,59 +140,44 @@ class LayerGraph:
 
     def model(self) -> ModelProto:
         """Return the model of the layer's call and, with `train`, of its gradients."""
-        g, layer, weights, states, shapes = self.graph, self.layer, self.layer.weights, self.states(), self.shapes()
-        inputs = ["x", *(f"{name}_prev" for name in states if self.state)]
-        if self.train:
-            inputs += [*weights, "d_y", *(f"d_{name}" for name in states if self.d_state)]
-        input_infos = [g.value_info(name, shapes[name.removeprefix("d_")]) for name in inputs]
-        input_infos[1:1] = self.row_inputs()
+        g, layer, arrays = self.graph, self.layer, self.arrays()
+        flags = {"lengths": self.lengths, "reset": self.reset, "state": self.state, "d_state": self.d_state}
+        signature = layer_signature(arrays, [name for name, is_input in flags.items() if is_input], self.train)
 
         # A gradient multiplies what lies past a row's length by zero, which NaN survives.
         x = g.zero_padding("x") if self.train or self._head_reads_x else "x"
         self.results["y"], tape = self.forward(layer, "", x, False)
-        outputs = ["y", *states]
         if self.train:
-            d_x = self.backward(layer, "", tape, self._zero_uncounted(layer, "d_y"))
+            d_x = self.backward(layer, "", tape, self._zero_padding(layer, "d_y"))
             self.results["d_x"] = g.zero_padding(d_x) if self._head_reads_x else d_x
-            outputs += ["d_x", *(f"d_{name}_prev" for name in states if self.state), *(f"d_{name}" for name in weights)]
-        output_infos = [g.value_info(name, shapes[name.removeprefix("d_")]) for name in outputs]
-        return self.finish(input_infos, output_infos, self.results)
+        inputs = put_first(signature.inputs, ["x", "lengths", "reset"])
+        return self.finish(Signature(inputs, signature.outputs), self.results)
 
     def finish(
         self,
-        inputs: Sequence[ValueInfoProto],
-        outputs: Sequence[ValueInfoProto],
+        signature: Signature,
         results: Mapping[str, str],
         functions: Iterable[FunctionProto] = (),
         metadata: Mapping[str, str] | None = None,
     ) -> ModelProto:
-        """Return the model with these inputs and outputs, of which `results` has the values, of all nodes so far.
+        """Return the model of all nodes so far; `results` has the values of its outputs.
 
         It has these functions and metadata beside its own.
         """
         graph = helper.make_graph(
-            self._output_nodes({value.name for value in inputs}, [value.name for value in outputs], results),
+            self._output_nodes(signature.inputs.keys(), [*signature.outputs], results),
             type(self.layer).__name__,
-            inputs,
-            outputs,
+            [self.graph.value_info(name, *type_) for name, type_ in signature.inputs.items()],
+            [self.graph.value_info(name, *type_) for name, type_ in signature.outputs.items()],
             [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
             doc_string=repr(self.layer),
         )
-        imports = [helper.make_opsetid("", self.options["opset"])]
-        model: ModelProto = helper.make_model(
-            graph,
-            opset_imports=[*imports, helper.make_opsetid(DOMAIN, 1)],
-            functions=[*(of_cell for _, of_cell in self.functions), *functions],
-            ir_version=max(8, helper.find_min_ir_version_for(imports)),
-            producer_name="blockcell",
-            producer_version=__version__,
-        )
+        about_layer = {"layer": json.dumps(description_of(self.layer)), "loop": self.options["loop"]}
+        all_functions = [*(of_cell for _, of_cell in self.functions), *functions]
+        model = make_model(graph, self.options["opset"], all_functions, about_layer | dict(metadata or {}))
         if self.inlined:
             model = inliner.inline_local_functions(model)
             drop_import(model, DOMAIN)
-        about_layer = {"layer": json.dumps(description_of(self.layer)), "loop": self.options["loop"]}
-        entries = {"version": __version__, **about_layer, **(metadata or {})}
-        helper.set_model_props(model, {f"blockcell.{key}": value for key, value in entries.items()})
         return model
 
     def _output_nodes(self, inputs: Collection[str], outputs: Sequence[str], results: Mapping[str, str]) -> Nodes:
@@ -212,26 +191,21 @@ class LayerGraph:
                 names[value] = name
         return select_needed(rename_values(self.graph.nodes, names), outputs)
 
-    def states(self) -> dict[str, Sequence[int | str]]:
-        """Return the shapes of the states after the last step."""
-        return {
+    def arrays(self) -> LayerArrays:
+        """Return the shapes of the layer's arrays."""
+        layer, rows = self.layer, ["B"] if self.streaming else ["T", "B"]
+        states: dict[str, Shape] = {
             prefix + name: ["B", size]
-            for prefix, cell in leaves_by_prefix(self.layer).items()
+            for prefix, cell in leaves_by_prefix(layer).items()
             for name, size in state_sizes(cell).items()
         }
-
-    def shapes(self) -> dict[str, Sequence[int | str]]:
-        """Return the shapes of x, y, states and weights."""
-        layer, states, rows = self.layer, self.states(), ["B"] if self.streaming else ["T", "B"]
-        shapes: dict[str, Sequence[int | str]] = {"x": [*rows, layer.input_size]}
-        shapes["y"] = [*(rows if has_steps(layer) else ["B"]), layer.output_size]
-        shapes |= states | {f"{name}_prev": shape for name, shape in states.items()}
-        return shapes | {name: array.shape for name, array in layer.weights.items()}
-
-    def row_inputs(self) -> list[ValueInfoProto]:
-        """Return the inputs that say where rows end and where episodes start."""
-        lengths = [self.graph.value_info("lengths", ["B"], TensorProto.INT64)] if self.lengths else []
-        return lengths + ([self.graph.value_info("reset", ["T", "B"], TensorProto.BOOL)] if self.reset else [])
+        return LayerArrays(
+            helper.np_dtype_to_tensor_dtype(self.dtype),
+            [*rows, layer.input_size],
+            [*(rows if has_steps(layer) else ["B"]), layer.output_size],
+            states,
+            {name: array.shape for name, array in layer.weights.items()},
+        )
 
     # ----------------------------------------------------------------------------------------------------------- layers
     def forward(self, layer: Layer, prefix: str, x: str, reverse: bool) -> tuple[str, Any]:
@@ -311,7 +285,7 @@ class LayerGraph:
             packed_names = self._pack(cell, prefix, c)
             zeros = {} if self.state else {f"{name}_first": self._native_zeros(cell.hidden_size) for name in states}
             arguments |= {name: self._weight(prefix + name) for name in packed_names} | zeros
-            c = replace(c, direct=(*NODE_WEIGHTS, *zeros))
+            c = replace(c, node_inputs=(*NODE_WEIGHTS, *zeros))
         results = self._call(cell, prefix, "", c, arguments)
         arguments |= results
         if self.train and may_overflow(activations_of(cell).values()):
@@ -320,7 +294,7 @@ class LayerGraph:
         for name in states:
             last = g.gather_steps(results[name], g.last_steps()) if name in gathered else results[f"{name}_last"]
             if self.lengths:
-                last = g.add("Where", g.has_steps(), last, tape.first_states[name])
+                last = g.add("Where", g.nonempty_rows(), last, tape.first_states[name])
             self.results[prefix + name] = last
         return g.zero_padding(results["h"])
 
@@ -345,7 +319,7 @@ class LayerGraph:
         for name in tape.first_states if self.d_state else ():
             d_first = results[f"{name}_prev_grad"]
             if self.lengths:
-                d_first = g.add("Where", g.has_steps(), d_first, f"d_{prefix}{name}")
+                d_first = g.add("Where", g.nonempty_rows(), d_first, f"d_{prefix}{name}")
             self.results[f"d_{prefix}{name}_prev"] = d_first
         self.results |= {f"d_{prefix}{name}": results[f"{name}_grad"] for name in cell.weights}
         if not needs_d_x:
@@ -365,7 +339,7 @@ class LayerGraph:
         if layer.activation is not None:
             axis = {"axis": -1} if layer.activation == "softmax" else {}
             y = g.add(layer.activation.capitalize(), y, **axis)
-        y = self._zero_uncounted(layer, g.cast_to_storage(y))
+        y = self._zero_padding(layer, g.cast_to_storage(y))
         return y, (x, y)
 
     def _product_in_integers(self, prefix: str, x: str) -> str:
@@ -426,67 +400,59 @@ class LayerGraph:
 
     # ------------------------------------------------------------------------------------------------------------ cells
     def _config(
-        self, cell: Any, prefix: str, kind: str, outputs: Collection[str] | None = None, last: Iterable[str] = ()
+        self, cell: Any, prefix: str, pass_name: str, outputs: Collection[str] | None = None, last: Iterable[str] = ()
     ) -> Config:
-        """Return the configuration of a cell's function.
+        """Return the configuration of a cell's function; `pass_name` is a key of `OPS_OF`.
 
         `outputs` names outputs of the op, None all of them; `last` names states that are outputs after the last step.
         """
-        described: dict[str, Value] = {}
+        attrs: dict[str, Value] = {}
         if isinstance(cell, LSTM):
             ops = OPS_OF[cell.gate_order]
-            described["use_peephole"] = "wcf" in cell.weights
-            if kind != "Grad":
-                described |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
+            attrs["use_peephole"] = "wcf" in cell.weights
+            if pass_name != "Grad":
+                attrs |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
             if "w_p" in cell.weights:
-                described["proj_clip"] = cell.proj_clip
+                attrs["proj_clip"] = cell.proj_clip
         elif isinstance(cell, GRU):
             ops = OPS_OF["after" if cell.reset_after else "before"]
         else:
             ops = OPS_OF["plain"]
-        described |= unusual(activations_of(cell))
-        row = ops[kind]
-        attribute_names = {attribute.name for attribute in row.attributes}
+        attrs |= unusual(activations_of(cell))
+        row = ops[pass_name]
+        caller = f"{self.caller}: {prefix.rstrip('.')}" if prefix else self.caller
         sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
-        where = f"{self.caller}: {prefix.rstrip('.')}: " if prefix else f"{self.caller}: "
-        try:
-            attrs = {name: value for name, value in described.items() if name in attribute_names}
-            c = make_config(row, self.dtype, sizes, attrs, **self.options)
-        except ValueError as error:
-            raise ValueError(str(error).replace(f"{row.name}: ", where, 1)) from None
+        op_attrs = {attribute.name: attrs[attribute.name] for attribute in row.attributes if attribute.name in attrs}
+        c = make_config(row, self.dtype, sizes, op_attrs, **self.options, caller=caller)
         if self.native and self.reset:
-            raise ValueError(f"{where}loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
-        op = _op_of_cell(c.op, cell)
+            raise ValueError(f"{caller}: loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
+        op = _op_of_cell(row, cell)
         shapes = {tensor.name: tensor.shape.removeprefix("T ") for tensor in op.outputs}
-        op = replace(
-            op,
-            outputs=(
-                *(tensor for tensor in op.outputs if outputs is None or tensor.name in outputs),
-                *(Tensor(f"{name}_last", shapes[name], "output") for name in last),
-            ),
+        selected = [tensor for tensor in op.outputs if outputs is None or tensor.name in outputs]
+        last_tensors = [Tensor(f"{name}_last", shapes[name], "output") for name in last]
+        c = replace(
+            c,
+            op=replace(op, outputs=(*selected, *last_tensors)),
+            sizes={**c.sizes, **({"P": cell.output_size} if "w_p" in cell.weights else {})},
+            attrs=attrs,
+            inlined=self.inlined,
+            full_length=True,
+            reset=self.reset,
+            lengths=self.lengths and self.native and "cs" in state_sizes(cell),
+            integers=self._in_integers(cell, prefix),
         )
-        fresh, lengths = self.reset, self.lengths and self.native and "cs" in state_sizes(cell)
-        c = replace(c, op=op, attrs=described, full_length=True, fresh=fresh, lengths=lengths, inlined=self.inlined)
-        c = replace(c, integers=self._in_integers(cell, prefix))
-        if c.projected:
-            c = replace(c, sizes={**c.sizes, "P": cell.output_size})
-        check_native(where.removesuffix(": "), c)
+        check_native(caller, c)  # once more, of what the cell has and the op has not
         return c
 
-    def _call(self, cell: Any, prefix: str, kind: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
+    def _call(self, cell: Any, prefix: str, pass_name: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
         """Add a call of a cell's function; return its results, by the names of the function's outputs."""
         called = next((of_cell for called_config, of_cell in self.functions if called_config == c), None)
         if called is None:
-            base, names = f"{type(cell).__name__}{kind}", {of_cell.name for _, of_cell in self.functions}
-            numbered = (f"{base}_{number}" for number in range(2, len(names) + 3))
-            called = op_function(c, next(name for name in (base, *numbered) if name not in names))
+            base, names = f"{type(cell).__name__}{pass_name}", {of_cell.name for _, of_cell in self.functions}
+            called = op_function(c, unused_name(base, names))
             called.doc_string = f"{c.dtype}, {json.dumps(dict(c.attrs))}\n\n{called.doc_string}"
             self.functions.append((c, called))
-        name = prefix + called.name
-        results = {output: f"{name}.{output}" for output in called.output}
-        inputs = [arguments[argument] for argument in called.input]
-        self.graph.nodes.append(make_node(called.name, inputs, [*results.values()], name=name, domain=DOMAIN))
-        return results
+        return self.graph.call(called, arguments, prefix + called.name)
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def _weight(self, name: str) -> str:
@@ -524,7 +490,7 @@ class LayerGraph:
         self.weights |= {prefix + name: array for name, array in packings.items()}
         return packings.keys()
 
-    # -------------------------------------------------------------------------------------- states and steps that count
+    # ----------------------------------------------------------------------------------------------- states and padding
     def _first_state(self, name: str, size: int) -> str:
         """Return a state before the first step, [B, size]."""
         g = self.graph
@@ -556,6 +522,6 @@ class LayerGraph:
         """Return whether y is of last steps, and x passes only dense layers on its way."""
         return not has_steps(self.layer) and passes_dense_alone(self.layer)
 
-    def _zero_uncounted(self, layer: Layer, array: str) -> str:
-        """Set a layer's y, or the gradient to it, to zero at steps that do not count. Of last steps all rows count."""
+    def _zero_padding(self, layer: Layer, array: str) -> str:
+        """Set a layer's y, or the gradient to it, to zero at padding steps; a y of last steps has none."""
         return self.graph.zero_padding(array, self._lengths_of(layer)) if has_steps(layer) else array

@@ -11,9 +11,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from blockcell.errors import short
 from blockcell.optable import OPS
 
-from .build import DOMAIN, op_function
+from .build import op_function
 from .config import OLDEST_OPSET, Config, Value, input_tensors, make_config
-from .loops import names_read
+from .nodes import DOMAIN, bodies, names_read, nodes_of, nodes_within, unused_name
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
@@ -21,7 +21,7 @@ WAITING = f"{DOMAIN}.waiting"  # nobody's: a node without a body must not take t
 MOST_NODES = 2**18
 NEW_OPSET = 18  # for a model that has no ONNX operators yet
 
-Types = Mapping[str, int]
+ElementTypes = Mapping[str, int]  # ONNX's numbers, by the names of values
 
 
 def link(model: ModelProto) -> ModelProto:
@@ -85,15 +85,7 @@ def link(model: ModelProto) -> ModelProto:
 
 
 # ------------------------------------------------------------------------------------------------------ finding nodes
-def bodies(node: NodeProto) -> Iterator[GraphProto]:
-    """Yield the graphs among a node's attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def graphs(graph: GraphProto, outer: Types | None = None) -> Iterator[tuple[GraphProto, Types]]:
+def graphs(graph: GraphProto, outer: ElementTypes | None = None) -> Iterator[tuple[GraphProto, ElementTypes]]:
     """Yield a graph and the bodies in it, each with the types of the values that it sees, as far as they are known."""
     types = dict(outer or {})
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -105,14 +97,6 @@ def graphs(graph: GraphProto, outer: Types | None = None) -> Iterator[tuple[Grap
     for node in graph.node:
         for body in bodies(node):
             yield from graphs(body, types)
-
-
-def nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield the nodes, and the nodes in their bodies."""
-    for node in nodes:
-        yield node
-        for body in bodies(node):
-            yield from nodes_within(body.node)
 
 
 def _is_block_op(node: NodeProto, with_body: Collection[tuple[str, str]]) -> bool:
@@ -176,7 +160,7 @@ def _check_growth(model: ModelProto) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- completing a node
-def _element_type(node: NodeProto, types: Types) -> int:
+def _element_type(node: NodeProto, types: ElementTypes) -> int:
     """Return the type of a node's arrays, 0 where it is not known (yet)."""
     op = OPS[node.op_type]
     arguments = dict(zip((tensor.name for tensor in input_tensors(op)), node.input, strict=False))
@@ -225,8 +209,7 @@ def _make_call(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[
     key = (c.op.name, c.dtype, *c.attrs.items())
     with_body = {called.name: called for called in model.functions if called.domain == DOMAIN}
     if key not in names:
-        numbered = (f"{c.op.name}_{number}" for number in range(2, len(with_body) + 3))
-        names[key] = next(name for name in (c.op.name, *numbered) if name not in with_body)
+        names[key] = unused_name(c.op.name, with_body)
         called = op_function(c, names[key])
         called.doc_string = f"{c.dtype}, {json.dumps(c.attrs)}\n\n{called.doc_string}"
         model.functions.append(called)
@@ -292,7 +275,7 @@ def _add_import(model: ModelProto, domain: str, version: int) -> None:
 
 def drop_import(model: ModelProto, *domains: str) -> None:
     """Remove the imports of domains that no node is in any more."""
-    used = {node.domain for container in (model.graph, *model.functions) for node in nodes_within(container.node)}
+    used = {node.domain for node in nodes_of(model)}
     entries = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]
     del model.opset_import[:]
     model.opset_import.extend(entries)

@@ -1,19 +1,18 @@
 """Loops over the steps of a sequence: a Scan, a Loop, or all steps written out.
 
-Nodes that need no other step run before or after the loop, for all steps at once. `select_needed`, `rename_values`,
-`names_read` and `names_written` are about nodes of any kind.
+Nodes that need no other step run before or after the loop, for all steps at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-make_node = helper.make_node
-Nodes = list[NodeProto]
+from .nodes import Nodes, make_node, make_value_info, names_written, rename_values, select_needed
+
 BOOLS = ("fresh", "h_inside")  # the arrays of bool that a step may read a row of; all others are of floats
 SPLIT_MOST = 7  # outputs: with the input as many arrays as every WebGPU lets a shader have
 
@@ -40,7 +39,7 @@ class LoopBody:
     distinct_outputs: bool
     """Whether each output is a copy that no node of the body reads, as tract demands of a Scan."""
 
-    def named(self, rename: Callable[[str], str]) -> Nodes:
+    def renamed_nodes(self, rename: Callable[[str], str]) -> Nodes:
         """Return the nodes with new names for all values that differ between steps."""
         return rename_values(
             self.nodes, {name: rename(name) for name in {*self.carried, *self.scan_inputs, *names_written(self.nodes)}}
@@ -53,53 +52,6 @@ def last_name(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ dividing a step
-def names_read(nodes: Iterable[NodeProto]) -> set[str]:
-    """Return the names that nodes read; bodies read values from outside, too."""
-    names: set[str] = set()
-    for node in nodes:
-        names.update(name for name in node.input if name)
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                body = attribute.g
-                inside = {value.name for value in body.input} | names_written(body.node)
-                names |= (names_read(body.node) | {value.name for value in body.output}) - inside
-    return names
-
-
-def names_written(nodes: Iterable[NodeProto]) -> set[str]:
-    """Return the names of the values that nodes compute."""
-    return {name for node in nodes for name in node.output if name}
-
-
-def rename_values(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
-    """Return copies of the nodes with other names, in bodies too."""
-    copies = []
-    for node in nodes:
-        copy = NodeProto()
-        copy.CopyFrom(node)
-        copy.input[:] = [names.get(name, name) for name in node.input]
-        copy.output[:] = [names.get(name, name) for name in node.output]
-        for attribute in copy.attribute:
-            if attribute.HasField("g"):
-                inner = rename_values(attribute.g.node, names)
-                del attribute.g.node[:]
-                attribute.g.node.extend(inner)
-                for value in [*attribute.g.input, *attribute.g.output]:
-                    value.name = names.get(value.name, value.name)
-        copies.append(copy)
-    return copies
-
-
-def select_needed(nodes: Iterable[NodeProto], names_wanted: Iterable[str]) -> Nodes:
-    """Return the nodes that these names need."""
-    names, needed_nodes = set(names_wanted), []
-    for node in reversed(list(nodes)):
-        if names.intersection(node.output):
-            needed_nodes.append(node)
-            names |= names_read([node])
-    return needed_nodes[::-1]
-
-
 def names_with_time(nodes: Iterable[NodeProto], timed: Iterable[str]) -> set[str]:
     """Return the names of values that have a time axis if `timed` have one."""
     names = set(timed)
@@ -126,10 +78,11 @@ def divide_step(nodes: Nodes, carried: Mapping[str, str], names_after: Collectio
 
 
 # ----------------------------------------------------------------------------------------------------- past seq_len_max
-class Live:
-    """Sets the rows of steps from seq_len_max on to zero. Multiplication would not do: NaN times zero is NaN.
+class StepMask:
+    """Sets arrays to zero at padding steps, those from seq_len_max on; all other steps are called live, in graphs too.
 
-    If all steps are known to be live, there is nothing to do, and a result is another name of its array.
+    It does so by a Where, as NaN times zero is NaN. If all steps are known to be live, a result is another name of its
+    array.
     """
 
     LENGTH: ClassVar = [
@@ -165,15 +118,11 @@ def _reversed_name(name: str) -> str:
     return f"{name}_back"
 
 
-def make_value_info(name: str, dtype: int, shape: Sequence[int | None] | None = None) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
 def _reverse_node(array: str, result: str) -> NodeProto:
     return make_node("Slice", [array, "at_last", "at_minimum", "at_0", "at_last"], [result])
 
 
-def _with_reversal(body: LoopBody, live: Live, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
+def _with_reversal(body: LoopBody, mask: StepMask, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
     """Return the loop; if the last step runs first, its arrays are reversed before and after it.
 
     A Scan can run backwards by itself, but not in onnx.reference and tract. ``loop`` is told the arrays' names.
@@ -182,13 +131,13 @@ def _with_reversal(body: LoopBody, live: Live, loop: Callable[[Callable[[str], s
         return [loop(lambda name: name)]
     nodes = []
     for name in body.scan_inputs:
-        nodes += [_reverse_node(name, f"{name}_turned"), *live(f"{name}_turned", _reversed_name(name), "live_back")]
+        nodes += [_reverse_node(name, f"{name}_turned"), *mask(f"{name}_turned", _reversed_name(name), "live_back")]
     return [*nodes, loop(_reversed_name), *(_reverse_node(_reversed_name(name), name) for name in body.scan_outputs)]
 
 
 def _step_graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto], more_nodes: Nodes) -> GraphProto:
     """Return the graph of one step. Each output has its own name, even if two of them are the same value."""
-    inner = [*rows, *body.named(_step_name), *more_nodes]
+    inner = [*rows, *body.renamed_nodes(_step_name), *more_nodes]
     outputs = [make_value_info(name, TensorProto.BOOL, []) for node in more_nodes for name in node.output]
     for values, ending in ((body.carried.values(), "next"), (body.scan_outputs, "row")):
         for value in map(_step_name, values):
@@ -201,7 +150,7 @@ def _step_graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoPr
     return helper.make_graph(inner, name, inputs, outputs)
 
 
-def scan(body: LoopBody, live: Live, T: int) -> Nodes:
+def scan(body: LoopBody, mask: StepMask) -> Nodes:
     """Return the steps as one Scan."""
     inputs = [
         make_value_info(_step_name(name), TensorProto.BOOL if name in BOOLS else body.dtype)
@@ -211,7 +160,7 @@ def scan(body: LoopBody, live: Live, T: int) -> Nodes:
     finals = [last_name(name) for name in body.carried.values()]
     return _with_reversal(
         body,
-        live,
+        mask,
         lambda array: make_node(
             "Scan",
             [*body.carried, *map(array, body.scan_inputs)],
@@ -222,7 +171,7 @@ def scan(body: LoopBody, live: Live, T: int) -> Nodes:
     )
 
 
-def loop(body: LoopBody, live: Live, T: int) -> Nodes:
+def loop(body: LoopBody, mask: StepMask) -> Nodes:
     """Return the steps as one Loop."""
     array = _reversed_name if body.reverse else lambda name: name
     # Arrays of numbers: onnxruntime's Gather of bools on WebGPU, in 1.27, reads past the end of its indices.
@@ -241,14 +190,14 @@ def loop(body: LoopBody, live: Live, T: int) -> Nodes:
     finals = [last_name(name) for name in body.carried.values()]
     return numbers + _with_reversal(
         replace(body, scan_inputs=[*stored.values()]),
-        live,
+        mask,
         lambda array: make_node(
             "Loop", ["T", "true", *body.carried], [*finals, *map(array, body.scan_outputs)], body=graph
         ),
     )
 
 
-def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
+def unroll(body: LoopBody, mask: StepMask, T: int) -> Nodes:
     """Return the nodes of all steps, one step after the other, on the arrays' rows [B, ...]."""
     order = [*range(T)[::-1]] if body.reverse else [*range(T)]
     before = dict(zip(order[1:], order, strict=False))
@@ -263,10 +212,10 @@ def unroll(body: LoopBody, live: Live, T: int) -> Nodes:
         array = name
         if body.reverse:
             array = f"{name}_live"
-            nodes += live(name, array)
+            nodes += mask(name, array)
         nodes += _cut_steps(array, [value_at(name, t) for t in range(T)], body)
     for t in order:
-        nodes += body.named(lambda name, t=t: value_at(name, t))  # type: ignore[misc]
+        nodes += body.renamed_nodes(lambda name, t=t: value_at(name, t))  # type: ignore[misc]
     for name in body.scan_outputs:
         flat, width, shape = (f"{name}_{word}" for word in "flat width shape".split())
         nodes.append(make_node("Concat", [value_at(name, t) for t in range(T)], [flat], axis=0))

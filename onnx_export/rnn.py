@@ -18,18 +18,18 @@ from .text import Program
 FORWARD = Program(
     carried={"h_prev": "h"},
     before="""
-apart    | w_x, w_h = Split <axis = 0> (w, I_H)                             # the rows for x, those for h_prev
+split    | w_x, w_h = Split <axis = 0> (w, I_H)                             # the rows for x, those for h_prev
 """,
     step="""
-joint    | x_h = Concat <axis = -1> (x, h_prev)
-joint    | bar = Gemm (x_h, w, b)                                           # (1)
+fused    | x_h = Concat <axis = -1> (x, h_prev)
+fused    | bar = Gemm (x_h, w, b)                                           # (1)
 sequence | x_rows = Flatten <axis = -1> (x)
-apart    | x_w = Gemm (x_rows, w_x, b)                                      # (1) for all steps at once
+split    | x_w = Gemm (x_rows, w_x, b)                                      # (1) for all steps at once
 sequence | x_bar = Reshape <allowzero = 1> (x_w, T_B_H)
-apart    | bar = Gemm (h_prev, w_h, x_bar)
+split    | bar = Gemm (h_prev, w_h, x_bar)
          | h_new = Activation (bar)                                         # (2)
-rounded  | h_half = Cast <to = 10> (h_new)                                  # the next step sees the state in half
-rounded  | h = Cast <to = 1> (h_half)
+float16  | h_half = Cast <to = 10> (h_new)                                  # the next step sees the state in half
+float16  | h = Cast <to = 1> (h_half)
 """,
     after="""
 sequence | h_live = Live (h)

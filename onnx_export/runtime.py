@@ -19,6 +19,7 @@ from blockcell.installing import how_to_install
 from blockcell.optable import Array
 
 from .link import graphs
+from .signature import NEW
 
 try:
     import onnxruntime
@@ -47,9 +48,6 @@ CONTROL_FLOW = {"If", "Loop", "Scan"}
 NO_FLOATS = {TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64}
 HALF = '<ir_version: 8, opset_import: ["": 18]> half (float16[1] a) => (float[1] b) { b = Cast <to = 1> (a) }'
 ANY = '<ir_version: 8, opset_import: ["": 18]> any (float[1] a) => (float[1] b) { b = Tanh (a) }'
-
-
-NEW = "new_"  # in front of the name of an input that an output replaces
 
 
 class KeptValues:
@@ -269,14 +267,15 @@ class SteppingModel(RuntimeModel):
         bound, shapes, values = self._bound.pop(turn)  # to be put back when it has run
         for name, array in feeds.items():
             bound.bind_ortvalue_input(name, _ort_value(array, self.provider))
-        if shapes != (shapes := [array.shape for array in feeds.values()]):
+        new_shapes = [array.shape for array in feeds.values()]
+        if shapes != new_shapes:
             for name in self._others:  # in place of arrays of other shapes
                 bound.bind_output(name)
             values = []
         self.session.run_with_iobinding(bound)
         self._kept.exchange()
         values = values or bound.get_outputs()[: len(self._others)]
-        self._bound[turn] = bound, shapes, values
+        self._bound[turn] = bound, new_shapes, values
         return {name: np.array(value.numpy()) for name, value in zip(self._others, values, strict=True)}
 
     def _bind_kept(self) -> Any:

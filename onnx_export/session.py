@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnx
@@ -19,13 +21,52 @@ from blockcell.files import check, check_regular, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
 from .build import FORMS, SLOW, build
-from .call import KINDS, LayerCall
+from .call import KINDS, LayerCall, Tree
 from .config import LOOPS, Value, check_attributes, input_tensors, native_cell
-from .link import nodes_within
+from .nodes import nodes_of
 from .runtime import PROVIDERS, NodePlacement, RuntimeModel, why_no_dtype, why_not
 
+Model = TypeVar("Model", bound=RuntimeModel)
 
-class Session:
+
+class BaseSession(ABC, Generic[Model]):
+    """The models that run for a session: on the CPU one for all sizes, on a GPU one for each set of sizes."""
+
+    def __init__(self, name: str, provider: str, model: ModelProto) -> None:
+        self._name, self.provider, self.model = name, provider, model
+        self._free = [  # the sizes that the model leaves open, and where they are
+            (dim.dim_param, value.name, axis)
+            for value in model.graph.input
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+            if dim.dim_param
+        ]
+        self._running: dict[tuple[tuple[str, int], ...], Model] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._name} on {self.provider}>"
+
+    @abstractmethod
+    def _start(self, sizes: dict[str, int]) -> Model:
+        """Make the model ready to run for these sizes, or for all of them if there are none."""
+
+    def _model_for(self, sizes: dict[str, int]) -> Model:
+        key = () if () in self._running else tuple(sorted(sizes.items()))
+        if key not in self._running:
+            self._running[key] = self._start(sizes)
+        return self._running[key]
+
+    def _free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
+        """Return the values of the sizes that the model leaves open."""
+        return {letter: feeds[name].shape[axis] for letter, name, axis in self._free}
+
+    def _placement(self, caller: str, advice: str) -> list[NodePlacement]:
+        """Return where every node of the model that was started last runs."""
+        if not self._running:
+            raise RuntimeError(f"{caller}: on a GPU there is a graph for every set of sizes; {advice}")
+        return [*self._running.values()][-1].placement()
+
+
+class Session(BaseSession[RuntimeModel]):
     """An op or a model that is called with arrays. The model of a layer is called like the layer.
 
     Parameters
@@ -68,38 +109,29 @@ class Session:
         if isinstance(op_or_model, os.PathLike) or (isinstance(op_or_model, str) and op_or_model.endswith(".onnx")):
             op_or_model = load_model(op_or_model)
         if isinstance(op_or_model, str):
-            self.model = build(op_or_model, **build_options)
+            model = build(op_or_model, **build_options)
         elif not isinstance(op_or_model, ModelProto):
             kind = type(op_or_model).__name__
             raise TypeError(f"op_or_model is of type {kind}; expected an op's name, an onnx.ModelProto or a path")
         elif build_options:
             raise TypeError(f"{', '.join(build_options)}: options for building an op, but op_or_model is a model")
         else:
-            self.model = op_or_model
-        facts = read_metadata(self.model)
-        if "training" in facts:
-            raise ValueError(f"{self.model.graph.name}: the model is a training step; expected TrainingSession for it")
-        self.op: Op | None = facts.get("op")
-        self.provider = provider
-        self.attributes: dict[str, Any] = facts.get("attributes", {}) if self.op else {}
-        self._layer: LayerCall | None = facts.get("layer")
-        self._native = facts.get("loop") == "native"
-        self.dtype = _dtype(self.model)
-        self._name = self.op.name if self.op else self.model.graph.name
+            model = op_or_model
+        metadata = read_metadata(model)
+        if metadata.is_step:
+            raise ValueError(f"{model.graph.name}: the model is a training step; expected TrainingSession for it")
+        super().__init__(metadata.op.name if metadata.op else model.graph.name, provider, model)
+        self.op, self.attributes = metadata.op, metadata.attributes
+        self._layer = metadata.call
+        self._native = metadata.loop == "native"
+        self.dtype = _dtype(model)
         self._reader = ArgumentReader(self._name)
-        self._inputs = [value.name for value in self.model.graph.input]
-        self._free = [  # the sizes that the model leaves open, and where they are
-            (dim.dim_param, value.name, axis)
-            for value in self.model.graph.input
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
-            if dim.dim_param
-        ]
+        self._inputs = [value.name for value in model.graph.input]
         outputs = [value.name for value in self.model.graph.output]
         self._result: Any = self.op.result if self.op else namedtuple("Outputs", outputs, rename=True)
         self._rebuilt = {"op": op_or_model, **build_options} if isinstance(op_or_model, str) else None
         loop = build_options.get("loop")
         self._forms = FORMS[provider] if loop is None else [{"loop": loop}]
-        self._running: dict[tuple[tuple[str, int], ...], RuntimeModel] = {}
         if self._native and provider == "cpu" and self.dtype == np.float64:
             raise ValueError(f"{self._name}: loop='native' of float64 does not run on onnxruntime's CPU provider")
         if reason := why_no_dtype(provider, self.dtype):
@@ -107,19 +139,12 @@ class Session:
         if not self._rebuilt:
             warn_of_slow(self._name, self.model, provider)
         if provider == "cpu" or not (self._rebuilt or self._layer):
-            self._running[()] = RuntimeModel(self.model, provider)
-
-    def __repr__(self) -> str:
-        return f"<Session of {self._name} on {self.provider}>"
+            self._running[()] = RuntimeModel(model, provider)
 
     @property
     def placement(self) -> list[NodePlacement]:
         """Where every node runs, also in loops. On a GPU, an op or layer must have been called once before."""
-        if not self._running:
-            raise RuntimeError(
-                f"{self._name}: on a GPU there is a graph for every set of sizes; call the session first"
-            )
-        return [*self._running.values()][-1].placement()
+        return self._placement(self._name, "call the session first")
 
     def __call__(self, **arguments: Any) -> Any:
         """Run it.
@@ -157,23 +182,15 @@ class Session:
         sizes = self._check_sizes(feeds)
         trusted = self.provider == "cpu" and not self._native  # with sizes of 0: some of the others end the process
         if self.op and (sizes.get("T") == 0 or (0 in (sizes.get("B"), sizes.get("H")) and not trusted)):
-            # onnxruntime's Scan cannot run no steps.
+            # onnxruntime's Scan fails on no steps.
             sizes_only = build(self.op.name, dtype=self.dtype, sizes=sizes, attrs=self.attributes)
             return self._result(*RuntimeModel(sizes_only, "cpu").run({}))
         return self._result(*self._model_for(sizes).run(feeds))
 
-    def _model_for(self, sizes: dict[str, int]) -> RuntimeModel:
-        if () in self._running:
-            return self._running[()]
-        key = tuple(sorted(sizes.items()))
-        if key not in self._running:
-            self._running[key] = (
-                self._build_for(sizes) if self._rebuilt else RuntimeModel(self.model, self.provider, sizes)
-            )
-        return self._running[key]
-
-    def _build_for(self, sizes: dict[str, int]) -> RuntimeModel:
-        """Build the op for these sizes, in the first form that is exact and that the provider runs."""
+    def _start(self, sizes: dict[str, int]) -> RuntimeModel:
+        """Build an op for these sizes in the first form that is exact and that the provider runs, or start a model."""
+        if not self._rebuilt:
+            return RuntimeModel(self.model, self.provider, sizes)
         *first_forms, last = self._forms
         for options in first_forms:
             try:
@@ -184,10 +201,6 @@ class Session:
 
     def _build(self, options: Mapping[str, Any], sizes: dict[str, int]) -> ModelProto:
         return build(**{**(self._rebuilt or {}), **options, "sizes": sizes, "static": True})
-
-    def _free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
-        """Return the values of the sizes that the model leaves open."""
-        return {letter: feeds[name].shape[axis] for letter, name, axis in self._free}
 
     # -------------------------------------------------------------------------------------------------------- arguments
     def _check_names(self, arguments: Mapping[str, Any]) -> None:
@@ -265,9 +278,7 @@ class Session:
 
 def warn_of_slow(name: str, model: ModelProto, provider: str) -> None:
     """Warn of a node of the model's, in functions and bodies too, that is slow on the provider."""
-    containers = (model.graph, *model.functions)
-    kinds = (node.op_type for container in containers for node in nodes_within(container.node))
-    if slow := next((kind for kind in kinds if kind in SLOW.get(provider, ())), ""):
+    if slow := next((node.op_type for node in nodes_of(model) if node.op_type in SLOW.get(provider, ())), ""):
         warnings.warn(
             f"{name}: its steps run in a {slow}, which {provider!r} leaves to the CPU, with copies of arrays "
             f"at every step; expected a model that was built or exported with provider={provider!r}",
@@ -301,33 +312,51 @@ def _dtype(model: ModelProto) -> np.dtype[Any]:
     return helper.tensor_dtype_to_np_dtype(kind)
 
 
-def read_metadata(model: ModelProto) -> dict[str, Any]:
-    """Check the metadata of a model that blockcell made and return what they say; of another model nothing."""
-    texts = [(entry.key, entry.value) for entry in model.metadata_props if entry.key.startswith("blockcell.")]
-    facts: dict[str, Any] = {key.removeprefix("blockcell."): text for key, text in texts}
+@dataclass(frozen=True)
+class Metadata:
+    """What the metadata of a model say, checked; nothing, if blockcell did not make it."""
+
+    loop: str = ""
+    op: Op | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the op."""
+    tree: Tree | None = None
+    """The layer, as `blockcell.files` describes it."""
+    call: LayerCall | None = None
+    """How a layer's model is called, but for a training step."""
+    is_step: bool = False
+    """Whether the model is a training step; its loss, optimizer and settings are then in `training`."""
+    training: Any = None
+
+
+def read_metadata(model: ModelProto) -> Metadata:
+    """Check and return the metadata of a model."""
+    entries = [(entry.key, entry.value) for entry in model.metadata_props if entry.key.startswith("blockcell.")]
+    texts = {key.removeprefix("blockcell."): text for key, text in entries}
     name = f"the metadata of the model {short(model.graph.name)}"
-    if len(facts) < len(texts):
-        raise ValueError(f"{name} have an entry of blockcell's twice: {', '.join(sorted(key for key, _ in texts))}")
-    if ("op" in facts or "layer" in facts) and ("loop" not in facts or facts["loop"] not in LOOPS):
-        raise ValueError(f"{name} have blockcell.loop {short(facts.get('loop'))}; expected one of {', '.join(LOOPS)}")
-    if "op" in facts and ("layer" in facts or facts["op"] not in OPS):
+    if len(texts) < len(entries):
+        raise ValueError(f"{name} have an entry of blockcell's twice: {', '.join(sorted(key for key, _ in entries))}")
+    if ("op" in texts or "layer" in texts) and texts.get("loop") not in LOOPS:
+        raise ValueError(f"{name} have blockcell.loop {short(texts.get('loop'))}; expected one of {', '.join(LOOPS)}")
+    if "op" in texts and ("layer" in texts or texts["op"] not in OPS):
         expected = f"expected one of {', '.join(OPS)}, and no blockcell.layer"
-        raise ValueError(f"{name} have blockcell.op {short(facts['op'])}; {expected}")
+        raise ValueError(f"{name} have blockcell.op {short(texts['op'])}; {expected}")
+    metadata = Metadata(texts.get("loop", ""), is_step="training" in texts)
     try:
-        if "op" in facts:
-            facts["op"] = OPS[facts["op"]]
-            facts["attributes"] = _read_attributes(facts["op"], facts.get("attributes", "{}"))
-            _check_model(facts["op"], model)
-        elif "layer" in facts:
-            tree = parse(facts["layer"])
+        if "op" in texts:
+            op = OPS[texts["op"]]
+            metadata = replace(metadata, op=op, attributes=_read_attributes(op, texts.get("attributes", "{}")))
+            _check_model(op, model)
+        elif "layer" in texts:
+            tree = parse(texts["layer"])
             check(tree)
-            if "training" in facts:
-                facts |= {"layer": tree, "training": parse(facts["training"])}
+            if metadata.is_step:
+                metadata = replace(metadata, tree=tree, training=parse(texts["training"]))
             else:
-                facts["layer"] = LayerCall(model, tree)
+                metadata = replace(metadata, tree=tree, call=LayerCall(model, tree))
     except (RecursionError, ValueError) as error:
         raise ValueError(foreign_message(model, error)) from None
-    return facts
+    return metadata
 
 
 def foreign_message(model: ModelProto, reason: Exception) -> str:
@@ -340,7 +369,7 @@ def _read_attributes(op: Op, text: str) -> dict[str, Value]:
     attributes, names = parse(text), [attribute.name for attribute in op.attributes]
     if not isinstance(attributes, dict) or sorted(attributes) != sorted(names):
         raise ValueError(f"blockcell.attributes is {short(text)}; expected {', '.join(names) or 'none'}")
-    return check_attributes(op, attributes)
+    return check_attributes(op.name, op, attributes)
 
 
 def _check_model(op: Op, model: ModelProto) -> None:

@@ -1,14 +1,36 @@
 """Graph text: ONNX's own textual syntax, one op per line, with two additions.
 
-A word left of the bar is a condition: the line counts only if it holds. ``cell`` and ``sequence`` are the kinds of ops;
-``peephole`` and ``plain`` mean with and without peepholes; ``clip`` means a clip, ``bias`` a forget bias that is not
-zero, ``rounded`` a float16 sequence; ``joint`` that x and h have one product together, ``apart`` that each has its
-own; ``late`` is ``bias`` where products are in integers. Of layers, ``coupled`` means that i is 1 - f and ``single``
-that it is not, ``i_sees`` is ``peephole`` where i has one; ``project`` means a projection, ``p_clip`` one with a clip,
-and ``entire`` that there is none; ``ending`` that a sequence has gradients to its cell states from elsewhere than the
-next step; ``sigmoid`` and ``other`` are kinds of recurrent activations. **If the condition does not hold, the line's
-outputs are other names of its first input**, those of a Where of its second. Four names in brackets stand in the order
-i, ci, f, o and are put into the order of the op's gates; ``gates`` is H for each of these.
+A word left of the bar is a condition, one of `Config.conditions`: the line counts only if it holds.
+
+==========  ============================================================================================
+cell        the op is a cell: one step
+sequence    the op runs all steps of a sequence
+fused       x and h have one product together, [x, h_prev] @ w
+split       x and h have a product each
+peephole    with peepholes; ``no_peep``: without; ``i_peep``: i has one, too
+coupled     an LSTM's i is 1 - f; ``uncoupled``: it is a gate of its own
+bias_b      a forget bias that is not zero is added to b
+bias_f      it is added to f, after the products, as these are in integers
+clip        the cell state is clipped
+proj        an LSTM has a projection; ``no_proj``: it has none; ``p_clip``: it has one that is clipped
+cs_grad     a sequence has gradients to its cell states from elsewhere than the next step
+sigmoid     the recurrent activation is sigmoid; ``generic``: it is another one
+float16     a sequence of float16, whose states are rounded at every step
+==========  ============================================================================================
+
+**If a condition does not hold, its line has no node, and the line's outputs become aliases of its first input**, of a
+Where of its second. So the lines that follow need no conditions. ::
+
+    clip    | cs_new = Clip (cs_sum, clip_low, clip_high)
+            | co = Activation (cs_new)
+
+Without a clip, cs_new is another name of cs_sum, and the second line becomes ``co = Activation (cs_sum)``. If two lines
+have the same output, the one whose condition holds gives it.
+
+Four names in brackets stand in the order i, ci, f, o and are put into the order of the op's gates; ``gates`` is H for
+each of these. In the equations of cells, ``a_from_b`` is what the gradient to b is multiplied with where it becomes the
+gradient to a, ``d_b * a_from_b``. In graphs, a name that ends in ``_live`` is an array with zeros at padding steps, and
+``Live`` makes it, by `onnx_export.loops.StepMask`.
 """
 
 from __future__ import annotations

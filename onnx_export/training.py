@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
-from onnx import FunctionProto, ModelProto, TensorProto, helper
+from onnx import FunctionProto, ModelProto, helper
 
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
@@ -23,17 +23,15 @@ from blockcell.loss import LOSSES, Loss
 from blockcell.optable import Array
 from blockcell.optim import OPTIMIZERS, Optimizer
 
-from .body import constant
-from .build import DOMAIN
-from .config import check_dtype, check_form
+from .config import REDUCE_AXES_OPSET, check_dtype, check_form
 from .export import check_fixed_sizes, check_layer_and_path, write_model
 from .layer_graph import LayerGraph
-from .loops import make_node, names_read, names_written, rename_values
 from .losses import LOSS_GRAPHS
+from .nodes import DOMAIN, constant, names_read, names_written, rename_values
 from .optimizers import CLIP_SCALE, LARGEST, NORM, OPTIMIZER_GRAPHS, SQUARES, UNIT
+from .signature import NEW, Signature, put_first, step_signature
 from .text import TextParser
 
-OLDEST_OPSET = 18  # ReduceMax with axes as an input
 CONSTANTS = {"zero": 0.0, "one": 1.0, "at_last": [-1], "int_1": 1, "int_1_1": [1, 1]}  # that any text may name
 
 
@@ -69,10 +67,9 @@ def training_step(
         grads, norm = optim.clip_global_norm(grads, max_norm)
         weights, memory = optimizer(layer.weights, grads, memory, learning_rate=learning_rate, **settings)
 
-    A new value of anything is called as it, with ``new_`` in front. The weights are inputs and outputs, under the names
-    that they have in ``layer.weights``, and so is what the optimizer keeps, under the names that `blockcell.optim` has
-    for it. Of a layer of dtype D and an optimizer that computes in C, which is float32 for float16 and otherwise D, the
-    inputs are
+    The name of a new value is that of the old one with ``new_`` in front. The weights are inputs and outputs, with
+    their names in ``layer.weights``, and so is the optimizer's state, with its names in `blockcell.optim`. Of a layer
+    of dtype D and an optimizer that computes in C, which is float32 for float16 and otherwise D, the inputs are
 
     ===================  ==========  =====  ==========================================================================
     ``x``                [T, B, I]   D
@@ -137,8 +134,8 @@ def training_step(
 
     Notes
     -----
-    A model cannot raise errors: it takes a target that is no class for one of no part in the row. `TrainingSession`
-    refuses it.
+    A model cannot raise errors. For a target that is no class, every class has the target 0; a `TrainingSession` raises
+    an error instead.
 
     The texts of the graphs: those of `build`, `onnx_export.losses` and `onnx_export.optimizers`.
     """
@@ -157,8 +154,8 @@ def training_step(
 
     def make(loop: str, static: bool) -> ModelProto:
         check_form(caller, loop, opset)
-        if opset < OLDEST_OPSET:
-            raise ValueError(f"{caller}: opset is {opset}; expected {OLDEST_OPSET} or newer")
+        if opset < REDUCE_AXES_OPSET:
+            raise ValueError(f"{caller}: opset is {opset}; expected {REDUCE_AXES_OPSET} or newer")
         layer_graph = LayerGraph(
             caller,
             layer,
@@ -226,46 +223,32 @@ class TrainingGraph:
     def __post_init__(self) -> None:
         self.graph = self.layer_graph.graph
         self.layer = self.layer_graph.layer
+        self.loss_row, self.optimizer_row = LOSSES[self.loss], OPTIMIZERS[self.optimizer]
 
     def model(self) -> ModelProto:
         """Return the model of a step of training."""
         g, layer, layer_graph = self.graph, self.layer, self.layer_graph
-        states, shapes = layer_graph.states() if layer_graph.state else {}, layer_graph.shapes()
-        weights, optimizer = layer.weights, OPTIMIZERS[self.optimizer]
-        compute = helper.np_dtype_to_tensor_dtype(g.compute)
-        rows = shapes["y"][:-1]
-        target = (rows, TensorProto.INT64) if LOSSES[self.loss].target == "classes" else (shapes["y"], None)
-        memory = [(f"{slot}.{name}", array.shape) for name, array in weights.items() for slot in optimizer.slots]
-        step = [g.value_info("step", [], TensorProto.INT64)] if optimizer.counts_steps else []
-        inputs = [
-            g.value_info("x", shapes["x"]),
-            *layer_graph.row_inputs(),
-            *([g.value_info("mask", rows, TensorProto.BOOL)] if self.mask else []),
-            g.value_info("target", *target),
-            *(g.value_info(f"{name}_prev", shape) for name, shape in states.items()),
-            g.value_info("learning_rate", [], compute),
-            *(g.value_info(name, array.shape) for name, array in weights.items()),
-            *step,
-            *(g.value_info(name, shape, compute) for name, shape in memory),
-        ]
-        outputs = [
-            g.value_info("loss", [], compute),
-            *([] if self.max_norm is None else [g.value_info("norm", [], compute)]),
-            g.value_info("y", shapes["y"]),
-            *(g.value_info(name, shape) for name, shape in states.items()),
-            *(g.value_info(f"new_{name}", array.shape) for name, array in weights.items()),
-            *(g.value_info(f"new_{value.name}", [], TensorProto.INT64) for value in step),
-            *(g.value_info(f"new_{name}", shape, compute) for name, shape in memory),
-        ]
+        arrays = layer_graph.arrays()
+        flags = {
+            "lengths": layer_graph.lengths,
+            "reset": layer_graph.reset,
+            "mask": self.mask,
+            "state": layer_graph.state,
+        }
+        takes = [name for name, is_input in flags.items() if is_input]
+        signature = step_signature(arrays, takes, self.loss_row, self.optimizer_row, self.max_norm is not None)
+        names, first_states = [*layer.weights], [f"{name}_prev" for name in arrays.states]
+        inputs = ["x", "lengths", "reset", "mask", "target", *first_states, "learning_rate", *names, "step"]
+        outputs = ["loss", "norm", "y", *arrays.states, *(NEW + name for name in names), NEW + "step"]
+        signature = Signature(put_first(signature.inputs, inputs), put_first(signature.outputs, outputs))
 
         self.results["y"], tape = layer_graph.forward(layer, "", g.zero_padding("x"), False)
-        layer_graph.backward(layer, "", tape, self._add_loss(self.results["y"], rows), needs_d_x=False)
-        grads = {name: layer_graph.results[f"d_{name}"] for name in weights}
+        layer_graph.backward(layer, "", tape, self._add_loss(self.results["y"], arrays.y[:-1]), needs_d_x=False)
+        grads = {name: layer_graph.results[f"d_{name}"] for name in names}
         self._update(grads if self.max_norm is None else self._clip(grads))
         settings = {"loss": self.loss, "optimizer": self.optimizer, "max_norm": self.max_norm, **self.settings}
         return layer_graph.finish(
-            inputs,
-            outputs,
+            signature,
             layer_graph.results | self.results,
             self.functions.values(),
             {"training": json.dumps(settings)},
@@ -285,7 +268,7 @@ class TrainingGraph:
             if len(rows) == 2:
                 count = g.add("Mul", g.size("T"), count)
             count = g.add("Cast", g.add("Squeeze", count), to=helper.np_dtype_to_tensor_dtype(g.compute))
-        target = "target" if LOSSES[self.loss].target == "classes" else g.cast_to_compute("target")
+        target = "target" if self.loss_row.target == "classes" else g.cast_to_compute("target")
         arguments = {"y": g.cast_to_compute(y), "target": target, "count": count, "counts": counts}
         conditions = ["masked" if counts else "full"]
         constants = row.constants(self.layer.output_size)
@@ -307,21 +290,21 @@ class TrainingGraph:
         computed = {name: g.cast_to_compute(grad) for name, grad in grads.items()}
         nonempty = [computed[name] for name, weight in self.layer.weights.items() if weight.size]
 
-        def of_each(name: str, text: str, result: str, **arguments: str) -> str:
-            """Return the vector of what a text gives for each gradient."""
-            values = [
-                self._call(name, text, {"g": grad, **arguments}, [result], [self._precision], {})[result]
-                for grad in nonempty
-            ]
-            return g.concat(*(g.add("Unsqueeze", value, g.ints(0)) for value in values))
+        def compute_each(name: str, text: str, result: str, **arguments: str) -> str:
+            """Return the vector of a text's result for each gradient."""
+            numbers = []
+            for grad in nonempty:
+                results = self._call(name, text, {"g": grad, **arguments}, [result], [self._precision], {})
+                numbers.append(results[result])
+            return g.concat(*(g.add("Unsqueeze", number, g.ints(0)) for number in numbers))
 
         norm = g.constant(np.zeros((), g.compute))
         if nonempty:
             unit = {}
             if self._precision == "float32":
-                largest = of_each("Largest", LARGEST, "largest")
+                largest = compute_each("Largest", LARGEST, "largest")
                 unit = self._call("Unit", UNIT, {"every": largest}, ["unit"], [], numbers)
-            squares = {"every": of_each("Squares", SQUARES, "squares", **unit)}
+            squares = {"every": compute_each("Squares", SQUARES, "squares", **unit)}
             norm = self._call("Norm", NORM, squares | unit, ["norm"], [self._precision], {})["norm"]
         scale = self._call("ClipScale", CLIP_SCALE, {"norm": norm}, ["scale"], [], numbers)["scale"]
         self.results["norm"] = norm
@@ -330,7 +313,7 @@ class TrainingGraph:
     def _update(self, grads: Mapping[str, str]) -> None:
         """Add the optimizer: new weights, and what it keeps for the next step."""
         g = self.graph
-        row, optimizer = OPTIMIZER_GRAPHS[self.optimizer], OPTIMIZERS[self.optimizer]
+        row, optimizer = OPTIMIZER_GRAPHS[self.optimizer], self.optimizer_row
         constants, conditions = row.constants(self.settings), [self._precision, *row.conditions(self.settings)]
         shared = {name: name for name in [*["step"] * optimizer.counts_steps, "learning_rate"]}
         if row.rate_text:
@@ -370,12 +353,7 @@ class TrainingGraph:
             arrays |= integers
             opset = self.layer_graph.options["opset"]
             self.functions[name] = _text_function(name, text, arguments, outputs, conditions, arrays, opset)
-        called = self.functions[name]
-        where = f"{name}_{len(self.graph.nodes)}"
-        results = {output: f"{where}.{output}" for output in called.output}
-        inputs = [arguments[argument] for argument in called.input]
-        self.graph.nodes.append(make_node(called.name, inputs, [*results.values()], name=where, domain=DOMAIN))
-        return results
+        return self.graph.call(self.functions[name], arguments, f"{name}_{len(self.graph.nodes)}")
 
 
 def _text_function(

@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
-from blockcell.files import leaf_descriptions, weights_of
 from blockcell.layers import Layer
 from blockcell.layers.structure import description_of
 from blockcell.loss import LOSSES
 from blockcell.optable import Array
 from blockcell.optim import OPTIMIZERS, clip_global_norm
 
-from .call import LayerCall, Shapes, Tree, Types, compare_types
+from .call import ModelCall, Tree
 from .export import check_layer_and_path
-from .runtime import NEW, KeptValues, NodePlacement, SteppingModel, why_no_dtype
-from .session import check_provider, foreign_message, load_model, read_metadata, warn_of_slow
+from .runtime import KeptValues, NodePlacement, SteppingModel, why_no_dtype
+from .session import BaseSession, check_provider, foreign_message, load_model, read_metadata, warn_of_slow
+from .signature import NEW, put_first, step_memory, step_signature
 
 
-class TrainingSession:
+class TrainingSession(BaseSession[SteppingModel]):
     """Trains a layer with the model of a step that `training_step` made of it.
 
     .. code-block:: python
@@ -78,33 +78,28 @@ class TrainingSession:
         check_layer_and_path(caller, layer, None)
         if not isinstance(path, (str, os.PathLike, ModelProto)):
             raise TypeError(f"{caller}: path is of type {type(path).__name__}; expected a path or an onnx.ModelProto")
-        self.model = path if isinstance(path, ModelProto) else load_model(path)
-        facts = read_metadata(self.model)
-        if "training" not in facts or "layer" not in facts:
-            name = short(self.model.graph.name)
+        model = path if isinstance(path, ModelProto) else load_model(path)
+        metadata = read_metadata(model)
+        if not metadata.is_step or metadata.tree is None:
+            name = short(model.graph.name)
             raise ValueError(f"{caller}: the model {name} is no training step; expected one that training_step made")
-        if (description := json.loads(json.dumps(description_of(layer)))) != facts["layer"]:
-            message = (
-                f"the model is of {short(json.dumps(facts['layer']))}, but layer is {short(json.dumps(description))}"
-            )
+        if (description := json.loads(json.dumps(description_of(layer)))) != metadata.tree:
+            of_model = short(json.dumps(metadata.tree))
+            message = f"the model is of {of_model}, but layer is {short(json.dumps(description))}"
             raise ValueError(f"{caller}: {message}; expected a layer that differs in nothing but its weights")
         try:
-            self._call = StepCall(self.model, facts["layer"], facts["training"])
+            self._call = StepCall(model, metadata.tree, metadata.training)
         except ValueError as error:
-            raise ValueError(foreign_message(self.model, error)) from None
-        self.provider = provider
+            raise ValueError(foreign_message(model, error)) from None
+        super().__init__(model.graph.name, provider, model)
         self._layer = copy.copy(layer)
         if reason := why_no_dtype(provider, self._call.dtype):
             raise ValueError(f"{caller}: dtype is {self._call.dtype} and provider {provider!r}, but {reason}")
-        warn_of_slow(self.model.graph.name, self.model, provider)
+        warn_of_slow(model.graph.name, model, provider)
         weights = self._call.read_weights(layer.weights)
         self._kept = KeptValues(weights | self._call.read_memory(optimizer_state), provider)
-        self._running: dict[tuple[tuple[str, int], ...], SteppingModel] = {}
         if provider == "cpu":
-            self._running[()] = SteppingModel(self.model, provider, self._kept)
-
-    def __repr__(self) -> str:
-        return f"<TrainingSession of {self.model.graph.name} on {self.provider}>"
+            self._running[()] = self._start({})
 
     def __call__(self, **arguments: Any) -> Any:
         """Take a step.
@@ -127,13 +122,13 @@ class TrainingSession:
             A rank, size or range is wrong. In any case the weights stay as they are.
         """
         feeds = self._call.feeds(arguments)
-        if 0 in feeds["x"].shape[:2]:  # onnxruntime's Scan cannot run no steps, and some providers end without rows
+        if 0 in feeds["x"].shape[:2]:  # onnxruntime's Scan fails on no steps, and some providers end without rows
             outputs = self._call.without_steps(feeds | self.weights | self.optimizer_state)
             self._kept = KeptValues({name: outputs[NEW + name] for name in self._kept.inputs}, self.provider)
             for running in self._running.values():
                 running.keep(self._kept)
         else:
-            outputs = self._model_for(feeds).step(feeds)
+            outputs = self._model_for(self._free_sizes(feeds)).step(feeds)
         return self._call.step_result(outputs)
 
     @property
@@ -155,73 +150,37 @@ class TrainingSession:
     @property
     def placement(self) -> list[NodePlacement]:
         """Where every node runs, also in loops. On a GPU, there must have been a step."""
-        if not self._running:
-            raise RuntimeError(f"{type(self).__name__}: on a GPU there is a graph for every set of sizes; take a step")
-        return [*self._running.values()][-1].placement()
+        return self._placement(type(self).__name__, "take a step")
 
-    def _model_for(self, feeds: Mapping[str, Array]) -> SteppingModel:
-        if self.provider == "cpu":
-            return self._running[()]
-        sizes = self._call.free_sizes(feeds)
-        key = tuple(sorted(sizes.items()))
-        if key not in self._running:
-            self._running[key] = SteppingModel(self.model, self.provider, self._kept, sizes)
-        return self._running[key]
+    def _start(self, sizes: dict[str, int]) -> SteppingModel:
+        return SteppingModel(self.model, self.provider, self._kept, sizes)
 
 
-class StepCall(LayerCall):
-    """Translates the arguments of a step to the inputs of its model, and the model's outputs to the step's results.
-
-    Raises
-    ------
-    ValueError
-        The model's inputs and outputs are not those of such a step.
-    """
+class StepCall(ModelCall):
+    """Translates the arguments of a step to the inputs of its model, and the model's outputs to the step's results."""
 
     _required = ("x", "target", "learning_rate")
 
     def __init__(self, model: ModelProto, tree: Tree, training: Any) -> None:
-        self._read_types(model, tree)
+        super().__init__(model, tree)
         settings = training if isinstance(training, dict) else {}
         loss, optimizer = settings.get("loss"), settings.get("optimizer")
         if loss not in [*LOSSES] or optimizer not in [*OPTIMIZERS]:
             raise ValueError(f"blockcell.training is {short(json.dumps(training))}; expected a loss and an optimizer")
-        self.caller = self._reader.caller
-        self._shapes = dict(self._dims)
-        names = (prefix + tensor.name for prefix, cell in leaf_descriptions(tree) for tensor in weights_of(cell))
-        self.weight_names = self._weights = [name for name in names if name in self._shapes]
+        self.weight_names = [*self._weights]
         self._loss, self._optimizer, self._max_norm = LOSSES[loss], OPTIMIZERS[optimizer], settings.get("max_norm")
-        memory = [f"{slot}.{name}" for name in self._weights for slot in self._optimizer.slots]
         self._settings = {name: settings[name] for name in self._optimizer.defaults if name in settings}
         self._rate = self._optimizer.defaults.get("learning_rate")
-        self.memory_names = ["step"] * self._optimizer.counts_steps + memory
-        with_state = bool(self._states) and any(name.endswith("_prev") for name in self._inputs)
-        about_rows = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
-        self._takes = ["x", "target", "learning_rate", *about_rows, *["state"] * with_state]
-        self._classes = self._check_step(model, memory, with_state, settings.get("max_norm") is not None)
+        self.memory_names = [*put_first(step_memory(self._optimizer, self._weights, 0), ["step"])]
+        row_inputs = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
+        state = ["state"] * (self._with_state and bool(self._states))
+        self._takes = ["x", "target", "learning_rate", *row_inputs, *state]
+        arrays = self._arrays()
+        self._compare(step_signature(arrays, self._takes, self._loss, self._optimizer, self._max_norm is not None))
+        self._classes = arrays.y[-1] if self._loss.target == "classes" else None
         self.dtype = self._dtype_of("x")
         self._fixed = {name: self._inputs.pop(name) for name in [*self._weights, *self.memory_names]}
-        fields = ["loss", *["norm"] * ("norm" in self._outputs), "y", *["state"] * with_state]
-        self._result = namedtuple("Step", fields)  # type: ignore[misc]
-
-    def _check_step(self, model: ModelProto, memory_of_weights: list[str], with_state: bool, clips: bool) -> int:
-        """Check the model's inputs and outputs; return the number of classes, 0 where the target is none."""
-        kind, x, y, states, weights = self._shapes_of_layer()
-        compute = max(kind, TensorProto.FLOAT) if kind != TensorProto.FLOAT16 else TensorProto.FLOAT
-        shape, by_class = y["y"], self._loss.target == "classes"
-        states = states if with_state else {}
-        memory: Types = {name: (compute, self._dims[name.partition(".")[2]]) for name in memory_of_weights}
-        memory |= {"step": (TensorProto.INT64, [])} if self._optimizer.counts_steps else {}
-        target = (TensorProto.INT64, shape[:-1]) if by_class else (kind, shape)
-        inputs: Types = {"x": (kind, x), "target": target, "learning_rate": (compute, [])}
-        inputs |= self._row_types(x[:-1]) | _typed(kind, {f"{name}_prev": size for name, size in states.items()})
-        inputs |= {"mask": (TensorProto.BOOL, shape[:-1])} if "mask" in self._inputs else {}
-        outputs: Types = {"loss": (compute, []), "y": (kind, shape)} | _typed(kind, states)
-        outputs |= {"norm": (compute, [])} if clips else {}
-        updated = _typed(kind, weights) | memory
-        compare_types("input", model.graph.input, inputs | updated)
-        compare_types("output", model.graph.output, outputs | {NEW + name: type_ for name, type_ in updated.items()})
-        return int(shape[-1]) if by_class else 0
+        self._result: Any = namedtuple("Step", ["loss", *["norm"] * ("norm" in self._outputs), "y", *state])  # type: ignore[misc]
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         if self._rate is not None and arguments.get("learning_rate") is None:
@@ -229,36 +188,31 @@ class StepCall(LayerCall):
         feeds = super().feeds(arguments)
         if not 0 <= feeds["learning_rate"] < np.inf:
             value = short(arguments["learning_rate"])
-            raise ValueError(f"{self.caller}: learning_rate is {value}; expected 0 <= learning_rate < inf")
-        if self._classes:
-            self._check_labels(feeds)
+            raise ValueError(f"{self._reader.caller}: learning_rate is {value}; expected 0 <= learning_rate < inf")
+        if isinstance(self._classes, int):
+            self._check_labels(feeds, self._classes)
         return feeds
 
-    def _check_labels(self, feeds: Mapping[str, Array]) -> None:
+    def _check_labels(self, feeds: Mapping[str, Array], classes: int) -> None:
+        """Raise a ValueError if a label that counts is no class."""
         target = feeds["target"]
-        wrong = (target < 0) | (target >= self._classes)
-        if not wrong.any():
-            return
-        counts = feeds["mask"] if "mask" in feeds else np.ones(target.shape, np.bool_)
-        if "lengths" in feeds and target.ndim == 2:
-            counts = counts & (np.arange(len(target))[:, None] < feeds["lengths"])
-        for index in np.argwhere(wrong & counts)[:1].tolist():
-            expected = f"expected 0 to {self._classes - 1}, for {self._classes} classes"
-            raise ValueError(f"{self.caller}: target{index} is {target[tuple(index)]}; {expected}")
-
-    def free_sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
-        """Return the values of the sizes that the model leaves open."""
-        sizes = zip(self._dims["x"], feeds["x"].shape, strict=True)
-        return {letter: size for letter, size in sizes if isinstance(letter, str)}
+        is_wrong = (target < 0) | (target >= classes)
+        if is_wrong.any() and "mask" in feeds:
+            is_wrong &= feeds["mask"]
+        if is_wrong.any() and "lengths" in feeds and target.ndim == 2:
+            is_wrong &= np.arange(len(target))[:, None] < feeds["lengths"]
+        if is_wrong.any():
+            index = np.argwhere(is_wrong)[0].tolist()
+            expected = f"expected 0 to {classes - 1}, for {classes} classes"
+            raise ValueError(f"{self._reader.caller}: target{index} is {target[tuple(index)]}; {expected}")
 
     def read_weights(self, weights: Mapping[str, Array]) -> dict[str, Array]:
-        dtype, arrays = self.dtype, {}
-        for name in self._weights:
-            shape, expected = weights[name].shape, tuple(self._dims[name])
-            if shape != expected:
-                raise ValueError(f"{self.caller}: layer.weights[{name!r}] has shape {shape}; expected {expected}")
-            arrays[name] = weights[name].astype(dtype)
-        return arrays
+        """Check the shapes of a layer's weights; return them in the model's dtype."""
+        for name, dims in self._weights.items():
+            if (shape := weights[name].shape) != (expected := tuple(dims)):
+                message = f"layer.weights[{name!r}] has shape {shape}; expected {expected}"
+                raise ValueError(f"{self._reader.caller}: {message}")
+        return {name: weights[name].astype(self.dtype) for name in self._weights}
 
     def read_memory(self, state: Mapping[str, Any] | None) -> dict[str, Array]:
         """Check and return what the optimizer keeps, zeros before the first step."""
@@ -308,7 +262,3 @@ class StepCall(LayerCall):
         if "state" in self._result._fields:
             fields["state"] = self._state(self.tree, "", outputs.__getitem__)
         return self._result(**fields)
-
-
-def _typed(kind: int, shapes: Shapes) -> Types:
-    return {name: (kind, shape) for name, shape in shapes.items()}

@@ -23,7 +23,7 @@ from .config import make_config
 Array = NDArray[Any]
 Tell = Callable[[str, int, int], None]
 KERNELS = "blockcell"  # the column of the kernels
-PROVIDERS = ("cpu", "cuda", "webgpu", "reference")
+RUNTIMES = ("cpu", "cuda", "webgpu", "reference")
 CHAIN = 256  # bounds grow from here on: runtimes sum a product in one chain, which rounds with the root of its length
 SIZES = {"T": 12, "B": 5, "I": 24, "H": 40}
 
@@ -164,8 +164,8 @@ def verify(
     kinds = [make_config("GRUBlockCell", dtype).dtype for dtype in ([dtypes] if isinstance(dtypes, str) else dtypes)]
     runtimes = available() if providers is None else [providers] if isinstance(providers, str) else list(providers)
     for provider in runtimes:
-        if provider not in PROVIDERS:
-            raise ValueError(f"provider is {provider!r}; expected one of {', '.join(PROVIDERS)}")
+        if provider not in RUNTIMES:
+            raise ValueError(f"provider is {provider!r}; expected one of {', '.join(RUNTIMES)}")
     dtypes_of = {provider: _dtypes_of(provider, kinds) for provider in runtimes}
     rows = []
     points = [(name, dtype, op_sizes) for name in names for dtype in kinds for op_sizes in all_sizes]
@@ -180,7 +180,7 @@ def available() -> list[str]:
     """Return the runtimes that are installed."""
     from .runtime import has
 
-    return [name for name in PROVIDERS if name == "reference" or has(name)]
+    return [name for name in RUNTIMES if name == "reference" or has(name)]
 
 
 def _dtypes_of(provider: str, kinds: list[np.dtype[Any]]) -> list[np.dtype[Any]]:

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_export
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
-from onnx_export.link import DOMAIN, FROM_TENSORFLOW
+from onnx_export.link import FROM_TENSORFLOW
+from onnx_export.nodes import DOMAIN
 
 node = helper.make_node
 ELEMENT = {np.dtype(np.float64): TensorProto.DOUBLE, np.dtype(np.float32): TensorProto.FLOAT,

@@ -144,7 +144,7 @@ def test_another_onnx_export(other, command, tmp_path, monkeypatch):
 
 
 def test_the_command_knows_all_providers():
-    assert tuple(cli.RUNTIMES) == verification.PROVIDERS
+    assert tuple(cli.RUNTIMES) == verification.RUNTIMES
 
 
 @pytest.mark.parametrize("option", ["--providers", "--provider"])
