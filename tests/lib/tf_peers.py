@@ -237,12 +237,18 @@ class Cell:
         """Return the sums of gates by one kernel for [x, h]."""
         return self.tf.split(self.affine("", self.tf.concat([x, h], 1)), count, 1)
 
-    def lstm(self, sums, cs, gate=None, activate=None, activate_output=None, forget=0.0):
+    def lstm(self, sums, cs, gate=None, activate=None, activate_output=None, forget=None, clip=0.0):
         """Return cs and h by the sums i, j, f and o; i is None where f gives it."""
-        tf, (i, j, f, o) = self.tf, sums
+        tf, w, (i, j, f, o) = self.tf, self.weights, sums
         gate, activate = gate or tf.sigmoid, activate or tf.tanh
-        f = gate(f + forget if forget else f)
+        f = f if forget is None else f + forget
+        if self.peephole:
+            f = f + w["w_f_diag"] * cs
+            i = None if i is None else i + w["w_i_diag"] * cs
+        f = gate(f)
         cs = f * cs + (1 - f if i is None else gate(i)) * activate(j)
+        cs = tf.clip_by_value(cs, -clip, clip) if clip > 0 else cs
+        o = o + w["w_o_diag"] * cs if self.peephole else o
         return cs, gate(o) * (activate_output or activate)(cs)
 
     # ------------------------------------------------------------------------------------------------ those with layers
@@ -291,29 +297,19 @@ class Cell:
 
     def active_lstm(self, x, cs, h):
         """LSTMCell with whatever it may be given, but a projection."""
-        return self._any_lstm(x, cs, h, self.gates(x, h, 4))
+        return self.drawn_lstm(self.gates(x, h, 4), cs)
 
     def coupled_lstm(self, x, cs, h):
-        return self._any_lstm(x, cs, h, [None, *self.gates(x, h, 3)])
+        return self.drawn_lstm([None, *self.gates(x, h, 3)], cs)
 
     def projected(self, x, cs, h):
-        cs, h = self._any_lstm(x, cs, h, self.gates(x, h, 4))
+        cs, h = self.drawn_lstm(self.gates(x, h, 4), cs)
         h = h @ self.weights["projection/kernel"]
         return cs, self.tf.clip_by_value(h, -self.proj_clip, self.proj_clip) if self.proj_clip else h
 
-    def _any_lstm(self, x, cs, h, gates):
-        tf, w = self.tf, self.weights
-        i, j, f, o = gates
-        if self.peephole:
-            f = f + self.forget + w["w_f_diag"] * cs
-            i = None if i is None else i + w["w_i_diag"] * cs
-        else:
-            f = f + self.forget
-        f = self.gate(f)
-        cs = f * cs + (1 - f if i is None else self.gate(i)) * self.activate(j)
-        cs = tf.clip_by_value(cs, -self.clip, self.clip) if self.clip else cs
-        o = o + w["w_o_diag"] * cs if self.peephole else o
-        return cs, self.gate(o) * self.activate(cs)
+    def drawn_lstm(self, sums, cs):
+        """Return cs and h with the activations and options that were drawn."""
+        return self.lstm(sums, cs, self.gate, self.activate, forget=self.forget, clip=self.clip)
 
     def active_gru(self, x, _, h):
         """GRUCell, or one that resets after the product."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tf_peers
 from tf_peers import CASES, B, T, control_flow, find_cell, frozen, looped, save_model, unrolled
 
 from blockcell.formulas import error_in_eps
@@ -25,8 +26,8 @@ def tf():
     return pytest.importorskip("tensorflow")
 
 
-class Cell:
-    """A random cell, as a function of x and its state."""
+class Cell(tf_peers.Cell):
+    """A random cell of TensorFlow 1, as a function of x and its state."""
 
     def __init__(self, tf, g, scope, inputs, dtype, size=None):
         self.tf, self.g, self.scope, self.I, self.dtype = tf, g, scope, inputs, dtype
@@ -64,44 +65,26 @@ class Cell:
         variable = v1.get_variable(name, shape, self.dtype, initializer, partitioner=partitioner, use_resource=False)
         return self.tf.convert_to_tensor(variable)
 
-    def __call__(self, x, *state):
+    def LSTMBlockCell(self, x, cs, h):
         tf, w = self.tf, self.weights
-        with tf.compat.v1.name_scope(f"{self.scope.replace('/', '_')}_step"):
-            if self.kind == "LSTMBlockCell":
-                cs, h = state
-                zeros = tf.zeros((self.H,), self.dtype)
-                diagonals = {f"wc{gate}": w.get(f"w_{gate}_diag", zeros) for gate in "ifo"}
-                options = {"forget_bias": self.forget, "cell_clip": self.clip, "use_peephole": self.peephole}
-                outputs = tf.raw_ops.LSTMBlockCell(
-                    x=x, cs_prev=cs, h_prev=h, w=w["kernel"], b=w["bias"], **diagonals, **options
-                )
-                return outputs.cs, outputs.h
-            if self.kind == "GRUBlockCell":
-                names = {"w_ru": "gates/kernel", "w_c": "candidate/kernel", "b_ru": "gates/bias",
-                         "b_c": "candidate/bias"}  # fmt: skip
-                weights = {role: w[name] for role, name in names.items()}
-                return (tf.raw_ops.GRUBlockCell(x=x, h_prev=state[0], **weights).h,)
-            return self._lstm(x, *state) if self.kind == "LSTMCell" else (self._gru(x, *state),)
+        zeros = tf.zeros((self.H,), self.dtype)
+        diagonals = {f"wc{gate}": w.get(f"w_{gate}_diag", zeros) for gate in "ifo"}
+        options = {"forget_bias": self.forget, "cell_clip": self.clip, "use_peephole": self.peephole}
+        cell = tf.raw_ops.LSTMBlockCell(x=x, cs_prev=cs, h_prev=h, w=w["kernel"], b=w["bias"], **diagonals, **options)
+        return cell.cs, cell.h
 
-    def _lstm(self, x, cs, h):
-        tf, w = self.tf, self.weights
-        i, j, f, o = tf.split(tf.nn.bias_add(tf.matmul(tf.concat([x, h], 1), w["kernel"]), w["bias"]), 4, 1)
-        if self.peephole:
-            i, f = i + w["w_i_diag"] * cs, f + self.forget + w["w_f_diag"] * cs
-        else:
-            f = f + self.forget
-        cs = tf.sigmoid(f) * cs + tf.sigmoid(i) * tf.tanh(j)
-        if self.clip > 0:
-            cs = tf.clip_by_value(cs, -self.clip, self.clip)
-        o = o + w["w_o_diag"] * cs if self.peephole else o
-        return cs, tf.sigmoid(o) * tf.tanh(cs)
+    def GRUBlockCell(self, x, _, h):
+        names = {"w_ru": "gates/kernel", "w_c": "candidate/kernel", "b_ru": "gates/bias", "b_c": "candidate/bias"}
+        weights = {role: self.weights[name] for role, name in names.items()}
+        return self.tf.raw_ops.GRUBlockCell(x=x, h_prev=h, **weights).h
 
-    def _gru(self, x, h):
-        tf, w = self.tf, self.weights
-        gates = tf.sigmoid(tf.nn.bias_add(tf.matmul(tf.concat([x, h], 1), w["gates/kernel"]), w["gates/bias"]))
-        r, u = tf.split(gates, 2, 1)
-        c = tf.matmul(tf.concat([x, r * h], 1), w["candidate/kernel"])
-        return u * h + (1 - u) * tf.tanh(tf.nn.bias_add(c, w["candidate/bias"]))
+    def LSTMCell(self, x, cs, h):
+        return self.lstm(self.gates(x, h, 4), cs, forget=self.forget, clip=self.clip)
+
+    def GRUCell(self, x, _, h):
+        tf = self.tf
+        r, u = tf.split(tf.sigmoid(self.affine("gates/", tf.concat([x, h], 1))), 2, 1)
+        return u * h + (1 - u) * tf.tanh(self.affine("candidate/", tf.concat([x, r * h], 1)))
 
 
 class Steps:

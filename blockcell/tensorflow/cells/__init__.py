@@ -52,10 +52,7 @@ A folder imports from those above it, and from ``blockcell.tensorflow``:
 ``find_cells.py``                 all cells of a model, or none; their copies, names and connections
 ================================  =============================================================================
 
-Below all this, ``blockcell/tensorflow/`` reads files: fields of protobuf, their names and numbers ``schema.py``, in
-binary ``wire.py``, in text ``text.py``; graphs and functions ``graphs.py``, tensors ``tensors.py``, checkpoints
-``checkpoint.py``, ``table.py`` and ``slices.py``, objects of TensorFlow 2 ``objects.py``; which format a path has
-``model.py``.
+The docstring of ``blockcell.tensorflow`` lists what reads files below all this, from ``wire.py`` to ``model.py``.
 """
 
 from .cell.found_cell import Found
