@@ -132,10 +132,10 @@ class Content(NamedTuple):
 
 def write(path: StrPath, description: Any, arrays: Mapping[str, Array], quantization: Any = None) -> None:
     """Write the description and the arrays of a layer to a file, or raise and leave what was there."""
-    form = _of_suffix(path, {".npz": _write_npz, ".safetensors": _write_safetensors})
+    form = _for_suffix(path, {".npz": _write_npz, ".safetensors": _write_safetensors})
     try:
         check(description)
-        _bounded(len(arrays))
+        _check_count(len(arrays))
         version = {"version": PLAIN} if quantization is None else {"version": QUANTIZED, "quantization": quantization}
         text = json.dumps(version | {"sha256": checksum(description, arrays), "layer": description})
         with replacing(path) as file:
@@ -175,11 +175,11 @@ def check_regular(path: StrPath, expected: str) -> None:
 def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
     """Read a file. Errors in it, also those that the caller raises, become FormatErrors that name the file."""
     if isinstance(source, (str, os.PathLike)):
-        find, name = _of_suffix(source, {".npz": _find_npz, ".safetensors": _find_safetensors}), os.fspath(source)
+        find, name = _for_suffix(source, {".npz": _find_npz, ".safetensors": _find_safetensors}), os.fspath(source)
         check_regular(source, "a file that layer.save wrote")
         opened = open(source, "rb")
     else:
-        opened, find, file_name = BufferedReader(OpenedFile(source)), _find, getattr(source, "name", None)
+        opened, find, file_name = BufferedReader(OpenedFile(source)), _find_by_content, getattr(source, "name", None)
         name = os.fsdecode(file_name) if isinstance(file_name, (str, bytes)) else type(source).__name__
     with opened as file:
         try:
@@ -189,7 +189,7 @@ def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
             description, sha256, quantization = _read_document(text)
             schemes = schemes_of(description, quantization)
             check_arrays(description, stored, quantization, schemes)
-            arrays = {name: _array(file, name, stored_array) for name, stored_array in stored.items()}
+            arrays = {name: _read_array(file, name, stored_array) for name, stored_array in stored.items()}
             yield Content(description, arrays, sha256, quantization, schemes)
         except (RecursionError, TypeError, ValueError) as error:
             raise FormatError(f"{name} cannot be read as a layer of blockcell: {error}") from error
@@ -386,7 +386,7 @@ def _read_document(text: str) -> tuple[Any, str | None, Any]:
     return document["layer"], expected, quantization
 
 
-def _bounded(arrays: int) -> None:
+def _check_count(arrays: int) -> None:
     if arrays > MOST_ARRAYS:
         raise ValueError(f"it has {arrays} arrays or more; expected at most {MOST_ARRAYS}")
 
@@ -431,7 +431,7 @@ def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _array(file: BufferedReader, name: str, stored: Stored) -> Array:
+def _read_array(file: BufferedReader, name: str, stored: Stored) -> Array:
     file.seek(stored.offset)
     array = np.empty(math.prod(stored.shape), stored.dtype)  # numpy.fromfile raises other errors if memory is short
     if file.readinto(_bytes(array)) != array.nbytes:
@@ -442,7 +442,7 @@ def _array(file: BufferedReader, name: str, stored: Stored) -> Array:
 
 
 # ---------------------------------------------------------------------------------------------------------- the formats
-def _of_suffix(path: StrPath, formats: dict[str, F]) -> F:
+def _for_suffix(path: StrPath, formats: dict[str, F]) -> F:
     suffix = os.path.splitext(os.fspath(path))[1]
     if suffix not in formats:
         raise ValueError(f"{os.fspath(path)}: expected a path that ends in {' or '.join(formats)}")
@@ -470,12 +470,12 @@ def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
         file.write(LOCAL.pack(b"PK\3\4", SIZED_64, flags, 0, 0, DAY, crc, FULL, FULL, len(path), LONG.size) + path)
         file.write(LONG.pack(1, 16, size, size) + head.getvalue())
         file.write(content)
-        listed.append(_listed(path, flags, crc, size, start))
+        listed.append(_directory_entry(path, flags, crc, size, start))
     directory = b"".join(listed)
-    file.write(directory + _end(len(listed), len(directory), file.tell()))
+    file.write(directory + _directory_end(len(listed), len(directory), file.tell()))
 
 
-def _listed(path: bytes, flags: int, crc: int, size: int, start: int) -> bytes:
+def _directory_entry(path: bytes, flags: int, crc: int, size: int, start: int) -> bytes:
     """Return an entry of the directory; numbers of more than 31 bits are in an extra field."""
     long = [size, size] * (size > MOST_32) + [start] * (start > MOST_32)
     extra = struct.pack(f"<HH{len(long)}Q", 1, 8 * len(long), *long) if long else b""
@@ -485,7 +485,7 @@ def _listed(path: bytes, flags: int, crc: int, size: int, start: int) -> bytes:
     return LISTED.pack(b"PK\1\2", *made_by, SIZED_64, flags, 0, 0, DAY, *sizes, mode, start) + path + extra
 
 
-def _end(entries: int, size: int, start: int) -> bytes:
+def _directory_end(entries: int, size: int, start: int) -> bytes:
     """Return what follows a directory of this size that begins at `start`."""
     end = END.pack(b"PK\5\6", 0, 0, entries, entries, size, min(start, FULL), 0)
     if start <= MOST_32:
@@ -501,7 +501,7 @@ NPY = re.compile(
 )
 
 
-def _find(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
+def _find_by_content(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
     """Return the text, and where the arrays are, of either format: the first bytes say which it is. No .safetensors
     begins with PK, as its header would be too long."""
     head = file.read(9)
@@ -518,7 +518,7 @@ def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
     file.seek(max(0, size - END.size))
     signature, _, _, _, entries, _, directory, _ = END.unpack(file.read(END.size).rjust(END.size))
     if signature == b"PK\5\6":
-        _bounded(entries - 1)
+        _check_count(entries - 1)
     file.seek(0)
     text, stored = None, {}
     while (head := file.read(LOCAL.size))[:4] == b"PK\x03\x04" and len(head) == LOCAL.size:
@@ -537,10 +537,10 @@ def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
             raise ValueError(f"its entry {short(name)} is to have {length} bytes, more than there are")
         entry = _find_array(name, file.read(min(length, 1024)), start, length, crc)
         if name == KEY:
-            text = _text(file, entry)
+            text = _read_text(file, entry)
         else:
             stored[name] = entry
-            _bounded(len(stored))
+            _check_count(len(stored))
         file.seek(start + length)
     end_record = signature, entries, directory
     if end_record != (b"PK\5\6", len(stored) + (text is not None), min(file.tell() - len(head), 0xFFFFFFFF)):
@@ -564,10 +564,11 @@ def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> St
     return Stored(dtype, shape, start + match.end(), order, (zlib.crc32(match[0]), crc))
 
 
-def _text(file: BufferedReader, stored: Stored) -> str:
+def _read_text(file: BufferedReader, stored: Stored) -> str:
     if stored.dtype.kind != "U" or stored.shape or stored.dtype.itemsize > LONGEST_TEXT:
         raise ValueError(f"its entry {KEY!r} is no text, or one of more than {LONGEST_TEXT} bytes")
-    content = _array(file, KEY, Stored(np.dtype(np.uint8), (stored.dtype.itemsize,), stored.offset, "C", stored.crc))
+    as_bytes = stored._replace(dtype=np.dtype(np.uint8), shape=(stored.dtype.itemsize,), order="C")
+    content = _read_array(file, KEY, as_bytes)
     return content.tobytes().decode("utf-32-be" if stored.dtype.str[0] == ">" else "utf-32-le").rstrip("\0")
 
 
@@ -596,8 +597,8 @@ def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, S
     metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not isinstance(metadata.get(KEY), str):
         raise ValueError(f"it has no metadata {KEY!r}")
-    _bounded(len(header))
-    stored = {name: _found(name, entry, 8 + length) for name, entry in header.items()}
+    _check_count(len(header))
+    stored = {name: _read_entry(name, entry, 8 + length) for name, entry in header.items()}
     end = 8 + length
     for name, stored_array in sorted(stored.items(), key=lambda item: (item[1].offset, math.prod(item[1].shape))):
         if stored_array.offset != end:
@@ -608,7 +609,7 @@ def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, S
     return metadata[KEY], stored
 
 
-def _found(name: str, entry: Any, start: int) -> Stored:
+def _read_entry(name: str, entry: Any, start: int) -> Stored:
     """Return the array of an entry in the header of a .safetensors file, whose arrays begin at `start`."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"its array {short(name)} is {short(entry)}; expected dtype, shape and data_offsets")

@@ -92,7 +92,7 @@ class Scorer:
         self._path: str | None = None
         if isinstance(path_or_layer, (str, os.PathLike)):
             self._path = os.path.abspath(path_or_layer)
-            layer, self._sha256 = _from_file(self._path)
+            layer, self._sha256 = _load_once(self._path)
         elif isinstance(path_or_layer, BaseLayer):
             layer = path_or_layer._snapshot()
         else:
@@ -150,10 +150,10 @@ class Scorer:
         ValueError
             A sequence has another shape, or no steps, of which the layer has no output.
         """
-        layer = self._loaded()
+        layer = self._load_layer()
         pyarrow: Any = sys.modules.get("pyarrow")  # who has a column has imported it
         if pyarrow and isinstance(sequences, (pyarrow.Array, pyarrow.ChunkedArray)):
-            sequences = _of_column(sequences, layer.input_size, pyarrow)
+            sequences = _read_column(sequences, layer.input_size, pyarrow)
         try:
             values = iter(sequences)
         except TypeError:
@@ -162,20 +162,20 @@ class Scorer:
             expected = "expected a list, or another iterable, of arrays (t, I)"
             raise TypeError(f"{READER.caller}: sequences is {short(sequences)}; {expected}")
         if not isinstance(sequences, (list, tuple, np.ndarray)):
-            return self._in_windows(layer, values)
+            return self._score_windows(layer, values)
         arrays = [_read(layer, k, value) for k, value in enumerate(values)]
-        with _counting(sum(map(len, arrays))) as count:
-            return self._scored(layer, arrays, 0, count)
+        with _counting_steps(sum(map(len, arrays))) as count:
+            return self._score(layer, arrays, 0, count)
 
-    def _in_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[Any]:
+    def _score_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[Any]:
         """Iterate over the results for sequences that need not be in memory as a whole."""
         first = 0
-        with _counting(None) as count:
-            for arrays in self._windows(layer, values):
-                yield from self._scored(layer, arrays, first, count)
+        with _counting_steps(None) as count:
+            for arrays in self._read_windows(layer, values):
+                yield from self._score(layer, arrays, first, count)
                 first += len(arrays)
 
-    def _windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
+    def _read_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
         """Iterate over the sequences, as many at a time as are sorted together."""
         arrays, held = list[Array](), 0
         width = layer.input_size + layer.output_size
@@ -187,14 +187,14 @@ class Scorer:
                 arrays, held = [], 0
         yield arrays
 
-    def _scored(
+    def _score(
         self, layer: BaseLayer[Any], arrays: Sequence[Array], first: int, count: Callable[[int], None]
     ) -> list[Any]:
         """Return the results for sequences in memory, of which the first one has the number `first`."""
         threads, results = _threads.num_threads(self._num_threads), list[Any](arrays)
-        for numbers in _batches([len(array) for array in arrays], self._batch):
+        for numbers in _plan_batches([len(array) for array in arrays], self._batch):
             some = [arrays[k] for k in numbers]
-            for k, result in zip(numbers, self._run(layer, some, threads), strict=True):
+            for k, result in zip(numbers, self._compute_batch(layer, some, threads), strict=True):
                 try:
                     results[k] = self._output(result) if callable(self._output) else result
                 except Exception as error:
@@ -203,7 +203,7 @@ class Scorer:
             count(sum(map(len, some)))
         return results
 
-    def _run(self, layer: BaseLayer[Any], arrays: Sequence[Array], threads: int) -> list[Array]:
+    def _compute_batch(self, layer: BaseLayer[Any], arrays: Sequence[Array], threads: int) -> list[Array]:
         """Return the results of a batch, or y of each sequence for a function; the first sequence is the longest."""
         lengths = np.array([len(array) for array in arrays], np.int64)
         x = np.empty((lengths[0], len(arrays), layer.input_size), layer.dtype)
@@ -213,14 +213,14 @@ class Scorer:
         if has_steps(layer):
             if self._output not in ("last", "mean"):
                 return [y[:length, b].copy() for b, length in enumerate(lengths)]
-            y = _means(y, lengths) if self._output == "mean" else _last(y, lengths, output_directions(layer))
+            y = _mean_rows(y, lengths) if self._output == "mean" else _last_rows(y, lengths, output_directions(layer))
         return [row.copy() for row in y]  # so that none keeps the others in memory
 
-    def _loaded(self) -> BaseLayer[Any]:
+    def _load_layer(self) -> BaseLayer[Any]:
         """Return the layer, which the first call in another process than the scorer's own reads from the file."""
         if self._layer is None:
             assert self._path is not None
-            layer, sha256 = _from_file(self._path)
+            layer, sha256 = _load_once(self._path)
             if sha256 != self._sha256:
                 reason = f"{self._path} holds another layer than when this scorer was made"
                 raise ValueError(f"{READER.caller}: {reason}; expected one with the checksum {self._sha256}")
@@ -229,7 +229,7 @@ class Scorer:
 
 
 @contextmanager
-def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
+def _counting_steps(total: int | None) -> Iterator[Callable[[int], None]]:
     """Show progress; yield a function that takes how many more steps have been scored, of `total`."""
     done = 0
     with progress(PATIENCE) as tell:
@@ -260,7 +260,7 @@ def _read(layer: BaseLayer[Any], k: int, value: Any) -> Array:
     return array
 
 
-def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+def _plan_batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Iterate over the numbers of sequences for one batch, longest first; no more than half of it is padding."""
     batch: list[int] = []
     steps = 0
@@ -274,7 +274,7 @@ def _batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
+def _read_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
     """Return the sequences of a column of Arrow's, whose steps have `size` numbers; nothing is copied."""
     types, sequences = pyarrow.types, list[Array]()
 
@@ -311,7 +311,7 @@ def _of_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
 
 
 # -------------------------------------------------------------------------------------------------------------- results
-def _last(y: Array, lengths: Array, directions: Directions) -> Array:
+def _last_rows(y: Array, lengths: Array, directions: Directions) -> Array:
     """Return y of each row at the last step of each direction, [B,H]."""
     last_rows, rows = np.empty(y.shape[1:], y.dtype), np.arange(len(lengths))
     for columns, reverse in columns_of(directions):
@@ -319,7 +319,7 @@ def _last(y: Array, lengths: Array, directions: Directions) -> Array:
     return last_rows
 
 
-def _means(y: Array, lengths: Array) -> Array:
+def _mean_rows(y: Array, lengths: Array) -> Array:
     """Return the mean of each row over its steps, [B,H]; y is zero past them."""
     sums = np.zeros(y.shape[1:], np.promote_types(y.dtype, np.float32))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -333,7 +333,7 @@ def _means(y: Array, lengths: Array) -> Array:
 _reading = threading.Lock()
 
 
-def _from_file(path: str) -> tuple[BaseLayer[Any], str]:
+def _load_once(path: str) -> tuple[BaseLayer[Any], str]:
     """Read the layer in a file and its checksum: once for each process, unless the file is replaced."""
     status = os.stat(path)
     with _reading:

@@ -300,7 +300,7 @@ class Sessions:
                 session.queue, session.waiting = session.queue + session.waiting, []
         groups: dict[int, list[_Turn]] = {}
         for session in fed:
-            now, later, steps = _taken(session.queue, limit)
+            now, later, steps = _split_queue(session.queue, limit)
             turns = groups.setdefault((steps - 1).bit_length(), [])  # less than half of it is padding
             turns.append((session, now, later, steps))
         self._place(fed)
@@ -362,7 +362,7 @@ class Sessions:
         return f"<Sessions of {self._stream.layer!r}, {len(self)} open, capacity={self._stream.batch}>"
 
 
-def _taken(queue: list[Array], limit: int | None) -> tuple[list[Array], list[Array], int]:
+def _split_queue(queue: list[Array], limit: int | None) -> tuple[list[Array], list[Array], int]:
     """Split a queue: return the arrays of the first steps, at most `limit`, the rest, and the number of these steps."""
     if len(queue) == 1 and queue[0].ndim == 1:
         return queue, [], 1

@@ -278,7 +278,7 @@ class StackStream:
         self._streams: tuple[_stream.Stream, ...] = tuple(
             stream for part in self._parts for stream in (part._streams if isinstance(part, StackStream) else (part,))
         )
-        self._between = self._room(self.batch)
+        self._between = self._new_between(self.batch)
         self.refresh()  # the parts took their weights one after the other: now all at the same moment
 
     @property
@@ -289,13 +289,13 @@ class StackStream:
     def _advances(self) -> int:
         return self._streams[0]._advances
 
-    def _room(self, batch: int) -> tuple[Array, ...]:
+    def _new_between(self, batch: int) -> tuple[Array, ...]:
         """Return memory for y of a step of each layer but the last."""
         return tuple([np.empty((batch, stream.layer.output_size), self.layer.dtype) for stream in self._streams[:-1]])
 
     def _grow(self, batch: int) -> None:
         """Have more rows, whose states are zero."""
-        self._between = self._room(batch)  # first, as there must not be too little of it, whatever stops this
+        self._between = self._new_between(batch)  # first, as there must not be too little of it, whatever stops this
         _stream.grow(self._streams, batch)
 
     def step(self, x: ArrayLike, out: Array | None = None, *, rows: ArrayLike | None = None) -> Array:

@@ -74,7 +74,7 @@ def test_mean_is_one(dtype):
 def test_a_mean_of_zeros():
     """Where y is a negative zero at each step: padding, which is zero, changes no bit."""
     y = np.array([[[-0.0], [-0.0]], [[-0.0], [0.0]]], np.float32)
-    both, (first,) = scorer._means(y, np.array([2, 1])), scorer._means(y[:1, 1:], np.array([1]))
+    both, (first,) = scorer._mean_rows(y, np.array([2, 1])), scorer._mean_rows(y[:1, 1:], np.array([1]))
     assert same(both, np.zeros((2, 1), np.float32)) and same(both[1], first)
 
 
@@ -136,7 +136,7 @@ def test_batches():
     for most in (1, 2, 7, 64):
         for spread in (1, 5, 400, 100_000):
             lengths = [int(n) for n in np.exp(g.uniform(0, np.log(spread + 1), 500)).astype(int).clip(1)]
-            batches = list(scorer._batches(lengths, most))
+            batches = list(scorer._plan_batches(lengths, most))
             assert sorted(k for batch in batches for k in batch) == list(range(500))
             flat = [lengths[k] for batch in batches for k in batch]
             assert flat == sorted(lengths, reverse=True)
@@ -155,7 +155,7 @@ def test_little_is_padding(window):
     padded = 0
     for first in range(0, len(lengths), window or len(lengths)):
         some = lengths[first : first + (window or len(lengths))]
-        padded += sum(len(batch) * some[batch[0]] for batch in scorer._batches(some, 64))
+        padded += sum(len(batch) * some[batch[0]] for batch in scorer._plan_batches(some, 64))
     batches = (window or len(lengths)) / 64
     assert padded / sum(lengths) - 1 < 1.1 * (400 - 20) / 2 / batches / 210
 
@@ -217,7 +217,7 @@ def test_a_column_is_not_copied():
     pyarrow = pytest.importorskip("pyarrow")
     column = pyarrow.array([[[1.0, 2.0]] * 1000] * 100, pyarrow.list_(pyarrow.list_(pyarrow.float32())))
     start, end = column.values.values.buffers()[1].address, column.values.values.buffers()[1].size
-    for view in scorer._of_column(column, 2, pyarrow):
+    for view in scorer._read_column(column, 2, pyarrow):
         assert start <= view.__array_interface__["data"][0] < start + end
 
 
