@@ -15,10 +15,10 @@ calls: states are arguments and results. Several threads may use one layer.
 **forget_bias and cell_clip of a layer are 0 unless given; those of `blockcell.raw_ops` are TensorFlow's 1.0 and 3.0.**
 
 =================  =================================================================================================
-``calls.py``       `BaseLayer`, the base of layers and quantized layers: ``__call__``, ``_read_and_run``, ``save``
+``calls.py``       `BaseLayer`, the base of layers and quantized layers: ``__call__``, conversion, ``save``
 ``layer.py``       `Layer`: ``forward``, ``backward``, ``set_weights``, ``plan``; `Leaf`: a layer with weights
 ``cell.py``        `Cell`: what `LSTM`, `GRU` and `RNN` share
-``lstm_gru.py``    `LSTM`, `GRU` and `RNN`: arguments, attributes, initial weights
+``lstm_gru.py``    `LSTM`, `GRU` and `RNN`: constructors, initial weights; options: `optable.LAYER_OPTIONS`
 ``dense.py``       `Dense`
 ``containers.py``  `Bidirectional`, `Stack`, and the stream of a stack
 ``quantized.py``   `Quantized`, which ``layer.quantize`` returns
