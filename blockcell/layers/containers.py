@@ -341,9 +341,7 @@ class StackStream:
         """Return the arrays of a user's state of n rows, for all streams in their order."""
         states = self._stack._parts_of(ArgumentReader("Stack.stream"), "state", value).values()
         return [
-            array
-            for part, part_state in zip(self._parts, states, strict=True)
-            for array in part._state_arrays(part_state, n)
+            array for part, value in zip(self._parts, states, strict=True) for array in part._state_arrays(value, n)
         ]
 
     def _state_from(self, arrays: Iterator[Array]) -> tuple[Any, ...]:

@@ -120,16 +120,10 @@ class Layer(BaseLayer[S_co]):
         if not arrays.keys() <= known.keys():
             unknown = next(name for name in arrays if name not in known)
             raise TypeError(f"{reader.caller}: there is no weight {unknown}; expected {', '.join(known)}")
-        new_arrays = {
-            leaf: leaf._read_weights(reader, prefix, arrays, known) for prefix, leaf in self._leaves().items()
-        }
+        updates = {leaf: leaf._read_weights(reader, prefix, arrays, known) for prefix, leaf in self._leaves().items()}
         while True:  # until no other thread has replaced any meanwhile
             old = self._shared.weights
-            new = {
-                leaf: leaf._pack(old[leaf].arrays | leaf_arrays)
-                for leaf, leaf_arrays in new_arrays.items()
-                if leaf_arrays
-            }
+            new = {leaf: leaf._pack(old[leaf].arrays | update) for leaf, update in updates.items() if update}
             if self._shared.replace(old, old | new):
                 return
 
@@ -204,12 +198,9 @@ class Layer(BaseLayer[S_co]):
         whole_report = report(scheme)
         if by_layer:
             schemes = read_schemes("", scheme, layer._leaves(), self.dtype)
-            names = {
-                prefix.rstrip("."): leaf_scheme for prefix, leaf_scheme in schemes.items() if leaf_scheme != FLOAT32
-            }
-            whole_report = whole_report._replace(
-                layers={name: report({name: leaf_scheme}) for name, leaf_scheme in names.items()}
-            )
+            names = {prefix.rstrip("."): scheme for prefix, scheme in schemes.items() if scheme != FLOAT32}
+            reports = {name: report({name: scheme}) for name, scheme in names.items()}
+            whole_report = whole_report._replace(layers=reports)
         return whole_report
 
     # ------------------------------------------------------------------------------------------------------------ calls
