@@ -309,8 +309,8 @@ def test_directory_of_large_arrays(size, start):
         entry.create_system, entry.create_version, entry.extract_version = 3, 45, 45
         archive.filelist.append(entry)
         archive._didModify = True
-    listed = files._listed(b"w.npy", 0, 77, size, start)
-    assert target.getvalue() == listed + files._end(1, len(listed), 0)
+    listed = files._directory_entry(b"w.npy", 0, 77, size, start)
+    assert target.getvalue() == listed + files._directory_end(1, len(listed), 0)
 
 
 PRESSED = """
