@@ -70,34 +70,35 @@ html_theme_options = {
 def setup(app):
     # Fields of named tuples, of which Python has only to say that they are fields; the `self` of compiled methods.
     field = type(blockcell.LSTMState.cs)
-    app.connect("autodoc-skip-member", lambda app, what, name, each, skip, options: isinstance(each, field) or None)
+    app.connect("autodoc-skip-member", lambda app, kind, name, member, skip, options: isinstance(member, field) or None)
     app.connect("autodoc-process-signature", without_self)
     app.connect("doctree-resolved", name_pages)
     app.connect("doctree-resolved", link_names)
 
 
-def without_self(app, what, name, each, options, signature, returned):
+def without_self(app, kind, name, member, options, signature, returned):
+    """Return a signature without `self`, and the annotation of the result as it was."""
     return (signature or "").replace("(self, ", "(").replace("(self)", "()") or None, returned
 
 
 def name_pages(app, doctree, docname):
-    """Links that show a file's name, `quantization.md`, show the title of the page instead."""
+    """Show the title of a page in links whose text is a file's name, such as `quantization.md`."""
     for link in doctree.findall(nodes.reference):
-        found = re.fullmatch(r"(?:docs/)?([\w/-]+)\.md", link.astext())
-        names = [name for name in app.env.titles if found and f"/{name}".lower().endswith(f"/{found[1]}".lower())]
+        file = re.fullmatch(r"(?:docs/)?([\w/-]+)\.md", link.astext())
+        names = [name for name in app.env.titles if file and f"/{name}".lower().endswith(f"/{file[1]}".lower())]
         if names:
             link.clear()
             link += nodes.inline("", app.env.titles[min(names, key=len)].astext())
 
 
 def link_names(app, doctree, docname):
-    """Names with a dot in pages, such as `optim.adam` or `blockcell.load(path)`, lead to the reference."""
+    """Link names with a dot in pages, such as `optim.adam` or `blockcell.load(path)`, to the reference."""
     known = app.env.domains["py"].objects
     for code in [*doctree.findall(nodes.literal)]:
         name = re.sub(r"\(.*", "", code.astext())
-        found = next((each for each in (name, f"blockcell.{name}") if "." in name and each in known), None)
-        if found and not isinstance(code.parent, nodes.reference | nodes.title):
-            place = app.builder.get_relative_uri(docname, known[found].docname) + f"#{known[found].node_id}"
-            link = nodes.reference("", "", internal=True, refuri=place)
+        target = next((full for full in (name, f"blockcell.{name}") if "." in name and full in known), None)
+        if target and not isinstance(code.parent, nodes.reference | nodes.title):
+            address = app.builder.get_relative_uri(docname, known[target].docname) + f"#{known[target].node_id}"
+            link = nodes.reference("", "", internal=True, refuri=address)
             code.replace_self(link)
             link += code

@@ -66,40 +66,41 @@ def test_code_runs(code, document, tmp_path, monkeypatch, capsys):
 
 
 def run_page(document, folder, capsys):
-    """Run what a page has of commands and code, in order and in one folder: of each command, output and what it says.
+    """Run the commands and code of a page, in order and in one folder; return (command, output, output on the page).
 
-    Commands are run by themselves, blocks of code as by `test_code_runs`; those of the tutorial go on from each other.
+    Commands run as processes, blocks of code as in `test_code_runs`; the blocks of the tutorial share their names.
     """
     (folder / "tests").symlink_to(ROOT / "tests")
-    text, found, names = document.read_text(), [], {}
+    text, outputs, names = document.read_text(), [], {}
     for block in re.finditer(r"^```(console|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if block[1] == "python":
             code = "\n" * text.count("\n", 0, block.start(2)) + block[2]
             exec(compile(code, document, "exec"), names if document == TUTORIAL else {})
             printed = capsys.readouterr().out
             for line in re.findall(r"\bprints (.*)", code):
-                assert line in [each.rstrip() for each in printed.splitlines()], printed
+                assert line in [output.rstrip() for output in printed.splitlines()], printed
             continue
-        for command, said in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block[2], re.MULTILINE):
+        for command, expected in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block[2], re.MULTILINE):
             words = shlex.split(command)
             python = {"python": [sys.executable], "blockcell": [sys.executable, "-m", "blockcell"]}
             result = subprocess.run(python.get(words[0], words[:1]) + words[1:], capture_output=True, text=True)
-            found.append((command, result.stdout + result.stderr, said))
-    return found
+            outputs.append((command, result.stdout + result.stderr, expected))
+    return outputs
 
 
-def close(printed: str, said: str) -> bool:
-    """Word for word, but for errors in eps, which differ from one CPU level to another."""
+def is_close(printed: str, expected: str) -> bool:
+    """Return whether texts are equal but for errors in eps, which differ from one CPU level to another."""
     figure = re.compile(r"\b\d+\.\d\d\b")
-    pairs = zip(figure.findall(printed), figure.findall(said), strict=False)
-    return figure.sub("#", printed) == figure.sub("#", said) and all(abs(float(a) - float(b)) <= 4 for a, b in pairs)
+    pairs = zip(figure.findall(printed), figure.findall(expected), strict=False)
+    are_near = all(abs(float(a) - float(b)) <= 4 for a, b in pairs)
+    return are_near and figure.sub("#", printed) == figure.sub("#", expected)
 
 
 @pytest.mark.parametrize("name", [name for name, path in zip(NAMES, DOCUMENTS, strict=True) if in_order(path)])
 def test_page_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for command, printed, said in run_page(ROOT / name, tmp_path, capsys):
-        assert close(printed.rstrip(), said.rstrip()), f"{command}\n{printed}"
+    for command, printed, expected in run_page(ROOT / name, tmp_path, capsys):
+        assert is_close(printed.rstrip(), expected.rstrip()), f"{command}\n{printed}"
 
 
 NO_REASONS = {  # but names, hints in parentheses, what a weight is called, and the end of reasons
@@ -120,16 +121,16 @@ READING = [path for path in sorted(TENSORFLOW.glob("*.py")) if path.stem not in 
 
 
 def texts(paths):
-    """Every text of several words, but for docstrings; "..." is what is filled in."""
+    """Yield every text of several words, but for docstrings; "..." stands for a value in an f-string."""
     for path in paths:
         tree = ast.parse(path.read_text())
-        parts = {id(part) for each in ast.walk(tree) if isinstance(each, ast.JoinedStr) for part in each.values}
-        parts |= {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
-        for each in ast.walk(tree):
-            if isinstance(each, ast.JoinedStr):
-                text = "".join(part.value if isinstance(part, ast.Constant) else "..." for part in each.values)
-            elif isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in parts:
-                text = each.value
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                text = "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                text = node.value
             else:
                 continue
             if len(text.replace("...", "").split()) > 3 and text not in NO_REASONS:
@@ -137,7 +138,7 @@ def texts(paths):
 
 
 def test_every_reason_to_refuse_a_cell_is_explained():
-    """The page on it has some words of each, and no words that no reason has; of files', the words that are there."""
+    """The page quotes words of every reason to refuse a cell, and no other words; of files, no other words."""
     _, _, page = (PAGES / "move-tensorflow-1.md").read_text().partition("## When a cell is refused\n")
     pages = page.split("## When a file is refused\n")
     columns = [" ".join(re.findall(r"^\| (`.*?`) \|", part, re.MULTILINE)) for part in pages]
@@ -150,7 +151,7 @@ def test_every_reason_to_refuse_a_cell_is_explained():
 
 
 def words_of_sources():
-    """The words of each source file that git knows, its own name among them, by its path."""
+    """Return the words of each tracked source file, with its own name, by its path."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("this is no checkout of git's")
@@ -315,12 +316,12 @@ def targets(document: Path) -> list[str]:
 
 
 def anchors(document: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Return the anchors of the headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
-    found = [re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings]
-    assert len(found) == len(set(found)), f"{document.name} has a heading twice"
-    return set(found)
+    names = [re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings]
+    assert len(names) == len(set(names)), f"{document.name} has a heading twice"
+    return set(names)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
@@ -335,12 +336,12 @@ def test_links_lead_somewhere(document):
 
 
 def test_every_page_can_be_reached_from_the_readme():
-    reached, found = set(), {README}
-    while found:
-        reached |= found
-        found = {
+    reached, linked = set(), {README}
+    while linked:
+        reached |= linked
+        linked = {
             (document.parent / target.partition("#")[0]).resolve()
-            for document in found
+            for document in linked
             for target in targets(document)
             if target.partition("#")[0].endswith(".md")
         } - reached
