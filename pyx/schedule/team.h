@@ -6,7 +6,8 @@
 #ifdef _OPENMP
 #include <omp.h>
 /* Cython makes a prange's variable firstprivate and lastprivate, and gcc begins such a loop with a barrier of its
-   own, since one thread might write the last value before another reads the first.  Nobody here reads either. */
+   own, since one thread might write the last value before another reads the first.  Nobody here reads either.
+   tests/repository/test_build.py looks for that barrier in what was compiled. */
 #define lastprivate(variable)
 static inline int team_size(void) { return omp_get_num_threads(); }
 static inline int number_in_team(void) { return omp_get_thread_num(); }

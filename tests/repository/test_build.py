@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from sanitizers import leave_out_barriers
 
-from blockcell import _cpu
+import blockcell
+from blockcell import _cpu, _kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,6 +83,18 @@ def test_unknown_levels_are_refused(setup, monkeypatch):
     monkeypatch.setattr(setup, "WANTED_LEVELS", "v9")
     with pytest.raises(SystemExit, match="BLOCKCELL_LEVELS=v9: expected all, runnable, best, or levels out of "):
         setup.levels()
+
+
+@pytest.mark.skipif(not _cpu.OPENMP or "gcc" not in blockcell.build_info()["compiler"], reason="about gcc's OpenMP")
+@pytest.mark.parametrize("level", _kernels.available_levels())
+def test_gcc_adds_no_barrier_to_the_loops_of_kernels(level):
+    """It would if team.h did not define Cython's `lastprivate` away; a loop without team.h has such a barrier."""
+    pytest.importorskip(f"blockcell._for_tests_{level}", reason="only built in a checkout")
+    stems = [*(path.name for path in (ROOT / "pyx" / "modules").iterdir()), "_dense", "_for_tests"]
+    files = {stem: importlib.util.find_spec(f"blockcell.{stem}_{level}").origin for stem in stems}
+    modules = {stem: Path(file).read_bytes() for stem, file in files.items()}
+    assert all(b"GOMP_parallel" in module for module in modules.values())
+    assert [stem for stem, module in modules.items() if b"GOMP_barrier" in module] == ["_for_tests"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux") or not shutil.which("cc"), reason="needs a compiler")
