@@ -2,7 +2,7 @@
 from cpython.pycapsule cimport PyCapsule_Import
 
 from cells.dense cimport (
-    DenseBackward, DenseForward, backward_of, forward_of, pack_layer, run_pass, run_pass_back, unpack_layer
+    DenseBackward, DenseForward, backward_layer, forward_layer, pack_layer, plan_backward, plan_forward, unpack_layer
 )
 from passes.arrays cimport kernel_with_plan
 from product.integer cimport READ_PAST, ProductInUse, use_product
@@ -28,13 +28,13 @@ def dense_layer(task, tuple sizes, int threads, int storage, int format, bint tr
     cdef Py_ssize_t T, B, I, O
     T, B, I, O = sizes
     if task == "backward":
-        back = backward_of(T, B, I, O, storage, options[0], threads)
+        back = plan_backward(T, B, I, O, storage, options[0], threads)
         requirements = requirements_of(&back.workspace, back.L, &back.grid)
-        return kernel_with_plan(run_pass_back, &back, sizeof(DenseBackward), requirements)
-    p = forward_of(T, B, I, O, storage, format, options[0], threads)
+        return kernel_with_plan(backward_layer, &back, sizeof(DenseBackward), requirements)
+    p = plan_forward(T, B, I, O, storage, format, options[0], threads)
     if task == "forward":
         requirements = requirements_of(&p.workspace, p.L, &p.grid)
-        return kernel_with_plan(run_pass, &p, sizeof(DenseForward), requirements)
+        return kernel_with_plan(forward_layer, &p, sizeof(DenseForward), requirements)
     assert task in ("pack", "unpack"), task
     requirements = p.w.count * p.w.size * (64 // p.L) + 64 + READ_PAST * (format == INT8), 1, 1
     return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &p, sizeof(DenseForward), requirements)

@@ -12,7 +12,7 @@ owns all arrays; outputs and `scratch` overlap no other array.
 """
 from cpython.pycapsule cimport PyCapsule_Import
 
-from cells.gru cimport gru_of
+from cells.gru cimport default_gru
 from cells.types cimport GRU, Gru, use_activations
 from passes.backward cimport run_backward
 from passes.forward cimport run_forward
@@ -26,7 +26,7 @@ from product.tile cimport align_scratch, real_itemsize, store
 from schedule.cost cimport grid_of
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport (
-    Backward, Forward, backward_of, backward_requirements, forward_of, forward_requirements, use_panels
+    Backward, Forward, backward_requirements, forward_requirements, plan_backward_on, plan_forward_on, use_panels
 )
 from source cimport BLOCKCELL_SOURCE
 
@@ -38,12 +38,12 @@ use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 # ------------------------------------------------------------------------------------------------------------- forward
 def gru_cell_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Gru c = gru_of()
+    cdef Gru c = default_gru()
     return forward_requirements(&c, 1, B, I, H, itemsize, threads)
 
 
 def block_gru_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Gru c = gru_of()
+    cdef Gru c = default_gru()
     return forward_requirements(&c, T, B, I, H, itemsize, threads)
 
 
@@ -54,9 +54,9 @@ def gru_cell(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Gru cell = gru_of()
-    cdef Forward p = forward_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), False,
-                                grid_of(threads // members, members))
+    cdef Gru cell = default_gru()
+    cdef Forward p = plan_forward_on(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), False,
+                                     grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
@@ -75,9 +75,9 @@ def block_gru(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Gru cell = gru_of()
-    cdef Forward p = forward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
+    cdef Gru cell = default_gru()
+    cdef Forward p = plan_forward_on(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                     real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
@@ -93,19 +93,19 @@ def block_gru(
 def gru_cell_grad_requirements(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
-    cdef Gru c = gru_of()
+    cdef Gru c = default_gru()
     return backward_requirements(&c, 1, B, I, H, itemsize, False, threads)
 
 
 def gru_cell_vjp_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Gru c = gru_of()
+    cdef Gru c = default_gru()
     return backward_requirements(&c, 1, B, I, H, itemsize, True, threads)
 
 
 def block_gru_grad_requirements(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
-    cdef Gru c = gru_of()
+    cdef Gru c = default_gru()
     return backward_requirements(&c, T, B, I, H, itemsize, True, threads)
 
 
@@ -116,9 +116,9 @@ def gru_cell_grad(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Gru cell = gru_of()
-    cdef Backward p = backward_of(&cell, 1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], real_itemsize(&h_prev[0, 0]),
-                                  False, grid_of(threads // members, members))
+    cdef Gru cell = default_gru()
+    cdef Backward p = plan_backward_on(&cell, 1, d_x.shape[0], d_x.shape[1], h_prev.shape[1],
+                                       real_itemsize(&h_prev[0, 0]), False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[H_PREV], inputs[W_RU], inputs[W_C] = &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C], inputs[OUT_H] = &r[0, 0], &u[0, 0], &c[0, 0], NULL
@@ -138,9 +138,9 @@ def gru_cell_vjp(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Gru cell = gru_of()
-    cdef Backward p = backward_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), True,
-                                  grid_of(threads // members, members))
+    cdef Gru cell = default_gru()
+    cdef Backward p = plan_backward_on(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), True,
+                                       grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C], inputs[OUT_H] = &r[0, 0], &u[0, 0], &c[0, 0], NULL
@@ -162,9 +162,9 @@ def block_gru_grad(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Gru cell = gru_of()
-    cdef Backward p = backward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
+    cdef Gru cell = default_gru()
+    cdef Backward p = plan_backward_on(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                       real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C], inputs[OUT_H] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
@@ -183,6 +183,6 @@ def gru_layer(task, tuple sizes, int threads, int storage, int format, bint tran
 
     options : (activation, recurrent_activation)
     """
-    cdef Gru c = gru_of()
+    cdef Gru c = default_gru()
     use_activations(&c, options[0], options[1])
     return plan_layer(&c, task, sizes, threads, storage, format, transposed)

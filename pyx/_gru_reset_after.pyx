@@ -12,7 +12,7 @@ owns all arrays; outputs and `scratch` overlap no other array.
 """
 from cpython.pycapsule cimport PyCapsule_Import
 
-from cells.gru_reset_after cimport reset_after_of
+from cells.gru_reset_after cimport default_reset_after
 from cells.types cimport GRU_RESET_AFTER, ResetAfter, use_activations
 from passes.backward cimport run_backward
 from passes.forward cimport run_forward
@@ -26,7 +26,7 @@ from product.tile cimport align_scratch, real_itemsize, store
 from schedule.cost cimport grid_of
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport (
-    Backward, Forward, backward_of, backward_requirements, forward_of, forward_requirements, use_panels
+    Backward, Forward, backward_requirements, forward_requirements, plan_backward_on, plan_forward_on, use_panels
 )
 from source cimport BLOCKCELL_SOURCE
 
@@ -40,14 +40,14 @@ use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 def block_gru_reset_after_requirements(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
-    cdef ResetAfter c = reset_after_of()
+    cdef ResetAfter c = default_reset_after()
     return forward_requirements(&c, T, B, I, H, itemsize, threads)
 
 
 def block_gru_reset_after_grad_requirements(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
-    cdef ResetAfter c = reset_after_of()
+    cdef ResetAfter c = default_reset_after()
     return backward_requirements(&c, T, B, I, H, itemsize, True, threads)
 
 
@@ -59,9 +59,9 @@ def block_gru_reset_after(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef ResetAfter cell = reset_after_of()
-    cdef Forward p = forward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
+    cdef ResetAfter cell = default_reset_after()
+    cdef Forward p = plan_forward_on(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                     real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
@@ -82,9 +82,9 @@ def block_gru_reset_after_grad(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef ResetAfter cell = reset_after_of()
-    cdef Backward p = backward_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
+    cdef ResetAfter cell = default_reset_after()
+    cdef Backward p = plan_backward_on(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                       real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
@@ -104,6 +104,6 @@ def gru_reset_after_layer(task, tuple sizes, int threads, int storage, int forma
 
     options : (activation, recurrent_activation)
     """
-    cdef ResetAfter c = reset_after_of()
+    cdef ResetAfter c = default_reset_after()
     use_activations(&c, options[0], options[1])
     return plan_layer(&c, task, sizes, threads, storage, format, transposed)

@@ -13,7 +13,7 @@ owns all arrays; outputs and `scratch` overlap no other array.
 from cpython.pycapsule cimport PyCapsule_Import
 from cython.parallel cimport parallel, prange
 
-from cells.lstm cimport layer_of, load_peepholes, lstm_grad_line, lstm_of, peephole_grads
+from cells.lstm cimport layer_lstm, load_peepholes, lstm_grad_line, op_lstm, peephole_grads
 from cells.types cimport LSTM, Lstm, use_activations
 from passes.backward cimport run_backward
 from passes.forward cimport run_forward
@@ -30,8 +30,8 @@ from product.tile cimport LF, align_scratch, clear, lanes_of, real_itemsize, sto
 from schedule.cost cimport grid_of, parts_of, requirements_of, use_threads
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport (
-    D, PEEPHOLES, Backward, Forward, backward_of, backward_requirements, cell_grad_plan, forward_of,
-    forward_requirements, grid_of_cell_grad, use_panels
+    D, PEEPHOLES, Backward, Forward, backward_requirements, choose_cell_grad_grid, forward_requirements,
+    plan_backward_on, plan_cell_grad_on, plan_forward_on, use_panels
 )
 from schedule.team cimport Team, adopt_rounding, barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
@@ -45,12 +45,12 @@ use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 # ------------------------------------------------------------------------------------------------------------- forward
 def lstm_cell_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef Lstm c = op_lstm(0, 0, False, False)
     return forward_requirements(&c, 1, B, I, H, itemsize, threads)
 
 
 def block_lstm_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef Lstm c = op_lstm(0, 0, False, False)
     return forward_requirements(&c, T, B, I, H, itemsize, threads)
 
 
@@ -63,9 +63,9 @@ def lstm_cell(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Lstm c = lstm_of(forget_bias, cell_clip, use_peephole, False)
-    cdef Forward p = forward_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), False,
-                                grid_of(threads // members, members))
+    cdef Lstm c = op_lstm(forget_bias, cell_clip, use_peephole, False)
+    cdef Forward p = plan_forward_on(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), False,
+                                     grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0]
     inputs[W], inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &w[0, 0], &wci[0], &wcf[0], &wco[0], &b[0]
@@ -87,9 +87,9 @@ def block_lstm(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Lstm c = lstm_of(forget_bias, cell_clip, use_peephole, ifco)
-    cdef Forward p = forward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], real_itemsize(&x[0, 0, 0]),
-                                False, grid_of(threads // members, members))
+    cdef Lstm c = op_lstm(forget_bias, cell_clip, use_peephole, ifco)
+    cdef Forward p = plan_forward_on(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                     real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0]
     inputs[W], inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &w[0, 0], &wci[0], &wcf[0], &wco[0], &b[0]
@@ -106,14 +106,14 @@ def block_lstm(
 def lstm_cell_vjp_requirements(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
-    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef Lstm c = op_lstm(0, 0, False, False)
     return backward_requirements(&c, 1, B, I, H, itemsize, True, threads)
 
 
 def block_lstm_grad_requirements(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
-    cdef Lstm c = lstm_of(0, 0, False, False)
+    cdef Lstm c = op_lstm(0, 0, False, False)
     return backward_requirements(&c, T, B, I, H, itemsize, True, threads)
 
 
@@ -127,9 +127,9 @@ def lstm_cell_vjp(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Lstm c = lstm_of(0, 0, use_peephole, False)
-    cdef Backward p = backward_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), True,
-                                  grid_of(threads // members, members))
+    cdef Lstm c = op_lstm(0, 0, use_peephole, False)
+    cdef Backward p = plan_backward_on(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), True,
+                                       grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV], inputs[W] = &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0]
     inputs[WCI], inputs[WCF], inputs[WCO] = &wci[0], &wcf[0], &wco[0]
@@ -158,9 +158,9 @@ def block_lstm_grad(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Lstm c = lstm_of(0, 0, use_peephole, ifco)
-    cdef Backward p = backward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
+    cdef Lstm c = op_lstm(0, 0, use_peephole, ifco)
+    cdef Backward p = plan_backward_on(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                       real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[X], inputs[CS_PREV], inputs[H_PREV], inputs[W] = &x[0, 0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0]
     inputs[WCI], inputs[WCF], inputs[WCO] = &wci[0], &wcf[0], &wco[0]
@@ -252,7 +252,7 @@ cdef long long cell_grads(
 def lstm_cell_grad_requirements(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
-    cdef Backward p = cell_grad_plan(B, H, itemsize, grid_of_cell_grad(B, H, threads))
+    cdef Backward p = plan_cell_grad_on(B, H, itemsize, choose_cell_grad_grid(B, H, threads))
     return requirements_of(&p.workspace, p.L, &p.grid)
 
 
@@ -265,9 +265,9 @@ def lstm_cell_grad(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Lstm c = lstm_of(0, 0, use_peephole, False)
-    cdef Backward p = cell_grad_plan(i.shape[0], i.shape[1], real_itemsize(&i[0, 0]),
-                                     grid_of(threads // members, members))
+    cdef Lstm c = op_lstm(0, 0, use_peephole, False)
+    cdef Backward p = plan_cell_grad_on(i.shape[0], i.shape[1], real_itemsize(&i[0, 0]),
+                                        grid_of(threads // members, members))
     cdef long long nanoseconds
     inputs[CS_PREV], inputs[WCI], inputs[WCF], inputs[WCO] = &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0]
     inputs[OUT_I], inputs[OUT_CS], inputs[OUT_F], inputs[OUT_O] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
@@ -290,6 +290,6 @@ def lstm_layer(task, tuple sizes, int threads, int storage, int format, bint tra
     options : (P or 0, coupled, use_peephole, ifco, forget_bias, cell_clip, proj_clip, activation, recurrent_activation)
     """
     P, coupled, use_peephole, ifco, forget_bias, cell_clip, proj_clip, activation, recurrent_activation = options
-    cdef Lstm c = layer_of(forget_bias, cell_clip, use_peephole, ifco, P, coupled, proj_clip)
+    cdef Lstm c = layer_lstm(forget_bias, cell_clip, use_peephole, ifco, P, coupled, proj_clip)
     use_activations(&c, activation, recurrent_activation)
     return plan_layer(&c, task, sizes, threads, storage, format, transposed)

@@ -13,7 +13,7 @@ owns all arrays; outputs and `scratch` overlap no other array.
 from cpython.pycapsule cimport PyCapsule_Import
 
 from cells.activations cimport activation_of
-from cells.rnn cimport rnn_of
+from cells.rnn cimport default_rnn
 from cells.types cimport RNN, Rnn
 from passes.backward cimport run_backward
 from passes.forward cimport run_forward
@@ -26,7 +26,7 @@ from product.tile cimport align_scratch, real_itemsize, store
 from schedule.cost cimport grid_of
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport (
-    Backward, Forward, backward_of, backward_requirements, forward_of, forward_requirements, use_panels
+    Backward, Forward, backward_requirements, forward_requirements, plan_backward_on, plan_forward_on, use_panels
 )
 from source cimport BLOCKCELL_SOURCE
 
@@ -38,14 +38,14 @@ use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 # ----------------------------------------------------------------------------------------------------------------- ops
 def block_rnn_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Rnn c = rnn_of()
+    cdef Rnn c = default_rnn()
     return forward_requirements(&c, T, B, I, H, itemsize, threads)
 
 
 def block_rnn_grad_requirements(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
 ):
-    cdef Rnn c = rnn_of()
+    cdef Rnn c = default_rnn()
     return backward_requirements(&c, T, B, I, H, itemsize, True, threads)
 
 
@@ -56,9 +56,9 @@ def block_rnn(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Rnn c = rnn_of()
-    cdef Forward p = forward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], real_itemsize(&x[0, 0, 0]),
-                                False, grid_of(threads // members, members))
+    cdef Rnn c = default_rnn()
+    cdef Forward p = plan_forward_on(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                     real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
     cdef long long nanoseconds
     c.activation = activation_of(activation)
     inputs[X], inputs[H_PREV], inputs[W], inputs[BIAS] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &b[0]
@@ -77,9 +77,9 @@ def block_rnn_grad(
 ):
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
-    cdef Rnn c = rnn_of()
-    cdef Backward p = backward_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                  real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
+    cdef Rnn c = default_rnn()
+    cdef Backward p = plan_backward_on(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
+                                       real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
     cdef long long nanoseconds
     c.activation = activation_of(activation)
     inputs[X], inputs[H_PREV], inputs[W], inputs[OUT_H] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &h[0, 0, 0]
@@ -97,6 +97,6 @@ def rnn_layer(task, tuple sizes, int threads, int storage, int format, bint tran
 
     options : (activation,)
     """
-    cdef Rnn c = rnn_of()
+    cdef Rnn c = default_rnn()
     c.activation = activation_of(options[0])
     return plan_layer(&c, task, sizes, threads, storage, format, transposed)

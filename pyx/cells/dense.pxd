@@ -1,6 +1,6 @@
 """The dense layer: its equations, its gradient, and both passes, `forward` and `backward`, with their phases.
 
-Each row r = (t, b) of x gives a row of y = activation(z), z = x @ w + b.  With d_z the gradient to z,
+Each row (t, row) of x gives a row of y = activation(z), z = x @ w + b.  With d_z the gradient to z,
 
     none      y = z                                              d_z = d_y
     sigmoid   y = sigmoid(z)                                     d_z = d_y * y * (1 - y)
@@ -15,10 +15,13 @@ sums of a softmax are in double: a chain for each lane of a line, and the lanes 
 gives zeros, and no gradient.
 
     T, B, I, O   steps, batch rows, inputs, outputs
-    r            a row (t, b), r = t * B + b
+    row          a batch row
+    r            the number of a row (t, row), r = t * B + row
+    q, q0, q1    a row of a chunk, a range of these
     j, u, l      a panel of w, a line of units in it, a lane of a line
+    unit         the first unit of a line
     p            the plan
-    number       a part's number among all `parts`
+    part, parts  the index of a part, and how many there are; `share` has the rows and panels of one
     numbers      the numbers r of the rows of a chunk that are not finished; NULL where all rows are computed, and the
                  rows of a chunk follow each other from r on
     scratch      the workspace of the call
@@ -31,7 +34,7 @@ from cells.activations cimport scaled_exp, sigmoid, tanh
 from passes.arrays cimport Pass
 from passes.gradients cimport (
     PANEL_LINES, RowBlock, add_column_sums, add_weight_grad_rows, compute_x_grad_part, count_panels, count_tiles,
-    list_active_rows, pack_columns, pack_tiles, pack_transposed_panel
+    list_active_rows, pack_columns, pack_tiles, pack_transposed_panel, panel_lines
 )
 from passes.steps cimport (
     FINISHED, Layout, Slot, Steps, contiguous_layout, has_step, offset_of, set_step_mask, size_of_slots, slot_of_row,
@@ -151,30 +154,30 @@ cdef inline noinline_void softmax_grad(const real *restrict y, real *restrict d,
 
 
 # --------------------------------------------------------------------------------------------------------------- grids
-cdef inline Grid grid_forward(
+cdef inline Grid choose_forward_grid(
     Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, int format, Py_ssize_t threads
 ) noexcept nogil:
     """Return the grid of a forward pass: groups share the rows of y, members the columns."""
-    cdef Work w = work_of(1, rows, 64 // itemsize, 1)
-    w.lines[0] = w.units = ceil_div(O, w.L)
-    w.width[0], w.panels[0], w.panels[1] = LINES, ceil_div(w.lines[0], LINES), 0
-    w.K[0], w.x_rows[0] = I, 0
-    w.line_bytes = 64 if format == UNQUANTIZED else w.L * bytes_per_code(format)
-    w.speed, w.cell = speed_of(format, itemsize), 10
-    return cheapest(&w, threads, False, False)
+    cdef Work work = work_of(1, rows, 64 // itemsize, 1)
+    work.lines[0] = work.units = ceil_div(O, work.L)
+    work.width[0], work.panels[0], work.panels[1] = LINES, ceil_div(work.lines[0], LINES), 0
+    work.K[0], work.x_rows[0] = I, 0
+    work.line_bytes = 64 if format == UNQUANTIZED else work.L * bytes_per_code(format)
+    work.speed, work.cell = speed_of(format, itemsize), 10
+    return cheapest(&work, threads, False, False)
 
 
-cdef inline Grid grid_backward(
+cdef inline Grid choose_backward_grid(
     Py_ssize_t rows, Py_ssize_t I, Py_ssize_t O, Py_ssize_t itemsize, Py_ssize_t threads
 ) noexcept nogil:
     """Return the grid of a backward pass: groups of one, as many as each phase is divided into."""
-    cdef Work w = work_of(1, rows, 64 // itemsize, 0)
-    w.panels[0] = w.panels[1] = 1
-    w.speed, w.cell, w.units = speed_of(UNQUANTIZED, itemsize), 20, ceil_div(O, w.L)
-    w.divisible_time = w.column_time = 2.0 * rows * I * O / w.speed
-    w.column_lines, w.barriers = max(count_tiles(I), count_panels(w.units)), 2
-    w.lines_read_in_part, w.lines_read_by_all = rows * w.units, rows * ceil_div(I, w.L)
-    return cheapest(&w, threads, False, True)
+    cdef Work work = work_of(1, rows, 64 // itemsize, 0)
+    work.panels[0] = work.panels[1] = 1
+    work.speed, work.cell, work.units = speed_of(UNQUANTIZED, itemsize), 20, ceil_div(O, work.L)
+    work.divisible_time = work.column_time = 2.0 * rows * I * O / work.speed
+    work.column_lines, work.barriers = max(count_tiles(I), count_panels(work.units)), 2
+    work.lines_read_in_part, work.lines_read_by_all = rows * work.units, rows * ceil_div(I, work.L)
+    return cheapest(&work, threads, False, True)
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
@@ -200,7 +203,7 @@ cdef struct DenseForward:  # the plan of a forward pass
     Workspace part, workspace  # of each part, and of all
 
 
-cdef inline DenseForward forward_of(
+cdef inline DenseForward plan_forward(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int format, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """Plan a forward pass on at most so many threads.
@@ -211,7 +214,7 @@ cdef inline DenseForward forward_of(
     cdef DenseForward p
     cdef Region[PART_REGIONS] part_regions
     cdef Region[REGIONS] regions
-    cdef Py_ssize_t unused
+    cdef Py_ssize_t start  # of the parts, which is 0
     cdef Py_ssize_t rows = T * B, itemsize = computed_itemsize(storage)
     p.storage = storage
     p.rows, p.B, p.I, p.O = rows, B, I, O
@@ -220,7 +223,7 @@ cdef inline DenseForward forward_of(
     p.Is, p.Os = quantized_row_stride(I) if format == INT8 else scratch_stride(I, p.L), scratch_stride(O, p.L)
     p.step_mask, p.activation = NULL, activation
     p.w = panels_with_rows(I, I, 0, O, p.L, 1, format)
-    p.grid = grid_forward(rows, I, O, itemsize, format, threads)
+    p.grid = choose_forward_grid(rows, I, O, itemsize, format, threads)
     p.w.prefetches = to_prefetch(I * O * itemsize, p.grid.members)
     p.chunk = ceil_div(rows, p.grid.groups)
     if p.grid.members == 1:
@@ -231,12 +234,15 @@ cdef inline DenseForward forward_of(
     p.part = lay_out(part_regions, PART_REGIONS, p.start)
     p.part.size += THREAD_GAP * p.L
     regions[PARTS] = region("parts", parts_of(&p.grid), p.part.size, 0)
-    p.workspace = lay_out(regions, REGIONS, &unused)
+    p.workspace = lay_out(regions, REGIONS, &start)
     return p
 
 
-cdef inline void use_step_mask(DenseForward *p, const unsigned char *step_mask) noexcept nogil:
-    """Skip the rows that are finished by the mask [T, B]."""
+cdef inline void use_forward_step_mask(DenseForward *p, const unsigned char *step_mask) noexcept nogil:
+    """Skip the rows that are finished by the mask.
+
+    step_mask : [T,B], the caller's, which has to live as long as the pass runs
+    """
     cdef Py_ssize_t r
     for r in range(p.rows):
         if step_mask[r] & FINISHED:
@@ -269,20 +275,20 @@ cdef inline void activate_panel(
     z : [rows, LINES] lines, the tile
     z_rows : row q0 and the rows behind it, a stride of `Os` apart
     """
-    cdef Py_ssize_t L = p.L, q, u, l, at
+    cdef Py_ssize_t L = p.L, q, u, l, unit
     cdef real[LF] line
     for q in range(rows):
         for u in range(unit_lines_in_panel(&p.w, j)):
-            at = (j * p.w.unit_lines + u) * L
+            unit = (j * p.w.unit_lines + u) * L
             for l in range(L):
                 line[l] = z[(q * LINES + u) * L + l]
             if p.activation == SOFTMAX:
                 for l in range(L):
-                    z_rows[q * p.Os + at + l] = line[l]
+                    z_rows[q * p.Os + unit + l] = line[l]
                 continue
             if p.activation != NONE:
                 activate(line, p.activation)
-            store_line(y + place_of(&p.y_layout, p.B, number_of(r, numbers, q0 + q)) + at, line, p.O - at)
+            store_line(y + place_of(&p.y_layout, p.B, number_of(r, numbers, q0 + q)) + unit, line, p.O - unit)
 
 
 cdef inline void softmax_rows(
@@ -339,78 +345,78 @@ cdef inline void load_input(const DenseForward *p, real *row, const store *x, Py
     load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
 
 
-cdef inline Py_ssize_t *numbers_of(const DenseForward *p, real *scratch, Py_ssize_t number) noexcept nogil:
+cdef inline Py_ssize_t *numbers_of(const DenseForward *p, real *scratch, Py_ssize_t part) noexcept nogil:
     """Return where a part has the number of a chunk's rows that are not finished, and behind it theirs; NULL if no row
     is finished."""
-    cdef real *numbers = scratch + number * p.part.size + p.start[ROW_NUMBERS]
+    cdef real *numbers = scratch + part * p.part.size + p.start[ROW_NUMBERS]
     return <Py_ssize_t *> NULL if p.step_mask is NULL else <Py_ssize_t *> numbers
 
 
-cdef struct DensePart:  # of a forward pass
+cdef struct DenseShare:  # of a forward pass
     Py_ssize_t r0, r1  # its rows
     Py_ssize_t j0, j1  # its panels
-    Py_ssize_t member  # its number in its group
+    Py_ssize_t member  # the part's index in its group
 
 
-cdef inline DensePart dense_part(const DenseForward *p, Py_ssize_t number) noexcept nogil:
+cdef inline DenseShare dense_share(const DenseForward *p, Py_ssize_t part) noexcept nogil:
     """Return the rows and panels of a part."""
-    cdef DensePart part
-    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
-    part.member = number % members
-    part.r0, part.r1 = part_start(p.rows, group, groups), part_start(p.rows, group + 1, groups)
-    part.j0, part.j1 = part_start(p.w.count, part.member, members), part_start(p.w.count, part.member + 1, members)
-    return part
+    cdef DenseShare share
+    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = part // members
+    share.member = part % members
+    share.r0, share.r1 = part_start(p.rows, group, groups), part_start(p.rows, group + 1, groups)
+    share.j0, share.j1 = part_start(p.w.count, share.member, members), part_start(p.w.count, share.member + 1, members)
+    return share
 
 
-cdef inline real *z_rows_of(const DenseForward *p, real *scratch, Py_ssize_t number) noexcept nogil:
+cdef inline real *z_rows_of(const DenseForward *p, real *scratch, Py_ssize_t part) noexcept nogil:
     """Return where a group has the rows of z of a chunk: in the scratch of its first member."""
-    return scratch + (number - number % p.grid.members) * p.part.size + p.start[Z]
+    return scratch + (part - part % p.grid.members) * p.part.size + p.start[Z]
 
 
 cdef inline void multiply_active_rows(
-    const DenseForward *p, const store *x, store *y, real *scratch, Py_ssize_t number
+    const DenseForward *p, const store *x, store *y, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute one part of y where rows are finished: `multiply` for chunks of the rows that are not, which are gathered
     from x."""
-    cdef DensePart part = dense_part(p, number)
-    cdef Py_ssize_t r = part.r0, next = p.rows, most = part.r1 - part.r0, n, q
-    cdef real *rows = scratch + number * p.part.size + p.start[X_ROWS]
-    cdef real *z_rows = z_rows_of(p, scratch, number)
-    cdef Py_ssize_t *numbers = numbers_of(p, scratch, number)
+    cdef DenseShare share = dense_share(p, part)
+    cdef Py_ssize_t r = share.r0, next = p.rows, most = share.r1 - share.r0, n, q
+    cdef real *rows = scratch + part * p.part.size + p.start[X_ROWS]
+    cdef real *z_rows = z_rows_of(p, scratch, part)
+    cdef Py_ssize_t *numbers = numbers_of(p, scratch, part)
     if p.grid.members == 1:  # by turns, since rows end late
         most = min(p.chunk, max(p.rows // (4 * p.grid.groups), <Py_ssize_t> GROUP_TILES * ROWS))
-        r, next, part.r1 = number * most, p.grid.groups * most, p.rows
-    while r < part.r1:
+        r, next, share.r1 = part * most, p.grid.groups * most, p.rows
+    while r < share.r1:
         n = 0
-        for q in range(r, min(r + most, part.r1)):
+        for q in range(r, min(r + most, share.r1)):
             if not is_finished(p.step_mask, q):
                 load_input(p, rows + n * p.Is, x, q)
                 n += 1
                 numbers[n] = q
-            elif part.member == 0:
+            elif share.member == 0:
                 memset(y + place_of(&p.y_layout, p.B, q), 0, p.O * sizeof(store))
         numbers[0] = n
         if n > 0:
-            multiply_rows(p, y, rows, p.Is, z_rows, 0, numbers + 1, n, part.j0, part.j1)
+            multiply_rows(p, y, rows, p.Is, z_rows, 0, numbers + 1, n, share.j0, share.j1)
         if p.activation == SOFTMAX and p.grid.members == 1:
             softmax_rows(p, y, z_rows, 0, numbers + 1, 0, n)
         r += next
 
 
 cdef inline void multiply(
-    const DenseForward *p, const store *x, store *y, real *scratch, Py_ssize_t number
+    const DenseForward *p, const store *x, store *y, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute one part of y: its rows, its panels."""
-    cdef DensePart part = dense_part(p, number)
-    cdef Py_ssize_t r = part.r0, n, q, stride = p.x_layout.row
-    cdef real *rows = scratch + number * p.part.size + p.start[X_ROWS]
-    cdef real *z_rows = z_rows_of(p, scratch, number)
+    cdef DenseShare share = dense_share(p, part)
+    cdef Py_ssize_t r = share.r0, n, q, stride = p.x_layout.row
+    cdef real *rows = scratch + part * p.part.size + p.start[X_ROWS]
+    cdef real *z_rows = z_rows_of(p, scratch, part)
     cdef const real *a
     if p.step_mask is not NULL:
-        multiply_active_rows(p, x, y, scratch, number)
+        multiply_active_rows(p, x, y, scratch, part)
         return
-    while r < part.r1:
-        n = min(p.chunk, part.r1 - r)
+    while r < share.r1:
+        n = min(p.chunk, share.r1 - r)
         if store is half or p.w.format == INT8:
             a, stride = rows, p.Is
             for q in range(n):
@@ -420,21 +426,21 @@ cdef inline void multiply(
                 n = min(n, p.B - r % p.B)
             a = <const real *> (x + place_of(&p.x_layout, p.B, r))
         if p.grid.members == 1:
-            multiply_rows(p, y, a, stride, z_rows, r, NULL, n, part.j0, part.j1)
+            multiply_rows(p, y, a, stride, z_rows, r, NULL, n, share.j0, share.j1)
             if p.activation == SOFTMAX:
                 softmax_rows(p, y, z_rows, r, NULL, 0, n)
         else:
-            multiply_rows(p, y, a, stride, z_rows + (r - part.r0) * p.Os, r, NULL, n, part.j0, part.j1)
+            multiply_rows(p, y, a, stride, z_rows + (r - share.r0) * p.Os, r, NULL, n, share.j0, share.j1)
         r += n
 
 
-cdef inline void softmax_part(const DenseForward *p, store *y, real *scratch, Py_ssize_t number) noexcept nogil:
+cdef inline void softmax_part(const DenseForward *p, store *y, real *scratch, Py_ssize_t part) noexcept nogil:
     """Compute y of one member's share of a group's rows, whose z all members have computed by columns."""
-    cdef DensePart part = dense_part(p, number)
-    cdef const Py_ssize_t *numbers = numbers_of(p, scratch, number)
-    cdef Py_ssize_t n = part.r1 - part.r0 if numbers is NULL else numbers[0], members = p.grid.members
-    softmax_rows(p, y, z_rows_of(p, scratch, number), part.r0, numbers if numbers is NULL else numbers + 1,
-                 part_start(n, part.member, members), part_start(n, part.member + 1, members))
+    cdef DenseShare share = dense_share(p, part)
+    cdef const Py_ssize_t *numbers = numbers_of(p, scratch, part)
+    cdef Py_ssize_t n = share.r1 - share.r0 if numbers is NULL else numbers[0], members = p.grid.members
+    softmax_rows(p, y, z_rows_of(p, scratch, part), share.r0, numbers if numbers is NULL else numbers + 1,
+                 part_start(n, share.member, members), part_start(n, share.member + 1, members))
 
 
 cdef inline long long forward(const DenseForward *p, const store *x, store *y, real *scratch) noexcept nogil:
@@ -475,25 +481,28 @@ cdef inline long long run_forward(
     return nanoseconds
 
 
-cdef inline long long pass_forward(
-    const DenseForward *plan, int ready, void *scratch, const Pass *a, const store *x
+cdef inline long long run_layer_forward(
+    const DenseForward *plan, int ready, void *scratch, const Pass *a, const store *of_type
 ) noexcept nogil:
-    """Run the forward pass of the arrays `a`, of which x says the type."""
+    """Run the forward pass of the arrays `a` on at most `ready` threads; return the nanoseconds that several cost.
+
+    of_type : only its type counts, which is that of the arrays; may be NULL
+    """
     cdef DenseForward p = plan[0]
     p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
     if a.step_mask is not NULL:
-        use_step_mask(&p, a.step_mask)
-    return run_forward(&p, x, <store *> a.y, scratch, ready)
+        use_forward_step_mask(&p, a.step_mask)
+    return run_forward(&p, <const store *> a.x, <store *> a.y, scratch, ready)
 
 
-cdef inline long long run_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
+cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the forward pass of a plan, a `DenseForward`."""
     cdef const DenseForward *p = <const DenseForward *> plan
     if p.storage == DOUBLE:
-        return pass_forward(p, ready, scratch, a, <const double *> a.x)
+        return run_layer_forward(p, ready, scratch, a, <const double *> NULL)
     if p.storage == HALF:
-        return pass_forward(p, ready, scratch, a, <const half *> a.x)
-    return pass_forward(p, ready, scratch, a, <const float *> a.x)
+        return run_layer_forward(p, ready, scratch, a, <const half *> NULL)
+    return run_layer_forward(p, ready, scratch, a, <const float *> NULL)
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
@@ -567,7 +576,7 @@ cdef struct DenseBackward:  # the plan of a backward pass
     Workspace part, workspace  # of each part, and of all
 
 
-cdef inline DenseBackward backward_of(
+cdef inline DenseBackward plan_backward(
     Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """Plan a backward pass on at most so many threads.
@@ -587,7 +596,7 @@ cdef inline DenseBackward backward_of(
     p.activation = activation
     p.x_panel_count, p.d_panel_count = count_panels((I + p.L - 1) // p.L), count_panels((O + p.L - 1) // p.L)
     p.panel_size = PANEL_LINES * p.L * O
-    p.grid = grid_backward(rows, I, O, itemsize, threads)
+    p.grid = choose_backward_grid(rows, I, O, itemsize, threads)
     p.by_inputs = count_tiles(I) >= p.d_panel_count
     p.tile_stride = scratch_stride(block * ROWS, p.L)
     part_regions[Y_ROW] = region("y", 1, p.Ns, 0)
@@ -605,60 +614,84 @@ cdef inline DenseBackward backward_of(
     return p
 
 
-cdef inline void use_step_mask_back(DenseBackward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
-    """Let rows end where the mask [T, B] says so; its rows get slots in `scratch`."""
+cdef inline void use_backward_step_mask(DenseBackward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
+    """Let rows end where the mask says so; they get slots in `scratch`.
+
+    step_mask : [T,B], the caller's, which has to live as long as the pass runs
+    """
     set_step_mask(&p.steps, step_mask, <Slot *> (<char *> scratch + p.start[SLOTS] * (64 // p.L)), 1)
 
 
 cdef inline void z_grads(
-    const DenseBackward *p, const store *y, const store *y_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const DenseBackward *p, const store *y, const store *y_grad, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the rows of d_z.
 
     y, y_grad : [T, B, O], the caller's
     """
-    cdef Py_ssize_t lines = lines_in(scratch, p.O), r, t, b, j, at
-    cdef real *row = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[Y_ROW]
+    cdef Py_ssize_t lines = lines_in(scratch, p.O), r, t, row, j, unit
+    cdef real *y_row = scratch + p.start[BACKWARD_PARTS] + part * p.part.size + p.part_start[Y_ROW]
     cdef real *d
-    for r in range(part_start(p.rows, number, parts), part_start(p.rows, number + 1, parts)):
-        t, b = r // p.B, r % p.B
-        if not has_step(&p.steps, t, b):
+    for r in range(part_start(p.rows, part, parts), part_start(p.rows, part + 1, parts)):
+        t, row = r // p.B, r % p.B
+        if not has_step(&p.steps, t, row):
             continue
-        d = scratch + p.start[D] + (t * p.B + slot_of_row(&p.steps, b)) * p.Ns
+        d = scratch + p.start[D] + (t * p.B + slot_of_row(&p.steps, row)) * p.Ns
         if is_finished(p.steps.step_mask, r):
             clear(d, p.Ns)
             continue
         load_row(d, y_grad + place_of(&p.d_y_layout, p.B, r), p.O)
         if p.activation == NONE:
             continue
-        load_row(row, y + r * p.O, p.O)
+        load_row(y_row, y + r * p.O, p.O)
         if p.activation == SOFTMAX:
-            softmax_grad(row, d, lines)
+            softmax_grad(y_row, d, lines)
             continue
         for j in range(lines):
-            at = j * p.L
-            activation_grad(row + at, d + at, p.activation)
+            unit = j * p.L
+            activation_grad(y_row + unit, d + unit, p.activation)
 
 
-cdef inline void pack_weights(
-    const DenseBackward *p, const store *w, real *scratch, Py_ssize_t number, Py_ssize_t parts
+cdef inline void pack_transposed_weights(
+    const DenseBackward *p, const store *w, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels of w.T, w : [I, O], the caller's."""
     cdef Py_ssize_t j
-    for j in range(part_start(p.x_panel_count, number, parts), part_start(p.x_panel_count, number + 1, parts)):
+    for j in range(part_start(p.x_panel_count, part, parts), part_start(p.x_panel_count, part + 1, parts)):
         pack_transposed_panel(scratch + p.start[TRANSPOSED] + j * p.panel_size, w, p.O, p.I, j)
 
 
 cdef inline void x_grads(
-    const DenseBackward *p, store *x_grad, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const DenseBackward *p, store *x_grad, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the tiles of x_grad, d_z @ w.T."""
     compute_x_grad_part(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, scratch + p.start[D], p.Ns,
-                        scratch + p.start[TRANSPOSED], p.O, scratch, 0, number, parts)
+                        scratch + p.start[TRANSPOSED], p.O, scratch, 0, part, parts)
+
+
+cdef inline void pack_x_tiles(
+    const DenseBackward *p, real *tiles, const store *x, Py_ssize_t i0, Py_ssize_t i1, const RowBlock *block
+) noexcept nogil:
+    """Pack the inputs i0 to i1 of a block's active rows of x to tiles; zeros for rows that are finished.
+
+    x : [T, B, I], the caller's
+    """
+    cdef const store *rows[PACK_ROWS]
+    cdef Py_ssize_t c, k, q, first_row, count, r  # c, k: a chain of the block, a row of it
+    for c in range(block.chains):
+        k = 0
+        while k < block.count[c]:
+            count = min(<Py_ssize_t> PACK_ROWS, block.count[c] - k)
+            first_row = c * BLOCK + k
+            for q in range(count):
+                r = block.t[first_row + q] * p.B + block.row[first_row + q]
+                rows[q] = <const store *> NULL if is_finished(p.steps.step_mask, r) else x + r * p.I + i0
+            pack_tiles(tiles + first_row * ROWS, p.tile_stride, rows, <const store **> NULL, i1 - i0, count)
+            k += count
 
 
 cdef inline void weight_grads(
-    const DenseBackward *p, const store *x, store *w_grad, store *b_grad, real *scratch, Py_ssize_t number,
+    const DenseBackward *p, const store *x, store *w_grad, store *b_grad, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows
@@ -666,52 +699,44 @@ cdef inline void weight_grads(
 
     x : [T, B, I]; w_grad : [I, O]; b_grad : [O]; all are the caller's
     """
-    cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panel_count, r0 = 0, c, k, j, l, m, at, r
-    cdef Py_ssize_t b0 = part_start(p.d_panel_count, number, parts), b1 = part_start(p.d_panel_count, number + 1, parts)
-    cdef real *tiles = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[X_TILES]
-    cdef real *panel = scratch + p.start[BACKWARD_PARTS] + number * p.part.size + p.part_start[D_PANEL]
+    # i0, i1 and j0, j1: the part's rows, and its panels of columns, of w_grad; bias0, bias1: its panels of b_grad
+    cdef Py_ssize_t L = p.L, O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panel_count, r0 = 0, i, j, l, lines, unit, end
+    cdef Py_ssize_t bias0 = part_start(p.d_panel_count, part, parts)
+    cdef Py_ssize_t bias1 = part_start(p.d_panel_count, part + 1, parts)
+    cdef real *tiles = scratch + p.start[BACKWARD_PARTS] + part * p.part.size + p.part_start[X_TILES]
+    cdef real *panel = scratch + p.start[BACKWARD_PARTS] + part * p.part.size + p.part_start[D_PANEL]
     cdef double *sums = <double *> (scratch + p.start[SUMS])
-    cdef const store *rows[PACK_ROWS]
     cdef real *out
     cdef RowBlock block
     if p.by_inputs:
-        i0 = min(p.I, part_start(count_tiles(p.I), number, parts) * ROWS)
-        i1 = min(p.I, part_start(count_tiles(p.I), number + 1, parts) * ROWS)
+        i0 = min(p.I, part_start(count_tiles(p.I), part, parts) * ROWS)
+        i1 = min(p.I, part_start(count_tiles(p.I), part + 1, parts) * ROWS)
     else:
-        j0, j1 = b0, b1
+        j0, j1 = bias0, bias1
     if store is half:
         out = scratch + p.start[W_GRAD]
     else:
         out = <real *> w_grad
     while r0 < p.rows:
         list_active_rows(&block, &p.steps, r0)
-        for c in range(block.chains):
-            k = 0
-            while k < block.count[c]:
-                m = min(<Py_ssize_t> PACK_ROWS, block.count[c] - k)
-                at = c * BLOCK + k
-                for l in range(m):
-                    r = block.t[at + l] * p.B + block.b[at + l]
-                    rows[l] = <const store *> NULL if is_finished(p.steps.step_mask, r) else x + r * p.I + i0
-                pack_tiles(tiles + at * ROWS, p.tile_stride, rows, <const store **> NULL, i1 - i0, m)
-                k += m
+        pack_x_tiles(p, tiles, x, i0, i1, &block)
         for j in range(j0, j1):
-            at = j * PANEL_LINES * L
-            m = min(<Py_ssize_t> PANEL_LINES, lines_in(scratch, O) - j * PANEL_LINES)
-            pack_columns(panel, m, &block, scratch + p.start[D] + at, p.Ns, O - at)
-            add_weight_grad_rows(out + i0 * O + at, O, i1 - i0, tiles, p.tile_stride, panel, m, O - at, &block, r0 == 0)
-            if b0 <= j < b1:
+            unit, lines = j * PANEL_LINES * L, panel_lines(lines_in(scratch, O), j)
+            pack_columns(panel, lines, &block, scratch + p.start[D] + unit, p.Ns, O - unit)
+            add_weight_grad_rows(out + i0 * O + unit, O, i1 - i0, tiles, p.tile_stride, panel, lines, O - unit, &block,
+                                 r0 == 0)
+            if bias0 <= j < bias1:
                 if r0 == 0:
-                    for l in range(at, at + m * L):
+                    for l in range(unit, unit + lines * L):
                         sums[l] = 0
-                add_column_sums(sums + at, scratch + p.start[D] + at, p.Ns, min(m * L, O - at), &block)
+                add_column_sums(sums + unit, scratch + p.start[D] + unit, p.Ns, min(lines * L, O - unit), &block)
         r0 += block.rows
-    for l in range(min(b0 * PANEL_LINES * L, O), min(b1 * PANEL_LINES * L, O)):
+    for l in range(min(bias0 * PANEL_LINES * L, O), min(bias1 * PANEL_LINES * L, O)):
         store_value(b_grad + l, <real> sums[l])
     if store is half:
-        at, m = min(j0 * PANEL_LINES * L, O), min(j1 * PANEL_LINES * L, O)
-        for k in range(i0, i1):
-            store_row(w_grad + k * O + at, out + k * O + at, m - at)
+        unit, end = min(j0 * PANEL_LINES * L, O), min(j1 * PANEL_LINES * L, O)
+        for i in range(i0, i1):
+            store_row(w_grad + i * O + unit, out + i * O + unit, end - unit)
 
 
 cdef inline long long backward(
@@ -728,7 +753,7 @@ cdef inline long long backward(
     cdef store *b_grad = <store *> a.weight_grads[1]
     if parts == 1:
         z_grads(p, y, y_grad, scratch, 0, 1)
-        pack_weights(p, w, scratch, 0, 1)
+        pack_transposed_weights(p, w, scratch, 0, 1)
         x_grads(p, x_grad, scratch, 0, 1)
         weight_grads(p, x, w_grad, b_grad, scratch, 0, 1)
         return 0
@@ -738,7 +763,7 @@ cdef inline long long backward(
         for part in prange(first, end_part, schedule="static"):
             z_grads(p, y, y_grad, scratch, part, parts)
         for part in prange(first, end_part, schedule="static"):
-            pack_weights(p, w, scratch, part, parts)
+            pack_transposed_weights(p, w, scratch, part, parts)
         barrier(&team)
         for part in prange(first, end_part, schedule="static"):
             x_grads(p, x_grad, scratch, part, parts)
@@ -766,23 +791,26 @@ cdef inline long long run_backward(
     return nanoseconds
 
 
-cdef inline long long pass_backward(
-    const DenseBackward *plan, int ready, void *scratch, const Pass *a, const store *x
+cdef inline long long run_layer_backward(
+    const DenseBackward *plan, int ready, void *scratch, const Pass *a, const store *of_type
 ) noexcept nogil:
-    """Run the backward pass of the arrays `a`, of which x says the type."""
+    """Run the backward pass of the arrays `a` on at most `ready` threads; return the nanoseconds that several cost.
+
+    of_type : only its type counts, which is that of the arrays; may be NULL
+    """
     cdef DenseBackward p = plan[0]
     p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:
-        use_step_mask_back(&p, a.step_mask, scratch)
-    return run_backward(&p, a, x, scratch, ready)
+        use_backward_step_mask(&p, a.step_mask, scratch)
+    return run_backward(&p, a, <const store *> a.x, scratch, ready)
 
 
-cdef inline long long run_pass_back(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
+cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the backward pass of a plan, a `DenseBackward`."""
     cdef const DenseBackward *p = <const DenseBackward *> plan
     if p.storage == DOUBLE:
-        return pass_backward(p, ready, scratch, a, <const double *> a.x)
+        return run_layer_backward(p, ready, scratch, a, <const double *> NULL)
     if p.storage == HALF:
-        return pass_backward(p, ready, scratch, a, <const half *> a.x)
-    return pass_backward(p, ready, scratch, a, <const float *> a.x)
+        return run_layer_backward(p, ready, scratch, a, <const half *> NULL)
+    return run_layer_backward(p, ready, scratch, a, <const float *> NULL)

@@ -1,22 +1,29 @@
 """The GRU's cell: its equations, its gradient, and where a step finds their operands.
 
-One step; the reset gate acts before the product, and u near 1 keeps the old state:
+A matrix has its rows for x above those for h: w_ru = [w_rux; w_ruh], and w_c = [w_cx; w_ch].  One step; the reset gate
+acts before the product, and u near 1 keeps the old state:
 
     [r_bar, u_bar] = [x, h_prev] @ w_ru + b_ru     r = sigmoid(r_bar)     u = sigmoid(u_bar)
     c_bar = [x, h_prev * r] @ w_c + b_c            c = tanh(c_bar)        h = u * (h_prev - c) + c
 
-Its gradient, from d_h, with d_hr = d_c_bar @ w_c.T, of the rows of w_c for h:
+Its gradient, from d_h, with d_hr = d_c_bar @ w_ch.T:
 
     d_u_bar = d_h * (h_prev - c) * u * (1 - u)     d_c_bar = d_h * (1 - u) * (1 - c^2)
     d_r_bar = d_hr * h_prev * r * (1 - r)
-    d_h_prev = d_hr * r + d_h * u + [d_r_bar, d_u_bar] @ w_ru.T, of the rows of w_ru for h
+    d_h_prev = d_hr * r + d_h * u + [d_r_bar, d_u_bar] @ w_ruh.T
 
-A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(u) then
-stands for u * (1 - u), and s(c) for 1 - c^2.
+A layer may have other activations than tanh and sigmoid.  Then the slopes of these, as functions of u and c, take the
+place of u * (1 - u) and 1 - c^2: `gate_grad` and `state_slope`.
 
 `gates`, `candidate`, `candidate_grad` and `gates_grad` are these equations for one line of units of one batch row.
-Their pointers are lines of L numbers in scratch memory or on the stack, which do not overlap; z has the lines of r_bar
-and u_bar, one behind the other, or that of c_bar.
+Their pointers are lines of L numbers, which do not overlap:
+
+    z                          r_bar and u_bar, one behind the other, or c_bar; in scratch memory or on the stack
+    h_prev, h, hr, u           in scratch memory; for gradients h_prev and u are as r
+    r, c                       on the stack; for gradients saved outputs, the caller's, or padded copies on the stack
+    d_h                        the gradient of h, in scratch memory
+    d_hr                       the product, on the stack
+    d_r_bar, d_u_bar, d_c_bar  on the stack
 """
 from cells.activations cimport (
     SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
@@ -42,12 +49,12 @@ cdef enum:  # the lines of z of the first, and the columns of a row of gradients
     R_BAR, U_BAR, C_BAR
 
 
-cdef inline Gru gru_of() noexcept nogil:
+cdef inline Gru default_gru() noexcept nogil:
     """Return the GRU with the default activations."""
-    cdef Gru c
-    set_matrices(&c)
-    c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
-    return c
+    cdef Gru gru
+    set_matrices(&gru)
+    gru.activation, gru.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
+    return gru
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
@@ -67,7 +74,7 @@ cdef inline noinline_void gates(
     const Gru *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
     real *restrict hr
 ) noexcept nogil:
-    """`compute_gates`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_gates`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
         compute_gates(gru, z, h_prev, r, u, hr)
     else:
@@ -90,7 +97,7 @@ cdef inline inline_void compute_candidate(
 cdef inline noinline_void candidate(
     const Gru *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
 ) noexcept nogil:
-    """`compute_candidate`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_candidate`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
         compute_candidate(gru, z, u, h, c)
     else:
@@ -116,7 +123,7 @@ cdef inline noinline_void candidate_grad(
     const Gru *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
     const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
 ) noexcept nogil:
-    """`compute_candidate_grad`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_candidate_grad`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
         compute_candidate_grad(gru, u, c, h_prev, d_h, d_u_bar, d_c_bar)
     else:
@@ -142,7 +149,7 @@ cdef inline noinline_void gates_grad(
     const Gru *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
     const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
-    """`compute_gates_grad`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_gates_grad`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
         compute_gates_grad(gru, r, u, h_prev, d_hr, d_h, d_r_bar)
     else:
@@ -157,22 +164,23 @@ cdef inline void gates_cells(
     """Compute r, u and h_prev * r of step k from z: panel j, slots b0 to b1."""
     cdef Py_ssize_t L = lanes_of(z), units = p.w[RU].unit_lines
     cdef real[LF] gate_r
-    cdef Py_ssize_t b, s, at, to, t = step_at(&p.steps, k)
+    cdef Py_ssize_t b, unit_line, unit, saved_line, t = step_at(&p.steps, k)
     cdef real *u
     for b in range(b0, b1):
-        for s in range(unit_lines_in_panel(&p.w[RU], j)):
-            at = (j * units + s) * L
-            to = (t * p.B + row_of_slot(&p.steps, b)) * p.H + at
-            u = rows + p.start[U] + b * p.Hs + at
-            gates(gru, z + ((b - b0) * LINES + 2 * s) * L, rows + p.start[H_EVEN] + b * p.Hs + at, gate_r, u,
-                  rows + p.start[HR] + b * p.Hs + at)
+        for unit_line in range(unit_lines_in_panel(&p.w[RU], j)):
+            unit = (j * units + unit_line) * L
+            saved_line = (t * p.B + row_of_slot(&p.steps, b)) * p.H + unit
+            u = rows + p.start[U] + b * p.Hs + unit
+            gates(gru, z + ((b - b0) * LINES + 2 * unit_line) * L, rows + p.start[H_EVEN] + b * p.Hs + unit, gate_r, u,
+                  rows + p.start[HR] + b * p.Hs + unit)
             if outputs[OUT_R] is NULL:
                 continue
-            store_line(outputs[OUT_R] + to, gate_r, p.H - at)
-            store_line(outputs[OUT_U] + to, u, p.H - at)
-            if at + units * L < p.H:
-                prefetch_write(outputs[OUT_R] + to + units * L)  # for panel j + 1; what follows the row may be
-                prefetch_write(outputs[OUT_U] + to + units * L)  # another thread's
+            store_line(outputs[OUT_R] + saved_line, gate_r, p.H - unit)
+            store_line(outputs[OUT_U] + saved_line, u, p.H - unit)
+            if unit + units * L < p.H:
+                # For panel j + 1; what follows the row may be another thread's.
+                prefetch_write(outputs[OUT_R] + saved_line + units * L)
+                prefetch_write(outputs[OUT_U] + saved_line + units * L)
 
 
 cdef inline void candidate_cells(
@@ -182,20 +190,20 @@ cdef inline void candidate_cells(
     """Compute c and h of step k from z: panel j, slots b0 to b1."""
     cdef Py_ssize_t L = lanes_of(z), units = p.w[C].unit_lines
     cdef real[LF] c
-    cdef Py_ssize_t b, s, at, t = step_at(&p.steps, k)
+    cdef Py_ssize_t b, row, unit_line, unit, saved_line, t = step_at(&p.steps, k)
     cdef real *h
-    cdef store *row
     for b in range(b0, b1):
-        for s in range(unit_lines_in_panel(&p.w[C], j)):
-            at = (j * units + s) * L
-            h = rows + p.start[H_EVEN] + b * p.Hs + at
-            candidate(gru, z + ((b - b0) * LINES + s) * L, rows + p.start[U] + b * p.Hs + at, h, c)
+        for unit_line in range(unit_lines_in_panel(&p.w[C], j)):
+            unit = (j * units + unit_line) * L
+            h = rows + p.start[H_EVEN] + b * p.Hs + unit
+            candidate(gru, z + ((b - b0) * LINES + unit_line) * L, rows + p.start[U] + b * p.Hs + unit, h, c)
+            row = row_of_slot(&p.steps, b)
             if outputs[OUT_C] is not NULL:
-                row = outputs[OUT_C] + (t * p.B + row_of_slot(&p.steps, b)) * p.H + at
-                store_line(row, c, p.H - at)
-                if at + units * L < p.H:
-                    prefetch_write(row + units * L)
-            store_h_line(p, outputs, t, row_of_slot(&p.steps, b), at, at + units * L, h)
+                saved_line = (t * p.B + row) * p.H + unit
+                store_line(outputs[OUT_C] + saved_line, c, p.H - unit)
+                if unit + units * L < p.H:
+                    prefetch_write(outputs[OUT_C] + saved_line + units * L)
+            store_h_line(p, outputs, t, row, unit, unit + units * L, h)
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
@@ -218,29 +226,31 @@ cdef inline void forward_cells(
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void backward_lines(
     const Backward *p, const Gru *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t slot, const real *product, real *scratch
+    Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_u_bar and d_c_bar; or d_r_bar from the product of d_c_bar, d_hr, and turn d_h into the part of d_h_prev
     that does not come through r and u."""
-    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, at, width
-    cdef real[4 * LF] buffer  # for lines that cannot be read where they are
+    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
+    cdef Py_ssize_t j, saved_line, width  # saved_line: where line j begins in a saved output
+    cdef real[LF] h_prev_space, r_space, u_space, c_space  # for lines that cannot be read where they are
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
-    cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
-    cdef real *d_h = scratch + p.start[D_H] + slot * p.Ps
-    cdef const store *row = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+    cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
+    cdef real *d_h = scratch + p.start[D_H] + b * p.Ps
+    cdef const store *h_prev_row = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
     cdef const real *h_prev
     cdef const real *u
     for j in range(j0, j1):
-        at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
-        h_prev, u = state_line(&buffer[0], row, j, width), padded_line(&buffer[L], inputs[OUT_U] + at, width)
+        saved_line, width = (t * p.B + row) * p.H + j * L, p.H - j * L
+        h_prev = state_line(&h_prev_space[0], h_prev_row, j, width)
+        u = padded_line(&u_space[0], inputs[OUT_U] + saved_line, width)
         if n == 0:
-            add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L,
+            add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L,
                      width)
-            candidate_grad(gru, u, padded_line(&buffer[2 * L], inputs[OUT_C] + at, width), h_prev, d_h + j * L, d_u_bar,
-                           d_c_bar)
-            store_line(d + U_BAR * p.H + j * L, d_u_bar, width)
-            store_line(d + C_BAR * p.H + j * L, d_c_bar, width)
+            candidate_grad(gru, u, padded_line(&c_space[0], inputs[OUT_C] + saved_line, width), h_prev, d_h + j * L,
+                           d_u_bar, d_c_bar)
+            store_line(d_row + U_BAR * p.H + j * L, d_u_bar, width)
+            store_line(d_row + C_BAR * p.H + j * L, d_c_bar, width)
         else:
-            gates_grad(gru, padded_line(&buffer[3 * L], inputs[OUT_R] + at, width), u, h_prev, product + (j - j0) * L,
-                       d_h + j * L, d_r_bar)
-            store_line(d + R_BAR * p.H + j * L, d_r_bar, width)
+            gates_grad(gru, padded_line(&r_space[0], inputs[OUT_R] + saved_line, width), u, h_prev,
+                       product + (j - j0) * L, d_h + j * L, d_r_bar)
+            store_line(d_row + R_BAR * p.H + j * L, d_r_bar, width)

@@ -1,6 +1,7 @@
 """The GRU that resets after the product: its equations, its gradient, and where a step finds their operands.
 
-This is the GRU of PyTorch, Keras and cuDNN.  One step, with w_c = [w_cx; w_ch], the rows for x and those for h:
+This is the GRU of PyTorch, Keras and cuDNN.  A matrix has its rows for x above those for h: w_ru = [w_rux; w_ruh], and
+w_c = [w_cx; w_ch].  One step:
 
     [r_bar, u_bar] = [x, h_prev] @ w_ru + b_ru     r = sigmoid(r_bar)     u = sigmoid(u_bar)
     xc = x @ w_cx + b_c                            hc = h_prev @ w_ch + b_hc
@@ -10,14 +11,22 @@ Its gradient, from d_h:
 
     d_u_bar = d_h * (h_prev - c) * u * (1 - u)     d_c_bar = d_h * (1 - u) * (1 - c^2)
     d_r_bar = d_c_bar * hc * r * (1 - r)           d_hc = d_c_bar * r
-    d_h_prev = d_h * u + [d_r_bar, d_u_bar] @ w_ru.T + d_hc @ w_ch.T, of the rows of w_ru for h
+    d_h_prev = d_h * u + [d_r_bar, d_u_bar] @ w_ruh.T + d_hc @ w_ch.T
 
-A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(u) then
-stands for u * (1 - u), and s(c) for 1 - c^2.
+A layer may have other activations than tanh and sigmoid.  Then the slopes of these, as functions of u and c, take the
+place of u * (1 - u) and 1 - c^2: `gate_grad` and `state_slope`.
 
 `new_state` and `pre_activation_grads` are these equations for one line of units of one batch row.  Their pointers are
-lines of L numbers in scratch memory or on the stack, which do not overlap: z and d have four, one behind the other, and
-y has one for each output of the step, by the numbers of operands.pxd.
+lines of L numbers, which do not overlap:
+
+    z              XC, R_BAR, U_BAR, HC, one behind the other, in scratch memory or on the stack
+    h_prev, h      states in scratch memory; for the gradient h_prev is as r
+    y              a line for each output of the step, by the numbers of operands.pxd, on the stack
+    r, u, c, hc    saved outputs, the caller's, or padded copies on the stack
+    d_h            the gradient of h, in scratch memory
+    d              D_R_BAR, D_U_BAR, D_C_BAR, D_HC, one behind the other, on the stack
+
+A step has one product, so n of `forward_cells` and `backward_lines` (types.pxd) is always 0.
 """
 from cells.activations cimport (
     SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
@@ -37,19 +46,20 @@ from schedule.plan cimport D, D_H, Backward, Forward, h_before
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
     XC, R_BAR, U_BAR, HC
 
-cdef enum:  # the columns of a row of gradients, in units of H
+cdef enum:  # the lines of d, and where they are in a row of gradients, in units of H
     D_R_BAR, D_U_BAR, D_C_BAR, D_HC
+    D_LINES
 
 cdef enum:
-    OUTS = OUT_HC + 1
+    Y_LINES = OUT_HC + 1
 
 
-cdef inline ResetAfter reset_after_of() noexcept nogil:
+cdef inline ResetAfter default_reset_after() noexcept nogil:
     """Return the GRU with the default activations."""
-    cdef ResetAfter c
-    set_matrices(&c)
-    c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
-    return c
+    cdef ResetAfter gru
+    set_matrices(&gru)
+    gru.activation, gru.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
+    return gru
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
@@ -73,7 +83,7 @@ cdef inline inline_void compute_new_state(
 cdef inline noinline_void new_state(
     const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
-    """`compute_new_state`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_new_state`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
         compute_new_state(gru, z, h_prev, h, y)
     else:
@@ -107,7 +117,7 @@ cdef inline noinline_void pre_activation_grads(
     const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
-    """`compute_pre_activation_grads`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_pre_activation_grads`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
         compute_pre_activation_grads(gru, r, u, c, hc, h_prev, d_h, d)
     else:
@@ -121,7 +131,7 @@ cdef inline void forward_cells(
 ) noexcept nogil:
     """Compute the states and outputs of a step; a panel has the gates of one line."""
     cdef Py_ssize_t L = lanes_of(z)
-    cdef real[OUTS * LF] y
+    cdef real[Y_LINES * LF] y
     cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
     cdef const real *h_prev
     cdef real *h
@@ -145,23 +155,24 @@ cdef inline void forward_cells(
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void backward_lines(
     const Backward *p, const ResetAfter *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t slot, const real *product, real *scratch
+    Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, and turn d_h into the part of d_h_prev that is not a product."""
-    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot)
-    cdef Py_ssize_t j, column, at, width
-    cdef real[OUTS * LF] buffer  # for lines that cannot be read where they are
-    cdef real[4 * LF] bars
-    cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
-    cdef real *d_h = scratch + p.start[D_H] + slot * p.Ps
-    cdef const store *h_prev = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, b)
+    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
+    cdef Py_ssize_t j, line, saved_line, width  # saved_line: where line j begins in a saved output
+    cdef real[Y_LINES * LF] saved  # for lines of saved outputs that cannot be read where they are
+    cdef real[LF] h_prev_space  # for h_prev, where that cannot be
+    cdef real[D_LINES * LF] d
+    cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
+    cdef real *d_h = scratch + p.start[D_H] + b * p.Ps
+    cdef const store *h_prev = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
     for j in range(j0, j1):
-        at, width = (t * p.B + b) * p.H + j * L, p.H - j * L
-        add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
-        pre_activation_grads(gru, padded_line(&buffer[OUT_R * L], inputs[OUT_R] + at, width),
-                             padded_line(&buffer[OUT_U * L], inputs[OUT_U] + at, width),
-                             padded_line(&buffer[OUT_C * L], inputs[OUT_C] + at, width),
-                             padded_line(&buffer[OUT_HC * L], inputs[OUT_HC] + at, width),
-                             state_line(&buffer[OUT_H * L], h_prev, j, width), d_h + j * L, bars)
-        for column in range(4):
-            store_line(d + column * p.H + j * L, bars + column * L, width)
+        saved_line, width = (t * p.B + row) * p.H + j * L, p.H - j * L
+        add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)
+        pre_activation_grads(gru, padded_line(&saved[OUT_R * L], inputs[OUT_R] + saved_line, width),
+                             padded_line(&saved[OUT_U * L], inputs[OUT_U] + saved_line, width),
+                             padded_line(&saved[OUT_C * L], inputs[OUT_C] + saved_line, width),
+                             padded_line(&saved[OUT_HC * L], inputs[OUT_HC] + saved_line, width),
+                             state_line(&h_prev_space[0], h_prev, j, width), d_h + j * L, d)
+        for line in range(D_LINES):
+            store_line(d_row + line * p.H + j * L, d + line * L, width)

@@ -29,15 +29,21 @@ Coupled, and projected, where m_grad takes h_grad's place above:
     d_f_bar = d_cs * (cs_prev - ci) * f * (1 - f)
     d_h     = h_grad where |h| < proj_clip, else 0     m_grad = d_h @ w_p.T
 
-A layer may have other activations than tanh and sigmoid.  With s the slope of one where its value is y, s(o) then
-stands for o * (1 - o), and s(co) for 1 - co^2.
+A layer may have other activations than tanh and sigmoid.  Then the slopes of these, as functions of o and co, say, take
+the place of o * (1 - o) and 1 - co^2: `gate_grad` and `state_slope`.
 
 `cell_state`, `cell_output` and `cell_grad` are these equations for one line of units of one batch row.  Their pointers
-are lines of L numbers in scratch memory or on the stack, which do not overlap:
+are lines of L numbers, which do not overlap:
 
-    z, dicfo   a line for each pre-activation, one behind the other, and for its gradient
-    peep       the lines of wci, wcf and wco, one behind the other; not read without peepholes
-    y          a line for each output of the step, by the numbers of operands.pxd
+    z                   a line for each pre-activation, one behind the other, in scratch memory or on the stack
+    peep                the lines of wci, wcf and wco, one behind the other, in scratch memory or behind packed weights;
+                        not read without peepholes
+    cs_state, h_state   states in scratch memory; h_state is m, if that is projected
+    y                   a line for each output of the step, by the numbers of operands.pxd, on the stack
+    i, f, o, ci, co     saved outputs, the caller's, or padded copies on the stack; cs_prev, too
+    h_grad              on the stack
+    cs_grad             in scratch memory or on the stack
+    dicfo               a line for the gradient of each pre-activation, one behind the other, on the stack
 """
 from cells.activations cimport (
     SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
@@ -45,8 +51,8 @@ from cells.activations cimport (
 from cells.types cimport Lstm, set_matrices
 from passes.gradients cimport add_line, compute_peephole_grad, state_line
 from passes.operands cimport (
-    CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, OUTS, WCF, WCF_GRAD, WCI, WCI_GRAD,
-    WCO, WCO_GRAD
+    CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, STEP_OUTPUTS, WCF, WCF_GRAD, WCI,
+    WCI_GRAD, WCO, WCO_GRAD
 )
 from passes.outputs cimport store_h_line, store_output_line
 from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
@@ -67,27 +73,28 @@ cdef enum:  # the lines of the peepholes
     PEEP_LINES
 
 
-cdef inline Lstm lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
+cdef inline Lstm op_lstm(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
     """Return the LSTM of an op, with the default activations."""
-    cdef Lstm c
-    set_matrices(&c)
-    c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
-    c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
-    c.column[I_BAR], c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 2 if ifco else 1, 1 if ifco else 2, 3
-    c.coupled, c.P, c.proj_clip = False, 0, 0
-    return c
+    cdef Lstm lstm
+    set_matrices(&lstm)
+    lstm.activation, lstm.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
+    lstm.forget_bias, lstm.cell_clip, lstm.peephole = forget_bias, cell_clip, peephole
+    lstm.column[I_BAR], lstm.column[O_BAR] = 0, 3
+    lstm.column[CI_BAR], lstm.column[F_BAR] = 2 if ifco else 1, 1 if ifco else 2
+    lstm.coupled, lstm.P, lstm.proj_clip = False, 0, 0
+    return lstm
 
 
-cdef inline Lstm layer_of(
+cdef inline Lstm layer_lstm(
     double forget_bias, double cell_clip, bint peephole, bint ifco, Py_ssize_t P, bint coupled, double proj_clip
 ) noexcept nogil:
     """Return the LSTM of a layer, which may be projected or coupled."""
-    cdef Lstm c = lstm_of(forget_bias, cell_clip, peephole, ifco)
-    c.P, c.coupled, c.proj_clip = P, coupled, proj_clip
+    cdef Lstm lstm = op_lstm(forget_bias, cell_clip, peephole, ifco)
+    lstm.P, lstm.coupled, lstm.proj_clip = P, coupled, proj_clip
     if coupled:
-        c.gates[0] = GATES - 1
-        c.column[CI_BAR], c.column[F_BAR], c.column[O_BAR] = 0, 1, 2
-    return c
+        lstm.gates[0] = GATES - 1
+        lstm.column[CI_BAR], lstm.column[F_BAR], lstm.column[O_BAR] = 0, 1, 2
+    return lstm
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
@@ -100,7 +107,7 @@ cdef inline inline_void compute_cell_state(
     """
     cdef Py_ssize_t l, L = lanes_of(y), ci_line = CI_BAR - lstm.coupled, f_line = F_BAR - lstm.coupled
     cdef real forget_bias = <real> lstm.forget_bias, clip = <real> lstm.cell_clip, one = 1
-    cdef real[LF] i_bar, f_bar, s
+    cdef real[LF] i_bar, f_bar, cs
     for l in range(L):
         i_bar[l] = z[I_BAR * L + l]  # coupled: z has no i_bar, and what comes of this is overwritten
         f_bar[l] = z[f_line * L + l] + forget_bias
@@ -116,20 +123,20 @@ cdef inline inline_void compute_cell_state(
         for l in range(L):
             y[OUT_I * L + l] = one - y[OUT_F * L + l]
     for l in range(L):
-        s[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
+        cs[l] = y[OUT_CI * L + l] * y[OUT_I * L + l] + y[OUT_F * L + l] * cs_state[l]
     if clip > 0:
         for l in range(L):
-            s[l] = clip if s[l] > clip else s[l]
-            s[l] = -clip if s[l] < -clip else s[l]
+            cs[l] = clip if cs[l] > clip else cs[l]
+            cs[l] = -clip if cs[l] < -clip else cs[l]
     for l in range(L):
-        y[OUT_CS * L + l] = s[l]
-        cs_state[l] = s[l]
+        y[OUT_CS * L + l] = cs[l]
+        cs_state[l] = cs[l]
 
 
 cdef inline noinline_void cell_state(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
-    """`compute_cell_state`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_cell_state`, compiled twice: with the default activations values stay in registers."""
     if are_default(&lstm.recurrent, &lstm.activation):
         compute_cell_state(lstm, z, peep, cs_state, y)
     else:
@@ -163,7 +170,7 @@ cdef inline noinline_void cell_output(
     const Lstm *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
-    """`compute_cell_output`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_cell_output`, compiled twice: with the default activations values stay in registers."""
     if are_default(&lstm.recurrent, &lstm.activation):
         compute_cell_output(lstm, z, peep, cs_state, h_state, y)
     else:
@@ -211,7 +218,7 @@ cdef inline noinline_void cell_grad(
     const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
     real *restrict cs_grad, real *restrict dicfo
 ) noexcept nogil:
-    """`compute_cell_grad`, compiled twice: with the default activations values stay in registers."""
+    """Call `compute_cell_grad`, compiled twice: with the default activations values stay in registers."""
     if are_default(&lstm.recurrent, &lstm.activation):
         compute_cell_grad(lstm, i, f, o, ci, co, cs_prev, peep, h_grad, cs_grad, dicfo)
     else:
@@ -227,7 +234,7 @@ cdef inline void lstm_cells(
 
     All cs come first, then all h, so that the CPU can begin the next cs while one is not finished."""
     cdef Py_ssize_t L = lanes_of(z)
-    cdef real[OUTS * LF] y
+    cdef real[STEP_OUTPUTS * LF] y
     cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
     cdef bint projected = lstm.P > 0
     cdef real *h_next = rows + p.start[M] if projected else h_before(p, rows, k + 1)
@@ -270,23 +277,24 @@ cdef inline void projected_cells(
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute h from z = m @ w_p."""
-    cdef Py_ssize_t L = lanes_of(z), units = p.w[1].unit_lines, j, b, s, at, l, t = step_at(&p.steps, k)
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[1].unit_lines, t = step_at(&p.steps, k)
+    cdef Py_ssize_t j, b, unit_line, unit, l
     cdef real clip = <real> lstm.proj_clip
     cdef real *h
     cdef const real *value
     for j in range(j0, j1):
         for b in range(b0, b1):
-            for s in range(unit_lines_in_panel(&p.w[1], j)):
-                at = (j * units + s) * L
-                h = h_before(p, rows, k + 1) + b * p.Ps + at
-                value = z + (j - j0) * z_panel + ((b - b0) * LINES + s) * L
+            for unit_line in range(unit_lines_in_panel(&p.w[1], j)):
+                unit = (j * units + unit_line) * L
+                h = h_before(p, rows, k + 1) + b * p.Ps + unit
+                value = z + (j - j0) * z_panel + ((b - b0) * LINES + unit_line) * L
                 for l in range(L):
                     h[l] = value[l]
                 if clip > 0:
                     for l in range(L):
                         h[l] = clip if h[l] > clip else h[l]
                         h[l] = -clip if h[l] < -clip else h[l]
-                store_h_line(p, outputs, t, row_of_slot(&p.steps, b), at, at + units * L, h)
+                store_h_line(p, outputs, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
                 if store is half:
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
@@ -312,72 +320,74 @@ cdef inline void load_peepholes(
     peep : [J, 3, L] in scratch memory
     inputs : wci, wcf, wco [H], the caller's
     """
-    cdef Py_ssize_t L = lanes_of(peep), at = j * L
+    cdef Py_ssize_t L = lanes_of(peep), unit = j * L
     if not lstm.coupled:
-        load_line(peep + (PEEP_LINES * j + PEEP_I) * L, inputs[WCI] + at, H - at)
-    load_line(peep + (PEEP_LINES * j + PEEP_F) * L, inputs[WCF] + at, H - at)
-    load_line(peep + (PEEP_LINES * j + PEEP_O) * L, inputs[WCO] + at, H - at)
+        load_line(peep + (PEEP_LINES * j + PEEP_I) * L, inputs[WCI] + unit, H - unit)
+    load_line(peep + (PEEP_LINES * j + PEEP_F) * L, inputs[WCF] + unit, H - unit)
+    load_line(peep + (PEEP_LINES * j + PEEP_O) * L, inputs[WCO] + unit, H - unit)
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void lstm_grad_line(
     const Backward *p, const Lstm *lstm, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
-    Py_ssize_t t, Py_ssize_t b, const real *d_h, real *d_cs, real *d
+    Py_ssize_t t, Py_ssize_t row, const real *d_h, real *d_cs, real *d_row
 ) noexcept nogil:
-    """Compute line j of row (t, b) of dicfo, in row d.  Prefetching the saved lines gained nothing.
+    """Compute line j of row (t, row) of dicfo, in d_row.  Prefetching the saved lines gained nothing.
 
     cs_prev : the row of cs that the step started from, the caller's, NULL for zeros
     d_h : the line of the gradient of h that the steps after this one give; of a projected LSTM that of m
     d_cs : the line of the gradient of cs, which becomes that of cs_prev
-    d : the row of dicfo
+    d_row : the row of dicfo
     """
-    cdef Py_ssize_t L = lanes_of(d), l, gate, at = (t * p.B + b) * p.H + j * L, width = p.H - j * L
-    cdef real[OUTS * LF] buffer  # for lines that cannot be read where they are
+    cdef Py_ssize_t L = lanes_of(d_row), l, gate, width = p.H - j * L
+    cdef Py_ssize_t saved_line = (t * p.B + row) * p.H + j * L  # where line j begins in a saved output
+    cdef real[STEP_OUTPUTS * LF] saved  # for lines of saved outputs that cannot be read where they are
+    cdef real[LF] cs_grad_space, cs_prev_space  # for cs_grad and cs_prev, where these cannot be
     cdef real[GATES * LF] dicfo
     cdef real[LF] h_grad
     cdef const real *cs_grad
     if lstm.P == 0:
-        add_line(&h_grad[0], d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
+        add_line(&h_grad[0], d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)
         d_h = h_grad
     if inputs[CS_GRAD] is not NULL:
-        cs_grad = padded_line(&buffer[0], inputs[CS_GRAD] + at, width)
+        cs_grad = padded_line(&cs_grad_space[0], inputs[CS_GRAD] + saved_line, width)
         for l in range(L):
             d_cs[l] = d_cs[l] + cs_grad[l]
-    cell_grad(lstm, padded_line(&buffer[OUT_I * L], inputs[OUT_I] + at, width),
-              padded_line(&buffer[OUT_F * L], inputs[OUT_F] + at, width),
-              padded_line(&buffer[OUT_O * L], inputs[OUT_O] + at, width),
-              padded_line(&buffer[OUT_CI * L], inputs[OUT_CI] + at, width),
-              padded_line(&buffer[OUT_CO * L], inputs[OUT_CO] + at, width),
-              state_line(&buffer[OUT_CS * L], cs_prev, j, width), peep + PEEP_LINES * j * L, d_h, d_cs, dicfo)
+    cell_grad(lstm, padded_line(&saved[OUT_I * L], inputs[OUT_I] + saved_line, width),
+              padded_line(&saved[OUT_F * L], inputs[OUT_F] + saved_line, width),
+              padded_line(&saved[OUT_O * L], inputs[OUT_O] + saved_line, width),
+              padded_line(&saved[OUT_CI * L], inputs[OUT_CI] + saved_line, width),
+              padded_line(&saved[OUT_CO * L], inputs[OUT_CO] + saved_line, width),
+              state_line(&cs_prev_space[0], cs_prev, j, width), peep + PEEP_LINES * j * L, d_h, d_cs, dicfo)
     for gate in range(lstm.coupled, GATES):
-        store_line(d + lstm.column[gate] * p.H + j * L, dicfo + gate * L, width)
+        store_line(d_row + lstm.column[gate] * p.H + j * L, dicfo + gate * L, width)
 
 
 cdef inline void projected_grad_line(
-    const Backward *p, const Lstm *lstm, const store **inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t b,
-    const real *carry, real *d_h
+    const Backward *p, const Lstm *lstm, const store **inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row,
+    const real *carry, real *d_h_row
 ) noexcept nogil:
-    """Compute line j of row (t, b) of d_h, the gradient of the projection before its clip.
+    """Compute line j of row (t, row) of d_h, the gradient of the projection before its clip.
 
     carry : the line of the gradient of h that the steps after this one give
-    d_h : the row, written
+    d_h_row : the row, written
     """
-    cdef Py_ssize_t L = lanes_of(d_h), l, width = p.P - j * L
+    cdef Py_ssize_t L = lanes_of(d_h_row), l, width = p.P - j * L
     cdef real clip = <real> lstm.proj_clip
-    cdef real[LF] buffer  # for a line that cannot be read where it is
+    cdef real[LF] h_space  # for a line that cannot be read where it is
     cdef real[LF] total
     cdef const real *h
-    add_line(&total[0], carry, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
+    add_line(&total[0], carry, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)
     if clip > 0:
-        h = padded_line(&buffer[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
+        h = padded_line(&h_space[0], inputs[OUT_H] + offset_of(&p.h_layout, t, row) + j * L, width)
         for l in range(L):
             total[l] = 0 if h[l] >= clip or h[l] <= -clip else total[l]
-    store_line(d_h + j * L, total, width)
+    store_line(d_h_row + j * L, total, width)
 
 
 cdef inline void backward_lines(
     const Backward *p, const Lstm *lstm, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t slot, const real *product, real *scratch
+    Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute dicfo, and turn d_cs into the gradient of cs_prev (types.pxd has the arguments).
 
@@ -386,19 +396,19 @@ cdef inline void backward_lines(
 
     What D_H carries becomes zero: the gradient of the h before is a product alone.
     """
-    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j
-    cdef real *d = scratch + p.start[D] + (t * p.B + slot) * p.Ns
-    cdef real *d_cs = scratch + p.start[D_CS] + slot * p.Hs
+    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j
+    cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
+    cdef real *d_cs = scratch + p.start[D_CS] + b * p.Hs
     cdef const real *peep = scratch + p.start[PEEPHOLES]
-    cdef const store *cs_prev = previous_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, b)
+    cdef const store *cs_prev = previous_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, row)
     for j in range(j0, j1):
         if n == 0:
-            clear(scratch + p.start[D_H] + slot * p.Ps + j * L, L)
+            clear(scratch + p.start[D_H] + b * p.Ps + j * L, L)
         if n == 0 and lstm.P > 0:
-            projected_grad_line(p, lstm, inputs, j, t, b, product + (j - j0) * L, d + p.column[1])
+            projected_grad_line(p, lstm, inputs, j, t, row, product + (j - j0) * L, d_row + p.column[1])
             continue
-        lstm_grad_line(p, lstm, inputs, cs_prev, peep, j, t, b, product + (j - j0) * L, d_cs + j * L, d)
-        if has_flag(&p.steps, k, slot, RESET):  # the step before did not lead here
+        lstm_grad_line(p, lstm, inputs, cs_prev, peep, j, t, row, product + (j - j0) * L, d_cs + j * L, d_row)
+        if has_flag(&p.steps, k, b, RESET):  # the step before did not lead here
             clear(d_cs + j * L, L)
 
 
@@ -408,16 +418,16 @@ cdef inline void peephole_grads(
     """Compute line j of wci_grad and wcf_grad, sums of products of d with cs before a step, and of wco_grad, with cs
     after it.
 
-    d : dicfo of all rows (t, slot)
+    d : dicfo of all steps and slots
     outputs : wci_grad, wcf_grad, wco_grad [H], the caller's
     """
-    cdef Py_ssize_t at = j * lanes_of(d), n = p.H - at
-    cdef const store *cs_prev = inputs[CS_PREV] + at
-    cdef const store *cs = inputs[OUT_CS] + at
+    cdef Py_ssize_t unit = j * lanes_of(d), columns = p.H - unit
+    cdef const store *cs_prev = inputs[CS_PREV] + unit
+    cdef const store *cs = inputs[OUT_CS] + unit
     if not lstm.coupled:
-        compute_peephole_grad(outputs[WCI_GRAD] + at, d + lstm.column[I_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H,
-                              cs, &p.cs_layout, n)
-    compute_peephole_grad(outputs[WCF_GRAD] + at, d + lstm.column[F_BAR] * p.H + at, p.Ns, &p.steps, cs_prev, p.H, cs,
-                          &p.cs_layout, n)
-    compute_peephole_grad(outputs[WCO_GRAD] + at, d + lstm.column[O_BAR] * p.H + at, p.Ns, &p.steps, <store *> NULL,
-                          p.H, cs, &p.cs_layout, n)
+        compute_peephole_grad(outputs[WCI_GRAD] + unit, d + lstm.column[I_BAR] * p.H + unit, p.Ns, &p.steps, cs_prev,
+                              p.H, cs, &p.cs_layout, columns)
+    compute_peephole_grad(outputs[WCF_GRAD] + unit, d + lstm.column[F_BAR] * p.H + unit, p.Ns, &p.steps, cs_prev, p.H,
+                          cs, &p.cs_layout, columns)
+    compute_peephole_grad(outputs[WCO_GRAD] + unit, d + lstm.column[O_BAR] * p.H + unit, p.Ns, &p.steps, <store *> NULL,
+                          p.H, cs, &p.cs_layout, columns)

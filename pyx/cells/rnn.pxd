@@ -1,11 +1,13 @@
 """The plain RNN's cell: its equations, its gradient, and where a step finds their operands.
 
-One step, and its gradient, from d_h, with s the slope of the activation where its value is h:
+One step, and its gradient, from d_h.  s is the slope of the activation as a function of its value h, and w = [w_x; w_h]
+has its rows for x above those for h:
 
     h = activation([x, h_prev] @ w + b)
-    d_h_bar = d_h * s(h)                           d_h_prev = d_h_bar @ w.T, of the rows of w for h
+    d_h_bar = d_h * s(h)                           d_h_prev = d_h_bar @ w_h.T
 
-`activate` and `slope` (activations.pxd) are these equations for one line of units of one batch row.
+`activate` and `slope` (activations.pxd) are these equations for one line of units of one batch row.  A step has one
+product, so n of `forward_cells` and `backward_lines` (types.pxd) is always 0.
 """
 from cells.activations cimport TANH, activate, slope, without_parameters
 from cells.types cimport Rnn, set_matrices
@@ -20,12 +22,12 @@ from product.tile cimport LF, LINES, clear, lanes_of, padded_line, round_to_half
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
 
-cdef inline Rnn rnn_of() noexcept nogil:
+cdef inline Rnn default_rnn() noexcept nogil:
     """Return the RNN with the default activation."""
-    cdef Rnn c
-    set_matrices(&c)
-    c.activation = without_parameters(TANH)
-    return c
+    cdef Rnn rnn
+    set_matrices(&rnn)
+    rnn.activation = without_parameters(TANH)
+    return rnn
 
 
 cdef inline void forward_cells(
@@ -33,15 +35,16 @@ cdef inline void forward_cells(
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute h, which is the new state."""
-    cdef Py_ssize_t L = lanes_of(z), units = p.w[0].unit_lines, j, b, s, at, t = step_at(&p.steps, k)
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[0].unit_lines, t = step_at(&p.steps, k)
+    cdef Py_ssize_t j, b, unit_line, unit
     cdef real *h
     for j in range(j0, j1):
         for b in range(b0, b1):
-            for s in range(unit_lines_in_panel(&p.w[0], j)):
-                at = (j * units + s) * L
-                h = h_before(p, rows, k + 1) + b * p.Hs + at
-                activate(&rnn.activation, z + (j - j0) * z_panel + ((b - b0) * LINES + s) * L, h)
-                store_h_line(p, outputs, t, row_of_slot(&p.steps, b), at, at + units * L, h)
+            for unit_line in range(unit_lines_in_panel(&p.w[0], j)):
+                unit = (j * units + unit_line) * L
+                h = h_before(p, rows, k + 1) + b * p.Hs + unit
+                activate(&rnn.activation, z + (j - j0) * z_panel + ((b - b0) * LINES + unit_line) * L, h)
+                store_h_line(p, outputs, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
                 if store is half:  # the next step reads the state as it is stored
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
@@ -50,20 +53,20 @@ cdef inline void forward_cells(
 
 cdef inline void backward_lines(
     const Backward *p, const Rnn *rnn, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t slot, const real *product, real *scratch
+    Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_h_bar.  The gradient of h that is carried becomes zero, as all of d_h_prev is a product."""
-    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), b = row_of_slot(&p.steps, slot), j, l, width
-    cdef real[LF] buffer  # for a line that cannot be read where it is
+    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j, l, width
+    cdef real[LF] h_space  # for a line that cannot be read where it is
     cdef real[LF] d_h
     cdef real[LF] s
     cdef const real *h
     for j in range(j0, j1):
         width = p.H - j * L
-        add_line(&d_h[0], product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L, width)
-        h = padded_line(&buffer[0], inputs[OUT_H] + offset_of(&p.h_layout, t, b) + j * L, width)
+        add_line(&d_h[0], product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)
+        h = padded_line(&h_space[0], inputs[OUT_H] + offset_of(&p.h_layout, t, row) + j * L, width)
         slope(&rnn.activation, h, s)
         for l in range(L):
             d_h[l] = d_h[l] * s[l]
-        store_line(scratch + p.start[D] + (t * p.B + slot) * p.Ns + j * L, d_h, width)
-        clear(scratch + p.start[D_H] + slot * p.Ps + j * L, L)
+        store_line(scratch + p.start[D] + (t * p.B + b) * p.Ns + j * L, d_h, width)
+        clear(scratch + p.start[D_H] + b * p.Ps + j * L, L)

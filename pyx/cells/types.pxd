@@ -9,14 +9,16 @@ with its states, or a second one that needs the results of the first.  Each func
 the step that is processed as number k:
 
     forward_cells   the states and outputs of the panels j0 to j1 and the slots b0 to b1
-    backward_lines  the gradients of the lines j0 to j1 of the batch row in `slot`
+    backward_lines  the gradients of the lines j0 to j1 of the batch row in slot b
 
 Their arguments:
 
     p         the plan: sizes, strides, the steps, and where everything is in scratch memory
     c         the cell, under its own name
+    n         0, or 1 if a step has a second product
     inputs    the caller's arrays by the indices of operands.pxd, NULL for one that the call does not have
-    outputs   likewise; the rows (t, b) of y and of saved values are written here, and no pass reads them back
+    outputs   the caller's arrays by these indices, NULL for one that the call does not have; the rows (t, row) of y and
+              of saved values are written here, and no pass reads them back
     z         the product: for each panel, z_panel reals apart, and for each slot from b0 on LINES lines, of which the
               panel uses some; read only
     rows      the scratch memory of the thread's group: the states of all slots are read, and written for step k + 1
@@ -25,7 +27,7 @@ Their arguments:
     scratch   the workspace of the call: the function reads and writes the lines j0 to j1 of d, d_h and d_cs alone
 
 A line is 64 bytes of neighbouring units, L numbers.  j is a panel or, where a panel has one line of units, a line; l is
-a lane of a line, t a step, b a slot of a batch row.
+a lane of a line, t a step, row a batch row, b its slot.
 """
 from cells.activations cimport Activation, activation_of
 from product.panels cimport MATRICES
@@ -33,9 +35,9 @@ from product.quantized cimport UNQUANTIZED
 
 cdef extern from "cells/table.h":
     ctypedef struct CellRow:
-        int products, matrices, separate, states, biases, peepholes, saved
+        int products, matrices, state_matrices, separate, states, biases, peepholes, saved
         int[MATRICES] gates
-        double forward, backward
+        double forward_time, backward_time
     const CellRow LSTM, GRU, GRU_RESET_AFTER, RNN
 
 

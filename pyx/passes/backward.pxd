@@ -1,28 +1,38 @@
 """The backward pass of all cells, backpropagation through time: `backward` is the list of its phases, and of the
 barriers between them.
 
-    load incoming gradients, pack w.T  ->  for each step, the last one first: of a projected LSTM d_h, then for all
-    gate gradients d of the step  ->  h_prev_grad, x_grad  ->  gradients of weights and biases
+    load incoming gradients, pack w.T
+    for each step, the last one first:
+        the gradient of h, and from it d; of a projected LSTM, only d_h
+        if the cell has a second product: that of w.T, and from it the rest of d
+    h_prev_grad, x_grad  ->  gradients of weights and biases
 
 The functions above `backward` are what a thread does in a phase: one part.
 
 In scratch d has a row for every step and slot, with the gradients of the pre-activations side by side: dicfo of an
 LSTM, and d_h if that is projected; d_r_bar, d_u_bar, d_c_bar of a GRU, and d_hc if it resets after the product; d_h_bar
-of a plain RNN.  `backward_lines` in each cell's file computes them, from the gradient of h after the step.  That is the
-sum of three: d @ w.T of the step after it; what D_H carries from step to step beside the product, as d_h * u of a GRU,
-or the gradient of the last state; and the row of y_grad, which `backward_lines` adds.
+of a plain RNN.  `backward_lines` in each cell's file computes them from the gradient of h after the step, the sum of
+
+    1. d @ w.T of step k + 1
+    2. D_H: what step k + 1 adds beside its product, such as d_h * u of a GRU; the gradient of the last state at first
+    3. the row of y_grad, which `backward_lines` adds
 
 p : the plan: sizes, strides, and where each region of scratch starts (plan.pxd)
 c : the cell: its gates, activations and options (types.pxd)
 inputs, outputs : the arrays of the call, the caller's, at the indices of operands.pxd; NULL where there is none
 scratch : the workspace of the call, whose regions plan.pxd lists
-number, parts : the index of a part, and how many there are; `part` has its slots and panels
+part, parts : the index of a part, and how many there are; `share` has the slots and panels of one
 n : a matrix of weights, 0 or 1, with p.N[n] columns; of its rows p.x_rows[n] are for x, p.h_rows[n] for h or m
-k : the number of a step in the order in which the forward pass processes them; here k + 1 comes before k
+k, t : the number of a step in the order in which the forward pass processes them (here k + 1 comes before k); the step
 b, end, b0, b1 : a slot of a batch row (steps.pxd), where a range of them ends, a range of slots
+row : a batch row, as the caller numbers it
 j, j0, j1 : a packed panel of w.T, a range of panels; its PANEL_LINES lines are lines of h, m or x
+unit : the first of a line's hidden units, or of its numbers of h
 acc : sums of a few rows with a panel: LINES lines for each row
 r0 : the first row of a block of ROW_BLOCK rows (gradients.pxd)
+r : an active row of a chain of that block, counted from the chain's first one
+first_row : the first of some active rows, as an index of the arrays of `RowBlock`
+K2 : columns of the second matrix, from whose panels x has a gradient, too; 0: there is none
 L, g, l, q : reals in a cache line, a line of a panel, a real of a line, a row
 """
 from cython.parallel cimport parallel, prange
@@ -48,13 +58,13 @@ from product.half cimport half
 from product.panels cimport MATRICES
 from product.real cimport real
 from product.tile cimport (
-    BLOCK, DOUBLE, GROUP_TILES, HALF, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, add_panel_product, clear, lanes_of,
-    lines_in, load_row, pack_rows, store, store_line, store_row, store_value, tile_group_height
+    BLOCK, GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, add_panel_product, clear, lanes_of, lines_in,
+    load_row, pack_rows, store, store_line, store_row, store_value, tile_group_height
 )
-from schedule.cost cimport packing_share, parts_of, threads_of, use_threads
+from schedule.cost cimport packing_part, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    D, D_CS, D_H, H_TILES, PANELS, PEEPHOLES, SUMS, TRANSPOSED, X_TILES, Backward, BackwardPart, backward_part,
-    matrices_of, products_of, projects, state_matrices_of, use_step_mask_back
+    D, D_CS, D_H, H_TILES, PANELS, PEEPHOLES, SUMS, TRANSPOSED, X_TILES, Backward, BackwardShare, backward_share,
+    matrices_of, products_of, projects, use_backward_step_mask
 )
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
@@ -76,17 +86,17 @@ cdef inline void load_last_state_grad(
 
 
 cdef inline void load_gradients(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Load the gradients of the last states for one part of the rows, and one part of an LSTM's peepholes."""
     cdef Py_ssize_t b, j
-    for b in range(part_start(p.B, number, parts), part_start(p.B, number + 1, parts)):
+    for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
         load_last_state_grad(p, scratch + p.start[D_H], p.Ps, inputs[H_LAST_GRAD], p.P, b)
         if row_of(c).states > 1:
             load_last_state_grad(p, scratch + p.start[D_CS], p.Hs, inputs[CS_LAST_GRAD], p.H, b)
     if cell is Lstm:
         if c.peephole:
-            for j in range(part_start(p.J, number, parts), part_start(p.J, number + 1, parts)):
+            for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts)):
                 load_peepholes(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
 
 
@@ -102,43 +112,43 @@ cdef inline void pack_weight_panel(
         pack_transposed_panel(panel, inputs[W + n] + (0 if of_x else p.x_rows[n] * p.N[n]), p.N[n], rows, j)
 
 
-cdef inline void pack_weights(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
+cdef inline void pack_transposed_weights(
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels of w.T.
 
-    Where there are few panels, those for h and those for x are packed by different parts.  That each part packs all
-    panels for itself, and needs no barrier, gained nothing for an LSTM.
+    Where there are few panels, those for h and those for x are packed by different parts.  It was no faster for an LSTM
+    if every part packed all panels for itself, which needs no barrier.
     """
-    cdef Py_ssize_t h_share = packing_share(&p.grid, number), x_share = parts - 1 - h_share, count, j
+    cdef Py_ssize_t h_part = packing_part(&p.grid, part), x_part = parts - 1 - h_part, count, j
     cdef real *panels
     cdef int n
     for n in range(matrices_of(c)):
         panels, count = scratch + p.start[TRANSPOSED] + p.h_panels_at[n], p.h_panel_count[n]
-        for j in range(part_start(count, h_share, parts), part_start(count, h_share + 1, parts)):
+        for j in range(part_start(count, h_part, parts), part_start(count, h_part + 1, parts)):
             pack_weight_panel(p, inputs, panels + j * p.panel_size[n], n, False, j)
         panels, count = scratch + p.start[TRANSPOSED] + p.x_panels_at[n], p.x_panel_count if p.x_rows[n] > 0 else 0
-        for j in range(part_start(count, x_share, parts), part_start(count, x_share + 1, parts)):
+        for j in range(part_start(count, x_part, parts), part_start(count, x_part + 1, parts)):
             pack_weight_panel(p, inputs, panels + j * p.panel_size[n], n, True, j)
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
-cdef inline real *panel_space(
-    const Backward *p, const cell *c, real *scratch, Py_ssize_t number, int n
+cdef inline real *own_panel(
+    const Backward *p, const cell *c, real *scratch, Py_ssize_t part, int n
 ) noexcept nogil:
-    """Return the memory of one panel of matrix n, where a part packs one after the other in a single step."""
+    """Return the memory of a part's own panel of matrix n: in a single step it packs one after the other there."""
     cdef Py_ssize_t size = p.panel_size[0] + p.panel_size[1] if matrices_of(c) > 1 else p.panel_size[0]
-    return scratch + p.start[TRANSPOSED] + p.h_panels_at[0] + number * size + (p.panel_size[0] if n else 0)
+    return scratch + p.start[TRANSPOSED] + p.h_panels_at[0] + part * size + (p.panel_size[0] if n else 0)
 
 
 cdef inline const real *packed_h_panel(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, int n, Py_ssize_t j
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, int n, Py_ssize_t j
 ) noexcept nogil:
     """Return panel j of w.T of matrix n's rows for h; in a single step pack it first."""
     cdef real *panel
     if p.packs_all:
         return scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
-    panel = panel_space(p, c, scratch, number, n)
+    panel = own_panel(p, c, scratch, part, n)
     pack_weight_panel(p, inputs, panel, n, False, j)
     return panel
 
@@ -158,9 +168,9 @@ cdef inline void sum_h_grads(
 
     k = -1 gives the gradient of the initial state.
 
-    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices_of`)
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of table.h)
     rows : slots from b on
-    first_tile : GROUP_TILES for each group of rows that the panel has met; it says what tiles prefetch
+    first_tile : the number of these rows' first tile, as `add_panel_product` counts
     acc : written, for all of these rows
     """
     cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.JP, j), q, g, l
@@ -174,7 +184,7 @@ cdef inline void sum_h_grads(
             for l in range(L):
                 acc[(q * LINES + g) * L + l] = d_h[g * L + l]
     if active > 0:
-        for n in range(state_matrices_of(c)):
+        for n in range(row_of(c).state_matrices):
             add_panel_product(acc, active, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n],
                               panel_to_prefetch(p, panels[n], n), first_tile)
     for q in range(rows):
@@ -193,7 +203,7 @@ cdef inline void state_grads_of_panel(
     A row that is active in step k + 1 but not in step k had its first step there, in reverse: D_H carries the gradient
     to its initial state.  A row that is active in neither keeps what D_H has.
 
-    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices_of`)
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of table.h)
     """
     cdef Py_ssize_t L = lanes_of(scratch), active = active_end(&p.steps, k, b, end), first_tile = 0, rows, q, l
     cdef Py_ssize_t line0 = j * PANEL_LINES, line1 = line0 + panel_lines(p.JP, j)
@@ -218,18 +228,18 @@ cdef inline void first_state_grads_of_panel(
 ) noexcept nogil:
     """Store h_prev_grad, the gradient of h before the first step, for panel j and slots b to `end`.
 
-    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices_of`)
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of table.h)
     """
-    cdef Py_ssize_t L = lanes_of(scratch), first_tile = 0, rows, q, g, at
+    cdef Py_ssize_t L = lanes_of(scratch), first_tile = 0, rows, q, g, unit
     cdef real[GROUP_TILES * TILE_SIZE] acc
     while b < end:
         rows = tile_group_height(end - b)
         sum_h_grads(p, c, scratch, panels, j, -1, b, rows, first_tile, acc)
         for q in range(rows):
             for g in range(panel_lines(p.JP, j)):
-                at = (j * PANEL_LINES + g) * L
-                store_line(outputs[H_PREV_GRAD] + row_of_slot(&p.steps, b + q) * p.P + at, acc + (q * LINES + g) * L,
-                           p.P - at)
+                unit = (j * PANEL_LINES + g) * L
+                store_line(outputs[H_PREV_GRAD] + row_of_slot(&p.steps, b + q) * p.P + unit, acc + (q * LINES + g) * L,
+                           p.P - unit)
         b += rows
         first_tile += GROUP_TILES
 
@@ -260,122 +270,127 @@ cdef inline void second_grads_of_panel(
 
 
 cdef inline void state_grads(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
 ) noexcept nogil:
     """Compute one part of the gradients of h after step number k, and from them d of this step."""
-    cdef BackwardPart part = backward_part(p, number, p.h_panel_count[0])
+    cdef BackwardShare share = backward_share(p, part, p.h_panel_count[0])
     cdef const real *panels[MATRICES]
     cdef Py_ssize_t j
     cdef int n
-    if not p.packs_all:  # a single step has no product here, and rows divide more evenly than panels
-        part.j0, part.j1 = 0, p.h_panel_count[0]
-        part.b0, part.b1 = part_start(p.B, number, parts_of(&p.grid)), part_start(p.B, number + 1, parts_of(&p.grid))
-    for j in range(part.j0, part.j1):
-        for n in range(state_matrices_of(c)):
+    # A single step has no product here, and rows divide more evenly than panels.  The barrier of the group is enough
+    # afterwards too: the parts of a group have the same rows together, however they divide them.
+    if not p.packs_all:
+        share.j0, share.j1 = 0, p.h_panel_count[0]
+        share.b0, share.b1 = part_start(p.B, part, parts_of(&p.grid)), part_start(p.B, part + 1, parts_of(&p.grid))
+    for j in range(share.j0, share.j1):
+        for n in range(row_of(c).state_matrices):
             panels[n] = scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
-        state_grads_of_panel(p, c, inputs, scratch, panels, j, k, part.b0, part.b1)
+        state_grads_of_panel(p, c, inputs, scratch, panels, j, k, share.b0, share.b1)
 
 
 cdef inline void first_state_grads(
-    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number
+    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Store one part of h_prev_grad, where all panels are packed."""
-    cdef BackwardPart part = backward_part(p, number, p.h_panel_count[0])
+    cdef BackwardShare share = backward_share(p, part, p.h_panel_count[0])
     cdef const real *panels[MATRICES]
     cdef Py_ssize_t j
     cdef int n
-    for j in range(part.j0, part.j1):
-        for n in range(state_matrices_of(c)):
+    for j in range(share.j0, share.j1):
+        for n in range(row_of(c).state_matrices):
             panels[n] = scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
-        first_state_grads_of_panel(p, c, outputs, scratch, panels, j, part.b0, part.b1)
+        first_state_grads_of_panel(p, c, outputs, scratch, panels, j, share.b0, share.b1)
 
 
 cdef inline void second_grads(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
 ) noexcept nogil:
     """Compute one part of the second product of step number k, and from it the rest of d."""
-    cdef BackwardPart part = backward_part(p, number, p.h_panel_count[1])
+    cdef BackwardShare share = backward_share(p, part, p.h_panel_count[1])
     cdef const real *panel
     cdef Py_ssize_t j
-    for j in range(part.j0, part.j1):
-        panel = packed_h_panel(p, c, inputs, scratch, number, 1, j)
-        second_grads_of_panel(p, c, inputs, scratch, panel, j, k, part.b0, part.b1)
+    for j in range(share.j0, share.j1):
+        panel = packed_h_panel(p, c, inputs, scratch, part, 1, j)
+        second_grads_of_panel(p, c, inputs, scratch, panel, j, k, share.b0, share.b1)
 
 
 cdef inline void all_steps_back(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute the gradients of all steps for one part, whose group has no other part."""
     cdef Py_ssize_t k = p.steps.T - 1
     while k >= 0:
-        state_grads(p, c, inputs, scratch, number, k)
+        state_grads(p, c, inputs, scratch, part, k)
         if products_of(c) > 1:
-            second_grads(p, c, inputs, scratch, number, k)
+            second_grads(p, c, inputs, scratch, part, k)
         k -= 1
 
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void x_grads(
-    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of x_grad, d @ w_x.T for all steps, unless it is not wanted or x has no columns."""
-    cdef Py_ssize_t K = 0
-    cdef const real *panels = NULL
+    cdef Py_ssize_t K2 = 0
+    cdef const real *panels2 = NULL
     if p.x_panel_count == 0:
         return
     if matrices_of(c) > 1 and not projects(c):
-        K, panels = p.N[1], scratch + p.start[TRANSPOSED] + p.x_panels_at[1]
+        K2, panels2 = p.N[1], scratch + p.start[TRANSPOSED] + p.x_panels_at[1]
     compute_x_grad_part(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.grid.groups, p.I,
-                        scratch + p.start[D], p.Ns, scratch + p.start[TRANSPOSED] + p.x_panels_at[0], p.N[0], panels,
-                        K, number, parts)
+                        scratch + p.start[D], p.Ns, scratch + p.start[TRANSPOSED] + p.x_panels_at[0], p.N[0], panels2,
+                        K2, part, parts)
 
 
 cdef inline void single_step_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number,
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of h_prev_grad and x_grad of a single step, and pack each panel when it is used."""
-    cdef Py_ssize_t h_panels = p.h_panel_count[0], j, x_panel, K = 0
-    cdef BackwardPart part = backward_part(p, number, h_panels + p.x_panel_count)
-    cdef real *panel = panel_space(p, c, scratch, number, 0)
-    cdef real *panel2 = panel_space(p, c, scratch, number, 1)
+    cdef Py_ssize_t h_panels = p.h_panel_count[0], j, x_panel, K2 = 0
+    cdef BackwardShare share = backward_share(p, part, h_panels + p.x_panel_count)
+    cdef real *panel = own_panel(p, c, scratch, part, 0)
+    cdef real *panel2 = own_panel(p, c, scratch, part, 1)
     cdef const real *panels[MATRICES]
     cdef int n
     if matrices_of(c) > 1:
-        K = p.N[1]
+        K2 = p.N[1]
     if p.x_panel_count > 0 and not p.accumulate_x_grad:
-        clear_finished_rows(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, number, parts)
-    for j in range(part.j0, part.j1):
+        clear_finished_rows(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, part, parts)
+    for j in range(share.j0, share.j1):
         if j < h_panels:
-            for n in range(state_matrices_of(c)):
-                panels[n] = packed_h_panel(p, c, inputs, scratch, number, n, j)
-            first_state_grads_of_panel(p, c, outputs, scratch, panels, j, part.b0, part.b1)
+            for n in range(row_of(c).state_matrices):
+                panels[n] = packed_h_panel(p, c, inputs, scratch, part, n, j)
+            first_state_grads_of_panel(p, c, outputs, scratch, panels, j, share.b0, share.b1)
             continue
         x_panel = j - h_panels
         pack_weight_panel(p, inputs, panel, 0, True, x_panel)
-        if K > 0:
+        if K2 > 0:
             pack_weight_panel(p, inputs, panel2, 1, True, x_panel)
         compute_x_grad_panel(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.I, scratch + p.start[D],
-                             p.Ns, part.b0, active_end(&p.steps, 0, part.b0, part.b1), panel, p.N[0], panel2, K,
+                             p.Ns, share.b0, active_end(&p.steps, 0, share.b0, share.b1), panel, p.N[0], panel2, K2,
                              x_panel)
 
 
-cdef inline void last_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number,
+cdef inline void store_remaining_grads(
+    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
-    """Store one part of cs_prev_grad and of the peepholes' gradients, or of d, which `GRUBlockCellGrad` returns."""
+    """Store one part of the gradients that only some cells have, once all of d is computed.
+
+    An LSTM has cs_prev_grad and the peepholes' gradients.  Of a GRU `GRUBlockCellGrad` returns d itself.
+    """
     cdef Py_ssize_t b, j
     cdef real *d = scratch + p.start[D]
     if cell is Lstm:
-        for b in range(part_start(p.B, number, parts), part_start(p.B, number + 1, parts)):
+        for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
             store_row(outputs[CS_PREV_GRAD] + row_of_slot(&p.steps, b) * p.H, scratch + p.start[D_CS] + b * p.Hs, p.H)
-        for j in range(part_start(p.J, number, parts), part_start(p.J, number + 1, parts) if c.peephole else 0):
+        for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts) if c.peephole else 0):
             peephole_grads(p, c, inputs, outputs, d, j)
     elif cell is Gru:
         if outputs[D_C_BAR] is NULL:
             return
-        for b in range(part_start(p.B, number, parts), part_start(p.B, number + 1, parts)):
+        for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
             store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
             store_row(outputs[D_C_BAR] + b * p.N[1], d + b * p.Ns + p.column[1], p.N[1])
 
@@ -387,37 +402,40 @@ cdef inline Py_ssize_t h_panels_offset(const Backward *p, Py_ssize_t rows) noexc
 
 
 cdef inline void find_x_rows(
-    const Backward *p, const store **inputs, const RowBlock *block, Py_ssize_t at, Py_ssize_t count, const store **rows
+    const Backward *p, const store **inputs, const RowBlock *block, Py_ssize_t first_row, Py_ssize_t count,
+    const store **rows
 ) noexcept nogil:
-    """Find the rows of x for `count` active rows of a block, from number `at` on.
+    """Find the rows of x for `count` active rows of a block.
 
     rows : [count], written
     """
     cdef Py_ssize_t q
     for q in range(count):
-        rows[q] = current_row(&p.steps, inputs[X], &p.x_layout, block.t[at + q], block.b[at + q])
+        rows[q] = current_row(&p.steps, inputs[X], &p.x_layout, block.t[first_row + q], block.row[first_row + q])
 
 
 cdef inline const store **find_h_rows(
-    const Backward *p, const cell *c, const store **inputs, int n, const RowBlock *block, Py_ssize_t at,
+    const Backward *p, const cell *c, const store **inputs, int n, const RowBlock *block, Py_ssize_t first_row,
     Py_ssize_t count, const store **rows, const store **factors
 ) noexcept nogil:
-    """Find the rows of h_prev for `count` active rows of a block; for a second product those of what it read.
+    """Find the rows that matrix n's rows for h were multiplied with, for `count` active rows of a block.
 
-    That is h_prev * r, or m = o * co.  Return `factors` if it is such a product, of `rows` and `factors`, else NULL.
+    They are rows of h_prev; or for a second product h_prev * r or m = o * co, of two rows each.  Return `factors`, or
+    NULL if there are none.
 
-    rows, factors : [count], written
+    rows : [count], written: h_prev, or o
+    factors : [count], written: r, or co
     """
     cdef bint of_m = n == 1 and projects(c), of_hr = n == 1 and products_of(c) > 1 and not projects(c)
-    cdef Py_ssize_t q, t, b
+    cdef Py_ssize_t q, t, row
     for q in range(count):
-        t, b = block.t[at + q], block.b[at + q]
+        t, row = block.t[first_row + q], block.row[first_row + q]
         if of_m:
-            rows[q], factors[q] = inputs[OUT_O] + (t * p.B + b) * p.H, inputs[OUT_CO] + (t * p.B + b) * p.H
+            rows[q], factors[q] = inputs[OUT_O] + (t * p.B + row) * p.H, inputs[OUT_CO] + (t * p.B + row) * p.H
         else:
-            rows[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, b)
+            rows[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, row)
         if of_hr:
-            factors[q] = inputs[OUT_R] + (t * p.B + b) * p.H
+            factors[q] = inputs[OUT_R] + (t * p.B + row) * p.H
     if of_m or of_hr:
         return factors
     return <const store **> NULL
@@ -427,9 +445,10 @@ cdef inline void pack_input_rows(
     const Backward *p, real *scratch, int n, bint of_x, const store **rows, const store **factors,
     const RowBlock *block, Py_ssize_t chain, Py_ssize_t r, Py_ssize_t count
 ) noexcept nogil:
-    """Pack rows of x, or of what the rows of matrix n for h read: to tiles, or if weights are transposed to panels.
+    """Pack rows of x, or of the input of matrix n's rows for h, to tiles; to panels if weights are transposed.
 
-    rows, factors : [count], as they are found for the active rows from number r of a chain on; factors may be NULL
+    rows, factors : [count], of the active rows from row r of a chain on: as of `find_x_rows` (factors: NULL), or as of
+        `find_h_rows`
     """
     cdef Py_ssize_t columns = p.x_rows[n] if of_x else p.h_rows[n], q
     cdef real *tiles = scratch + p.start[X_TILES if of_x else H_TILES] + (chain * BLOCK + r) * ROWS
@@ -442,22 +461,23 @@ cdef inline void pack_input_rows(
 
 
 cdef inline void pack_d_rows(
-    const Backward *p, real *scratch, int n, const RowBlock *block, Py_ssize_t at, Py_ssize_t count
+    const Backward *p, real *scratch, int n, const RowBlock *block, Py_ssize_t first_row, Py_ssize_t count
 ) noexcept nogil:
-    """Pack `count` active rows of d, from number `at` on, to tiles; separately where d for h has its own columns."""
+    """Pack `count` active rows of d for matrix n to tiles: for x and h, or if these are separate for each of them."""
     cdef const real *d[PACK_ROWS]
     cdef const real *d_h[PACK_ROWS]
     cdef Py_ssize_t q
     for q in range(count):
-        d[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.column[n]
-        d_h[q] = scratch + p.start[D] + block.d_row[at + q] * p.Ns + p.h_column[n]
-    pack_tiles(scratch + p.start[X_TILES] + at * ROWS, p.tile_stride, d, <const real **> NULL, p.N[n], count)
-    if p.h_column[n] != p.column[n]:
-        pack_tiles(scratch + p.start[H_TILES] + at * ROWS, p.tile_stride, d_h, <const real **> NULL, p.N[n], count)
+        d[q] = scratch + p.start[D] + block.d_row[first_row + q] * p.Ns + p.column[n]
+        d_h[q] = scratch + p.start[D] + block.d_row[first_row + q] * p.Ns + p.h_column[n]
+    pack_tiles(scratch + p.start[X_TILES] + first_row * ROWS, p.tile_stride, d, <const real **> NULL, p.N[n], count)
+    if p.separate[n]:
+        pack_tiles(scratch + p.start[H_TILES] + first_row * ROWS, p.tile_stride, d_h, <const real **> NULL, p.N[n],
+                   count)
 
 
 cdef inline void pack_row_block(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n,
+    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
     """Pack one part of a block of rows, PACK_ROWS at a time, as the weight gradient of matrix n reads them.
@@ -466,22 +486,23 @@ cdef inline void pack_row_block(
     is d.T @ [x, h_prev]: d goes to tiles, and x and h_prev to panels.
     """
     cdef RowBlock block
-    cdef Py_ssize_t r, end, chain, chain_end, count  # r, end: active rows of the block, counted from the chain's first
+    cdef Py_ssize_t r, end, chain, chain_end, first_row, count  # end: of the part, counted like r from the chain on
     cdef const store *rows[PACK_ROWS]
     cdef const store *factors[PACK_ROWS]
     cdef const store **used_factors
     list_active_rows(&block, &p.steps, r0)
-    r, end = part_start(block.active, number, parts), part_start(block.active, number + 1, parts)
+    r, end = part_start(block.active, part, parts), part_start(block.active, part + 1, parts)
     for chain in range(block.chains):
         chain_end = min(end, block.count[chain])
         while r < chain_end:
             count = min(<Py_ssize_t> PACK_ROWS, chain_end - r)
-            find_x_rows(p, inputs, &block, chain * BLOCK + r, count, rows)
+            first_row = chain * BLOCK + r
+            find_x_rows(p, inputs, &block, first_row, count, rows)
             pack_input_rows(p, scratch, n, True, rows, <const store **> NULL, &block, chain, r, count)
-            used_factors = find_h_rows(p, c, inputs, n, &block, chain * BLOCK + r, count, rows, factors)
+            used_factors = find_h_rows(p, c, inputs, n, &block, first_row, count, rows, factors)
             pack_input_rows(p, scratch, n, False, rows, used_factors, &block, chain, r, count)
             if p.transposed:
-                pack_d_rows(p, scratch, n, &block, chain * BLOCK + r, count)
+                pack_d_rows(p, scratch, n, &block, first_row, count)
             r += count
         r, end = max(r - block.count[chain], <Py_ssize_t> 0), end - block.count[chain]
 
@@ -504,7 +525,7 @@ cdef inline real *weight_grad_of(
 
 cdef inline void add_transposed_grad(
     const Backward *p, real *out, const real *tiles, const real *panels, Py_ssize_t N, Py_ssize_t M,
-    const RowBlock *block, bint is_first, Py_ssize_t number, Py_ssize_t parts
+    const RowBlock *block, bint is_first, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Add a block of rows to one part of the rows of a transposed gradient, or set these if the block is the first one.
 
@@ -512,8 +533,8 @@ cdef inline void add_transposed_grad(
     tiles : the block's columns of d, N of them, packed
     panels : the block of x or h_prev, M columns, packed
     """
-    cdef Py_ssize_t L = lanes_of(out), tile = part_start(count_tiles(N), number, parts), lines = lines_in(out, M), j
-    cdef Py_ssize_t rows = min(part_start(count_tiles(N), number + 1, parts) * ROWS, N) - tile * ROWS, first
+    cdef Py_ssize_t L = lanes_of(out), tile = part_start(count_tiles(N), part, parts), lines = lines_in(out, M), j
+    cdef Py_ssize_t rows = min(part_start(count_tiles(N), part + 1, parts) * ROWS, N) - tile * ROWS, first
     for j in range(count_panels(lines)):
         first = j * PANEL_LINES * L
         add_weight_grad_rows(out + tile * ROWS * M + first, M, rows, tiles + tile * p.tile_stride, p.tile_stride,
@@ -521,25 +542,23 @@ cdef inline void add_transposed_grad(
 
 
 cdef inline void transposed_grads(
-    const Backward *p, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
+    const Backward *p, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
     """Add a block of rows to one part of the rows of matrix n's transposed gradient d.T @ [x, h_prev], and of d's sums.
 
-    The gradients to the weights for x and for h are arrays of their own, [N,I] and [N,H].  A GRU that resets after the
-    product has d for h in other columns than d for x: d_hc, not d_c_bar.
+    The gradients to the weights for x and for h are arrays of their own, [N,I] and [N,H].
     """
     cdef Py_ssize_t N = p.N[n], lines = lines_in(scratch, N)
-    cdef bint separate = p.h_column[n] != p.column[n]
     cdef const real *panels = scratch + p.start[PANELS]
     cdef const real *x_tiles = scratch + p.start[X_TILES]
-    cdef const real *h_tiles = scratch + p.start[H_TILES if separate else X_TILES]
+    cdef const real *h_tiles = scratch + p.start[H_TILES if p.separate[n] else X_TILES]
     cdef RowBlock block
     list_active_rows(&block, &p.steps, r0)
     add_transposed_grad(p, weight_grad_of(p, scratch, outputs, n, True), x_tiles, panels, N, p.x_rows[n], &block,
-                        r0 == 0, number, parts)
+                        r0 == 0, part, parts)
     add_transposed_grad(p, weight_grad_of(p, scratch, outputs, n, False), h_tiles,
-                        panels + h_panels_offset(p, block.rows), N, p.h_rows[n], &block, r0 == 0, number, parts)
-    add_bias_grads(p, outputs, scratch, part_start(lines, number, parts), part_start(lines, number + 1, parts), n, r0,
+                        panels + h_panels_offset(p, block.rows), N, p.h_rows[n], &block, r0 == 0, part, parts)
+    add_bias_grads(p, outputs, scratch, part_start(lines, part, parts), part_start(lines, part + 1, parts), n, r0,
                    &block)
 
 
@@ -549,14 +568,14 @@ cdef inline void add_bias_grads(
 ) noexcept nogil:
     """Add a block of rows of d to the lines line0 to line1 of matrix n's bias gradient.
 
-    Sums are in scratch until the last block.  Where the rows for h have d in other columns, they have a bias of their
-    own.  A projection has none.
+    Sums are in scratch until the last block.  If d is separate for x and h, h has a bias of its own; a projection has
+    none.
     """
     cdef Py_ssize_t L = lanes_of(scratch), N = p.N[n], first = line0 * L, columns = min(line1 * L, N) - first, l
     cdef const real *d = scratch + p.start[D] + first
     cdef double *sums = <double *> (scratch + p.start[SUMS])
     cdef double *sums_h = sums + lines_in(scratch, N) * L
-    cdef bint separate = p.h_column[n] != p.column[n]
+    cdef bint separate = p.separate[n]
     if columns <= 0 or outputs[BIAS_GRAD + n] is NULL:
         return
     if r0 == 0:
@@ -574,20 +593,17 @@ cdef inline void add_bias_grads(
 
 
 cdef inline void weight_grads(
-    const Backward *p, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts, int n, Py_ssize_t r0
+    const Backward *p, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
-    """Add a block of rows to one part of the columns of matrix n's gradient [x, h_prev].T @ d, and of its bias.
-
-    A GRU that resets after the product has d for h in other columns than d for x: d_hc, not d_c_bar.
-    """
+    """Add a block of rows to one part of the columns of matrix n's gradient [x, h_prev].T @ d, and of its bias."""
     cdef Py_ssize_t L = lanes_of(scratch), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n]
-    cdef Py_ssize_t all_lines = lines_in(scratch, N), end = part_start(all_lines, number + 1, parts), lines, left
-    cdef Py_ssize_t line = part_start(all_lines, number, parts)
+    cdef Py_ssize_t all_lines = lines_in(scratch, N), end = part_start(all_lines, part + 1, parts), lines, left
+    cdef Py_ssize_t line = part_start(all_lines, part, parts)
     cdef const real *d = scratch + p.start[D] + p.column[n]
     cdef const real *d_h = scratch + p.start[D] + p.h_column[n]
     cdef const real *x_tiles = scratch + p.start[X_TILES]
     cdef const real *h_tiles = scratch + p.start[H_TILES]
-    cdef real *panel = scratch + p.start[PANELS] + number * rows * PANEL_LINES * L
+    cdef real *panel = scratch + p.start[PANELS] + part * rows * PANEL_LINES * L
     cdef real *out = weight_grad_of(p, scratch, outputs, n, True)
     cdef real *out_h = weight_grad_of(p, scratch, outputs, n, False)
     cdef RowBlock block
@@ -598,7 +614,7 @@ cdef inline void weight_grads(
         add_bias_grads(p, outputs, scratch, line, line + lines, n, r0, &block)
         add_weight_grad_rows(out + line * L, N, p.x_rows[n], x_tiles, p.tile_stride, panel, lines, left, &block,
                              r0 == 0)
-        if d_h != d:
+        if p.separate[n]:
             pack_columns(panel, lines, &block, d_h + line * L, p.Ns, left)
         add_weight_grad_rows(out_h + line * L, N, p.h_rows[n], h_tiles, p.tile_stride, panel, lines, left, &block,
                              r0 == 0)
@@ -606,22 +622,22 @@ cdef inline void weight_grads(
 
 
 cdef inline void store_weight_grads(
-    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of the rows of the weight gradients of float16.
 
     The gradient of a matrix is copied as x_rows + h_rows pieces of N values; PyTorch's two arrays have as many.
     """
-    cdef Py_ssize_t rows, row
+    cdef Py_ssize_t rows, i
     cdef store *dst
     cdef int n
     for n in range(matrices_of(c)):
         rows = p.x_rows[n] + p.h_rows[n]
-        for row in range(part_start(rows, number, parts), part_start(rows, number + 1, parts)):
-            dst = outputs[W_GRAD + n] + row * p.N[n]
-            if p.transposed and row >= p.x_rows[n]:
-                dst = outputs[W_H_GRAD + n] + (row - p.x_rows[n]) * p.N[n]
-            store_row(dst, scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + row * p.N[n], p.N[n])
+        for i in range(part_start(rows, part, parts), part_start(rows, part + 1, parts)):
+            dst = outputs[W_GRAD + n] + i * p.N[n]
+            if p.transposed and i >= p.x_rows[n]:
+                dst = outputs[W_H_GRAD + n] + (i - p.x_rows[n]) * p.N[n]
+            store_row(dst, scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + i * p.N[n], p.N[n])
 
 
 cdef inline void all_weight_grads(
@@ -656,14 +672,14 @@ cdef inline long long backward(
     if parts == 1:  # entering a parallel region costs time even with one thread
         load_gradients(p, c, inputs, scratch, 0, 1)
         if p.packs_all:
-            pack_weights(p, c, inputs, scratch, 0, 1)
+            pack_transposed_weights(p, c, inputs, scratch, 0, 1)
         all_steps_back(p, c, inputs, scratch, 0)
         if p.packs_all:
             first_state_grads(p, c, outputs, scratch, 0)
             x_grads(p, c, outputs, scratch, 0, 1)
         else:
             single_step_grads(p, c, inputs, outputs, scratch, 0, 1)
-        last_grads(p, c, inputs, outputs, scratch, 0, 1)
+        store_remaining_grads(p, c, inputs, outputs, scratch, 0, 1)
         if has_weight_grads:
             all_weight_grads(p, c, inputs, outputs, scratch)
         return 0
@@ -674,7 +690,7 @@ cdef inline long long backward(
             load_gradients(p, c, inputs, scratch, part, parts)
         if p.packs_all:
             for part in prange(first, end_part, schedule="static"):
-                pack_weights(p, c, inputs, scratch, part, parts)
+                pack_transposed_weights(p, c, inputs, scratch, part, parts)
         barrier(&team)
         if p.grid.members == 1:
             for part in prange(first, end_part, schedule="static"):
@@ -700,7 +716,7 @@ cdef inline long long backward(
                 single_step_grads(p, c, inputs, outputs, scratch, part, parts)
             barrier(&team)
         for part in prange(first, end_part, schedule="static"):
-            last_grads(p, c, inputs, outputs, scratch, part, parts)
+            store_remaining_grads(p, c, inputs, outputs, scratch, part, parts)
         while has_weight_grads and n < matrices_of(c):
             r0 = 0
             while r0 < rows:
@@ -743,20 +759,20 @@ cdef inline long long run_backward(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-cdef inline long long run_typed_pass_back(
-    const Backward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *x
+cdef inline long long run_layer_backward(
+    const Backward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *of_type
 ) noexcept nogil:
-    """Run the backward pass of a layer whose arrays are of type `store`, on at most `ready` threads.
+    """Run the backward pass of a layer on at most `ready` threads; return the nanoseconds that having several cost.
 
-    x : that of `a`
+    of_type : only its type counts, which is that of the arrays `a`; may be NULL
     """
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Backward p = plan[0]
-    cdef int k
-    for k in range(row_of(c).saved):
-        inputs[OUT_H + 1 + k] = <const store *> a.saved + k * p.steps.T * p.B * p.H
-    inputs[X], inputs[OUT_H], inputs[H_GRAD] = x, <const store *> a.y, <const store *> a.y_grad
+    cdef int i
+    for i in range(row_of(c).saved):
+        inputs[OUT_H + 1 + i] = <const store *> a.saved + i * p.steps.T * p.B * p.H
+    inputs[X], inputs[OUT_H], inputs[H_GRAD] = <const store *> a.x, <const store *> a.y, <const store *> a.y_grad
     outputs[X_GRAD] = <store *> a.x_grad
     inputs[CS_GRAD], outputs[D_C_BAR] = NULL, NULL  # which only ops have
     set_states(c, a.initial_state, <const void **> &inputs[H_PREV])
@@ -775,19 +791,5 @@ cdef inline long long run_typed_pass_back(
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:
         use_threads(&p.grid, ready)
-        use_step_mask_back(&p, a.step_mask, scratch)
+        use_backward_step_mask(&p, a.step_mask, scratch)
     return run_backward(&p, c, inputs, outputs, scratch, ready)
-
-
-cdef inline long long run_pass_back(
-    const Backward *p, const cell *c, int storage, int ready, void *scratch, const Pass *a
-) noexcept nogil:
-    """Run the backward pass of a layer, on at most `ready` threads; return the nanoseconds that having several cost.
-
-    storage : the type of its arrays: FLOAT, DOUBLE or HALF
-    """
-    if storage == DOUBLE:
-        return run_typed_pass_back(p, c, ready, scratch, a, <const double *> a.x)
-    if storage == HALF:
-        return run_typed_pass_back(p, c, ready, scratch, a, <const half *> a.x)
-    return run_typed_pass_back(p, c, ready, scratch, a, <const float *> a.x)

@@ -1,10 +1,15 @@
 """The forward pass of all cells: `forward` is the list of its phases, and of the barriers between them.
 
-    load states, pack panels  ->  for each chunk of steps: load x, x @ w_x + b  ->  for each step: h @ w_h, cells,
-    of a projected LSTM m @ w_p  ->  store states
+    load states, pack panels
+    for each chunk of steps:
+        load x  ->  x @ w_x + b
+        for each step:
+            h @ w_h, and from it the cells
+            if the cell has a second product: that, and from it the rest of the cells
+    store states
 
 Between packing and the end groups of threads (cost.pxd) go through the steps side by side, each with its own rows.  The
-functions above `forward` are what a thread does in a phase: one part, which is the slots of its group and the panels of
+functions above `forward` are what a thread does in a phase: one part, which has the slots of its group and panels of
 its own.  `forward_cells` in the cell's file computes states and outputs from the product of a few rows and one panel,
 while that is in cache.
 
@@ -13,13 +18,16 @@ c : the cell: its gates, activations and options (types.pxd)
 inputs, outputs : the arrays of the call, the caller's, at the indices of operands.pxd; NULL where there is none
 scratch : the workspace of the call, whose regions plan.pxd lists
 rows : scratch as the rows of a group lie in it: slot b of region R is at rows + p.start[R] + b * stride
-number, parts : the index of a part, and how many there are; `part` has its slots and panels
+part, parts : the index of a part, and how many there are; `share` has the slots and panels of one
 n : the product of a step, 0 or 1 (`products_of` in plan.pxd)
-h : what product n reads: h of the step before, h_prev * r or m; the row of slot 0, p.As[n] reals before that of slot 1
+h : what product n reads: h of the step before, h_prev * r or m, as it is or quantized; the row of slot 0, p.h_stride[n]
+    reals before that of slot 1
 z : products of the panels, z_panel reals apart; each has LINES lines for every row of h
 k, end : the number of a step in the order of processing, where a range of them ends
 b, b0, b1 : a slot of a batch row (steps.pxd), a range of slots
-j, j0, j1 : a packed panel of product n, a range of panels
+row : a batch row, as the caller numbers it
+r : the index of a step's first row in the chunk's x and z, which hold the active rows of all its steps
+j, j0, j1 : a packed panel of product n, a range of panels; i, q : panels in that range that are multiplied together
 L : reals in a cache line
 """
 from cython.parallel cimport parallel, prange
@@ -30,7 +38,7 @@ from cells.types cimport Lstm, row_of
 from formulas cimport forward_cells
 from passes.arrays cimport Pass
 from passes.operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, OUTS, W, X, set_states, set_torch_weights
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, STEP_OUTPUTS, W, X, set_states, set_torch_weights
 )
 from passes.steps cimport (
     RESET, Layout, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of, first_step_of,
@@ -45,13 +53,12 @@ from product.panels cimport (
 from product.quantized cimport INT8, UNQUANTIZED
 from product.real cimport real
 from product.tile cimport (
-    DOUBLE, GROUP_TILES, HALF, LINES, ROW_PANELS, ROWS, TILE_SIZE, clear, lanes_of, load_row, store, store_row,
-    tile_group_height
+    GROUP_TILES, LINES, ROW_PANELS, ROWS, TILE_SIZE, clear, lanes_of, load_row, store, store_row, tile_group_height
 )
-from schedule.cost cimport packing_share, parts_of, threads_of, use_threads
+from schedule.cost cimport packing_part, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    CS, HR, M, X_CHUNK, Z, Forward, ForwardPart, codes_of, end_of_chunk, end_of_common_chunk, forward_part, h_before,
-    products_of, projects, stores_rows, use_panels, use_step_mask, x_of, x_products_of, z_of
+    CS, HR, M, X_CHUNK, Z, Forward, ForwardShare, codes_of, end_of_chunk, end_of_common_chunk, forward_share, h_before,
+    products_of, projects, stores_rows, use_forward_step_mask, use_panels, x_of, x_products_of, z_of
 )
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
@@ -73,51 +80,52 @@ cdef inline void load_state(
 
 
 cdef inline void clear_finished_outputs(
-    const Forward *p, const cell *c, store **outputs, Py_ssize_t number, Py_ssize_t parts
+    const Forward *p, const cell *c, store **outputs, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Clear one part of the finished rows of all outputs."""
     cdef Layout saved = contiguous_layout(p.B, p.H)
     cdef int out
     if outputs[OUT_H] is not NULL:
-        clear_finished_rows(&p.steps, outputs[OUT_H], &p.y_layout, p.P, number, parts)
+        clear_finished_rows(&p.steps, outputs[OUT_H], &p.y_layout, p.P, part, parts)
     for out in range(OUT_H + 1, OUT_H + 1 + row_of(c).saved):
         if outputs[out] is not NULL:
-            clear_finished_rows(&p.steps, outputs[out], &saved, p.H, number, parts)
+            clear_finished_rows(&p.steps, outputs[out], &saved, p.H, part, parts)
 
 
 cdef inline void load_states(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Load the initial states of one part of the rows, and clear one part of the finished rows of the outputs."""
-    cdef ForwardPart part = forward_part(p, number)
-    cdef real *rows = scratch + part.shift
-    cdef Py_ssize_t count = part.b1 - part.b0, members = p.grid.members, b
-    for b in range(part.b0 + part_start(count, part.member, members),
-                   part.b0 + part_start(count, part.member + 1, members)):
+    cdef ForwardShare share = forward_share(p, part)
+    cdef real *rows = scratch + share.shift
+    cdef Py_ssize_t count = share.b1 - share.b0, members = p.grid.members, b
+    for b in range(share.b0 + part_start(count, share.member, members),
+                   share.b0 + part_start(count, share.member + 1, members)):
         load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
         if row_of(c).states > 1:
             load_state(p, rows + p.start[CS], p.Hs, inputs[CS_PREV], p.H, b)
     if p.steps.slots is not NULL:
-        clear_finished_outputs(p, c, outputs, number, parts_of(&p.grid))
+        clear_finished_outputs(p, c, outputs, part, parts_of(&p.grid))
 
 
 cdef inline void pack_weights(
-    const Forward *p, const cell *c, const store **inputs, real *unused, Py_ssize_t number, Py_ssize_t parts
+    const Forward *p, const cell *c, const store **inputs, const real *of_type, Py_ssize_t part,
+    Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels with their biases, and of the peepholes.
 
     Weights are skipped if a single step packs them when it uses them, or if they are quantized (`pack_quantized`).
 
-    unused : says in which type panels are
+    of_type : only its type counts, which is that of the panels; may be NULL
     """
     cdef const Panels *w
     cdef real *panels
-    cdef Py_ssize_t part = packing_share(&p.grid, number), j, j0, j1
+    cdef Py_ssize_t panel_part = packing_part(&p.grid, part), j, j0, j1
     cdef int n
     for n in range(products_of(c)):
         w = &p.w[n]
         panels = <real *> w.base
-        j0, j1 = part_start(w.count, part, parts), part_start(w.count, part + 1, parts)
+        j0, j1 = part_start(w.count, panel_part, parts), part_start(w.count, panel_part + 1, parts)
         pack_bias(w, panels, &inputs[BIAS + n] if n < x_products_of(c) else <const store **> NULL, j0, j1)
         if p.packs_all and w.format == UNQUANTIZED:
             pack_panels(w, panels, &inputs[W + n], w.I, j0, j1)
@@ -129,25 +137,25 @@ cdef inline void pack_weights(
 
 # -------------------------------------------------------------------------------------------------------------- a chunk
 cdef inline void load_x(
-    const Forward *p, const store **inputs, real *scratch, const ForwardPart *part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const store **inputs, real *scratch, const ForwardShare *share, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Load x for a chunk of steps, number k to `end`; the members of a group divide its active rows."""
-    cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, part.b0, part.b1), members = p.grid.members
-    load_active_rows(&p.steps, x_of(p, scratch, part), p.Is, inputs[X], &p.x_layout, p.I, k, part.b0, part.b1,
-                     part_start(count, part.member, members), part_start(count, part.member + 1, members),
+    cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, share.b0, share.b1), members = p.grid.members
+    load_active_rows(&p.steps, x_of(p, scratch, share), p.Is, inputs[X], &p.x_layout, p.I, k, share.b0, share.b1,
+                     part_start(count, share.member, members), part_start(count, share.member + 1, members),
                      p.w[0].format)
 
 
 cdef inline void multiply_x(
-    const Forward *p, const cell *c, real *scratch, const ForwardPart *part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const cell *c, real *scratch, const ForwardShare *share, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Compute z = x @ w_x + b for a chunk of steps, number k to `end`, unless chunks have one step: `multiply_h`."""
-    cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, part.b0, part.b1)
+    cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, share.b0, share.b1)
     cdef int n
     if p.chunk > 1:
         for n in range(x_products_of(c)):
-            compute_input_product(&p.w[n], p.I, x_of(p, scratch, part), p.Is, count, z_of(p, scratch, part, n),
-                                  p.chunk * (part.b1 - part.b0) * LINES * p.L, part.j0[n], part.j1[n])
+            compute_input_product(&p.w[n], p.I, x_of(p, scratch, share), p.Is, count, z_of(p, scratch, share, n),
+                                  p.chunk * (share.b1 - share.b0) * LINES * p.L, share.j0[n], share.j1[n])
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
@@ -178,7 +186,7 @@ cdef inline void multiply_h_panel(
             copy_bias(w, j, count, sums)
             if reads_x:
                 add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, count, sums, first_tile)
-        add_product(w, j, w.I, w.R, h + b * p.As[n], p.As[n], count, sums + w.separate * L, first_tile)
+        add_product(w, j, w.I, w.R, h + b * p.h_stride[n], p.h_stride[n], count, sums + w.separate * L, first_tile)
         expand_gates(w, j, count, sums)
         forward_cells(p, c, n, j, j + 1, k, b, b + count, sums, 0, rows, outputs)
         b += count
@@ -221,7 +229,7 @@ cdef inline void multiply_h_row(
                     copy_bias(w, i + q, 1, panel_sums + q * z_panel)
                 if reads_x:
                     add_row_product(w, i, count, 0, p.I, x, panel_sums, z_panel)
-            add_row_product(w, i, count, w.I, w.R, h + b * p.As[n], panel_sums + w.separate * L, z_panel)
+            add_row_product(w, i, count, w.I, w.R, h + b * p.h_stride[n], panel_sums + w.separate * L, z_panel)
             i += count
             expand_gates(w, i - 1, 1, panel_sums + (count - 1) * z_panel)
         forward_cells(p, c, n, j, end, k, b, b + 1, sums, z_panel, rows, outputs)
@@ -242,24 +250,24 @@ cdef inline void multiply_unpacked(
     for j in range(j0, j1):
         copy_bias(panels, j, b1, z + j * z_panel)
     add_unpacked_product(panels, w, 0, panels.I, True, scratch + p.start[X_CHUNK], p.Is, b1, z, z_panel, j0, j1)
-    add_unpacked_product(panels, w, panels.I, panels.R, False, h, p.As[n], b1, z + panels.separate * p.L, z_panel, j0,
-                         j1)
+    add_unpacked_product(panels, w, panels.I, panels.R, False, h, p.h_stride[n], b1, z + panels.separate * p.L, z_panel,
+                         j0, j1)
     for j in range(j0, j1):
         forward_cells(p, c, n, j, j + 1, 0, 0, b1, z + j * z_panel, 0, scratch, outputs)
 
 
 cdef inline const real *quantize_h(
-    const Forward *p, real *scratch, const ForwardPart *part, int n, const real *h, Py_ssize_t b1
+    const Forward *p, real *scratch, const ForwardShare *share, int n, const real *h, Py_ssize_t b1
 ) noexcept nogil:
     """Quantize the rows that product n reads, of a part's slots up to b1; return the quantized row of slot 0.
 
     h : the row of slot 0 in scratch, not quantized
     """
-    cdef real *codes = codes_of(p, scratch, part, n)
+    cdef real *codes = codes_of(p, scratch, share, n)
     cdef Py_ssize_t b, stride = p.Hs if n == 1 else p.Ps
     if real is float:
-        for b in range(part.b0, b1):
-            quantize_row(codes + b * p.As[n], h + b * stride, p.w[n].R)
+        for b in range(share.b0, b1):
+            quantize_row(codes + b * p.h_stride[n], h + b * stride, p.w[n].R)
     return codes
 
 
@@ -277,16 +285,13 @@ cdef inline void store_h_rows(
 
 
 cdef inline void multiply_h(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, const ForwardPart *part,
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, const ForwardShare *share,
     int n, Py_ssize_t k, Py_ssize_t r
 ) noexcept nogil:
-    """Compute one part of product n of step number k, and of its cells.
-
-    r : the index of the step's first row in the chunk's x and z, which hold the active rows of all its steps
-    """
-    cdef Py_ssize_t j, b0 = part.b0, b1 = active_end(&p.steps, k, b0, part.b1)
-    cdef Py_ssize_t z_panel = p.chunk * (part.b1 - b0) * LINES * p.L
-    cdef real *rows = scratch + part.shift
+    """Compute one part of product n of step number k, and of its cells."""
+    cdef Py_ssize_t j, b0 = share.b0, b1 = active_end(&p.steps, k, b0, share.b1)
+    cdef Py_ssize_t z_panel = p.chunk * (share.b1 - b0) * LINES * p.L
+    cdef real *rows = scratch + share.shift
     cdef const real *h = h_before(p, rows, k)
     cdef const real *x
     cdef real *z
@@ -295,16 +300,16 @@ cdef inline void multiply_h(
     if b0 == b1:
         return
     if not p.packs_all:
-        multiply_unpacked(p, c, n, h, &inputs[W + n], part.j0[n], part.j1[n], b1, scratch, outputs)
+        multiply_unpacked(p, c, n, h, &inputs[W + n], share.j0[n], share.j1[n], b1, scratch, outputs)
         return
     if p.w[n].format == INT8:
-        h = quantize_h(p, scratch, part, n, h, b1)
-    x = x_of(p, scratch, part) + r * p.Is
-    z = z_of(p, scratch, part, n) + r * LINES * p.L
+        h = quantize_h(p, scratch, share, n, h, b1)
+    x = x_of(p, scratch, share) + r * p.Is
+    z = z_of(p, scratch, share, n) + r * LINES * p.L
     if b1 - b0 == 1:
-        multiply_h_row(p, c, n, h, part.j0[n], part.j1[n], k, b0, x, z, z_panel, rows, outputs)
+        multiply_h_row(p, c, n, h, share.j0[n], share.j1[n], k, b0, x, z, z_panel, rows, outputs)
     else:
-        for j in range(part.j0[n], part.j1[n]):
+        for j in range(share.j0[n], share.j1[n]):
             multiply_h_panel(p, c, n, h, j, k, b0, b1, x, z + j * z_panel, rows, outputs)
     if n == products_of(c) - 1 and outputs[OUT_H] is not NULL and stores_rows(p):
         store_h_rows(p, outputs, rows, k, b0, b1)
@@ -312,16 +317,16 @@ cdef inline void multiply_h(
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void store_states(
-    const Forward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t number
+    const Forward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Store the last states of one part of the rows of a layer; an op has no arrays for them."""
-    cdef ForwardPart part = forward_part(p, number)
-    cdef real *rows = scratch + part.shift
-    cdef Py_ssize_t count = part.b1 - part.b0, members = p.grid.members, b, row
+    cdef ForwardShare share = forward_share(p, part)
+    cdef real *rows = scratch + share.shift
+    cdef Py_ssize_t count = share.b1 - share.b0, members = p.grid.members, b, row
     if outputs[H_LAST] is NULL:
         return
-    for b in range(part.b0 + part_start(count, part.member, members),
-                   part.b0 + part_start(count, part.member + 1, members)):
+    for b in range(share.b0 + part_start(count, share.member, members),
+                   share.b0 + part_start(count, share.member + 1, members)):
         row = row_of_slot(&p.steps, b)
         store_row(outputs[H_LAST] + row * p.P, h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
         if row_of(c).states > 1:
@@ -330,45 +335,45 @@ cdef inline void store_states(
 
 # ----------------------------------------------------------------------------------------------- a part by its number
 cdef inline void load_x_part(
-    const Forward *p, const store **inputs, real *scratch, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Load one part of x for a chunk of steps, number k to `end`."""
-    cdef ForwardPart part = forward_part(p, number)
-    load_x(p, inputs, scratch, &part, k, end)
+    cdef ForwardShare share = forward_share(p, part)
+    load_x(p, inputs, scratch, &share, k, end)
 
 
 cdef inline void multiply_x_part(
-    const Forward *p, const cell *c, real *scratch, Py_ssize_t number, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const cell *c, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Compute one part of z = x @ w_x + b for a chunk of steps, number k to `end`."""
-    cdef ForwardPart part = forward_part(p, number)
-    multiply_x(p, c, scratch, &part, k, end)
+    cdef ForwardShare share = forward_share(p, part)
+    multiply_x(p, c, scratch, &share, k, end)
 
 
 cdef inline void multiply_h_part(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number, int n,
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part, int n,
     Py_ssize_t k, Py_ssize_t start
 ) noexcept nogil:
     """Compute one part of product n of step number k, and of its cells; the step's chunk begins with number `start`."""
-    cdef ForwardPart part = forward_part(p, number)
-    multiply_h(p, c, inputs, outputs, scratch, &part, n, k, count_active_rows(&p.steps, start, k, part.b0, part.b1))
+    cdef ForwardShare share = forward_share(p, part)
+    multiply_h(p, c, inputs, outputs, scratch, &share, n, k, count_active_rows(&p.steps, start, k, share.b0, share.b1))
 
 
 cdef inline void all_steps(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t number
+    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute all steps of one part, whose group has no other part."""
-    cdef ForwardPart part = forward_part(p, number)
+    cdef ForwardShare share = forward_share(p, part)
     cdef Py_ssize_t k = 0, end, r
     while k < p.steps.T:
-        r, end = 0, end_of_chunk(p, k, part.b0, part.b1)
-        load_x(p, inputs, scratch, &part, k, end)
-        multiply_x(p, c, scratch, &part, k, end)
+        r, end = 0, end_of_chunk(p, k, share.b0, share.b1)
+        load_x(p, inputs, scratch, &share, k, end)
+        multiply_x(p, c, scratch, &share, k, end)
         while k < end:
-            multiply_h(p, c, inputs, outputs, scratch, &part, 0, k, r)
+            multiply_h(p, c, inputs, outputs, scratch, &share, 0, k, r)
             if products_of(c) > 1:
-                multiply_h(p, c, inputs, outputs, scratch, &part, 1, k, r)
-            r += active_end(&p.steps, k, part.b0, part.b1) - part.b0
+                multiply_h(p, c, inputs, outputs, scratch, &share, 1, k, r)
+            r += active_end(&p.steps, k, share.b0, share.b1) - share.b0
             k += 1
 
 
@@ -442,47 +447,33 @@ cdef inline long long run_forward(
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-cdef inline long long run_typed_pass(
-    const Forward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *x
+cdef inline long long run_layer_forward(
+    const Forward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *of_type
 ) noexcept nogil:
-    """Run the forward pass of a layer whose arrays are of type `store`, on at most `ready` threads.
+    """Run the forward pass of a layer on at most `ready` threads; return the nanoseconds that having several cost.
 
-    x : that of `a`
+    of_type : only its type counts, which is that of the arrays `a`; may be NULL
     """
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Forward p = plan[0]
-    cdef int k
-    for k in range(OUTS):
-        outputs[k] = NULL
+    cdef int i
+    for i in range(STEP_OUTPUTS):
+        outputs[i] = NULL
     if a.saved is not NULL:
-        for k in range(row_of(c).saved):
-            outputs[OUT_H + 1 + k] = <store *> a.saved + k * p.steps.T * p.B * p.H
-    inputs[X], outputs[OUT_H] = x, <store *> a.y
+        for i in range(row_of(c).saved):
+            outputs[OUT_H + 1 + i] = <store *> a.saved + i * p.steps.T * p.B * p.H
+    inputs[X], outputs[OUT_H] = <const store *> a.x, <store *> a.y
     set_states(c, a.initial_state, <const void **> &inputs[H_PREV])
     set_states(c, <const void *const *> a.last_state, <const void **> &outputs[H_LAST])
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:
         use_threads(&p.grid, ready)
-        use_step_mask(&p, a.step_mask, scratch)
+        use_forward_step_mask(&p, a.step_mask, scratch)
     if p.packed:
         use_panels(&p, a.packed)
     else:
         set_torch_weights(c, p.I, p.H, a.weights, inputs)
         use_panels(&p, scratch)
     return run_forward(&p, c, inputs, outputs, scratch, ready)
-
-
-cdef inline long long run_pass(
-    const Forward *p, const cell *c, int storage, int ready, void *scratch, const Pass *a
-) noexcept nogil:
-    """Run the forward pass of a layer, on at most `ready` threads; return the nanoseconds that having several cost.
-
-    storage : the type of its arrays: FLOAT, DOUBLE or HALF
-    """
-    if storage == DOUBLE:
-        return run_typed_pass(p, c, ready, scratch, a, <const double *> a.x)
-    if storage == HALF:
-        return run_typed_pass(p, c, ready, scratch, a, <const half *> a.x)
-    return run_typed_pass(p, c, ready, scratch, a, <const float *> a.x)

@@ -10,13 +10,17 @@ more than products do.  Finished rows keep their places in this order as if they
 changes no bit: x + 0 = x, and a chain starts at +0, so the sign of a zero cannot differ.
 
 t : a step
-b : a slot; in `RowBlock`, and where arrays of the caller are read, a batch row
+b, row : a slot, a batch row
+r, r0 : a row (t, row) of the caller's, r = t * B + row; the first one of a block
+d_row : a row of d, t * B + b
+I, K, K2 : inputs; rows of a panel of w.T, and of the second matrix
 L, l : reals in a cache line, one of these
 j, g : a packed panel, one of its lines
+column : the first column of a line
 c, k : a chain of a block, one of its rows
-q : a row of a register tile
+q, m : one of some rows that are computed together, and how many these are
 s : the `Steps` of the call
-part, parts : the part of the work that is asked for, of so many
+part, parts : the index of a part of the work, and how many there are
 """
 from passes.steps cimport (
     Layout, Steps, active_end, clear_finished_rows, current_row, has_step, offset_of, previous_row, row_of_slot,
@@ -85,9 +89,10 @@ cdef inline void pack_transposed_panel(
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
 cdef inline void compute_x_grad_panel(
     store *x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t I, const real *d, Py_ssize_t ldd,
-    Py_ssize_t r0, Py_ssize_t r1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2, Py_ssize_t j
+    Py_ssize_t d_row0, Py_ssize_t d_row1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2,
+    Py_ssize_t j
 ) noexcept nogil:
-    """Compute the columns of x_grad of panel j, for the rows r0 to r1 of d.
+    """Compute the columns of x_grad of panel j, for the rows d_row0 to d_row1 of d.
 
     x_grad : [T,B,I] with `layout`, the caller's; with `accumulate` the product is added to it
     panel, panel2 : panels j of two matrices, of K and K2 rows; the columns of d belong to the rows of the first one,
@@ -95,35 +100,35 @@ cdef inline void compute_x_grad_panel(
     """
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef real[LF] before
-    cdef Py_ssize_t L = lanes_of(acc), lines = panel_lines(lines_in(acc, I), j), first = j * PANEL_LINES * L, at
-    cdef Py_ssize_t r = r0, t, b, m, q, g, l
+    cdef Py_ssize_t L = lanes_of(acc), lines = panel_lines(lines_in(acc, I), j), first = j * PANEL_LINES * L
+    cdef Py_ssize_t d_row = d_row0, t, b, m, q, g, l, column
     cdef bint prefetches = to_prefetch((K + K2) * I * sizeof(real), 1)
-    cdef store *row
+    cdef store *out
     cdef real *sums
-    if r0 == r1:
+    if d_row0 == d_row1:
         return
-    t, b = r0 // s.B, r0 % s.B
-    while r < r1:
-        m = tile_group_height(r1 - r)
+    t, b = d_row0 // s.B, d_row0 % s.B
+    while d_row < d_row1:
+        m = tile_group_height(d_row1 - d_row)
         clear(acc, m * LINES * L)
-        add_panel_product(acc, m, lines, d + r * ldd, ldd, panel, K,
+        add_panel_product(acc, m, lines, d + d_row * ldd, ldd, panel, K,
                           panel + lines * L * K if prefetches else <const real *> NULL, 0)
         if K2 > 0:
-            add_panel_product(acc, m, lines, d + r * ldd + K, ldd, panel2, K2,
+            add_panel_product(acc, m, lines, d + d_row * ldd + K, ldd, panel2, K2,
                               panel2 + lines * L * K2 if prefetches else <const real *> NULL, 0)
         for q in range(m):
-            row = x_grad + offset_of(layout, t, row_of_slot(s, b))
+            out = x_grad + offset_of(layout, t, row_of_slot(s, b))
             for g in range(lines):
-                at, sums = first + g * L, acc + (q * LINES + g) * L
+                column, sums = first + g * L, acc + (q * LINES + g) * L
                 if accumulate:
-                    load_line(before, row + at, I - at)
+                    load_line(before, out + column, I - column)
                     for l in range(L):
                         sums[l] = before[l] + sums[l]
-                store_line(row + at, sums, I - at)
+                store_line(out + column, sums, I - column)
             b += 1
             if b == s.B:
                 t, b = t + 1, 0
-        r += m
+        d_row += m
 
 
 cdef inline void compute_x_grad_part(
@@ -138,16 +143,16 @@ cdef inline void compute_x_grad_part(
     `compute_x_grad_panel`; `panels` and `panels2` begin with panel 0, and `groups` is that of `set_step_mask`.
     """
     cdef Py_ssize_t L = lanes_of(d), count = count_panels(lines_in(d, I)), most = GROUP_TILES * ROWS, rows = s.T * s.B
-    cdef Py_ssize_t pair, tiles = count_tiles(rows), blocks, t = part, group, block, b, end, r, j
+    cdef Py_ssize_t pair, tiles = count_tiles(rows), blocks, t = part, group, block, b, end, d_row, j
     if count == 0:
         return
     if s.slots is NULL:
         blocks = max((tiles + GROUP_TILES - 1) // GROUP_TILES, min(tiles, (parts + count - 1) // count))
         for pair in range(part_start(blocks * count, part, parts), part_start(blocks * count, part + 1, parts)):
             block, j = pair // count, pair % count
-            r, end = part_start(tiles, block, blocks) * ROWS, min(part_start(tiles, block + 1, blocks) * ROWS, rows)
-            compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, r, end, panels + j * PANEL_LINES * L * K, K,
-                                 panels2 + j * PANEL_LINES * L * K2, K2, j)
+            d_row, end = part_start(tiles, block, blocks) * ROWS, min(part_start(tiles, block + 1, blocks) * ROWS, rows)
+            compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, d_row, end,
+                                 panels + j * PANEL_LINES * L * K, K, panels2 + j * PANEL_LINES * L * K2, K2, j)
         return
     if not accumulate:
         clear_finished_rows(s, x_grad, layout, I, part, parts)
@@ -156,10 +161,10 @@ cdef inline void compute_x_grad_part(
             b = part_start(s.B, group, groups)
             end = active_end(s, step_at(s, t), b, part_start(s.B, group + 1, groups))
             while b < end:
-                r = t * s.B + b
+                d_row = t * s.B + b
                 b = min(b + most, end)
                 for j in range(count):
-                    compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, r, t * s.B + b,
+                    compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, d_row, t * s.B + b,
                                          panels + j * PANEL_LINES * L * K, K, panels2 + j * PANEL_LINES * L * K2, K2,
                                          j)
         t += parts
@@ -175,33 +180,33 @@ cdef struct RowBlock:  # the active ones of ROW_BLOCK rows r = t * B + row, or o
     Py_ssize_t rows, chains  # of the block, with its finished rows
     Py_ssize_t active  # active rows
     Py_ssize_t[ROW_CHAINS] count  # active rows of each chain; those of chain c begin at c * BLOCK in the arrays below
-    Py_ssize_t[ROW_BLOCK] t, b  # their step and batch row
+    Py_ssize_t[ROW_BLOCK] t, row  # their step and batch row
     Py_ssize_t[ROW_BLOCK] d_row  # their row of d
 
 
 cdef inline void list_active_rows(RowBlock *block, const Steps *s, Py_ssize_t r0) noexcept nogil:
     """List the active rows of the block that begins with row r0."""
-    cdef Py_ssize_t t = r0 // s.B, b = r0 % s.B, c, k = 0, n, q, row, end, to  # k: a row of the block, b its batch row
+    cdef Py_ssize_t t = r0 // s.B, row0 = r0 % s.B, c, r = r0, n, q, row, end, to  # row0: the batch row of row r
     block.rows = min(<Py_ssize_t> ROW_BLOCK, s.T * s.B - r0)
     block.chains = (block.rows + BLOCK - 1) // BLOCK
     block.active = 0
     for c in range(block.chains):
-        to, end = c * BLOCK, min((c + 1) * BLOCK, block.rows)
-        while k < end:
-            n = min(end - k, s.B - b)  # rows of one step
+        to, end = c * BLOCK, r0 + min((c + 1) * BLOCK, block.rows)
+        while r < end:
+            n = min(end - r, s.B - row0)  # rows of one step
             if s.slots is NULL:
                 for q in range(n):
-                    block.t[to + q], block.b[to + q], block.d_row[to + q] = t, b + q, r0 + k + q
+                    block.t[to + q], block.row[to + q], block.d_row[to + q] = t, row0 + q, r + q
                 to += n
             else:
-                for row in range(b, b + n):
+                for row in range(row0, row0 + n):
                     if has_step(s, t, row):
-                        block.t[to], block.b[to], block.d_row[to] = t, row, t * s.B + slot_of_row(s, row)
+                        block.t[to], block.row[to], block.d_row[to] = t, row, t * s.B + slot_of_row(s, row)
                         to += 1
-            k += n
-            b += n
-            if b == s.B:
-                t, b = t + 1, 0
+            r += n
+            row0 += n
+            if row0 == s.B:
+                t, row0 = t + 1, 0
         block.count[c] = to - c * BLOCK
         block.active += block.count[c]
 
@@ -215,20 +220,20 @@ cdef inline void pack_columns(
     """
     cdef Py_ssize_t c, k, g, count, L = lanes_of(panel)
     cdef const Py_ssize_t *rows
-    cdef const real *row
-    cdef const real *later_row
+    cdef const real *line
+    cdef const real *later_line
     for c in range(block.chains):
         rows, count = &block.d_row[c * BLOCK], block.count[c]
         for k in range(count):
-            row, later_row = d + rows[k] * ldd, d + rows[min(k + PACK_ROWS, count - 1)] * ldd
+            line, later_line = d + rows[k] * ldd, d + rows[min(k + PACK_ROWS, count - 1)] * ldd
             for g in range(lines):
-                prefetch_read(later_row + g * L)
+                prefetch_read(later_line + g * L)
                 load_line(packed_line(panel, lines, g, c * BLOCK, count) + k * packed_stride(panel, lines, g),
-                          row + g * L, n - g * L)
+                          line + g * L, n - g * L)
 
 
 cdef inline void pack_tiles(
-    real *dst, Py_ssize_t tile_stride, const store **rows, const store **scales, Py_ssize_t M, Py_ssize_t count
+    real *dst, Py_ssize_t tile_stride, const store **rows, const store **factors, Py_ssize_t M, Py_ssize_t count
 ) noexcept nogil:
     """Pack `count` rows of M values as columns of register tiles: ROWS values of a row to each tile.
 
@@ -236,7 +241,7 @@ cdef inline void pack_tiles(
 
     dst : the first row's place in the first tile; the next row is ROWS further on, the next tile tile_stride
     rows : [count], rows of arrays of the caller's or of d, NULL for zeros
-    scales : [count], rows to multiply them with, or NULL
+    factors : [count], rows to multiply them with, or NULL
     """
     cdef real[ROWS] values  # loading to the tile at once was slower
     cdef real factor
@@ -256,23 +261,25 @@ cdef inline void pack_tiles(
                 clear(values, ROWS)
                 for q in range(n):
                     load_value(&values[q], rows[k] + g * ROWS + q)
-            if scales is not NULL:
+            if factors is not NULL:
                 for q in range(n):
-                    load_value(&factor, scales[k] + g * ROWS + q)
+                    load_value(&factor, factors[k] + g * ROWS + q)
                     values[q] = values[q] * factor
             for q in range(ROWS):
                 to[q] = values[q]
 
 
 cdef inline void pack_row(
-    real *panels, const store *row, const store *scale, Py_ssize_t M, const RowBlock *block, Py_ssize_t c, Py_ssize_t k
+    real *panels, const store *values, const store *factors, Py_ssize_t M, const RowBlock *block, Py_ssize_t c,
+    Py_ssize_t k
 ) noexcept nogil:
-    """Pack row k of chain c of a block, M values, into all panels, multiplied by `scale` unless that is NULL.
+    """Pack the values of row k of chain c of a block into all panels.
 
     panels : in scratch, each for block.rows rows
-    row, scale : of arrays of the caller's; a row that is NULL stands for zeros
+    values : [M], of an array of the caller's, NULL for zeros
+    factors : [M], of an array of the caller's, to multiply the values with, or NULL
     """
-    cdef Py_ssize_t L = lanes_of(panels), j, lines, g, at, l
+    cdef Py_ssize_t L = lanes_of(panels), j, lines, g, column, l
     cdef real[LF] factor
     cdef real *panel
     cdef real *to
@@ -281,13 +288,13 @@ cdef inline void pack_row(
         lines = panel_lines(lines_in(panels, M), j)
         for g in range(lines):
             to = packed_line(panel, lines, g, c * BLOCK, block.count[c]) + k * packed_stride(panel, lines, g)
-            at = (j * PANEL_LINES + g) * L
-            if row is NULL:
+            column = (j * PANEL_LINES + g) * L
+            if values is NULL:
                 clear(to, L)
             else:
-                load_line(to, row + at, M - at)
-                if scale is not NULL:
-                    load_line(factor, scale + at, M - at)
+                load_line(to, values + column, M - column)
+                if factors is not NULL:
+                    load_line(factor, factors + column, M - column)
                     for l in range(L):
                         to[l] = to[l] * factor[l]
 
@@ -320,17 +327,17 @@ cdef inline void add_weight_grad_tiles(
     """
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef real[LF] total
-    cdef Py_ssize_t L = lanes_of(out), count = count_tiles(M), tile, c, at, q, g
+    cdef Py_ssize_t L = lanes_of(out), count = count_tiles(M), tile, c, first, q, g
     clear(acc, count * ROWS * LINES * L)
     for q in range(M):
         for g in range(lines):
             prefetch_write(out + q * N + g * L)
     for c in range(block.chains):
-        at = c * BLOCK * ROWS
+        first = c * BLOCK * ROWS  # where the chain begins in each tile
         for tile in range(count if block.count[c] > 0 else 0):
             add_block_product(acc + tile * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - tile * ROWS), lines,
-                              tiles + tile * tile_stride + at, 1, panel + c * BLOCK * lines * L, block.count[c],
-                              tiles + (tile + GROUP_TILES) * tile_stride + at, 0)
+                              tiles + tile * tile_stride + first, 1, panel + c * BLOCK * lines * L, block.count[c],
+                              tiles + (tile + GROUP_TILES) * tile_stride + first, 0)
     for q in range(M):
         if columns >= lines * L:
             accumulate_lines(out + q * N, acc + q * LINES * L, lines, is_first)
@@ -370,24 +377,24 @@ cdef inline void add_column_sums(
     """
     cdef double[PANEL_LINES * LF] total
     cdef double[PANEL_LINES * LF] chain
-    cdef const real *row
-    cdef Py_ssize_t c0 = 0, c, k, l, m
-    while c0 < n:
-        m = min(<Py_ssize_t> PANEL_LINES * lanes_of(d), n - c0)
-        for l in range(m):
+    cdef const real *line
+    cdef Py_ssize_t column = 0, c, k, l, n_columns
+    while column < n:
+        n_columns = min(<Py_ssize_t> PANEL_LINES * lanes_of(d), n - column)
+        for l in range(n_columns):
             total[l] = 0
         for c in range(block.chains):
-            for l in range(m):
+            for l in range(n_columns):
                 chain[l] = 0
             for k in range(c * BLOCK, c * BLOCK + block.count[c]):
-                row = d + block.d_row[k] * ldd + c0
-                for l in range(m):
-                    chain[l] = chain[l] + row[l]
-            for l in range(m):
+                line = d + block.d_row[k] * ldd + column
+                for l in range(n_columns):
+                    chain[l] = chain[l] + line[l]
+            for l in range(n_columns):
                 total[l] = total[l] + chain[l]
-        for l in range(m):
-            sums[c0 + l] = sums[c0 + l] + total[l]
-        c0 += m
+        for l in range(n_columns):
+            sums[column + l] = sums[column + l] + total[l]
+        column += n_columns
 
 
 # ----------------------------------------------------------------------------------------------------------- peepholes
@@ -407,22 +414,23 @@ cdef inline void compute_peephole_grad(
     cdef double[LF] block
     cdef double[LF] chain
     cdef real factor
-    cdef Py_ssize_t n = min(columns, lanes_of(d)), rows = s.T * s.B, r, at, t, b, l
+    cdef Py_ssize_t n = min(columns, lanes_of(d)), rows = s.T * s.B, r, t, row, l
     cdef const store *state
+    cdef const real *line
     for l in range(n):
         total[l] = block[l] = chain[l] = 0
     for r in range(rows):
-        t, b = r // s.B, r % s.B
+        t, row = r // s.B, r % s.B
         if initial is NULL:
-            state = current_row(s, states, layout, t, b)
+            state = current_row(s, states, layout, t, row)
         else:
-            state = previous_row(s, initial, H, states, layout, t, b)
-        at = (t * s.B + slot_of_row(s, b)) * ldd
-        for l in range(n if has_step(s, t, b) else 0):
+            state = previous_row(s, initial, H, states, layout, t, row)
+        line = d + (t * s.B + slot_of_row(s, row)) * ldd
+        for l in range(n if has_step(s, t, row) else 0):
             factor = 0
             if state is not NULL:
                 load_value(&factor, state + l)
-            chain[l] = chain[l] + <double> d[at + l] * factor
+            chain[l] = chain[l] + <double> line[l] * factor
         if (r + 1) % BLOCK == 0 or r + 1 == rows:
             for l in range(n):
                 block[l] = block[l] + chain[l]

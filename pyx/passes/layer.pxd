@@ -10,8 +10,8 @@ a : the arrays of the call (arrays.pxd)
 """
 from cell cimport Cell, cell
 from passes.arrays cimport Pass, kernel_with_plan
-from passes.backward cimport run_pass_back
-from passes.forward cimport pack_weights, run_pass
+from passes.backward cimport run_layer_backward
+from passes.forward cimport pack_weights, run_layer_forward
 from passes.operands cimport INPUTS, W, set_weights
 from product.half cimport half
 from product.integer cimport READ_PAST
@@ -20,8 +20,8 @@ from product.quantized cimport INT8, UNQUANTIZED
 from product.tile cimport DOUBLE, HALF, computed_itemsize, store
 from schedule.cost cimport grid_of, requirements_of
 from schedule.plan cimport (
-    BACKWARD_REGIONS, FORWARD_REGIONS, Backward, Forward, forward_of, list_regions, list_regions_back, plan_backward,
-    plan_forward, products_of, use_panels
+    BACKWARD_REGIONS, FORWARD_REGIONS, Backward, Forward, list_backward_regions, list_forward_regions, plan_backward,
+    plan_forward, plan_forward_on, products_of, use_panels
 )
 from schedule.workspace cimport Region, describe_regions, lay_out
 
@@ -39,10 +39,10 @@ cdef struct BackwardPlan:
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
-cdef inline void pack_stored(const Forward *p, const cell *c, const Pass *a, const store *unused) noexcept nogil:
+cdef inline void pack_stored(const Forward *p, const cell *c, const Pass *a, const store *of_type) noexcept nogil:
     """Pack biases, peepholes and, unless they are quantized, matrices, from `a.weights` to the panels of p.
 
-    unused : says of which type the weights are
+    of_type : only its type counts, which is that of the weights; may be NULL
     """
     cdef const store *inputs[INPUTS]
     set_weights(c, a.weights, <const void **> inputs)
@@ -69,11 +69,11 @@ cdef inline long long pack_layer(const void *plan, int ready, void *packed, cons
     cdef Forward p = layer.p
     use_panels(&p, packed)
     if layer.storage == DOUBLE:
-        pack_stored(&p, &layer.c, a, <const double *> a.weights[0])
+        pack_stored(&p, &layer.c, a, <const double *> NULL)
     elif layer.storage == HALF:
-        pack_stored(&p, &layer.c, a, <const half *> a.weights[0])
+        pack_stored(&p, &layer.c, a, <const half *> NULL)
     else:
-        pack_stored(&p, &layer.c, a, <const float *> a.weights[0])
+        pack_stored(&p, &layer.c, a, <const float *> NULL)
     if layer.c.format != UNQUANTIZED:
         exchange_codes(&p, &layer.c, a, False)
     return 0
@@ -92,13 +92,21 @@ cdef inline long long unpack_layer(const void *plan, int ready, void *packed, co
 cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the forward pass of a layer; return the nanoseconds that having several threads cost."""
     cdef const ForwardPlan *layer = <const ForwardPlan *> plan
-    return run_pass(&layer.p, &layer.c, layer.storage, ready, scratch, a)
+    if layer.storage == DOUBLE:
+        return run_layer_forward(&layer.p, &layer.c, ready, scratch, a, <const double *> NULL)
+    if layer.storage == HALF:
+        return run_layer_forward(&layer.p, &layer.c, ready, scratch, a, <const half *> NULL)
+    return run_layer_forward(&layer.p, &layer.c, ready, scratch, a, <const float *> NULL)
 
 
 cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the backward pass of a layer; return the nanoseconds that having several threads cost."""
     cdef const BackwardPlan *layer = <const BackwardPlan *> plan
-    return run_pass_back(&layer.p, &layer.c, layer.storage, ready, scratch, a)
+    if layer.storage == DOUBLE:
+        return run_layer_backward(&layer.p, &layer.c, ready, scratch, a, <const double *> NULL)
+    if layer.storage == HALF:
+        return run_layer_backward(&layer.p, &layer.c, ready, scratch, a, <const half *> NULL)
+    return run_layer_backward(&layer.p, &layer.c, ready, scratch, a, <const float *> NULL)
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
@@ -147,7 +155,7 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
         plan_back.p = plan_backward(c, T, B, I, H, itemsize, True, threads)
         return describe_workspaces(&plan.p, &plan_back.p, c)
     assert task in ("pack", "unpack"), task
-    plan.p = forward_of(c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
+    plan.p = plan_forward_on(c, 1, 1, I, H, itemsize, True, grid_of(1, 1))
     requirements = plan.p.packed_size * itemsize + 64 + READ_PAST * (format == INT8), 1, 1
     return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &plan, sizeof(ForwardPlan), requirements)
 
@@ -156,10 +164,10 @@ cdef inline tuple describe_workspaces(const Forward *p, const Backward *back, co
     """Return the regions of the workspaces of both passes."""
     cdef Region[FORWARD_REGIONS] regions
     cdef Region[BACKWARD_REGIONS] regions_back
-    cdef Py_ssize_t[FORWARD_REGIONS] unused
-    cdef Py_ssize_t[BACKWARD_REGIONS] unused_back
-    list_regions(p, c, regions)
-    list_regions_back(back, c, True, regions_back)
-    lay_out(regions, FORWARD_REGIONS, unused)
-    lay_out(regions_back, BACKWARD_REGIONS, unused_back)
+    cdef Py_ssize_t[FORWARD_REGIONS] starts  # which the regions have, too
+    cdef Py_ssize_t[BACKWARD_REGIONS] starts_back
+    list_forward_regions(p, c, regions)
+    list_backward_regions(back, c, True, regions_back)
+    lay_out(regions, FORWARD_REGIONS, starts)
+    lay_out(regions_back, BACKWARD_REGIONS, starts_back)
     return describe_regions(regions, FORWARD_REGIONS), describe_regions(regions_back, BACKWARD_REGIONS)

@@ -14,14 +14,14 @@ from schedule.plan cimport projects
 cdef enum:  # outputs of the forward pass, and inputs of the backward pass
     OUT_H
     OUT_I, OUT_CS, OUT_F, OUT_O, OUT_CI, OUT_CO  # of the LSTM, in the order of a layer's tape
-    OUTS
+    STEP_OUTPUTS  # their number
     OUT_R = OUT_I  # of the GRUs, in the order of a layer's tape
     OUT_U
     OUT_C
     OUT_HC  # of the GRU that resets after the product: the candidate's product with h
 
 cdef enum:  # inputs
-    X = OUTS
+    X = STEP_OUTPUTS
     H_PREV, CS_PREV
     W, W_C  # the LSTM and the RNN have one matrix of weights, the GRUs have two
     W_H, W_C_H  # their rows for h, where these are arrays of their own, as in PyTorch
@@ -36,7 +36,7 @@ cdef enum:  # inputs
     BIAS_RU = BIAS
 
 cdef enum:  # outputs
-    H_LAST = OUTS  # of a layer: the states after the last step
+    H_LAST = STEP_OUTPUTS  # of a layer: the states after the last step
     CS_LAST
     X_GRAD
     GRAD = X_GRAD - X  # the gradient to inputs[n] is outputs[n + GRAD], for n from X to WCO
@@ -64,13 +64,13 @@ cdef inline void set_weights(const cell *c, const void *const *weights, const vo
     weights : in the order of the table of ops, then a projection's w_p; NULL where the layer has none
     operands : `inputs`; or for gradients `outputs + GRAD`; or any other array of INPUTS pointers
     """
-    cdef int matrices = row_of(c).matrices, peepholes = row_of(c).peepholes, biases = row_of(c).biases, k
-    for k in range(matrices):
-        operands[W + k] = weights[k]
-    for k in range(peepholes):
-        operands[WCI + k] = weights[matrices + k]
-    for k in range(biases):
-        operands[BIAS + k] = weights[matrices + peepholes + k]
+    cdef int matrices = row_of(c).matrices, peepholes = row_of(c).peepholes, biases = row_of(c).biases, i
+    for i in range(matrices):
+        operands[W + i] = weights[i]
+    for i in range(peepholes):
+        operands[WCI + i] = weights[matrices + i]
+    for i in range(biases):
+        operands[BIAS + i] = weights[matrices + peepholes + i]
     if projects(c):
         operands[W_P], operands[BIAS + 1] = weights[matrices + peepholes + biases], NULL
 
@@ -84,12 +84,12 @@ cdef inline void set_torch_weights(
         are skipped
     operands : as for `set_weights`
     """
-    cdef int k
+    cdef int i
     operands[W], operands[W_H] = <const store *> weights[0], <const store *> weights[1]
     if row_of(c).separate and weights[0] is not NULL:
         operands[W_C], operands[W_C_H] = operands[W] + c.gates[0] * H * I, operands[W_H] + c.gates[0] * H * H
-    for k in range(row_of(c).biases):
-        operands[BIAS + k] = <const store *> weights[2 + k]
+    for i in range(row_of(c).biases):
+        operands[BIAS + i] = <const store *> weights[2 + i]
     if projects(c):
         operands[W_P_H], operands[BIAS + 1] = <const store *> weights[3], NULL
 
@@ -100,6 +100,6 @@ cdef inline void set_states(const cell *c, const void *const *states, const void
     states : h; or cs and h
     operands : h, cs
     """
-    cdef int k
-    for k in range(row_of(c).states):
-        operands[row_of(c).states - 1 - k] = states[k]
+    cdef int i
+    for i in range(row_of(c).states):
+        operands[row_of(c).states - 1 - i] = states[i]

@@ -2,7 +2,7 @@
 
 outputs : the arrays of the call (operands.pxd), [T,B,H] but h, which is [T,B,P] with p.y_layout; NULL: not wanted
 t, row : the step and the batch row
-j, at : a line of units, and its first unit
+j, unit : a line of units, and its first unit
 """
 from passes.operands cimport OUT_H
 from passes.steps cimport offset_of
@@ -12,7 +12,7 @@ from schedule.plan cimport Forward, stores_rows
 
 
 cdef inline void store_h_line(
-    const Forward *p, store **outputs, Py_ssize_t t, Py_ssize_t row, Py_ssize_t at, Py_ssize_t next, const real *h
+    const Forward *p, store **outputs, Py_ssize_t t, Py_ssize_t row, Py_ssize_t unit, Py_ssize_t next, const real *h
 ) noexcept nogil:
     """Store a line of h, unless h is stored in whole rows.
 
@@ -23,7 +23,7 @@ cdef inline void store_h_line(
     if outputs[OUT_H] is NULL or stores_rows(p):
         return
     dst = outputs[OUT_H] + offset_of(&p.y_layout, t, row)
-    store_line(dst + at, h, p.P - at)
+    store_line(dst + unit, h, p.P - unit)
     if next < p.P:
         prefetch_write(dst + next)  # never past the row: what follows it may be another thread's
 
@@ -32,12 +32,12 @@ cdef inline void store_output_line(
     const Forward *p, store **outputs, int out, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row, const real *y
 ) noexcept nogil:
     """Store line j of output number `out` from y, the step's line of each output."""
-    cdef Py_ssize_t L = lanes_of(y), at = j * L
+    cdef Py_ssize_t L = lanes_of(y), unit = j * L
     cdef store *dst
     if out == OUT_H:
-        store_h_line(p, outputs, t, row, at, at + L, y + OUT_H * L)
+        store_h_line(p, outputs, t, row, unit, unit + L, y + OUT_H * L)
     elif outputs[out] is not NULL:
-        dst = outputs[out] + (t * p.B + row) * p.H + at
-        store_line(dst, y + out * L, p.H - at)
-        if at + L < p.H:
+        dst = outputs[out] + (t * p.B + row) * p.H + unit
+        store_line(dst, y + out * L, p.H - unit)
+        if unit + L < p.H:
             prefetch_write(dst + L)  # line j + 1, which comes next, never past the row

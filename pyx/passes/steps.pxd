@@ -1,6 +1,6 @@
 """The steps of a sequence: their order, where their rows lie in memory, and which rows are finished or reset.
 
-A step mask [T,B] has flags for every row (t, b).  Without one all rows take part in all steps, and start from the
+A step mask [T,B] has flags for every row (t, row).  Without one all rows take part in all steps, and start from the
 initial state.  A row is finished from its length on, and active before: finished rows cost nothing.  In scratch memory
 each batch row has a slot.  Within the slots of a group of threads rows are sorted by length, the longest first, so the
 active rows of a step are the first ones of a group.
@@ -73,10 +73,10 @@ cdef inline Py_ssize_t size_of_slots(Py_ssize_t B, Py_ssize_t L) noexcept nogil:
     return (2 * B * <Py_ssize_t> sizeof(Slot) + 63) // 64 * L
 
 
-cdef inline int compare_slots(const void *a, const void *b) noexcept nogil:
+cdef inline int compare_slots(const void *slot, const void *other) noexcept nogil:
     """Compare two slots for `qsort`: the longer row comes first, and of equally long ones that of the lower number."""
-    cdef const Slot *left = <const Slot *> a
-    cdef const Slot *right = <const Slot *> b
+    cdef const Slot *left = <const Slot *> slot
+    cdef const Slot *right = <const Slot *> other
     if left.length != right.length:
         return 1 if left.length < right.length else -1
     return 1 if left.row > right.row else -1
@@ -199,16 +199,16 @@ cdef inline void load_active_rows(
     x : [T,B,I] with `layout`, the caller's
     """
     cdef Py_ssize_t first = 0, n, q  # first: the number r of the step's first row; its rows are q < n
-    cdef const store *row
+    cdef const store *x_row
     while first < r1:
         n = active_end(s, k, b0, b1) - b0
         for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
-            row = x + offset_of(layout, step_at(s, k), row_of_slot(s, b0 + q))
+            x_row = x + offset_of(layout, step_at(s, k), row_of_slot(s, b0 + q))
             if store is float and real is float:
                 if format == INT8:
-                    quantize_row(dst + (first + q) * stride, row, I)
+                    quantize_row(dst + (first + q) * stride, x_row, I)
                     continue
-            load_row(dst + (first + q) * stride, row, I)
+            load_row(dst + (first + q) * stride, x_row, I)
         first += n
         k += 1
 

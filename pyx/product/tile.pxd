@@ -65,10 +65,12 @@ cdef extern from "product/tile.h":
         ROW_PANELS_OF_3  # panels of 3 lines that it is multiplied with at once
         ROW_ACCUMULATORS  # vectors of sums of these panels, at most
         BLOCK  # k in one chain of a product
-        ROW_BLOCK  # rows (t, b) of a weight gradient whose chains are summed before they join the total
+        ROW_BLOCK  # rows (t, row) of a weight gradient whose chains are summed before they join the total
         ROW_CHAINS  # chains in a ROW_BLOCK
         PACK_ROWS  # rows of a matrix that are packed together: few, as each is a stream of its own to read
-        GROUP_TILES  # tiles of rows that share a block of a panel while it is in the first-level cache
+        # Most tiles of rows that share a block of a panel while it is in the first-level cache.  `first_tile`
+        # (`add_panel_product`) counts each such group as so many, even if it has fewer.
+        GROUP_TILES
         LATENCY_ROWS  # a tile of fewer rows takes as long as one of these, because it waits for its own sums
         TILE_SIZE  # reals in an accumulator
 
@@ -620,8 +622,9 @@ cdef inline void add_panel_product(
     """Add a @ panel to acc for `rows` rows, whose tiles all read one block of the panel before the next.
 
     next_panel : the panel that is multiplied next, or NULL; each tile prefetches another part of it
-    first_tile : the number of these rows' first tile, where each group of rows before counts as GROUP_TILES tiles; the
-        pieces of tiles that a group does not have are not prefetched
+    first_tile : the number of these rows' first tile, where each group of rows before counts as GROUP_TILES tiles.  The
+        tile of this number prefetches the piece of this number, so pieces of tiles that a group does not have are not
+        prefetched: at v4, where panels of 4 lines have 4 pieces, two with 25 to 28 rows and one with 29 to 40
     """
     cdef Py_ssize_t k0 = 0, kb, q, height, number, lanes = lanes_of(acc), subs = (lines + SUB_LINES - 1) // SUB_LINES
     cdef const real *block

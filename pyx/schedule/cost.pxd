@@ -40,9 +40,9 @@ cdef inline Grid grid_of(Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
     return g
 
 
-cdef inline Py_ssize_t packing_share(const Grid *g, Py_ssize_t number) noexcept nogil:
+cdef inline Py_ssize_t packing_part(const Grid *g, Py_ssize_t part) noexcept nogil:
     """Return the number of the share of panels that a part packs: mostly panels that it multiplies with."""
-    return number % g.members * g.groups + number // g.members
+    return part % g.members * g.groups + part // g.members
 
 
 cdef inline void use_threads(Grid *g, Py_ssize_t ready) noexcept nogil:

@@ -10,9 +10,14 @@ step needs the results of all parts of the product before.  cost.pxd chooses the
     T, B, I, H, P   steps, batch rows, inputs, cells, numbers in a row of h (H, or those of a projection)
     L, J            numbers in a cache line; lines of H
     n               the number of a product of a step (0, 1), or of a matrix of weights
+    w               of a plan: the packed panels of each product
     k               the number by which a step is processed
+    b, b0, b1       a slot of a batch row (steps.pxd), a range of slots
+    j, j0, j1       a packed panel, a range of panels
     c               the cell: its type decides at compile time, its fields at run time
-    part, number    a part, and its number among all parts: group * members + member
+    part            the index of a part: group * members + member
+    share           the slots and panels of a part
+    work            what a pass computes, reads and waits for (cost.pxd)
 
 Sizes and strides of scratch memory are in reals, and whole lines.
 """
@@ -37,8 +42,16 @@ from schedule.workspace cimport Region, Workspace, lay_out, region
 cdef enum:
     PRODUCTS = 2  # of a step, at most
     PREFETCHED_ROWS = 16  # CPUs prefetch along a column of lines for fewer rows than this
-    SINGLE_STEP_ROWS = 32  # rows of a part, from which on a GRU's backward single step divides rows instead of units
     PACKING = 16  # arithmetic operations that take as long as to pack a weight
+
+# Thresholds chosen by hand, where single steps became faster.  No command measures them alone; single steps are in
+# `python benchmarks/bench.py --tasks GRUBlockCell GRUBlockCellGrad LSTMBlockCell LSTMBlockCellGrad`.
+cdef enum:
+    PACKED_ROWS = 16  # rows of a thread, from which on all weights of a single step are packed before they are used
+    MANY_PACKED_ROWS = 64  # the same for weights of more than BYTES_PER_ROW bytes for each row of the call
+    BYTES_PER_ROW = 2048
+    SINGLE_STEP_ROWS = 32  # rows of a part, from which on a GRU's backward single step divides rows instead of units
+    CELL_GRAD_UNITS = 8192  # B * H from which on LSTMBlockCellGrad has several threads
 
 
 cdef inline Py_ssize_t projection_of(const cell *c) noexcept nogil:
@@ -75,11 +88,6 @@ cdef inline int matrices_of(const cell *c) noexcept nogil:
     return row_of(c).matrices + projects(c)
 
 
-cdef inline int state_matrices_of(const cell *c) noexcept nogil:
-    """Return by how many matrices a step's d is multiplied for the gradient of the state before it."""
-    return 1 + matrices_of(c) - products_of(c)
-
-
 cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
     """Return how many gates all matrices have together."""
     return c.gates[0] + c.gates[1]
@@ -103,32 +111,32 @@ cdef inline Py_ssize_t columns_of(const cell *c, Py_ssize_t H) noexcept nogil:
 
 
 # --------------------------------------------------------------------------------------------------------------- grids
-cdef inline Py_ssize_t threads_that_share_rows(Py_ssize_t B, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
-    """Return how many threads share the rows of a single step, whose weights of `nbytes` are then all packed first.
+cdef inline Py_ssize_t packing_threads(Py_ssize_t B, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
+    """Return how many threads pack all weights of a single step, of `nbytes`, before they share its rows.
 
     It is 0 where packing block by block is faster: for few rows, and for weights that outgrow a core's cache."""
     if nbytes > machine.caches[L2]:
         return 0
-    return min(threads, B // (16 if nbytes <= B << 11 else 64))
+    return min(threads, B // (PACKED_ROWS if nbytes <= B * BYTES_PER_ROW else MANY_PACKED_ROWS))
 
 
 cdef inline bint gains_by_packing(Py_ssize_t B, Py_ssize_t nbytes) noexcept nogil:
     """Return whether a single step of B rows on one thread packs all weights, of `nbytes`, before it uses them."""
-    return threads_that_share_rows(B, nbytes, 1) > 0
+    return packing_threads(B, nbytes, 1) > 0
 
 
-cdef inline Grid single_step_grid(const Work *w, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
-    """Return the grid of a single step whose weights, of `nbytes`, are not packed: its threads share either the hidden
-    units or the rows."""
-    cdef Grid units = cheapest(w, threads, True, False), rows
-    if threads_that_share_rows(w.B, nbytes, threads) == 0:
-        return units
-    rows = cheapest(w, threads_that_share_rows(w.B, nbytes, threads), False, True)
-    if rows.groups == 1:
-        return units
-    if units.members == 1 or machine.groups > 0:
-        return rows
-    return rows if cost_of(w, rows.groups, 1) < cost_of(w, 1, units.members) else units
+cdef inline Grid choose_single_step_grid(const Work *work, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
+    """Return the grid of a single step with weights of `nbytes` that the layer has not packed: its threads share either
+    the hidden units or the rows."""
+    cdef Grid by_units = cheapest(work, threads, True, False), by_rows
+    if packing_threads(work.B, nbytes, threads) == 0:
+        return by_units
+    by_rows = cheapest(work, packing_threads(work.B, nbytes, threads), False, True)
+    if by_rows.groups == 1:
+        return by_units
+    if by_units.members == 1 or machine.groups > 0:
+        return by_rows
+    return by_rows if cost_of(work, by_rows.groups, 1) < cost_of(work, 1, by_units.members) else by_units
 
 
 cdef inline bint packs_before(const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_ssize_t nbytes) noexcept nogil:
@@ -137,7 +145,7 @@ cdef inline bint packs_before(const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_s
     return T > 1 or (grid.members == 1 and gains_by_packing(B, nbytes))
 
 
-cdef inline Grid grid_forward(
+cdef inline Grid choose_forward_grid(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
     Py_ssize_t threads
 ) noexcept nogil:
@@ -145,28 +153,28 @@ cdef inline Grid grid_forward(
 
     packed : whether the layer has packed the weights before
     """
-    cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
+    cdef Work work = work_of(T, B, 64 // itemsize, products_of(c))
     cdef Py_ssize_t P = size_of_h(c, H), weights = gates_of(c) * H * I + recurrent_weights(c, H), gates, n
-    w.units = ceil_div(H, w.L)
-    w.K[0], w.x_rows[0], w.K[1], w.x_rows[1] = P, I, H, 0 if projects(c) else I
-    w.panels[1] = 0
-    for n in range(w.products):
+    work.units = ceil_div(H, work.L)
+    work.K[0], work.x_rows[0], work.K[1], work.x_rows[1] = P, I, H, 0 if projects(c) else I
+    work.panels[1] = 0
+    for n in range(work.products):
         gates = gates_of_product(c, n)
-        w.lines[n] = gates * (ceil_div(P, w.L) if n == 1 else w.units)
-        w.width[n] = LINES // gates * gates
-        w.panels[n] = ceil_div(w.lines[n], w.width[n])
-    w.line_bytes = 64 if c.format == UNQUANTIZED else w.L * bytes_per_code(c.format)
-    w.speed = speed_of(c.format, itemsize)
-    w.cell = row_of(c).forward
-    w.packs = not packed
-    w.divisible_time = 0 if packed else PACKING * weights / w.speed
-    w.barriers = 1 if packed else 2
+        work.lines[n] = gates * (ceil_div(P, work.L) if n == 1 else work.units)
+        work.width[n] = LINES // gates * gates
+        work.panels[n] = ceil_div(work.lines[n], work.width[n])
+    work.line_bytes = 64 if c.format == UNQUANTIZED else work.L * bytes_per_code(c.format)
+    work.speed = speed_of(c.format, itemsize)
+    work.cell = row_of(c).forward_time
+    work.packs = not packed
+    work.divisible_time = 0 if packed else PACKING * weights / work.speed
+    work.barriers = 1 if packed else 2
     if packed or T > 1:
-        return cheapest(&w, threads, False, False)
-    return single_step_grid(&w, weights * itemsize, threads)
+        return cheapest(&work, threads, False, False)
+    return choose_single_step_grid(&work, weights * itemsize, threads)
 
 
-cdef inline Grid grid_backward(
+cdef inline Grid choose_backward_grid(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
     Py_ssize_t threads
 ) noexcept nogil:
@@ -174,31 +182,33 @@ cdef inline Grid grid_backward(
 
     with_weight_grads : whether it computes gradients of the weights, too
     """
-    cdef Work w = work_of(T, B, 64 // itemsize, products_of(c))
-    cdef Grid forward = grid_forward(c, T, B, I, H, itemsize, True, threads)
+    cdef Work work = work_of(T, B, 64 // itemsize, products_of(c))
+    cdef Grid forward_grid = choose_forward_grid(c, T, B, I, H, itemsize, True, threads)
     cdef Py_ssize_t P = size_of_h(c, H), N = gates_of(c) * H, all_weights = N * I + recurrent_weights(c, H)
-    w.units = ceil_div(H, w.L)
-    w.K[0] = gates_of_product(c, 0) * H
-    w.K[1] = P if projects(c) else N - w.K[0]
-    w.lines[0], w.lines[1], w.x_rows[0], w.x_rows[1] = ceil_div(P, w.L), w.units, 0, 0
-    w.width[0] = w.width[1] = PANEL_LINES
-    w.panels[0], w.panels[1] = count_panels(w.lines[0]), count_panels(w.lines[1]) if w.products > 1 else 0
-    w.line_bytes, w.speed = 64, speed_of(UNQUANTIZED, itemsize)
-    w.cell = row_of(c).backward
+    work.units = ceil_div(H, work.L)
+    work.K[0] = gates_of_product(c, 0) * H
+    work.K[1] = P if projects(c) else N - work.K[0]
+    work.lines[0], work.lines[1], work.x_rows[0], work.x_rows[1] = ceil_div(P, work.L), work.units, 0, 0
+    work.width[0] = work.width[1] = PANEL_LINES
+    work.panels[0] = count_panels(work.lines[0])
+    work.panels[1] = count_panels(work.lines[1]) if work.products > 1 else 0
+    work.line_bytes, work.speed = 64, speed_of(UNQUANTIZED, itemsize)
+    work.cell = row_of(c).backward_time
     # Threads that the forward pass did not need may be asleep; those that it needs next time should not fall asleep.
-    w.sleep_cost = -machine.sleep_cost if threads_of(&forward) > 1 else machine.sleep_cost
-    w.packs = True
-    w.divisible_time = 2.0 * (T * B * I * N + PACKING * all_weights) / w.speed  # x_grad, packing, storing gradients
-    w.column_time = 2.0 * T * B * all_weights / w.speed if with_weight_grads else 0
-    w.column_lines = ceil_div(c.gates[0] * H, w.L)
-    w.barriers = 3 + (2 * matrices_of(c) * ceil_div(T * B, ROW_BLOCK) if with_weight_grads else 0)
-    w.lines_read_in_part = T * B * ceil_div(N, w.L) * (2 if with_weight_grads else 1)
-    w.lines_read_by_all = T * B * (ceil_div(I, w.L) + ceil_div(P, w.L)) if with_weight_grads else 0
+    work.sleep_cost = -machine.sleep_cost if threads_of(&forward_grid) > 1 else machine.sleep_cost
+    work.packs = True
+    # x_grad, packing, storing gradients
+    work.divisible_time = 2.0 * (T * B * I * N + PACKING * all_weights) / work.speed
+    work.column_time = 2.0 * T * B * all_weights / work.speed if with_weight_grads else 0
+    work.column_lines = ceil_div(c.gates[0] * H, work.L)
+    work.barriers = 3 + (2 * matrices_of(c) * ceil_div(T * B, ROW_BLOCK) if with_weight_grads else 0)
+    work.lines_read_in_part = T * B * ceil_div(N, work.L) * (2 if with_weight_grads else 1)
+    work.lines_read_by_all = T * B * (ceil_div(I, work.L) + ceil_div(P, work.L)) if with_weight_grads else 0
     if projects(c) or T > 1:
-        return cheapest(&w, threads, False, False)
+        return cheapest(&work, threads, False, False)
     if products_of(c) > 1 and B >= SINGLE_STEP_ROWS * threads and not gains_by_packing(B, all_weights * itemsize):
-        return cheapest(&w, threads, False, True)
-    return single_step_grid(&w, all_weights * itemsize, threads)
+        return cheapest(&work, threads, False, True)
+    return choose_single_step_grid(&work, all_weights * itemsize, threads)
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
@@ -210,7 +220,7 @@ cdef enum:  # the regions of the forward pass's workspace.  The rows of each gro
     HR, U  # h_prev * r and u [B, H]; of the GRU
     X_CHUNK  # x of a chunk of steps [chunk * B, I]
     CODES  # quantized rows of h and of h_prev * r, a copy for each member of a group [members * B, P]
-    M_CODES  # likewise of m [members * B, H]
+    M_CODES  # quantized rows of m, a copy for each member of a group [members * B, H]
     Z  # x @ w_x + b of a chunk of steps, in panels
     SLOTS  # the slots of batch rows (steps.pxd)
     FORWARD_REGIONS
@@ -219,7 +229,7 @@ cdef struct Forward:  # the plan of a forward pass
     Steps steps  # that are processed
     Py_ssize_t B, I, H, P, L
     Py_ssize_t Is, Hs, Ps  # strides in scratch of rows of I, H and P numbers
-    Py_ssize_t[PRODUCTS] As  # for each product, the stride of what it reads: rows of h, h_prev * r or m, or their codes
+    Py_ssize_t[PRODUCTS] h_stride  # of the rows that a product reads, of h, h_prev * r or m, or of their codes
     Layout x_layout, y_layout  # of x and of the output h
     Py_ssize_t chunk  # steps whose products with x are computed at once; 1: as a part of the step
     Grid grid
@@ -234,19 +244,19 @@ cdef struct Forward:  # the plan of a forward pass
     Workspace workspace
 
 
-cdef struct ForwardPart:  # of a forward pass
-    Py_ssize_t member  # its number in its group
-    Py_ssize_t b0, b1  # its slots of batch rows
-    Py_ssize_t[PRODUCTS] j0, j1  # its panels of each product
+cdef struct ForwardShare:  # of a part of a forward pass
+    Py_ssize_t member  # the part's index in its group
+    Py_ssize_t b0, b1  # slots of batch rows
+    Py_ssize_t[PRODUCTS] j0, j1  # panels of each product
     Py_ssize_t shift  # group * gap: slot b of a region is at start + shift + b * stride
 
 
-cdef inline void list_regions(const Forward *p, const cell *c, Region *regions) noexcept nogil:
+cdef inline void list_forward_regions(const Forward *p, const cell *c, Region *regions) noexcept nogil:
     """List the regions of a forward pass's workspace.
 
     regions : [FORWARD_REGIONS], written
     """
-    cdef Py_ssize_t gaps = p.grid.groups * p.gap, rows = p.grid.members * p.B, z_rows = 0
+    cdef Py_ssize_t gaps = p.grid.groups * p.gap, code_rows = p.grid.members * p.B, z_rows = 0
     cdef bint quantizes = c.format == INT8, two = products_of(c) > 1
     if p.chunk > 1 or not p.packs_all:
         z_rows = p.z_panel_count * p.chunk * p.B * LINES
@@ -258,13 +268,14 @@ cdef inline void list_regions(const Forward *p, const cell *c, Region *regions) 
     regions[HR] = region("h_prev * r", p.B if two and not projects(c) else 0, p.Hs, gaps)
     regions[U] = region("u", p.B if two and not projects(c) else 0, p.Hs, gaps)
     regions[X_CHUNK] = region("x", p.chunk * p.B, p.Is, gaps)
-    regions[CODES] = region("codes of h", rows if quantizes else 0, p.As[0], p.grid.members * gaps)
-    regions[M_CODES] = region("codes of m", rows if quantizes and projects(c) else 0, p.As[1], p.grid.members * gaps)
+    regions[CODES] = region("codes of h", code_rows if quantizes else 0, p.h_stride[0], p.grid.members * gaps)
+    regions[M_CODES] = region("codes of m", code_rows if quantizes and projects(c) else 0, p.h_stride[1],
+                              p.grid.members * gaps)
     regions[Z] = region("z", z_rows, p.L, gaps)
     regions[SLOTS] = region("slots", 1, size_of_slots(p.B, p.L), 0)
 
 
-cdef inline Forward forward_of(
+cdef inline Forward plan_forward_on(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, Grid grid
 ) noexcept nogil:
     """Plan a forward pass on this grid.
@@ -273,7 +284,7 @@ cdef inline Forward forward_of(
     """
     cdef Forward p
     cdef Region[FORWARD_REGIONS] regions
-    cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), n
+    cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), gate
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
     p.x_layout, p.y_layout = contiguous_layout(B, I), contiguous_layout(B, P)
@@ -287,8 +298,8 @@ cdef inline Forward forward_of(
     if p.packs_all:
         compact_gates(&p.w[0])
     if cell is Lstm:
-        for n in range(gates_of(c)):
-            p.w[0].column[n] = c.column[n + c.coupled]
+        for gate in range(gates_of(c)):
+            p.w[0].column[gate] = c.column[gate + c.coupled]
     p.w[1].count = p.w[1].size = 0
     if products_of(c) > 1:
         p.w[1] = panels_of(p.packs_all, 0 if projects(c) else I, H, P, p.L, gates_of_product(c, 1), c.format)
@@ -296,14 +307,14 @@ cdef inline Forward forward_of(
     p.packed_size = p.w[0].size * p.w[0].count + p.w[1].size * p.w[1].count + row_of(c).peepholes * p.w[0].J * p.L
     p.z_panel_count = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
     p.Is, p.Hs, p.Ps = scratch_stride(I, p.L), scratch_stride(H, p.L), scratch_stride(P, p.L)
-    p.As[0], p.As[1] = p.Ps, p.Hs
+    p.h_stride[0], p.h_stride[1] = p.Ps, p.Hs
     if c.format == INT8:
         p.Is = quantized_row_stride(I)
-        p.As[0], p.As[1] = quantized_row_stride(P), quantized_row_stride(H)
+        p.h_stride[0], p.h_stride[1] = quantized_row_stride(P), quantized_row_stride(H)
     p.chunk = steps_per_chunk(T, B, p.grid.groups)
     p.w[0].prefetches = p.w[1].prefetches = to_prefetch(recurrent * itemsize, p.grid.members)
     p.gap = max(THREAD_GAP * p.L, PREFETCHED_ROWS * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
-    list_regions(&p, c, regions)
+    list_forward_regions(&p, c, regions)
     p.workspace = lay_out(regions, FORWARD_REGIONS, p.start)
     if products_of(c) > 1:
         p.start[H_ODD] = p.start[H_EVEN]
@@ -316,8 +327,12 @@ cdef inline Forward plan_forward(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
     Py_ssize_t threads
 ) noexcept nogil:
-    """Plan a forward pass on the grid of the least cost with at most so many threads."""
-    return forward_of(c, T, B, I, H, itemsize, packed, grid_forward(c, T, B, I, H, itemsize, packed, threads))
+    """Plan a forward pass on the grid of the least cost with at most so many threads.
+
+    packed : as for `plan_forward_on`
+    """
+    cdef Grid grid = choose_forward_grid(c, T, B, I, H, itemsize, packed, threads)
+    return plan_forward_on(c, T, B, I, H, itemsize, packed, grid)
 
 
 cdef inline bint stores_rows(const Forward *p) noexcept nogil:
@@ -328,8 +343,11 @@ cdef inline bint stores_rows(const Forward *p) noexcept nogil:
     return p.gap > 0 and p.grid.members == 1 and p.steps.step_mask is NULL
 
 
-cdef inline void use_step_mask(Forward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
-    """Let rows end, and start anew, where the mask [T, B] says so (steps.pxd); its rows get slots in `scratch`."""
+cdef inline void use_forward_step_mask(Forward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
+    """Let rows end, and start anew, where the mask says so (steps.pxd); they get slots in `scratch`.
+
+    step_mask : [T,B], the caller's, which has to live as long as the pass runs
+    """
     cdef char *slots = <char *> scratch + p.start[SLOTS] * (64 // p.L)
     set_step_mask(&p.steps, step_mask, <Slot *> slots, p.grid.groups)
 
@@ -345,23 +363,23 @@ cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
     p.peep = second + p.w[1].size * p.w[1].count * itemsize
 
 
-cdef inline ForwardPart forward_part(const Forward *p, Py_ssize_t number) noexcept nogil:
-    """Return the rows and panels of a part."""
-    cdef ForwardPart part
-    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
+cdef inline ForwardShare forward_share(const Forward *p, Py_ssize_t part) noexcept nogil:
+    """Return the slots and panels of a part."""
+    cdef ForwardShare share
+    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = part // members
     cdef int n
-    part.member, part.shift = number % members, group * p.gap
-    part.b0, part.b1 = part_start(p.B, group, groups), part_start(p.B, group + 1, groups)
+    share.member, share.shift = part % members, group * p.gap
+    share.b0, share.b1 = part_start(p.B, group, groups), part_start(p.B, group + 1, groups)
     for n in range(PRODUCTS):
-        part.j0[n] = part_start(p.w[n].count, part.member, members)
-        part.j1[n] = part_start(p.w[n].count, part.member + 1, members)
-    return part
+        share.j0[n] = part_start(p.w[n].count, share.member, members)
+        share.j1[n] = part_start(p.w[n].count, share.member + 1, members)
+    return share
 
 
 cdef inline Py_ssize_t end_of_chunk(const Forward *p, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1) noexcept nogil:
     """Return the number of the step behind the chunk that begins with step k, for a part with the slots b0 to b1.
 
-    The rows (t, b) of a chunk that are not finished are as many as X_CHUNK and Z have space for."""
+    The rows (t, row) of a chunk that are not finished are as many as X_CHUNK and Z have space for."""
     cdef Py_ssize_t left = p.chunk * (b1 - b0), end = min(k + p.chunk, p.steps.T)
     if p.steps.slots is NULL or p.chunk == 1:
         return end
@@ -385,42 +403,42 @@ cdef inline Py_ssize_t end_of_common_chunk(const Forward *p, Py_ssize_t k) noexc
 cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept nogil:
     """Return where h is before step k, and after step k - 1.
 
-    rows : the scratch memory of the thread's group (`ForwardPart.shift`)
+    rows : the scratch memory of the thread's group (`ForwardShare.shift`)
     """
     return rows + p.start[H_ODD if k % 2 else H_EVEN]
 
 
-cdef inline real *x_of(const Forward *p, real *scratch, const ForwardPart *part) noexcept nogil:
+cdef inline real *x_of(const Forward *p, real *scratch, const ForwardShare *share) noexcept nogil:
     """Return where a part has the rows of x of a chunk."""
-    return scratch + part.shift + p.start[X_CHUNK] + p.chunk * part.b0 * p.Is
+    return scratch + share.shift + p.start[X_CHUNK] + p.chunk * share.b0 * p.Is
 
 
 cdef inline Py_ssize_t codes_of_member(const Forward *p, int n) noexcept nogil:
     """Return how many reals the codes of all rows take that product n reads; each member of a group has its own."""
-    return p.B * p.As[n] + p.grid.groups * p.gap
+    return p.B * p.h_stride[n] + p.grid.groups * p.gap
 
 
-cdef inline real *codes_of(const Forward *p, real *scratch, const ForwardPart *part, int n) noexcept nogil:
+cdef inline real *codes_of(const Forward *p, real *scratch, const ForwardShare *share, int n) noexcept nogil:
     """Return where a part has its codes for product n, with those of slot 0 first."""
-    return scratch + part.shift + p.start[M_CODES if n else CODES] + part.member * codes_of_member(p, n)
+    return scratch + share.shift + p.start[M_CODES if n else CODES] + share.member * codes_of_member(p, n)
 
 
-cdef inline real *z_of(const Forward *p, real *scratch, const ForwardPart *part, int n) noexcept nogil:
+cdef inline real *z_of(const Forward *p, real *scratch, const ForwardShare *share, int n) noexcept nogil:
     """Return where a part has x @ w_x + b of product n for a chunk of steps, panel after panel."""
-    cdef Py_ssize_t row = p.chunk * LINES * p.L
-    scratch += part.shift + p.start[Z] + p.z_panel_count * part.b0 * row
-    return scratch + p.w[0].count * (part.b1 - part.b0) * row if n else scratch
+    cdef Py_ssize_t slot_size = p.chunk * LINES * p.L
+    scratch += share.shift + p.start[Z] + p.z_panel_count * share.b0 * slot_size
+    return scratch + p.w[0].count * (share.b1 - share.b0) * slot_size if n else scratch
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
 cdef enum:  # the regions of the backward pass's workspace
-    TRANSPOSED  # packed panels of w.T; after the steps, float16's weight gradients in float32
+    TRANSPOSED  # packed panels of w.T, read until x_grad is computed; then float16's weight gradients, in float32
     D_H, D_CS  # the gradients of the states that the steps processed so far give [B, P], [B, H]
     PEEPHOLES  # three lines side by side for each line of units
     D  # the gradients of the pre-activations, d [T * B, columns_of]
-    X_TILES, H_TILES  # of a block of rows: x and h in tiles, or d if weights are transposed
+    X_TILES, H_TILES  # of a block of rows: x and h in tiles for `weight_grads`, d for `transposed_grads`
     SUMS  # of the columns of d, in double
-    PANELS  # of a block of rows: a panel of d for each part; or all of x and h, if weights are transposed
+    PANELS  # of a block of rows: each part's panel of d for `weight_grads`, all of x and h for `transposed_grads`
     BACKWARD_SLOTS  # the slots of batch rows (steps.pxd)
     BACKWARD_REGIONS
 
@@ -435,11 +453,12 @@ cdef struct Backward:  # the plan of a backward pass
     Py_ssize_t[MATRICES] x_rows, h_rows  # its rows for x, and for h or m
     Py_ssize_t[MATRICES] N  # its columns
     Py_ssize_t[MATRICES] column, h_column  # where their gradients begin in a row of d, for its rows for x and for h
+    bint[MATRICES] separate  # these differ: of a GRU that resets after the product d_c_bar for x, and d_hc for h
     Py_ssize_t[MATRICES] h_panel_count  # panels of w.T that give gradients of h or m
     Py_ssize_t x_panel_count  # panels of w.T that give gradients of x, the same for each matrix; 0: these are skipped
     Py_ssize_t[MATRICES] panel_size  # reals of a panel of w.T
     Py_ssize_t[MATRICES] h_panels_at, x_panels_at  # where its panels for h and for x begin in TRANSPOSED
-    Py_ssize_t[MATRICES] w_grad_at  # where float16's gradients of it begin there
+    Py_ssize_t[MATRICES] w_grad_at  # where its gradient begins in TRANSPOSED, of float16 alone
     Grid grid
     bint packs_all  # all panels are packed before the steps; else a single step packs what it uses
     bint prefetches  # as in Panels
@@ -450,7 +469,7 @@ cdef struct Backward:  # the plan of a backward pass
     Workspace workspace
 
 
-cdef inline void list_regions_back(
+cdef inline void list_backward_regions(
     const Backward *p, const cell *c, bint with_weight_grads, Region *regions
 ) noexcept nogil:
     """List the regions of a backward pass's workspace.
@@ -482,7 +501,7 @@ cdef inline void list_regions_back(
     regions[BACKWARD_SLOTS] = region("slots", 1, size_of_slots(p.B, p.L), 0)
 
 
-cdef inline Backward backward_of(
+cdef inline Backward plan_backward_on(
     const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
     Grid grid
 ) noexcept nogil:
@@ -514,7 +533,8 @@ cdef inline Backward backward_of(
         p.x_rows[n], p.h_rows[n] = I, P
         if n == 1 and projects(c):
             p.N[n], p.x_rows[n], p.h_rows[n] = P, 0, H
-        p.h_column[n] = p.column[n] + (H if n == 1 and row_of(c).separate else 0)
+        p.separate[n] = n == 1 and row_of(c).separate
+        p.h_column[n] = p.column[n] + (H if p.separate[n] else 0)
         p.panel_size[n] = PANEL_LINES * p.L * p.N[n]
         p.w_grad_at[n] = n * (I + P) * p.N[0]
         p.h_panels_at[n] = panels
@@ -522,7 +542,7 @@ cdef inline Backward backward_of(
     for n in range(matrices_of(c)):
         p.x_panels_at[n] = panels
         panels += p.x_panel_count * p.panel_size[n] if p.x_rows[n] > 0 else 0
-    list_regions_back(&p, c, with_weight_grads, regions)
+    list_backward_regions(&p, c, with_weight_grads, regions)
     p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)
     return p
 
@@ -532,40 +552,43 @@ cdef inline Backward plan_backward(
     Py_ssize_t threads
 ) noexcept nogil:
     """Plan a backward pass on the grid of the least cost with at most so many threads."""
-    cdef Grid grid = grid_backward(c, T, B, I, H, itemsize, with_weight_grads, threads)
-    return backward_of(c, T, B, I, H, itemsize, with_weight_grads, grid)
+    cdef Grid grid = choose_backward_grid(c, T, B, I, H, itemsize, with_weight_grads, threads)
+    return plan_backward_on(c, T, B, I, H, itemsize, with_weight_grads, grid)
 
 
-cdef struct BackwardPart:  # of a part of a backward pass in a phase
+cdef struct BackwardShare:  # of a part of a backward pass in a phase
     Py_ssize_t b0, b1  # slots of batch rows
     Py_ssize_t j0, j1  # panels
 
 
-cdef inline BackwardPart backward_part(const Backward *p, Py_ssize_t number, Py_ssize_t panels) noexcept nogil:
-    """Return the rows of a part, and its share of so many panels."""
-    cdef BackwardPart part
-    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = number // members
-    part.b0, part.b1 = part_start(p.B, group, groups), part_start(p.B, group + 1, groups)
-    part.j0, part.j1 = part_start(panels, number % members, members), part_start(panels, number % members + 1, members)
-    return part
+cdef inline BackwardShare backward_share(const Backward *p, Py_ssize_t part, Py_ssize_t panels) noexcept nogil:
+    """Return the slots of a part, and which of so many panels it has."""
+    cdef BackwardShare share
+    cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = part // members, member = part % members
+    share.b0, share.b1 = part_start(p.B, group, groups), part_start(p.B, group + 1, groups)
+    share.j0, share.j1 = part_start(panels, member, members), part_start(panels, member + 1, members)
+    return share
 
 
-cdef inline void use_step_mask_back(Backward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
-    """Let rows end, and start anew, as in the forward pass: `use_step_mask`."""
+cdef inline void use_backward_step_mask(Backward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
+    """Let rows end, and start anew, where the mask says so (steps.pxd); they get slots in `scratch`.
+
+    step_mask : [T,B], the caller's, which has to live as long as the pass runs
+    """
     cdef char *slots = <char *> scratch + p.start[BACKWARD_SLOTS] * (64 // p.L)
     set_step_mask(&p.steps, step_mask, <Slot *> slots, p.grid.groups)
 
 
-cdef inline Grid grid_of_cell_grad(Py_ssize_t B, Py_ssize_t H, Py_ssize_t threads) noexcept nogil:
+cdef inline Grid choose_cell_grad_grid(Py_ssize_t B, Py_ssize_t H, Py_ssize_t threads) noexcept nogil:
     """Return the grid of `LSTMBlockCellGrad`: its threads share the rows."""
-    return grid_of(1 if B * H < 1 << 13 else min(threads, B), 1)
+    return grid_of(1 if B * H < CELL_GRAD_UNITS else min(threads, B), 1)
 
 
-cdef inline Backward cell_grad_plan(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, Grid grid) noexcept nogil:
-    """Plan `LSTMBlockCellGrad`, which has no product; the rows of d are those of dicfo."""
+cdef inline Backward plan_cell_grad_on(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, Grid grid) noexcept nogil:
+    """Plan `LSTMBlockCellGrad` on this grid.  It has no product, and the rows of d are those of dicfo."""
     cdef Backward p
     cdef Region[BACKWARD_REGIONS] regions
-    cdef int n
+    cdef int i
     p.steps = steps_of(1, B)
     p.B, p.I, p.H = B, 0, H
     p.cs_layout = p.d_y_layout = contiguous_layout(B, H)
@@ -573,8 +596,8 @@ cdef inline Backward cell_grad_plan(Py_ssize_t B, Py_ssize_t H, Py_ssize_t items
     p.J = ceil_div(H, p.L)
     p.N[0] = p.Ns = 4 * H
     p.grid = grid
-    for n in range(BACKWARD_REGIONS):
-        regions[n] = region("", 0, 0, 0)
+    for i in range(BACKWARD_REGIONS):
+        regions[i] = region("", 0, 0, 0)
     regions[PEEPHOLES] = region("peepholes", p.J, LSTM.peepholes * p.L, 0)
     regions[D] = region("d", B, p.Ns, 0)
     p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)

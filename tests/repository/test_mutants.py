@@ -61,7 +61,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "lstm h and cs": (
         "cells/lstm.pxd",
-        {"y[OUT_CS * L + l] = s": "y[OUT_H * L + l] = s", "y[OUT_H * L + l] = y": "y[OUT_CS * L + l] = y"},
+        {"y[OUT_CS * L + l] = cs": "y[OUT_H * L + l] = cs", "y[OUT_H * L + l] = y": "y[OUT_CS * L + l] = y"},
     ),
     "lstm d_i and d_f": (
         "cells/lstm.pxd",
@@ -82,8 +82,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm h_grad and cs_grad": (
         "cells/lstm.pxd",
         {
-            "d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, b) + j * L,": "d_h, inputs[CS_GRAD] + at,",
-            "buffer[0], inputs[CS_GRAD] + at,": "buffer[0], inputs[H_GRAD] + at,",
+            "d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L,": "d_h, inputs[CS_GRAD] + saved_line,",
+            "space[0], inputs[CS_GRAD] + saved_line,": "space[0], inputs[H_GRAD] + saved_line,",
         },
     ),
     "lstm wci and wcf in the gradient": (
@@ -95,7 +95,10 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "lstm wci_grad and wcf_grad": (
         "cells/lstm.pxd",
-        {"outputs[WCI_GRAD] + at": "outputs[WCF_GRAD] + at", "outputs[WCF_GRAD] + at": "outputs[WCI_GRAD] + at"},
+        {
+            "outputs[WCI_GRAD] + unit": "outputs[WCF_GRAD] + unit",
+            "outputs[WCF_GRAD] + unit": "outputs[WCI_GRAD] + unit",
+        },
     ),
     "coupled ci and f": (
         "cells/lstm.pxd",
@@ -118,12 +121,12 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "projected: what is carried is left out": (
         "cells/lstm.pxd",
-        {"product + (j - j0) * L, d + p.column[1]": "scratch + p.start[D_H] + slot * p.Ps + j * L, d + p.column[1]"},
+        {"product + (j - j0) * L, d_row +": "scratch + p.start[D_H] + b * p.Ps + j * L, d_row +"},
     ),
-    "projected: cs goes past a reset": ("cells/lstm.pxd", {"if has_flag(&p.steps, k, slot, RESET):": "if False:"}),
+    "projected: cs goes past a reset": ("cells/lstm.pxd", {"if has_flag(&p.steps, k, b, RESET):": "if False:"}),
     "projected: the weights' gradient without co": (
         "passes/backward.pxd",
-        {"inputs[OUT_CO] + (t * p.B + b) * p.H": "inputs[OUT_O] + (t * p.B + b) * p.H"},
+        {"inputs[OUT_CO] + (t * p.B + row) * p.H": "inputs[OUT_O] + (t * p.B + row) * p.H"},
     ),
     "rows of h that are stored whole are those of the step before": (
         "passes/forward.pxd",
@@ -140,15 +143,15 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "gru d_r_bar and d_u_bar": (
         "cells/gru.pxd",
         {
-            "d + U_BAR * p.H + j * L, d_u_bar": "d + R_BAR * p.H + j * L, d_u_bar",
-            "d + R_BAR * p.H + j * L, d_r_bar": "d + U_BAR * p.H + j * L, d_r_bar",
+            "d_row + U_BAR * p.H + j * L, d_u_bar": "d_row + R_BAR * p.H + j * L, d_u_bar",
+            "d_row + R_BAR * p.H + j * L, d_r_bar": "d_row + U_BAR * p.H + j * L, d_r_bar",
         },
     ),
     "gru r and u in the gradient": (
         "cells/gru.pxd",
         {
-            "inputs[OUT_R] + at, width)": "inputs[OUT_U] + at, width)",
-            "inputs[OUT_U] + at, width)": "inputs[OUT_R] + at, width)",
+            "inputs[OUT_R] + saved_line, width)": "inputs[OUT_U] + saved_line, width)",
+            "inputs[OUT_U] + saved_line, width)": "inputs[OUT_R] + saved_line, width)",
         },
     ),
     "gates that share lines are taken apart wrongly": (
@@ -230,7 +233,10 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "schedule/plan.pxd",
         {"> 1:\n        p.start[H_ODD]": "> 0:\n        p.start[H_ODD]"},
     ),
-    "rnn: units of the panel before": ("cells/rnn.pxd", {"((b - b0) * LINES + s) * L, h)": "(b - b0) * LINES * L, h)"}),
+    "rnn: units of the panel before": (
+        "cells/rnn.pxd",
+        {"((b - b0) * LINES + unit_line) * L, h)": "(b - b0) * LINES * L, h)"},
+    ),
     "activations: tanh's for sigmoid's in an LSTM": (
         "cells/lstm.pxd",
         {"gate(&lstm.recurrent, o_bar": "gate(&lstm.activation, o_bar"},
@@ -259,7 +265,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "passes/backward.pxd",
         {"(W if of_x else W_H) + n] + first": "W + n] + first"},
     ),
-    "torch d_c_bar for d_hc": ("passes/backward.pxd", {"H_TILES if separate else X_TILES": "X_TILES"}),
+    "torch d_c_bar for d_hc": ("passes/backward.pxd", {"H_TILES if p.separate[n] else X_TILES": "X_TILES"}),
     "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + sums[l]": "sums[l]"}),
     "torch gates that share lines are packed from one column": (
         "product/panels.pxd",
@@ -267,7 +273,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch y without gaps": (
         "passes/backward.pxd",
-        {"OUT_H], &p.h_layout, t, b)": "OUT_H], &p.cs_layout, t, b)"},
+        {"OUT_H], &p.h_layout, t, row)": "OUT_H], &p.cs_layout, t, row)"},
     ),
     "dense relu left out": ("cells/dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
     "dense softmax of what is beyond a row": ("cells/dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
@@ -369,7 +375,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch bias sums of the first columns": (
         "passes/gradients.pxd",
-        {"block.d_row[k] * ldd + c0": "block.d_row[k] * ldd"},
+        {"block.d_row[k] * ldd + column": "block.d_row[k] * ldd"},
     ),
     "ragged rows in the slots of others": ("passes/steps.pxd", {"s.slots[b].row\n": "b\n"}),
     "ragged rows that end a step early": (
