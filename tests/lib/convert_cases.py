@@ -41,7 +41,7 @@ def rnn(g, dtype=np.float64, inputs=I, hidden=H, **options):
 
 
 def assert_same(first, second):
-    """The layers are built alike, and their weights are equal and have the same names."""
+    """Assert that layers are built alike, and that their weights are equal and have the same names."""
     assert repr(first) == repr(second) and first.weights.keys() == second.weights.keys()
     for name, value in first.weights.items():
         assert value.dtype == second.weights[name].dtype
@@ -49,7 +49,7 @@ def assert_same(first, second):
 
 
 def stored(package):
-    """The results stored from a package: by case, its arrays by name."""
+    """Return the results stored from a package: by case, its arrays by name."""
     cases = {}
     with np.load(GOLDEN / f"{package}.npz") as file:
         for key in file.files:
@@ -100,7 +100,7 @@ def keras_bidirectional(fw, bw, merge_mode="concat"):
 
 
 def keras_model(description, weights):
-    """A stand-in for the model or layer that Keras describes so in JSON."""
+    """Make a stand-in for the model or layer that Keras describes so in JSON."""
     kind, config = description["class_name"], description["config"]
     if kind == "Bidirectional":
         inner, arrays = config["layer"], weights[config["name"]]
@@ -109,13 +109,13 @@ def keras_model(description, weights):
         both = keras_bidirectional(fw, bw, config["merge_mode"])
         both.name = config["name"]
         return both
-    found = keras(kind, weights.get(config["name"], ()), **config)
+    layer = keras(kind, weights.get(config["name"], ()), **config)
     if kind == "TimeDistributed":
-        found.layer = keras(config["layer"]["class_name"], weights[config["name"]], **config["layer"]["config"])
+        layer.layer = keras(config["layer"]["class_name"], weights[config["name"]], **config["layer"]["config"])
     if kind in ("Sequential", "Functional"):
         parts = [part for part in config["layers"] if kind == "Functional" or part["class_name"] != "InputLayer"]
-        found.layers = [keras_model(part, weights) for part in parts]
-    return found
+        layer.layers = [keras_model(part, weights) for part in parts]
+    return layer
 
 
 def onnx_weights(kind="LSTM", directions=1):
@@ -136,20 +136,20 @@ def torch_weights(prefix="", suffix="_l0", inputs=I, hidden=H, gates=4, dtype=np
 
 
 def converted(function, model, left_out):
-    """The result, and a check of what is said to be left out."""
+    """Return the result; assert that a warning says what is left out."""
     if left_out is None:
         return function(model)
     with pytest.warns(UserWarning, match=f"^{function.__name__}: left out: {left_out}$") as record:
-        found = function(model)
+        result = function(model)
     assert len(record) == 1 and record[0].filename == __file__
-    return found
+    return result
 
 
 def parts_of(layer):
-    """A stack in words."""
+    """Describe a stack."""
     layers = layer.layers if isinstance(layer, Stack) else [layer]
     return " ".join(
-        f"Dense:{each.activation}:{each.last}" if isinstance(each, Dense) else type(each).__name__ for each in layers
+        f"Dense:{part.activation}:{part.last}" if isinstance(part, Dense) else type(part).__name__ for part in layers
     )
 
 
@@ -162,8 +162,8 @@ def onnx_graph(nodes, initializers, outputs, name="g", inputs=("X",)):
 
 
 def warned(function, *arguments, **options):
-    """What a function returns, and the one warning that it gives, at this line."""
+    """Return the result of a function, and the one warning that it gives, at this line."""
     with pytest.warns(UserWarning) as record:
-        found = function(*arguments, **options)
-    assert [each.filename for each in record] == [__file__]
-    return found, str(record[0].message)
+        result = function(*arguments, **options)
+    assert [warning.filename for warning in record] == [__file__]
+    return result, str(record[0].message)
