@@ -15,6 +15,7 @@ from ..errors import FormatError, plain
 from ..optable import Array
 from . import schema, wire
 from .mapped import File
+from .schema import ATTRIBUTE, LIST, NODE, VALUE
 from .tensors import Dtype, Stored, Tensor, dtype_named, dtype_of, shape_of, values_of
 from .wire import BYTES, VARINT, Message, signed, varint
 
@@ -42,14 +43,14 @@ class Node:
 
     def __init__(self, message: Message) -> None:
         self._message = message
-        self.name, self.op = message.texts(schema.NODE.name, schema.NODE.op)
+        self.name, self.op = message.texts(NODE.name, NODE.op)
         if not self.name or not self.op:
             raise message.error(f"a node has the name {self.name!r} and the op {self.op!r}")
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs as written: ``"name"``, ``"name:1"``, ``"^name"``; in functions ``"name:output:0"``."""
-        return tuple(text.text() for text in _few(self._message, schema.NODE.input))
+        return tuple(text.text() for text in _few(self._message, NODE.input))
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class Node:
         Numbers, bools and texts are Python's, dtypes TensorFlow's names such as ``"float32"``, shapes tuples with None
         for an unknown size, or None, tensors `Tensor`, functions `Called`, lists are lists of these.
         """
-        return _attrs(self._message, schema.NODE.attr)
+        return _attrs(self._message, NODE.attr)
 
     def error(self, problem: str, *mend: str) -> FormatError:
         """Make the error to raise for something wrong with the node."""
@@ -269,8 +270,8 @@ def _few(message: Message, number: int) -> Iterator[Message]:
 def _attrs(message: Message, number: int) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for entry in _few(message, number):
-        value = entry.last(schema.ATTRIBUTE.value)
-        attributes[entry.texts(schema.ATTRIBUTE.key)[0]] = _value(value) if value else None
+        value = entry.last(ATTRIBUTE.value)
+        attributes[entry.texts(ATTRIBUTE.key)[0]] = _value(value) if value else None
     return attributes
 
 
@@ -278,10 +279,10 @@ def _value(message: Message) -> Any:
     """Return the value of an AttrValue, the last of its fields."""
     value = None
     for number, kind, start, end in message.fields():
-        if (number, kind) == (schema.VALUE.list, BYTES):
+        if (number, kind) == (VALUE.list, BYTES):
             value = _list(Message(message.file, start, end))
         else:
-            number = schema.LIST.func if number == schema.VALUE.func else number
+            number = LIST.func if number == VALUE.func else number
             value = _single(message.file, number, kind, start, end)
     return value
 
@@ -290,25 +291,25 @@ def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
     """Return one value, by the number of its field in a list."""
     value = Message(file, start, end)
     match number, kind:
-        case schema.LIST.s, wire.BYTES:
+        case LIST.s, wire.BYTES:
             data = bytes(value.view)
             try:
                 return data.decode()
             except UnicodeDecodeError:
                 return data
-        case schema.LIST.i, wire.VARINT:
+        case LIST.i, wire.VARINT:
             return signed(start)
-        case schema.LIST.f, wire.FIXED32:
+        case LIST.f, wire.FIXED32:
             return struct.unpack("<f", value.view)[0]
-        case schema.LIST.b, wire.VARINT:
+        case LIST.b, wire.VARINT:
             return bool(start)
-        case schema.LIST.type, wire.VARINT:
+        case LIST.type, wire.VARINT:
             return dtype_of(start).name
-        case schema.LIST.shape, wire.BYTES:
+        case LIST.shape, wire.BYTES:
             return shape_of(value)
-        case schema.LIST.tensor, wire.BYTES:
+        case LIST.tensor, wire.BYTES:
             return Tensor(value)
-        case schema.LIST.func, wire.BYTES:
+        case LIST.func, wire.BYTES:
             return Called(value.texts(schema.CALLED.name)[0], value)
     return None
 
@@ -316,7 +317,7 @@ def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
 def _list(message: Message) -> list[Any]:
     items: list[Any] = []
     for number, kind, start, end in message.fields():
-        if kind == BYTES and number in (schema.LIST.i, schema.LIST.f, schema.LIST.b, schema.LIST.type):
+        if kind == BYTES and number in (LIST.i, LIST.f, LIST.b, LIST.type):
             items += _packed(number, Message(message.file, start, end))
         else:
             items.append(_single(message.file, number, kind, start, end))
@@ -328,7 +329,7 @@ def _list(message: Message) -> list[Any]:
 def _packed(number: int, packed: Message) -> list[Any]:
     if len(packed) > 10 * MOST_ITEMS:
         raise packed.error(f"an attribute has {len(packed)} bytes of numbers", "no graph has so many")
-    if number == schema.LIST.f:
+    if number == LIST.f:
         if len(packed) % 4:
             raise packed.error(f"{len(packed)} bytes hold numbers of 4 bytes each")
         return [value for (value,) in struct.iter_unpack("<f", packed.view)]

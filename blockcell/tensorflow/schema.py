@@ -6,12 +6,12 @@ is all that they ask for; other fields are skipped.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 TEXT, INTEGER, FLOAT, DOUBLE = "a text", "an integer", "a number", "a double"
 
 
-class MessageFields(SimpleNamespace):
+class MessageFields:
     """The fields of a message: an attribute for the number of each."""
 
     def __init__(self, **fields: tuple[int, str | MessageFields]) -> None:
@@ -22,7 +22,12 @@ class MessageFields(SimpleNamespace):
     def add(self, **fields: tuple[int, str | MessageFields]) -> None:
         """Add fields by their names."""
         self.fields |= fields
-        vars(self).update({name: number for name, (number, _) in fields.items()})
+        for name, (number, _) in fields.items():
+            setattr(self, name, number)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> int: ...
 
 
 # -------------------------------------------------------------------------------------------- attributes of nodes
