@@ -19,14 +19,14 @@ from .config import Config, Value, input_tensors, make_config
 from .nodes import DOMAIN, make_model, make_node, names_read, names_written, nodes_of, select_needed
 
 NODE_WEIGHTS = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
-# What is built for a provider of onnxruntime where nobody chooses a loop: the first of these that is possible.
+# The forms for each provider of onnxruntime, where the caller chooses no loop: the first possible one is built.
 FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "cpu": [{"loop": "scan"}],
     # TF32 has ten bits of fraction; whether `Session` keeps it out of cuDNN's LSTM and GRU is not known.
     "cuda": [{"loop": "scan", "static": True}],
     "webgpu": [{"loop": "native", "static": True}, {"loop": "unroll", "static": True}],
 }
-# What a provider has of ONNX's own cells: the nodes, and their activations.
+# Which of ONNX's own cells a provider has, and with which activations; a provider that is not here has all.
 NATIVE_CELLS = {"webgpu": (("LSTM", "GRU"), (b"Sigmoid", b"Tanh", b"Relu"))}
 # Nodes that the CPU runs, which fetches the states from the GPU at every step.
 SLOW = {"webgpu": ("Scan", "Loop")}

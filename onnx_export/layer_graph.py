@@ -302,10 +302,8 @@ class LayerGraph:
         g = self.graph
         d_y = g.zero_padding(d_y) if self._is_in_head(cell) else d_y
         c = self._config(cell, prefix, "Grad")
-        unused = ["x_grad"] * (not needs_d_x) + ["cs_grad"] * (not self.d_state)
-        inputs, outputs = (
-            tuple(tensor for tensor in tensors if tensor.name not in unused) for tensors in (c.op.inputs, c.op.outputs)
-        )
+        inputs = tuple(tensor for tensor in c.op.inputs if self.d_state or tensor.name != "cs_grad")
+        outputs = tuple(tensor for tensor in c.op.outputs if needs_d_x or tensor.name != "x_grad")
         c = replace(c, op=replace(c.op, inputs=inputs, outputs=outputs))
         arguments = {**tape.arguments, "h_grad": g.reverse_steps(d_y) if tape.reverse else d_y}
         if self.d_state:
@@ -316,11 +314,12 @@ class LayerGraph:
                 d_sum = g.add("Add", d_steps, f"d_{prefix}{name}")
                 arguments[f"{name}_grad"] = g.add("Where", is_last, d_sum, d_steps)
         results = self._call(cell, prefix, "Grad", c, arguments)
-        for name in tape.first_states if self.d_state else ():
-            d_first = results[f"{name}_prev_grad"]
-            if self.lengths:
-                d_first = g.add("Where", g.nonempty_rows(), d_first, f"d_{prefix}{name}")
-            self.results[f"d_{prefix}{name}_prev"] = d_first
+        if self.d_state:
+            for name in tape.first_states:
+                d_first = results[f"{name}_prev_grad"]
+                if self.lengths:
+                    d_first = g.add("Where", g.nonempty_rows(), d_first, f"d_{prefix}{name}")
+                self.results[f"d_{prefix}{name}_prev"] = d_first
         self.results |= {f"d_{prefix}{name}": results[f"{name}_grad"] for name in cell.weights}
         if not needs_d_x:
             return ""

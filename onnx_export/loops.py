@@ -122,17 +122,20 @@ def _reverse_node(array: str, result: str) -> NodeProto:
     return make_node("Slice", [array, "at_last", "at_minimum", "at_0", "at_last"], [result])
 
 
-def _with_reversal(body: LoopBody, mask: StepMask, loop: Callable[[Callable[[str], str]], NodeProto]) -> Nodes:
-    """Return the loop; if the last step runs first, its arrays are reversed before and after it.
+def _with_reversal(body: LoopBody, mask: StepMask, loop_node: NodeProto) -> Nodes:
+    """Return a Scan or Loop; if the last step runs first, with its arrays reversed before and after it.
 
-    A Scan can run backwards by itself, but not in onnx.reference and tract. ``loop`` is told the arrays' names.
+    A Scan can run backwards by itself, but not in onnx.reference and tract.
     """
     if not body.reverse:
-        return [loop(lambda name: name)]
+        return [loop_node]
     nodes = []
     for name in body.scan_inputs:
         nodes += [_reverse_node(name, f"{name}_turned"), *mask(f"{name}_turned", _reversed_name(name), "live_back")]
-    return [*nodes, loop(_reversed_name), *(_reverse_node(_reversed_name(name), name) for name in body.scan_outputs)]
+    nodes += rename_values(
+        [loop_node], {name: _reversed_name(name) for name in [*body.scan_inputs, *body.scan_outputs]}
+    )
+    return [*nodes, *(_reverse_node(_reversed_name(name), name) for name in body.scan_outputs)]
 
 
 def _step_graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoProto], more_nodes: Nodes) -> GraphProto:
@@ -158,25 +161,21 @@ def scan(body: LoopBody, mask: StepMask) -> Nodes:
     ]
     graph = _step_graph(body, "step", [], inputs, [])
     finals = [last_name(name) for name in body.carried.values()]
-    return _with_reversal(
-        body,
-        mask,
-        lambda array: make_node(
-            "Scan",
-            [*body.carried, *map(array, body.scan_inputs)],
-            [*finals, *map(array, body.scan_outputs)],
-            body=graph,
-            num_scan_inputs=len(body.scan_inputs),
-        ),
+    scan_node = make_node(
+        "Scan",
+        [*body.carried, *body.scan_inputs],
+        [*finals, *body.scan_outputs],
+        body=graph,
+        num_scan_inputs=len(body.scan_inputs),
     )
+    return _with_reversal(body, mask, scan_node)
 
 
 def loop(body: LoopBody, mask: StepMask) -> Nodes:
     """Return the steps as one Loop."""
-    array = _reversed_name if body.reverse else lambda name: name
     # Arrays of numbers: onnxruntime's Gather of bools on WebGPU, in 1.27, reads past the end of its indices.
     stored = {name: f"{name}_number" if name in BOOLS else name for name in body.scan_inputs}
-    numbers, rows = [], [make_node("Gather", [array(name), "step"], [_step_name(name)]) for name in stored.values()]
+    numbers, rows = [], [make_node("Gather", [name, "step"], [_step_name(name)]) for name in stored.values()]
     for name in BOOLS:
         if name in stored:
             numbers.append(make_node("Cast", [name], [stored[name]], to=body.dtype))
@@ -188,13 +187,8 @@ def loop(body: LoopBody, mask: StepMask) -> Nodes:
     ]
     graph = _step_graph(body, "step", rows, inputs, [make_node("Identity", ["go_on"], ["going_on"])])
     finals = [last_name(name) for name in body.carried.values()]
-    return numbers + _with_reversal(
-        replace(body, scan_inputs=[*stored.values()]),
-        mask,
-        lambda array: make_node(
-            "Loop", ["T", "true", *body.carried], [*finals, *map(array, body.scan_outputs)], body=graph
-        ),
-    )
+    loop_node = make_node("Loop", ["T", "true", *body.carried], [*finals, *body.scan_outputs], body=graph)
+    return numbers + _with_reversal(replace(body, scan_inputs=[*stored.values()]), mask, loop_node)
 
 
 def unroll(body: LoopBody, mask: StepMask, T: int) -> Nodes:

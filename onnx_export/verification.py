@@ -69,8 +69,10 @@ class Report:
             rows_by_line.setdefault(key, []).append(row)
         lines: list[list[str | bool]] = []
         for key, rows in rows_by_line.items():
-            worst = [max((r for r in rows if r.provider == p), key=_severity, default=None) for p in self.providers]
-            cells = [f"{row.error:.2f} {row.output}[{','.join(map(str, row.at))}]" if row else "" for row in worst]
+            cells = []
+            for provider in self.providers:
+                worst = max((row for row in rows if row.provider == provider), key=_severity, default=None)
+                cells.append(f"{worst.error:.2f} {worst.output}[{','.join(map(str, worst.at))}]" if worst else "")
             lines.append([*key, f"{rows[0].bound:.0f}", *cells, all(row.ok for row in rows)])
         return lines
 
