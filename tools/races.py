@@ -23,9 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
 import numpy as np
-from bits import leaves, with_grid
+from bits import leaves, same, with_grid
 from cases import arguments
-from kernel_cases import DTYPES, run, same_bits, sizes_of
+from kernel_cases import DTYPES, run, sizes_of
 from layer_cases import LAYERS, draw, halved_weights, outputs_by_weights, run_all
 
 import blockcell
@@ -50,7 +50,7 @@ differences: list[str] = []
 def compare(results: Any, expected: Any, label: str) -> None:
     """Count a comparison by the first word of its label, and keep the label if any bits differ."""
     comparisons[label.split()[0]] += 1
-    if not same_bits(results, expected):
+    if not same(results, expected):
         differences.append(label)
 
 
@@ -157,7 +157,7 @@ def check_shared(name: str, team: int) -> None:
             label = f"python-threads {name} {team} {k}"
             x, state, lengths, reset = inputs[k]
             y = changing_layer(x, state)[0]
-            compare([y], [possible_outputs[same_bits([y], [possible_outputs[1][k]])][k]], label)
+            compare([y], [possible_outputs[same([y], [possible_outputs[1][k]])][k]], label)
             results = run_all(fixed_layer, x, state, lengths=lengths, reset=reset)
             for arrays, expected_arrays in zip(results, passes[k], strict=True):
                 compare(arrays, expected_arrays, label)

@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
 import numpy as np
 import torch_layout
-from bits import CACHES, leaves, on_threads, with_machine
+from bits import CACHES, leaves, on_threads, same, with_machine
 from cases import arguments
-from kernel_cases import DTYPES, run, same_bits, sizes_of
+from kernel_cases import DTYPES, run, sizes_of
 from layer_cases import LAYERS, can_stream, draw, run_all
 
 import blockcell
@@ -73,7 +73,7 @@ def check(kind: str, call: Callable[[], list[np.ndarray]], machine: dict[str, An
     with on_threads(threads), with_machine(**machine):
         _team.set(threads, threads)  # on which a grid of more threads makes do with fewer groups or members
         results = call()
-    if not same_bits(results, expected):
+    if not same(results, expected):
         sys.exit("not the bits of one thread")
     comparisons[kind] += 1
 

@@ -34,7 +34,7 @@ def call(level, name, x, dtype=None, **options):
     return guarded[: x.size]
 
 
-def bits(x):
+def codes(x):
     return x.view(f"u{x.itemsize}")
 
 
@@ -42,7 +42,7 @@ def near(values, dtype, reach=2):
     """The values of a type next to given ones, both signs."""
     values = np.abs(np.asarray(values, np.float64)).astype(dtype)
     steps = np.arange(-reach, reach + 1).astype(f"i{values.itemsize}")
-    close = (bits(values)[:, None].astype(steps.dtype) + steps).clip(0).ravel().view(dtype)
+    close = (codes(values)[:, None].astype(steps.dtype) + steps).clip(0).ravel().view(dtype)
     return np.concatenate([close, -close])
 
 
@@ -159,7 +159,7 @@ def test_special_values(level, dtype):
     np.testing.assert_array_equal(tanh, np.array([0.0, -0.0, 1, -1, 1, -1, np.nan, np.nan], dtype))
     np.testing.assert_array_equal(np.signbit(tanh[:6]), np.signbit(x[:6]))
     tiny = near([info.smallest_subnormal, info.smallest_normal, info.smallest_normal * 1000, info.eps**2], dtype)
-    np.testing.assert_array_equal(bits(call(level, "tanh", tiny)), bits(tiny))
+    np.testing.assert_array_equal(codes(call(level, "tanh", tiny)), codes(tiny))
 
 
 @at_every_level
@@ -169,12 +169,12 @@ def test_position(level, name, dtype):
     """Nothing about a result depends on the lane, the tail, the neighbours or the threads."""
     lanes = LANES[dtype]
     x = np.random.default_rng(3).normal(0, 8, 3 * lanes).astype(dtype)
-    expected = bits(call(level, name, x))
+    expected = codes(call(level, name, x))
     for start in range(lanes + 1):
         for stop in range(start, x.size + 1):
-            np.testing.assert_array_equal(bits(call(level, name, x[start:stop])), expected[start:stop])
+            np.testing.assert_array_equal(codes(call(level, name, x[start:stop])), expected[start:stop])
     many = np.tile(x, 1000)
-    np.testing.assert_array_equal(bits(call(level, name, many, num_threads=3)), np.tile(expected, 1000))
+    np.testing.assert_array_equal(codes(call(level, name, many, num_threads=3)), np.tile(expected, 1000))
 
 
 # ---------------------------------------------------------------------------------------------- those of cells, by name
@@ -265,7 +265,7 @@ def test_the_usual_ones_are_the_same(name, dtype, level):
         x = float32_sample().astype(dtype)
     by_name, usual = named_call(level, "activate", x, name), call(level, name, x)
     nan = np.isnan(x) & (platform.machine() == "aarch64")
-    assert np.array_equal(bits(by_name)[~nan], bits(usual)[~nan]) and np.isnan([by_name[nan], usual[nan]]).all()
+    assert np.array_equal(codes(by_name)[~nan], codes(usual)[~nan]) and np.isnan([by_name[nan], usual[nan]]).all()
 
 
 @named
@@ -288,7 +288,7 @@ def test_from_half(level):
     with np.errstate(invalid="ignore"):  # some CPUs say so of signaling NaNs
         expected = ALL_HALVES.view(np.float16).astype(np.float32)
     nan = np.isnan(expected)
-    np.testing.assert_array_equal(bits(values)[~nan], bits(expected)[~nan])
+    np.testing.assert_array_equal(codes(values)[~nan], codes(expected)[~nan])
     np.testing.assert_array_equal(np.isnan(values), nan)
 
 
@@ -310,7 +310,7 @@ def test_to_half(level):
         expected = x.astype(np.float16)
     result = to_half(level, x)
     nan = np.isnan(x)
-    np.testing.assert_array_equal(bits(result)[~nan], bits(expected)[~nan])
-    np.testing.assert_array_equal(bits(result)[nan], np.where(np.signbit(x[nan]), 0xFE00, 0x7E00))  # nothing carried
+    np.testing.assert_array_equal(codes(result)[~nan], codes(expected)[~nan])
+    np.testing.assert_array_equal(codes(result)[nan], np.where(np.signbit(x[nan]), 0xFE00, 0x7E00))  # nothing carried
     for start in range(17):
-        np.testing.assert_array_equal(bits(to_half(level, halves[start : start + 40])), ALL_HALVES[start : start + 40])
+        np.testing.assert_array_equal(codes(to_half(level, halves[start : start + 40])), ALL_HALVES[start : start + 40])

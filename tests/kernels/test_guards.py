@@ -18,7 +18,7 @@ import torch_layout
 from bits import like, same
 from cases import arguments
 from guarded import SIDES, guarded
-from kernel_cases import DTYPES, LEVELS, run, same_bits, sizes_of
+from kernel_cases import DTYPES, LEVELS, run, sizes_of
 from layer_cases import LAYERS, draw
 
 import blockcell
@@ -58,7 +58,7 @@ def test_ops(name, dtype, level, side):
         expected = run(name, args, level, num_threads=1)
         given = {k: guarded(v, side) if isinstance(v, np.ndarray) else v for k, v in args.items()}
         out = tuple(guarded(np.full_like(array, np.nan), side, writable=True) for array in expected)
-        assert same_bits(run(name, given, level, threads, out), expected), sizes
+        assert same(run(name, given, level, threads, out), expected), sizes
 
 
 def turned(array):
@@ -77,8 +77,8 @@ def test_layers(name, dtype, side):
         layer = LAYERS[name](I, H, DTYPES[dtype])
         x, state, lengths, reset = draw(layer, T, B)
         y = layer(x, state)[0]
-        assert same_bits([layer(guard(x), like(state, guard))[0]], [y])
-        assert same_bits([layer(guard(turned(x)), like(state, guard), batch_first=True)[0]], [turned(y)])
+        assert same([layer(guard(x), like(state, guard))[0]], [y])
+        assert same([layer(guard(turned(x)), like(state, guard), batch_first=True)[0]], [turned(y)])
         for given in ({}, {"lengths": lengths, "reset": reset}, {"mask": ~reset, "masked": "repeat"}):
             y, last, tape = layer.forward(x, state, **given)
             d_x, *expected = layer.backward(tape, y, last)
@@ -120,7 +120,7 @@ def test_torch_layout(kind, dtype, side):
             return outputs + gradients
 
         expected = calls(lambda array: array, np.zeros_like)
-        assert same_bits(calls(guard, partial(guard, writable=True)), expected), (T, B, I, H)
+        assert same(calls(guard, partial(guard, writable=True)), expected), (T, B, I, H)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -133,15 +133,15 @@ def test_streams(kind, dtype, side):
         x = draw(layer, T, B)[0]
         expected = layer(x)[0]
         out = guarded(np.full_like(expected, np.nan), side, writable=True)
-        assert same_bits([layer.stream(B).run(guarded(x, side), out)], [expected])
+        assert same([layer.stream(B).run(guarded(x, side), out)], [expected])
         stream = layer.stream(B)
         for t in range(T):
             out = guarded(np.full_like(expected[t], np.nan), side, writable=True)
-            assert same_bits([stream.step(guarded(x[t], side), out)], [expected[t]])
+            assert same([stream.step(guarded(x[t], side), out)], [expected[t]])
         stream, rows = layer.stream(2 * B + 1), guarded(np.arange(B) * 2 + 1, side)
         lengths = guarded(np.full(B, T), side)
         out = guarded(np.full_like(expected, np.nan), side, writable=True)
-        assert same_bits([stream.run(guarded(x, side), out, rows=rows, lengths=lengths)], [expected])
+        assert same([stream.run(guarded(x, side), out, rows=rows, lengths=lengths)], [expected])
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -156,7 +156,7 @@ def test_activations(level, side):
             getattr(module, name)(values, expected)
             out = guarded(np.full(n, 7, to), side, writable=True)
             getattr(module, name)(guarded(values, side), out)
-            assert same_bits([out], [expected]), (name, n)
+            assert same([out], [expected]), (name, n)
 
 
 PLANTED = """

@@ -8,9 +8,9 @@ from functools import cache, wraps
 
 import numpy as np
 import pytest
-from bits import CACHES, GRIDS, with_machine
+from bits import CACHES, GRIDS, same, with_machine
 from cases import arguments, golden
-from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, run, same_bits, sizes_of
+from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, run, sizes_of
 
 from blockcell import _kernels
 from blockcell._bind import bind
@@ -134,7 +134,7 @@ def test_threads(name, dtype, level):
         args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
         one = run(name, args, level, num_threads=1)
         for threads in (2, 3, 8):
-            assert same_bits(one, run(name, args, level, num_threads=threads)), (sizes, threads)
+            assert same(one, run(name, args, level, num_threads=threads)), (sizes, threads)
 
 
 @pytest.mark.meet(2)
@@ -151,7 +151,7 @@ def test_caches(name, dtype, level):
                 call = bind(OPS[name], *_kernels.load(level)[:2]).run
                 for threads in (1, 2):
                     results = run(name, args, num_threads=threads, call=call)
-                    assert same_bits(results, expected), (sizes, caches, threads)
+                    assert same(results, expected), (sizes, caches, threads)
 
 
 @pytest.mark.meet(2)
@@ -171,7 +171,7 @@ def test_rows(name, dtype, level):
             part = run(name, few, level)
             for k in batch:
                 where = OPS[name].outputs[k].shape.split().index("B")
-                assert same_bits([whole[k].take(rows, where)], [part[k]]), (sizes, OPS[name].outputs[k].name, rows)
+                assert same([whole[k].take(rows, where)], [part[k]]), (sizes, OPS[name].outputs[k].name, rows)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -185,7 +185,7 @@ def test_sequence_is_repeated_cells(name, dtype, level):
         step = {k: v for k, v in args.items() if k != "seq_len_max"}
         for t in range(sizes[0]):
             result = run(cell.name, step | {"x": args["x"][t]}, level)
-            assert same_bits([output[t] for output in whole], result), (sizes, t)
+            assert same([output[t] for output in whole], result), (sizes, t)
             step |= {f"{k}_prev": getattr(result, k) for k in ("cs", "h") if hasattr(result, k)}
 
 
@@ -201,7 +201,7 @@ def test_gradients_of_one_step(dtype, level):
             step = {"d_h" if k == "h_grad" and "gru" in cell else k: v for k, v in step.items()}
             step = {k: v for k, v in step.items() if k in {t.name for t in OPS[cell].inputs} | {"use_peephole"}}
             whole, result = run(sequence, args, level), run(cell, step, level)
-            assert same_bits([whole[0][0], *whole[1:]], result)
+            assert same([whole[0][0], *whole[1:]], result)
 
 
 # ---------------------------------------------------------------------------------------- what is read, what is zeroed
@@ -216,7 +216,7 @@ def test_past_seq_len_max(name):
             poisoned[key] = value.copy()
             poisoned[key][4:] = np.nan
     results = run(name, poisoned)
-    assert same_bits(results, run(name, args))
+    assert same(results, run(name, args))
     for tensor, result in zip(OPS[name].outputs, results, strict=True):
         assert np.isfinite(result).all()
         if tensor.shape.startswith("T "):
@@ -267,8 +267,8 @@ def test_call_within_a_call(name, dtype):
         return requirements[op.kernel](*sizes)
 
     call = bind(op, kernels, {op.kernel: size_of_scratch}).run
-    assert same_bits(run(name, outer, call=call), expected[0])
-    assert same_bits(results[0], expected[1])
+    assert same(run(name, outer, call=call), expected[0])
+    assert same(results[0], expected[1])
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if any(t.peephole for t in op.inputs)])
@@ -281,7 +281,7 @@ def test_peepholes_unused(name):
             if tensor.peephole:
                 assert result.shape == (6 if unused is None else 9,) and not result.any()
             else:
-                assert same_bits([result], [reference])
+                assert same([result], [reference])
 
 
 def test_clip_passes_nan_and_bounds_infinity():
@@ -313,7 +313,7 @@ def test_the_order_of_parameters_is_the_kernels_own(name, dtype):
     names = [*inspect.signature(kernels[op.kernel][0]).parameters]
     for order in (names[::-1], names[1::2] + names[::2], sorted(names)):
         moved = {op.kernel: tuple(with_parameters(order, kernel) for kernel in kernels[op.kernel])}
-        assert same_bits(run(name, args, call=bind(op, moved, requirements).run), expected)
+        assert same(run(name, args, call=bind(op, moved, requirements).run), expected)
 
 
 CELL = OPS["LSTMBlockCell"]

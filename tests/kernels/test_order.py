@@ -15,8 +15,8 @@ from functools import cache
 import numpy as np
 import pytest
 import summation
-from bits import on_threads
-from kernel_cases import DTYPES, run, same_bits
+from bits import on_threads, same
+from kernel_cases import DTYPES, run
 from summation import chains, factors, mates, over_rows, powers, product, real_of, sum_in_double
 
 from blockcell import GRU, LSTM, RNN, Bidirectional, _kernels
@@ -287,7 +287,7 @@ def backward(name, *case):
 # --------------------------------------------------------------------------------------------------------------- tests
 def others(found, expected):
     """The results that are not the same."""
-    return [name for name, a, b in zip(expected._fields, found, expected, strict=True) if not same_bits([a], [b])]
+    return [name for name, a, b in zip(expected._fields, found, expected, strict=True) if not same([a], [b])]
 
 
 @pytest.mark.meet(3)
@@ -329,15 +329,15 @@ def test_layers_and_streams(name, path, dtype, level):
         layer, state = GRU(**weights, reset_after="b_hc" in weights), (args["h_prev"],)
 
     def check(y, last, states):
-        assert same_bits([y], [states.h])
-        assert same_bits(last, [getattr(states, key)[-1] for key in last._fields])
+        assert same([y], [states.h])
+        assert same(last, [getattr(states, key)[-1] for key in last._fields])
 
     with on_threads(threads):
         check(*layer(x, state), there)
         check(*layer.forward(x, state)[:2], there)
         y, (_, last) = Bidirectional(layer, layer)(x, (state, state))
         y_fw, y_bw = np.split(y, 2, axis=2)
-        assert same_bits([y_fw.copy()], [there.h])
+        assert same([y_fw.copy()], [there.h])
         check(y_bw[::-1].copy(), last, back)
         stream = layer.stream(x.shape[1])
         stream.state = state
@@ -367,7 +367,7 @@ def test_projection(path, dtype):
         y, _, tape = layer.forward(x, (cs_prev, np.zeros((B, P), dtype)))
         called, streamed = layer(x, tape.content.state)[0], layer.stream(B)
         streamed.state = tape.content.state
-        assert same_bits([called, np.stack([streamed.step(row) for row in x])], [y, y])
+        assert same([called, np.stack([streamed.step(row) for row in x])], [y, y])
     if dtype == np.float16:  # of the cell's values the tape has only what is left in half precision
         wide = projected_layer({name: a.astype(np.float32) for name, a in layer.weights.items()}, np.float32)
         tapes = []
@@ -380,9 +380,9 @@ def test_projection(path, dtype):
         saved = tape.content.saved
     m = (saved[3] * saved[5]).reshape(T * B, H)
     expected = product(np.zeros((T * B, P), m.dtype), m, layer.weights["w_p"].astype(m.dtype))
-    assert same_bits([y], [expected.reshape(T, B, P).astype(dtype)])
+    assert same([y], [expected.reshape(T, B, P).astype(dtype)])
     changed = descending_product(m, layer.weights["w_p"].astype(m.dtype)).reshape(T, B, P).astype(dtype)
-    assert not same_bits([y], [changed])
+    assert not same([y], [changed])
 
 
 def descending_product(a, w):
@@ -452,7 +452,7 @@ def test_projection_backward(path, dtype):
     expected = projected_backward(a, a["w_p"])
     found = {"x": d_x, "cs": d_state.cs, "h": d_state.h, **grads}
     with np.errstate(over="ignore"):
-        wrong = [name for name, e in expected.items() if not same_bits([found[name]], [e.astype(dtype)])]
+        wrong = [name for name, e in expected.items() if not same([found[name]], [e.astype(dtype)])]
     assert not wrong
 
 

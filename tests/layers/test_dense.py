@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from bits import leaves, like, on_threads, same
 from cases import derivative, rng
-from kernel_cases import BOUNDS, DTYPES, LARGE, SIZES, same_bits
+from kernel_cases import BOUNDS, DTYPES, LARGE, SIZES
 from layer_cases import dense, gru, lstm
 from summation import factors, mates, over_rows, powers, product, real_of, sum_in_double
 
@@ -36,7 +36,7 @@ def results(layer, x, d_y, **options):
     """All that forward and backward give."""
     y, state, tape = layer.forward(x, **options)
     d_x, d_state, grads = layer.backward(tape, d_y)
-    assert layer(x, **options)[1] == state == d_state == () and same_bits([layer(x, **options)[0]], [y])
+    assert layer(x, **options)[1] == state == d_state == () and same([layer(x, **options)[0]], [y])
     return [y, d_x, *grads.values()]
 
 
@@ -164,7 +164,7 @@ def test_order(dtype, path, level):
     with on_threads(threads), np.errstate(over="ignore"):
         y = layer(x)[0]
         expected = product(a["b"], a["x"].reshape(T * B, I), a["w"]).astype(dtype)
-        assert same_bits([y.reshape(T * B, O)], [expected])
+        assert same([y.reshape(T * B, O)], [expected])
 
     w = factors(g, I, *outputs, dtype).T.astype(dtype)
     layer = Dense(w, np.zeros(O, dtype))
@@ -177,7 +177,7 @@ def test_order(dtype, path, level):
         x, d, w = (array.astype(real_of(x.dtype)) for array in (x.reshape(T * B, I), d_y.reshape(T * B, O), w))
         expected = product(0, d, w.T), over_rows(lambda r: x[r, :, None] * d[r], len(d)), sum_in_double(d)
         found = d_x.reshape(T * B, I), grads["w"], grads["b"]
-        assert same_bits(found, [np.asarray(part).astype(dtype, order="C") for part in expected])
+        assert same(found, [np.asarray(part).astype(dtype, order="C") for part in expected])
 
 
 # --------------------------------------------------------------------------------------------------------- same bits
@@ -202,7 +202,7 @@ def test_any_rows_on_any_threads(case, dtype, seed):
                 assert same(results(layer, x, d_y, lengths=lengths), whole)
                 b = int(g.integers(B))
                 alone = results(layer, x[: ends[b], b : b + 1], d_y[: ends[b], b : b + 1])
-                assert same_bits([part[: ends[b], b : b + 1] for part in whole[:2]], alone[:2])
+                assert same([part[: ends[b], b : b + 1] for part in whole[:2]], alone[:2])
                 stream, steps = layer.stream(B), x.copy()
                 first = int(g.integers(0, T + 1))
                 y = np.concatenate([stream.run(steps[:first]), *(stream.step(step)[None] for step in steps[first:])])
@@ -542,7 +542,7 @@ def test_init():
     w, bound = layer.weights["w"], np.sqrt(6 / 80)
     assert w.shape == (30, 50) and 0.99 * bound < np.abs(w).max() <= bound and abs(w.mean()) < 0.05 * bound
     assert not layer.weights["b"].any()
-    assert same_bits([w], [Dense.init(30, 50, seed=np.random.default_rng(3), dtype=np.float64).weights["w"]])
+    assert same([w], [Dense.init(30, 50, seed=np.random.default_rng(3), dtype=np.float64).weights["w"]])
     assert not np.array_equal(*(Dense.init(3, 4).weights["w"] for _ in range(2)))
     for bad, error, message in [
         ((-1, 3), ValueError, "Dense.init: input_size is -1; expected at least 0"),

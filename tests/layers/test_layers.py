@@ -13,10 +13,10 @@ import itertools
 
 import numpy as np
 import pytest
-from bits import leaves, like
+from bits import leaves, like, same
 from by_formulas import check, rounded, step
 from cases import derivative, rng
-from kernel_cases import BOUNDS, DTYPES, SIZES, run, same_bits
+from kernel_cases import BOUNDS, DTYPES, SIZES, run
 from layer_cases import ATTRIBUTES, CELLS, LAYERS, SINGLE, draw
 
 from blockcell import LSTM, Bidirectional, Dense, LSTMState, Stack
@@ -80,7 +80,7 @@ def test_values(name, dtype, given):
         for got, wanted in zip(leaves(last), leaves(expected_last), strict=True):
             check(got, wanted, bound, f"state at {T, B, I, H}")
         y2, last2 = layer(x, **{key: values[key] for key in given.split()})
-        assert same_bits([y, *leaves(last)], [y2, *leaves(last2)])
+        assert same([y, *leaves(last)], [y2, *leaves(last2)])
 
 
 # ------------------------------------------------------------------------------------------------- the bits of the ops
@@ -110,9 +110,9 @@ def test_bits_of_the_ops(name, dtype, level):
         op, grad = (op_at(name, level) for name in names)
         states = op(**args, **use, **more)
         y, last = layer(x, state)
-        assert same_bits([y, *last], [states.h, *([states.cs[-1]] if "cs" in args or use else []), states.h[-1]])
+        assert same([y, *last], [states.h, *([states.cs[-1]] if "cs" in args or use else []), states.h[-1]])
         y, last, tape = layer.forward(x, state)
-        assert same_bits([*tape.content.saved, y], states)
+        assert same([*tape.content.saved, y], states)
 
         d_y = g.standard_normal(y.shape).astype(dtype)
         d_last = like(last, lambda a, g=g: g.standard_normal(a.shape).astype(dtype))
@@ -222,11 +222,11 @@ def test_final_gradient_alone():
     y, last, tape = layer.forward(x, (state[0], None, None, (None,)), lengths=lengths, reset=reset)
     zeros = like(state, np.zeros_like)
     expected = layer.forward(x, (state[0], *zeros[1:]), lengths=lengths, reset=reset)
-    assert same_bits([y, *leaves(last)], [expected[0], *leaves(expected[1])])
+    assert same([y, *leaves(last)], [expected[0], *leaves(expected[1])])
     d_last = (LSTMState(None, last[0].h), None, *last[2:])
     whole = (LSTMState(np.zeros_like(last[0].cs), last[0].h), zeros[1], *last[2:])
     got, wanted = layer.backward(tape, None, d_last), layer.backward(tape, np.zeros_like(y), whole)
-    assert same_bits([got[0], *leaves(got[1]), *got[2].values()], [wanted[0], *leaves(wanted[1]), *wanted[2].values()])
+    assert same([got[0], *leaves(got[1]), *got[2].values()], [wanted[0], *leaves(wanted[1]), *wanted[2].values()])
 
 
 def test_truncated_backpropagation_sees_its_own_steps():
@@ -241,7 +241,7 @@ def test_truncated_backpropagation_sees_its_own_steps():
     d_x, d_state, grads = layer.backward(tape, d_y)
     y1, middle, tape1 = layer.forward(x[:5], state, reset=reset[:5])
     y2, last2, tape2 = layer.forward(x[5:], middle, reset=reset[5:])
-    assert same_bits([y, *last], [np.concatenate([y1, y2]), *last2])
+    assert same([y, *last], [np.concatenate([y1, y2]), *last2])
     d_x2, d_middle, grads2 = layer.backward(tape2, d_y[5:])
     d_x1, d_state1, grads1 = layer.backward(tape1, d_y[:5], d_middle)
     np.testing.assert_allclose(np.concatenate([d_x1, d_x2]), d_x, rtol=0, atol=1e-14)

@@ -14,7 +14,7 @@ import pytest
 from bits import leaves, like, same, zeros
 from cases import rng
 from forms import byte_swapped, read_only, strided
-from kernel_cases import DTYPES, same_bits
+from kernel_cases import DTYPES
 from layer_cases import LAYERS, OPTIONS, draw, run_all, with_option
 
 import blockcell
@@ -55,17 +55,17 @@ def test_any_layout_of_memory(name, dtype):
         options = {"lengths": other(lengths), "reset": other(reset)}
         results = run_all(layer, other(x), like(state, other), other(d_y), **options)
         for one, wanted in zip(results, expected, strict=True):
-            assert same_bits(one, wanted)
-        assert same_bits(leaves(layer(other(x))), leaves(layer(x)))
-        assert same_bits(leaves(layer(other(x), like(state, other))), leaves(layer(x, state)))
+            assert same(one, wanted)
+        assert same(leaves(layer(other(x))), leaves(layer(x)))
+        assert same(leaves(layer(other(x), like(state, other))), leaves(layer(x, state)))
         swapped = copy.copy(layer)
         swapped.set_weights(**{key: other(value) for key, value in layer.weights.items()})
-        assert same_bits([swapped(x)[0]], [layer(x)[0]])
+        assert same([swapped(x)[0]], [layer(x)[0]])
     results = run_all(
         layer, x.tolist(), like(state, lambda a: a)[:], d_y.tolist(), lengths=lengths.tolist(), reset=reset.tolist()
     )
     for one, wanted in zip(results, expected, strict=True):
-        assert same_bits(one, wanted)
+        assert same(one, wanted)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
@@ -74,7 +74,7 @@ def test_lists_make_float32_layers(name):
     made = type(layer)(**{key: value.tolist() for key, value in layer.weights.items()})
     assert made.dtype == np.float32
     x = rng("lists").uniform(-1, 1, (4, 2, 2)).astype(np.float32)
-    assert same_bits([made(x.tolist(), [a.tolist() for a in layer(x)[1]])[0]], [layer(x, layer(x)[1])[0]])
+    assert same([made(x.tolist(), [a.tolist() for a in layer(x)[1]])[0]], [layer(x, layer(x)[1])[0]])
 
 
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN, Dense])
@@ -99,18 +99,18 @@ def test_sizes_of_zero(name, dtype, zero):
         y, last, tape = layer.forward(x, state, **options)
         assert y.shape == (T, B, layer.output_size) and y.dtype == dtype
         if zero in "TB":
-            assert same_bits(leaves(last), leaves(state))
+            assert same(leaves(last), leaves(state))
             assert all(a is not b for a, b in zip(leaves(last), leaves(state), strict=True))
         d_x, d_state, grads = layer.backward(tape, np.ones_like(y), last)
         assert d_x.shape == x.shape
         assert [a.shape for a in leaves(d_state)] == [a.shape for a in leaves(state)]
         assert {key: a.shape for key, a in grads.items()} == {key: a.shape for key, a in layer.weights.items()}
         if zero in "TB":
-            assert same_bits(leaves(d_state), leaves(last))
+            assert same(leaves(d_state), leaves(last))
             assert not any(a.any() for a in grads.values())
         if zero == "H" and name != "stack":
             assert not d_x.any()
-        assert same_bits([y], [layer(x, state, **options)[0]])
+        assert same([y], [layer(x, state, **options)[0]])
     assert not any(a.any() for a in leaves(zero_state))
 
 
@@ -253,7 +253,7 @@ def test_results_are_the_users():
             array[...] = 0
         layer.set_weights(**{key: np.zeros_like(value) for key, value in layer.weights.items()})
         results = layer.backward(tape, d_y)
-        assert same_bits([results[0], *results[2].values()], [expected[0], *expected[2].values()])
+        assert same([results[0], *results[2].values()], [expected[0], *expected[2].values()])
         assert (d_y == 1).all()
 
 

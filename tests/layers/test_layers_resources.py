@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from bits import leaves
+from bits import leaves, same
 from cases import rng
 from fresh import printed
-from kernel_cases import DTYPES, same_bits
+from kernel_cases import DTYPES
 from layer_cases import LAYERS, draw, gru, lstm, run_all
 from traced import peak
 
@@ -52,9 +52,9 @@ def test_nothing_is_done_where_all_rows_have_ended(name, dtype):
         d_x, *rest = layer.backward(tape, d_y)
         short_d_x, *short_rest = layer.backward(short_tape, d_y[:end])
         for whole, short in ((y, short_y), (d_x, short_d_x), (layer(x, state, reset=reset, **options)[0], short_y)):
-            assert same_bits([whole[:end]], [short]) and not whole[end:].any() and len(whole) == 40
-        assert same_bits(leaves(last), leaves(short_last)) and same_bits(leaves(rest[0]), leaves(short_rest[0]))
-        assert same_bits(list(rest[1].values()), list(short_rest[1].values()))
+            assert same([whole[:end]], [short]) and not whole[end:].any() and len(whole) == 40
+        assert same(leaves(last), leaves(short_last)) and same(leaves(rest[0]), leaves(short_rest[0]))
+        assert same(list(rest[1].values()), list(short_rest[1].values()))
         sizes, short_sizes = ([array.size for array in in_tape(t.content)] for t in (tape, short_tape))
         assert sizes == short_sizes
 
@@ -81,7 +81,7 @@ def test_threads_do_not_matter(name, dtype, set_num_threads):
             for count in (1, 2, 3):
                 set_num_threads(count)
                 found.append(list(itertools.chain(*run_all(layer, x, state, **options))))
-            assert same_bits(found[0], found[1]) and same_bits(found[0], found[2])
+            assert same(found[0], found[1]) and same(found[0], found[2])
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "stack"])
@@ -97,7 +97,7 @@ def test_threads_share_a_layer(name, set_num_threads):
         with ThreadPoolExecutor(4) as pool:
             results = list(pool.map(lambda job: run_all(layer, job[0], job[1], **job[2]), jobs * 3))
         for result, wanted in zip(results, expected * 3, strict=True):
-            assert all(same_bits(one, other) for one, other in zip(result, wanted, strict=True))
+            assert all(same(one, other) for one, other in zip(result, wanted, strict=True))
 
 
 def test_weights_change_at_once():
@@ -120,7 +120,7 @@ def test_weights_change_at_once():
         seen = [0, 0]
         while not swapping.done() or not all(seen):
             y = layer(x, state)[0]
-            which = [same_bits([y], [one]) for one in possible]
+            which = [same([y], [one]) for one in possible]
             assert any(which)
             seen[which.index(True)] += 1
             if swapping.done() and not all(seen):

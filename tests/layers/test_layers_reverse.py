@@ -9,7 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
-from bits import leaves
+from bits import same
 from layer_cases import LAYERS, draw, run_all
 
 import blockcell
@@ -32,11 +32,6 @@ def pair(kind, dtype="float32", sizes=(I, H)):
     options = ATTRIBUTES if "lstm" in kind else {}
     forwards = LAYERS[kind](*sizes, np.dtype(dtype), **options)
     return forwards, reversed_layer(forwards)
-
-
-def same(found, expected):
-    for a, b in zip(leaves(found), leaves(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def turned(x, lengths):
@@ -66,12 +61,12 @@ def test_all_results_are_those_of_time_turned_around(kind, dtype, sizes, threads
             d_y = np.random.default_rng(1).standard_normal((T, B, H)).astype(dtype)
             (y, d_x), states, weights = run_all(backwards, x, state, d_y, lengths=given)
             (right, d_right), right_states, right_weights = run_all(forwards, turn(x), state, turn(d_y), lengths=given)
-            same([y, d_x, *states], [turn(right), turn(d_right), *right_states])
+            assert same([y, d_x, *states], [turn(right), turn(d_right), *right_states])
             eps = np.finfo(dtype).eps
             for found, expected in zip(weights, right_weights, strict=True):
                 np.testing.assert_allclose(found, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
-            same(backwards(x, state, lengths=given), (y, states[: len(states) // 2]))
-        same(backwards(x), backwards(x, lengths=[T] * B))
+            assert same(backwards(x, state, lengths=given), (y, states[: len(states) // 2]))
+        assert same(backwards(x), backwards(x, lengths=[T] * B))
     finally:
         blockcell.set_num_threads(None)
 
@@ -84,11 +79,11 @@ def test_the_backward_half_of_a_bidirectional(kind):
     both = Bidirectional(forwards, forwards)
     y, (_, last), tape = both.forward(x, (state, state), lengths=lengths, reset=reset)
     alone, own_last, own_tape = backwards.forward(x, state, lengths=lengths, reset=reset)
-    same((alone, own_last), (np.ascontiguousarray(y[:, :, H:]), last))
+    assert same((alone, own_last), (np.ascontiguousarray(y[:, :, H:]), last))
     d_y = np.random.default_rng(0).standard_normal((T, B, H)).astype(np.float32)
     _, (_, d_first), grads = both.backward(tape, np.concatenate([0 * d_y, d_y], axis=2))
     _, own_d_first, own_grads = backwards.backward(own_tape, d_y)
-    same(own_d_first, d_first)
+    assert same(own_d_first, d_first)
     for name, grad in own_grads.items():
         np.testing.assert_array_equal(grad, grads[f"bw.{name}"])
 
@@ -99,10 +94,12 @@ def test_in_stacks():
     after = GRU.init(H, 2, seed=0)
     x = draw(forwards, T, B)[0]
     lengths = [T, 2, 0, 4, 1]
-    same(Stack([backwards, after])(x, lengths=lengths)[0], after(backwards(x, lengths=lengths)[0], lengths=lengths)[0])
+    assert same(
+        Stack([backwards, after])(x, lengths=lengths)[0], after(backwards(x, lengths=lengths)[0], lengths=lengths)[0]
+    )
     y, _ = Bidirectional(Stack([forwards]), Stack([backwards]))(x, lengths=lengths)
     expected = forwards(x, lengths=lengths)[0]
-    same(y, np.concatenate([expected, expected], axis=2))
+    assert same(y, np.concatenate([expected, expected], axis=2))
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])
@@ -115,7 +112,7 @@ def test_kept(kind, ending, tmp_path):
     for again in (blockcell.load(tmp_path / f"a.{ending}"), pickle.loads(pickle.dumps(layer)), copy.copy(layer)):
         assert again.layers[0].reverse and not again.layers[1].reverse
         assert repr(again) == repr(layer) and "reverse=True" in repr(again)
-        same(again(x), layer(x))
+        assert same(again(x), layer(x))
     assert "reverse" not in repr(forwards)
 
 

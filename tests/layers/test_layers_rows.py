@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bits import leaves, like
+from bits import leaves, like, same
 from cases import rng
-from kernel_cases import DTYPES, same_bits
+from kernel_cases import DTYPES
 from layer_cases import CELLS, LAYERS, draw, run_all
 
 
@@ -27,8 +27,8 @@ def test_order_of_rows_does_not_matter(name, dtype):
         first = like(state, lambda a, order=order: a[order])
         y2, last2, tape2 = layer.forward(x[:, order], first, lengths=lengths[order], reset=reset[:, order])
         d_x2, d_state2, _ = layer.backward(tape2, d_y[:, order], last2)
-        assert same_bits([y[:, order], d_x[:, order]], [y2, d_x2])
-        assert same_bits([a[order] for a in leaves((last, d_state))], leaves((last2, d_state2)))
+        assert same([y[:, order], d_x[:, order]], [y2, d_x2])
+        assert same([a[order] for a in leaves((last, d_state))], leaves((last2, d_state2)))
 
 
 @pytest.mark.usefixtures("level")
@@ -47,8 +47,8 @@ def test_a_row_of_its_length_alone(name, dtype):
         first = like(state, lambda a, row=row: a[row])
         y1, last1, tape1 = layer.forward(x[:length, row], first)
         d_x1, d_state1, _ = layer.backward(tape1, d_y[:length, row], last1)
-        assert same_bits([y[:length, row], d_x[:length, row]], [y1, d_x1])
-        assert same_bits([a[row] for a in leaves((last, d_state))], leaves((last1, d_state1)))
+        assert same([y[:length, row], d_x[:length, row]], [y1, d_x1])
+        assert same([a[row] for a in leaves((last, d_state))], leaves((last1, d_state1)))
         assert not y[length:, row].any() and not d_x[length:, row].any()
 
 
@@ -71,7 +71,7 @@ def test_nothing_comes_out_of_padding(name, dtype):
     expected = run_all(layer, clean, state, d_y, lengths=lengths, reset=reset)
     results = run_all(layer, x, state, dirty, lengths=lengths, reset=reset)
     for one, other in zip(results, expected, strict=True):
-        assert same_bits(one, other)
+        assert same(one, other)
         assert all(np.isfinite(array).all() for array in one)
     for array in results[0]:
         assert not array[past].any()
@@ -88,7 +88,7 @@ def test_a_dropped_state_may_be_nan(name):
     for part in state:
         part[reset[0]] = 0
     for one, other in zip(results, run_all(layer, x, state, reset=reset), strict=True):
-        assert same_bits(one, other)
+        assert same(one, other)
         assert all(np.isfinite(array).all() for array in one)
 
 

@@ -11,7 +11,8 @@ import typing
 
 import numpy as np
 import pytest
-from kernel_cases import DTYPES, same_bits
+from bits import same
+from kernel_cases import DTYPES
 from layer_cases import ATTRIBUTES, LAYERS, draw, run_all
 
 import blockcell
@@ -52,7 +53,7 @@ def test_set_weights(name):
     after = layer(x, state)[0]
     assert not np.array_equal(before, between) and not np.array_equal(between, after)
     layer.set_weights(**other.weights)
-    assert same_bits([layer(x, state)[0]], [before])
+    assert same([layer(x, state)[0]], [before])
     first = next(iter(new))
     for bad in (
         {first: new[first][:-1]},
@@ -62,7 +63,7 @@ def test_set_weights(name):
     ):
         with pytest.raises((TypeError, ValueError), match=re.escape(next(iter(bad)))):
             layer.set_weights(**new | bad)
-        assert same_bits([layer(x, state)[0]], [before])
+        assert same([layer(x, state)[0]], [before])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,10 +77,10 @@ def test_copies_and_pickles(name, dtype):
     for twin in (pickle.loads(stored), copy.copy(layer), copy.deepcopy(layer)):
         assert type(twin) is type(layer) and repr(twin) == repr(layer)
         for one, other in zip(run_all(twin, x, state, lengths=lengths, reset=reset), expected, strict=True):
-            assert same_bits(one, other)
+            assert same(one, other)
         twin.set_weights(**{key: np.zeros_like(value) for key, value in twin.weights.items()})
         assert not any(value.any() for value in twin.weights.values())
-        assert same_bits([layer(x, state, lengths=lengths, reset=reset)[0]], [expected[0][0]])
+        assert same([layer(x, state, lengths=lengths, reset=reset)[0]], [expected[0][0]])
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "Dense", "Bidirectional", "Stack", "LSTMState", "GRUState"])
@@ -152,10 +153,10 @@ def test_init_gru():
 
 @pytest.mark.parametrize("cls", [LSTM, GRU])
 def test_init_is_seeded(cls):
-    one, same, other = (cls.init(3, 4, seed=seed) for seed in (1, np.random.default_rng(1), 2))
-    for key, value in one.weights.items():
-        assert same_bits([value], [same.weights[key]]) and value.dtype == np.float32
-    assert not np.array_equal(*(next(iter(layer.weights.values())) for layer in (one, other)))
+    layer, again, other = (cls.init(3, 4, seed=seed) for seed in (1, np.random.default_rng(1), 2))
+    for key, value in layer.weights.items():
+        assert same([value], [again.weights[key]]) and value.dtype == np.float32
+    assert not np.array_equal(*(next(iter(drawn.weights.values())) for drawn in (layer, other)))
     for random in ({}, {"seed": None}):
         assert not np.array_equal(*(next(iter(cls.init(3, 4, **random).weights.values())) for _ in range(2)))
     for sizes in ((0, 3), (3, 0), (0, 0)):

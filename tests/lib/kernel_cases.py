@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 from cases import as_passed
 
 from blockcell import _kernels, optable
@@ -43,7 +42,3 @@ def run(name, args, level=_kernels.LEVEL, num_threads=None, out=None, call=None)
 
 def sizes_of(T, B, I, H):  # noqa: E741
     return {"T": T, "B": B, "I": I, "H": H}
-
-
-def same_bits(a, b):
-    return all(np.array_equal(p.view(np.uint8), q.view(np.uint8)) for p, q in zip(a, b, strict=True))
