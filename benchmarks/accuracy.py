@@ -73,7 +73,7 @@ PEERS: dict[str, Run] = {"onnxruntime int8": onnxruntime, "torch int8": torch, "
 # --------------------------------------------------------------------------------------------------------------- lines
 def lines(
     data: str,
-    what: str,
+    name_of_layer: str,
     layer: Any,
     x: np.ndarray,
     score: Callable[[Any], str] | None = None,
@@ -86,7 +86,7 @@ def lines(
 
     def line(name: str, cost: Any, y: Any) -> list[Any]:
         shares = (f"{value:.3g}" for value in (cost.max, cost.rms, cost.relative_max, cost.relative_rms))
-        return [data, what, name, *shares, cost.nbytes or "", "" if score is None else score(y)]
+        return [data, name_of_layer, name, *shares, cost.nbytes or "", "" if score is None else score(y)]
 
     y, weights = layer(x)[0], layer.weights.values()
     yield line("float32", report_of("float32", y, y, weights, weights), y)
@@ -95,11 +95,11 @@ def lines(
         yield line(name, layer.quantization_report(scheme, x), layer.quantize(scheme)(x)[0])
     recurrent, *dense = layer.layers if isinstance(layer, Stack) else [layer]
     for name, run in PEERS.items():
-        other = run(recurrent, x)
-        if other is not None:
-            for each in dense:
-                other = each(other)[0]
-            yield line(name, report_of("", y, other, [], []), other)
+        peer_y = run(recurrent, x)
+        if peer_y is not None:
+            for head in dense:
+                peer_y = head(peer_y)[0]
+            yield line(name, report_of("", y, peer_y, [], []), peer_y)
 
 
 def digits() -> Iterator[list[Any]]:
@@ -107,12 +107,13 @@ def digits() -> Iterator[list[Any]]:
 
     shown, held_out = demo.load()
 
-    def right(y: Any) -> str:
+    def share_right(y: Any) -> str:
         return f"{100 * (y[-1].argmax(axis=1) == held_out.labels).mean():.2f} % right"
 
     for network in demo.new_networks(0):
         demo.train(network, shown, held_out, np.random.default_rng(0), lambda what, done, of: None)
-        yield from lines("digits, held out", f"{network.name} of {demo.HIDDEN}, Dense", network.net, held_out.x, right)
+        title = f"{network.name} of {demo.HIDDEN}, Dense"
+        yield from lines("digits, held out", title, network.net, held_out.x, share_right)
 
 
 def characters() -> Iterator[list[Any]]:
@@ -124,8 +125,8 @@ def characters() -> Iterator[list[Any]]:
 
     blockcell.set_num_threads(1)
     pages = " ".join(topics[name] for name in sorted(topics)).encode("ascii", "ignore").decode()
-    found, codes = np.unique([*" ".join(pages.split())], return_inverse=True)
-    one_of = np.eye(len(found), dtype=np.float32)
+    alphabet, codes = np.unique([*" ".join(pages.split())], return_inverse=True)
+    one_of = np.eye(len(alphabet), dtype=np.float32)
 
     def in_rows(part: Any, count: int) -> Any:
         steps = len(part) // count
@@ -138,10 +139,10 @@ def characters() -> Iterator[list[Any]]:
         return f"{np.exp(softmax_cross_entropy(z, held_out[1:])[0]):.3f} perplexity"
 
     for name, layer in (
-        (f"LSTM of {CELLS}", LSTM.init(len(found), CELLS, seed=0, forget_bias=1.0)),
-        (f"GRU(reset_after) of {CELLS}", GRU.init(len(found), CELLS, seed=0, reset_after=True)),
+        (f"LSTM of {CELLS}", LSTM.init(len(alphabet), CELLS, seed=0, forget_bias=1.0)),
+        (f"GRU(reset_after) of {CELLS}", GRU.init(len(alphabet), CELLS, seed=0, reset_after=True)),
     ):
-        network, optimizer = Stack([layer, Dense.init(CELLS, len(found), seed=1)]), None
+        network, optimizer = Stack([layer, Dense.init(CELLS, len(alphabet), seed=1)]), None
         chunks = range(0, len(text) - CHUNK, CHUNK)
         for epoch in range(EPOCHS):
             state = None
@@ -226,13 +227,13 @@ def main() -> None:
     options = parser.parse_args()
     root = Path(__file__).resolve().parents[1]
     sys.path[:0] = [str(root), str(root / "examples")]
-    start, found = time.time(), []
+    start, rows = time.time(), []
     for line in itertools.chain(digits(), characters(), sunspots(), resonators(), initial()):
-        found.append(line)
+        rows.append(line)
         print(*line, sep=", ", flush=True)
     if options.csv:
         with open(options.csv, "w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *found])
+            csv.writer(file).writerows([COLUMNS, *rows])
     print(f"{time.time() - start:.0f} s")
 
 

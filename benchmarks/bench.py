@@ -63,8 +63,8 @@ def operations(task: str, sizes: dict[str, int]) -> int:
         return 0
     I, H, gates = sizes["I"], sizes["H"], 3 if "GRU" in task else 1 if "RNN" in task else 4  # noqa: E741
     P = projection(task, H)
-    one = 2 * sizes["T"] * sizes["B"] * ((I + (P or H)) * H * gates + H * P)
-    return one * {"training": 3, "BlockLSTMGrad": 2}.get(task.split()[-1], 1)
+    forward_operations = 2 * sizes["T"] * sizes["B"] * ((I + (P or H)) * H * gates + H * P)
+    return forward_operations * {"training": 3, "BlockLSTMGrad": 2}.get(task.split()[-1], 1)
 
 
 def machine(level: str | None, dtype: str, candidates: list[str]) -> dict[str, Any]:
@@ -167,10 +167,10 @@ def write(path: Path, rows: list[Row], about: Row) -> None:
 
 def groups(rows: list[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
     """The rows by what they have in these columns."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    rows_by_point: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[column] for column in columns), []).append(row)
-    return found
+        rows_by_point.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return rows_by_point
 
 
 def by_point(rows: list[Row], same_threads: bool) -> dict[tuple[Any, ...], list[Row]]:
@@ -200,12 +200,12 @@ def merged(old: list[Row], new: list[Row], same_threads: bool) -> list[Row]:
 # -------------------------------------------------------------------------------------------------------- the measuring
 def arguments() -> argparse.Namespace:
     parser = turns.arguments(__doc__)
-    usual, more = RAW + LAYERS + STREAMS, MORE_LAYERS + MORE_STREAMS
+    tasks, more = RAW + LAYERS + STREAMS, MORE_LAYERS + MORE_STREAMS
     parser.add_argument("--quick", action="store_true", help="a few sizes in short rounds")
     parser.add_argument("--grid", action="store_true", help="LSTM layers, everybody with one thread, then with all")
     parser.add_argument("--more", action="store_true", help="RNNs and projected LSTMs instead")
     parser.add_argument("--again", type=Path, metavar="FILE", help="the points of FILE that fall short, in more rounds")
-    parser.add_argument("--tasks", nargs="+", choices=usual + more, metavar="TASK", help=", ".join(usual + more))
+    parser.add_argument("--tasks", nargs="+", choices=tasks + more, metavar="TASK", help=", ".join(tasks + more))
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16"])
     parser.add_argument("--widths", nargs="+", type=int, help="H, and I = H")
     parser.add_argument("--batches", nargs="+", type=int, help="B")
@@ -218,11 +218,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--csv", type=Path, help="write the points to this file")
     options = parser.parse_args()
     if options.grid:
-        usual, more = ["LSTM inference", "LSTM training"], MORE_LAYERS
+        tasks, more = ["LSTM inference", "LSTM training"], MORE_LAYERS
     sizes = QUICK if options.quick else GRID if options.grid else EVERYTHING
     for name, values in sizes.items():
         setattr(options, name, getattr(options, name) or values)
-    options.tasks = options.tasks or (more if options.more else usual)
+    options.tasks = options.tasks or (more if options.more else tasks)
     options.threads = options.threads or (ONE_AND_ALL if options.grid else None)
     options.budget = options.budget or (0.03 if options.quick or options.grid else 0.1)
     options.rounds = options.rounds or (15 if options.again else 5)

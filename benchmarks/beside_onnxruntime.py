@@ -112,12 +112,12 @@ def work(way: str) -> None:
     def reply(question: tuple[str, float]) -> list[float]:
         name, seconds = question
         if not models:
-            found = [0.0, *(means([own[call]], seconds)[0] for call in CALLS), 0.0]
+            seconds_of_calls = [0.0, *(means([own[call]], seconds)[0] for call in CALLS), 0.0]
         else:
             run = models[name]
             in_turn = [means([run, own[call]], seconds)[1] for call in CALLS]
-            found = [means([run], seconds)[0], *in_turn, busy_after(run)]
-        return [1e6 * one for one in found]
+            seconds_of_calls = [means([run], seconds)[0], *in_turn, busy_after(run)]
+        return [1e6 * value for value in seconds_of_calls]
 
     answer(reply)
 

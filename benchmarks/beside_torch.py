@@ -80,9 +80,9 @@ def calls(T: int, B: int, H: int) -> dict[str, tuple[Call, Call]]:
     return {"inference": (lambda: layer(x), infer), "training": (training, gradients)}
 
 
-def work(*told: str) -> None:
+def work(*arguments: str) -> None:
     """Answers a pair's name and for how many seconds with the means of ours and PyTorch's, alone and in turn."""
-    *imports, T, B, H = told
+    *imports, T, B, H = arguments
     for name in imports:
         importlib.import_module(name)
     import torch
@@ -98,7 +98,7 @@ def work(*told: str) -> None:
         """Microseconds."""
         (ours, theirs), seconds = pairs[question[0]], question[1]
         alone = means([ours], seconds) + means([theirs], seconds)
-        return [1e6 * one for one in (*alone, *means([ours, theirs], seconds), busy_after(theirs))]
+        return [1e6 * value for value in (*alone, *means([ours, theirs], seconds), busy_after(theirs))]
 
     answer(reply)
 
@@ -109,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     import own_runtime
     import torch
-    from busy import others
+    from busy import busy_threads
 
     import blockcell
 
@@ -126,7 +126,7 @@ def main() -> None:
         }
         with opened(team) as workers:
             for _, place, pair in itertools.product(range(options.rounds), PLACES, PAIRS):
-                with others(place):
+                with busy_threads(place):
                     rounds.setdefault((place, pair), []).append(ask_all(workers, pair, options.seconds))
     info = blockcell.build_info()
     print(f"{CPUS} CPUs, {info['cpu']}, {info['compiler']}, torch {torch.__version__}, T x B x H = {options.size}")
@@ -137,9 +137,9 @@ def main() -> None:
             cells = []
             for pair in PAIRS:
                 columns = zip(*(answers[way] for answers in rounds[place, pair]), strict=True)
-                found = [statistics.median(column) for column in columns]
-                cells += [f"{alone:.0f}, {in_turn:.0f}" for alone, in_turn in zip(found[:2], found[2:4], strict=True)]
-            print_row([way, *cells, f"{found[4]:.0f}"])
+                times = [statistics.median(column) for column in columns]
+                cells += [f"{alone:.0f}, {in_turn:.0f}" for alone, in_turn in zip(times[:2], times[2:4], strict=True)]
+            print_row([way, *cells, f"{times[4]:.0f}"])
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def work() -> None:
 
 
 @contextlib.contextmanager
-def others(place: str) -> Iterator[None]:
+def busy_threads(place: str) -> Iterator[None]:
     """As many busy processes as there are CPUs, where the place is a busy one."""
     count = CPUS if place == "busy" else 0
     processes = [subprocess.Popen([sys.executable, "-c", SPINNING]) for _ in range(count)]
@@ -108,11 +108,11 @@ def main() -> None:
     with opened(team) as workers:
         print_heads(["place", "call", *workers])
         for place, name in itertools.product(PLACES, CALLS):
-            with others(place):
+            with busy_threads(place):
                 rounds = [[*ask_all(workers, name, options.seconds, place).values()] for _ in range(options.rounds)]
             cells = []
             for k, times in enumerate(zip(*rounds, strict=True)):
-                ratio = statistics.median(one[k] / one[0] for one in rounds)
+                ratio = statistics.median(times[k] / times[0] for times in rounds)
                 cells.append(f"{statistics.median(times) * 1e6:.0f} ({ratio:.2f})")
             print_row([place, name, *cells])
 

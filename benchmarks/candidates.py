@@ -77,11 +77,11 @@ def blockcell(threads: int) -> Callable[[str, str, Sizes], Call]:
         options |= {"proj_size": projection(kind, H)} if "projected" in kind else {}
         layer = getattr(bc, kind.partition("(")[0]).init(I, H, seed=0, dtype=dtype, **options)
         x, d_y = drawn(T, B, I, dtype=dtype), drawn(T, B, layer.output_size, dtype=dtype)
-        given = {"lengths": drawn_lengths(T, B, sizes["padding"])} if sizes.get("padding") else {}
+        lengths_option = {"lengths": drawn_lengths(T, B, sizes["padding"])} if sizes.get("padding") else {}
         if work == "inference":
-            return lambda: layer(x, **given)
+            return lambda: layer(x, **lengths_option)
         if work == "training":
-            return lambda: layer.backward(layer.forward(x, **given)[2], d_y)
+            return lambda: layer.backward(layer.forward(x, **lengths_option)[2], d_y)
         stream, out = layer.stream(batch=B), np.empty_like(d_y)
         if work == "block":
             return lambda: stream.run(x, out)
@@ -127,8 +127,8 @@ def torch(threads: int) -> Callable[[str, str, Sizes], Call]:
                     return layer(x)
 
             return infer
-        wanted = [x.requires_grad_(), *layer.parameters()]
-        return lambda: torch.autograd.grad(layer(x)[0], wanted, d_y)
+        tensors = [x.requires_grad_(), *layer.parameters()]
+        return lambda: torch.autograd.grad(layer(x)[0], tensors, d_y)
 
     return prepare
 
@@ -170,7 +170,7 @@ def without_avx512() -> Iterator[None]:
         shutil.copytree(package, Path(folder, package.name), copy_function=os.symlink)
         [library] = Path(folder).glob("*/capi/onnxruntime_pybind11_state*.so")
         question = rb"(\xf7[\xc0-\xc7])\x00\x00\x01\x00(?=.{0,16}?\xa8\xe0)"  # test $0x10000, %e..; test $0xe0, %al
-        code, count = re.subn(question, lambda found: found[1] + bytes(4), library.read_bytes(), flags=re.DOTALL)
+        code, count = re.subn(question, lambda match: match[1] + bytes(4), library.read_bytes(), flags=re.DOTALL)
         if not count:
             raise ImportError("this onnxruntime cannot be limited to AVX2")
         library.unlink()

@@ -27,11 +27,11 @@ SLOWER = 0.95
 
 def compare(guard: Watch, threads: int, workers: dict[int, Worker], *question: object) -> tuple[float, str]:
     """The ratio, and a line with microseconds of the first and the second, the ratio and its spread."""
-    found = guard.rounds(threads, partial(ask_all, workers, *question), ROUNDS)
-    rounds, marked = [[*times.values()] for times in counted(found)], sum(mark for _, mark in found)
+    all_rounds = guard.rounds(threads, partial(ask_all, workers, *question), ROUNDS)
+    rounds, marked = [[*times.values()] for times in counted(all_rounds)], sum(mark for _, mark in all_rounds)
     first, second = (statistics.median(times) * 1e6 for times in zip(*rounds, strict=True))
     ratio, low, high = spread([a / b for a, b in rounds])
-    marks = f"   {marked} of {len(found)} rounds marked" if marked else ""
+    marks = f"   {marked} of {len(all_rounds)} rounds marked" if marked else ""
     return ratio, f"{first:11.1f} us{second:11.1f} us{ratio:9.2f} ({low:.2f} to {high:.2f}){marks}"
 
 

@@ -166,7 +166,7 @@ def by_list(case: str, form: str, T: int) -> tuple[Counts, Counter[str]]:
 
     model = model_of(case, form, T)
     nodes = len(left(model)) + (T - 1) * len(left_in_loops(model))
-    return {"nodes": nodes}, Counter(each.split()[0] for each in fallbacks(model))
+    return {"nodes": nodes}, Counter(line.split()[0] for line in fallbacks(model))
 
 
 # --------------------------------------------------------------------------------------------------------------- table
@@ -179,9 +179,9 @@ def row(case: str, form: str, count: Callable[[str, str, int], tuple[Counts, Cou
     except Exception as failure:  # the others are still wanted
         return cells | {"on the CPU": str(failure).splitlines()[0].partition(";")[0]}
     cells["on the CPU"] = ", ".join(f"{op} {n}" if n > 1 else op for op, n in sorted(on_cpu.items())) or "none"
-    for what in counts:
-        step = (more[what] - counts[what]) / (long - short)
-        cells |= {f"{what}, a step": f"{step:.3g}", f"{what}, besides": f"{counts[what] - short * step:.3g}"}
+    for name in counts:
+        step = (more[name] - counts[name]) / (long - short)
+        cells |= {f"{name}, a step": f"{step:.3g}", f"{name}, besides": f"{counts[name] - short * step:.3g}"}
     return cells
 
 

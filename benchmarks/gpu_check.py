@@ -77,17 +77,17 @@ def compared(op: str, dtype: str, loop: str, provider: str) -> tuple[str, str, s
     args = arguments(op, SIZES, dtype=np.dtype(dtype), seq_len_max=5 if OPS[op].sequence else None, **plain)
     eps = np.finfo(dtype).eps
     try:
-        found = compare(op, args, [provider], loop=loop)
+        comparisons = compare(op, args, [provider], loop=loop)
     except Exception as failure:  # one that fails must not keep the others from being tried
         refused = loop == "native" and type(failure) is RuntimeError  # where the provider has no kernel for it
-        return "", "", f"refused: {failure}" if refused else said(failure)
-    worst = max(found, key=lambda row: (np.isnan(row.error), row.error))
+        return "", "", f"refused: {failure}" if refused else describe_failure(failure)
+    worst = max(comparisons, key=lambda row: (np.isnan(row.error), row.error))
     limit = 1e-12 / eps if dtype == "float64" else worst.bound
     verdict = "ok" if worst.error <= limit else f"above {limit * eps:.1e}"
     return f"{worst.error * eps:.1e}", worst.output, verdict
 
 
-def said(failure: Exception) -> str:
+def describe_failure(failure: Exception) -> str:
     return f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
 
 
@@ -232,10 +232,10 @@ def times(steps: int, grid: list[tuple[int, int]], provider: str) -> list[list[s
                 row.append(NO_CUDNN_GRU)
             else:
                 try:
-                    made = candidate(*([op] if op else []), form, sizes, provider)
-                    row.append(f"{seconds(*made) / steps * 1e6:.2f}")
+                    runner = candidate(*([op] if op else []), form, sizes, provider)
+                    row.append(f"{seconds(*runner) / steps * 1e6:.2f}")
                 except Exception as failure:  # the others are still wanted
-                    row.append(said(failure))
+                    row.append(describe_failure(failure))
         rows.append(row)
         print(*row, flush=True)
     return rows
@@ -270,9 +270,9 @@ def machine(provider: str) -> str:
 def adapter() -> tuple[str, bool | None]:
     """What WebGPU computes on, and whether that is software; None if nothing tells."""
     if tool := shutil.which("vulkaninfo"):
-        told = subprocess.run([tool, "--summary"], capture_output=True, text=True).stdout
-        if found := devices(told):
-            return found
+        summary = subprocess.run([tool, "--summary"], capture_output=True, text=True).stdout
+        if names := devices(summary):
+            return names
     for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         if driver := os.environ.get(variable):
             return driver, True if re.search("swiftshader|lvp", driver) else None
@@ -281,14 +281,14 @@ def adapter() -> tuple[str, bool | None]:
 
 def devices(summary: str) -> tuple[str, bool] | None:
     """The same by the summary of vulkaninfo: the GPUs, or devices made of software if there is nothing else."""
-    found = [
+    all_facts = [
         dict(re.findall(r"(\w+) += (.*)", part)) for part in re.split(r"^GPU\d+:$", summary, flags=re.MULTILINE)[1:]
     ]
-    hardware = [facts for facts in found if not facts["deviceType"].endswith("_CPU")]
+    hardware = [facts for facts in all_facts if not facts["deviceType"].endswith("_CPU")]
     texts = [
-        f"{facts['deviceName']}, {facts['driverName']} {facts['driverInfo']}".strip() for facts in hardware or found
+        f"{facts['deviceName']}, {facts['driverName']} {facts['driverInfo']}".strip() for facts in hardware or all_facts
     ]
-    return (" or ".join(texts), not hardware) if found else None
+    return (" or ".join(texts), not hardware) if all_facts else None
 
 
 def chosen(asked: str | None) -> str:
@@ -311,21 +311,21 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=100, help="T (default: 100)")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
-    given = parser.parse_args()
-    provider = chosen(given.provider)
-    what, software = adapter() if provider == "webgpu" else ("", provider == "cpu")
-    output = given.output or (PAGES[provider] if software is False else None)
+    options = parser.parse_args()
+    provider = chosen(options.provider)
+    device, software = adapter() if provider == "webgpu" else ("", provider == "cpu")
+    output = options.output or (PAGES[provider] if software is False else None)
     if output is None:
-        parser.error(f"--output is needed where no GPU is known to compute; here it is {what or 'the CPU'}")
+        parser.error(f"--output is needed where no GPU is known to compute; here it is {device or 'the CPU'}")
     checked, ok = results(provider)
-    grid = GRID[:1] if given.quick else GRID
-    timed = times(given.steps, grid, provider)
-    warning = "**This device is made of software: its times mean nothing.**\n\n" if what and software else ""
+    grid = GRID[:1] if options.quick else GRID
+    timed = times(options.steps, grid, provider)
+    warning = "**This device is made of software: its times mean nothing.**\n\n" if device and software else ""
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(
         f"# On {TITLES[provider]}\n\n"
         f"Written by `make gpu-check` on {time.strftime('%Y-%m-%d')}. {machine(provider)}.\n\n{warning}"
-        f"## Time per step in microseconds, forward, T = {given.steps}, I = H, float32\n\n"
+        f"## Time per step in microseconds, forward, T = {options.steps}, I = H, float32\n\n"
         + table(["op", "form", *(f"H {H}, B {B}" for H, B in grid)], timed)
         + "\n## Largest error, relative to the output's largest entry\n\n"
         + table(["op", "dtype", "form", "error", "output", "verdict"], checked)

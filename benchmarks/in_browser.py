@@ -143,27 +143,27 @@ def measure(rounds: int, seconds: float, only: list[str]) -> None:
             training_step(network(inputs, hidden), folder / f"{size}.onnx", **options, loop="unroll", sizes={"T": T})
         with served(folder) as address, chromium() as browser:
             print(f"Chromium {browser.version}, {blockcell.build_info()['cpu']}\n")
-            others = [head for way in [*WAYS][1:] for head in (f"{WAYS[way]}, ms", "times that")]
-            print_heads(["T", "B", "I", "H", f"{WAYS['ONNX']}, ms", *others])
+            heads = [head for way in [*WAYS][1:] for head in (f"{WAYS[way]}, ms", "times that")]
+            print_heads(["T", "B", "I", "H", f"{WAYS['ONNX']}, ms", *heads])
             for size in only:
                 T, B, inputs, hidden = SIZES[size]
                 g = np.random.default_rng(0)
                 data = {"x": plain(g.uniform(-1, 1, (T, B, inputs)).astype(np.float32))}
                 data["labels"] = g.integers(0, CLASSES, B).tolist()
                 weights = {name: plain(array) for name, array in network(inputs, hidden).weights.items()}
-                given = {"size": SIZES[size], "weights": weights, "data": data, "classes": CLASSES, "seconds": seconds}
+                task = {"size": SIZES[size], "weights": weights, "data": data, "classes": CLASSES, "seconds": seconds}
                 times: list[dict[str, float]] = []
                 for _ in range(rounds):
                     times.append({})
                     for way in WAYS:
                         page = browser.new_page()
                         page.goto(address + ("" if way == "ONNX" else "tensorflow.html"))
-                        found = page.evaluate(TIMES, given | {"way": way})
+                        result = page.evaluate(TIMES, task | {"way": way})
                         page.close()
-                        if not found["last"] < found["first"]:
-                            sys.exit(f"{WAYS[way]}, {size}: the loss went from {found['first']} to {found['last']}")
-                        times[-1][way] = found["seconds"]
-                columns = {way: [found[way] for found in times] for way in WAYS}
+                        if not result["last"] < result["first"]:
+                            sys.exit(f"{WAYS[way]}, {size}: the loss went from {result['first']} to {result['last']}")
+                        times[-1][way] = result["seconds"]
+                columns = {way: [seconds_of_ways[way] for seconds_of_ways in times] for way in WAYS}
                 cells = [f"{1e3 * statistics.median(columns['ONNX']):.2f}"]
                 for way in [*WAYS][1:]:
                     cells += [f"{1e3 * statistics.median(columns[way]):.2f}", ratio_cell(columns[way], columns["ONNX"])]
@@ -172,7 +172,7 @@ def measure(rounds: int, seconds: float, only: list[str]) -> None:
 
 def compare() -> None:
     net, x, labels, picked, test, model, rate = task("float32")
-    batches = [{"x": plain(x[:, some]), "labels": labels[some].tolist()} for some in picked]
+    batches = [{"x": plain(x[:, rows]), "labels": labels[rows].tolist()} for rows in picked]
     weights = {name: plain(array) for name, array in net.weights.items()}
     with tempfile.TemporaryDirectory() as built:
         prepare(Path(built))
@@ -180,12 +180,12 @@ def compare() -> None:
         with served(Path(built)) as address, chromium() as browser:
             page = browser.new_page()
             page.goto(address)
-            found = page.evaluate(LEARNS, {"weights": weights, "batches": batches, "rate": rate})
+            result = page.evaluate(LEARNS, {"weights": weights, "batches": batches, "rate": rate})
     trained = copy.copy(net)
-    learned = {name: np.array(numbers, np.float32) for name, numbers in found["weights"].items()}
+    learned = {name: np.array(numbers, np.float32) for name, numbers in result["weights"].items()}
     trained.set_weights(**{name: learned[name].reshape(array.shape) for name, array in net.weights.items()})
-    right = (trained(x[:, test])[0].argmax(axis=1) == labels[test]).mean()
-    print_row(["float32", "browser", f"{found['loss']:.15f}", f"{100 * right:.1f} %"])
+    share = (trained(x[:, test])[0].argmax(axis=1) == labels[test]).mean()
+    print_row(["float32", "browser", f"{result['loss']:.15f}", f"{100 * share:.1f} %"])
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def small_calls() -> dict[str, Callable[[], object]]:
     stack = blockcell.Stack([layer, blockcell.Dense.init(32, 4, seed=1)])
     classifier = blockcell.Stack([blockcell.LSTM.init(1, 16, seed=2), blockcell.Dense.init(16, 2, seed=3, last=True)])
     both = blockcell.Bidirectional(layer, layer)
-    one, lengths, stream, row = x[..., :1].copy(), np.ones(1, int), layer.stream(), x[0]
+    x_of_one, lengths, stream, row = x[..., :1].copy(), np.ones(1, int), layer.stream(), x[0]
 
     def trained(layer: blockcell.Layer, x: np.ndarray) -> Callable[[], object]:
         y = layer(x)[0]
@@ -97,7 +97,7 @@ def small_calls() -> dict[str, Callable[[], object]]:
         "a `Bidirectional` of two LSTMs": lambda: both(x),
         "`forward` and `backward`": trained(layer, x),
         "`forward` and `backward` of the `Stack`": trained(stack, x),
-        "`forward` and `backward` of the classifier in docs/layers.md": trained(classifier, one),
+        "`forward` and `backward` of the classifier in docs/layers.md": trained(classifier, x_of_one),
         "the same at T = 10, B = 8": trained(classifier, np.ones((10, 8, 1), np.float32)),
     }
 
@@ -111,13 +111,13 @@ def times_of_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
             for _ in repeat(None, 300):
                 call()
             times[name].append((time.perf_counter_ns() - start) / 3e5)
-    return {name: statistics.median(each[5:]) for name, each in times.items()}
+    return {name: statistics.median(call_times[5:]) for name, call_times in times.items()}
 
 
 def print_small_calls() -> None:
     print_heads(["call, H = 32, T = B = 1", "us"])
-    for name, each in times_of_calls(small_calls()).items():
-        print_row([name, f"{each:.2f}"])
+    for name, median in times_of_calls(small_calls()).items():
+        print_row([name, f"{median:.2f}"])
 
 
 def print_ragged(workers: Iterable[Worker], guard: Watch, rounds: int) -> None:
@@ -126,7 +126,7 @@ def print_ragged(workers: Iterable[Worker], guard: Watch, rounds: int) -> None:
     def ask(task: str, *size: int) -> list[list[float]]:
         return [[asked(worker, task, "float32", *size, padding) for padding in (0, *PADDING)] for worker in workers]
 
-    columns = [f"{what}{padding} % padding" for what in ("", f"{CPUS} threads: ") for padding in PADDING]
+    columns = [f"{prefix}{padding} % padding" for prefix in ("", f"{CPUS} threads: ") for padding in PADDING]
     print_heads(["T", "B", "I = H", "task", "full, one thread, us", *columns])
     for size, task in product(RAGGED, LAYERS):
         times = counted(guard.rounds(CPUS, partial(ask, task, *size), rounds))
@@ -135,11 +135,11 @@ def print_ragged(workers: Iterable[Worker], guard: Watch, rounds: int) -> None:
         print_row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
 
 
-def print_gains(one: Worker, every: Worker, guard: Watch, rounds: int) -> None:
+def print_gains(one_thread: Worker, every: Worker, guard: Watch, rounds: int) -> None:
     """What all threads gain, and what float64 and float16 cost."""
 
     def ask(task: str, *size: int) -> list[float]:
-        times = [asked(one, task, "float32", *size)]
+        times = [asked(one_thread, task, "float32", *size)]
         return times + [asked(every, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
 
     heads = ["one thread, us", f"{CPUS} threads", "float64 / float32", "float16 / float32"]
@@ -180,7 +180,7 @@ def print_quantized(kinds: list[str], rounds: int) -> None:
                 continue
             blockcell.set_num_threads(threads)
             x = normal((T or 1, B, H))[0]
-            calls = {k: partial(each, x) if T else partial(each.stream(B).step, x[0]) for k, each in layers.items()}
+            calls = {k: partial(own, x) if T else partial(own.stream(B).step, x[0]) for k, own in layers.items()}
             n = max(2, int(3e-4 / min(timeit.repeat(calls[None], number=1, repeat=3))))
             turns = [{k: min(timeit.repeat(c, number=1, repeat=n)) for k, c in calls.items()} for _ in range(rounds)]
             least = min(turn[None] for turn in turns) * 1e6
@@ -189,12 +189,12 @@ def print_quantized(kinds: list[str], rounds: int) -> None:
                 point = [kind, H, B, T or "stream", f"{least:.0f}"]
                 gains.setdefault((threads, scheme), []).append((gain, point))
     print_heads(["threads", "weights", "layer", "I = H", "B", "T", "float32, us", "how many times faster"])
-    for (threads, scheme), found in gains.items():
-        for gain, point in sorted(found, key=lambda each: each[0])[:WORST]:
+    for (threads, scheme), own_gains in gains.items():
+        for gain, point in sorted(own_gains, key=lambda pair: pair[0])[:WORST]:
             print_row([threads, scheme, *point, f"{gain:.2f}x"])
-        short = sum(gain < 0.97 for gain, _ in found)
-        mean = statistics.geometric_mean(gain for gain, _ in found)
-        print_row([threads, scheme, f"all {len(found)}, of which {short} below 0.97x", *[""] * 4, f"{mean:.2f}x"])
+        short = sum(gain < 0.97 for gain, _ in own_gains)
+        mean = statistics.geometric_mean(gain for gain, _ in own_gains)
+        print_row([threads, scheme, f"all {len(own_gains)}, of which {short} below 0.97x", *[""] * 4, f"{mean:.2f}x"])
 
 
 def main() -> None:

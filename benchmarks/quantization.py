@@ -215,13 +215,13 @@ def errors_of(point: Point, workers: dict[str, Worker]) -> dict[str, float]:
     weights = {name: w.astype(np.float64) for name, w in layer.weights.items()}
     options = {"reset_after": layer.reset_after} if "GRU" in point["kind"] else {}
     exact = type(layer)(**weights, **options)(x.astype(np.float64))[0]
-    found = {}
+    errors = {}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "y.npy"))
         for candidate, worker in workers.items():
             worker.ask((point, 0, path))
-            found[candidate] = float(np.sqrt(np.mean((np.load(path) - exact) ** 2) / np.mean(exact**2)))
-    return found
+            errors[candidate] = float(np.sqrt(np.mean((np.load(path) - exact) ** 2) / np.mean(exact**2)))
+    return errors
 
 
 def lines_of(
@@ -230,8 +230,8 @@ def lines_of(
     """The lines of a point."""
     kept, marked = counted(rounds), sum(mark for _, mark in rounds)
     for candidate in kept[0]:
-        us = statistics.median(found[candidate] for found in kept) * 1e6
-        ratio = spread([found[candidate] / found[BASE] for found in kept])
+        us = statistics.median(times[candidate] for times in kept) * 1e6
+        ratio = spread([times[candidate] / times[BASE] for times in kept])
         figures = round(us, 2), *(round(value, 3) for value in ratio), len(rounds), marked, f"{errors[candidate]:.2e}"
         yield [*point.values(), candidate, *figures, share(point, candidate, us, level)]
 

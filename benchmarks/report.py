@@ -71,8 +71,8 @@ def target(task: str, peer: str, H: int) -> tuple[float, float]:
 
 def aim(row: Row) -> float:
     """The ratio that a row's size shall reach: never one that takes more than CAP of the ceiling."""
-    wanted = target(row["task"], row["candidate"], row["H"])[0]
-    return min(wanted, CAP / row["share"]) if row["share"] else wanted
+    ratio = target(row["task"], row["candidate"], row["H"])[0]
+    return min(ratio, CAP / row["share"]) if row["share"] else ratio
 
 
 # ------------------------------------------------------------------------------------------------------------- the rows
@@ -91,12 +91,12 @@ def is_grid(path: Path) -> bool:
 
 def pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     """The rows by task and peer."""
-    found = {
+    pairs_of_rows = {
         (task, peer): [r for r in rows if (r["task"], r["candidate"]) == (task, peer)]
         for task in RAW + LAYERS + MORE_LAYERS
         for peer in PEERS
     }
-    return {pair: mine for pair, mine in found.items() if mine}
+    return {pair: mine for pair, mine in pairs_of_rows.items() if mine}
 
 
 def layers_of(rows: list[Row]) -> list[str]:
@@ -149,7 +149,7 @@ def summary(paths: list[Path], quantized: Path | None = None) -> list[str]:
     """The first table; that of docs/performance.md has lines of a file of quantization.py, too."""
     lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
     files = [read(path) for path in paths]
-    for what, tasks, peer in SUMMARY:
+    for title, tasks, peer in SUMMARY:
         for rows, about in files:
             mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
             if not mine:
@@ -157,7 +157,7 @@ def summary(paths: list[Path], quantized: Path | None = None) -> list[str]:
             low, high = tenths(mine)
             version = about[peer].partition("+")[0]
             median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
-            lines.append([what, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
+            lines.append([title, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
     return table(lines + (few_bits_lines(quantized) if quantized else []))
 
 
@@ -177,10 +177,10 @@ def aims(paths: list[Path]) -> list[str]:
     lines = [["file", "task", "peer", "aim of each size", "short of it", "by over a tenth", "aim of the mean", "mean"]]
     for path in paths:
         for (task, peer), mine in pairs(read(path)[0]).items():
-            each, mean = target(task, peer, 1)
+            least, mean = target(task, peer, 1)
             below, far = (sum(r["high"] < part * aim(r) for r in mine) for part in (1, 0.9))
             counts = [f"{below} of {len(mine)}", str(far)]
-            lines.append([path.stem, task, PEERS[peer], f"{each:g}x", *counts, f"{mean:g}x", geometric_mean(mine)])
+            lines.append([path.stem, task, PEERS[peer], f"{least:g}x", *counts, f"{mean:g}x", geometric_mean(mine)])
     return table(lines)
 
 
@@ -194,9 +194,9 @@ def shares(rows: list[Row]) -> list[str]:
     for task in layers_of(mine):
         line = [task]
         for H in widths:
-            found = [r["share"] for r in mine if (r["task"], r["H"]) == (task, H)]
-            best = f" ({100 * max(found):.0f} %)" if len(found) > 1 else ""
-            line.append(f"{100 * statistics.median(found):.0f} %{best}" if found else "")
+            own_shares = [r["share"] for r in mine if (r["task"], r["H"]) == (task, H)]
+            best = f" ({100 * max(own_shares):.0f} %)" if len(own_shares) > 1 else ""
+            line.append(f"{100 * statistics.median(own_shares):.0f} %{best}" if own_shares else "")
         lines.append(line)
     return ["Median share of the ceiling with B = 64 and more; in brackets the best:", "", *table(lines)]
 
@@ -218,16 +218,16 @@ def times(rows: list[Row]) -> list[str]:
         peers = [peer for peer in PEERS if any(r["candidate"] == peer for r in mine)]
         lines = [["H", "B", "blockcell, µs", *(PEERS[peer] for peer in peers)]]
         for H, B in sorted({(r["H"], r["B"]) for r in mine}):
-            found = {r["candidate"]: r for r in mine if (r["H"], r["B"]) == (H, B)}
-            ours = microseconds(found["blockcell"]["microseconds"])
-            lines.append([str(H), str(B), ours, *(faster(found[p]) if p in found else "" for p in peers)])
+            row_of = {r["candidate"]: r for r in mine if (r["H"], r["B"]) == (H, B)}
+            ours = microseconds(row_of["blockcell"]["microseconds"])
+            lines.append([str(H), str(B), ours, *(faster(row_of[p]) if p in row_of else "" for p in peers)])
         page += [f"### {task}, T = {T}", "", *table(lines)]
     return page
 
 
 def streams(rows: list[Row]) -> list[str]:
-    found = [r for r in rows if r["task"] in STREAMS + MORE_STREAMS]
-    mine = {(r["task"], r["H"], r["I"]): r["microseconds"] / r["T"] for r in found}
+    stream_rows = [r for r in rows if r["task"] in STREAMS + MORE_STREAMS]
+    mine = {(r["task"], r["H"], r["I"]): r["microseconds"] / r["T"] for r in stream_rows}
     if not mine:
         return []
     tasks = dict.fromkeys(task for task, _, _ in mine)
@@ -246,13 +246,13 @@ def grid(rows: list[Row]) -> list[str]:
     behind = [["task", "peer", "threads", "short at", "ratio", "rounds"]]
     for (task, peer), both in pairs(rows).items():
         for (threads,), mine in sorted(groups(both, "threads").items()):
-            what = [task, PEERS[peer], str(threads)]
+            cells = [task, PEERS[peer], str(threads)]
             disturbed = sum(r["marked"] > 0 and r["rounds"] - r["marked"] < ENOUGH for r in mine)
             worst = min(mine, key=lambda r: r["ratio"])
             counts = [slower(mine), str(disturbed)]
-            lines.append([*what, geometric_mean(mine), *counts, faster(worst), sizes(worst)])
+            lines.append([*cells, geometric_mean(mine), *counts, faster(worst), sizes(worst)])
             for row in sorted(filter(short, mine), key=lambda r: r["ratio"]):
-                behind.append([*what, sizes(row), faster(row), str(row["rounds"])])
+                behind.append([*cells, sizes(row), faster(row), str(row["rounds"])])
     return [GRID, *table(lines), *(table(behind) if len(behind) > 1 else [])]
 
 
@@ -307,8 +307,8 @@ def page(paths: list[Path]) -> str:
         new = [r for r in rows if r["task"] not in shown]
         lines += [*times(new), *streams(new)]
         shown |= {r["task"] for r in rows}
-    others = [path for path in paths if not is_grid(path)]
-    return "\n".join([*lines, *([AIMS, *aims(others)] if others else [])][:-1]) + "\n"
+    other_paths = [path for path in paths if not is_grid(path)]
+    return "\n".join([*lines, *([AIMS, *aims(other_paths)] if other_paths else [])][:-1]) + "\n"
 
 
 # ------------------------------------------------------------------------------------- blockcell.torch beside torch.nn
@@ -348,9 +348,9 @@ def means(rows: list[Row], heading: str) -> list[str]:
     lines = [["task", *sizes]]
     for task in dict.fromkeys(r["task"] for r in rows):
         line = [task]
-        for each in sizes:
-            found = [r for r in rows if r["task"] == task and heading.format(**r) == each]
-            line.append(geometric_mean(found) if found else "")
+        for head in sizes:
+            matching_rows = [r for r in rows if r["task"] == task and heading.format(**r) == head]
+            line.append(geometric_mean(matching_rows) if matching_rows else "")
         lines.append(line)
     return table(lines)
 
@@ -450,13 +450,13 @@ def few_bits_lines(path: Path) -> list[list[str]]:
     """Rows of docs/performance.md: ours in 8 bits beside a peer, with I = H."""
     rows, about = read_quantization(path)
     lines = []
-    for what, kind, peer in FEW_BITS:
+    for title, kind, peer in FEW_BITS:
         mine = [r for r in rows if (r["kind"], r["candidate"]) == (kind, peer) and r["I"] == r["H"]]
         low, high = tenths(mine)
         package = IN_FEW_BITS[peer]
         beside = f"{PEERS[package]} {about[package].partition('+')[0]}, {'int8' if 'int8' in peer else 'its default'}"
         median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
-        lines.append([what, beside, median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
+        lines.append([title, beside, median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
     return lines
 
 
@@ -474,12 +474,12 @@ def few_bits(path: Path) -> list[str]:
         ]
     ]
     for (kind, threads), mine in groups([r for r in rows if r["I"] == r["H"]], "kind", "threads").items():
-        found = points_of(mine)
+        points = points_of(mine)
         beside = [[r for r in mine if r["candidate"] == peer] for peer in IN_FEW_BITS]
-        fastest = [min((p[name] for name in IN_FEW_BITS if name in p), key=lambda r: r["ratio"]) for p in found]
+        fastest = [min((p[name] for name in IN_FEW_BITS if name in p), key=lambda r: r["ratio"]) for p in points]
         worst = min(fastest, key=lambda r: r["ratio"])
         at = f"{geometric_mean(fastest)}; {worst['ratio']:.2f}x at B = {worst['B']}, H = {worst['H']}"
-        many = [p for p in found if p["float32"]["B"] >= 16]
+        many = [p for p in points if p["float32"]["B"] >= 16]
         floats = [p["float32"] for p in many]
         gain = f"{geometric_mean(floats)}; {min(r['ratio'] for r in floats):.2f}x"
         lines.append([kind, str(threads), *(geometric_mean(r) if r else "" for r in beside), at, slower(fastest), gain])
@@ -492,8 +492,8 @@ def few_bits_errors(path: Path) -> list[str]:
     names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if "float" not in name or "bfloat" in name]
     lines = [["", *names]]
     for (kind,), mine in groups(rows, "kind").items():
-        found = [[r["error"] for r in mine if r["candidate"] == name] for name in names]
-        lines.append([kind, *(f"{statistics.geometric_mean(e):.1e}; {max(e):.1e}" if e else "" for e in found)])
+        errors = [[r["error"] for r in mine if r["candidate"] == name] for name in names]
+        lines.append([kind, *(f"{statistics.geometric_mean(e):.1e}; {max(e):.1e}" if e else "" for e in errors)])
     return table(lines)
 
 
@@ -508,9 +508,9 @@ def one_row(path: Path) -> list[str]:
         rate = f" ({100 * row['share']:.0f} %)" if row["share"] else ""
         return microseconds(row["microseconds"] / 20) + rate
 
-    for found in points_of(rows):
-        mine = found[BASE]
-        shown = [step(found[name]) if name in found else "" for name in names]
+    for point in points_of(rows):
+        mine = point[BASE]
+        shown = [step(point[name]) if name in point else "" for name in names]
         lines.append([mine["kind"], str(mine["H"]), str(mine["threads"]), *shown])
     return [*table(lines), *measured(about)]
 
@@ -518,14 +518,14 @@ def one_row(path: Path) -> list[str]:
 def all_sizes(path: Path, of: Any) -> list[str]:
     """A line for each point with I = H: in 8 bits in microseconds, and `of` the row of each other candidate."""
     rows = [r for r in read_quantization(path)[0] if r["I"] == r["H"]]
-    others = [name for name in dict.fromkeys(r["candidate"] for r in rows) if name != BASE]
+    candidates = [name for name in dict.fromkeys(r["candidate"] for r in rows) if name != BASE]
     page = []
     for (threads,), mine in sorted(groups(rows, "threads").items()):
-        lines = [["", "B", "H", f"{BASE}, µs", *others]]
+        lines = [["", "B", "H", f"{BASE}, µs", *candidates]]
         for p in points_of(mine):
             base = p[BASE]
-            what = [base["kind"], str(base["B"]), str(base["H"]), microseconds(base["microseconds"])]
-            lines.append([*what, *(of(p[name]) if name in p else "" for name in others)])
+            cells = [base["kind"], str(base["B"]), str(base["H"]), microseconds(base["microseconds"])]
+            lines.append([*cells, *(of(p[name]) if name in p else "" for name in candidates)])
         page += [f"### {threads} thread{'s' * (threads > 1)}", "", *table(lines)]
     return page
 
@@ -538,12 +538,12 @@ def read_errors(path: Path) -> list[Row]:
 
 def quantization_costs(path: Path) -> list[str]:
     """Scores of what was trained, for docs/quantization.md."""
-    found: dict[tuple[str, str], dict[str, Row]] = {}
+    rows_of_layer: dict[tuple[str, str], dict[str, Row]] = {}
     for r in read_errors(path):
-        found.setdefault((r["data"], r["layer"]), {})[r["quantized to"]] = r
-    names = [*max(found.values(), key=len)]  # some layer has all of them
+        rows_of_layer.setdefault((r["data"], r["layer"]), {})[r["quantized to"]] = r
+    names = [*max(rows_of_layer.values(), key=len)]  # some layer has all of them
     scores = [["", *names]]
-    for (data, layer), mine in found.items():
+    for (data, layer), mine in rows_of_layer.items():
         units = {r["score"].partition(" ")[2] for r in mine.values()} - {""}
         for unit in units:
             shares = (mine[name]["score"].partition(" ")[0] if name in mine else "" for name in names)
@@ -587,10 +587,10 @@ def quantization_page(path: Path) -> str:
 # --------------------------------------------------------------------------------------------------------- the pictures
 def plot_ratios(rows: list[Row], path: Path) -> None:
     """How many times faster than each peer: every size a dot, the middle 80 % a bar, the median in figures."""
-    found = pairs(rows)
-    figure = Figure(figsize=(10, 0.6 + 0.36 * len(found)), layout="constrained")
+    all_pairs = pairs(rows)
+    figure = Figure(figsize=(10, 0.6 + 0.36 * len(all_pairs)), layout="constrained")
     axes = figure.subplots()
-    for k, ((_, peer), mine) in enumerate(found.items()):
+    for k, ((_, peer), mine) in enumerate(all_pairs.items()):
         values, colour = [r["ratio"] for r in mine], COLOURS[peer]
         axes.plot(tenths(mine), [k, k], color=colour, linewidth=9, alpha=0.35, solid_capstyle="butt")
         axes.plot(values, [k] * len(values), ".", color=colour, markersize=3, alpha=0.5)
@@ -602,8 +602,8 @@ def plot_ratios(rows: list[Row], path: Path) -> None:
     ticks = [0.5, 1, 2, 5, 10, 20, 50, 100]
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks(range(len(found)), [f"{task} beside {PEERS[peer]}" for task, peer in found])
-    axes.set_ylim(len(found) - 0.5, -1.5)
+    axes.set_yticks(range(len(all_pairs)), [f"{task} beside {PEERS[peer]}" for task, peer in all_pairs])
+    axes.set_ylim(len(all_pairs) - 0.5, -1.5)
     axes.grid(alpha=0.3, axis="x")
     figure.savefig(path, dpi=100)
 
@@ -618,14 +618,14 @@ def plot_times(rows: list[Row], path: Path) -> None:
         for column, B in enumerate(batches):
             panel = axes[line, column]
             for candidate, name in NAMES.items():
-                found = [
+                points = [
                     (r["H"], r["microseconds"] / r["T"])
                     for r in rows
                     if (r["task"], r["candidate"], r["B"], r["T"]) == (task, candidate, B, 20) and r["I"] == r["H"]
                 ]
-                if found:
+                if points:
                     panel.plot(
-                        *zip(*sorted(found), strict=True), "o-", markersize=3, color=COLOURS[candidate], label=name
+                        *zip(*sorted(points), strict=True), "o-", markersize=3, color=COLOURS[candidate], label=name
                     )
             panel.set(xscale="log", yscale="log", title=f"{task}, B = {B}")
             panel.grid(alpha=0.3)
@@ -643,13 +643,13 @@ def plot_shares(rows: list[Row], path: Path) -> None:
     for k, task in enumerate(tasks):
         axes = figure.add_subplot(1, len(tasks), k + 1)
         for B in (1, 4, 16, 64, 256):
-            found = [
+            points = [
                 (r["H"], 100 * r["share"])
                 for r in rows
                 if (r["task"], r["candidate"], r["B"], r["T"]) == (task, "blockcell", B, 20) and r["I"] == r["H"]
             ]
-            if found:
-                axes.plot(*zip(*sorted(found), strict=True), "o-", markersize=3, label=f"B = {B}")
+            if points:
+                axes.plot(*zip(*sorted(points), strict=True), "o-", markersize=3, label=f"B = {B}")
         axes.set(xscale="log", ylim=(0, 100), title=task, xlabel="H = I")
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("% of the multiply-add ceiling")

@@ -63,7 +63,7 @@ class Pass(NamedTuple):
 
 
 @cache
-def made(kind: str, H: int, B: int) -> tuple[Any, Any]:
+def make_layer(kind: str, H: int, B: int) -> tuple[Any, Any]:
     return LAYERS[kind](H), np.random.default_rng(0).uniform(-1, 1, (T, B, H)).astype(np.float32)
 
 
@@ -74,18 +74,18 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def timed(of: Pass, grid: Grid, only: int = -1) -> float:
     """Microseconds of a call with this grid; of one part alone, or of all, on as many threads."""
-    layer, x = made(of.kind, of.H, of.B)
+    layer, x = make_layer(of.kind, of.H, of.B)
     layer = copy.copy(layer)  # has no plan yet
     _cpu.use_machine(groups=grid.groups, members=grid.members, only_part=only)
     if of.work == "inference":
-        found = microseconds(lambda: layer(x))
+        time_of_part = microseconds(lambda: layer(x))
     elif of.work == "forward":
-        found = microseconds(lambda: layer.forward(x))
+        time_of_part = microseconds(lambda: layer.forward(x))
     else:
         y, _, tape = layer.forward(x)
-        found = microseconds(lambda: layer.backward(tape, y))
+        time_of_part = microseconds(lambda: layer.backward(tape, y))
     _cpu.use_machine(groups=0, members=0, only_part=-1)
-    return found
+    return time_of_part
 
 
 PARTS: dict[tuple[Pass, Grid], float] = {}
@@ -102,8 +102,8 @@ def measure(of: Iterable[list[Pass]], cores: Iterable[int]) -> None:
     """All parts that `speedups` asks for, and each once more after the others: what disturbs a host lasts seconds."""
     for these, count in itertools.product(of, cores):
         speedups(these, count, BARRIERS[0])
-    for (one, grid), found in PARTS.items():
-        PARTS[one, grid] = min(found, timed(one, grid, -1 if grid == (1, 1) else 0))
+    for (work, grid), time_so_far in PARTS.items():
+        PARTS[work, grid] = min(time_so_far, timed(work, grid, -1 if grid == (1, 1) else 0))
 
 
 def waiting(of: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
@@ -115,17 +115,17 @@ def waiting(of: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
     def at(n: int) -> float:
         return barrier[0] + barrier[1] * n if n > 1 else 0
 
-    lines, others = of.H / 16, (threads - 1) / threads
+    lines, other_threads = of.H / 16, (threads - 1) / threads
     rows, members = math.ceil(of.B / grid.groups), (grid.members - 1) / grid.members
     exchange = COSTS["exchange"] / 1000
-    found = T * products * (at(grid.members) + exchange / 2 * rows * lines * members)
-    found += (COSTS["waking"] + COSTS["waking_each"] * threads) / 1000
+    cost = T * products * (at(grid.members) + exchange / 2 * rows * lines * members)
+    cost += (COSTS["waking"] + COSTS["waking_each"] * threads) / 1000
     if of.work == "backward":
-        found += (3 + 2 * products * math.ceil(T * of.B / 256)) * at(threads)  # as many matrices as products
-        found += exchange / 2 * GATES[of.kind] * of.H * lines / grid.members * (grid.groups - 1) / grid.groups
-        return found + exchange * others * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
+        cost += (3 + 2 * products * math.ceil(T * of.B / 256)) * at(threads)  # as many matrices as products
+        cost += exchange / 2 * GATES[of.kind] * of.H * lines / grid.members * (grid.groups - 1) / grid.groups
+        return cost + exchange * other_threads * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
     chunk = max(1, min(T, 96 // (of.B // grid.groups)))
-    return found + math.ceil(T / chunk) * at(grid.members) + at(threads)
+    return cost + math.ceil(T / chunk) * at(grid.members) + at(threads)
 
 
 def predicted(of: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
@@ -139,7 +139,7 @@ def panels(of: Pass) -> int:
 
 def planned(of: Pass, threads: int) -> Grid:
     """The grid of the present plan."""
-    layer, _ = made(of.kind, of.H, of.B)
+    layer, _ = make_layer(of.kind, of.H, of.B)
     plan = layer.plan(T, of.B, threads)[""]
     return plan.backward if of.work == "backward" else plan.forward
 
@@ -181,12 +181,12 @@ def passes(kind: str, task: str, H: int, B: int) -> list[Pass]:
 
 
 def speedups(of: list[Pass], cores: int, barrier: tuple[float, float]) -> dict[str, float]:
-    alone = sum(part(one, Grid(1, 1)) for one in of)
+    alone = sum(part(work, Grid(1, 1)) for work in of)
     ways = {
-        "plan": lambda one: predicted(one, planned(one, cores), barrier),
-        "before": lambda one: predicted(one, planned_before(one, cores), barrier),
-        "products": lambda one: products_divided(one, cores, barrier),
-        "best": lambda one: best(one, cores, barrier),
+        "plan": lambda work: predicted(work, planned(work, cores), barrier),
+        "before": lambda work: predicted(work, planned_before(work, cores), barrier),
+        "products": lambda work: products_divided(work, cores, barrier),
+        "best": lambda work: best(work, cores, barrier),
     }
     return {name: alone / sum(map(way, of)) for name, way in ways.items()}
 
@@ -200,15 +200,15 @@ def table(options: argparse.Namespace) -> None:
     for kind, task, H, B in shapes:
         of, last = passes(kind, task, H, B), [1.0, 1.0]
         for cores in options.cores:
-            found = [speedups(of, cores, barrier) for barrier in BARRIERS]
-            chosen = " ".join("{}x{}".format(*planned(one, cores)) for one in of)
-            for k, one in enumerate(found):
-                falls += one["plan"] < 0.95 * last[k]
-                last[k] = max(last[k], one["plan"])
+            results = [speedups(of, cores, barrier) for barrier in BARRIERS]
+            chosen = " ".join("{}x{}".format(*planned(work, cores)) for work in of)
+            for k, ratios in enumerate(results):
+                falls += ratios["plan"] < 0.95 * last[k]
+                last[k] = max(last[k], ratios["plan"])
                 rows.append({"kind": kind, "task": task, "H": H, "B": B, "cores": cores, "grid": chosen,
-                             "barrier": k, **{name: round(value, 2) for name, value in one.items()}})  # fmt: skip
-            cells = [", ".join(f"{one[name]:.1f}" for one in found) for name in found[0]]
-            share = ", ".join(f"{one['plan'] / one['best']:.2f}" for one in found)
+                             "barrier": k, **{name: round(value, 2) for name, value in ratios.items()}})  # fmt: skip
+            cells = [", ".join(f"{ratios[name]:.1f}" for ratios in results) for name in results[0]]
+            share = ", ".join(f"{ratios['plan'] / ratios['best']:.2f}" for ratios in results)
             print_row([kind, task, H, B, cores, chosen, *cells, share])
     print()
     print_heads(["kind", "task", "cores", "plan", "before", "products", "best"])
@@ -250,8 +250,8 @@ def vary(options: argparse.Namespace) -> None:
         _cpu.use_machine(**COSTS | changed)
         shares = []
         for (*sizes, cores), barrier in itertools.product(of, BARRIERS):
-            found = speedups(passes(*sizes), cores, barrier)
-            shares.append((found["plan"] / found["best"], " ".join(map(str, (*sizes, cores)))))
+            result = speedups(passes(*sizes), cores, barrier)
+            shares.append((result["plan"] / result["best"], " ".join(map(str, (*sizes, cores)))))
         lowest, where = min(shares)
         mean = statistics.mean(share for share, _ in shares)
         print_row([group or "as assumed", f"{factor:.2f}", f"{mean:.2f}", f"{lowest:.2f}", where])

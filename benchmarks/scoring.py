@@ -89,11 +89,11 @@ def torch(by_length: bool) -> Way:
 
     @torch.inference_mode()
     def score(xs: list[Array], batch: int) -> Array:
-        found = np.empty((len(xs), CELLS), np.float32)
-        for some in in_batches([len(x) for x in xs], batch, by_length):
-            packed = pack_sequence([torch.from_numpy(xs[k]) for k in some], enforce_sorted=by_length)
-            found[some] = net(packed)[1][0][-1].numpy()
-        return found
+        outputs = np.empty((len(xs), CELLS), np.float32)
+        for numbers in in_batches([len(x) for x in xs], batch, by_length):
+            packed = pack_sequence([torch.from_numpy(xs[k]) for k in numbers], enforce_sorted=by_length)
+            outputs[numbers] = net(packed)[1][0][-1].numpy()
+        return outputs
 
     return score
 
@@ -109,14 +109,14 @@ def onnxruntime(by_length: bool) -> Way:
     session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
     def score(xs: list[Array], batch: int) -> Array:
-        found = np.empty((len(xs), CELLS), np.float32)
-        for some in in_batches([len(x) for x in xs], batch, by_length):
-            lengths = np.array([len(xs[k]) for k in some])
-            x = np.zeros((lengths.max(), len(some), INPUTS), np.float32)
-            for b, k in enumerate(some):
+        outputs = np.empty((len(xs), CELLS), np.float32)
+        for numbers in in_batches([len(x) for x in xs], batch, by_length):
+            lengths = np.array([len(xs[k]) for k in numbers])
+            x = np.zeros((lengths.max(), len(numbers), INPUTS), np.float32)
+            for b, k in enumerate(numbers):
                 x[: len(xs[k]), b] = xs[k]
-            [found[some]] = session.run(["1.h"], {"x": x, "lengths": lengths})
-        return found
+            [outputs[numbers]] = session.run(["1.h"], {"x": x, "lengths": lengths})
+        return outputs
 
     return score
 
@@ -136,7 +136,7 @@ def padding(way: str, lengths: list[int], batch: int) -> float:
         return 0.0
     by_length = WAYS[way][1]
     batches = _batches(lengths, batch) if by_length is None else in_batches(lengths, batch, by_length)
-    return 1 - sum(lengths) / sum(len(some) * max(lengths[k] for k in some) for some in batches)
+    return 1 - sum(lengths) / sum(len(numbers) * max(lengths[k] for k in numbers) for numbers in batches)
 
 
 def work(way: str, number: int, part: int, parts: int) -> None:
@@ -148,9 +148,9 @@ def work(way: str, number: int, part: int, parts: int) -> None:
 
     def reply(question: tuple[int, int]) -> tuple[float, list[float]]:
         batch, count = question
-        found = []
-        spent = turns.seconds(lambda: found.append(score(xs[:count], batch)), 0)
-        return spent, found[0].astype(np.float64).sum(axis=0).tolist()
+        results = []
+        spent = turns.seconds(lambda: results.append(score(xs[:count], batch)), 0)
+        return spent, results[0].astype(np.float64).sum(axis=0).tolist()
 
     answer(reply)
 
@@ -175,21 +175,21 @@ def compare(options: argparse.Namespace) -> None:
 
         def measure(teams: dict[str, list[Worker]] = teams, parts: int = parts) -> dict[str, float]:
             """Seconds of each way."""
-            found, sums = {}, {}
+            seconds_of_way, sums = {}, {}
             with ThreadPoolExecutor(parts) as pool:
                 for way, team in teams.items():
                     question = [best[way], options.sequences]
                     answers = list(pool.map(Worker.ask, team, [question] * parts))
-                    found[way] = max(each[0] for each in answers)
-                    sums[way] = np.sum([each[1] for each in answers], axis=0)
-            [first, *others] = sums.values()
-            assert all(np.allclose(first, other, atol=1e-4 * options.sequences) for other in others), "results differ"
-            return found
+                    seconds_of_way[way] = max(answer[0] for answer in answers)
+                    sums[way] = np.sum([answer[1] for answer in answers], axis=0)
+            [first, *other_sums] = sums.values()
+            assert all(np.allclose(first, own, atol=1e-4 * options.sequences) for own in other_sums), "results differ"
+            return seconds_of_way
 
         guard = watch([worker for team in teams.values() for worker in team])
         rounds = counted(guard.rounds(parts, measure, options.rounds))
         for way in teams:
-            seconds[way, parts] = [each[way] for each in rounds]
+            seconds[way, parts] = [times[way] for times in rounds]
         for team in teams.values():
             for worker in team:
                 worker.close()
@@ -217,11 +217,11 @@ def write_files(folder: Path, number: int) -> None:
     (folder / "sequences").mkdir()
     rng, lengths = np.random.default_rng(1), lengths_of(number)
     for k in range(FILES):
-        some = lengths[k::FILES]
-        numbers = pyarrow.array(rng.standard_normal(sum(some) * INPUTS, np.float32))
-        steps = pyarrow.ListArray.from_arrays(np.arange(sum(some) + 1, dtype=np.int32) * INPUTS, numbers)
-        lists = pyarrow.ListArray.from_arrays(np.cumsum([0, *some], dtype=np.int32), steps)
-        ids = np.arange(len(some)) * FILES + k
+        lengths_of_file = lengths[k::FILES]
+        numbers = pyarrow.array(rng.standard_normal(sum(lengths_of_file) * INPUTS, np.float32))
+        steps = pyarrow.ListArray.from_arrays(np.arange(sum(lengths_of_file) + 1, dtype=np.int32) * INPUTS, numbers)
+        lists = pyarrow.ListArray.from_arrays(np.cumsum([0, *lengths_of_file], dtype=np.int32), steps)
+        ids = np.arange(len(lengths_of_file)) * FILES + k
         pyarrow.parquet.write_table(pyarrow.table({"id": ids, "x": lists}), folder / "sequences" / f"{k}.parquet")
 
 
@@ -344,10 +344,10 @@ def engines(options: argparse.Namespace) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # workers that are left
                 output.seek(0)
-                said = output.read().splitlines()
-            lines = [line.split() for line in said if line.startswith("seconds ")]
+                output_lines = output.read().splitlines()
+            lines = [line.split() for line in output_lines if line.startswith("seconds ")]
             if len(lines) <= options.rounds:
-                print(f"{name} does not run here: {said[-1:]}")
+                print(f"{name} does not run here: {output_lines[-1:]}")
                 continue
             assert all(int(rows) == options.sequences for _, _, rows in lines), f"{name}: rows are missing"
             rate = options.sequences / statistics.median(float(spent) for _, spent, _ in lines[1:]) / 1e3

@@ -55,7 +55,7 @@ Step = Callable[[Array, Array], Array]  # rows [n] and their x [n,I] to their y 
 
 def ways(net: Stack, sessions: int) -> dict[str, Step]:
     zeros = [np.zeros((sessions, layer.hidden_size), net.dtype) for layer in net.layers for _ in range(2)]
-    each = [net.stream() for _ in range(sessions)]
+    streams = [net.stream() for _ in range(sessions)]
     for_all, of_rows, served = net.stream(sessions), net.stream(sessions), Sessions(net, capacity=sessions)
     ids = [served.open() for _ in range(sessions)]
     table, masked = [array.copy() for array in zeros], [array.copy() for array in zeros]
@@ -71,7 +71,7 @@ def ways(net: Stack, sessions: int) -> dict[str, Step]:
         return np.array([y[ids[row]] for row in rows])
 
     def stream_each(rows: Array, x: Array) -> Array:
-        return np.concatenate([each[row].step(x[k : k + 1]) for k, row in enumerate(rows)])
+        return np.concatenate([streams[row].step(x[k : k + 1]) for k, row in enumerate(rows)])
 
     def table_of_states(rows: Array, x: Array) -> Array:
         y, state = net(x[None], pairs([array[rows] for array in table]))
@@ -98,7 +98,7 @@ def ways(net: Stack, sessions: int) -> dict[str, Step]:
         masked = [*itertools.chain(*state)]
         return y[0, rows]
 
-    found = {
+    steps = {
         "rows of a stream": rows_of_a_stream,
         "Sessions": serve,
         "a stream each": stream_each,
@@ -106,7 +106,7 @@ def ways(net: Stack, sessions: int) -> dict[str, Step]:
         "a stream for all": stream_for_all,
         "a mask for all": mask_for_all,
     }
-    return found | ({ONNXRUNTIME: gathered(net, sessions)} if onnxruntime else {})
+    return steps | ({ONNXRUNTIME: gathered(net, sessions)} if onnxruntime else {})
 
 
 def gathered(net: Stack, sessions: int) -> Step:
@@ -115,7 +115,7 @@ def gathered(net: Stack, sessions: int) -> Step:
     options.intra_op_num_threads = 1
     model = export(net, None, loop="native", lengths=False).SerializeToString()
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    table = {each.name: np.zeros((sessions, net.hidden_size), np.float32) for each in session.get_inputs()[1:]}
+    table = {tensor.name: np.zeros((sessions, net.hidden_size), np.float32) for tensor in session.get_inputs()[1:]}
 
     def step(rows: Array, x: Array) -> Array:
         y, *states = session.run(None, {"x": x[None], **{name: array[rows] for name, array in table.items()}})
@@ -182,16 +182,16 @@ def main() -> None:
     rng = np.random.default_rng(0)
     rows = [rng.choice(options.sessions, n, replace=False) for _ in range(TURNS)]
     xs = rng.standard_normal((TURNS, n, H)).astype(np.float32)
-    found = ways(net, options.sessions)
-    y = {name: np.concatenate([step(*turn) for turn in zip(rows, xs, strict=True)]) for name, step in found.items()}
+    steps = ways(net, options.sessions)
+    y = {name: np.concatenate([step(*turn) for turn in zip(rows, xs, strict=True)]) for name, step in steps.items()}
     expected = y["a stream each"]
     for name, mine in y.items():
         same = np.allclose(mine, expected, atol=1e-5) if name == ONNXRUNTIME else np.array_equal(mine, expected)
         assert same, f"{name} differs"
-    rates: dict[str, list[float]] = {name: [] for name in found}
+    rates: dict[str, list[float]] = {name: [] for name in steps}
     turns = itertools.cycle(zip(rows, xs, strict=True))
     for _ in range(options.rounds):
-        for name, step in found.items():
+        for name, step in steps.items():
             rates[name].append(n / seconds(lambda step=step: step(*next(turns)), options.seconds) / 1e3)
     for name, mine in rates.items():
         print(f"{name:24}{statistics.median(mine):6.0f}   ({min(mine):.0f} to {max(mine):.0f})")

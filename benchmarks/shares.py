@@ -30,11 +30,11 @@ ROUNDS = 5
 
 def shares(workers: dict[str, Worker], task: str, sizes: dict[str, int], level: str, threads: int) -> list[float]:
     """Of a round: every build's."""
-    found = []
+    rates = []
     for worker in workers.values():
         ceiling = multiply_adds(level, "float32", threads, rounds=500_000, tries=3) * 1e9
-        found.append(operations(task, sizes) / worker.ask((task, "float32", sizes, 0.05)) / ceiling)
-    return found
+        rates.append(operations(task, sizes) / worker.ask((task, "float32", sizes, 0.05)) / ceiling)
+    return rates
 
 
 def cell(rounds: list[tuple[list[float], bool]]) -> str:

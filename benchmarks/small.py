@@ -86,15 +86,15 @@ def theirs(T: int, B: int) -> Step:
 
 def medians(steps: list[Step]) -> list[list[float]]:
     """Of each, the microseconds of its parts and of all together."""
-    found: list[list[list[int]]] = [[] for _ in steps]
+    times_of_steps: list[list[list[int]]] = [[] for _ in steps]
     for _ in range(ROUNDS):
-        for step, times in zip(steps, found, strict=True):
+        for step, times in zip(steps, times_of_steps, strict=True):
             stamps = [[perf_counter_ns(), *(perf_counter_ns() for _ in step())] for _ in range(STEPS)]
             times += stamps[STEPS // 10 :]
     results = []
-    for times in found:
+    for times in times_of_steps:
         parts = [statistics.median(column) / 1e3 for column in np.diff(times).T.tolist()]
-        results.append([*parts, statistics.median(each[-1] - each[0] for each in times) / 1e3])
+        results.append([*parts, statistics.median(ticks[-1] - ticks[0] for ticks in times) / 1e3])
     return results
 
 
@@ -111,10 +111,10 @@ def import_times() -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         environment["PYTHONPYCACHEPREFIX"] = folder
         run = [sys.executable, "-c", IMPORT]
-        found = [
+        medians_of_lines = [
             subprocess.run(run, env=environment, stdout=subprocess.PIPE, check=True).stdout for _ in range(IMPORTS + 1)
         ]
-    return [float(each) * 1e3 for each in found[1:]]
+    return [float(seconds) * 1e3 for seconds in medians_of_lines[1:]]
 
 
 def main() -> None:
@@ -127,9 +127,9 @@ def main() -> None:
             torch.set_num_threads(options.threads)
     print_heads(["T", "B", "", *PARTS, "step, us"])
     for T, B in SIZES:
-        found = medians([ours(T, B), theirs(T, B)] if torch else [ours(T, B)])
-        for name, (*parts, step) in zip(("blockcell", "torch.nn"), found, strict=False):
-            shown = [f"{each:.1f}" for each in parts] + [""] * (len(PARTS) - len(parts))
+        results = medians([ours(T, B), theirs(T, B)] if torch else [ours(T, B)])
+        for name, (*parts, step) in zip(("blockcell", "torch.nn"), results, strict=False):
+            shown = [f"{median:.1f}" for median in parts] + [""] * (len(PARTS) - len(parts))
             print_row([T, B, name, *shown, f"{step:.0f}"])
     print(f"\nadam of 10 million weights: {adam_of_many():.1f} ms")
     print(f"import blockcell: {statistics.median(import_times()):.1f} ms beside numpy")

@@ -50,7 +50,7 @@ def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) ->
     module = importlib.import_module(f"blockcell._for_tests_{level}")
     dtype = "float64" if product == "float64" else "float32"
     lanes = 64 // np.dtype(dtype).itemsize
-    found = []
+    own_rates = []
     for m in rows:
         if product == "columns" and m > module.TILE_ROWS:  # of which no more are summed at once
             continue
@@ -58,11 +58,11 @@ def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) ->
         operations = 2.0 * PANELS * m * reduce * lines * lanes
         if product in ("float32", "float64"):
             panels = aligned((PANELS * reduce * lines * lanes,), dtype)
-            found.append(rate(partial(module.add_products, out, a, panels, lines), operations))
+            own_rates.append(rate(partial(module.add_products, out, a, panels, lines), operations))
         elif product == "columns":
             columns, panels = aligned((64 * 8,), dtype), aligned((PANELS * 64 * lines * lanes,), dtype)
             call = partial(module.add_products_of_columns, out, columns, panels, m, lines)
-            found.append(rate(call, operations / reduce * 64))
+            own_rates.append(rate(call, operations / reduce * 64))
         else:
             scheme, size = ("float16", 2) if product == "float16" else ("int8", 1)
             panels = aligned((PANELS * reduce * lines * lanes * size,), "uint8")
@@ -72,8 +72,8 @@ def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) ->
                 _integer.use(product)
             format_ = KERNEL_FORMATS[scheme]
             call = partial(module.add_quantized_products, format_, out, a, panels, scales, codes, lines)
-            found.append(rate(call, operations))
-    return found
+            own_rates.append(rate(call, operations))
+    return own_rates
 
 
 def main() -> None:
@@ -90,8 +90,8 @@ def main() -> None:
         integer = [name for name in LEVELS[level] if name in _integer.available()][:1]
         for product in ["float32", "float64", "columns", "float16", *integer]:
             ceiling = multiply_adds(level, "float64" if product == "float64" else "float32", 1, 1_000_000)
-            found = rates(level, product, rows, asked.reduce, asked.lines)
-            cells = [f"{one:.0f} ({100 * one / ceiling:.0f} %)" for one in found] + [""] * (len(rows) - len(found))
+            own_rates = rates(level, product, rows, asked.reduce, asked.lines)
+            cells = [f"{r:.0f} ({100 * r / ceiling:.0f} %)" for r in own_rates] + [""] * (len(rows) - len(own_rates))
             print_row([level, product, f"{ceiling:.0f}", *cells])
 
 

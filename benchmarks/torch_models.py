@@ -59,11 +59,11 @@ def characters() -> tuple[Any, Batches, Batches]:
         """Of that part of the text, in 50 rows."""
         rows = codes[first : last - (last - first) % 50].view(50, -1)
 
-        def each() -> Iterator[tuple[Any, Any]]:
+        def iterate() -> Iterator[tuple[Any, Any]]:
             for k in range(0, rows.shape[1] - 51, 50):
                 yield rows[:, k : k + 50], rows[:, k + 1 : k + 51].flatten()
 
-        return each
+        return iterate
 
     split = len(codes) * 9 // 10
     return Model(), batches(0, split), batches(split, len(codes))
@@ -73,10 +73,10 @@ def utterances(name: str) -> tuple[list[Any], list[int]]:
     """The frames of each [T,12], and its speaker."""
     import torch
 
-    found = importlib.util.find_spec("sktime")
-    if not found:
+    spec = importlib.util.find_spec("sktime")
+    if not spec:
         sys.exit("sktime is not installed")
-    text = Path(found.origin).with_name("datasets").joinpath("data", "JapaneseVowels", name).read_text()
+    text = Path(spec.origin).with_name("datasets").joinpath("data", "JapaneseVowels", name).read_text()
     lines = [line.split(":") for line in text.partition("@data")[2].split()]
     frames = [torch.tensor([[float(v) for v in part.split(",")] for part in parts]).T for *parts, _ in lines]
     return frames, [int(parts[-1]) - 1 for parts in lines]
@@ -100,13 +100,13 @@ def speech() -> tuple[Any, Batches, Batches]:
     def batches(name: str, shuffled: bool) -> Batches:
         frames, speakers = utterances(name)
 
-        def each() -> Iterator[tuple[Any, Any]]:
+        def iterate() -> Iterator[tuple[Any, Any]]:
             order = torch.randperm(len(frames)) if shuffled else torch.arange(len(frames))
-            for some in order.split(30):
-                x = pack_sequence([frames[k] for k in some], enforce_sorted=False)
-                yield x, torch.tensor([speakers[k] for k in some])
+            for rows in order.split(30):
+                x = pack_sequence([frames[k] for k in rows], enforce_sorted=False)
+                yield x, torch.tensor([speakers[k] for k in rows])
 
-        return each
+        return iterate
 
     return Model(), batches("JapaneseVowels_TRAIN.ts", True), batches("JapaneseVowels_TEST.ts", False)
 

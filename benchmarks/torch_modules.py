@@ -89,11 +89,11 @@ def work(candidate: str, threads: str, lengths: str) -> None:
             self.cell = cell
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            hx, found = None, []
+            hx, outputs = None, []
             for row in x:
                 hx = self.cell(row, hx)
-                found.append(hx[0] if isinstance(hx, tuple) else hx)
-            return (torch.stack(found),)
+                outputs.append(hx[0] if isinstance(hx, tuple) else hx)
+            return (torch.stack(outputs),)
 
     def quantize(module: torch.nn.Module) -> torch.nn.Module:
         """Return the module quantized to int8."""
@@ -113,7 +113,7 @@ def work(candidate: str, threads: str, lengths: str) -> None:
 
     def prepare(task: str, T: int, B: int, H: int, layers: int, directions: int) -> Any:
         torch.manual_seed(0)
-        *how, kind, what = task.split()
+        *how, kind, task_name = task.split()
         compiled = "compiled" in how
         if kind.endswith("Cell"):
             model = Loop(getattr(modules, kind)(H, H))
@@ -131,7 +131,7 @@ def work(candidate: str, threads: str, lengths: str) -> None:
             torch.compiler.reset()
             model = Model(model, width)
             forward = torch.compile(model)
-        if what == "inference":
+        if task_name == "inference":
             model.eval()
 
             def infer() -> None:
@@ -158,24 +158,24 @@ def work(candidate: str, threads: str, lengths: str) -> None:
 def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
     """Eager ones, and compiled ones, of which there are few unless they are asked for."""
     few = FEW if options.quick else GRID
-    found: tuple[list[Point], list[Point]] = ([], [])
+    all_points: tuple[list[Point], list[Point]] = ([], [])
     for task in options.tasks:
         compiled = task.startswith("compiled")
         default = FEW_QUANTIZED if options.int8 else FEW_MORE if options.with_table else FEW if compiled else few
-        one, few_stacks = options.with_table, compiled or options.quick
-        stacks = options.stacks or (["1x1"] if one else FEW_STACKS if few_stacks else STACKS)
+        has_one_stack, few_stacks = options.with_table, compiled or options.quick
+        stacks = options.stacks or (["1x1"] if has_one_stack else FEW_STACKS if few_stacks else STACKS)
         widths, batches, steps = (getattr(options, name) or default[name] for name in ("widths", "batches", "steps"))
         for stack, T, H, B in itertools.product(stacks, steps, widths, batches):
             layers, directions = map(int, stack.split("x"))
-            found[compiled].append((task, {"T": T, "B": B, "H": H, "layers": layers, "directions": directions}))
-    return found
+            all_points[compiled].append((task, {"T": T, "B": B, "H": H, "layers": layers, "directions": directions}))
+    return all_points
 
 
-def order(eager: list[Rounds], compiled: list[Rounds], wanted: int, more: int) -> Iterator[int]:
+def order(eager: list[Rounds], compiled: list[Rounds], count: int, more: int) -> Iterator[int]:
     """The numbers of points, as they are measured."""
-    yield from in_turn(eager, wanted, more)
+    yield from in_turn(eager, count, more)
     for number, rounds in enumerate(compiled, len(eager)):
-        for _ in in_turn([rounds], wanted, more):
+        for _ in in_turn([rounds], count, more):
             yield number
 
 
@@ -207,16 +207,16 @@ def table(candidates: tuple[str, ...], points: list[Point], all_rounds: list[Rou
 
 def table_by_sizes(points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
     """Likewise for two candidates, with a line for each size and a column for each task."""
-    found: dict[tuple[str, ...], dict[str, float]] = {}
+    ratios_of_sizes: dict[tuple[str, ...], dict[str, float]] = {}
     for point, rounds in zip(points, all_rounds, strict=True):
         T, B, H, layers, directions = map(str, point[1].values())
-        found.setdefault((f"{layers}x{directions}", T, B, H), {})[point[0]] = line(point, rounds)[8]
-    same = len({stack for stack, *_ in found}) == 1
+        ratios_of_sizes.setdefault((f"{layers}x{directions}", T, B, H), {})[point[0]] = line(point, rounds)[8]
+    same = len({stack for stack, *_ in ratios_of_sizes}) == 1
     tasks = list(dict.fromkeys(task for task, _ in points))
     names = [task.removesuffix(" inference").replace(" training", ", training") for task in tasks]
     heads = [*["stack", "T", "B", "H"][same:], *names]
     yield from (f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads)))
-    for sizes, ratios in found.items():
+    for sizes, ratios in ratios_of_sizes.items():
         yield f"| {' | '.join([*sizes[same:], *(f'{ratios[task]:.2f}x' for task in tasks)])} |"
 
 
@@ -278,7 +278,7 @@ def main() -> None:
     elif options.with_table:
         print(*table_by_sizes(todo, rounds), sep="\n")
     for task in options.tasks:
-        ratios = [found[8] for found in lines.values() if found[0] == task]
+        ratios = [cells[8] for cells in lines.values() if cells[0] == task]
         mean = statistics.geometric_mean(ratios)
         print(f"{task:23} lowest {min(ratios):.2f}x, geometric mean {mean:.2f}x of {len(ratios)} points")
     if options.csv:

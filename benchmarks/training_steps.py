@@ -133,15 +133,15 @@ def profile(size: str, threads: int) -> list[object]:
     T, B, H = SIZES[size]
     x, target = data(T, B, H)
     with tempfile.TemporaryDirectory() as folder:
-        told = {"enable_profiling": True, "profile_file_prefix": f"{folder}/profile"}
-        session = session_of(H, intra_op_num_threads=threads, **told)
+        options_of_profile = {"enable_profiling": True, "profile_file_prefix": f"{folder}/profile"}
+        session = session_of(H, intra_op_num_threads=threads, **options_of_profile)
         for _ in range(5):
             session(x=x, target=target, learning_rate=1e-3)
         events = json.loads(Path(session._running[()].session.end_profiling()).read_text())
     start = max(event["ts"] for event in events if event["name"] == "model_run")
     ran = [event for event in events if event["name"].endswith("_kernel_time") and event["ts"] >= start]
     nodes = [(event["args"]["op_name"], event["name"], event["dur"]) for event in ran]
-    nodes = [each for each in nodes if each[0] != "Scan"]  # whose time is that of the nodes in it, and its own
+    nodes = [node for node in nodes if node[0] != "Scan"]  # whose time is that of the nodes in it, and its own
     total = sum(time for _, _, time in nodes)
     products, sums = (
         sum(time for kind, _, time in nodes if kind in kinds) / total
@@ -192,9 +192,9 @@ def compare(dtype: str) -> None:
 
     def by_layers() -> tuple[float, dict[str, np.ndarray]]:
         layer, weights, memory = copy.copy(net), net.weights, None
-        for some in picked:
-            y, _, tape = layer.forward(x[:, some])
-            value, d_y = loss.softmax_cross_entropy(y, labels[some])
+        for rows in picked:
+            y, _, tape = layer.forward(x[:, rows])
+            value, d_y = loss.softmax_cross_entropy(y, labels[rows])
             grads, _ = optim.clip_global_norm(layer.backward(tape, d_y)[2], 1.0)
             weights, memory = optim.adam(layer.weights, grads, memory, learning_rate=rate)
             layer.set_weights(**weights)
@@ -202,26 +202,26 @@ def compare(dtype: str) -> None:
 
     def by_onnxruntime() -> tuple[float, dict[str, np.ndarray]]:
         session = TrainingSession(model, net)
-        for some in picked:
-            value = session(x=x[:, some], target=labels[some], learning_rate=rate).loss
+        for rows in picked:
+            value = session(x=x[:, rows], target=labels[rows], learning_rate=rate).loss
         return value, session.weights
 
     def by_reference() -> tuple[float, dict[str, np.ndarray]]:
         run, kept = ReferenceEvaluator(model), net.weights
         kept |= {f"{slot}.{name}": np.zeros_like(weight) for name, weight in net.weights.items() for slot in "mv"}
         kept["step"] = np.array(0)
-        for some in picked:
-            feeds = {"x": x[:, some], "target": labels[some], "learning_rate": np.array(rate, dtype), **kept}
-            found = dict(zip(run.output_names, run.run(None, feeds), strict=True))
-            kept = {name.removeprefix("new_"): each for name, each in found.items() if name.startswith("new_")}
-        return float(found["loss"]), {name: kept[name] for name in net.weights}
+        for rows in picked:
+            feeds = {"x": x[:, rows], "target": labels[rows], "learning_rate": np.array(rate, dtype), **kept}
+            results = dict(zip(run.output_names, run.run(None, feeds), strict=True))
+            kept = {name.removeprefix("new_"): array for name, array in results.items() if name.startswith("new_")}
+        return float(results["loss"]), {name: kept[name] for name in net.weights}
 
     for way, run in (("blockcell", by_layers), ("onnxruntime", by_onnxruntime), ("onnx.reference", by_reference)):
         value, weights = run()
         trained = copy.copy(net)
         trained.set_weights(**weights)
-        right = (trained(x[:, test])[0].argmax(axis=1) == labels[test]).mean()
-        print_row([dtype, way, f"{value:.15f}", f"{100 * right:.1f} %"])
+        share = (trained(x[:, test])[0].argmax(axis=1) == labels[test]).mean()
+        print_row([dtype, way, f"{value:.15f}", f"{100 * share:.1f} %"])
 
 
 def main() -> None:
@@ -246,9 +246,9 @@ def main() -> None:
 
     import blockcell
 
-    told = f"onnxruntime {onnxruntime.__version__}, PyTorch {torch.__version__}, {options.threads} threads"
-    print(f"{blockcell.build_info()['cpu']}, {told}\n")
-    found: dict[tuple[int, int], dict[int, dict[str, float]]] = {}
+    versions = f"onnxruntime {onnxruntime.__version__}, PyTorch {torch.__version__}, {options.threads} threads"
+    print(f"{blockcell.build_info()['cpu']}, {versions}\n")
+    medians: dict[tuple[int, int], dict[int, dict[str, float]]] = {}
     with opened({way: Worker(__file__, "--work", way, str(options.threads)) for way in WAYS}) as workers:
         heads = [head for way in WAYS[1:] for head in (f"{way}, ms", "times blockcell's")]
         print_heads(["T", "B", "H", "blockcell, ms", *heads])
@@ -256,14 +256,14 @@ def main() -> None:
             T, B, H = SIZES[size]
             rounds = [ask_all(workers, size, options.seconds) for _ in range(options.rounds)]
             times = {way: [answers[way] for answers in rounds] for way in WAYS}
-            found.setdefault((B, H), {})[T] = median = {way: statistics.median(times[way]) for way in WAYS}
+            medians.setdefault((B, H), {})[T] = median = {way: statistics.median(times[way]) for way in WAYS}
             cells = [f"{1e3 * median['blockcell']:.2f}"]
             for way in WAYS[1:]:
                 cells += [f"{1e3 * median[way]:.2f}", ratio_cell(times[way], times["blockcell"])]
             print_row([T, B, H, *cells])
     print()
     print_heads(["B", "H", *(f"a further step: {way}, us" for way in WAYS)])
-    for (B, H), by_length in found.items():
+    for (B, H), by_length in medians.items():
         if len(by_length) > 1:
             short, long = min(by_length), max(by_length)
             further = [1e6 * (by_length[long][way] - by_length[short][way]) / (long - short) for way in WAYS]

@@ -65,18 +65,18 @@ def means(calls: Sequence[Callable[[], object]], budget: float) -> list[float]:
             call()
             spent[k] += time.perf_counter() - start
         count += 1
-    return [one / count for one in spent]
+    return [seconds / count for seconds in spent]
 
 
 def busy_after(call: Callable[[], object]) -> float:
     """For how many seconds of CPU time idle threads wait busily after a call."""
-    found = []
+    seconds = []
     for _ in range(5):
         call()
         start = time.process_time()
         time.sleep(0.1)
-        found.append(time.process_time() - start)
-    return statistics.median(found)
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds)
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
@@ -111,25 +111,25 @@ class Watch:
 
     def disturbed(self, threads: int) -> bool:
         """Whether a core is slow, or two are one: the host made them its hyperthreads, or a neighbour has taken one."""
-        one = self.rate(1)
-        self.best = max(self.best, one)
-        return one < SLOWED * self.best or (threads > 1 and self.rate(2) < SHARED * one)
+        rate_of_one = self.rate(1)
+        self.best = max(self.best, rate_of_one)
+        return rate_of_one < SLOWED * self.best or (threads > 1 and self.rate(2) < SHARED * rate_of_one)
 
     def round(self, threads: int, measure: Callable[[], Round]) -> tuple[Round, bool]:
         """A round of so many threads, and its mark."""
         before = self.disturbed(threads)
         for worker in self.workers:
             worker.waited = 0.0
-        found = measure()
+        result = measure()
         waited = any(worker.waited > WAITED for worker in self.workers)
-        return found, before or waited or self.disturbed(threads)
+        return result, before or waited or self.disturbed(threads)
 
-    def rounds(self, threads: int, measure: Callable[[], Round], wanted: int) -> list[tuple[Round, bool]]:
+    def rounds(self, threads: int, measure: Callable[[], Round], count: int) -> list[tuple[Round, bool]]:
         """As many rounds without a mark as are wanted, but never more than twice as many in all."""
-        found: list[tuple[Round, bool]] = []
-        while len(found) < 2 * wanted and sum(not marked for _, marked in found) < wanted:
-            found.append(self.round(threads, measure))
-        return found
+        rounds_so_far: list[tuple[Round, bool]] = []
+        while len(rounds_so_far) < 2 * count and sum(not marked for _, marked in rounds_so_far) < count:
+            rounds_so_far.append(self.round(threads, measure))
+        return rounds_so_far
 
 
 def watch(workers: Collection[Worker]) -> Watch:
@@ -144,17 +144,17 @@ def watch(workers: Collection[Worker]) -> Watch:
 
 def counted(rounds: Sequence[tuple[Round, bool]]) -> list[Round]:
     """The rounds that figures are made of: those without a mark if they are enough, else all."""
-    unmarked = [found for found, marked in rounds if not marked]
-    return unmarked if len(unmarked) >= ENOUGH else [found for found, _ in rounds]
+    unmarked = [result for result, marked in rounds if not marked]
+    return unmarked if len(unmarked) >= ENOUGH else [result for result, _ in rounds]
 
 
-def in_turn(points: Sequence[list[tuple[Round, bool]]], wanted: int, more: int) -> Iterator[int]:
+def in_turn(points: Sequence[list[tuple[Round, bool]]], count: int, more: int) -> Iterator[int]:
     """The numbers of points, all in each round; then, in some more rounds, those of which fewer than wanted have no
     mark.  A point is the rounds that it has had."""
-    for _ in range(wanted):
+    for _ in range(count):
         yield from range(len(points))
     for _ in range(more):
-        yield from [k for k, found in enumerate(points) if sum(not marked for _, marked in found) < wanted]
+        yield from [k for k, rounds in enumerate(points) if sum(not marked for _, marked in rounds) < count]
 
 
 def answer(reply: Callable[[Any], Any]) -> None:
@@ -171,11 +171,11 @@ def answer_seconds(prepare: Callable[..., Callable[[], object]]) -> None:
     ready: dict[str, Callable[[], object]] = {}
 
     def reply(question: Sequence[Any]) -> float:
-        *what, budget = question
-        key = json.dumps(what)
+        *task, budget = question
+        key = json.dumps(task)
         if key not in ready:
             ready.clear()
-            ready[key] = prepare(*what)
+            ready[key] = prepare(*task)
             ready[key]()
             ready[key]()
         return seconds(ready[key], budget)
@@ -237,8 +237,8 @@ def ask_all(workers: dict[Name, Worker], *question: Any) -> dict[Name, Any]:
 # ----------------------------------------------------------------------------------------------------- the command line
 def arguments(doc: str | None, rounds: int | None = None, seconds: float | None = None) -> argparse.ArgumentParser:
     """A parser with the docstring as its help, and the options that benchmarks share."""
-    told = {"description": doc, "epilog": "Nothing else should run on the machine."}
-    parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, **told)
+    texts = {"description": doc, "epilog": "Nothing else should run on the machine."}
+    parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
     if rounds:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"rounds of each point ({rounds})")
     if seconds:

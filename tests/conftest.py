@@ -29,15 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("meet"):
             tests[item.path, item.originalname, mark.args[0]].append(item)  # type: ignore[attr-defined]
-    for (_, _, n), found in tests.items():
-        values = {item: sorted((name, id(value)) for name, value in item.callspec.params.items()) for item in found}
-        wanted = {item: set(combinations(values[item], n)) for item in found}
+    for (_, _, n), combined in tests.items():
+        values = {item: sorted((name, id(value)) for name, value in item.callspec.params.items()) for item in combined}
+        combinations_left = {item: set(combinations(values[item], n)) for item in combined}
         met: set[object] = set()
-        for new in range(max(map(len, wanted.values())), 0, -1):  # those with most that is new come first
-            for item in [item for item in wanted if len(wanted[item] - met) >= new]:
-                if len(wanted[item] - met) >= new:
-                    met |= wanted.pop(item)
-        for item in wanted:
+        for new in range(max(map(len, combinations_left.values())), 0, -1):  # those with most that is new come first
+            for item in [item for item in combinations_left if len(combinations_left[item] - met) >= new]:
+                if len(combinations_left[item] - met) >= new:
+                    met |= combinations_left.pop(item)
+        for item in combinations_left:
             item.add_marker("more")
 
 

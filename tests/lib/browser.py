@@ -20,10 +20,10 @@ WIDE, NARROW = {"width": 1100, "height": 820}, {"width": 360, "height": 740}
 Strokes = list[list[tuple[float, float]]]
 
 
-def arc(x: float, y: float, right: float, down: float, first: int, last: int) -> list[tuple[float, float]]:
+def arc(x: float, y: float, width: float, height: float, first: int, last: int) -> list[tuple[float, float]]:
     """Points of an ellipse around x, y, from one angle to another, in degrees; clockwise, as y is downwards."""
     angles = [math.radians(first + (last - first) * k / 24) for k in range(25)]
-    return [(x + right * math.cos(angle), y + down * math.sin(angle)) for angle in angles]
+    return [(x + width * math.cos(angle), y + height * math.sin(angle)) for angle in angles]
 
 
 DIGITS: list[Strokes] = [
@@ -62,9 +62,9 @@ def served(folder: Path) -> Iterator[str]:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """The system's Chromium or Chrome, or else the one that playwright has installed, if any."""
-    found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
+    paths = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found[0] if found else None, args=SOFTWARE)
+        browser = playwright.chromium.launch(executable_path=paths[0] if paths else None, args=SOFTWARE)
         yield browser
         browser.close()
 
@@ -83,10 +83,10 @@ def draw(page: Page, strokes: Strokes) -> None:
     box = pad.bounding_box()
     assert box is not None
     for stroke in strokes:
-        (first, *others) = [(box["x"] + box["width"] * x, box["y"] + box["height"] * y) for x, y in stroke]
+        (first, *points) = [(box["x"] + box["width"] * x, box["y"] + box["height"] * y) for x, y in stroke]
         page.mouse.move(*first)
         page.mouse.down()
-        for point in others:
+        for point in points:
             page.mouse.move(*point)
         page.mouse.up()
 

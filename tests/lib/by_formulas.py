@@ -60,11 +60,11 @@ def row_gradients(cell, x, state, d_y, d_state):
     return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
 
 
-def check(result, expected, bound, what):
+def check(result, expected, bound, name):
     """`bound` is in eps of the largest entry."""
-    assert result.shape == expected.shape, what
+    assert result.shape == expected.shape, name
     scale = np.abs(expected).max(initial=0)
     error = np.abs(result.astype(np.float64) - expected).max(initial=0)
     assert error <= bound * np.finfo(result.dtype).eps * scale, (
-        f"{what}: {error / np.finfo(result.dtype).eps / scale} eps"
+        f"{name}: {error / np.finfo(result.dtype).eps / scale} eps"
     )

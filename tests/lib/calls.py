@@ -27,10 +27,10 @@ def good(op, dtype=np.float32, use_peephole=True):
     return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in stored.items()}
 
 
-def check(op, given):
+def check(op, arguments):
     """The results, which must be the formulas'."""
-    result = FUNCTIONS[op](**given)
-    expected = FORMULAS[op](**arguments_of(op, given))
+    result = FUNCTIONS[op](**arguments)
+    expected = FORMULAS[op](**arguments_of(op, arguments))
     assert type(result) is OPS[op].result
     for name, value in result._asdict().items():
         exact = getattr(expected, name)
@@ -41,21 +41,21 @@ def check(op, given):
 
 
 def assert_equal(results, expected):
-    for result, right in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(result, right)
+    for result, exact in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, exact)
 
 
-def refuse(op, given, exception, argument):
+def refuse(op, arguments, exception, argument):
     """The exception must be of this very class, and its message must begin with the op and the argument."""
     with pytest.raises(exception) as caught:
-        FUNCTIONS[op](**given)
+        FUNCTIONS[op](**arguments)
     assert type(caught.value) is exception
     assert re.match(rf"{op}: {argument}\b", str(caught.value)), str(caught.value)
 
 
-def converted(given, conversion):
+def converted(arguments, conversion):
     """The arrays among the arguments, converted."""
-    return {name: conversion(value) for name, value in given.items() if isinstance(value, np.ndarray)}
+    return {name: conversion(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
 
 
 def resized(value, axis, change):

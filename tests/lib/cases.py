@@ -82,8 +82,8 @@ def arguments(
     switches = {**attributes, "use_peephole": use_peephole}
     if name in FORWARD:
         states = FORMULAS[FORWARD[name]](**arguments_of(FORWARD[name], {**values, **switches}))._asdict()
-        wanted = {tensor.name for tensor in op.inputs} - values.keys()
-        values |= {k: states[k].astype(dtype) for k in wanted}
+        saved_names = {tensor.name for tensor in op.inputs} - values.keys()
+        values |= {k: states[k].astype(dtype) for k in saved_names}
     return arguments_of(name, {**values, **switches})
 
 

@@ -31,19 +31,19 @@ def random_sizes(g, dtype):
 def state_of(parts, layers, directions):
     """The state of a layer, or of a stack of layers, from those of its cells: (h, cs) or (h,), in order."""
     cells = [LSTMState(*part[::-1]) if len(part) == 2 else GRUState(*part) for part in parts]
-    each = [tuple(cells[k : k + 2]) for k in range(0, len(cells), 2)] if directions == 2 else cells
-    return tuple(each) if layers > 1 else each[0]
+    states_of_layers = [tuple(cells[k : k + 2]) for k in range(0, len(cells), 2)] if directions == 2 else cells
+    return tuple(states_of_layers) if layers > 1 else states_of_layers[0]
 
 
 def parts_of(state, layers, directions):
     """The reverse of `state_of`."""
-    each = state if layers > 1 else [state]
-    return [cell[::-1] for part in each for cell in (part if directions == 2 else [part])]
+    states_of_layers = state if layers > 1 else [state]
+    return [cell[::-1] for part in states_of_layers for cell in (part if directions == 2 else [part])]
 
 
-def difference(found, expected, least=0.0):
+def difference(result, expected, least=0.0):
     """The largest one, of the largest entry of what is expected, or of `least` if that is more."""
-    largest, scale = np.abs(found - expected).max(initial=0), np.abs(expected).max(initial=least)
+    largest, scale = np.abs(result - expected).max(initial=0), np.abs(expected).max(initial=least)
     return 0.0 if largest == 0 else largest / scale
 
 
@@ -53,10 +53,10 @@ def errors_of(pairs, dtype, terms=None):
     `terms` has, by name, how large the sums would be that such an array consists of, if terms did not happen to cancel.
     """
     errors = {}
-    for what, (found, expected) in pairs.items():
+    for name, (result, expected) in pairs.items():
         expected = np.asarray(expected)
-        assert found.shape == expected.shape and found.dtype == dtype, what
-        errors[what] = difference(found, expected, (terms or {}).get(what, 0.0)) / float(np.finfo(dtype).eps)
+        assert result.shape == expected.shape and result.dtype == dtype, name
+        errors[name] = difference(result, expected, (terms or {}).get(name, 0.0)) / float(np.finfo(dtype).eps)
     return errors
 
 

@@ -21,32 +21,32 @@ from onnx_export.nodes import bodies
 
 KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())["ops"]
 CONTROL_FLOW = {"If", "Loop", "Scan"}
-USUAL = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
+DEFAULT_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 
 
 def fallbacks(model: ModelProto) -> list[str]:
     """Every node without a kernel on CUDA, and why."""
-    return [f"{each.op_type} {each.name}: {why}" for each, why, _ in _examined(model) if why]
+    return [f"{node.op_type} {node.name}: {why}" for node, why, _ in _examined(model) if why]
 
 
 def left(model: ModelProto) -> list[str]:
     """The ops of all nodes that are not folded."""
-    return [each.op_type for each, _, _ in _examined(model)]
+    return [node.op_type for node, _, _ in _examined(model)]
 
 
 def left_in_loops(model: ModelProto) -> list[str]:
     """Those of them that run at every step."""
-    return [each.op_type for each, _, looped in _examined(model) if looped]
+    return [node.op_type for node, _, looped in _examined(model) if looped]
 
 
 def sizes_left(model: ModelProto) -> list[str]:
     """Every node that computes a size at run time, and so is on the CPU or brings others there."""
-    return [f"{each.op_type} {each.name}" for each, _, _ in _examined(model) if each.op_type in ("Shape", "Size")]
+    return [f"{node.op_type} {node.name}" for node, _, _ in _examined(model) if node.op_type in ("Shape", "Size")]
 
 
 def refused_by_cuda_graphs(model: ModelProto) -> list[str]:
     """Every node for which onnxruntime refuses to capture a CUDA graph of the model."""
-    control_flow = [f"{each.op_type} {each.name}" for each, _, _ in _examined(model) if each.op_type in CONTROL_FLOW]
+    control_flow = [f"{node.op_type} {node.name}" for node, _, _ in _examined(model) if node.op_type in CONTROL_FLOW]
     return [*control_flow, *fallbacks(model), *sizes_left(model)]
 
 
@@ -62,14 +62,14 @@ def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str, bool]]:
         constants = constants | {tensor.name for tensor in graph.initializer}
         values = [*graph.input, *graph.value_info, *graph.output]
         fixed = {value.name for value in values if _is_fixed(value)}
-        for each in graph.node:
-            known = constants | fixed if each.op_type == "Shape" else constants
-            if each.op_type not in CONTROL_FLOW and known.issuperset(filter(None, each.input)):
-                constants.update(each.output)
+        for node in graph.node:
+            known_constants = constants | fixed if node.op_type == "Shape" else constants
+            if node.op_type not in CONTROL_FLOW and known_constants.issuperset(filter(None, node.input)):
+                constants.update(node.output)
                 continue
-            yield each, _why_not(each, types, opset), looped
-            for body in bodies(each):
-                yield from examined(body, constants, looped or each.op_type != "If")
+            yield node, _why_not(node, types, opset), looped
+            for body in bodies(node):
+                yield from examined(body, constants, looped or node.op_type != "If")
 
     return examined(model.graph, set(), False)
 
@@ -80,24 +80,24 @@ def _is_fixed(value: onnx.ValueInfoProto) -> bool:
     return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
-def _why_not(each: NodeProto, types: Mapping[str, int], opset: int) -> str:
-    if each.domain or each.op_type not in KERNELS:
+def _why_not(node: NodeProto, types: Mapping[str, int], opset: int) -> str:
+    if node.domain or node.op_type not in KERNELS:
         return "no kernel for it is known"
-    schema = onnx.defs.get_schema(each.op_type, opset, "")
-    rows = KERNELS[each.op_type]
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    rows = KERNELS[node.op_type]
     row = next((rows[versions] for versions in rows if _matches(versions, schema.since_version)), None)
     if row is None:
         return f"no kernel for version {schema.since_version}, only for {', '.join(rows)}"
     parameters = [
-        *zip(each.input, _formal(schema.inputs, len(each.input)), strict=True),
-        *zip(each.output, _formal(schema.outputs, len(each.output)), strict=True),
+        *zip(node.input, _formal(schema.inputs, len(node.input)), strict=True),
+        *zip(node.output, _formal(schema.outputs, len(node.output)), strict=True),
     ]
     for name, parameter in parameters:
         if name and parameter in row:
             kind = TensorProto.DataType.Name(types.get(name, 0)).lower()
             if kind not in row[parameter].split():
                 return f"no kernel for {name} of type {kind}"
-    return _why_no_cudnn(each) if each.op_type in USUAL else ""
+    return _why_no_cudnn(node) if node.op_type in DEFAULT_ACTIVATIONS else ""
 
 
 def _matches(versions: str, since: int) -> bool:
@@ -112,20 +112,20 @@ def _formal(parameters: list[onnx.defs.OpSchema.FormalParameter], count: int) ->
     return (names + names[-1:] * (count - len(names)))[:count]
 
 
-def _why_no_cudnn(each: NodeProto) -> str:
+def _why_no_cudnn(node: NodeProto) -> str:
     """onnxruntime's own rules for LSTM, GRU and RNN on CUDA."""
-    given = {attribute.name: _plain(attribute) for attribute in each.attribute}
-    if odd := given.keys() & {"clip", "activation_alpha", "activation_beta"}:
-        return f"cuDNN has no {', '.join(sorted(odd))}"
-    usual = USUAL[each.op_type]
-    activations = [name.lower() for name in given.get("activations", usual)]
-    if activations != usual * (len(activations) // len(usual)):
-        return f"cuDNN has no activations but {', '.join(usual)}"
-    if each.op_type == "GRU" and given.get("linear_before_reset", 0) != 1:
+    attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
+    if unknown_attributes := attributes.keys() & {"clip", "activation_alpha", "activation_beta"}:
+        return f"cuDNN has no {', '.join(sorted(unknown_attributes))}"
+    default_activations = DEFAULT_ACTIVATIONS[node.op_type]
+    activations = [name.lower() for name in attributes.get("activations", default_activations)]
+    if activations != default_activations * (len(activations) // len(default_activations)):
+        return f"cuDNN has no activations but {', '.join(default_activations)}"
+    if node.op_type == "GRU" and attributes.get("linear_before_reset", 0) != 1:
         return "cuDNN resets after the product (linear_before_reset=1)"
-    if each.op_type == "LSTM" and given.get("input_forget", 0) != 0:
+    if node.op_type == "LSTM" and attributes.get("input_forget", 0) != 0:
         return "cuDNN has no input_forget"
-    if each.op_type == "LSTM" and len(each.input) > 7 and each.input[7]:
+    if node.op_type == "LSTM" and len(node.input) > 7 and node.input[7]:
         return "cuDNN has no peephole"
     return ""
 

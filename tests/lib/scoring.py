@@ -15,13 +15,14 @@ import blockcell
 from blockcell import Bidirectional, Dense, Scorer, Stack, scorer
 
 
-def ends(layer: Any, state: Any, y: np.ndarray) -> np.ndarray:
+def final_outputs(layer: Any, state: Any, y: np.ndarray) -> np.ndarray:
     """The final h of the topmost layer; a Dense runs in no direction, and has the last step."""
     if isinstance(layer, Stack):
-        return ends(layer.layers[-1], state[-1], y)
+        return final_outputs(layer.layers[-1], state[-1], y)
     if isinstance(layer, Bidirectional):
         n = layer.fw.output_size
-        return np.concatenate([ends(layer.fw, state[0], y[:, :n]), ends(layer.bw, state[1], y[:, n:])])
+        parts = (layer.fw, state[0], y[:, :n]), (layer.bw, state[1], y[:, n:])
+        return np.concatenate([final_outputs(*part) for part in parts])
     return y[-1] if isinstance(layer, Dense) else state.h[0]
 
 
@@ -32,7 +33,7 @@ def alone(layer: Any, output: str | Callable[[np.ndarray], Any], x: np.ndarray, 
         return output(y[0].copy()) if callable(output) else y[0].copy()
     y = y[:, 0].copy()
     if output == "last":
-        return ends(layer, state, y)
+        return final_outputs(layer, state, y)
     if output == "mean":
         wide = np.promote_types(y.dtype, np.float32)
         total = np.zeros(y.shape[1], wide)
@@ -46,9 +47,9 @@ def alone(layer: Any, output: str | Callable[[np.ndarray], Any], x: np.ndarray, 
 def score_there(score: Scorer, xs: list[np.ndarray]) -> tuple[Any, int, bool, int]:
     """The results, how many files that took, whether the number of threads of other calls stayed, and the process."""
     files, threads = scorer._read_file.cache_info().misses, blockcell.get_num_threads()
-    found = bits(score(xs))
+    results = bits(score(xs))
     return (
-        found,
+        results,
         scorer._read_file.cache_info().misses - files,
         threads == blockcell.get_num_threads(),
         os.getpid(),

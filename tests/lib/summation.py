@@ -55,9 +55,9 @@ def mates(g, n):
 
 def factors(g, n, of, sign, single, dtype):
     """Weights of so many terms, of which n numbers each are summed up to about one."""
-    found = powers(g, (len(of), n), 0, np.finfo(real_of(dtype)).nmant - 10)
-    found[single] = powers(g, (len(single), n), -6, -2)
-    return found[of] * sign[:, None]
+    terms = powers(g, (len(of), n), 0, np.finfo(real_of(dtype)).nmant - 10)
+    terms[single] = powers(g, (len(single), n), -6, -2)
+    return terms[of] * sign[:, None]
 
 
 def sum_in_double(d, factors=1):
