@@ -66,8 +66,8 @@ def test_info(capsys):
 
 def test_info_as_json(capsys):
     assert cli.main(["info", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == {k: list(v) if isinstance(v, tuple) else v for k, v in blockcell.build_info().items()}
+    info = json.loads(capsys.readouterr().out)
+    assert info == {k: list(v) if isinstance(v, tuple) else v for k, v in blockcell.build_info().items()}
 
 
 INFO = "from blockcell.command import main; main(['info'])"
@@ -154,8 +154,8 @@ def test_errors_are_one_line(error, status, said, capsys, monkeypatch):
 def test_missing_extra(missing):
     result = python(blocking(*missing) + "from blockcell.command import main; sys.exit(main(['demo']))")
     assert result.returncode == 1 and not result.stdout
-    said = f'blockcell demo: {", ".join(missing)} not installed: pip install ".[demo]" in a checkout of blockcell\n'
-    assert result.stderr == said
+    message = f'blockcell demo: {", ".join(missing)} not installed: pip install ".[demo]" in a checkout of blockcell\n'
+    assert result.stderr == message
 
 
 @pytest.mark.parametrize("arguments", [["info"], ["info", "--json"], ["--help"]], ids=" ".join)

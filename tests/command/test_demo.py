@@ -106,7 +106,7 @@ def test_loss_that_is_not_finite():
     network, _ = demo.new_networks(0)
     network.net.set_weights(**{"1.b": np.full(10, np.nan, np.float32)})
     with pytest.raises(FloatingPointError, match="the GRU's loss became nan in epoch 1 of 20"):
-        demo.train(network, train, held_out, np.random.default_rng(0), lambda what, done, of: None)
+        demo.train(network, train, held_out, np.random.default_rng(0), lambda stage, done, of: None)
 
 
 # -------------------------------------------------------------------------------------------------------------- the ops
@@ -133,8 +133,8 @@ def test_graphs_are_checked_too(result):
         states = onnx_export.Session(check.op, attrs=attrs)(**values[check.op])._asdict()
         exact = FORMULAS[check.op](**values[check.op])._asdict()
         errors = {name: np.abs(states[name] - exact[name]).max() / np.abs(exact[name]).max() for name in exact}
-        found = check.runtimes["cpu"]
-        assert errors[found.output] * 2**23 == pytest.approx(found.error_eps) and found.error_eps < found.bound_eps
+        shown = check.runtimes["cpu"]
+        assert errors[shown.output] * 2**23 == pytest.approx(shown.error_eps) and shown.error_eps < shown.bound_eps
 
 
 def test_arguments_of_the_ops():
@@ -162,11 +162,11 @@ def test_sensitivity():
     """Of a product whose terms cancel it is large, of one whose terms agree it is at most half an eps and the sum's."""
     ones = {"x": np.ones((1, 2), np.float32), "h_prev": np.zeros((1, 1), np.float32), "b_c": np.zeros(1, np.float32)}
     gates = {"w_ru": np.zeros((3, 2), np.float32), "b_ru": np.full(2, -20, np.float32)}  # u = 0, so h = c
-    found = {}
-    for what, w_c in {"cancels": [[1000], [-999.9], [0]], "agrees": [[0.1], [0.1], [0]]}.items():
+    factors = {}
+    for case, w_c in {"cancels": [[1000], [-999.9], [0]], "agrees": [[0.1], [0.1], [0]]}.items():
         values = ones | gates | {"w_c": np.array(w_c, np.float32)}
-        found[what] = demo.sensitivity("GRUBlockCell", values, FORMULAS["GRUBlockCell"](**values)._asdict())["c"]
-    assert found["cancels"] > 1000 and 0 < found["agrees"] <= 1
+        factors[case] = demo.sensitivity("GRUBlockCell", values, FORMULAS["GRUBlockCell"](**values)._asdict())["c"]
+    assert factors["cancels"] > 1000 and 0 < factors["agrees"] <= 1
 
 
 def wrong(monkeypatch, name, factor):
@@ -329,7 +329,7 @@ def test_beside_tensorflow():
     ratios = {name: [] for name in raw_ops.__all__}
     for seed in range(6):
         values = demo.arguments(*demo.run(seed).networks, held_out.take(slice(demo.CHECKED)))
-        for name, found in ratios.items():
+        for name, ratios_of_op in ratios.items():
             exact = FORMULAS[name](**values[name])
             ours, theirs = (
                 max(
@@ -339,6 +339,6 @@ def test_beside_tensorflow():
                 for op in (getattr(raw_ops, name), getattr(tf.raw_ops, name))
             )
             print(f"seed {seed}, {name}: {ours:.2f} eps, TensorFlow {theirs:.2f}")
-            found.append(ours / theirs)
-    means = {name: np.exp(np.log(found).mean()) for name, found in ratios.items()}
+            ratios_of_op.append(ours / theirs)
+    means = {name: np.exp(np.log(ratios_of_op).mean()) for name, ratios_of_op in ratios.items()}
     assert all(mean <= 1.25 for mean in means.values()), means

@@ -56,9 +56,9 @@ def test_ops(name, dtype, level, side):
         threads = 2 if sizes in SIZES[-2:] else 1
         args = arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype])
         expected = run(name, args, level, num_threads=1)
-        given = {k: guarded(v, side) if isinstance(v, np.ndarray) else v for k, v in args.items()}
+        guarded_args = {k: guarded(v, side) if isinstance(v, np.ndarray) else v for k, v in args.items()}
         out = tuple(guarded(np.full_like(array, np.nan), side, writable=True) for array in expected)
-        assert same(run(name, given, level, threads, out), expected), sizes
+        assert same(run(name, guarded_args, level, threads, out), expected), sizes
 
 
 def turned(array):
@@ -79,15 +79,15 @@ def test_layers(name, dtype, side):
         y = layer(x, state)[0]
         assert same([layer(guard(x), like(state, guard))[0]], [y])
         assert same([layer(guard(turned(x)), like(state, guard), batch_first=True)[0]], [turned(y)])
-        for given in ({}, {"lengths": lengths, "reset": reset}, {"mask": ~reset, "masked": "repeat"}):
-            y, last, tape = layer.forward(x, state, **given)
+        for masks in ({}, {"lengths": lengths, "reset": reset}, {"mask": ~reset, "masked": "repeat"}):
+            y, last, tape = layer.forward(x, state, **masks)
             d_x, *expected = layer.backward(tape, y, last)
-            _, _, tape = layer.forward(guard(x), like(state, guard), **given)
+            _, _, tape = layer.forward(guard(x), like(state, guard), **masks)
             assert same((d_x, *expected), layer.backward(tape, guard(y), like(last, guard)))
             options = {
-                name: turned(value) if value.ndim == 2 else value for name, value in given.items() if name != "masked"
+                name: turned(value) if value.ndim == 2 else value for name, value in masks.items() if name != "masked"
             }
-            options |= {"masked": given.get("masked", "zero"), "batch_first": True}
+            options |= {"masked": masks.get("masked", "zero"), "batch_first": True}
             _, _, tape = layer.forward(guard(turned(x)), like(state, guard), **options)
             assert same((turned(d_x), *expected), layer.backward(tape, guard(turned(y)), like(last, guard)))
 
@@ -110,13 +110,13 @@ def test_torch_layout(kind, dtype, side):
 
         def calls(guard, out, x=x, first=first, weights=weights, y=y, tape=tape, last=last):
             """All results, forward and back."""
-            given = kind, x.shape + y.shape[2:], 2
+            call = kind, x.shape + y.shape[2:], 2
             x, first, weights, d_y = guard(x), [*map(guard, first)], [*map(guard, weights)], guard(y)
             outputs = [out(y), *map(out, last), out(tape)]
-            torch_layout.forward(*given, x, weights, first, None, outputs)
+            torch_layout.forward(*call, x, weights, first, None, outputs)
             gradients = [out(x), *map(out, weights), *map(out, first)]
             read, incoming = (guard(outputs[0]), guard(outputs[-1])), [d_y, *map(guard, last)]
-            torch_layout.backward(*given, *read, weights[:2], incoming, x, first, None, True, gradients)
+            torch_layout.backward(*call, *read, weights[:2], incoming, x, first, None, True, gradients)
             return outputs + gradients
 
         expected = calls(lambda array: array, np.zeros_like)

@@ -55,7 +55,7 @@ def test_every_attribute_has_another_value():
 @cache
 def expectations(name, dtype):
     """Arguments, what they are, and the formulas' results; the same for every level."""
-    found = []
+    cases = []
     for k, sizes in enumerate(SIZES):
         T = sizes[0]
         for use_peephole in (True, False) if any(tensor.peephole for tensor in OPS[name].inputs) else (False,):
@@ -68,17 +68,17 @@ def expectations(name, dtype):
                 use_peephole=use_peephole,
                 **(OTHER_VALUES if k % 2 else {}),
             )
-            found.append((args, f"T, B, I, H = {sizes}, peephole {use_peephole}", expected_of(name, args, dtype)))
-    return found
+            cases.append((args, f"T, B, I, H = {sizes}, peephole {use_peephole}", expected_of(name, args, dtype)))
+    return cases
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_formulas(name, dtype, level):
-    for args, what, expected in expectations(name, dtype):
+    for args, case_text, expected in expectations(name, dtype):
         for output, error in errors(run(name, args, level), expected, DTYPES[dtype]):
-            assert error <= BOUNDS[dtype], f"{output} is {error:.2f} eps off at {what}"
+            assert error <= BOUNDS[dtype], f"{output} is {error:.2f} eps off at {case_text}"
 
 
 @pytest.mark.parametrize("sizes", LARGE, ids=str)
@@ -99,16 +99,16 @@ def test_tensorflow(level):
         for name, result in results.items():
             steps = slice(case["compared"][name])
             expected, result = (a[steps].astype(np.float64) for a in (case["outputs"][name], result))
-            what = f"{case['op']} {case['case']} {name}"
+            place = f"{case['op']} {case['case']} {name}"
             finite = np.isfinite(expected)
-            np.testing.assert_array_equal(expected[~finite], result[~finite], err_msg=what)
+            np.testing.assert_array_equal(expected[~finite], result[~finite], err_msg=place)
             scale = max(1.0, np.abs(expected[finite]).max(initial=0))
             error = np.abs(expected - result)[finite].max(initial=0) / (eps * scale)
             # Weights times 20 make a sequence chaotic: each rounding grows from step to step, in anyone's arithmetic.
             # In one float32 case we are 32 eps from the formulas and TensorFlow is 11, in others it is the other way
             # round (test_against_tensorflow.py compares many); in float16 we are at most 3 off and TensorFlow 16.
             bound = {"f32": 40, "f16": 20}[case["dtype"]] if case["kind"] == "saturated" else 12
-            assert error <= bound, f"{what} is {error:.1f} eps off"
+            assert error <= bound, f"{place} is {error:.1f} eps off"
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -339,11 +339,11 @@ def bind_more(names, function):
 
 
 def test_what_is_new_in_the_table_reaches_the_kernel():
-    seen = {}
+    read_arguments = {}
 
-    def kernel(**given):
-        seen.update({k: v if isinstance(v, (int, float)) else np.array(v) for k, v in given.items()})
-        np.asarray(given["kept"])[...] = 9
+    def kernel(**tensors):
+        read_arguments.update({k: v if isinstance(v, (int, float)) else np.array(v) for k, v in tensors.items()})
+        np.asarray(tensors["kept"])[...] = 9
         return 0
 
     args = arguments(CELL.name) | {"mask": np.full((3, 5), 3, np.float32), "ignored": np.full((3, 2), 4, np.float32)}
@@ -352,9 +352,9 @@ def test_what_is_new_in_the_table_reaches_the_kernel():
     assert len(results) == 8 and (results[-1] == 9).all()
     for tensor in MORE.inputs:
         if tensor.read:
-            np.testing.assert_array_equal(seen.pop(tensor.name), args[tensor.name])
-    assert not {tensor.name for tensor in MORE.outputs} - seen.keys() and seen["scratch"].size == 64
-    values = {name: value for name, value in seen.items() if not isinstance(value, np.ndarray)}
+            np.testing.assert_array_equal(read_arguments.pop(tensor.name), args[tensor.name])
+    assert not {tensor.name for tensor in MORE.outputs} - read_arguments.keys() and read_arguments["scratch"].size == 64
+    values = {name: value for name, value in read_arguments.items() if not isinstance(value, np.ndarray)}
     expected = {"zoneout": 0.5, "forget_bias": 1.25, "cell_clip": 2.5, "use_peephole": True, "coupled": True}
     assert values == expected | {"phase": 7.0, "threads": 1, "members": 1, "ready": 1}
     with pytest.raises(TypeError, match=r"^LSTMBlockCell: zoneout is 'no'; expected a real number"):
@@ -438,7 +438,7 @@ def test_swaps_show(name):
     file would fail by far.  (test_mutants.py swaps them in the kernels' source.)"""
     args = arguments(name, sizes_of(3, 4, 6, 5), dtype=np.float64)
     right = FORMULAS[name](**args)
-    for what, swapped in swaps(name):
+    for pair, swapped in swaps(name):
         wrong = FORMULAS[name](**swapped(args))
         most = max(np.abs(p - q).max() / np.abs(p).max() for p, q in zip(right, wrong, strict=True))
-        assert most > 1e-2, f"{what} swapped changes results by {most:.1e} only"
+        assert most > 1e-2, f"{pair} swapped changes results by {most:.1e} only"

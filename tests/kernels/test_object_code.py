@@ -44,15 +44,15 @@ def inner_loops(instructions: list[tuple[int, str, str]]):
 
 
 def functions_of_tile(text: str) -> dict[str, list[tuple[int, str, str]]]:
-    found: dict[str, list[tuple[int, str, str]]] = {}
+    instructions: dict[str, list[tuple[int, str, str]]] = {}
     current: list[tuple[int, str, str]] = []
     for line in text.splitlines():
         head = re.match(r"[0-9a-f]+ <(\w*4tile_(\w+?)(?:\.\S+)?)>:", line)
         if re.match(r"[0-9a-f]+ <", line):
-            current = found.setdefault(head[1], []) if head and head[2] in ROWS else []
+            current = instructions.setdefault(head[1], []) if head and head[2] in ROWS else []
         elif match := LINE.match(line):
             current.append((int(match[1], 16), match[2], match[3]))
-    return found
+    return instructions
 
 
 def disassembly(module: str, level: str) -> str:

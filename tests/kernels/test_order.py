@@ -48,7 +48,7 @@ def gates_of(name):
     return {"w": 4} if "LSTM" in name else {"w": 1} if "rnn" in name else {"w_ru": 2, "w_c": 1}
 
 
-def taken(name, args, dtype):
+def arguments_of_op(name, args, dtype):
     """Those that the op takes."""
     inputs = {tensor.name: args[tensor.name].astype(dtype) for tensor in OPS[name].inputs}
     return {"seq_len_max": len(args["x"]), **inputs} | ({"use_peephole": True} if "LSTM" in name else {})
@@ -69,7 +69,7 @@ def forward_case(name, T, B, I, H, dtype):
         args[key] = g.uniform(-1, 1, (B, H))[:, units[0]]
     for key in ("wci", "wcf", "wco", "b_hc"):
         args[key] = g.uniform(-1, 1, H)[units[0]]
-    return taken(name, args, dtype)
+    return arguments_of_op(name, args, dtype)
 
 
 @cache
@@ -103,7 +103,7 @@ def backward_case(name, T, B, I, H, dtype):
     exponents[single] = 0
     for key in ("h_grad", "cs_grad", *(("i", "f", "o", "ci", "u", "c", "h") if several else ())):
         args[key] = args[key] * 2.0 ** exponents[row]
-    return taken(name, args, dtype)
+    return arguments_of_op(name, args, dtype)
 
 
 # --------------------------------------------------------------------------------------------------- the same by numpy
@@ -285,9 +285,9 @@ def backward(name, *case):
 
 
 # --------------------------------------------------------------------------------------------------------------- tests
-def others(found, expected):
+def differing_names(results, expected):
     """The results that are not the same."""
-    return [name for name, a, b in zip(expected._fields, found, expected, strict=True) if not same([a], [b])]
+    return [name for name, a, b in zip(expected._fields, results, expected, strict=True) if not same([a], [b])]
 
 
 @pytest.mark.meet(3)
@@ -297,7 +297,7 @@ def others(found, expected):
 def test_forward(name, path, dtype, level):
     *sizes, threads = path
     args = forward_case(name, *sizes, DTYPES[dtype])
-    assert not others(run(name, args, level, num_threads=threads), forward(name, args, level))
+    assert not differing_names(run(name, args, level, num_threads=threads), forward(name, args, level))
 
 
 @pytest.mark.meet(3)
@@ -308,7 +308,7 @@ def test_backward(name, path, dtype, level):
     """That layers have the same gradients as ops, test_layers.py says."""
     *sizes, threads = path
     args = backward_case(name, *sizes, DTYPES[dtype])
-    assert not others(run(name, args, level, num_threads=threads), backward(name, *sizes, DTYPES[dtype]))
+    assert not differing_names(run(name, args, level, num_threads=threads), backward(name, *sizes, DTYPES[dtype]))
 
 
 @pytest.mark.meet(2)
@@ -450,17 +450,17 @@ def test_projection_backward(path, dtype):
         d_x, d_state, grads = layer.backward(tape, args["h_grad"], (args["cs_last_grad"], args["h_last_grad"]))
     a = widened(args)
     expected = projected_backward(a, a["w_p"])
-    found = {"x": d_x, "cs": d_state.cs, "h": d_state.h, **grads}
+    results = {"x": d_x, "cs": d_state.cs, "h": d_state.h, **grads}
     with np.errstate(over="ignore"):
-        wrong = [name for name, e in expected.items() if not same([found[name]], [e.astype(dtype)])]
-    assert not wrong
+        differing = [name for name, e in expected.items() if not same([results[name]], [e.astype(dtype)])]
+    assert not differing
 
 
 def descending(term, start, stop, ascending=chains):
     return ascending(lambda k: term(start + stop - 1 - k), start, stop)
 
 
-def changed(name, dtype, what, value, monkeypatch):
+def changed(name, dtype, name_of_part, value, monkeypatch):
     """The results that are not the same where `what`, of summation.py or of this file, is another."""
     case = 1, 400, 70, 90, DTYPES[dtype]
 
@@ -470,17 +470,17 @@ def changed(name, dtype, what, value, monkeypatch):
         return backward.__wrapped__(name, *case)
 
     promised = results()
-    monkeypatch.setitem(vars(summation) if what in vars(summation) else globals(), what, value)
-    return others(results(), promised)
+    monkeypatch.setitem(vars(summation) if name_of_part in vars(summation) else globals(), name_of_part, value)
+    return differing_names(results(), promised)
 
 
 @pytest.mark.meet(2)
-@pytest.mark.parametrize("what, value", [("BLOCK", 32), ("BLOCK", 128), ("chains", descending)])
+@pytest.mark.parametrize("name_of_part, value", [("BLOCK", 32), ("BLOCK", 128), ("chains", descending)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*STEPS, *BACKWARD])
-def test_another_order_shows(name, dtype, what, value, monkeypatch):
+def test_another_order_shows(name, dtype, name_of_part, value, monkeypatch):
     sums = [result for result in OPS[name].result._fields if result != "cs_prev_grad"]
-    assert changed(name, dtype, what, value, monkeypatch) == sums
+    assert changed(name, dtype, name_of_part, value, monkeypatch) == sums
 
 
 @pytest.mark.parametrize("value", [128, 512])

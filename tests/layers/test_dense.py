@@ -40,7 +40,7 @@ def results(layer, x, d_y, **options):
     return [y, d_x, *grads.values()]
 
 
-def given(layer, T, B, *key):
+def draw_arguments(layer, T, B, *key):
     g = rng("dense", T, B, *key)
     x = g.uniform(-1, 1, (T, B, layer.input_size)).astype(layer.dtype)
     return x, g.standard_normal((T, B, layer.output_size)).astype(layer.dtype)
@@ -55,7 +55,7 @@ def test_formulas(activation, dtype):
     """That of the gradient starts from the layer's own y."""
     for T, B, I, O in [*SIZES, *LARGE]:
         layer = dense(I, O, dtype, activation)
-        x, d_y = given(layer, T, B)
+        x, d_y = draw_arguments(layer, T, B)
         weights = layer.weights
         y, *grads = results(layer, x, d_y)
         expected = [
@@ -65,16 +65,16 @@ def test_formulas(activation, dtype):
         if activation == "softmax" and O == 1:
             assert (y == 1).all() and not any(grad.any() for grad in grads)
             continue
-        for name, result, wanted in zip(("y", "x", "w", "b"), [y, *grads], expected, strict=True):
-            assert result.dtype == dtype and result.shape == wanted.shape
-            error = error_in_eps(result, wanted, float(np.finfo(dtype).eps))
+        for name, result, exact in zip(("y", "x", "w", "b"), [y, *grads], expected, strict=True):
+            assert result.dtype == dtype and result.shape == exact.shape
+            error = error_in_eps(result, exact, float(np.finfo(dtype).eps))
             assert error <= BOUNDS[dtype], f"{name} is {error:.2f} eps off at {T, B, I, O}"
 
 
 @ALL
 def test_the_formula_of_the_gradient_is_the_derivative(activation):
     layer = dense(3, 4, np.float64, activation)
-    x, d_y = given(layer, 2, 5)
+    x, d_y = draw_arguments(layer, 2, 5)
     arrays = {"x": x, **layer.weights}
     y = formulas.dense(**arrays, activation=activation)
     grads = formulas.dense_grad(x=x, w=arrays["w"], y=y, d_y=d_y, activation=activation)
@@ -90,7 +90,7 @@ def test_the_formula_of_the_gradient_is_the_derivative(activation):
 @EVERY_DTYPE
 def test_activations_differ(dtype):
     """An activation left out, or another one, is far outside all bounds, forward and backward."""
-    x, d_y = given(dense(5, 6, dtype), 3, 4)
+    x, d_y = draw_arguments(dense(5, 6, dtype), 3, 4)
     of = {name: results(Dense(*dense(5, 6, dtype).weights.values(), name), x, d_y) for name in ACTIVATIONS}
     for a, b in itertools.combinations(ACTIVATIONS, 2):
         for one, other in zip(of[a], of[b], strict=True):
@@ -176,8 +176,8 @@ def test_order(dtype, path, level):
         d_x, _, grads = layer.backward(layer.forward(x)[2], d_y)
         x, d, w = (array.astype(real_of(x.dtype)) for array in (x.reshape(T * B, I), d_y.reshape(T * B, O), w))
         expected = product(0, d, w.T), over_rows(lambda r: x[r, :, None] * d[r], len(d)), sum_in_double(d)
-        found = d_x.reshape(T * B, I), grads["w"], grads["b"]
-        assert same(found, [np.asarray(part).astype(dtype, order="C") for part in expected])
+        gradients = d_x.reshape(T * B, I), grads["w"], grads["b"]
+        assert same(gradients, [np.asarray(part).astype(dtype, order="C") for part in expected])
 
 
 # --------------------------------------------------------------------------------------------------------- same bits
@@ -192,17 +192,17 @@ def test_any_rows_on_any_threads(case, dtype, seed):
             int(g.choice(sizes)) for sizes in ([1, 2, 5, 9], [1, 3, 7, 40, 97], [0, 1, 33, 130], [1, 10, 70, 300])
         )
         layer = dense(I, O, dtype, activation, case)
-        x, d_y = given(layer, T, B, case)
+        x, d_y = draw_arguments(layer, T, B, case)
         lengths = g.integers(0, T + 1, B) if g.random() < 0.5 else None
         whole = results(layer, x, d_y, lengths=lengths)
-        ends = np.full(B, T) if lengths is None else lengths
-        past = np.arange(T)[:, None] >= ends
+        row_ends = np.full(B, T) if lengths is None else lengths
+        past = np.arange(T)[:, None] >= row_ends
         for _ in range(3):
             with on_threads(int(g.integers(1, 9))):
                 assert same(results(layer, x, d_y, lengths=lengths), whole)
                 b = int(g.integers(B))
-                alone = results(layer, x[: ends[b], b : b + 1], d_y[: ends[b], b : b + 1])
-                assert same([part[: ends[b], b : b + 1] for part in whole[:2]], alone[:2])
+                alone = results(layer, x[: row_ends[b], b : b + 1], d_y[: row_ends[b], b : b + 1])
+                assert same([part[: row_ends[b], b : b + 1] for part in whole[:2]], alone[:2])
                 stream, steps = layer.stream(B), x.copy()
                 first = int(g.integers(0, T + 1))
                 y = np.concatenate([stream.run(steps[:first]), *(stream.step(step)[None] for step in steps[first:])])
@@ -233,10 +233,10 @@ def test_scratch_is_enough(threads, activation):
 
 
 # ---------------------------------------------------------------------------------------------------------- last steps
-def last_rows(array, ends):
+def last_rows(array, row_ends):
     """The rows of [T,B,.] at each row's last step; zeros for a row without steps."""
-    at_ends = array[ends - 1, np.arange(len(ends))] if len(array) else 0
-    return np.where((ends > 0)[:, None], at_ends, np.zeros(array.shape[1:], array.dtype))
+    at_ends = array[row_ends - 1, np.arange(len(row_ends))] if len(array) else 0
+    return np.where((row_ends > 0)[:, None], at_ends, np.zeros(array.shape[1:], array.dtype))
 
 
 @pytest.mark.usefixtures("level")
@@ -250,17 +250,17 @@ def test_last(case, dtype, seed):
         T, B, I, O = (int(g.choice(sizes)) for sizes in ([1, 2, 5], [1, 3, 40], [1, 33, 130], [2, 10, 70]))
         layer = dense(I, O, dtype, activation, last=True)
         plain = dense(I, O, dtype, activation)
-        x, d_y = given(layer, T, B, case)
+        x, d_y = draw_arguments(layer, T, B, case)
         lengths = g.integers(0, T + 1, B) if case % 2 else None
-        ends = np.full(B, T) if lengths is None else lengths
-        x[np.arange(T)[:, None] >= ends] = np.nan
+        row_ends = np.full(B, T) if lengths is None else lengths
+        x[np.arange(T)[:, None] >= row_ends] = np.nan
         with on_threads(int(g.integers(1, 5))):
             y, d_x, *grads = results(layer, x, d_y[0], lengths=lengths)
-            (expected,), (d_rows,), *expected_grads = results(plain, last_rows(x, ends)[None], d_y[:1])
+            (expected,), (d_rows,), *expected_grads = results(plain, last_rows(x, row_ends)[None], d_y[:1])
             assert y.shape == (B, O) and same(y, expected)
-            assert same(y[ends > 0], last_rows(plain(x, lengths=lengths)[0], ends)[ends > 0])
+            assert same(y[row_ends > 0], last_rows(plain(x, lengths=lengths)[0], row_ends)[row_ends > 0])
             assert same(grads, expected_grads)
-            at = np.arange(T)[:, None] == ends - 1
+            at = np.arange(T)[:, None] == row_ends - 1
             assert same(d_x, np.where(at[..., None], d_rows, 0).astype(dtype))
             none = layer.backward(layer.forward(x, lengths=lengths)[2], None)
             assert not any(array.any() for array in (none[0], *none[2].values()))
@@ -443,9 +443,9 @@ def test_ends(kind, ragged, dtype):
     net = Stack([layer, Dense(*head.weights.values(), "tanh", last="ends")])
     x = rng("ends", kind).uniform(-1, 1, (T, B, 3)).astype(dtype)
     lengths = np.array([5, 0, 1, 3, 5, 2]) if ragged else None
-    ends = np.full(B, T) if lengths is None else lengths
+    row_ends = np.full(B, T) if lengths is None else lengths
     h, state, tape = layer.forward(x, lengths=lengths)
-    rows = np.where(backwards, h[0], last_rows(h, ends))
+    rows = np.where(backwards, h[0], last_rows(h, row_ends))
     y, states, net_tape = net.forward(x, lengths=lengths)
     assert same((y, states), (head(rows[None])[0][0], (state, ())))
     assert same(net(x, lengths=lengths), (y, states))
@@ -457,12 +457,12 @@ def test_ends(kind, ragged, dtype):
     _, d_rows, *expected = results(head, rows[None], d_y[None])
     d_h = np.zeros_like(h)
     for b in range(B):
-        if ends[b]:
-            d_h[ends[b] - 1, b, ~backwards] = d_rows[0, b, ~backwards]
+        if row_ends[b]:
+            d_h[row_ends[b] - 1, b, ~backwards] = d_rows[0, b, ~backwards]
             d_h[0, b, backwards] = d_rows[0, b, backwards]
-    wanted = layer.backward(tape, d_h)
-    assert same((d_x, d_state[0]), wanted[:2])
-    assert same(list(grads.values()), [*wanted[2].values(), *expected])
+    expected_gradients = layer.backward(tape, d_h)
+    assert same((d_x, d_state[0]), expected_gradients[:2])
+    assert same(list(grads.values()), [*expected_gradients[2].values(), *expected])
 
 
 def states_of(layer, state):
@@ -630,7 +630,7 @@ def test_backward_refuses_other_shapes():
 def test_a_tape_has_copies():
     for last in (False, True):
         layer = dense(3, 4, np.float64, "tanh", last=last)
-        x, d_y = given(layer, 5, 6)
+        x, d_y = draw_arguments(layer, 5, 6)
         d_y = d_y[0] if last else d_y
         y, _, tape = layer.forward(x)
         expected = layer.backward(tape, d_y)

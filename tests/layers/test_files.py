@@ -123,12 +123,12 @@ def test_round_trip_of_quantized_layers(name, scheme, suffix, tmp_path):
 def test_each_kind_of_file_has_its_function(tmp_path):
     path = tmp_path / "a.npz"
     GRU.init(2, 3).save(path)
-    said = f"{path} cannot be read as a layer of blockcell: it is not quantized; read it with blockcell.load(path)"
-    with pytest.raises(blockcell.FormatError, match=re.escape(said)):
+    message = f"{path} cannot be read as a layer of blockcell: it is not quantized; read it with blockcell.load(path)"
+    with pytest.raises(blockcell.FormatError, match=re.escape(message)):
         Quantized.load(path)
     GRU.init(2, 3).quantize("int8").save(path)
-    said = "it is quantized, to 'int8'; expected a file of a layer's own save: read this one with blockcell.Quant"
-    with pytest.raises(blockcell.FormatError, match=re.escape(said)):
+    message = "it is quantized, to 'int8'; expected a file of a layer's own save: read this one with blockcell.Quant"
+    with pytest.raises(blockcell.FormatError, match=re.escape(message)):
         blockcell.load(path)
 
 
@@ -136,13 +136,13 @@ def test_each_kind_of_file_has_its_function(tmp_path):
 def test_the_bytes_of_a_file(suffix, tmp_path):
     """Half or a quarter of those of the weights."""
     layer, path, sizes = LSTM.init(100, 100, seed=0), tmp_path / f"a{suffix}", []
-    for each in (layer, *map(layer.quantize, SCHEMES)):
-        each.save(path)
+    for layer_or_quantized in (layer, *map(layer.quantize, SCHEMES)):
+        layer_or_quantized.save(path)
         sizes.append(path.stat().st_size)
     weights, biases, scales = (4 * size for size in (200 * 400, 400, 400))
     expected = [weights + biases, weights // 2 + biases, weights // 4 + biases + scales]
     print(suffix, sizes)
-    assert all(0 < found - wanted < 3000 for found, wanted in zip(sizes, expected, strict=True))
+    assert all(0 < size - expected_size < 3000 for size, expected_size in zip(sizes, expected, strict=True))
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -293,8 +293,8 @@ def test_npz_is_what_zipfile_writes(offset):
     if sys.version_info >= (3, 11, 4):  # zipfile wrote invalid local headers with force_zip64 before
         assert ours.getvalue() == theirs.getvalue()
     if not offset:
-        with np.load(io.BytesIO(ours.getvalue())) as found:
-            assert [*found] == ["blockcell", *arrays] and found["1.b"].tobytes() == arrays["1.b"].tobytes()
+        with np.load(io.BytesIO(ours.getvalue())) as archive:
+            assert [*archive] == ["blockcell", *arrays] and archive["1.b"].tobytes() == arrays["1.b"].tobytes()
 
 
 @pytest.mark.parametrize("size", [2**31 - 1, 2**31, 2**33])
@@ -910,19 +910,19 @@ def test_what_a_file_may_take(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MOST_ARRAYS", 2**8)
     many = {f"w{k}": np.zeros(0, np.float32) for k in range(2**11)}
     large = np.zeros(2**23, np.float32)
-    found = {}
+    peaks = {}
     for suffix in FORMATS:
         for case, more in {"many": many, "large": {"x": large}, "large weights": {"b_c": large}}.items():
             write(tmp_path / f"a{suffix}", json.dumps(GRU_TEXT), WEIGHTS | more)
-            found[suffix, case] = refusal(tmp_path / f"a{suffix}")
+            peaks[suffix, case] = refusal(tmp_path / f"a{suffix}")
     np.savez_compressed(tmp_path / "a.npz", blockcell=np.array(json.dumps(GRU_TEXT)), **WEIGHTS, x=large)
-    found["a bomb"] = refusal(tmp_path / "a.npz")
+    peaks["a bomb"] = refusal(tmp_path / "a.npz")
     with open(tmp_path / "a.safetensors", "wb") as file:  # most of it on no disk
         file.write(tensors(GRU_HEADER | {"w": {"dtype": "F32", "shape": [2**36], "data_offsets": [0, 2**38]}}))
         file.truncate(file.tell() + 2**38)
-    found["sparse"] = refusal(tmp_path / "a.safetensors")
-    print(found)
-    assert max(found.values()) < 2**22
+    peaks["sparse"] = refusal(tmp_path / "a.safetensors")
+    print(peaks)
+    assert max(peaks.values()) < 2**22
 
 
 class Bomb:

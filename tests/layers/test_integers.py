@@ -217,7 +217,7 @@ def test_bits_do_not_depend_on_anything_else(case, seed):
         own = quantized.stream(B)
         cut = int(rng.integers(0, T + 1))
         assert same(np.concatenate([stream.run(x[:cut]), stream.run(x[cut:])]), whole)
-        assert same(np.stack([own.step(each) for each in x]), whole)
+        assert same(np.stack([own.step(step_x) for step_x in x]), whole)
         assert same(np.stack([pickle.loads(pickle.dumps(own)).step(x[0])]), np.stack([own.step(x[0])]))
     finally:
         blockcell.set_num_threads(threads)

@@ -77,8 +77,8 @@ def test_values(name, dtype, given):
         bound = BOUNDS[dtype] * (2 if dtype == "float16" else 1)
         y, last, _ = layer.forward(x, **{key: values[key] for key in given.split()})
         check(y, expected, bound, f"y at {T, B, I, H}")
-        for got, wanted in zip(leaves(last), leaves(expected_last), strict=True):
-            check(got, wanted, bound, f"state at {T, B, I, H}")
+        for got, exact in zip(leaves(last), leaves(expected_last), strict=True):
+            check(got, exact, bound, f"state at {T, B, I, H}")
         y2, last2 = layer(x, **{key: values[key] for key in given.split()})
         assert same([y, *leaves(last)], [y2, *leaves(last2)])
 
@@ -153,9 +153,9 @@ def test_backward_is_the_derivative(name, given):
         y, last = changed(x, state, **options)
         return (y * d_y).sum() + sum((a * d).sum() for a, d in zip(leaves(last), leaves(d_last), strict=True))
 
-    def compare(gradient, direction, function, at, what):
+    def compare(gradient, direction, function, at, place):
         expected = derivative(function, at, direction)
-        assert (gradient * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), what
+        assert (gradient * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), place
 
     for t, b in itertools.product(range(T), range(B)):  # every row of x: lengths and resets differ among them
         direction = np.zeros_like(x)
@@ -198,8 +198,8 @@ def test_backward_of_the_smaller_dtypes(name, dtype):
         # In float16 the gradients that one layer passes to another are rounded once more.
         bound = BOUNDS[dtype] * (2 if dtype == "float16" and name not in SINGLE else 1)
         check(results[0], expected[0], bound, "d_x")
-        for got, wanted in zip(leaves(results[1]), leaves(expected[1]), strict=True):
-            check(got, wanted, bound, "d_state")
+        for got, exact in zip(leaves(results[1]), leaves(expected[1]), strict=True):
+            check(got, exact, bound, "d_state")
         for key, value in results[2].items():
             check(value, expected[2][key], bound, key)
 
@@ -225,8 +225,8 @@ def test_final_gradient_alone():
     assert same([y, *leaves(last)], [expected[0], *leaves(expected[1])])
     d_last = (LSTMState(None, last[0].h), None, *last[2:])
     whole = (LSTMState(np.zeros_like(last[0].cs), last[0].h), zeros[1], *last[2:])
-    got, wanted = layer.backward(tape, None, d_last), layer.backward(tape, np.zeros_like(y), whole)
-    assert same([got[0], *leaves(got[1]), *got[2].values()], [wanted[0], *leaves(wanted[1]), *wanted[2].values()])
+    got, expected = layer.backward(tape, None, d_last), layer.backward(tape, np.zeros_like(y), whole)
+    assert same([got[0], *leaves(got[1]), *got[2].values()], [expected[0], *leaves(expected[1]), *expected[2].values()])
 
 
 def test_truncated_backpropagation_sees_its_own_steps():

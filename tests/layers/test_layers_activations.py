@@ -23,7 +23,7 @@ CELLS = {"LSTM": lstm, "GRU": gru, "GRU reset after": reset_after, "RNN": rnn}
 GATED = [name for name in CELLS if name != "RNN"]
 
 
-def made(cell, dtype, activations, I=5, H=37):
+def make_layer(cell, dtype, activations, I=5, H=37):
     """One with weights so small that nothing grows."""
     layer = CELLS[cell](I, H, np.float64, **activations)
     layer.set_weights(**{name: 0.4 * weight for name, weight in layer.weights.items()})
@@ -62,7 +62,7 @@ def pairs():
 @pytest.mark.parametrize(("cell", "activations"), list(pairs()), ids=str)
 def test_formulas(cell, activations, dtype, level):
     T, B, I = 2, 7, 5
-    layer = made(cell, DTYPES[dtype], activations)
+    layer = make_layer(cell, DTYPES[dtype], activations)
     g = rng("activations", cell, str(activations))
     x = g.uniform(-1, 1, (T, B, I)).astype(dtype)
     state = type(layer(x)[1])(*(g.uniform(-0.5, 0.5, (B, 37)).astype(dtype) for _ in layer._state._fields))
@@ -82,7 +82,7 @@ def test_formulas(cell, activations, dtype, level):
 def test_the_usual_ones_change_nothing(cell):
     """Named or not, and with a name that is not usual beside them."""
     T, B = 5, 3
-    plain, named = made(cell, np.float32, {}), made(cell, np.float32, DEFAULTS)
+    plain, named = make_layer(cell, np.float32, {}), make_layer(cell, np.float32, DEFAULTS)
     x = rng("usual").standard_normal((T, B, 5)).astype(np.float32)
     state = plain(x)[1]
     assert same(run_all(plain, x, state), run_all(named, x, state))
@@ -92,7 +92,7 @@ def test_the_usual_ones_change_nothing(cell):
 @pytest.mark.parametrize("activation", ALL, ids=str)
 def test_a_layer_is_the_op(activation):
     T, B, I, H = 4, 3, 5, 21
-    layer = made("RNN", np.float32, {"activation": activation}, I, H)
+    layer = make_layer("RNN", np.float32, {"activation": activation}, I, H)
     x = rng("rnn").uniform(-1, 1, (T, B, I)).astype(np.float32)
     zeros = np.zeros((B, H), np.float32)
     y, last, tape = layer.forward(x)
@@ -107,9 +107,9 @@ def test_a_layer_is_the_op(activation):
 # ------------------------------------------------------------------------------------------------------- the arguments
 def test_what_a_layer_has():
     """The canonical form: the name alone where the parameters have their defaults."""
-    given = [("leaky_relu", 0.2), ("hard_sigmoid", 0.2), ["elu", 2], ("relu",), "selu"]
+    values = [("leaky_relu", 0.2), ("hard_sigmoid", 0.2), ["elu", 2], ("relu",), "selu"]
     expected = ["leaky_relu", ("hard_sigmoid", 0.2, 0.5), ("elu", 2.0), "relu", "selu"]
-    for value, canonical in zip(given, expected, strict=True):
+    for value, canonical in zip(values, expected, strict=True):
         layer = GRU.init(2, 3, seed=0, activation=value, recurrent_activation=value)
         assert layer.activation == layer.recurrent_activation == canonical
         for again in (copy.copy(layer), pickle.loads(pickle.dumps(layer))):

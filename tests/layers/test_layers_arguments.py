@@ -54,8 +54,8 @@ def test_any_layout_of_memory(name, dtype):
     for other in (np.asfortranarray, strided, read_only, byte_swapped):
         options = {"lengths": other(lengths), "reset": other(reset)}
         results = run_all(layer, other(x), like(state, other), other(d_y), **options)
-        for one, wanted in zip(results, expected, strict=True):
-            assert same(one, wanted)
+        for result, exact in zip(results, expected, strict=True):
+            assert same(result, exact)
         assert same(leaves(layer(other(x))), leaves(layer(x)))
         assert same(leaves(layer(other(x), like(state, other))), leaves(layer(x, state)))
         swapped = copy.copy(layer)
@@ -64,17 +64,17 @@ def test_any_layout_of_memory(name, dtype):
     results = run_all(
         layer, x.tolist(), like(state, lambda a: a)[:], d_y.tolist(), lengths=lengths.tolist(), reset=reset.tolist()
     )
-    for one, wanted in zip(results, expected, strict=True):
-        assert same(one, wanted)
+    for result, exact in zip(results, expected, strict=True):
+        assert same(result, exact)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_lists_make_float32_layers(name):
     layer = LAYERS[name](2, 3, np.float32)
-    made = type(layer)(**{key: value.tolist() for key, value in layer.weights.items()})
-    assert made.dtype == np.float32
+    layer_of_lists = type(layer)(**{key: value.tolist() for key, value in layer.weights.items()})
+    assert layer_of_lists.dtype == np.float32
     x = rng("lists").uniform(-1, 1, (4, 2, 2)).astype(np.float32)
-    assert same([made(x.tolist(), [a.tolist() for a in layer(x)[1]])[0]], [layer(x, layer(x)[1])[0]])
+    assert same([layer_of_lists(x.tolist(), [a.tolist() for a in layer(x)[1]])[0]], [layer(x, layer(x)[1])[0]])
 
 
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN, Dense])
@@ -123,9 +123,9 @@ def test_states_by_name():
     by_number = {1: [fw, {"h": bw.h, "cs": bw.cs}], 0: MappingProxyType(lstm._asdict())}
     y, last, tape = layer.forward(x, state)
     expected = layer.backward(tape, y, state)
-    for given in (by_name, by_number):
-        assert same((y, last), layer(x, given)) and same((y, last), layer.forward(x, given)[:2])
-        assert same(expected, layer.backward(tape, y, given))
+    for states in (by_name, by_number):
+        assert same((y, last), layer(x, states)) and same((y, last), layer.forward(x, states)[:2])
+        assert same(expected, layer.backward(tape, y, states))
     assert same(
         layer(x, {0: None, 1: {"fw": fw, "bw": {"cs": bw.cs, "h": None}}}), layer(x, (None, (fw, (bw.cs, None))))
     )
@@ -149,11 +149,11 @@ def test_states_of_one_row(dtype):
     one = LSTMState(*(array[:1].astype(dtype) for array in lstm)), gru.h[:1].astype(dtype)
     many = [LSTMState(*(array.repeat(6, 0) for array in one[0])), {"h": one[1].repeat(6, 0)}]
     y, last, tape = layer.forward(x, many)
-    for given in ((one[0], [one[1]]), {0: {"cs": one[0].cs, "h": many[0].h}, 1: {"h": np.asfortranarray(one[1])}}):
-        assert same((y, last), layer(x, given)) and same((y, last), layer.forward(x, given)[:2])
-        assert same(layer.backward(tape, y, last), layer.backward(layer.forward(x, given)[2], y, last))
+    for states in ((one[0], [one[1]]), {0: {"cs": one[0].cs, "h": many[0].h}, 1: {"h": np.asfortranarray(one[1])}}):
+        assert same((y, last), layer(x, states)) and same((y, last), layer.forward(x, states)[:2])
+        assert same(layer.backward(tape, y, last), layer.backward(layer.forward(x, states)[2], y, last))
         stream = layer.stream(6)
-        stream.state = given
+        stream.state = states
         assert same(stream.state, tuple(map(tuple, (many[0], many[1].values()))))
         assert same(stream.run(x), y)
     with pytest.raises(ValueError, match=r"state.0.h has shape \(2, 4\); expected \(B, H\) = \(6, 4\)"):
@@ -171,23 +171,23 @@ def test_states_by_name_without_those_that_have_none():
     y, last, tape = layer.forward(x, state)
     expected = layer.backward(tape, y, state)
     stream = layer.stream(6)
-    for given in ({0: lstm, 2: gru}, {2: gru, "3": (), 0: lstm}, {0: lstm, 1: {"1": ()}, 2: gru}):
-        assert same((y, last), layer(x, given)) and same((y, last), layer.forward(x, given)[:2])
-        assert same(expected, layer.backward(tape, y, given))
-        stream.state = given
+    for states in ({0: lstm, 2: gru}, {2: gru, "3": (), 0: lstm}, {0: lstm, 1: {"1": ()}, 2: gru}):
+        assert same((y, last), layer(x, states)) and same((y, last), layer.forward(x, states)[:2])
+        assert same(expected, layer.backward(tape, y, states))
+        stream.state = states
         assert same(stream.state, state)
     assert same(heads(y[..., :4], {}), heads(y[..., :4])) and same(heads.layers[0](y[..., :4], {})[1], ())
 
-    for given, found, mend in (
+    for states, names, mend in (
         ({0: lstm}, "0", "; give None for zeros"),
         ({0: lstm, 1: (), 3: ()}, "0, 1, 3", "; give None for zeros"),
         ({0: lstm, 2: gru, 4: ()}, "0, 2, 4", ""),
     ):
-        message = f"state has the names {found}; expected 0, 2, and perhaps 1, 3{mend}"
+        message = f"state has the names {names}; expected 0, 2, and perhaps 1, 3{mend}"
         with pytest.raises(ValueError, match=f"^Stack: {message}$"):
-            layer(x, given)
+            layer(x, states)
         with pytest.raises(ValueError, match=f"^Stack.stream: {message}$"):
-            stream.state = given
+            stream.state = states
         assert same(stream.state, state)
 
 
@@ -227,7 +227,7 @@ def test_none_stands_for_zeros_in_calls_and_in_streams():
     x, h, stream = ones(5, 4, 3), 0.5 * ones(4, 2), layer.stream(4)
     zeros = LSTMState(0 * h, 0 * h), GRUState(np.zeros((4, 4), np.float32)), ()
     half = (zeros[0]._replace(h=h), *zeros[1:])
-    for given, whole in (
+    for part_of_state, whole in (
         (None, zeros),
         ((None, None, None), zeros),
         ({0: None, 1: {"h": None}}, zeros),
@@ -235,9 +235,9 @@ def test_none_stands_for_zeros_in_calls_and_in_streams():
         ({0: {"cs": None, "h": h}, 1: None}, half),
     ):
         expected = layer(x, whole)
-        assert same(layer(x, given), expected)
+        assert same(layer(x, part_of_state), expected)
         stream.state = half
-        stream.state = given
+        stream.state = part_of_state
         assert same(stream.state, whole) and same(stream.run(x), expected[0])
 
 
@@ -469,7 +469,7 @@ def test_calls_refuse(given, error, message):
 def test_backward_refuses():
     layer, other = (LSTM.init(3, 2, seed=seed) for seed in (0, 1))
     y, last, tape = layer.forward(ones(5, 4, 3))
-    for given, error, message in [
+    for arguments, error, message in [
         ((None, y), TypeError, "LSTM: tape is None; expected that of this layer's forward"),
         ((other.forward(ones(5, 4, 3))[2], y), ValueError, "LSTM: tape is that of another layer"),
         ((tape, y[1:]), ValueError, "LSTM: d_y has shape (4, 4, 2); expected (5, 4, 2), that of y"),
@@ -478,4 +478,4 @@ def test_backward_refuses():
         ((tape, y, (last.cs, last.h[1:])), ValueError, "LSTM: d_state.h has shape (3, 2); expected (B, H) = (4, 2)"),
     ]:
         with pytest.raises(error, match=re.escape(message)):
-            layer.backward(*given)
+            layer.backward(*arguments)

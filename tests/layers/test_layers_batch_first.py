@@ -35,8 +35,8 @@ def any_arguments(g, layer, *key):
     """x, options, and d_y; time first."""
     T, B = int(g.integers(1, 10)), int(g.choice([1, 2, 4, 17, 33, g.integers(1, 71)]))
     x, state, lengths, reset = draw(layer, T, B, *key)
-    given = {"state": state, "lengths": lengths, "reset": reset, "mask": g.random((T, B)) < 0.7}
-    options = {name: value for name, value in given.items() if g.integers(2)}
+    all_options = {"state": state, "lengths": lengths, "reset": reset, "mask": g.random((T, B)) < 0.7}
+    options = {name: value for name, value in all_options.items() if g.integers(2)}
     if g.integers(3) == 0:
         options["masked"] = "repeat"
     d_y = None if g.integers(8) == 0 else g.standard_normal((T, B, layer.output_size)).astype(layer.dtype)
@@ -58,17 +58,17 @@ def test_the_same_bits(case, dtype, seed):
 
     for threads in (1, int(g.integers(2, 5))):
         form = FORMS[g.integers(len(FORMS))]
-        given = {key: turned(value) if key in ("reset", "mask") else value for key, value in options.items()}
+        turned_options = {key: turned(value) if key in ("reset", "mask") else value for key, value in options.items()}
         print(name, x.shape, list(options), threads, form.__name__)
         with on_threads(threads):
-            called, called_last = layer(form(turned(x)), **given, batch_first=True)
-            found, found_last, found_tape = layer.forward(form(turned(x)), **given, batch_first=True)
+            called, called_last = layer(form(turned(x)), **turned_options, batch_first=True)
+            y_found, found_last, found_tape = layer.forward(form(turned(x)), **turned_options, batch_first=True)
             found_d_x, *rest = layer.backward(
                 found_tape, None if d_y is None else form(turned(d_y)), d_last, batch_first=True
             )
-        assert same([called, found, found_d_x], [turned(y), turned(y), turned(d_x)])
+        assert same([called, y_found, found_d_x], [turned(y), turned(y), turned(d_x)])
         assert same([called_last, found_last, *rest], [last, last, d_state, grads])
-        assert all(array.flags.c_contiguous for array in (called, found, found_d_x))
+        assert all(array.flags.c_contiguous for array in (called, y_found, found_d_x))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -92,16 +92,16 @@ def test_nothing_is_copied(name):
     layer = LAYERS[name](256, 8, np.float32)
     wide = np.zeros((100, 64, 512), np.float32)
     most = {}
-    for what, x, options in (
+    for form, x, options in (
         ("time first", wide[:, :, :256].copy(), {}),
         ("batch first", wide.reshape(64, 100, 512)[:, :, :256].copy(), {"batch_first": True}),
         ("with gaps", wide[:, :, :256], {}),
         ("backwards", wide[::-1, :, :256], {}),
     ):
         layer(x, **options)
-        _, most[what] = peak(lambda x=x, options=options: layer(x, **options))
-    for what, size in most.items():
-        assert size < most["time first"] + 0.05 * x.nbytes, (what, most)
+        _, most[form] = peak(lambda x=x, options=options: layer(x, **options))
+    for form, size in most.items():
+        assert size < most["time first"] + 0.05 * x.nbytes, (form, most)
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

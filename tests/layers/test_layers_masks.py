@@ -48,13 +48,13 @@ def drawn_mask(g, T, B):
 
 def since_the_last(reset, mask):
     """For each counted step of a row, whether there is a reset after the counted step before it; of the row alone."""
-    found, pending = [], False
+    flags, pending = [], False
     for t in range(len(mask)):
         pending |= bool(reset[t])
         if mask[t]:
-            found.append(pending)
+            flags.append(pending)
             pending = False
-    return np.array(found, bool)
+    return np.array(flags, bool)
 
 
 def repeated(mask, reverse):
@@ -106,9 +106,9 @@ def test_rows_without_the_steps_that_are_left_out(name, dtype, case, seed):
     assert same((called, called_last), (y, last))
     for b in range(batch):
         row, steps = slice(b, b + 1), both[:, b]
-        given = {"reset": since_the_last(reset[:, b], steps)[:, None]} if "reset" in options else {}
+        reset_of_row = {"reset": since_the_last(reset[:, b], steps)[:, None]} if "reset" in options else {}
         first, final = (like(a, lambda a, row=row: a[row]) for a in (state, d_last))
-        y1, last1, tape1 = layer.forward(x[steps, row], first, **given)
+        y1, last1, tape1 = layer.forward(x[steps, row], first, **reset_of_row)
         d_x1, d_state1, _ = layer.backward(tape1, d_y[steps, row], final)
         assert same((y[steps, row], d_x[steps, row]), (y1, d_x1))
         assert same([a[row] for a in leaves((last, d_state))], leaves((last1, d_state1)))
@@ -127,8 +127,8 @@ def test_steps_at_the_front_are_the_same_call(name, dtype, seed):
         front = np.argsort(~mask, axis=0, kind="stable")
         at = front, np.arange(B)
         (y, d_x), *expected = run_all(layer, x[at], state, d_y[at], lengths=mask.sum(axis=0))
-        (found_y, found_d_x), *found = run_all(layer, x, state, d_y, mask=mask)
-        assert same((found_y[at], found_d_x[at], found), (y, d_x, expected))
+        (found_y, found_d_x), *results = run_all(layer, x, state, d_y, mask=mask)
+        assert same((found_y[at], found_d_x[at], results), (y, d_x, expected))
 
 
 @pytest.mark.parametrize("masked", ["zero", "repeat"])
@@ -232,11 +232,11 @@ def test_y_repeats(name, dtype, seed):
                 for source, value in added.items():
                     summed[source, b, part] = value
             at += size
-        found, found_last, found_tape = layer.forward(x, state, **options, masked="repeat")
-        assert same((found, found_last), (expected, last))
+        results_y, found_last, found_tape = layer.forward(x, state, **options, masked="repeat")
+        assert same((results_y, found_last), (expected, last))
         assert same(layer(x, state, **options, masked="repeat"), (expected, last))
         assert same(layer.backward(found_tape, d_y, last), layer.backward(tape, summed.astype(dtype), last))
-        found = layer.forward(
+        other_tape = layer.forward(
             x.swapaxes(0, 1),
             state,
             masked="repeat",
@@ -244,7 +244,8 @@ def test_y_repeats(name, dtype, seed):
             **options | {name: options[name].T for name in ("mask", "reset")},
         )[2]
         assert same(
-            layer.backward(found, d_y.swapaxes(0, 1), last)[1:], layer.backward(tape, summed.astype(dtype), last)[1:]
+            layer.backward(other_tape, d_y.swapaxes(0, 1), last)[1:],
+            layer.backward(tape, summed.astype(dtype), last)[1:],
         )
 
 
@@ -297,8 +298,8 @@ def test_values(name, dtype):
         y, last = layer(x, state, mask=mask, masked="repeat", reset=reset)
         bound = BOUNDS[dtype] * (2 if dtype == "float16" else 1)  # as in test_layers.py
         check(y, expected, bound, "y")
-        for found, wanted in zip(leaves(last), leaves(expected_last), strict=True):
-            check(found, wanted, bound, "state")
+        for result, exact in zip(leaves(last), leaves(expected_last), strict=True):
+            check(result, exact, bound, "state")
 
 
 @pytest.mark.parametrize("masked", ["zero", "repeat"])
@@ -319,9 +320,9 @@ def test_backward_is_the_derivative(name, masked):
         y, last = changed(x, state, **options)
         return (y * d_y).sum() + sum((a * d).sum() for a, d in zip(leaves(last), leaves(d_last), strict=True))
 
-    def compare(gradient, direction, function, at, what):
+    def compare(gradient, direction, function, at, place):
         expected = derivative(function, at, direction)
-        assert (gradient * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), what
+        assert (gradient * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), place
 
     for t, b in itertools.product(range(T), range(B)):
         direction = np.zeros_like(x)
@@ -387,9 +388,9 @@ def test_keras(case, seed):
             weight.assign(weight.value.grad)
         expected = Stack([convert.from_keras(layer) for layer in theirs]).weights
         pairs |= {name: (grads[name], expected[name]) for name in grads}
-    for what, (found, expected) in pairs.items():
+    for name, (result, expected) in pairs.items():
         bound = (1e-6 if torch else 1e-12) * np.abs(expected).max()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=bound, err_msg=what)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=name)
 
 
 # -------------------------------------------------------------------------------------------------- memory and errors
@@ -398,10 +399,10 @@ def test_memory():
     layer = LSTM.init(256, 8, seed=0)
     x, mask = np.zeros((100, 64, 256), np.float32), np.ones((100, 64), bool)
     most = {"none": peak(lambda: layer(x))[1]}
-    for what, change in {"all": np.s_[:0], "end": np.s_[90:, 3], "start": np.s_[:10, 3]}.items():
-        given = mask.copy()
-        given[change] = False
-        most[what] = peak(lambda given=given: layer(x, mask=given))[1]
+    for form, change in {"all": np.s_[:0], "end": np.s_[90:, 3], "start": np.s_[:10, 3]}.items():
+        changed_mask = mask.copy()
+        changed_mask[change] = False
+        most[form] = peak(lambda changed_mask=changed_mask: layer(x, mask=changed_mask))[1]
     assert most["all"] < most["none"] + 0.1 * x.nbytes and most["end"] < most["none"] + 0.1 * x.nbytes
     assert most["start"] < most["none"] + 1.5 * x.nbytes
 

@@ -41,8 +41,8 @@ def test_a_projection_that_changes_nothing(dtype, clip):
             for threads in (1, 3):
                 with on_threads(threads):
                     expected = results_of(plain, x, state, options, d_y, d_state)
-                    found = results_of(layer, x, state, options, d_y, d_state)
-                assert [name for name in expected if not np.array_equal(found[name], expected[name])] == []
+                    results = results_of(layer, x, state, options, d_y, d_state)
+                assert [name for name in expected if not np.array_equal(results[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("outputs", [0, 12])
@@ -58,14 +58,14 @@ def test_coupled_gates_by_four_gates(outputs):
         x, state, lengths, reset = draw(coupled, T, B)
         d_y = rng("d_y", T).standard_normal((T, B, coupled.output_size))
         options = {"lengths": lengths, "reset": reset}
-        found, expected = (results_of(layer, x, state, options, d_y, state) for layer in (coupled, four))
+        results, expected = (results_of(layer, x, state, options, d_y, state) for layer in (coupled, four))
         for name, axis in (("w", 1), ("b", 0)):
             d_i, d_ci, d_f, d_o = np.split(expected[name], 4, axis=axis)
             expected[name] = np.concatenate([d_ci, d_f - d_i, d_o], axis=axis)
         expected["wcf"] = expected["wcf"] - expected.pop("wci")
-        assert found.keys() == expected.keys()
+        assert results.keys() == expected.keys()
         for name, array in expected.items():
-            np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-13 * max(1, np.abs(array).max()))
+            np.testing.assert_allclose(results[name], array, rtol=0, atol=1e-13 * max(1, np.abs(array).max()))
 
 
 def test_nothing_goes_through_where_h_is_clipped():
@@ -80,9 +80,9 @@ def test_nothing_goes_through_where_h_is_clipped():
     d_y = np.random.default_rng(1).standard_normal(y.shape)
     open_tape = layer.forward(x)[2]
     at_bound = np.abs(h) >= clip
-    found, expected = bounded.backward(tape, d_y), layer.backward(open_tape, np.where(at_bound, 0, d_y))
-    assert np.array_equal(found[0], expected[0])
-    assert all(np.array_equal(found[2][name], expected[2][name]) for name in expected[2])
+    gradients, expected = bounded.backward(tape, d_y), layer.backward(open_tape, np.where(at_bound, 0, d_y))
+    assert np.array_equal(gradients[0], expected[0])
+    assert all(np.array_equal(gradients[2][name], expected[2][name]) for name in expected[2])
 
 
 def test_proj_clip_as_it_is_stored():
@@ -113,8 +113,8 @@ def from_torch(module, suffix, dtype):
     return LSTM(np.concatenate([w_ih.T, w_hh.T]), b_ih + b_hh, w_p=w_hr.T, gate_order="ifco")
 
 
-def as_array(found):
-    return found if isinstance(found, np.ndarray) else found.detach().numpy()
+def as_array(tensor):
+    return tensor if isinstance(tensor, np.ndarray) else tensor.detach().numpy()
 
 
 @pytest.mark.peers
@@ -152,10 +152,10 @@ def test_torch(dtype, seed):
         state = [LSTMState(c[d], h[d]) for d in range(D)]
         d_state = [LSTMState(d_c[d], d_h[d]) for d in range(D)]
         with on_threads(config["threads"]):
-            found, after, tape = layer.forward(x, state[0] if D == 1 else tuple(state), lengths=lengths)
+            our_y, after, tape = layer.forward(x, state[0] if D == 1 else tuple(state), lengths=lengths)
             results = layer.backward(tape, d_y, d_state[0] if D == 1 else tuple(d_state))
-        after, before = ([each] if D == 1 else each for each in (after, results[1]))
-        pairs = {"y": (found, y), "d_x": (results[0], leaves[0].grad)}
+        after, before = ([nested] if D == 1 else nested for nested in (after, results[1]))
+        pairs = {"y": (our_y, y), "d_x": (results[0], leaves[0].grad)}
         for d, suffix in enumerate(("", "_reverse")[:D]):
             prefix = "" if D == 1 else ("fw.", "bw.")[d]
             own = {name: results[2][f"{prefix}{name}"] for name in ("w", "b", "w_p")}

@@ -37,12 +37,12 @@ def test_rows_alone(name, dtype):
         layer = LAYERS[name](I, H, DTYPES[dtype])
         x, state, _, reset = draw(layer, T, B, name, seed)
         lengths, options = drawn_lengths(g, T, B), {"batch_first": bool(g.integers(2))}
-        given = {"reset": reset} if g.integers(2) else {}
+        reset_option = {"reset": reset} if g.integers(2) else {}
         d_y = g.standard_normal((T, B, layer.output_size)).astype(dtype)
         past = np.arange(T)[:, None] >= lengths
         x[past], d_y[past] = np.nan, np.nan
-        turned = [each.swapaxes(0, 1) if options["batch_first"] else each for each in (x, d_y)]
-        resets = {"reset": reset.swapaxes(0, 1) if options["batch_first"] else reset} if given else {}
+        turned = [array.swapaxes(0, 1) if options["batch_first"] else array for array in (x, d_y)]
+        resets = {"reset": reset.swapaxes(0, 1) if options["batch_first"] else reset} if reset_option else {}
         results = []
         for threads in (int(g.integers(2, 9)), 1):
             with on_threads(threads):
@@ -52,11 +52,11 @@ def test_rows_alone(name, dtype):
                 results.append([called, (y, last), layer.backward(tape, turned[1], d_last)])
         assert same(results[0], results[1]) and same(*results[0][:2]), f"{seed=}"
         _, (y, last), (d_x, d_state, _) = results[0]
-        y, d_x = [each.swapaxes(0, 1) if options["batch_first"] else each for each in (y, d_x)]
+        y, d_x = [array.swapaxes(0, 1) if options["batch_first"] else array for array in (y, d_x)]
         assert not y[past].any() and not d_x[past].any(), f"{seed=}"
         for b in g.permutation(B)[:8]:
             row, steps = slice(b, b + 1), slice(lengths[b])
-            alone = {"reset": reset[steps, row]} if given else {}
+            alone = {"reset": reset[steps, row]} if reset_option else {}
             y1, last1, tape1 = layer.forward(x[steps, row], like(state, lambda a, row=row: a[row]), **alone)
             final = like(d_last, lambda a, row=row: a[row])
             d_x1, d_state1, _ = layer.backward(tape1, d_y[steps, row], final)
@@ -76,10 +76,10 @@ def test_rows_keep_their_places_in_sums(dtype, threads):
         past = np.arange(T)[:, None] >= lengths
         x[past], d_y[past] = 0, 0
         with on_threads(threads):
-            found, expected = (
-                layer.backward(layer.forward(x, **given)[2], d_y)[2] for given in ({"lengths": lengths}, {})
+            gradients, expected = (
+                layer.backward(layer.forward(x, **options)[2], d_y)[2] for options in ({"lengths": lengths}, {})
             )
-        assert same(found, expected), f"{T=} {B=} {lengths=}"
+        assert same(gradients, expected), f"{T=} {B=} {lengths=}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages of memory")

@@ -77,11 +77,11 @@ def test_threads_do_not_matter(name, dtype, set_num_threads):
         layer = LAYERS[name](I, H, DTYPES[dtype])
         x, state, lengths, reset = draw(layer, T, B, name)
         for options in ({}, {"lengths": lengths, "reset": reset}):
-            found = []
+            results = []
             for count in (1, 2, 3):
                 set_num_threads(count)
-                found.append(list(itertools.chain(*run_all(layer, x, state, **options))))
-            assert same(found[0], found[1]) and same(found[0], found[2])
+                results.append(list(itertools.chain(*run_all(layer, x, state, **options))))
+            assert same(results[0], results[1]) and same(results[0], results[2])
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "stack"])
@@ -96,8 +96,8 @@ def test_threads_share_a_layer(name, set_num_threads):
         set_num_threads(count)
         with ThreadPoolExecutor(4) as pool:
             results = list(pool.map(lambda job: run_all(layer, job[0], job[1], **job[2]), jobs * 3))
-        for result, wanted in zip(results, expected * 3, strict=True):
-            assert all(same(one, other) for one, other in zip(result, wanted, strict=True))
+        for result, arrays in zip(results, expected * 3, strict=True):
+            assert all(same(array, exact) for array, exact in zip(result, arrays, strict=True))
 
 
 def test_weights_change_at_once():
@@ -117,13 +117,13 @@ def test_weights_change_at_once():
 
     with ThreadPoolExecutor(3) as pool:
         swapping = pool.submit(swap)
-        seen = [0, 0]
-        while not swapping.done() or not all(seen):
+        counts = [0, 0]
+        while not swapping.done() or not all(counts):
             y = layer(x, state)[0]
             which = [same([y], [one]) for one in possible]
             assert any(which)
-            seen[which.index(True)] += 1
-            if swapping.done() and not all(seen):
+            counts[which.index(True)] += 1
+            if swapping.done() and not all(counts):
                 swapping = pool.submit(swap)
         swapping.result()
 

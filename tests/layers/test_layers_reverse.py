@@ -56,16 +56,18 @@ def test_all_results_are_those_of_time_turned_around(kind, dtype, sizes, threads
     x, state, lengths, _ = draw(forwards, T, B, kind, dtype)
     blockcell.set_num_threads(threads)
     try:
-        for given in (lengths, np.full(B, T)):
-            turn = lambda a: turned(a, given)  # noqa: B023, E731
+        for ends_of_rows in (lengths, np.full(B, T)):
+            turn = lambda a: turned(a, ends_of_rows)  # noqa: B023, E731
             d_y = np.random.default_rng(1).standard_normal((T, B, H)).astype(dtype)
-            (y, d_x), states, weights = run_all(backwards, x, state, d_y, lengths=given)
-            (right, d_right), right_states, right_weights = run_all(forwards, turn(x), state, turn(d_y), lengths=given)
-            assert same([y, d_x, *states], [turn(right), turn(d_right), *right_states])
+            (y, d_x), states, weights = run_all(backwards, x, state, d_y, lengths=ends_of_rows)
+            (forward_y, d_right), right_states, right_weights = run_all(
+                forwards, turn(x), state, turn(d_y), lengths=ends_of_rows
+            )
+            assert same([y, d_x, *states], [turn(forward_y), turn(d_right), *right_states])
             eps = np.finfo(dtype).eps
-            for found, expected in zip(weights, right_weights, strict=True):
-                np.testing.assert_allclose(found, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
-            assert same(backwards(x, state, lengths=given), (y, states[: len(states) // 2]))
+            for weight_grad, expected in zip(weights, right_weights, strict=True):
+                np.testing.assert_allclose(weight_grad, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
+            assert same(backwards(x, state, lengths=ends_of_rows), (y, states[: len(states) // 2]))
         assert same(backwards(x), backwards(x, lengths=[T] * B))
     finally:
         blockcell.set_num_threads(None)
@@ -127,13 +129,13 @@ def test_files_of_layers_that_run_forwards_are_as_they_were(tmp_path):
 
 def test_refused():
     layer = LSTM.init(2, 3, seed=0, reverse=True)
-    for made in (layer, Stack([layer, GRU.init(3, 1, seed=1)])):
+    for candidate in (layer, Stack([layer, GRU.init(3, 1, seed=1)])):
         with pytest.raises(TypeError, match=r"LSTM.stream: the layer has reverse=True and so begins at the last step"):
-            made.stream()
+            candidate.stream()
         with pytest.raises(
             TypeError, match=r"export: .* has reverse=True and begins at the last step; it cannot be str"
         ):
-            export(made, None, streaming=True)
+            export(candidate, None, streaming=True)
     for name in ("fw", "bw"):
         layers = {"fw": LSTM.init(2, 3, seed=0), "bw": LSTM.init(2, 3, seed=0), name: layer}
         with pytest.raises(ValueError, match=f"Bidirectional: {name} has reverse=True; expected False, as bw is run b"):

@@ -55,14 +55,14 @@ SHAPES = [(5,), (1, 1), (4, 1), (1, 3), (6, 12), (7, 3, 5), (1, 1, 2), (2, 3, 4,
 EMPTY = [(0, 3), (0, 2, 3), (4, 0, 3), (0, 0, 3)]
 
 
-def compare(found, expected, dtype, message=""):
-    (loss, grad), (wanted, wanted_grad) = found, expected
+def compare(results, expected, dtype, message=""):
+    (loss, grad), (exact_loss, exact_grad) = results, expected
     assert type(loss) is float and type(grad) is np.ndarray and grad.dtype == dtype and grad.flags.c_contiguous
-    assert abs(loss - wanted) <= LOSS_BOUNDS[dtype] * max(wanted, 1), message
+    assert abs(loss - exact_loss) <= LOSS_BOUNDS[dtype] * max(exact_loss, 1), message
     # half's smallest numbers are further apart than its eps says
     least = 2.0**-25 if dtype == np.float16 else 0
-    bound = BOUNDS[dtype] * np.abs(wanted_grad).max(initial=0) + least
-    np.testing.assert_allclose(grad, wanted_grad, rtol=0, atol=bound, err_msg=message)
+    bound = BOUNDS[dtype] * np.abs(exact_grad).max(initial=0) + least
+    np.testing.assert_allclose(grad, exact_grad, rtol=0, atol=bound, err_msg=message)
 
 
 # --------------------------------------------------------------------------------------------------- values, gradients
@@ -123,9 +123,9 @@ def masks(T, B, rng):
 
 def counted_by(T, B, mask=True, lengths=None):
     """One entry at a time."""
-    ends = [T] * B if lengths is None else lengths
+    row_ends = [T] * B if lengths is None else lengths
     mask = np.broadcast_to(mask, (T, B))
-    return np.array([[bool(mask[t, b]) and t < ends[b] for b in range(B)] for t in range(T)]).reshape(T, B)
+    return np.array([[bool(mask[t, b]) and t < row_ends[b] for b in range(B)] for t in range(T)]).reshape(T, B)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -140,14 +140,14 @@ def test_what_counts(sizes, dtype, name, seed):
         options.pop("full", None)
         counted = counted_by(T, B, **options)
         values, other = random_case(name, sizes, dtype, rng)
-        found = function(values, other, **options)
-        compare(found, formula(values, other, counted), dtype, kind)
-        assert not found[1][~counted].any(), kind
+        results = function(values, other, **options)
+        compare(results, formula(values, other, counted), dtype, kind)
+        assert not results[1][~counted].any(), kind
         spoilt, other = values.copy(), other.copy()
         spoilt[~counted] = rng.choice([np.nan, np.inf, -np.inf], (int((~counted).sum()), sizes[-1]))
         other[~counted] = -100 if name == "softmax_cross_entropy" else np.nan
         again = function(spoilt, other, **options)
-        assert again[0] == found[0] and again[1].tobytes() == found[1].tobytes(), kind
+        assert again[0] == results[0] and again[1].tobytes() == results[1].tobytes(), kind
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -205,15 +205,15 @@ def test_what_does_not_count_could_be_missing(dtype, name, seed):
 def by_whole_arrays(logits, labels):
     """By numpy's operations on whole arrays, one after the other: what compiled code must give, bit for bit."""
     z = np.array(logits, np.result_type(logits.dtype, np.float32), order="C").reshape(-1, logits.shape[-1])
-    label, n, each = labels.reshape(-1), max(len(z), 1), np.arange(len(z))
+    label, n, rows = labels.reshape(-1), max(len(z), 1), np.arange(len(z))
     top = z.argmax(axis=-1)
-    z -= z[each, top, None]
+    z -= z[rows, top, None]
     p = np.exp(z)
-    p[each, top] = 0
+    p[rows, top] = 0
     others = p.sum(axis=-1)
-    losses = np.log1p(others) - z[each, label]
-    p[each, top] = 1
-    p[each, label] = np.where(label == top, -others, p[each, label] - (1 + others))
+    losses = np.log1p(others) - z[rows, label]
+    p[rows, top] = 1
+    p[rows, label] = np.where(label == top, -others, p[rows, label] - (1 + others))
     p /= ((1 + others) * n)[:, None]
     return float(losses.sum(dtype=np.float64)) / n, p.reshape(logits.shape).astype(logits.dtype)
 
@@ -233,11 +233,11 @@ def test_same_bits_as_by_whole_arrays(kind, shape, dtype, seed):
     logits, labels = logits.astype(dtype), np.asarray(rng.integers(shape[-1], size=shape[:-1]))
     with np.errstate(all="ignore"):
         loss, grad = by_whole_arrays(logits, labels)
-        for given in (logits, np.asfortranarray(logits), logits[::-1][::-1]):
+        for array in (logits, np.asfortranarray(logits), logits[::-1][::-1]):
             for classes in (labels, labels.astype(np.uint8) if shape[-1] < 256 else labels.astype(np.int16)):
-                found, found_grad = softmax_cross_entropy(given, classes)
-                assert np.float64(found).tobytes() == np.float64(loss).tobytes()
-                assert found_grad.tobytes() == grad.tobytes() and found_grad.dtype == dtype
+                loss_found, grad_found = softmax_cross_entropy(array, classes)
+                assert np.float64(loss_found).tobytes() == np.float64(loss).tobytes()
+                assert grad_found.tobytes() == grad.tobytes() and grad_found.dtype == dtype
 
 
 # ------------------------------------------------------------------------------------------------------------- numerics

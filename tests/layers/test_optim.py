@@ -163,9 +163,9 @@ def by_arrays(name, weights, grads, state, **settings):
     new, after = {}, {}
     if name == "adam":
         after["step"] = np.asarray((state or {"step": 0})["step"] + 1, np.int64)
-    for key, given in weights.items():
-        dtype = np.result_type(given.dtype, np.float32)
-        w, g = given.astype(dtype), grads[key].astype(dtype)
+    for key, weight in weights.items():
+        dtype = np.result_type(weight.dtype, np.float32)
+        w, g = weight.astype(dtype), grads[key].astype(dtype)
 
         def before(slot, key=key, w=w):
             return state[f"{slot}.{key}"] if state else np.zeros_like(w)
@@ -185,7 +185,7 @@ def by_arrays(name, weights, grads, state, **settings):
             if small == 0:
                 size = np.where(size == 0, np.inf, size)
             change = rate / (1 - beta1**t) * m / size
-        new[key] = np.asarray(w - change, given.dtype)
+        new[key] = np.asarray(w - change, weight.dtype)
     return new, after
 
 
@@ -197,14 +197,14 @@ SIZES = [(), (1,), (3,), (2, 0), (5, 7), (17, 64), (16,), (3, 33, 5), (70000,)] 
 
 
 def arrays_of(kind, dtype, rng):
-    found = {}
+    arrays = {}
     for k, shape in enumerate(SIZES):
         values = np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 3, shape))
         if kind == "odd" and values.size:
             values[rng.random(shape) < 0.3] = 0
             values[rng.random(shape) < 0.1] = rng.choice([np.inf, -np.inf, np.nan, 1e-42, -0.0])
-        found[f"{k}.w"] = np.asarray(values, dtype)
-    return found
+        arrays[f"{k}.w"] = np.asarray(values, dtype)
+    return arrays
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
@@ -245,11 +245,11 @@ def test_arrays_that_have_to_be_converted(name):
         )
 
     grads = [{key: np.asarray(rng.standard_normal(w.shape), w.dtype) for key, w in plain.items()} for _ in range(3)]
-    expected, expected_state, found, state = plain, None, plain, None
+    expected, expected_state, weights, state = plain, None, plain, None
     for step in grads:
         expected, expected_state = function(expected, step, expected_state, learning_rate=0.1)
-        found, state = function(turned(found), turned(step), state, learning_rate=0.1)
-        assert bits(found) == bits(expected) and bits(state) == bits(expected_state)
+        weights, state = function(turned(weights), turned(step), state, learning_rate=0.1)
+        assert bits(weights) == bits(expected) and bits(state) == bits(expected_state)
         state = MappingProxyType(
             {key: np.asfortranarray(value) if value.ndim else int(value) for key, value in state.items()}
         )

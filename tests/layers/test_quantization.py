@@ -58,15 +58,15 @@ def test_definition(name, seed):
     for case in range(12):
         w = numbers(np.random.default_rng([seed, case]), name, (9, 60))
         matrix = quantize_matrix(w, name)
-        found = dequantize_matrix(matrix)
-        assert matrix.codes.dtype == SCHEMES[name] and found.dtype == F32 and found.shape == w.shape
+        dequantized = dequantize_matrix(matrix)
+        assert matrix.codes.dtype == SCHEMES[name] and dequantized.dtype == F32 and dequantized.shape == w.shape
         expected = [left([*map(Fraction, column.tolist())], name) for column in w.T]
-        np.testing.assert_array_equal(found.T, np.array(expected, dtype=np.float64), err_msg=f"case {case}")
+        np.testing.assert_array_equal(dequantized.T, np.array(expected, dtype=np.float64), err_msg=f"case {case}")
         if name == "int8":
             assert matrix.scale.dtype == F32 and matrix.scale.shape == (60,)
         else:
             assert matrix.scale is None
-            assert (np.signbit(found) == np.signbit(w)).all()  # also of zeros
+            assert (np.signbit(dequantized) == np.signbit(w)).all()  # also of zeros
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -145,8 +145,8 @@ def test_weights_that_cannot_be_quantized(name, value, said):
 
 
 def test_the_largest_weight_that_can_be_quantized():
-    found = dequantize_matrix(quantize_matrix(np.full((1, 1), 65519.996, F32), "float16"))
-    assert found == LARGEST["float16"]
+    dequantized = dequantize_matrix(quantize_matrix(np.full((1, 1), 65519.996, F32), "float16"))
+    assert dequantized == LARGEST["float16"]
 
 
 def test_schemes_that_are_none():
@@ -167,8 +167,8 @@ def test_schemes_that_are_none():
             with pytest.raises(ValueError, match=r"scheme has the key .*; expected '', '0', of the weights' names"):
                 call({key: "int8"})
     for dtype in ("float64", "float16"):
-        said = f"scheme is 'int8' and the layer's dtype {dtype}; expected float32: make a layer of weights.astype"
-        with pytest.raises(ValueError, match=said):
+        message = f"scheme is 'int8' and the layer's dtype {dtype}; expected float32: make a layer of weights.astype"
+        with pytest.raises(ValueError, match=message):
             GRU.init(3, 4, dtype=dtype).quantize("int8")
 
 
@@ -208,8 +208,8 @@ def test_dequantize(kind, name):
     assert [*left.weights] == [*before]
     for key, array in left.weights.items():
         np.testing.assert_array_equal(layer.weights[key], before[key])
-        wanted = dequantize_matrix(quantize_matrix(before[key], name)) if array.ndim == 2 else before[key]
-        assert array.tobytes() == wanted.tobytes() and array.dtype == F32
+        expected = dequantize_matrix(quantize_matrix(before[key], name)) if array.ndim == 2 else before[key]
+        assert array.tobytes() == expected.tobytes() and array.dtype == F32
         assert array.ndim == 1 or not array.size or not np.array_equal(array, before[key])
     x, state, _, _ = draw(layer, 4, 3, kind) if kind != "nothing" else (np.zeros((4, 3, 0), F32), None, None, None)
     again = left.quantize(name)
@@ -251,16 +251,16 @@ def test_mixed(scheme, tmp_path):
         for key, array in layer.weights.items():
             if key.startswith(f"{number}.{side}"):
                 codes = array.ndim == 2 and name != "float32"
-                wanted = dequantize_matrix(quantize_matrix(array, name)) if codes else array
-                assert left[key].tobytes() == wanted.tobytes(), key
+                exact = dequantize_matrix(quantize_matrix(array, name)) if codes else array
+                assert left[key].tobytes() == exact.tobytes(), key
     x, state, lengths, reset = draw(layer, 6, 4)
     y, last = quantized(x, state, lengths=lengths, reset=reset)
-    z, ends = x, []
+    z, last_states = x, []
     for k, part in enumerate(parts):
         own = {side: name for (number, side), name in expected.items() if number == str(k)}
         z, end = part.quantize(own)(z, state[k], lengths=lengths, reset=reset)
-        ends.append(end)
-    assert same(y, z) and same(last, tuple(ends))
+        last_states.append(end)
+    assert same(y, z) and same(last, tuple(last_states))
     quantized.save(tmp_path / "a.npz")
     again = Quantized.load(tmp_path / "a.npz")
     for other in (again, pickle.loads(pickle.dumps(quantized)), copy.deepcopy(quantized)):
@@ -273,17 +273,17 @@ def test_mixed(scheme, tmp_path):
 # ---------------------------------------------------------------------------------------------------------------- bytes
 def arrays_in(thing):
     """Every array that an object refers to, however far away, but for what modules and classes have."""
-    found, seen, waiting = {}, set(), [thing]
+    arrays, visited_ids, waiting = {}, set(), [thing]
     while waiting:
-        each = waiting.pop()
-        if id(each) in seen or isinstance(each, (type, types.ModuleType, types.FunctionType)):
+        value = waiting.pop()
+        if id(value) in visited_ids or isinstance(value, (type, types.ModuleType, types.FunctionType)):
             continue
-        seen.add(id(each))
-        if isinstance(each, np.ndarray):
-            base = each if each.base is None else each.base
-            found[id(base)] = base
-        waiting += gc.get_referents(each)
-    return found.values()
+        visited_ids.add(id(value))
+        if isinstance(value, np.ndarray):
+            base = value if value.base is None else value.base
+            arrays[id(base)] = base
+        waiting += gc.get_referents(value)
+    return arrays.values()
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, {"0": "int8"}, {"0": "float16", "1": "int8"}, {}])
@@ -314,12 +314,12 @@ def test_report(kind, name):
     layer = (LAYERS | MORE)[kind](5, 7, F32)
     x, state, lengths, reset = draw(layer, 6, 4, kind)
     report = layer.quantization_report(name, x, state, lengths=lengths, reset=reset)
-    y, other = (each(x, state, lengths=lengths, reset=reset)[0] for each in (layer, layer.quantize(name)))
+    y, other = (caller(x, state, lengths=lengths, reset=reset)[0] for caller in (layer, layer.quantize(name)))
     off = other.astype(float) - y
     most, rms = np.abs(off).max(), np.linalg.norm(off) / np.sqrt(off.size)
-    found = report.max, report.rms, report.relative_max, report.relative_rms
+    errors = report.max, report.rms, report.relative_max, report.relative_rms
     expected = most, rms, most / np.abs(y).max(), rms / np.sqrt(np.mean(y.astype(float) ** 2))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(errors, expected, rtol=1e-12)
     assert 0 < report.rms < report.max < 0.1
     itemsize = {"float16": 2, "int8": 1}[name]
     sizes = [
@@ -357,21 +357,21 @@ def test_reports_by_hand():
         w = np.array(w, F32)
         return Dense(w, np.zeros(w.shape[1], F32)).quantization_report("int8", np.array(x, F32))
 
-    found = report([[127, 254]], [[[127.0]]])
-    assert found.max == found.relative_max == found.rms == found.relative_rms == 0  # a column's largest is exact
-    found = report([[127.0], [2.25]], [[[0, 127], [0, 0]]])  # y is 285.75 and 0, and becomes 254 and 0
-    assert (found.max, found.relative_max) == (31.75, 31.75 / 285.75)
-    np.testing.assert_allclose((found.rms, found.relative_rms), (31.75 / np.sqrt(2), 31.75 / 285.75), rtol=1e-15)
-    assert (found.nbytes, found.nbytes_float32) == (2 + 4 + 4, 12)
-    found = report([[127.0], [2.25], [-2.25]], [[[0, 127, 127]]])  # y is 0, and becomes 0
-    assert (found.max, found.relative_max, found.relative_rms) == (0, 0, 0)
-    found = report([[127.0], [0], [2.75], [1.375]], [[[0, 127, 50, -100]]])  # y is 0, and becomes 50
-    assert (found.max, found.relative_max, found.relative_rms) == (50, np.inf, np.inf)
+    errors = report([[127, 254]], [[[127.0]]])
+    assert errors.max == errors.relative_max == errors.rms == errors.relative_rms == 0  # a column's largest is exact
+    errors = report([[127.0], [2.25]], [[[0, 127], [0, 0]]])  # y is 285.75 and 0, and becomes 254 and 0
+    assert (errors.max, errors.relative_max) == (31.75, 31.75 / 285.75)
+    np.testing.assert_allclose((errors.rms, errors.relative_rms), (31.75 / np.sqrt(2), 31.75 / 285.75), rtol=1e-15)
+    assert (errors.nbytes, errors.nbytes_float32) == (2 + 4 + 4, 12)
+    errors = report([[127.0], [2.25], [-2.25]], [[[0, 127, 127]]])  # y is 0, and becomes 0
+    assert (errors.max, errors.relative_max, errors.relative_rms) == (0, 0, 0)
+    errors = report([[127.0], [0], [2.75], [1.375]], [[[0, 127, 50, -100]]])  # y is 0, and becomes 50
+    assert (errors.max, errors.relative_max, errors.relative_rms) == (50, np.inf, np.inf)
     assert report([[127.0], [2.25]], np.zeros((0, 1, 2))).max == 0
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
-def said(arguments, capsys, status=0):
+def run_info(arguments, capsys, status=0):
     assert cli.main(["info", *map(str, arguments)]) == status
     out, err = capsys.readouterr()
     assert err.count("\n") == (status != 0)
@@ -384,14 +384,14 @@ def test_info_of_a_layer(tmp_path, capsys):
     x = np.random.default_rng(1).uniform(-1, 1, (7, 5, 3))
     np.save(data, x)
     layer.save(path)
-    out = said([path, "--data", data], capsys)
+    out = run_info([path, "--data", data], capsys)
     assert out.startswith(f"{path}\n") and repr(layer) in out and f"x is {data}" in out
     assert re.search(r"file bytes +" + format(path.stat().st_size, ","), out)
-    found = json.loads(said([path, "--data", data, "--json"], capsys))
-    assert found["quantization"] is None and found["data"] == str(data) and found["layer"] == repr(layer)
-    assert found["weights"] == sum(array.size for array in layer.weights.values())
-    assert (found["input_size"], found["output_size"], found["refused"]) == (3, 2, {})
-    for name, report in zip(SCHEMES, found["reports"], strict=True):
+    info = json.loads(run_info([path, "--data", data, "--json"], capsys))
+    assert info["quantization"] is None and info["data"] == str(data) and info["layer"] == repr(layer)
+    assert info["weights"] == sum(array.size for array in layer.weights.values())
+    assert (info["input_size"], info["output_size"], info["refused"]) == (3, 2, {})
+    for name, report in zip(SCHEMES, info["reports"], strict=True):
         expected = layer.quantization_report(name, x.astype(F32))
         assert report | {"layers": {}} == expected._asdict() and report["quantization"] == name
         row = next(line for line in out.splitlines() if line.startswith(f"  {name}  "))
@@ -404,46 +404,46 @@ def test_info_of_a_quantized_layer_without_data(tmp_path, capsys):
     """The data are drawn, and the seed is told."""
     path, quantized = tmp_path / "a.npz", GRU.init(3, 4, seed=0).quantize("float16")
     quantized.save(path)
-    found = json.loads(said([path, "--json"], capsys))
-    assert found["data"] == "standard normal, (100, 8, 3), seed 0" and found["quantization"] == "float16"
+    info = json.loads(run_info([path, "--json"], capsys))
+    assert info["data"] == "standard normal, (100, 8, 3), seed 0" and info["quantization"] == "float16"
     x = np.random.default_rng(0).standard_normal((100, 8, 3)).astype(F32)
-    half, whole = found["reports"]
+    half, whole = info["reports"]
     assert whole["max"] == quantized.dequantize().quantization_report("int8", x).max > half["max"] == 0
-    out = said([path], capsys)
+    out = run_info([path], capsys)
     assert re.search(r"quantization +float16", out) and "x is standard normal, (100, 8, 3), seed 0" in out
 
 
 def test_info_of_layers_that_cannot_be_quantized_so(tmp_path, capsys):
     path = tmp_path / "a.npz"
     Dense(np.full((2, 1), 1e6, F32), np.zeros(1, F32)).save(path)
-    found = json.loads(said([path, "--json"], capsys))
-    assert [report["quantization"] for report in found["reports"]] == ["int8"]
-    assert "w[0, 0] is 1e+06; expected a number that float16 holds" in found["refused"]["float16"]
-    assert "Not float16: Dense.quantize: w[0, 0] is 1e+06" in said([path], capsys)
+    info = json.loads(run_info([path, "--json"], capsys))
+    assert [report["quantization"] for report in info["reports"]] == ["int8"]
+    assert "w[0, 0] is 1e+06; expected a number that float16 holds" in info["refused"]["float16"]
+    assert "Not float16: Dense.quantize: w[0, 0] is 1e+06" in run_info([path], capsys)
     Dense(np.full((2, 1), np.nan, F32), np.zeros(1, F32)).save(path)
-    assert len(json.loads(said([path, "--json"], capsys))["refused"]) == 2
-    assert said([path], capsys).count("expected finite weights") == 2
+    assert len(json.loads(run_info([path, "--json"], capsys))["refused"]) == 2
+    assert run_info([path], capsys).count("expected finite weights") == 2
     Dense(np.ones((2, 1), F32), np.full(1, np.nan, F32)).save(path)
-    found = json.loads(said([path, "--json"], capsys))
-    assert [report["relative_max"] for report in found["reports"]] == [None] * 2
+    info = json.loads(run_info([path, "--json"], capsys))
+    assert [report["relative_max"] for report in info["reports"]] == [None] * 2
     for dtype in ("float64", "float16"):
         GRU.init(3, 4, dtype=dtype).save(path)
-        assert json.loads(said([path, "--json"], capsys))["reports"] == []
-        assert "Only float32 layers can be quantized." in said([path], capsys)
+        assert json.loads(run_info([path, "--json"], capsys))["reports"] == []
+        assert "Only float32 layers can be quantized." in run_info([path], capsys)
 
 
 def test_errors_of_info(tmp_path, capsys):
     path, data = tmp_path / "a.npz", tmp_path / "x.npy"
     GRU.init(3, 4, seed=0).save(path)
     np.save(data, np.zeros((2, 5)))
-    assert "--data is for a saved layer: expected its PATH" in said(["--data", data], capsys, status=2)
-    assert "FileNotFoundError" in said([tmp_path / "b.npz"], capsys, status=1)
-    assert "x has shape (2, 5); expected (T, B, I) with I=3" in said([path, "--data", data], capsys, status=1)
-    assert "is no array of numbers" in said([path, "--data", path], capsys, status=1)
+    assert "--data is for a saved layer: expected its PATH" in run_info(["--data", data], capsys, status=2)
+    assert "FileNotFoundError" in run_info([tmp_path / "b.npz"], capsys, status=1)
+    assert "x has shape (2, 5); expected (T, B, I) with I=3" in run_info([path, "--data", data], capsys, status=1)
+    assert "is no array of numbers" in run_info([path, "--data", path], capsys, status=1)
     np.save(data, np.zeros((2, 5, 3), "U1"))
-    assert "is no array of numbers" in said([path, "--data", data], capsys, status=1)
+    assert "is no array of numbers" in run_info([path, "--data", data], capsys, status=1)
     for kind, arguments in ((".npy", [path, "--data"]), (".npz", [])):
         os.mkfifo(tmp_path / f"pipe{kind}")
-        assert f"pipe{kind} is no regular file" in said([*arguments, tmp_path / f"pipe{kind}"], capsys, status=1)
+        assert f"pipe{kind} is no regular file" in run_info([*arguments, tmp_path / f"pipe{kind}"], capsys, status=1)
     path.write_bytes(b"nonsense")
-    assert "cannot be read as a layer of blockcell" in said([path], capsys, status=1)
+    assert "cannot be read as a layer of blockcell" in run_info([path], capsys, status=1)

@@ -61,12 +61,19 @@ def test_calls(name, level):
         for T in (1, int(g.integers(2, 9))):
             x, state, lengths, reset = draw(left, T, B)
             options = [{}, {"state": state}, {"state": state, "lengths": lengths, "reset": reset}, {"mask": ~reset}]
-            for given in options:
+            for masks in options:
                 threads = int(g.integers(1, 5))
                 with on_threads(1):
-                    expected = left(x, **given)
+                    expected = left(x, **masks)
                 with on_threads(threads):
-                    assert same(quantized(x, **given), expected), (I, H, B, T, threads, given.keys())
+                    assert same(quantized(x, **masks), expected), (
+                        I,
+                        H,
+                        B,
+                        T,
+                        threads,
+                        masks.keys(),
+                    )
             turned = {"reset": reset.T, "masked": "repeat", "lengths": lengths, "batch_first": True}
             x = np.ascontiguousarray(x.swapaxes(0, 1))
             assert same(quantized(x, state, **turned), left(x, state, **turned)), (I, H, B, T)
@@ -83,28 +90,28 @@ def test_streams(name, scheme, level):
         quantized = STREAMED[name](I, H, F32).quantize(scheme)
         stream, model = quantized.stream(B), quantized.dequantize().stream(B)
         for k in range(12):
-            what = ["step", "run", "reset", "state", "pickle", "refresh"][k] if k < 6 else "step"
+            action = ["step", "run", "reset", "state", "pickle", "refresh"][k] if k < 6 else "step"
             with on_threads(int(g.integers(1, 5))):
-                if what in ("step", "run"):
-                    x = g.standard_normal((*[int(g.integers(0, 9))] * (what == "run"), B, I), F32)
-                    before, y = stream.state, getattr(stream, what)(x)
+                if action in ("step", "run"):
+                    x = g.standard_normal((*[int(g.integers(0, 9))] * (action == "run"), B, I), F32)
+                    before, y = stream.state, getattr(stream, action)(x)
                     if scheme == "float16":
-                        assert same(y, getattr(model, what)(x)), (I, H, B, k)
+                        assert same(y, getattr(model, action)(x)), (I, H, B, k)
                     else:
-                        steps = x if what == "run" else x[None]
+                        steps = x if action == "run" else x[None]
                         expected, last = quantized(steps, before)
                         if quantized._over_time:
-                            assert same(y, expected if what == "run" else expected[0]), (I, H, B, k)
+                            assert same(y, expected if action == "run" else expected[0]), (I, H, B, k)
                         elif len(steps):  # it gives the last step alone
-                            assert same(y[-1] if what == "run" else y, expected), (I, H, B, k)
+                            assert same(y[-1] if action == "run" else y, expected), (I, H, B, k)
                         assert same(stream.state, last)
-                elif what == "reset":
-                    for each in (stream, model):
-                        each.reset(np.arange(B) % 2 == 0)
-                elif what == "state":
+                elif action == "reset":
+                    for runner in (stream, model):
+                        runner.reset(np.arange(B) % 2 == 0)
+                elif action == "state":
                     state = like(stream.state, lambda a: g.standard_normal(a.shape, F32))
                     stream.state = model.state = state
-                elif what == "pickle":
+                elif action == "pickle":
                     stream = pickle.loads(pickle.dumps(stream))
                     assert stream.layer.quantization == scheme
                 else:  # the layer cannot be changed
@@ -145,8 +152,8 @@ def test_any_weights(name, level, tmp_path):
             y, last = left(x, state)
             assert same(stream.run(x), y) and same(stream.state, last), (I, H, B)
             x[1, 0, 0], x[1, -1, -1] = np.inf, np.nan
-            for found, wanted in zip(leaves(quantized(x, state)), leaves(left(x, state)), strict=True):
-                np.testing.assert_array_equal(found, wanted, err_msg=f"{I}, {H}, {B}")  # any NaN will do
+            for result, exact in zip(leaves(quantized(x, state)), leaves(left(x, state)), strict=True):
+                np.testing.assert_array_equal(result, exact, err_msg=f"{I}, {H}, {B}")  # any NaN will do
 
 
 @pytest.mark.usefixtures("level")
@@ -222,8 +229,8 @@ def test_several_threads_call_one(scheme):
     ]
     expected = [call() for call in calls]
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(calls[k % 3]) for k in range(60)]
-        assert all(same(each.result(), expected[k % 3]) for k, each in enumerate(found))
+        futures = [pool.submit(calls[k % 3]) for k in range(60)]
+        assert all(same(future.result(), expected[k % 3]) for k, future in enumerate(futures))
 
 
 @pytest.mark.usefixtures("level")
@@ -249,8 +256,8 @@ def test_guards(name, scheme, side):
 # -------------------------------------------------------------------------------------------------------- what is said
 def test_repr():
     layer = LSTM.init(8, 16, seed=1)
-    said = "<LSTM(input_size=8, hidden_size=16, dtype=float32), quantized to 'int8', nbytes="
-    assert repr(layer.quantize("int8")).startswith(said)
+    text = "<LSTM(input_size=8, hidden_size=16, dtype=float32), quantized to 'int8', nbytes="
+    assert repr(layer.quantize("int8")).startswith(text)
     assert repr(layer.stream(2)) == f"<Stream of {layer!r}, batch=2>"
     for quantized in (layer.quantize("int8"), Stack([layer]).quantize("float16")):
         stream = quantized.stream(3)

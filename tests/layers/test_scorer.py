@@ -36,7 +36,7 @@ def largest(y):
     return y.max(axis=0), y.sum(dtype=np.float64)
 
 
-def given(output):
+def output_of(output):
     return largest if output == "function" else output
 
 
@@ -50,10 +50,10 @@ def test_bits_of_one_at_a_time(name, dtype, output):
     g = rng("scorer", name, dtype, output)
     layer = LAYERS[name](int(g.integers(1, 20)), int(g.integers(1, 40)), DTYPES[dtype])
     xs = sequences(g, layer, int(g.integers(1, 60)))
-    score = Scorer(layer, output=given(output), batch=int(g.integers(1, 20)), num_threads=int(g.integers(1, 4)))
-    expected = [alone(layer, given(output), x) for x in xs]
-    found = score(xs)
-    assert type(found) is list and same(found, expected)
+    score = Scorer(layer, output=output_of(output), batch=int(g.integers(1, 20)), num_threads=int(g.integers(1, 4)))
+    expected = [alone(layer, output_of(output), x) for x in xs]
+    results = score(xs)
+    assert type(results) is list and same(results, expected)
     assert same(list(score(x for x in xs)), expected)
 
 
@@ -89,11 +89,11 @@ def test_dense_with_last(last, output):
     xs = sequences(g, layer, 30)
     xs[4] = xs[11] = np.zeros((0, 3), np.float32)  # of which y is that of the bias
     for some in (xs, [xs[4]], [xs[4]] * 9):
-        expected = [alone(layer, given(output), x) for x in some]
-        score = Scorer(layer, output=given(output), batch=7)
+        expected = [alone(layer, output_of(output), x) for x in some]
+        score = Scorer(layer, output=output_of(output), batch=7)
         assert same(score(some), expected) and same([*score(iter(some))], expected)
-    found = Scorer(layer)([xs[4], [], np.empty(0, object)])
-    np.testing.assert_array_equal(found, [layer.weights["1.b"]] * 3)
+    results = Scorer(layer)([xs[4], [], np.empty(0, object)])
+    np.testing.assert_array_equal(results, [layer.weights["1.b"]] * 3)
     for wrong in ("all", "mean"):
         with pytest.raises(ValueError, match=f"Scorer: output is '{wrong}'; expected 'last' or a function"):
             Scorer(layer, output=wrong)
@@ -171,8 +171,8 @@ def test_kinds_of_sequences():
     for kind in (xs, tuple(xs), objects):
         assert type(score(kind)) is list and same(score(kind), expected)
     for kind in (iter(xs), map(np.asarray, xs), dict(enumerate(xs)).values()):
-        found = score(kind)
-        assert not isinstance(found, list) and same(list(found), expected)
+        results = score(kind)
+        assert not isinstance(results, list) and same(list(results), expected)
     assert score([]) == [] and list(score(iter([]))) == []
     assert same(score(np.stack([xs[0], xs[0]])), [expected[0]] * 2)
     lists = [x.tolist() for x in xs]  # converted to the layer's dtype
@@ -326,9 +326,9 @@ def test_nothing_is_read_too_early(monkeypatch):
             yield np.full((1 + k % 5, 2), k, np.float32)
 
     score = Scorer(layer, batch=4)
-    found = score(endless())
+    results = score(endless())
     assert not read
-    first = list(islice(found, 300))
+    first = list(islice(results, 300))
     assert len(read) == 3 * 32 * 4
     assert same(first, score(list(islice(endless(), 300))))
     monkeypatch.setattr(scorer, "ENOUGH", 5 * 5 * 10)  # numbers: of about 3 steps of 5 numbers, 17 sequences
@@ -406,7 +406,7 @@ def test_a_file_is_loaded_once(saved, monkeypatch):
     late = [pickle.loads(text) for _ in range(8)]
     assert len(paths) == 1
     with ThreadPoolExecutor(8) as pool:
-        assert all(same(found, expected) for found in pool.map(lambda each: each(xs), late))
+        assert all(same(results, expected) for results in pool.map(lambda scorer_of_thread: scorer_of_thread(xs), late))
     assert len(paths) == 2
 
 
@@ -448,10 +448,10 @@ def test_processes(method, made_of, saved):
     score = Scorer(path if made_of == "path" else layer)
     context = multiprocessing.get_context(method)
     with context.Pool(2) as pool:
-        found = pool.starmap(score_there, [(score, xs)] * 12, chunksize=1)
-    assert all(result == expected and same_number for result, _, same_number, _ in found)
-    processes = {process for *_, process in found}
-    loaded = sum(n for _, n, _, _ in found)
+        results = pool.starmap(score_there, [(score, xs)] * 12, chunksize=1)
+    assert all(result == expected and same_number for result, _, same_number, _ in results)
+    processes = {process for *_, process in results}
+    loaded = sum(n for _, n, _, _ in results)
     assert loaded == (len(processes) if made_of == "path" and method != "fork" else 0)
 
 
@@ -494,15 +494,15 @@ print(running() > before, blockcell.get_num_threads())
 def test_several_threads_at_once():
     layer = Stack([LSTM.init(5, 30, seed=1), GRU.init(30, 10, seed=2)])
     g = rng("at once")
-    given = [sequences(g, layer, 40) for _ in range(4)]
+    batches = [sequences(g, layer, 40) for _ in range(4)]
     scorers = [
         Scorer(layer, batch=batch, num_threads=threads) for batch, threads in [(8, 1), (16, 2), (3, 3), (64, None)]
     ]
-    expected = [scorers[0](xs) for xs in given]
+    expected = [scorers[0](xs) for xs in batches]
     with on_threads(2), ThreadPoolExecutor(4) as pool:
         work = [(score, k) for score in scorers for k in range(4)] * 3
-        found = list(pool.map(lambda pair: pair[0](given[pair[1]]), work))
-    assert all(same(result, expected[k]) for result, (_, k) in zip(found, work, strict=True))
+        results = list(pool.map(lambda pair: pair[0](batches[pair[1]]), work))
+    assert all(same(result, expected[k]) for result, (_, k) in zip(results, work, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- progress

@@ -46,8 +46,8 @@ def test_what_step_returns(net):
     sessions.feed(b, x[:1])
     sessions.feed(c, x[0])
     sessions.feed(c, x[1:4].tolist())
-    found, (y, _) = sessions.step(), alone(net, x)
-    assert list(found) == [a, b, c] and same(found, {a: y[0], b: y[:1], c: y[:4]})
+    outputs, (y, _) = sessions.step(), alone(net, x)
+    assert list(outputs) == [a, b, c] and same(outputs, {a: y[0], b: y[:1], c: y[:4]})
     assert sessions.step() == {} and len(sessions) == 4
     sessions.feed(d, x[:0])  # nothing to wait for
     assert sessions.step() == {}
@@ -103,8 +103,8 @@ def test_a_quantized_layer(scheme):
     assert same(sessions.step(), dict.fromkeys(ids, quantized(x[:, None])[0][:, 0]))
     moved = pickle.loads(pickle.dumps(sessions))
     there = moved.restore(sessions.save(ids[0]))
-    for each, id in ((sessions, ids[0]), (moved, there)):
-        each.feed(id, x)
+    for place, id in ((sessions, ids[0]), (moved, there)):
+        place.feed(id, x)
     assert same(sessions.step()[ids[0]], moved.step()[there])
 
 
@@ -190,9 +190,9 @@ def test_ctrl_c_at_any_place_of_a_step():
     for n in count(1):
         sessions = make_sessions(layer)
         reached, failed, results = attempt(Interrupts(), n, lambda sessions=sessions: sessions.step())
-        found = outcome(sessions, *([] if failed else [results]))
-        if not same(found, everything):
-            assert failed and same(found, outcome(after))
+        results_after = outcome(sessions, *([] if failed else [results]))
+        if not same(results_after, everything):
+            assert failed and same(results_after, outcome(after))
             lost.append(n)
         if not reached:
             break
@@ -222,8 +222,8 @@ def test_others_come_and_go_while_a_step_runs(net):
     for id in (stays, goes):
         sessions.feed(id, x[:2])
     paused = sessions._stream = Paused(sessions._stream)
-    found, saved = [], []
-    stepper = threading.Thread(target=lambda: found.append(sessions.step()))
+    outputs, saved = [], []
+    stepper = threading.Thread(target=lambda: outputs.append(sessions.step()))
     stepper.start()
     assert paused.inside.wait(SECONDS)
     sessions.feed(stays, x[2:])
@@ -238,7 +238,7 @@ def test_others_come_and_go_while_a_step_runs(net):
     paused.go_on.set()
     stepper.join(SECONDS)
     saver.join(SECONDS)
-    assert same(found, [{stays: y[:2]}]) and same(saved, [alone(net, x[:2])[1]])
+    assert same(outputs, [{stays: y[:2]}]) and same(saved, [alone(net, x[:2])[1]])
     assert same(sessions.step(), {stays: y[2:], comes: y})
     assert same(sessions.save(comes), last)
 
@@ -277,8 +277,8 @@ def test_many_threads(net):
     ended.set()
     stepper.join(SECONDS)
     assert len(results) == 40 == len(sessions)
-    for given, found in results.values():
-        assert same(np.concatenate(found), alone(net, given)[0])
+    for x_fed, outputs in results.values():
+        assert same(np.concatenate(outputs), alone(net, x_fed)[0])
 
 
 def test_from_asyncio(net):
@@ -321,8 +321,8 @@ def test_copies_have_what_waits(net):
     sessions.close(ids[0])
     twin = pickle.loads(pickle.dumps(sessions))
     assert len(twin) == 2 and repr(twin) == repr(sessions)
-    for each in (twin, sessions):
-        assert same(each.step(), {ids[1]: alone(net, x)[0][3:]})
+    for twin_or_sessions in (twin, sessions):
+        assert same(twin_or_sessions.step(), {ids[1]: alone(net, x)[0][3:]})
     assert twin.open() == sessions.open()
 
 
@@ -347,13 +347,13 @@ def test_results_keep_no_others(net):
 
 def test_set_num_threads_is_what_counts(net, set_num_threads):
     layer, x = LSTM.init(64, 160, seed=5), np.random.default_rng(1).uniform(-1, 1, (40, 3, 64)).astype(np.float32)
-    found = []
+    results = []
     for threads in (1, 2, 3):
         set_num_threads(threads)
         sessions = Sessions(layer)
-        for each in x:
-            sessions.feed(sessions.open(), each)
-        found.append(sessions.step())
-    assert same(found[0], found[1]) and same(found[0], found[2])
-    assert same(found[0][7], layer(x[7][:, None])[0][:, 0])
+        for row_x in x:
+            sessions.feed(sessions.open(), row_x)
+        results.append(sessions.step())
+    assert same(results[0], results[1]) and same(results[0], results[2])
+    assert same(results[0][7], layer(x[7][:, None])[0][:, 0])
     assert blockcell.get_num_threads() == 3

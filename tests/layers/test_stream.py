@@ -80,18 +80,18 @@ def test_a_million_steps(name, by):
     steps, layer = 1_000_000, SMALL[name]()
     x = np.random.default_rng(7).standard_normal((steps, 1, 2), np.float32)
     y, last = layer(x)
-    stream, found = layer.stream(), np.zeros_like(y)
+    stream, outputs = layer.stream(), np.zeros_like(y)
     block, before, kept = 1000, (), 0
     for t in range(0, steps, block):
         if by == "blocks":
-            stream.run(x[t : t + block], out=found[t : t + block])
+            stream.run(x[t : t + block], out=outputs[t : t + block])
         else:
-            for row, out in zip(x[t : t + block], found[t : t + block], strict=True):
+            for row, out in zip(x[t : t + block], outputs[t : t + block], strict=True):
                 stream.step(row, out=out)
         if t == 20 * block:
             before = in_use()
         kept = max(kept, *np.subtract(in_use(), before)) if before else 0
-    assert np.array_equal(found, y) and same(stream.state, last)
+    assert np.array_equal(outputs, y) and same(stream.state, last)
     assert kept < steps / 100
 
 
@@ -254,12 +254,12 @@ def test_a_state_that_does_not_fit_a_stack_changes_nothing():
 
 def test_threads_do_not_change_bits():
     layer, x = LSTM.init(64, 300, seed=5), np.random.default_rng(8).normal(size=(5, 40, 64)).astype(np.float32)
-    found = []
+    results = []
     for threads in (1, 2, 3):
         blockcell.set_num_threads(threads)
         try:
             stream = layer.stream(40)
-            found.append([*stream.run(x[:4]), stream.step(x[4])])
+            results.append([*stream.run(x[:4]), stream.step(x[4])])
         finally:
             blockcell.set_num_threads(None)
-    assert all(np.array_equal(found[0], other) for other in found[1:])
+    assert all(np.array_equal(results[0], other) for other in results[1:])

@@ -99,13 +99,13 @@ def test_same_bits_of_a_quantized_layer(name, scheme):
 def test_threads_do_not_change_bits():
     layer, rng = LSTM.init(64, 160, seed=5), np.random.default_rng(8)
     rows, x = rng.permutation(50)[:40], uniform(rng, 5, 40, 64)
-    found = []
+    results = []
     for threads in (1, 2, 3):
         with on_threads(threads):
             stream = layer.stream(50)
             lengths = np.arange(40) % 6
-            found.append([stream.run(x, rows=rows, lengths=lengths), stream.step(x[0], rows=rows), stream.state])
-    assert same(found[0], found[1]) and same(found[0], found[2])
+            results.append([stream.run(x, rows=rows, lengths=lengths), stream.step(x[0], rows=rows), stream.state])
+    assert same(results[0], results[1]) and same(results[0], results[2])
 
 
 # --------------------------------------------------------------------------------------------------- how rows are given
@@ -153,9 +153,9 @@ def test_no_rows(name, none):
     before = stream.state
     assert stream.step(np.empty((0, I), np.float32), rows=none).shape == (0, H)
     assert stream.run(np.empty((3, 0, I), np.float32), rows=none, lengths=[]).shape == (3, 0, H)
-    taken = stream.state_of(none)
-    assert all(len(array) == 0 for array in leaves(taken))
-    stream.set_state(none, taken)
+    states = stream.state_of(none)
+    assert all(len(array) == 0 for array in leaves(states))
+    stream.set_state(none, states)
     stream.reset(none)
     assert same(stream.state, before)
 
@@ -287,14 +287,14 @@ def test_lengths(name, lengths, form):
     x, rows = uniform(rng, 6, 5, I), [8, 2, 0, 10, 5]
     for k, length in enumerate(lengths):
         x[length:, k] = np.nan
-    for given in (rows, None):
-        batch = 5 if given is None else N
+    for rows_of_call in (rows, None):
+        batch = 5 if rows_of_call is None else N
         stream = layer.stream(batch)
         stream.state = like(zeros(layer, batch), lambda a: uniform(rng, *a.shape))
         alone = Alone.going_on(layer, stream)
         out = np.full((6, 5, H), 7, np.float32)
-        assert stream.run(x, out, rows=given, lengths=form(lengths)) is out
-        assert same(out, alone.run(x, rows if given else range(5), lengths))
+        assert stream.run(x, out, rows=rows_of_call, lengths=form(lengths)) is out
+        assert same(out, alone.run(x, rows if rows_of_call else range(5), lengths))
         assert same(stream.state, alone.state_of(range(batch)))
 
 
@@ -331,9 +331,9 @@ def test_states_are_copies_in_the_forms_of_a_call():
     layer, rng = LAYERS["LSTM"](np.float32), np.random.default_rng(10)
     stream = layer.stream(N)
     stream.run(uniform(rng, 2, N, I))
-    taken, before = stream.state_of([2, 1]), stream.state
-    assert type(taken) is blockcell.LSTMState
-    for array in taken:
+    states, before = stream.state_of([2, 1]), stream.state
+    assert type(states) is blockcell.LSTMState
+    for array in states:
         array[:] = 9
     assert same(stream.state, before) and same(stream.state_of(None), before)
     cs, h = np.ones((1, H), np.float32), np.full((2, H), 2, np.float32)
@@ -375,8 +375,8 @@ def peak_of(calls):
 def test_out_and_indices_allocate_nothing(name):
     """Also where the number of rows changes from step to step."""
     stream, x, out = LAYERS[name](np.float32).stream(200), np.ones((200, I), np.float32), np.ones((200, H), np.float32)
-    given = [np.arange(first, first + n) for first, n in ((0, 40), (7, 41), (90, 1), (3, 60), (5, 100))]
-    turns = [(x[: len(rows)], out[: len(rows)], rows) for rows in given] * 4
+    row_ranges = [np.arange(first, first + n) for first, n in ((0, 40), (7, 41), (90, 1), (3, 60), (5, 100))]
+    turns = [(x[: len(rows)], out[: len(rows)], rows) for rows in row_ranges] * 4
 
     def step(turn):
         stream.step(turn[0], turn[1], rows=turn[2])

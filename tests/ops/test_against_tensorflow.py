@@ -46,12 +46,12 @@ def test_errors(name, seed):
         expected = FORMULAS[name](**args)
         results = getattr(raw_ops if tf else ops, name)(**args)
         theirs = getattr(tf.raw_ops, name)(**args) if tf else expected
-        for output, result, other, reference in zip(expected._fields, results, theirs, expected, strict=True):
+        for output, result, their_result, reference in zip(expected._fields, results, theirs, expected, strict=True):
             ours = error(result, reference)
-            bound = max(5.0, error(other, reference))
+            bound = max(5.0, error(their_result, reference))
             worst = max(worst, ours / bound)
-            what = f"case {case}, {sizes}: {output} is {ours:.2f} eps off, the bound is {bound:.2f}"
-            assert ours <= bound, what
+            place = f"case {case}, {sizes}: {output} is {ours:.2f} eps off, the bound is {bound:.2f}"
+            assert ours <= bound, place
     print(f"{name}: {CASES} cases, worst {worst:.2f} of the bound")
 
 
@@ -69,8 +69,8 @@ def test_errors_with_saturating_weights(name, scale, seed):
         args |= {key: args[key] * np.float32(scale) for key in ("w", "w_ru", "w_c") if key in args}
         expected = FORMULAS[name](**args)
         results, theirs = (getattr(module, name)(**args) for module in (raw_ops, tf.raw_ops))
-        for result, other, reference in zip(results, theirs, expected, strict=True):
-            logs.append(np.log((error(result, reference) + 0.1) / (error(other, reference) + 0.1)))
+        for result, their_result, reference in zip(results, theirs, expected, strict=True):
+            logs.append(np.log((error(result, reference) + 0.1) / (error(their_result, reference) + 0.1)))
     ratio = np.exp(np.mean(logs))
     print(f"{name}: weights times {scale}, our errors are {ratio:.2f} of TensorFlow's")
     assert ratio <= 1.1

@@ -42,41 +42,41 @@ def probe_arguments(op, description):
     """The arguments that a probe's description stands for, of the sizes SIZES unless it says otherwise."""
     empty = {"batch 0": "B", "input 0": "I", "cell 0": "H", "time 0": "T"}
     if description in empty:
-        given = arguments(op, {empty[description]: 0}, use_peephole=False)
+        args = arguments(op, {empty[description]: 0}, use_peephole=False)
         # The probes left seq_len_max at 4, for T = 0 too.
-        return given | ({"seq_len_max": SIZES["T"]} if OPS[op].sequence else {})
-    given = good(op, use_peephole=False)
+        return args | ({"seq_len_max": SIZES["T"]} if OPS[op].sequence else {})
+    args = good(op, use_peephole=False)
     if match := re.fullmatch(r"(\w+) rank\+1 .*", description):
-        return given | {match[1]: given[match[1]][..., None]}
+        return args | {match[1]: args[match[1]][..., None]}
     if match := re.fullmatch(r"(\w+) rank-1 \(flat\)", description):
-        value = given[match[1]]
-        return given | {match[1]: value.reshape(-1) if value.ndim > 1 else value[0]}
+        value = args[match[1]]
+        return args | {match[1]: value.reshape(-1) if value.ndim > 1 else value[0]}
     if match := re.fullmatch(r"(\w+) dim(\d)([+-]1)", description):
-        return given | {match[1]: resized(given[match[1]], int(match[2]), int(match[3]))}
+        return args | {match[1]: resized(args[match[1]], int(match[2]), int(match[3]))}
     if match := re.fullmatch(r"peephole=(True|False), (wci|all wc\*) len (\d)", description):
         names = ["wci"] if match[2] == "wci" else ["wci", "wcf", "wco"]
-        return given | dict.fromkeys(names, np.ones(int(match[3]), np.float32)) | {"use_peephole": match[1] == "True"}
+        return args | dict.fromkeys(names, np.ones(int(match[3]), np.float32)) | {"use_peephole": match[1] == "True"}
     if match := re.fullmatch(r"seq_len_max=np.int64\((-?\d+)\)", description):
-        return given | {"seq_len_max": np.int64(match[1])}
+        return args | {"seq_len_max": np.int64(match[1])}
     others = {
         "seq_len_max=array([0])": {"seq_len_max": np.zeros(1, np.int64)},
         "seq_len_max int32": {"seq_len_max": np.int32(SIZES["T"])},
-        "x half others float": {"x": given.get("x").astype(np.float16)},
-        "dtype double": converted(given, lambda value: value.astype(np.float64)),
-        "dtype half": converted(given, lambda value: value.astype(np.float16)),
-        "dtype bfloat16": converted(given, BFloat16),
+        "x half others float": {"x": args.get("x").astype(np.float16)},
+        "dtype double": converted(args, lambda value: value.astype(np.float64)),
+        "dtype half": converted(args, lambda value: value.astype(np.float16)),
+        "dtype bfloat16": converted(args, BFloat16),
     }
-    return given | others[description]
+    return args | others[description]
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: f"{probe['op']}-{probe['description']}")
 def test_probe(probe):
-    given = probe_arguments(probe["op"], probe["description"])
+    args = probe_arguments(probe["op"], probe["description"])
     if probe["verdict"] == "ok":
-        check(probe["op"], given)
+        check(probe["op"], args)
     else:
         exception = {"TypeError": TypeError, "ValueError": ValueError}[probe["verdict"]]
-        refuse(probe["op"], given, exception, probe["argument"])
+        refuse(probe["op"], args, exception, probe["argument"])
 
 
 # -------------------------------------------------------------------------------------------------------------- tensors
@@ -127,31 +127,31 @@ def _tensor_cases(names):
 @pytest.mark.parametrize("op", OPS)
 def test_wrong_kind(op, kind):
     """For each tensor in turn, whether the kernel reads it or not."""
-    given = good(op)
+    args = good(op)
     for tensor in OPS[op].inputs:
-        bad = WRONG_KINDS[kind](given[tensor.name])
-        refuse(op, given | {tensor.name: bad}, TypeError, tensor.name)
+        bad = WRONG_KINDS[kind](args[tensor.name])
+        refuse(op, args | {tensor.name: bad}, TypeError, tensor.name)
 
 
 @pytest.mark.parametrize(("op", "tensor"), _tensor_cases(OPS))
 def test_wrong_array(op, tensor):
-    given, name = good(op), tensor.name
-    value, float64 = given[name], given[name].astype(np.float64)
-    refuse(op, given | {name: None}, TypeError, name)
+    args, name = good(op), tensor.name
+    value, float64 = args[name], args[name].astype(np.float64)
+    refuse(op, args | {name: None}, TypeError, name)
     ragged = [*np.atleast_1d(value).tolist(), [[1.0, 2.0], [3.0]]]
-    refuse(op, given | {name: ragged}, ValueError, name)
+    refuse(op, args | {name: ragged}, ValueError, name)
     for scalar in (0.5, 1, np.float32(1), np.float64(1), np.array(1, np.float32)):
-        refuse(op, given | {name: scalar}, ValueError, name)
-    refuse(op, given | {name: []}, ValueError, name)
-    refuse(op, given | {name: value[None]}, ValueError, name)
-    refuse(op, given | {name: value[..., None].tolist()}, ValueError, name)
+        refuse(op, args | {name: scalar}, ValueError, name)
+    refuse(op, args | {name: []}, ValueError, name)
+    refuse(op, args | {name: value[None]}, ValueError, name)
+    refuse(op, args | {name: value[..., None].tolist()}, ValueError, name)
     # The first array fixes the dtype: if x is the odd one, the next argument is named.
     second = OPS[op].inputs[1].name
-    refuse(op, given | {name: float64}, TypeError, second if name == "x" else name)
-    refuse(op, given | {name: value.astype(">f8")}, TypeError, second if name == "x" else name)
+    refuse(op, args | {name: float64}, TypeError, second if name == "x" else name)
+    refuse(op, args | {name: value.astype(">f8")}, TypeError, second if name == "x" else name)
     if name != "x":
         named = OPS[op].inputs[2].name if name == second else name
-        refuse(op, given | {"x": given["x"].tolist(), name: float64}, TypeError, named)
+        refuse(op, args | {"x": args["x"].tolist(), name: float64}, TypeError, named)
 
 
 def blamed(op, tensor, axis):
@@ -168,36 +168,36 @@ def blamed(op, tensor, axis):
 @pytest.mark.parametrize(("op", "tensor"), _tensor_cases(OPS))
 def test_wrong_size(op, tensor):
     """One more, one less, none, and more than fits into memory, by a stride of 0."""
-    given, name = good(op), tensor.name
+    args, name = good(op), tensor.name
     for axis in range(tensor.rank):
         argument = blamed(op, tensor, axis)
         if argument is None:  # T of a forward op
             continue
         for change in (1, -1):
-            refuse(op, given | {name: resized(given[name], axis, change)}, ValueError, argument)
+            refuse(op, args | {name: resized(args[name], axis, change)}, ValueError, argument)
         for size in (0, 2**31, 2**40):
-            shape = list(given[name].shape)
+            shape = list(args[name].shape)
             shape[axis] = size
             strides = [0] * tensor.rank
-            huge = np.lib.stride_tricks.as_strided(given[name], shape, strides, writeable=False)
-            refuse(op, given | {name: huge}, ValueError, argument)
+            huge = np.lib.stride_tricks.as_strided(args[name], shape, strides, writeable=False)
+            refuse(op, args | {name: huge}, ValueError, argument)
     if tensor.rank == 2 and tensor.shape != "B I":
-        refuse(op, given | {name: np.ascontiguousarray(given[name].T)}, ValueError, blamed(op, tensor, 0))
+        refuse(op, args | {name: np.ascontiguousarray(args[name].T)}, ValueError, blamed(op, tensor, 0))
 
 
 @pytest.mark.parametrize("op", WITH_PEEPHOLE)
 def test_peephole_weights(op):
-    given = good(op)
+    args = good(op)
     for name in ("wci", "wcf", "wco"):
         for bad in (
             {name: None},
-            {name: given[name][:-1]},
+            {name: args[name][:-1]},
             {name: np.zeros((5, 5), np.float32)},
             {name: np.zeros(0, "f")},
         ):
-            refuse(op, given | bad, TypeError if bad[name] is None else ValueError, name)
+            refuse(op, args | bad, TypeError if bad[name] is None else ValueError, name)
         with pytest.raises(TypeError, match=f"{name} is None; .* because use_peephole is True"):
-            FUNCTIONS[op](**given | {name: None})
+            FUNCTIONS[op](**args | {name: None})
     unused = good(op, use_peephole=False)
     plain = check(op, unused)
     for name in ("wci", "wcf", "wco"):
@@ -231,12 +231,12 @@ def test_zero_sizes(op, letters):
 def _empty(op, sizes):
     """Arguments of any size in no memory: every tensor is a view of one number with strides of 0."""
     number = np.zeros(1, np.float32)
-    given = {}
+    args = {}
     for tensor in OPS[op].inputs:
         shape = sizes_of(tensor.shape, sizes)
-        given[tensor.name] = np.lib.stride_tricks.as_strided(number, shape, [0] * len(shape), writeable=False)
-    given |= {"seq_len_max": 0} if OPS[op].sequence else {}
-    return given | ({"use_peephole": True} if op in WITH_PEEPHOLE else {})
+        args[tensor.name] = np.lib.stride_tricks.as_strided(number, shape, [0] * len(shape), writeable=False)
+    args |= {"seq_len_max": 0} if OPS[op].sequence else {}
+    return args | ({"use_peephole": True} if op in WITH_PEEPHOLE else {})
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -252,8 +252,8 @@ def test_huge_sizes_of_nothing(op):
 @pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMV2", "block_gru"])
 def test_results_that_no_address_reaches(op):
     """The inputs agree and are empty, but the results' shape is too large for numpy."""
-    given = _empty(op, {"T": 2**50, "B": 0, "I": 0, "H": 2**20})
-    refuse(op, given, ValueError, OPS[op].outputs[0].name)
+    args = _empty(op, {"T": 2**50, "B": 0, "I": 0, "H": 2**20})
+    refuse(op, args, ValueError, OPS[op].outputs[0].name)
 
 
 # ----------------------------------------------------------------------------------------------------------- signatures
@@ -273,21 +273,21 @@ def test_signature_follows_the_table(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_names_of_arguments(op):
-    given = good(op)
-    for name in given:
+    args = good(op)
+    for name in args:
         optional = name in ("wci", "wcf", "wco") or any(
             part.name == name and part.default is not None for part in OPS[op].attributes
         )
         if not optional:
             with pytest.raises(TypeError, match=rf"{op}\(\) missing .*'{name}'"):
-                FUNCTIONS[op](**{key: value for key, value in given.items() if key != name})
+                FUNCTIONS[op](**{key: value for key, value in args.items() if key != name})
     with pytest.raises(TypeError, match=rf"{op}\(\) got an unexpected keyword argument 'weights'"):
-        FUNCTIONS[op](**given, weights=1)
+        FUNCTIONS[op](**args, weights=1)
     with pytest.raises(TypeError, match=rf"{op}\(\) takes 0 positional arguments"):
-        FUNCTIONS[op](*given.values())
+        FUNCTIONS[op](*args.values())
     if OPS[op].module == "raw_ops":
         for name in (None, "cell", 3, object()):
-            check(op, given | {"name": name})
+            check(op, args | {"name": name})
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -332,8 +332,8 @@ def test_message(bad, message):
 
 
 def test_message_of_seq_len_max():
-    given = good("BlockLSTM") | {"seq_len_max": 5}
+    args = good("BlockLSTM") | {"seq_len_max": 5}
     with pytest.raises(ValueError) as caught:
-        FUNCTIONS["BlockLSTM"](**given)
+        FUNCTIONS["BlockLSTM"](**args)
     expected = "expected 0 <= seq_len_max <= T = 4 from x (shape (4, 3, 2))"
     assert str(caught.value) == f"BlockLSTM: seq_len_max is 5; {expected}"

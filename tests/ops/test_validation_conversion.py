@@ -45,15 +45,15 @@ SAME_VALUES = {
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 def test_same_values_same_bits(op, dtype, tmp_path):
-    given = good(op, dtype)
-    expected = check(op, given)
+    args = good(op, dtype)
+    expected = check(op, args)
     kinds = {**SAME_VALUES, "memmap": lambda value: memmap(value, tmp_path)}
     if dtype is np.float16:
         del kinds["array.array"]  # there is none of float16
     for kind, conversion in kinds.items():
         for result in (
-            FUNCTIONS[op](**given | converted(good(op, dtype), conversion)),
-            FUNCTIONS[op](**given | {"h_prev": conversion(good(op, dtype)["h_prev"])}),
+            FUNCTIONS[op](**args | converted(good(op, dtype), conversion)),
+            FUNCTIONS[op](**args | {"h_prev": conversion(good(op, dtype)["h_prev"])}),
         ):
             for name, value in result._asdict().items():
                 assert type(value) is np.ndarray and value.dtype == dtype and value.flags.c_contiguous
@@ -68,11 +68,11 @@ def test_good_arrays_are_not_converted(op, dtype, monkeypatch):
     read = _bind.Converter.read
     monkeypatch.setattr(_bind.Converter, "read", lambda *args: calls.append(args) or read(*args))
     for peephole in (True, False) if op in WITH_PEEPHOLE else (True,):
-        given = good(op, dtype, peephole)
-        out = tuple(FUNCTIONS[op](**given))
-        FUNCTIONS[op](**given, out=out)
+        args = good(op, dtype, peephole)
+        out = tuple(FUNCTIONS[op](**args))
+        FUNCTIONS[op](**args, out=out)
         if not peephole:
-            FUNCTIONS[op](**given | dict.fromkeys(("wci", "wcf", "wco")))
+            FUNCTIONS[op](**args | dict.fromkeys(("wci", "wcf", "wco")))
     assert not calls
     if dtype is np.float32:
         check(op, arguments(op, {"T": 2, "B": 1, "I": 2**19 + 1, "H": 1}))
@@ -82,22 +82,22 @@ def test_good_arrays_are_not_converted(op, dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("op", OPS)
 def test_lists_take_the_dtype_of_the_first_array(op, dtype):
-    given = good(op, dtype)
-    expected = FUNCTIONS[op](**given)
-    lists = converted(given, np.ndarray.tolist)
+    args = good(op, dtype)
+    expected = FUNCTIONS[op](**args)
+    lists = converted(args, np.ndarray.tolist)
     for tensor in OPS[op].inputs:
-        result = FUNCTIONS[op](**given | lists | {tensor.name: given[tensor.name]})
+        result = FUNCTIONS[op](**args | lists | {tensor.name: args[tensor.name]})
         for name, value in result._asdict().items():
             assert value.dtype == dtype
             np.testing.assert_array_equal(value, getattr(expected, name), err_msg=name)
     if dtype is np.float32:
         rows = {name: tuple(value) for name, value in lists.items()}
-        for result in (FUNCTIONS[op](**given | lists), FUNCTIONS[op](**given | rows)):
+        for result in (FUNCTIONS[op](**args | lists), FUNCTIONS[op](**args | rows)):
             for name, value in result._asdict().items():
                 assert value.dtype == np.float32
                 np.testing.assert_array_equal(value, getattr(expected, name), err_msg=name)
 
 
 def test_list_of_integers():
-    given = {"x": [[1]], "h_prev": [[0]], "w_ru": [[1, 2], [3, 4]], "w_c": [[1], [2]], "b_ru": [0, 0], "b_c": [0]}
-    assert check("GRUBlockCell", given).h.dtype == np.float32
+    args = {"x": [[1]], "h_prev": [[0]], "w_ru": [[1, 2], [3, 4]], "w_c": [[1], [2]], "b_ru": [0, 0], "b_c": [0]}
+    assert check("GRUBlockCell", args).h.dtype == np.float32

@@ -39,34 +39,34 @@ NOT_INTEGERS += [Decimal(3), Fraction(3), np.datetime64(3, "s"), Raising(), int]
 
 @pytest.mark.parametrize("op", SEQUENCES)
 def test_seq_len_max(op):
-    given = good(op)
+    args = good(op)
     steps = SIZES["T"]
     for value in (0, 1, 3, steps):
-        expected = check(op, given | {"seq_len_max": value})
+        expected = check(op, args | {"seq_len_max": value})
         kinds = (np.int8, np.uint64, np.array, lambda v: np.array(v, ">i4"), Index, lambda v: Protocol(np.array(v)))
         for kind in kinds:
-            assert_equal(FUNCTIONS[op](**given | {"seq_len_max": kind(value)}), expected)
+            assert_equal(FUNCTIONS[op](**args | {"seq_len_max": kind(value)}), expected)
     # As everywhere in Python, True is the integer 1.
-    assert_equal(FUNCTIONS[op](**given | {"seq_len_max": True}), FUNCTIONS[op](**given | {"seq_len_max": 1}))
+    assert_equal(FUNCTIONS[op](**args | {"seq_len_max": True}), FUNCTIONS[op](**args | {"seq_len_max": 1}))
     for value in NOT_INTEGERS:
-        refuse(op, given | {"seq_len_max": value}, TypeError, "seq_len_max")
+        refuse(op, args | {"seq_len_max": value}, TypeError, "seq_len_max")
     for value in (-1, steps + 1, 2**31, 2**63, 2**70, -(2**70), np.int64(-1), np.uint64(2**63), np.array(-1), Index(9)):
-        refuse(op, given | {"seq_len_max": value}, ValueError, "seq_len_max")
+        refuse(op, args | {"seq_len_max": value}, ValueError, "seq_len_max")
     for value in (np.array([3]), np.array([[3]]), np.array([1, 2, 3]), np.zeros(0, int), np.zeros((13, 11, 0), int)):
-        refuse(op, given | {"seq_len_max": value}, ValueError, "seq_len_max")
-    refuse(op, given | converted(given, np.asfortranarray) | {"seq_len_max": steps + 1}, ValueError, "seq_len_max")
+        refuse(op, args | {"seq_len_max": value}, ValueError, "seq_len_max")
+    refuse(op, args | converted(args, np.asfortranarray) | {"seq_len_max": steps + 1}, ValueError, "seq_len_max")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("op", SEQUENCES)
 def test_nothing_past_seq_len_max_is_read_and_all_is_zero(op, dtype):
-    given = good(op, dtype) | {"seq_len_max": 2}
-    expected = FUNCTIONS[op](**given)
+    args = good(op, dtype) | {"seq_len_max": 2}
+    expected = FUNCTIONS[op](**args)
     for tensor in OPS[op].inputs:
         if tensor.shape.startswith("T "):
-            given[tensor.name][2:] = np.nan
+            args[tensor.name][2:] = np.nan
     out = tuple(np.full_like(value, np.nan) for value in expected)
-    for result in (FUNCTIONS[op](**given), FUNCTIONS[op](**given, out=out)):
+    for result in (FUNCTIONS[op](**args), FUNCTIONS[op](**args, out=out)):
         for tensor, value, clean in zip(OPS[op].outputs, result, expected, strict=True):
             np.testing.assert_array_equal(value, clean)
             if tensor.shape.startswith("T "):
@@ -83,17 +83,17 @@ NOT_REAL += [np.array(1.0), np.array([1.0]), np.datetime64(1, "s")]
     [(op, part.name) for op in OPS for part in OPS[op].attributes if part.name in ("forget_bias", "cell_clip")],
 )
 def test_number(op, name):
-    given = good(op)
+    args = good(op)
     for value in REAL:
-        expected = check(op, given | {name: float(value)})
-        assert_equal(FUNCTIONS[op](**given | {name: value}), expected)
+        expected = check(op, args | {name: float(value)})
+        assert_equal(FUNCTIONS[op](**args | {name: value}), expected)
     for value in NOT_REAL:
-        refuse(op, given | {name: value}, TypeError, name)
-    refuse(op, given | {name: 10**400}, ValueError, name)
+        refuse(op, args | {name: value}, TypeError, name)
+    refuse(op, args | {name: 10**400}, ValueError, name)
     if name == "cell_clip":
-        off = check(op, given | {name: 0.0})
+        off = check(op, args | {name: 0.0})
         for value in (np.nan, -1.0, -np.inf, np.inf, np.float32("nan"), -0.0):
-            assert_equal(FUNCTIONS[op](**given | {name: value}), off)
+            assert_equal(FUNCTIONS[op](**args | {name: value}), off)
     half = good(op, np.float16)
     with np.errstate(over="ignore"):
         rounded = float(np.float16(0.1)), float(np.float16(1e30))
@@ -104,19 +104,19 @@ def test_number(op, name):
 @pytest.mark.parametrize("op", WITH_PEEPHOLE)
 def test_use_peephole(op):
     for value in (True, False):
-        given = good(op, use_peephole=value)
-        check(op, given | {"use_peephole": np.bool_(value)})
+        args = good(op, use_peephole=value)
+        check(op, args | {"use_peephole": np.bool_(value)})
     for value in (None, 0, 1, 1.0, "True", np.int64(1), np.array(True), [], [True], object()):
-        refuse(op, given | {"use_peephole": value}, TypeError, "use_peephole")
+        refuse(op, args | {"use_peephole": value}, TypeError, "use_peephole")
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_num_threads(op):
-    given = good(op)
-    expected = FUNCTIONS[op](**given)
+    args = good(op)
+    expected = FUNCTIONS[op](**args)
     for value in (None, 1, 2, 3, np.int8(2), True, Index(2), 2**40):
-        assert_equal(FUNCTIONS[op](**given, num_threads=value), expected)
+        assert_equal(FUNCTIONS[op](**args, num_threads=value), expected)
     for value in (0, -1, np.int64(0), -(2**70), False):
-        refuse(op, given | {"num_threads": value}, ValueError, "num_threads")
+        refuse(op, args | {"num_threads": value}, ValueError, "num_threads")
     for value in (1.5, 2.0, "2", b"2", [1], (1,), {}, np.float32(1), np.array([1]), np.array(1.0), object(), 1j):
-        refuse(op, given | {"num_threads": value}, TypeError, "num_threads")
+        refuse(op, args | {"num_threads": value}, TypeError, "num_threads")

@@ -54,42 +54,42 @@ def shim(tmp_path_factory):
     return str(library)
 
 
-def disturb(what, group, count, request, threads=2, minutes=2.0, third=""):
-    if what == "allocations":
+def disturb(fault, group, count, request, threads=2, minutes=2.0, third=""):
+    if fault == "allocations":
         pytest.importorskip("_testcapi", reason="CPython's own, which not every build has")
     if group == "export":
         pytest.importorskip("onnx")
-    environment = {"LD_PRELOAD": request.getfixturevalue("shim")} if what == "mallocs" else {}
-    child("disturb", what, group, count, threads, third, minutes=minutes, **environment)
+    environment = {"LD_PRELOAD": request.getfixturevalue("shim")} if fault == "mallocs" else {}
+    child("disturb", fault, group, count, threads, third, minutes=minutes, **environment)
 
 
 # Protobuf crashes if one of its own allocations fails. Where models are written, MemoryError comes from the Python code
 # around it instead.
 FAULTS_OF_ALL = ["allocations", "mallocs", "interrupts"]
-PLACES = [(what, group) for what in FAULTS_OF_ALL for group in GROUPS if group != "export"]
+PLACES = [(fault, group) for fault in FAULTS_OF_ALL for group in GROUPS if group != "export"]
 PLACES += [("errors", "export"), ("interrupts", "export"), ("allocations", "steps"), ("mallocs", "steps")]
 
 
-@pytest.mark.parametrize(("what", "group"), PLACES)
-def test_some_places(what, group, request):
+@pytest.mark.parametrize(("fault", "group"), PLACES)
+def test_some_places(fault, group, request):
     """Of scenarios in which all faults can be, each fault is in a third, so that each scenario meets one."""
     everything = group in ("steps", "export")
-    disturb(what, group, 4, request, third="" if everything else FAULTS_OF_ALL.index(what))
+    disturb(fault, group, 4, request, third="" if everything else FAULTS_OF_ALL.index(fault))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("what", ["allocations", "mallocs"])
-def test_every_place_of_first_calls(what, threads, request):
+@pytest.mark.parametrize("fault", ["allocations", "mallocs"])
+def test_every_place_of_first_calls(fault, threads, request):
     """In a first call after binding. The other tests call an op before; these are few places, so all are tried."""
-    disturb(what, "first calls", 0, request, threads)
+    disturb(fault, "first calls", 0, request, threads)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("what", "group"), PLACES)
-def test_every_place(what, group, threads, request):
+@pytest.mark.parametrize(("fault", "group"), PLACES)
+def test_every_place(fault, group, threads, request):
     count = 300 if group == "export" else 0  # of some ten thousand places; 0: all
-    disturb(what, group, count, request, threads, minutes=40)
+    disturb(fault, group, count, request, threads, minutes=40)
 
 
 # ------------------------------------------------------------------------------------------------------------ resources
@@ -145,9 +145,9 @@ def test_fork_after_calls(threads, only):
 
 
 @forks
-@pytest.mark.parametrize("what", ["set_weights", "call", "step", "run"])
-def test_fork_inside_a_call(what):
-    child("fork_inside", what)
+@pytest.mark.parametrize("call", ["set_weights", "call", "step", "run"])
+def test_fork_inside_a_call(call):
+    child("fork_inside", call)
 
 
 @forks

@@ -45,8 +45,8 @@ def check_fuzzer(target: str, seed: int, count: int, folder: Path) -> None:
     command = [sys.executable, "-W", "error", str(FUZZ), target, str(seed), str(count), str(note)]
     result = subprocess.run(command, capture_output=True, text=True)
     number = note.read_text().strip() if note.exists() else "none"
-    what = f"{target}: mutant {number} ended with {result.returncode}"
-    assert result.returncode == 0, f"{what}\n{result.stderr[-4000:]}"
+    outcome = f"{target}: mutant {number} ended with {result.returncode}"
+    assert result.returncode == 0, f"{outcome}\n{result.stderr[-4000:]}"
     counts = json.loads(result.stdout)
     done = f"{counts['refused']} refused, {counts['taken']} taken"
     most = f"at most {counts['seconds']:.2f} s of the CPU's time and {counts['mb']:.0f} MB"
@@ -133,10 +133,13 @@ def test_memory_is_bounded_by_the_file(name, tmp_path):
     def read():
         try:
             model = opened(tmp_path / name)
-            for each in model.graphs:
-                for nodes in [each.nodes, *(function.nodes for function in each.functions.values())]:
-                    for found in nodes.values():
-                        assert found.inputs is not None and found.attrs is not None
+            for graph_read in model.graphs:
+                for nodes in [
+                    graph_read.nodes,
+                    *(function.nodes for function in graph_read.functions.values()),
+                ]:
+                    for node_read in nodes.values():
+                        assert node_read.inputs is not None and node_read.attrs is not None
             assert np.sum([model.variables[key].size for key in model.variables]) >= 0 and repr(model)
         except (FormatError, FileNotFoundError) as error:
             return error

@@ -344,25 +344,25 @@ class Streams(BusyMachine):
         return np.full((*steps, rows, self.layer.output_size), 7, self.layer.dtype)
 
     # ------------------------------------------------------------------------------------------------------- good calls
-    @rule(seed=SEEDS, form=forms, given=st.booleans())
-    def step(self, seed, form, given):
-        x, out = self.inputs(seed, 1), self.results() if given else None
+    @rule(seed=SEEDS, form=forms, with_out=st.booleans())
+    def step(self, seed, form, with_out):
+        x, out = self.inputs(seed, 1), self.results() if with_out else None
         y = self.stream.step(FORMS[form](x[0]), out=out)
         assert out is None or y is out
         assert same(y, self.model.run(x)[0])
 
-    @rule(seed=SEEDS, steps=st.sampled_from([0, 1, 2, 5, 6, 6, 12]), form=forms, given=st.booleans())
-    def run(self, seed, steps, form, given):
-        x, out = self.inputs(seed, steps), self.results(steps) if given else None
+    @rule(seed=SEEDS, steps=st.sampled_from([0, 1, 2, 5, 6, 6, 12]), form=forms, with_out=st.booleans())
+    def run(self, seed, steps, form, with_out):
+        x, out = self.inputs(seed, steps), self.results(steps) if with_out else None
         if steps == 0 and form == "list":
             form = "as it is"  # an empty list has no shape
         y = self.stream.run(FORMS[form](x), out=out)
         assert out is None or y is out
         assert same(y, self.model.run(x))
 
-    @rule(seed=SEEDS, steps=st.sampled_from([1, 2, 5, 12]), form=forms, given=st.booleans())
-    def run_lengths(self, seed, steps, form, given):
-        x, out = self.inputs(seed, steps), self.results(steps) if given else None
+    @rule(seed=SEEDS, steps=st.sampled_from([1, 2, 5, 12]), form=forms, with_out=st.booleans())
+    def run_lengths(self, seed, steps, form, with_out):
+        x, out = self.inputs(seed, steps), self.results(steps) if with_out else None
         lengths = np.random.default_rng(seed).integers(0, steps + 1, self.batch)
         y = self.stream.run(FORMS[form](x), out, lengths=lengths)
         assert out is None or y is out
@@ -387,22 +387,22 @@ class Streams(BusyMachine):
 
     ways = st.sampled_from(["array", "array", "list", "negative", "mixed", "mask", "strided", "bytes"])
 
-    @rule(seed=SEEDS, how=ways, form=forms, given=st.booleans())
-    def step_rows(self, seed, how, form, given):
+    @rule(seed=SEEDS, how=ways, form=forms, with_out=st.booleans())
+    def step_rows(self, seed, how, form, with_out):
         rows, as_given = self.some_rows(seed, how)
         x = self.inputs(seed, 1, len(rows))
-        out = self.results(rows=len(rows)) if given else None
+        out = self.results(rows=len(rows)) if with_out else None
         if form == "list" and len(rows) == 0:
             form = "as it is"  # an empty list has no shape
         y = self.stream.step(FORMS[form](x[0]), out, rows=as_given)
         assert out is None or y is out
         assert same(y, self.model.run_rows(x, rows)[0])
 
-    @rule(seed=SEEDS, how=ways, form=forms, steps=st.sampled_from([0, 1, 2, 5, 6, 12]), ends=st.booleans())
-    def run_some_rows(self, seed, how, form, steps, ends):
+    @rule(seed=SEEDS, how=ways, form=forms, steps=st.sampled_from([0, 1, 2, 5, 6, 12]), with_lengths=st.booleans())
+    def run_some_rows(self, seed, how, form, steps, with_lengths):
         rows, as_given = self.some_rows(seed, how)
         x = self.inputs(seed, steps, len(rows))
-        lengths = np.random.default_rng(seed).integers(0, steps + 1, len(rows)) if ends else None
+        lengths = np.random.default_rng(seed).integers(0, steps + 1, len(rows)) if with_lengths else None
         if form == "list" and x.size == 0:
             form = "as it is"
         y = self.stream.run(FORMS[form](x), rows=as_given, lengths=lengths)
@@ -450,9 +450,9 @@ class Streams(BusyMachine):
     def write_state(self, seed, form, as_list):
         g = np.random.default_rng(seed)
         state = like(self.model.state, lambda a: uniform(g, a.shape, a.dtype))
-        given = like(like(state, np.copy), FORMS[form])
-        self.stream.state = list(given) if as_list else given
-        for array in leaves(given) if form == "as it is" else ():
+        new_state = like(like(state, np.copy), FORMS[form])
+        self.stream.state = list(new_state) if as_list else new_state
+        for array in leaves(new_state) if form == "as it is" else ():
             array[...] = 9  # a copy, too
         self.model.state = state
 
@@ -529,10 +529,10 @@ class Streams(BusyMachine):
         if isinstance(self.layer, Stack):  # which may have read x before it writes
             y, state = self.model.after(x.copy().reshape(abs(steps), self.batch, -1), self.model.state)
             try:
-                found = (self.stream.run if steps >= 0 else self.stream.step)(x, out=out)
+                results = (self.stream.run if steps >= 0 else self.stream.step)(x, out=out)
             except REFUSED:
                 return
-            assert same(found, y.reshape(found.shape))
+            assert same(results, y.reshape(results.shape))
             self.model.state = state
         else:
             self.refuse(lambda: (self.stream.run if steps >= 0 else self.stream.step)(x, out=out))
@@ -604,19 +604,21 @@ class Streams(BusyMachine):
 
     # ----------------------------------------------------------------------------- the stream in its own arguments
     @rule(
-        what=st.sampled_from(["refresh", "reset", "write", "step", "run", "threads"]), seed=SEEDS, steps=st.booleans()
+        interruption=st.sampled_from(["refresh", "reset", "write", "step", "run", "threads"]),
+        seed=SEEDS,
+        steps=st.booleans(),
     )
-    def meddle(self, what, seed, steps):
+    def meddle(self, interruption, seed, steps):
         """The conversion of x uses the stream, before the call has begun: what it does there is done."""
         x = self.inputs(seed, 3)[: 3 if steps else 1]
         meddling = {
             "refresh": lambda: (self.scheme or self.set_weights(seed=seed), self.refresh()),
             "reset": lambda: (self.stream.reset([0]), self.model.reset([0])),
             "write": lambda: self.write_state(seed=seed, form="strided", as_list=False),
-            "step": lambda: self.step(seed=seed + 1, form="as it is", given=True),
-            "run": lambda: self.run(seed=seed + 1, steps=12, form="as it is", given=False),
+            "step": lambda: self.step(seed=seed + 1, form="as it is", with_out=True),
+            "run": lambda: self.run(seed=seed + 1, steps=12, form="as it is", with_out=False),
             "threads": lambda: self.set_num_threads(threads=seed % 4 + 1),
-        }[what]
+        }[interruption]
 
         class Meddler:
             def __array__(self, dtype=None, copy=None):
@@ -680,10 +682,10 @@ class Layers(BusyMachine):
         x, options = self.draw(seed, T, B, state, lengths, reset, mask)
         if form == "list" and 0 in (T, B):
             form = "as it is"  # an empty list has no shape
-        given = turned(x, options) if batch_first else (x, options)
+        arguments = turned(x, options) if batch_first else (x, options)
         if form == "backwards" and state:
-            given[1]["state"] = like(options["state"], FORMS[form])
-        y, last = self.layer(FORMS[form](given[0]), **given[1])
+            arguments[1]["state"] = like(options["state"], FORMS[form])
+        y, last = self.layer(FORMS[form](arguments[0]), **arguments[1])
         with on_threads(1):
             assert same((swapped(y, batch_first), last), self.model(byte_swapped(x), **options))
 
@@ -700,13 +702,16 @@ class Layers(BusyMachine):
     def forward(self, seed, T, B, state, lengths, reset, mask, batch_first):
         """The model is time first."""
         x, options = self.draw(seed, T, B, state, lengths, reset, mask)
-        given = turned(x, options) if batch_first else (x, options)
-        y, last, tape = self.layer.forward(given[0], **given[1])
+        arguments = turned(x, options) if batch_first else (x, options)
+        y, last, tape = self.layer.forward(arguments[0], **arguments[1])
         with on_threads(1):
             expected_y, expected_last, expected_tape = self.model.forward(byte_swapped(x), **options)
         assert same((swapped(y, batch_first), last), (expected_y, expected_last))
         self.tapes = [*self.tapes[-2:], (self.layer, tape, self.model, expected_tape, expected_y.shape, last)]
-        for array in (given[0], *(given[1][name] for name in ("reset", "mask") if name in given[1])):
+        for array in (
+            arguments[0],
+            *(arguments[1][name] for name in ("reset", "mask") if name in arguments[1]),
+        ):
             array[...] = 9  # a tape has copies
 
     @precondition(lambda self: self.tapes)
@@ -717,10 +722,10 @@ class Layers(BusyMachine):
         d_y = uniform(g, shape, layer.dtype) if with_y else None
         d_state = like(last, lambda a: uniform(g, a.shape, a.dtype)) if with_state else None
         incoming = swapped(d_y, tape.batch_first) if with_y else None
-        d_x, *found = layer.backward(tape, incoming, d_state)
+        d_x, *gradients = layer.backward(tape, incoming, d_state)
         with on_threads(1):
             expected = model.backward(expected_tape, byte_swapped(d_y) if with_y else None, d_state)
-        assert same((swapped(d_x, tape.batch_first), *found), expected)
+        assert same((swapped(d_x, tape.batch_first), *gradients), expected)
 
     @rule(seed=SEEDS)
     def set_weights(self, seed):
@@ -757,10 +762,10 @@ class Layers(BusyMachine):
         """All are good but one: none is taken."""
         weights = dict(self.layer.weights)
         name = data.draw(st.sampled_from(sorted(weights)))
-        given = {key: uniform(seed, array.shape, array.dtype) for key, array in weights.items()}
-        given[name] = np.concatenate([given[name], np.zeros((1, *given[name].shape[1:]), given[name].dtype)])
+        wrong = {key: uniform(seed, array.shape, array.dtype) for key, array in weights.items()}
+        wrong[name] = np.concatenate([wrong[name], np.zeros((1, *wrong[name].shape[1:]), wrong[name].dtype)])
         with pytest.raises(ValueError):
-            self.layer.set_weights(**given)
+            self.layer.set_weights(**wrong)
 
 
 # ---------------------------------------------------------------------------------------------------- quantized layers
@@ -820,9 +825,11 @@ class QuantizedLayers(BusyMachine):
         g = np.random.default_rng(seed)
         return like(zeros(self.quantized, B), lambda a: uniform(g, a.shape, a.dtype))
 
-    @rule(seed=SEEDS, T=st.sampled_from([0, 1, 1, 2, 5, 12]), B=rows, given=st.booleans(), batch_first=st.booleans())
-    def call(self, seed, T, B, given, batch_first):
-        x, state = self.inputs(seed, T, B), self.states(seed, B) if given else None
+    @rule(
+        seed=SEEDS, T=st.sampled_from([0, 1, 1, 2, 5, 12]), B=rows, with_state=st.booleans(), batch_first=st.booleans()
+    )
+    def call(self, seed, T, B, with_state, batch_first):
+        x, state = self.inputs(seed, T, B), self.states(seed, B) if with_state else None
         y, last = self.quantized(x.swapaxes(0, 1) if batch_first else x, state, batch_first=batch_first)
         model = self.model.after if self.steps else self.model.rows_after
         assert same((swapped(y, batch_first), last), model(x, zeros(self.quantized, B) if state is None else state))
@@ -831,19 +838,19 @@ class QuantizedLayers(BusyMachine):
         seed=SEEDS,
         T=st.sampled_from([1, 2, 5, 12]),
         B=rows,
-        ends=st.sampled_from([None, "lengths", "mask"]),
+        kind_of_ends=st.sampled_from([None, "lengths", "mask"]),
         reset=st.booleans(),
         batch_first=st.booleans(),
     )
-    def call_of_rows(self, seed, T, B, ends, reset, batch_first):
+    def call_of_rows(self, seed, T, B, kind_of_ends, reset, batch_first):
         """Which end, leave out steps, or begin anew."""
         g, x, state, options = np.random.default_rng(seed), self.inputs(seed, T, B), self.states(seed, B), {}
-        if ends:
-            options[ends] = g.integers(0, T + 1, B) if ends == "lengths" else g.random((T, B)) < 0.7
+        if kind_of_ends:
+            options[kind_of_ends] = g.integers(0, T + 1, B) if kind_of_ends == "lengths" else g.random((T, B)) < 0.7
         if reset:
             options["reset"] = g.random((T, B)) < 0.3
-        given = turned(x, options) if batch_first else (x, options)
-        y, last = self.quantized(given[0], state, **given[1])
+        call = turned(x, options) if batch_first else (x, options)
+        y, last = self.quantized(call[0], state, **call[1])
         assert same((swapped(y, batch_first), last), self.model.rows_after(x, state, **options))
 
     @precondition(lambda self: self.steps)
@@ -861,12 +868,12 @@ class QuantizedLayers(BusyMachine):
         assert same(y, model.run(x))
 
     @precondition(lambda self: self.streams)
-    @rule(seed=SEEDS, T=st.sampled_from([1, 1, 2, 5, 12]), ends=st.booleans(), data=st.data())
-    def run_rows(self, seed, T, ends, data):
+    @rule(seed=SEEDS, T=st.sampled_from([1, 1, 2, 5, 12]), with_lengths=st.booleans(), data=st.data())
+    def run_rows(self, seed, T, with_lengths, data):
         stream, model = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
         g = np.random.default_rng(seed)
         rows = g.permutation(stream.batch)[: g.integers(0, stream.batch + 1)]
-        x, lengths = self.inputs(seed, T, len(rows)), g.integers(0, T + 1, len(rows)) if ends else None
+        x, lengths = self.inputs(seed, T, len(rows)), g.integers(0, T + 1, len(rows)) if with_lengths else None
         assert same(stream.run(x, rows=rows, lengths=lengths), model.run_rows(x, rows, lengths))
 
     @precondition(lambda self: self.streams)
@@ -964,7 +971,10 @@ class ManySessions(BusyMachine):
             assert new not in self.known[1 - place] and new not in self.ended[1 - place]
             self.known[1 - place][new] = [self.known[place][id][0], []]
 
-    @rule(place=places, how=st.sampled_from([copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]))
+    @rule(
+        place=places,
+        how=st.sampled_from([copy.copy, copy.deepcopy, lambda sessions: pickle.loads(pickle.dumps(sessions))]),
+    )
     def go_on_with_a_copy(self, place, how):
         """The old one has no part in it."""
         old, self.there[place] = self.there[place], how(self.there[place])
@@ -981,10 +991,10 @@ class ManySessions(BusyMachine):
             x = self.input(seed, steps)
             if form == "list" and x.size == 0:
                 form = "as it is"
-            given = FORMS[form](x.copy())
-            self.there[place].feed(id, given)
+            x_fed = FORMS[form](x.copy())
+            self.there[place].feed(id, x_fed)
             if form == "as it is":
-                given[...] = 9  # it was copied
+                x_fed[...] = 9  # it was copied
             self.known[place][id][1].append(x)
 
     @rule(place=places, seed=SEEDS, steps=st.sampled_from([-1, -1, 1, 4]))
@@ -997,18 +1007,18 @@ class ManySessions(BusyMachine):
         results = {}
         for id, session in self.known[place].items():
             state, waiting = session
-            taken, rest, room = [], [], np.inf if limit is None else limit
+            fed_steps, rest, room = [], [], np.inf if limit is None else limit
             for x in waiting:
                 steps = 1 if x.ndim == 1 else len(x)
                 if steps > room:
-                    taken, rest = [*taken, *([x[:room]] if room else [])], [*rest, x[room:] if room else x]
+                    fed_steps, rest = [*fed_steps, *([x[:room]] if room else [])], [*rest, x[room:] if room else x]
                 elif steps:
-                    taken.append(x)
+                    fed_steps.append(x)
                 room -= min(room, steps)
-            if taken:
+            if fed_steps:
                 session[1] = rest
-                y, session[0] = self.model.after(np.concatenate([*map(np.atleast_2d, taken)])[:, None], state)
-                results[id] = y[0, 0] if len(taken) == 1 and taken[0].ndim == 1 else y[:, 0]
+                y, session[0] = self.model.after(np.concatenate([*map(np.atleast_2d, fed_steps)])[:, None], state)
+                results[id] = y[0, 0] if len(fed_steps) == 1 and fed_steps[0].ndim == 1 else y[:, 0]
         return results
 
     def check(self, results, expected):
@@ -1088,7 +1098,7 @@ class ManySessions(BusyMachine):
                         call(id)
             return
         other = np.float32 if x.dtype == np.float64 else np.float64
-        given = {
+        wrong_inputs = {
             "rank": x[None],
             "column": np.zeros((3, x.shape[1] + 1), x.dtype),
             "dtype": x.astype(other),
@@ -1100,7 +1110,7 @@ class ManySessions(BusyMachine):
             elif bad == "state":
                 sessions.restore(3)
             elif (id := self.one(place, seed)) is not None:
-                sessions.feed(id, given[bad])
+                sessions.feed(id, wrong_inputs[bad])
             else:
                 raise ValueError("nobody is there")
 
@@ -1161,15 +1171,15 @@ class Scorers(BusyMachine):
     @rule(seed=SEEDS, number=numbers, longest=longest, form=forms, kind=st.sampled_from([list, tuple, iter, "objects"]))
     def score(self, seed, number, longest, form, kind):
         xs = self.sequences(seed, number, longest)
-        given = [FORMS[form](x) for x in xs]
+        sequences = [FORMS[form](x) for x in xs]
         if kind == "objects":
-            given, lists = np.empty(number, object), given
-            given[:] = lists
+            sequences, lists = np.empty(number, object), sequences
+            sequences[:] = lists
         else:
-            given = kind(given)
-        found = self.scorer(given)
-        assert isinstance(found, list) == (kind is not iter)
-        assert same([*found], self.expected(xs))
+            sequences = kind(sequences)
+        results = self.scorer(sequences)
+        assert isinstance(results, list) == (kind is not iter)
+        assert same([*results], self.expected(xs))
 
     @rule(seed=SEEDS, number=numbers, longest=longest)
     def begin_to_score(self, seed, number, longest):
@@ -1187,10 +1197,10 @@ class Scorers(BusyMachine):
     @precondition(lambda self: self.iterators)
     @rule(which=st.integers(0, 2), count=st.sampled_from([1, 5, 40, 99]))
     def go_on(self, which, count):
-        found, expected = self.iterators[which % len(self.iterators)]
-        assert same([*itertools.islice(found, count)], [*itertools.islice(expected, count)])
+        iterator, expected = self.iterators[which % len(self.iterators)]
+        assert same([*itertools.islice(iterator, count)], [*itertools.islice(expected, count)])
 
-    @rule(how=st.sampled_from([copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]))
+    @rule(how=st.sampled_from([copy.copy, copy.deepcopy, lambda scorer: pickle.loads(pickle.dumps(scorer))]))
     def go_on_with_a_copy(self, how):
         self.scorer = how(self.scorer)
 
@@ -1208,16 +1218,16 @@ class Scorers(BusyMachine):
     def use_other_instructions(self, way):
         _integer.use(way)
 
-    @rule(seed=SEEDS, longest=longest, what=st.sampled_from(["score", "weights", "threads"]))
-    def meddle(self, seed, longest, what):
+    @rule(seed=SEEDS, longest=longest, interruption=st.sampled_from(["score", "weights", "threads"]))
+    def meddle(self, seed, longest, interruption):
         """The conversion of a sequence uses the scorer, its layer or the threads."""
         x, *others = self.sequences(seed, 4, longest)
 
         class Meddler:
             def __array__(meddler, dtype=None, copy=None):
-                if what == "score":
+                if interruption == "score":
                     self.score(seed=seed + 1, number=5, longest=5, form="as it is", kind=list)
-                elif what == "weights":
+                elif interruption == "weights":
                     self.set_weights(seed=seed)
                 else:
                     self.set_num_threads(threads=seed % 4 + 1)
@@ -1235,9 +1245,9 @@ class Scorers(BusyMachine):
             return  # nothing can be wrong with it
         if bad == "no steps" and not self.layer._over_time:
             return  # such a layer has a y of them
-        given = [*xs[:number], xs[number][:0] if bad == "no steps" else BAD_INPUTS[bad](xs[number])]
+        sequences = [*xs[:number], xs[number][:0] if bad == "no steps" else BAD_INPUTS[bad](xs[number])]
         with pytest.raises(REFUSED, match=rf"Scorer: sequences\[{number}\]"):
-            [*self.scorer(given if as_list else iter(given))]
+            [*self.scorer(sequences if as_list else iter(sequences))]
         assert same(self.scorer(xs), self.expected(xs))
 
 

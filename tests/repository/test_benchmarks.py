@@ -133,19 +133,19 @@ def test_a_round_is_marked(when):
 def test_marked_rounds_are_repeated_but_not_for_ever(seed):
     rng = np.random.default_rng(seed)
     for _ in range(50):
-        machine, wanted, marks = Machine(), int(rng.integers(1, 7)), []
+        machine, count, marks = Machine(), int(rng.integers(1, 7)), []
         watch = turns.Watch([], machine.rate)
 
         def measure(machine=machine, marks=marks):
             marks.append(bool(rng.integers(2)))
             machine.shared = marks[-1]
 
-        found = watch.rounds(2, measure, wanted)
+        rounds = watch.rounds(2, measure, count)
         # one that is disturbed at its end disturbs the next one's beginning
         expected = [one or two for one, two in zip(marks, [False, *marks], strict=False)]
-        assert [mark for _, mark in found] == expected
-        assert expected.count(False) == wanted or len(found) == 2 * wanted
-        assert expected[:-1].count(False) < wanted
+        assert [mark for _, mark in rounds] == expected
+        assert expected.count(False) == count or len(rounds) == 2 * count
+        assert expected[:-1].count(False) < count
 
 
 @pytest.mark.parametrize(
@@ -179,11 +179,11 @@ def test_time_and_waiting_of_calls(monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_ceiling_has_a_cpu_for_each_thread(threads):
-    cpus, seen = os.sched_getaffinity(0), []
-    ceiling.together(lambda k: seen.append((k, frozenset(os.sched_getaffinity(0)))), threads, tries=3)
-    assert sorted(k for k, _ in seen) == sorted([*range(threads)] * 3)
+    cpus, places = os.sched_getaffinity(0), []
+    ceiling.together(lambda k: places.append((k, frozenset(os.sched_getaffinity(0)))), threads, tries=3)
+    assert sorted(k for k, _ in places) == sorted([*range(threads)] * 3)
     expected = {frozenset(cpus)} if threads == 1 else {frozenset([cpu]) for cpu in sorted(cpus)[:threads]}
-    assert {mine for _, mine in seen} == expected
+    assert {mine for _, mine in places} == expected
     assert os.sched_getaffinity(0) == cpus
 
 
@@ -260,9 +260,9 @@ def test_all_points_take_turns_and_marked_ones_some_more(seed):
             order.append(k)
             points[k].append((None, bool(rng.uniform() < chance[k])))
         assert order[: rounds * len(points)] == [*range(len(points))] * rounds
-        for found in points:
-            clean = sum(not marked for _, marked in found)
-            assert clean == rounds or (len(found) == rounds + more and clean < rounds)
+        for rounds_of_point in points:
+            clean = sum(not marked for _, marked in rounds_of_point)
+            assert clean == rounds or (len(rounds_of_point) == rounds + more and clean < rounds)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +333,10 @@ POINTS = [  # with one and two threads, the first is short with two, the second 
 
 
 def test_again_measures_what_is_short():
-    found = bench.short_points(POINTS, same_threads=True)
-    assert sorted((point.sizes["H"], point.teams) for point in found) == [(16, [2]), (40, [1])]
-    found = bench.short_points(POINTS, same_threads=False)
-    assert sorted((point.sizes["H"], point.teams) for point in found) == [
+    points = bench.short_points(POINTS, same_threads=True)
+    assert sorted((point.sizes["H"], point.teams) for point in points) == [(16, [2]), (40, [1])]
+    points = bench.short_points(POINTS, same_threads=False)
+    assert sorted((point.sizes["H"], point.teams) for point in points) == [
         (16, bench.ONE_AND_ALL),
         (40, bench.ONE_AND_ALL),
     ]
@@ -345,11 +345,11 @@ def test_again_measures_what_is_short():
 def test_merging_replaces_points():
     new = [row("blockcell", 2, rounds=15), row("torch", 2, ratio=1.4, rounds=15)]
     key = lambda row: (row["H"], row["threads"], row["candidate"])  # noqa: E731
-    found = bench.merged(POINTS, new, same_threads=True)
+    rows = bench.merged(POINTS, new, same_threads=True)
     kept = [row for row in POINTS if (row["H"], row["threads"]) != (16, 2)]
-    assert sorted(found, key=key) == sorted(kept + new, key=key)
-    found = bench.merged(POINTS, new, same_threads=False)  # there a point has both numbers of threads
-    assert sorted(found, key=key) == sorted([row for row in POINTS if row["H"] != 16] + new, key=key)
+    assert sorted(rows, key=key) == sorted(kept + new, key=key)
+    rows = bench.merged(POINTS, new, same_threads=False)  # there a point has both numbers of threads
+    assert sorted(rows, key=key) == sorted([row for row in POINTS if row["H"] != 16] + new, key=key)
 
 
 def test_again_from_file_to_file(tmp_path, monkeypatch):
@@ -377,21 +377,21 @@ def test_again_from_file_to_file(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "machine", lambda level, dtype, names: about | {"date": "now"})
     monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "grid.csv"), "--rounds", "4"])
     bench.main()
-    found, new = bench.read(tmp_path / "grid.csv")
+    rows, new = bench.read(tmp_path / "grid.csv")
     assert new == about | {"again": "now"}
     names = ("blockcell", "torch", "onnxruntime")
     assert sorted(asked) == sorted(
         (*point, name, "v3") for point, rounds in (((16, 2), 5), ((40, 1), 4)) for name in names for _ in range(rounds)
     )
-    for each in found:
-        point = each["H"], each["threads"]
+    for row in rows:
+        point = row["H"], row["threads"]
         if point in ((16, 2), (40, 1)):
-            ratio, more = {"blockcell": 1.0, "torch": 1.5, "onnxruntime": 1.25}[each["candidate"]], point == (16, 2)
-            times = {"blockcell": 2.0, "torch": 3.0, "onnxruntime": 2.5}[each["candidate"]]
-            assert figures(each)[2:] == [times, ratio, ratio, ratio, 4 + more, int(more)]
+            ratio, more = {"blockcell": 1.0, "torch": 1.5, "onnxruntime": 1.25}[row["candidate"]], point == (16, 2)
+            times = {"blockcell": 2.0, "torch": 3.0, "onnxruntime": 2.5}[row["candidate"]]
+            assert figures(row)[2:] == [times, ratio, ratio, ratio, 4 + more, int(more)]
         else:
-            assert each in POINTS
-    assert len(found) == len(POINTS)
+            assert row in POINTS
+    assert len(rows) == len(POINTS)
 
 
 def test_again_leaves_a_file_alone_where_nothing_is_short(tmp_path, monkeypatch):
@@ -428,7 +428,7 @@ def test_the_page_has_times_of_each_task_once(tmp_path):
     paths, tasks = [tmp_path / f"{name}.csv" for name in ("all", "more")], ("RNN inference", "LSTM(projected) training")
     for k, path in enumerate(paths):
         rows = [row(who, ratio=2.0, task=task) for task in tasks[: k + 1] for who in ("blockcell", "torch")]
-        bench.write(path, [each | {"B": B} for each in rows for B in (1, 16)], about)
+        bench.write(path, [row | {"B": B} for row in rows for B in (1, 16)], about)
     lines = report.page(paths).splitlines()
     for task in tasks:
         assert lines.count(f"### {task}, T = 20") == 1

@@ -42,27 +42,27 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(built):
-    with served(built) as found:
-        yield found
+    with served(built) as address_of_page:
+        yield address_of_page
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with chromium() as found:
-        yield found
+    with chromium() as browser_of_tests:
+        yield browser_of_tests
 
 
 @pytest.fixture
 def page(browser, address):
     """Of no other origin does the page want anything, and nothing goes wrong in it."""
     context = browser.new_context(viewport=WIDE, reduced_motion="reduce")
-    found = context.new_page()
-    found.set_default_timeout(MINUTES)
+    new_page = context.new_page()
+    new_page.set_default_timeout(MINUTES)
     asked, wrong = [], []
-    found.on("request", lambda request: asked.append(request.url))
-    found.on("pageerror", lambda error: wrong.append(str(error)))
-    found.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-    yield opened(found, address)
+    new_page.on("request", lambda request: asked.append(request.url))
+    new_page.on("pageerror", lambda error: wrong.append(str(error)))
+    new_page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    yield opened(new_page, address)
     context.close()
     assert len(asked) > 10
     assert [url for url in asked if not url.startswith((address, "blob:", "data:"))] == []
@@ -71,8 +71,8 @@ def page(browser, address):
 
 def guess(page):
     """What it reads, and how sure it is in percent."""
-    found = re.fullmatch(r"It reads\s*(\d)\s*and is (\d+) % sure", page.locator("#verdict").inner_text())
-    return int(found[1]), int(found[2])
+    match = re.fullmatch(r"It reads\s*(\d)\s*and is (\d+) % sure", page.locator("#verdict").inner_text())
+    return int(match[1]), int(match[2])
 
 
 def number(page, part):
@@ -154,7 +154,7 @@ def test_numbers_are_those_of_onnxruntime(page, built, provider):
     const beliefs = await network.read(batch(heldOut.slice(0, 40)).x);
     return { losses, early, late: await plain(), beliefs: Array.from(beliefs) };"""
     arguments = {"provider": provider, "steps": steps, "rows": rows, "rate": rate}
-    found = page.evaluate(f"async ({{ {', '.join(arguments)} }}) => {{ {OPEN} {code} }}", arguments)
+    results = page.evaluate(f"async ({{ {', '.join(arguments)} }}) => {{ {OPEN} {code} }}", arguments)
 
     digits, held_out = demo.load()
     session = TrainingSession(built / "learn.onnx", blockcell.load(built / "untrained.safetensors"))
@@ -168,12 +168,12 @@ def test_numbers_are_those_of_onnxruntime(page, built, provider):
     network = demo.Classifier(LSTM.init(8, 64, seed=0, use_peephole=True), np.random.default_rng(0))
     network.net = session.layer()
     shapes = {name: array.shape for name, array in early.items()}
-    network.net.set_weights(**{name: np.float32(found["late"][name]).reshape(shapes[name]) for name in shapes})
-    np.testing.assert_allclose(found["losses"], losses, rtol=0, atol=1e-4)
+    network.net.set_weights(**{name: np.float32(results["late"][name]).reshape(shapes[name]) for name in shapes})
+    np.testing.assert_allclose(results["losses"], losses, rtol=0, atol=1e-4)
     beliefs = network.belief(held_out.take(slice(40)).x)
-    np.testing.assert_allclose(np.reshape(found["beliefs"], beliefs.shape), beliefs, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(np.reshape(results["beliefs"], beliefs.shape), beliefs, rtol=0, atol=1e-4)
     for key, array in early.items():
-        np.testing.assert_allclose(np.reshape(found["early"][key], array.shape), array, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(np.reshape(results["early"][key], array.shape), array, rtol=0, atol=1e-4)
     assert losses[-1] < losses[0] - 0.1
 
 
@@ -213,8 +213,8 @@ def test_weights_go_to_a_file_and_back(page, built, tmp_path):
     came = blockcell.load(built / "trained.safetensors")
     same = blockcell.load(saved(page, tmp_path))
     assert repr(same) == repr(came)
-    assert {key: each.tobytes() for key, each in same.weights.items()} == {
-        key: each.tobytes() for key, each in came.weights.items()
+    assert {key: array.tobytes() for key, array in same.weights.items()} == {
+        key: array.tobytes() for key, array in came.weights.items()
     }
 
     draw(page, DIGITS[1])
@@ -240,9 +240,9 @@ def test_what_is_no_such_file_changes_nothing(page, tmp_path):
     before = guess(page)
     Stack([LSTM.init(8, 32, seed=1), Dense.init(32, 10, seed=2)]).save(tmp_path / "small.safetensors")
     (tmp_path / "text.safetensors").write_text("no weights")
-    for file, said in (("small", "its layer is .*; expected .*"), ("text", "it is no .safetensors file, .*")):
+    for file, message in (("small", "its layer is .*; expected .*"), ("text", "it is no .safetensors file, .*")):
         choose(page, tmp_path / f"{file}.safetensors")
-        page.get_by_text(re.compile(f"{file}.safetensors cannot be loaded: {said}")).wait_for()
+        page.get_by_text(re.compile(f"{file}.safetensors cannot be loaded: {message}")).wait_for()
     assert guess(page) == before
     assert "now it is" in name(page, 3)
 

@@ -87,11 +87,11 @@ def keyword(monkeypatch):
 
 def test_keyword(keyword, tmp_path):
     lines = []
-    said, found, wrong = keyword.main(
+    spoken, heard, wrong = keyword.main(
         tmp_path / "keyword.png", sequences=200, steps=80, new_voices=["anybody"], seconds=60, report=lines.append
     )
-    assert said >= 5 and found == said and wrong <= 1
-    assert lines[-2] == f"new voices: heard {found} of {said}, {wrong} false alarms in 1 minutes"
+    assert spoken >= 5 and heard == spoken and wrong <= 1
+    assert lines[-2] == f"new voices: heard {heard} of {spoken}, {wrong} false alarms in 1 minutes"
     assert matplotlib.image.imread(tmp_path / "keyword.png").std() > 0.1
 
 
@@ -127,8 +127,10 @@ def test_espeak_speaks():
 
 def test_scoring():
     *rates, last = lines_of("scoring", "300", by=["-W", "error"])
-    found = [re.fullmatch(r"(this|\d+) process.*, (\d+) threads?.* [1-9]\d+ lines per second", line) for line in rates]
-    assert [who[1] for who in found] == ["this", "this", found[1][2]]  # as many processes as threads
+    matches = [
+        re.fullmatch(r"(this|\d+) process.*, (\d+) threads?.* [1-9]\d+ lines per second", line) for line in rates
+    ]
+    assert [who[1] for who in matches] == ["this", "this", matches[1][2]]  # as many processes as threads
     assert re.fullmatch(r"\d\.\d\d bits per character. All scores equal, bit for bit", last)
 
 

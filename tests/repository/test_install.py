@@ -28,9 +28,9 @@ def test_a_checkout_that_is_not_built(tmp_path, monkeypatch, module):
     packages = os.pathsep.join([sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], str(ROOT)])
     result = run(["-S", "-c", f"import {module}"], 1, {"PYTHONPATH": packages})
     assert result.returncode == 1
-    said = result.stderr.splitlines()[-1]
-    assert said.startswith(f"ImportError: {tmp_path / 'blockcell'} is blockcell's source without native code for ")
-    assert "run Python in another folder" in said and said.endswith("or build it here with `pip install -e .`")
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith(f"ImportError: {tmp_path / 'blockcell'} is blockcell's source without native code for ")
+    assert "run Python in another folder" in message and message.endswith("or build it here with `pip install -e .`")
     assert "circular" not in result.stderr
 
 

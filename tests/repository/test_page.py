@@ -70,8 +70,8 @@ def test_files_go_through_the_page(layer, tmp_path):
     """What `save` writes is read and written again, and `load` reads that: the same layer, to the last bit."""
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     layer.save(first)
-    found = node(COPY, **{"from": str(first), "to": str(second)})
-    assert found["weights"] == {name: [[*array.shape], array.flat[-1]] for name, array in layer.weights.items()}
+    arrays = node(COPY, **{"from": str(first), "to": str(second)})
+    assert arrays["weights"] == {name: [[*array.shape], array.flat[-1]] for name, array in layer.weights.items()}
     again = blockcell.load(second)
     assert repr(again) == repr(layer)
     assert {name: array.tobytes() for name, array in again.weights.items()} == {
@@ -91,9 +91,9 @@ def test_a_file_of_another_layer_is_refused(tmp_path):
     wider = Stack([LSTM.init(4, 5, seed=1, use_peephole=True), Dense.init(5, 4, seed=2)])
     plain = Stack([LSTM.init(3, 5, seed=1), Dense.init(5, 4, seed=2)])
     double = Dense.init(3, 5, seed=1, dtype="float64")
-    files = [saved(each) for each in (layer, wider, plain, double, net(forget_bias=1.0))]
-    *found, last = node(READ, files=files, like=like)
-    assert found == [
+    files = [saved(layer_to_save) for layer_to_save in (layer, wider, plain, double, net(forget_bias=1.0))]
+    *messages, last = node(READ, files=files, like=like)
+    assert messages == [
         "read",
         "its 0.w is [9, 20]; expected [8, 20]",
         "its 0.wci is missing; expected [5]",
@@ -181,9 +181,9 @@ def test_lines_and_dots_and_nothing():
 def module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    module_of_page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module_of_page)
+    return module_of_page
 
 
 def test_the_digits_that_ship_are_those_of_the_demo():
@@ -196,9 +196,9 @@ def test_the_digits_that_ship_are_those_of_the_demo():
     const { x, labels } = batch(parse(given));
     console.log(JSON.stringify({ x: Array.from(x), labels }));
     """
-    found = node(code, **module(SOURCES / "make_page.py").as_text(held_out))
-    np.testing.assert_array_equal(np.array(found["x"], np.float32).reshape(held_out.x.shape), held_out.x)
-    assert found["labels"] == held_out.labels.tolist()
+    batch_read = node(code, **module(SOURCES / "make_page.py").as_text(held_out))
+    np.testing.assert_array_equal(np.array(batch_read["x"], np.float32).reshape(held_out.x.shape), held_out.x)
+    assert batch_read["labels"] == held_out.labels.tolist()
 
 
 def test_guesses_are_those_after_the_last_row():
