@@ -79,15 +79,15 @@ def test_layers(name, dtype, side):
         y = layer(x, state)[0]
         assert same([layer(guard(x), like(state, guard))[0]], [y])
         assert same([layer(guard(turned(x)), like(state, guard), batch_first=True)[0]], [turned(y)])
-        for masks in ({}, {"lengths": lengths, "reset": reset}, {"mask": ~reset, "masked": "repeat"}):
-            y, last, tape = layer.forward(x, state, **masks)
+        for extras in ({}, {"lengths": lengths, "reset": reset}, {"mask": ~reset, "masked": "repeat"}):
+            y, last, tape = layer.forward(x, state, **extras)
             d_x, *expected = layer.backward(tape, y, last)
-            _, _, tape = layer.forward(guard(x), like(state, guard), **masks)
+            _, _, tape = layer.forward(guard(x), like(state, guard), **extras)
             assert same((d_x, *expected), layer.backward(tape, guard(y), like(last, guard)))
             options = {
-                name: turned(value) if value.ndim == 2 else value for name, value in masks.items() if name != "masked"
+                name: turned(value) if value.ndim == 2 else value for name, value in extras.items() if name != "masked"
             }
-            options |= {"masked": masks.get("masked", "zero"), "batch_first": True}
+            options |= {"masked": extras.get("masked", "zero"), "batch_first": True}
             _, _, tape = layer.forward(guard(turned(x)), like(state, guard), **options)
             assert same((turned(d_x), *expected), layer.backward(tape, guard(turned(y)), like(last, guard)))
 

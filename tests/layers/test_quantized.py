@@ -61,19 +61,12 @@ def test_calls(name, level):
         for T in (1, int(g.integers(2, 9))):
             x, state, lengths, reset = draw(left, T, B)
             options = [{}, {"state": state}, {"state": state, "lengths": lengths, "reset": reset}, {"mask": ~reset}]
-            for masks in options:
+            for extras in options:
                 threads = int(g.integers(1, 5))
                 with on_threads(1):
-                    expected = left(x, **masks)
+                    expected = left(x, **extras)
                 with on_threads(threads):
-                    assert same(quantized(x, **masks), expected), (
-                        I,
-                        H,
-                        B,
-                        T,
-                        threads,
-                        masks.keys(),
-                    )
+                    assert same(quantized(x, **extras), expected), (I, H, B, T, threads, extras.keys())
             turned = {"reset": reset.T, "masked": "repeat", "lengths": lengths, "batch_first": True}
             x = np.ascontiguousarray(x.swapaxes(0, 1))
             assert same(quantized(x, state, **turned), left(x, state, **turned)), (I, H, B, T)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from blockcell import GRU, LSTM, RNN
-from blockcell.formulas import FORMULAS, lstm_layer, lstm_layer_grad
+from blockcell.formulas import FORMULAS, error_in_eps, lstm_layer, lstm_layer_grad
 
 
 def rounded(value, dtype):
@@ -63,8 +63,5 @@ def row_gradients(cell, x, state, d_y, d_state):
 def check(result, expected, bound, name):
     """`bound` is in eps of the largest entry."""
     assert result.shape == expected.shape, name
-    scale = np.abs(expected).max(initial=0)
-    error = np.abs(result.astype(np.float64) - expected).max(initial=0)
-    assert error <= bound * np.finfo(result.dtype).eps * scale, (
-        f"{name}: {error / np.finfo(result.dtype).eps / scale} eps"
-    )
+    error = error_in_eps(result, expected, float(np.finfo(result.dtype).eps))
+    assert error <= bound, f"{name}: {error} eps"

@@ -114,12 +114,10 @@ def golden() -> list[dict[str, Any]]:
     files = {family: dict(np.load(GOLDEN / f"{family}.npz")) for family in {case["family"] for case in cases}}
     for case in cases:
         stored, name, forward = files[case["family"]], case["case"], case["forward_case"]
-
-        def find(key: str, stored: dict = stored, name: str = name, forward: str | None = forward) -> np.ndarray:
+        names, case["inputs"] = case["inputs"], {}
+        for key in names:
             places = f"{name}.in.{key}", f"{forward}.in.{key}", f"{forward}.tf.{key}"
-            return next(stored[place] for place in places if place in stored)
-
-        case["inputs"] = {key: find(key) for key in case["inputs"]}
+            case["inputs"][key] = next(stored[place] for place in places if place in stored)
         case["outputs"] = {key: stored[f"{name}.tf.{key}"] for key in case["outputs"]}
         undefined = ("i", "f", "o", "ci", "co") if OPS[case["op"]].sequence else ()
         case["compared"] = {key: case["sizes"]["seq_len_max"] if key in undefined else None for key in case["outputs"]}

@@ -14,7 +14,7 @@ import pytest
 from cases import arguments
 
 from blockcell import ops, raw_ops
-from blockcell.formulas import FORMULAS
+from blockcell.formulas import FORMULAS, error_in_eps
 from blockcell.optable import OPS
 
 pytestmark = pytest.mark.peers
@@ -22,10 +22,7 @@ CASES = 40
 
 
 def error(result, expected):
-    scale = np.abs(expected).max(initial=0)
-    if scale == 0:
-        return 0.0 if not np.any(result) else np.inf
-    return np.abs(np.asarray(result, np.float64) - expected).max(initial=0) / (2.0**-23 * scale)
+    return error_in_eps(np.asarray(result), expected, 2.0**-23)
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -133,11 +133,8 @@ def test_memory_is_bounded_by_the_file(name, tmp_path):
     def read():
         try:
             model = opened(tmp_path / name)
-            for graph_read in model.graphs:
-                for nodes in [
-                    graph_read.nodes,
-                    *(function.nodes for function in graph_read.functions.values()),
-                ]:
+            for part in model.graphs:
+                for nodes in [part.nodes, *(function.nodes for function in part.functions.values())]:
                     for node_read in nodes.values():
                         assert node_read.inputs is not None and node_read.attrs is not None
             assert np.sum([model.variables[key].size for key in model.variables]) >= 0 and repr(model)

@@ -604,11 +604,9 @@ class Streams(BusyMachine):
 
     # ----------------------------------------------------------------------------- the stream in its own arguments
     @rule(
-        interruption=st.sampled_from(["refresh", "reset", "write", "step", "run", "threads"]),
-        seed=SEEDS,
-        steps=st.booleans(),
+        event=st.sampled_from(["refresh", "reset", "write", "step", "run", "threads"]), seed=SEEDS, steps=st.booleans()
     )
-    def meddle(self, interruption, seed, steps):
+    def meddle(self, event, seed, steps):
         """The conversion of x uses the stream, before the call has begun: what it does there is done."""
         x = self.inputs(seed, 3)[: 3 if steps else 1]
         meddling = {
@@ -618,7 +616,7 @@ class Streams(BusyMachine):
             "step": lambda: self.step(seed=seed + 1, form="as it is", with_out=True),
             "run": lambda: self.run(seed=seed + 1, steps=12, form="as it is", with_out=False),
             "threads": lambda: self.set_num_threads(threads=seed % 4 + 1),
-        }[interruption]
+        }[event]
 
         class Meddler:
             def __array__(self, dtype=None, copy=None):
@@ -682,10 +680,10 @@ class Layers(BusyMachine):
         x, options = self.draw(seed, T, B, state, lengths, reset, mask)
         if form == "list" and 0 in (T, B):
             form = "as it is"  # an empty list has no shape
-        arguments = turned(x, options) if batch_first else (x, options)
+        args = turned(x, options) if batch_first else (x, options)
         if form == "backwards" and state:
-            arguments[1]["state"] = like(options["state"], FORMS[form])
-        y, last = self.layer(FORMS[form](arguments[0]), **arguments[1])
+            args[1]["state"] = like(options["state"], FORMS[form])
+        y, last = self.layer(FORMS[form](args[0]), **args[1])
         with on_threads(1):
             assert same((swapped(y, batch_first), last), self.model(byte_swapped(x), **options))
 
@@ -702,16 +700,13 @@ class Layers(BusyMachine):
     def forward(self, seed, T, B, state, lengths, reset, mask, batch_first):
         """The model is time first."""
         x, options = self.draw(seed, T, B, state, lengths, reset, mask)
-        arguments = turned(x, options) if batch_first else (x, options)
-        y, last, tape = self.layer.forward(arguments[0], **arguments[1])
+        args = turned(x, options) if batch_first else (x, options)
+        y, last, tape = self.layer.forward(args[0], **args[1])
         with on_threads(1):
             expected_y, expected_last, expected_tape = self.model.forward(byte_swapped(x), **options)
         assert same((swapped(y, batch_first), last), (expected_y, expected_last))
         self.tapes = [*self.tapes[-2:], (self.layer, tape, self.model, expected_tape, expected_y.shape, last)]
-        for array in (
-            arguments[0],
-            *(arguments[1][name] for name in ("reset", "mask") if name in arguments[1]),
-        ):
+        for array in (args[0], *(args[1][name] for name in ("reset", "mask") if name in args[1])):
             array[...] = 9  # a tape has copies
 
     @precondition(lambda self: self.tapes)
@@ -849,8 +844,8 @@ class QuantizedLayers(BusyMachine):
             options[kind_of_ends] = g.integers(0, T + 1, B) if kind_of_ends == "lengths" else g.random((T, B)) < 0.7
         if reset:
             options["reset"] = g.random((T, B)) < 0.3
-        call = turned(x, options) if batch_first else (x, options)
-        y, last = self.quantized(call[0], state, **call[1])
+        args = turned(x, options) if batch_first else (x, options)
+        y, last = self.quantized(args[0], state, **args[1])
         assert same((swapped(y, batch_first), last), self.model.rows_after(x, state, **options))
 
     @precondition(lambda self: self.steps)
@@ -971,10 +966,7 @@ class ManySessions(BusyMachine):
             assert new not in self.known[1 - place] and new not in self.ended[1 - place]
             self.known[1 - place][new] = [self.known[place][id][0], []]
 
-    @rule(
-        place=places,
-        how=st.sampled_from([copy.copy, copy.deepcopy, lambda sessions: pickle.loads(pickle.dumps(sessions))]),
-    )
+    @rule(place=places, how=st.sampled_from([copy.copy, copy.deepcopy, lambda old: pickle.loads(pickle.dumps(old))]))
     def go_on_with_a_copy(self, place, how):
         """The old one has no part in it."""
         old, self.there[place] = self.there[place], how(self.there[place])
@@ -1218,16 +1210,16 @@ class Scorers(BusyMachine):
     def use_other_instructions(self, way):
         _integer.use(way)
 
-    @rule(seed=SEEDS, longest=longest, interruption=st.sampled_from(["score", "weights", "threads"]))
-    def meddle(self, seed, longest, interruption):
+    @rule(seed=SEEDS, longest=longest, event=st.sampled_from(["score", "weights", "threads"]))
+    def meddle(self, seed, longest, event):
         """The conversion of a sequence uses the scorer, its layer or the threads."""
         x, *others = self.sequences(seed, 4, longest)
 
         class Meddler:
             def __array__(meddler, dtype=None, copy=None):
-                if interruption == "score":
+                if event == "score":
                     self.score(seed=seed + 1, number=5, longest=5, form="as it is", kind=list)
-                elif interruption == "weights":
+                elif event == "weights":
                     self.set_weights(seed=seed)
                 else:
                     self.set_num_threads(threads=seed % 4 + 1)

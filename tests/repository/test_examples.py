@@ -127,10 +127,8 @@ def test_espeak_speaks():
 
 def test_scoring():
     *rates, last = lines_of("scoring", "300", by=["-W", "error"])
-    matches = [
-        re.fullmatch(r"(this|\d+) process.*, (\d+) threads?.* [1-9]\d+ lines per second", line) for line in rates
-    ]
-    assert [who[1] for who in matches] == ["this", "this", matches[1][2]]  # as many processes as threads
+    lines = [re.fullmatch(r"(this|\d+) process.*, (\d+) threads?.* [1-9]\d+ lines per second", line) for line in rates]
+    assert [who[1] for who in lines] == ["this", "this", lines[1][2]]  # as many processes as threads
     assert re.fullmatch(r"\d\.\d\d bits per character. All scores equal, bit for bit", last)
 
 
