@@ -463,16 +463,7 @@ def few_bits_lines(path: Path) -> list[list[str]]:
 def few_bits(path: Path) -> list[str]:
     """Ours in 8 bits beside each peer and beside ours in float32, with I = H; docs/quantization.md has it too."""
     rows, about = read_quantization(path)
-    lines = [
-        [
-            "",
-            "threads",
-            *IN_FEW_BITS,
-            "the fastest of them",
-            "slower at",
-            "float32 beside int8",
-        ]
-    ]
+    lines = [["", "threads", *IN_FEW_BITS, "the fastest of them", "slower at", "float32 beside int8"]]
     for (kind, threads), mine in groups([r for r in rows if r["I"] == r["H"]], "kind", "threads").items():
         points = points_of(mine)
         beside = [[r for r in mine if r["candidate"] == peer] for peer in IN_FEW_BITS]

@@ -11,15 +11,15 @@ Run by hand after a change of native code; CI never runs it.  Takes a whole buil
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 import venv
+from functools import partial
 from pathlib import Path
 
-from sanitizers import copy_checkout, find_test_files
+from sanitizers import copy_checkout, find_test_files, run_successfully
 
 NEEDED = ["setuptools>=77", "cython>=3.3", "numpy>=2", "pytest>=8", "mpmath>=1.3"]
 IMPORTS = """
@@ -46,21 +46,6 @@ print(f"{sum(races.comparisons.values())} results of {races.PYTHON_THREADS} thre
 RESULTS = 100_000
 
 
-def run(*command: object, cwd: Path, **environment: str) -> str:
-    """Run a command, exit with its output if it fails, and return the last line that it prints."""
-    result = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if result.returncode:
-        sys.exit(f"{result.stdout[-20000:]}\nexit status {result.returncode}")
-    return result.stdout.rstrip().rpartition("\n")[2].strip("= ")
-
-
 def main() -> None:
     """Build the checkout for this Python, and try imports, tests and threads without a GIL."""
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -70,15 +55,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         venv.create(name, with_pip=True)
         python = Path(name, "bin", "python")
-        run(python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *NEEDED, cwd=checkout)
-        run(python, "setup.py", "build_ext", "--inplace", cwd=checkout)
-        python_path = {"PYTHONPATH": f"{checkout}:{checkout}/tools"}
-        print(run(python, "-W", "error", "-c", IMPORTS, cwd=checkout, **python_path), flush=True)
-        no_gil = python_path | {"PYTHON_GIL": "0"}
+        run = partial(run_successfully, python, cwd=checkout)
+        run("-m", "pip", "install", "--quiet", "--only-binary=:all:", *NEEDED, environment=os.environ)
+        run("setup.py", "build_ext", "--inplace", environment=os.environ)
+        environment = os.environ | {"PYTHONPATH": f"{checkout}:{checkout}/tools"}
+        print(run("-W", "error", "-c", IMPORTS, environment=environment), flush=True)
+        run = partial(run, environment=environment | {"PYTHON_GIL": "0"})
         files = [*find_test_files(checkout), "tests/kernels/test_formulas.py"]
         options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-m", "not slow"]
-        print(run(python, "-m", "pytest", *options, *files, cwd=checkout, **no_gil), flush=True)
-        print(run(python, "-W", "error", "-c", SOAK, RESULTS, cwd=checkout, **no_gil), flush=True)
+        print(run("-m", "pytest", *options, *files), flush=True)
+        print(run("-W", "error", "-c", SOAK, RESULTS), flush=True)
     print(f"{time.perf_counter() - start:.0f} s in all")
 
 

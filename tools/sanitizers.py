@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,6 +129,20 @@ def find_test_files(checkout: Path) -> list[str]:
     return [f"tests/{name}" for name in names if "/test_" in name and name not in EXCLUDED]
 
 
+def run_captured(*command: object, cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command, and capture what it prints."""
+    words, pipe = [str(word) for word in command], subprocess.PIPE
+    return subprocess.run(words, cwd=cwd, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+def run_successfully(*command: object, cwd: Path, environment: Mapping[str, str]) -> str:
+    """Run a command, exit with its output if it fails, and return the last line that it prints."""
+    result = run_captured(*command, cwd=cwd, environment=environment)
+    if result.returncode:
+        sys.exit(f"{result.stdout}\nexit status {result.returncode}")
+    return result.stdout.rstrip().rpartition("\n")[2].strip("= ")
+
+
 # --------------------------------------------------------------------------------------------------------------- build
 def copy_checkout(name: str) -> Path:
     """Copy the checkout as it is now, without anything built, into a folder of build/, and return that.
@@ -153,10 +168,8 @@ def build(folder: Path, flags: str, mark: bytes) -> str:
     quiet = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "report_bugs=0"}
     environment = os.environ | quiet | {"CC": f"gcc {flags}", "CFLAGS": "-fno-omit-frame-pointer -fno-wrapv"}
     environment.pop("BLOCKCELL_LEVELS", None)
-    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    result = subprocess.run(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command = sys.executable, "setup.py", "build_ext", "--inplace"
+    result = run_captured(*command, cwd=folder, environment=environment)
     if result.returncode:
         sys.exit(f"{result.stdout}\n{INSTALL}, where these are missing")
     modules = list((folder / "blockcell").glob("*.so"))
@@ -190,14 +203,7 @@ class Sanitized:
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run this Python with arguments in the copy, and capture what it prints."""
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env=self.environment | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return run_captured(sys.executable, *arguments, cwd=self.folder, environment=self.environment | environment)
 
     def expect_report(self, fault: str, words: str, *arguments: str, **environment: str) -> None:
         """Run Python with arguments; exit unless it fails with these words of a sanitizer's."""
@@ -207,10 +213,7 @@ class Sanitized:
 
     def run_successfully(self, *arguments: str, **environment: str) -> str:
         """Run Python with arguments, exit if it fails, and return the last line that it prints."""
-        result = self.run(*arguments, **environment)
-        if result.returncode:
-            sys.exit(f"{result.stdout}\nexit status {result.returncode}")
-        return result.stdout.rstrip().rpartition("\n")[2].strip("= ")
+        return run_successfully(sys.executable, *arguments, cwd=self.folder, environment=self.environment | environment)
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs

@@ -265,10 +265,7 @@ def run_backward(layer: Any) -> None:
 PLANS: dict[str, tuple[Callable[[], None], list[str]]] = {  # what makes calls, and the regions that these use
     "op": (lambda: run_op("BlockLSTM", "float32"), ["weights", "h", "h of odd steps", "cs", "x", "z"]),
     "cell grad": (lambda: run_op("LSTMBlockCellGrad", "float16"), ["peepholes", "d"]),
-    "layer": (
-        lambda: run_layer(LAYERS["lstm"](64, 128, np.float32)),
-        ["h", "h of odd steps", "cs", "x", "z", "slots"],
-    ),
+    "layer": (lambda: run_layer(LAYERS["lstm"](64, 128, np.float32)), ["h", "h of odd steps", "cs", "x", "z", "slots"]),
     "gru": (lambda: run_layer(LAYERS["gru"](64, 128, np.float32)), ["h", "h_prev * r", "u", "x", "z", "slots"]),
     "integers": (
         lambda: run_layer(LSTM.init(40, 300, seed=0, proj_size=300), 30, "int8"),

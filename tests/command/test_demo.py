@@ -284,9 +284,7 @@ def test_webgpu_has_a_column_where_it_is(capsys, tmp_path, monkeypatch):
     genuine = verification._results
     monkeypatch.setattr(runtime, "why_not", lambda provider: "" if provider in ("cpu", "webgpu") else "not here")
     monkeypatch.setattr(
-        verification,
-        "_results",
-        lambda provider, *rest: genuine("cpu" if provider == "webgpu" else provider, *rest),
+        verification, "_results", lambda provider, *rest: genuine("cpu" if provider == "webgpu" else provider, *rest)
     )
     wrong_graph(monkeypatch, "BlockLSTM", 1 + 1e-4, "webgpu")
     status, out = command(capsys, "--output", str(tmp_path / "a.png"))

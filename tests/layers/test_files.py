@@ -521,11 +521,7 @@ DENSE_WEIGHTS = dict(LAYERS["dense"]().weights)
             WEIGHTS,
             "it was saved with storage='bfloat16', which blockcell no longer has; expected the file of layer.quantize",
         ),
-        (
-            GRU_TEXT | {"version": 2, "quantization": None},
-            WEIGHTS,
-            "its quantization is null; expected one of floa",
-        ),
+        (GRU_TEXT | {"version": 2, "quantization": None}, WEIGHTS, "its quantization is null; expected one of floa"),
         *(
             (GRU_TEXT | {"version": 2, "quantization": value}, WEIGHTS, f"its quantization: scheme{shown}; expected ")
             for value, shown in [
@@ -649,11 +645,7 @@ def one(array, place, value):
             r"its w.scale has shape '\(3,\)'; expected \(O\) with I=3 and O=4",
         ),
         ("int8", {"w.scale": np.ones((1, 4), np.float32)}, r"its w.scale has shape '\(1, 4\)'; expected \(O\)"),
-        (
-            "int8",
-            {"w.scale": np.ones(4)},
-            "its w.scale has dtype float64; expected float32, as its quantization",
-        ),
+        ("int8", {"w.scale": np.ones(4)}, "its w.scale has dtype float64; expected float32, as its quantization"),
         *(
             ("int8", {"w.scale": one(STORED["w.scale"], 2, value)}, rf"its w.scale\[2\] is {shown}; expected 1.17549")
             for value, shown in [(np.nan, "nan"), (np.inf, "inf"), (-0.5, "-0.5"), (0, "0.0"), (1e-40, "1e-40")]
@@ -676,11 +668,7 @@ def one(array, place, value):
         ("float16", {"w.scale": None}, "its w has dtype int8; expected float16, as its quantization is 'float16'"),
         ({"": "float32"}, {"w.scale": None}, "its w has dtype int8; expected float32, as its quantization is"),
         *(
-            (
-                "float16",
-                {"w.scale": None, "w": one(CODES, (2, 1), value)},
-                rf"its w\[2, 1\] is {shown}; expec",
-            )
+            ("float16", {"w.scale": None, "w": one(CODES, (2, 1), value)}, rf"its w\[2, 1\] is {shown}; expec")
             for value, shown in [(np.nan, "nan"), (-np.inf, "-inf")]
         ),
         (None, {"w.scale": None}, "its w has dtype int8; expected float32, float64 or float16"),

@@ -464,12 +464,7 @@ def test_errors_of_mean_squared_error(arguments, error, message):
 @pytest.mark.parametrize(
     ("values", "options", "error", "message"),
     [
-        (
-            Z,
-            {"mask": Y},
-            TypeError,
-            "mask has dtype int64; expected bool, True for what counts: mask != 0 of numbers",
-        ),
+        (Z, {"mask": Y}, TypeError, "mask has dtype int64; expected bool, True for what counts: mask != 0 of numbers"),
         (
             Z,
             {"mask": Y.T == 0},

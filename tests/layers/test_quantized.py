@@ -19,11 +19,7 @@ from quantization_cases import numbers
 from blockcell import GRU, LSTM, Bidirectional, Dense, Quantized, Stack
 from blockcell.layers import BaseLayer
 from blockcell.optable import SCHEMES
-from blockcell.quantization import (
-    KERNEL_FORMATS,
-    dequantize_matrix,
-    quantize_matrix,
-)
+from blockcell.quantization import KERNEL_FORMATS, dequantize_matrix, quantize_matrix
 
 F32 = np.float32
 FLOAT16, INT8 = KERNEL_FORMATS["float16"], KERNEL_FORMATS["int8"]

@@ -216,11 +216,7 @@ def test_other_wrong_arguments_change_nothing(name):
         (lambda: stream.step(x[0]), ValueError, r"x has shape \(3, 5\); expected \(11, 5\)$"),
         (lambda: stream.run(x, rows=rows, out=out[:, :2]), ValueError, r"out is .* of shape \(4, 3, 19\)"),
         (lambda: stream.run(x, out[:3], rows=rows), ValueError, r"out is .* of shape \(4, 3, 19\)"),
-        (
-            lambda: stream.run(x, rows=rows, lengths=[1, 2]),
-            ValueError,
-            r"lengths has shape \(2,\).* = \(3,\)",
-        ),
+        (lambda: stream.run(x, rows=rows, lengths=[1, 2]), ValueError, r"lengths has shape \(2,\).* = \(3,\)"),
         (lambda: stream.run(x, rows=rows, lengths=[1, 2, 5]), ValueError, r"lengths\[2\] is 5; expected 0 to T = 4"),
         (lambda: stream.run(x, rows=rows, lengths=[-1, 2, 3]), ValueError, r"lengths\[0\] is -1; expected 0 to T = 4"),
         (lambda: stream.run(x, rows=rows, lengths=[0.5, 2, 3]), TypeError, "lengths has dtype float64"),

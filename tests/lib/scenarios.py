@@ -84,11 +84,7 @@ def first_call_scenarios() -> Scenarios:
 
     def scenario_of(name: str, dtype: str) -> Scenario:
         args = as_passed(name, arguments(name, SIZES, dtype=dtype))
-
-        def call(run: Any) -> Any:
-            return run(*args)
-
-        return Scenario(lambda: bind(OPS[name]).run, call, go_on=call)
+        return Scenario(lambda: bind(OPS[name]).run, lambda run: run(*args), go_on=lambda run: run(*args))
 
     return {f"{name} {dtype}": scenario_of(name, dtype) for name in OPS for dtype in ("float32", "float16")}
 

@@ -149,8 +149,7 @@ def test_marked_rounds_are_repeated_but_not_for_ever(seed):
 
 
 @pytest.mark.parametrize(
-    "marks, expected",
-    [("000", [0, 1, 2]), ("01010", [0, 2, 4]), ("0011", [0, 1, 2, 3]), ("11", [0, 1]), ("0", [0])],
+    "marks, expected", [("000", [0, 1, 2]), ("01010", [0, 2, 4]), ("0011", [0, 1, 2, 3]), ("11", [0, 1]), ("0", [0])]
 )
 def test_marked_rounds_count_only_where_others_are_few(marks, expected):
     assert turns.counted([(k, mark == "1") for k, mark in enumerate(marks)]) == expected
