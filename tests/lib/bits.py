@@ -1,4 +1,4 @@
-"""Results and states, nested in any way: compared bit for bit, taken apart, and made."""
+"""Compare results and states, nested in any way, bit for bit; take them apart; make them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRIDS = [(0, 0), (1, 2), (2, 1), (2, 2), (3, 2), (2, 3), (1, 5), (5, 1), (3, 5),
 
 
 def bits(value: Any) -> Any:
-    """The value with every array as its dtype, shape and bytes, and whether one may write; so == compares all of it."""
+    """Return the value with dtype, shape, bytes and writeability in place of each array, which == compares."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.dtype.str, value.shape, value.flags.writeable, value.tobytes()
     if isinstance(value, dict):
@@ -34,12 +34,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 def leaves(nested: Any) -> list[np.ndarray]:
-    """The arrays of a state or of results."""
+    """Return the arrays of a state or of results."""
     return [nested] if isinstance(nested, np.ndarray) else [array for part in nested for array in leaves(part)]
 
 
 def like(state: Any, function: Callable[[np.ndarray], Any]) -> Any:
-    """A state of the same form, made array by array."""
+    """Return a state of the same form, made array by array."""
     if isinstance(state, np.ndarray):
         return function(state)
     parts = [like(part, function) for part in state]
@@ -75,7 +75,7 @@ def back_off() -> None:
 
 @contextmanager
 def on_threads(n: int, busy: bool = False) -> Iterator[None]:
-    """So many threads for what is done here, and as many as before afterwards; where it is busy, calls back off."""
+    """Set the number of threads, and set it back afterwards; with ``busy``, calls back off."""
     before = blockcell.get_num_threads()
     blockcell.set_num_threads(n)
     if busy:
@@ -98,7 +98,7 @@ def with_machine(**changes: Any) -> Iterator[None]:
 
 
 def use_grid(groups: int, members: int) -> None:
-    """From now on all work is divided among so many groups of so many threads, as far as it can be."""
+    """Divide all work from now on among so many groups of so many threads, as far as it can be."""
     _cpu.use_machine(groups=groups, members=members)
 
 
@@ -107,5 +107,5 @@ def with_grid(groups: int, members: int) -> AbstractContextManager[None]:
 
 
 def zeros(layer: Any, batch: int) -> Any:
-    """The state that a stream begins with."""
+    """Return the state that a stream begins with."""
     return layer(np.empty((0, batch, layer.input_size), layer.dtype))[1]

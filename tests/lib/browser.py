@@ -21,7 +21,7 @@ Strokes = list[list[tuple[float, float]]]
 
 
 def arc(x: float, y: float, width: float, height: float, first: int, last: int) -> list[tuple[float, float]]:
-    """Points of an ellipse around x, y, from one angle to another, in degrees; clockwise, as y is downwards."""
+    """Return points of an ellipse around x, y, from one angle to another, in degrees; clockwise, as y is downwards."""
     angles = [math.radians(first + (last - first) * k / 24) for k in range(25)]
     return [(x + width * math.cos(angle), y + height * math.sin(angle)) for angle in angles]
 
@@ -48,7 +48,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a folder, as `python -m http.server` serves it."""
+    """Serve a folder as `python -m http.server` does, and yield its address."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -61,7 +61,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The system's Chromium or Chrome, or else the one that playwright has installed, if any."""
+    """Start the system's Chromium or Chrome, or else the one that playwright has installed, if any."""
     paths = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=paths[0] if paths else None, args=SOFTWARE)
@@ -70,7 +70,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def opened(page: Page, address: str) -> Page:
-    """A page that is ready."""
+    """Open an address, and return the page when it is ready."""
     page.goto(address)
     page.get_by_text("Ready.").wait_for()
     return page

@@ -61,7 +61,7 @@ def row_gradients(cell, x, state, d_y, d_state):
 
 
 def check(result, expected, bound, name):
-    """`bound` is in eps of the largest entry."""
+    """Check the shape of a result, and its error, with a bound in eps of the largest entry."""
     assert result.shape == expected.shape, name
     error = error_in_eps(result, expected, float(np.finfo(result.dtype).eps))
     assert error <= bound, f"{name}: {error} eps"

@@ -22,13 +22,13 @@ def _stored(op, dtype, use_peephole):
 
 
 def good(op, dtype=np.float32, use_peephole=True):
-    """Arguments that a test may change."""
+    """Return good arguments, which a test may change."""
     stored = _stored(op, dtype, use_peephole)
     return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in stored.items()}
 
 
 def check(op, arguments):
-    """The results, which must be the formulas'."""
+    """Call an op, check that its results are the formulas', and return them."""
     result = FUNCTIONS[op](**arguments)
     expected = FORMULAS[op](**arguments_of(op, arguments))
     assert type(result) is OPS[op].result
@@ -46,7 +46,7 @@ def assert_equal(results, expected):
 
 
 def refuse(op, arguments, exception, argument):
-    """The exception must be of this very class, and its message must begin with the op and the argument."""
+    """Check that a call raises an exception of this very class, whose message begins with the op and the argument."""
     with pytest.raises(exception) as caught:
         FUNCTIONS[op](**arguments)
     assert type(caught.value) is exception
@@ -54,12 +54,12 @@ def refuse(op, arguments, exception, argument):
 
 
 def converted(arguments, conversion):
-    """The arrays among the arguments, converted."""
+    """Return the arrays among the arguments, converted."""
     return {name: conversion(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
 
 
 def resized(value, axis, change):
-    """The array with one element more (change 1) or less (-1) along an axis."""
+    """Return the array with one element more (change 1) or less (-1) along an axis."""
     if change < 0:
         return np.delete(value, -1, axis)
     return np.concatenate([value, value.take([0], axis)], axis)

@@ -38,12 +38,12 @@ SIZES = {"T": 4, "B": 3, "I": 2, "H": 5}
 
 
 def rng(*key: object) -> np.random.Generator:
-    """A generator that depends on the key alone."""
+    """Return a generator that depends on the key alone."""
     return np.random.default_rng(zlib.crc32(repr(key).encode()))
 
 
 def tensors(op: Op, sizes: dict[str, int], seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float64 values for the inputs that are not saved states."""
+    """Draw float64 values for the inputs that are not saved states."""
     saved = OPS[FORWARD[op.name]].result._fields if op.name in FORWARD else ()
     values = {}
     for tensor in op.inputs:
@@ -74,7 +74,7 @@ def arguments(
     use_peephole: bool = True,
     **attributes: Any,
 ) -> dict[str, Any]:
-    """All arguments of an op, of one dtype; ``attributes`` also apply to the forward that saves the states."""
+    """Return all arguments of an op, of one dtype; ``attributes`` also apply to the forward that saves the states."""
     op, sizes = OPS[name], {**SIZES, **(sizes or {})}
     values: dict[str, Any] = {k: v.astype(dtype) for k, v in tensors(op, sizes, seed).items()}
     if op.sequence:
@@ -97,7 +97,7 @@ def arguments_of(name: str, values: dict[str, Any]) -> dict[str, Any]:
 def as_passed(
     name: str, args: dict[str, Any], out: tuple[np.ndarray, ...] | None = None, num_threads: int | None = None
 ) -> tuple[Any, ...]:
-    """A call's arguments in the way in which an op's function passes them to its `Call`."""
+    """Return a call's arguments in the way in which an op's function passes them to its `Call`."""
     inputs = tuple(args[tensor.name] for tensor in OPS[name].inputs)
     attributes = tuple(args.get(attribute.name, attribute.default) for attribute in OPS[name].attributes)
     return inputs, out, num_threads, attributes, args.get("seq_len_max")
@@ -105,7 +105,7 @@ def as_passed(
 
 @cache
 def golden() -> list[dict[str, Any]]:
-    """Every case of the golden files: the manifest's entry with ``inputs`` and TF's ``outputs`` filled in.
+    """Return every case of the golden files: the manifest's entry with ``inputs`` and TF's ``outputs`` filled in.
 
     ``compared`` is the number of leading steps that may be compared of each output: TF leaves the gates past
     ``seq_len_max`` undefined.
@@ -125,6 +125,6 @@ def golden() -> list[dict[str, Any]]:
 
 
 def derivative(function, value, direction, step=1e-3):
-    """Fourth-order central difference of ``function`` at ``value`` along ``direction``."""
+    """Return the fourth-order central difference of ``function`` at ``value`` along ``direction``."""
     ahead = [function(value + k * step * direction) - function(value - k * step * direction) for k in (1, 2)]
     return (8 * ahead[0] - ahead[1]) / (12 * step)

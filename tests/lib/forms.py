@@ -19,7 +19,7 @@ def misaligned(array):
 
 
 def strided(array):
-    """Every other element of a larger array, along each axis."""
+    """Return every other element of a larger array, along each axis."""
     every_other = tuple(slice(1, None, 2) for _ in array.shape)
     wide = np.zeros([2 * size + 1 for size in array.shape], array.dtype)
     wide[every_other] = array
@@ -27,7 +27,7 @@ def strided(array):
 
 
 def backwards(array):
-    """With a negative stride."""
+    """Return an equal array with a negative stride."""
     return array[::-1].copy()[::-1]
 
 
@@ -42,7 +42,7 @@ def memmap(array, folder):
 
 
 def masked(array):
-    """With one element masked."""
+    """Return an equal array with one element masked."""
     result = np.ma.array(array)
     result[(0,) * array.ndim] = np.ma.masked
     return result

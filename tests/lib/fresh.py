@@ -32,14 +32,14 @@ def script(
 
 
 def printed(code: str, **environment: str | None) -> str:
-    """What `code` prints; it must succeed."""
+    """Return what `code` prints; it must succeed."""
     result = python(code, **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
 
 def on_terminal(code: str) -> str:
-    """What `code` prints where standard output and error are a terminal."""
+    """Return what `code` prints where standard output and error are a terminal."""
     pty = pytest.importorskip("pty")
     master, slave = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")} | {"TERM": "xterm"}

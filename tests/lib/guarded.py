@@ -19,7 +19,7 @@ def protect(address, pages, allowed):
 
 
 def guarded(values, side, writable=False):
-    """A copy of the array beside a protected page."""
+    """Return a copy of the array beside a protected page."""
     pages = -(-values.nbytes // PAGE) or 1
     memory = mmap.mmap(-1, (pages + 2) * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

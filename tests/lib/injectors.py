@@ -105,7 +105,7 @@ INJECTORS: dict[str, type[Any]] = {
 
 
 def attempt(injector: Any, n: int, act: Callable[[], Any]) -> tuple[bool, bool, Any]:
-    """Whether the n-th place was reached, whether the call failed, and its result if not."""
+    """Make a call; return whether the n-th place was reached, whether the call failed, and its result if not."""
     failed, reached, result = True, True, None
     try:
         try:
@@ -123,7 +123,7 @@ def attempt(injector: Any, n: int, act: Callable[[], Any]) -> tuple[bool, bool, 
 
 
 def stands_for(error: BaseException, kind: type[BaseException]) -> bool:
-    """Whether Python or numpy raised this error because of one of that kind, as some of their functions do."""
+    """Return whether Python or numpy raised this error because of one of that kind, as some of their functions do."""
     texts = {
         RuntimeError: r"can't allocate .*lock",
         SystemError: "^(?!<cyfunction).*exception",  # of other functions than ours

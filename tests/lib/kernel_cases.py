@@ -32,7 +32,7 @@ LARGE = [(2, 3, 1024, 1024), (3, 40, 200, 777)]
 
 @cache
 def at_level(name, level):
-    """What a public function calls, with the kernels of a level."""
+    """Return what a public function calls, with the kernels of a level."""
     return bind(OPS[name], *_kernels.load(level)[:2]).run
 
 

@@ -23,7 +23,7 @@ def lstm(inputs, hidden, dtype, seed=0, peephole=True, **attributes):
 
 
 def variant(inputs, hidden, dtype, outputs=0, coupled=False, seed=0, peephole=True, **attributes):
-    """An LSTM with a projection to so many outputs, or with coupled gates.  One without cells projects nothing."""
+    """Return an LSTM with a projection, or with coupled gates.  One without cells projects nothing."""
     outputs = outputs if hidden else 0
     g, fed_back, gates = rng("variant", inputs, hidden, outputs, coupled, seed), outputs or hidden, 4 - coupled
     shapes = {"w": (inputs + fed_back, gates * hidden), "b": (gates * hidden,)}
@@ -52,7 +52,7 @@ def rnn(inputs, hidden, dtype, seed=0, **attributes):
 
 
 def activations(activation, recurrent=None):
-    """Smooth ones: differences of others cross kinks."""
+    """Return options for smooth activations: differences of others cross kinks."""
     return {"activation": activation} | ({"recurrent_activation": recurrent} if recurrent else {})
 
 
@@ -164,7 +164,7 @@ def outputs_by_weights(layer, weights, calls):
 
 
 def draw(layer, T, B, *key):
-    """x, state, lengths and reset. One row has all steps and one none; some resets are at the first or last step."""
+    """Draw x, state, lengths, reset.  One row has all steps and one none; some resets are at the first or last step."""
     g = rng("layer", T, B, *key)
     x = g.uniform(-1, 1, (T, B, layer.input_size)).astype(layer.dtype)
     state = like(zeros(layer, B), lambda a: g.uniform(-0.7, 0.7, a.shape).astype(layer.dtype))
@@ -177,7 +177,7 @@ def draw(layer, T, B, *key):
 
 
 def run_all(layer, x, state, d_y=None, **options):
-    """The results of forward and backward: y and d_x, the states and their gradients, the gradients of the weights."""
+    """Run forward and backward; return [y, d_x], the states and their gradients, and the gradients of the weights."""
     y, last, tape = layer.forward(x, state, **options)
     d_y = rng("d_y", y.shape).standard_normal(y.shape).astype(layer.dtype) if d_y is None else d_y
     d_last = like(last, lambda a: rng("d", a.shape).standard_normal(a.shape).astype(layer.dtype))

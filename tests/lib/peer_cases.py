@@ -24,31 +24,31 @@ def check_configurations(compare, bound, seed, count=CONFIGURATIONS):
 
 
 def random_sizes(g, dtype):
-    """T, B, I and H. In float32 not too few cells: else the largest entry may be what little is left of others."""
+    """Draw T, B, I and H.  With few cells in float32, the largest entry may be what little is left of others."""
     return tuple(int(size) for size in g.integers((1, 1, 1, 1 if dtype == "float64" else 8), (20, 12, 24, 40)))
 
 
 def state_of(parts, layers, directions):
-    """The state of a layer, or of a stack of layers, from those of its cells: (h, cs) or (h,), in order."""
+    """Return the state of a layer, or of a stack of layers, made of its cells' states: (h, cs) or (h,), in order."""
     cells = [LSTMState(*part[::-1]) if len(part) == 2 else GRUState(*part) for part in parts]
     states_of_layers = [tuple(cells[k : k + 2]) for k in range(0, len(cells), 2)] if directions == 2 else cells
     return tuple(states_of_layers) if layers > 1 else states_of_layers[0]
 
 
 def parts_of(state, layers, directions):
-    """The reverse of `state_of`."""
+    """Return the states of the cells, as `state_of` takes them."""
     states_of_layers = state if layers > 1 else [state]
     return [cell[::-1] for part in states_of_layers for cell in (part if directions == 2 else [part])]
 
 
 def difference(result, expected, least=0.0):
-    """The largest one, of the largest entry of what is expected, or of `least` if that is more."""
+    """Return the largest difference, in the largest expected entry, or in `least` if that is more."""
     largest, scale = np.abs(result - expected).max(initial=0), np.abs(expected).max(initial=least)
     return 0.0 if largest == 0 else largest / scale
 
 
 def errors_of(pairs, dtype, terms=None):
-    """The largest difference of each array from what is expected of it, in eps of its largest entry.
+    """Return the largest difference of each array from the expected one, in eps of its largest entry.
 
     `terms` has, by name, how large the sums would be that such an array consists of, if terms did not happen to cancel.
     """
@@ -61,6 +61,6 @@ def errors_of(pairs, dtype, terms=None):
 
 
 def worst_of(pairs, dtype, terms=None):
-    """The largest of all differences, in eps, and which array it is of."""
+    """Return the largest of all differences, in eps, and the array that has it."""
     errors = errors_of(pairs, dtype, terms)
     return max(errors.values()), max(errors, key=errors.get)

@@ -25,27 +25,27 @@ DEFAULT_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "
 
 
 def fallbacks(model: ModelProto) -> list[str]:
-    """Every node without a kernel on CUDA, and why."""
+    """Return every node without a kernel on CUDA, and why."""
     return [f"{node.op_type} {node.name}: {why}" for node, why, _ in _examined(model) if why]
 
 
 def left(model: ModelProto) -> list[str]:
-    """The ops of all nodes that are not folded."""
+    """Return the ops of all nodes that are not folded."""
     return [node.op_type for node, _, _ in _examined(model)]
 
 
 def left_in_loops(model: ModelProto) -> list[str]:
-    """Those of them that run at every step."""
+    """Return the ops of the nodes that run at every step."""
     return [node.op_type for node, _, looped in _examined(model) if looped]
 
 
 def sizes_left(model: ModelProto) -> list[str]:
-    """Every node that computes a size at run time, and so is on the CPU or brings others there."""
+    """Return every node that computes a size at run time, and so is on the CPU or brings others there."""
     return [f"{node.op_type} {node.name}" for node, _, _ in _examined(model) if node.op_type in ("Shape", "Size")]
 
 
 def refused_by_cuda_graphs(model: ModelProto) -> list[str]:
-    """Every node for which onnxruntime refuses to capture a CUDA graph of the model."""
+    """Return every node for which onnxruntime refuses to capture a CUDA graph of the model."""
     control_flow = [f"{node.op_type} {node.name}" for node, _, _ in _examined(model) if node.op_type in CONTROL_FLOW]
     return [*control_flow, *fallbacks(model), *sizes_left(model)]
 
@@ -75,7 +75,7 @@ def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str, bool]]:
 
 
 def _is_fixed(value: onnx.ValueInfoProto) -> bool:
-    """Whether the shape is known as a whole."""
+    """Return whether the shape is known as a whole."""
     tensor = value.type.tensor_type
     return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
@@ -107,13 +107,13 @@ def _matches(versions: str, since: int) -> bool:
 
 
 def _formal(parameters: list[onnx.defs.OpSchema.FormalParameter], count: int) -> list[str]:
-    """The type parameter of every argument; the last one may stand for many."""
+    """Return the type parameter of every argument; the last one may stand for many."""
     names = [parameter.type_str for parameter in parameters]
     return (names + names[-1:] * (count - len(names)))[:count]
 
 
 def _why_no_cudnn(node: NodeProto) -> str:
-    """onnxruntime's own rules for LSTM, GRU and RNN on CUDA."""
+    """Return why cuDNN does not compute an LSTM, GRU or RNN, by onnxruntime's own rules, or an empty text."""
     attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
     if unknown_attributes := attributes.keys() & {"clip", "activation_alpha", "activation_beta"}:
         return f"cuDNN has no {', '.join(sorted(unknown_attributes))}"

@@ -16,7 +16,7 @@ from blockcell import Bidirectional, Dense, Scorer, Stack, scorer
 
 
 def final_outputs(layer: Any, state: Any, y: np.ndarray) -> np.ndarray:
-    """The final h of the topmost layer; a Dense runs in no direction, and has the last step."""
+    """Return the final h of the topmost layer; a Dense runs in no direction, and has the last step."""
     if isinstance(layer, Stack):
         return final_outputs(layer.layers[-1], state[-1], y)
     if isinstance(layer, Bidirectional):
@@ -27,7 +27,7 @@ def final_outputs(layer: Any, state: Any, y: np.ndarray) -> np.ndarray:
 
 
 def alone(layer: Any, output: str | Callable[[np.ndarray], Any], x: np.ndarray, call: Any = None) -> Any:
-    """The result for one sequence, by a call of the layer, or of what was made of it."""
+    """Return the result for one sequence, by a call of the layer, or of ``call``."""
     y, state = (call or layer)(x[:, None])
     if y.ndim == 2:  # of a Dense with `last`
         return output(y[0].copy()) if callable(output) else y[0].copy()
@@ -45,7 +45,7 @@ def alone(layer: Any, output: str | Callable[[np.ndarray], Any], x: np.ndarray, 
 
 
 def score_there(score: Scorer, xs: list[np.ndarray]) -> tuple[Any, int, bool, int]:
-    """The results, how many files that took, whether the number of threads of other calls stayed, and the process."""
+    """Return results, how many files were read, whether the number of threads of other calls stayed, the process."""
     files, threads = scorer._read_file.cache_info().misses, blockcell.get_num_threads()
     results = bits(score(xs))
     return (
@@ -57,7 +57,7 @@ def score_there(score: Scorer, xs: list[np.ndarray]) -> tuple[Any, int, bool, in
 
 
 def last_or_die(killed: str, y: np.ndarray) -> np.ndarray:
-    """y of the last step; but the first process to score so many sequences is killed, once it has made that file."""
+    """Return y of the last step; the first process to score DEADLY sequences makes a file and is killed."""
     global scored
     scored += 1
     if scored == DEADLY:

@@ -8,7 +8,7 @@ BLOCK, ROW_BLOCK = 64, 256
 
 
 def chains(term, start, stop):
-    """The sum of each block of terms, from zero in ascending order."""
+    """Yield the sum of each block of terms, from zero in ascending order."""
     for first in range(start, stop, BLOCK):
         chain = 0
         for k in range(first, min(first + BLOCK, stop)):
@@ -17,14 +17,14 @@ def chains(term, start, stop):
 
 
 def product(total, a, w):
-    """total + a @ w."""
+    """Return total + a @ w, in the promised order."""
     for chain in chains(lambda k: a[:, k, None] * w[k], 0, len(w)):
         total = total + chain
     return total
 
 
 def over_rows(term, rows):
-    """The sum over all rows (t, b)."""
+    """Return the sum over all rows (t, b), in the promised order."""
     total = 0
     for first in range(0, rows, ROW_BLOCK):
         block = 0
@@ -35,17 +35,17 @@ def over_rows(term, rows):
 
 
 def real_of(dtype):
-    """What is computed in."""
+    """Return the dtype in which kernels compute."""
     return np.float64 if dtype == np.float64 else np.float32
 
 
 def powers(g, shape, low, high):
-    """Powers of two of either sign."""
+    """Draw powers of two of either sign."""
     return g.choice([-1.0, 1.0], shape) * 2.0 ** g.integers(low, high, shape)
 
 
 def mates(g, n):
-    """For each of n terms, whose size it has, and its sign; and which few have no mate."""
+    """Pair n terms: return whose size each has, its sign, and the few that have no mate."""
     order = g.permutation(n)
     pairs = max(0, n - 4) // 2
     of, sign = np.arange(n), np.ones(n)
@@ -54,13 +54,13 @@ def mates(g, n):
 
 
 def factors(g, n, of, sign, single, dtype):
-    """Weights of so many terms, of which n numbers each are summed up to about one."""
+    """Draw weights of terms, of which n numbers each add up to about one."""
     terms = powers(g, (len(of), n), 0, np.finfo(real_of(dtype)).nmant - 10)
     terms[single] = powers(g, (len(single), n), -6, -2)
     return terms[of] * sign[:, None]
 
 
 def sum_in_double(d, factors=1):
-    """That of a bias, or of peepholes."""
+    """Return the gradient of a bias, or of peepholes, summed in float64."""
     terms = d.astype(np.float64) * factors
     return over_rows(lambda r: terms[r], len(d)).astype(d.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def peak(call: Callable[[], Any]) -> tuple[Any, int]:
-    """The call's result, and the most bytes that it had allocated at once."""
+    """Return the call's result, and the most bytes that it had allocated at once."""
     tracemalloc.start()
     try:
         result = call()
@@ -31,7 +31,7 @@ class Mallinfo(ctypes.Structure):
 
 
 def in_use() -> tuple[int, int]:
-    """The bytes that the C library has given out to all threads, and the blocks that Python's own allocator has.
+    """Return the bytes that the C library has given out to all threads, and the blocks of Python's own allocator.
 
     The resident size of a process does not tell what it keeps: that grows by 2 MiB at a time, even in a process that
     sleeps, when Linux makes huge pages of memory that was freed.
