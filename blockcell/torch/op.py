@@ -100,9 +100,10 @@ class _Plan(NamedTuple):
 
     def allocate(self, like: Tensor) -> list[Tensor]:
         """Make tensors for the outputs; their memory is numpy's in a small pass, since it is had sooner."""
-        if self.is_small:
-            return [torch.from_numpy(np.empty(shape, self.dtype)) for shape in self.output_shapes]
-        return [like.new_empty(shape) for shape in self.output_shapes]
+        _, shapes, is_small, dtype = self
+        if is_small:
+            return [torch.from_numpy(np.empty(shape, dtype)) for shape in shapes]
+        return [like.new_empty(shape) for shape in shapes]
 
 
 class Op:
