@@ -335,7 +335,8 @@ cdef class ForwardContext:
     cdef dict weights  # the `LeafWeights` of each part with weights
     cdef Py_ssize_t T, B  # T: the steps until every row has finished
     cdef object lengths, reset  # as for `step_mask_of`
-    cdef object head_lengths  # of the leaves in the head (`Leaf._in_head`): at least one step for each row
+    # Of the leaves in the head (`Leaf._in_head`): at least one step for each row. None if y has all steps.
+    cdef object head_lengths
     cdef object forward_mask, reverse_mask, head_mask  # step masks, made when a part asks first
     cdef bint training  # whether a tape is kept
     cdef int threads  # as for `plan_for`
@@ -798,7 +799,10 @@ cdef class DenseRunner(LeafRunner):
         step_mask = last_steps = tape = None
         if self.over_time:
             if context.lengths is not None:
-                step_mask = context.head_step_mask() if self.layer._in_head else context.step_mask(reverse)
+                if self.layer._in_head and context.head_lengths is not None:  # None where a part is called alone
+                    step_mask = context.head_step_mask()
+                else:
+                    step_mask = context.step_mask(reverse)
         else:
             last_steps = LastSteps(T, self.find_last_steps(context), self.layer._directions_of_x())
             x, T = self.gather_last_rows(x, last_steps), 1

@@ -501,6 +501,22 @@ def test_a_stream_answers_after_each_step(dtype, threads):
             assert same(stream.step(x[0]), stream.layer(x[:1])[0]) and not same(stream.layer(x[:1])[0], answers[0])
 
 
+@EVERY_DTYPE
+@pytest.mark.parametrize("head", HEADS)
+def test_a_part_of_a_stack_that_is_called_alone(head, dtype):
+    """A part gives what an equal layer of its own gives: its dense layers compute no step past the end of a row."""
+    T, lengths = 4, [4, 0, 2]
+    for number, part in enumerate(Stack(HEADS[head](dtype)).layers):
+        g, own_layer = rng("part", head, number), copy.copy(part)
+        x = g.uniform(-1, 1, (T, 3, part.input_size)).astype(dtype)
+        y, last, tape = part.forward(x, lengths=lengths)
+        expected_y, expected_last, expected_tape = own_layer.forward(x, lengths=lengths)
+        assert same((y, last), (expected_y, expected_last)) and same(part(x, lengths=lengths), (y, last))
+        d_y = g.standard_normal(y.shape).astype(dtype)
+        assert same(part.backward(tape, d_y), own_layer.backward(expected_tape, d_y))
+        assert y.ndim == 2 or not (y[:, 1].any() or y[2:, 2].any())
+
+
 def test_nested_at_the_end():
     head = dense(6, 2, np.float32, last=True)
     net, flat = Stack([lstm(3, 6, np.float32), Stack([head])]), Stack([lstm(3, 6, np.float32), head])
