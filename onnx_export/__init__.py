@@ -6,14 +6,14 @@ completes models from TensorFlow, `Session` runs them on onnxruntime, `verify` c
 ``lstm.py``              the equations of an LSTM as graph text; so ``gru.py``, ``gru_reset_after.py``, ``rnn.py``
 ``activations.py``       activations and their slopes as graph text
 ``text.py``              graph text: ONNX's textual syntax with two additions
-``config.py``            `Config`: what the graph of an op depends on, and checks of that
-``build.py``             `build`, the model of an op
+``config.py``            `Config`: what the graph of an op depends on, and checks of that; the oldest opsets
+``build.py``             `build`, the model of an op; its `FORMS` choose the form of the loop for each provider
 ``body.py``              the nodes of an op: for all steps at once, or in a loop
 ``nodes.py``             nodes of any kind: made, read, renamed, selected
-``loops.py``             loops over steps: Scan, Loop, unrolled
+``loops.py``             loops over steps: Scan, Loop, unrolled; `StepMask` is how ops have ``seq_len_max``
 ``export.py``            `export`, the model of a layer
 ``layer_graph.py``       `LayerGraph`: the cells of a layer, connected
-``graph_builder.py``     `GraphBuilder`: nodes over the sequences of a batch
+``graph_builder.py``     `GraphBuilder`: nodes over the sequences of a batch; `zero_padding` is how layers have lengths
 ``integers.py``          int8 GEMM with quantized activations
 ``signature.py``         the inputs and outputs of the models of layers
 ``call.py``              `LayerCall`: arguments and results of a layer as those of its model
@@ -21,7 +21,7 @@ completes models from TensorFlow, `Session` runs them on onnxruntime, `verify` c
 ``training.py``          `training_step`; ``losses.py`` and ``optimizers.py`` have their graph text
 ``training_session.py``  `TrainingSession`
 ``session.py``           `Session`
-``runtime.py``           onnxruntime and its providers
+``runtime.py``           onnxruntime, its providers, and what works around their faults
 ``verification.py``      `verify`: kernels and runtimes against the formulas in float64
 =======================  ===========================================================================================
 """

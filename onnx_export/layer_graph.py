@@ -11,7 +11,7 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_helper
 
 from blockcell.activations import unusual
-from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Layer, Stack
+from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from blockcell.layers.layer import Leaf
 from blockcell.layers.structure import (
     activations_of,
@@ -416,6 +416,7 @@ class LayerGraph:
         elif isinstance(cell, GRU):
             ops = OPS_OF["after" if cell.reset_after else "before"]
         else:
+            assert isinstance(cell, RNN)
             ops = OPS_OF["plain"]
         attrs |= unusual(activations_of(cell))
         row = ops[pass_name]
