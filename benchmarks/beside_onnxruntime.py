@@ -5,7 +5,7 @@ Needed by: docs/performance.md
     python benchmarks/beside_onnxruntime.py [--rounds 5] [--seconds 0.2] [--only WAY ...]
 
 Idle threads of onnxruntime wait busily for some time after a run, in the way of everybody else's.  A process is a way
-to run the models: onnxruntime as it comes, or told to wait less, or on one thread; a `Session` of ours; OpenVINO.  In
+to run the models: onnxruntime as it comes, or told to wait less, or on one thread; blockcell's `Session`; OpenVINO.  In
 each a model is run alone, and in turn with an inference and with a training step of an LSTM (T = 20, B = 16, I = H =
 128) on as many threads as there are CPUs.  The models are an LSTM's of 128 cells: one step of one row, and a sequence
 as ONNX's own LSTM node (T = 20, B = 16).  Prints mean microseconds of a model's run alone and of ours in turn with it,
@@ -51,7 +51,7 @@ WAYS: dict[str, dict[str, str] | None] = {  # onnxruntime's settings
     f"onnxruntime, `{NOT_LATER}=1`": {NOT_LATER: "1"},
     f"onnxruntime, `{FOR_SO_LONG}=50`": {FOR_SO_LONG: "50"},
     "onnxruntime, one thread": {"threads": "1"},
-    "our `Session`": None,
+    "`Session`": None,
     "OpenVINO": None,
 }
 CALLS = ("inference", "training")
@@ -80,7 +80,7 @@ def runnable(way: str, name: str) -> Callable[[], object]:
     feeds = {value.name: np.ones((B, H), np.float32) for value in model.graph.input}
     if not step:
         feeds["x"] = np.ones((T, B, H), np.float32)
-    if way == "our `Session`":
+    if way == "`Session`":
         session = Session(model)
         return lambda: session(x=feeds["x"], state=(feeds["cs_prev"], feeds["h_prev"]))
     if way == "OpenVINO":
@@ -133,7 +133,7 @@ def main() -> None:
     info = blockcell.build_info()
     print(f"{CPUS} CPUs, {info['cpu']}, {info['compiler']}, onnxruntime {onnxruntime.__version__}\n")
     with opened({way: Worker(__file__, "--work", way) for way in options.only}) as workers:
-        print_heads(["model", "beside", "alone", *(f"our {call}" for call in CALLS), "then waits, ms"])
+        print_heads(["model", "beside", "alone", *(f"blockcell {call}" for call in CALLS), "then waits, ms"])
         for name in MODELS:
             rounds = [ask_all(workers, name, options.seconds) for _ in range(options.rounds)]
             for way in workers:
