@@ -174,11 +174,9 @@ def _shards(name: str) -> list[str]:
 
 def _variables_of(folder: Folder, prefix: str) -> Variables:
     """Read the variables of the checkpoint with a name, if there is one."""
-    if os.path.exists(f"{prefix}.index") or _shards(prefix):
-        return _checkpoint(folder, prefix)
-    if os.path.isfile(prefix) and is_table(folder.file(prefix)):
-        return _checkpoint(folder, prefix)
-    return Variables({}, {})
+    exists = os.path.exists(f"{prefix}.index") or bool(_shards(prefix))
+    exists = exists or (os.path.isfile(prefix) and is_table(folder.file(prefix)))
+    return _checkpoint(folder, prefix) if exists else Variables({}, {})
 
 
 def _graph_of(folder: Folder, prefix: str) -> list[Graph]:

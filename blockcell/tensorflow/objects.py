@@ -2,10 +2,9 @@
 
 A checkpoint of objects has its variables by keys such as ``model/layer-1/cell/kernel/.ATTRIBUTES/VARIABLE_VALUE``, and
 among them, as a text, the graph of the objects, a TrackableObjectGraph. A SavedModel has a SavedObjectGraph, too, which
-says what its functions have captured. In both, objects are numbered, and each names its children:
-
-Their fields are in `schema`; those of checkpoints besides are the attributes of an object, each with a name such as
-VARIABLE_VALUE, a full name such as "gru/gru_cell/kernel", and a key.
+says what its functions have captured. In both, objects are numbered, and each names its children. Their fields are in
+`schema`; those of checkpoints besides are the attributes of an object, each with a name such as VARIABLE_VALUE, a full
+name such as "gru/gru_cell/kernel", and a key.
 """
 
 from __future__ import annotations

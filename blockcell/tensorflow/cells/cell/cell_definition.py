@@ -22,8 +22,8 @@ StepFunction = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
-class LayerKind(NamedTuple):
-    """A kind of layer."""
+class LayerSpec(NamedTuple):
+    """The class, the op and the main weight of a layer."""
 
     layer_class: type[LSTM | GRU | RNN]
     op: Op
@@ -31,11 +31,11 @@ class LayerKind(NamedTuple):
     """The weight that tells the sizes and the dtype."""
 
 
-_LAYER_KINDS = {
-    "LSTM": LayerKind(LSTM, OPS["BlockLSTM"], "w"),
-    "GRU": LayerKind(GRU, OPS["block_gru"], "w_c"),
-    "GRU that resets after": LayerKind(GRU, OPS["block_gru_reset_after"], "w_c"),
-    "RNN": LayerKind(RNN, OPS["block_rnn"], "w"),
+_LAYER_SPECS = {
+    "LSTM": LayerSpec(LSTM, OPS["BlockLSTM"], "w"),
+    "GRU": LayerSpec(GRU, OPS["block_gru"], "w_c"),
+    "GRU that resets after": LayerSpec(GRU, OPS["block_gru_reset_after"], "w_c"),
+    "RNN": LayerSpec(RNN, OPS["block_rnn"], "w"),
 }
 
 
@@ -73,7 +73,7 @@ class CellDefinition:
     sources : each weight of the layer
     attributes : those of the layer; None is what the file does not say
     step : computes what the nodes do, with the weights `step_sources`, or with those of the layer if these are None
-    in_graph : its nodes; None in a bare checkpoint, and if it is refused for what it reads
+    in_graph : the places of its x, states and h; None in a bare checkpoint, and if it is refused for what it reads
     sizes, refusal : the sizes of the layer, or the reason why there is none
     """
 
@@ -92,18 +92,18 @@ class CellDefinition:
     ) -> None:
         self.tf_class, self.layer_kind, self.nodes = tf_class, layer_kind, tuple(nodes)
         self.sources, self.attributes = dict(sources), dict(attributes or {})
-        self.kind = _LAYER_KINDS["GRU that resets after" if self.attributes.get("reset_after") else layer_kind]
+        self.layer_spec = _LAYER_SPECS["GRU that resets after" if self.attributes.get("reset_after") else layer_kind]
         self.step, self.step_sources = step, step_sources
         self.in_graph = in_graph
         self.dtype = next((source.dtype for source in self.sources.values()), "")
         self.weights = {role: source.name for role, source in self.sources.items()}
-        sizes = refusal or self._find_sizes()
-        self.sizes = None if isinstance(sizes, str) else sizes
-        self.refusal = plain(sizes) if isinstance(sizes, str) else None
+        sizes_or_refusal = refusal or self._find_sizes()
+        self.sizes = None if isinstance(sizes_or_refusal, str) else sizes_or_refusal
+        self.refusal = plain(sizes_or_refusal) if isinstance(sizes_or_refusal, str) else None
 
     def _find_sizes(self) -> LayerSizes | str:
         """Return the sizes that the shapes of the weights have, or what is wrong with the weights."""
-        main, tensors = self.kind.main_weight, {tensor.name: tensor for tensor in self.tensors}
+        main, tensors = self.layer_spec.main_weight, {tensor.name: tensor for tensor in self.tensors}
         for role, source in self.sources.items():
             if missing := [leaf[1:] for leaf in source.leaves if leaf[0] == "?"]:
                 return f"{role} is the variable {missing[0]!r}, which is not in the checkpoint"
@@ -132,14 +132,14 @@ class CellDefinition:
     def tensors(self) -> tuple[Tensor, ...]:
         """The weights that a layer of this kind may have."""
         if self.layer_kind != "LSTM":
-            return self.kind.op.weights
+            return self.layer_spec.op.weights
         return lstm_weights(bool(self.attributes.get("coupled")), "w_p" in self.sources)
 
     @property
     def state_sizes(self) -> dict[str, int]:
         """The sizes of the state, by the names that layers have for it: "h", or "cs" and "h"."""
         _, hidden, output = self.sizes or (0, 0, 0)
-        count = sum(tensor.kind == "state" for tensor in self.kind.op.inputs)
+        count = sum(tensor.kind == "state" for tensor in self.layer_spec.op.inputs)
         return {"cs": hidden, "h": output} if count == 2 else {"h": output}
 
 

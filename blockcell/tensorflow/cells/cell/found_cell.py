@@ -24,9 +24,9 @@ SequenceOrigin = tuple[int, Place, int | None]
 
 _LARGE_KERNEL = 2**20  # entries; of a larger one, a part is checked
 _CHECKED_UNITS = 64  # inputs and cells that are checked of a large kernel
-_LEAST_BOUND = 24.0  # eps: the bound of `blockcell verify` for sequences, which is for I + H up to _BOUNDED_SIZE
+_LEAST_BOUND = 24.0  # Smallest bound, in eps, up to I + H = 256, as in `blockcell verify` for sequences.
 _BOUNDED_SIZE = 256
-_LARGEST_ERROR = 1e-6  # of the largest entry, in float64, where rounding gives 1e-15 and another cell some tenths
+_LARGEST_ERROR = 1e-6  # Largest relative error in float64; a right layer gives 1e-15, a wrong one tenths.
 
 
 class InitialState(NamedTuple):
@@ -54,7 +54,7 @@ class CellLinks(NamedTuple):
     input_varies: bool = False
     """Whether the cell runs several times, and does not read the same cells each time."""
     input_origins: frozenset[SequenceOrigin] = frozenset()
-    """Where x comes from, if from no cell."""
+    """The sources of those parts of x that are no cell's h."""
     initial_states: tuple[InitialState, ...] = ()
     """The states before the first step."""
 
@@ -260,11 +260,11 @@ class Found:
         self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], reverse: bool = False
     ) -> LSTM | GRU | RNN:
         """Make the layer of arrays, in the dtype of its main weight."""
-        dtype = arrays[self._definition.kind.main_weight].dtype
+        dtype = arrays[self._definition.layer_spec.main_weight].dtype
         weights = {role: np.require(array, dtype, ["A", "C"]) for role, array in arrays.items()}
         arguments: dict[str, Any] = {**weights, **attributes, "reverse": reverse}
         arguments.pop("use_peephole", None)  # there are peephole weights, or none
-        return self._definition.kind.layer_class(**arguments)
+        return self._definition.layer_spec.layer_class(**arguments)
 
     # ------------------------------------------------------------------------------------------------------ the check
     def check(
@@ -297,7 +297,7 @@ class Found:
         """
         attributes = self._complete_attributes(forget_bias, cell_clip, proj_clip, activation)
         arrays = self._read_weights(average)
-        return self._compare(arrays, attributes, average, arrays[self._definition.kind.main_weight].dtype)
+        return self._compare(arrays, attributes, average, arrays[self._definition.layer_spec.main_weight].dtype)
 
     def _compare(self, arrays: Mapping[str, Array], attributes: Mapping[str, Any], average: bool, dtype: Any) -> Check:
         """Compare the layer of a dtype with the cell's nodes."""

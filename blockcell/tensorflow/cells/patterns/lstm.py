@@ -7,6 +7,7 @@ o and the candidate ci; cs is the cell state, and co the cell state behind its a
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import copy
 from typing import NamedTuple
 
 from ....activations import Activation
@@ -72,7 +73,7 @@ class LstmCandidate(CellCandidate):
                 raise NoMatch if cell.activation == LINEAR else Refusal("its gates have different inputs")
         form = [(name, *(operand.key for operand in self._by_gate[name])) for name in sorted(gates)]
         super().__init__(end, kernel_sources(self._by_gate.values()), first, (*form,))
-        self.sure = cell.activation != LINEAR  # without one, any gate may be applied to a cell state
+        self.proven_by_nodes = cell.activation != LINEAR  # without one, any gate may be applied to a cell state
         self._hidden = first[0].kernel.shape[1]
         self._output = self._hidden
         self._projection: dict[str, WeightSlice] = {}
@@ -80,19 +81,21 @@ class LstmCandidate(CellCandidate):
         self._joined = first[0].rows != "all"
         """Whether x and h are concatenated, x first."""
 
-    def add_projection(self, end: Place, kernel: WeightSlice, clip: float) -> None:
-        """Add a projection, whose last node becomes the last node of the step."""
+    def with_projection(self, end: Place, kernel: WeightSlice, clip: float) -> LstmCandidate:
+        """Return the candidate with a projection, whose last node is the last node of the step."""
         if kernel.shape[:1] != (self._hidden,):
             raise NoMatch
-        self.inner_end, self.end = self.end, end
-        self.kernels[kernel.source.name] = kernel.source
-        self.key = *self.key, kernel.key, clip
-        self._projection, self._proj_clip, self._output = {"w_p": kernel}, clip, kernel.shape[1]
-        self.sure, self.may_be_followed = False, not clip  # it may be a dense layer
+        projected = copy(self)
+        projected.unprojected_end, projected.end = self.end, end
+        projected.kernels = self.kernels | {kernel.source.name: kernel.source}
+        projected.key = *self.key, kernel.key, clip
+        projected._projection, projected._proj_clip, projected._output = {"w_p": kernel}, clip, kernel.shape[1]
+        projected.proven_by_nodes, projected.may_be_followed = False, not clip  # it may be a dense layer
+        return projected
 
     def guess_state(self) -> int | None:
         named = self._projection and self._projection["w_p"].source.name.endswith("/projection/kernel")
-        if not (self.sure or named):
+        if not (self.proven_by_nodes or named):
             return None
         if self._joined:
             return 1
@@ -166,8 +169,7 @@ def match_projected_lstm(sums: GateSums, end: Place) -> LstmCandidate:
     if len(kernel.shape) != 2:
         raise NoMatch
     candidate = match_lstm(sums, sums.reader.resolve_in_step(inputs[0]))
-    candidate.add_projection(end, kernel, _bound(sums, end, clip))
-    return candidate
+    return candidate.with_projection(end, kernel, _bound(sums, end, clip))
 
 
 def _find_cell_state(sums: GateSums, co: Place) -> _CellState | None:

@@ -90,12 +90,12 @@ class Operand:
 class CellCandidate:
     """The nodes of a step, of whose two operands it may not be known yet which is the state and which is x."""
 
-    sure = True
-    """Whether the nodes alone tell that it is a cell; else it is one only if it reads its output of a step before."""
+    proven_by_nodes = True
+    """Whether the nodes alone prove a cell; else the state must come from a step before, or the kernels have names."""
     may_be_followed = False
     """Whether an activation or a clip behind its last node may belong to it."""
-    inner_end: Place | None = None
-    """The last node of another candidate that is a part of this one."""
+    unprojected_end: Place | None = None
+    """The last node before a projection, which is the last one of a candidate without projection, too."""
 
     def __init__(
         self, end: Place, kernels: dict[str, WeightSource], operands: Sequence[Operand], form: tuple[object, ...] = ()

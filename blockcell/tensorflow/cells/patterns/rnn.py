@@ -30,7 +30,7 @@ _KERAS = "recurrent_kernel"
 class RnnCandidate(CellCandidate):
     """The nodes of an RNN's step, of whose two operands it is not known yet which is x and which is h."""
 
-    sure = False
+    proven_by_nodes = False
 
     def __init__(self, sums: GateSums, end: Place, gate: Gate) -> None:
         self._gate = gate

@@ -94,7 +94,7 @@ def _lstm_cell(last: str, sources: dict[str, WeightSource], refusal: str | None)
     coupled = tf_class == "CoupledInputForgetGateLSTMCell"
     all_peepholes = ("wci", "wcf", "wco")[coupled:]
     peepholes = [role for role in ("wci", "wcf", "wco") if role in sources]
-    sources.pop("b_p", None)
+    sources = {role: source for role, source in sources.items() if role != "b_p"}
     if refusal is None and (*peepholes,) not in ((), all_peepholes):
         refusal = f"it has only {', '.join(peepholes)} of the peephole weights {', '.join(all_peepholes)}"
     if refusal is None and last not in SCOPES:
@@ -129,11 +129,12 @@ def _gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str,
 
 def _cudnn_gru(sources: dict[str, WeightSource], refusal: str | None) -> CellDefinition:
     """Define a GRU that resets after the product, with two kernels for the candidate, one for x and one for h."""
-    x, h = sources.pop("w_cx"), sources.pop("w_ch")
-    if refusal is None and (len(x.shape) != 2 or len(h.shape) != 2 or x.shape[1] != h.shape[1]):
-        refusal = f"the kernels of its candidate have the shapes {x.shape} and {h.shape}; expected (I, H) and (H, H)"
-    shape = (x.shape[0] + h.shape[0], h.shape[1]) if refusal is None else ()
-    weights = {"w_ru": sources["w_ru"], "w_c": _combine([x, h], shape, lambda *kernels: np.concatenate(kernels))}
+    w_cx, w_ch = sources["w_cx"], sources["w_ch"]
+    if refusal is None and (len(w_cx.shape) != 2 or len(w_ch.shape) != 2 or w_cx.shape[1] != w_ch.shape[1]):
+        shapes = f"{w_cx.shape} and {w_ch.shape}"
+        refusal = f"the kernels of its candidate have the shapes {shapes}; expected (I, H) and (H, H)"
+    shape = (w_cx.shape[0] + w_ch.shape[0], w_ch.shape[1]) if refusal is None else ()
+    weights = {"w_ru": sources["w_ru"], "w_c": _combine([w_cx, w_ch], shape, lambda *arrays: np.concatenate(arrays))}
     weights |= {"b_ru": sources["b_ru"], "b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
     arguments: dict[str, Any] = {"attributes": {"reset_after": True}, "step": _reset_after_step, "refusal": refusal}
     return CellDefinition("CudnnCompatibleGRUCell", layer_kind="GRU", sources=weights, **arguments)

@@ -39,8 +39,8 @@ class Recurrence(NamedTuple):
     """In the graph's order."""
     kernels: tuple[WeightSource, ...]
     product: WeightProduct
-    gated: bool
-    """Whether they may be a cell with gates."""
+    may_have_gates: bool
+    """Whether they may be a cell with gates: they have a Mul, and an activation or a clip."""
 
 
 def find_weight_products(sums: GateSums) -> list[WeightProduct]:
@@ -80,9 +80,10 @@ def _recurrence(body: str, nodes: tuple[Node, ...], products: Mapping[str, Weigh
     products_in_cycle = [products[node.name] for node in nodes if node.name in products]
     if not products_in_cycle or any(name.endswith("Grad") or name in BLOCKS for name in names):
         return None
-    gated = "Mul" in names and any(graph_op(node).name in _GATES or graph_op(node).refusal == CLIP for node in nodes)
+    has_activation = any(graph_op(node).name in _GATES or graph_op(node).refusal == CLIP for node in nodes)
     kernels = tuple({product.kernel.name: product.kernel for product in products_in_cycle}.values())
-    return Recurrence(frozenset(Place(body, node.name) for node in nodes), nodes, kernels, products_in_cycle[0], gated)
+    places = frozenset(Place(body, node.name) for node in nodes)
+    return Recurrence(places, nodes, kernels, products_in_cycle[0], may_have_gates="Mul" in names and has_activation)
 
 
 class _Dependencies:

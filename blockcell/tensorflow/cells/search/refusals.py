@@ -65,16 +65,16 @@ def refuse_unsupported(
 
 
 def refuse_recurrences(
-    reader: GraphReader, recurrences: Sequence[Recurrence], known_kernels: Collection[str], refused: Collection[Place]
+    reader: GraphReader, recurrences: Sequence[Recurrence], cell_kernels: Collection[str], refused: Collection[Place]
 ) -> dict[Place, RefusedNodes]:
-    """Refuse recurrences that may be cells with gates, unless they have known kernels or nodes that are refused."""
+    """Refuse recurrences that may have gates, unless they share kernels with a cell or have nodes that are refused."""
     refusals: dict[Place, RefusedNodes] = {}
     # the step before a loop, which learns shapes, shows less than the loop
     for recurrence in sorted(recurrences, key=lambda recurrence: _strange_node(reader, recurrence) is None):
-        kernels = {kernel.name: kernel for kernel in recurrence.kernels if kernel.name not in known_kernels}
-        is_known = len(kernels) < len(recurrence.kernels)
+        kernels = {kernel.name: kernel for kernel in recurrence.kernels if kernel.name not in cell_kernels}
+        is_cell = len(kernels) < len(recurrence.kernels)
         is_refused = not recurrence.places.isdisjoint(refused) or not recurrence.places.isdisjoint(refusals)
-        if recurrence.gated and not is_known and not is_refused:
+        if recurrence.may_have_gates and not is_cell and not is_refused:
             refusals[recurrence.product.place] = RefusedNodes(_explain_refusal(reader, recurrence), kernels)
     return refusals
 

@@ -2,6 +2,32 @@
 
 In come the weights of a graph; out go definitions of cells. Each cell is matched backwards from its last node, and only
 if every node on the way belongs to it. Whatever resembles a cell and is none of these is refused.
+
+An example is the step of a BasicLSTMCell in a loop, which passes h and cs on as h_prev and cs_prev::
+
+    z = BiasAdd(MatMul(ConcatV2(x, h_prev), kernel), bias)
+    i, ci, f, o = Split(z)
+    kept = Mul(cs_prev, Sigmoid(Add(f, 1.0)))
+    new = Mul(Sigmoid(i), Tanh(ci))
+    cs = Add(kept, new)
+    h = Mul(Tanh(cs), Sigmoid(o))
+
+1. Candidates: `match_lstm` is tried with each Mul as the last node of a step. With `kept` or `new` it raises `NoMatch`:
+   neither factor is an activation of a sum of two products. With `h` it finds cs behind Tanh, and the gate o, which is
+   Sigmoid of a `GateSum` with the last H columns of kernel and bias. Of the four factors of `kept` and `new`, Tanh(ci)
+   has cs' activation, two have o's, and cs_prev is left; the gate beside cs_prev is f, and its number 1.0 the forget
+   bias. The operands of all gates are x and h_prev: an `LstmCandidate`, which does not know yet which one is the state.
+   `match_rnn` makes candidates, too: MatMul, z, Sigmoid(i), Tanh(ci) and Sigmoid(o) each have the form of an RNN.
+2. Groups: candidates with the same `key`, as the steps of an unrolled cell have it, are one cell.
+3. Proof: a group is a cell if its nodes prove it (`proven_by_nodes`), as Tanh(cs) does; if one of its steps gave an
+   operand of a step (`_state_keys`); or, of single steps, by the names of kernels. The RNNs are dropped: nothing does.
+4. States: the loop passes h on as the second operand, which is thus the state, and the first is x. A step whose cs_prev
+   and h_prev are not the cs and h of a step is refused. A function that nothing calls, as Keras stores one for a cell
+   alone, passes no states; its step (`_is_uncalled`) is ignored instead if another step of the group matches.
+5. Order: MatMul(h, w_p) behind h would make a projected LSTM, whose pattern comes first in `_PATTERNS`, as its match
+   replaces the one that ends at h (`unprojected_end`). Of several refusals with one last node the first stays.
+6. The rest: a cycle of nodes with other kernels is refused if it has a Mul and an activation (`may_have_gates`), and so
+   are other kernels with the names of cells.
 """
 
 from __future__ import annotations
@@ -47,13 +73,13 @@ _PATTERNS: tuple[tuple[Callable[[GateSums, Place], CellCandidate], frozenset[str
     (match_gru, frozenset({"Add"})),
     (match_rnn, frozenset({"Add", "BiasAdd", "MatMul", "Mul", "RealDiv", "Select", *_CLIPS, *_ACTIVATIONS})),
 )
-"""Patterns with the ops that may end a step, the surest first: an LSTM's cs almost has the form of a GRU's h."""
+"""Patterns with the ops that may end a step; the example above says why their order matters."""
 _Key = tuple[object, ...]
 """What all steps of a cell, or an operand in all steps, have in common."""
 
 
-def search_subgraphs(sources: WeightSources, known_weights: set[str]) -> list[CellDefinition]:
-    """Define the cells of many nodes in a graph and what resembles some; other cells have the known weights."""
+def search_subgraphs(sources: WeightSources, weights_of_block_ops: set[str]) -> list[CellDefinition]:
+    """Define the cells of many nodes in a graph, and what resembles one and shares no weights with block ops."""
     sums, reader = GateSums(sources), sources.reader
     products = _running_products(reader, find_weight_products(sums))
     recurrences = find_recurrences(reader, products)
@@ -62,7 +88,7 @@ def search_subgraphs(sources: WeightSources, known_weights: set[str]) -> list[Ce
     matches, refused = _CandidateMatcher(reader, products, recurrence_by_place).match(candidates)
     matched_kernels = {name for match in matches for name in match.kernels}
     refused |= refuse_unsupported(reader, unsupported, products, recurrence_by_place, matched_kernels)
-    refused |= refuse_recurrences(reader, recurrences, known_weights | matched_kernels, refused)
+    refused |= refuse_recurrences(reader, recurrences, weights_of_block_ops | matched_kernels, refused)
     cells, refused_kernels = [], set[str]()
     for end, (reason, kernels) in refused.items():
         if refused_kernels.isdisjoint(kernels):
@@ -70,7 +96,7 @@ def search_subgraphs(sources: WeightSources, known_weights: set[str]) -> list[Ce
         refused_kernels |= kernels.keys()
     needed_matches = _drop_unused_steps(reader, matches, recurrence_by_place)
     cells += _define_cells(sums, [match for match in needed_matches if refused_kernels.isdisjoint(match.kernels)])
-    for product, reason in refuse_by_name(products, known_weights | matched_kernels | refused_kernels):
+    for product, reason in refuse_by_name(products, weights_of_block_ops | matched_kernels | refused_kernels):
         cells.append(_refuse_cell(product.place, reason, {product.kernel.name: product.kernel}))
     return cells
 
@@ -102,48 +128,52 @@ class _CandidateMatcher:
         self, reader: GraphReader, products: Sequence[WeightProduct], recurrence_by_place: Mapping[Place, Recurrence]
     ) -> None:
         self._reader, self._recurrence_by_place = reader, recurrence_by_place
+        self._gate_places = {place for place, recurrence in recurrence_by_place.items() if recurrence.may_have_gates}
         self._products_by_operand: dict[Place, list[WeightProduct]] = {}
         for product in products:
             self._products_by_operand.setdefault(product.operand, []).append(product)
 
     def match(self, candidates: Sequence[CellCandidate]) -> tuple[list[CellMatch], dict[Place, RefusedNodes]]:
-        """Match the candidates that pass their states on; return matches, and refusals by their last nodes."""
+        """Match the candidates that are proven to be cells; return matches, and refusals by their last nodes."""
         groups: dict[_Key, list[CellCandidate]] = {}
         for candidate in candidates:
             groups.setdefault(candidate.key, []).append(candidate)
+        state_keys = {key: self._state_keys(group) for key, group in groups.items()}
+        proven_keys = {key for key, group in groups.items() if group[0].proven_by_nodes or state_keys[key]}
+        proven_keys |= self._keys_proven_by_name(groups, proven_keys)
         matches: list[CellMatch] = []
         refused: dict[Place, RefusedNodes] = {}
-        inner_ends: set[Place | None] = set()
-        gated = {place for place, recurrence in self._recurrence_by_place.items() if recurrence.gated}
-        state_keys = {key: self._state_keys(group) for key, group in groups.items()}
-        shown_keys = {key for key, group in groups.items() if group[0].sure or state_keys[key]}
-        shown_keys |= self._keys_shown_by_name(groups, shown_keys)
+        unprojected_ends: set[Place | None] = set()
         for key, group in groups.items():
-            if key not in shown_keys:
-                continue
-            kernels = group[0].kernels
-            outer = [candidate for candidate in group if candidate.end not in inner_ends]
-            numbers = {candidate: _state_number(candidate, state_keys[key]) for candidate in outer}
-            ambiguous = f"it cannot be told which of its kernels, {' and '.join(kernels)}, is for its state"
-            unknown_ends = [candidate.end for candidate, number in numbers.items() if number is None]
-            refused |= dict.fromkeys(unknown_ends, RefusedNodes(ambiguous, kernels))
-            known = [(candidate, number) for candidate, number in numbers.items() if number is not None]
-            steps = [candidate.step(number) for candidate, number in known]
-            reasons = find_misused_states(self._reader, steps, kernels, self._products_by_operand, gated)
-            group_matches: list[CellMatch] = []
-            for candidate, number in known:
-                try:
-                    if candidate.end not in reasons:
-                        group_matches.append(candidate.match(number))
-                        inner_ends.add(candidate.inner_end)
-                except (Refusal, UnknownValue) as error:
-                    reasons[candidate.end] = str(error)
-            matches += group_matches
-            standalone = {step.end for step in steps if self._is_standalone(step)} if group_matches else set[Place]()
-            refused |= {end: RefusedNodes(why, kernels) for end, why in reasons.items() if end not in standalone}
+            if key in proven_keys:
+                steps, kernels = [step for step in group if step.end not in unprojected_ends], group[0].kernels
+                group_matches, reasons = self._match_steps(steps, kernels, state_keys[key])
+                matches += group_matches.values()
+                refused |= {end: RefusedNodes(reason, kernels) for end, reason in reasons.items()}
+                unprojected_ends |= {candidate.unprojected_end for candidate in group_matches}
         return matches, refused
 
-    def _is_standalone(self, step: CellStep) -> bool:
+    def _match_steps(
+        self, candidates: Sequence[CellCandidate], kernels: Collection[str], state_keys: Collection[_Key]
+    ) -> tuple[dict[CellCandidate, CellMatch], dict[Place, str]]:
+        """Match the steps of a cell; return matches by candidates, and reasons to refuse steps by their last nodes."""
+        numbers_or_none = {candidate: _state_number(candidate, state_keys) for candidate in candidates}
+        numbers = {candidate: number for candidate, number in numbers_or_none.items() if number is not None}
+        unknown_state = f"it cannot be told which of its kernels, {' and '.join(kernels)}, is for its state"
+        unknown = {candidate.end: unknown_state for candidate in candidates if candidate not in numbers}
+        steps = [candidate.step(number) for candidate, number in numbers.items()]
+        reasons = find_misused_states(self._reader, steps, kernels, self._products_by_operand, self._gate_places)
+        matches: dict[CellCandidate, CellMatch] = {}
+        for candidate, number in numbers.items():
+            try:
+                if candidate.end not in reasons:
+                    matches[candidate] = candidate.match(number)
+            except (Refusal, UnknownValue) as error:
+                reasons[candidate.end] = str(error)
+        ignored_ends = {step.end for step in steps if self._is_uncalled(step)} if matches else set[Place]()
+        return matches, unknown | {end: reason for end, reason in reasons.items() if end not in ignored_ends}
+
+    def _is_uncalled(self, step: CellStep) -> bool:
         """Return whether nothing passes states to a step, as in a function that Keras stores for the cell alone."""
         try:
             for state in step.states:
@@ -158,18 +188,19 @@ class _CandidateMatcher:
         operands = [operand for candidate in group for operand in candidate.operands]
         return {operand.key for operand in operands if self._reader.is_state_of(operand.place, ends)}
 
-    def _keys_shown_by_name(
-        self, groups: Mapping[_Key, Sequence[CellCandidate]], shown_keys: Collection[_Key]
+    def _keys_proven_by_name(
+        self, groups: Mapping[_Key, Sequence[CellCandidate]], proven_keys: Collection[_Key]
     ) -> set[_Key]:
-        """Return the keys of steps that only the names of their kernels show to be cells: none follows another.
+        """Return the keys of single steps that only the names of their kernels prove to be cells.
 
-        Of several groups with the same kernels, the first one counts that nothing may follow, else the last one.
+        Groups with the same kernels are one step with and without the activation or the clip at its end. The first
+        group counts behind which no more may follow, else the last one.
         """
-        shown_kernels = {kernel for key in shown_keys for kernel in groups[key][0].kernels}
+        proven_kernels = {kernel for key in proven_keys for kernel in groups[key][0].kernels}
         keys_by_kernels: dict[tuple[str, ...], list[_Key]] = {}
         for key, group in groups.items():
-            kernels = tuple(group[0].kernels)
-            if not group[0].sure and shown_kernels.isdisjoint(kernels) and all(map(self._is_single_step, group)):
+            kernels, is_proven = tuple(group[0].kernels), group[0].proven_by_nodes
+            if not is_proven and proven_kernels.isdisjoint(kernels) and all(map(self._is_single_step, group)):
                 keys_by_kernels.setdefault(kernels, []).append(key)
         return {
             next((key for key in keys if not groups[key][0].may_be_followed), keys[-1])

@@ -1,6 +1,9 @@
 """In which direction cells run: the reversals of time between cells.
 
 In come the runs of cells with their inputs; the reversals of each run against the natural order of time are filled in.
+Those of a run are known only if all sequences that it reads have the same, and its mask has them, too. Two equal ones
+in a row cancel. Runs are done after those that they read. In a cycle the first one reads a run that is not done, so
+that it is unknown, and so are all runs of the cycle and behind it; `find_cells` relies on that.
 """
 
 from __future__ import annotations

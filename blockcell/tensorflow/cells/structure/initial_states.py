@@ -67,9 +67,8 @@ class InitialStates:
         if op == "Add" and len(inputs) == 2:
             return self._added(inputs, size, depth)
         piece = self._weight_slice(origin)
-        if not piece.shape or piece.shape[-1] != size:
-            if math.prod(piece.shape) % size or not piece.shape:
-                raise UnknownValue(origin.name)
+        if not piece.shape or (piece.shape[-1] != size and math.prod(piece.shape) % size):
+            raise UnknownValue(origin.name)
         return join_slices([[piece]])
 
     def _added(self, inputs: Sequence[Place], size: int, depth: int) -> WeightSource | None:

@@ -177,11 +177,10 @@ def _is_level(cells: Sequence[Found]) -> bool:
     return len(cells) == 1 or [cell.reverse for cell in cells] == [False, True]
 
 
-def _stack_states(states: list[Any]) -> dict[Any, Any] | None:
+def _stack_states(states: Sequence[dict[Any, Any] | None]) -> dict[Any, Any] | None:
     """Return the state of a stack by the states of its layers, or the state of its only layer."""
     if len(states) == 1:
-        state: dict[Any, Any] | None = states[0]
-        return state
+        return states[0]
     return None if all(state is None for state in states) else dict(enumerate(states))
 
 

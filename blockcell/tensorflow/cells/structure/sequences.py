@@ -4,6 +4,10 @@ In come the runs of cells in a graph; the inputs and directions of these runs ar
 keeps all values: loops that read and write a sequence step by step, transpositions, reversals and joins side by side.
 The axis of time is known all the way, so that only time is reversed. Other nodes, such as a dropout, end the trace; the
 direction is followed past them where each step is made of the same step.
+
+Invariant of a trace: the sequence at its point, reversed by `reversals` in this order, of which then the step `element`
+is taken if there is one, is what the trace began with, or one of the sequences side by side in that. A node that does
+not keep the invariant ends the trace. Of a trace through too many nodes nothing is returned: it raises `UnknownValue`.
 """
 
 from __future__ import annotations

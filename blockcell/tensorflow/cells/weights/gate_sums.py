@@ -116,6 +116,7 @@ class GateSums:
         return gate if gate.sum.products else None
 
     def _read_gate(self, place: Place) -> Gate:
+        """Read a gate; columns that are taken of an activation are the same columns of the sum in it."""
         current, cuts = place, list[ColumnCut]()
         for _ in range(_MOST_VIEWS):
             current = self.reader.resolve_in_step(current)
@@ -128,6 +129,7 @@ class GateSums:
                 break
             current = cut[0]
             cuts.append(cut[1])
+        # without an activation, all from `place` on belongs to the sum, and read_sum finds what takes columns by itself
         return Gate(LINEAR, self.read_sum(place))
 
     def _column_cut(self, place: Place) -> tuple[Place, ColumnCut] | None:
