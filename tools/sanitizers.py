@@ -13,6 +13,7 @@ two cores once it is built; `memory` takes a build and, slowed down by the sanit
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -37,8 +38,8 @@ EXCLUDED = {
     "ops/test_against_tensorflow.py": "compares with TensorFlow",
     "ops/test_memory.py": "counts memory that the C library has given out",
 }
-# One takes the same ways a million times, two count memory that the C library has given out.
-SKIPPED = "not million_steps and not idle_threads and not what_is_kept"
+# For pytest's -k: one test takes the same ways a million times, two count memory that the C library has given out.
+TEST_SELECTION = "not million_steps and not idle_threads and not what_is_kept"
 INSTALL = "apt-get install gcc libomp-dev"
 
 # ------------------------------------------------------------------------------------------------------ planted faults
@@ -70,10 +71,14 @@ DRAWN_CALLS = 3  # calls of each kind at a level
 # A call of a barrier in the source of a kernel.
 BARRIER = re.compile(r"^( +)((?:group_)?barrier\(&team\).*)$", re.MULTILINE)
 FAMILIES = {"_lstm.pyx": "lstm", "dense.pxd": "dense"}  # whose kernels alone have the barriers of a file
-# The number of barriers of a file's function that nothing follows, so that nobody notices if they are left out.
+# Barriers whose removal goes unnoticed, as nothing that follows reads what another thread wrote before them: the file,
+# the function, and how many it has.
 SPARE = {
     "_lstm.pyx cell_grads": 1,
-    "backward.pxd backward": 1,
+    # The last one, and the one after `single_step_grads`, which orders nothing today: a single step that packs panel by
+    # panel has one group, or is a GRU's, whose weight gradients read d only after the next barrier. It stays so that a
+    # cell with other reads is right.
+    "backward.pxd backward": 2,
     "forward.pxd forward": 1,
     "dense.pxd forward": 1,
     "dense.pxd backward": 1,
@@ -252,7 +257,7 @@ def check_memory() -> None:
         )
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=sys", "-m", "not slow"]
     print("tests at these levels on 1, 2, 3 and 8 threads:", end=" ", flush=True)
-    print(sanitized.run_successfully("-m", "pytest", *options, "-k", SKIPPED, *find_test_files(folder)))
+    print(sanitized.run_successfully("-m", "pytest", *options, "-k", TEST_SELECTION, *find_test_files(folder)))
 
 
 def leave_out_barriers(folder: Path) -> list[str]:
@@ -313,6 +318,8 @@ def check_threads() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Build and run the native code under sanitizers.")
+    parser.add_argument("errors", choices=["memory", "threads"], help="what the sanitizers look for errors of")
     start = time.perf_counter()
-    {"memory": check_memory, "threads": check_threads}[sys.argv[1]]()
+    {"memory": check_memory, "threads": check_threads}[parser.parse_args().errors]()
     print(f"nothing else found; {time.perf_counter() - start:.0f} s in all")
