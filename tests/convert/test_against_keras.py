@@ -27,6 +27,7 @@ MOST_MOVED = 64  # eps: weights are halved until results move by no more, as val
 
 @pytest.fixture(autouse=True)
 def keras():
+    """Skip the tests without Keras on TensorFlow."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     keras = pytest.importorskip("keras")
     if keras.backend.backend() != "tensorflow":
@@ -34,14 +35,14 @@ def keras():
 
 
 def layer_of(layers, kind, hidden, directions, bias, activations):
-    """Keras's, in float64."""
+    """Make Keras's layer, in float64."""
     options = {"return_sequences": True, "return_state": True, "use_bias": bias, "dtype": "float64"} | activations
     layer = getattr(layers, kind.split()[0])(hidden, **options, **KINDS[kind])
     return layers.Bidirectional(layer, dtype="float64") if directions == 2 else layer
 
 
 def convert_arrays(arrays, kind, directions, activations):
-    """What get_weights() returns, or the gradients to it, as a layer here."""
+    """Make a layer of what get_weights() returns, or of the gradients to it."""
     half = len(arrays) // directions
     gates = {} if kind == "SimpleRNN" else {"recurrent_activation": "sigmoid"}
     options = gates | KINDS[kind] | activations
@@ -49,19 +50,19 @@ def convert_arrays(arrays, kind, directions, activations):
     return Bidirectional(*cells) if directions == 2 else cells[0]
 
 
-def without_second(arrays, kind, hidden, bias):
-    """The biases set to zero, of which Keras has two where a layer here has their sum."""
+def zero_second_biases(arrays, kind, hidden, bias):
+    """Set the biases to zero of which Keras has two where a layer here has their sum."""
     if kind == "GRU reset_after" and bias:
         for array in arrays[2::3]:
             array[1, : 2 * hidden] = 0
     return arrays
 
 
-def by_keras(theirs, x, first, d_y, d_last, mask, directions):
-    """y, the final states of all cells, and the gradients to x, to the initial states and to all weights."""
+def compute_by_keras(theirs, x, first, d_y, d_last, mask, directions):
+    """Compute y, the final states of all cells, and the gradients to x, to the initial states and to all weights."""
     import tensorflow as tf
 
-    x, d_y, *states = (tf.constant(a.astype(np.float64)) for a in (x, d_y, *in_their_order(first)))
+    x, d_y, *states = (tf.constant(a.astype(np.float64)) for a in (x, d_y, *states_by_cell(first)))
     variables = [variable.value for layer in theirs for variable in layer.trainable_weights]
     per_layer = len(states) // len(theirs)
     with tf.GradientTape() as recorded:
@@ -72,32 +73,32 @@ def by_keras(theirs, x, first, d_y, d_last, mask, directions):
             y, *ends = layer(y, initial_state=begin, mask=None if mask is None else tf.constant(mask.T))
             last += ends
         y = tf.transpose(y, (1, 0, 2))
-        incoming = [d_y, *(d.astype(np.float64) for d in in_their_order(d_last))]
+        incoming = [d_y, *(d.astype(np.float64) for d in states_by_cell(d_last))]
         total = sum(tf.reduce_sum(a * d) for a, d in zip([y, *last], incoming, strict=True))
     gradients = recorded.gradient(total, [x, *states, *variables])
     d_x, *d_rest = (tf.convert_to_tensor(a).numpy() for a in gradients)
     return y.numpy(), [a.numpy() for a in last], d_x, d_rest[: len(states)], d_rest[len(states) :]
 
 
-def in_their_order(states):
-    """States [2,cells,B,H], or [1,cells,B,H]: h and c of each cell in turn."""
+def states_by_cell(states):
+    """List the states [2,cells,B,H] or [1,cells,B,H] as h and c of each cell in turn."""
     return states.swapaxes(0, 1).reshape(-1, *states.shape[2:])
 
 
-def by_ours(ours, x, first, d_y, d_last, mask, layers, directions):
-    """The same, by name."""
+def compute_by_layer(ours, x, first, d_y, d_last, mask, layers, directions):
+    """Compute what `compute_by_keras` does with a layer; return it by name."""
     options = {"mask": mask, "masked": "repeat" if directions == 1 else "zero"}  # as Keras does it
     y, state, tape = ours.forward(x, state_of([*zip(*first, strict=True)], layers, directions), **options)
     d_x, d_first, grads = ours.backward(tape, d_y, state_of([*zip(*d_last, strict=True)], layers, directions))
-    found = {"y": y, "d_x": d_x}
-    for what, each in (("state", state), ("d_state", d_first)):
-        flat = [array for part in parts_of(each, layers, directions) for array in part]
-        found |= {f"{what} {k}": array for k, array in enumerate(flat)}
-    return found | {f"gradient of {name}": grad for name, grad in grads.items()}
+    results = {"y": y, "d_x": d_x}
+    for state_name, cell_states in (("state", state), ("d_state", d_first)):
+        flat = [array for part in parts_of(cell_states, layers, directions) for array in part]
+        results |= {f"{state_name} {k}": array for k, array in enumerate(flat)}
+    return results | {f"gradient of {name}": grad for name, grad in grads.items()}
 
 
-def moved(g, results, *numbers):
-    """By how many eps each result moves where every number given moves by one eps, at random to one side or the other.
+def sensitivity(g, results, *numbers):
+    """Return how many eps each result moves if every number moves by one eps, at random to one side or the other.
 
     `results` takes lists of arrays. What rounds in each of its steps is off by a few times as much.
     """
@@ -105,13 +106,13 @@ def moved(g, results, *numbers):
     exact, most = results(*numbers), {}
     for _ in range(2):
         near = ([a * (1 + STEP * g.choice([-1, 1], a.shape)) for a in arrays] for arrays in numbers)
-        for what, array in results(*near).items():
-            most[what] = max(most.get(what, 0.0), difference(array, exact[what]) / STEP)
+        for name, array in results(*near).items():
+            most[name] = max(most.get(name, 0.0), difference(array, exact[name]) / STEP)
     return most
 
 
 def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked, **activations):
-    """The largest difference, of what it may be; in eps; and where it is."""
+    """Compare with Keras; return the largest error relative to its limit, the same in eps, and its name."""
     from keras import layers as keras_layers
 
     T, B, inputs, hidden = sizes
@@ -121,7 +122,7 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked, **activa
     for k, layer in enumerate(theirs):
         layer.build((B, T, directions * hidden if k else inputs))
         drawn = [g.uniform(-1, 1, w.shape) / np.sqrt(hidden) for w in layer.get_weights()]
-        weights += [w.astype(dtype) for w in without_second(drawn, kind, hidden, bias)]
+        weights += [w.astype(dtype) for w in zero_second_biases(drawn, kind, hidden, bias)]
     x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, directions * hidden))
     first, d_last = (g.uniform(-0.8, 0.8, (count, cells, B, hidden)).astype(dtype) for _ in range(2))  # h, c
     mask = g.random((T, B)) < g.random(B) if masked else None  # steps anywhere, few or many of a row
@@ -131,36 +132,36 @@ def compare(kind, sizes, dtype, g, *, layers, directions, bias, masked, **activa
         per_layer = len(arrays) // layers
         return [arrays[k * per_layer : (k + 1) * per_layer] for k in range(layers)]
 
-    def results(weights, given):
+    def results(weights, arguments):
         ours = [convert_arrays(arrays, kind, directions, computed) for arrays in of_layers(weights)]
-        return by_ours(Stack(ours) if layers > 1 else ours[0], *given, mask, layers, directions)
+        return compute_by_layer(Stack(ours) if layers > 1 else ours[0], *arguments, mask, layers, directions)
 
-    given = [x, first, d_y, d_last]
-    limits = dict.fromkeys(results(weights, given), BOUNDS[dtype])
+    arguments = [x, first, d_y, d_last]
+    limits = dict.fromkeys(results(weights, arguments), BOUNDS[dtype])
     if activations:
-        with np.errstate(all="ignore"):  # without bounds, values may overflow
-            while not np.max([*(by := moved(g, results, weights, given)).values()]) <= MOST_MOVED:  # NaN is not, either
+        with np.errstate(all="ignore"):  # without bounds, values may overflow, and NaN is not <= MOST_MOVED either
+            while not np.max([*(by := sensitivity(g, results, weights, arguments)).values()]) <= MOST_MOVED:
                 weights = [w / 2 for w in weights]
-        limits = {what: max(limit, BOUNDS["float32"] * by[what]) for what, limit in limits.items()}
+        limits = {name: max(limit, BOUNDS["float32"] * by[name]) for name, limit in limits.items()}
     for their, arrays in zip(theirs, of_layers(weights), strict=True):
         their.set_weights(arrays)
-        told, ours = convert.from_keras(their), convert_arrays(arrays, kind, directions, activations)
-        assert repr(told).replace("float64", dtype) == repr(ours)  # the layer itself tells its activations
+        converted, ours = convert.from_keras(their), convert_arrays(arrays, kind, directions, activations)
+        assert repr(converted).replace("float64", dtype) == repr(ours)  # the layer itself tells its activations
 
-    y, last, d_x, d_first, d_weights = by_keras(theirs, *given, mask, directions)
+    y, last, d_x, d_first, d_weights = compute_by_keras(theirs, *arguments, mask, directions)
     expected = {"y": y, "d_x": d_x}
-    for what, arrays in (("state", last), ("d_state", d_first)):
-        expected |= {f"{what} {k}": array for k, array in enumerate(arrays)}
+    for name, arrays in (("state", last), ("d_state", d_first)):
+        expected |= {f"{name} {k}": array for k, array in enumerate(arrays)}
     for k, arrays in enumerate(of_layers(d_weights)):
-        grads = convert_arrays(without_second(arrays, kind, hidden, bias), kind, directions, activations).weights
+        grads = convert_arrays(zero_second_biases(arrays, kind, hidden, bias), kind, directions, activations).weights
         for key, array in grads.items():
             if bias or not key.split(".")[-1].startswith("b"):
                 expected[f"gradient of {k}.{key}" if layers > 1 else f"gradient of {key}"] = array
-    found = results(weights, given)
-    values = [what for what in expected if what.startswith(("y", "state"))]
+    our_results = results(weights, arguments)
+    values = [name for name in expected if name.startswith(("y", "state"))]
     terms = dict.fromkeys(values, 1.0) if activations.get("activation") in OFF else {}
-    errors = errors_of({what: (found[what], array) for what, array in expected.items()}, dtype, terms)
-    worst = max(errors, key=lambda what: errors[what] / limits[what])
+    errors = errors_of({name: (our_results[name], array) for name, array in expected.items()}, dtype, terms)
+    worst = max(errors, key=lambda name: errors[name] / limits[name])
     return errors[worst] / limits[worst], errors[worst], worst
 
 

@@ -26,13 +26,13 @@ KINDS = {  # classes of torch.nn, and options
 
 
 def compare(name, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=True):
-    """The largest difference, in eps of an array's largest entry, and where it is."""
+    """Compare with PyTorch; return the largest error, in eps of an array's largest entry, and where it is."""
     torch = pytest.importorskip("torch")
     from torch.nn.utils import rnn
 
     T, B, inputs, hidden = sizes
-    kind, told = KINDS[name]
-    options = {"num_layers": layers, "bidirectional": directions == 2, "bias": bias} | told
+    kind, nonlinearity = KINDS[name]
+    options = {"num_layers": layers, "bidirectional": directions == 2, "bias": bias} | nonlinearity
     outputs = hidden
     if name == "LSTM projected":
         least = 1 if dtype == "float64" else 8  # for the same reason as the least number of cells
@@ -46,24 +46,24 @@ def compare(name, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=
         if key.startswith("bias_hh"):
             weights[key][only_one] = 0
     theirs.load_state_dict({key: torch.from_numpy(value.astype(np.float64)) for key, value in weights.items()})
-    ours = convert.from_torch(weights, nonlinearity=told.get("nonlinearity"))
+    ours = convert.from_torch(weights, nonlinearity=nonlinearity.get("nonlinearity"))
     assert ours.dtype == dtype
 
     cells, count = layers * directions, 2 if kind == "LSTM" else 1
     x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, directions * outputs))
-    each = [outputs, hidden][:count]  # of h, cs
-    first, d_last = ([g.uniform(-0.8, 0.8, (cells, B, size)).astype(dtype) for size in each] for _ in range(2))
+    widths = [outputs, hidden][:count]  # of h, cs
+    first, d_last = ([g.uniform(-0.8, 0.8, (cells, B, size)).astype(dtype) for size in widths] for _ in range(2))
     lengths = g.integers(1, T + 1, B) if packed else None  # PyTorch takes no row without steps
 
     x64, *first64 = (torch.from_numpy(a.astype(np.float64)).requires_grad_() for a in (x, *first))
-    given = tuple(first64) if kind == "LSTM" else first64[0]
+    hx = tuple(first64) if kind == "LSTM" else first64[0]
     if packed:
         lengths[g.integers(B)] = T
         sequences = rnn.pack_padded_sequence(x64, torch.from_numpy(lengths), enforce_sorted=False)
-        y_packed, last = theirs(sequences, given)
+        y_packed, last = theirs(sequences, hx)
         y_theirs, _ = rnn.pad_packed_sequence(y_packed, total_length=T)
     else:
-        y_theirs, last = theirs(x64, given)
+        y_theirs, last = theirs(x64, hx)
     last = last if kind == "LSTM" else (last,)
     incoming = zip((y_theirs, *last), (d_y, *d_last), strict=True)
     sum((a * torch.from_numpy(d.astype(np.float64))).sum() for a, d in incoming).backward()
@@ -72,8 +72,8 @@ def compare(name, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=
     d_x, d_first, grads = ours.backward(tape, d_y, state_of([*zip(*d_last, strict=True)], layers, directions))
 
     pairs = {"y": (y, y_theirs.detach()), "d_x": (d_x, x64.grad)}
-    for what, found, expected in (("state", state, last), ("d_state", d_first, [a.grad for a in first64])):
-        for cell, part in enumerate(parts_of(found, layers, directions)):
+    for what, states_found, expected in (("state", state, last), ("d_state", d_first, [a.grad for a in first64])):
+        for cell, part in enumerate(parts_of(states_found, layers, directions)):
             for name, array, theirs_too in zip(("h", "cs"), part, expected, strict=False):
                 pairs[f"{what} {cell} {name}"] = array, theirs_too.detach()[cell]
     # Each of their two biases has the gradient of ours, which is their sum.
@@ -81,7 +81,7 @@ def compare(name, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=
     for key in named:
         if key.startswith("bias_hh"):
             named[key][only_one] = 0
-    for key, expected in convert.from_torch(named, nonlinearity=told.get("nonlinearity")).weights.items():
+    for key, expected in convert.from_torch(named, nonlinearity=nonlinearity.get("nonlinearity")).weights.items():
         if bias or not key.split(".")[-1].startswith("b"):
             pairs[f"gradient of {key}"] = grads[key], expected
     return worst_of(pairs, dtype)
@@ -112,8 +112,8 @@ def test_random_configurations(kind, dtype, seed):
 
 
 # ----------------------------------------------------------------------------------------------------------- training
-def by_doubled_steps(optimizer, **options):
-    """A step of blockcell's optimizer, after which the biases that PyTorch has twice move as far again."""
+def double_steps(optimizer, **options):
+    """Return a step of blockcell's optimizer, which moves biases that PyTorch has twice as far again."""
 
     def step(weights, grads, memory, biases):
         new, memory = optimizer(weights, grads, memory, **options)
@@ -122,27 +122,27 @@ def by_doubled_steps(optimizer, **options):
     return step
 
 
-def by_doubled_gradients(weights, grads, memory, biases):
-    """The momentum of PyTorch's SGD with its weight decay, written out."""
+def double_gradients(weights, grads, memory, biases):
+    """Compute a step of PyTorch's SGD with momentum and weight decay, with doubled gradients of `biases`."""
     memory = memory or dict.fromkeys(weights, 0.0)
     grads = grads | {name: 2 * grads[name] for name in biases}
     memory = {name: 0.9 * memory[name] + grads[name] + 0.1 * weights[name] for name in weights}
     return {name: weights[name] - 0.05 * memory[name] for name in weights}, memory
 
 
-def by_doubled_rates(weights, grads, memory, biases):
-    """PyTorch's AdamW from blockcell's Adam: decay first, as much for all, then steps, twice as long for biases."""
+def double_rates(weights, grads, memory, biases):
+    """Compute a step of PyTorch's AdamW by blockcell's Adam: decay, then steps, doubled for `biases`."""
     new, memory = optim.adam(weights, grads, memory, learning_rate=0.01)
     steps = {name: new[name] - weights[name] for name in weights}
     return {name: weights[name] * (1 - 0.01 * 0.1) + (1 + (name in biases)) * steps[name] for name in weights}, memory
 
 
 TRAINED = {  # PyTorch's optimizer, its arguments, and the cure of docs/convert.md
-    "sgd": ("SGD", {"lr": 0.05}, by_doubled_steps(optim.sgd, learning_rate=0.05)),
-    "momentum": ("SGD", {"lr": 0.05, "momentum": 0.9}, by_doubled_steps(optim.momentum, learning_rate=0.05)),
-    "adam": ("Adam", {"lr": 0.01}, by_doubled_steps(optim.adam, learning_rate=0.01)),
-    "weight decay": ("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}, by_doubled_gradients),
-    "adamw": ("AdamW", {"lr": 0.01, "weight_decay": 0.1}, by_doubled_rates),
+    "sgd": ("SGD", {"lr": 0.05}, double_steps(optim.sgd, learning_rate=0.05)),
+    "momentum": ("SGD", {"lr": 0.05, "momentum": 0.9}, double_steps(optim.momentum, learning_rate=0.05)),
+    "adam": ("Adam", {"lr": 0.01}, double_steps(optim.adam, learning_rate=0.01)),
+    "weight decay": ("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}, double_gradients),
+    "adamw": ("AdamW", {"lr": 0.01, "weight_decay": 0.1}, double_rates),
 }
 
 

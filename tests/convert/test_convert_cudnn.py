@@ -13,22 +13,22 @@ from blockcell.layers import Bidirectional
 GATES = {"LSTM": "ifco", "GRU": "rzn", "RNN": "h"}  # in cuDNN's order
 
 
-def drawn(g, kind, inputs, hidden=H):
-    """The matrices and biases of each gate, by name: W for the input, R for the state."""
+def random_cell(g, kind, inputs, hidden=H):
+    """Draw the matrices and biases of each gate, by name: W for the input, R for the state."""
     shapes = {"W": (hidden, inputs), "R": (hidden, hidden), "bW": (hidden,), "bR": (hidden,)}
     return {f"{role}{gate}": g.uniform(-1, 1, shape) for gate in GATES[kind] for role, shape in shapes.items()}
 
 
-def flat(kind, cells):
-    """All matrices of all cells, of the input before those of the state, and then all biases likewise."""
+def flatten_cells(kind, cells):
+    """Join all matrices of all cells, the input's before the state's, and then all biases in the same order."""
     roles = [("W", "R"), ("bW", "bR")]
     return np.concatenate(
         [cell[role + gate].ravel() for pair in roles for cell in cells for role in pair for gate in GATES[kind]]
     )
 
 
-def computed(kind, cell, x, activation=np.tanh):
-    """y [T,B,H] by cuDNN's equations."""
+def cudnn_y(kind, cell, x, activation=np.tanh):
+    """Compute y [T,B,H] by cuDNN's equations."""
     h = c = np.zeros((x.shape[1], len(next(iter(cell.values())))))
     ys = []
     for step in x:
@@ -52,12 +52,12 @@ def computed(kind, cell, x, activation=np.tanh):
 @pytest.mark.parametrize("kind", GATES)
 def test_equations(kind, layers, directions):
     g = rng()
-    cells = [drawn(g, kind, directions * H if k else I) for k in range(layers) for _ in range(directions)]
-    layer = convert.from_cudnn(flat(kind, cells), kind, input_size=I, layers=layers, directions=directions)
+    cells = [random_cell(g, kind, directions * H if k else I) for k in range(layers) for _ in range(directions)]
+    layer = convert.from_cudnn(flatten_cells(kind, cells), kind, input_size=I, layers=layers, directions=directions)
     y = x = g.standard_normal((T, B, I))
     for k in range(0, len(cells), directions):
-        halves = [computed(kind, cells[k], y)]
-        halves += [computed(kind, cell, y[::-1])[::-1] for cell in cells[k + 1 : k + directions]]
+        halves = [cudnn_y(kind, cells[k], y)]
+        halves += [cudnn_y(kind, cell, y[::-1])[::-1] for cell in cells[k + 1 : k + directions]]
         y = np.concatenate(halves, axis=-1)
     np.testing.assert_allclose(layer(x)[0], y, rtol=0, atol=1e-13)
 
@@ -66,14 +66,14 @@ def test_equations(kind, layers, directions):
 def test_beside_pytorch(kind):
     """Its weights have the same order."""
     g = rng()
-    cells = [drawn(g, kind, I) for _ in "fb"]
+    cells = [random_cell(g, kind, I) for _ in "fb"]
     names = {"weight_ih": "W", "weight_hh": "R", "bias_ih": "bW", "bias_hh": "bR"}
     state_dict = {
         f"{name}_l0{suffix}": np.concatenate([cell[role + gate] for gate in GATES[kind]]).astype(np.float32)
         for cell, suffix in zip(cells, ("", "_reverse"), strict=True)
         for name, role in names.items()
     }
-    buffer = flat(kind, cells).astype(np.float32)
+    buffer = flatten_cells(kind, cells).astype(np.float32)
     layer = convert.from_cudnn(buffer, kind, input_size=I, directions=2)
     assert isinstance(layer, Bidirectional)
     options = {"nonlinearity": "tanh"} if kind == "RNN" else {}
@@ -81,9 +81,9 @@ def test_beside_pytorch(kind):
 
 
 def test_relu():
-    cell, x = drawn(rng(), "RNN", I), rng().standard_normal((T, B, I))
-    layer = convert.from_cudnn(flat("RNN", [cell]), "RNN", input_size=I, activation="relu")
-    np.testing.assert_allclose(layer(x)[0], computed("RNN", cell, x, lambda z: np.maximum(z, 0)), rtol=0, atol=1e-13)
+    cell, x = random_cell(rng(), "RNN", I), rng().standard_normal((T, B, I))
+    layer = convert.from_cudnn(flatten_cells("RNN", [cell]), "RNN", input_size=I, activation="relu")
+    np.testing.assert_allclose(layer(x)[0], cudnn_y("RNN", cell, x, lambda z: np.maximum(z, 0)), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("kind", GATES)

@@ -40,6 +40,7 @@ GATES = {"recurrent_activation": "sigmoid"}  # which the arrays of an LSTM or a 
 
 
 def check_keras(case, arrays):
+    """Assert that the layer of stored arrays gives the stored results, and converts back to these arrays."""
     source, gates = list(weights_of(arrays).values()), {} if "rnn" in case else GATES
     layer = convert.from_keras(source, reset_after="reset after" in case if "gru" in case else None, **gates)
     y, _ = layer(arrays["x"].swapaxes(0, 1))
@@ -57,7 +58,7 @@ def test_stored_keras(case, arrays):
 
 
 def keras_lstm(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
-    """keras.layers.LSTM, as its source computes it: gates i, f, c, o. `tanh` and `sigmoid` are its two activations."""
+    """Compute keras.layers.LSTM as its source does: gates i, f, c, o. `tanh` and `sigmoid` are its two activations."""
     h, c, ys = np.zeros((B, H)), np.zeros((B, H)), []
     for step in x:
         z = step @ kernel + h @ recurrent + bias
@@ -69,7 +70,7 @@ def keras_lstm(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
 
 
 def keras_gru(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
-    """keras.layers.GRU with reset_after=False: gates z, r, h."""
+    """Compute keras.layers.GRU with reset_after=False: gates z, r, h."""
     h, ys = np.zeros((B, H)), []
     for step in x:
         m = step @ kernel + bias
@@ -81,7 +82,7 @@ def keras_gru(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
 
 
 def keras_gru_reset_after(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigmoid):
-    """keras.layers.GRU with reset_after=True: gates z, r, h, and a bias for either product."""
+    """Compute keras.layers.GRU with reset_after=True: gates z, r, h, and a bias for either product."""
     h, ys = np.zeros((B, H)), []
     for step in x:
         x_z, x_r, x_h = np.split(step @ kernel + bias[0], 3, axis=-1)
@@ -93,7 +94,7 @@ def keras_gru_reset_after(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=sigm
 
 
 def keras_simple_rnn(x, kernel, recurrent, bias, tanh=np.tanh, sigmoid=None):
-    """keras.layers.SimpleRNN."""
+    """Compute keras.layers.SimpleRNN."""
     h, ys = np.zeros((B, H)), []
     for step in x:
         h = tanh(step @ kernel + bias + h @ recurrent)
@@ -256,7 +257,7 @@ def test_keras_arrays_do_not_tell_the_gates(kind, form):
 
 
 def keras_rnn(cells, **config):
-    """Stands for keras.layers.RNN, of a cell or, in a list, of several."""
+    """Make a stand-in for keras.layers.RNN, of a cell or, in a list, of several."""
     cell = cells
     if isinstance(cells, list):
         cell = keras("StackedRNNCells")
@@ -267,6 +268,7 @@ def keras_rnn(cells, **config):
 
 
 def keras_weights(kind, inputs):
+    """Draw the arrays of a layer of Keras."""
     columns = {"LSTM": 4, "GRU": 3, "SimpleRNN": 1}[kind] * H
     shapes = (inputs, columns), (H, columns), (2, columns) if kind == "GRU" else (columns,)
     return [rng().uniform(-1, 1, shape) for shape in shapes]
@@ -307,8 +309,8 @@ def test_keras_rnn_of_several_cells():
 
 
 # --------------------------------------------------------------------------------------------------------------- cuDNN
-def for_cudnn(kernel, recurrent, bias):
-    """The arrays of a CuDNNLSTM or CuDNNGRU from those of an LSTM or a GRU, number by number."""
+def cudnn_arrays(kernel, recurrent, bias):
+    """Return the arrays of a CuDNNLSTM or CuDNNGRU from those of an LSTM or a GRU, number by number."""
     inputs, units = len(kernel), len(recurrent)
     kernel, recurrent = kernel.copy(), recurrent.copy()
     for gate in range(kernel.shape[1] // units):
@@ -328,22 +330,24 @@ def test_arrays_for_cudnn(kind, inputs):
     g = rng()
     columns = {"LSTM": 4, "GRU": 3}[kind] * H
     shapes = (inputs, columns), (H, columns), (2, columns) if kind == "GRU" else (columns,)
-    plain = [np.round(g.uniform(-8, 8, shape)) for shape in shapes]  # a quarter and three quarters add up to the whole
-    expected = convert.from_keras(plain, **GATES)
-    assert_same(convert.from_keras(for_cudnn(*plain)), expected)
-    assert_same(convert.from_keras(keras(f"CuDNN{kind}", for_cudnn(*plain))), expected)
+    # whole numbers, of which a quarter and three quarters add up to the whole
+    keras_arrays = [np.round(g.uniform(-8, 8, shape)) for shape in shapes]
+    expected = convert.from_keras(keras_arrays, **GATES)
+    assert_same(convert.from_keras(cudnn_arrays(*keras_arrays)), expected)
+    assert_same(convert.from_keras(keras(f"CuDNN{kind}", cudnn_arrays(*keras_arrays))), expected)
     if inputs != H:
-        both = convert.from_keras(2 * for_cudnn(*plain))
+        both = convert.from_keras(2 * cudnn_arrays(*keras_arrays))
         assert_same(both, Bidirectional(expected, expected))
     with pytest.raises(ConversionError, match="CuDNNGRU, whose activations are tanh and sigmoid; recurrent_activation"):
-        convert.from_keras(for_cudnn(*plain), recurrent_activation="hard_sigmoid")
+        convert.from_keras(cudnn_arrays(*keras_arrays), recurrent_activation="hard_sigmoid")
     if kind == "GRU":
         with pytest.raises(ValueError, match=r"bias has shape \(2, 12\); expected \(12,\)"):
-            convert.from_keras(for_cudnn(*plain), reset_after=False)
+            convert.from_keras(cudnn_arrays(*keras_arrays), reset_after=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 def arrays(*shapes, dtype=np.float32):
+    """Make arrays of zeros."""
     return [np.zeros(shape, dtype) for shape in shapes]
 
 

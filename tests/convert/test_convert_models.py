@@ -45,6 +45,7 @@ from blockcell.layers import GRU, LSTM, Bidirectional, Dense, Stack
 
 # --------------------------------------------------------------------------------------------------------------- Keras
 def stored_keras_model(case):
+    """Return a stand-in for a stored model of Keras, and all that is stored of it."""
     arrays = stored("keras_models")[case]
     weights = {}
     for name, array in weights_of(arrays).items():
@@ -100,6 +101,7 @@ def test_stored_keras_dicts(case):
 
 
 def keras_arrays(kind, inputs, hidden=H):
+    """Draw the arrays of a layer of Keras."""
     columns = {"LSTM": 4 * hidden, "GRU": 3 * hidden, "Dense": hidden}[kind]
     shapes = [(inputs, columns), (hidden, columns), (2, columns) if kind == "GRU" else (columns,)]
     return [rng().uniform(-1, 1, shape).astype(np.float32) for shape in (shapes[::2] if kind == "Dense" else shapes)]
@@ -172,21 +174,25 @@ TORCH = types.ModuleType("torch.stand_in")
 
 @pytest.fixture(autouse=True)
 def torch_stand_in(monkeypatch):
+    """Provide the module that classes standing for PyTorch's say they are from."""
     monkeypatch.setitem(sys.modules, TORCH.__name__, TORCH)
 
 
 def torch(kind, *arguments, **options):
+    """Make a stand-in for a module of PyTorch of this class."""
     if not hasattr(TORCH, kind):
         setattr(TORCH, kind, type(kind, (TorchModule,), {"__module__": TORCH.__name__}))
     return getattr(TORCH, kind)(*arguments, **options)
 
 
 def linear(inputs=H, outputs=2):
+    """Make a stand-in for a Linear."""
     g = rng()
     return torch("Linear", {"weight": g.uniform(-1, 1, (outputs, inputs)), "bias": g.uniform(-1, 1, outputs)})
 
 
 def two_gru():
+    """Make a stand-in for a GRU of two layers."""
     return torch("GRU", torch_weights(gates=3) | torch_weights(suffix="_l1", inputs=H, gates=3))
 
 
@@ -298,6 +304,7 @@ def test_stored_torch_onnx(case):
 
 
 def check_torch_onnx(case, arrays):
+    """Assert that the layer of a stored export gives the stored results."""
     name = case.removesuffix(", dynamo")
     layer = convert.from_onnx(onnx.load_from_string(bytes(arrays["model"])))
     assert parts_of(layer) == TORCH_MODELS[name]
@@ -308,7 +315,7 @@ def check_torch_onnx(case, arrays):
 
 
 def onnx_chain(between, *, directions=1, layout=0, second=(), outputs=("Z",)):
-    """An LSTM `a`, these nodes from A to X2, and a GRU `b`."""
+    """Make a model of an LSTM `a`, these nodes from A to X2, and a GRU `b`."""
     direction = "bidirectional" if directions == 2 else "forward"
     g = rng()
     weights = {f"a{name}": array for name, array in onnx_weights("LSTM", directions).items()}
@@ -379,8 +386,10 @@ def test_onnx_dicts(between, left_out, options):
 
 
 def onnx_fixed(shape, sizes, directions=1, makers=(), declared=(), head=(), end=-1):
-    """Two LSTMs with a Transpose and a Reshape to these sizes behind each, as PyTorch's new exporter writes them, and
-    these nodes before and behind them, from x to X and from y1 to Z."""
+    """Make a model of two LSTMs with a Transpose and a Reshape to `sizes` behind each, as PyTorch's new exporter does.
+
+    `makers` are nodes before them, from x to X, and `head` those behind them, from y1 to Z.
+    """
     g, direction, nodes = rng(), "bidirectional" if directions == 2 else "forward", [*makers]
     weights = {"sizes": np.array([*sizes, directions * H]), "end": np.array(end), "V": g.uniform(-1, 1, (H, 3))}
     for k, (x, inputs) in enumerate([("X", I), ("y0", directions * H)]):
@@ -473,7 +482,7 @@ def test_onnx_heads_of_one_row(end):
 
 
 def onnx_head(makers, **initializers):
-    """A model of an LSTM `a`, whose y is `A2` with the batch first, and whose last output is `A_h`, and of these."""
+    """Make a model of an LSTM `a`, whose y is `A2` with the batch first and whose last h is `A_h`, and of `makers`."""
     g = rng()
     weights = onnx_weights() | {
         "one": np.array([1]),

@@ -19,7 +19,7 @@ from blockcell.layers import Bidirectional, Stack
 
 
 def onnx_model(node, initializers, dtype=np.float64):
-    """A model of one node; its inputs are those of the node that are no initializers."""
+    """Make a model of one node; its inputs are those of the node that are no initializers."""
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
     def info(name):
@@ -39,7 +39,7 @@ def onnx_model(node, initializers, dtype=np.float64):
 
 
 def onnx_y(y):
-    """ONNX's [T,D,B,H] as [T,B,DH]."""
+    """Reshape ONNX's y [T,D,B,H] to [T,B,DH]."""
     return np.concatenate(list(y.swapaxes(0, 1)), axis=-1)
 
 
@@ -123,12 +123,12 @@ def test_onnx_round_trip(name, dtype):
 
 
 def onnx_cases():
-    """The recurrent cases of ONNX's backend tests, by name: the node, and its inputs and outputs by name."""
+    """Return the recurrent cases of ONNX's backend tests by name: the node, and its inputs and outputs by name."""
     cases = {}
 
     def expect(node, inputs, outputs, name):
-        given = dict(zip([key for key in node.input if key], inputs, strict=True))
-        cases[name] = node, given, dict(zip([key for key in node.output if key], outputs, strict=True))
+        inputs_by_name = dict(zip([key for key in node.input if key], inputs, strict=True))
+        cases[name] = node, inputs_by_name, dict(zip([key for key in node.output if key], outputs, strict=True))
 
     for kind in ("LSTM", "GRU", "RNN"):
         module = importlib.import_module(f"onnx.backend.test.case.node.{kind.lower()}")
@@ -157,16 +157,16 @@ def test_onnx_cases_are_there():
 @pytest.mark.parametrize("name", ONNX_CASES)
 def test_onnx_case(name, again):
     """Also from what to_onnx makes of the layer again."""
-    node, given, expected = ONNX_CASES[name]
-    weights = {key: value for key, value in given.items() if key in "WRBP"}
+    node, inputs, expected = ONNX_CASES[name]
+    weights = {key: value for key, value in inputs.items() if key in "WRBP"}
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     batchwise = attributes.get("layout") == 1
     layer = convert.from_onnx(node, weights)
     if again:
         layer = convert.from_onnx(*convert.to_onnx(layer))
-    x = given["X"].swapaxes(0, 1) if batchwise else given["X"]
-    lengths = given.get("sequence_lens")
-    state = tuple(given[key][0] for key in ("initial_c", "initial_h") if key in given) or None
+    x = inputs["X"].swapaxes(0, 1) if batchwise else inputs["X"]
+    lengths = inputs.get("sequence_lens")
+    state = tuple(inputs[key][0] for key in ("initial_c", "initial_h") if key in inputs) or None
     y, last = layer(x, state, lengths=lengths)
     parts = last if isinstance(layer, Bidirectional) else [last]
     ours = {
@@ -181,6 +181,7 @@ def test_onnx_case(name, again):
 
 
 def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
+    """Make a recurrent node."""
     return helper.make_node(kind, inputs, ["Y"], name="a", **attributes)
 
 
@@ -219,12 +220,12 @@ def test_onnx_refused(node, message):
 
 
 def onnx_with_states(makers, initializers, inputs=(), kind="LSTM", places=("", "h", "c")):
-    """A model whose initial states come from these nodes."""
+    """Make a model whose initial states come from these nodes."""
     places = places[: 3 if kind == "LSTM" else 2]
     model = onnx_model(onnx_node(kind, ("X", "W", "R", "B", *places)), onnx_weights(kind) | initializers)
-    for each in list(model.graph.input):
-        if each.name in ("h", "c", "lens") and each.name not in inputs:
-            model.graph.input.remove(each)
+    for graph_input in list(model.graph.input):
+        if graph_input.name in ("h", "c", "lens") and graph_input.name not in inputs:
+            model.graph.input.remove(graph_input)
     nodes = [*makers, *model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
@@ -394,8 +395,8 @@ def test_onnx_defaults_spelled_out():
     np.testing.assert_array_equal(without.weights["b"], np.zeros(4 * H))
 
 
-def unreadable(dims=(), **changes):
-    """A model with a tensor whose description does not fit its data."""
+def bad_model(dims=(), **changes):
+    """Make a model with a tensor whose description does not fit its data."""
     model = onnx_model(onnx_node(), onnx_weights())
     tensor = model.graph.initializer[0]
     tensor.dims.extend(dims)
@@ -448,9 +449,9 @@ def test_onnx_model():
             ConversionError,
             "has the attribute 'coupled', which ONNX does not know",
         ),
-        (lambda: convert.from_onnx(unreadable(dims=[3])), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
-        (lambda: convert.from_onnx(unreadable(data_type=77)), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
-        (lambda: convert.from_onnx(unreadable(data_location=1)), ValueError, "'W' is in another file; onnx.load"),
+        (lambda: convert.from_onnx(bad_model(dims=[3])), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        (lambda: convert.from_onnx(bad_model(data_type=77)), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        (lambda: convert.from_onnx(bad_model(data_location=1)), ValueError, "'W' is in another file; onnx.load"),
         (lambda: convert.from_onnx(onnx_node(), onnx_weights("GRU")), ValueError, r"W has shape \(1, 12, 3\)"),
         (
             lambda: convert.from_onnx(onnx_node(direction="bidirectional"), onnx_weights()),
@@ -577,8 +578,8 @@ def test_clip_beside_onnxruntime(kind):
     np.testing.assert_allclose(onnx_y(session.run(None, {"X": x})[0]), layer(x)[0], rtol=0, atol=2e-5)
 
 
-def clipped(kind, clip, *, first="Y", before="LSTM", between=(), weights=None, inputs=("", ""), **options):
-    """A model of a layer and, behind it, one with a clip; and the clipped node alone, without its clip."""
+def clipped_models(kind, clip, *, first="Y", before="LSTM", between=(), weights=None, inputs=("", ""), **options):
+    """Return a model of a layer with a clipped one behind it, and the clipped node without its clip."""
     before_weights = {f"a{name}": 40 * array for name, array in onnx_weights(before).items() if name != "P"}
     made_weights = {name: array for name, array in onnx_weights(kind).items() if name != "P"} | (weights or {})
     made_weights["W"] = np.pad(made_weights["W"], ((0, 0), (0, 0), (0, H - I)), "wrap")
@@ -599,10 +600,10 @@ def clipped(kind, clip, *, first="Y", before="LSTM", between=(), weights=None, i
     return helper.make_model(graph, opset_imports=opsets, ir_version=8), convert.from_onnx(node, arrays)
 
 
-def limit_of(*arguments, **options):
-    """From where on the message says that a clip changes nothing."""
+def clip_limit(*arguments, **options):
+    """Return the clip from where on the message says that it changes nothing."""
     with pytest.raises(ConversionError, match=r"; .* pass ignore_clip=True$") as error:
-        convert.from_onnx(clipped(*arguments, 0.001, **options)[0])
+        convert.from_onnx(clipped_models(*arguments, 0.001, **options)[0])
     text = str(error.value)
     return float(text.split("only from ")[1].split()[0]) if "only from" in text else np.inf
 
@@ -619,9 +620,9 @@ SMALL = {name: 0.2 * array for name, array in onnx_weights().items() if name != 
 def test_a_clip_that_cannot_be_reached(kind, options, before):
     """Beside onnxruntime, with an input that is 1 or -1 nearly everywhere."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    limit = limit_of(kind, before=before, **options)
+    limit = clip_limit(kind, before=before, **options)
     assert limit < 9  # from 9.02 on, tanh has one value
-    model, expected = clipped(kind, 1.001 * limit, before=before, **options)
+    model, expected = clipped_models(kind, 1.001 * limit, before=before, **options)
     stack = convert.from_onnx(model)
     assert_same(stack.layers[1], expected)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -633,17 +634,17 @@ def test_what_a_clip_is_compared_with():
     """Sums by hand: x and h are at most 1, or 3 where a state starts at 3."""
     weights = {"W": np.full((1, H, I), 0.25), "R": np.full((1, H, H), -0.125), "B": np.full((1, 2 * H), -0.0625)}
     sum_x, sum_h, bias = 0.25 * H, 0.125 * H, 0.125
-    assert limit_of("RNN", weights=weights) == sum_x + sum_h + bias
-    assert limit_of("RNN", weights=weights, inputs=["first"]) == sum_x + 3 * sum_h + bias
+    assert clip_limit("RNN", weights=weights) == sum_x + sum_h + bias
+    assert clip_limit("RNN", weights=weights, inputs=["first"]) == sum_x + 3 * sum_h + bias
     gru = {name: np.tile(array, (1, 6 if name == "B" else 3, 1)[: array.ndim]) for name, array in weights.items()}
     gru["B"] = np.full((1, 6 * H), -0.0625)
-    assert limit_of("GRU", weights=gru) == sum_x + sum_h + bias
+    assert clip_limit("GRU", weights=gru) == sum_x + sum_h + bias
     lstm = {name: np.tile(array, (1, 4, 1)) for name, array in weights.items() if name != "B"}
     lstm["B"] = np.full((1, 8 * H), -0.0625)
     forget = 1 / (1 + np.exp(-(sum_x + sum_h + bias)))
-    assert limit_of("LSTM", weights=lstm) == pytest.approx(1 / (1 - forget), rel=1e-3)
-    assert limit_of("LSTM", weights=lstm, **COUPLED) == sum_x + sum_h + bias
-    assert limit_of("LSTM", weights=lstm, inputs=["", "first"], **COUPLED) == 3
+    assert clip_limit("LSTM", weights=lstm) == pytest.approx(1 / (1 - forget), rel=1e-3)
+    assert clip_limit("LSTM", weights=lstm, **COUPLED) == sum_x + sum_h + bias
+    assert clip_limit("LSTM", weights=lstm, inputs=["", "first"], **COUPLED) == 3
 
 
 @pytest.mark.parametrize(
@@ -659,13 +660,13 @@ def test_what_a_clip_is_compared_with():
 )
 def test_a_clip_that_may_be_reached(options, limit):
     """By an input or a state that has no bound: only the activation's own values count."""
-    assert limit_of("RNN", **options) == pytest.approx(limit, rel=1e-2)
-    assert limit_of("RNN") < 6
+    assert clip_limit("RNN", **options) == pytest.approx(limit, rel=1e-2)
+    assert clip_limit("RNN") < 6
 
 
 def test_a_clip_that_is_to_be_ignored():
     for kind in ("LSTM", "GRU", "RNN"):
-        model, expected = clipped(kind, 0.5)
+        model, expected = clipped_models(kind, 0.5)
         assert_same(convert.from_onnx(model, ignore_clip=True).layers[1], expected)
         assert_same(convert.from_onnx(model, name="b", ignore_clip=True), expected)
         arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}

@@ -25,22 +25,25 @@ from onnx_export import export
 
 
 def model_of(nodes, initializers, opset=18, outputs=("Y",), inputs=("X",)):
+    """Make a model of nodes and initializers."""
     graph = onnx_graph(nodes, initializers, outputs, inputs=inputs)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def node_of(w="W", r="R", b="B", kind="LSTM", **options):
+    """Make a recurrent node that reads weights of these names."""
     return helper.make_node(kind, ["X", w, r, b], ["Y", "Y_h"], name="a", **options)
 
 
-def constants(**values):
+def constant_arrays(**values):
+    """Make arrays of constants, by name."""
     return {name: np.array(value) for name, value in values.items()}
 
 
 WEIGHTS = onnx_weights()
 EXPECTED = convert.from_onnx(node_of(), WEIGHTS)
 W = WEIGHTS["W"]
-INTEGERS = constants(zero=[0], one=[1], two=[2], H2=[2 * H], H4=[4 * H], shape=[1, 4 * H, I], parts=[H, 3 * H])
+INTEGERS = constant_arrays(zero=[0], one=[1], two=[2], H2=[2 * H], H4=[4 * H], shape=[1, 4 * H, I], parts=[H, 3 * H])
 
 
 @pytest.mark.parametrize(
@@ -147,10 +150,12 @@ def test_what_the_message_says_about_weights_works(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------------ branches
 def branch(nodes, outputs, initializers=()):
+    """Make a branch of an If."""
     return onnx_graph(nodes, dict(initializers), outputs, name="branch", inputs=())
 
 
-def either(condition, then, other, outputs):
+def if_node(condition, then, other, outputs):
+    """Make an If of two branches."""
     return helper.make_node("If", [condition], outputs, name="if", then_branch=then, else_branch=other)
 
 
@@ -177,13 +182,13 @@ def test_branches_that_are_always_taken(makers, taken):
     """Their nodes are as good as those outside: here they make weights, one within the other, and a head."""
     one = branch([made("Unsqueeze", ["part", "zero"], "V1")], ["V1"], {"part": W[0]})
     two = branch([made("Neg", ["W"], "V2")], ["V2"])
-    inner = either("condition", *((one, two) if taken else (two, one)), ["V3"])
-    outer = either("yes", branch([inner], ["V3"]), branch([made("Neg", ["W"], "V4")], ["V4"]), ["V"])
+    inner = if_node("condition", *((one, two) if taken else (two, one)), ["V3"])
+    outer = if_node("yes", branch([inner], ["V3"]), branch([made("Neg", ["W"], "V4")], ["V4"]), ["V"])
     head = branch([made("Gather", ["Y_h", "first"], "L"), made("Gemm", ["L", "D"], "Z1")], ["Z1"])
     left = branch([made("Shape", ["Y_h"], "Z2")], ["Z2"])
-    arrays = WEIGHTS | INTEGERS | constants(yes=True, three=[I], first=0) | {"D": rng().uniform(-1, 1, (H, 2))}
-    arrays |= {} if makers else constants(condition=True)
-    model = model_of([*makers, outer, node_of("V"), either("yes", head, left, ["Z"])], arrays, outputs=["Z"])
+    arrays = WEIGHTS | INTEGERS | constant_arrays(yes=True, three=[I], first=0) | {"D": rng().uniform(-1, 1, (H, 2))}
+    arrays |= {} if makers else constant_arrays(condition=True)
+    model = model_of([*makers, outer, node_of("V"), if_node("yes", head, left, ["Z"])], arrays, outputs=["Z"])
     for size in (T, B, I):
         model.graph.input[0].type.tensor_type.shape.dim.add().dim_value = size
     layer = convert.from_onnx(model)
@@ -199,8 +204,8 @@ def test_branches_that_depend_on_a_call(size):
     """Whether the If is taken depends on a size that is not fixed: the layer is that in its body, as ever."""
     makers = [made("Shape", ["X"], "sizes"), made("Gather", ["sizes", "two"], "I"), made("Equal", ["I", "three"], "c")]
     body = branch([node_of()], ["Y"])
-    model = model_of([*makers, either("c", body, branch([made("Exp", ["X"], "E")], ["E"]), ["Z"])],
-                     WEIGHTS | INTEGERS | constants(three=[I]), outputs=["Z"])  # fmt: skip
+    model = model_of([*makers, if_node("c", body, branch([made("Exp", ["X"], "E")], ["E"]), ["Z"])],
+                     WEIGHTS | INTEGERS | constant_arrays(three=[I]), outputs=["Z"])  # fmt: skip
     if size:
         for _ in "TBI":
             model.graph.input[0].type.tensor_type.shape.dim.add().dim_param = size
@@ -210,33 +215,33 @@ def test_branches_that_depend_on_a_call(size):
 def test_names_that_stand_in_both_places():
     """A branch whose names are used around it stays where it is: which V is meant would be uncertain."""
     taken = branch([made("Unsqueeze", ["part", "zero"], "V")], ["V"], {"part": W[0]})
-    node = either("yes", taken, branch([made("Neg", ["W"], "N")], ["N"]), ["U"])
-    model = model_of([node, made("Neg", ["W"], "V"), node_of("U")], WEIGHTS | INTEGERS | constants(yes=True))
+    node = if_node("yes", taken, branch([made("Neg", ["W"], "N")], ["N"]), ["U"])
+    model = model_of([node, made("Neg", ["W"], "V"), node_of("U")], WEIGHTS | INTEGERS | constant_arrays(yes=True))
     with pytest.raises(ConversionError, match="its W 'U'"):
         convert.from_onnx(model)
 
 
 # ----------------------------------------------------------------------------------------------------- 8-bit integers
-def quantized(directions=1, by_column=True, dtype=np.int8, points=True, **changes):
-    """A DynamicQuantizeLSTM and its initializers, and those of the LSTM of which it is one."""
+def quantized_lstm(directions=1, by_column=True, dtype=np.int8, points=True, **changes):
+    """Make a DynamicQuantizeLSTM, its initializers, and the dequantized weights of an LSTM."""
     g = rng()
     bounds = np.iinfo(dtype)
-    arrays, plain = {}, {"B": g.uniform(-1, 1, (directions, 8 * H)).astype(np.float32)}
+    arrays, float_weights = {}, {"B": g.uniform(-1, 1, (directions, 8 * H)).astype(np.float32)}
     for name, rows in (("W", I), ("R", H)):
-        whole = g.integers(bounds.min, bounds.max + 1, (directions, rows, 4 * H)).astype(dtype)
+        integers = g.integers(bounds.min, bounds.max + 1, (directions, rows, 4 * H)).astype(dtype)
         sizes = (directions, 4 * H) if by_column else (directions,)
         scale = g.uniform(0.001, 0.01, sizes).astype(np.float32)
         point = g.integers(bounds.min, bounds.max + 1, sizes).astype(dtype) if points else np.zeros(sizes, dtype)
-        arrays |= {name: whole, f"{name}_scale": scale} | ({f"{name}_zero_point": point} if points else {})
-        parts = [(whole[d].astype(float) - point[d].astype(float)) * scale[d] for d in range(directions)]
-        plain[name] = np.stack(parts).swapaxes(1, 2).astype(np.float32)
+        arrays |= {name: integers, f"{name}_scale": scale} | ({f"{name}_zero_point": point} if points else {})
+        parts = [(integers[d].astype(float) - point[d].astype(float)) * scale[d] for d in range(directions)]
+        float_weights[name] = np.stack(parts).swapaxes(1, 2).astype(np.float32)
     point_names = ["W_zero_point", "R_zero_point"] if points else ["", ""]
     names = ["X", "W", "R", "B", "", "h", "c", "", "W_scale", point_names[0], "R_scale", point_names[1]]
     direction = "bidirectional" if directions == 2 else "forward"
     node = helper.make_node(
         "DynamicQuantizeLSTM", names, ["Y"], name="a", domain="com.microsoft", direction=direction, hidden_size=H
     )
-    return node, arrays | {"B": plain["B"]} | changes, plain
+    return node, arrays | {"B": float_weights["B"]} | changes, float_weights
 
 
 NOT_ROUNDED = (
@@ -250,11 +255,11 @@ NOT_ROUNDED = (
     "options", [{}, {"directions": 2}, {"by_column": False}, {"dtype": np.uint8}, {"points": False}], ids=str
 )
 def test_lstm_of_integers(options):
-    node, arrays, plain = quantized(**options)
+    node, arrays, float_weights = quantized_lstm(**options)
     layer, text = warned(convert.from_onnx, node, arrays)
     assert text == NOT_ROUNDED
     expected = helper.make_node("LSTM", ["X", "W", "R", "B"], ["Y"], direction=node.attribute[0].s)
-    for name, value in convert.from_onnx(expected, plain).weights.items():
+    for name, value in convert.from_onnx(expected, float_weights).weights.items():
         assert layer.weights[name].dtype == np.float32
         np.testing.assert_allclose(layer.weights[name], value, rtol=1e-6, atol=1e-7)
     model = model_of([node], arrays, inputs=("X", "h", "c"))
@@ -274,13 +279,13 @@ def test_lstm_of_integers(options):
     ],
 )
 def test_odd_integers(changes, message):
-    node, arrays, _ = quantized(**changes)
+    node, arrays, _ = quantized_lstm(**changes)
     with pytest.raises(ValueError, match=f"^from_onnx: DynamicQuantizeLSTM 'a': {message}"):
         convert.from_onnx(node, arrays)
 
 
 def test_integers_without_a_scale():
-    node, arrays, _ = quantized()
+    node, arrays, _ = quantized_lstm()
     node.input[8] = ""
     with pytest.raises(ValueError, match="DynamicQuantizeLSTM 'a' has no W_scale"):
         convert.from_onnx(node, arrays)
@@ -379,7 +384,7 @@ def test_kinds_of_cells_come_first():
 
 # --------------------------------------------------------------------------------------------------------------- heads
 def states_and_head(layers, makers, directions=1, kind="GRU"):
-    """As PyTorch's exporters write nn.GRU and nn.LSTM, whose final states `h` are those of all layers, and a head."""
+    """Make a model as PyTorch's exporters write nn.GRU and nn.LSTM, with final states `h` of all layers, and a head."""
     g, nodes, weights = rng(), [], {}
     direction, gates = ("forward", "bidirectional")[directions - 1], {"GRU": 3, "LSTM": 4}[kind]
     for k in range(layers):
@@ -396,7 +401,7 @@ def states_and_head(layers, makers, directions=1, kind="GRU"):
     nodes.append(made("Concat", [f"h{k}" for k in range(layers)], "h", axis=0))
     shapes = {"D": (H, 6), "DD": (2 * H, 6), "d": (6,), "E": (6, 2), "e": (2,)}
     weights |= {name: g.uniform(-1, 1, shape) for name, shape in shapes.items()}
-    weights |= constants(flat=[0, 0, -1], last=-1, before=-2, first=0, end=[-1], all=[2**31], zero=[0])
+    weights |= constant_arrays(flat=[0, 0, -1], last=-1, before=-2, first=0, end=[-1], all=[2**31], zero=[0])
     return model_of([*nodes, *makers], weights, outputs=["Z"])
 
 
@@ -516,7 +521,7 @@ def test_cells_that_are_written_out():
 
 # ------------------------------------------------------------------------------------ PyTorch's exporters, silero-vad
 def streaming(kind, layers, directions, batch_first, dynamo):
-    """A model of PyTorch's that takes and returns states, what it gives for some, and its export."""
+    """Export a PyTorch model that takes and returns states; return its arguments, its results and the export."""
     torch = pytest.importorskip("torch")
     if dynamo:
         pytest.importorskip("onnxscript")
@@ -560,14 +565,14 @@ def test_exports_that_take_states(kind, layers, directions, batch_first, dynamo)
     cells = layer.layers if layers == 2 else [layer]
     assert [isinstance(cell, Bidirectional) for cell in cells] == [directions == 2] * layers
     assert len(record) <= 1 and (record or (layers == 1 and not dynamo))
-    for each in record:
-        assert "left to the caller: " in str(each.message) and "(input[5], of '" in str(each.message)
+    for warning in record:
+        assert "left to the caller: " in str(warning.message) and "(input[5], of '" in str(warning.message)
     names = "h" if kind == "GRU" else ("h", "cs")
-    parts = [{name: state[k] for name, state in zip(names, states, strict=True)} for k in range(layers * directions)]
-    given = [dict(zip(("fw", "bw"), parts[2 * k :], strict=False)) for k in range(layers)] if directions == 2 else parts
-    found, after = layer(x, state=dict(enumerate(given)) if layers == 2 else given[0], batch_first=batch_first)
-    np.testing.assert_allclose(found, y, rtol=0, atol=1e-6)
-    flat = [part for each in (after if layers == 2 else [after]) for part in (each if directions == 2 else [each])]
+    parts = [{name: array[k] for name, array in zip(names, states, strict=True)} for k in range(layers * directions)]
+    state = [dict(zip(("fw", "bw"), parts[2 * k :], strict=False)) for k in range(layers)] if directions == 2 else parts
+    our_y, after = layer(x, state=dict(enumerate(state)) if layers == 2 else state[0], batch_first=batch_first)
+    np.testing.assert_allclose(our_y, y, rtol=0, atol=1e-6)
+    flat = [part for cell in (after if layers == 2 else [after]) for part in (cell if directions == 2 else [cell])]
     for name, expected in zip(names, last, strict=True):
         np.testing.assert_allclose(np.stack([getattr(part, name) for part in flat]), expected, rtol=0, atol=1e-6)
 
@@ -614,14 +619,15 @@ SILERO = {  # its files, and how many LSTMs they have: for 16 kHz, and for 8 kHz
 
 
 def silero(name):
-    found = importlib.util.find_spec("silero_vad")
-    if found is None:
+    """Return the path of a model of silero-vad, or skip the test."""
+    spec = importlib.util.find_spec("silero_vad")
+    if spec is None:
         pytest.skip("silero-vad is not installed")
-    return Path(found.origin).with_name("data") / name
+    return Path(spec.origin).with_name("data") / name
 
 
-def inside(onnxruntime, model, rate):
-    """A cell's input, its states before, and after, in a run of the whole model."""
+def run_with_cell(onnxruntime, model, rate):
+    """Run a whole model; return its cell's input, and the cell's states before and after."""
 
     def is_input(name):
         return name.endswith("decoder/If_output_0") or name in ("/Transpose_output_0", "select", "select_3")
@@ -632,19 +638,19 @@ def inside(onnxruntime, model, rate):
     for node in [*model.graph.node]:
         bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
         here = [*filter(is_input, node.output)]
-        inside = [*filter(is_input, (name for body in bodies for each in body.node for name in each.output))]
-        if inside and not here:
-            for body, name in zip(bodies, inside, strict=True):
+        inner_names = [name for body in bodies for inner in body.node for name in inner.output if is_input(name)]
+        if inner_names and not here:
+            for body, name in zip(bodies, inner_names, strict=True):
                 body.output.append(info(name))
             here = ["x of the cell"]
             node.output.extend(here)
         model.graph.output.extend(map(info, here))
     g = rng()
     sizes = {"input": (1, 576 if rate == 16000 else 288), "state": (2, 1, 128), "h": (1, 1, 128), "c": (1, 1, 128)}
-    given = {value.name for value in model.graph.input}
-    feeds = {name: g.uniform(-0.5, 0.5, size).astype(np.float32) for name, size in sizes.items() if name in given}
+    input_names = {value.name for value in model.graph.input}
+    feeds = {name: g.uniform(-0.5, 0.5, size).astype(np.float32) for name, size in sizes.items() if name in input_names}
     state = feeds["state"] if "state" in feeds else np.concatenate([feeds["h"], feeds["c"]])
-    feeds |= {"sr": np.array(rate)} if "sr" in given else {}
+    feeds |= {"sr": np.array(rate)} if "sr" in input_names else {}
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     _, *after, x = session.run(None, feeds)
     return x.reshape(1, 1, 128), state, after[0] if len(after) == 1 else np.concatenate(after)
@@ -675,11 +681,11 @@ def test_models_of_silero(name, rate):
         else:
             layer = convert.from_onnx(model)
     if "ifless" not in name and "sequence" not in name:
-        assert any("left to the caller: LSTM" in str(each.message) for each in record)
+        assert any("left to the caller: LSTM" in str(warning.message) for warning in record)
     if isinstance(layer, dict):
-        layer = next(each for key, each in layer.items() if ("then" in key) == (rate == 16000))
+        layer = next(cell for key, cell in layer.items() if ("then" in key) == (rate == 16000))
     assert (layer.input_size, layer.hidden_size) == (128, 128)
-    x, state, expected = inside(onnxruntime, model, rate)
+    x, state, expected = run_with_cell(onnxruntime, model, rate)
     y, after = layer(x, state=dict(zip(("h", "cs"), state, strict=True)))
-    for found, wanted in zip((y[-1], after.cs), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
+    for result, expected_result in zip((y[-1], after.cs), expected, strict=True):
+        np.testing.assert_allclose(result, expected_result, rtol=0, atol=2e-6)

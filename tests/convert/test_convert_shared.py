@@ -56,8 +56,8 @@ def test_round_trips(layer):
 
 
 def test_reorder():
-    given = np.repeat(np.array([10, 20, 30, 40]), 2) + np.tile([1, 2], 4)
-    for axis, values in ((0, given), (-1, given[None]), (0, given[:, None])):
+    gates = np.repeat(np.array([10, 20, 30, 40]), 2) + np.tile([1, 2], 4)
+    for axis, values in ((0, gates), (-1, gates[None]), (0, gates[:, None])):
         wanted = np.array([11, 12, 31, 32, 41, 42, 21, 22]).reshape(values.shape)  # c, the second, becomes the last
         np.testing.assert_array_equal(reorder(values, "icfo", "ifoc", axis), wanted)
 
@@ -99,6 +99,7 @@ REFUSED = {
 
 
 def arguments_of():
+    """Yield each keyword argument of each cell."""
     for cell in CELLS:
         for name, parameter in inspect.signature(cell).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY:
@@ -106,22 +107,22 @@ def arguments_of():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("cell", "name"), [*arguments_of()], ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(("cell", "name"), [*arguments_of()], ids=lambda value: getattr(value, "__name__", value))
 def test_every_argument_is_converted_or_refused(cell, name, target):
     """Nothing that a layer has is dropped: either what comes back has the same results, or there is an error."""
     g = rng()
     layer = CELLS[cell](g, np.float32, **UNUSUAL[name])
     assert name in layer.weights or layer._arguments()[name] != inspect.signature(cell).parameters[name].default
-    there, back, told = TARGETS[target]
+    there, back, argument_names = TARGETS[target]
     refused = name in REFUSED[target] or (target == "PyTorch" and name == "activation" and cell is not RNN)
     if refused or (target == "PyTorch" and cell is GRU and not layer.reset_after):
         with pytest.raises(ConversionError, match=f"^to_{'torch' if target == 'PyTorch' else target.lower()}: "):
             there(layer)
         return
-    given = {each: layer._arguments()[each] for each in told if each in layer._arguments()}
+    arguments = {key: layer._arguments()[key] for key in argument_names if key in layer._arguments()}
     if target == "PyTorch":
-        given = {"nonlinearity": given["activation"]} if cell is RNN else {}
-    again = back(there(layer), **given)
+        arguments = {"nonlinearity": arguments["activation"]} if cell is RNN else {}
+    again = back(there(layer), **arguments)
     x = g.standard_normal((T, B, I)).astype(np.float32)
     np.testing.assert_allclose(again(x)[0], layer(x)[0], rtol=0, atol=4 * np.finfo(np.float32).eps)
 

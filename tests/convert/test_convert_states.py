@@ -17,35 +17,40 @@ from blockcell import LSTM, Bidirectional, GRUState, LSTMState, Stack, convert
 OWN = "from_onnx: a state of its own to start from: "
 
 
-def tensor(*values):
+def onnx_tensor(*values):
+    """Make an ONNX tensor of values."""
     return numpy_helper.from_array(np.array(values))
 
 
-def number(*values):
+def int64_array(*values):
+    """Make an array of int64, as ONNX has sizes, axes and indices."""
     return np.array(values, np.int64)
 
 
-def states(g, *shape):
+def random_states(g, *shape):
+    """Draw states of a shape."""
     return g.uniform(-1, 1, shape)
 
 
 def model_of(nodes, initializers, results=("Y",), inputs=("X",)):
+    """Make a model of nodes and initializers."""
     graph = onnx_graph(nodes, initializers, results, inputs=inputs)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
 def node_of(kind="LSTM", names=("h", "c"), result="Y", x="X", prefix="", **attributes):
+    """Make a recurrent node with initial states of these names."""
     inputs = [x, *(prefix + name for name in "WRB"), "", *names[: 2 if kind == "LSTM" else 1]]
     return helper.make_node(kind, inputs, [result], name=result.lower(), hidden_size=H, **attributes)
 
 
 BATCH = [made("Shape", ["X"], "sizes"), made("Gather", ["sizes", "1"], "batch")]  # X is [T,B,I]
 FORMS = {  # how models make rows for a batch of one: nodes and constants
-    "constant": ([], {"h": states(rng(), 1, 1, H)}),
-    "Identity": ([made("Identity", ["h0"], "h")], {"h0": states(rng(), 1, 1, H)}),
+    "constant": ([], {"h": random_states(rng(), 1, 1, H)}),
+    "Identity": ([made("Identity", ["h0"], "h")], {"h0": random_states(rng(), 1, 1, H)}),
     "Expand": (
         [*BATCH, made("Concat", ["1", "batch", "4"], "shape", axis=0), made("Expand", ["h0", "shape"], "h")],
-        {"h0": states(rng(), 1, 1, H)},
+        {"h0": random_states(rng(), 1, 1, H)},
     ),
     "Expand, as PyTorch's new exporter has it": (
         [
@@ -54,23 +59,23 @@ FORMS = {  # how models make rows for a batch of one: nodes and constants
             made("Abs", ["shape"], "positive"),
             made("Expand", ["h0", "positive"], "h"),
         ],
-        {"h0": states(rng(), 1, 1, H)},
+        {"h0": random_states(rng(), 1, 1, H)},
     ),
     "Expand, as PyTorch's old exporter has it": (
         [
             *BATCH,
             made("Concat", ["-1", "batch", "-1"], "shape", axis=0),
-            made("ConstantOfShape", ["3"], "ones", value=tensor(1)),
+            made("ConstantOfShape", ["3"], "ones", value=onnx_tensor(1)),
             made("Mul", ["ones", "-1"], "negative"),
             made("Equal", ["shape", "negative"], "is_negative"),
             made("Where", ["is_negative", "ones", "shape"], "positive"),
             made("Expand", ["h0", "positive"], "h"),
         ],
-        {"h0": states(rng(), 1, 1, H)},
+        {"h0": random_states(rng(), 1, 1, H)},
     ),
     "Tile": (
         [*BATCH, made("Concat", ["1", "batch", "1"], "counts", axis=0), made("Tile", ["h0", "counts"], "h")],
-        {"h0": states(rng(), 1, 1, H)},
+        {"h0": random_states(rng(), 1, 1, H)},
     ),
     "Unsqueeze, Expand, Transpose": (
         [
@@ -81,13 +86,13 @@ FORMS = {  # how models make rows for a batch of one: nodes and constants
             made("Unsqueeze", ["rows", "1"], "B1H"),
             made("Transpose", ["B1H"], "h", perm=[1, 0, 2]),
         ],
-        {"h0": states(rng(), H)},
+        {"h0": random_states(rng(), H)},
     ),
     "ConstantOfShape": (
         [
             *BATCH,
             made("Concat", ["1", "batch", "4"], "shape", axis=0),
-            made("ConstantOfShape", ["shape"], "h", value=tensor(0.25)),
+            made("ConstantOfShape", ["shape"], "h", value=onnx_tensor(0.25)),
         ],
         {},
     ),
@@ -95,13 +100,13 @@ FORMS = {  # how models make rows for a batch of one: nodes and constants
         [
             *BATCH,
             made("Concat", ["1", "batch", "4"], "shape", axis=0),
-            made("ConstantOfShape", ["shape"], "zeros", value=tensor(0.0)),
+            made("ConstantOfShape", ["shape"], "zeros", value=onnx_tensor(0.0)),
             made("Add", ["zeros", "h0"], "h"),
         ],
-        {"h0": states(rng(), H)},
+        {"h0": random_states(rng(), H)},
     ),
 }
-NUMBERS = {str(value): number(value) for value in (-1, 1, 3, 4)}
+NUMBERS = {str(value): int64_array(value) for value in (-1, 1, 3, 4)}
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
@@ -109,10 +114,12 @@ NUMBERS = {str(value): number(value) for value in (-1, 1, 3, 4)}
 def test_rows_made_of_constants(form, kind):
     """The state has one row, calls take it for any batch, and the results are those of the model."""
     makers, constants = FORMS[form]
-    model = model_of([*makers, node_of(kind)], onnx_weights(kind) | NUMBERS | constants | {"c": states(rng(), 1, 1, H)})
+    model = model_of(
+        [*makers, node_of(kind)], onnx_weights(kind) | NUMBERS | constants | {"c": random_states(rng(), 1, 1, H)}
+    )
     layer, state = convert.from_onnx(model, initial_state=True)
-    plain, text = warned(convert.from_onnx, model)
-    assert_same(plain, layer)
+    layer_without_state, text = warned(convert.from_onnx, model)
+    assert_same(layer_without_state, layer)
     also = " and initial_c 'c' (input[6])" if kind == "LSTM" else ""
     assert text.startswith(f"{OWN}{kind} 'y' has initial_h 'h' (input[5]){also}. Here a layer starts from zeros")
     assert type(state) is layer._state and {array.shape for array in state} == {(1, H)}
@@ -126,7 +133,7 @@ def test_rows_made_of_constants(form, kind):
 
 
 def test_the_line_that_the_warning_shows():
-    weights = onnx_weights() | dict(zip("hc", states(rng(), 2, 1, 1, H), strict=True))
+    weights = onnx_weights() | dict(zip("hc", random_states(rng(), 2, 1, 1, H), strict=True))
     model = model_of([node_of()], weights)
     _, text = warned(convert.from_onnx, model)
     lines = text.split("comes with the layer: ")[1].replace("...", "model").split("; ")
@@ -137,13 +144,13 @@ def test_the_line_that_the_warning_shows():
     np.testing.assert_array_equal(scope["y"], expected[0])
 
 
-def two(**attributes):
-    """Two LSTMs, of which the second one starts from a state; both directions of it have their own."""
+def two_lstms(**attributes):
+    """Return weights and nodes of two LSTMs; each direction of the second one starts from a state of its own."""
     g = rng()
     weights = {f"a{name}": array for name, array in onnx_weights().items()}
     weights |= {f"b{name}": array for name, array in onnx_weights(directions=2).items()}
-    weights["bW"], weights["axis"] = g.uniform(-1, 1, (2, 4 * H, H)), number(1)
-    weights |= {"h": states(g, 2, 1, H), "c": states(g, 2, 1, H)}
+    weights["bW"], weights["axis"] = g.uniform(-1, 1, (2, 4 * H, H)), int64_array(1)
+    weights |= {"h": random_states(g, 2, 1, H), "c": random_states(g, 2, 1, H)}
     return weights, [
         node_of(names=(), result="A", prefix="a"),
         made("Squeeze", ["A", "axis"], "A2"),
@@ -152,7 +159,7 @@ def two(**attributes):
 
 
 def test_states_of_a_stack():
-    weights, nodes = two()
+    weights, nodes = two_lstms()
     layer, state = convert.from_onnx(model_of(nodes, weights), initial_state=True)
     assert isinstance(layer, Stack) and isinstance(layer.layers[1], Bidirectional)
     zeros = np.zeros((1, H))
@@ -166,16 +173,16 @@ def test_states_of_a_stack():
 
 def test_states_of_several_layers():
     """A dict of them, as of the layers."""
-    weights, nodes = two()
+    weights, nodes = two_lstms()
     model = model_of([nodes[0], made("Exp", ["A"], "E"), made("Squeeze", ["E", "axis"], "A2"), nodes[2]], weights)
     with pytest.warns(UserWarning) as record:
-        layers, found = convert.from_onnx(model, initial_state=True)
-    assert [str(each.message) for each in record] == ["from_onnx: left out: E (Exp)"]
-    assert layers.keys() == {"a", "y"} and found["a"] is None
-    np.testing.assert_array_equal(found["y"][1].h, weights["h"][1])
+        layers, states_by_name = convert.from_onnx(model, initial_state=True)
+    assert [str(warning.message) for warning in record] == ["from_onnx: left out: E (Exp)"]
+    assert layers.keys() == {"a", "y"} and states_by_name["a"] is None
+    np.testing.assert_array_equal(states_by_name["y"][1].h, weights["h"][1])
     layer, state = convert.from_onnx(model, name="y", initial_state=True)
     assert_same(layer, layers["y"])
-    np.testing.assert_equal(state, found["y"])
+    np.testing.assert_equal(state, states_by_name["y"])
     with pytest.warns(UserWarning) as record:
         convert.from_onnx(model)
     assert str(record[-1].message).endswith("y, last = layers['a'](x, states['a'])")
@@ -183,8 +190,8 @@ def test_states_of_several_layers():
 
 def test_rows_that_differ():
     """The state is then for a batch of this size."""
-    h = states(rng(), 1, 3, H)
-    node, weights = node_of(), onnx_weights() | {"h": h, "c": states(rng(), 1, 1, H)}
+    h = random_states(rng(), 1, 3, H)
+    node, weights = node_of(), onnx_weights() | {"h": h, "c": random_states(rng(), 1, 1, H)}
     layer, state = convert.from_onnx(node, weights, initial_state=True)
     np.testing.assert_array_equal(state.h, h[0])
     np.testing.assert_array_equal(state.cs, weights["c"][0].repeat(3, 0))
@@ -193,7 +200,7 @@ def test_rows_that_differ():
 
 def test_batch_first_nodes():
     """Nodes with layout=1 have their states as [B,D,H]."""
-    h, x = states(rng(), 1, 2, H), rng().standard_normal((1, T, I))
+    h, x = random_states(rng(), 1, 2, H), rng().standard_normal((1, T, I))
     node = node_of("GRU", layout=1, direction="bidirectional")
     weights = onnx_weights("GRU", 2) | {"h": h}
     layer, state = convert.from_onnx(node, weights, initial_state=True)
@@ -216,25 +223,28 @@ def test_zeros_stay_as_they_are():
 @pytest.mark.parametrize(
     ("makers", "constants"),
     [
-        ([made("ReduceMax", ["X"], "m", keepdims=0), made("Mul", ["h0", "m"], "h")], {"h0": states(rng(), 1, 1, H)}),
+        (
+            [made("ReduceMax", ["X"], "m", keepdims=0), made("Mul", ["h0", "m"], "h")],
+            {"h0": random_states(rng(), 1, 1, H)},
+        ),
         (  # as many times h0 as there are steps
             [
                 made("Shape", ["X"], "T", start=0, end=1),
                 made("Cast", ["T"], "float", to=11),
                 made("Mul", ["h0", "float"], "h"),
             ],
-            {"h0": states(rng(), 1, 1, H)},
+            {"h0": random_states(rng(), 1, 1, H)},
         ),
-        ([made("Shape", ["X"], "sizes"), made("Expand", ["h0", "sizes"], "h")], {"h0": states(rng(), 1, 1, H)}),
-        ([made("Shape", ["X"], "sizes"), made("Tile", ["h0", "huge"], "h")], {"h0": states(rng(), 1, 1, H)}),
-        ([made("Expand", ["h0", "huge"], "h")], {"h0": states(rng(), 1, 1, H)}),
-        ([made("ConstantOfShape", ["huge"], "h", value=tensor(1.0))], {}),
+        ([made("Shape", ["X"], "sizes"), made("Expand", ["h0", "sizes"], "h")], {"h0": random_states(rng(), 1, 1, H)}),
+        ([made("Shape", ["X"], "sizes"), made("Tile", ["h0", "huge"], "h")], {"h0": random_states(rng(), 1, 1, H)}),
+        ([made("Expand", ["h0", "huge"], "h")], {"h0": random_states(rng(), 1, 1, H)}),
+        ([made("ConstantOfShape", ["huge"], "h", value=onnx_tensor(1.0))], {}),
         ([], {}),
     ],
 )
 def test_states_that_are_no_constants(makers, constants):
     """They are the caller's, as before."""
-    constants = constants | {"c": np.zeros((1, 1, H)), "huge": number(1, 2**40, H)}
+    constants = constants | {"c": np.zeros((1, 1, H)), "huge": int64_array(1, 2**40, H)}
     model = model_of([*makers, node_of()], onnx_weights() | constants)
     with pytest.warns(UserWarning) as record:
         _, state = convert.from_onnx(model, initial_state=True)
@@ -262,18 +272,18 @@ def test_states_that_do_not_fit(h, error, message):
 def test_parameters_of_a_module(gates, prefix):
     """Named, they are the state; else they are left out, and what to do is said."""
     weights = {f"rnn.{name}": array for name, array in torch_weights(gates=gates).items()}
-    h0, c0 = states(rng(), 2, 1, 1, H)
+    h0, c0 = random_states(rng(), 2, 1, 1, H)
     names = ("first.h0", "first.c0")[: gates - 2]
     module = weights | dict(zip(names, (h0, c0), strict=False))
     layer, state = convert.from_torch(module, prefix=prefix, initial_state=names)
     expected = convert.from_torch(weights)
     assert_same(layer, expected)
     np.testing.assert_equal(state, LSTMState(c0[0], h0[0]) if gates == 4 else GRUState(h0[0]))
-    plain, text = warned(convert.from_torch, module)
-    assert_same(plain, expected)
-    found = "h0, c0" if gates == 4 else "h0"
+    layer_without_state, text = warned(convert.from_torch, module)
+    assert_same(layer_without_state, expected)
+    names_in_message = "h0, c0" if gates == 4 else "h0"
     assert text == (
-        f"from_torch: left out: first ({found}): if that is what it starts from, pass initial_state={names}"
+        f"from_torch: left out: first ({names_in_message}): if that is what it starts from, pass initial_state={names}"
     )
 
 
@@ -281,7 +291,7 @@ def test_parameters_of_a_stack():
     """The cells are in PyTorch's order: layers, and directions of each. The batch may be missing, or fixed."""
     kinds = {"_l0": I, "_l0_reverse": I, "_l1": 2 * H, "_l1_reverse": 2 * H}
     source = {name: array for suffix, size in kinds.items() for name, array in torch_weights("", suffix, size).items()}
-    h0, c0 = states(rng(), 4, H), states(rng(), 4, 3, H)
+    h0, c0 = random_states(rng(), 4, H), random_states(rng(), 4, 3, H)
     layer, state = convert.from_torch(source | {"h": h0, "c": c0}, initial_state=["h", "c"])
     assert isinstance(layer, Stack) and len(state) == 2
     for k, part in enumerate(cell for pair in state for cell in pair):
@@ -290,7 +300,7 @@ def test_parameters_of_a_stack():
 
 
 @pytest.mark.parametrize(
-    ("given", "names", "error", "message"),
+    ("parameters", "names", "error", "message"),
     [
         ({}, ("h0", "c0"), ValueError, r"initial_state is \('h0', 'c0'\); expected the names that h and cs have"),
         ({"h0": np.ones((1, 1, H))}, ("h0",), ValueError, "expected the names that h and cs have in the source"),
@@ -310,9 +320,9 @@ def test_parameters_of_a_stack():
         (torch_weights("b."), ("h0", "c0"), ValueError, r"expected a prefix, too, of \['', 'b.'\]"),
     ],
 )
-def test_parameters_that_do_not_fit(given, names, error, message):
+def test_parameters_that_do_not_fit(parameters, names, error, message):
     with pytest.raises(error, match=f"^from_torch: .*{message}"):
-        convert.from_torch(torch_weights() | given, initial_state=names)
+        convert.from_torch(torch_weights() | parameters, initial_state=names)
 
 
 @pytest.mark.peers

@@ -16,19 +16,21 @@ NEW_DIAGONALS, OLD_DIAGONALS = ([f"{w}_{gate}_diag" for gate in gates] for w, ga
 
 
 def tf1_lstm(scope="rnn/lstm_cell/", peephole=False, names=("kernel", "bias", *NEW_DIAGONALS)):
+    """Draw the variables of an LSTM."""
     g = rng()
     shapes = [(I + H, 4 * H), (4 * H,), *([(H,)] * 3 if peephole else [])]
     return {scope + name: g.uniform(-1, 1, s).astype(np.float32) for name, s in zip(names, shapes, strict=False)}
 
 
 def tf1_gru(scope="rnn/gru_cell/", names=("w_ru", "w_c", "b_ru", "b_c")):
+    """Draw the variables of a GRUBlockCell."""
     g = rng()
     shapes = (I + H, 2 * H), (I + H, H), (2 * H,), (H,)
     return {scope + name: g.uniform(-1, 1, s).astype(np.float32) for name, s in zip(names, shapes, strict=True)}
 
 
-def noise(scope):
-    """Other variables that a checkpoint may have."""
+def other_variables(scope):
+    """Return other variables that a checkpoint may have."""
     kernel = np.ones((H, 8), np.float32)
     optimizer = {f"{scope}{leaf}/{slot}": kernel for leaf in ("kernel", "w_ru") for slot in ("Adam", "Adam_1")}
     averages = {f"{scope}kernel/ExponentialMovingAverage": kernel}
@@ -42,7 +44,7 @@ def noise(scope):
 
 
 def expected_lstm(variables, x, forget_bias, cell_clip=0.0):
-    """The h of BlockLSTM's formula, from the variables in the order w, b, wci, wcf, wco."""
+    """Compute h by BlockLSTM's formula, from the variables in the order w, b, wci, wcf, wco."""
     w, b, *peepholes = variables.values()
     wci, wcf, wco = peepholes or (None,) * 3
     zeros, weights = np.zeros((B, H)), {"w": w, "b": b, "wci": wci, "wcf": wcf, "wco": wco}
@@ -50,7 +52,8 @@ def expected_lstm(variables, x, forget_bias, cell_clip=0.0):
     return FORMULAS["BlockLSTM"](seq_len_max=T, x=x, cs_prev=zeros, h_prev=zeros, **weights, **options).h
 
 
-def x32():
+def random_x():
+    """Draw x in float32."""
     return rng().standard_normal((T, B, I)).astype(np.float32)
 
 
@@ -70,7 +73,7 @@ def x32():
 )
 def test_tf1_lstm(scope, names, default, peephole):
     variables = tf1_lstm(scope, peephole, names)
-    x, everything = x32(), (noise(scope) if scope else {}) | variables
+    x, everything = random_x(), (other_variables(scope) if scope else {}) | variables
     for forget_bias in (0.0, 0.5):
         layer = convert.from_tf1(everything, forget_bias=forget_bias, cell_clip=0.5)
         np.testing.assert_allclose(layer(x)[0], expected_lstm(variables, x, forget_bias, 0.5), rtol=0, atol=1e-6)
@@ -114,8 +117,8 @@ def test_tf1_rnn():
     g = np.random.default_rng(0)
     w, b, x = g.standard_normal((7, 4)), g.standard_normal(4), g.standard_normal((3, 2, 3))
     variables = {"rnn/basic_rnn_cell/kernel": w, "rnn/basic_rnn_cell/bias": b}
-    for given in (variables, {name.replace("basic_rnn_cell", "my"): value for name, value in variables.items()}):
-        layer = convert.from_tf1(given, cell="BasicRNNCell", activation=("leaky_relu", 0.01))
+    for source in (variables, {name.replace("basic_rnn_cell", "my"): value for name, value in variables.items()}):
+        layer = convert.from_tf1(source, cell="BasicRNNCell", activation=("leaky_relu", 0.01))
         h = np.zeros((2, 4))
         for t in range(3):
             z = np.concatenate([x[t], h], 1) @ w + b
@@ -147,12 +150,12 @@ GRU_NAMES = [
 @pytest.mark.parametrize("cell", [None, "GRUBlockCell", "GRUBlockCellV2", "GRUCell"])
 @pytest.mark.parametrize("names", GRU_NAMES)
 def test_tf1_gru(names, cell):
-    variables, x = tf1_gru(names=names), x32()
+    variables, x = tf1_gru(names=names), random_x()
     w_ru, w_c, b_ru, b_c = variables.values()
     weights = {"w_ru": w_ru, "w_c": w_c, "b_ru": b_ru, "b_c": b_c}
     expected = FORMULAS["block_gru"](seq_len_max=T, x=x, h_prev=np.zeros((B, H)), **weights).h
     layer = convert.from_tf1(
-        {f"{name}:0": value for name, value in (variables | noise("rnn/gru_cell/")).items()}, cell=cell
+        {f"{name}:0": value for name, value in (variables | other_variables("rnn/gru_cell/")).items()}, cell=cell
     )
     np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=1e-6)
 
@@ -174,6 +177,7 @@ def test_tf1_scopes():
 
 
 def cudnn_gru(scope="rnn/multi_rnn_cell/cell_0/cudnn_compatible_gru_cell/"):
+    """Draw the variables of a CudnnCompatibleGRUCell."""
     g = rng()
     shapes = {"gates": (I + H, 2 * H), "candidate/input_projection": (I, H), "candidate/hidden_projection": (H, H)}
     variables = {}
@@ -187,14 +191,14 @@ def cudnn_gru(scope="rnn/multi_rnn_cell/cell_0/cudnn_compatible_gru_cell/"):
 @pytest.mark.parametrize("scope", ["", "rnn/multi_rnn_cell/cell_0/cudnn_compatible_gru_cell/"])
 def test_tf1_cudnn_gru(scope, cell):
     """As the class computes it: gates r, u; the reset gate after a product with a bias of its own."""
-    variables, x = cudnn_gru(scope), x32()
+    variables, x = cudnn_gru(scope), random_x()
     w_ru, b_ru, w_cx, b_cx, w_ch, b_hc = variables.values()
     h, expected = np.zeros((B, H)), []
     for step in x.astype(np.float64):
         r, u = np.split(sigmoid(np.concatenate([step, h], axis=1) @ w_ru + b_ru), 2, axis=1)
         h = u * h + (1 - u) * np.tanh(step @ w_cx + b_cx + r * (h @ w_ch + b_hc))
         expected.append(h)
-    layer = convert.from_tf1((noise(scope) if scope else {}) | variables, cell=cell)
+    layer = convert.from_tf1((other_variables(scope) if scope else {}) | variables, cell=cell)
     np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="expected one cell: "):
         convert.from_tf1(variables, cell="GRUBlockCell")

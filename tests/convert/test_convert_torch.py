@@ -20,6 +20,7 @@ from blockcell.layers import Bidirectional, Dense, Stack
 
 
 def check_torch(arrays):
+    """Assert that the layer of stored weights gives the stored results, and converts back to these weights."""
     weights = weights_of(arrays)
     layer = convert.from_torch(weights)
     y, state = layer(arrays["x"])
@@ -44,7 +45,7 @@ def test_stored_torch(case, arrays):
 
 
 def torch_lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr=None):
-    """torch.nn.LSTM as its documentation writes it: gates i, f, g, o."""
+    """Compute torch.nn.LSTM as its documentation writes it: gates i, f, g, o."""
     h, c, ys = np.zeros((B, weight_hh.shape[1])), np.zeros((B, H)), []
     rows = [slice(k * H, (k + 1) * H) for k in range(4)]
     for step in x:
@@ -57,7 +58,7 @@ def torch_lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr=None):
 
 
 def torch_rnn(x, weight_ih, weight_hh, bias_ih, bias_hh, nonlinearity=np.tanh):
-    """torch.nn.RNN as its documentation writes it."""
+    """Compute torch.nn.RNN as its documentation writes it."""
     h, ys = np.zeros((B, H)), []
     for step in x:
         h = nonlinearity(step @ weight_ih.T + bias_ih + h @ weight_hh.T + bias_hh)
@@ -66,7 +67,7 @@ def torch_rnn(x, weight_ih, weight_hh, bias_ih, bias_hh, nonlinearity=np.tanh):
 
 
 def torch_gru(x, weight_ih, weight_hh, bias_ih, bias_hh):
-    """torch.nn.GRU as its documentation writes it: gates r, z, n."""
+    """Compute torch.nn.GRU as its documentation writes it: gates r, z, n."""
     h, ys = np.zeros((B, H)), []
     for step in x:
         x_r, x_z, x_n = np.split(step @ weight_ih.T + bias_ih, 3, axis=-1)

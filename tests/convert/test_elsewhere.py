@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "elsewhere.md").read_text()
 
 
 def recipe(name):
-    """A function of the page."""
+    """Return a function of the page."""
     block = next(
         block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if name in block
     )
@@ -27,17 +27,19 @@ def recipe(name):
     return scope[name]
 
 
-def written(path, document):
+def write_json(path, document):
+    """Write a document as JSON; return the path."""
     path.write_text(json.dumps(document, default=np.ndarray.tolist))
     return path
 
 
 def sigmoid(z):
+    """Compute the logistic function."""
     return 1 / (1 + np.exp(-z))
 
 
-def nam(layers=2, hidden=H):
-    """A .nam, and what it computes of x [T], number by number."""
+def nam_document(layers=2, hidden=H):
+    """Make a .nam, and a function that computes what it does with x [T], number by number."""
     g = rng()
     numbers, cells = [], []
     for k in range(layers):
@@ -69,8 +71,8 @@ def nam(layers=2, hidden=H):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_nam(layers, tmp_path):
-    document, play = nam(layers)
-    network, first = recipe("read_nam")(written(tmp_path / "amp.nam", document))
+    document, play = nam_document(layers)
+    network, first = recipe("read_nam")(write_json(tmp_path / "amp.nam", document))
     x = rng().standard_normal(20)
     y, _ = network(x.astype(np.float32)[:, None, None], state=first)
     np.testing.assert_allclose(y[:, 0, 0], play(x), rtol=0, atol=2e-6)
@@ -80,9 +82,9 @@ def test_nam(layers, tmp_path):
     assert np.abs(network(x.astype(np.float32)[:, None, None])[0][:3, 0, 0] - play(x)[:3]).max() > 1e-3  # from zeros
     for changed in ({"weights": [*document["weights"], 0.0]}, {"weights": document["weights"][1:]}):
         with pytest.raises((AssertionError, ValueError)):
-            recipe("read_nam")(written(tmp_path / "amp.nam", document | changed))
+            recipe("read_nam")(write_json(tmp_path / "amp.nam", document | changed))
     with pytest.raises(AssertionError, match="WaveNet"):
-        recipe("read_nam")(written(tmp_path / "amp.nam", document | {"architecture": "WaveNet"}))
+        recipe("read_nam")(write_json(tmp_path / "amp.nam", document | {"architecture": "WaveNet"}))
 
 
 @pytest.mark.parametrize("gates", [3, 4])
@@ -94,16 +96,16 @@ def test_guitarml(gates, skip, tmp_path):
     about = {"model": "SimpleRNN", "input_size": 1, "skip": skip, "unit_type": {3: "GRU", 4: "LSTM"}[gates]}
     state_dict = {f"rec.{name}": array for name, array in rec.items()} | lin
     document = {"model_data": about, "state_dict": state_dict}
-    network, found = recipe("read_guitarml")(written(tmp_path / "model.json", document))
-    assert found == skip
+    network, skip_of_file = recipe("read_guitarml")(write_json(tmp_path / "model.json", document))
+    assert skip_of_file == skip
     head = Dense(lin["lin.weight"].T.astype(np.float32), lin["lin.bias"].astype(np.float32))
     assert_same(network, Stack([convert.from_torch(rec), head]))
     document["state_dict"]["lin.extra"] = np.zeros(2)
     with pytest.raises(AssertionError):
-        recipe("read_guitarml")(written(tmp_path / "model.json", document))
+        recipe("read_guitarml")(write_json(tmp_path / "model.json", document))
     document["state_dict"] = state_dict | {"rec.weight_ih_l1": np.zeros((3, 3))}
     with pytest.raises(ValueError, match="l1"):
-        recipe("read_guitarml")(written(tmp_path / "model.json", document))
+        recipe("read_guitarml")(write_json(tmp_path / "model.json", document))
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
@@ -121,17 +123,17 @@ def test_rtneural(kind, tmp_path):
         ],
     }
     document["layers"][0]["shape"][-1] = H
-    network, skip = recipe("read_rtneural")(written(tmp_path / "model.json", document))
+    network, skip = recipe("read_rtneural")(write_json(tmp_path / "model.json", document))
     assert skip == 1
     layer = convert.from_keras(cell, recurrent_activation="sigmoid")
     assert_same(network, Stack([layer, Dense(*dense, "tanh"), Dense(*last)]))
     document["layers"][0]["type"] = "conv1d"
     with pytest.raises(ValueError, match="a layer of type conv1d"):
-        recipe("read_rtneural")(written(tmp_path / "model.json", document))
+        recipe("read_rtneural")(write_json(tmp_path / "model.json", document))
     document["layers"] = document["layers"][1:]
     document["layers"][0]["shape"][-1] = 3
     with pytest.raises(AssertionError):
-        recipe("read_rtneural")(written(tmp_path / "model.json", document))
+        recipe("read_rtneural")(write_json(tmp_path / "model.json", document))
 
 
 @pytest.mark.parametrize("coupled", [False, True])

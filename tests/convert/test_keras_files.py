@@ -28,7 +28,7 @@ KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
 
 
 def messages_of(function, *arguments, **options):
-    """What a function returns, and what it warns of; the warnings are at a line of this file."""
+    """Return what a function returns, and its warnings, which are at a line of this file."""
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         result = function(*arguments, **options)
@@ -36,23 +36,23 @@ def messages_of(function, *arguments, **options):
     return result, [str(warning.message) for warning in record]
 
 
-def quiet(function, *arguments, **options):
-    """What a function returns, whatever it warns of."""
+def result_of(function, *arguments, **options):
+    """Return what a function returns, whatever it warns of."""
     return messages_of(function, *arguments, **options)[0]
 
 
-def assert_all_same(found, expected):
-    """The layers are the same, or those of a dict are."""
+def assert_all_same(layers, expected):
+    """Assert that two layers are the same, or those of two dicts."""
     if not isinstance(expected, dict):
-        assert_same(found, expected)
+        assert_same(layers, expected)
         return
-    assert found.keys() == expected.keys()
+    assert layers.keys() == expected.keys()
     for name, layer in expected.items():
-        assert_same(found[name], layer)
+        assert_same(layers[name], layer)
 
 
 def stored_model(case):
-    """The JSON of a stored model of Keras 3, its arrays by layer, and all that is stored of it."""
+    """Return the JSON of a stored model of Keras 3, its arrays by layer, and all that is stored of it."""
     content = stored("keras_models")[case]
     arrays = {}
     for name, array in weights_of(content).items():
@@ -65,7 +65,7 @@ def stored_model(case):
 def test_stored_models(case, tmp_path):
     """Files of all forms give what the model in memory gives, with the same words for what is left out."""
     model, arrays, _ = stored_model(case)
-    expected, said = messages_of(convert.from_keras, keras_model(model, arrays))
+    expected, expected_messages = messages_of(convert.from_keras, keras_model(model, arrays))
     architecture = tmp_path / "model.json"
     architecture.write_text(json.dumps(model))
     files = [
@@ -83,13 +83,13 @@ def test_stored_models(case, tmp_path):
         ),
     ]
     for path, weights in files:
-        found, messages = messages_of(convert.from_keras, path, weights=weights)
-        assert messages == said
-        assert_all_same(found, expected)
+        layers, messages = messages_of(convert.from_keras, path, weights=weights)
+        assert messages == expected_messages
+        assert_all_same(layers, expected)
 
 
 def cell_of(kind, arrays, activation="tanh", gates="sigmoid", **options):
-    """The layer of arrays, made by the conversion of lists."""
+    """Make the layer of arrays by the conversion of lists."""
     options |= {"activation": activation} | ({} if kind == "SimpleRNN" else {"recurrent_activation": gates})
     return convert.from_keras(arrays, **options)
 
@@ -119,7 +119,7 @@ def test_recurrent_layers_of_keras_2(kind, use_bias, tmp_path):
 
 
 def weights_and_options(cell):
-    """The arguments of a cell that its constructor takes, but for its direction."""
+    """Return the arguments of a cell that its constructor takes, but for its direction."""
     return {name: value for name, value in cell._arguments().items() if name != "reverse"}
 
 
@@ -267,13 +267,14 @@ def test_lstm_over_steps_of_steps_is_left_out(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras 1
-def keras_1(kind, name, units, **config):
+def keras_1_entry(kind, name, units, **config):
+    """Make the entry of a layer in a model of Keras 1."""
     options = {"output_dim": units, "activation": "tanh", "consume_less": "cpu"} | config
     return entry(kind, name, **options | ({"inner_activation": "hard_sigmoid"} if kind in forms.KERAS_1 else {}))
 
 
 def lstm_of_gates(x, arrays):
-    """Keras 1's LSTM with its default hard_sigmoid, from arrays by name; x is [T,B,I]."""
+    """Compute Keras 1's LSTM with its default hard_sigmoid, from arrays by name; x is [T,B,I]."""
     h = c = np.zeros((x.shape[1], len(arrays["U_i"])))
     gates = {}
     ys = []
@@ -288,7 +289,7 @@ def lstm_of_gates(x, arrays):
 
 
 def gru_of_gates(x, arrays):
-    """Keras 1's GRU, likewise."""
+    """Compute Keras 1's GRU with its default hard_sigmoid, from arrays by name; x is [T,B,I]."""
     h = np.zeros((x.shape[1], len(arrays["U_z"])))
     ys = []
     for step in x:
@@ -311,7 +312,7 @@ def test_keras_1_has_arrays_for_each_gate(kind, formula, version, tmp_path):
         for gate in forms.KERAS_1[kind]
         for role, shape in {"W": (I, H), "U": (H, H), "b": (H,)}.items()
     }
-    model = {"class_name": "Sequential", "config": [keras_1(kind, "a", H)]}  # a list, before Keras 2.2.3
+    model = {"class_name": "Sequential", "config": [keras_1_entry(kind, "a", H)]}  # a list, before Keras 2.2.3
     path = forms.write_h5(tmp_path / "m.h5", model, {"a": [*gates.values()]}, version)
     x = g.standard_normal((5, 2, I))
     np.testing.assert_allclose(convert.from_keras(path)(x)[0], formula(x, gates), rtol=0, atol=1e-14)
@@ -330,10 +331,12 @@ def test_a_model_of_keras_1(tmp_path):
     model = {
         "class_name": "Sequential",
         "config": [
-            keras_1("LSTM", "lstm", H, return_sequences=True, consume_less="gpu"),
-            entry("Bidirectional", "bi", layer=keras_1("GRU", "gru", 3, return_sequences=True), merge_mode="concat"),
-            keras_1("SimpleRNN", "rnn", 2, return_sequences=True),
-            keras_1("TimeDistributedDense", "steps", 2),
+            keras_1_entry("LSTM", "lstm", H, return_sequences=True, consume_less="gpu"),
+            entry(
+                "Bidirectional", "bi", layer=keras_1_entry("GRU", "gru", 3, return_sequences=True), merge_mode="concat"
+            ),
+            keras_1_entry("SimpleRNN", "rnn", 2, return_sequences=True),
+            keras_1_entry("TimeDistributedDense", "steps", 2),
             entry("Dense", "head", output_dim=2, activation="softmax", bias=True),
         ],
     }
@@ -430,8 +433,8 @@ def test_weights_that_do_not_fit(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------- arrays alone
-def alone(form, path, model, arrays, version="2.15.0"):
-    """A file of arrays in one of the two formats."""
+def write_arrays(form, path, model, arrays, version="2.15.0"):
+    """Write a file of arrays in one of the two formats."""
     if form == "names":
         return forms.write_h5_weights(path, model, arrays, version)
     return forms.write_weights(path, model, arrays)
@@ -451,7 +454,7 @@ def test_arrays_alone(form, tmp_path):
     bi = drawn(g, "GRU", H, 3, reset_after=True) + drawn(g, "GRU", H, 3, reset_after=True)
     arrays = {"lstm": drawn(g, "LSTM", I, H), "bi": bi, "rnn": drawn(g, "SimpleRNN", 6, 5)}
     arrays |= {"head": drawn(g, "Dense", 5, 2), "emb": [g.uniform(-1, 1, (9, I)).astype(np.float32)]}
-    path = alone(form, tmp_path / "m.weights.h5", model, arrays)
+    path = write_arrays(form, tmp_path / "m.weights.h5", model, arrays)
     for gates in ("sigmoid", KERAS_2_HARD_SIGMOID, None):
         options = {} if gates is None else {"recurrent_activation": gates, "activation": "relu"}
         stack, messages = messages_of(convert.from_keras, path, **options)
@@ -475,24 +478,26 @@ def test_arrays_alone_of_old_versions(version, tmp_path):
     lstm, gru = drawn(g, "LSTM", I, H), drawn(g, "GRU", H, 3)
     gates = [np.split(array, 4, axis=-1)[k] for k in (0, 2, 1, 3) for array in lstm]
     arrays = {"lstm": gates, "gru": [np.split(array, 3, axis=-1)[k] for k in range(3) for array in gru]}
-    path = alone("names", tmp_path / "m.h5", sequential(entry("LSTM", "lstm"), entry("GRU", "gru")), arrays, version)
+    path = write_arrays(
+        "names", tmp_path / "m.h5", sequential(entry("LSTM", "lstm"), entry("GRU", "gru")), arrays, version
+    )
     stack, (message,) = messages_of(convert.from_keras, path)
     cells = [cell_of("LSTM", lstm, gates=KERAS_2_HARD_SIGMOID), cell_of("GRU", gru, gates=KERAS_2_HARD_SIGMOID)]
     assert_same(stack, Stack(cells))
     told = [eval(text.split(" or")[0].rstrip(",")) for text in re.findall(r"Pass that, (\(.*?\)), or", message)]
     assert told == [KERAS_2_HARD_SIGMOID] and 'recurrent_activation="sigmoid"' in message
-    assert_same(quiet(convert.from_keras, path, recurrent_activation="sigmoid").layers[0], cell_of("LSTM", lstm))
+    assert_same(result_of(convert.from_keras, path, recurrent_activation="sigmoid").layers[0], cell_of("LSTM", lstm))
 
 
 @pytest.mark.parametrize("form", ["names", "attributes"])
 def test_arrays_alone_of_a_gru_without_bias(form, tmp_path):
     g = rng()
     arrays = {"gru": drawn(g, "GRU", I, H, use_bias=False)}
-    path = alone(form, tmp_path / "m.h5", sequential(entry("GRU", "gru")), arrays)
+    path = write_arrays(form, tmp_path / "m.h5", sequential(entry("GRU", "gru")), arrays)
     with pytest.raises(ConversionError, match=r"without a bias does not show whether .* or reset_after="):
         convert.from_keras(path)
     for reset_after in (True, False):
-        layer = quiet(convert.from_keras, path, reset_after=reset_after)
+        layer = result_of(convert.from_keras, path, reset_after=reset_after)
         assert_same(layer, cell_of("GRU", arrays["gru"], reset_after=reset_after))
 
 
@@ -502,7 +507,7 @@ def test_arrays_alone_with_others_between(form, tmp_path):
     g = rng()
     arrays = {"a": drawn(g, "LSTM", I, H), "norm": [np.ones(H, np.float32)] * 2, "b": drawn(g, "LSTM", H, H)}
     model = sequential(entry("LSTM", "a"), entry("LayerNormalization", "norm"), entry("LSTM", "b"))
-    path = alone(form, tmp_path / "m.h5", model, arrays)
+    path = write_arrays(form, tmp_path / "m.h5", model, arrays)
     layers, (left_out, _) = messages_of(convert.from_keras, path)
     assert_all_same(layers, {name: cell_of("LSTM", arrays[name]) for name in "ab"})
     assert re.fullmatch(r"from_keras: left out: norm \((unknown|layer_normalization)\)", left_out)
@@ -515,15 +520,15 @@ def test_arrays_alone_without_an_order(tmp_path):
     nested = sequential(entry("LSTM", "a"), entry("LSTM", "b"))
     path = forms.write_weights(tmp_path / "m.h5", sequential(nested), arrays)
     expected = {f"sequential/{name}": cell_of("LSTM", arrays[name]) for name in "ab"}
-    assert_all_same(quiet(convert.from_keras, path), expected)
+    assert_all_same(result_of(convert.from_keras, path), expected)
     path = forms.write_h5_weights(tmp_path / "n.h5", sequential(nested), arrays)
-    assert_same(quiet(convert.from_keras, path), Stack([*expected.values()]))
+    assert_same(result_of(convert.from_keras, path), Stack([*expected.values()]))
     cells = entry("RNN", "r", cell=entry("StackedRNNCells", "s", cells=[entry("LSTMCell", "x"), entry("GRUCell", "y")]))
     arrays = {"r": drawn(g, "LSTM", I, H) + drawn(g, "GRU", H, 5)}
     for write in (forms.write_weights, forms.write_h5_weights):
         path = write(tmp_path / "o.h5", sequential(cells), arrays)
         expected = Stack([cell_of("LSTM", arrays["r"][:3]), cell_of("GRU", arrays["r"][3:])])
-        assert_same(quiet(convert.from_keras, path), expected)
+        assert_same(result_of(convert.from_keras, path), expected)
 
 
 def test_activations_are_for_arrays_alone(tmp_path):
@@ -593,7 +598,7 @@ def test_zips(tmp_path):
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
 
-    def rewritten(**changed):
+    def rewrite(**changed):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():
                 if (new := changed.get(name.split(".")[0], content)) is not None:
@@ -612,8 +617,8 @@ def test_zips(tmp_path):
         ({"model": b"nothing"}, "its HDF5 cannot be read"),
     ):
         with pytest.raises(FormatError, match=message):
-            convert.from_keras(rewritten(**changed))
-    content = rewritten().read_bytes()
+            convert.from_keras(rewrite(**changed))
+    content = rewrite().read_bytes()
     place = content.rindex(b"PK\1\2", 0, content.rindex(b"metadata.json"))
     path.write_bytes(content[: place + 20] + b"\xff\xff\xff\x7f" + content[place + 24 :])  # its size in the archive
     with pytest.raises(FormatError, match=r"metadata\.json has .* bytes, 2147483647 of them in the archive"):

@@ -47,64 +47,66 @@ REFUSED = {  # what may be refused, by words of the message
 
 
 def keras_of(package):
+    """Import a package of Keras, or skip the test."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     pytest.importorskip("h5py")
     pytest.importorskip("tensorflow")
     return pytest.importorskip(package)
 
 
-def chance(g, probability):
+def draw_bool(g, probability):
+    """Draw True with a probability."""
     return bool(g.random() < probability)
 
 
 def recurrent_layer(g, layers, last):
-    """A random recurrent layer; the last one of a model may return its last output alone."""
+    """Draw a recurrent layer; the last one of a model may return its last output alone."""
     kind = str(g.choice(["LSTM", "GRU", "SimpleRNN"]))
-    options = {"activation": str(g.choice(ACTIVATIONS)), "use_bias": chance(g, 0.9)}
-    if chance(g, 0.05):
+    options = {"activation": str(g.choice(ACTIVATIONS)), "use_bias": draw_bool(g, 0.9)}
+    if draw_bool(g, 0.05):
         options["activation"] = layers.LeakyReLU(0.25)
     if kind != "SimpleRNN":
         options["recurrent_activation"] = str(g.choice(GATES))
     if kind == "GRU":
-        options["reset_after"] = chance(g, 0.5)
-    if chance(g, 0.005):
+        options["reset_after"] = draw_bool(g, 0.5)
+    if draw_bool(g, 0.005):
         options["activation"] = "gelu"
-    around = {"return_sequences": not last or chance(g, 0.4), "go_backwards": chance(g, 0.03) and last}
+    around = {"return_sequences": not last or draw_bool(g, 0.4), "go_backwards": draw_bool(g, 0.03) and last}
     units = int(g.integers(1, 9))
-    if chance(g, 0.2):
+    if draw_bool(g, 0.2):
         cells = [getattr(layers, f"{kind}Cell")(units, **options) for _ in range(int(g.integers(1, 3)))]
-        layer = layers.RNN(cells if len(cells) > 1 or chance(g, 0.5) else cells[0], **around)
+        layer = layers.RNN(cells if len(cells) > 1 or draw_bool(g, 0.5) else cells[0], **around)
         several = len(cells) > 1
     else:
-        dropped = {"dropout": 0.2, "recurrent_dropout": 0.1} if chance(g, 0.2) else {}
+        dropped = {"dropout": 0.2, "recurrent_dropout": 0.1} if draw_bool(g, 0.2) else {}
         layer = getattr(layers, kind)(units, **options, **around, **dropped)
         several = False
-    if chance(g, 0.3) and not around["go_backwards"] and not several:
-        mode = "concat" if chance(g, 0.97) else str(g.choice(["sum", "ave", "mul"]))
+    if draw_bool(g, 0.3) and not around["go_backwards"] and not several:
+        mode = "concat" if draw_bool(g, 0.97) else str(g.choice(["sum", "ave", "mul"]))
         layer = layers.Bidirectional(layer, merge_mode=mode)
     return layer
 
 
 def random_model(g, keras):
-    """A Sequential or functional model, perhaps with models in it."""
+    """Draw a Sequential or functional model, perhaps with models in it."""
     layers, inputs = keras.layers, (int(g.integers(2, 9)), int(g.integers(1, 7)))
     count = int(g.integers(1, 4))
     parts = []
-    if chance(g, 0.2):
+    if draw_bool(g, 0.2):
         parts.append(layers.Dense(int(g.integers(1, 7)), activation=str(g.choice(HEADS))))
     for k in range(count):
         parts.append(recurrent_layer(g, layers, k == count - 1))
-        if chance(g, 0.2):
+        if draw_bool(g, 0.2):
             parts.append(layers.Dropout(0.3))
     whole = all(getattr(getattr(part, "forward_layer", part), "return_sequences", True) for part in parts)
-    if chance(g, 0.2) and count > 1:
+    if draw_bool(g, 0.2) and count > 1:
         inner = parts[:-1]
         parts = [keras.Sequential(inner), *parts[-1:]]
     heads = int(g.choice([0, 1, 1, 1, 2]))
     for k in range(heads):
-        dense = layers.Dense(int(g.integers(1, 5)), activation=str(g.choice(HEADS)), use_bias=chance(g, 0.8))
-        parts.append(layers.TimeDistributed(dense) if whole and k == 0 and chance(g, 0.3) else dense)
-    if chance(g, 0.4):
+        dense = layers.Dense(int(g.integers(1, 5)), activation=str(g.choice(HEADS)), use_bias=draw_bool(g, 0.8))
+        parts.append(layers.TimeDistributed(dense) if whole and k == 0 and draw_bool(g, 0.3) else dense)
+    if draw_bool(g, 0.4):
         x = y = keras.Input(inputs)
         for part in parts:
             y = part(y)
@@ -120,7 +122,7 @@ def random_model(g, keras):
 
 
 def last_of(layer, state):
-    """What a recurrent layer at the top gives without return_sequences."""
+    """Return what a recurrent layer at the top gives without return_sequences."""
     top, state = (layer.layers[-1], state[-1]) if isinstance(layer, Stack) else (layer, state)
     if isinstance(top, Bidirectional):
         return np.concatenate([half.h for half in state], axis=-1)
@@ -128,7 +130,7 @@ def last_of(layer, state):
 
 
 def compare(model, path, g):
-    """Whether what is read computes what Keras does; the reason if it is refused."""
+    """Tell whether what is read computes what Keras does, or why it is refused."""
     x = g.standard_normal((3, *model.input_shape[1:])).astype(np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a softmax of one number

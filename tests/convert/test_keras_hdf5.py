@@ -17,13 +17,13 @@ GROUP = "model_weights/a"
 
 @pytest.fixture
 def path(tmp_path):
-    """A file with an LSTM."""
+    """Write a file with an LSTM."""
     model = sequential(entry("LSTM", "a", units=H))
     return forms.write_h5(tmp_path / "m.h5", model, {"a": drawn(rng(), "LSTM", I, H)})
 
 
-def replaced(path, name, put):
-    """The file with something else at a place: `put` gets the file, the place and the array that was there, or None."""
+def replace_item(path, name, put):
+    """Replace an item of a file by `put`, which takes the file, the name and the array that was there, or None."""
     with h5py.File(path, "r+") as file:
         array = file[name][()] if isinstance(file[name], h5py.Dataset) else None
         file.move(name, "kept")
@@ -31,36 +31,44 @@ def replaced(path, name, put):
     return path
 
 
-def virtual(file, name, array):
+def put_virtual(file, name, array):
+    """Put a virtual dataset there, of another file."""
     layout = h5py.VirtualLayout(array.shape, array.dtype)
     layout[...] = h5py.VirtualSource("other.h5", "kernel", array.shape, array.dtype)
     file.create_virtual_dataset(name, layout)
 
 
-def external(file, name, array):
+def put_external(file, name, array):
+    """Put a dataset there whose data is in another file."""
     with open("outside.bin", "wb") as other:
         other.write(array.tobytes())
     file.create_dataset(name, array.shape, array.dtype, external=[("outside.bin", 0, array.nbytes)])
 
 
-def linked(file, name, array):
+def put_link(file, name, array):
+    """Put a link to another file there."""
     with h5py.File("other.h5", "w") as other:
         other["kernel"] = array
     file[name] = h5py.ExternalLink("other.h5", "/kernel")
 
 
-def null(file, name, array):
+def put_null(file, name, array):
+    """Put a dataset without data there."""
     file[name] = h5py.Empty("f4")
 
 
-def assigned(value):
+def put_value(value):
+    """Return a function that puts a value there, or what a function makes of the array."""
+
     def put(file, name, array):
         file[name] = value(array) if callable(value) else value
 
     return put
 
 
-def created(shape, **options):
+def put_empty(shape, **options):
+    """Return a function that puts an empty dataset there."""
+
     def put(file, name, array):
         file.create_dataset(name, shape, "f4", **options)
 
@@ -70,38 +78,42 @@ def created(shape, **options):
 @pytest.mark.parametrize(
     ("name", "put", "message"),
     [
-        (KERNEL, linked, "is a link, and may lead out of the file"),
-        (KERNEL, assigned(h5py.SoftLink("/kept")), "is a link"),
-        (GROUP, assigned(h5py.SoftLink("/kept")), "/model_weights/a is a link"),
-        ("model_weights/a/a", assigned(h5py.SoftLink("/kept")), "/model_weights/a/a is a link"),
-        ("model_weights", assigned(h5py.SoftLink("/kept")), "/model_weights is a link"),
-        (GROUP, assigned(h5py.ExternalLink("m.h5", "/kept")), "/model_weights/a is a link"),
-        (KERNEL, virtual, "is a virtual dataset, which may read other files"),
-        (KERNEL, external, "has external storage: its numbers are in another file"),
-        (KERNEL, created((I, 4 * H)), "has 0 bytes; expected 192"),
-        (KERNEL, created((2**40, 4 * H), chunks=(1, 4 * H)), "bytes, in a file of"),
-        (KERNEL, created((2**22, 4 * H), compression="gzip"), "bytes, in a file of"),
-        (KERNEL, created((I, 4 * H), chunks=(I, 4 * H)), "has 0 chunks; expected 1"),
-        (KERNEL, created((I, 4 * H), chunks=(2**20, 4 * H), maxshape=(None, 4 * H)), "a chunk of .* bytes, in a file"),
+        (KERNEL, put_link, "is a link, and may lead out of the file"),
+        (KERNEL, put_value(h5py.SoftLink("/kept")), "is a link"),
+        (GROUP, put_value(h5py.SoftLink("/kept")), "/model_weights/a is a link"),
+        ("model_weights/a/a", put_value(h5py.SoftLink("/kept")), "/model_weights/a/a is a link"),
+        ("model_weights", put_value(h5py.SoftLink("/kept")), "/model_weights is a link"),
+        (GROUP, put_value(h5py.ExternalLink("m.h5", "/kept")), "/model_weights/a is a link"),
+        (KERNEL, put_virtual, "is a virtual dataset, which may read other files"),
+        (KERNEL, put_external, "has external storage: its numbers are in another file"),
+        (KERNEL, put_empty((I, 4 * H)), "has 0 bytes; expected 192"),
+        (KERNEL, put_empty((2**40, 4 * H), chunks=(1, 4 * H)), "bytes, in a file of"),
+        (KERNEL, put_empty((2**22, 4 * H), compression="gzip"), "bytes, in a file of"),
+        (KERNEL, put_empty((I, 4 * H), chunks=(I, 4 * H)), "has 0 chunks; expected 1"),
         (
             KERNEL,
-            created((I, 4 * H), chunks=(I, 4 * H), scaleoffset=3),
+            put_empty((I, 4 * H), chunks=(2**20, 4 * H), maxshape=(None, 4 * H)),
+            "a chunk of .* bytes, in a file",
+        ),
+        (
+            KERNEL,
+            put_empty((I, 4 * H), chunks=(I, 4 * H), scaleoffset=3),
             "compressed by a filter that is not HDF5's own",
         ),
-        (KERNEL, null, "is no array of numbers"),
-        (KERNEL, assigned("text"), "is no array of numbers"),
-        (KERNEL, assigned(np.dtype("f4")), "is no group or dataset"),
+        (KERNEL, put_null, "is no array of numbers"),
+        (KERNEL, put_value("text"), "is no array of numbers"),
+        (KERNEL, put_value(np.dtype("f4")), "is no group or dataset"),
         (KERNEL, lambda file, name, array: file.create_group(name), "is a group; expected a dataset"),
-        (GROUP, assigned(np.zeros(3)), "/model_weights/a is a dataset; expected a group"),
-        (KERNEL, assigned(lambda array: array.astype("i4")), "kernel has dtype int32"),
-        (KERNEL, assigned(lambda array: array.astype("c8")), "is no array of numbers"),
+        (GROUP, put_value(np.zeros(3)), "/model_weights/a is a dataset; expected a group"),
+        (KERNEL, put_value(lambda array: array.astype("i4")), "kernel has dtype int32"),
+        (KERNEL, put_value(lambda array: array.astype("c8")), "is no array of numbers"),
         (KERNEL, lambda file, name, array: None, "there is no /model_weights/a/a/cell/kernel:0"),
     ],
 )
 def test_refused(path, name, put, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FormatError, match=message):
-        convert.from_keras(replaced(path, name, put))
+        convert.from_keras(replace_item(path, name, put))
 
 
 def test_one_dataset_under_many_names(tmp_path):
@@ -149,7 +161,7 @@ def test_accepted(path, form):
                 for k, name in enumerate(np.ravel(names).astype(str)):
                     file[GROUP].attrs[f"weight_names{k}"] = np.array([name.encode()])
     else:
-        replaced(path, KERNEL, put)
+        replace_item(path, KERNEL, put)
     assert_same(convert.from_keras(path), expected)
 
 

@@ -3,7 +3,7 @@ import pytest
 
 @pytest.fixture
 def dynamo():
-    """Nothing compiled before, nor left behind."""
+    """Forget what was compiled before and in the test."""
     torch = pytest.importorskip("torch")
     torch._dynamo.reset()
     yield
@@ -12,6 +12,7 @@ def dynamo():
 
 @pytest.fixture
 def threads_of_torch_as_before():
+    """Restore the number of threads of PyTorch after the test."""
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     yield

@@ -74,7 +74,7 @@ print(status, *sorted({{pair[0] for pair in found}} - {{None}}), *sorted({{pair[
 
 
 def environment(own, folder):
-    """In which blockcell has a runtime of its own or the system's."""
+    """Return an environment in which blockcell has a runtime of its own or the system's."""
     pytest.importorskip("torch")
     if REPAIRED and not own:
         pytest.skip("this wheel has a runtime of its own")

@@ -26,8 +26,8 @@ CONFIGURATIONS = 300
 KINDS = ["LSTM", "GRU", "RNN"]
 
 
-def drawn(g, dtype):
-    """Sizes and options of a configuration."""
+def random_config(g, dtype):
+    """Draw sizes and options of a configuration."""
     config = {"sizes": random_sizes(g, dtype), "layers": int(g.integers(1, 4)), "threads": int(g.integers(1, 3))}
     switches = ("bidirectional", "bias", "batch_first", "x_grad", "hx", "hx_grad", "compact")
     config |= {name: bool(g.integers(2)) for name in switches}
@@ -39,8 +39,8 @@ def drawn(g, dtype):
     return config
 
 
-def pair_of(kind, config, g, dtype):
-    """Ours and theirs, which is in float64, with the same weights."""
+def module_pair(kind, config, g, dtype):
+    """Make a module of blockcell, and one of PyTorch in float64 with the same weights."""
     inputs, hidden = config["sizes"][2:]
     options = {"num_layers": config["layers"]} | {k: config[k] for k in ("bias", "batch_first", "bidirectional")}
     if kind == "RNN":
@@ -62,19 +62,19 @@ def pair_of(kind, config, g, dtype):
 
 
 def results_of(module, kind, config, x, hx, lengths, grads):
-    """Run a module forward and backward: all results by name."""
+    """Run a module forward and backward; return all results by name."""
     form = config["form"]
-    given = None if hx is None else hx[0] if kind != "LSTM" else tuple(hx)
+    states = None if hx is None else hx[0] if kind != "LSTM" else tuple(hx)
     if form in ("sorted", "unsorted", "equal"):
         x_given = rnn.pack_padded_sequence(x, lengths, config["batch_first"], enforce_sorted=form != "unsorted")
-        packed, last = module(x_given, given)
+        packed, last = module(x_given, states)
         assert torch.equal(packed.batch_sizes, x_given.batch_sizes)
         for name in ("sorted_indices", "unsorted_indices"):
-            found, expected = getattr(packed, name), getattr(x_given, name)
-            assert (found is None and expected is None) or torch.equal(found, expected)
+            indices, expected_indices = getattr(packed, name), getattr(x_given, name)
+            assert (indices is None and expected_indices is None) or torch.equal(indices, expected_indices)
         y = packed.data
     else:
-        y, last = module(x, given)
+        y, last = module(x, states)
     last = (last,) if kind != "LSTM" else last
     outputs = dict(zip(("y", "h_n", "c_n"), (y, *last), strict=False))
     asked = [(a, d) for a, d, is_asked in zip(outputs.values(), grads, config["asked"], strict=False) if is_asked]
@@ -85,9 +85,10 @@ def results_of(module, kind, config, x, hx, lengths, grads):
 
 
 def compare(kind, dtype, g, config):
+    """Compare a module with PyTorch's in one configuration."""
     T, B, inputs, hidden = config["sizes"]
     torch.set_num_threads(config["threads"])
-    ours, theirs = pair_of(kind, config, g, dtype)
+    ours, theirs = module_pair(kind, config, g, dtype)
     D, packed = 1 + config["bidirectional"], config["form"] in ("sorted", "unsorted", "equal")
     rows = () if config["form"] == "unbatched" else (B,)
     lengths = None
@@ -125,7 +126,7 @@ def compare(kind, dtype, g, config):
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_configurations(kind, dtype, seed):
     def compare_drawn(g, k):
-        config = drawn(g, dtype)
+        config = random_config(g, dtype)
         error, name = compare(kind, dtype, g, config)
         return error, f"{name} of {kind}, {dtype}, {config}"
 
@@ -151,8 +152,8 @@ def test_gradcheck(kind, form, seed):
     assert torch.autograd.gradcheck(function, (x, *hx, *weights))
 
 
-def swapped(module):
-    """The same module, after it has been PyTorch's for a moment."""
+def restore_and_replace(module):
+    """Make the module PyTorch's for a moment."""
     nn.restore(module)
     assert isinstance(module, torch.nn.RNNBase) and module._weights_have_changed() is False
     nn.replace(module)
@@ -161,7 +162,7 @@ def swapped(module):
 
 CHANGES = {
     "nothing": lambda g, module: module,
-    "restore and replace": lambda g, module: swapped(module),
+    "restore and replace": lambda g, module: restore_and_replace(module),
     "dtype": lambda g, module: module.double() if module.weight_ih_l0.dtype == torch.float32 else module.float(),
     "deepcopy": lambda g, module: copy.deepcopy(module),
     "pickle": lambda g, module: pickle.loads(pickle.dumps(module)),
@@ -184,29 +185,29 @@ def test_bits_after_any_calls_on_any_threads(kind, seed):
         T, B = int(g.integers(1, 40)), int(g.choice([1, 3, 16, 40]))
         x = torch.from_numpy(g.standard_normal((T, B, 48))).to(dtype)
         lengths = torch.from_numpy(g.integers(1, T + 1, B)) if g.random() < 0.3 else None
-        given = x if lengths is None else rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        module_input = x if lengths is None else rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
         training, threads = bool(g.integers(2)), int(g.integers(1, 4))
         fresh = getattr(nn, kind)(48, 96, dtype=dtype, **options)
         fresh.load_state_dict(module.state_dict())
         results = []
-        for each, on in ((module, threads), (fresh, 1)):
+        for other, on in ((module, threads), (fresh, 1)):
             torch.set_num_threads(on)
-            each.zero_grad()
+            other.zero_grad()
             with torch.set_grad_enabled(training):
-                y, last = each(given)
+                y, last = other(module_input)
             results.append([y if lengths is None else y.data, *([last] if kind != "LSTM" else last)])
             if results[-1][0].requires_grad:
                 torch.autograd.backward(results[-1], [torch.cos(a.detach()) for a in results[-1]])
-            results[-1] += [parameter.grad for parameter in each.parameters()]
+            results[-1] += [parameter.grad for parameter in other.parameters()]
         *_, count, _ = module._op._plan_kernel("forward", op.Sizes(T, B, 48, 96, 96), dtype, threads, False)
         planned.add(count)
         where = f"call {k}: {change}, {T=}, {B=}, {dtype}, {threads=}, {training=}"
         asked = [True] * (2 + (kind == "LSTM")) + [parameter.requires_grad for parameter in module.parameters()]
-        for found, expected, is_asked in zip(*results, asked, strict=True):
+        for result, expected, is_asked in zip(*results, asked, strict=True):
             if is_asked and expected is not None:
-                assert torch.equal(found, expected), where
+                assert torch.equal(result, expected), where
             else:
-                assert found is None, where
+                assert result is None, where
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.grad is not None:
@@ -214,8 +215,8 @@ def test_bits_after_any_calls_on_any_threads(kind, seed):
     assert {1, 2} <= planned
 
 
-def drawn_lengths(g, T, B):
-    """Of rows that are all, mostly or partly padding, or not at all."""
+def random_lengths(g, T, B):
+    """Draw lengths of rows that are all, mostly or partly padding, or not at all."""
     short = np.append(g.integers(1, max(2, T // 10), B - 1), T)
     return g.permutation([g.integers(1, T + 1, B), short, np.full(B, T)][g.choice(3, p=[0.5, 0.4, 0.1])])
 
@@ -228,9 +229,9 @@ def test_rows_of_any_lengths(kind, dtype, seed):
     for k in range(25):
         config = {"sizes": (0, 0, 48, 96), "layers": int(g.integers(1, 3)), "frozen": 0}
         config |= {name: bool(g.integers(2)) for name in ("bidirectional", "bias", "hx")} | {"batch_first": False}
-        ours, theirs = pair_of(kind, config, g, dtype)
+        ours, theirs = module_pair(kind, config, g, dtype)
         T, B, cells = int(g.integers(1, 80)), int(g.integers(2, 25)), config["layers"] * (1 + config["bidirectional"])
-        lengths = torch.from_numpy(drawn_lengths(g, T, B))
+        lengths = torch.from_numpy(random_lengths(g, T, B))
         x = rnn.pack_padded_sequence(torch.from_numpy(g.standard_normal((T, B, 48))), lengths, enforce_sorted=False)
         hx = torch.from_numpy(g.uniform(-0.8, 0.8, (2, cells, B, 96))) if config["hx"] else None
         torch.set_num_threads(int(g.integers(1, 3)))

@@ -38,33 +38,35 @@ QUANTIZED = ["LSTMCell", "GRUCell"]
 OPERATORS = {"LSTMCell": "lstm_cell", "GRUCell": "gru_cell", "RNNCell": "rnn_tanh_cell"}
 
 
-def made(kind, *sizes, **options):
+def cell_of(kind, *sizes, **options):
+    """Make a cell of a kind."""
     torch.manual_seed(0)
     return getattr(nn, kind)(*(sizes or (5, 8)), **options)
 
 
 def count_of(kind):
+    """Return the number of states of a kind of cell."""
     return 2 if kind == "LSTMCell" else 1
 
 
 class Loop(torch.nn.Module):
-    """Over the steps of x; the states after each."""
+    """A loop of a cell over the steps of x, which returns the states after each."""
 
     def __init__(self, cell):
         super().__init__()
         self.cell = cell
 
     def forward(self, x, hx):
-        found = []
-        for step in x:
-            hx = self.cell(step, hx)
-            found += states_of(hx)
-        return found
+        states = []
+        for row in x:
+            hx = self.cell(row, hx)
+            states += states_of(hx)
+        return states
 
 
-def step(module, call, *inputs):
-    """Results and gradients."""
-    leaves = [a for each in inputs for a in states_of(each)] if isinstance(inputs[1], (tuple, torch.Tensor)) else []
+def training_step(module, call, *inputs):
+    """Return results and gradients of a training step."""
+    leaves = [a for value in inputs for a in states_of(value)] if isinstance(inputs[1], (tuple, torch.Tensor)) else []
     for tensor in (*leaves, *module.parameters()):
         tensor.grad = None
     results = call(*inputs)
@@ -127,7 +129,7 @@ def test_bits_of_the_layer(kind, seed):
     g = np.random.default_rng([seed, 1])
     for k in range(20):
         inputs, hidden, B = (int(size) for size in g.integers((1, 1, 1), (60, 90, 50)))
-        cell, x = made(kind, inputs, hidden), torch.from_numpy(g.standard_normal((3, B, inputs)).astype(np.float32))
+        cell, x = cell_of(kind, inputs, hidden), torch.from_numpy(g.standard_normal((3, B, inputs)).astype(np.float32))
         layer = getattr(nn, kind.removesuffix("Cell"))(inputs, hidden)
         layer.load_state_dict({f"{name}_l0": tensor for name, tensor in cell.state_dict().items()})
         expected = hx = None
@@ -141,7 +143,7 @@ def test_bits_of_the_layer(kind, seed):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradcheck(kind):
-    module = made(kind, 3, 2, dtype=torch.float64)
+    module = cell_of(kind, 3, 2, dtype=torch.float64)
     names, weights = zip(*module.named_parameters(), strict=True)
     inputs = [torch.randn(3, size, dtype=torch.float64, requires_grad=True) for size in (3, 2, 2)[: 1 + count_of(kind)]]
 
@@ -155,13 +157,13 @@ def test_gradcheck(kind):
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled(kind, backend, dynamo):
-    loop = Loop(made(kind))
+    loop = Loop(cell_of(kind))
     compiled = torch.compile(loop, fullgraph=True, backend=backend)
     for B in (3, 5, 2):  # the size becomes a symbol
         shapes = ((4, B, 5), (B, 8), (B, 8))[: 1 + count_of(kind)]
         x, *states = (torch.randn(shape, requires_grad=True) for shape in shapes)
         for hx in (hx_of(kind, states), None):
-            found, expected = (step(loop, call, x, hx) for call in (compiled, loop))
+            found, expected = (training_step(loop, call, x, hx) for call in (compiled, loop))
             assert all(map(torch.equal, found, expected))
         with torch.no_grad():
             assert all(map(torch.equal, compiled(x, None), loop(x, None)))
@@ -169,7 +171,7 @@ def test_compiled(kind, backend, dynamo):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_and_traced(kind):
-    loop, x = Loop(made(kind)), torch.randn(3, 4, 5)
+    loop, x = Loop(cell_of(kind)), torch.randn(3, 4, 5)
     hx = hx_of(kind, torch.randn(2, 4, 8).unbind())
     with torch.no_grad():
         expected = loop(x, hx)
@@ -197,7 +199,7 @@ def test_exported_and_traced(kind):
 def test_operators_pass_opcheck(kind):
     recorder = Recorder()
     for bias in (True, False):
-        module, x = made(kind, 3, 4, bias=bias), torch.randn(5, 3, requires_grad=True)
+        module, x = cell_of(kind, 3, 4, bias=bias), torch.randn(5, 3, requires_grad=True)
         hx = hx_of(kind, torch.randn(2, 5, 4).unbind())
         with recorder:
             for given in (None, hx):
@@ -210,7 +212,7 @@ def test_operators_pass_opcheck(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_called_by_hand_do_not_read_beyond(kind):
     """Every tensor of another shape or dtype is refused, and so no memory is touched."""
-    module, x = made(kind), torch.zeros(3, 5)
+    module, x = cell_of(kind), torch.zeros(3, 5)
     op, weights, n = module._op, [*module.parameters()], count_of(kind)
     states = [torch.zeros(3, 8)] * n
     forward = x, weights, True, False, True, states, None
@@ -254,7 +256,7 @@ def test_initial_values_and_state_dicts(kind, options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_may_be_changed_in_place(kind):
-    module, x = made(kind), torch.randn(3, 5)
+    module, x = cell_of(kind), torch.randn(3, 5)
     results = []
     for change in (torch.relu, torch.relu_):
         module.zero_grad()
@@ -265,7 +267,7 @@ def test_results_may_be_changed_in_place(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_read_at_each_call(kind):
-    module, x = made(kind), torch.randn(3, 5)
+    module, x = cell_of(kind), torch.randn(3, 5)
     torch.nn.utils.parametrizations.weight_norm(module, "weight_hh")
     with torch.no_grad():
         module.parametrizations.weight_hh.original0.mul_(3)
@@ -284,7 +286,7 @@ def test_weights_are_read_at_each_call(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast(kind, dtype, of_x, of_hx):
     """What is computed in float32 is rounded to the dtypes of torch.nn's results."""
-    ours, theirs, x = made(kind), getattr(torch.nn, kind)(5, 8), torch.randn(3, 5).to(of_x)
+    ours, theirs, x = cell_of(kind), getattr(torch.nn, kind)(5, 8), torch.randn(3, 5).to(of_x)
     hx = full = None
     if of_hx is not None:
         states = torch.randn(2, 3, 8).to(of_hx)
@@ -300,7 +302,7 @@ def test_autocast(kind, dtype, of_x, of_hx):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_does_not_have(kind):
-    module, x = made(kind), torch.randn(3, 5, requires_grad=True)
+    module, x = cell_of(kind), torch.randn(3, 5, requires_grad=True)
     (grad,) = torch.autograd.grad(states_of(module(x))[0].square().sum(), x, create_graph=True)
     prefix = f"^blockcell.torch.{kind}: "
     with pytest.raises(RuntimeError, match=f"{prefix}there are no second derivatives; use torch.nn.{kind}, see"):
@@ -320,23 +322,23 @@ def test_refused(kind):
         ({"dtype": torch.float16}, TypeError, "dtype is torch.float16; expected torch.float32 or torch.float64"),
     ):
         with pytest.raises(error, match=f"^{re.escape(prefix + message)}$"):
-            made(kind, 5, 8, **options)
+            cell_of(kind, 5, 8, **options)
 
-    def given(*shape, dtype=torch.float32):
+    def zero_hx(*shape, dtype=torch.float32):
         return hx_of(kind, [torch.zeros(shape, dtype=dtype)] * 2)
 
     cases = [
-        (made(kind).half(), (x.half(),), TypeError, f"{prefix}the weights are torch.float16; expected"),
-        (made(kind), (x.double(),), ValueError, "RNN input dtype (torch.float64) does not match weight dtype"),
-        (made(kind), (x.to("meta"),), ValueError, f"{prefix}input is on meta, the weights on cpu; expected cpu"),
-        (made(kind), (x.numpy(),), TypeError, f"{prefix}input is of type ndarray; expected a tensor"),
-        (made(kind), (x[None],), ValueError, f"{kind}: Expected input to be 1D or 2D, got 3D instead"),
-        (made(kind), (x[:, :3],), RuntimeError, "input has inconsistent input_size: got 3, expected 5"),
-        (made(kind), (x, 3), TypeError, f"{prefix}hx is of type int; expected {pair}"),
-        (made(kind), (x, given(4, 8)), RuntimeError, f"Expected hidden{number} size (3, 8), got [4, 8]"),
-        (made(kind), (x, given(1, 3, 8)), RuntimeError, f"Expected hidden{number} size (3, 8), got [1, 3, 8]"),
-        (made(kind), (x[0], given(3, 8)), RuntimeError, f"Expected hidden{number} size (8,), got [3, 8]"),
-        (made(kind), (x, given(3, 8, dtype=torch.float64)), ValueError, "RNN hx dtype (torch.float64) does not"),
+        (cell_of(kind).half(), (x.half(),), TypeError, f"{prefix}the weights are torch.float16; expected"),
+        (cell_of(kind), (x.double(),), ValueError, "RNN input dtype (torch.float64) does not match weight dtype"),
+        (cell_of(kind), (x.to("meta"),), ValueError, f"{prefix}input is on meta, the weights on cpu; expected cpu"),
+        (cell_of(kind), (x.numpy(),), TypeError, f"{prefix}input is of type ndarray; expected a tensor"),
+        (cell_of(kind), (x[None],), ValueError, f"{kind}: Expected input to be 1D or 2D, got 3D instead"),
+        (cell_of(kind), (x[:, :3],), RuntimeError, "input has inconsistent input_size: got 3, expected 5"),
+        (cell_of(kind), (x, 3), TypeError, f"{prefix}hx is of type int; expected {pair}"),
+        (cell_of(kind), (x, zero_hx(4, 8)), RuntimeError, f"Expected hidden{number} size (3, 8), got [4, 8]"),
+        (cell_of(kind), (x, zero_hx(1, 3, 8)), RuntimeError, f"Expected hidden{number} size (3, 8), got [1, 3, 8]"),
+        (cell_of(kind), (x[0], zero_hx(3, 8)), RuntimeError, f"Expected hidden{number} size (8,), got [3, 8]"),
+        (cell_of(kind), (x, zero_hx(3, 8, dtype=torch.float64)), ValueError, "RNN hx dtype (torch.float64) does not"),
     ]
     check_refused(cases)
 

@@ -15,27 +15,27 @@ from blockcell import GRU, LSTM, RNN
 from blockcell._layers import step_mask_of
 
 
-def placed(g, array):
-    """The same values with the rows of the first two axes somewhere else in memory."""
+def move_in_memory(g, array):
+    """Return the same values, with the rows of the first two axes somewhere else in memory."""
     T, B, size = array.shape
     place = g.integers(3)
     if place == 0:
         return array.copy()
     if place == 1:  # batch_first
         return array.transpose(1, 0, 2).copy().transpose(1, 0, 2)
-    wide = np.full((T, B, size + int(g.integers(1, 20))), np.nan, array.dtype)  # a part of the columns
-    at = int(g.integers(wide.shape[2] - size + 1))
-    wide[..., at : at + size] = array
-    return wide[..., at : at + size]
+    wider_array = np.full((T, B, size + int(g.integers(1, 20))), np.nan, array.dtype)  # a part of the columns
+    at = int(g.integers(wider_array.shape[2] - size + 1))
+    wider_array[..., at : at + size] = array
+    return wider_array[..., at : at + size]
 
 
-def placed_weight(g, array):
-    """The same values, seldom in another order in memory."""
+def seldom_reorder(g, array):
+    """Return the same values, seldom in another order in memory."""
     return array if g.random() < 0.9 else np.asfortranarray(array)
 
 
 def random_sizes(g):
-    """T, B, I, H: single steps with few and many rows, of few and many weights; sequences."""
+    """Draw T, B, I, H: single steps with few and many rows, of few and many weights; sequences."""
     single = g.random() < 0.4
     T = 1 if single else int(g.integers(2, 40))
     B = int(g.choice([1, 2, 3, 5, 16, 17, 40, 130] if single else [1, 2, 3, 4, 7, 16, 33]))
@@ -75,10 +75,10 @@ def test_equals_the_layer(kind, dtype, seed):
         else:
             step_mask = np.stack([step_mask_of(T, B, lengths, None, reverse) for reverse in (0, 1)])
 
-        x, y, last = placed(g, x), np.empty((T, B, D * P), dtype), [np.empty_like(state) for state in states]
+        x, y, last = move_in_memory(g, x), np.empty((T, B, D * P), dtype), [np.empty_like(state) for state in states]
         tape = np.empty((D, SAVED[kind], T, B, hidden), dtype)
         kept = [tape, np.empty_like(y)][: int(g.integers(1, 3))] if training else []
-        first, given = [placed_weight(g, array) for array in states], [placed_weight(g, array) for array in weights]
+        first, given = [seldom_reorder(g, array) for array in states], [seldom_reorder(g, array) for array in weights]
         forward(kind, sizes, threads, x, given, [] if zero else first, step_mask, [y, *last, *kept], D, projection)
         assert len(kept) < 2 or same(kept[1], y), where
         wants_x, wants_weights = g.random() < 0.7, g.random() < 0.7
@@ -86,7 +86,9 @@ def test_equals_the_layer(kind, dtype, seed):
         for array, is_missing in zip((d_y, *d_last), missing, strict=True):
             if is_missing:
                 array[...] = 0
-        incoming = [None if none else array for none, array in zip(missing, (placed(g, d_y), *d_last), strict=True)]
+        incoming = [
+            None if none else array for none, array in zip(missing, (move_in_memory(g, d_y), *d_last), strict=True)
+        ]
         shapes = [x.shape] * wants_x + [array.shape for array in given] * wants_weights
         results = [np.full(shape, np.nan, dtype) for shape in shapes]
         d_first = [] if zero else [np.full_like(state, np.nan) for state in states]
@@ -173,24 +175,24 @@ def test_any_step_mask(kind, seed):
         x = g.standard_normal((T, B, inputs))
         states = [g.uniform(-1, 1, (1, B, width)) for width in widths[: len(STATES[kind])]]
 
-        def passed(x, states, step_mask, threads, weights=weights):
+        def run_pass(x, states, step_mask, threads, weights=weights):
             y = np.full((*step_mask.shape, widths[0]), np.nan)
             outputs = [y, *(np.full_like(state, np.nan) for state in states)]
             sizes = *x.shape, hidden
             forward(kind, sizes, threads, x, weights, states, np.stack([step_mask] * 2), outputs, 1, projection)
             return outputs
 
-        y, *last = passed(x, states, step_mask, 1 + k % 3)
+        y, *last = run_pass(x, states, step_mask, 1 + k % 3)
         for b in range(B):
             row, counted = slice(b, b + 1), step_mask[:, b] != 1
             first = [state[:, row].copy() for state in states]
-            y_alone, *last_alone = passed(x[counted, row], first, np.ascontiguousarray(step_mask[counted, row]), 1)
+            y_alone, *last_alone = run_pass(x[counted, row], first, np.ascontiguousarray(step_mask[counted, row]), 1)
             assert same(y[counted, row], y_alone) and not y[~counted, row].any(), (k, b)
             assert same([state[:, row].copy() for state in last], last_alone), (k, b)
 
 
 class Resizable(Lent):
-    """One whose storage may still be resized, until `numpy` is called; and which may have another storage."""
+    """A tensor whose storage may be resized until `numpy` is called; it may be that of another tensor."""
 
     is_cpu, device = True, "cpu"
 
@@ -208,31 +210,31 @@ class Resizable(Lent):
         self.held = True
 
 
-def small(kind="gru", D=2):
-    """The pass of a layer, and tensors for it."""
+def small_pass(kind="gru", D=2):
+    """Return the pass of a layer, its arguments and its outputs."""
     g, dtype = np.random.default_rng(0), np.dtype(np.float32)
     T, B, inputs, hidden = sizes = 3, 2, 4, 5
     arrays = [array for _ in range(D) for array in weights_of(g, kind, inputs, hidden, dtype)[0]]
     states = [Resizable(np.zeros((D, B, hidden), dtype)) for _ in STATES[kind]]
     outputs = [Lent(np.full(shape, np.nan, dtype)) for shape in [(T, B, D * hidden)] + len(states) * [(D, B, hidden)]]
     x, step_mask = g.standard_normal((T, B, inputs)).astype(dtype), np.zeros((2, T, B), np.uint8)
-    given = Resizable(x), [*map(Resizable, arrays)], states, Resizable(step_mask)
-    return pass_of(kind, sizes, dtype, D), given, outputs
+    arguments = Resizable(x), [*map(Resizable, arrays)], states, Resizable(step_mask)
+    return pass_of(kind, sizes, dtype, D), arguments, outputs
 
 
-def tensors_in(given):
-    """Every tensor, and the arguments with another one in its place."""
-    for k, value in enumerate(given):
+def replaceable_tensors(arguments):
+    """Yield every tensor, and a function that puts another one in its place among the arguments."""
+    for k, value in enumerate(arguments):
         if not isinstance(value, list):
-            yield value, lambda other, k=k: (*given[:k], other, *given[k + 1 :])
+            yield value, lambda other, k=k: (*arguments[:k], other, *arguments[k + 1 :])
             continue
         for j, tensor in enumerate(value):
             yield (
                 tensor,
                 lambda other, k=k, j=j, value=value: (
-                    *given[:k],
+                    *arguments[:k],
                     [*value[:j], other, *value[j + 1 :]],
-                    *given[k + 1 :],
+                    *arguments[k + 1 :],
                 ),
             )
 
@@ -240,9 +242,9 @@ def tensors_in(given):
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_what_is_refused(kind):
     """Shapes, dtypes and numbers of tensors that differ, and storages that are too small or elsewhere."""
-    compute, given, outputs = small(kind)
+    compute, arguments, outputs = small_pass(kind)
     count = 0
-    for tensor, put in tensors_in(given):
+    for tensor, put in replaceable_tensors(arguments):
         array = tensor.array
         count += 1
         short, before, elsewhere = (Resizable(array) for _ in range(3))
@@ -256,17 +258,17 @@ def test_what_is_refused(kind):
             with pytest.raises(ValueError, match="blockcell: "):
                 compute(*put(other), outputs)
     assert count == 2 + 8 + len(STATES[kind])
-    x, weights, states, step_mask = given
+    x, weights, states, step_mask = arguments
     for others in ((weights[:-1], states), (weights + weights[:1], states), (weights, states + states[:1])):
         with pytest.raises(ValueError, match=r"blockcell: there are \d+ "):
             compute(x, *others, step_mask, outputs)
     assert all(np.isnan(output.array).all() for output in outputs)  # nothing was computed
-    compute(*given, outputs)
+    compute(*arguments, outputs)
     assert not any(np.isnan(output.array).any() for output in outputs)
 
 
 class Unreadable(Resizable):
-    """One whose copies would be made beyond its storage."""
+    """A tensor whose copies would be made beyond its storage."""
 
     is_negated = False
 
@@ -291,12 +293,12 @@ class Unreadable(Resizable):
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_what_has_to_be_copied_is_refused_before(kind):
     """Tensors with gaps, misaligned or negated ones, whose storages are too small: copies would be read beyond."""
-    compute, given, outputs = small(kind)
-    for tensor, put in tensors_in(given):
+    compute, arguments, outputs = small_pass(kind)
+    for tensor, put in replaceable_tensors(arguments):
         array = tensor.array
-        wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
+        with_gaps = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
         misaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
-        for other in (wide, misaligned, array):
+        for other in (with_gaps, misaligned, array):
             if other is misaligned and array.itemsize == 1:
                 continue
             unreadable = Unreadable(other)
@@ -308,8 +310,8 @@ def test_what_has_to_be_copied_is_refused_before(kind):
 
 
 def test_other_devices_are_refused():
-    compute, given, outputs = small()
-    for tensor, put in tensors_in(given):
+    compute, given, outputs = small_pass()
+    for tensor, put in replaceable_tensors(given):
         elsewhere = Resizable(tensor.array)
         elsewhere.is_cpu, elsewhere.device = False, "meta"
         with pytest.raises(ValueError, match=r"blockcell: \w+ is on meta; expected cpu"):
@@ -319,9 +321,9 @@ def test_other_devices_are_refused():
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_storages_are_held(kind):
     """None can be resized while a kernel reads it, nor goes with its tensor."""
-    compute, given, outputs = small(kind)
+    compute, given, outputs = small_pass(kind)
     storages = []
-    for tensor, _ in tensors_in(given):
+    for tensor, _ in replaceable_tensors(given):
         tensor.storage = Resizable(tensor.array)
         storages.append(tensor.storage)
 
@@ -345,10 +347,10 @@ def test_storages_are_held(kind):
 
 def test_other_layouts_are_copied():
     """What is misaligned, or has gaps where kernels know none."""
-    compute, given, outputs = small("lstm")
+    compute, given, outputs = small_pass("lstm")
     compute(*given, outputs)
     expected = [output.array.copy() for output in outputs]
-    for tensor, put in tensors_in(given):
+    for tensor, put in replaceable_tensors(given):
         array = tensor.array
         memory = np.zeros(array.nbytes + 1, np.uint8)
         misaligned = memory[1:].view(array.dtype).reshape(array.shape)

@@ -33,19 +33,20 @@ KINDS = ["LSTM", "GRU", "RNN"]
 OPERATORS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
 
 
-def made(kind, *sizes, **options):
+def make_module(kind, *sizes, **options):
+    """Make a module of a kind."""
     torch.manual_seed(3)
     return getattr(nn, kind)(*(sizes or (5, 8)), **options)
 
 
 def tensors_of(output):
-    """y and the last states."""
+    """List y and the last states."""
     y, last = output
     return [y.data if isinstance(y, rnn.PackedSequence) else y, *(last if isinstance(last, tuple) else (last,))]
 
 
-def step(module, call, *inputs):
-    """Results and gradients of a training step."""
+def training_step(module, call, *inputs):
+    """Return results and gradients of a training step."""
     module.zero_grad()
     x = inputs[0]
     if isinstance(x, torch.Tensor):
@@ -56,13 +57,15 @@ def step(module, call, *inputs):
     return [*(a.detach() for a in results), *grads, *(p.grad for p in module.parameters())]
 
 
-def equal(found, expected):
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
+def assert_equal(results, expected):
+    """Assert that results are equal, or None where None is expected."""
+    assert len(results) == len(expected)
+    for a, b in zip(results, expected, strict=True):
         assert (a is None and b is None) or torch.equal(a, b)
 
 
-def hx_of(kind, *shape, dtype=torch.float32):
+def random_hx(kind, *shape, dtype=torch.float32):
+    """Draw an hx."""
     h, c = torch.randn(2, *shape, dtype=dtype)
     return (h, c) if kind == "LSTM" else h
 
@@ -79,15 +82,15 @@ COMPILED = [
 @pytest.mark.parametrize("options", COMPILED, ids=lambda options: "-".join(options))
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled(kind, options, backend, dynamo):
-    module = made(kind, **options)
+    module = make_module(kind, **options)
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     for B, T in ((3, 4), (5, 4), (2, 7)):  # sizes become symbols
         x = torch.randn(B, T, 5, dtype=module.weight_ih_l0.dtype, requires_grad=True)
-        equal(step(module, compiled, x), step(module, module, x))
-    hx = hx_of(kind, len(module.all_weights), x.shape[not module.batch_first], 8, dtype=x.dtype)
-    equal(step(module, compiled, x, hx), step(module, module, x, hx))
+        assert_equal(training_step(module, compiled, x), training_step(module, module, x))
+    hx = random_hx(kind, len(module.all_weights), x.shape[not module.batch_first], 8, dtype=x.dtype)
+    assert_equal(training_step(module, compiled, x, hx), training_step(module, module, x, hx))
     with torch.no_grad():
-        equal(tensors_of(compiled(x)), tensors_of(module(x)))
+        assert_equal(tensors_of(compiled(x)), tensors_of(module(x)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,14 +111,14 @@ def test_compiled_within_a_model(kind, dynamo):
     nn.replace(model)
     x = torch.randn(4, 3, 5, requires_grad=True)
     compiled = torch.compile(model, fullgraph=True)
-    for found, expected in zip(step(model, compiled, x), step(model, model, x), strict=True):
+    for found, expected in zip(training_step(model, compiled, x), training_step(model, model, x), strict=True):
         torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("form", ["sorted", "unsorted"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_with_packed_sequences(kind, form, dynamo):
-    module = made(kind, num_layers=2, bidirectional=True)
+    module = make_module(kind, num_layers=2, bidirectional=True)
     packed = rnn.pack_padded_sequence(torch.randn(6, 3, 5), [6, 4, 1], enforce_sorted=False)
     if form == "sorted":
         packed = rnn.PackedSequence(packed.data, packed.batch_sizes)
@@ -125,15 +128,15 @@ def test_compiled_with_packed_sequences(kind, form, dynamo):
         return module(rnn.PackedSequence(data, *packed[1:]), given)
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    hx = hx_of(kind, 4, 3, 8) if form == "unsorted" else None
-    equal(step(module, compiled, data, hx), step(module, call, data, hx))
+    hx = random_hx(kind, 4, 3, 8) if form == "unsorted" else None
+    assert_equal(training_step(module, compiled, data, hx), training_step(module, call, data, hx))
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported(kind, strict, training, dynamo):
-    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
+    module = make_module(kind, num_layers=2, bidirectional=True, batch_first=True)
     x = torch.randn(3, 4, 5)
     sizes = {0: torch.export.Dim("B", min=2), 1: torch.export.Dim("T", min=2)}
     with torch.set_grad_enabled(training):
@@ -142,10 +145,10 @@ def test_exported(kind, strict, training, dynamo):
         for B, T in ((3, 4), (2, 9)):
             x = torch.randn(B, T, 5, requires_grad=training)
             expected = tensors_of(module(x))
-            equal(tensors_of(exported(x)), expected)
-            equal(tensors_of(lowered(x)), expected)
+            assert_equal(tensors_of(exported(x)), expected)
+            assert_equal(tensors_of(lowered(x)), expected)
             if training:
-                equal(step(exported, exported, x), step(module, module, x))
+                assert_equal(training_step(exported, exported, x), training_step(module, module, x))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
@@ -153,13 +156,13 @@ def test_exported(kind, strict, training, dynamo):
 def test_operators_pass_opcheck(kind):
     recorder = Recorder()
     for options in ({}, {"bidirectional": True, "bias": False}):
-        module = made(kind, 3, 4, **options)
+        module = make_module(kind, 3, 4, **options)
         x = torch.randn(5, 2, 3, requires_grad=True)
         packed = rnn.pack_padded_sequence(x, [5, 3])
-        hx = hx_of(kind, 1 + module.bidirectional, 2, 4)
+        hx = random_hx(kind, 1 + module.bidirectional, 2, 4)
         with recorder:
             for given in ((x,), (packed, hx)):
-                step(module, module, *given)
+                training_step(module, module, *given)
             module(x.detach().transpose(0, 1).contiguous().transpose(0, 1))
             with torch.no_grad():
                 module(x, hx)
@@ -169,20 +172,22 @@ def test_operators_pass_opcheck(kind):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_traced(kind, training):
-    module = made(kind, num_layers=2, bidirectional=True)
+    module = make_module(kind, num_layers=2, bidirectional=True)
     x = torch.randn(4, 3, 5, requires_grad=training)
     with warnings.catch_warnings(), torch.set_grad_enabled(training):
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         traced = torch.jit.trace(module, (torch.randn(4, 3, 5),))
-        equal(tensors_of(traced(x)), tensors_of(module(x)))
+        assert_equal(tensors_of(traced(x)), tensors_of(module(x)))
         if training:
-            equal(step(traced, traced, x), step(module, module, x))
+            assert_equal(training_step(traced, traced, x), training_step(module, module, x))
 
 
 class Traceable(torch.nn.Module):
+    """A model that calls its module twice."""
+
     def __init__(self, kind):
         super().__init__()
-        self.rnn, self.head = made(kind, num_layers=2), torch.nn.Linear(8, 2)
+        self.rnn, self.head = make_module(kind, num_layers=2), torch.nn.Linear(8, 2)
 
     def forward(self, x, h, c):
         y, last = self.rnn(x, (h, c) if isinstance(self.rnn, nn.LSTM) else h)
@@ -196,17 +201,17 @@ def test_symbolically_traced(kind):
     assert [n.target for n in traced.graph.nodes if n.op == "call_module"] == ["rnn", "head", "rnn"]
     inputs = torch.randn(4, 3, 5), *torch.randn(2, 2, 3, 8)
     for found, expected in zip(traced(*inputs), model(*inputs), strict=True):
-        equal([*found], [*expected])
+        assert_equal([*found], [*expected])
     with pytest.raises(TypeError, match=f"blockcell.torch.{kind}: input is of type Proxy"):  # no leaf, but all of it
         torch.fx.symbolic_trace(model.rnn)
 
 
 class Subclass(torch.Tensor):
-    """Results are of it, too."""
+    """A tensor whose results are of its class."""
 
 
 class Wrapper(torch.Tensor):
-    """Around another tensor; sees operators."""
+    """A wrapper of another tensor, which sees operators."""
 
     seen: ClassVar = []
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -235,7 +240,7 @@ CLASSES = {"subclass": lambda a: a.as_subclass(Subclass), "wrapper": Wrapper}
 def test_classes_derived_from_tensor(kind, way, of):
     """They come out, see the operators, and the numbers are the same."""
     change, kept = CLASSES[way], Subclass if way == "subclass" else Wrapper
-    module, x, hx = made(kind), torch.randn(4, 3, 5), hx_of(kind, 1, 3, 8)
+    module, x, hx = make_module(kind), torch.randn(4, 3, 5), random_hx(kind, 1, 3, 8)
     given = (x, hx)
     (y, _), weight = module(*given), module.weight_hh_l0
     (expected_grad,) = torch.autograd.grad(y, weight, torch.cos(y.detach()))
@@ -259,7 +264,9 @@ def test_classes_derived_from_tensor(kind, way, of):
             f"blockcell.{OPERATORS[kind]}_{operator}.default" for operator in operators
         ]
         found, grad = (a.inner if isinstance(a, Wrapper) else a for a in (found, grad))
-    equal([found.detach().as_subclass(torch.Tensor), grad.as_subclass(torch.Tensor)], [y.detach(), expected_grad])
+    assert_equal(
+        [found.detach().as_subclass(torch.Tensor), grad.as_subclass(torch.Tensor)], [y.detach(), expected_grad]
+    )
 
 
 def test_function_modes_see_operators():
@@ -270,11 +277,11 @@ def test_function_modes_see_operators():
             seen.append(str(function))
             return function(*args, **(kwargs or {}))
 
-    module, x = made("GRU"), torch.randn(4, 3, 5)
+    module, x = make_module("GRU"), torch.randn(4, 3, 5)
     with Mode():
         found = module(x)[0]
     assert "blockcell.gru.default" in seen
-    equal([found], [module(x)[0]])
+    assert_equal([found], [module(x)[0]])
 
 
 def test_internals_are_there():
@@ -285,12 +292,12 @@ def test_internals_are_there():
 @pytest.mark.parametrize("missing", ["COMPLETE", "_current_level"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_internals(kind, missing, monkeypatch):
-    module, x = made(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5, requires_grad=True)
+    module, x = make_module(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5, requires_grad=True)
 
     def results():
         with torch.no_grad():
             without = tensors_of(module(x))
-        return [*without, *step(module, module, x)]
+        return [*without, *training_step(module, module, x)]
 
     expected = results()
     if missing == "COMPLETE":
@@ -298,7 +305,7 @@ def test_without_internals(kind, missing, monkeypatch):
         monkeypatch.setattr(internals, "_C", None)  # nothing of it is used
     else:
         monkeypatch.delattr(internals.forward_ad, missing)
-    equal(results(), expected)
+    assert_equal(results(), expected)
     with pytest.raises(RuntimeError):
         torch.func.grad(lambda x: module(x)[0].sum())(x)
 
@@ -306,7 +313,7 @@ def test_without_internals(kind, missing, monkeypatch):
 @pytest.mark.parametrize("transform", ["grad", "vmap"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_transforms_are_refused(kind, transform):
-    module, x = made(kind), torch.randn(4, 3, 5)
+    module, x = make_module(kind), torch.randn(4, 3, 5)
     calls = {
         "grad": lambda: torch.func.grad(lambda x: module(x)[0].sum())(x),
         "vmap": lambda: torch.func.vmap(lambda x: module(x)[0], in_dims=1)(x),
@@ -323,7 +330,7 @@ def test_transforms_are_refused(kind, transform):
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_mode_is_refused(kind, frozen):
     """Above all it must not lose the derivatives in silence."""
-    module, x = made(kind).requires_grad_(not frozen), torch.randn(4, 3, 5)
+    module, x = make_module(kind).requires_grad_(not frozen), torch.randn(4, 3, 5)
     with forward_ad.dual_level():
         module(x)  # has no derivatives
         with pytest.raises(NotImplementedError, match=f"^blockcell.torch.{kind}: there are no forward-mode deriv"):
@@ -345,15 +352,16 @@ def test_initial_values_and_state_dicts(kind, options):
     assert torch.equal(*drawn)
     assert repr(ours) == repr(theirs)
     assert [*ours.state_dict()] == [*theirs.state_dict()]
-    equal([*ours.state_dict().values()], [*theirs.state_dict().values()])
+    assert_equal([*ours.state_dict().values()], [*theirs.state_dict().values()])
     assert all(type(p) is torch.nn.Parameter for p in ours.parameters())
     for a, b in ((theirs, ours), (ours, theirs)):
         a.reset_parameters()
         b.load_state_dict(a.state_dict())
-        equal([*b.parameters()], [*a.parameters()])
+        assert_equal([*b.parameters()], [*a.parameters()])
 
 
-def copied_through(way, module):
+def copy_module(way, module):
+    """Copy a module, in this way."""
     if way == "deepcopy":
         return copy.deepcopy(module)
     if way == "pickle":
@@ -367,12 +375,12 @@ def copied_through(way, module):
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies(kind, way):
-    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
+    module = make_module(kind, num_layers=2, bidirectional=True, batch_first=True)
     x = torch.randn(3, 4, 5)
     module(x)
-    other = copied_through(way, module)
+    other = copy_module(way, module)
     assert type(other) is type(module) and repr(other) == repr(module)
-    equal(tensors_of(other(x)), tensors_of(module(x)))
+    assert_equal(tensors_of(other(x)), tensors_of(module(x)))
     with torch.no_grad():
         other.weight_hh_l0.mul_(2)
     assert not torch.equal(other(x)[0], module(x)[0])
@@ -381,7 +389,7 @@ def test_copies(kind, way):
 
 def test_weights_are_read_at_each_call():
     """However they are changed: in place, by .data, by a new parameter, dtype, memory, norms."""
-    module = made("LSTM", 5, 8)
+    module = make_module("LSTM", 5, 8)
     x = torch.randn(4, 3, 5)
 
     def expected():
@@ -452,7 +460,7 @@ AUTOCAST = [  # autocast's dtype, x, hx; x in float64 and, but on some CPUs, flo
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast(kind, dtype, of_x, of_hx, packed):
     """What is computed in float32 is rounded to the dtypes of torch.nn's results."""
-    ours, theirs = made(kind, num_layers=2), getattr(torch.nn, kind)(5, 8, num_layers=2)
+    ours, theirs = make_module(kind, num_layers=2), getattr(torch.nn, kind)(5, 8, num_layers=2)
     x, hx = torch.randn(4, 3, 5).to(of_x), None
     full = None
     if of_hx is not None:
@@ -463,7 +471,7 @@ def test_autocast(kind, dtype, of_x, of_hx, packed):
     with torch.autocast("cpu", dtype=dtype):
         found, dtypes = tensors_of(ours(given[0], hx)), [a.dtype for a in tensors_of(theirs(given[0], hx))]
     assert [a.dtype for a in found] == dtypes
-    equal(found, [a.to(dtype) for a, dtype in zip(expected, dtypes, strict=True)])
+    assert_equal(found, [a.to(dtype) for a, dtype in zip(expected, dtypes, strict=True)])
     sum(a.float().sum() for a in found).backward()
     assert all(p.grad.dtype == torch.float32 and p.grad.abs().sum() > 0 for p in ours.parameters())
     if of_x != torch.float32:
@@ -472,20 +480,20 @@ def test_autocast(kind, dtype, of_x, of_hx, packed):
 
 
 def test_autocast_leaves_float64(dynamo):
-    module, x = made("LSTM", dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)
+    module, x = make_module("LSTM", dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        equal(tensors_of(module(x)), tensors_of(module(x)))
+        assert_equal(tensors_of(module(x)), tensors_of(module(x)))
         assert module(x)[0].dtype == torch.float64
-        module = made("LSTM")
+        module = make_module("LSTM")
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-        equal(tensors_of(compiled(x.float())), tensors_of(module(x.float())))
+        assert_equal(tensors_of(compiled(x.float())), tensors_of(module(x.float())))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_memory_layout(kind):
-    module = made(kind, 6, 8, bidirectional=True)
+    module = make_module(kind, 6, 8, bidirectional=True)
     x = torch.randn(4, 3, 6)
-    hx = hx_of(kind, 2, 3, 8)
+    hx = random_hx(kind, 2, 3, 8)
     expected = tensors_of(module(x, hx))
     wide = torch.zeros(4, 3, 12)
     wide[:, :, ::2] = x
@@ -502,9 +510,9 @@ def test_any_memory_layout(kind):
         misaligned,
     ):
         assert torch.equal(layout, x)
-        equal(tensors_of(module(layout, given)), expected)
+        assert_equal(tensors_of(module(layout, given)), expected)
     one = x[:1, :1].expand(4, 3, 6)
-    equal(tensors_of(module(one, hx)), tensors_of(module(one.contiguous(), hx)))
+    assert_equal(tensors_of(module(one, hx)), tensors_of(module(one.contiguous(), hx)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -524,27 +532,27 @@ def test_no_rows(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoints_and_offloading(kind):
     """What is recomputed, or kept elsewhere, gives the same gradients."""
-    module, x = made(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5, requires_grad=True)
-    expected = step(module, module, x)
-    equal(step(module, lambda x: checkpoint(module, x, use_reentrant=False), x), expected)
+    module, x = make_module(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5, requires_grad=True)
+    expected = training_step(module, module, x)
+    assert_equal(training_step(module, lambda x: checkpoint(module, x, use_reentrant=False), x), expected)
     with torch.autograd.graph.save_on_cpu():
-        equal(step(module, module, x), expected)
+        assert_equal(training_step(module, module, x), expected)
 
 
 # ------------------------------------------------------------------------------------------------------ what is kept
-def kept_by(function):
-    """The tensors that are kept for the gradients of what a function returns."""
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+def saved_tensors(function):
+    """Return what a function returns, and the tensors that are saved for its gradients."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         output = function()
-    return output, kept
+    return output, saved
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_is_needed_is_kept(kind):
-    module = made(kind, 64, 8)
+    module = make_module(kind, 64, 8)
     x = torch.randn(20, 3, 64)
-    (y, _), kept = kept_by(lambda: module(x))
+    (y, _), kept = saved_tensors(lambda: module(x))
     parts = {"LSTM": 6, "GRU": 4, "RNN": 0}[kind]
     assert (
         sum(a.numel() for a in kept)
@@ -555,13 +563,13 @@ def test_only_what_is_needed_is_kept(kind):
     assert y.data_ptr() not in kept_at  # the caller's, who may change it
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
-            (y, _), kept = kept_by(lambda: module(x))
+            (y, _), kept = saved_tensors(lambda: module(x))
         assert not kept and y.grad_fn is None and not y.requires_grad
     module.requires_grad_(False)
-    (y, _), kept = kept_by(lambda: module(x))
+    (y, _), kept = saved_tensors(lambda: module(x))
     assert not kept and y.grad_fn is None
     x.requires_grad_()
-    (y, _), kept = kept_by(lambda: module(x))
+    (y, _), kept = saved_tensors(lambda: module(x))
     assert x.data_ptr() not in {a.data_ptr() for a in kept}
     y.sum().backward()
     assert x.grad.abs().sum() > 0 and all(p.grad is None for p in module.parameters())
@@ -575,8 +583,8 @@ IN_PLACE = {
 }
 
 
-def grads_with(module, call, change, lengths=None):
-    """The gradients where y and the last states are changed in place before they are computed."""
+def grads_after_change(module, call, change, lengths=None):
+    """Return the gradients if y and the last states are changed in place before they are computed."""
     module.zero_grad()
     torch.manual_seed(2)
     x = torch.randn(4, 3, 5, requires_grad=True)
@@ -587,7 +595,8 @@ def grads_with(module, call, change, lengths=None):
     return [x.grad, *(p.grad for p in module.parameters())]
 
 
-def copies_of(output):
+def clone_results(output):
+    """Clone y and the last states."""
     y, *last = (tensor.clone() for tensor in tensors_of(output))
     return y, tuple(last)
 
@@ -597,26 +606,32 @@ def copies_of(output):
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_may_be_changed_in_place(kind, change, lengths):
     for options in ({}, {"num_layers": 2, "bidirectional": True}):
-        module = made(kind, **options)
-        found = grads_with(module, module, IN_PLACE[change], lengths)
-        equal(found, grads_with(module, lambda x, module=module: copies_of(module(x)), IN_PLACE[change], lengths))
+        module = make_module(kind, **options)
+        grads = grads_after_change(module, module, IN_PLACE[change], lengths)
+        assert_equal(
+            grads,
+            grads_after_change(module, lambda x, module=module: clone_results(module(x)), IN_PLACE[change], lengths),
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_results_may_be_changed_in_place(kind, dynamo):
-    module = made(kind)
-    expected = grads_with(module, lambda x: copies_of(module(x)), torch.relu_)
-    equal(grads_with(module, torch.compile(module, fullgraph=True), torch.relu_), expected)
+    module = make_module(kind)
+    expected = grads_after_change(module, lambda x: clone_results(module(x)), torch.relu_)
+    assert_equal(grads_after_change(module, torch.compile(module, fullgraph=True), torch.relu_), expected)
 
-    def changed(x):
+    def change_results(x):
         y, last = module(x)
         return y.relu_(), last
 
-    equal(grads_with(module, torch.compile(changed, fullgraph=True, backend="aot_eager"), lambda y: y), expected)
+    assert_equal(
+        grads_after_change(module, torch.compile(change_results, fullgraph=True, backend="aot_eager"), lambda y: y),
+        expected,
+    )
 
 
 def test_in_place_changes_of_what_is_needed_are_noticed():
-    module, x = made("LSTM", num_layers=2), torch.randn(4, 3, 5)
+    module, x = make_module("LSTM", num_layers=2), torch.randn(4, 3, 5)
     y, _ = module(x)
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -635,7 +650,7 @@ def test_in_place_changes_of_what_is_needed_are_noticed():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_second_derivatives_are_refused(kind, compiled):
-    module, x = made(kind), torch.randn(4, 3, 5, requires_grad=True)
+    module, x = make_module(kind), torch.randn(4, 3, 5, requires_grad=True)
     with pytest.MonkeyPatch.context() as patch:
         if compiled:
             patch.setattr("blockcell.torch.op.needs_dispatcher", lambda *tensors: True)
@@ -652,12 +667,12 @@ def test_threads_are_those_of_torch(monkeypatch):
     seen = []
     plan_layer = _kernels.LAYERS["gru_reset_after"]
 
-    def watched(task, sizes, threads, *options):
+    def record_threads(task, sizes, threads, *options):
         seen.append(threads)
         return plan_layer(task, sizes, threads, *options)
 
-    monkeypatch.setitem(_kernels.LAYERS, "gru_reset_after", watched)
-    module, x = made("GRU"), torch.randn(4, 3, 5)
+    monkeypatch.setitem(_kernels.LAYERS, "gru_reset_after", record_threads)
+    module, x = make_module("GRU"), torch.randn(4, 3, 5)
     module._op._forward_plan.cache_clear()  # that of calls before
     for threads in (1, 3, 2):
         torch.set_num_threads(threads)
@@ -703,20 +718,20 @@ NEW = [  # arguments of the constructor
 @pytest.mark.parametrize("kind", KINDS)
 def test_refused_by_the_constructor(kind, arguments, error, message):
     with pytest.raises(error, match=f"^{re.escape(message.format(kind=kind))}$"):
-        made(kind, 5, 8, **arguments)
+        make_module(kind, 5, 8, **arguments)
 
 
 def test_what_belongs_to_one_kind():
     with pytest.raises(ValueError, match=r"^blockcell.torch.GRU: proj_size is 2; expected 0, or an LSTM$"):
-        made("GRU", 5, 8, proj_size=2)
+        make_module("GRU", 5, 8, proj_size=2)
     with pytest.raises(ValueError, match="proj_size has to be smaller than hidden_size"):
-        made("LSTM", 5, 8, proj_size=8)
+        make_module("LSTM", 5, 8, proj_size=8)
     for kind, sizes in (("RNN", (5, 8, 2)), ("RNNCell", (5, 8, True))):
         with pytest.raises(
             ValueError, match=f"^blockcell.torch.{kind}: nonlinearity is 'relu6'; expected 'tanh' or 'relu'$"
         ):
-            made(kind, *sizes, "relu6")
-        theirs, ours = getattr(torch.nn, kind)(*sizes, "relu"), made(kind, *sizes, "relu")  # by position
+            make_module(kind, *sizes, "relu6")
+        theirs, ours = getattr(torch.nn, kind)(*sizes, "relu"), make_module(kind, *sizes, "relu")  # by position
         assert ours.nonlinearity == "relu" and repr(ours) == repr(theirs)
 
 
@@ -724,27 +739,42 @@ def test_what_belongs_to_one_kind():
 def test_refused_by_a_call(kind):
     prefix = f"blockcell.torch.{kind}: "
     number, pair = ("[0]", "a pair of tensors (h_0, c_0)") if kind == "LSTM" else ("", "a tensor")
-    meta = made(kind, 5, 8, device="meta")
+    meta = make_module(kind, 5, 8, device="meta")
 
-    def given(h):
+    def as_hx(h):
         return (h, h) if kind == "LSTM" else h
 
     cases = [
-        (made(kind).half(), (X.half(),), TypeError, f"{prefix}the weights are torch.float16; expected"),
-        (made(kind), (X.double(),), ValueError, "RNN input dtype (torch.float64) does not match weight dtype"),
-        (made(kind), (X.long(),), ValueError, "RNN input dtype (torch.int64) does not match weight dtype"),
-        (made(kind), (X.to("meta"),), ValueError, f"{prefix}input is on meta, the weights on cpu; expected cpu"),
+        (make_module(kind).half(), (X.half(),), TypeError, f"{prefix}the weights are torch.float16; expected"),
+        (make_module(kind), (X.double(),), ValueError, "RNN input dtype (torch.float64) does not match weight dtype"),
+        (make_module(kind), (X.long(),), ValueError, "RNN input dtype (torch.int64) does not match weight dtype"),
+        (make_module(kind), (X.to("meta"),), ValueError, f"{prefix}input is on meta, the weights on cpu; expected cpu"),
         (meta, (X,), ValueError, f"{prefix}input is on cpu, the weights on meta; expected cpu"),
-        (made(kind), (X.numpy(),), TypeError, f"{prefix}input is of type ndarray; expected a tensor or"),
-        (made(kind), (X[None],), ValueError, f"{kind}: Expected input to be 2D or 3D, got 4D instead"),
-        (made(kind), (X[:, :, :3],), RuntimeError, "input.size(-1) must be equal to input_size. Expected 5, got"),
-        (made(kind), (X[:0],), RuntimeError, "Expected sequence length to be larger than 0 in RNN"),
-        (made(kind), (X, 3), TypeError, f"{prefix}hx is of type int; expected {pair}"),
-        (made(kind), (X, [X] * 3), TypeError, f"{prefix}hx is of type list; expected {pair}"),
-        (made(kind), (X, given(X)), RuntimeError, f"Expected hidden{number} size (1, 3, 8), got [4, 3, 5]"),
-        (made(kind), (X[:, 0], given(X)), RuntimeError, f"Expected hidden{number} size (1, 8), got [4, 3, 5]"),
-        (made(kind), (X, given(torch.zeros(1, 3, 8).double())), ValueError, "RNN hx dtype (torch.float64) does not"),
-        (made(kind), (rnn.PackedSequence(X, torch.tensor([4])),), RuntimeError, "input must have 2 dimensions, got 3"),
+        (make_module(kind), (X.numpy(),), TypeError, f"{prefix}input is of type ndarray; expected a tensor or"),
+        (make_module(kind), (X[None],), ValueError, f"{kind}: Expected input to be 2D or 3D, got 4D instead"),
+        (
+            make_module(kind),
+            (X[:, :, :3],),
+            RuntimeError,
+            "input.size(-1) must be equal to input_size. Expected 5, got",
+        ),
+        (make_module(kind), (X[:0],), RuntimeError, "Expected sequence length to be larger than 0 in RNN"),
+        (make_module(kind), (X, 3), TypeError, f"{prefix}hx is of type int; expected {pair}"),
+        (make_module(kind), (X, [X] * 3), TypeError, f"{prefix}hx is of type list; expected {pair}"),
+        (make_module(kind), (X, as_hx(X)), RuntimeError, f"Expected hidden{number} size (1, 3, 8), got [4, 3, 5]"),
+        (make_module(kind), (X[:, 0], as_hx(X)), RuntimeError, f"Expected hidden{number} size (1, 8), got [4, 3, 5]"),
+        (
+            make_module(kind),
+            (X, as_hx(torch.zeros(1, 3, 8).double())),
+            ValueError,
+            "RNN hx dtype (torch.float64) does not",
+        ),
+        (
+            make_module(kind),
+            (rnn.PackedSequence(X, torch.tensor([4])),),
+            RuntimeError,
+            "input must have 2 dimensions, got 3",
+        ),
     ]
     check_refused(cases)
 
@@ -752,7 +782,7 @@ def test_refused_by_a_call(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_called_by_hand_do_not_read_beyond(kind):
     """Every tensor of another shape or dtype is refused, and so no memory is touched."""
-    module = made(kind, 5, 8)
+    module = make_module(kind, 5, 8)
     op, weights, n = module._op, [*module.parameters()], 1 + (kind == "LSTM")
     states, step_mask = [torch.zeros(1, 3, 8)] * n, torch.zeros(2, 4, 3, dtype=torch.uint8)
     forward = X, weights, True, False, True, states, step_mask
@@ -775,24 +805,24 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
 
 
 def operators_and_inputs(kind):
-    """Every operator of a kind, with inputs that it takes, by name, and its name."""
+    """Yield every operator of a kind, and inputs that it takes, by name."""
     cell, base = kind.endswith("Cell"), kind.removesuffix("Cell")
-    module, n, rows = made(kind, 5, 8), 1 + (base == "LSTM"), (3,) if cell else (4, 3)
+    module, n, rows = make_module(kind, 5, 8), 1 + (base == "LSTM"), (3,) if cell else (4, 3)
     weights = [p.detach() for p in module.parameters()]
     x, states = torch.randn(*rows, 5), [torch.zeros(*([3] if cell else [1, 3]), 8)] * n
     step_mask, reset = torch.zeros(2, 1 if cell else 4, 3, dtype=torch.uint8), torch.zeros(4, 3, dtype=torch.bool)
     op = module._op
     *outputs, tape = op.forward(x, weights, True, False, cell, states, step_mask)[: n + 2 - cell]
-    given = {"x": x, "weights": weights}
+    first_inputs = {"x": x, "weights": weights}
     rest = {"bidirectional": False, "apart": cell, "states": states, "step_mask": step_mask}
-    yield op._op, given | rest
-    yield op._forward_op, given | {"keep": True} | rest
+    yield op._op, first_inputs | rest
+    yield op._forward_op, first_inputs | {"keep": True} | rest
     saved = {"y": outputs[0], "tape": tape, "matrices": weights[:2], "grads": outputs}
     yield op._backward_op, saved | {"x": x, "needs_x": True, "bias": True, "states": states, "step_mask": step_mask}
     if base != "RNN":
         of_rows = {"lengths": None, "reset": None} if cell else {"lengths": torch.tensor([4, 2, 1]), "reset": reset}
         options = {"bidirectional": False, "states": states} | of_rows | {"scheme": "int8"}
-        yield module._quantized_op._op, given | options
+        yield module._quantized_op._op, first_inputs | options
 
 
 NAMES = {  # what a message calls a tensor in these lists
@@ -804,9 +834,10 @@ NAMES = {  # what a message calls a tensor in these lists
 
 
 def wrong_inputs(inputs):
-    """What is wrong, what a message about it must name, and the inputs.
+    """Yield what is wrong, what a message about it must name, and the inputs.
 
-    Where a size is wrong, that may be the name of another tensor, which no longer agrees with it."""
+    Where a size is wrong, that may be the name of another tensor, which no longer agrees with it.
+    """
     of_any = "|".join(NAMES.get(name, name) for name in inputs)
     for name, value in inputs.items():
         tensors, called = value if isinstance(value, list) else [value], NAMES.get(name, name)
@@ -821,9 +852,9 @@ def wrong_inputs(inputs):
             ranks = {"rank 0": tensor.new_zeros(()), "one rank more": tensor[None], "a row less": tensor[:-1]}
             if tensor.dim() > 1:
                 ranks |= {"one rank less": tensor[0], "rank 1": tensor.flatten(), "a column less": tensor[..., :-1]}
-            for what, wrong in (ranks | {"int8": tensor.to(torch.int8), "half": tensor.half()}).items():
+            for change, wrong in (ranks | {"int8": tensor.to(torch.int8), "half": tensor.half()}).items():
                 others = [*tensors[:k], wrong, *tensors[k + 1 :]] if isinstance(value, list) else wrong
-                yield f"{name} {k}, {what}", of_any if "less" in what else called, inputs | {name: others}
+                yield f"{name} {k}, {change}", of_any if "less" in change else called, inputs | {name: others}
 
 
 @pytest.mark.parametrize("where", ["cpu", "meta", "fake"])
@@ -833,15 +864,15 @@ def test_operators_called_by_hand_name_what_is_wrong(kind, where):
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     to = {"cpu": lambda a: a, "meta": lambda a: a.to("meta"), "fake": mode.from_tensor}[where]
     for operator, inputs in operators_and_inputs(kind):
-        found = operator(*tree_map_only(torch.Tensor, to, tuple(inputs.values())))
+        results = operator(*tree_map_only(torch.Tensor, to, tuple(inputs.values())))
         expected = operator(*inputs.values())
-        assert [(a.shape, a.dtype) for a in found] == [(a.shape, a.dtype) for a in expected]
+        assert [(a.shape, a.dtype) for a in results] == [(a.shape, a.dtype) for a in expected]
         count = 0
-        for what, called, wrong in wrong_inputs(inputs):
+        for fault, called, wrong in wrong_inputs(inputs):
             given = tree_map_only(torch.Tensor, to, tuple(wrong.values()))
             with pytest.raises((ValueError, TypeError), match=rf"^blockcell\b.*\b({called})\b") as raised:
                 operator(*given)
-            assert "\n" not in str(raised.value), (str(operator), what)
+            assert "\n" not in str(raised.value), (str(operator), fault)
             count += 1
         assert count > 40
 
@@ -849,7 +880,7 @@ def test_operators_called_by_hand_name_what_is_wrong(kind, where):
 def test_weights_elsewhere_are_refused():
     """One without memory among others that have it, which has an address of 0."""
     for kind in [*KINDS, *(f"{kind}Cell" for kind in KINDS)]:
-        module = made(kind, 5, 8)
+        module = make_module(kind, 5, 8)
         name = "weight_hh" + ("" if kind.endswith("Cell") else "_l0")
         setattr(module, name, torch.nn.Parameter(getattr(module, name).to("meta")))
         for context in (torch.no_grad, torch.enable_grad):
@@ -857,11 +888,11 @@ def test_weights_elsewhere_are_refused():
                 module(torch.zeros(3, 5) if kind.endswith("Cell") else X)
 
 
-def too_small(tensor, left, layout):
-    """A tensor like this one in another layout, of whose storage so many bytes are left."""
+def shrink_storage(tensor, left, layout):
+    """Return a tensor like this one in another layout, of whose storage so many bytes are left."""
     if layout == "with gaps":
-        wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
-        small = wide[..., ::2].copy_(tensor.detach())
+        with_gaps = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
+        small = with_gaps[..., ::2].copy_(tensor.detach())
     else:  # a storage that no array has made fixed
         small = torch.empty_like(tensor, requires_grad=False).copy_(tensor.detach())
         small = torch._neg_view(small) if layout == "negated" else small
@@ -873,8 +904,8 @@ CELLS = [f"{kind}Cell" for kind in KINDS]
 SCHEMES = [None, "int8", "float16"]
 
 
-def module_with(kind, scheme):
-    """64 inputs and cells, so that 64 bytes are too few for any tensor."""
+def module_of_64_units(kind, scheme):
+    """Make a module of 64 inputs and units, so that 64 bytes are too few for any tensor."""
     torch.manual_seed(3)
     module = getattr(torch.nn, kind)(64, 64).eval()
     nn.replace(module, scheme)
@@ -885,11 +916,11 @@ def module_with(kind, scheme):
 @pytest.mark.parametrize("kind, scheme", [(k, s) for k in (*KINDS, *CELLS) for s in SCHEMES if not s or k[0] != "R"])
 def test_memory_that_is_gone(kind, scheme, left):
     """Tensors whose storage has been emptied or made too small are refused, in any layout, before anything reads it."""
-    module, is_cell = module_with(kind, scheme), kind in CELLS
+    module, is_cell = module_of_64_units(kind, scheme), kind in CELLS
     x = torch.randn(*([] if is_cell else [4]), 3, 64)
     states = [torch.randn(*([] if is_cell else [1]), 3, 64) for _ in range(1 + kind.startswith("LSTM"))]
 
-    def called(x, states):
+    def call_module(x, states):
         return module(x, tuple(states) if len(states) > 1 else states[0])
 
     match = f"^blockcell: .* has shape .*, but its storage has {left} bytes alone$"
@@ -897,50 +928,50 @@ def test_memory_that_is_gone(kind, scheme, left):
         for context in (torch.no_grad, *([torch.enable_grad] if scheme is None else [])):
             with context():
                 with pytest.raises(ValueError, match=match):
-                    called(too_small(x, left, layout), states)
+                    call_module(shrink_storage(x, left, layout), states)
                 for k in range(len(states)):
                     with pytest.raises(ValueError, match=match):
-                        called(x, [*states[:k], too_small(states[k], left, layout), *states[k + 1 :]])
+                        call_module(x, [*states[:k], shrink_storage(states[k], left, layout), *states[k + 1 :]])
                 for weight in module.parameters():
-                    whole, weight.data = weight.data, too_small(weight, left, layout)
+                    whole, weight.data = weight.data, shrink_storage(weight, left, layout)
                     with pytest.raises(ValueError, match=match):
-                        called(x, states)
+                        call_module(x, states)
                     weight.data = whole
     with torch.no_grad():
-        called(x, states)
+        call_module(x, states)
 
 
 @pytest.mark.parametrize("left", [0, 64])
 @pytest.mark.parametrize("kind, scheme", [(k, s) for k in KINDS for s in SCHEMES if not s or k != "RNN"])
 def test_memory_that_pytorch_would_read(kind, scheme, left):
     """Of PackedSequences, their states, resets, and what autocast casts: by functions that do not look either."""
-    module, B = module_with(kind, scheme), 20
+    module, B = module_of_64_units(kind, scheme), 20
     lengths = torch.arange(1, B + 1).repeat(2)[:B] * 2
     packed = rnn.pack_padded_sequence(torch.randn(2 * B, B, 64), lengths, enforce_sorted=False)
-    hx = hx_of(kind, 1, B, 64)
+    hx = random_hx(kind, 1, B, 64)
     match = f"^blockcell: {{}} has shape .*, but its storage has {left} bytes alone$"
     with torch.no_grad():
         module(packed, hx)
         for name in packed._fields:
-            given = packed._replace(**{name: too_small(getattr(packed, name), left, "as it was")})
+            given = packed._replace(**{name: shrink_storage(getattr(packed, name), left, "as it was")})
             with pytest.raises(ValueError, match=match.format("input" if name == "data" else name)):
                 module(given, hx)
-        wrong = too_small(hx[0] if kind == "LSTM" else hx, left, "as it was")
+        wrong = shrink_storage(hx[0] if kind == "LSTM" else hx, left, "as it was")
         with pytest.raises(ValueError, match=match.format("hx")):
             module(packed, (wrong, hx[1]) if kind == "LSTM" else wrong)
         for first in (False, True):
             module.batch_first = first
-            reset = too_small(torch.zeros(B, B, dtype=torch.bool), left, "as it was")
+            reset = shrink_storage(torch.zeros(B, B, dtype=torch.bool), left, "as it was")
             with pytest.raises(ValueError, match=match.format("reset")):
                 module(torch.randn(B, B, 64), reset=reset)
         with torch.autocast("cpu"), pytest.raises(ValueError, match=match.format("input")):
-            module(too_small(torch.randn(4, B, 64).bfloat16(), left, "as it was"))
+            module(shrink_storage(torch.randn(4, B, 64).bfloat16(), left, "as it was"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_that_others_take_meanwhile(kind):
     """Once tensors have been looked at, no storage can be resized, nor goes with its tensor."""
-    module, x, hx = made(kind), torch.randn(4, 3, 5), hx_of(kind, 1, 3, 8)
+    module, x, hx = make_module(kind), torch.randn(4, 3, 5), random_hx(kind, 1, 3, 8)
     expected = [a.detach() for a in tensors_of(module(x, hx))]
     weights, states = [p.detach().clone() for p in module.parameters()], list(hx) if kind == "LSTM" else [hx]
     given = [x, *weights, *states]
@@ -960,7 +991,7 @@ def test_memory_that_others_take_meanwhile(kind):
 
     plan = module._op._forward_plan(x.shape, weights[1].shape, 4, False, False, False, torch.float32, 1)
     plan.compute(x, weights, states, None, [Meddling(), *outputs[1:]])
-    equal(outputs, expected)
+    assert_equal(outputs, expected)
     assert not any(tensor.numel() for tensor in given)
 
 

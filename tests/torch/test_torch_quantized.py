@@ -36,37 +36,40 @@ SMALL = torch.zeros(4, 3, 5)
 
 @pytest.fixture
 def layers_made(monkeypatch):
-    """The layers that are quantized from now on, for any module."""
-    made, from_torch = [], convert.from_torch
-    monkeypatch.setattr(convert, "from_torch", lambda source: made.append(from_torch(source)) or made[-1])
-    return made
+    """List the layers that are quantized from now on, for any module."""
+    layers, from_torch = [], convert.from_torch
+    monkeypatch.setattr(convert, "from_torch", lambda source: layers.append(from_torch(source)) or layers[-1])
+    return layers
 
 
-def made(kind, *sizes, scheme="int8", training=False, **options):
+def make_module(kind, *sizes, scheme="int8", training=False, **options):
+    """Make a quantized module of a kind."""
     torch.manual_seed(3)
     module = getattr(torch.nn, kind)(*(sizes or (5, 8)), **options).train(training)
     nn.replace(module, scheme)
     return module
 
 
-def drawn_call(g, module, B=None):
-    """An input and an hx of any form: what a module takes, and what the layer does."""
+def random_call(g, module, B=None):
+    """Draw an input and an hx of any form: what a module takes, and what the layer does."""
     T, B, inputs = int(g.integers(1, 12)), B or int(g.integers(1, 20)), module.input_size
     form = str(g.choice(["batched", "batched", "unbatched", "sorted", "unsorted", "equal"]))
     B = 1 if form == "unbatched" else B
     x = g.standard_normal((T, B, inputs)).astype(np.float32)
-    given, lengths = torch.from_numpy(x), None
+    module_input, lengths = torch.from_numpy(x), None
     if form in ("sorted", "unsorted", "equal"):
         lengths = np.full(B, T) if form == "equal" else g.integers(1, T + 1, B)
         lengths = np.sort(lengths)[::-1].copy() if form == "sorted" else lengths
-        given = rnn.pack_padded_sequence(given, torch.from_numpy(lengths), enforce_sorted=form != "unsorted")
+        module_input = rnn.pack_padded_sequence(
+            module_input, torch.from_numpy(lengths), enforce_sorted=form != "unsorted"
+        )
         x = x[: lengths.max()]
     elif form == "unbatched":
-        given = given[:, 0]
+        module_input = module_input[:, 0]
     elif module.batch_first:
-        given = given.transpose(0, 1)
+        module_input = module_input.transpose(0, 1)
         if g.integers(2):
-            given = given.contiguous()
+            module_input = module_input.contiguous()
     hx = state = None
     if g.integers(2):
         cells = module.num_layers * (1 + module.bidirectional)
@@ -74,13 +77,13 @@ def drawn_call(g, module, B=None):
         state = state_of([*arrays.swapaxes(0, 1)], module.num_layers, 1 + module.bidirectional)
         tensors = [torch.from_numpy(array[:, 0] if form == "unbatched" else array) for array in arrays]
         hx = tuple(tensors) if module.mode == "LSTM" else tensors[0]
-    return (given, hx), (x, state, lengths), form
+    return (module_input, hx), (x, state, lengths), form
 
 
-def expect_bits(module, call, scheme):
-    """Those of the layer: of y and the last states."""
-    (given, hx), (x, state, lengths), form = call
-    y, last = module(given, hx)
+def assert_bits(module, call, scheme):
+    """Assert that y and the last states have the bits of the layer."""
+    (module_input, hx), (x, state, lengths), form = call
+    y, last = module(module_input, hx)
     assert not y.requires_grad if form in ("batched", "unbatched") else not y.data.requires_grad
     if isinstance(y, rnn.PackedSequence):
         y = rnn.pad_packed_sequence(y)[0]
@@ -108,16 +111,17 @@ def test_bits_are_those_of_the_layer(kind, scheme, seed):
         print(f"{k}: {sizes}, {options}, {threads=}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # dropout of a single layer
-            module = made(kind, *sizes, scheme=scheme, **options)
+            module = make_module(kind, *sizes, scheme=scheme, **options)
         torch.set_num_threads(threads)
         for _ in range(3):
-            call = drawn_call(g, module)
+            call = random_call(g, module)
             print(call[2], call[1][0].shape)
             with torch.set_grad_enabled(bool(g.integers(2))):
-                expect_bits(module, call, scheme)
+                assert_bits(module, call, scheme)
 
 
-def saved(module):
+def save_and_load(module):
+    """Save a module by torch.save, and load it."""
     file = io.BytesIO()
     torch.save(module, file)
     file.seek(0)
@@ -125,11 +129,13 @@ def saved(module):
 
 
 def new_values(g, module):
+    """Draw values for all parameters."""
     bound = float(g.uniform(0.1, 1))
     return {name: torch.from_numpy(g.uniform(-bound, bound, p.shape)).float() for name, p in module.named_parameters()}
 
 
-def in_place(g, module):
+def change_in_place(g, module):
+    """Change some of the parameters in place."""
     with torch.inference_mode() if g.integers(2) else torch.no_grad():
         for parameter in module.parameters():
             if g.integers(2):
@@ -137,34 +143,37 @@ def in_place(g, module):
     return module
 
 
-def other_data(g, module):
+def replace_data(g, module):
+    """Replace the data of all parameters, twice."""
     for _ in range(2):  # the second time, memory that was freed may be had again
         for name, values in new_values(g, module).items():
             getattr(module, name).data = values if g.integers(2) else values.t().contiguous().t()
     return module
 
 
-def turned(g, module):
-    """In the same memory."""
+def repeat_first_gate(g, module):
+    """Give all gates the first one's recurrent weights, and set the other matrix to itself."""
     square = module.weight_hh_l0.data[: module.hidden_size]
     module.weight_hh_l0.data = torch.cat([square] * (len(module.weight_hh_l0) // len(square)))
     module.weight_ih_l0.data = module.weight_ih_l0.data
     return module
 
 
-def loaded(g, module):
+def load_values(g, module):
+    """Load drawn values."""
     module.load_state_dict(new_values(g, module), assign=bool(g.integers(2)))
     return module
 
 
-def swapped_for_new(g, module):
+def replace_parameter(g, module):
+    """Replace one of the parameters."""
     name = str(g.choice([name for name, _ in module.named_parameters()]))
     setattr(module, name, torch.nn.Parameter(new_values(g, module)[name]))
     return module
 
 
-def through_others(g, module):
-    """PyTorch's or not quantized for a moment, while its weights change in a way that PyTorch does not count."""
+def change_while_replaced(g, module):
+    """Change weights without PyTorch counting it while the module is PyTorch's or not quantized."""
     back = module.quantization
     (nn.restore if g.integers(2) else nn.replace)(module)
     assert "quantization" not in vars(module)
@@ -173,19 +182,21 @@ def through_others(g, module):
     return module
 
 
-def quantized_anew(g, module):
-    """What the documentation says to do after such a change."""
+def quantize_anew(g, module):
+    """Change weights without PyTorch counting it, and quantize anew, as the documentation says."""
     module.bias_ih_l0.data.add_(0.1)
     assert nn.replace(module, module.quantization).left == {"": "it is one already"}
     return module
 
 
-def quantized_in_other_ways(g, module):
+def quantize_by_random_scheme(g, module):
+    """Quantize by one of the schemes."""
     nn.replace(module, SCHEMES[g.integers(len(SCHEMES))])
     return module
 
 
-def widened_and_back(g, module):
+def cast_to_double_and_back(g, module):
+    """Cast to float64 and back."""
     if g.integers(2):
         torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -196,21 +207,21 @@ def widened_and_back(g, module):
 
 CHANGES = {
     "nothing": lambda g, module: module,
-    "in place": in_place,
-    ".data": other_data,
-    "turned": turned,
-    "load_state_dict": loaded,
-    "new parameter": swapped_for_new,
-    "dtype": widened_and_back,
+    "in place": change_in_place,
+    ".data": replace_data,
+    "repeated gate": repeat_first_gate,
+    "load_state_dict": load_values,
+    "new parameter": replace_parameter,
+    "dtype": cast_to_double_and_back,
     "shared memory": lambda g, module: module.share_memory(),
     "deepcopy": lambda g, module: copy.deepcopy(module),
     "pickle": lambda g, module: pickle.loads(pickle.dumps(module)),
-    "torch.save": lambda g, module: saved(module),
+    "torch.save": lambda g, module: save_and_load(module),
     "eval": lambda g, module: module.train().eval(),
     "freeze": lambda g, module: [p.requires_grad_(bool(g.integers(2))) for p in module.parameters()] and module,
-    "through others": through_others,
-    "quantized anew": quantized_anew,
-    "scheme": quantized_in_other_ways,
+    "through others": change_while_replaced,
+    "quantized anew": quantize_anew,
+    "scheme": quantize_by_random_scheme,
 }
 
 
@@ -218,7 +229,7 @@ CHANGES = {
 def test_codes_follow_the_weights(kind, seed):
     """Whatever is done to them, in any order, on any threads."""
     g = np.random.default_rng([seed, 1])
-    module, seen = made(kind, 20, 33, num_layers=2, bidirectional=True), set()
+    module, seen = make_module(kind, 20, 33, num_layers=2, bidirectional=True), set()
     for k in range(160):
         change = str(g.choice([*CHANGES]))
         module = CHANGES[change](g, module)
@@ -227,7 +238,7 @@ def test_codes_follow_the_weights(kind, seed):
         torch.set_num_threads(int(g.integers(1, 4)))
         with torch.inference_mode(bool(g.integers(2))):
             for _ in range(int(g.integers(1, 3))):
-                expect_bits(module, drawn_call(g, module), module.quantization)
+                assert_bits(module, random_call(g, module), module.quantization)
     assert seen == {*CHANGES}
 
 
@@ -235,7 +246,7 @@ def test_codes_follow_the_weights(kind, seed):
 def test_weights_that_are_turned_in_their_memory(kind):
     """The same address, and no change that PyTorch counts."""
     gates = {"LSTM": 4, "GRU": 3}[kind]
-    module = made(kind, gates * 6, 6)
+    module = make_module(kind, gates * 6, 6)
     x = torch.randn(3, 2, gates * 6)
     before = module(x)[0]
     module.weight_ih_l0.data = module.weight_ih_l0.data.t()
@@ -248,19 +259,19 @@ def test_weights_made_under_inference_mode(kind, layers_made, seed):
     """PyTorch does not count how often they change."""
     g = np.random.default_rng([seed, 2])
     with torch.inference_mode():
-        module = made(kind, 20, 33)
+        module = make_module(kind, 20, 33)
         assert module.weight_hh_l0.is_inference()
         for k in range(4):
             layers_made.clear()
             x = torch.from_numpy(g.standard_normal((3, 2, 20)).astype(np.float32))
             module(x), module(x)
             assert len(layers_made) == 1
-            expect_bits(module, drawn_call(g, module), "int8")
+            assert_bits(module, random_call(g, module), "int8")
             module.weight_hh_l0[k, k] += 0.5
 
 
 def test_weights_are_quantized_once(layers_made):
-    module, x = made("LSTM", 5, 8, num_layers=2, bidirectional=True), torch.randn(4, 3, 5)
+    module, x = make_module("LSTM", 5, 8, num_layers=2, bidirectional=True), torch.randn(4, 3, 5)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         module(x), module(x[:1, :1]), module(rnn.pack_padded_sequence(x, [4, 2, 1]))
@@ -280,7 +291,7 @@ def test_weights_are_quantized_once(layers_made):
 def test_nothing_outlives_the_weights():
     gc.collect()
     before = len(quantized._cache)
-    module = made("GRU", 5, 8, num_layers=2)
+    module = make_module("GRU", 5, 8, num_layers=2)
     module(SMALL)
     other = copy.deepcopy(module)
     other(SMALL)
@@ -298,7 +309,7 @@ def test_nothing_outlives_the_weights():
 def test_weights_that_are_computed_at_each_call(kind):
     """By a parametrization; nothing is kept of them."""
     gc.collect()
-    module, x, before = made(kind), torch.randn(4, 3, 5), len(quantized._cache)
+    module, x, before = make_module(kind), torch.randn(4, 3, 5), len(quantized._cache)
     torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
     for _ in range(3):
         with torch.no_grad():
@@ -312,7 +323,7 @@ def test_weights_that_are_computed_at_each_call(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_python_threads(kind, seed):
     """They pack and read at the same time."""
-    modules = [made(kind, 20, 33, num_layers=2, scheme=scheme) for scheme in SCHEMES]
+    modules = [make_module(kind, 20, 33, num_layers=2, scheme=scheme) for scheme in SCHEMES]
     inputs = [torch.randn(5, B, 20) for B in (1, 3, 20)]
     expected = {}
     for module in modules:
@@ -337,7 +348,7 @@ def test_many_python_threads(kind, seed):
 def test_dropout_in_training_without_gradients(kind, form, seed):
     """The numbers are drawn as by torch.nn: here of layers whose rounded weights it has too."""
     options = {"num_layers": 3, "dropout": 0.4, "bidirectional": True}
-    ours = made(kind, 6, 16, scheme="float16", training=True, **options)
+    ours = make_module(kind, 6, 16, scheme="float16", training=True, **options)
     theirs = getattr(torch.nn, kind)(6, 16, **options)
     rounded = convert.to_torch(convert.from_torch(ours).quantize("float16").dequantize())
     theirs.load_state_dict({name: torch.from_numpy(array) for name, array in rounded.items()})
@@ -354,24 +365,24 @@ def test_dropout_in_training_without_gradients(kind, form, seed):
 
 
 def test_no_rows_and_any_strides():
-    module = made("GRU", 6, 8, bidirectional=True)
+    module = make_module("GRU", 6, 8, bidirectional=True)
     assert [a.shape for a in module(torch.zeros(4, 0, 6))] == [(4, 0, 16), (2, 0, 8)]
     x, hx = torch.randn(4, 3, 6), torch.randn(2, 3, 8)
     expected = module(x, hx)
-    wide, turned = torch.zeros(4, 3, 12), hx.transpose(0, 2).contiguous().transpose(0, 2)
+    wide, transposed_hx = torch.zeros(4, 3, 12), hx.transpose(0, 2).contiguous().transpose(0, 2)
     wide[:, :, ::2] = x
     for layout in (
         wide[:, :, ::2],
         x.transpose(0, 1).contiguous().transpose(0, 1),
         x.permute(2, 1, 0).clone().permute(2, 1, 0),
     ):
-        assert torch.equal(layout, x) and all(map(torch.equal, module(layout, turned), expected))
+        assert torch.equal(layout, x) and all(map(torch.equal, module(layout, transposed_hx), expected))
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast(kind, given):
-    module, x = made(kind, num_layers=2), torch.randn(4, 3, 5).to(given)
+    module, x = make_module(kind, num_layers=2), torch.randn(4, 3, 5).to(given)
     theirs = getattr(torch.nn, kind)(5, 8, num_layers=2)
     y, _ = module(x.float())
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
@@ -384,7 +395,7 @@ def test_autocast(kind, given):
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled(kind, backend, dynamo, layers_made):
     """In one graph; what is quantized is that of eager calls, and follows the weights."""
-    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
+    module = make_module(kind, num_layers=2, bidirectional=True, batch_first=True)
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     for k, (B, T) in enumerate(((3, 4), (5, 4), (2, 7), (2, 7))):  # sizes become symbols
         x = torch.randn(B, T, 5)
@@ -395,13 +406,13 @@ def test_compiled(kind, backend, dynamo, layers_made):
         assert all(map(torch.equal, last, expected_last))
         if k == 2:
             assert len(layers_made) == 2
-            in_place(np.random.default_rng(1), module)
+            change_in_place(np.random.default_rng(1), module)
     assert len(layers_made) > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_with_packed_sequences(kind, dynamo):
-    module = made(kind, num_layers=2, bidirectional=True)
+    module = make_module(kind, num_layers=2, bidirectional=True)
     packed = rnn.pack_padded_sequence(torch.randn(6, 3, 5), [4, 6, 1], enforce_sorted=False)
 
     def call(data):
@@ -413,7 +424,7 @@ def test_compiled_with_packed_sequences(kind, dynamo):
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported(kind, strict, dynamo):
-    module = made(kind, num_layers=2, bidirectional=True, batch_first=True)
+    module = make_module(kind, num_layers=2, bidirectional=True, batch_first=True)
     sizes = {0: torch.export.Dim("B", min=2), 1: torch.export.Dim("T", min=2)}
     program = torch.export.export(module, (torch.randn(3, 4, 5),), dynamic_shapes=(sizes,), strict=strict)
     exported, lowered = program.module(), program.run_decompositions().module()
@@ -424,7 +435,7 @@ def test_exported(kind, strict, dynamo):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_traced(kind):
-    module, x = made(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5)
+    module, x = make_module(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         traced = torch.jit.trace(module, (torch.randn(4, 3, 5),))
@@ -437,7 +448,7 @@ def test_traced(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_pass_opcheck(kind):
-    module = made(kind, 5, 8, bidirectional=True)
+    module = make_module(kind, 5, 8, bidirectional=True)
     weights, states = [p.detach() for p in module.parameters()], [torch.randn(2, 3, 8)] * (1 + (kind == "LSTM"))
     start = torch.tensor([[False, True, False]] * 4)
     for given, lengths, reset in (([], None, None), (states, torch.tensor([4, 0, 2]), start)):
@@ -446,7 +457,7 @@ def test_operators_pass_opcheck(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_internals(kind, monkeypatch):
-    module, x = made(kind, num_layers=2), torch.randn(4, 3, 5)
+    module, x = make_module(kind, num_layers=2), torch.randn(4, 3, 5)
     expected = module(x)[0]
     monkeypatch.setattr(internals, "COMPLETE", False)
     monkeypatch.setattr(internals, "_C", None)  # nothing of it is used
@@ -468,7 +479,7 @@ REQUIRES = (
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_refused(kind):
     """But y without one is not, of frozen weights in training neither."""
-    module, x = made(kind, training=True), torch.randn(4, 3, 5)
+    module, x = make_module(kind, training=True), torch.randn(4, 3, 5)
     h = torch.zeros(1, 3, 8, requires_grad=True)
     hx = (torch.zeros(1, 3, 8), h) if kind == "LSTM" else h
     with pytest.raises(RuntimeError, match=f"^{re.escape(TRAINING.format(kind=kind))}$"):
@@ -491,7 +502,7 @@ def test_gradients_are_refused(kind):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # what PyTorch itself does on the way
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_derivatives_are_refused(kind):
-    module, x = made(kind), torch.randn(4, 3, 5)
+    module, x = make_module(kind), torch.randn(4, 3, 5)
     calls = {
         "a transform": lambda: torch.func.vmap(lambda x: module(x)[0], in_dims=1)(x),
         "input or hx": lambda: torch.func.grad(lambda x: module(x)[0].sum())(x),
@@ -513,16 +524,16 @@ def test_refused_weights(kind):
     expected = "expected torch.float32: call model.float(), or blockcell.torch.replace(model) without quantize"
     double = f"{prefix}quantization is 'int8' and the weights are torch.float64; {expected}"
     with pytest.raises(TypeError, match=f"^{re.escape(double)}$"):
-        made(kind).double()(SMALL.double())
+        make_module(kind).double()(SMALL.double())
     with pytest.raises(TypeError, match=f"{prefix}the weights are torch.float16; expected torch.float32 or"):
-        made(kind).half()(SMALL.half())
+        make_module(kind).half()(SMALL.half())
     with pytest.raises(ValueError, match=f"{prefix}input is on cpu, the weights on meta; expected cpu"):
-        made(kind, device="meta")(SMALL)
-    module = made(kind)
+        make_module(kind, device="meta")(SMALL)
+    module = make_module(kind)
     module.weight_ih_l0.data[1, 2] = np.nan
     with pytest.raises(ValueError, match=f"^{prefix}its weights cannot be quantized to int8: .* is nan; expected"):
         module(SMALL)
-    module = made(kind, scheme="float16")
+    module = make_module(kind, scheme="float16")
     module.weight_ih_l0.data[1, 2] = 1e6
     with pytest.raises(
         ValueError, match=rf"^{prefix}its weights cannot be quantized to float16: .* is 1e\+06; expected a number"
@@ -533,7 +544,7 @@ def test_refused_weights(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_called_by_hand_do_not_read_beyond(kind):
     """Every tensor of another shape or dtype is refused, and so no memory is touched."""
-    module = made(kind)
+    module = make_module(kind)
     weights, states = [p.detach() for p in module.parameters()], [torch.zeros(1, 3, 8)] * (1 + (kind == "LSTM"))
     start = torch.tensor([[False, True, False]] * 4)
     inputs = SMALL, weights, False, states, torch.tensor([4, 3, 0]), start, "int8"
@@ -556,7 +567,7 @@ def test_operators_called_by_hand_do_not_read_beyond(kind):
                 with pytest.raises((ValueError, TypeError)):
                     operator(*inputs[:k], given, *inputs[k + 1 :])
     assert tried == 4 + 4 * 4 + 4 * len(states) + 5 + 4
-    other = made({"LSTM": "GRU", "GRU": "LSTM"}[kind])
+    other = make_module({"LSTM": "GRU", "GRU": "LSTM"}[kind])
     with pytest.raises(ValueError, match=rf"blockcell: w_ih has shape \({8 * (7 - len(states) - 2)}, 5\)"):
         operator(SMALL, [p.detach() for p in other.parameters()], *inputs[2:])
     with pytest.raises(ValueError, match="expected"):
@@ -617,13 +628,13 @@ def test_threads_are_those_of_torch(monkeypatch):
     seen = []
     plan_layer = blockcell._kernels.LAYERS["gru_reset_after"]
 
-    def watched(task, sizes, threads, *options):
+    def record_threads(task, sizes, threads, *options):
         if task == "forward":
             seen.append(threads)
         return plan_layer(task, sizes, threads, *options)
 
-    module = made("GRU")
-    monkeypatch.setitem(blockcell._kernels.LAYERS, "gru_reset_after", watched)
+    module = make_module("GRU")
+    monkeypatch.setitem(blockcell._kernels.LAYERS, "gru_reset_after", record_threads)
     for threads in (1, 3, 2):
         torch.set_num_threads(threads)
         module(SMALL)

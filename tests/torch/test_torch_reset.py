@@ -27,7 +27,7 @@ QUANTIZED = ["LSTM", "GRU"]
 
 
 def by_episodes(module, kind, x, states, reset):
-    """y [T,B,.] and the last states, of calls with one episode of one row each; x is [T,B,I]."""
+    """Compute y [T,B,.] and the last states by calls with one episode of one row each; x is [T,B,I]."""
     D, rows = 1 + module.bidirectional, []
     for b in range(x.shape[1]):
         row = slice(b, b + 1)
@@ -52,8 +52,8 @@ def by_episodes(module, kind, x, states, reset):
     return [torch.cat(parts, dim=1) for parts in zip(*rows, strict=True)]
 
 
-def called(module, kind, form, x, states, reset):
-    """The same of one call, in another form."""
+def call_in_form(module, kind, form, x, states, reset):
+    """Compute the same by one call, in this form."""
     if form == "unbatched":
         y, last = module(x[:, 0], hx_of(kind, [state[:, 0] for state in states]), reset=reset[:, 0])
         return [y[:, None], *[state[:, None] for state in states_of(last)]]
@@ -64,8 +64,8 @@ def called(module, kind, form, x, states, reset):
     return [y, *states_of(last)]
 
 
-def drawn_resets(g, T, B):
-    """Seldom, often, or always; nearly always at the first step, as rollouts have them."""
+def random_resets(g, T, B):
+    """Draw resets: seldom, often, or always; nearly always at the first step, as rollouts have them."""
     reset = g.random((T, B)) < g.choice([0.0, 0.1, 0.5, 1.0], p=[0.1, 0.6, 0.2, 0.1])
     reset[0] |= g.random(B) < 0.5
     return reset
@@ -99,19 +99,19 @@ def test_random_configurations(kind, dtype, seed):
         y_size = (1 + options["bidirectional"]) * widths[0]
         x, d_y = (g.standard_normal((T, B, size)).astype(dtype) for size in (inputs, y_size))
         states, d_last = ([g.uniform(-0.8, 0.8, (cells, B, w)).astype(dtype) for w in widths] for _ in range(2))
-        reset = torch.from_numpy(drawn_resets(g, T, B))
+        reset = torch.from_numpy(random_resets(g, T, B))
         results, few = [], dtype == "float32" and inputs < 8
         for module in (ours, theirs, nudged(g, theirs))[: 2 + few]:
             to = module.weight_ih_l0.dtype
             given = [torch.from_numpy(a).to(to).requires_grad_() for a in (x, *states)]
             if module is ours:
-                outputs = called(module, kind, form, given[0], given[1:], reset)
+                outputs = call_in_form(module, kind, form, given[0], given[1:], reset)
             else:
                 outputs = by_episodes(module, kind, given[0], given[1:], reset)
             torch.autograd.backward(outputs, [torch.from_numpy(d).to(to) for d in (d_y, *d_last)])
             results.append([a.detach() for a in outputs] + [a.grad for a in (*given, *module.parameters())])
         with torch.no_grad():
-            inference = called(ours, kind, form, torch.from_numpy(x), [*map(torch.from_numpy, states)], reset)
+            inference = call_in_form(ours, kind, form, torch.from_numpy(x), [*map(torch.from_numpy, states)], reset)
         assert all(torch.equal(a, b) for a, b in zip(inference, results[0], strict=False)), where
         names = ["y", *"hc"[:n], "d_x", *("d_h", "d_c")[:n], *[name for name, _ in ours.named_parameters()]]
         pairs = {name: (a.numpy(), b) for name, a, b in zip(names, *results[:2], strict=True)}
@@ -181,8 +181,8 @@ def test_resets_may_be_overwritten(kind, seed):
     assert all(map(torch.equal, *results))
 
 
-class Read(torch.nn.Module):
-    """What reads a rollout."""
+class Reader(torch.nn.Module):
+    """A model that reads a rollout."""
 
     def __init__(self, kind, **options):
         super().__init__()
@@ -193,7 +193,8 @@ class Read(torch.nn.Module):
         return self.rnn(x, reset=reset)
 
 
-def step(model, call, x, reset):
+def training_step(model, call, x, reset):
+    """Return results and gradients of a training step."""
     model.zero_grad()
     y, last = call(x, reset)
     y.square().sum().backward()
@@ -202,7 +203,7 @@ def step(model, call, x, reset):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_exported_traced(kind, dynamo):
-    model = Read(kind, num_layers=2, bidirectional=True)
+    model = Reader(kind, num_layers=2, bidirectional=True)
     drawn = [(torch.randn(T, B, 5), torch.rand(T, B) < 0.3) for T, B in ((4, 3), (7, 3), (5, 2))]
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     compilers = [compiled, torch.compile(model, fullgraph=True)]
@@ -214,9 +215,9 @@ def test_compiled_exported_traced(kind, dynamo):
     symbolic = torch.fx.symbolic_trace(model)
     assert [(n.target, [*n.kwargs]) for n in symbolic.graph.nodes if n.op == "call_module"] == [("rnn", ["reset"])]
     for x, reset in drawn:
-        expected = step(model, model, x, reset)
+        expected = training_step(model, model, x, reset)
         for call in (*compilers, symbolic, traced):
-            assert all(map(torch.equal, step(model, call, x, reset), expected))
+            assert all(map(torch.equal, training_step(model, call, x, reset), expected))
         with torch.no_grad():
             y, last = exported(x, reset)
         assert all(map(torch.equal, [y, *states_of(last)], expected[: 1 + len(states_of(last))]))
@@ -232,7 +233,7 @@ def test_quantized(kind, scheme, dynamo, seed):
         module = getattr(torch.nn, kind)(5, 40, layers, bidirectional=D == 2).eval()
         nn.replace(module, scheme)
         T, B = int(g.integers(1, 12)), int(g.integers(1, 20))
-        x, reset = g.standard_normal((T, B, 5)).astype(np.float32), drawn_resets(g, T, B)
+        x, reset = g.standard_normal((T, B, 5)).astype(np.float32), random_resets(g, T, B)
         arrays = g.uniform(-0.8, 0.8, (1 + (kind == "LSTM"), layers * D, B, 40)).astype(np.float32)
         given = torch.from_numpy(x), hx_of(kind, [*torch.from_numpy(arrays)])
         y, last = module(*given, reset=torch.from_numpy(reset))
