@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import quantization
-from turns import CPUS, arguments
+from turns import CPUS, make_parser
 
 COLUMNS = ["data", "layer", "quantized to", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
 CELLS, ROWS, CHUNK, EPOCHS, LEARNING_RATE = 192, 32, 64, 6, 0.005  # of the layers that read characters
@@ -222,7 +222,7 @@ def initial() -> Iterator[list[Any]]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--csv", help="write the lines to this file")
     options = parser.parse_args()
     root = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""blockcell beside TensorFlow, PyTorch, onnxruntime and OpenVINO on this CPU: raw ops, layers and streams.
+"""Compare blockcell with TensorFlow, PyTorch, onnxruntime and OpenVINO on this CPU: raw ops, layers and streams.
 
 Needed by: docs/performance.md; make bench
 
@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 import turns
-from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection, started
+from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection, start_worker
 from ceiling import multiply_adds
-from turns import CPUS, Worker, counted, in_turn, opened, spread, watch
+from turns import CPUS, Worker, open_workers, select_rounds, spread, take_turns, watch
 
 ONE_AND_ALL = sorted({1, CPUS})
 POINT = ["task", "dtype", "T", "B", "I", "H"]
@@ -58,7 +58,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE
 
 
 def operations(task: str, sizes: dict[str, int]) -> int:
-    """Multiplications and additions in a call's products."""
+    """Count the multiplications and additions in a call's products."""
     if task == "LSTMBlockCellGrad":
         return 0
     I, H, gates = sizes["I"], sizes["H"], 3 if "GRU" in task else 1 if "RNN" in task else 4  # noqa: E741
@@ -67,8 +67,8 @@ def operations(task: str, sizes: dict[str, int]) -> int:
     return forward_operations * {"training": 3, "BlockLSTMGrad": 2}.get(task.split()[-1], 1)
 
 
-def machine(level: str | None, dtype: str, candidates: list[str]) -> dict[str, Any]:
-    """What the figures hold for."""
+def describe_machine(level: str | None, dtype: str, candidates: list[str]) -> dict[str, Any]:
+    """Describe what the figures hold for: CPU, level, versions, ceiling, date."""
     from blockcell import build_info
 
     info = {key: str(build_info()[key]) for key in ("cpu", "compiler", "cython", "numpy")}
@@ -103,7 +103,7 @@ def points(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 class Point:
-    """A task, its sizes and the numbers of threads that candidates are asked with; its rounds, each with its mark."""
+    """Measure a task at one size; ``teams`` are numbers of threads, ``rounds`` the times so far, each with a mark."""
 
     def __init__(self, task: str, dtype: str, sizes: dict[str, int], teams: list[int]) -> None:
         self.task, self.dtype, self.sizes, self.teams = task, dtype, sizes, teams
@@ -111,7 +111,7 @@ class Point:
         self.ended: set[Who] = set()
 
     def ask(self, workers: dict[Who, Worker], budget: float) -> Times:
-        """Everybody's time; a peer whose process ends is left out of this point."""
+        """Return each candidate's time; a peer whose process ends is left out of this point."""
         times = {}
         for who, worker in workers.items():
             tasks, dtypes = DOES[who[0]]
@@ -127,12 +127,12 @@ class Point:
                 self.ended.add(who)
         return times
 
-    def marked(self) -> int:
+    def count_marked(self) -> int:
         return sum(mark for _, mark in self.rounds)
 
     def rows(self) -> list[Row]:
-        """The lines of the CSV."""
-        rounds = counted(self.rounds)
+        """Return the rows of the CSV."""
+        rounds = select_rounds(self.rounds)
         medians = {who: statistics.median(r[who] for r in rounds) for who in rounds[0] if who not in self.ended}
         best: dict[str, Who] = {}
         for who in sorted(medians, key=lambda who: medians[who]):
@@ -141,14 +141,14 @@ class Point:
         for who in (best[name] for name in CANDIDATES if name in best):
             ratio = spread([r[who] / r[best["blockcell"]] for r in rounds])
             figures = [round(medians[who] * 1e6, 2), *(round(value, 3) for value in ratio)]
-            line = [self.task, self.dtype, *self.sizes.values(), *who, *figures, len(self.rounds), self.marked()]
+            line = [self.task, self.dtype, *self.sizes.values(), *who, *figures, len(self.rounds), self.count_marked()]
             rows.append(dict(zip(COLUMNS, line, strict=True)))
         return rows
 
 
 # ----------------------------------------------------------------------------------------------------------- the files
 def read(path: Path) -> tuple[list[Row], Row]:
-    """The lines of a CSV file and what its JSON file says; older files lack spread and marks."""
+    """Read the rows of a CSV file and its JSON file; older files lack spread and marks."""
     with path.open(newline="") as file:
         rows: list[Row] = list(csv.DictReader(file))
     for row in rows:
@@ -165,41 +165,41 @@ def write(path: Path, rows: list[Row], about: Row) -> None:
     path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
 
 
-def groups(rows: list[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
-    """The rows by what they have in these columns."""
+def group_rows(rows: list[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Group the rows by their values in these columns."""
     rows_by_point: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         rows_by_point.setdefault(tuple(row[column] for column in columns), []).append(row)
     return rows_by_point
 
 
-def by_point(rows: list[Row], same_threads: bool) -> dict[tuple[Any, ...], list[Row]]:
-    """The rows of each point, to which the number of threads belongs where all have the same."""
-    return groups(rows, *POINT, *(["threads"] if same_threads else []))
+def group_by_point(rows: list[Row], same_threads: bool) -> dict[tuple[Any, ...], list[Row]]:
+    """Group the rows by point, and by threads if all candidates have the same number."""
+    return group_rows(rows, *POINT, *(["threads"] if same_threads else []))
 
 
-def short(row: Row) -> bool:
-    """Whether a peer is faster, in three of four rounds."""
+def falls_short(row: Row) -> bool:
+    """Return whether the row's peer is faster in three of four rounds."""
     return row["high"] < 1
 
 
 def short_points(rows: list[Row], same_threads: bool) -> list[Point]:
-    """What `--again` measures."""
+    """Return the points that `--again` measures."""
     return [
         Point(task, dtype, {"T": T, "B": B, "I": I, "H": H}, threads or ONE_AND_ALL)
-        for (task, dtype, T, B, I, H, *threads), mine in by_point(rows, same_threads).items()  # noqa: E741
-        if any(map(short, mine))
+        for (task, dtype, T, B, I, H, *threads), mine in group_by_point(rows, same_threads).items()  # noqa: E741
+        if any(map(falls_short, mine))
     ]
 
 
-def merged(old: list[Row], new: list[Row], same_threads: bool) -> list[Row]:
-    """The old rows, with those of points that are among the new ones replaced."""
-    return list(itertools.chain(*(by_point(old, same_threads) | by_point(new, same_threads)).values()))
+def merge_rows(old: list[Row], new: list[Row], same_threads: bool) -> list[Row]:
+    """Return the old rows, but the new ones of each point that is measured anew."""
+    return list(itertools.chain(*(group_by_point(old, same_threads) | group_by_point(new, same_threads)).values()))
 
 
 # -------------------------------------------------------------------------------------------------------- the measuring
-def arguments() -> argparse.Namespace:
-    parser = turns.arguments(__doc__)
+def parse_options() -> argparse.Namespace:
+    parser = turns.make_parser(__doc__)
     tasks, more = RAW + LAYERS + STREAMS, MORE_LAYERS + MORE_STREAMS
     parser.add_argument("--quick", action="store_true", help="a few sizes in short rounds")
     parser.add_argument("--grid", action="store_true", help="LSTM layers, everybody with one thread, then with all")
@@ -229,7 +229,7 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def progress(point: Point, rows: list[Row]) -> str:
+def progress_line(point: Point, rows: list[Row]) -> str:
     sizes = " ".join(f"{letter}{size:<4}" for letter, size in point.sizes.items())
     figures = (
         f"{row['candidate']} {row['microseconds']:.6g} us"
@@ -237,21 +237,21 @@ def progress(point: Point, rows: list[Row]) -> str:
         for row in rows
     )
     threads = f"{point.teams[0]} thread(s) " if len(point.teams) == 1 else ""
-    marked = f"  {point.marked()} of {len(point.rounds)} rounds marked" if point.marked() else ""
+    marked = f"  {point.count_marked()} of {len(point.rounds)} rounds marked" if point.count_marked() else ""
     return f"{point.task:17} {sizes} {threads}{'  '.join(figures)}{marked}"
 
 
-def summary(rows: list[Row]) -> None:
-    for (task, candidate), mine in groups(rows, "task", "candidate").items():
+def print_summary(rows: list[Row]) -> None:
+    for (task, candidate), mine in group_rows(rows, "task", "candidate").items():
         if candidate != "blockcell":
             ratios = [row["ratio"] for row in mine]
-            mean, behind = statistics.geometric_mean(ratios), sum(map(short, mine))
+            mean, behind = statistics.geometric_mean(ratios), sum(map(falls_short, mine))
             figures = f"lowest {min(ratios):.2f}x, geometric mean {mean:.2f}x of {len(mine)} points, {behind} short"
             print(f"{task:17} {candidate:12} {figures}")
 
 
 def main() -> None:
-    options = arguments()
+    options = parse_options()
     if options.again:
         old, before = read(options.again)
         options.level, options.dtype = before["level"], before["dtype"]
@@ -271,28 +271,28 @@ def main() -> None:
     if options.level == "v3":
         names = [n for n in names if n != "tensorflow"]  # takes no such limit
     numbers = sorted({threads for point in todo for threads in point.teams})
-    team = {(name, threads): started(name, threads, **environment) for name in names for threads in numbers}
-    with opened(team, needed=False) as workers:
+    team = {(name, threads): start_worker(name, threads, **environment) for name in names for threads in numbers}
+    with open_workers(team, needed=False) as workers:
         missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}
         if missing:
             sys.exit(f"{', '.join(missing)} must run here")
-        about = machine(options.level, options.dtype, list(dict.fromkeys(name for name, _ in workers)))
+        about = describe_machine(options.level, options.dtype, list(dict.fromkeys(name for name, _ in workers)))
         about |= {"same_threads": True} if same_threads else {}
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
         if options.again and before["cpu"] != about["cpu"]:
             sys.exit(f"{options.again} was measured on {before['cpu']}")
         guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
         more = 0 if options.quick else options.rounds
-        for done, k in enumerate(in_turn([point.rounds for point in todo], options.rounds, more), 1):
+        for done, k in enumerate(take_turns([point.rounds for point in todo], options.rounds, more), 1):
             point = todo[k]
             point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))
             left = (time.time() - start) / done * (all_ - done) / 60
             at = f"{done} of {all_}, {left:.0f} min left" if done <= all_ else "marked, again"
-            print(f"[{at}] {progress(point, point.rows())}", flush=True)
+            print(f"[{at}] {progress_line(point, point.rows())}", flush=True)
     rows = [row for point in todo for row in point.rows()]
-    summary(rows)
+    print_summary(rows)
     if options.again:
-        write(options.again, merged(old, rows, same_threads), before | {"again": about["date"]})
+        write(options.again, merge_rows(old, rows, same_threads), before | {"again": about["date"]})
     elif options.csv:
         write(options.csv, rows, about)
 

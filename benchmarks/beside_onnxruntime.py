@@ -1,4 +1,4 @@
-"""blockcell's calls and another runtime's in one process: onnxruntime, with several settings, and OpenVINO.
+"""Measure blockcell's calls and another runtime's in one process: onnxruntime, with several settings, and OpenVINO.
 
 Needed by: docs/performance.md
 
@@ -27,14 +27,14 @@ from turns import (
     CPUS,
     Worker,
     answer,
-    arguments,
     ask_all,
-    busy_after,
-    means,
-    opened,
+    make_parser,
+    measure_spinning,
+    open_workers,
     print_heads,
     print_row,
     run_program,
+    time_in_turn,
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -57,7 +57,7 @@ WAYS: dict[str, dict[str, str] | None] = {  # onnxruntime's settings
 CALLS = ("inference", "training")
 
 
-def ours() -> dict[str, Callable[[], object]]:
+def our_calls() -> dict[str, Callable[[], object]]:
     from blockcell import LSTM
 
     layer, x = LSTM.init(128, 128, seed=0), np.ones((20, 16, 128), np.float32)
@@ -69,8 +69,8 @@ def ours() -> dict[str, Callable[[], object]]:
     return {"inference": lambda: layer(x), "training": training}
 
 
-def runnable(way: str, name: str) -> Callable[[], object]:
-    """A call that runs a model."""
+def make_run(way: str, name: str) -> Callable[[], object]:
+    """Return a call that runs a model."""
     from blockcell import LSTM
     from onnx_export import Session, export
 
@@ -104,26 +104,26 @@ def runnable(way: str, name: str) -> Callable[[], object]:
 
 
 def work(way: str) -> None:
-    """Answers the name of a model and for how many seconds with microseconds: of its run alone, of ours in turn with
-    it, of its idle threads' waiting.  Without a model, of ours alone."""
-    own = ours()
-    models = {name: runnable(way, name) for name in MODELS if way != "nothing else"}
+    """Answer a model's name and a budget with microseconds: of its run alone, of each of our calls in turn with it, and
+    of its idle threads' spinning.  Without a model, answer with those of our calls alone."""
+    own = our_calls()
+    models = {name: make_run(way, name) for name in MODELS if way != "nothing else"}
 
     def reply(question: tuple[str, float]) -> list[float]:
         name, seconds = question
         if not models:
-            seconds_of_calls = [0.0, *(means([own[call]], seconds)[0] for call in CALLS), 0.0]
+            seconds_of_calls = [0.0, *(time_in_turn([own[call]], seconds)[0] for call in CALLS), 0.0]
         else:
             run = models[name]
-            in_turn = [means([run, own[call]], seconds)[1] for call in CALLS]
-            seconds_of_calls = [means([run], seconds)[0], *in_turn, busy_after(run)]
+            in_turn = [time_in_turn([run, own[call]], seconds)[1] for call in CALLS]
+            seconds_of_calls = [time_in_turn([run], seconds)[0], *in_turn, measure_spinning(run)]
         return [1e6 * value for value in seconds_of_calls]
 
     answer(reply)
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=5, seconds=0.2)
+    parser = make_parser(__doc__, rounds=5, seconds=0.2)
     parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     options = parser.parse_args()
     import onnxruntime
@@ -132,7 +132,7 @@ def main() -> None:
 
     info = blockcell.build_info()
     print(f"{CPUS} CPUs, {info['cpu']}, {info['compiler']}, onnxruntime {onnxruntime.__version__}\n")
-    with opened({way: Worker(__file__, "--work", way) for way in options.only}) as workers:
+    with open_workers({way: Worker(__file__, "--work", way) for way in options.only}) as workers:
         print_heads(["model", "beside", "alone", *(f"blockcell {call}" for call in CALLS), "then waits, ms"])
         for name in MODELS:
             rounds = [ask_all(workers, name, options.seconds) for _ in range(options.rounds)]

@@ -1,4 +1,4 @@
-"""blockcell's calls and PyTorch's in one process, two threads each: with one OpenMP runtime for both, and with two.
+"""Measure blockcell's and PyTorch's calls in one process, two threads each: with one OpenMP runtime and with two.
 
 Needed by: docs/performance.md
 
@@ -27,14 +27,14 @@ from turns import (
     CPUS,
     Worker,
     answer,
-    arguments,
     ask_all,
-    busy_after,
-    means,
-    opened,
+    make_parser,
+    measure_spinning,
+    open_workers,
     print_heads,
     print_row,
     run_program,
+    time_in_turn,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,8 +56,8 @@ WAYS = {  # imports, whether blockcell has a runtime of its own, environment
 Call = Callable[[], object]
 
 
-def calls(T: int, B: int, H: int) -> dict[str, tuple[Call, Call]]:
-    """By name, a call of ours and one of PyTorch's that alternate: a layer of each, then their gradients."""
+def make_pairs(T: int, B: int, H: int) -> dict[str, tuple[Call, Call]]:
+    """Make pairs of calls that alternate, ours and PyTorch's: of a layer each, then of its gradients."""
     import numpy as np
     import torch
 
@@ -81,7 +81,7 @@ def calls(T: int, B: int, H: int) -> dict[str, tuple[Call, Call]]:
 
 
 def work(*arguments: str) -> None:
-    """Answers a pair's name and for how many seconds with the means of ours and PyTorch's, alone and in turn."""
+    """Answer a pair's name and a budget with both mean times, alone and in turn, and PyTorch's spinning."""
     *imports, T, B, H = arguments
     for name in imports:
         importlib.import_module(name)
@@ -92,24 +92,24 @@ def work(*arguments: str) -> None:
     threads = int(os.environ.get("OMP_NUM_THREADS", CPUS))
     torch.set_num_threads(threads)
     blockcell.set_num_threads(threads)
-    pairs = calls(int(T), int(B), int(H))
+    pairs = make_pairs(int(T), int(B), int(H))
 
     def reply(question: tuple[str, float]) -> list[float]:
-        """Microseconds."""
+        """Return the microseconds of one round."""
         (ours, theirs), seconds = pairs[question[0]], question[1]
-        alone = means([ours], seconds) + means([theirs], seconds)
-        return [1e6 * value for value in (*alone, *means([ours, theirs], seconds), busy_after(theirs))]
+        alone = time_in_turn([ours], seconds) + time_in_turn([theirs], seconds)
+        return [1e6 * value for value in (*alone, *time_in_turn([ours, theirs], seconds), measure_spinning(theirs))]
 
     answer(reply)
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=9, seconds=0.3)
+    parser = make_parser(__doc__, rounds=9, seconds=0.3)
     parser.add_argument("--size", default="20x16x128", metavar="TxBxH")
     options = parser.parse_args()
     import own_runtime
     import torch
-    from busy import busy_threads
+    from busy import keep_cpus_busy
 
     import blockcell
 
@@ -124,9 +124,9 @@ def main() -> None:
             )
             for way, (imports, two, environment) in WAYS.items()
         }
-        with opened(team) as workers:
+        with open_workers(team) as workers:
             for _, place, pair in itertools.product(range(options.rounds), PLACES, PAIRS):
-                with busy_threads(place):
+                with keep_cpus_busy(place):
                     rounds.setdefault((place, pair), []).append(ask_all(workers, pair, options.seconds))
     info = blockcell.build_info()
     print(f"{CPUS} CPUs, {info['cpu']}, {info['compiler']}, torch {torch.__version__}, T x B x H = {options.size}")

@@ -1,4 +1,4 @@
-"""Two threads beside one: on a quiet machine, beside busy processes, and between numpy's threaded products.
+"""Compare two threads with one: on a quiet machine, beside busy processes, and between numpy's threaded products.
 
 Needed by: docs/performance.md
 
@@ -22,21 +22,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from turns import CPUS, Worker, answer, arguments, ask_all, opened, print_heads, print_row, run_program
+from turns import CPUS, Worker, answer, ask_all, make_parser, open_workers, print_heads, print_row, run_program
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 SPINNING = "while True: pass"
 
 
-def inference(T: int, B: int, H: int) -> Callable[[], object]:
+def make_inference(T: int, B: int, H: int) -> Callable[[], object]:
     from blockcell import LSTM
 
     layer, x = LSTM.init(H, H, seed=0), np.ones((T, B, H), np.float32)
     return lambda: layer(x)
 
 
-def training(T: int, B: int, H: int) -> Callable[[], object]:
+def make_training_step(T: int, B: int, H: int) -> Callable[[], object]:
     from blockcell import LSTM
 
     layer, x = LSTM.init(H, H, seed=0), np.ones((T, B, H), np.float32)
@@ -49,17 +49,17 @@ def training(T: int, B: int, H: int) -> Callable[[], object]:
 
 
 CALLS = {
-    "inference T50 B16 H128": lambda: inference(50, 16, 128),
-    "inference T100 B1 H256": lambda: inference(100, 1, 256),
-    "inference T20 B64 H32": lambda: inference(20, 64, 32),
-    "training T8 B32 H32": lambda: training(8, 32, 32),
-    "training T20 B4 H128": lambda: training(20, 4, 128),
+    "inference T50 B16 H128": lambda: make_inference(50, 16, 128),
+    "inference T100 B1 H256": lambda: make_inference(100, 1, 256),
+    "inference T20 B64 H32": lambda: make_inference(20, 64, 32),
+    "training T8 B32 H32": lambda: make_training_step(8, 32, 32),
+    "training T20 B4 H128": lambda: make_training_step(20, 4, 128),
 }
 PLACES = ("quiet", "busy", "numpy")
 
 
 def work() -> None:
-    """Answers which call, for how many seconds, and where: perhaps each after a product of numpy's."""
+    """Answer a call's name, a budget and a place with the call's mean seconds; at "numpy" a product precedes each."""
     calls = {name: make() for name, make in CALLS.items()}
     a = np.ones((512, 512), np.float32)
 
@@ -81,8 +81,8 @@ def work() -> None:
 
 
 @contextlib.contextmanager
-def busy_threads(place: str) -> Iterator[None]:
-    """As many busy processes as there are CPUs, where the place is a busy one."""
+def keep_cpus_busy(place: str) -> Iterator[None]:
+    """Run as many busy processes as there are CPUs, if the place is "busy"."""
     count = CPUS if place == "busy" else 0
     processes = [subprocess.Popen([sys.executable, "-c", SPINNING]) for _ in range(count)]
     try:
@@ -95,20 +95,17 @@ def busy_threads(place: str) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=5, seconds=0.5)
+    parser = make_parser(__doc__, rounds=5, seconds=0.5)
     parser.add_argument("--spin", nargs="*", default=[], metavar="COUNT")
     options = parser.parse_args()
     settings = {"1 thread": {"OMP_NUM_THREADS": "1"}, f"{CPUS} threads": {}}
     settings |= {f"spin {count}": {"GOMP_SPINCOUNT": count} for count in options.spin}
-    threads = {
-        "OMP_NUM_THREADS": str(CPUS),
-        "OPENBLAS_NUM_THREADS": str(CPUS),
-    }  # numpy would take the first for its own
+    threads = {"OMP_NUM_THREADS": str(CPUS), "OPENBLAS_NUM_THREADS": str(CPUS)}  # else numpy takes the first too
     team = {name: Worker(__file__, "--work", **threads | mine) for name, mine in settings.items()}
-    with opened(team) as workers:
+    with open_workers(team) as workers:
         print_heads(["place", "call", *workers])
         for place, name in itertools.product(PLACES, CALLS):
-            with busy_threads(place):
+            with keep_cpus_busy(place):
                 rounds = [[*ask_all(workers, name, options.seconds, place).values()] for _ in range(options.rounds)]
             cells = []
             for k, times in enumerate(zip(*rounds, strict=True)):

@@ -1,4 +1,4 @@
-"""What is timed: the same work by blockcell and by each peer.  Each candidate is a process of its own; see turns.py.
+"""Prepare the calls to time: the same work by blockcell and by each peer, in processes of their own (turns.py).
 
     python benchmarks/candidates.py NAME THREADS       # answers [task, dtype, sizes, budget] with seconds
 
@@ -35,18 +35,18 @@ MORE_LAYERS = [f"{kind} {work}" for work in ("inference", "training") for kind i
 MORE_STREAMS = [f"{kind} {work}" for work in ("step", "block") for kind in MORE_KINDS]
 
 
-def drawn(*shape: int, dtype: Any, scale: float = 1.0) -> Any:
+def draw_array(*shape: int, dtype: Any, scale: float = 1.0) -> Any:
     return (scale * np.random.default_rng(0).uniform(-1, 1, shape)).astype(dtype)
 
 
-def drawn_lengths(T: int, B: int, padding: int) -> Any:
-    """Numbers of steps, in any order, of B rows of which this percentage is padding: few are long where it is high."""
+def draw_lengths(T: int, B: int, padding: int) -> Any:
+    """Draw lengths of B rows, in any order, of which `padding` per cent are padding: if that is high, few are long."""
     shares = ((np.arange(B) + 1) / B) ** (padding / (100 - padding))
     return np.random.default_rng(0).permutation(np.ceil(T * shares).astype(int))
 
 
 def projection(task: str, H: int) -> int:
-    """P, or 0 without a projection."""
+    """Return P, or 0 without a projection."""
     return H // 2 if "projected" in task else 0
 
 
@@ -57,7 +57,7 @@ def raw_arguments(op: str, sizes: Sizes, dtype: str) -> dict[str, Any]:
     for tensor in OPS[op].inputs:
         shape = sizes_of(tensor.shape, sizes)
         scale = shape[0] ** -0.5 if tensor.name in ("w", "w_ru", "w_c") else 1.0
-        values[tensor.name] = drawn(*shape, dtype=dtype, scale=scale)
+        values[tensor.name] = draw_array(*shape, dtype=dtype, scale=scale)
     return values | ({"use_peephole": False} if "use_peephole" in {a.name for a in OPS[op].attributes} else {})
 
 
@@ -76,8 +76,8 @@ def blockcell(threads: int) -> Callable[[str, str, Sizes], Call]:
         options: dict[str, Any] = {"reset_after": True} if "reset_after" in kind else {}
         options |= {"proj_size": projection(kind, H)} if "projected" in kind else {}
         layer = getattr(bc, kind.partition("(")[0]).init(I, H, seed=0, dtype=dtype, **options)
-        x, d_y = drawn(T, B, I, dtype=dtype), drawn(T, B, layer.output_size, dtype=dtype)
-        lengths_option = {"lengths": drawn_lengths(T, B, sizes["padding"])} if sizes.get("padding") else {}
+        x, d_y = draw_array(T, B, I, dtype=dtype), draw_array(T, B, layer.output_size, dtype=dtype)
+        lengths_option = {"lengths": draw_lengths(T, B, sizes["padding"])} if sizes.get("padding") else {}
         if work == "inference":
             return lambda: layer(x, **lengths_option)
         if work == "training":
@@ -118,7 +118,7 @@ def torch(threads: int) -> Callable[[str, str, Sizes], Call]:
         T, B, I, H = (sizes[letter] for letter in "TBIH")  # noqa: E741
         options: dict[str, Any] = {"proj_size": projection(kind, H)} if "projected" in kind else {}
         layer = getattr(torch.nn, kind.partition("(")[0])(I, H, dtype=getattr(torch, dtype), **options)
-        x, d_y = (torch.tensor(drawn(T, B, size, dtype=dtype)) for size in (I, projection(kind, H) or H))
+        x, d_y = (torch.tensor(draw_array(T, B, size, dtype=dtype)) for size in (I, projection(kind, H) or H))
         if work == "inference":
             layer.eval()
 
@@ -133,15 +133,16 @@ def torch(threads: int) -> Callable[[str, str, Sizes], Call]:
     return prepare
 
 
-def native(task: str, dtype: str, sizes: Sizes) -> Any:
-    """A model with ONNX's own node, weights and biases inside."""
+def onnx_model(task: str, dtype: str, sizes: Sizes) -> Any:
+    """Build a model of ONNX's own node, with weights and biases inside."""
     from onnx import TensorProto, helper, numpy_helper
 
     kind, _, after = task.split()[0].partition("(")
     I, H, gates = sizes["I"], sizes["H"], {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]  # noqa: E741
     options = {"linear_before_reset": 1} if after else {}
     type_ = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
-    weights = {"W": (1, gates * H, I), "R": (1, gates * H, H), "bias": (1, 2 * gates * H)}
+    shapes = {"W": (1, gates * H, I), "R": (1, gates * H, H), "bias": (1, 2 * gates * H)}
+    weights = {name: draw_array(*shape, dtype=dtype, scale=H**-0.5) for name, shape in shapes.items()}
     outputs = {"Y": ["T", 1, sizes["B"], H]} | {
         name: [1, sizes["B"], H] for name in (["Y_h", "Y_c"] if kind == "LSTM" else ["Y_h"])
     }
@@ -150,14 +151,14 @@ def native(task: str, dtype: str, sizes: Sizes) -> Any:
         kind,
         [helper.make_tensor_value_info("x", type_, [sizes["T"], sizes["B"], I])],
         [helper.make_tensor_value_info(name, type_, shape) for name, shape in outputs.items()],
-        [numpy_helper.from_array(drawn(*shape, dtype=dtype, scale=H**-0.5), name) for name, shape in weights.items()],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
 @contextmanager
 def without_avx512() -> Iterator[None]:
-    """At level v3, onnxruntime is imported from a copy that takes the CPU for one without AVX-512; it has no switch.
+    """At level v3, import onnxruntime from a copy that takes the CPU for one without AVX-512; it has no switch.
 
     Its library asks for AVX-512F, bit 16 of an answer of CPUID's, and then for the registers, bits 5 to 7 of XCR0.  In
     the copy the first question asks for no bit at all.
@@ -187,10 +188,10 @@ def onnxruntime(threads: int) -> Callable[[str, str, Sizes], Call]:
     def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 4
-        model = native(task, dtype, sizes).SerializeToString()
+        model = onnx_model(task, dtype, sizes).SerializeToString()
         session = ort.InferenceSession(model, options, ["CPUExecutionProvider"])
         bound = session.io_binding()
-        bound.bind_cpu_input("x", drawn(sizes["T"], sizes["B"], sizes["I"], dtype=dtype))
+        bound.bind_cpu_input("x", draw_array(sizes["T"], sizes["B"], sizes["I"], dtype=dtype))
         for value in session.get_outputs():
             bound.bind_output(value.name, "cpu")
         return lambda: session.run_with_iobinding(bound)
@@ -203,11 +204,12 @@ def openvino(threads: int) -> Callable[[str, str, Sizes], Call]:
 
     def prepare(task: str, dtype: str, sizes: Sizes) -> Call:
         core = ov.Core()
-        model = core.read_model(native(task, dtype, sizes).SerializeToString())
+        model = core.read_model(onnx_model(task, dtype, sizes).SerializeToString())
         # else it computes in bfloat16 where the CPU has that
         options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         request = core.compile_model(model, "CPU", options).create_infer_request()
-        request.set_input_tensor(ov.Tensor(drawn(sizes["T"], sizes["B"], sizes["I"], dtype=dtype), shared_memory=True))
+        x = draw_array(sizes["T"], sizes["B"], sizes["I"], dtype=dtype)
+        request.set_input_tensor(ov.Tensor(x, shared_memory=True))
         return request.infer
 
     return prepare
@@ -224,8 +226,8 @@ DOES = {  # what a candidate can be asked, in which dtypes
 }
 
 
-def started(name: str, threads: int, **environment: str) -> Worker:
-    """A process of a candidate. numpy's threads would wait busily after they have made the weights."""
+def start_worker(name: str, threads: int, **environment: str) -> Worker:
+    """Start a process of a candidate, numpy on one thread: its other threads would spin after they made the weights."""
     return Worker(__file__, name, str(threads), OPENBLAS_NUM_THREADS="1", **environment)
 
 

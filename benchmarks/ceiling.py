@@ -1,4 +1,4 @@
-"""The ceilings of this CPU, against which times are put: multiply-adds between registers, and reading memory.
+"""Measure the ceilings of this CPU, with which times are compared: multiply-adds between registers, reading memory.
 
 Needed by: docs/performance.md
 
@@ -74,7 +74,7 @@ ROUNDS = 9
 
 
 @functools.cache
-def compiled(level: str) -> ctypes.CDLL:
+def compile_level(level: str) -> ctypes.CDLL:
     flags, width = LEVELS[level]
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "ceiling.so")
@@ -86,11 +86,11 @@ def compiled(level: str) -> ctypes.CDLL:
     return loaded
 
 
-def together(call: Callable[[int], object], threads: int, tries: int = ROUNDS) -> float:
-    """The seconds that all threads need for a call each, in the best round; several have a CPU of their own each."""
+def time_threads(call: Callable[[int], object], threads: int, tries: int = ROUNDS) -> float:
+    """Return the seconds in which all threads make a call each, in the best round; each of several has its own CPU."""
     best, cpus = float("inf"), sorted(os.sched_getaffinity(0))
 
-    def pinned(k: int) -> None:
+    def call_pinned(k: int) -> None:
         if threads > 1:  # else both may wake on one CPU, and stay there for milliseconds
             os.sched_setaffinity(0, {cpus[k % len(cpus)]})
         call(k)
@@ -98,22 +98,22 @@ def together(call: Callable[[int], object], threads: int, tries: int = ROUNDS) -
     with ThreadPoolExecutor(threads) as team:
         for _ in range(tries):
             began = time.perf_counter()
-            list(team.map(pinned, range(threads)))
+            list(team.map(call_pinned, range(threads)))
             best = min(best, time.perf_counter() - began)
     return best
 
 
 def multiply_adds(level: str, dtype: str, threads: int, rounds: int = 10_000_000, tries: int = ROUNDS) -> float:
-    """GF/s of multiply-adds between registers; an addition and a multiplication are two."""
-    library, width = compiled(level), LEVELS[level][1]
+    """Return GF/s of multiply-adds between registers; an addition and a multiplication are two."""
+    library, width = compile_level(level), LEVELS[level][1]
     function, itemsize = (library.fma_double, 8) if dtype == "float64" else (library.fma_float, 4)
     operations = 2 * CHAINS * width // itemsize * rounds
-    return threads * operations / together(lambda _: function(ctypes.c_long(rounds)), threads, tries) / 1e9
+    return threads * operations / time_threads(lambda _: function(ctypes.c_long(rounds)), threads, tries) / 1e9
 
 
-def reading(level: str, size: int, threads: int) -> float:
-    """GB/s of reading `size` bytes again and again, each thread its own share of them."""
-    library, share = compiled(level), size // threads // 4
+def measure_reading(level: str, size: int, threads: int) -> float:
+    """Return GB/s of reading `size` bytes again and again, each thread its own share of them."""
+    library, share = compile_level(level), size // threads // 4
     arrays = [np.ones(share + 16, np.float32) for _ in range(threads)]
     starts = [a.ctypes.data + -a.ctypes.data % 64 for a in arrays]
     rounds = max(1, 500_000_000 // size)
@@ -121,7 +121,7 @@ def reading(level: str, size: int, threads: int) -> float:
     def call(k: int) -> None:
         library.read_all(ctypes.c_void_p(starts[k]), ctypes.c_long(share), ctypes.c_long(rounds))
 
-    return rounds * size / together(call, threads) / 1e9
+    return rounds * size / time_threads(call, threads) / 1e9
 
 
 def main() -> None:
@@ -132,7 +132,7 @@ def main() -> None:
         for dtype in ("float32", "float64"):
             print(f"{threads} thread(s): {multiply_adds(level, dtype, threads):7.1f} GF/s of multiply-adds in {dtype}")
         for megabytes in (0.5, 1, 2, 4, 8, 16, 32, 256):
-            rate = reading(level, int(megabytes * 2**20), threads)
+            rate = measure_reading(level, int(megabytes * 2**20), threads)
             print(f"{threads} thread(s): {rate:7.1f} GB/s read from {megabytes:g} MiB in all")
 
 

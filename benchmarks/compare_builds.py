@@ -1,4 +1,4 @@
-"""How fast one build of the kernels is beside another, such as that of another commit or compiler.
+"""Compare the speed of two builds of the kernels, such as builds of two commits or by two compilers.
 
 Needed by: docs/platforms.md
 
@@ -17,8 +17,8 @@ import itertools
 import statistics
 from functools import partial
 
-from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, started
-from turns import CPUS, Watch, Worker, arguments, ask_all, counted, opened, spread, watch
+from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, start_worker
+from turns import CPUS, Watch, Worker, ask_all, make_parser, open_workers, select_rounds, spread, watch
 
 STEPS, BATCHES, CELLS = (1, 20, 100), (1, 16, 64), (40, 128, 256, 512)
 ROUNDS = 7
@@ -26,9 +26,9 @@ SLOWER = 0.95
 
 
 def compare(guard: Watch, threads: int, workers: dict[int, Worker], *question: object) -> tuple[float, str]:
-    """The ratio, and a line with microseconds of the first and the second, the ratio and its spread."""
+    """Return the ratio, and a line with both builds' microseconds, the ratio and its spread."""
     all_rounds = guard.rounds(threads, partial(ask_all, workers, *question), ROUNDS)
-    rounds, marked = [[*times.values()] for times in counted(all_rounds)], sum(mark for _, mark in all_rounds)
+    rounds, marked = [[*times.values()] for times in select_rounds(all_rounds)], sum(mark for _, mark in all_rounds)
     first, second = (statistics.median(times) * 1e6 for times in zip(*rounds, strict=True))
     ratio, low, high = spread([a / b for a, b in rounds])
     marks = f"   {marked} of {len(all_rounds)} rounds marked" if marked else ""
@@ -36,7 +36,7 @@ def compare(guard: Watch, threads: int, workers: dict[int, Worker], *question: o
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("folders", nargs=2, metavar="folder", help="a checkout, built in place")
     every = RAW + LAYERS + STREAMS + MORE_LAYERS + MORE_STREAMS
     parser.add_argument("--tasks", nargs="+", default=LAYERS, choices=every, metavar="TASK")
@@ -46,8 +46,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=CPUS)
     options = parser.parse_args()
     threads, ratios = options.threads, []
-    builds = {k: started("blockcell", threads, PYTHONPATH=folder) for k, folder in enumerate(options.folders, 1)}
-    with opened(builds) as workers:
+    builds = {k: start_worker("blockcell", threads, PYTHONPATH=folder) for k, folder in enumerate(options.folders, 1)}
+    with open_workers(builds) as workers:
         guard = watch(workers.values())
         print(f"{'task':18}{'T':>4}{'B':>4}{'I, H':>6}{'first':>14}{'second':>14}   first / second")
         for task, T, B, H in itertools.product(options.tasks, options.steps, options.batches, options.cells):

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from training_steps import CLASSES, task
-from turns import arguments, print_heads, print_row, ratio_cell
+from turns import make_parser, print_heads, print_row, ratio_cell
 
 import blockcell
 from blockcell import LSTM, Dense, Stack
@@ -189,7 +189,7 @@ def compare() -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=5, seconds=2.0)
+    parser = make_parser(__doc__, rounds=5, seconds=2.0)
     parser.add_argument("--only", nargs="*", default=list(SIZES), choices=list(SIZES), metavar="SIZE")
     parser.add_argument("--compare", action="store_true")
     options = parser.parse_args()

@@ -23,8 +23,8 @@ from functools import partial
 from itertools import product, repeat
 
 import numpy as np
-from candidates import LAYERS, started
-from turns import CPUS, Watch, Worker, arguments, counted, opened, print_heads, print_row, watch
+from candidates import LAYERS, start_worker
+from turns import CPUS, Watch, Worker, make_parser, open_workers, print_heads, print_row, select_rounds, watch
 
 import blockcell
 from blockcell.optable import SCHEMES
@@ -129,7 +129,7 @@ def print_ragged(workers: Iterable[Worker], guard: Watch, rounds: int) -> None:
     columns = [f"{prefix}{padding} % padding" for prefix in ("", f"{CPUS} threads: ") for padding in PADDING]
     print_heads(["T", "B", "I = H", "task", "full, one thread, us", *columns])
     for size, task in product(RAGGED, LAYERS):
-        times = counted(guard.rounds(CPUS, partial(ask, task, *size), rounds))
+        times = select_rounds(guard.rounds(CPUS, partial(ask, task, *size), rounds))
         full = statistics.median(t[0][0] for t in times) * 1e6
         shares = [statistics.median(t[k][n] / t[k][0] for t in times) for k in (0, 1) for n in (1, 2)]
         print_row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
@@ -145,7 +145,7 @@ def print_gains(one_thread: Worker, every: Worker, guard: Watch, rounds: int) ->
     heads = ["one thread, us", f"{CPUS} threads", "float64 / float32", "float16 / float32"]
     print_heads(["T", "B", "I = H", "task", *heads])
     for size, task in product(SIZES, LAYERS):
-        times = counted(guard.rounds(CPUS, partial(ask, task, *size), rounds))
+        times = select_rounds(guard.rounds(CPUS, partial(ask, task, *size), rounds))
         gain, double, half = (
             statistics.median(ratios)
             for ratios in ([t[0] / t[1] for t in times], [t[2] / t[1] for t in times], [t[3] / t[1] for t in times])
@@ -198,7 +198,7 @@ def print_quantized(kinds: list[str], rounds: int) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=7)
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument("--small", action="store_true", help="only what small calls cost")
     parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--quantized", nargs="+", metavar="LAYER", choices=KINDS)
@@ -206,7 +206,7 @@ def main() -> None:
     if options.quantized:
         print_quantized(options.quantized, options.rounds)
     elif not options.small:
-        with opened({threads: started("blockcell", threads) for threads in (1, CPUS)}) as workers:
+        with open_workers({threads: start_worker("blockcell", threads) for threads in (1, CPUS)}) as workers:
             guard = watch(workers.values())
             if options.ragged:
                 print_ragged(workers.values(), guard, options.rounds)

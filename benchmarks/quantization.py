@@ -40,9 +40,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench import machine
-from ceiling import reading
-from turns import CPUS, Worker, answer, arguments, counted, opened, run_program, seconds, spread, watch
+from bench import describe_machine
+from ceiling import measure_reading
+from turns import CPUS, Worker, answer, make_parser, open_workers, run_program, seconds, select_rounds, spread, watch
 
 STEPS = 20
 GATES = {"LSTM": 4, "GRU": 3, "GRU(reset_after)": 3}
@@ -190,7 +190,7 @@ def asked(candidate: str, kind: str) -> bool:
 def bandwidth(level: str, nbytes: int, threads: int) -> float:
     """GB/s of reading so many bytes again and again, or 0 without a C compiler."""
     try:
-        return reading(level, nbytes, threads)
+        return measure_reading(level, nbytes, threads)
     except (OSError, subprocess.CalledProcessError):
         return 0.0
 
@@ -228,7 +228,7 @@ def lines_of(
     point: Point, rounds: list[tuple[dict[str, float], bool]], errors: dict[str, float], level: str
 ) -> Iterator[list[Any]]:
     """The lines of a point."""
-    kept, marked = counted(rounds), sum(mark for _, mark in rounds)
+    kept, marked = select_rounds(rounds), sum(mark for _, mark in rounds)
     for candidate in kept[0]:
         us = statistics.median(times[candidate] for times in kept) * 1e6
         ratio = spread([times[candidate] / times[BASE] for times in kept])
@@ -257,14 +257,14 @@ def write(path: Path, lines: list[list[Any]]) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    about = machine(None, "float32", ["onnxruntime", "torch", "openvino"])
+    about = describe_machine(None, "float32", ["onnxruntime", "torch", "openvino"])
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
     for threads, todo in itertools.groupby(points(options), lambda point: point["threads"]):
         team = {
             candidate: Worker(__file__, "--work", candidate, str(threads), OPENBLAS_NUM_THREADS="1")
             for candidate in (*OURS, *PEERS)
         }
-        with opened(team, needed=False) as workers:
+        with open_workers(team, needed=False) as workers:
             guard = watch(workers.values())
             for point in todo:
                 mine = {name: worker for name, worker in workers.items() if asked(name, point["kind"])}
@@ -286,7 +286,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=5)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--kinds", nargs="+", default=[*GATES], choices=GATES)
     parser.add_argument("--widths", nargs="*", type=int, default=[128, 256, 512, 1024], help="H, and I = H")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64], help="B")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import bench
-from bench import QUICK, Row, groups, operations, short
+from bench import QUICK, Row, falls_short, group_rows, operations
 from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS
 from matplotlib.figure import Figure
 from turns import ENOUGH
@@ -114,7 +114,7 @@ def microseconds(value: float) -> str:
 
 
 def slower(rows: list[Row]) -> str:
-    return f"{sum(map(short, rows))} of {len(rows)}"
+    return f"{sum(map(falls_short, rows))} of {len(rows)}"
 
 
 def geometric_mean(rows: list[Row]) -> str:
@@ -245,13 +245,13 @@ def grid(rows: list[Row]) -> list[str]:
     lines = [["task", "peer", "threads", "geometric mean", "short", "disturbed", "lowest", "at"]]
     behind = [["task", "peer", "threads", "short at", "ratio", "rounds"]]
     for (task, peer), both in pairs(rows).items():
-        for (threads,), mine in sorted(groups(both, "threads").items()):
+        for (threads,), mine in sorted(group_rows(both, "threads").items()):
             cells = [task, PEERS[peer], str(threads)]
             disturbed = sum(r["marked"] > 0 and r["rounds"] - r["marked"] < ENOUGH for r in mine)
             worst = min(mine, key=lambda r: r["ratio"])
             counts = [slower(mine), str(disturbed)]
             lines.append([*cells, geometric_mean(mine), *counts, faster(worst), sizes(worst)])
-            for row in sorted(filter(short, mine), key=lambda r: r["ratio"]):
+            for row in sorted(filter(falls_short, mine), key=lambda r: r["ratio"]):
                 behind.append([*cells, sizes(row), faster(row), str(row["rounds"])])
     return [GRID, *table(lines), *(table(behind) if len(behind) > 1 else [])]
 
@@ -443,7 +443,7 @@ def measured(about: Row) -> list[str]:
 
 def points_of(rows: list[Row]) -> list[dict[str, Row]]:
     """The rows of each point by candidate."""
-    return [{r["candidate"]: r for r in mine} for mine in groups(rows, "kind", "B", "I", "H", "threads").values()]
+    return [{r["candidate"]: r for r in mine} for mine in group_rows(rows, "kind", "B", "I", "H", "threads").values()]
 
 
 def few_bits_lines(path: Path) -> list[list[str]]:
@@ -464,7 +464,7 @@ def few_bits(path: Path) -> list[str]:
     """Ours in 8 bits beside each peer and beside ours in float32, with I = H; docs/quantization.md has it too."""
     rows, about = read_quantization(path)
     lines = [["", "threads", *IN_FEW_BITS, "the fastest of them", "slower at", "float32 beside int8"]]
-    for (kind, threads), mine in groups([r for r in rows if r["I"] == r["H"]], "kind", "threads").items():
+    for (kind, threads), mine in group_rows([r for r in rows if r["I"] == r["H"]], "kind", "threads").items():
         points = points_of(mine)
         beside = [[r for r in mine if r["candidate"] == peer] for peer in IN_FEW_BITS]
         fastest = [min((p[name] for name in IN_FEW_BITS if name in p), key=lambda r: r["ratio"]) for p in points]
@@ -482,7 +482,7 @@ def few_bits_errors(path: Path) -> list[str]:
     rows = [r for r in read_quantization(path)[0] if r["threads"] == 1 and r["I"] == r["H"]]
     names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if "float" not in name or "bfloat" in name]
     lines = [["", *names]]
-    for (kind,), mine in groups(rows, "kind").items():
+    for (kind,), mine in group_rows(rows, "kind").items():
         errors = [[r["error"] for r in mine if r["candidate"] == name] for name in names]
         lines.append([kind, *(f"{statistics.geometric_mean(e):.1e}; {max(e):.1e}" if e else "" for e in errors)])
     return table(lines)
@@ -511,7 +511,7 @@ def all_sizes(path: Path, of: Any) -> list[str]:
     rows = [r for r in read_quantization(path)[0] if r["I"] == r["H"]]
     candidates = [name for name in dict.fromkeys(r["candidate"] for r in rows) if name != BASE]
     page = []
-    for (threads,), mine in sorted(groups(rows, "threads").items()):
+    for (threads,), mine in sorted(group_rows(rows, "threads").items()):
         lines = [["", "B", "H", f"{BASE}, µs", *candidates]]
         for p in points_of(mine):
             base = p[BASE]

@@ -32,7 +32,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from turns import arguments, print_heads, print_row, seconds
+from turns import make_parser, print_heads, print_row, seconds
 
 import blockcell
 from blockcell import GRU, LSTM, _cpu, _team
@@ -304,7 +304,7 @@ def picture(path: str) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--kinds", nargs="+", default=[*LAYERS], choices=LAYERS, metavar="KIND")
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=TASKS, metavar="TASK")
     parser.add_argument("--cells", type=int, nargs="+", default=CELLS, metavar="H")

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import turns
-from turns import CPUS, Worker, answer, arguments, counted, print_heads, print_row, watch
+from turns import CPUS, Worker, answer, make_parser, print_heads, print_row, select_rounds, watch
 
 import blockcell
 from blockcell import LSTM, Scorer, Stack
@@ -187,7 +187,7 @@ def compare(options: argparse.Namespace) -> None:
             return seconds_of_way
 
         guard = watch([worker for team in teams.values() for worker in team])
-        rounds = counted(guard.rounds(parts, measure, options.rounds))
+        rounds = select_rounds(guard.rounds(parts, measure, options.rounds))
         for way in teams:
             seconds[way, parts] = [times[way] for times in rounds]
         for team in teams.values():
@@ -356,7 +356,7 @@ def engines(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--sequences", type=int)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--engines", action="store_true")

@@ -35,7 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from turns import arguments, means, ratio_cell, seconds
+from turns import make_parser, ratio_cell, seconds, time_in_turn
 
 import blockcell
 from blockcell import LSTM, Sessions, Stack
@@ -158,7 +158,7 @@ def print_rows(net: Stack, rounds: int, budget: float, batch: int = 10_000, n: i
     if onnxruntime:
         session = gathered(net, batch)
         calls["onnxruntime, states gathered by numpy"] = on_rows(lambda rows: session(rows, x[:n]), rows)
-    columns = zip(*[means([*calls.values()], 5 * budget) for _ in range(rounds)], strict=True)
+    columns = zip(*[time_in_turn([*calls.values()], 5 * budget) for _ in range(rounds)], strict=True)
     times = dict(zip(calls, columns, strict=True))
     for name in [name for name in times if name not in ("", "changing")]:
         base = times["changing" if " to " in name else ""]
@@ -167,7 +167,7 @@ def print_rows(net: Stack, rounds: int, budget: float, batch: int = 10_000, n: i
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=5, seconds=0.3)
+    parser = make_parser(__doc__, rounds=5, seconds=0.3)
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--ready", type=int, default=60, help="at a time")
     parser.add_argument("--cells", type=int, default=128)

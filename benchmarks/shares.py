@@ -1,4 +1,4 @@
-"""The share of the multiply-add ceiling that layers reach, in one build or in several side by side.
+"""Measure the share of the multiply-add ceiling that layers reach, in one build or in several side by side.
 
 Needed by: docs/performance.md
 
@@ -17,9 +17,9 @@ import statistics
 from functools import partial
 
 from bench import operations
-from candidates import LAYERS, started
+from candidates import LAYERS, start_worker
 from ceiling import LEVELS, multiply_adds
-from turns import CPUS, ENOUGH, Worker, arguments, counted, opened, print_heads, print_row, watch
+from turns import CPUS, ENOUGH, Worker, make_parser, open_workers, print_heads, print_row, select_rounds, watch
 
 import blockcell
 
@@ -29,7 +29,7 @@ ROUNDS = 5
 
 
 def shares(workers: dict[str, Worker], task: str, sizes: dict[str, int], level: str, threads: int) -> list[float]:
-    """Of a round: every build's."""
+    """Measure each build's share of the ceiling in one round."""
     rates = []
     for worker in workers.values():
         ceiling = multiply_adds(level, "float32", threads, rounds=500_000, tries=3) * 1e9
@@ -37,15 +37,15 @@ def shares(workers: dict[str, Worker], task: str, sizes: dict[str, int], level: 
     return rates
 
 
-def cell(rounds: list[tuple[list[float], bool]]) -> str:
-    """The share of each build, in per cent."""
+def shares_cell(rounds: list[tuple[list[float], bool]]) -> str:
+    """Format each build's share in per cent, with a star where marked rounds count."""
     star = "*" if sum(not marked for _, marked in rounds) < ENOUGH else ""
-    columns = zip(*counted(rounds), strict=True)
+    columns = zip(*select_rounds(rounds), strict=True)
     return " / ".join(f"{100 * statistics.median(column):.0f}" for column in columns) + star
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("folders", nargs="*", default=["."], metavar="folder", help="a checkout, built in place (.)")
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=LAYERS, metavar="TASK", help=", ".join(LAYERS))
     parser.add_argument("--level", default=blockcell.build_info()["level"], choices=LEVELS)
@@ -55,15 +55,15 @@ def main() -> None:
         builds = " / ".join(options.folders)
         print(f"\nShares of the ceiling in per cent, level {options.level}, {threads} thread(s), {builds}:\n")
         environment = {"BLOCKCELL_LEVEL": options.level}
-        with opened(
-            {folder: started("blockcell", threads, PYTHONPATH=folder, **environment) for folder in options.folders}
+        with open_workers(
+            {folder: start_worker("blockcell", threads, PYTHONPATH=folder, **environment) for folder in options.folders}
         ) as workers:
             print_heads(["H", "B", *options.tasks])
             guard = watch(workers.values())
             for H, B in itertools.product(CELLS, BATCHES):
                 sizes = {"T": 20, "B": B, "I": H, "H": H}
-                asked = [partial(shares, workers, task, sizes, options.level, threads) for task in options.tasks]
-                print_row([H, B, *(cell(guard.rounds(threads, ask, ROUNDS)) for ask in asked)])
+                calls = [partial(shares, workers, task, sizes, options.level, threads) for task in options.tasks]
+                print_row([H, B, *(shares_cell(guard.rounds(threads, call, ROUNDS)) for call in calls)])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What small calls cost: a training step of the classifier in docs/layers.md in parts, PyTorch's beside it; and the
-import of blockcell.
+"""Measure the cost of small calls: a training step of the classifier in docs/layers.md in parts, beside PyTorch's,
+and the import of blockcell.
 
 Needed by: docs/performance.md
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 
 import numpy as np
-from turns import arguments, print_heads, print_row, seconds
+from turns import make_parser, print_heads, print_row, seconds
 
 import blockcell
 from blockcell import LSTM, Dense, Stack, loss, optim
@@ -39,13 +39,13 @@ ROUNDS, STEPS, IMPORTS = 10, 300, 15
 IMPORT = "import time, numpy; start = time.perf_counter(); import blockcell; print(time.perf_counter() - start)"
 
 
-def data(T: int, B: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_data(T: int, B: int) -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(0).uniform(-1, 1, (T, B, 1)).astype(np.float32)
     return x, (x[0, :, 0] > 0).astype(int)
 
 
-def ours(T: int, B: int) -> Step:
-    x, labels = data(T, B)
+def make_our_step(T: int, B: int) -> Step:
+    x, labels = draw_data(T, B)
     net = Stack([LSTM.init(1, H, seed=1), Dense.init(H, CLASSES, seed=2, last=True)])
     memory = None
 
@@ -65,8 +65,8 @@ def ours(T: int, B: int) -> Step:
     return step
 
 
-def theirs(T: int, B: int) -> Step:
-    x, labels = map(torch.from_numpy, data(T, B))
+def make_torch_step(T: int, B: int) -> Step:
+    x, labels = map(torch.from_numpy, draw_data(T, B))
     lstm, dense = torch.nn.LSTM(1, H), torch.nn.Linear(H, CLASSES)
     adam = torch.optim.Adam([*lstm.parameters(), *dense.parameters()], lr=RATE)
 
@@ -84,8 +84,8 @@ def theirs(T: int, B: int) -> Step:
     return step
 
 
-def medians(steps: list[Step]) -> list[list[float]]:
-    """Of each, the microseconds of its parts and of all together."""
+def median_times(steps: list[Step]) -> list[list[float]]:
+    """Return, for each step, the median microseconds of its parts, then of the whole."""
     times_of_steps: list[list[list[int]]] = [[] for _ in steps]
     for _ in range(ROUNDS):
         for step, times in zip(steps, times_of_steps, strict=True):
@@ -98,15 +98,15 @@ def medians(steps: list[Step]) -> list[list[float]]:
     return results
 
 
-def adam_of_many() -> float:
-    """Milliseconds of a step of ten million weights."""
+def time_large_adam() -> float:
+    """Return the milliseconds of a step of adam with ten million weights."""
     weights, grads = ({"w": np.full(10**7, value, np.float32)} for value in (1.0, 0.5))
     _, memory = optim.adam(weights, grads)
     return 1e3 * seconds(lambda: optim.adam(weights, grads, memory), 1)
 
 
-def import_times() -> list[float]:
-    """In milliseconds; the first one, which compiles, is left out."""
+def time_imports() -> list[float]:
+    """Return the milliseconds of each import but the first, which compiles."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as folder:
         environment["PYTHONPYCACHEPREFIX"] = folder
@@ -118,7 +118,7 @@ def import_times() -> list[float]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--threads", type=int, help="of both; default: each one's own")
     options = parser.parse_args()
     if options.threads:
@@ -127,12 +127,12 @@ def main() -> None:
             torch.set_num_threads(options.threads)
     print_heads(["T", "B", "", *PARTS, "step, us"])
     for T, B in SIZES:
-        results = medians([ours(T, B), theirs(T, B)] if torch else [ours(T, B)])
+        results = median_times([make_our_step(T, B), make_torch_step(T, B)] if torch else [make_our_step(T, B)])
         for name, (*parts, step) in zip(("blockcell", "torch.nn"), results, strict=False):
             shown = [f"{median:.1f}" for median in parts] + [""] * (len(PARTS) - len(parts))
             print_row([T, B, name, *shown, f"{step:.0f}"])
-    print(f"\nadam of 10 million weights: {adam_of_many():.1f} ms")
-    print(f"import blockcell: {statistics.median(import_times()):.1f} ms beside numpy")
+    print(f"\nadam of 10 million weights: {time_large_adam():.1f} ms")
+    print(f"import blockcell: {statistics.median(time_imports()):.1f} ms beside numpy")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tile alone: multiply-adds a second with 1 to 6 rows, and their share of the ceiling.
+"""Measure the register tile alone: multiply-adds a second with 1 to 6 rows, and their share of the ceiling.
 
 Needed by: docs/performance.md
 
@@ -30,8 +30,8 @@ LEVELS = {"base": ("sse2", "c"), "v3": ("avx2",), "v4": ("avx512_vnni", "avx2")}
 PANELS, MOST_LINES, OPERATIONS = 2, 4, 2e7  # of a call that is timed
 
 
-def aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Numbers that no product makes large or small, from the start of a cache line on."""
+def aligned_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Make an array of small whole numbers that starts at a cache line; its products neither overflow nor vanish."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     room = np.zeros(size + 64, np.uint8)
     array = room[-room.ctypes.data % 64 :][:size].view(dtype).reshape(shape)
@@ -39,14 +39,14 @@ def aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return array
 
 
-def rate(call: Callable[[int], None], operations: float) -> float:
-    """GF/s of `call(times)`, which does so many operations each time."""
+def measure_rate(call: Callable[[int], None], operations: float) -> float:
+    """Return GF/s of `call(times)`, which does `operations` each time."""
     times = max(1, int(OPERATIONS / operations))
     return operations * times / seconds(lambda: call(times)) / 1e9
 
 
-def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) -> list[float]:
-    """GF/s of the tile with each number of rows, over `reduce` values of k; of columns 64, no more rows than it has."""
+def measure_rates(level: str, product: str, rows: list[int], reduce: int, lines: int) -> list[float]:
+    """Return GF/s of the tile with each number of rows, over `reduce` values of k; of columns 64, at most TILE_ROWS."""
     module = importlib.import_module(f"blockcell._for_tests_{level}")
     dtype = "float64" if product == "float64" else "float32"
     lanes = 64 // np.dtype(dtype).itemsize
@@ -54,25 +54,25 @@ def rates(level: str, product: str, rows: list[int], reduce: int, lines: int) ->
     for m in rows:
         if product == "columns" and m > module.TILE_ROWS:  # of which no more are summed at once
             continue
-        out, a = aligned((4 * m * MOST_LINES * lanes,), dtype), aligned((m, reduce), dtype)
+        out, a = aligned_array((4 * m * MOST_LINES * lanes,), dtype), aligned_array((m, reduce), dtype)
         operations = 2.0 * PANELS * m * reduce * lines * lanes
         if product in ("float32", "float64"):
-            panels = aligned((PANELS * reduce * lines * lanes,), dtype)
-            own_rates.append(rate(partial(module.add_products, out, a, panels, lines), operations))
+            panels = aligned_array((PANELS * reduce * lines * lanes,), dtype)
+            own_rates.append(measure_rate(partial(module.add_products, out, a, panels, lines), operations))
         elif product == "columns":
-            columns, panels = aligned((64 * 8,), dtype), aligned((PANELS * 64 * lines * lanes,), dtype)
+            columns, panels = aligned_array((64 * 8,), dtype), aligned_array((PANELS * 64 * lines * lanes,), dtype)
             call = partial(module.add_products_of_columns, out, columns, panels, m, lines)
-            own_rates.append(rate(call, operations / reduce * 64))
+            own_rates.append(measure_rate(call, operations / reduce * 64))
         else:
             scheme, size = ("float16", 2) if product == "float16" else ("int8", 1)
-            panels = aligned((PANELS * reduce * lines * lanes * size,), "uint8")
-            codes = aligned((m * (reduce + 256),), dtype)
-            scales = aligned((lines * lanes,), dtype)
+            panels = aligned_array((PANELS * reduce * lines * lanes * size,), "uint8")
+            codes = aligned_array((m * (reduce + 256),), dtype)
+            scales = aligned_array((lines * lanes,), dtype)
             if scheme == "int8":
                 _integer.use(product)
             format_ = KERNEL_FORMATS[scheme]
             call = partial(module.add_quantized_products, format_, out, a, panels, scales, codes, lines)
-            own_rates.append(rate(call, operations))
+            own_rates.append(measure_rate(call, operations))
     return own_rates
 
 
@@ -82,15 +82,15 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, choices=range(1, 7), default=range(1, 7), metavar="N")
     parser.add_argument("--reduce", type=int, default=512, metavar="K")
     parser.add_argument("--lines", type=int, default=MOST_LINES, choices=range(1, MOST_LINES + 1))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    rows = asked.rows
+    rows = options.rows
     print_heads(["level", "product", "ceiling, GF/s", *(f"{m} row{'s'[: m > 1]}" for m in rows)])
-    for level in asked.levels:
+    for level in options.levels:
         integer = [name for name in LEVELS[level] if name in _integer.available()][:1]
         for product in ["float32", "float64", "columns", "float16", *integer]:
             ceiling = multiply_adds(level, "float64" if product == "float64" else "float32", 1, 1_000_000)
-            own_rates = rates(level, product, rows, asked.reduce, asked.lines)
+            own_rates = measure_rates(level, product, rows, options.reduce, options.lines)
             cells = [f"{r:.0f} ({100 * r / ceiling:.0f} %)" for r in own_rates] + [""] * (len(rows) - len(own_rates))
             print_row([level, product, f"{ceiling:.0f}", *cells])
 

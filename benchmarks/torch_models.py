@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turns import CPUS, Worker, answer, arguments, ask_all, opened, print_heads, print_row, run_program, watch
+from turns import CPUS, Worker, answer, ask_all, make_parser, open_workers, print_heads, print_row, run_program, watch
 
 CANDIDATES = ("torch.nn", "blockcell.torch")
 CHARACTERS = 250_000
@@ -154,7 +154,7 @@ def work(candidate: str, name: str) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS])
     options = parser.parse_args()
@@ -166,7 +166,7 @@ def main() -> None:
     print(f"{CPUS} CPUs, {about['cpu']}, level {about['level']}, torch {torch.__version__}")
     for name in options.models:
         team = {candidate: Worker(__file__, "--work", candidate, name) for candidate in CANDIDATES}
-        with opened(team) as workers:
+        with open_workers(team) as workers:
             print()
             print_heads([f"{name}, epoch", "torch.nn, s", "blockcell.torch, s", "", "loss", "unseen: loss", "right"])
             total, guard = [0.0, 0.0], watch(workers.values())

@@ -6,9 +6,7 @@ Needed by: docs/torch.md
     python benchmarks/torch_modules.py --csv docs/benchmarks/torch-modules.csv    # the whole grid, 15 minutes
     python benchmarks/torch_modules.py --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1
     python benchmarks/torch_modules.py --tasks "LSTM inference" --steps 100 --batches 64 --lengths short
-    python benchmarks/torch_modules.py --int8                                     # docs/torch.md has its table
-    python benchmarks/torch_modules.py --cells                                    # likewise
-    python benchmarks/torch_modules.py --more                                     # likewise
+    python benchmarks/torch_modules.py --int8    # or --cells, or --more: docs/torch.md has their tables
 
 I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights
 and input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users
@@ -38,8 +36,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import machine
-from turns import CPUS, Worker, answer_seconds, arguments, ask_all, counted, in_turn, opened, run_program, watch
+from bench import describe_machine
+from turns import (
+    CPUS,
+    Worker,
+    answer_seconds,
+    ask_all,
+    make_parser,
+    open_workers,
+    run_program,
+    select_rounds,
+    take_turns,
+    watch,
+)
 
 KINDS = ("LSTM", "GRU")
 EAGER = [f"{kind} {work}" for work in ("inference", "training") for kind in KINDS]
@@ -173,23 +182,18 @@ def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
 
 def order(eager: list[Rounds], compiled: list[Rounds], count: int, more: int) -> Iterator[int]:
     """The numbers of points, as they are measured."""
-    yield from in_turn(eager, count, more)
+    yield from take_turns(eager, count, more)
     for number, rounds in enumerate(compiled, len(eager)):
-        for _ in in_turn([rounds], count, more):
+        for _ in take_turns([rounds], count, more):
             yield number
 
 
 def line(point: Point, rounds: Rounds) -> list[Any]:
-    kept = counted(rounds)
+    kept = select_rounds(rounds)
     theirs, *_, ours = (round(statistics.median(column) * 1e6, 2) for column in zip(*kept, strict=True))
     ratios = [times[0] / times[-1] for times in kept]
-    return [
-        point[0],
-        *point[1].values(),
-        *(theirs, ours),
-        *(round(ratio, 3) for ratio in (statistics.median(ratios), min(ratios), max(ratios))),
-        *(len(rounds), sum(marked for _, marked in rounds)),
-    ]
+    figures = (round(ratio, 3) for ratio in (statistics.median(ratios), min(ratios), max(ratios)))
+    return [point[0], *point[1].values(), theirs, ours, *figures, len(rounds), sum(marked for _, marked in rounds)]
 
 
 def table(candidates: tuple[str, ...], points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
@@ -197,7 +201,7 @@ def table(candidates: tuple[str, ...], points: list[Point], all_rounds: list[Rou
     heads = ["", "stack", "T", "B", "H", f"{candidates[0]}, µs", *candidates[1:]]
     yield from (f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads)))
     for (task, sizes), rounds in zip(points, all_rounds, strict=True):
-        kept = counted(rounds)
+        kept = select_rounds(rounds)
         ratios = [statistics.median(times[0] / times[k] for times in kept) for k in range(1, len(candidates))]
         T, B, H, layers, directions = sizes.values()
         cells = [task, f"{layers}x{directions}", *map(str, (T, B, H))]
@@ -221,7 +225,7 @@ def table_by_sizes(points: list[Point], all_rounds: list[Rounds]) -> Iterator[st
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--quick", action="store_true", help="a few sizes")
     parser.add_argument("--int8", action="store_true", help="inference with weights in int8")
     parser.add_argument("--cells", action="store_true", help="modules of single steps, in loops")
@@ -250,8 +254,8 @@ def main() -> None:
         candidate: Worker(__file__, "--work", candidate, threads, options.lengths, OPENBLAS_NUM_THREADS="1")
         for candidate in candidates
     }
-    with opened(team) as workers:
-        about = machine(None, "float32", ["torch"]) | {"threads": threads}
+    with open_workers(team) as workers:
+        about = describe_machine(None, "float32", ["torch"]) | {"threads": threads}
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
         eager, compiled = points(options)
         todo, more = eager + compiled, 0 if options.quick else options.rounds

@@ -34,9 +34,9 @@ from turns import (
     CPUS,
     Worker,
     answer_seconds,
-    arguments,
     ask_all,
-    opened,
+    make_parser,
+    open_workers,
     print_heads,
     print_row,
     ratio_cell,
@@ -225,7 +225,7 @@ def compare(dtype: str) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=5, seconds=0.3)
+    parser = make_parser(__doc__, rounds=5, seconds=0.3)
     parser.add_argument("--only", nargs="*", default=list(SIZES), choices=list(SIZES), metavar="SIZE")
     parser.add_argument("--threads", type=int, default=CPUS)
     parser.add_argument("--profile", action="store_true")
@@ -249,7 +249,7 @@ def main() -> None:
     versions = f"onnxruntime {onnxruntime.__version__}, PyTorch {torch.__version__}, {options.threads} threads"
     print(f"{blockcell.build_info()['cpu']}, {versions}\n")
     medians: dict[tuple[int, int], dict[int, dict[str, float]]] = {}
-    with opened({way: Worker(__file__, "--work", way, str(options.threads)) for way in WAYS}) as workers:
+    with open_workers({way: Worker(__file__, "--work", way, str(options.threads)) for way in WAYS}) as workers:
         heads = [head for way in WAYS[1:] for head in (f"{way}, ms", "times blockcell's")]
         print_heads(["T", "B", "H", "blockcell, ms", *heads])
         for size in options.only:

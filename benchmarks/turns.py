@@ -1,4 +1,4 @@
-"""Candidates in processes of their own, asked in turn: in one process the idle threads of one would slow the others.
+"""Run candidates in processes of their own and ask them in turn: in one process, idle threads of one slow the others.
 
 All benchmarks time, repeat and print with this module.  A worker is a Python script that prints "ready" and then
 answers every line of its standard input, JSON, with a line of JSON.  A round of `seconds` gives the median time of a
@@ -35,26 +35,26 @@ Round = TypeVar("Round")
 waited = 0.0  # of the time of the last `seconds`, while threads of this process were ready to run and had no CPU
 
 
-def waiting() -> float:
-    """Seconds that the threads of this process have waited for a CPU; none where the system does not count them."""
+def cpu_wait_seconds() -> float:
+    """Return the seconds that threads of this process have waited for a CPU; 0 where the system does not count them."""
     return sum(int(path.read_text().split()[1]) for path in Path("/proc/self/task").glob("*/schedstat")) / 1e9
 
 
 def seconds(call: Callable[[], object], budget: float = 0.3) -> float:
-    """The median time of single calls within the budget."""
+    """Return the median time of single calls within the budget."""
     global waited
-    times, before = [], waiting()
+    times, before = [], cpu_wait_seconds()
     begin = time.perf_counter()
     while not times or time.perf_counter() < begin + budget:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    waited = (waiting() - before) / (time.perf_counter() - begin)
+    waited = (cpu_wait_seconds() - before) / (time.perf_counter() - begin)
     return statistics.median(times)
 
 
-def means(calls: Sequence[Callable[[], object]], budget: float) -> list[float]:
-    """The mean seconds of each call, where they alternate for so long."""
+def time_in_turn(calls: Sequence[Callable[[], object]], budget: float) -> list[float]:
+    """Return the mean seconds of each call, while all calls alternate for `budget` seconds."""
     spent, count = [0.0] * len(calls), 0
     for call in calls:
         call()
@@ -68,8 +68,8 @@ def means(calls: Sequence[Callable[[], object]], budget: float) -> list[float]:
     return [seconds / count for seconds in spent]
 
 
-def busy_after(call: Callable[[], object]) -> float:
-    """For how many seconds of CPU time idle threads wait busily after a call."""
+def measure_spinning(call: Callable[[], object]) -> float:
+    """Return the seconds of CPU time that idle threads spin after a call."""
     seconds = []
     for _ in range(5):
         call()
@@ -80,13 +80,13 @@ def busy_after(call: Callable[[], object]) -> float:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median and the quartiles, between which half of the values lie."""
+    """Return the median and the quartiles of the values."""
     low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return median, low, high
 
 
-def rest() -> None:
-    """Wait until no thread of this process waits busily any more: onnxruntime's do for 50 ms, in the next one's way."""
+def wait_until_idle() -> None:
+    """Wait until no thread of this process spins: onnxruntime's spin for 50 ms and would slow the next candidate."""
     for _ in range(100):
         before = time.process_time()
         time.sleep(0.01)
@@ -95,7 +95,7 @@ def rest() -> None:
 
 
 class Watch:
-    """Tells rounds in which the machine was disturbed.
+    """Mark rounds in which the machine was disturbed.
 
     Parameters
     ----------
@@ -109,23 +109,23 @@ class Watch:
         self.workers, self.rate = workers, rate
         self.best = max(rate(1) for _ in range(9))
 
-    def disturbed(self, threads: int) -> bool:
-        """Whether a core is slow, or two are one: the host made them its hyperthreads, or a neighbour has taken one."""
+    def is_disturbed(self, threads: int) -> bool:
+        """Return whether a core is slow or shared: the host made two of one core, or a neighbour has taken one."""
         rate_of_one = self.rate(1)
         self.best = max(self.best, rate_of_one)
         return rate_of_one < SLOWED * self.best or (threads > 1 and self.rate(2) < SHARED * rate_of_one)
 
     def round(self, threads: int, measure: Callable[[], Round]) -> tuple[Round, bool]:
-        """A round of so many threads, and its mark."""
-        before = self.disturbed(threads)
+        """Measure one round on `threads` threads; return its result and its mark."""
+        before = self.is_disturbed(threads)
         for worker in self.workers:
             worker.waited = 0.0
         result = measure()
         waited = any(worker.waited > WAITED for worker in self.workers)
-        return result, before or waited or self.disturbed(threads)
+        return result, before or waited or self.is_disturbed(threads)
 
     def rounds(self, threads: int, measure: Callable[[], Round], count: int) -> list[tuple[Round, bool]]:
-        """As many rounds without a mark as are wanted, but never more than twice as many in all."""
+        """Measure until `count` rounds have no mark, but never more than twice `count` rounds."""
         rounds_so_far: list[tuple[Round, bool]] = []
         while len(rounds_so_far) < 2 * count and sum(not marked for _, marked in rounds_so_far) < count:
             rounds_so_far.append(self.round(threads, measure))
@@ -133,7 +133,7 @@ class Watch:
 
 
 def watch(workers: Collection[Worker]) -> Watch:
-    """On this machine, in 5 ms before and after a round; without a C compiler it does not see shared cores."""
+    """Make a `Watch` that takes 5 ms before and after a round; without a C compiler it does not see shared cores."""
     try:
         multiply_adds("base", "float32", 1, rounds=1, tries=1)
     except (OSError, subprocess.CalledProcessError):
@@ -142,15 +142,15 @@ def watch(workers: Collection[Worker]) -> Watch:
     return Watch(workers, partial(multiply_adds, "base", "float32", rounds=500_000, tries=3))
 
 
-def counted(rounds: Sequence[tuple[Round, bool]]) -> list[Round]:
-    """The rounds that figures are made of: those without a mark if they are enough, else all."""
+def select_rounds(rounds: Sequence[tuple[Round, bool]]) -> list[Round]:
+    """Return the results that figures are made of: of unmarked rounds if they are enough, else of all."""
     unmarked = [result for result, marked in rounds if not marked]
     return unmarked if len(unmarked) >= ENOUGH else [result for result, _ in rounds]
 
 
-def in_turn(points: Sequence[list[tuple[Round, bool]]], count: int, more: int) -> Iterator[int]:
-    """The numbers of points, all in each round; then, in some more rounds, those of which fewer than wanted have no
-    mark.  A point is the rounds that it has had."""
+def take_turns(points: Sequence[list[tuple[Round, bool]]], count: int, more: int) -> Iterator[int]:
+    """Yield each point's number `count` times, in turn; then, up to `more` times, those with fewer than `count`
+    unmarked rounds.  A point is the list of its rounds so far, to which the caller appends."""
     for _ in range(count):
         yield from range(len(points))
     for _ in range(more):
@@ -158,16 +158,16 @@ def in_turn(points: Sequence[list[tuple[Round, bool]]], count: int, more: int) -
 
 
 def answer(reply: Callable[[Any], Any]) -> None:
-    """Be a worker."""
+    """Answer the questions on standard input with ``reply``, as a worker."""
     print("ready", flush=True)
     for line in sys.stdin:
         result = reply(json.loads(line))
-        rest()
+        wait_until_idle()
         print(json.dumps([result, waited]), flush=True)
 
 
 def answer_seconds(prepare: Callable[..., Callable[[], object]]) -> None:
-    """Be a worker: a question is what to prepare, and for how many seconds; the answer is the seconds of a call."""
+    """Answer each question, the arguments of ``prepare`` and a budget in seconds, with the seconds of a call."""
     ready: dict[str, Callable[[], object]] = {}
 
     def reply(question: Sequence[Any]) -> float:
@@ -184,14 +184,14 @@ def answer_seconds(prepare: Callable[..., Callable[[], object]]) -> None:
 
 
 class Worker:
-    """A process that answers.  ``missing`` says why it does not run, or is None; ``waited`` comes with each answer."""
+    """Run a script that answers.  ``missing`` says why it does not run, or is None; each answer sets ``waited``."""
 
     def __init__(self, script: str, *arguments: str, **environment: str) -> None:
         self.command, self.environment = [sys.executable, script, *arguments], os.environ | environment
         self.start()
 
     def start(self) -> None:
-        """Also again, after it has ended."""
+        """Start the process, also after it has ended."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(self.command, text=True, env=self.environment, **pipes)
         self.missing = None
@@ -214,8 +214,8 @@ class Worker:
 
 
 @contextlib.contextmanager
-def opened(workers: dict[Name, Worker], needed: bool = True) -> Iterator[dict[Name, Worker]]:
-    """The workers that run, until they are closed. One that does not run is left out, or ends the program if needed."""
+def open_workers(workers: dict[Name, Worker], needed: bool = True) -> Iterator[dict[Name, Worker]]:
+    """Yield the workers that run, and close them. One that does not run is left out, or ends the program if needed."""
     try:
         for name, worker in [*workers.items()]:
             if worker.missing and needed:
@@ -235,8 +235,8 @@ def ask_all(workers: dict[Name, Worker], *question: Any) -> dict[Name, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
-def arguments(doc: str | None, rounds: int | None = None, seconds: float | None = None) -> argparse.ArgumentParser:
-    """A parser with the docstring as its help, and the options that benchmarks share."""
+def make_parser(doc: str | None, rounds: int | None = None, seconds: float | None = None) -> argparse.ArgumentParser:
+    """Make a parser with the docstring as its help, and the options that benchmarks share."""
     texts = {"description": doc, "epilog": "Nothing else should run on the machine."}
     parser = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, **texts)
     if rounds:
@@ -247,7 +247,7 @@ def arguments(doc: str | None, rounds: int | None = None, seconds: float | None 
 
 
 def run_program(main: Callable[[], object], work: Callable[..., object]) -> None:
-    """Be the program, or one of its workers, started with --work and the arguments of ``work``."""
+    """Run ``main``, or ``work`` in a process that was started with --work and the arguments of ``work``."""
     if sys.argv[1:2] == ["--work"]:
         work(*sys.argv[2:])
     else:
@@ -267,5 +267,5 @@ def print_heads(heads: Sequence[object]) -> None:
 
 
 def ratio_cell(values: Sequence[float], bases: Sequence[float]) -> str:
-    """The median of the rounds' ratios, and their quartiles."""
+    """Format the median of the rounds' ratios, and their quartiles."""
     return "{:.2f}x, {:.2f} to {:.2f}".format(*spread([a / b for a, b in zip(values, bases, strict=True)]))

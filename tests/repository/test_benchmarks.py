@@ -70,12 +70,12 @@ def test_workers_that_do_not_run(capsys):
             self.closed = True
 
     runs, missing = Candidate(None), Candidate("no such package")
-    with turns.opened({"one": runs, "other": missing}, needed=False) as workers:
+    with turns.open_workers({"one": runs, "other": missing}, needed=False) as workers:
         assert workers == {"one": runs} and not runs.closed
     assert runs.closed and capsys.readouterr().out == "other is left out: no such package\n"
     runs = Candidate(None)
     with pytest.raises(SystemExit, match="other does not run here: no such package"):
-        with turns.opened({"one": runs, "other": missing}):
+        with turns.open_workers({"one": runs, "other": missing}):
             pytest.fail("it began")
     assert runs.closed
 
@@ -104,16 +104,16 @@ def test_disturbed(threads, speed, gain, disturbed):
     rates = {1: 100.0, 2: 200.0}
     watch = turns.Watch([], rates.__getitem__)
     rates |= {1: speed, 2: gain * speed}
-    assert watch.disturbed(threads) is disturbed
+    assert watch.is_disturbed(threads) is disturbed
 
 
 def test_the_best_rate_is_the_best_seen():
     machine = Machine(speed=60)
     watch = turns.Watch([], machine.rate)
     machine.speed = 100
-    assert not watch.disturbed(1)
+    assert not watch.is_disturbed(1)
     machine.speed = 60
-    assert watch.disturbed(1)
+    assert watch.is_disturbed(1)
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile", "after", "never"])
@@ -152,7 +152,7 @@ def test_marked_rounds_are_repeated_but_not_for_ever(seed):
     "marks, expected", [("000", [0, 1, 2]), ("01010", [0, 2, 4]), ("0011", [0, 1, 2, 3]), ("11", [0, 1]), ("0", [0])]
 )
 def test_marked_rounds_count_only_where_others_are_few(marks, expected):
-    assert turns.counted([(k, mark == "1") for k, mark in enumerate(marks)]) == expected
+    assert turns.select_rounds([(k, mark == "1") for k, mark in enumerate(marks)]) == expected
 
 
 def test_spread():
@@ -171,7 +171,7 @@ def test_time_and_waiting_of_calls(monkeypatch):
         queued += 0.5
 
     monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now))
-    monkeypatch.setattr(turns, "waiting", lambda: queued)
+    monkeypatch.setattr(turns, "cpu_wait_seconds", lambda: queued)
     assert turns.seconds(call, budget=10.0) == 2.5  # the median of the first four, which take 15
     assert turns.waited == pytest.approx(4 * 0.5 / 15)
 
@@ -179,7 +179,7 @@ def test_time_and_waiting_of_calls(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_ceiling_has_a_cpu_for_each_thread(threads):
     cpus, places = os.sched_getaffinity(0), []
-    ceiling.together(lambda k: places.append((k, frozenset(os.sched_getaffinity(0)))), threads, tries=3)
+    ceiling.time_threads(lambda k: places.append((k, frozenset(os.sched_getaffinity(0)))), threads, tries=3)
     assert sorted(k for k, _ in places) == sorted([*range(threads)] * 3)
     expected = {frozenset(cpus)} if threads == 1 else {frozenset([cpu]) for cpu in sorted(cpus)[:threads]}
     assert {mine for _, mine in places} == expected
@@ -255,7 +255,7 @@ def test_all_points_take_turns_and_marked_ones_some_more(seed):
         rounds, more = rng.integers([1, 0], 6).tolist()
         points = [[] for _ in range(rng.integers(1, 5))]
         chance, order = rng.uniform(size=len(points)), []
-        for k in turns.in_turn(points, rounds, more):
+        for k in turns.take_turns(points, rounds, more):
             order.append(k)
             points[k].append((None, bool(rng.uniform() < chance[k])))
         assert order[: rounds * len(points)] == [*range(len(points))] * rounds
@@ -317,8 +317,8 @@ def test_files_without_spread_are_read(tmp_path):
 
 
 def test_short_means_three_of_four_rounds():
-    assert bench.short(row("torch", ratio=0.95, low=0.9, high=0.999))
-    assert not bench.short(row("torch", ratio=0.95, low=0.9, high=1.0))
+    assert bench.falls_short(row("torch", ratio=0.95, low=0.9, high=0.999))
+    assert not bench.falls_short(row("torch", ratio=0.95, low=0.9, high=1.0))
 
 
 POINTS = [  # with one and two threads, the first is short with two, the second with one
@@ -344,10 +344,10 @@ def test_again_measures_what_is_short():
 def test_merging_replaces_points():
     new = [row("blockcell", 2, rounds=15), row("torch", 2, ratio=1.4, rounds=15)]
     key = lambda row: (row["H"], row["threads"], row["candidate"])  # noqa: E731
-    rows = bench.merged(POINTS, new, same_threads=True)
+    rows = bench.merge_rows(POINTS, new, same_threads=True)
     kept = [row for row in POINTS if (row["H"], row["threads"]) != (16, 2)]
     assert sorted(rows, key=key) == sorted(kept + new, key=key)
-    rows = bench.merged(POINTS, new, same_threads=False)  # there a point has both numbers of threads
+    rows = bench.merge_rows(POINTS, new, same_threads=False)  # there a point has both numbers of threads
     assert sorted(rows, key=key) == sorted([row for row in POINTS if row["H"] != 16] + new, key=key)
 
 
@@ -371,9 +371,9 @@ def test_again_from_file_to_file(tmp_path, monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr(bench, "started", Candidate)
+    monkeypatch.setattr(bench, "start_worker", Candidate)
     monkeypatch.setattr(bench, "watch", lambda workers: turns.Watch(workers, machine.rate))
-    monkeypatch.setattr(bench, "machine", lambda level, dtype, names: about | {"date": "now"})
+    monkeypatch.setattr(bench, "describe_machine", lambda level, dtype, names: about | {"date": "now"})
     monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "grid.csv"), "--rounds", "4"])
     bench.main()
     rows, new = bench.read(tmp_path / "grid.csv")
@@ -454,8 +454,8 @@ def test_table_by_sizes():
 
 def test_shares_of_builds_with_a_star_where_marked_rounds_count():
     rounds = [([0.5, 0.61], False), ([0.7, 0.8], True), ([0.52, 0.6], False), ([0.51, 0.62], False)]
-    assert shares.cell(rounds) == "51 / 61"
-    assert shares.cell(rounds[:3]) == "52 / 61*"
+    assert shares.shares_cell(rounds) == "51 / 61"
+    assert shares.shares_cell(rounds[:3]) == "52 / 61*"
 
 
 # ------------------------------------------------------------------------------------------------------------ the peers
