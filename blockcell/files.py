@@ -107,7 +107,7 @@ StrPath = str | os.PathLike[str]
 F = TypeVar("F")
 
 
-class Stored(NamedTuple):
+class ArrayInFile(NamedTuple):
     """An array in a file."""
 
     dtype: np.dtype[Any]
@@ -392,7 +392,10 @@ def _check_count(arrays: int) -> None:
 
 
 def check_arrays(
-    description: Any, stored: Mapping[str, Stored], quantization: Any = None, schemes: Mapping[str, str] | None = None
+    description: Any,
+    stored: Mapping[str, ArrayInFile],
+    quantization: Any = None,
+    schemes: Mapping[str, str] | None = None,
 ) -> None:
     """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
     forms: dict[str, str] = {}  # shapes in letters, by the arrays' names
@@ -431,7 +434,7 @@ def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _read_array(file: BufferedReader, name: str, stored: Stored) -> Array:
+def _read_array(file: BufferedReader, name: str, stored: ArrayInFile) -> Array:
     file.seek(stored.offset)
     array = np.empty(math.prod(stored.shape), stored.dtype)  # numpy.fromfile raises other errors if memory is short
     if file.readinto(_bytes(array)) != array.nbytes:
@@ -501,7 +504,7 @@ NPY = re.compile(
 )
 
 
-def _find_by_content(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
+def _find_by_content(file: BufferedReader, size: int) -> tuple[str, dict[str, ArrayInFile]]:
     """Return the text, and where the arrays are, of either format: the first bytes say which it is. No .safetensors
     begins with PK, as its header would be too long."""
     head = file.read(9)
@@ -513,7 +516,7 @@ def _find_by_content(file: BufferedReader, size: int) -> tuple[str, dict[str, St
     raise ValueError("it is neither a .npz nor a .safetensors file")
 
 
-def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
+def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, ArrayInFile]]:
     """Return the text of an .npz, and where the arrays are: one after the other, each after its own header."""
     file.seek(max(0, size - END.size))
     signature, _, _, _, entries, _, directory, _ = END.unpack(file.read(END.size).rjust(END.size))
@@ -550,7 +553,7 @@ def _find_npz(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
     return text, stored
 
 
-def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> Stored:
+def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> ArrayInFile:
     """Return the array of the entry at `start`, which has `length` bytes and begins with `head`."""
     match = NPY.match(head)
     if match is None or int.from_bytes(match[1], "little") != match.end() - 10:
@@ -561,10 +564,10 @@ def _find_array(name: str, head: bytes, start: int, length: int, crc: int) -> St
         description = f"an array of {dtype} and shape {short(str(shape))} in {length} bytes"
         raise ValueError(f"its entry {short(name)} is {description}, which does not fit")
     order = "F" if match[3] == b"True" else "C"
-    return Stored(dtype, shape, start + match.end(), order, (zlib.crc32(match[0]), crc))
+    return ArrayInFile(dtype, shape, start + match.end(), order, (zlib.crc32(match[0]), crc))
 
 
-def _read_text(file: BufferedReader, stored: Stored) -> str:
+def _read_text(file: BufferedReader, stored: ArrayInFile) -> str:
     if stored.dtype.kind != "U" or stored.shape or stored.dtype.itemsize > LONGEST_TEXT:
         raise ValueError(f"its entry {KEY!r} is no text, or one of more than {LONGEST_TEXT} bytes")
     as_bytes = stored._replace(dtype=np.dtype(np.uint8), shape=(stored.dtype.itemsize,), order="C")
@@ -588,7 +591,7 @@ def _write_safetensors(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -
         file.write(_bytes(array.astype(CODES[codes[array.dtype]], copy=False)))
 
 
-def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, Stored]]:
+def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, ArrayInFile]]:
     """Return the text of a .safetensors, and where the arrays are: without gaps up to the end of the file."""
     length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, LONGEST_TEXT):
@@ -609,7 +612,7 @@ def _find_safetensors(file: BufferedReader, size: int) -> tuple[str, dict[str, S
     return metadata[KEY], stored
 
 
-def _read_entry(name: str, entry: Any, start: int) -> Stored:
+def _read_entry(name: str, entry: Any, start: int) -> ArrayInFile:
     """Return the array of an entry in the header of a .safetensors file, whose arrays begin at `start`."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"its array {short(name)} is {short(entry)}; expected dtype, shape and data_offsets")
@@ -622,4 +625,4 @@ def _read_entry(name: str, entry: Any, start: int) -> Stored:
     if len(offsets) != 2 or offsets[1] - offsets[0] != CODES[dtype].itemsize * math.prod(shape):
         description = f"data_offsets {short(str(offsets))} for {dtype} and shape {short(str(shape))}"
         raise ValueError(f"its array {short(name)} has {description}, which do not fit")
-    return Stored(CODES[dtype], tuple(shape), start + offsets[0])
+    return ArrayInFile(CODES[dtype], tuple(shape), start + offsets[0])

@@ -14,7 +14,7 @@ from onnx import ModelProto, helper
 from blockcell.argument_reader import ArgumentReader, conversion, form, is_array
 from blockcell.convert import from_onnx
 from blockcell.errors import short
-from blockcell.files import Stored, check_arrays, leaf_descriptions, weights_of
+from blockcell.files import ArrayInFile, check_arrays, leaf_descriptions, weights_of
 from blockcell.layers import GRUState, Layer, LSTMState, RNNState
 from blockcell.layers.arguments import read_parts
 from blockcell.layers.loading import build_layer
@@ -71,7 +71,7 @@ class ModelCall:
         ):
             raise ValueError(f"its input x has the type {kind} and shape {x}; expected floats of (T, B, I) or (B, I)")
         dtype = helper.tensor_dtype_to_np_dtype(kind)
-        check_arrays(self.tree, {name: Stored(dtype, tuple(shape), 0) for name, shape in self._weights.items()})
+        check_arrays(self.tree, {name: ArrayInFile(dtype, tuple(shape), 0) for name, shape in self._weights.items()})
         sizes = {prefix: _sizes(cell, prefix, self._weights) for prefix, cell in leaf_descriptions(self.tree)}
         states = {
             prefix + name: [rows[-1], sizes[prefix][name]]

@@ -177,7 +177,7 @@ class Error:
 
 
 @dataclass(frozen=True)
-class Check:
+class OpCheck:
     """The errors of an op against its formula: the kernel's, and the graph's on every ONNX runtime that is here."""
 
     op: str
@@ -272,7 +272,7 @@ def for_rnn(values: dict[str, Any]) -> dict[str, Any]:
     return arguments | ops.block_rnn(**arguments)._asdict()
 
 
-def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> Check:
+def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> OpCheck:
     """Run an op, compare it with its formula and time it; then compare its graph on runtimes."""
     op = getattr({"ops": ops, "raw_ops": raw_ops}[OPS[name].module], name)
     results = op(**values)._asdict()
@@ -287,7 +287,7 @@ def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> 
     ours = worst(errors, bounds)
     time_us = 1e6 * seconds(lambda: op(**values))
     theirs = {runtime: on_runtime(runtime, name, values, bounds) for runtime in runtimes}
-    return Check(name, time_us, ours, theirs)
+    return OpCheck(name, time_us, ours, theirs)
 
 
 def worst(errors: Mapping[str, float], bounds: Mapping[str, float]) -> Error:
@@ -355,7 +355,7 @@ class Result:
     trained_on: int
     held_out: int
     trainings: list[Training]
-    checks: list[Check]
+    checks: list[OpCheck]
     networks: tuple[Classifier, Classifier]
     digits: Digits
     """The held-out digits."""
@@ -382,7 +382,7 @@ def run(seed: int = 0, tell: Progress = lambda activity, done, total: None) -> R
     """Train both networks and check all ops."""
     digits, held_out = load()
     networks = new_networks(seed)
-    checks: list[Check] = []
+    checks: list[OpCheck] = []
     runtimes = runtimes_here()
     trainings = [train(network, digits, held_out, np.random.default_rng(seed), tell) for network in networks]
     with threadpool_limits(1, user_api="blas"):  # else numpy's idle threads, of the formulas, take a core from the ops

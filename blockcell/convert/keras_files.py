@@ -35,7 +35,7 @@ _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\3\4"
 _KERAS_1 = "1"  # the version of files that have none
 
 
-class File(NamedTuple):
+class KerasFile(NamedTuple):
     """A model in a file."""
 
     model: KerasLayer
@@ -44,7 +44,7 @@ class File(NamedTuple):
     """Whether the file has a config; else the shapes of arrays tell what there is."""
 
 
-def read_model(path: StrPath, weights: StrPath | None, options: Mapping[str, bool | Activation | None]) -> File:
+def read_model(path: StrPath, weights: StrPath | None, options: Mapping[str, bool | Activation | None]) -> KerasFile:
     """Describe the model in a file. What is wrong in it is a FormatError that names the file.
 
     `weights` is the path of the arrays for a config alone, and `options` are for arrays alone: the config of all cells.
@@ -80,16 +80,16 @@ def _read_start(name: str) -> tuple[bytes, int]:
         return file.read(len(_HDF5)), file.seek(0, os.SEEK_END)
 
 
-def _read_hdf5(name: str, size: int, options: Mapping[str, bool | Activation | None]) -> File:
+def _read_hdf5(name: str, size: int, options: Mapping[str, bool | Activation | None]) -> KerasFile:
     with hdf5.opened(name, size) as root:
         version = _version_of(root, None)
         if root.has_attribute("model_config"):
             model = _describe_json("model_config", root.text("model_config"), version)
-            return File(with_named_arrays(model, root.group("model_weights")), version, True)
-        return File(describe_arrays(root, version, options), version, False)
+            return KerasFile(with_named_arrays(model, root.group("model_weights")), version, True)
+        return KerasFile(describe_arrays(root, version, options), version, False)
 
 
-def _read_zip(name: str, size: int) -> File:
+def _read_zip(name: str, size: int) -> KerasFile:
     try:
         with zipfile.ZipFile(name) as archive:
             metadata = _parse_json("metadata.json", _member(archive, size, "metadata.json", LONGEST_TEXT))
@@ -99,7 +99,7 @@ def _read_zip(name: str, size: int) -> File:
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, RuntimeError) as error:
         raise FormatError(f"the zip cannot be read: {error}") from error
     with hdf5.opened(io.BytesIO(content), size) as root:
-        return File(with_variables(model, root), version, True)
+        return KerasFile(with_variables(model, root), version, True)
 
 
 def _member(archive: zipfile.ZipFile, size: int, name: str, most: int) -> bytes:
@@ -115,7 +115,7 @@ def _member(archive: zipfile.ZipFile, size: int, name: str, most: int) -> bytes:
     return archive.read(member)
 
 
-def _read_json(name: str, size: int, weights: str) -> File:
+def _read_json(name: str, size: int, weights: str) -> KerasFile:
     if size > LONGEST_TEXT:
         raise FormatError(f"it has {size} bytes; expected at most {LONGEST_TEXT}")
     with open(name, "rb") as file:
@@ -128,9 +128,9 @@ def _read_json(name: str, size: int, weights: str) -> File:
         version = _version_of(root, config)
         model = _describe_json("it", text, version)
         if any(container in root for container in VARIABLES):
-            return File(with_variables(model, root), version, True)
+            return KerasFile(with_variables(model, root), version, True)
         group = root.group("model_weights") if "model_weights" in root else root
-        return File(with_named_arrays(model, group), version, True)
+        return KerasFile(with_named_arrays(model, group), version, True)
 
 
 def _version_of(root: Group, config: Any) -> Version:

@@ -15,7 +15,7 @@ from ..layers.structure import constructor_arguments
 from ..optable import Array, peephole_names
 from .models import Converted, join_labels, read_initial_state
 from .onnx_activations import written_activations
-from .onnx_graph import Graph, is_recurrent
+from .onnx_graph import OnnxGraph, is_recurrent
 from .onnx_node import (
     Remark,
     dequantize,
@@ -165,7 +165,7 @@ def _from_model(
     caller: str, model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool
 ) -> tuple[Converted, Any]:
     """Convert all of a model, or the node of that name; return the layers and their initial states."""
-    graph = Graph(caller, model.graph, model.opset_import)
+    graph = OnnxGraph(caller, model.graph, model.opset_import)
     descriptions = [entry.value for entry in model.metadata_props if entry.key == "blockcell.layer"]
     if name is None and descriptions:
         return _from_exported(caller, graph, descriptions[0], remarks), None
@@ -351,7 +351,7 @@ def _node_arrays(caller: str, cell: RecurrentCell) -> dict[str, Array]:
 
 
 # ----------------------------------------------------------------------------------- models that blockcell has exported
-def _from_exported(caller: str, graph: Graph, text: str, remarks: list[Remark]) -> Layer:
+def _from_exported(caller: str, graph: OnnxGraph, text: str, remarks: list[Remark]) -> Layer:
     """Convert a model that `onnx_export.export` wrote, with the description of its layer."""
     try:
         description = files.parse(text)
@@ -365,7 +365,7 @@ def _from_exported(caller: str, graph: Graph, text: str, remarks: list[Remark]) 
 
 
 def _build_exported_leaf(
-    caller: str, graph: Graph, description: Mapping[str, Any], prefix: str, remarks: list[Remark]
+    caller: str, graph: OnnxGraph, description: Mapping[str, Any], prefix: str, remarks: list[Remark]
 ) -> Layer:
     """Build a described cell or `Dense` with the weights whose names begin with the prefix."""
     kind = description["type"]
@@ -396,12 +396,12 @@ def _build_exported_leaf(
     return build_leaf(description, weights)
 
 
-def _has_weight(graph: Graph, name: str) -> bool:
+def _has_weight(graph: OnnxGraph, name: str) -> bool:
     """Return whether a model that `onnx_export.export` wrote has a weight, or what onnxruntime quantized it to."""
     return name in graph.tensors or f"{name}_quantized" in graph.tensors
 
 
-def _read_weight(caller: str, graph: Graph, name: str, is_native: bool) -> Array:
+def _read_weight(caller: str, graph: OnnxGraph, name: str, is_native: bool) -> Array:
     """Read a weight of such a model, which may be stored in codes with scales; of unsigned ones, 128 is zero."""
     if name not in graph.tensors:
         full_names = {"": f"{name}_quantized", "_scale": f"{name}_scale", "_zero_point": f"{name}_zero_point"}

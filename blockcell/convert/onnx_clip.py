@@ -21,7 +21,7 @@ from ..activations import Activation
 from ..activations import parts as parts_of
 from ..formulas import activated
 from ..optable import Array
-from .onnx_graph import RESHAPING, SELECTING, Graph, is_recurrent
+from .onnx_graph import RESHAPING, SELECTING, OnnxGraph, is_recurrent
 from .shared import ConversionError
 
 _GATES = ("sigmoid", "hardsigmoid")
@@ -36,7 +36,7 @@ def refuse_clip(
     weights: Sequence[Array],
     activations: Sequence[Mapping[str, Activation]],
     coupled: bool,
-    graph: Graph | None,
+    graph: OnnxGraph | None,
 ) -> None:
     """Refuse a bound of the inputs of a node's activations, unless these have the same values without it.
 
@@ -46,7 +46,7 @@ def refuse_clip(
         W [D,.,I], R [D,.,H], B [D,.], and P if it has peepholes.
     activations : sequence of mapping
         The activations of each direction, as arguments of a layer.
-    graph : Graph or None
+    graph : OnnxGraph or None
         Where the node is, None if that is not known.
     """
     W = weights[0]
@@ -64,7 +64,7 @@ def refuse_clip(
 
 
 def _reached(
-    node: Any, weights: Sequence[Array], activations: Mapping[str, Activation], coupled: bool, graph: Graph | None
+    node: Any, weights: Sequence[Array], activations: Mapping[str, Activation], coupled: bool, graph: OnnxGraph | None
 ) -> list[tuple[str, float]]:
     """Return the largest magnitudes of inputs of activations of one direction, with the names of the arguments."""
     W, R, B, *peepholes = weights
@@ -95,7 +95,7 @@ def _largest_cell(forget: Array, activation: Activation) -> float:
         return float(np.max(1 / (1 - activated(forget, activation))))
 
 
-def _largest(graph: Graph, name: str) -> float:
+def _largest(graph: OnnxGraph, name: str) -> float:
     """Return the largest magnitude that a value can have; infinity if it is not a bounded result of other nodes."""
     nodes, origins, _ = graph.origins(name, ())
     moving = [node for node in nodes if node.op_type in (*RESHAPING, *SELECTING) and not graph.is_fixed(node.output[0])]
@@ -114,7 +114,7 @@ def _largest(graph: Graph, name: str) -> float:
     return largest
 
 
-def _largest_state(node: Any, position: int, graph: Graph | None) -> float:
+def _largest_state(node: Any, position: int, graph: OnnxGraph | None) -> float:
     """Return the largest magnitude of h, or of an initial c, by the position of its input; infinity without bound."""
     written = [name for attribute in node.attribute if attribute.name == "activations" for name in attribute.strings]
     names = [name.decode(errors="replace").lower() for name in written]

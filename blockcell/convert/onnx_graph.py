@@ -53,10 +53,10 @@ def attributes_by_name(node: Any) -> dict[str, Any]:
     return {attribute.name: attribute for attribute in node.attribute}
 
 
-class Graph:
+class OnnxGraph:
     """A graph, or the body of a Loop, a Scan or an If, which also sees the values of the graph around it."""
 
-    def __init__(self, caller: str, graph: Any, opsets: Any, around: Graph | None = None) -> None:
+    def __init__(self, caller: str, graph: Any, opsets: Any, around: OnnxGraph | None = None) -> None:
         self.caller = caller
         self.nodes: list[Any] = []
         """In place of an If whose condition is constant, the nodes of its branch."""
@@ -110,12 +110,12 @@ class Graph:
             None,
         )
 
-    def bodies(self) -> Iterator[Graph]:
+    def bodies(self) -> Iterator[OnnxGraph]:
         """Yield the graphs in its nodes, and those in theirs."""
         for node in self.nodes:
             for attribute in node.attribute:
                 for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-                    body = Graph(self.caller, graph, self.opsets, self)
+                    body = OnnxGraph(self.caller, graph, self.opsets, self)
                     yield body
                     yield from body.bodies()
 

@@ -13,7 +13,7 @@ from ..layers import Bidirectional, Layer
 from ..optable import Array
 from .onnx_activations import read_activations
 from .onnx_clip import refuse_clip
-from .onnx_graph import FOLDED, QUANTIZED, Graph, is_quantized, is_recurrent
+from .onnx_graph import FOLDED, QUANTIZED, OnnxGraph, is_quantized, is_recurrent
 from .shared import GATE_COUNTS, ORDERS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays, reorder
 
 _INPUTS = {  # ONNX's own names of the inputs, their roles, in order
@@ -63,7 +63,7 @@ class _Node(NamedTuple):
     """The names of the inputs that the node has, by their roles."""
     values: Mapping[str, Any]
     """The values of inputs that are known, by name."""
-    graph: Graph | None
+    graph: OnnxGraph | None
 
     @property
     def kind(self) -> str:
@@ -101,7 +101,7 @@ def is_reset_after(node: Any) -> bool:
 
 
 def from_graph_node(
-    caller: str, graph: Graph, node: Any, remarks: list[Remark], ignore_clip: bool
+    caller: str, graph: OnnxGraph, node: Any, remarks: list[Remark], ignore_clip: bool
 ) -> tuple[Layer, Any]:
     """Convert a node of a graph, whose weights are constants there; return the layer and its initial state."""
     values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
@@ -112,7 +112,7 @@ def from_node(
     caller: str,
     source: Any,
     values: Mapping[str, Any],
-    graph: Graph | None,
+    graph: OnnxGraph | None,
     remarks: list[Remark],
     ignore_clip: bool,
 ) -> tuple[Layer, Any]:
@@ -145,7 +145,7 @@ def from_node(
     return (cells[0], initial_states[0]) if node.directions == 1 else (Bidirectional(*cells), initial_states)
 
 
-def _read_node(caller: str, source: Any, values: Mapping[str, Any], graph: Graph | None) -> _Node:
+def _read_node(caller: str, source: Any, values: Mapping[str, Any], graph: OnnxGraph | None) -> _Node:
     """Read the attributes of a node and the names of its inputs."""
     if not is_recurrent(source):
         raise ConversionError(
@@ -258,7 +258,7 @@ def forget_shift(label: str, activation: Activation) -> float:
     )
 
 
-def _describe_input(node: _Node, role: str, graph: Graph | None) -> str:
+def _describe_input(node: _Node, role: str, graph: OnnxGraph | None) -> str:
     """Describe an input of a node for messages, and what it comes from in a graph."""
     name = node.names[role]
     origins = graph.origins(name, ())[1] if graph is not None else []

@@ -12,7 +12,7 @@ import numpy as np
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
 from .models import Converted, Step, assemble
-from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, Graph, attributes_by_name, is_recurrent
+from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, OnnxGraph, attributes_by_name, is_recurrent
 from .onnx_node import Remark, from_graph_node, key_of
 from .shared import read_arrays
 
@@ -48,14 +48,16 @@ class Source(NamedTuple):
     """The nodes between the step and the value."""
 
 
-def from_graphs(caller: str, graphs: list[Graph], remarks: list[Remark], ignore_clip: bool) -> tuple[Converted, Any]:
+def from_graphs(
+    caller: str, graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool
+) -> tuple[Converted, Any]:
     """Convert the layers of a model's graphs, and `assemble` them."""
     steps: dict[str, Step] = {}
     outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks, ignore_clip).add()]
     return assemble(caller, steps, outputs, stacklevel=5, hint=_hint(graphs[0]))
 
 
-def _hint(graph: Graph) -> str:
+def _hint(graph: OnnxGraph) -> str:
     """Say what to do if the cells of a model are written out: its weights have PyTorch's names, or it has loops."""
     leaves = ("weight_ih", "weight_ih_l0")
     prefixes = [name.removesuffix(leaf) for leaf in leaves for name in graph.tensors if name.endswith(f".{leaf}")]
@@ -81,7 +83,7 @@ class GraphSteps:
     """
 
     def __init__(
-        self, caller: str, graph: Graph, steps: dict[str, Step], remarks: list[Remark], ignore_clip: bool
+        self, caller: str, graph: OnnxGraph, steps: dict[str, Step], remarks: list[Remark], ignore_clip: bool
     ) -> None:
         self.caller = caller
         self.graph = graph

@@ -17,8 +17,8 @@ class Base(torch.nn.Module):
 
     _name: ClassVar[str]
     """Of the class in torch.nn, too."""
-    _op: ClassVar[op.Op]
-    _quantized_op: ClassVar[quantized.Op]
+    _op: ClassVar[op.LayerOp]
+    _quantized_op: ClassVar[quantized.QuantizedOp]
     quantization: str | None = None  # the scheme; set by `replace`
 
     @classmethod

@@ -155,7 +155,7 @@ class RNNCell(CellModule):
         super().__init__(input_size, hidden_size, bias, device, dtype)
 
     @property
-    def _op(self) -> op.Op:  # type: ignore[override]
+    def _op(self) -> op.LayerOp:  # type: ignore[override]
         return op.RNN_CELL[self.nonlinearity]
 
     def _result_dtype(self, input: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:

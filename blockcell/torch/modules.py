@@ -305,7 +305,7 @@ class RNN(Recurrent):
         super().__init__(input_size, hidden_size, num_layers, *options)
 
     @property
-    def _op(self) -> op.Op:  # type: ignore[override]
+    def _op(self) -> op.LayerOp:  # type: ignore[override]
         return op.RNN[self.nonlinearity]
 
     @property

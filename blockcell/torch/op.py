@@ -43,7 +43,7 @@ _SMALL = 64  # rows (t, b)
 _library = torch.library.Library("blockcell", "DEF")
 
 
-class Sizes(NamedTuple):
+class LayerSizes(NamedTuple):
     """The sizes of a pass; P is H without a projection."""
 
     T: int
@@ -106,7 +106,7 @@ class _Plan(NamedTuple):
         return [like.new_empty(shape) for shape in shapes]
 
 
-class Op:
+class LayerOp:
     """A layer of one kind, as the operators ``blockcell::lstm``, ``lstm_forward`` and ``lstm_backward``, or a GRU's; or
     a single step of one, as ``lstm_cell`` and so on.
 
@@ -192,17 +192,17 @@ class Op:
         return outputs
 
     # --------------------------------------------------------------------------------------------------- sizes, kernels
-    def _sizes(self, steps: Shape, I: int, w_hh: Shape, layout: WeightLayout) -> Sizes:  # noqa: E741
+    def _sizes(self, steps: Shape, I: int, w_hh: Shape, layout: WeightLayout) -> LayerSizes:  # noqa: E741
         """Read the sizes from the shapes of x or y, which has a row for each step, and of w_hh."""
         T, B = (1, steps[0]) if self.single else steps[:2]
         H = w_hh[0] // self.gates
-        return Sizes(T, B, I, H, w_hh[1] if layout.has_projection else H)
+        return LayerSizes(T, B, I, H, w_hh[1] if layout.has_projection else H)
 
-    def _state_shapes(self, sizes: Sizes, directions: int) -> list[Shape]:
+    def _state_shapes(self, sizes: LayerSizes, directions: int) -> list[Shape]:
         rows = (sizes.B,) if self.single else (directions, sizes.B)
         return [(*rows, width) for width in (sizes.P, sizes.H)[: len(self.states)]]
 
-    def weight_shapes(self, sizes: Sizes, layout: WeightLayout) -> dict[str, Shape]:
+    def weight_shapes(self, sizes: LayerSizes, layout: WeightLayout) -> dict[str, Shape]:
         """Return the shapes of the weights of a direction, by name."""
         _, _, I, H, P = sizes  # noqa: E741
         rows = self.gates * H
@@ -213,7 +213,7 @@ class Op:
             shapes["w_hr"] = P, H
         return shapes
 
-    def _output_shapes(self, sizes: Sizes, directions: int, keep_tape: bool, separate_y: bool) -> list[Shape]:
+    def _output_shapes(self, sizes: LayerSizes, directions: int, keep_tape: bool, separate_y: bool) -> list[Shape]:
         """Return the shapes of what `forward` returns."""
         T, B, _, H, P = sizes
         y: Shape = (B, P) if self.single else (T, B, directions * P)
@@ -225,7 +225,7 @@ class Op:
         return shapes
 
     def _gradient_shapes(
-        self, sizes: Sizes, layout: WeightLayout, of_weights: bool, needs_x: bool, of_states: bool
+        self, sizes: LayerSizes, layout: WeightLayout, of_weights: bool, needs_x: bool, of_states: bool
     ) -> list[Shape]:
         """Return the shapes of what `backward` returns: gradients to x, perhaps to the weights and to the states."""
         shapes: list[Shape] = []
@@ -235,7 +235,7 @@ class Op:
             shapes += [*self.weight_shapes(sizes, layout).values()] * layout.directions
         return shapes + (self._state_shapes(sizes, layout.directions) if of_states else [])
 
-    def _plan_kernel(self, task: str, sizes: Sizes, dtype: torch.dtype, threads: int, has_projection: bool) -> Any:
+    def _plan_kernel(self, task: str, sizes: LayerSizes, dtype: torch.dtype, threads: int, has_projection: bool) -> Any:
         """Plan a kernel for a task, "forward" or "backward"; return None where nothing is to be computed."""
         T, B, I, H, P = sizes  # noqa: E741
         if not T * B * H:
@@ -248,7 +248,7 @@ class Op:
         return _kernels.LAYERS[self._kernel](task, (T, B, I, H), threads, number, 0, True, options)
 
     def _plan(
-        self, task: str, sizes: Sizes, layout: WeightLayout, outputs: list[Shape], dtype: torch.dtype, threads: int
+        self, task: str, sizes: LayerSizes, layout: WeightLayout, outputs: list[Shape], dtype: torch.dtype, threads: int
     ) -> _Plan:
         """Plan a task for tensors of these sizes."""
         kernel_class = TensorForward if task == "forward" else TensorBackward
@@ -306,7 +306,7 @@ class Op:
     # Of tensors with values, `TensorForward` and `TensorBackward` compare the other shapes.
     def _forward_sizes(
         self, x: Shape, w_hh: Shape, weight_count: int, bidirectional: bool, separate_y: bool, dtype: torch.dtype
-    ) -> tuple[Sizes, WeightLayout]:
+    ) -> tuple[LayerSizes, WeightLayout]:
         """Read the sizes of `forward`; refuse shapes of x and w_hh, and numbers of weights, that do not tell them."""
         if self.single and (bidirectional or not separate_y):
             raise ValueError("blockcell: a single step has one direction, and its y is the caller's alone")
@@ -320,7 +320,7 @@ class Op:
 
     def _backward_sizes(
         self, y: Shape, w_ih: Shape, w_hh: Shape, matrix_count: int, has_bias: bool, dtype: torch.dtype
-    ) -> tuple[Sizes, WeightLayout]:
+    ) -> tuple[LayerSizes, WeightLayout]:
         """Read the sizes of `backward`; refuse shapes of y and matrices, and numbers of these, that tell none."""
         per_direction = (2, 3) if self.projects else (2,)
         directions = (1,) if self.single else (1, 2)
@@ -332,13 +332,13 @@ class Op:
         layout = layout_of_matrices(matrix_count, has_bias)
         return self._sizes(y, w_ih[1], w_hh, layout), layout
 
-    def check_weights(self, weights: Tensors, sizes: Sizes, layout: WeightLayout, dtype: torch.dtype) -> None:
+    def check_weights(self, weights: Tensors, sizes: LayerSizes, layout: WeightLayout, dtype: torch.dtype) -> None:
         """Refuse weights of other shapes or dtypes."""
         shapes = [*self.weight_shapes(sizes, layout).items()] * layout.directions
         check_tensors((name, weight, shape, dtype) for weight, (name, shape) in zip(weights, shapes, strict=True))
 
     def _check_states(
-        self, tensors: Sequence[Tensor | None], suffix: str, sizes: Sizes, directions: int, dtype: torch.dtype
+        self, tensors: Sequence[Tensor | None], suffix: str, sizes: LayerSizes, directions: int, dtype: torch.dtype
     ) -> None:
         """Refuse states, or their gradients, whose names have a suffix, of other shapes."""
         names, shapes = [name + suffix for name in self.states], self._state_shapes(sizes, directions)
@@ -511,7 +511,7 @@ class _Final(torch.autograd.Function):
     """Gradients with a history that cannot be followed: first what they depend on, then they."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, count: int, *tensors: Any) -> Any:
+    def forward(ctx: Any, op: LayerOp, count: int, *tensors: Any) -> Any:
         ctx.op = op
         return tensors[count:]
 
@@ -521,7 +521,7 @@ class _Final(torch.autograd.Function):
 
 
 def _without_tape(function: Any) -> Any:
-    """Return `Op.forward`, or what allocates its results, without the argument that keeps the tape."""
+    """Return `LayerOp.forward`, or what allocates its results, without the argument that keeps the tape."""
     return lambda x, weights, *others: function(x, weights, False, *others)
 
 
@@ -592,11 +592,12 @@ def check_memory(name: str, tensor: Tensor) -> None:
         hold_storage(name, tensor)
 
 
-LSTM = Op("lstm", gates=4, summed_gates=4, states=("h", "c"), projects=True)
-GRU = Op("gru", gates=3, summed_gates=2, states=("h",))
-RNN = {name: Op("rnn", gates=1, summed_gates=1, states=("h",), activation=name) for name in ("tanh", "relu")}
-LSTM_CELL = Op("lstm", gates=4, summed_gates=4, states=("h", "c"), projects=True, single=True)
-GRU_CELL = Op("gru", gates=3, summed_gates=2, states=("h",), single=True)
+LSTM = LayerOp("lstm", gates=4, summed_gates=4, states=("h", "c"), projects=True)
+GRU = LayerOp("gru", gates=3, summed_gates=2, states=("h",))
+RNN = {name: LayerOp("rnn", gates=1, summed_gates=1, states=("h",), activation=name) for name in ("tanh", "relu")}
+LSTM_CELL = LayerOp("lstm", gates=4, summed_gates=4, states=("h", "c"), projects=True, single=True)
+GRU_CELL = LayerOp("gru", gates=3, summed_gates=2, states=("h",), single=True)
 RNN_CELL = {
-    name: Op("rnn", gates=1, summed_gates=1, states=("h",), activation=name, single=True) for name in ("tanh", "relu")
+    name: LayerOp("rnn", gates=1, summed_gates=1, states=("h",), activation=name, single=True)
+    for name in ("tanh", "relu")
 }

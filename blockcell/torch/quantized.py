@@ -28,7 +28,7 @@ _NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 _library = torch.library.Library("blockcell", "FRAGMENT")
 
 
-class Op:
+class QuantizedOp:
     """A layer of one kind, as the operator ``blockcell::lstm_quantized``, or a GRU's.
 
     The inputs are x, the weights in the order of torch.nn, whether there are two directions, the states, none where
@@ -37,13 +37,13 @@ class Op:
     Parameters
     ----------
     kind : str
-    exact : op.Op
+    exact : op.LayerOp
         The operator with float32 weights.
     """
 
     _suffixes = "", ""  # of the operator's and the module's name
 
-    def __init__(self, kind: str, exact: op.Op) -> None:
+    def __init__(self, kind: str, exact: op.LayerOp) -> None:
         self.states, self._exact = exact.states, exact
         name, self.module = (form + end for form, end in zip((kind, kind.upper()), self._suffixes, strict=True))
         inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths, Tensor? reset"
@@ -97,7 +97,7 @@ class Op:
         check_rank("w_ih", weights[0].shape, f"({self._exact.gates} H, I)")
         check_rank("w_hh", weights[1].shape, f"({self._exact.gates} H, H)")
         H: int = weights[1].shape[1]
-        sizes = op.Sizes(0, 0, weights[0].shape[1], H, H)
+        sizes = op.LayerSizes(0, 0, weights[0].shape[1], H, H)
         self._exact.check_weights(weights, sizes, layout_of_weights(len(weights), bidirectional), torch.float32)
         return H
 
@@ -164,7 +164,7 @@ class Op:
         return [torch.from_numpy(array) for array in (y, *last_states[::-1])]
 
 
-class CellOp(Op):
+class CellOp(QuantizedOp):
     """A single step, as the operator ``blockcell::lstm_cell_quantized``: x is [B,I], and states, all that there is of
     results, are [B,H]."""
 
@@ -205,7 +205,7 @@ class _CachedLayer(NamedTuple):
 _cache: dict[tuple[Any, ...], _CachedLayer] = {}
 
 
-def _layer_of(owner: Op, weights: Tensors, bidirectional: bool, scheme: str) -> Quantized:
+def _layer_of(owner: QuantizedOp, weights: Tensors, bidirectional: bool, scheme: str) -> Quantized:
     """Return the quantized layer with these weights, from an earlier call if they have not changed since."""
     key = scheme, bidirectional, *map(id, weights)
     cached = _cache.get(key)
@@ -254,7 +254,7 @@ def forget(weights: Iterable[Tensor]) -> None:
             _cache.pop(key, None)
 
 
-LSTM = Op("lstm", op.LSTM)
-GRU = Op("gru", op.GRU)
+LSTM = QuantizedOp("lstm", op.LSTM)
+GRU = QuantizedOp("gru", op.GRU)
 LSTM_CELL = CellOp("lstm", op.LSTM_CELL)
 GRU_CELL = CellOp("gru", op.GRU_CELL)

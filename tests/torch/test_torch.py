@@ -199,7 +199,7 @@ def test_bits_after_any_calls_on_any_threads(kind, seed):
             if results[-1][0].requires_grad:
                 torch.autograd.backward(results[-1], [torch.cos(a.detach()) for a in results[-1]])
             results[-1] += [parameter.grad for parameter in other.parameters()]
-        *_, count, _ = module._op._plan_kernel("forward", op.Sizes(T, B, 48, 96, 96), dtype, threads, False)
+        *_, count, _ = module._op._plan_kernel("forward", op.LayerSizes(T, B, 48, 96, 96), dtype, threads, False)
         planned.add(count)
         where = f"call {k}: {change}, {T=}, {B=}, {dtype}, {threads=}, {training=}"
         asked = [True] * (2 + (kind == "LSTM")) + [parameter.requires_grad for parameter in module.parameters()]
