@@ -1,4 +1,4 @@
-"""What quantization costs in accuracy, on layers that were trained and on initial weights.
+"""Measure what quantization costs in accuracy, on trained layers and on initial weights.
 
 Needed by: docs/quantization.md
 
@@ -41,14 +41,14 @@ Run = Callable[[Any, np.ndarray], np.ndarray | None]
 
 # --------------------------------------------------------------------------------------------------------------- peers
 def onnxruntime(layer: Any, x: np.ndarray) -> np.ndarray | None:
-    """y of what `quantize_dynamic` makes of an LSTM; it leaves a GRU as it is."""
+    """Return y of an LSTM quantized by `quantize_dynamic`, which leaves a GRU as it is."""
     from blockcell import LSTM
 
     return quantization.onnxruntime(layer, x, "int8", THREADS)[1]() if isinstance(layer, LSTM) else None
 
 
 def torch(layer: Any, x: np.ndarray) -> np.ndarray | None:
-    """y of what `quantize_dynamic` makes of the same module."""
+    """Return y of the same module quantized by `quantize_dynamic`, or None if there is no such module."""
     from blockcell import convert
 
     try:
@@ -58,7 +58,7 @@ def torch(layer: Any, x: np.ndarray) -> np.ndarray | None:
 
 
 def openvino(layer: Any, x: np.ndarray) -> np.ndarray | None:
-    """y of ONNX's own node."""
+    """Return y of ONNX's own node in bfloat16, or None if the CPU or the node cannot."""
     import openvino as ov
 
     peepholes = layer.weights.get("wci") is not None  # it ignores them
@@ -71,7 +71,7 @@ PEERS: dict[str, Run] = {"onnxruntime int8": onnxruntime, "torch int8": torch, "
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
-def lines(
+def csv_lines(
     data: str,
     name_of_layer: str,
     layer: Any,
@@ -107,13 +107,13 @@ def digits() -> Iterator[list[Any]]:
 
     shown, held_out = demo.load()
 
-    def share_right(y: Any) -> str:
+    def format_hits(y: Any) -> str:
         return f"{100 * (y[-1].argmax(axis=1) == held_out.labels).mean():.2f} % right"
 
     for network in demo.new_networks(0):
         demo.train(network, shown, held_out, np.random.default_rng(0), lambda what, done, of: None)
         title = f"{network.name} of {demo.HIDDEN}, Dense"
-        yield from lines("digits, held out", title, network.net, held_out.x, share_right)
+        yield from csv_lines("digits, held out", title, network.net, held_out.x, format_hits)
 
 
 def characters() -> Iterator[list[Any]]:
@@ -128,12 +128,12 @@ def characters() -> Iterator[list[Any]]:
     alphabet, codes = np.unique([*" ".join(pages.split())], return_inverse=True)
     one_of = np.eye(len(alphabet), dtype=np.float32)
 
-    def in_rows(part: Any, count: int) -> Any:
+    def split_rows(part: Any, count: int) -> Any:
         steps = len(part) // count
         return part[: count * steps].reshape(count, steps).T
 
     end = len(codes) * 9 // 10
-    text, held_out = in_rows(codes[:end], ROWS), in_rows(codes[end:], ROWS)
+    text, held_out = split_rows(codes[:end], ROWS), split_rows(codes[end:], ROWS)
 
     def perplexity(z: Any) -> str:
         return f"{np.exp(softmax_cross_entropy(z, held_out[1:])[0]):.3f} perplexity"
@@ -153,7 +153,7 @@ def characters() -> Iterator[list[Any]]:
                 rate = LEARNING_RATE * (1 - (epoch + first / len(text)) / EPOCHS)
                 weights, optimizer = optim.adam(network.weights, grads, optimizer, learning_rate=rate)
                 network.set_weights(**weights)
-        yield from lines("characters, held out", f"{name}, Dense", network, one_of[held_out[:-1]], perplexity)
+        yield from csv_lines("characters, held out", f"{name}, Dense", network, one_of[held_out[:-1]], perplexity)
 
 
 def sunspots() -> Iterator[list[Any]]:
@@ -169,12 +169,12 @@ def sunspots() -> Iterator[list[Any]]:
     zero, rng = np.float32(-mean / deviation), np.random.default_rng(0)
     sunspots.train(network, series[:first, 0], zero, sunspots.EPOCHS, rng, lambda line: None)
 
-    def next_year(y: Any) -> str:
+    def next_year_error(y: Any) -> str:
         forecasts, truth = (series + y)[first - 1 : -sunspots.AHEAD], series[first : 1 - sunspots.AHEAD]
         numbers = [np.maximum(values * deviation + mean, 0) ** 2 for values in (forecasts, truth)]
         return f"{np.sqrt(np.mean((numbers[0] - numbers[1]) ** 2)):.2f} off the next year"
 
-    yield from lines("sunspots", f"LSTM of {sunspots.HIDDEN}, Dense", network, series, next_year)
+    yield from csv_lines("sunspots", f"LSTM of {sunspots.HIDDEN}, Dense", network, series, next_year_error)
 
 
 def resonators() -> Iterator[list[Any]]:
@@ -185,14 +185,14 @@ def resonators() -> Iterator[list[Any]]:
 
     blockcell.set_num_threads(1)
 
-    def drawn(seed: int, steps: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_sequences(seed: int, steps: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         x, y = np.random.default_rng(seed).uniform(-1, 1, (steps, rows, 1)), np.zeros((steps, rows, 1))
         for t in range(2, steps):
             y[t] = np.tanh(1.9 * y[t - 1] - 0.95 * y[t - 2] + 0.05 * x[t])
         return x.astype(np.float32), y.astype(np.float32)
 
     network, optimizer = Stack([LSTM.init(1, 32, seed=0), Dense.init(32, 1, seed=1)]), None
-    (x, y), (held_out, truth) = drawn(0, 4000, 32), drawn(1, 4000, 8)
+    (x, y), (held_out, truth) = draw_sequences(0, 4000, 32), draw_sequences(1, 4000, 8)
     epochs, chunk = 40, 200
     for epoch in range(epochs):
         state = None
@@ -204,21 +204,21 @@ def resonators() -> Iterator[list[Any]]:
             weights, optimizer = optim.adam(network.weights, grads, optimizer, learning_rate=rate)
             network.set_weights(**weights)
 
-    def off(z: Any) -> str:
+    def error(z: Any) -> str:
         return f"{100 * np.sqrt(np.mean((z - truth) ** 2) / np.mean(truth**2)):.2f} % off"
 
-    yield from lines("resonator, 4000 steps", "LSTM of 32, Dense", network, held_out, off, {"0": "int8"})
+    yield from csv_lines("resonator, 4000 steps", "LSTM of 32, Dense", network, held_out, error, {"0": "int8"})
 
 
-def initial() -> Iterator[list[Any]]:
+def initial_layers() -> Iterator[list[Any]]:
     from blockcell import GRU, LSTM
 
     x = np.random.default_rng(0).standard_normal((100, 8, 64)).astype(np.float32)
     for H in (256, 1024):
-        yield from lines("standard normal", f"LSTM of {H}, initial", LSTM.init(64, H, seed=0), x)
+        yield from csv_lines("standard normal", f"LSTM of {H}, initial", LSTM.init(64, H, seed=0), x)
     for H, after in itertools.product((256, 1024), (False, True)):
         name = f"GRU{'(reset_after)' * after} of {H}, initial"
-        yield from lines("standard normal", name, GRU.init(64, H, seed=0, reset_after=after), x)
+        yield from csv_lines("standard normal", name, GRU.init(64, H, seed=0, reset_after=after), x)
 
 
 def main() -> None:
@@ -228,7 +228,7 @@ def main() -> None:
     root = Path(__file__).resolve().parents[1]
     sys.path[:0] = [str(root), str(root / "examples")]
     start, rows = time.time(), []
-    for line in itertools.chain(digits(), characters(), sunspots(), resonators(), initial()):
+    for line in itertools.chain(digits(), characters(), sunspots(), resonators(), initial_layers()):
         rows.append(line)
         print(*line, sep=", ", flush=True)
     if options.csv:

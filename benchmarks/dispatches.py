@@ -1,4 +1,4 @@
-"""Where the nodes of every form run, and how many nodes, GPU dispatches and copies a step takes, as markdown.
+"""Print where the nodes of every form run, and how many nodes, GPU dispatches and copies a step takes, as Markdown.
 
 Needed by: docs/onnx/gpu.md
 
@@ -59,8 +59,8 @@ Counts = dict[str, float]
 
 
 # ----------------------------------------------------------------------------------------------------------- the models
-def model_of(case: str, form: str, T: int) -> onnx.ModelProto:
-    """As a `Session` on a GPU takes it: with fixed sizes, without an If, and without long Splits."""
+def build_model(case: str, form: str, T: int) -> onnx.ModelProto:
+    """Build the model that a `Session` on a GPU takes: with fixed sizes, without an If, and without long Splits."""
     import onnx_export
     from blockcell import GRU, LSTM
     from blockcell.optable import OPS
@@ -77,8 +77,8 @@ def model_of(case: str, form: str, T: int) -> onnx.ModelProto:
     return onnx_export.export(layer, None, train="training" in case, loop=form, sizes=fixed, static=True)
 
 
-def feeds_of(model: onnx.ModelProto, T: int) -> dict[str, np.ndarray]:
-    """Random floats; the integers are lengths, and all of them T."""
+def draw_feeds(model: onnx.ModelProto, T: int) -> dict[str, np.ndarray]:
+    """Draw random floats; integer inputs are lengths, and all of them T."""
     rng, feeds = np.random.default_rng(0), {}
     for value in model.graph.input:
         kind = value.type.tensor_type
@@ -89,8 +89,8 @@ def feeds_of(model: onnx.ModelProto, T: int) -> dict[str, np.ndarray]:
 
 
 # ---------------------------------------------------------------------------------------------------------- by running
-def logged(run: Callable[[], Any]) -> tuple[Any, str]:
-    """The result, and what is written to standard error meanwhile, by native code too."""
+def capture_log(run: Callable[[], Any]) -> tuple[Any, str]:
+    """Return the result of `run`, and what is written to standard error meanwhile, by native code too."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
@@ -104,8 +104,8 @@ def logged(run: Callable[[], Any]) -> tuple[Any, str]:
         return result, file.read().decode(errors="replace")
 
 
-def counted(events: list[dict[str, Any]]) -> tuple[Counts, Counter[str]]:
-    """The nodes and copies of the last run in a profile, and how many nodes of which op are on the CPU."""
+def count_nodes(events: list[dict[str, Any]]) -> tuple[Counts, Counter[str]]:
+    """Count nodes and copies of the last run in a profile, and, by op, the nodes on the CPU."""
     run = [event for event in events if event["name"] == "model_run"][-1]
     nodes = [
         event
@@ -122,8 +122,8 @@ def counted(events: list[dict[str, Any]]) -> tuple[Counts, Counter[str]]:
     return {"nodes": ops.total(), **copies}, Counter(op for _, op in on_cpu)
 
 
-def trips(model: onnx.ModelProto) -> tuple[int, int]:
-    """How many arrays go to the GPU and how many come from it at every step of a loop that the CPU runs."""
+def count_copies(model: onnx.ModelProto) -> tuple[int, int]:
+    """Count the arrays that go to the GPU, and that come from it, at every step of a loop that the CPU runs."""
     from onnx_export.nodes import bodies, names_read
 
     there = back = 0
@@ -135,43 +135,43 @@ def trips(model: onnx.ModelProto) -> tuple[int, int]:
     return there, back
 
 
-def by_profile(case: str, form: str, T: int, provider: str) -> tuple[Counts, Counter[str]]:
-    """What a call takes at this length."""
+def count_by_profile(case: str, form: str, T: int, provider: str) -> tuple[Counts, Counter[str]]:
+    """Count what a call takes at this length, by running it."""
     from onnx_export.runtime import RuntimeModel
 
-    model = model_of(case, form, T)
-    feeds = feeds_of(model, T)
+    model = build_model(case, form, T)
+    feeds = draw_feeds(model, T)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"enable_profiling": True, "profile_file_prefix": f"{folder}/profile", "log_severity_level": 1}
-        running, _ = logged(lambda: RuntimeModel(model, provider, settings=settings))
-        logged(lambda: running.run(feeds))  # the first time there may be more to do
-        _, log = logged(lambda: running.run(feeds))
-        profile, _ = logged(running.session.end_profiling)
-        counts, on_cpu = counted(json.loads(Path(profile).read_text()))
+        running, _ = capture_log(lambda: RuntimeModel(model, provider, settings=settings))
+        capture_log(lambda: running.run(feeds))  # the first time there may be more to do
+        _, log = capture_log(lambda: running.run(feeds))
+        profile, _ = capture_log(running.session.end_profiling)
+        counts, on_cpu = count_nodes(json.loads(Path(profile).read_text()))
     if provider == "cpu":
         return {"nodes": counts["nodes"]}, Counter(["all"])
     if dispatches := log.count(DISPATCH):
         counts["dispatches"] = dispatches
     if on_cpu["Scan"] or on_cpu["Loop"]:
-        there, back = trips(model)
+        there, back = count_copies(model)
         counts["to the GPU"] += T * there
         counts["from the GPU"] += T * back
     return counts, on_cpu
 
 
 # ------------------------------------------------------------------------------------------------------------- by list
-def by_list(case: str, form: str, T: int) -> tuple[Counts, Counter[str]]:
-    """What CUDA would run, and what it would leave to the CPU."""
+def count_by_list(case: str, form: str, T: int) -> tuple[Counts, Counter[str]]:
+    """Count what CUDA would run, and what it would leave to the CPU."""
     from placement import fallbacks, left, left_in_loops
 
-    model = model_of(case, form, T)
+    model = build_model(case, form, T)
     nodes = len(left(model)) + (T - 1) * len(left_in_loops(model))
     return {"nodes": nodes}, Counter(line.split()[0] for line in fallbacks(model))
 
 
 # --------------------------------------------------------------------------------------------------------------- table
-def row(case: str, form: str, count: Callable[[str, str, int], tuple[Counts, Counter[str]]]) -> dict[str, str]:
-    """The cells of a line, by their headings; why there is none, instead of what is on the CPU."""
+def table_row(case: str, form: str, count: Callable[[str, str, int], tuple[Counts, Counter[str]]]) -> dict[str, str]:
+    """Return the cells of a line, by their headings; of a failure, its message in the column "on the CPU"."""
     short, long = LENGTHS
     cells = {"": case, "form": form}
     try:
@@ -186,14 +186,14 @@ def row(case: str, form: str, count: Callable[[str, str, int], tuple[Counts, Cou
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """As markdown."""
+    """Format the rows as a Markdown table."""
     heads = max(rows, key=len)
     lines = [heads, ["---"] * len(heads), *([row.get(head, "") for head in heads] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> None:
-    from gpu_check import machine
+    from gpu_check import describe_run
 
     from onnx_export.runtime import PROVIDERS, has, why_not
 
@@ -201,12 +201,12 @@ def main() -> None:
     parser.add_argument("--provider", choices=list(PROVIDERS))
     provider = parser.parse_args().provider or next(filter(has, ("cuda", "webgpu", "cpu")))
     if has(provider):
-        count, about = lambda *asked: by_profile(*asked, provider), f"{machine(provider)}. {NOTES[provider]}"
+        count, about = lambda *case: count_by_profile(*case, provider), f"{describe_run(provider)}. {NOTES[provider]}"
     elif provider == "cuda":
-        count, about = by_list, NOTES["by list"]
+        count, about = count_by_list, NOTES["by list"]
     else:
         sys.exit(f"provider is {provider!r}, but {why_not(provider)}")
-    rows, _ = logged(lambda: [row(case, form, count) for case, forms in CASES.items() for form in forms])
+    rows, _ = capture_log(lambda: [table_row(case, form, count) for case, forms in CASES.items() for form in forms])
     print(f"{table(rows)}\n{about}")
 
 

@@ -1,4 +1,4 @@
-"""All there is to check on a machine with a GPU, without a network: results, and times beside cuDNN's where it runs.
+"""Check everything on a machine with a GPU, without a network: results, and times beside cuDNN's where it runs.
 
 Needed by: make gpu-check, docs/onnx/runtimes.md
 
@@ -51,8 +51,8 @@ Run = Callable[[], object]
 
 
 # ------------------------------------------------------------------------------------------------------------- results
-def results(provider: str) -> tuple[list[list[str]], bool]:
-    """A row for every op, dtype and form that runs there, and whether all are within bounds."""
+def check_results(provider: str) -> tuple[list[list[str]], bool]:
+    """Check every op, dtype and form that runs there; return their rows, and whether all are within bounds."""
     from blockcell.optable import OPS
     from onnx_export.runtime import why_no_dtype
 
@@ -60,14 +60,14 @@ def results(provider: str) -> tuple[list[list[str]], bool]:
     for op in OPS:
         for dtype in ("float64", "float32", "float16"):
             if not why_no_dtype(provider, np.dtype(dtype)):
-                for loop in forms(op, dtype, provider):
-                    rows.append([op, dtype, loop, *compared(op, dtype, loop, provider)])
+                for loop in forms_to_check(op, dtype, provider):
+                    rows.append([op, dtype, loop, *check_case(op, dtype, loop, provider)])
                     print(*rows[-1], flush=True)
     return rows, all(row[-1].startswith(("ok", "refused")) for row in rows)
 
 
-def compared(op: str, dtype: str, loop: str, provider: str) -> tuple[str, str, str]:
-    """The largest error, in which output it is, and the verdict."""
+def check_case(op: str, dtype: str, loop: str, provider: str) -> tuple[str, str, str]:
+    """Return the largest error, its output, and the verdict."""
     from cases import arguments
 
     from blockcell.optable import OPS
@@ -91,8 +91,8 @@ def describe_failure(failure: Exception) -> str:
     return f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
 
 
-def forms(op: str, dtype: str, provider: str) -> list[str]:
-    """Those to compare. cuDNN's LSTM and GRU are left out, because they compute in TF32."""
+def forms_to_check(op: str, dtype: str, provider: str) -> list[str]:
+    """Return the forms to check. cuDNN's LSTM and GRU are skipped, because they compute in TF32."""
     from blockcell.optable import OPS
 
     if not OPS[op].sequence:
@@ -102,8 +102,8 @@ def forms(op: str, dtype: str, provider: str) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------------- times
-def seconds(run: Run, synchronize: Run) -> float:
-    """A call's time: the median of the rounds."""
+def seconds_of_call(run: Run, synchronize: Run) -> float:
+    """Return the seconds of a call, the median of the rounds."""
 
     def run_times(calls: int) -> None:
         for _ in range(calls):
@@ -115,8 +115,8 @@ def seconds(run: Run, synchronize: Run) -> float:
     return turns.seconds(partial(run_times, calls), ROUNDS * SECONDS) / calls
 
 
-def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -> tuple[Run, Run]:
-    """A call of the op with all arrays on the device, and what waits for it."""
+def prepare_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -> tuple[Run, Run]:
+    """Return a call of the op with all arrays on the device, and a function that waits for it."""
     from cases import arguments
 
     import onnx_export
@@ -130,7 +130,7 @@ def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -
     captured = {"enable_cuda_graph": "1"} if form == CAPTURED else {}
     running = RuntimeModel(model, provider, provider_options=captured)
     if provider == "webgpu":
-        return on_webgpu(running, feeds)
+        return prepare_webgpu(running, feeds)
     session, bound = running.session, running.session.io_binding()
     for name, array in feeds.items():
         bound.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array, provider, 0))
@@ -141,12 +141,12 @@ def with_onnxruntime(op: str, form: str, sizes: dict[str, int], provider: str) -
     return lambda: session.run_with_iobinding(bound), bound.synchronize_outputs
 
 
-def on_webgpu(running: Any, feeds: dict[str, np.ndarray]) -> tuple[Run, Run]:
-    """The same. Not every package lets Python put arrays on a GPU, but a session's outputs can stay there and be the
-    inputs of another; and `synchronize_outputs` does not wait there, but an output that is fetched does."""
+def prepare_webgpu(running: Any, feeds: dict[str, np.ndarray]) -> tuple[Run, Run]:
+    """Return a call of a session on WebGPU, and a function that waits for it. Not every package lets Python put arrays
+    on a GPU, but outputs can stay there as inputs of another session; fetching an output waits for it."""
     from onnx_export.runtime import RuntimeModel
 
-    def ready(session: Any, inputs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    def bind_session(session: Any, inputs: dict[str, Any]) -> tuple[Any, list[Any]]:
         bound = session.io_binding()
         for name, value in inputs.items():
             if isinstance(value, np.ndarray):
@@ -164,16 +164,16 @@ def on_webgpu(running: Any, feeds: dict[str, np.ndarray]) -> tuple[Run, Run]:
     nodes = "".join(f"{name}_kept = Identity ({name})\n" for name in floats)
     text = f'<ir_version: 8, opset_import: ["": 18]> copy ({inputs}) => ({outputs}) {{ {nodes} }}'
     copy = RuntimeModel(onnx.parser.parse_model(text), "webgpu")
-    _, arrays = ready(copy.session, floats)
-    bound, results = ready(running.session, feeds | dict(zip(floats, arrays, strict=True)))
+    _, arrays = bind_session(copy.session, floats)
+    bound, results = bind_session(running.session, feeds | dict(zip(floats, arrays, strict=True)))
     for output, result in zip(running.session.get_outputs(), results, strict=True):
         bound.bind_ortvalue_output(output.name, result)
     least = min(results, key=lambda result: np.prod(result.shape()))
     return lambda: (running.session.run_with_iobinding(bound), copy), least.numpy
 
 
-def with_torch(peer: str, sizes: dict[str, int], provider: str) -> tuple[Run, Run]:
-    """cuDNN's LSTM or GRU, or a loop over a GRU's steps with the reset before the product, compiled."""
+def prepare_torch(peer: str, sizes: dict[str, int], provider: str) -> tuple[Run, Run]:
+    """Return a call of cuDNN's LSTM or GRU, or of a compiled loop over a GRU that resets before the product."""
     import torch
     from cases import arguments
     from graphs import exact
@@ -190,7 +190,7 @@ def with_torch(peer: str, sizes: dict[str, int], provider: str) -> tuple[Run, Ru
             torch.from_numpy(args[name]).to(provider) for name in ("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c")
         )
 
-        def loop() -> torch.Tensor:
+        def run_loop() -> torch.Tensor:
             h, states = h_0, []
             x_ru, x_c = x @ w_ru[:I] + b_ru, x @ w_c[:I] + b_c
             for t in range(T):
@@ -200,31 +200,31 @@ def with_torch(peer: str, sizes: dict[str, int], provider: str) -> tuple[Run, Ru
                 states.append(h)
             return torch.stack(states)
 
-        run = torch.inference_mode()(torch.compile(loop, mode="reduce-overhead"))
+        run = torch.inference_mode()(torch.compile(run_loop, mode="reduce-overhead"))
         error = np.abs(run().cpu().numpy() - exact("block_gru", args).h).max()
         if not error <= 1e-5:
             raise RuntimeError(f"the compiled loop is off by {error:.1e}")
     return run, torch.cuda.synchronize if provider == "cuda" else lambda: None
 
 
-def times(steps: int, grid: list[tuple[int, int]], provider: str) -> list[list[str]]:
-    """A row for every op and form, microseconds per step for every H and B; or why there is none."""
+def time_forms(steps: int, grid: list[tuple[int, int]], provider: str) -> list[list[str]]:
+    """Return a row for every op and form: microseconds per step for every H and B, or why there are none."""
     forms: list[tuple[str, str, Callable[..., tuple[Run, Run]]]] = [
-        *(("BlockLSTM", form, with_onnxruntime) for form in FORMS),
-        ("", "torch LSTM (h only)", with_torch),
-        *(("block_gru", form, with_onnxruntime) for form in FORMS),
-        ("", "compiled loop (h only)", with_torch),
-        *(("block_gru_reset_after", form, with_onnxruntime) for form in FORMS),
-        ("", "torch GRU (h only)", with_torch),
+        *(("BlockLSTM", form, prepare_onnxruntime) for form in FORMS),
+        ("", "torch LSTM (h only)", prepare_torch),
+        *(("block_gru", form, prepare_onnxruntime) for form in FORMS),
+        ("", "compiled loop (h only)", prepare_torch),
+        *(("block_gru_reset_after", form, prepare_onnxruntime) for form in FORMS),
+        ("", "torch GRU (h only)", prepare_torch),
     ]
     rows = []
     for op, form, candidate in forms:
         row = [op, form]
         for H, B in grid:
             sizes = {"T": steps, "B": B, "I": H, "H": H}
-            if candidate is with_torch and provider == "webgpu":
+            if candidate is prepare_torch and provider == "webgpu":
                 row.append("torch has no WebGPU")
-            elif candidate is with_torch and importlib.util.find_spec("torch") is None:
+            elif candidate is prepare_torch and importlib.util.find_spec("torch") is None:
                 row.append("no torch here")
             elif form == CAPTURED and provider != "cuda":
                 row.append("needs CUDA")
@@ -233,7 +233,7 @@ def times(steps: int, grid: list[tuple[int, int]], provider: str) -> list[list[s
             else:
                 try:
                     runner = candidate(*([op] if op else []), form, sizes, provider)
-                    row.append(f"{seconds(*runner) / steps * 1e6:.2f}")
+                    row.append(f"{seconds_of_call(*runner) / steps * 1e6:.2f}")
                 except Exception as failure:  # the others are still wanted
                     row.append(describe_failure(failure))
         rows.append(row)
@@ -247,8 +247,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
-def machine(provider: str) -> str:
-    """What it ran on."""
+def describe_run(provider: str) -> str:
+    """Describe the device and the versions that this ran on."""
     versions = [f"Python {platform.python_version()}", f"onnxruntime {onnxruntime.__version__}"]
     for package in ["onnxruntime-webgpu", "onnxruntime-ep-webgpu"] if provider == "webgpu" else []:
         if any(metadata.distributions(name=package)):
@@ -268,7 +268,7 @@ def machine(provider: str) -> str:
 
 
 def adapter() -> tuple[str, bool | None]:
-    """What WebGPU computes on, and whether that is software; None if nothing tells."""
+    """Return the device of WebGPU, and whether that is software; None if nothing tells."""
     if tool := shutil.which("vulkaninfo"):
         summary = subprocess.run([tool, "--summary"], capture_output=True, text=True).stdout
         if names := devices(summary):
@@ -280,7 +280,7 @@ def adapter() -> tuple[str, bool | None]:
 
 
 def devices(summary: str) -> tuple[str, bool] | None:
-    """The same by the summary of vulkaninfo: the GPUs, or devices made of software if there is nothing else."""
+    """Return the GPUs in vulkaninfo's summary, else its software devices, and whether they are software."""
     all_facts = [
         dict(re.findall(r"(\w+) += (.*)", part)) for part in re.split(r"^GPU\d+:$", summary, flags=re.MULTILINE)[1:]
     ]
@@ -291,11 +291,11 @@ def devices(summary: str) -> tuple[str, bool] | None:
     return (" or ".join(texts), not hardware) if all_facts else None
 
 
-def chosen(asked: str | None) -> str:
-    """The provider, which has to run here."""
+def choose_provider(name: str | None) -> str:
+    """Return the first provider that runs here, of those that are asked for, else end the program."""
     from onnx_export.runtime import has, why_not
 
-    choices = [asked] if asked else ["cuda", "webgpu"]
+    choices = [name] if name else ["cuda", "webgpu"]
     for provider in filter(has, choices):
         return provider
     sys.exit("\n".join(f"provider {provider!r}: {why_not(provider)}" for provider in choices))
@@ -312,25 +312,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="T (default: 100)")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     options = parser.parse_args()
-    provider = chosen(options.provider)
+    provider = choose_provider(options.provider)
     device, software = adapter() if provider == "webgpu" else ("", provider == "cpu")
     output = options.output or (PAGES[provider] if software is False else None)
     if output is None:
         parser.error(f"--output is needed where no GPU is known to compute; here it is {device or 'the CPU'}")
-    checked, ok = results(provider)
+    result_rows, ok = check_results(provider)
     grid = GRID[:1] if options.quick else GRID
-    timed = times(options.steps, grid, provider)
+    time_rows = time_forms(options.steps, grid, provider)
     warning = "**This device is made of software: its times mean nothing.**\n\n" if device and software else ""
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(
         f"# On {TITLES[provider]}\n\n"
-        f"Written by `make gpu-check` on {time.strftime('%Y-%m-%d')}. {machine(provider)}.\n\n{warning}"
+        f"Written by `make gpu-check` on {time.strftime('%Y-%m-%d')}. {describe_run(provider)}.\n\n{warning}"
         f"## Time per step in microseconds, forward, T = {options.steps}, I = H, float32\n\n"
-        + table(["op", "form", *(f"H {H}, B {B}" for H, B in grid)], timed)
+        + table(["op", "form", *(f"H {H}, B {B}" for H, B in grid)], time_rows)
         + "\n## Largest error, relative to the output's largest entry\n\n"
-        + table(["op", "dtype", "form", "error", "output", "verdict"], checked)
+        + table(["op", "dtype", "form", "error", "output", "verdict"], result_rows)
     )
-    print(f"{output}: {sum(row[-1] == 'ok' for row in checked)} of {len(checked)} within bounds")
+    print(f"{output}: {sum(row[-1] == 'ok' for row in result_rows)} of {len(result_rows)} within bounds")
     sys.exit(0 if ok else 1)
 
 

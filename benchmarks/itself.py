@@ -1,5 +1,5 @@
-"""blockcell beside itself: all threads and one, float64 and float16 and float32, the slowest steps of a stream, and
-what small calls cost.
+"""Compare blockcell with itself: all threads with one, float64 and float16 with float32; measure the slowest steps of
+a stream and the cost of small calls.
 
 Needed by: docs/performance.md
 
@@ -34,28 +34,28 @@ STEPS = 100_000
 RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
 PADDING = [50, 90]  # percent
 KINDS: dict[str, Callable[[int], blockcell.Layer]] = {
-    "LSTM": lambda H: blockcell.LSTM(*normal((2 * H, 4 * H), 4 * H)),
-    "GRU": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H)),
-    "GRU(reset_after)": lambda H: blockcell.GRU(*normal((2 * H, 2 * H), (2 * H, H), 2 * H, H), reset_after=True),
-    "Dense": lambda H: blockcell.Dense(*normal((H, H), H)),
+    "LSTM": lambda H: blockcell.LSTM(*draw_normal((2 * H, 4 * H), 4 * H)),
+    "GRU": lambda H: blockcell.GRU(*draw_normal((2 * H, 2 * H), (2 * H, H), 2 * H, H)),
+    "GRU(reset_after)": lambda H: blockcell.GRU(*draw_normal((2 * H, 2 * H), (2 * H, H), 2 * H, H), reset_after=True),
+    "Dense": lambda H: blockcell.Dense(*draw_normal((H, H), H)),
 }
 MOST = 6e7  # cells times those that each reads, rows and steps: in longer calls widening does not count
 WORST = 8  # points that are printed
 STORED = {"H": (64, 128, 256, 512, 1024), "B": (1, 2, 4, 6, 8, 12, 16, 24, 64, 256), "T": (1, 5, 20, 100)}
 
 
-def asked(worker: Worker, task: str, dtype: str, T: int, B: int, H: int, padding: int = 0) -> float:
+def time_task(worker: Worker, task: str, dtype: str, T: int, B: int, H: int, padding: int = 0) -> float:
     return worker.ask((task, dtype, {"T": T, "B": B, "I": H, "H": H, "padding": padding}, 0.05))
 
 
-def step_of_a_stream(H: int) -> Callable[[], object]:
-    """A step of an LSTM with one input."""
+def make_stream_step(H: int) -> Callable[[], object]:
+    """Return a call that steps an LSTM with one input."""
     stream = blockcell.LSTM.init(1, H, seed=0).stream()
     return partial(stream.step, np.ones((1, 1), np.float32), np.empty((1, H), np.float32))
 
 
-def times_of_steps(step: Callable[[], object]) -> list[float]:
-    """Microseconds of single steps, as Python sees them, the slowest last."""
+def time_steps(step: Callable[[], object]) -> list[float]:
+    """Return the microseconds of single steps, as Python sees them, the slowest last."""
     times = []
     for _ in range(STEPS):
         start = time.perf_counter_ns()
@@ -64,8 +64,8 @@ def times_of_steps(step: Callable[[], object]) -> list[float]:
     return sorted(times)
 
 
-def peak_of_steps(step: Callable[[], object]) -> int:
-    """Bytes that a thousand steps have allocated at their peak."""
+def measure_peak(step: Callable[[], object]) -> int:
+    """Return the bytes that a thousand steps have allocated at their peak."""
     step()
     thousand = repeat(None, 1000)
     tracemalloc.start()
@@ -76,15 +76,15 @@ def peak_of_steps(step: Callable[[], object]) -> int:
     return peak
 
 
-def small_calls() -> dict[str, Callable[[], object]]:
-    """Of one row and one step, which are hardly any arithmetic; all take turns."""
+def make_small_calls() -> dict[str, Callable[[], object]]:
+    """Return calls of one row and one step, by name: they do hardly any arithmetic."""
     layer, x = blockcell.LSTM.init(32, 32, seed=0), np.ones((1, 1, 32), np.float32)
     stack = blockcell.Stack([layer, blockcell.Dense.init(32, 4, seed=1)])
     classifier = blockcell.Stack([blockcell.LSTM.init(1, 16, seed=2), blockcell.Dense.init(16, 2, seed=3, last=True)])
     both = blockcell.Bidirectional(layer, layer)
     x_of_one, lengths, stream, row = x[..., :1].copy(), np.ones(1, int), layer.stream(), x[0]
 
-    def trained(layer: blockcell.Layer, x: np.ndarray) -> Callable[[], object]:
+    def make_training_step(layer: blockcell.Layer, x: np.ndarray) -> Callable[[], object]:
         y = layer(x)[0]
         return lambda: layer.backward(layer.forward(x)[2], y)
 
@@ -95,15 +95,15 @@ def small_calls() -> dict[str, Callable[[], object]]:
         "`layer(x, lengths=)`": lambda: layer(x, lengths=lengths),
         "a `Stack` of an LSTM and a `Dense`": lambda: stack(x),
         "a `Bidirectional` of two LSTMs": lambda: both(x),
-        "`forward` and `backward`": trained(layer, x),
-        "`forward` and `backward` of the `Stack`": trained(stack, x),
-        "`forward` and `backward` of the classifier in docs/layers.md": trained(classifier, x_of_one),
-        "the same at T = 10, B = 8": trained(classifier, np.ones((10, 8, 1), np.float32)),
+        "`forward` and `backward`": make_training_step(layer, x),
+        "`forward` and `backward` of the `Stack`": make_training_step(stack, x),
+        "`forward` and `backward` of the classifier in docs/layers.md": make_training_step(classifier, x_of_one),
+        "the same at T = 10, B = 8": make_training_step(classifier, np.ones((10, 8, 1), np.float32)),
     }
 
 
-def times_of_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Microseconds of each, the median of rounds in turn."""
+def time_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the microseconds of each call, the median of rounds in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(30):
         for name, call in calls.items():
@@ -116,15 +116,15 @@ def times_of_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 def print_small_calls() -> None:
     print_heads(["call, H = 32, T = B = 1", "us"])
-    for name, median in times_of_calls(small_calls()).items():
+    for name, median in time_calls(make_small_calls()).items():
         print_row([name, f"{median:.2f}"])
 
 
 def print_ragged(workers: Iterable[Worker], guard: Watch, rounds: int) -> None:
-    """How long padded batches take, as a share of the time of full ones."""
+    """Print the time of padded batches as a share of the time of full ones."""
 
     def ask(task: str, *size: int) -> list[list[float]]:
-        return [[asked(worker, task, "float32", *size, padding) for padding in (0, *PADDING)] for worker in workers]
+        return [[time_task(worker, task, "float32", *size, padding) for padding in (0, *PADDING)] for worker in workers]
 
     columns = [f"{prefix}{padding} % padding" for prefix in ("", f"{CPUS} threads: ") for padding in PADDING]
     print_heads(["T", "B", "I = H", "task", "full, one thread, us", *columns])
@@ -136,11 +136,11 @@ def print_ragged(workers: Iterable[Worker], guard: Watch, rounds: int) -> None:
 
 
 def print_gains(one_thread: Worker, every: Worker, guard: Watch, rounds: int) -> None:
-    """What all threads gain, and what float64 and float16 cost."""
+    """Print what all threads gain, and what float64 and float16 cost."""
 
     def ask(task: str, *size: int) -> list[float]:
-        times = [asked(one_thread, task, "float32", *size)]
-        return times + [asked(every, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
+        times = [time_task(one_thread, task, "float32", *size)]
+        return times + [time_task(every, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
 
     heads = ["one thread, us", f"{CPUS} threads", "float64 / float32", "float16 / float32"]
     print_heads(["T", "B", "I = H", "task", *heads])
@@ -155,22 +155,22 @@ def print_gains(one_thread: Worker, every: Worker, guard: Watch, rounds: int) ->
 
 
 def print_streams() -> None:
-    """The times of steps of a stream, and what they allocate."""
+    """Print the times of steps of a stream, and the bytes they allocate."""
     print_heads(["H", "median of a step, us", "99.9 %", "slowest", "bytes allocated"])
     for H in (16, 40, 128):
-        step = step_of_a_stream(H)
-        times = times_of_steps(step)
+        step = make_stream_step(H)
+        times = time_steps(step)
         median, late = times[STEPS // 2], times[STEPS * 999 // 1000]
-        print_row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak_of_steps(step)])
+        print_row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", measure_peak(step)])
 
 
-def normal(*shapes: tuple[int, ...] | int) -> list[np.ndarray]:
+def draw_normal(*shapes: tuple[int, ...] | int) -> list[np.ndarray]:
     g = np.random.default_rng(1)
     return [g.standard_normal(shape, np.float32) / 32 for shape in shapes]
 
 
 def print_quantized(kinds: list[str], rounds: int) -> None:
-    """Calls and steps of streams that gain least by quantization, and the geometric mean of all."""
+    """Print the calls and stream steps that gain least by quantization, and the geometric mean of all."""
     gains: dict[tuple[int, str], list[tuple[float, list[object]]]] = {}
     for kind, H in product(kinds, STORED["H"]):
         layer = KINDS[kind](H)
@@ -179,7 +179,7 @@ def print_quantized(kinds: list[str], rounds: int) -> None:
             if max(T, 1) * B * H * H > MOST:
                 continue
             blockcell.set_num_threads(threads)
-            x = normal((T or 1, B, H))[0]
+            x = draw_normal((T or 1, B, H))[0]
             calls = {k: partial(own, x) if T else partial(own.stream(B).step, x[0]) for k, own in layers.items()}
             n = max(2, int(3e-4 / min(timeit.repeat(calls[None], number=1, repeat=3))))
             turns = [{k: min(timeit.repeat(c, number=1, repeat=n)) for k, c in calls.items()} for _ in range(rounds)]

@@ -1,4 +1,4 @@
-"""Quantized layers beside onnxruntime, PyTorch and OpenVINO: time and error.
+"""Compare quantized layers with onnxruntime, PyTorch and OpenVINO: time and error.
 
 Needed by: docs/quantization.md
 
@@ -57,8 +57,8 @@ Pair = tuple[Callable[[], object], Callable[[], np.ndarray]]  # a call, and one 
 
 
 # ---------------------------------------------------------------------------------------------------------- candidates
-def drawn(point: Point) -> tuple[Any, np.ndarray]:
-    """A layer and x."""
+def draw_layer(point: Point) -> tuple[Any, np.ndarray]:
+    """Draw a layer and x."""
     import blockcell as bc
 
     kind, rng, (B, I, H) = point["kind"], np.random.default_rng(0), (point[size] for size in "BIH")  # noqa: E741
@@ -77,8 +77,8 @@ def blockcell(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
     return partial(layer, x), lambda: layer(x)[0]
 
 
-def model_of(layer: Any, x: np.ndarray) -> Any:
-    """A model with ONNX's own node."""
+def build_model(layer: Any, x: np.ndarray) -> Any:
+    """Build a model of ONNX's own node."""
     from onnx import TensorProto, helper, numpy_helper
 
     from blockcell import convert
@@ -94,8 +94,8 @@ def model_of(layer: Any, x: np.ndarray) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-def session_of(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Any:
-    """onnxruntime's, of a model whose weights are int8 or float32."""
+def open_session(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Any:
+    """Open an onnxruntime session of a model whose weights are int8 or float32."""
     import onnxruntime as ort
     from onnxruntime.quantization import quantize_dynamic
 
@@ -104,14 +104,14 @@ def session_of(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Any:
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
-        path.write_bytes(model_of(layer, x).SerializeToString())
+        path.write_bytes(build_model(layer, x).SerializeToString())
         if scheme == "int8":
             quantize_dynamic(path, path)
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
 
 
 def onnxruntime(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
-    session = session_of(layer, x, scheme, threads)
+    session = open_session(layer, x, scheme, threads)
     bound = session.io_binding()
     bound.bind_cpu_input("rnn_X", x)
     bound.bind_output("rnn_Y", "cpu")
@@ -146,7 +146,7 @@ def openvino(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
     core = ov.Core()
     options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     options |= {"INFERENCE_PRECISION_HINT": "f32"} if scheme == "float32" else {}
-    model = core.read_model(model_of(layer, x).SerializeToString())
+    model = core.read_model(build_model(layer, x).SerializeToString())
     request = core.compile_model(model, "CPU", options).create_infer_request()
     request.set_input_tensor(ov.Tensor(x))  # a copy that the request keeps
 
@@ -158,7 +158,7 @@ def openvino(layer: Any, x: np.ndarray, scheme: str, threads: int) -> Pair:
 
 
 def work(candidate: str, threads: str) -> None:
-    """Answers a point, and for how many seconds, with the seconds of a call; without seconds writes y to a file."""
+    """Answer a point and a budget with the seconds of a call; with a path, write y there instead."""
     package, _, scheme = candidate.partition(" ")
     prepare = {"onnxruntime": onnxruntime, "torch": torch, "openvino": openvino}.get(package, blockcell)
     ready: dict[str, Pair] = {}
@@ -168,7 +168,7 @@ def work(candidate: str, threads: str) -> None:
         point, budget, path = question
         if repr(point) not in ready:
             ready.clear()
-            ready[repr(point)] = prepare(*drawn(point), name, int(threads))
+            ready[repr(point)] = prepare(*draw_layer(point), name, int(threads))
         call, y = ready[repr(point)]
         if path:
             np.save(path, y())
@@ -178,8 +178,8 @@ def work(candidate: str, threads: str) -> None:
     answer(reply)
 
 
-def asked(candidate: str, kind: str) -> bool:
-    """Whether a candidate has such a layer."""
+def has_layer(candidate: str, kind: str) -> bool:
+    """Return whether a candidate has such a layer."""
     if candidate == "onnxruntime int8":
         return kind == "LSTM"
     return kind != "GRU" or not candidate.startswith("torch")
@@ -188,15 +188,15 @@ def asked(candidate: str, kind: str) -> bool:
 # --------------------------------------------------------------------------------------------------------------- times
 @cache
 def bandwidth(level: str, nbytes: int, threads: int) -> float:
-    """GB/s of reading so many bytes again and again, or 0 without a C compiler."""
+    """Return GB/s of reading `nbytes` bytes again and again, or 0 without a C compiler."""
     try:
         return measure_reading(level, nbytes, threads)
     except (OSError, subprocess.CalledProcessError):
         return 0.0
 
 
-def share(point: Point, candidate: str, microseconds: float, level: str) -> float:
-    """Of the rate at which recurrent weights can be read: ours, at each step of one row with one input."""
+def share_of_bandwidth(point: Point, candidate: str, microseconds: float, level: str) -> float:
+    """Return our share of the rate of reading recurrent weights, of one row with one input; 0 for other points."""
     itemsize = {"float32": 4, "float16": 2}.get(candidate, 1)
     nbytes = GATES[point["kind"]] * point["H"] ** 2 * itemsize
     most = bandwidth(level, nbytes, point["threads"]) if point["I"] == 1 and candidate in OURS else 0.0
@@ -210,8 +210,8 @@ def points(options: argparse.Namespace) -> Iterator[Point]:
 
 
 def errors_of(point: Point, workers: dict[str, Worker]) -> dict[str, float]:
-    """Of each candidate's y."""
-    layer, x = drawn(point)
+    """Return the relative error of each candidate's y, against float64."""
+    layer, x = draw_layer(point)
     weights = {name: w.astype(np.float64) for name, w in layer.weights.items()}
     options = {"reset_after": layer.reset_after} if "GRU" in point["kind"] else {}
     exact = type(layer)(**weights, **options)(x.astype(np.float64))[0]
@@ -227,19 +227,19 @@ def errors_of(point: Point, workers: dict[str, Worker]) -> dict[str, float]:
 def lines_of(
     point: Point, rounds: list[tuple[dict[str, float], bool]], errors: dict[str, float], level: str
 ) -> Iterator[list[Any]]:
-    """The lines of a point."""
+    """Yield the CSV lines of a point."""
     kept, marked = select_rounds(rounds), sum(mark for _, mark in rounds)
     for candidate in kept[0]:
         us = statistics.median(times[candidate] for times in kept) * 1e6
         ratio = spread([times[candidate] / times[BASE] for times in kept])
         figures = round(us, 2), *(round(value, 3) for value in ratio), len(rounds), marked, f"{errors[candidate]:.2e}"
-        yield [*point.values(), candidate, *figures, share(point, candidate, us, level)]
+        yield [*point.values(), candidate, *figures, share_of_bandwidth(point, candidate, us, level)]
 
 
-def merged(path: Path, lines: list[list[Any]]) -> list[list[Any]]:
-    """The lines with those of the file whose points are not among them, in order."""
+def merge_lines(path: Path, lines: list[list[Any]]) -> list[list[Any]]:
+    """Return the lines and those lines of the file that have other points, in order."""
 
-    def key(line: list[Any]) -> list[Any]:
+    def sort_key(line: list[Any]) -> list[Any]:
         kind, B, I, H, threads = line[: len(POINT)]  # noqa: E741
         return [int(threads), [*GATES].index(kind), int(I) == 1, int(H), int(B)]
 
@@ -247,8 +247,8 @@ def merged(path: Path, lines: list[list[Any]]) -> list[list[Any]]:
     if path.exists():
         with path.open(newline="") as file:
             old = list(csv.reader(file))[1:]
-    new = list(map(key, lines))
-    return sorted([line for line in old if key(line) not in new] + lines, key=key)
+    new = list(map(sort_key, lines))
+    return sorted([line for line in old if sort_key(line) not in new] + lines, key=sort_key)
 
 
 def write(path: Path, lines: list[list[Any]]) -> None:
@@ -267,7 +267,7 @@ def measure(options: argparse.Namespace) -> None:
         with open_workers(team, needed=False) as workers:
             guard = watch(workers.values())
             for point in todo:
-                mine = {name: worker for name, worker in workers.items() if asked(name, point["kind"])}
+                mine = {name: worker for name, worker in workers.items() if has_layer(name, point["kind"])}
                 errors = errors_of(point, mine)
 
                 def ask(point: Point = point, mine: dict[str, Worker] = mine) -> dict[str, float]:
@@ -277,7 +277,7 @@ def measure(options: argparse.Namespace) -> None:
                 print(*(f"{name}{value}" for name, value in point.items()), flush=True)
                 lines = [*lines_of(point, rounds, errors, about["level"])]
                 if options.csv:
-                    write(options.csv, merged(options.csv, lines))
+                    write(options.csv, merge_lines(options.csv, lines))
                     options.csv.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
                 for line in lines:
                     candidate, us, ratio, low, high, _, _, error, part = line[len(POINT) :]

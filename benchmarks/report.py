@@ -1,4 +1,4 @@
-"""Pages and pictures from the CSV files of bench.py: how fast blockcell is beside its peers.
+"""Write pages and pictures from the CSV files of bench.py: how fast blockcell is beside other libraries.
 
 Needed by: docs/benchmarks/cpu.md, docs/performance.md
 
@@ -19,7 +19,6 @@ import statistics
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import bench
 from bench import QUICK, Row, falls_short, group_rows, operations
@@ -57,7 +56,7 @@ SUMMARY = [  # the rows of the first table, of the first two files: what, the ta
 
 # ---------------------------------------------------------------------------------------------------- what was aimed at
 def target(task: str, peer: str, H: int) -> tuple[float, float]:
-    """The ratio to a peer that every size shall reach, and their geometric mean."""
+    """Return the ratio to a peer that every size shall reach, and the one of their geometric mean."""
     if peer == "tensorflow":
         if task in FORWARD:
             return (2.0 if H <= 256 else 1.3), 4.0
@@ -70,14 +69,14 @@ def target(task: str, peer: str, H: int) -> tuple[float, float]:
 
 
 def aim(row: Row) -> float:
-    """The ratio that a row's size shall reach: never one that takes more than CAP of the ceiling."""
+    """Return the ratio that a row's size shall reach: never one that takes more than CAP of the ceiling."""
     ratio = target(row["task"], row["candidate"], row["H"])[0]
     return min(ratio, CAP / row["share"]) if row["share"] else ratio
 
 
 # ------------------------------------------------------------------------------------------------------------- the rows
-def read(path: Path) -> tuple[list[Row], Row]:
-    """The lines of a CSV file, each with its share of the ceiling, and what the JSON file says of the machine."""
+def read_rows(path: Path) -> tuple[list[Row], Row]:
+    """Read the rows of a CSV file, add their shares of the ceiling, and read the JSON file about the machine."""
     rows, about = bench.read(path)
     for row in rows:
         done = operations(row["task"], {letter: row[letter] for letter in "TBIH"})
@@ -89,8 +88,8 @@ def is_grid(path: Path) -> bool:
     return "same_threads" in json.loads(path.with_suffix(".json").read_text())
 
 
-def pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The rows by task and peer."""
+def group_pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Group the rows by task and peer."""
     pairs_of_rows = {
         (task, peer): [r for r in rows if (r["task"], r["candidate"]) == (task, peer)]
         for task in RAW + LAYERS + MORE_LAYERS
@@ -103,8 +102,8 @@ def layers_of(rows: list[Row]) -> list[str]:
     return [task for task in LAYERS + MORE_LAYERS if any(r["task"] == task for r in rows)]
 
 
-def tenths(rows: list[Row]) -> tuple[float, float]:
-    """The ratios between which the middle 80 % of the sizes lie."""
+def middle_range(rows: list[Row]) -> tuple[float, float]:
+    """Return the ratios between which the middle 80 % of the sizes lie."""
     cuts = statistics.quantiles((r["ratio"] for r in rows), n=10, method="inclusive")
     return cuts[0], cuts[-1]
 
@@ -113,7 +112,7 @@ def microseconds(value: float) -> str:
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
-def slower(rows: list[Row]) -> str:
+def count_slower(rows: list[Row]) -> str:
     return f"{sum(map(falls_short, rows))} of {len(rows)}"
 
 
@@ -121,8 +120,8 @@ def geometric_mean(rows: list[Row]) -> str:
     return f"{statistics.geometric_mean(r['ratio'] for r in rows):.2f}x"
 
 
-def faster(row: Row) -> str:
-    """The ratio, and the quartiles of its rounds where the file has them."""
+def ratio_of(row: Row) -> str:
+    """Format the ratio, and the quartiles of its rounds where the file has them."""
     spread = f" ({row['low']:.2f} to {row['high']:.2f})" if row["low"] < row["high"] else ""
     return f"{row['ratio']:.2f}x{spread}"
 
@@ -137,7 +136,7 @@ def table(lines: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in (heading, ["---"] * len(heading), *rest)] + [""]
 
 
-def machine(about: Row) -> str:
+def machine_line(about: Row) -> str:
     peers = ", ".join(f"{name} {about[peer].partition('+')[0]}" for peer, name in PEERS.items() if peer in about)
     return (
         f"Measured on {about['date']} in {about['dtype']} on {about['threads']} cores of an {about['cpu']}, CPU level "
@@ -146,37 +145,37 @@ def machine(about: Row) -> str:
 
 
 def summary(paths: list[Path], quantized: Path | None = None) -> list[str]:
-    """The first table; that of docs/performance.md has lines of a file of quantization.py, too."""
+    """Make the first table; docs/performance.md also has lines of a file of quantization.py."""
     lines = [["", "beside", "faster, median", "80 % of the sizes", "slower at"]]
-    files = [read(path) for path in paths]
+    files = [read_rows(path) for path in paths]
     for title, tasks, peer in SUMMARY:
         for rows, about in files:
             mine = [r for r in rows if r["task"] in tasks and r["candidate"] == peer]
             if not mine:
                 continue
-            low, high = tenths(mine)
+            low, high = middle_range(mine)
             version = about[peer].partition("+")[0]
             median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
-            lines.append([title, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
+            lines.append([title, f"{PEERS[peer]} {version}", median, f"{low:.2f}x to {high:.1f}x", count_slower(mine)])
     return table(lines + (few_bits_lines(quantized) if quantized else []))
 
 
 def ratios(rows: list[Row]) -> list[str]:
     lines = [["task", "peer", "median", "80 % of the sizes", "slower at", "slowest", "at"]]
-    for (task, peer), mine in pairs(rows).items():
-        low, high = tenths(mine)
+    for (task, peer), mine in group_pairs(rows).items():
+        low, high = middle_range(mine)
         worst = min(mine, key=lambda r: r["ratio"])
         median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
         span = f"{low:.2f}x to {high:.2f}x"
-        lines.append([task, PEERS[peer], median, span, slower(mine), faster(worst), sizes(worst)])
+        lines.append([task, PEERS[peer], median, span, count_slower(mine), ratio_of(worst), sizes(worst)])
     return table(lines) if len(lines) > 1 else []
 
 
 def aims(paths: list[Path]) -> list[str]:
-    """How many sizes are short of what was aimed at; `main` prints which."""
+    """Count the sizes that are short of their aim; `main` prints each."""
     lines = [["file", "task", "peer", "aim of each size", "short of it", "by over a tenth", "aim of the mean", "mean"]]
     for path in paths:
-        for (task, peer), mine in pairs(read(path)[0]).items():
+        for (task, peer), mine in group_pairs(read_rows(path)[0]).items():
             least, mean = target(task, peer, 1)
             below, far = (sum(r["high"] < part * aim(r) for r in mine) for part in (1, 0.9))
             counts = [f"{below} of {len(mine)}", str(far)]
@@ -202,7 +201,7 @@ def shares(rows: list[Row]) -> list[str]:
 
 
 def times(rows: list[Row]) -> list[str]:
-    """A table for each task, of the sizes of `make bench`."""
+    """Make a table for each task, of the sizes of `make bench`."""
     page = []
     for task in RAW + LAYERS + MORE_LAYERS:
         T = 1 if task in RAW and not task.startswith("Block") else 20
@@ -220,7 +219,7 @@ def times(rows: list[Row]) -> list[str]:
         for H, B in sorted({(r["H"], r["B"]) for r in mine}):
             row_of = {r["candidate"]: r for r in mine if (r["H"], r["B"]) == (H, B)}
             ours = microseconds(row_of["blockcell"]["microseconds"])
-            lines.append([str(H), str(B), ours, *(faster(row_of[p]) if p in row_of else "" for p in peers)])
+            lines.append([str(H), str(B), ours, *(ratio_of(row_of[p]) if p in row_of else "" for p in peers)])
         page += [f"### {task}, T = {T}", "", *table(lines)]
     return page
 
@@ -241,18 +240,18 @@ def streams(rows: list[Row]) -> list[str]:
 
 
 def grid(rows: list[Row]) -> list[str]:
-    """What holds per task, peer and number of threads, and every size that is short."""
+    """Make a table by task, peer and number of threads, and one of every size that is short."""
     lines = [["task", "peer", "threads", "geometric mean", "short", "disturbed", "lowest", "at"]]
     behind = [["task", "peer", "threads", "short at", "ratio", "rounds"]]
-    for (task, peer), both in pairs(rows).items():
+    for (task, peer), both in group_pairs(rows).items():
         for (threads,), mine in sorted(group_rows(both, "threads").items()):
             cells = [task, PEERS[peer], str(threads)]
             disturbed = sum(r["marked"] > 0 and r["rounds"] - r["marked"] < ENOUGH for r in mine)
             worst = min(mine, key=lambda r: r["ratio"])
-            counts = [slower(mine), str(disturbed)]
-            lines.append([*cells, geometric_mean(mine), *counts, faster(worst), sizes(worst)])
+            counts = [count_slower(mine), str(disturbed)]
+            lines.append([*cells, geometric_mean(mine), *counts, ratio_of(worst), sizes(worst)])
             for row in sorted(filter(falls_short, mine), key=lambda r: r["ratio"]):
-                behind.append([*cells, sizes(row), faster(row), str(row["rounds"])])
+                behind.append([*cells, sizes(row), ratio_of(row), str(row["rounds"])])
     return [GRID, *table(lines), *(table(behind) if len(behind) > 1 else [])]
 
 
@@ -290,12 +289,12 @@ benchmarks/report.py` prints each size that is short; [performance.md](../perfor
 """
 
 
-def page(paths: list[Path]) -> str:
-    """cpu.md."""
+def cpu_page(paths: list[Path]) -> str:
+    """Return the text of cpu.md."""
     lines, shown = [HEAD], set()
     for path in paths:
-        rows, about = read(path)
-        lines += [f"## {path.stem}", "", machine(about), ""]
+        rows, about = read_rows(path)
+        lines += [f"## {path.stem}", "", machine_line(about), ""]
         if is_grid(path):
             lines += grid(rows)
             continue
@@ -327,7 +326,7 @@ writes this page from torch-modules.csv in this directory, which has every size.
 
 
 def read_torch(path: Path) -> tuple[list[Row], Row]:
-    """The lines of torch_modules.py, and what its JSON file says of the machine."""
+    """Read the rows of torch_modules.py and its JSON file about the machine."""
     with path.open(newline="") as file:
         rows: list[Row] = list(csv.DictReader(file))
     for row in rows:
@@ -343,7 +342,7 @@ def torch_sizes(row: Row) -> str:
 
 
 def means(rows: list[Row], heading: str) -> list[str]:
-    """A table of geometric means, a column for each heading filled with a row's sizes."""
+    """Make a table of geometric means, with a column for each value of `heading`, filled with a row's sizes."""
     sizes = dict.fromkeys(heading.format(**r) for r in sorted(rows, key=lambda r: (r["T"], r["B"], r["H"], r["stack"])))
     lines = [["task", *sizes]]
     for task in dict.fromkeys(r["task"] for r in rows):
@@ -356,15 +355,15 @@ def means(rows: list[Row], heading: str) -> list[str]:
 
 
 def torch_summary(path: Path) -> list[str]:
-    """A table with a line for each task, and where it was measured; docs/torch.md has both too."""
+    """Make a table with a line for each task, and say where it was measured; docs/torch.md has both too."""
     rows, about = read_torch(path)
     lines = [["task", "geometric mean", "80 % of the sizes", "slower at", "slowest", "at"]]
     for task in dict.fromkeys(r["task"] for r in rows):
         mine = [r for r in rows if r["task"] == task]
-        low, high = tenths(mine)
+        low, high = middle_range(mine)
         worst = min(mine, key=lambda r: r["ratio"])
         span = f"{low:.2f}x to {high:.2f}x"
-        lines.append([task, geometric_mean(mine), span, slower(mine), faster(worst), torch_sizes(worst)])
+        lines.append([task, geometric_mean(mine), span, count_slower(mine), ratio_of(worst), torch_sizes(worst)])
     measured = (
         f"Measured on {about['date']} in {about['dtype']} on {about['threads']} cores of an {about['cpu']}, CPU level"
         f" {about['level']}; {about['compiler']}, PyTorch {about['torch'].partition('+')[0]}, as many threads as cores."
@@ -373,7 +372,7 @@ def torch_summary(path: Path) -> list[str]:
 
 
 def torch_page(path: Path) -> str:
-    """torch.md."""
+    """Return the text of torch.md."""
     rows, _ = read_torch(path)
     page = [TORCH_HEAD, *torch_summary(path)]
     page += ["Geometric means by width, by steps and rows, and by layers and directions:", ""]
@@ -384,14 +383,14 @@ def torch_page(path: Path) -> str:
         page += ["## The price of a call", "", "T = 1, B = 1, H = 32, one layer in one direction, microseconds:", ""]
         lines = [["task", "torch.nn", "blockcell.torch", ""]]
         for r in small:
-            lines.append([r["task"], *(microseconds(r[f"{who}_us"]) for who in ("torch", "blockcell")), faster(r)])
+            lines.append([r["task"], *(microseconds(r[f"{who}_us"]) for who in ("torch", "blockcell")), ratio_of(r)])
         page += table(lines)
     slow = sorted((r for r in rows if r["ratio"] < 1), key=lambda r: r["ratio"])
     page += ["## Where torch.nn is faster", ""]
     page += ["The median of the rounds' ratios, and their lowest and highest:", ""] if slow else ["At no size.", ""]
     if slow:
         lines = [["task", "sizes", "ratio", "rounds"]]
-        lines += [[r["task"], torch_sizes(r), faster(r), f"{r['lowest']:.2f}x to {r['highest']:.2f}x"] for r in slow]
+        lines += [[r["task"], torch_sizes(r), ratio_of(r), f"{r['lowest']:.2f}x to {r['highest']:.2f}x"] for r in slow]
         page += table(lines)
     return "\n".join(page[:-1]) + "\n"
 
@@ -423,7 +422,7 @@ FEW_BITS = [  # rows of docs/performance.md: what, the kind, the peer
 
 
 def read_quantization(path: Path) -> tuple[list[Row], Row]:
-    """The lines of quantization.py, and what its JSON file says of the machine."""
+    """Read the rows of quantization.py and its JSON file about the machine."""
     with path.open(newline="") as file:
         rows: list[Row] = list(csv.DictReader(file))
     for row in rows:
@@ -432,7 +431,7 @@ def read_quantization(path: Path) -> tuple[list[Row], Row]:
     return rows, json.loads(path.with_suffix(".json").read_text())
 
 
-def measured(about: Row) -> list[str]:
+def measured_lines(about: Row) -> list[str]:
     versions = ", ".join(f"{PEERS[peer]} {about[peer].partition('+')[0]}" for peer in PEERS if peer in about)
     line = (
         f"Measured on {about['date']} on {about['threads']} cores of an {about['cpu']}, CPU level {about['level']};"
@@ -442,26 +441,26 @@ def measured(about: Row) -> list[str]:
 
 
 def points_of(rows: list[Row]) -> list[dict[str, Row]]:
-    """The rows of each point by candidate."""
+    """Return the rows of each point by candidate."""
     return [{r["candidate"]: r for r in mine} for mine in group_rows(rows, "kind", "B", "I", "H", "threads").values()]
 
 
 def few_bits_lines(path: Path) -> list[list[str]]:
-    """Rows of docs/performance.md: ours in 8 bits beside a peer, with I = H."""
+    """Return rows of docs/performance.md: ours in 8 bits beside a peer, with I = H."""
     rows, about = read_quantization(path)
     lines = []
     for title, kind, peer in FEW_BITS:
         mine = [r for r in rows if (r["kind"], r["candidate"]) == (kind, peer) and r["I"] == r["H"]]
-        low, high = tenths(mine)
+        low, high = middle_range(mine)
         package = IN_FEW_BITS[peer]
         beside = f"{PEERS[package]} {about[package].partition('+')[0]}, {'int8' if 'int8' in peer else 'its default'}"
         median = f"{statistics.median(r['ratio'] for r in mine):.2f}x"
-        lines.append([title, beside, median, f"{low:.2f}x to {high:.1f}x", slower(mine)])
+        lines.append([title, beside, median, f"{low:.2f}x to {high:.1f}x", count_slower(mine)])
     return lines
 
 
 def few_bits(path: Path) -> list[str]:
-    """Ours in 8 bits beside each peer and beside ours in float32, with I = H; docs/quantization.md has it too."""
+    """Compare ours in 8 bits with each peer and with ours in float32, with I = H; docs/quantization.md has it too."""
     rows, about = read_quantization(path)
     lines = [["", "threads", *IN_FEW_BITS, "the fastest of them", "slower at", "float32 beside int8"]]
     for (kind, threads), mine in group_rows([r for r in rows if r["I"] == r["H"]], "kind", "threads").items():
@@ -473,12 +472,13 @@ def few_bits(path: Path) -> list[str]:
         many = [p for p in points if p["float32"]["B"] >= 16]
         floats = [p["float32"] for p in many]
         gain = f"{geometric_mean(floats)}; {min(r['ratio'] for r in floats):.2f}x"
-        lines.append([kind, str(threads), *(geometric_mean(r) if r else "" for r in beside), at, slower(fastest), gain])
-    return [*table(lines), *measured(about)]
+        columns = (geometric_mean(r) if r else "" for r in beside)
+        lines.append([kind, str(threads), *columns, at, count_slower(fastest), gain])
+    return [*table(lines), *measured_lines(about)]
 
 
 def few_bits_errors(path: Path) -> list[str]:
-    """The geometric mean of the errors over all sizes, and the largest."""
+    """Make a table of the geometric mean of the errors over all sizes, and the largest."""
     rows = [r for r in read_quantization(path)[0] if r["threads"] == 1 and r["I"] == r["H"]]
     names = [name for name in dict.fromkeys(r["candidate"] for r in rows) if "float" not in name or "bfloat" in name]
     lines = [["", *names]]
@@ -489,7 +489,7 @@ def few_bits_errors(path: Path) -> list[str]:
 
 
 def one_row(path: Path) -> list[str]:
-    """Microseconds a step of one row with one input, and their share of the rate of reading."""
+    """Make a table of microseconds a step of one row with one input, and the share of the rate of reading."""
     rows, about = read_quantization(path)
     rows = [r for r in rows if r["I"] == 1]
     names = list(dict.fromkeys(r["candidate"] for r in rows))
@@ -503,11 +503,11 @@ def one_row(path: Path) -> list[str]:
         mine = point[BASE]
         shown = [step(point[name]) if name in point else "" for name in names]
         lines.append([mine["kind"], str(mine["H"]), str(mine["threads"]), *shown])
-    return [*table(lines), *measured(about)]
+    return [*table(lines), *measured_lines(about)]
 
 
-def all_sizes(path: Path, of: Any) -> list[str]:
-    """A line for each point with I = H: in 8 bits in microseconds, and `of` the row of each other candidate."""
+def all_sizes(path: Path) -> list[str]:
+    """Make tables with a line for each point with I = H: ours in 8 bits in microseconds, other candidates' ratios."""
     rows = [r for r in read_quantization(path)[0] if r["I"] == r["H"]]
     candidates = [name for name in dict.fromkeys(r["candidate"] for r in rows) if name != BASE]
     page = []
@@ -516,19 +516,19 @@ def all_sizes(path: Path, of: Any) -> list[str]:
         for p in points_of(mine):
             base = p[BASE]
             cells = [base["kind"], str(base["B"]), str(base["H"]), microseconds(base["microseconds"])]
-            lines.append([*cells, *(of(p[name]) if name in p else "" for name in candidates)])
+            lines.append([*cells, *(ratio_of(p[name]) if name in p else "" for name in candidates)])
         page += [f"### {threads} thread{'s' * (threads > 1)}", "", *table(lines)]
     return page
 
 
 def read_errors(path: Path) -> list[Row]:
-    """The lines of accuracy.py."""
+    """Read the rows of accuracy.py."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def quantization_costs(path: Path) -> list[str]:
-    """Scores of what was trained, for docs/quantization.md."""
+    """Make a table of the scores of trained layers, for docs/quantization.md."""
     rows_of_layer: dict[tuple[str, str], dict[str, Row]] = {}
     for r in read_errors(path):
         rows_of_layer.setdefault((r["data"], r["layer"]), {})[r["quantized to"]] = r
@@ -543,7 +543,7 @@ def quantization_costs(path: Path) -> list[str]:
 
 
 def quantization_errors(path: Path) -> list[str]:
-    """How far y is off."""
+    """Make a table of the errors of y."""
     rows = read_errors(path)
     lines = [["data", "layer", "quantized to", "kB", "y is off by at most", "of the largest y", "RMS, of y's RMS", ""]]
     for r in rows:
@@ -556,7 +556,7 @@ def quantization_errors(path: Path) -> list[str]:
 
 
 def quantization_page(path: Path) -> str:
-    """quantization.md."""
+    """Return the text of quantization.md."""
     rows, _ = read_quantization(path)
     disturbed = sum(r["rounds"] - r["marked"] < ENOUGH for r in rows if r["candidate"] == BASE)
     noted = [f"At {disturbed} of {len(points_of(rows))} points the machine was disturbed in most rounds.", ""]
@@ -566,7 +566,7 @@ def quantization_page(path: Path) -> str:
         *(noted if disturbed else []),
         "## All sizes",
         "",
-        *all_sizes(path, faster),
+        *all_sizes(path),
     ]
     page += ["## One row, one input", "", "Microseconds a step; ours with the share of the rate of reading:", ""]
     page += [*one_row(path), "## How far y is off", "", "Geometric means over all sizes; the largest:", ""]
@@ -577,13 +577,13 @@ def quantization_page(path: Path) -> str:
 
 # --------------------------------------------------------------------------------------------------------- the pictures
 def plot_ratios(rows: list[Row], path: Path) -> None:
-    """How many times faster than each peer: every size a dot, the middle 80 % a bar, the median in figures."""
-    all_pairs = pairs(rows)
+    """Plot the ratio to each peer: every size a dot, the middle 80 % a bar, the median in figures."""
+    all_pairs = group_pairs(rows)
     figure = Figure(figsize=(10, 0.6 + 0.36 * len(all_pairs)), layout="constrained")
     axes = figure.subplots()
     for k, ((_, peer), mine) in enumerate(all_pairs.items()):
         values, colour = [r["ratio"] for r in mine], COLOURS[peer]
-        axes.plot(tenths(mine), [k, k], color=colour, linewidth=9, alpha=0.35, solid_capstyle="butt")
+        axes.plot(middle_range(mine), [k, k], color=colour, linewidth=9, alpha=0.35, solid_capstyle="butt")
         axes.plot(values, [k] * len(values), ".", color=colour, markersize=3, alpha=0.5)
         axes.plot(statistics.median(values), k, "|", color="black", markersize=15, markeredgewidth=2)
         axes.text(290, k, f"{statistics.median(values):.1f}x", va="center", ha="right")
@@ -600,7 +600,7 @@ def plot_ratios(rows: list[Row], path: Path) -> None:
 
 
 def plot_times(rows: list[Row], path: Path) -> None:
-    """Time per step over H, for every layer task and batch size, T = 20."""
+    """Plot time per step over H, for every layer task and batch size, T = 20."""
     figure = Figure(figsize=(12, 12), layout="constrained")
     batches = (1, 16, 256)
     tasks = layers_of(rows)
@@ -628,7 +628,7 @@ def plot_times(rows: list[Row], path: Path) -> None:
 
 
 def plot_shares(rows: list[Row], path: Path) -> None:
-    """Our share of the ceiling over H, for batch sizes, T = 20."""
+    """Plot our share of the ceiling over H, for batch sizes, T = 20."""
     figure = Figure(figsize=(12, 4), layout="constrained")
     tasks = layers_of(rows)
     for k, task in enumerate(tasks):
@@ -662,19 +662,19 @@ def main() -> None:
     if any(name.startswith("-") for name in sys.argv[1:]):
         sys.exit(__doc__)
     paths = [Path(name) for name in sys.argv[1:]] or FILES
-    (paths[0].parent / "cpu.md").write_text(page(paths))
+    (paths[0].parent / "cpu.md").write_text(cpu_page(paths))
     if paths == FILES:
         TORCH.with_name("torch.md").write_text(torch_page(TORCH))
         QUANTIZATION.with_name("quantization.md").write_text(quantization_page(QUANTIZATION))
     paths = [path for path in paths if not is_grid(path)]
     for name, (plot, _) in PICTURES.items() if paths else ():
-        plot(read(paths[0])[0], paths[0].parent / f"{paths[0].stem}-{name}.png")
+        plot(read_rows(paths[0])[0], paths[0].parent / f"{paths[0].stem}-{name}.png")
     for path in paths:
-        for (task, peer), mine in pairs(read(path)[0]).items():
+        for (task, peer), mine in group_pairs(read_rows(path)[0]).items():
             below = sorted((r for r in mine if r["high"] < aim(r)), key=lambda r: r["ratio"] / aim(r))
             for row in below:
                 share = f", {100 * row['share'] * row['ratio']:.0f} % of the ceiling" if row["share"] else ""
-                print(f"{path.stem}: {task} beside {PEERS[peer]}: {sizes(row)}: {faster(row)}{share}")
+                print(f"{path.stem}: {task} beside {PEERS[peer]}: {sizes(row)}: {ratio_of(row)}{share}")
 
 
 if __name__ == "__main__":

@@ -47,20 +47,20 @@ def run(start, steps):
 
 def test_the_last_run_of_a_profile_is_counted():
     session = event("session_initialization", cat="Session")
-    counts, on_cpu = dispatches.counted([session, *run(100, steps=9), *run(200, steps=3)])
+    counts, on_cpu = dispatches.count_nodes([session, *run(100, steps=9), *run(200, steps=3)])
     assert counts == {"nodes": 4 + 3 * 3, "to the GPU": 2, "from the GPU": 1}
     assert on_cpu == {"Scan": 1, "Less": 2, "Identity": 1}
 
 
 def test_a_row_tells_steps_from_the_rest():
-    row = dispatches.row("op", "scan", lambda case, form, T: dispatches.counted(run(0, T)))
+    row = dispatches.table_row("op", "scan", lambda case, form, T: dispatches.count_nodes(run(0, T)))
     expected = ["op", "scan", "Identity, Less 2, Scan", "3", "4", "0", "2", "0", "1"]
     assert [*row.values()] == expected
 
     def fail(case, form, T):
         raise RuntimeError("no kernel; and more\nthan that")
 
-    failed = dispatches.row("op", "native", fail)
+    failed = dispatches.table_row("op", "native", fail)
     heads, _, *lines = dispatches.table([failed, row]).splitlines()
     assert [cell.strip() for cell in heads.split("|")[1:-1]] == [*row]
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
@@ -86,16 +86,16 @@ def test_a_row_tells_steps_from_the_rest():
     ],
 )
 def test_trips_of_a_loop(case, form, there, back):
-    assert dispatches.trips(dispatches.model_of(case, form, 3)) == (there, back)
+    assert dispatches.count_copies(dispatches.build_model(case, form, 3)) == (there, back)
 
 
 @pytest.mark.parametrize(("case", "form"), [("BlockLSTMGrad", "scan"), ("block_gru_grad", "loop")])
 def test_a_profile_and_the_list_of_nodes_agree(case, form):
     """On the CPU, where onnxruntime makes no other nodes of these."""
     T = 3
-    counts, on_cpu = dispatches.by_profile(case, form, T, "cpu")
-    listed, _ = dispatches.by_list(case, form, T)
-    model = dispatches.model_of(case, form, T)
+    counts, on_cpu = dispatches.count_by_profile(case, form, T, "cpu")
+    listed, _ = dispatches.count_by_list(case, form, T)
+    model = dispatches.build_model(case, form, T)
     assert counts == listed == {"nodes": len(left(model)) + 2 * len(left_in_loops(model))}
     assert len(left_in_loops(model)) in (8, 17)
     assert on_cpu == {"all": 1}
@@ -103,8 +103,8 @@ def test_a_profile_and_the_list_of_nodes_agree(case, form):
 
 @pytest.mark.parametrize("case", dispatches.CASES)
 def test_feeds(case):
-    model = dispatches.model_of(case, "scan", 4)
-    feeds = dispatches.feeds_of(model, 4)
+    model = dispatches.build_model(case, "scan", 4)
+    feeds = dispatches.draw_feeds(model, 4)
     for value in model.graph.input:
         kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
@@ -112,7 +112,7 @@ def test_feeds(case):
 
 
 def test_what_native_code_writes_is_logged(capfd):
-    assert dispatches.logged(lambda: os.write(2, b"Starting program")) == (16, "Starting program")
+    assert dispatches.capture_log(lambda: os.write(2, b"Starting program")) == (16, "Starting program")
     os.write(2, b"afterwards")
     assert capfd.readouterr().err == "afterwards"
 
@@ -185,7 +185,7 @@ def test_adapter_by_vulkaninfo(monkeypatch, tmp_path):
 )
 def test_provider(monkeypatch, here, asked, expected):
     monkeypatch.setattr(runtime, "why_not", lambda provider: "" if provider in here else "install it")
-    assert gpu_check.chosen(asked) == expected
+    assert gpu_check.choose_provider(asked) == expected
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_provider(monkeypatch, here, asked, expected):
 def test_no_provider(monkeypatch, asked, message):
     monkeypatch.setattr(runtime, "why_not", lambda provider: f"install {provider}")
     with pytest.raises(SystemExit) as caught:
-        gpu_check.chosen(asked)
+        gpu_check.choose_provider(asked)
     assert caught.value.code == message
 
 
@@ -210,7 +210,7 @@ def test_pages_are_for_gpus(monkeypatch, capsys, provider, adapter, what):
     """Elsewhere the output must be named, before anything runs."""
     monkeypatch.setattr(runtime, "why_not", lambda provider: "")
     monkeypatch.setattr(gpu_check, "adapter", lambda: adapter)
-    monkeypatch.setattr(gpu_check, "results", None)
+    monkeypatch.setattr(gpu_check, "check_results", None)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--provider", provider])
     with pytest.raises(SystemExit) as caught:
         gpu_check.main()
@@ -231,8 +231,8 @@ def test_page(monkeypatch, tmp_path, given, expected, warned, ok):
     rows = [["GRUBlockCell", "float32", "scan", "1e-7", "c", "ok"]]
     monkeypatch.setattr(runtime, "why_not", lambda provider: "" if provider == "webgpu" else "no")
     monkeypatch.setattr(gpu_check, "adapter", lambda: given)
-    monkeypatch.setattr(gpu_check, "results", lambda provider: (rows, ok))
-    monkeypatch.setattr(gpu_check, "times", lambda *_: [["BlockLSTM", "scan", "7.25"]])
+    monkeypatch.setattr(gpu_check, "check_results", lambda provider: (rows, ok))
+    monkeypatch.setattr(gpu_check, "time_forms", lambda *_: [["BlockLSTM", "scan", "7.25"]])
     monkeypatch.setattr(gpu_check, "PAGES", {"webgpu": tmp_path / "webgpu.md"})
     output = [] if given[1] is False else ["--output", str(tmp_path / "given.md")]
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--quick", *output])
@@ -249,14 +249,14 @@ def test_page(monkeypatch, tmp_path, given, expected, warned, ok):
 
 def test_forms():
     """ONNX's own node where it is exact, but not where it computes in TF32."""
-    assert gpu_check.forms("GRUBlockCell", "float32", "webgpu") == ["scan"]
-    assert gpu_check.forms("BlockLSTM", "float32", "webgpu") == ["scan", "unroll", "loop", "native"]
+    assert gpu_check.forms_to_check("GRUBlockCell", "float32", "webgpu") == ["scan"]
+    assert gpu_check.forms_to_check("BlockLSTM", "float32", "webgpu") == ["scan", "unroll", "loop", "native"]
     for what in [
         ("BlockLSTM", "float16", "webgpu"),
         ("BlockLSTMGrad", "float32", "webgpu"),
         ("BlockLSTM", "float32", "cuda"),
     ]:
-        assert gpu_check.forms(*what) == ["scan", "unroll", "loop"]
+        assert gpu_check.forms_to_check(*what) == ["scan", "unroll", "loop"]
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_what_fails_is_told(monkeypatch, failure, loop, verdict):
         raise failure
 
     monkeypatch.setattr(verification, "compare", fail)
-    assert gpu_check.compared("block_gru", "float32", loop, "webgpu") == ("", "", verdict)
+    assert gpu_check.check_case("block_gru", "float32", loop, "webgpu") == ("", "", verdict)
 
 
 @pytest.mark.parametrize(("scale", "verdict"), [(1.0, "ok"), (1.001, "above 9.5e-07")])
 def test_what_is_wrong_is_told(monkeypatch, scale, verdict):
     genuine = verification._results
     monkeypatch.setattr(verification, "_results", lambda *args: [scale * result for result in genuine(*args)])
-    error, output, found = gpu_check.compared("GRUBlockCell", "float32", "scan", "cpu")
+    error, output, found = gpu_check.check_case("GRUBlockCell", "float32", "scan", "cpu")
     assert found == verdict and output in ("r", "u", "c", "h")
     assert (float(error) < 9.5e-7) == (scale == 1)
 
@@ -289,8 +289,8 @@ def test_times_on_the_cpu(monkeypatch, form):
     """A figure, or why there is none."""
     monkeypatch.setattr(gpu_check, "FORMS", [form])
     monkeypatch.setattr(gpu_check, "SECONDS", 0)
-    monkeypatch.setattr(gpu_check, "with_torch", lambda *_: 1 / 0)
-    rows = gpu_check.times(3, [(8, 2)], "cpu")
+    monkeypatch.setattr(gpu_check, "prepare_torch", lambda *_: 1 / 0)
+    rows = gpu_check.time_forms(3, [(8, 2)], "cpu")
     assert [row[0] for row in rows] == ["BlockLSTM", "", "block_gru", "", "block_gru_reset_after", ""]
     for row in rows[::2]:
         assert row[2] == "needs CUDA" if form == gpu_check.CAPTURED else float(row[2]) > 0

@@ -407,7 +407,7 @@ def test_the_page_says_what_holds(tmp_path):
     about |= {"compiler": "gcc", "numpy": "2", "torch": "2.14+cpu", "onnxruntime": "1.31", "same_threads": True}
     path, disturbed = tmp_path / "grid-v3.csv", row("onnxruntime", 2, 64, ratio=2.0, rounds=10, marked=8)
     bench.write(path, [*POINTS, disturbed], about)
-    text = report.page([path])
+    text = report.cpu_page([path])
     at = "T = 20, B = 4, I = 16, H = 16"
     for line in (
         f"| LSTM inference | PyTorch | 1 | 1.50x | 0 of 2 | 0 | 1.50x | {at} |",
@@ -428,7 +428,7 @@ def test_the_page_has_times_of_each_task_once(tmp_path):
     for k, path in enumerate(paths):
         rows = [row(who, ratio=2.0, task=task) for task in tasks[: k + 1] for who in ("blockcell", "torch")]
         bench.write(path, [row | {"B": B} for row in rows for B in (1, 16)], about)
-    lines = report.page(paths).splitlines()
+    lines = report.cpu_page(paths).splitlines()
     for task in tasks:
         assert lines.count(f"### {task}, T = 20") == 1
         assert f"| more | {task} | PyTorch | 1x | 0 of 2 | 0 | 1.5x | 2.00x |" in lines

@@ -305,7 +305,7 @@ def test_table(name):
 
 def test_figures_are_those_of_the_benchmarks():
     pages = PAGES / "benchmarks"
-    assert (pages / "cpu.md").read_text() == report().page(report().FILES), "python benchmarks/report.py writes it anew"
+    assert (pages / "cpu.md").read_text() == report().cpu_page(report().FILES), "benchmarks/report.py writes it anew"
     assert (pages / "torch.md").read_text() == report().torch_page(report().TORCH), "and this one"
     assert (pages / "quantization.md").read_text() == report().quantization_page(report().QUANTIZATION), "and this one"
 
