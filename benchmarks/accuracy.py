@@ -14,9 +14,9 @@ The errors are those of `layer.quantization_report` on what the layers were made
   off it is; "mixed" has the LSTM in int8 and the Dense in float32;
 * initial weights, and standard normal numbers.
 
-In the same way are measured, where they can express the layer: the int8 LSTM of onnxruntime and the int8 LSTM and GRU
-of torch, which round x and h to 8 bits too, and OpenVINO's bfloat16, its default where the CPU multiplies bfloat16.  A
-Dense above them stays float32.  report.py makes tables of the file.
+Peers that can express the layer are measured too: the int8 LSTM of onnxruntime and the int8 LSTM and GRU of torch,
+which quantize x and h too, and OpenVINO in bfloat16, its default where the CPU multiplies bfloat16.  A Dense above them
+stays float32.  report.py makes tables of the file.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ Needed by: docs/performance.md
 
     python benchmarks/busy.py [--rounds 5] [--seconds 0.5] [--spin COUNT ...]
 
-Threads that wait for each other may stay awake, which is fast while every thread has a core of its own, and wasteful
-where other work wants that core.  A figure is the mean time of a call in microseconds, the median of the rounds; behind
-it the median of the rounds' ratios to one thread in the same place.  `--spin` adds columns for all threads with
-GOMP_SPINCOUNT as given, in place of the count that blockcell chooses.
+Waiting threads may spin, which is fast while every thread has a core of its own, and wasteful where other work wants
+that core.  A figure is the mean microseconds of a call, the median of the rounds, with the median of the rounds' ratios
+to one thread in the same place.  `--spin` adds columns for all threads with the given GOMP_SPINCOUNT.
 """
 
 from __future__ import annotations

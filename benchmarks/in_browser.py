@@ -1,4 +1,4 @@
-"""What a step of training costs in a browser, beside TensorFlow.js; and that it learns the same there.
+"""Measure a training step in a browser, beside TensorFlow.js; and check that it learns the same there.
 
 Needed by: docs/onnx/training.md
 
@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from training_steps import CLASSES, task
+from training_steps import CLASSES, make_task
 from turns import make_parser, print_heads, print_row, ratio_cell
 
 import blockcell
@@ -112,12 +112,12 @@ LEARNS = """async ({ weights, batches, rate }) => {
 }"""
 
 
-def plain(array: np.ndarray) -> dict[str, list[float]]:
+def as_json(array: np.ndarray) -> dict[str, list[float]]:
     return {"shape": [*array.shape], "data": array.ravel().tolist()}
 
 
-def prepare(folder: Path) -> None:
-    """All that the pages load."""
+def write_site(folder: Path) -> None:
+    """Write all files that the pages load."""
     copy_onnxruntime(folder / "onnxruntime")
     (folder / "onnx.js").write_text(ONNX)
     (folder / "tensorflow.js").write_text(TENSORFLOW_JS)
@@ -129,18 +129,19 @@ def prepare(folder: Path) -> None:
     (folder / "tensorflow.html").write_text(f'<!doctype html><link rel="icon" href="data:,">{tags}')
 
 
-def network(inputs: int, hidden: int) -> Stack:
+def make_network(inputs: int, hidden: int) -> Stack:
     return Stack([LSTM.init(inputs, hidden, seed=1, forget_bias=1.0), Dense.init(hidden, CLASSES, seed=2, last=True)])
 
 
-def measure(rounds: int, seconds: float, only: list[str]) -> None:
+def measure_steps(rounds: int, seconds: float, only: list[str]) -> None:
     with tempfile.TemporaryDirectory() as built:
         folder = Path(built)
-        prepare(folder)
+        write_site(folder)
         for size in only:
             T, _, inputs, hidden = SIZES[size]
             options = {"loss": "softmax_cross_entropy", "optimizer": "adam", "lengths": False}
-            training_step(network(inputs, hidden), folder / f"{size}.onnx", **options, loop="unroll", sizes={"T": T})
+            net = make_network(inputs, hidden)
+            training_step(net, folder / f"{size}.onnx", **options, loop="unroll", sizes={"T": T})
         with served(folder) as address, chromium() as browser:
             print(f"Chromium {browser.version}, {blockcell.build_info()['cpu']}\n")
             heads = [head for way in [*WAYS][1:] for head in (f"{WAYS[way]}, ms", "times that")]
@@ -148,9 +149,9 @@ def measure(rounds: int, seconds: float, only: list[str]) -> None:
             for size in only:
                 T, B, inputs, hidden = SIZES[size]
                 g = np.random.default_rng(0)
-                data = {"x": plain(g.uniform(-1, 1, (T, B, inputs)).astype(np.float32))}
+                data = {"x": as_json(g.uniform(-1, 1, (T, B, inputs)).astype(np.float32))}
                 data["labels"] = g.integers(0, CLASSES, B).tolist()
-                weights = {name: plain(array) for name, array in network(inputs, hidden).weights.items()}
+                weights = {name: as_json(array) for name, array in make_network(inputs, hidden).weights.items()}
                 task = {"size": SIZES[size], "weights": weights, "data": data, "classes": CLASSES, "seconds": seconds}
                 times: list[dict[str, float]] = []
                 for _ in range(rounds):
@@ -170,12 +171,12 @@ def measure(rounds: int, seconds: float, only: list[str]) -> None:
                 print_row([T, B, inputs, hidden, *cells])
 
 
-def compare() -> None:
-    net, x, labels, picked, test, model, rate = task("float32")
-    batches = [{"x": plain(x[:, rows]), "labels": labels[rows].tolist()} for rows in picked]
-    weights = {name: plain(array) for name, array in net.weights.items()}
+def compare_losses() -> None:
+    net, x, labels, picked, test, model, rate = make_task("float32")
+    batches = [{"x": as_json(x[:, rows]), "labels": labels[rows].tolist()} for rows in picked]
+    weights = {name: as_json(array) for name, array in net.weights.items()}
     with tempfile.TemporaryDirectory() as built:
-        prepare(Path(built))
+        write_site(Path(built))
         (Path(built) / "learn.onnx").write_bytes(model.SerializeToString())
         with served(Path(built)) as address, chromium() as browser:
             page = browser.new_page()
@@ -194,9 +195,9 @@ def main() -> None:
     parser.add_argument("--compare", action="store_true")
     options = parser.parse_args()
     if options.compare:
-        compare()
+        compare_losses()
     else:
-        measure(options.rounds, options.seconds, options.only)
+        measure_steps(options.rounds, options.seconds, options.only)
 
 
 if __name__ == "__main__":

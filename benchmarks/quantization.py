@@ -12,11 +12,10 @@ GRU, and PyTorch has only the GRU that resets after the product.  "openvino" is 
 bfloat16 where the CPU can.  Of "torch bfloat16" the model and x are bfloat16.
 
 Candidates are processes of their own, asked in turn (turns.py), all with the same number of threads.  The rounds of a
-point follow each other; those in which the machine was disturbed are marked and repeated.  A ratio is how many times as
-long a candidate takes as ours quantized to int8: the median of the rounds' ratios, and its spread
-their quartiles.  An error is the root mean square of what y is off, relative to y's, both against float64.  Where there
-is one input, a share is that of the rate at which ceiling.py reads as many bytes as the recurrent weights again and
-again with as many threads.  With --csv, points that the file has already are replaced and all others kept.
+point follow each other; those in which the machine was disturbed are marked and repeated.  A ratio is a candidate's
+time over the time of ours quantized to int8: the median of the rounds' ratios, with their quartiles.  An error is the
+root mean square of y's error against float64, relative to y's own.  With one input, a share compares the reading of the
+recurrent weights with ceiling.py's rate for as many bytes and threads.  With --csv, points of the file are replaced.
 
 accuracy.py has the errors of layers on what they were trained for.  report.py makes docs/benchmarks/quantization.md of
 both files.

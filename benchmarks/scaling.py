@@ -1,4 +1,4 @@
-"""How fast calls would be on 1 to 64 cores: parts of plans measured one by one on one core, and waiting by a model.
+"""Predict the speed of calls on 1 to 64 cores: measure parts of plans one by one on one core, and model the waiting.
 
 Needed by: docs/performance.md
 
@@ -7,10 +7,10 @@ Needed by: docs/performance.md
     python benchmarks/scaling.py --check                     # predictions for two threads beside two threads
     python benchmarks/scaling.py --picture docs/benchmarks/scaling.png
 
-Measured: the first part of a grid, which is never smaller than another one, through all phases of a call.  It runs
-alone, again and again, on one core; so its weights are in that core's second-level cache if its share of them fits, and
-the third one is all its own.  Simulated: that all parts run side by side, though cores may share memory and a clock;
-the start of the team and the lines that cores read of each other, as plans assume them; and the barriers, which take
+Measured is the first part of a grid, the largest one, through all phases of a call.  It runs alone, again and again, on
+one core; so its weights stay in the second-level cache if they fit, and it has the third-level cache to itself.
+Simulated are the parts side by side, though cores may share memory and a clock; the start of the team and the lines
+that cores read of each other, as plans assume them; and the barriers, which take
 
     0.2 + 0.05 n us, or 0.5 + 0.15 n us, among n threads
 
@@ -54,7 +54,7 @@ PICTURED = ((64, 16), (128, 64), (256, 16), (512, 64), (1024, 256))  # H, B
 
 
 class Pass(NamedTuple):
-    """Inference, or one half of training."""
+    """Inference, or one half of a training step, of one layer and size."""
 
     kind: str
     work: str
@@ -72,14 +72,14 @@ def microseconds(call: Callable[[], object]) -> float:
     return 1e6 * seconds(call, BUDGET)
 
 
-def timed(of: Pass, grid: Grid, only: int = -1) -> float:
-    """Microseconds of a call with this grid; of one part alone, or of all, on as many threads."""
-    layer, x = make_layer(of.kind, of.H, of.B)
+def time_grid(call: Pass, grid: Grid, only: int = -1) -> float:
+    """Return the microseconds of a call with this grid: of part `only` alone, or of all parts on as many threads."""
+    layer, x = make_layer(call.kind, call.H, call.B)
     layer = copy.copy(layer)  # has no plan yet
     _cpu.use_machine(groups=grid.groups, members=grid.members, only_part=only)
-    if of.work == "inference":
+    if call.work == "inference":
         time_of_part = microseconds(lambda: layer(x))
-    elif of.work == "forward":
+    elif call.work == "forward":
         time_of_part = microseconds(lambda: layer.forward(x))
     else:
         y, _, tape = layer.forward(x)
@@ -91,88 +91,88 @@ def timed(of: Pass, grid: Grid, only: int = -1) -> float:
 PARTS: dict[tuple[Pass, Grid], float] = {}
 
 
-def part(of: Pass, grid: Grid) -> float:
-    """Microseconds of the largest part alone, without waiting."""
-    if (of, grid) not in PARTS:
-        PARTS[of, grid] = timed(of, grid, -1 if grid == (1, 1) else 0)
-    return PARTS[of, grid]
+def part_time(call: Pass, grid: Grid) -> float:
+    """Return the microseconds of the largest part alone, without waiting."""
+    if (call, grid) not in PARTS:
+        PARTS[call, grid] = time_grid(call, grid, -1 if grid == (1, 1) else 0)
+    return PARTS[call, grid]
 
 
-def measure(of: Iterable[list[Pass]], cores: Iterable[int]) -> None:
-    """All parts that `speedups` asks for, and each once more after the others: what disturbs a host lasts seconds."""
-    for these, count in itertools.product(of, cores):
+def measure(calls: Iterable[list[Pass]], cores: Iterable[int]) -> None:
+    """Measure all parts that `speedups` needs, then each once more: what disturbs a host lasts seconds."""
+    for these, count in itertools.product(calls, cores):
         speedups(these, count, BARRIERS[0])
-    for (work, grid), time_so_far in PARTS.items():
-        PARTS[work, grid] = min(time_so_far, timed(work, grid, -1 if grid == (1, 1) else 0))
+    for (call, grid), time_so_far in PARTS.items():
+        PARTS[call, grid] = min(time_so_far, time_grid(call, grid, -1 if grid == (1, 1) else 0))
 
 
-def waiting(of: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
-    """Microseconds at all barriers, for lines of other cores, and for the start of the team."""
-    threads, products = grid.groups * grid.members, PRODUCTS[of.kind]
+def waiting_time(call: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
+    """Return the microseconds of all barriers, of lines of other cores, and of the start of the team."""
+    threads, products = grid.groups * grid.members, PRODUCTS[call.kind]
     if threads == 1:
         return 0
 
-    def at(n: int) -> float:
+    def barrier_time(n: int) -> float:
         return barrier[0] + barrier[1] * n if n > 1 else 0
 
-    lines, other_threads = of.H / 16, (threads - 1) / threads
-    rows, members = math.ceil(of.B / grid.groups), (grid.members - 1) / grid.members
+    lines, other_threads = call.H / 16, (threads - 1) / threads
+    rows, members = math.ceil(call.B / grid.groups), (grid.members - 1) / grid.members
     exchange = COSTS["exchange"] / 1000
-    cost = T * products * (at(grid.members) + exchange / 2 * rows * lines * members)
+    cost = T * products * (barrier_time(grid.members) + exchange / 2 * rows * lines * members)
     cost += (COSTS["waking"] + COSTS["waking_each"] * threads) / 1000
-    if of.work == "backward":
-        cost += (3 + 2 * products * math.ceil(T * of.B / 256)) * at(threads)  # as many matrices as products
-        cost += exchange / 2 * GATES[of.kind] * of.H * lines / grid.members * (grid.groups - 1) / grid.groups
-        return cost + exchange * other_threads * T * of.B * lines * 2 * (GATES[of.kind] / threads + 1)
-    chunk = max(1, min(T, 96 // (of.B // grid.groups)))
-    return cost + math.ceil(T / chunk) * at(grid.members) + at(threads)
+    if call.work == "backward":
+        cost += (3 + 2 * products * math.ceil(T * call.B / 256)) * barrier_time(threads)  # as many matrices as products
+        cost += exchange / 2 * GATES[call.kind] * call.H * lines / grid.members * (grid.groups - 1) / grid.groups
+        return cost + exchange * other_threads * T * call.B * lines * 2 * (GATES[call.kind] / threads + 1)
+    chunk = max(1, min(T, 96 // (call.B // grid.groups)))
+    return cost + math.ceil(T / chunk) * barrier_time(grid.members) + barrier_time(threads)
 
 
-def predicted(of: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
-    return part(of, grid) + waiting(of, grid, barrier)
+def predict_time(call: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
+    return part_time(call, grid) + waiting_time(call, grid, barrier)
 
 
-def panels(of: Pass) -> int:
-    lines = 4 if of.work == "backward" else LINES[of.kind]
-    return math.ceil(of.H / (16 * lines))
+def panels(call: Pass) -> int:
+    lines = 4 if call.work == "backward" else LINES[call.kind]
+    return math.ceil(call.H / (16 * lines))
 
 
-def planned(of: Pass, threads: int) -> Grid:
-    """The grid of the present plan."""
-    layer, _ = make_layer(of.kind, of.H, of.B)
-    plan = layer.plan(T, of.B, threads)[""]
-    return plan.backward if of.work == "backward" else plan.forward
+def plan_grid(call: Pass, threads: int) -> Grid:
+    """Return the grid of the present plan."""
+    layer, _ = make_layer(call.kind, call.H, call.B)
+    plan = layer.plan(T, call.B, threads)[""]
+    return plan.backward if call.work == "backward" else plan.forward
 
 
-def planned_before(of: Pass, threads: int) -> Grid:
-    """That of versions up to 0.1."""
+def plan_old_grid(call: Pass, threads: int) -> Grid:
+    """Return the grid of the plan of versions up to 0.1."""
     L1, L2, _ = COSTS["caches"]
-    recurrent, back = 4 * GATES[of.kind] * of.H**2, of.work == "backward"
-    step = (4.0 if back else 2.0) * of.B * GATES[of.kind] * 2 * of.H**2
+    recurrent, back = 4 * GATES[call.kind] * call.H**2, call.work == "backward"
+    step = (4.0 if back else 2.0) * call.B * GATES[call.kind] * 2 * call.H**2
     rows = 16 if recurrent > L2 else 4 if recurrent > 2 * L1 else 2
-    if step * T < 1e6 or (of.B < rows * threads and step < (3e5 if back else 2e5)):
+    if step * T < 1e6 or (call.B < rows * threads and step < (3e5 if back else 2e5)):
         return Grid(1, 1)
-    return Grid(threads, 1) if of.B >= rows * threads else Grid(1, threads if back else min(threads, panels(of)))
+    return Grid(threads, 1) if call.B >= rows * threads else Grid(1, threads if back else min(threads, panels(call)))
 
 
-def grids(of: Pass, cores: int) -> Iterator[Grid]:
-    """Those of 1, 2, 3, 4, 6, 8, 12 ... groups, and as many members."""
+def grids(call: Pass, cores: int) -> Iterator[Grid]:
+    """Yield the grids of 1, 2, 3, 4, 6, 8, 12 ... groups and of as many members that fit the cores, rows and panels."""
     counts = sorted({count << shift for count in (1, 3) for shift in range(7)})
     for groups, members in itertools.product(counts, counts):
-        if groups * members <= cores and groups <= of.B and members <= panels(of):
+        if groups * members <= cores and groups <= call.B and members <= panels(call):
             yield Grid(groups, members)
 
 
-def best(of: Pass, cores: int, barrier: tuple[float, float]) -> float:
-    return min(predicted(of, grid, barrier) for grid in grids(of, cores))
+def best_time(call: Pass, cores: int, barrier: tuple[float, float]) -> float:
+    return min(predict_time(call, grid, barrier) for grid in grids(call, cores))
 
 
-def products_divided(of: Pass, cores: int, barrier: tuple[float, float]) -> float:
-    """Each product by itself, in equal parts, and a barrier before and after it; what is between, on one core."""
-    flops = 2 * T * of.B * GATES[of.kind] * 2 * of.H**2 * (2 if of.work == "backward" else 1)
-    alone = part(of, Grid(1, 1))
+def divided_products(call: Pass, cores: int, barrier: tuple[float, float]) -> float:
+    """Predict the time with each product in equal parts between two barriers, and all other work on one core."""
+    flops = 2 * T * call.B * GATES[call.kind] * 2 * call.H**2 * (2 if call.work == "backward" else 1)
+    alone = part_time(call, Grid(1, 1))
     product = min(alone, flops / (1000 * COSTS["speed"]))
-    wait = 2 * T * PRODUCTS[of.kind] * (barrier[0] + barrier[1] * cores)
+    wait = 2 * T * PRODUCTS[call.kind] * (barrier[0] + barrier[1] * cores)
     return min(alone, alone - product + product / cores + wait)
 
 
@@ -180,28 +180,28 @@ def passes(kind: str, task: str, H: int, B: int) -> list[Pass]:
     return [Pass(kind, work, H, B) for work in TASKS[task]]
 
 
-def speedups(of: list[Pass], cores: int, barrier: tuple[float, float]) -> dict[str, float]:
-    alone = sum(part(work, Grid(1, 1)) for work in of)
+def speedups(calls: list[Pass], cores: int, barrier: tuple[float, float]) -> dict[str, float]:
+    alone = sum(part_time(call, Grid(1, 1)) for call in calls)
     ways = {
-        "plan": lambda work: predicted(work, planned(work, cores), barrier),
-        "before": lambda work: predicted(work, planned_before(work, cores), barrier),
-        "products": lambda work: products_divided(work, cores, barrier),
-        "best": lambda work: best(work, cores, barrier),
+        "plan": lambda call: predict_time(call, plan_grid(call, cores), barrier),
+        "before": lambda call: predict_time(call, plan_old_grid(call, cores), barrier),
+        "products": lambda call: divided_products(call, cores, barrier),
+        "best": lambda call: best_time(call, cores, barrier),
     }
-    return {name: alone / sum(map(way, of)) for name, way in ways.items()}
+    return {name: alone / sum(map(way, calls)) for name, way in ways.items()}
 
 
-def table(options: argparse.Namespace) -> None:
+def print_table(options: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     falls = 0
     shapes = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches)]
     measure([passes(*shape) for shape in shapes], options.cores)
     print_heads(["kind", "task", "H", "B", "cores", "grid", "plan", "before", "products", "best", "share of best"])
     for kind, task, H, B in shapes:
-        of, last = passes(kind, task, H, B), [1.0, 1.0]
+        calls, last = passes(kind, task, H, B), [1.0, 1.0]
         for cores in options.cores:
-            results = [speedups(of, cores, barrier) for barrier in BARRIERS]
-            chosen = " ".join("{}x{}".format(*planned(work, cores)) for work in of)
+            results = [speedups(calls, cores, barrier) for barrier in BARRIERS]
+            chosen = " ".join("{}x{}".format(*plan_grid(call, cores)) for call in calls)
             for k, ratios in enumerate(results):
                 falls += ratios["plan"] < 0.95 * last[k]
                 last[k] = max(last[k], ratios["plan"])
@@ -232,8 +232,8 @@ def table(options: argparse.Namespace) -> None:
             writer.writerows(rows)
 
 
-def vary(options: argparse.Namespace) -> None:
-    """Shares of the best grid's speed, where what plans assume is too low or too high by a factor of three."""
+def print_variations(options: argparse.Namespace) -> None:
+    """Print shares of the best grid's speed, where costs in the plan are too low or too high by a factor of three."""
     groups = (
         "waking waking_each sleep_cost",
         "barrier barrier_each",
@@ -242,14 +242,14 @@ def vary(options: argparse.Namespace) -> None:
         "read_speed",
         "single_thread_limit",
     )
-    of = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
-    measure([passes(*sizes) for *sizes, _ in of], options.cores)
+    points = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches, options.cores)]
+    measure([passes(*sizes) for *sizes, _ in points], options.cores)
     print_heads(["what", "factor", "share of the best: mean", "lowest", "where"])
     for group, factor in [("", 1.0), *itertools.product(groups, (1 / 3, 3.0))]:
         changed = {name: np.multiply(COSTS[name], factor) for name in group.split()}
         _cpu.use_machine(**COSTS | changed)
         shares = []
-        for (*sizes, cores), barrier in itertools.product(of, BARRIERS):
+        for (*sizes, cores), barrier in itertools.product(points, BARRIERS):
             result = speedups(passes(*sizes), cores, barrier)
             shares.append((result["plan"] / result["best"], " ".join(map(str, (*sizes, cores)))))
         lowest, where = min(shares)
@@ -258,26 +258,26 @@ def vary(options: argparse.Namespace) -> None:
     _cpu.use_machine(**COSTS)
 
 
-def check(options: argparse.Namespace) -> None:
-    """Calls on two threads as predicted, with the waiting that plans assume, and as measured: the fastest of some
-    rounds, because a host may keep two virtual cores far apart for seconds at a time."""
+def print_check(options: argparse.Namespace) -> None:
+    """Compare calls on two threads as predicted, with the waiting that plans assume, and as measured: the fastest of
+    some rounds, because a host may keep two virtual cores far apart for seconds at a time."""
     barrier = COSTS["barrier"] / 1000, COSTS["barrier_each"] / 1000
     sizes = itertools.product(options.kinds, options.tasks, options.cells, options.batches)
-    points = [(of, planned(of, 2)) for size in sizes for of in passes(*size) if planned(of, 2) != (1, 1)]
+    points = [(call, plan_grid(call, 2)) for size in sizes for call in passes(*size) if plan_grid(call, 2) != (1, 1)]
     blockcell.set_num_threads(2)
-    measured = [[timed(of, grid) for of, grid in points] for _ in range(ROUNDS)]
+    measured = [[time_grid(call, grid) for call, grid in points] for _ in range(ROUNDS)]
     errors = []
     print_heads("kind,work,H,B,grid,one core (us),predicted,measured,slowest round,ratio".split(","))
-    for (of, grid), rounds in zip(points, zip(*measured, strict=True), strict=True):
-        expected = predicted(of, grid, barrier)
+    for (call, grid), rounds in zip(points, zip(*measured, strict=True), strict=True):
+        expected = predict_time(call, grid, barrier)
         errors.append(abs(expected / min(rounds) - 1))
-        numbers = part(of, Grid(1, 1)), expected, min(rounds), max(rounds)
-        cells = [of.kind, of.work, of.H, of.B, "{}x{}".format(*grid), *(f"{number:.0f}" for number in numbers)]
+        numbers = part_time(call, Grid(1, 1)), expected, min(rounds), max(rounds)
+        cells = [call.kind, call.work, call.H, call.B, "{}x{}".format(*grid), *(f"{number:.0f}" for number in numbers)]
         print_row([*cells, f"{expected / min(rounds):.2f}"])
     print(f"\n{len(errors)} points: the median of their errors is {100 * statistics.median(errors):.1f} %")
 
 
-def picture(path: str) -> None:
+def draw_picture(path: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -287,9 +287,9 @@ def picture(path: str) -> None:
     counts = (1, 2, *CORES)
     measure([passes("LSTM", "inference", *shape) for shape in PICTURED], counts[1:])
     for axis, (H, B) in zip(axes, PICTURED, strict=True):
-        of = passes("LSTM", "inference", H, B)
+        calls = passes("LSTM", "inference", H, B)
         lines = [{"plan": 1.0, "before": 1.0, "products": 1.0, "best": 1.0}]
-        lines += [speedups(of, cores, BARRIERS[0]) for cores in counts[1:]]
+        lines += [speedups(calls, cores, BARRIERS[0]) for cores in counts[1:]]
         for name, style in (("best", "k:"), ("plan", "C0-o"), ("before", "C1-s"), ("products", "C2-^")):
             axis.plot(counts, [line[name] for line in lines], style, markersize=4, label=name)
         axis.set(title=f"LSTM, H = {H}, B = {B}", xlabel="cores", xscale="log", yscale="log")
@@ -322,13 +322,13 @@ def main() -> None:
         COSTS.update(waking=0, waking_each=0, exchange=0)
         _cpu.use_machine(**COSTS)
     if options.picture:
-        picture(options.picture)
+        draw_picture(options.picture)
     elif options.check:
-        check(options)
+        print_check(options)
     elif options.vary:
-        vary(options)
+        print_variations(options)
     else:
-        table(options)
+        print_table(options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Scoring sequences of 20 to 400 steps with two LSTMs of 128 cells: `Scorer`, and the ways that others have.
+"""Score sequences of 20 to 400 steps with two LSTMs of 128 cells: by `Scorer`, and by other libraries.
 
 Needed by: docs/scoring.md
 
@@ -35,6 +35,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ from turns import CPUS, Worker, answer, make_parser, print_heads, print_row, sel
 
 import blockcell
 from blockcell import LSTM, Scorer, Stack
-from blockcell.scorer import _batches
+from blockcell.scorer import _plan_batches
 
 INPUTS, CELLS, SHORTEST, LONGEST = 40, 128, 20, 400
 BATCHES = (16, 32, 64, 128, 256)
@@ -57,27 +58,27 @@ Array = np.ndarray[Any, Any]
 Way = Callable[[list[Array], int], Array]  # sequences and batch to the last h of each
 
 
-def network() -> Stack:
+def make_network() -> Stack:
     return Stack([LSTM.init(INPUTS, CELLS, seed=1), LSTM.init(CELLS, CELLS, seed=2)])
 
 
-def lengths_of(number: int) -> list[int]:
+def draw_lengths(number: int) -> list[int]:
     return np.random.default_rng(0).integers(SHORTEST, LONGEST + 1, number).tolist()
 
 
-def in_batches(lengths: list[int], batch: int, by_length: bool) -> list[Array]:
-    """The numbers of the sequences that are computed together."""
+def split_batches(lengths: list[int], batch: int, by_length: bool) -> list[Array]:
+    """Return the numbers of the sequences of each batch."""
     order = np.argsort(lengths, kind="stable")[::-1] if by_length else np.arange(len(lengths))
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
 # ------------------------------------------------------------------------------------------------------------- the ways
-def scorer() -> Way:
-    net = network()
+def make_scorer() -> Way:
+    net = make_network()
     return lambda xs, batch: np.array(Scorer(net, batch=batch)(xs))
 
 
-def torch(by_length: bool) -> Way:
+def make_torch(by_length: bool) -> Way:
     import torch
     from torch.nn.utils.rnn import pack_sequence
 
@@ -85,12 +86,12 @@ def torch(by_length: bool) -> Way:
 
     torch.set_num_threads(1)
     net = torch.nn.LSTM(INPUTS, CELLS, num_layers=2)
-    net.load_state_dict({name: torch.from_numpy(array) for name, array in convert.to_torch(network()).items()})
+    net.load_state_dict({name: torch.from_numpy(array) for name, array in convert.to_torch(make_network()).items()})
 
     @torch.inference_mode()
     def score(xs: list[Array], batch: int) -> Array:
         outputs = np.empty((len(xs), CELLS), np.float32)
-        for numbers in in_batches([len(x) for x in xs], batch, by_length):
+        for numbers in split_batches([len(x) for x in xs], batch, by_length):
             packed = pack_sequence([torch.from_numpy(xs[k]) for k in numbers], enforce_sorted=by_length)
             outputs[numbers] = net(packed)[1][0][-1].numpy()
         return outputs
@@ -98,19 +99,19 @@ def torch(by_length: bool) -> Way:
     return score
 
 
-def onnxruntime(by_length: bool) -> Way:
+def make_onnxruntime(by_length: bool) -> Way:
     import onnxruntime as ort
 
     from onnx_export import export
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    model = export(network(), None, loop="native", state=False)
+    model = export(make_network(), None, loop="native", state=False)
     session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
 
     def score(xs: list[Array], batch: int) -> Array:
         outputs = np.empty((len(xs), CELLS), np.float32)
-        for numbers in in_batches([len(x) for x in xs], batch, by_length):
+        for numbers in split_batches([len(x) for x in xs], batch, by_length):
             lengths = np.array([len(xs[k]) for k in numbers])
             x = np.zeros((lengths.max(), len(numbers), INPUTS), np.float32)
             for b, k in enumerate(numbers):
@@ -122,27 +123,27 @@ def onnxruntime(by_length: bool) -> Way:
 
 
 WAYS: dict[str, tuple[Callable[[], Way], bool | None]] = {  # and whether they sort; a Scorer does so by itself
-    "Scorer": (scorer, None),
-    "torch, sorted": (lambda: torch(True), True),
-    "torch, in order": (lambda: torch(False), False),
-    "onnxruntime, sorted": (lambda: onnxruntime(True), True),
-    "onnxruntime, in order": (lambda: onnxruntime(False), False),
+    "Scorer": (make_scorer, None),
+    "torch, sorted": (lambda: make_torch(True), True),
+    "torch, in order": (lambda: make_torch(False), False),
+    "onnxruntime, sorted": (lambda: make_onnxruntime(True), True),
+    "onnxruntime, in order": (lambda: make_onnxruntime(False), False),
 }
 
 
-def padding(way: str, lengths: list[int], batch: int) -> float:
-    """Its share of the steps; a PackedSequence has none."""
+def padding_share(way: str, lengths: list[int], batch: int) -> float:
+    """Return the share of the steps that is padding; a PackedSequence has none."""
     if way.startswith("torch"):
         return 0.0
     by_length = WAYS[way][1]
-    batches = _batches(lengths, batch) if by_length is None else in_batches(lengths, batch, by_length)
+    batches = _plan_batches(lengths, batch) if by_length is None else split_batches(lengths, batch, by_length)
     return 1 - sum(lengths) / sum(len(numbers) * max(lengths[k] for k in numbers) for numbers in batches)
 
 
 def work(way: str, number: int, part: int, parts: int) -> None:
-    """Answers [batch, sequences] with seconds, and what tells whether the results are right."""
+    """Answer [batch, sequences] with the seconds, and with sums of the results for a check."""
     rng = np.random.default_rng(1)
-    xs = [rng.standard_normal((length, INPUTS), np.float32) for length in lengths_of(number)][part::parts]
+    xs = [rng.standard_normal((length, INPUTS), np.float32) for length in draw_lengths(number)][part::parts]
     score = WAYS[way][0]()
     score(xs[:4], 4)
 
@@ -159,8 +160,8 @@ def best_batch(worker: Worker, number: int) -> int:
     return min(BATCHES, key=lambda batch: worker.ask([batch, min(TRIED, number)])[0])
 
 
-def compare(options: argparse.Namespace) -> None:
-    lengths, best, seconds = lengths_of(options.sequences), {}, {}
+def compare_ways(options: argparse.Namespace) -> None:
+    lengths, best, seconds = draw_lengths(options.sequences), {}, {}
     for parts in options.processes:
         teams = {}
         for way in options.ways:
@@ -174,7 +175,7 @@ def compare(options: argparse.Namespace) -> None:
                 best[way] = DEFAULT if way == "Scorer" else best_batch(team[0], options.sequences)
 
         def measure(teams: dict[str, list[Worker]] = teams, parts: int = parts) -> dict[str, float]:
-            """Seconds of each way."""
+            """Return the seconds of each way."""
             seconds_of_way, sums = {}, {}
             with ThreadPoolExecutor(parts) as pool:
                 for way, team in teams.items():
@@ -202,7 +203,7 @@ def compare(options: argparse.Namespace) -> None:
             mine, ours = seconds[way, parts], seconds[options.ways[0], parts]
             ratio = statistics.median(a / b for a, b in zip(mine, ours, strict=True))
             figures.append(f"{statistics.median(mine):.1f} ({min(mine):.1f} to {max(mine):.1f}), {ratio:.2f}x")
-        print_row([way, best[way], f"{padding(way, lengths, best[way]):.1%}", *figures])
+        print_row([way, best[way], f"{padding_share(way, lengths, best[way]):.1%}", *figures])
 
 
 # ---------------------------------------------------------------------------------------------------------- the engines
@@ -213,9 +214,9 @@ def write_files(folder: Path, number: int) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    network().save(folder / "model.npz")
+    make_network().save(folder / "model.npz")
     (folder / "sequences").mkdir()
-    rng, lengths = np.random.default_rng(1), lengths_of(number)
+    rng, lengths = np.random.default_rng(1), draw_lengths(number)
     for k in range(FILES):
         lengths_of_file = lengths[k::FILES]
         numbers = pyarrow.array(rng.standard_normal(sum(lengths_of_file) * INPUTS, np.float32))
@@ -236,20 +237,18 @@ def score_files(scorer: Scorer, files: Iterable[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def two_processes(scorer: Scorer) -> Callable[[], Any]:
-    from functools import partial
-
+def start_processes(scorer: Scorer) -> Callable[[], Any]:
     pool = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
     return lambda: [
-        row for rows in pool.map(partial(score_files, scorer), [[file] for file in files()]) for row in rows
+        row for rows in pool.map(partial(score_files, scorer), [[file] for file in list_files()]) for row in rows
     ]
 
 
-def files() -> list[str]:
+def list_files() -> list[str]:
     return sorted(glob("sequences/*.parquet"))
 
 
-def ray_data(scorer: Scorer) -> Callable[[], Any]:
+def start_ray(scorer: Scorer) -> Callable[[], Any]:
     import pyarrow
     import ray
 
@@ -268,22 +267,20 @@ def ray_data(scorer: Scorer) -> Callable[[], Any]:
     return job
 
 
-def dask_bag(scorer: Scorer) -> Callable[[], Any]:
-    from functools import partial
-
+def start_dask(scorer: Scorer) -> Callable[[], Any]:
     import dask.bag
     from dask.distributed import Client
 
     client = Client(n_workers=2, threads_per_worker=1)
 
     def job() -> Any:
-        bag = dask.bag.from_sequence([os.path.abspath(file) for file in files()], npartitions=FILES)
+        bag = dask.bag.from_sequence([os.path.abspath(file) for file in list_files()], npartitions=FILES)
         return client.compute(bag.map_partitions(partial(score_files, scorer))).result()
 
     return job
 
 
-def spark(scorer: Scorer, arrow: bool) -> Callable[[], Any]:
+def start_spark(scorer: Scorer, arrow: bool) -> Callable[[], Any]:
     import pandas
     import pyarrow
     from pyspark.sql import SparkSession
@@ -308,16 +305,16 @@ def spark(scorer: Scorer, arrow: bool) -> Callable[[], Any]:
 
 
 ENGINES: dict[str, Callable[[Scorer], Callable[[], Any]]] = {
-    "two plain processes": two_processes,
-    "Ray Data, `map_batches`": ray_data,
-    "Dask, `bag.map_partitions`": dask_bag,
-    "Spark, `mapInPandas`": lambda scorer: spark(scorer, False),
-    "Spark, `mapInArrow`": lambda scorer: spark(scorer, True),
+    "two plain processes": start_processes,
+    "Ray Data, `map_batches`": start_ray,
+    "Dask, `bag.map_partitions`": start_dask,
+    "Spark, `mapInPandas`": lambda scorer: start_spark(scorer, False),
+    "Spark, `mapInArrow`": lambda scorer: start_spark(scorer, True),
 }
 
 
 def run_engine(name: str, rounds: int) -> None:
-    """Prints the seconds of so many jobs, and the number of rows."""
+    """Print the seconds and the number of rows of a first job and of `rounds` more."""
     job = ENGINES[name](Scorer("model.npz"))
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -326,7 +323,7 @@ def run_engine(name: str, rounds: int) -> None:
     os._exit(0)  # the caller ends the workers
 
 
-def engines(options: argparse.Namespace) -> None:
+def compare_engines(options: argparse.Namespace) -> None:
     print(f"\n{options.sequences:,} sequences, two workers, {options.rounds} jobs after the first\n")
     print_heads(["", "thousand sequences a second", "of two plain processes"])
     plain = None
@@ -368,7 +365,7 @@ def main() -> None:
     options.ways = options.ways or [*(ENGINES if options.engines else WAYS)]
     about = blockcell.build_info()
     print(f"{CPUS} CPUs, {about['cpu']}, level {about['level']}")
-    (engines if options.engines else compare)(options)
+    (compare_engines if options.engines else compare_ways)(options)
 
 
 if __name__ == "__main__":

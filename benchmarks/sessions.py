@@ -1,4 +1,4 @@
-"""Many sessions in one process, of which some are ready at a time: thousand steps of sessions a second, on one thread.
+"""Measure many sessions in one process, some ready at a time: thousand session steps a second, on one thread.
 
 Needed by: docs/serving.md
 
@@ -53,7 +53,7 @@ Array = np.ndarray[Any, Any]
 Step = Callable[[Array, Array], Array]  # rows [n] and their x [n,I] to their y [n,H]
 
 
-def ways(net: Stack, sessions: int) -> dict[str, Step]:
+def make_steps(net: Stack, sessions: int) -> dict[str, Step]:
     zeros = [np.zeros((sessions, layer.hidden_size), net.dtype) for layer in net.layers for _ in range(2)]
     streams = [net.stream() for _ in range(sessions)]
     for_all, of_rows, served = net.stream(sessions), net.stream(sessions), Sessions(net, capacity=sessions)
@@ -74,7 +74,7 @@ def ways(net: Stack, sessions: int) -> dict[str, Step]:
         return np.concatenate([streams[row].step(x[k : k + 1]) for k, row in enumerate(rows)])
 
     def table_of_states(rows: Array, x: Array) -> Array:
-        y, state = net(x[None], pairs([array[rows] for array in table]))
+        y, state = net(x[None], pair_states([array[rows] for array in table]))
         for array, last in zip(table, itertools.chain(*state), strict=True):
             array[rows] = last
         return y[0]
@@ -86,7 +86,7 @@ def ways(net: Stack, sessions: int) -> dict[str, Step]:
         after = [*itertools.chain(*for_all.state)]
         for array, last in zip(before, after, strict=True):
             array[rows] = last[rows]
-        for_all.state = pairs(before)
+        for_all.state = pair_states(before)
         return y[rows]
 
     def mask_for_all(rows: Array, x: Array) -> Array:
@@ -94,7 +94,7 @@ def ways(net: Stack, sessions: int) -> dict[str, Step]:
         padded[rows] = x
         ready = np.zeros((1, sessions), bool)
         ready[0, rows] = True
-        y, state = net(padded[None], pairs(masked), mask=ready)
+        y, state = net(padded[None], pair_states(masked), mask=ready)
         masked = [*itertools.chain(*state)]
         return y[0, rows]
 
@@ -106,11 +106,11 @@ def ways(net: Stack, sessions: int) -> dict[str, Step]:
         "a stream for all": stream_for_all,
         "a mask for all": mask_for_all,
     }
-    return steps | ({ONNXRUNTIME: gathered(net, sessions)} if onnxruntime else {})
+    return steps | ({ONNXRUNTIME: gather_with_onnxruntime(net, sessions)} if onnxruntime else {})
 
 
-def gathered(net: Stack, sessions: int) -> Step:
-    """By onnxruntime, on one thread, with states in a table."""
+def gather_with_onnxruntime(net: Stack, sessions: int) -> Step:
+    """Return a step by onnxruntime, on one thread, with states in a table."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     model = export(net, None, loop="native", lengths=False).SerializeToString()
@@ -126,20 +126,20 @@ def gathered(net: Stack, sessions: int) -> Step:
     return step
 
 
-def pairs(arrays: list[Array]) -> list[tuple[Array, Array]]:
-    """The arrays as states of LSTMs, (cs, h) each."""
+def pair_states(arrays: list[Array]) -> list[tuple[Array, Array]]:
+    """Return the arrays as states of LSTMs, (cs, h) each."""
     return [(arrays[k], arrays[k + 1]) for k in range(0, len(arrays), 2)]
 
 
 def print_rows(net: Stack, rounds: int, budget: float, batch: int = 10_000, n: int = 100) -> None:
-    """Microseconds of steps of some rows of a stream, and as multiples of those of a stream of so few, in turn."""
+    """Print microseconds of steps of some rows of a stream, and their ratio to steps of a stream of so few rows."""
     rng, H = np.random.default_rng(0), net.hidden_size
     x, out = (np.zeros((2 * n, H), np.float32) for _ in range(2))
     many, few = net.stream(batch), {k: net.stream(k) for k in range(n // 2, 3 * n // 2 + 1)}
     rows = [rng.choice(batch, n, replace=False) for _ in range(TURNS)]
     changing = [rng.choice(batch, k, replace=False) for k in rng.choice([*few], TURNS)]
 
-    def on_rows(step: Callable[[Array], object], rows: list[Array]) -> Callable[[], object]:
+    def cycle_rows(step: Callable[[Array], object], rows: list[Array]) -> Callable[[], object]:
         turns = itertools.cycle(rows)
         return lambda: step(next(turns))
 
@@ -150,14 +150,14 @@ def print_rows(net: Stack, rounds: int, budget: float, batch: int = 10_000, n: i
         return many.step(x[: len(rows)], out[: len(rows)], rows=rows)
 
     calls = {
-        "": on_rows(step_few, rows),
-        f"{n} rows of a stream of {batch}": on_rows(step_many, rows),
-        "changing": on_rows(step_few, changing),
-        f"{min(few)} to {max(few)} rows": on_rows(step_many, changing),
+        "": cycle_rows(step_few, rows),
+        f"{n} rows of a stream of {batch}": cycle_rows(step_many, rows),
+        "changing": cycle_rows(step_few, changing),
+        f"{min(few)} to {max(few)} rows": cycle_rows(step_many, changing),
     }
     if onnxruntime:
-        session = gathered(net, batch)
-        calls["onnxruntime, states gathered by numpy"] = on_rows(lambda rows: session(rows, x[:n]), rows)
+        session = gather_with_onnxruntime(net, batch)
+        calls["onnxruntime, states gathered by numpy"] = cycle_rows(lambda rows: session(rows, x[:n]), rows)
     columns = zip(*[time_in_turn([*calls.values()], 5 * budget) for _ in range(rounds)], strict=True)
     times = dict(zip(calls, columns, strict=True))
     for name in [name for name in times if name not in ("", "changing")]:
@@ -182,7 +182,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     rows = [rng.choice(options.sessions, n, replace=False) for _ in range(TURNS)]
     xs = rng.standard_normal((TURNS, n, H)).astype(np.float32)
-    steps = ways(net, options.sessions)
+    steps = make_steps(net, options.sessions)
     y = {name: np.concatenate([step(*turn) for turn in zip(rows, xs, strict=True)]) for name, step in steps.items()}
     expected = y["a stream each"]
     for name, mine in y.items():

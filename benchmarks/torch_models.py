@@ -1,4 +1,4 @@
-"""Two PyTorch models, trained from start to finish with torch.nn's layers and with blockcell.torch's: seconds, losses.
+"""Train two PyTorch models from start to finish, with torch.nn's layers and with blockcell.torch's: seconds, losses.
 
 Needed by: docs/torch.md
 
@@ -34,8 +34,8 @@ Batches = Callable[[], Iterator[tuple[Any, Any]]]
 
 
 # ----------------------------------------------------------------------------------------------------------- the models
-def characters() -> tuple[Any, Batches, Batches]:
-    """A model, the batches to train on and those to test with."""
+def make_characters() -> tuple[Any, Batches, Batches]:
+    """Return a model that predicts characters, its training batches and its test batches."""
     from pydoc_data.topics import topics
 
     import torch
@@ -45,7 +45,7 @@ def characters() -> tuple[Any, Batches, Batches]:
     number = {character: k for k, character in enumerate(alphabet)}
     codes = torch.tensor([number[character] for character in text])
 
-    class Model(torch.nn.Module):
+    class CharacterModel(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embedding = torch.nn.Embedding(len(alphabet), 64)
@@ -56,7 +56,7 @@ def characters() -> tuple[Any, Batches, Batches]:
             return self.linear(self.rnn(self.embedding(x))[0]).flatten(0, 1)
 
     def batches(first: int, last: int) -> Batches:
-        """Of that part of the text, in 50 rows."""
+        """Return the batches of a part of the text, in 50 rows."""
         rows = codes[first : last - (last - first) % 50].view(50, -1)
 
         def iterate() -> Iterator[tuple[Any, Any]]:
@@ -66,11 +66,11 @@ def characters() -> tuple[Any, Batches, Batches]:
         return iterate
 
     split = len(codes) * 9 // 10
-    return Model(), batches(0, split), batches(split, len(codes))
+    return CharacterModel(), batches(0, split), batches(split, len(codes))
 
 
-def utterances(name: str) -> tuple[list[Any], list[int]]:
-    """The frames of each [T,12], and its speaker."""
+def read_utterances(name: str) -> tuple[list[Any], list[int]]:
+    """Read the frames [T,12] of each utterance, and its speaker."""
     import torch
 
     spec = importlib.util.find_spec("sktime")
@@ -82,12 +82,12 @@ def utterances(name: str) -> tuple[list[Any], list[int]]:
     return frames, [int(parts[-1]) - 1 for parts in lines]
 
 
-def speech() -> tuple[Any, Batches, Batches]:
-    """As `characters`."""
+def make_speech() -> tuple[Any, Batches, Batches]:
+    """Return a model that tells speakers, its training batches and its test batches."""
     import torch
     from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-    class Model(torch.nn.Module):
+    class SpeechModel(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.rnn = torch.nn.LSTM(12, 256, num_layers=2, bidirectional=True)
@@ -98,7 +98,7 @@ def speech() -> tuple[Any, Batches, Batches]:
             return self.linear(y.sum(0) / lengths[:, None])
 
     def batches(name: str, shuffled: bool) -> Batches:
-        frames, speakers = utterances(name)
+        frames, speakers = read_utterances(name)
 
         def iterate() -> Iterator[tuple[Any, Any]]:
             order = torch.randperm(len(frames)) if shuffled else torch.arange(len(frames))
@@ -108,15 +108,15 @@ def speech() -> tuple[Any, Batches, Batches]:
 
         return iterate
 
-    return Model(), batches("JapaneseVowels_TRAIN.ts", True), batches("JapaneseVowels_TEST.ts", False)
+    return SpeechModel(), batches("JapaneseVowels_TRAIN.ts", True), batches("JapaneseVowels_TEST.ts", False)
 
 
-MODELS = {"characters": characters, "speech": speech}
+MODELS = {"characters": make_characters, "speech": make_speech}
 
 
 # ----------------------------------------------------------------------------------------------------------- the worker
 def work(candidate: str, name: str) -> None:
-    """Answers every question with an epoch: its seconds, its mean loss, then loss and hits on what it has not seen."""
+    """Train an epoch for each question; answer with its seconds, its mean loss, and loss and hits on test batches."""
     import torch
 
     torch.set_num_threads(CPUS)
@@ -128,7 +128,7 @@ def work(candidate: str, name: str) -> None:
         blockcell.torch.replace(model)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
 
-    def epoch(_: Any) -> tuple[float, float, float, float]:
+    def run_epoch(_: Any) -> tuple[float, float, float, float]:
         start = time.perf_counter()
         model.train()
         losses = []
@@ -150,7 +150,7 @@ def work(candidate: str, name: str) -> None:
                 count += len(labels)
         return spent, statistics.mean(losses), unseen / count, hits / count
 
-    answer(epoch)
+    answer(run_epoch)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""blockcell.torch's modules beside torch.nn's: inference and training steps, eager and compiled.
+"""Compare blockcell.torch's modules with torch.nn's: inference and training steps, eager and compiled.
 
 Needed by: docs/torch.md
 
@@ -11,15 +11,15 @@ Needed by: docs/torch.md
 I = H; a stack is LAYERSxDIRECTIONS.  Inference is under ``no_grad``; a training step is forward, backward to weights
 and input, and a step of Adam.  A compiled model is the module and a Linear above it under ``torch.compile``, as users
 have it: it breaks the graph at torch.nn's modules.  With --lengths, eager modules get PackedSequences, of rows with 1
-to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  With --int8, inference is measured beside what
-torch's quantize_dynamic makes of torch.nn's modules, and with ``replace(model, quantize="int8")``;
-how many times as fast as torch.nn each is, is printed as a table.  Each candidate is a process of its
-own, and they are asked in turn (turns.py).  A round goes through all points, but the rounds of a compiled one follow
-each other, since compiling takes long.  With --cells, LSTMCell, GRUCell and RNNCell are measured in loops over T steps,
-as users write them, with --more RNNs and LSTMs that are projected to H / 2; both are printed as a table, for one layer
-in one direction.  Rounds in which the machine was disturbed are marked and, but for --quick, repeated.  A ratio is the
-median of the rounds' ratios; the CSV has the lowest and highest too, and report.py makes docs/benchmarks/torch.md of
-it.
+to T steps ("uniform"), or with up to T / 10 but for one of T ("short").  With --int8, inference is also measured of
+modules that torch's quantize_dynamic and ``replace(model, quantize="int8")`` make, and a table has the speed of each,
+relative to torch.nn.  With --cells, LSTMCell, GRUCell and RNNCell are measured in loops over T steps, as users write
+them; with --more, RNNs and LSTMs that are projected to H / 2.  Both print a table, for one layer in one direction.
+
+Each candidate is a process of its own, and they are asked in turn (turns.py).  A round goes through all points, but the
+rounds of a compiled point follow each other, since compiling takes long.  Rounds in which the machine was disturbed are
+marked and, but for --quick, repeated.  A ratio is the median of the rounds' ratios; the CSV has the lowest and highest
+too, and report.py makes docs/benchmarks/torch.md of it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Rounds = list[tuple[list[float], bool]]  # of a point: times of the candidates, 
 
 
 def work(candidate: str, threads: str, lengths: str) -> None:
-    """Answers a task, its sizes and for how many seconds with the seconds of a call."""
+    """Answer a task, its sizes and a budget with the seconds of a call."""
     import torch
 
     torch.set_num_threads(int(threads))
@@ -80,8 +80,8 @@ def work(candidate: str, threads: str, lengths: str) -> None:
     else:
         import blockcell.torch as modules
 
-    class Model(torch.nn.Module):
-        """What is compiled."""
+    class LinearModel(torch.nn.Module):
+        """Run a module and a Linear above it: the model to compile."""
 
         def __init__(self, rnn: torch.nn.Module, outputs: int) -> None:
             super().__init__()
@@ -90,8 +90,8 @@ def work(candidate: str, threads: str, lengths: str) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.linear(self.rnn(x)[0])
 
-    class Loop(torch.nn.Module):
-        """h of a cell after each step, and nothing else, as a layer has y."""
+    class CellLoop(torch.nn.Module):
+        """Run a cell over all steps and return h of each, in a tuple as a layer returns y."""
 
         def __init__(self, cell: torch.nn.Module) -> None:
             super().__init__()
@@ -115,7 +115,7 @@ def work(candidate: str, threads: str, lengths: str) -> None:
         modules.replace(module, quantize=scheme)
         return module
 
-    def packed(steps: torch.Tensor, T: int, B: int) -> Any:
+    def pack_rows(steps: torch.Tensor, T: int, B: int) -> Any:
         most = T if lengths == "uniform" else max(1, T // 10)
         rows = [T, *torch.randint(1, most + 1, (B - 1,), generator=torch.Generator().manual_seed(1)).tolist()]
         return torch.nn.utils.rnn.pack_padded_sequence(steps, sorted(rows, reverse=True))
@@ -125,7 +125,7 @@ def work(candidate: str, threads: str, lengths: str) -> None:
         *how, kind, task_name = task.split()
         compiled = "compiled" in how
         if kind.endswith("Cell"):
-            model = Loop(getattr(modules, kind)(H, H))
+            model = CellLoop(getattr(modules, kind)(H, H))
         else:
             sizes = {"proj_size": H // 2} if "projected" in how else {}
             model = getattr(modules, kind)(H, H, layers, bidirectional=directions == 2, **sizes)
@@ -135,10 +135,10 @@ def work(candidate: str, threads: str, lengths: str) -> None:
             model = quantize(model.eval())
         forward = model
         if lengths:
-            x, y_grad = packed(x, T, B), packed(y_grad, T, B).data
+            x, y_grad = pack_rows(x, T, B), pack_rows(y_grad, T, B).data
         if compiled:
             torch.compiler.reset()
-            model = Model(model, width)
+            model = LinearModel(model, width)
             forward = torch.compile(model)
         if task_name == "inference":
             model.eval()
@@ -165,7 +165,7 @@ def work(candidate: str, threads: str, lengths: str) -> None:
 
 
 def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
-    """Eager ones, and compiled ones, of which there are few unless they are asked for."""
+    """Return the eager points, and the compiled points: few, unless sizes are given."""
     few = FEW if options.quick else GRID
     all_points: tuple[list[Point], list[Point]] = ([], [])
     for task in options.tasks:
@@ -180,15 +180,15 @@ def points(options: argparse.Namespace) -> tuple[list[Point], list[Point]]:
     return all_points
 
 
-def order(eager: list[Rounds], compiled: list[Rounds], count: int, more: int) -> Iterator[int]:
-    """The numbers of points, as they are measured."""
+def order_points(eager: list[Rounds], compiled: list[Rounds], count: int, more: int) -> Iterator[int]:
+    """Yield the numbers of the points in the order of measuring."""
     yield from take_turns(eager, count, more)
     for number, rounds in enumerate(compiled, len(eager)):
         for _ in take_turns([rounds], count, more):
             yield number
 
 
-def line(point: Point, rounds: Rounds) -> list[Any]:
+def csv_line(point: Point, rounds: Rounds) -> list[Any]:
     kept = select_rounds(rounds)
     theirs, *_, ours = (round(statistics.median(column) * 1e6, 2) for column in zip(*kept, strict=True))
     ratios = [times[0] / times[-1] for times in kept]
@@ -196,8 +196,8 @@ def line(point: Point, rounds: Rounds) -> list[Any]:
     return [point[0], *point[1].values(), theirs, ours, *figures, len(rounds), sum(marked for _, marked in rounds)]
 
 
-def table(candidates: tuple[str, ...], points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
-    """In Markdown: how many times as fast as torch.nn the others are."""
+def ratio_table(candidates: tuple[str, ...], points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
+    """Yield a Markdown table: how many times as fast as torch.nn the others are."""
     heads = ["", "stack", "T", "B", "H", f"{candidates[0]}, µs", *candidates[1:]]
     yield from (f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads)))
     for (task, sizes), rounds in zip(points, all_rounds, strict=True):
@@ -209,12 +209,12 @@ def table(candidates: tuple[str, ...], points: list[Point], all_rounds: list[Rou
         yield f"| {' | '.join(cells)} |"
 
 
-def table_by_sizes(points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
-    """Likewise for two candidates, with a line for each size and a column for each task."""
+def ratio_table_by_sizes(points: list[Point], all_rounds: list[Rounds]) -> Iterator[str]:
+    """Yield a Markdown table of two candidates' ratios, with a line for each size and a column for each task."""
     ratios_of_sizes: dict[tuple[str, ...], dict[str, float]] = {}
     for point, rounds in zip(points, all_rounds, strict=True):
         T, B, H, layers, directions = map(str, point[1].values())
-        ratios_of_sizes.setdefault((f"{layers}x{directions}", T, B, H), {})[point[0]] = line(point, rounds)[8]
+        ratios_of_sizes.setdefault((f"{layers}x{directions}", T, B, H), {})[point[0]] = csv_line(point, rounds)[8]
     same = len({stack for stack, *_ in ratios_of_sizes}) == 1
     tasks = list(dict.fromkeys(task for task, _ in points))
     names = [task.removesuffix(" inference").replace(" training", ", training") for task in tasks]
@@ -266,11 +266,11 @@ def main() -> None:
         def ask(point: Point) -> list[float]:
             return [*ask_all(workers, *point, options.budget).values()]
 
-        numbers = order(rounds[: len(eager)], rounds[len(eager) :], options.rounds, more)
+        numbers = order_points(rounds[: len(eager)], rounds[len(eager) :], options.rounds, more)
         for done, number in enumerate(numbers, 1):
             point = todo[number]
             rounds[number].append(guard.round(options.threads, partial(ask, point)))
-            lines[number] = line(point, rounds[number])
+            lines[number] = csv_line(point, rounds[number])
             left = (time.time() - start) / done * max(0, all_ - done) / 60
             sizes = " ".join(f"{name[0]}{size:<3}" for name, size in point[1].items())
             theirs, ours, ratio, *_, marked = lines[number][6:]
@@ -278,9 +278,9 @@ def main() -> None:
             figures = f"{theirs:10.6g} us, ours {ours:10.6g} us ({ratio:.2f}x)"
             print(f"{at} {point[0]:23} {sizes} {figures}{f'  {marked} rounds marked' if marked else ''}", flush=True)
     if options.int8:
-        print(*table(candidates, todo, rounds), sep="\n")
+        print(*ratio_table(candidates, todo, rounds), sep="\n")
     elif options.with_table:
-        print(*table_by_sizes(todo, rounds), sep="\n")
+        print(*ratio_table_by_sizes(todo, rounds), sep="\n")
     for task in options.tasks:
         ratios = [cells[8] for cells in lines.values() if cells[0] == task]
         mean = statistics.geometric_mean(ratios)

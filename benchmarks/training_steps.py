@@ -1,4 +1,4 @@
-"""What a step of training costs as an ONNX model, beside blockcell's kernels and optimizers, and beside PyTorch.
+"""Compare a training step as an ONNX model with one of blockcell's kernels and optimizers, and with PyTorch's.
 
 Needed by: docs/onnx/training.md
 
@@ -56,18 +56,18 @@ WAYS = ("blockcell", "ONNX", "PyTorch")
 Call = Callable[[], object]
 
 
-def data(T: int, B: int, H: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_data(T: int, B: int, H: int) -> tuple[np.ndarray, np.ndarray]:
     g = np.random.default_rng(0)
     return g.uniform(-1, 1, (T, B, H)).astype(np.float32), g.integers(0, CLASSES, B)
 
 
-def ours(T: int, B: int, H: int, threads: int) -> Call:
+def make_our_step(T: int, B: int, H: int, threads: int) -> Call:
     import blockcell
     from blockcell import LSTM, Dense, Stack, loss, optim
 
     blockcell.set_num_threads(threads)
     net = Stack([LSTM.init(H, H, seed=1), Dense.init(H, CLASSES, seed=2, last=True)])
-    (x, target), memory = data(T, B, H), None
+    (x, target), memory = draw_data(T, B, H), None
 
     def step() -> None:
         nonlocal memory
@@ -80,38 +80,38 @@ def ours(T: int, B: int, H: int, threads: int) -> Call:
     return step
 
 
-def onnx(T: int, B: int, H: int, threads: int) -> Call:
-    session = session_of(H, intra_op_num_threads=threads)
-    x, target = data(T, B, H)
+def make_onnx_step(T: int, B: int, H: int, threads: int) -> Call:
+    session = open_session(H, intra_op_num_threads=threads)
+    x, target = draw_data(T, B, H)
     return lambda: session(x=x, target=target, learning_rate=1e-3)
 
 
-def session_of(H: int, **settings: object) -> TrainingSession:
+def open_session(H: int, **settings: object) -> TrainingSession:
     from blockcell import LSTM, Dense, Stack
     from onnx_export import TrainingSession, runtime, training_step
 
-    plain = runtime.RuntimeModel.__init__
+    init = runtime.RuntimeModel.__init__
 
-    def changed(self, model, provider, sizes=None, given=None, provider_options=None):  # type: ignore[no-untyped-def]
-        plain(self, model, provider, sizes, settings, provider_options)
+    def new_init(self, model, provider, sizes=None, given=None, provider_options=None):  # type: ignore[no-untyped-def]
+        init(self, model, provider, sizes, settings, provider_options)
 
     net = Stack([LSTM.init(H, H, seed=1), Dense.init(H, CLASSES, seed=2, last=True)])
     options = {"loss": "softmax_cross_entropy", "optimizer": "adam", "max_norm": 1.0, "lengths": False}
     model = training_step(net, None, **options)  # type: ignore[arg-type]
-    runtime.RuntimeModel.__init__ = changed  # type: ignore[method-assign]
+    runtime.RuntimeModel.__init__ = new_init  # type: ignore[method-assign]
     try:
         return TrainingSession(model, net)
     finally:
-        runtime.RuntimeModel.__init__ = plain  # type: ignore[method-assign]
+        runtime.RuntimeModel.__init__ = init  # type: ignore[method-assign]
 
 
-def pytorch(T: int, B: int, H: int, threads: int) -> Call:
+def make_torch_step(T: int, B: int, H: int, threads: int) -> Call:
     import torch
 
     torch.set_num_threads(threads)
     lstm, dense = torch.nn.LSTM(H, H), torch.nn.Linear(H, CLASSES)
     weights = [*lstm.parameters(), *dense.parameters()]
-    adam, (x, target) = torch.optim.Adam(weights, lr=1e-3), map(torch.as_tensor, data(T, B, H))
+    adam, (x, target) = torch.optim.Adam(weights, lr=1e-3), map(torch.as_tensor, draw_data(T, B, H))
 
     def step() -> None:
         adam.zero_grad()
@@ -123,18 +123,18 @@ def pytorch(T: int, B: int, H: int, threads: int) -> Call:
 
 
 def work(way: str, threads: str) -> None:
-    """Answers a size with the seconds of a step."""
-    step_of = {"blockcell": ours, "ONNX": onnx, "PyTorch": pytorch}[way]
+    """Answer a size and a budget with the seconds of a step."""
+    step_of = {"blockcell": make_our_step, "ONNX": make_onnx_step, "PyTorch": make_torch_step}[way]
     answer_seconds(lambda size: step_of(*SIZES[size], int(threads)))
 
 
 def profile(size: str, threads: int) -> list[object]:
-    """What a step takes, as the cells of a table."""
+    """Profile a step; return the cells of a table."""
     T, B, H = SIZES[size]
-    x, target = data(T, B, H)
+    x, target = draw_data(T, B, H)
     with tempfile.TemporaryDirectory() as folder:
         options_of_profile = {"enable_profiling": True, "profile_file_prefix": f"{folder}/profile"}
-        session = session_of(H, intra_op_num_threads=threads, **options_of_profile)
+        session = open_session(H, intra_op_num_threads=threads, **options_of_profile)
         for _ in range(5):
             session(x=x, target=target, learning_rate=1e-3)
         events = json.loads(Path(session._running[()].session.end_profiling()).read_text())
@@ -152,20 +152,20 @@ def profile(size: str, threads: int) -> list[object]:
 
 
 class Task(NamedTuple):
-    """What `compare` trains, and on what."""
+    """The network that `compare` trains, its data and its ONNX model."""
 
     net: Stack
     x: np.ndarray
     labels: np.ndarray
     picked: list[np.ndarray]
-    """Which digits each step takes."""
+    """Numbers of the digits of each step."""
     test: np.ndarray
-    """Which digits are held out."""
+    """Numbers of the digits that are held out."""
     model: ModelProto
     rate: float
 
 
-def task(dtype: str, steps: int = 100, rows: int = 64, held_out: int = 360) -> Task:
+def make_task(dtype: str, steps: int = 100, rows: int = 64, held_out: int = 360) -> Task:
     from sklearn.datasets import load_digits
 
     from blockcell import LSTM, Dense, Stack
@@ -188,9 +188,9 @@ def compare(dtype: str) -> None:
     from blockcell import loss, optim
     from onnx_export import TrainingSession
 
-    net, x, labels, picked, test, model, rate = task(dtype)
+    net, x, labels, picked, test, model, rate = make_task(dtype)
 
-    def by_layers() -> tuple[float, dict[str, np.ndarray]]:
+    def run_layers() -> tuple[float, dict[str, np.ndarray]]:
         layer, weights, memory = copy.copy(net), net.weights, None
         for rows in picked:
             y, _, tape = layer.forward(x[:, rows])
@@ -200,13 +200,13 @@ def compare(dtype: str) -> None:
             layer.set_weights(**weights)
         return value, weights
 
-    def by_onnxruntime() -> tuple[float, dict[str, np.ndarray]]:
+    def run_onnxruntime() -> tuple[float, dict[str, np.ndarray]]:
         session = TrainingSession(model, net)
         for rows in picked:
             value = session(x=x[:, rows], target=labels[rows], learning_rate=rate).loss
         return value, session.weights
 
-    def by_reference() -> tuple[float, dict[str, np.ndarray]]:
+    def run_reference() -> tuple[float, dict[str, np.ndarray]]:
         run, kept = ReferenceEvaluator(model), net.weights
         kept |= {f"{slot}.{name}": np.zeros_like(weight) for name, weight in net.weights.items() for slot in "mv"}
         kept["step"] = np.array(0)
@@ -216,7 +216,7 @@ def compare(dtype: str) -> None:
             kept = {name.removeprefix("new_"): array for name, array in results.items() if name.startswith("new_")}
         return float(results["loss"]), {name: kept[name] for name in net.weights}
 
-    for way, run in (("blockcell", by_layers), ("onnxruntime", by_onnxruntime), ("onnx.reference", by_reference)):
+    for way, run in (("blockcell", run_layers), ("onnxruntime", run_onnxruntime), ("onnx.reference", run_reference)):
         value, weights = run()
         trained = copy.copy(net)
         trained.set_weights(**weights)

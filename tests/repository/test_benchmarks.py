@@ -441,14 +441,14 @@ def test_table_by_sizes():
     tasks = "RNN inference", "projected LSTM training"
     points = [(task, sizes | {"H": H}) for task in tasks for H in (16, 64)]
     rounds = [[([k + 1.0, 1.0], False), ([9.0, 1.0], True), *[([k + 1.5, 1.0], False)] * 2] for k in range(4)]
-    assert [*torch_modules.table_by_sizes(points, rounds)] == [
+    assert [*torch_modules.ratio_table_by_sizes(points, rounds)] == [
         "| T | B | H | RNN | projected LSTM, training |",
         "| --- | --- | --- | --- | --- |",
         "| 1 | 4 | 16 | 1.50x | 3.50x |",
         "| 1 | 4 | 64 | 2.50x | 4.50x |",
     ]
     deeper = [(task, sizes | {"layers": 2}) for task, sizes in points]
-    heads, _, first, *_ = torch_modules.table_by_sizes(points + deeper, rounds + rounds)
+    heads, _, first, *_ = torch_modules.ratio_table_by_sizes(points + deeper, rounds + rounds)
     assert heads.startswith("| stack | T |") and first.startswith("| 1x1 | 1 |")
 
 
