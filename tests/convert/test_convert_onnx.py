@@ -106,10 +106,13 @@ def test_onnxruntime(name):
     theirs = session.run(None, {"a_X": x} | states)
     parts = [tuple(states[place][d] for place in places[::-1]) for d in range(directions)]
     y, last = layer(x, parts if directions == 2 else parts[0])
-    np.testing.assert_allclose(onnx_y(theirs[0]), y, rtol=0, atol=2e-6)
-    for k, place in enumerate(places):
-        ours = [getattr(part, {"h": "h", "c": "cs"}[place]) for part in (last if directions == 2 else [last])]
-        np.testing.assert_allclose(theirs[1 + k], np.stack(ours), rtol=0, atol=2e-6)
+    states_by_place = [
+        np.stack([getattr(part, {"h": "h", "c": "cs"}[place]) for part in (last if directions == 2 else [last])])
+        for place in places
+    ]
+    for result, expected in zip([onnx_y(theirs[0]), *theirs[1:]], [y, *states_by_place], strict=True):
+        # Errors go by the largest number: a cell whose activation is unbounded reaches 13.
+        np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * max(1, np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
