@@ -140,7 +140,7 @@ def demo(options: argparse.Namespace) -> int:
     Both are layers that read scikit-learn's digits row by row. Once they are trained, all ops run on digits that
     were held out and are compared with the float64 formulas, and so are their ONNX graphs on onnxruntime and
     onnx.reference, where these are installed (the extra onnx). Writes a picture of the training and of what the
-    networks believe after each row. The exit status is 0 if both networks know 95 % of the held-out digits and every op
+    networks predict after each row. The exit status is 0 if both networks know 95 % of the held-out digits and every op
     keeps its error bound, else 1. The bound is 5 eps of an output's largest entry, or more where the trained weights
     amplify float32's rounding; a graph may be off by twice as much, and in any case by what `blockcell verify` allows.
     """

@@ -1,7 +1,7 @@
 """`blockcell demo`: the ops on real data, from training to the rounding errors.
 
 scikit-learn brings 1797 handwritten digits of 8 x 8 pixels.  A GRU and an LSTM read each of them row by row, T = 8
-steps of I = 8 pixels, and after every row the softmax of a dense layer says which digit this is: the belief.  They
+steps of I = 8 pixels, and after every row the softmax of a dense layer says which digit this is: its prediction.  They
 are trained with `blockcell.loss` and `blockcell.optim`.  Then all ops run on the trained weights and on
 digits that were held out, and are compared with the float64 formulas; so are their ONNX graphs on the runtimes that are
 here.
@@ -41,7 +41,7 @@ BATCH = 64
 LEARNING_RATE = 0.015  # at the start; it falls linearly to nothing
 MAX_NORM = 1.0  # of the gradients together
 NOISE = 0.2  # standard deviation, added to the pixels (0 to 1) in training: without it the networks learn by heart
-EVERY_ROW, LAST_ROW = 8 / 17, 9 / 17  # in the loss: the last row decides, but every belief is to be honest
+EVERY_ROW, LAST_ROW = 8 / 17, 9 / 17  # in the loss: the last row decides, but every prediction is to be honest
 HELD_OUT = 0.2
 CHECKED = 64  # held-out digits that the ops run on
 BOUND_EPS = 5.0  # what the tests allow float32; it is more here if the data amplify rounding more than that
@@ -83,7 +83,7 @@ class Classifier:
     def name(self) -> str:
         return type(self.net.layers[0]).__name__
 
-    def belief(self, x: Array) -> Array:
+    def predict(self, x: Array) -> Array:
         """Return each digit's probability after each row, [T,B,10]."""
         layer, head = self.net.layers
         return Stack([layer, Dense(head.weights["w"], head.weights["b"], "softmax")])(x)[0]
@@ -149,7 +149,7 @@ def train(network: Classifier, digits: Digits, held_out: Digits, rng: np.random.
             network.net.set_weights(**weights)
             total += loss * len(batch.labels)
         losses.append(total / count)
-        guesses = network.belief(held_out.x)[-1].argmax(axis=1)
+        guesses = network.predict(held_out.x)[-1].argmax(axis=1)
         accuracies.append(float((guesses == held_out.labels).mean()))
         tell(f"training the {network.name}", epoch + 1, EPOCHS)
     size = sum(value.size for value in network.net.weights.values())
@@ -394,21 +394,21 @@ def run(seed: int = 0, tell: Progress = lambda activity, done, total: None) -> R
 
 # ---------------------------------------------------------------------------------------------------------- the picture
 def draw(result: Result, path: Path) -> None:
-    """Write the picture: how the training went, and a few held-out digits with the beliefs row by row."""
+    """Write the picture: how the training went, and a few held-out digits with the predictions row by row."""
     figure = Figure(figsize=(13, 10.5), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=(1, 2), hspace=0.03)
     top, bottom = parts
     draw_training(top, result)
-    beliefs = [network.belief(result.digits.x) for network in result.networks]
-    right = sum(belief[-1][np.arange(len(result.digits.labels)), result.digits.labels] for belief in beliefs)
+    predictions = [network.predict(result.digits.x) for network in result.networks]
+    right = sum(
+        prediction[-1][np.arange(len(result.digits.labels)), result.digits.labels] for prediction in predictions
+    )
     chosen = [int(np.argmax(result.digits.labels == digit)) for digit in (3, 5, 8)] + [int(np.argmin(right))]
     panels = bottom.subfigures(2, 2, hspace=0.04, wspace=0.04)
     for panel, index in zip(panels.flat, chosen, strict=True):
-        title = f"Digit {result.digits.labels[index]}" + (
-            ", of all the one believed least" if index == chosen[-1] else ""
-        )
+        title = f"Digit {result.digits.labels[index]}" + (", the least certain of all" if index == chosen[-1] else "")
         panel.suptitle(title, fontweight="bold")
-        draw_digit(panel, result, beliefs, index)
+        draw_digit(panel, result, predictions, index)
     figure.savefig(path, format="png", dpi=110)
 
 
@@ -430,15 +430,15 @@ def draw_training(figure: SubFigure, result: Result) -> None:
         axes.legend()
 
 
-def draw_digit(figure: SubFigure, result: Result, beliefs: list[Array], index: int) -> None:
-    """Draw the image beside what each network believes after each of its rows."""
+def draw_digit(figure: SubFigure, result: Result, predictions: list[Array], index: int) -> None:
+    """Draw the image beside what each network predicts after each of its rows."""
     label = int(result.digits.labels[index])
     image, *maps = figure.subplots(1, 3, sharey=True, width_ratios=(9, 10, 10))
     image.imshow(result.digits.x[:, index], cmap="gray_r", aspect="auto")  # as high as its neighbours, row beside row
     image.set(title="image", xticks=[], yticks=range(8), yticklabels=range(1, 9), ylabel="row")
-    for axes, network, belief in zip(maps, result.networks, beliefs, strict=True):
-        shown = axes.imshow(belief[:, index], cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set(title=f"{network.name}'s belief", xticks=range(10), xlabel="digit")
+    for axes, network, prediction in zip(maps, result.networks, predictions, strict=True):
+        shown = axes.imshow(prediction[:, index], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.set(title=f"{network.name}'s prediction", xticks=range(10), xlabel="digit")
         axes.tick_params(left=False)
         axes.get_xticklabels()[label].set(color="tab:red", fontweight="bold")
     figure.colorbar(shown, ax=maps, label="probability")

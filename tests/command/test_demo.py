@@ -75,9 +75,9 @@ def test_loss():
     """Against a plain mean of logarithms."""
     digits = few_digits()
     for network in networks():
-        belief = network.belief(digits.x)
-        np.testing.assert_allclose(belief.sum(axis=-1), 1)
-        rows = -np.log(belief[:, np.arange(7), digits.labels]).mean(axis=1)
+        prediction = network.predict(digits.x)
+        np.testing.assert_allclose(prediction.sum(axis=-1), 1)
+        rows = -np.log(prediction[:, np.arange(7), digits.labels]).mean(axis=1)
         assert network.loss_and_grads(digits)[0] == pytest.approx((0.1 * rows[:7].sum() + rows[7]) / 1.7, rel=1e-12)
 
 

@@ -170,7 +170,7 @@ def test_numbers_are_those_of_onnxruntime(page, built, provider):
     shapes = {name: array.shape for name, array in early.items()}
     network.net.set_weights(**{name: np.float32(results["late"][name]).reshape(shapes[name]) for name in shapes})
     np.testing.assert_allclose(results["losses"], losses, rtol=0, atol=1e-4)
-    beliefs = network.belief(held_out.take(slice(40)).x)
+    beliefs = network.predict(held_out.take(slice(40)).x)
     np.testing.assert_allclose(np.reshape(results["beliefs"], beliefs.shape), beliefs, rtol=0, atol=1e-4)
     for key, array in early.items():
         np.testing.assert_allclose(np.reshape(results["early"][key], array.shape), array, rtol=0, atol=1e-4)
