@@ -130,9 +130,8 @@ class ArgumentReader:
                 expected = f"expected {DTYPES[number]}, that of {source}"
                 advice = conversion(name, value, DTYPES[number])
                 if first_value is not None and value_number is not None and DTYPES[number] == np.float64:
-                    advice = conversion(
-                        source, first_value, DTYPES[value_number]
-                    )  # numpy makes float64 where nobody asks for it
+                    # numpy makes float64 where nobody asks for it
+                    advice = conversion(source, first_value, DTYPES[value_number])
                 raise TypeError(f"{self.caller}: {name} has dtype {array.dtype}; {expected}; {advice}")
         return number or 0
 

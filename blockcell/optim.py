@@ -355,13 +355,12 @@ def _arrays(caller: str, argument: str, values: Mapping[str, ArrayLike]) -> Arra
 
 def _setting(optimizer: str, name: str, value: float) -> float:
     """Return a setting as a float, checked by the optimizer's row."""
-    below = OPTIMIZERS[optimizer].settings[name]
-    return value if type(value) is float and 0 <= value < below else _number(optimizer, name, value, below)
+    return _number(optimizer, name, value, OPTIMIZERS[optimizer].settings[name])
 
 
 def _number(caller: str, name: str, value: float, below: float = inf) -> float:
     """Return a number of at least 0, and below a limit, as a float."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if type(value) is not float and (not isinstance(value, Real) or isinstance(value, bool)):
         raise TypeError(f"{caller}: {name} is of type {type(value).__name__}; expected a real number")
     if not 0 <= value < below:
         raise ValueError(f"{caller}: {name} is {value}; expected 0 <= {name} < {below:g}")

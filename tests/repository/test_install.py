@@ -3,13 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
 import sysconfig
 import tomllib
 from pathlib import Path
 
 import pytest
 from fresh import run
+from tracked import tracked_files
 
 import blockcell
 from blockcell.installing import PACKAGE
@@ -49,16 +49,13 @@ WRONG = NOT_PUBLISHED if PACKAGE == "." else PUBLISHED
 
 def test_nobody_is_told_to_install_what_is_not_published():
     """And once it is, nobody to do without."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a checkout")
     extras = {
         "pyproject.toml",
         "tools/packages.py",
         "tests/repository/test_install.py",
     }  # of the package that is there already
     found = []
-    for name in listed.stdout.split():
+    for name in map(str, tracked_files()):
         path = ROOT / name
         if name not in extras and path.is_file() and path.suffix in {".md", ".py", ".pyx", ".pxd", ".yml", ".toml", ""}:
             found += [f"{name}: {line.strip()}" for line in path.read_text().splitlines() if WRONG.search(line)]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fresh import printed
+from tracked import tracked_files
 
 import blockcell
 
@@ -141,10 +142,7 @@ def _named_in(folder: str, line: str, docstring: str) -> set[str]:
 
 
 def _tracked_sources() -> list[str]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a checkout")
-    return [name for name in listed.stdout.split() if Path(name).suffix in SOURCES]
+    return [str(path) for path in tracked_files() if path.suffix in SOURCES]
 
 
 def _is_named(path: str, names: set[str]) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tracked import tracked_files
 
 import blockcell
 from blockcell import LSTM, RNN, activations
@@ -152,11 +153,8 @@ def test_every_reason_to_refuse_a_cell_is_explained():
 
 def words_of_sources():
     """Return the words of each tracked source file, with its own name, by its path."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("this is no checkout of git's")
     words = {}
-    for path in map(Path, listed.stdout.split()):
+    for path in tracked_files():
         if path.suffix in SOURCES or path.name == "Makefile":
             words[path] = {path.name, path.stem, *re.findall(r"\w+", (ROOT / path).read_text())}
     return words
