@@ -487,8 +487,9 @@ cdef class Runner:
         context.weights, context.training, context.threads = weights, training, threads
         context.lengths, context.reset = lengths, reset
         context.T, context.B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
-        if lengths is not None and longest_length(lengths) < context.T:
+        if lengths is not None:
             context.T = longest_length(lengths)
+        if context.T < PyArray_DIMS(x)[0]:
             x = x[: context.T]
         if self.over_time:
             y, last_state, content = self.forward_steps(context, x, state, T, counted, batch_first)
