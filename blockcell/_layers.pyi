@@ -72,13 +72,18 @@ class Runner:
         state: State,
         lengths: Array | None,
         reset: Array | None,
+        reset_state: State,
         counted: CountedSteps | None,
         batch_first: bool,
         training: bool,
         threads: int = 0,
     ) -> Any: ...
-    def try_backward(self, tape: Tape, d_y: Any, d_last: Any) -> tuple[Array, Any, dict[str, Array]] | None: ...
-    def backward_layer(self, tape: Tape, d_y: Array, d_last: State) -> tuple[Array, Any, dict[str, Array]]: ...
+    def try_backward(
+        self, tape: Tape, d_y: Any, d_last: Any, d_reset_state: State
+    ) -> tuple[Array, Any, dict[str, Array]] | None: ...
+    def backward_layer(
+        self, tape: Tape, d_y: Array, d_last: State, d_reset_state: State
+    ) -> tuple[Array, Any, dict[str, Array]]: ...
 
 class CellRunner(Runner):
     def __init__(self, layer: RunnableCell) -> None: ...

@@ -108,6 +108,7 @@ def export(
         Matrices in float16 become float32 outside the loop, by a Cast.
     lengths, reset, state : bool
         Which inputs there are beside x: the rows' lengths, where episodes start, and the state before the first step.
+        Episodes start from a state of zeros: models have no `reset_state`.
     sizes : dict, optional
         T and B where they are to be fixed. Otherwise they are free; for runtimes T must be at least 1 then, while a
         `Session` takes 0, too.

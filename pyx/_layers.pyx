@@ -217,7 +217,7 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
     lengths : ndarray (B,) of int64, C-contiguous, or None
         How many steps each row has.
     reset : ndarray (T, B) of bool, C-contiguous, or None
-        Whether a row starts anew at a step, with a state of zeros.
+        Whether a row starts anew at a step, from its reset state.
     reverse : bool
         Whether the layer runs from the last step to the first.
 
@@ -250,7 +250,21 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
     return step_mask
 
 
-CellTape = namedtuple("CellTape", "weights x state saved h step_mask reverse")
+cdef ndarray copy_reset_rows(ndarray rows, ndarray reset):
+    """Return a copy of `rows` [T,B,n] that has values only where `reset` [T,B] is true; the rest takes no memory."""
+    cdef Py_ssize_t t, b, T = PyArray_DIMS(reset)[0], B = PyArray_DIMS(reset)[1]
+    cdef Py_ssize_t size = PyArray_DIMS(rows)[2] * PyArray_ITEMSIZE(rows)
+    cdef const char *resets = PyArray_BYTES(reset)
+    cdef ndarray copy = empty((T, B, PyArray_DIMS(rows)[2]), rows.dtype)
+    for t in range(T):
+        for b in range(B):
+            if resets[t * B + b]:
+                memcpy(PyArray_BYTES(copy) + (t * B + b) * size,
+                       PyArray_BYTES(rows) + t * PyArray_STRIDES(rows)[0] + b * PyArray_STRIDES(rows)[1], size)
+    return copy
+
+
+CellTape = namedtuple("CellTape", "weights x state reset_state saved h step_mask reverse")
 CellTape.__doc__ = "What a cell keeps of a forward pass."
 DenseTape = namedtuple("DenseTape", "weights x y step_mask last_steps")
 DenseTape.__doc__ = "What a dense layer keeps of a forward pass: the rows that it computed, each from a row of x."
@@ -382,7 +396,7 @@ cdef class Runner:
         """Return whether `state` is a state of B rows that kernels can read as it is; None stands for zeros."""
         raise NotImplementedError
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Run the forward pass of one part of the layer that is called.
 
         Parameters
@@ -392,6 +406,9 @@ cdef class Runner:
             Rows may lie anywhere, but a row has no gaps; in training there are none at all.
         state
             As `takes_state` takes it.
+        reset_state
+            What the state is where it is reset: of the form of `state` with arrays [T,B,.], whose rows may lie
+            anywhere.  None stands for zeros, in place of an array, too.
         reverse : bool
             Whether the directions of this part are reversed, as it is in the second layer of a `Bidirectional`.
         y : ndarray or None
@@ -406,7 +423,7 @@ cdef class Runner:
         """
         raise NotImplementedError
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Run the backward pass of one part of the layer that is called.
 
         Parameters
@@ -417,6 +434,9 @@ cdef class Runner:
             There may be gaps between rows.
         d_last
             Gradient to the last state; None for zeros.
+        d_reset_state
+            Of the form of `reset_state`: the gradient to it is written where there is a reset; None if nobody asks for
+            it.
         d_x : ndarray (T, B, I) or None
             Is filled and returned, and may have gaps between rows; None for a new array.
 
@@ -449,10 +469,11 @@ cdef class Runner:
             lengths = PyArray_NewCopy(<ndarray> lengths, NPY_CORDER)  # which no other thread changes
             if row_out_of_range(<ndarray> lengths, T) >= 0:
                 return None
-        return self.forward_layer(weights, x, state, lengths, None, None, batch_first, training)
+        return self.forward_layer(weights, x, state, lengths, None, None, None, batch_first, training)
 
     cpdef forward_layer(
-        self, dict weights, ndarray x, state, lengths, reset, counted, bint batch_first, bint training, int threads=0
+        self, dict weights, ndarray x, state, lengths, reset, reset_state, counted, bint batch_first, bint training,
+        int threads=0
     ):
         """Run the forward pass of the layer that is called.
 
@@ -466,6 +487,8 @@ cdef class Runner:
             As `takes_state` takes it.
         lengths, reset
             As for `step_mask_of`, for the steps of x.
+        reset_state
+            As for `forward_part`.
         counted : CountedSteps or None
             Which of the user's steps are those of x, if a mask has moved them.
         batch_first : bool
@@ -492,29 +515,29 @@ cdef class Runner:
         if context.T < PyArray_DIMS(x)[0]:
             x = x[: context.T]
         if self.over_time:
-            y, last_state, content = self.forward_steps(context, x, state, T, counted, batch_first)
+            y, last_state, content = self.forward_steps(context, x, state, reset_state, T, counted, batch_first)
         else:
-            y, last_state, content = self.forward_last_steps(context, x, state, counted is None)
+            y, last_state, content = self.forward_last_steps(context, x, state, reset_state, counted is None)
         if training:
             return y, last_state, T, context.B, context.T, context.lengths, content
         return y, last_state
 
     cdef tuple forward_steps(
-        self, ForwardContext context, ndarray x, state, Py_ssize_t T, counted, bint batch_first
+        self, ForwardContext context, ndarray x, state, reset_state, Py_ssize_t T, counted, bint batch_first
     ):
         """Run the forward pass of a layer whose y has all steps; return y, the last state and the tape's content.
 
         T : the number of the user's steps
         """
         if not context.training and context.T == T and not batch_first and counted is None:
-            return self.forward_part(context, x, state, False, None)
+            return self.forward_part(context, x, state, reset_state, False, None)
         if batch_first:
             result = self.new_rows(context.B, T, self.output_size)
             y = PyArray_SwapAxes(<ndarray> result, 0, 1)
         else:
             result = y = self.new_rows(T, context.B, self.output_size)
         if counted is not None:
-            counted_y, last_state, content = self.forward_part(context, x, state, False, None)
+            counted_y, last_state, content = self.forward_part(context, x, state, reset_state, False, None)
             counted.scatter_y(counted_y, self.layer._directions(False), y)
             return result, last_state, content
         if context.training:  # the tape's own
@@ -522,10 +545,10 @@ cdef class Runner:
         if context.T < T:
             y[context.T :] = 0
             y = y[: context.T]
-        _, last_state, content = self.forward_part(context, x, state, False, y)
+        _, last_state, content = self.forward_part(context, x, state, reset_state, False, y)
         return result, last_state, content
 
-    cdef tuple forward_last_steps(self, ForwardContext context, ndarray x, state, bint is_users_x):
+    cdef tuple forward_last_steps(self, ForwardContext context, ndarray x, state, reset_state, bint is_users_x):
         """Run the forward pass of a layer whose y has the last step of each row; return y, the last state and the
         tape's content.  From a row without steps the head computes y as from a step of zeros, also if T is 0.
 
@@ -547,10 +570,10 @@ cdef class Runner:
         y = None
         if context.training:  # the caller's; a tape has its own
             y = new_array(self.dtype, self.type_number, 2, context.B, self.output_size)
-        return self.forward_part(context, x, state, False, y)
+        return self.forward_part(context, x, state, reset_state, False, y)
 
     # ------------------------------------------------------------------------------------------------- backward passes
-    def try_backward(self, tape, d_y, d_last):
+    def try_backward(self, tape, d_y, d_last, d_reset_state):
         """Run the backward pass on a user's arguments; return None if one is not canonical, or wrong."""
         cdef Py_ssize_t T = tape.T, B = tape.B, step_count = tape.step_count
         cdef bint batch_first = tape.batch_first
@@ -570,9 +593,9 @@ cdef class Runner:
                 d_y = d_y[:step_count]
         if not self.takes_state(d_last, B):
             return None
-        return self.backward_layer(tape, d_y, d_last)
+        return self.backward_layer(tape, d_y, d_last, d_reset_state)
 
-    cpdef backward_layer(self, tape, ndarray d_y, d_last):
+    cpdef backward_layer(self, tape, ndarray d_y, d_last, d_reset_state):
         """Run the backward pass of the layer that is called.
 
         Parameters
@@ -582,6 +605,8 @@ cdef class Runner:
             At the steps that count, as the tape has them, time first.
         d_last
             Gradient to the last state; None for zeros.
+        d_reset_state
+            As for `backward_part`, with all steps of the user's.
 
         Returns
         -------
@@ -592,15 +617,15 @@ cdef class Runner:
         result = self.new_rows(B, T, self.input_size) if tape.batch_first else self.new_rows(T, B, self.input_size)
         d_x = PyArray_SwapAxes(<ndarray> result, 0, 1) if tape.batch_first else result
         if tape.counted is not None:
-            counted_d_x, d_initial, grads = self.backward_part(tape.content, d_y, d_last, None)
+            counted_d_x, d_initial, grads = self.backward_part(tape.content, d_y, d_last, d_reset_state, None)
             tape.counted.scatter(counted_d_x, d_x)
         elif step_count > T:  # a step of zeros that no row has
-            _, d_initial, grads = self.backward_part(tape.content, d_y, d_last, None)
+            _, d_initial, grads = self.backward_part(tape.content, d_y, d_last, d_reset_state, None)
         else:
             if step_count < T:
                 d_x[step_count:] = 0
                 d_x = d_x[:step_count]
-            _, d_initial, grads = self.backward_part(tape.content, d_y, d_last, d_x)
+            _, d_initial, grads = self.backward_part(tape.content, d_y, d_last, d_reset_state, d_x)
             if not self.over_time and tape.lengths is not None:
                 clear_first_step(d_x, tape.lengths)
         return result, d_initial, grads
@@ -728,7 +753,7 @@ cdef class CellRunner(LeafRunner):
         LeafRunner.__init__(self, layer)
         self.reverse, self.saved_count, self.hidden_size = layer.reverse, TAPE_ARRAYS[layer._kernel], layer.hidden_size
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Run the cell over all steps; in training keep what each of them saves."""
         cdef Pass a
         cdef Py_ssize_t T = context.T, B = context.B
@@ -740,12 +765,16 @@ cdef class CellRunner(LeafRunner):
         if context.training:
             saved = new_array(self.dtype, self.type_number, 4, self.saved_count, T, B, self.hidden_size)
             state = self.copy_state(state, B)
+            if reset_state is not None:
+                reset = context.reset[:T]
+                reset_state = tuple([None if part is None else copy_reset_rows(part, reset) for part in reset_state])
             a.saved = PyArray_BYTES(<ndarray> saved)
         h = self.new_rows(T, B, self.output_size) if y is None or context.training else y
         if T and B and self.output_size:
             last_state = self.new_state(B, a.last_state)
             for k in range(self.state_count):
                 a.initial_state[k] = NULL if state is None else PyArray_BYTES(<ndarray> (<tuple> state)[k])
+            self.set_reset_rows(reset_state, a.reset_state, a.reset_layout)
             step_mask = context.step_mask(a.reverse)
             if step_mask is not None:
                 a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
@@ -760,16 +789,29 @@ cdef class CellRunner(LeafRunner):
         elif y is not h:
             PyArray_CopyInto(<ndarray> y, h)
         if context.training:
-            tape = CellTape(weights.arrays, x, state, saved, h, step_mask, bool(a.reverse))
+            tape = CellTape(weights.arrays, x, state, reset_state, saved, h, step_mask, bool(a.reverse))
         return y, last_state, tape
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
+    cdef void set_reset_rows(self, state, const void **addresses, Layout *layouts) noexcept:
+        """Set where the arrays of a reset state, or of a gradient to one, are, and how their rows lie in memory.
+
+        addresses, layouts : [STATES], the caller's; written
+        """
+        cdef int k
+        for k in range(self.state_count):
+            array = None if state is None else (<tuple> state)[k]
+            addresses[k] = NULL
+            if array is not None:
+                addresses[k] = PyArray_BYTES(<ndarray> array)
+                set_layout(&layouts[k], <ndarray> array)
+
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Compute the gradients of all steps from what they saved."""
         cdef Pass a
         cdef ndarray x, h, x_grad
         cdef Py_ssize_t T, B
         cdef int k
-        weights, x, state, saved, h, step_mask, a.reverse = tape
+        weights, x, state, reset_state, saved, h, step_mask, a.reverse = tape
         T, B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
         x_grad = self.new_rows(T, B, self.input_size) if d_x is None else d_x
         if PyArray_SIZE(h) == 0:
@@ -780,6 +822,8 @@ cdef class CellRunner(LeafRunner):
             a.initial_state[k] = PyArray_BYTES(<ndarray?> state[k])
             a.last_state_grad[k] = NULL if d_last is None else PyArray_BYTES(<ndarray> (<tuple> d_last)[k])
         a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray?> step_mask)
+        self.set_reset_rows(reset_state, a.reset_state, a.reset_layout)
+        self.set_reset_rows(d_reset_state, <const void **> a.reset_state_grad, a.reset_grad_layout)
         a.x, a.y, a.saved = PyArray_BYTES(x), PyArray_BYTES(h), PyArray_BYTES(<ndarray?> saved)
         a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(x_grad)
         set_layout(&a.y_grad_layout, d_y)
@@ -791,7 +835,7 @@ cdef class CellRunner(LeafRunner):
 cdef class DenseRunner(LeafRunner):
     """Runs a dense layer, for all steps or, with `last`, for the last step of each row."""
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Compute y at all steps or, with `last`, at the last step of each row."""
         cdef Pass a
         cdef Py_ssize_t T = context.T, B = context.B
@@ -823,7 +867,7 @@ cdef class DenseRunner(LeafRunner):
             tape = DenseTape(weights.arrays, x, rows, step_mask, last_steps)
         return y if last_steps is None else y[0], (), tape
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Compute the gradients; with `last` the gradient to x is zero at steps that were not read."""
         cdef Pass a
         cdef ndarray x, y, x_grad
@@ -929,26 +973,30 @@ cdef class CompositeRunner(Runner):
 cdef class StackRunner(CompositeRunner):
     """Runs a `Stack`."""
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Run the layers from the lowest to the highest, which alone writes to y if that is an array."""
         cdef list last_states = [], tapes = []
         cdef Py_ssize_t k, top = len(self.parts) - 1
         for k in range(top + 1):
             part_state = None if state is None else (<tuple> state)[k]
+            part_reset_state = None if reset_state is None else (<tuple> reset_state)[k]
             x, part_state, tape = (<Runner> self.parts[k]).forward_part(
-                context, x, part_state, reverse, y if k == top else None
+                context, x, part_state, part_reset_state, reverse, y if k == top else None
             )
             last_states.append(part_state)
             tapes.append(tape)
         return x, tuple(last_states), tapes
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Run the backward passes of the layers from the highest to the lowest."""
         cdef list d_states = [], part_grads = []
         cdef Py_ssize_t k
         for k in range(len(self.parts) - 1, -1, -1):
             d_state = None if d_last is None else (<tuple> d_last)[k]
-            part = (<Runner> self.parts[k]).backward_part(tape[k], d_y, d_state, None if k else d_x)
+            part_d_reset_state = None if d_reset_state is None else (<tuple> d_reset_state)[k]
+            part = (<Runner> self.parts[k]).backward_part(
+                tape[k], d_y, d_state, part_d_reset_state, None if k else d_x
+            )
             d_y = part[0]
             d_states.append(part[1])
             part_grads.append(part[2])
@@ -961,23 +1009,23 @@ cdef class StackRunner(CompositeRunner):
 cdef class BidirectionalRunner(CompositeRunner):
     """Runs a `Bidirectional`: two layers side by side, of which the second one runs in the other direction."""
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, bint reverse, y):
+    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Run both layers over x; each of them writes to its half of y."""
         cdef Py_ssize_t half = self.output_size // 2
         if y is None:
             y = self.new_rows(context.T, context.B, self.output_size)
         fw, bw = (None, None) if state is None else state
-        _, last_fw, tape_fw = (<Runner> self.parts[0]).forward_part(context, x, fw, reverse, y[:, :, :half])
-        _, last_bw, tape_bw = (<Runner> self.parts[1]).forward_part(context, x, bw, not reverse, y[:, :, half:])
+        _, last_fw, tape_fw = (<Runner> self.parts[0]).forward_part(context, x, fw, None, reverse, y[:, :, :half])
+        _, last_bw, tape_bw = (<Runner> self.parts[1]).forward_part(context, x, bw, None, not reverse, y[:, :, half:])
         return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_x):
+    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Run the backward passes of both layers, and add up their gradients to x."""
         cdef Py_ssize_t half = self.output_size // 2
         fw, bw = (None, None) if d_last is None else d_last
         tape_fw, tape_bw = tape
-        d_x, d_fw, grads_fw = (<Runner> self.parts[0]).backward_part(tape_fw, d_y[:, :, :half], fw, d_x)
-        d_x_bw, d_bw, grads_bw = (<Runner> self.parts[1]).backward_part(tape_bw, d_y[:, :, half:], bw, None)
+        d_x, d_fw, grads_fw = (<Runner> self.parts[0]).backward_part(tape_fw, d_y[:, :, :half], fw, None, d_x)
+        d_x_bw, d_bw, grads_bw = (<Runner> self.parts[1]).backward_part(tape_bw, d_y[:, :, half:], bw, None, None)
         with numpy.errstate(over="ignore", invalid="ignore"):
             numpy.add(d_x, d_x_bw, out=d_x)
         return d_x, (d_fw, d_bw), self.join_grads([grads_fw, grads_bw])

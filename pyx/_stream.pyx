@@ -234,6 +234,7 @@ cdef class Stream:
             a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
         for k in range(STATES):
             a.initial_state[k], a.last_state[k] = self.state_data[k], self.next_state_data[k]
+            a.reset_state[k] = NULL
             if in_place:
                 a.initial_state[k] = self.next_state_data[k]
         a.x_layout.step, a.x_layout.row = n * self.input_size, self.input_size

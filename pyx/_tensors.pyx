@@ -188,7 +188,8 @@ cdef class TensorKernel:
     cdef Py_ssize_t bias_size, summed_size  # numbers of a bias: all, and those of the summed gates
     cdef int directions, weights_per_direction, tape_arrays
     cdef bint single, bias, projected
-    cdef tuple states, x_shape, y_shape, state_shapes, tape_shape, step_mask_shape, weight_names, weight_shapes
+    cdef tuple states, x_shape, y_shape, state_shapes, reset_state_shapes, tape_shape, step_mask_shape
+    cdef tuple weight_names, weight_shapes
     cdef Py_ssize_t[STATES] state_bytes  # of one direction
 
     def __init__(
@@ -210,6 +211,7 @@ cdef class TensorKernel:
         else:
             self.x_shape, self.y_shape = (T, B, I), (T, B, self.directions * P)
             self.state_shapes = tuple([(self.directions, B, width) for width in widths])
+        self.reset_state_shapes = tuple([(T, B, width) for width in widths])
         self.tape_shape, self.step_mask_shape = (self.directions, tape_arrays, T, B, H), (DIRECTIONS, T, B)
         self.weight_names, self.weight_shapes = tuple(weight_shapes), tuple(weight_shapes.values())
         self.weights_per_direction = len(weight_shapes)
@@ -231,6 +233,26 @@ cdef class TensorKernel:
                 addresses[k] = read_tensor(
                     storages, self.states[k] + suffix, states[k], self.state_shapes[k], self.dtype, self.itemsize, NULL
                 )
+        return 0
+
+    cdef int read_reset_states(self, list storages, states, step_mask, Pass *a) except -1:
+        """Read the states at resets, of which there are none where they are zero.
+
+        a : what it has of them is set; no gradients to them are wanted
+        """
+        cdef int k, n = len(self.states)
+        for k in range(n):
+            a.reset_state[k] = a.reset_state_grad[k] = NULL
+        if len(states) == 0:
+            return 0
+        check_count("reset_states", states, n)
+        if self.single or self.directions > 1 or step_mask is None:
+            raise ValueError("blockcell: there are reset_states; expected one direction, several steps and a step_mask")
+        for k in range(n):  # the kernels have h last
+            a.reset_state[n - 1 - k] = read_tensor(
+                storages, self.states[k] + "_reset", states[k], self.reset_state_shapes[k], self.dtype, self.itemsize,
+                &a.reset_layout[n - 1 - k]
+            )
         return 0
 
     cdef void copy_states(self, char **target, char **source) noexcept:
@@ -255,7 +277,7 @@ cdef class TensorKernel:
 cdef class TensorForward(TensorKernel):
     """The forward pass."""
 
-    def __call__(self, x, weights, states, step_mask, outputs):
+    def __call__(self, x, weights, states, step_mask, outputs, reset_states=()):
         """Fill the outputs, contiguous tensors of the caller's own: y, unless this is a single step, the last states,
         and perhaps the tape and a copy of y."""
         cdef Pass a
@@ -279,6 +301,7 @@ cdef class TensorForward(TensorKernel):
             )
         self.read_states(storages, states, initial)
         flags = self.read_step_mask(storages, step_mask)
+        self.read_reset_states(storages, reset_states, step_mask, &a)
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
         if self.plan is None:
@@ -306,7 +329,7 @@ cdef class TensorForward(TensorKernel):
     ):
         """Run the kernel for one direction; direction 1 goes backward in time.
 
-        a : x, the layouts and the step mask are set; all else is set here
+        a : x, the layouts, the step mask and the reset states are set; all else is set here
         weight : of this direction: w_ih, w_hh, b_ih, b_hh and w_hr, or those of them that there are
         initial, last : the states, of all directions; initial ones may be NULL
         output : its first one is y of all directions, unless this is a single step
@@ -345,9 +368,12 @@ cdef class TensorForward(TensorKernel):
 cdef class TensorBackward(TensorKernel):
     """The backward pass."""
 
-    def __call__(self, y, tape, matrices, grads, x, states, step_mask, bint needs_x, outputs):
+    def __call__(
+        self, y, tape, matrices, grads, x, states, step_mask, bint needs_x, outputs, reset_states=(),
+        bint needs_reset_states=False
+    ):
         """Fill the outputs, contiguous tensors of the caller's own: the gradients to x if it `needs_x`, to the weights
-        if there is x, and to the states if there are any.
+        if there is x, to the states if there are any, and to the states at resets if it `needs_reset_states`.
 
         `matrices` are the weights without biases, and `grads` those of y, unless this is a single step, and of the last
         states; None for zeros.
@@ -356,12 +382,13 @@ cdef class TensorBackward(TensorKernel):
         cdef char *weight[DIRECTIONS * WEIGHTS_PER_DIRECTION]
         cdef char *initial[STATES]
         cdef char *last_grad[STATES]
-        cdef char *output[1 + DIRECTIONS * WEIGHTS_PER_DIRECTION + STATES]
+        cdef char *output[1 + DIRECTIONS * WEIGHTS_PER_DIRECTION + 2 * STATES]
         cdef char *tape_data
         cdef char *x_grad
         cdef char *y_grad = NULL
         cdef char **weight_grads = output + needs_x
         cdef char **initial_grads = weight_grads + (0 if x is None else self.directions * self.weights_per_direction)
+        cdef char **reset_grads
         cdef const unsigned char *flags
         cdef Py_ssize_t itemsize = self.itemsize
         cdef Py_ssize_t state_bytes = (self.B * max(self.H, self.P) * itemsize + 63) // 64 * 64
@@ -377,7 +404,8 @@ cdef class TensorBackward(TensorKernel):
         check_count("grads", grads, n if self.single else n + 1)
         if has_states:
             check_count("states", states, n)
-        check_count("outputs", outputs, initial_grads - output + (n if has_states else 0))
+        reset_grads = initial_grads + (n if has_states else 0)
+        check_count("outputs", outputs, reset_grads - output + (n if needs_reset_states else 0))
         a.x = NULL if x is None else read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
         a.y = read_tensor(storages, "y", y, self.y_shape, self.dtype, itemsize, &a.y_layout)
         tape_data = read_tensor(storages, "tape", tape, self.tape_shape, self.dtype, itemsize, NULL)
@@ -391,8 +419,14 @@ cdef class TensorBackward(TensorKernel):
             y_grad = read_tensor(storages, "y_grad", grads[0], self.y_shape, self.dtype, itemsize, &a.y_grad_layout)
         self.read_states(storages, [None, *grads[1:]] if self.single else grads[1:], last_grad, "_grad")
         flags = self.read_step_mask(storages, step_mask)
+        self.read_reset_states(storages, reset_states, step_mask, &a)
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
+        for k in range(n if needs_reset_states else 0):  # zero where there is no reset
+            clear_bytes(reset_grads[k], self.T * self.state_bytes[k])
+            a.reset_state_grad[n - 1 - k] = reset_grads[k]
+            a.reset_grad_layout[n - 1 - k].row = self.state_bytes[k] // self.B // itemsize if self.B else 0
+            a.reset_grad_layout[n - 1 - k].step = self.state_bytes[k] // itemsize
         x_grad = output[0] if needs_x else NULL
         if self.plan is None:
             self.fill_without_steps(

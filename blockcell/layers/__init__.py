@@ -2,8 +2,8 @@
 
 .. code-block:: text
 
-    y, state = layer(x, state=None, lengths=None, reset=None, mask=None)   inference
-    y, state, tape = layer.forward(x, ...)                                 the same, and keeps what backward needs
+    y, state = layer(x, state=None, lengths=None, reset=None, reset_state=None, mask=None)   inference
+    y, state, tape = layer.forward(x, ...)                                                   and a tape for backward
     d_x, d_state, grads = layer.backward(tape, d_y, d_state=None)
 
 **Time comes first: x is (T, B, I).** For x (B, T, I) pass ``batch_first=True``.

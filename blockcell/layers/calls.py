@@ -89,6 +89,7 @@ class BaseLayer(ABC, Generic[S_co]):
         *,
         lengths: ArrayLike | None = None,
         reset: ArrayLike | None = None,
+        reset_state: GivenState = None,
         mask: ArrayLike | None = None,
         masked: str = ZERO,
         batch_first: bool = False,
@@ -112,8 +113,14 @@ class BaseLayer(ABC, Generic[S_co]):
             backward direction starts at the row's last step. Steps past a row's end take next to no time, in
             whatever order the rows come.
         reset : array_like (T, B) of bool, optional
-            Where a new episode starts: rows that are True start step t from a state of zeros. A backward direction
-            sets the state to zero between step t and step t - 1.
+            Where a new episode starts: rows that are True start step t from a state of zeros, or from `reset_state`. A
+            backward direction sets the state to zero between step t and step t - 1.
+        reset_state : optional
+            The states from which episodes start, such as those that were stored when they were played: like `state`,
+            but with arrays (T, B, H), which are read only where `reset` is True; None stands for zeros, also in place
+            of any part. An axis of T or B may have length 1. Nothing is copied for a call, so a view by
+            ``np.broadcast_to`` takes no memory. A `Bidirectional`, a layer with ``reverse=True`` and `mask` exclude
+            it.
         mask : array_like (T, B) of bool, optional
             Which steps of each row count, as in Keras: True counts. The others are skipped, wherever they are: the
             state passes them by and x is not read there, so a row has the bits that it has without them. With
@@ -126,8 +133,8 @@ class BaseLayer(ABC, Generic[S_co]):
             `Dense`, which has none, forwards. Only the y that is returned repeats, not what the layers of a stack hand
             on.
         batch_first : bool
-            Whether x, `reset`, `mask` and y have the batch in front: x (B, T, I). States stay as they are. The bits are
-            the same, and no array is copied for it.
+            Whether x, `reset`, `reset_state`, `mask` and y have the batch in front: x (B, T, I). Other states stay as
+            they are. The bits are the same, and no array is copied for it.
 
         Returns
         -------
@@ -142,19 +149,30 @@ class BaseLayer(ABC, Generic[S_co]):
         TypeError
             An array has another dtype than the layer, or an argument is of the wrong kind.
         ValueError
-            A shape or a length does not fit, or `masked` is unknown.
+            A shape or a length does not fit, `masked` is unknown, or `reset_state` is given without `reset`, or where
+            it is excluded.
         """
-        if reset is None and mask is None and masked is ZERO:
+        if reset is None and reset_state is None and mask is None and masked is ZERO:
             results: tuple[Array, S_co] | None = self._runner.try_forward(
                 self._shared.weights, x, state, lengths, batch_first, False
             )
             if results is not None:
                 return results
-        y, last_state = self._convert_and_forward(x, state, lengths, reset, mask, masked, batch_first, False)[0]
+        results = self._convert_and_forward(x, state, lengths, reset, reset_state, mask, masked, batch_first, False)[0]
+        y, last_state = results
         return y, last_state
 
     def _convert_and_forward(
-        self, x: Any, state: State, lengths: Any, reset: Any, mask: Any, masked: Any, batch_first: Any, training: bool
+        self,
+        x: Any,
+        state: State,
+        lengths: Any,
+        reset: Any,
+        reset_state: State,
+        mask: Any,
+        masked: Any,
+        batch_first: Any,
+        training: bool,
     ) -> tuple[Any, CountedSteps | None]:
         """Convert a user's arguments, or raise, and run the layer on them.
 
@@ -170,6 +188,11 @@ class BaseLayer(ABC, Generic[S_co]):
         lengths = read_lengths(reader, lengths, T, B)
         reset, mask = read_bools(reader, "reset", reset), read_bools(reader, "mask", mask)
         initial_state = self._read_state(reader, "state", state, B)
+        if reset_state is not None:
+            if reset is None or mask is not None:
+                expected = "reset, too" if reset is None else "no mask with it"
+                raise ValueError(f"{reader.caller}: reset_state is given; expected {expected}")
+            reset_state = self._read_reset_state(reader, "reset_state", reset_state)
 
         counted = None
         if mask is not None or masked == REPEAT:
@@ -179,21 +202,33 @@ class BaseLayer(ABC, Generic[S_co]):
         x = rows_as_kernels_take(x, self.dtype)
         reset = None if reset is None else np.ascontiguousarray(reset)
         batch_first = reader.batch_first
-        results = self._runner.forward_layer(weights, x, initial_state, lengths, reset, counted, batch_first, training)
+        results = self._runner.forward_layer(
+            weights, x, initial_state, lengths, reset, reset_state, counted, batch_first, training
+        )
         return results, counted
 
     def _compute(
-        self, x: Array, state: State, lengths: Array | None, reset: Array | None, threads: int
+        self,
+        x: Array,
+        state: State,
+        lengths: Array | None,
+        reset: Array | None,
+        threads: int,
+        reset_state: State = None,
     ) -> tuple[Array, S_co]:
         """Return what a call returns, of arrays as kernels read them, on at most so many threads."""
         results: tuple[Array, S_co] = self._runner.forward_layer(
-            self._shared.weights, x, state, lengths, reset, None, False, False, threads
+            self._shared.weights, x, state, lengths, reset, reset_state, None, False, False, threads
         )
         return results
 
     @abstractmethod
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         """Return a user's state of B rows as kernels read it; `source` is the argument that B is from."""
+
+    @abstractmethod
+    def _read_reset_state(self, reader: CallReader, name: str, state: State) -> State:
+        """Return what a user's states are at resets, as kernels read them; None for zeros, also in place of arrays."""
 
     # ------------------------------------------------------------------------------------------------------------ files
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -15,7 +15,7 @@ from .._layers import BidirectionalRunner, StackRunner
 from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..optable import Array
-from .arguments import read_parts
+from .arguments import CallReader, read_parts
 from .cell import Cell
 from .dense import Dense
 from .layer import Layer, Leaf
@@ -81,6 +81,16 @@ class Composite(Layer[S_co]):
                 self._layers.values(), self._parts_of(reader, name, state).items(), strict=True
             )
         )
+
+    def _read_reset_state(self, reader: CallReader, name: str, state: State) -> State:
+        parts = self._parts_of(reader, name, state).items()
+        return tuple(
+            layer._read_reset_state(reader, part, value)
+            for layer, (part, value) in zip(self._layers.values(), parts, strict=True)
+        )
+
+    def _new_reset_state(self, T: int, B: int) -> State:
+        return tuple(layer._new_reset_state(T, B) for layer in self._layers.values())
 
     def _parts_of(self, reader: ArgumentReader, name: str, state: State) -> dict[str, Any]:
         """Return the states of its layers, by the names that messages use."""
@@ -158,6 +168,13 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
 
     def stream(self, batch: SupportsIndex = 1) -> NoReturn:
         raise TypeError(f"{type(self).__name__}.stream: backward begins at the last step; stream fw alone")
+
+    def _read_reset_state(self, reader: CallReader, name: str, state: State) -> None:
+        if state is not None:
+            raise ValueError(f"{reader.caller}: {name} is of a Bidirectional; expected None, as bw starts at the end")
+
+    def _new_reset_state(self, T: int, B: int) -> None:
+        return None
 
     def _head_leaves(self) -> tuple[list[Leaf], bool]:
         fw, bw = self.fw._head_leaves(), self.bw._head_leaves()

@@ -6,7 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from numbers import Integral
-from typing import Any, ClassVar, Self, SupportsIndex
+from typing import Any, ClassVar, Literal, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -67,6 +67,10 @@ class Layer(BaseLayer[S_co]):
     @abstractmethod
     def _is_stateless(self) -> bool:
         """Whether the layer has no state, like a `Dense`."""
+
+    @abstractmethod
+    def _new_reset_state(self, T: int, B: int) -> State:
+        """Return arrays of zeros (T, B, .) of the form of `reset_state`; None where the layer takes none."""
 
     @abstractmethod
     def _head_leaves(self) -> tuple[list[Leaf], bool]:
@@ -211,6 +215,7 @@ class Layer(BaseLayer[S_co]):
         *,
         lengths: ArrayLike | None = None,
         reset: ArrayLike | None = None,
+        reset_state: GivenState = None,
         mask: ArrayLike | None = None,
         masked: str = ZERO,
         batch_first: bool = False,
@@ -226,16 +231,38 @@ class Layer(BaseLayer[S_co]):
             weights may change before that.
         """
         results = counted = None
-        if reset is None and mask is None and masked is ZERO:
+        if reset is None and reset_state is None and mask is None and masked is ZERO:
             results = self._runner.try_forward(self._shared.weights, x, state, lengths, batch_first, True)
         if results is None:
-            results, counted = self._convert_and_forward(x, state, lengths, reset, mask, masked, batch_first, True)
+            results, counted = self._convert_and_forward(
+                x, state, lengths, reset, reset_state, mask, masked, batch_first, True
+            )
         y, last_state, T, B, step_count, row_lengths, content = results
         return y, last_state, Tape(self, T, B, step_count, row_lengths, content, bool(batch_first), counted)
 
+    @overload
     def backward(
         self, tape: Tape, d_y: ArrayLike | None, d_state: GivenState = None, *, batch_first: bool | None = None
-    ) -> tuple[Array, S_co, dict[str, Array]]:
+    ) -> tuple[Array, S_co, dict[str, Array]]: ...
+    @overload
+    def backward(
+        self,
+        tape: Tape,
+        d_y: ArrayLike | None,
+        d_state: GivenState = None,
+        *,
+        batch_first: bool | None = None,
+        return_d_reset_state: Literal[True],
+    ) -> tuple[Array, S_co, dict[str, Array], S_co]: ...
+    def backward(
+        self,
+        tape: Tape,
+        d_y: ArrayLike | None,
+        d_state: GivenState = None,
+        *,
+        batch_first: bool | None = None,
+        return_d_reset_state: bool = False,
+    ) -> Any:
         """Compute the gradients of a loss to arguments and weights, from the gradients to the results of `forward`.
 
         The gradient passes through ``cell_clip`` as if there were no clip, as in TensorFlow. It is zero where
@@ -252,6 +279,8 @@ class Layer(BaseLayer[S_co]):
             Gradient to the final state, in its form. None means zeros, also in place of any part.
         batch_first : bool, optional
             What `forward` had. It need not be given; anything else is an error.
+        return_d_reset_state : bool
+            Whether to return `d_reset_state`, too.
 
         Returns
         -------
@@ -261,13 +290,17 @@ class Layer(BaseLayer[S_co]):
             Gradient to the initial state, in its form.
         grads : dict of str to ndarray
             Gradient to each weight, by the names in `weights`.
+        d_reset_state
+            Gradient to `reset_state`, or to the zeros that it stands for, in its form; zero where there is no reset,
+            and None of a `Bidirectional` and a layer with ``reverse=True``.
 
         Raises
         ------
         TypeError
             An array has another dtype than the layer, or an argument is of the wrong kind.
         ValueError
-            A shape does not fit, or the tape is another layer's or of another `batch_first`.
+            A shape does not fit, or the tape is another layer's, of another `batch_first`, or for
+            `return_d_reset_state` of a mask.
         """
         reader = ArgumentReader(type(self).__name__)
         if not isinstance(tape, Tape):
@@ -279,13 +312,20 @@ class Layer(BaseLayer[S_co]):
         if batch_first is not None and reader.switch("batch_first", batch_first) != tape.batch_first:
             expected = f"expected {tape.batch_first}, which forward had for this tape"
             raise ValueError(f"{reader.caller}: batch_first is {batch_first}; {expected}")
-        results: tuple[Array, S_co, dict[str, Array]] | None = self._runner.try_backward(tape, d_y, d_state)
+        d_reset_state = d_reset_rows = None
+        is_asked = return_d_reset_state is not False and reader.switch("return_d_reset_state", return_d_reset_state)
+        if is_asked:
+            if tape.counted is not None:
+                raise ValueError(f"{reader.caller}: return_d_reset_state is True; expected a tape without a mask")
+            d_reset_state = self._new_reset_state(*((tape.B, tape.T) if tape.batch_first else (tape.T, tape.B)))
+            d_reset_rows = _time_first(d_reset_state) if tape.batch_first else d_reset_state
+        results = self._runner.try_backward(tape, d_y, d_state, d_reset_rows)
         if results is None:
             reader = CallReader(reader.caller, tape.batch_first)
             reader.T, reader.B = tape.T, tape.B
             d_last = self._read_state(reader, "d_state", d_state, tape.B)
-            results = self._runner.backward_layer(tape, self._read_d_y(reader, d_y, tape), d_last)
-        return results
+            results = self._runner.backward_layer(tape, self._read_d_y(reader, d_y, tape), d_last, d_reset_rows)
+        return (*results, d_reset_state) if is_asked else results
 
     def _read_d_y(self, reader: CallReader, d_y: Any, tape: Tape) -> Array:
         """Return the gradient to y at the steps that count, as the tape has them."""
@@ -615,6 +655,40 @@ class Leaf(Layer[S_co]):
             expected = f"(B, {letter}) = {(B, size)} with B from {source}, {letter} from the layer"
             arrays.append(read_array(reader, part, value, self.dtype, (B, size), expected))
         return self._state(*arrays)
+
+    def _read_reset_state(self, reader: CallReader, name: str, state: State) -> State:
+        fields, arrays = self._state._fields, list[Any]()
+        described = f"{self._state.__name__}({', '.join(fields)})" if fields else "()"
+        parts = read_parts(reader, name, state, fields, described)
+        for size, (part, value) in zip(self._state_sizes, parts.items(), strict=True):
+            if value is None:
+                arrays.append(None)
+                continue
+            if self._directions(False)[0][1]:
+                raise ValueError(f"{reader.caller}: {part} is of a layer with reverse=True; expected None")
+            letter, shape = "H" if size == self.hidden_size else "P", (*reader.axes(reader.T, reader.B), size)
+            expected = (
+                f"({', '.join(reader.axes('T', 'B'))}, {letter}) = {shape} with T and B from x, {letter} from the layer"
+            )
+            array = reader.array(part, value)
+            if array.ndim == 3:
+                whole = [n if length == 1 else length for length, n in zip(array.shape, shape[:2], strict=False)]
+                value = np.broadcast_to(array, (*whole, array.shape[2]))
+            array = checked_array(reader, part, value, self.dtype, shape, expected)
+            arrays.append(rows_as_kernels_take(reader.time_first(array), self.dtype))
+        return self._state(*arrays)
+
+    def _new_reset_state(self, T: int, B: int) -> State:
+        if self._directions(False)[0][1]:
+            return None
+        return self._state(*[np.zeros((T, B, size), self.dtype) for size in self._state_sizes])
+
+
+def _time_first(state: State) -> State:
+    """Return views of a state's arrays [B,T,.], parts of it included, with both axes exchanged."""
+    if isinstance(state, tuple):
+        return tuple(map(_time_first, state))
+    return None if state is None else state.swapaxes(0, 1)
 
 
 def _pickled(value: Any) -> Any:

@@ -18,6 +18,7 @@ from ..quantization import (
     dequantize_matrix,
     read_schemes,
 )
+from .arguments import CallReader
 from .calls import BaseLayer
 from .shared import Directions, LeafWeights, Parts, S_co, State
 
@@ -127,6 +128,9 @@ class Quantized(BaseLayer[S_co]):
 
     def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
         return self._layer._read_state(reader, name, state, B, source)
+
+    def _read_reset_state(self, reader: CallReader, name: str, state: State) -> State:
+        return self._layer._read_reset_state(reader, name, state)
 
     def _snapshot(self) -> Quantized[S_co]:
         return self

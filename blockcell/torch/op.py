@@ -6,7 +6,8 @@ as torch.compile or a class derived from Tensor; others call the same functions 
 
 With D directions, y is [T,B,D*P], the state h is [D,B,P], the state c [D,B,H], and the tape is [D,arrays,T,B,H]; P is H
 without a projection.  step_mask [2,T,B], for rows of different lengths and for resets, has the step masks of both
-directions (`blockcell._layers.step_mask_of`).  Of a single step x is [B,I] and states are [B,.].
+directions (`blockcell._layers.step_mask_of`).  reset_states, of one direction, are the states from which rows start
+where the step mask resets them, [T,B,.]; none where these are zero.  Of a single step x is [B,I] and states are [B,.].
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class LayerOp:
     a compiled graph runs: an operator costs least that has no gradients of its own, and lists of no more than there is.
 
     The inputs are x, the weights in the order of torch.nn, whether the tape is to be kept, whether there are two
-    directions, whether y is the caller's alone, the states, none where they are zero, and the step mask.  Callers may
+    directions, whether y is the caller's alone, the states, none where they are zero, the step mask, and the states at
+    resets.  Callers may
     change their y in place; where it is not theirs alone, `backward` is given it and it must stay as it is.  The y of a
     single step is h, which is among the outputs once, and always the caller's alone.
 
@@ -153,13 +155,13 @@ class LayerOp:
         self._forward_plan = functools.lru_cache(self._plan_forward)
         self._backward_plan = functools.lru_cache(self._plan_backward)
         # Saved graphs have the names of the arguments.
-        inputs, common = "Tensor x, Tensor[] weights", "Tensor[] states, Tensor? step_mask"
+        inputs, common = "Tensor x, Tensor[] weights", "Tensor[] states, Tensor? step_mask, Tensor[] reset_states=[]"
         schema = f"{inputs}, bool bidirectional, bool apart, {common}"
         self._op = self._define(name, schema, *map(_without_tape, (self.forward, self._outputs)))
         schema = f"{inputs}, bool keep, bool bidirectional, bool apart, {common}"
         self._forward_op = self._define(f"{name}_forward", schema, self.forward, self._outputs)
         inputs = "Tensor y, Tensor tape, Tensor[] matrices, Tensor?[] grads, Tensor? x"
-        schema = f"{inputs}, bool needs_x, bool bias, {common}"
+        schema = f"{inputs}, bool needs_x, bool bias, {common}, bool needs_reset_states=False"
         self._backward_op = self._define(f"{name}_backward", schema, self.backward, self._gradients)
         _library.impl(name, self._differentiable, "Autograd")
         methods: dict[str, Any] = {
@@ -177,18 +179,41 @@ class LayerOp:
         return getattr(torch.ops.blockcell, name).default
 
     def __call__(
-        self, x: Tensor, weights: Tensors, bidirectional: bool, separate_y: bool, states: Tensors, step_mask: Mask
+        self,
+        x: Tensor,
+        weights: Tensors,
+        bidirectional: bool,
+        separate_y: bool,
+        states: Tensors,
+        step_mask: Mask,
+        reset_states: Tensors = (),
     ) -> Tensors:
         """Compute y, unless this is a single step, and the last states."""
-        if needs_dispatcher(x, weights, states, step_mask):
+        options = bidirectional, separate_y, states, step_mask, reset_states
+        if needs_dispatcher(x, weights, (*states, *reset_states), step_mask):
             refuse_onnx_export(self.module)
-            outputs: Tensors = self._op(x, weights, bidirectional, separate_y, states, step_mask)
+            outputs: Tensors = self._op(x, weights, *options)
         elif internals.transforms_are_active():
             raise self._refusal("torch.func's transforms do not go through it")
-        elif _is_recorded(x, weights, states):
-            outputs = self._function.apply(bidirectional, separate_y, step_mask, len(weights), x, *weights, *states)
+        elif _is_recorded(x, weights, states, reset_states):
+            outputs = self._recorded(x, weights, *options)
         else:
-            outputs = self.forward(x, weights, False, bidirectional, separate_y, states, step_mask)
+            outputs = self.forward(x, weights, False, *options)
+        return outputs
+
+    def _recorded(
+        self,
+        x: Tensor,
+        weights: Tensors,
+        bidirectional: bool,
+        separate_y: bool,
+        states: Tensors,
+        step_mask: Mask,
+        reset_states: Tensors,
+    ) -> Tensors:
+        """Compute as `__call__` does, with a history for autograd, which gets all tensors flat."""
+        tensors, counts = (x, *weights, *states, *reset_states), (len(weights), len(states))
+        outputs: Tensors = self._function.apply(bidirectional, separate_y, step_mask, counts, *tensors)
         return outputs
 
     # --------------------------------------------------------------------------------------------------- sizes, kernels
@@ -201,6 +226,9 @@ class LayerOp:
     def _state_shapes(self, sizes: LayerSizes, directions: int) -> list[Shape]:
         rows = (sizes.B,) if self.single else (directions, sizes.B)
         return [(*rows, width) for width in (sizes.P, sizes.H)[: len(self.states)]]
+
+    def _reset_state_shapes(self, sizes: LayerSizes) -> list[Shape]:
+        return [(sizes.T, sizes.B, width) for width in (sizes.P, sizes.H)[: len(self.states)]]
 
     def weight_shapes(self, sizes: LayerSizes, layout: WeightLayout) -> dict[str, Shape]:
         """Return the shapes of the weights of a direction, by name."""
@@ -225,15 +253,22 @@ class LayerOp:
         return shapes
 
     def _gradient_shapes(
-        self, sizes: LayerSizes, layout: WeightLayout, of_weights: bool, needs_x: bool, of_states: bool
+        self,
+        sizes: LayerSizes,
+        layout: WeightLayout,
+        of_weights: bool,
+        needs_x: bool,
+        of_states: bool,
+        of_reset_states: bool,
     ) -> list[Shape]:
-        """Return the shapes of what `backward` returns: gradients to x, perhaps to the weights and to the states."""
+        """Return the shapes of what `backward` returns: gradients to x, perhaps to the weights and to both states."""
         shapes: list[Shape] = []
         if needs_x:
             shapes.append((sizes.B, sizes.I) if self.single else sizes[:3])
         if of_weights:
             shapes += [*self.weight_shapes(sizes, layout).values()] * layout.directions
-        return shapes + (self._state_shapes(sizes, layout.directions) if of_states else [])
+        shapes += self._state_shapes(sizes, layout.directions) if of_states else []
+        return shapes + (self._reset_state_shapes(sizes) if of_reset_states else [])
 
     def _plan_kernel(self, task: str, sizes: LayerSizes, dtype: torch.dtype, threads: int, has_projection: bool) -> Any:
         """Plan a kernel for a task, "forward" or "backward"; return None where nothing is to be computed."""
@@ -294,12 +329,13 @@ class LayerOp:
         of_weights: bool,
         needs_x: bool,
         of_states: bool,
+        of_reset_states: bool,
         dtype: torch.dtype,
         threads: int,
     ) -> _Plan:
         """Plan `backward` for tensors of these shapes, with the gradients that are asked for."""
         sizes, layout = self._backward_sizes(y, w_ih, w_hh, matrix_count, has_bias, dtype)
-        shapes = self._gradient_shapes(sizes, layout, of_weights, needs_x, of_states)
+        shapes = self._gradient_shapes(sizes, layout, of_weights, needs_x, of_states, of_reset_states)
         return self._plan("backward", sizes, layout, shapes, dtype, threads)
 
     # ----------------------------------------------------------------------------------- checks of calls made by hand
@@ -344,6 +380,18 @@ class LayerOp:
         names, shapes = [name + suffix for name in self.states], self._state_shapes(sizes, directions)
         check_tensors((*expected, dtype) for expected in zip(names, tensors, shapes, strict=True))
 
+    def _check_reset_states(
+        self, tensors: Tensors, step_mask: Mask, sizes: LayerSizes, directions: int, dtype: torch.dtype
+    ) -> None:
+        """Refuse states at resets of other shapes, without a step mask, or of a layer that cannot have them."""
+        if tensors:
+            if self.single or directions > 1 or step_mask is None:
+                expected = "expected one direction, several steps and a step_mask"
+                raise ValueError(f"blockcell: there are reset_states; {expected}")
+            check_count("reset_states", len(tensors), [len(self.states)])
+            names, shapes = [f"{name}_reset" for name in self.states], self._reset_state_shapes(sizes)
+            check_tensors((*expected, dtype) for expected in zip(names, tensors, shapes, strict=True))
+
     # ---------------------------------------------------------------------------------------------------------- forward
     def _outputs(
         self,
@@ -354,6 +402,7 @@ class LayerOp:
         separate_y: bool,
         states: Tensors,
         step_mask: Mask,
+        reset_states: Tensors = (),
     ) -> list[Tensor]:
         """Return tensors as `forward` does, without values."""
         refuse_onnx_export(self.module)
@@ -364,6 +413,7 @@ class LayerOp:
             check_count("states", len(states), [len(self.states)])
             self._check_states(states, "", sizes, layout.directions, dtype)
         check_tensors([("step_mask", step_mask, (2, sizes.T, sizes.B), torch.uint8)])
+        self._check_reset_states(reset_states, step_mask, sizes, layout.directions, dtype)
         shapes = self._output_shapes(sizes, layout.directions, keep_tape, separate_y)
         return [x.new_empty(shape) for shape in shapes]
 
@@ -376,6 +426,7 @@ class LayerOp:
         separate_y: bool,
         states: Tensors,
         step_mask: Mask,
+        reset_states: Tensors = (),
     ) -> list[Tensor]:
         """Compute y, the last states and perhaps the tape, and with it y once more if the first one is separate."""
         threads = torch.get_num_threads()
@@ -383,49 +434,67 @@ class LayerOp:
             x.shape, _shape_of(weights, 1), len(weights), bidirectional, keep_tape, separate_y, x.dtype, threads
         )
         outputs = plan.allocate(x)
-        plan.compute(x, weights, states, step_mask, outputs)
+        plan.compute(x, weights, states, step_mask, outputs, reset_states)
         return outputs
 
     # --------------------------------------------------------------------------------------------------------- autograd
     def _differentiable(
-        self, x: Tensor, weights: Tensors, bidirectional: bool, separate_y: bool, states: Tensors, step_mask: Mask
+        self,
+        x: Tensor,
+        weights: Tensors,
+        bidirectional: bool,
+        separate_y: bool,
+        states: Tensors,
+        step_mask: Mask,
+        reset_states: Tensors = (),
     ) -> Tensors:
         """Compute as `__call__` does, below the dispatcher."""
-        outputs: Tensors
-        if _is_recorded(x, weights, states):
-            outputs = self._function.apply(bidirectional, separate_y, step_mask, len(weights), x, *weights, *states)
-        else:
-            forward = self._forward_op if needs_dispatcher(x, weights, states, step_mask) else self.forward
-            outputs = forward(x, weights, False, bidirectional, separate_y, states, step_mask)
+        options = bidirectional, separate_y, states, step_mask, reset_states
+        if _is_recorded(x, weights, states, reset_states):
+            return self._recorded(x, weights, *options)
+        dispatches = needs_dispatcher(x, weights, (*states, *reset_states), step_mask)
+        outputs: Tensors = (self._forward_op if dispatches else self.forward)(x, weights, False, *options)
         return outputs
 
     def _record(
-        self, ctx: Any, bidirectional: bool, separate_y: bool, step_mask: Mask, count: int, x: Any, *others: Tensor
+        self,
+        ctx: Any,
+        bidirectional: bool,
+        separate_y: bool,
+        step_mask: Mask,
+        counts: tuple[int, int],
+        x: Any,
+        *others: Tensor,
     ) -> Any:
         """Compute, and keep what `backward` needs.  PyTorch notices if any of it is changed in place."""
-        weights, states = others[:count], others[count:]  # what autograd gets is flat
-        forward = self._forward_op if needs_dispatcher(x, weights, states, step_mask) else self.forward
-        outputs = forward(x, weights, True, bidirectional, separate_y, states, step_mask)
+        count, state_count = counts
+        weights, all_states = others[:count], others[count:]
+        states, reset_states = all_states[:state_count], all_states[state_count:]
+        forward = self._forward_op if needs_dispatcher(x, weights, all_states, step_mask) else self.forward
+        outputs = forward(x, weights, True, bidirectional, separate_y, states, step_mask, reset_states)
         y = outputs.pop() if separate_y else outputs[0]
         tape = outputs.pop()
         ctx.set_materialize_grads(False)
         if not any(ctx.needs_input_grad[5 : 5 + count]):
             x = None  # only the weights' gradients depend on it
-        ctx.count, ctx.layout = count, (layout := layout_of_weights(count, bidirectional))
+        ctx.counts, ctx.layout = counts, (layout := layout_of_weights(count, bidirectional))
         matrices = [weights[k] for k in _matrix_positions(layout)]
-        ctx.save_for_backward(x, y, tape, step_mask, *matrices, *states)
+        ctx.save_for_backward(x, y, tape, step_mask, *matrices, *all_states)
         return tuple(outputs)
 
     def _differentiate(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Compute the gradients to the arguments of `_record`; None for those that nobody asks for."""
-        x, y, tape, step_mask, *matrices_and_states = saved = ctx.saved_tensors
-        matrix_count = ctx.layout.matrix_count
-        matrices, states = matrices_and_states[:matrix_count], matrices_and_states[matrix_count:]
+        x, y, tape, step_mask, *others = saved = ctx.saved_tensors
+        (count, state_count), matrix_count = ctx.counts, ctx.layout.matrix_count
+        matrices, states = others[:matrix_count], others[matrix_count : matrix_count + state_count]
+        reset_states = others[matrix_count + state_count :]
         _, _, _, _, needs_x, *needs = ctx.needs_input_grad
+        needs_reset_states = any(needs[count + state_count :])
         tensors = [grad for grad in grads if grad is not None]
-        dispatches = needs_dispatcher(tape, matrices_and_states, tensors, step_mask)
+        dispatches = needs_dispatcher(tape, others, tensors, step_mask)
         backward = self._backward_op if dispatches else self.backward
-        inputs = y, tape, matrices, grads, x, needs_x, ctx.layout.has_bias, states, step_mask
+        options = needs_x, ctx.layout.has_bias, states, step_mask, reset_states, needs_reset_states
+        inputs = y, tape, matrices, grads, x, *options
         if torch.is_grad_enabled():  # by create_graph
             with torch.no_grad():
                 gradients = backward(*inputs)
@@ -434,8 +503,9 @@ class LayerOp:
             gradients = backward(*inputs)
         remaining = iter(gradients)
         x_grad = next(remaining) if needs_x else None
-        weight_grads = [None if x is None else next(remaining) for _ in range(ctx.count)]
-        pairs = zip((*weight_grads, *remaining), needs, strict=True)
+        weight_grads = [None if x is None else next(remaining) for _ in range(count)]
+        not_computed = [] if needs_reset_states else [None] * len(reset_states)
+        pairs = zip((*weight_grads, *remaining, *not_computed), needs, strict=True)
         return (None, None, None, None, x_grad, *[grad if is_needed else None for grad, is_needed in pairs])
 
     def _push_forward(self, ctx: Any, *tangents: Any) -> None:
@@ -458,6 +528,8 @@ class LayerOp:
         bias: bool,
         states: Tensors,
         step_mask: Mask,
+        reset_states: Tensors = (),
+        needs_reset_states: bool = False,
     ) -> list[Tensor]:
         """Return tensors as `backward` does, without values."""
         dtype, w_ih, w_hh = y.dtype, _shape_of(matrices, 0), _shape_of(matrices, 1)
@@ -480,7 +552,8 @@ class LayerOp:
         if states:
             check_count("states", len(states), [len(self.states)])
             self._check_states(states, "", sizes, D, dtype)
-        shapes = self._gradient_shapes(sizes, layout, x is not None, needs_x, len(states) > 0)
+        self._check_reset_states(reset_states, step_mask, sizes, D, dtype)
+        shapes = self._gradient_shapes(sizes, layout, x is not None, needs_x, len(states) > 0, needs_reset_states)
         return [y.new_empty(shape) for shape in shapes]
 
     def backward(
@@ -494,16 +567,20 @@ class LayerOp:
         bias: bool,
         states: Tensors,
         step_mask: Mask,
+        reset_states: Tensors = (),
+        needs_reset_states: bool = False,
     ) -> list[Tensor]:
         """Compute the gradients to x, the weights and the states, but not to those that are not asked for.
 
-        Those to the weights are if there is x, and that to x if it is needed.  matrices are the weights without biases.
+        Those to the weights are if there is x, those to x and the states at resets if they are needed.  matrices are
+        the weights without biases.
         """
         shapes = y.shape, _shape_of(matrices, 0), _shape_of(matrices, 1)
-        gradients = x is not None, needs_x, len(states) > 0
+        gradients = x is not None, needs_x, len(states) > 0, needs_reset_states
         plan = self._backward_plan(*shapes, len(matrices), bias, *gradients, y.dtype, torch.get_num_threads())
         outputs = plan.allocate(y)
-        plan.compute(y, tape, matrices, grads, x, states, step_mask, needs_x, outputs)
+        of_reset_states = reset_states, needs_reset_states
+        plan.compute(y, tape, matrices, grads, x, states, step_mask, needs_x, outputs, *of_reset_states)
         return outputs
 
 
@@ -547,9 +624,10 @@ def refuse_onnx_export(module: str) -> None:
         )
 
 
-def _is_recorded(x: Tensor, weights: Tensors, states: Tensors) -> bool:
+def _is_recorded(x: Tensor, weights: Tensors, states: Tensors, reset_states: Tensors) -> bool:
     """Return whether results get a history, or forward-mode derivatives, which `_push_forward` refuses."""
-    recorded = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in (x, *weights, *states)])
+    tensors = x, *weights, *states, *reset_states
+    recorded = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
     return recorded or internals.forward_mode_is_active()
 
 

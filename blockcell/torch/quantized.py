@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from .. import _threads
 from .._tensors import array_of, hold_storage
+from ..argument_reader import rows_as_kernels_take
 from ..layers import Quantized
 from ..optable import Array
 from . import internals, op
@@ -32,7 +33,8 @@ class QuantizedOp:
     """A layer of one kind, as the operator ``blockcell::lstm_quantized``, or a GRU's.
 
     The inputs are x, the weights in the order of torch.nn, whether there are two directions, the states, none where
-    they are zero, the lengths of the rows, the resets [T,B], and the scheme as of ``layer.quantize``.
+    they are zero, the lengths of the rows, the resets [T,B], the scheme as of ``layer.quantize``, and the states at
+    resets, as `op.LayerOp` has them.
 
     Parameters
     ----------
@@ -47,7 +49,7 @@ class QuantizedOp:
         self.states, self._exact = exact.states, exact
         name, self.module = (form + end for form, end in zip((kind, kind.upper()), self._suffixes, strict=True))
         inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths, Tensor? reset"
-        _library.define(f"{name}_quantized({inputs}, str scheme) -> Tensor[]")
+        _library.define(f"{name}_quantized({inputs}, str scheme, Tensor[] reset_states=[]) -> Tensor[]")
         _library.impl(f"{name}_quantized", self.forward, "CPU")
         torch.library.register_fake(f"blockcell::{name}_quantized", self._outputs, lib=_library)
         self._op = getattr(torch.ops.blockcell, f"{name}_quantized").default
@@ -61,9 +63,11 @@ class QuantizedOp:
         lengths: Tensor | None,
         reset: Tensor | None,
         scheme: str,
+        reset_states: Tensors = (),
     ) -> Tensors:
         """Compute y and the last states, without a gradient; refuse an x or a state that asks for one."""
-        inputs, dispatches = (x, *states), needs_dispatcher(x, weights, states, reset)
+        inputs = x, *states, *reset_states
+        dispatches = needs_dispatcher(x, weights, (*states, *reset_states), reset)
         if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in inputs]):
             raise self._refusal("input or hx requires a gradient", scheme, "compute under torch.no_grad(), or")
         if not torch.compiler.is_compiling() and internals.forward_mode_is_active():
@@ -72,11 +76,11 @@ class QuantizedOp:
         if dispatches:
             op.refuse_onnx_export(self.module)
             with torch.no_grad():
-                outputs: Tensors = self._op(x, weights, bidirectional, states, lengths, reset, scheme)
+                outputs: Tensors = self._op(x, weights, bidirectional, states, lengths, reset, scheme, reset_states)
         elif internals.transforms_are_active():
             raise self._refusal("a transform of torch.func is at work", scheme)
         else:
-            outputs = self.forward(x, weights, bidirectional, states, lengths, reset, scheme)
+            outputs = self.forward(x, weights, bidirectional, states, lengths, reset, scheme, reset_states)
         return outputs
 
     def _refusal(self, reason: str, scheme: str, advice: str = "for that") -> RuntimeError:
@@ -109,7 +113,8 @@ class QuantizedOp:
         states: Tensors,
         lengths: Tensor | None,
         reset: Tensor | None,
-        *options: str,
+        scheme: str,
+        reset_states: Tensors = (),
     ) -> list[Tensor]:
         """Return tensors as `forward` does, without values."""
         op.refuse_onnx_export(self.module)
@@ -122,6 +127,7 @@ class QuantizedOp:
                 *[(name, state, (D, B, H), torch.float32) for name, state in zip(self.states, states, strict=False)],
                 ("lengths", lengths, (B,), torch.int64),
                 ("reset", reset, (T, B), torch.bool),
+                *self._expected_reset_states(reset_states, (T, B, H), bidirectional),
             ]
         )
         return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
@@ -135,6 +141,7 @@ class QuantizedOp:
         lengths: Tensor | None,
         reset: Tensor | None,
         scheme: str,
+        reset_states: Tensors = (),
     ) -> list[Tensor]:
         """Compute y and the last states."""
         self._check_numbers(x, weights, bidirectional, states)
@@ -158,10 +165,25 @@ class QuantizedOp:
             ]
             directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(D)]  # layers have h last
             initial_state = tuple(directions) if bidirectional else directions[0]
+        reset_state = None
+        if reset_states and resets is not None:
+            expected = self._expected_reset_states(reset_states, (T, B, layer.hidden_size), bidirectional)
+            rows = [rows_as_kernels_take(_array(*tensor), np.dtype(np.float32)) for tensor in expected]
+            reset_state = tuple(rows[::-1])
         threads = _threads.num_threads(torch.get_num_threads())
-        y, last = layer._compute(x_array, initial_state, row_lengths, resets, threads)
+        y, last = layer._compute(x_array, initial_state, row_lengths, resets, threads, reset_state)
         last_states = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
         return [torch.from_numpy(array) for array in (y, *last_states[::-1])]
+
+    def _expected_reset_states(self, reset_states: Tensors, shape: op.Shape, bidirectional: bool) -> list[op.Expected]:
+        """Return what the states at resets have to be; refuse them in two directions."""
+        if not reset_states:
+            return []
+        if bidirectional:
+            raise ValueError("blockcell: there are reset_states; expected one direction")
+        check_count("reset_states", len(reset_states), [len(self.states)])
+        pairs = zip(self.states, reset_states, strict=True)
+        return [(f"{name}_reset", state, shape, torch.float32) for name, state in pairs]
 
 
 class CellOp(QuantizedOp):

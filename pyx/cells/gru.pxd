@@ -32,13 +32,12 @@ from cells.types cimport Gru, set_matrices
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
 from passes.outputs cimport store_h_line
-from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
+from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport unit_lines_in_panel
 from product.real cimport real
 from product.tile cimport (
-    LF, LINES, clear, inline_void, lanes_of, noinline_void, padded_line, prefetch_write, round_to_half, store,
-    store_line
+    LF, LINES, inline_void, lanes_of, noinline_void, padded_line, prefetch_write, round_to_half, store, store_line
 )
 from schedule.plan cimport D, D_H, H_EVEN, HR, U, Backward, Forward
 
@@ -207,7 +206,7 @@ cdef inline void candidate_cells(
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
-                clear(h, L)
+                load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H, outputs[OUT_H])
 
 
 cdef inline void forward_cells(
@@ -236,7 +235,8 @@ cdef inline void backward_lines(
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
     cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
     cdef real *d_h = scratch + p.start[D_H] + b * p.Ps
-    cdef const store *h_prev_row = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
+    cdef const store *h_prev_row = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.H, inputs[OUT_H],
+                                                &p.h_layout, t, row)
     cdef const real *h_prev
     cdef const real *u
     for j in range(j0, j1):

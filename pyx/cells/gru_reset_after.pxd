@@ -35,11 +35,11 @@ from cells.types cimport ResetAfter, set_matrices
 from passes.gradients cimport add_line, state_line
 from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output_line
-from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
+from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
 from product.half cimport half
 from product.real cimport real
 from product.tile cimport (
-    LF, LINES, clear, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store, store_line
+    LF, LINES, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store, store_line
 )
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
@@ -149,7 +149,7 @@ cdef inline void forward_cells(
             if store is half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
-                clear(h, L)
+                load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H, outputs[OUT_H])
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
@@ -165,7 +165,8 @@ cdef inline void backward_lines(
     cdef real[D_LINES * LF] d
     cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
     cdef real *d_h = scratch + p.start[D_H] + b * p.Ps
-    cdef const store *h_prev = previous_row(&p.steps, inputs[H_PREV], p.H, inputs[OUT_H], &p.h_layout, t, row)
+    cdef const store *h_prev = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.H, inputs[OUT_H],
+                                            &p.h_layout, t, row)
     for j in range(j0, j1):
         saved_line, width = (t * p.B + row) * p.H + j * L, p.H - j * L
         add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)

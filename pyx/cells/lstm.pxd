@@ -55,7 +55,9 @@ from passes.operands cimport (
     WCI_GRAD, WCO, WCO_GRAD
 )
 from passes.outputs cimport store_h_line, store_output_line
-from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at
+from passes.steps cimport (
+    RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at, store_reset_grad_line
+)
 from product.half cimport half
 from product.panels cimport unit_lines_in_panel
 from product.real cimport real
@@ -267,9 +269,9 @@ cdef inline void lstm_cells(
                 if not projected:
                     round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
-                clear(cs, L)
+                load_reset_line(&p.steps, &p.steps.cs_reset, k + 1, b, cs, j * L, p.H, outputs[OUT_H])
                 if not projected:
-                    clear(h, L)
+                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H, outputs[OUT_H])
 
 
 cdef inline void projected_cells(
@@ -298,7 +300,7 @@ cdef inline void projected_cells(
                 if store is half:
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
-                    clear(h, L)
+                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.P, outputs[OUT_H])
 
 
 cdef inline void forward_cells(
@@ -400,7 +402,8 @@ cdef inline void backward_lines(
     cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
     cdef real *d_cs = scratch + p.start[D_CS] + b * p.Hs
     cdef const real *peep = scratch + p.start[PEEPHOLES]
-    cdef const store *cs_prev = previous_row(&p.steps, inputs[CS_PREV], p.H, inputs[OUT_CS], &p.cs_layout, t, row)
+    cdef const store *cs_prev = previous_row(&p.steps, inputs[CS_PREV], &p.steps.cs_reset, p.H, inputs[OUT_CS],
+                                             &p.cs_layout, t, row)
     for j in range(j0, j1):
         if n == 0:
             clear(scratch + p.start[D_H] + b * p.Ps + j * L, L)
@@ -409,7 +412,7 @@ cdef inline void backward_lines(
             continue
         lstm_grad_line(p, lstm, inputs, cs_prev, peep, j, t, row, product + (j - j0) * L, d_cs + j * L, d_row)
         if has_flag(&p.steps, k, b, RESET):  # the step before did not lead here
-            clear(d_cs + j * L, L)
+            store_reset_grad_line(&p.steps, &p.steps.cs_reset, k, b, d_cs + j * L, j * L, p.H, cs_prev)
 
 
 cdef inline void peephole_grads(
@@ -421,13 +424,13 @@ cdef inline void peephole_grads(
     d : dicfo of all steps and slots
     outputs : wci_grad, wcf_grad, wco_grad [H], the caller's
     """
-    cdef Py_ssize_t unit = j * lanes_of(d), columns = p.H - unit
-    cdef const store *cs_prev = inputs[CS_PREV] + unit
-    cdef const store *cs = inputs[OUT_CS] + unit
+    cdef Py_ssize_t unit = j * lanes_of(d)
+    cdef const store *cs_prev = inputs[CS_PREV]
+    cdef const store *cs = inputs[OUT_CS]
     if not lstm.coupled:
-        compute_peephole_grad(outputs[WCI_GRAD] + unit, d + lstm.column[I_BAR] * p.H + unit, p.Ns, &p.steps, cs_prev,
-                              p.H, cs, &p.cs_layout, columns)
-    compute_peephole_grad(outputs[WCF_GRAD] + unit, d + lstm.column[F_BAR] * p.H + unit, p.Ns, &p.steps, cs_prev, p.H,
-                          cs, &p.cs_layout, columns)
-    compute_peephole_grad(outputs[WCO_GRAD] + unit, d + lstm.column[O_BAR] * p.H + unit, p.Ns, &p.steps, <store *> NULL,
-                          p.H, cs, &p.cs_layout, columns)
+        compute_peephole_grad(outputs[WCI_GRAD], d + lstm.column[I_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
+                              &p.cs_layout, unit)
+    compute_peephole_grad(outputs[WCF_GRAD], d + lstm.column[F_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
+                          &p.cs_layout, unit)
+    compute_peephole_grad(outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, <store *> NULL, p.H, cs,
+                          &p.cs_layout, unit)

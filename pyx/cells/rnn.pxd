@@ -14,7 +14,7 @@ from cells.types cimport Rnn, set_matrices
 from passes.gradients cimport add_line
 from passes.operands cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h_line
-from passes.steps cimport RESET, has_flag, offset_of, row_of_slot, step_at
+from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, row_of_slot, step_at
 from product.half cimport half
 from product.panels cimport unit_lines_in_panel
 from product.real cimport real
@@ -48,7 +48,7 @@ cdef inline void forward_cells(
                 if store is half:  # the next step reads the state as it is stored
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
-                    clear(h, L)
+                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H, outputs[OUT_H])
 
 
 cdef inline void backward_lines(

@@ -29,6 +29,8 @@ cdef struct Pass:  # a pointer is NULL where there is no array; for states and t
     void *last_state[STATES]  # [B,H] but h, the last one, [B,P]
     void *saved  # outputs of the steps beside h, one array [T,B,H] after the other
     const unsigned char *step_mask  # [T,B]
+    const void *reset_state[STATES]  # [T,B,H] but h, [T,B,P]; read where the step mask resets, if there is one
+    Layout reset_layout[STATES]
     bint reverse  # the last step is processed first
     void *packed  # the packed weights
     Layout x_layout, y_layout
@@ -39,6 +41,8 @@ cdef struct Pass:  # a pointer is NULL where there is no array; for states and t
     const void *last_state_grad[STATES]
     void *x_grad
     void *initial_state_grad[STATES]
+    void *reset_state_grad[STATES]  # written where the step mask resets; NULL if nobody asks for it
+    Layout reset_grad_layout[STATES]
     void *weight_grads[WEIGHTS]
     Layout y_grad_layout, x_grad_layout
     bint accumulate_x_grad  # with weights as in PyTorch: the gradient is added to what is in x_grad

@@ -48,11 +48,12 @@ from passes.gradients cimport (
 )
 from passes.operands cimport (
     BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, GRAD, H_GRAD, H_LAST_GRAD,
-    H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD, set_states,
-    set_torch_weights, set_weights
+    H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD,
+    set_reset_states, set_states, set_torch_weights, set_weights
 )
 from passes.steps cimport (
-    RESET, active_end, clear_finished_rows, current_row, has_flag, previous_row, row_of_slot, step_at
+    RESET, active_end, clear_finished_rows, current_row, has_flag, previous_row, row_of_slot, step_at,
+    store_reset_grad_line
 )
 from product.half cimport half
 from product.panels cimport MATRICES
@@ -162,16 +163,18 @@ cdef inline const real *panel_to_prefetch(const Backward *p, const real *panel, 
 
 cdef inline void sum_h_grads(
     const Backward *p, const cell *c, const real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t k,
-    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t first_tile, real *acc
+    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t first_tile, real *acc, const store *of_type
 ) noexcept nogil:
     """Sum the gradients of h after step number k that later steps give: D_H, and d @ w.T of step k + 1.
 
-    k = -1 gives the gradient of the initial state.
+    k = -1 gives the gradient of the initial state.  Of a row that is reset before step k + 1 the sum is the gradient of
+    its reset state, and that of h after step k is zero.
 
     panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of table.h)
     rows : slots from b on
     first_tile : the number of these rows' first tile, as `add_panel_product` counts
     acc : written, for all of these rows
+    of_type : only its type counts, which is that of the caller's arrays; may be NULL
     """
     cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.JP, j), q, g, l
     cdef Py_ssize_t active = active_end(&p.steps, k + 1, b, b + rows) - b
@@ -189,7 +192,9 @@ cdef inline void sum_h_grads(
                               panel_to_prefetch(p, panels[n], n), first_tile)
     for q in range(rows):
         if has_flag(&p.steps, k + 1, b + q, RESET):  # step k + 1 did not see the state of step k
-            clear(acc + q * LINES * L, lines * L)
+            for g in range(lines):
+                store_reset_grad_line(&p.steps, &p.steps.h_reset, k + 1, b + q, acc + (q * LINES + g) * L,
+                                      (j * PANEL_LINES + g) * L, p.P, of_type)
 
 
 cdef inline void state_grads_of_panel(
@@ -211,7 +216,7 @@ cdef inline void state_grads_of_panel(
     end = max(active, active_end(&p.steps, k + 1, b, end))
     while b < end:
         rows = tile_group_height(end - b)
-        sum_h_grads(p, c, scratch, panels, j, k, b, rows, first_tile, acc)
+        sum_h_grads(p, c, scratch, panels, j, k, b, rows, first_tile, acc, inputs[X])
         for q in range(rows):
             if b + q < active:
                 backward_lines(p, c, 0, inputs, line0, line1, k, b + q, acc + q * LINES * L, scratch)
@@ -234,7 +239,7 @@ cdef inline void first_state_grads_of_panel(
     cdef real[GROUP_TILES * TILE_SIZE] acc
     while b < end:
         rows = tile_group_height(end - b)
-        sum_h_grads(p, c, scratch, panels, j, -1, b, rows, first_tile, acc)
+        sum_h_grads(p, c, scratch, panels, j, -1, b, rows, first_tile, acc, outputs[H_PREV_GRAD])
         for q in range(rows):
             for g in range(panel_lines(p.JP, j)):
                 unit = (j * PANEL_LINES + g) * L
@@ -433,7 +438,8 @@ cdef inline const store **find_h_rows(
         if of_m:
             rows[q], factors[q] = inputs[OUT_O] + (t * p.B + row) * p.H, inputs[OUT_CO] + (t * p.B + row) * p.H
         else:
-            rows[q] = previous_row(&p.steps, inputs[H_PREV], p.P, inputs[OUT_H], &p.h_layout, t, row)
+            rows[q] = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.P, inputs[OUT_H], &p.h_layout, t,
+                                   row)
         if of_hr:
             factors[q] = inputs[OUT_R] + (t * p.B + row) * p.H
     if of_m or of_hr:
@@ -792,4 +798,5 @@ cdef inline long long run_layer_backward(
     if a.step_mask is not NULL:
         use_threads(&p.grid, ready)
         use_backward_step_mask(&p, a.step_mask, scratch)
+        set_reset_states(c, a, &p.steps, True)
     return run_backward(&p, c, inputs, outputs, scratch, ready)

@@ -38,11 +38,12 @@ from cells.types cimport Lstm, row_of
 from formulas cimport forward_cells
 from passes.arrays cimport Pass
 from passes.operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, STEP_OUTPUTS, W, X, set_states, set_torch_weights
+    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, STEP_OUTPUTS, W, X, set_reset_states, set_states,
+    set_torch_weights
 )
 from passes.steps cimport (
-    RESET, Layout, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of, first_step_of,
-    has_flag, load_active_rows, offset_of, row_of_slot, step_at
+    RESET, Layout, ResetState, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of,
+    first_step_of, has_flag, load_active_rows, offset_of, reset_row, row_of_slot, step_at
 )
 from product.half cimport half
 from product.integer cimport quantize_row
@@ -66,17 +67,22 @@ from schedule.workspace cimport guard_zones, release_zones
 
 # ----------------------------------------------------------------------------------------------------- before the steps
 cdef inline void load_state(
-    const Forward *p, real *states, Py_ssize_t stride, const store *initial, Py_ssize_t size, Py_ssize_t b
+    const Forward *p, real *states, Py_ssize_t stride, const store *initial, const ResetState *reset, Py_ssize_t size,
+    Py_ssize_t b
 ) noexcept nogil:
     """Load the state that the row in slot b starts from.
 
     states : the region of this state, as the rows of the group lie in it
     initial : [B,size], the caller's, NULL for zeros
     """
-    if initial is NULL or has_flag(&p.steps, first_step_of(&p.steps, b), b, RESET):
+    cdef Py_ssize_t k = first_step_of(&p.steps, b), row = row_of_slot(&p.steps, b)
+    cdef const store *start = initial + row * size if initial is not NULL else <const store *> NULL
+    if has_flag(&p.steps, k, b, RESET):
+        start = reset_row(reset, step_at(&p.steps, k), row, initial)
+    if start is NULL:
         clear(states + b * stride, stride)
     else:
-        load_row(states + b * stride, initial + row_of_slot(&p.steps, b) * size, size)
+        load_row(states + b * stride, start, size)
 
 
 cdef inline void clear_finished_outputs(
@@ -101,9 +107,9 @@ cdef inline void load_states(
     cdef Py_ssize_t count = share.b1 - share.b0, members = p.grid.members, b
     for b in range(share.b0 + part_start(count, share.member, members),
                    share.b0 + part_start(count, share.member + 1, members)):
-        load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], p.P, b)
+        load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], &p.steps.h_reset, p.P, b)
         if row_of(c).states > 1:
-            load_state(p, rows + p.start[CS], p.Hs, inputs[CS_PREV], p.H, b)
+            load_state(p, rows + p.start[CS], p.Hs, inputs[CS_PREV], &p.steps.cs_reset, p.H, b)
     if p.steps.slots is not NULL:
         clear_finished_outputs(p, c, outputs, part, parts_of(&p.grid))
 
@@ -471,6 +477,7 @@ cdef inline long long run_layer_forward(
     if a.step_mask is not NULL:
         use_threads(&p.grid, ready)
         use_forward_step_mask(&p, a.step_mask, scratch)
+        set_reset_states(c, a, &p.steps, False)
     if p.packed:
         use_panels(&p, a.packed)
     else:

@@ -400,21 +400,21 @@ cdef inline void add_column_sums(
 # ----------------------------------------------------------------------------------------------------------- peepholes
 cdef inline void compute_peephole_grad(
     store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *initial, Py_ssize_t H, const store *states,
-    const Layout *layout, Py_ssize_t columns
+    const Layout *layout, Py_ssize_t unit
 ) noexcept nogil:
-    """Sum d * cs over all rows to the gradient of a peephole, for at most one line of columns.
+    """Sum d * cs over all rows to the gradient of a peephole, for one line of it.
 
-    out : the line's elements of the gradient, the caller's
-    d : [T * B,ldd] in scratch, from the columns of the gate and the line on
-    initial : [B,H] from the line on, to multiply with the states before each step; NULL: with those after it
-    states : the states after each step, [T,B,H] from the line on, with `layout`
-    columns : values from the line on to the end of a row
+    out : [H], the gradient, the caller's
+    d : [T * B,ldd] in scratch, from the columns of the gate on
+    initial : [B,H], to multiply with the states before each step; NULL: with those after it
+    states : the states after each step, [T,B,H] with `layout`
+    unit : the first unit of the line
     """
     cdef double[LF] total
     cdef double[LF] block
     cdef double[LF] chain
     cdef real factor
-    cdef Py_ssize_t n = min(columns, lanes_of(d)), rows = s.T * s.B, r, t, row, l
+    cdef Py_ssize_t n = min(H - unit, lanes_of(d)), rows = s.T * s.B, r, t, row, l
     cdef const store *state
     cdef const real *line
     for l in range(n):
@@ -424,12 +424,12 @@ cdef inline void compute_peephole_grad(
         if initial is NULL:
             state = current_row(s, states, layout, t, row)
         else:
-            state = previous_row(s, initial, H, states, layout, t, row)
-        line = d + (t * s.B + slot_of_row(s, row)) * ldd
+            state = previous_row(s, initial, &s.cs_reset, H, states, layout, t, row)
+        line = d + (t * s.B + slot_of_row(s, row)) * ldd + unit
         for l in range(n if has_step(s, t, row) else 0):
             factor = 0
             if state is not NULL:
-                load_value(&factor, state + l)
+                load_value(&factor, state + unit + l)
             chain[l] = chain[l] + <double> line[l] * factor
         if (r + 1) % BLOCK == 0 or r + 1 == rows:
             for l in range(n):
@@ -440,4 +440,4 @@ cdef inline void compute_peephole_grad(
                 total[l] = total[l] + block[l]
                 block[l] = 0
     for l in range(n):
-        store_value(out + l, <real> total[l])
+        store_value(out + unit + l, <real> total[l])

@@ -8,6 +8,8 @@ A layer gives the arrays of weights and states in an order of its own.  `set_wei
 """
 from cell cimport cell
 from cells.types cimport row_of
+from passes.arrays cimport Pass
+from passes.steps cimport ResetState, Steps
 from product.tile cimport store
 from schedule.plan cimport projects
 
@@ -103,3 +105,18 @@ cdef inline void set_states(const cell *c, const void *const *states, const void
     cdef int i
     for i in range(row_of(c).states):
         operands[row_of(c).states - 1 - i] = states[i]
+
+
+cdef inline void set_reset_state(ResetState *reset, const Pass *a, int i, bint backward) noexcept nogil:
+    """Set what state number i of `a` is where it is reset; in the backward pass also its gradient."""
+    reset.rows, reset.layout = a.reset_state[i], a.reset_layout[i]
+    reset.grads = NULL
+    if backward:
+        reset.grads, reset.grads_layout = a.reset_state_grad[i], a.reset_grad_layout[i]
+
+
+cdef inline void set_reset_states(const cell *c, const Pass *a, Steps *s, bint backward) noexcept nogil:
+    """Set what the states are where they are reset, for a call with a step mask."""
+    set_reset_state(&s.h_reset, a, row_of(c).states - 1, backward)
+    if row_of(c).states > 1:
+        set_reset_state(&s.cs_reset, a, 0, backward)

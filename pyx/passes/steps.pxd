@@ -18,12 +18,12 @@ from libc.string cimport memset
 from product.integer cimport quantize_row
 from product.quantized cimport INT8
 from product.real cimport real
-from product.tile cimport load_row, store
+from product.tile cimport clear, lanes_of, load_line, load_row, store, store_line
 from schedule.team cimport part_start
 
 cdef enum:  # flags of a step mask
     FINISHED = 1  # alone, and in all later steps of the row: x is not read, outputs are zero, the state stays
-    RESET = 2  # the row starts from a state of zeros
+    RESET = 2  # the row starts from its reset state
     INITIAL = 4  # the row starts from its initial state
 
 
@@ -32,15 +32,23 @@ cdef struct Slot:  # an element b of the array of slots
     Py_ssize_t slot  # the slot of batch row b
 
 
+cdef struct Layout:  # of an array [T,B,n] of the caller's; the n values of a row have no gaps
+    Py_ssize_t step, row  # elements from one step to the next, and from one batch row to the next
+
+
+cdef struct ResetState:  # a state before the steps that have the flag RESET; no other rows are read or written
+    const void *rows  # [T,B,n] with `layout`, the caller's; NULL for zeros
+    Layout layout
+    void *grads  # [T,B,n] with a layout of their own, the caller's, written by the backward pass; NULL: not wanted
+    Layout grads_layout
+
+
 cdef struct Steps:
     Py_ssize_t T, B
     bint reverse  # the last step is processed first
     const unsigned char *step_mask  # [T,B], the caller's, or NULL
+    ResetState h_reset, cs_reset  # set if there is a step mask
     const Slot *slots  # [B], in scratch; NULL: all rows have T steps, and row b is in slot b
-
-
-cdef struct Layout:  # of an array [T,B,n] of the caller's; the n values of a row have no gaps
-    Py_ssize_t step, row  # elements from one step to the next, and from one batch row to the next
 
 
 cdef inline Layout contiguous_layout(Py_ssize_t B, Py_ssize_t n) noexcept nogil:
@@ -233,18 +241,67 @@ cdef inline const store *current_row(
     return x + offset_of(layout, t, row)
 
 
+cdef inline const store *reset_row(
+    const ResetState *reset, Py_ssize_t t, Py_ssize_t row, const store *of_type
+) noexcept nogil:
+    """Return the state that row (t, row) starts from if it has the flag RESET, NULL for zeros.
+
+    of_type : only its type counts, which is that of the caller's arrays; may be NULL
+    """
+    if reset.rows is NULL:
+        return <const store *> NULL
+    return <const store *> reset.rows + offset_of(&reset.layout, t, row)
+
+
+cdef inline void load_reset_line(
+    const Steps *s, const ResetState *reset, Py_ssize_t k, Py_ssize_t b, real *state, Py_ssize_t unit, Py_ssize_t n,
+    const store *of_type
+) noexcept nogil:
+    """Load a line of the state that the row in slot b starts from in step number k, where it has the flag RESET.
+
+    state : [L], written
+    unit : the first unit of the line
+    n : numbers in a row of the state
+    of_type : only its type counts, which is that of the caller's arrays; may be NULL
+    """
+    cdef const store *row = reset_row(reset, step_at(s, k), row_of_slot(s, b), of_type)
+    if row is NULL:
+        clear(state, lanes_of(state))
+    else:
+        load_line(state, row + unit, n - unit)
+
+
+cdef inline void store_reset_grad_line(
+    const Steps *s, const ResetState *reset, Py_ssize_t k, Py_ssize_t b, real *grad, Py_ssize_t unit, Py_ssize_t n,
+    const store *of_type
+) noexcept nogil:
+    """Store a line of the gradient to the state that the row in slot b started from in step number k, where it has the
+    flag RESET, and clear it: none of it is of the step before.
+
+    grad : [L]
+    unit, n, of_type : as of `load_reset_line`
+    """
+    cdef Py_ssize_t row = offset_of(&reset.grads_layout, step_at(s, k), row_of_slot(s, b))
+    if reset.grads is not NULL:
+        store_line(<store *> reset.grads + row + unit, grad, n - unit)
+    clear(grad, lanes_of(grad))
+
+
 cdef inline const store *previous_row(
-    const Steps *s, const store *initial, Py_ssize_t n, const store *states, const Layout *layout, Py_ssize_t t,
-    Py_ssize_t row
+    const Steps *s, const store *initial, const ResetState *reset, Py_ssize_t n, const store *states,
+    const Layout *layout, Py_ssize_t t, Py_ssize_t row
 ) noexcept nogil:
     """Return the state that row (t, row) started from, NULL if that is zero or the row is finished.
 
     initial : the states before the first step, [B,n]
+    reset : the states where rows are reset
     states : those after each step, [T,B,n] with `layout`
     """
     cdef int flags = s.step_mask[t * s.B + row] if s.step_mask is not NULL else 0
-    if flags & (FINISHED | RESET):
+    if flags & FINISHED:
         return <const store *> NULL
+    if flags & RESET:
+        return reset_row(reset, t, row, states)
     if flags & INITIAL or t == step_at(s, 0):
         return initial + row * n
     return states + offset_of(layout, t + 1 if s.reverse else t - 1, row)

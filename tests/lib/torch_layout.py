@@ -80,20 +80,37 @@ def lent(value):
     return [*map(lent, value)] if isinstance(value, list) else None if value is None else Lent(value)
 
 
-def forward(kind, sizes, threads, x, weights, states, step_mask, outputs, directions=1, projection=0):
+def forward(kind, sizes, threads, x, weights, states, step_mask, outputs, directions=1, projection=0, reset_states=()):
     """The forward pass over arrays; the outputs are filled."""
     bias = len(weights) > 3 * directions
     compute = pass_of(kind, sizes, x.dtype, directions, bias, threads, projection=projection)
-    compute(*map(lent, (x, weights, states, step_mask, outputs)))
+    compute(*map(lent, (x, weights, states, step_mask, outputs, [*reset_states])))
 
 
 def backward(
-    kind, sizes, threads, y, tape, matrices, grads, x, states, step_mask, needs_x, outputs, directions=1, projection=0
+    kind,
+    sizes,
+    threads,
+    y,
+    tape,
+    matrices,
+    grads,
+    x,
+    states,
+    step_mask,
+    needs_x,
+    outputs,
+    directions=1,
+    projection=0,
+    reset_states=(),
+    needs_reset_states=False,
 ):
     """The backward pass over arrays, likewise."""
-    bias = x is None or len(outputs) - needs_x - len(states) > len(matrices)
+    of_states = len(states) + needs_reset_states * len(reset_states)
+    bias = x is None or len(outputs) - needs_x - of_states > len(matrices)
     compute = pass_of(kind, sizes, y.dtype, directions, bias, threads, True, projection)
-    compute(*map(lent, (y, tape, matrices, grads, x, states, step_mask)), needs_x, lent(outputs))
+    given = map(lent, (y, tape, matrices, grads, x, states, step_mask))
+    compute(*given, needs_x, lent(outputs), lent([*reset_states]), needs_reset_states)
 
 
 def weights_of(g, kind, inputs, hidden, dtype, bias=True, projection=0):

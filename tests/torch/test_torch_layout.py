@@ -70,16 +70,21 @@ def test_equals_the_layer(kind, dtype, seed):
         if zero:
             states = [np.zeros_like(state) for state in states]
         lengths = g.integers(0, T + 1, B) if g.random() < 0.4 else None
-        if lengths is None:
+        reset = g.random((T, B)) < 0.2 if D == 1 and g.random() < 0.4 else None
+        reset_states = [g.uniform(-1, 1, (T, B, size)).astype(dtype) for size in (P, hidden)[:n]]
+        if reset is None or g.random() < 0.2:
+            reset_states = []
+        if lengths is None and reset is None:
             step_mask = None
         else:
-            step_mask = np.stack([step_mask_of(T, B, lengths, None, reverse) for reverse in (0, 1)])
+            step_mask = np.stack([step_mask_of(T, B, lengths, reset, reverse) for reverse in (0, 1)])
 
         x, y, last = move_in_memory(g, x), np.empty((T, B, D * P), dtype), [np.empty_like(state) for state in states]
         tape = np.empty((D, SAVED[kind], T, B, hidden), dtype)
         kept = [tape, np.empty_like(y)][: int(g.integers(1, 3))] if training else []
         first, given = [seldom_reorder(g, array) for array in states], [seldom_reorder(g, array) for array in weights]
-        forward(kind, sizes, threads, x, given, [] if zero else first, step_mask, [y, *last, *kept], D, projection)
+        options = D, projection, [move_in_memory(g, array) for array in reset_states]
+        forward(kind, sizes, threads, x, given, [] if zero else first, step_mask, [y, *last, *kept], *options)
         assert len(kept) < 2 or same(kept[1], y), where
         wants_x, wants_weights = g.random() < 0.7, g.random() < 0.7
         missing = g.random(1 + n) < 0.1  # gradients that are zero, which callers leave out
@@ -92,18 +97,24 @@ def test_equals_the_layer(kind, dtype, seed):
         shapes = [x.shape] * wants_x + [array.shape for array in given] * wants_weights
         results = [np.full(shape, np.nan, dtype) for shape in shapes]
         d_first = [] if zero else [np.full_like(state, np.nan) for state in states]
+        d_reset_states = [np.full_like(state, np.nan) for state in reset_states] if g.random() < 0.7 else []
         if training:
             of = x if wants_weights else None, [] if zero else first, step_mask
             matrices = [array for k, array in enumerate(given) if array.ndim == 2]
-            found = [*results, *d_first], D, projection
-            backward(kind, sizes, threads, y, tape, matrices, incoming, *of, wants_x, *found)
+            outputs = [*results, *d_first, *d_reset_states]
+            backward(
+                kind, sizes, threads, y, tape, matrices, incoming, *of, wants_x, outputs, *options, d_reset_states != []
+            )
         d_x = None
         for d, layer in enumerate(layers):
             state, d_state = ([array[d] for array in arrays[::-1]] for arrays in (states, d_last))
             at = slice(d * P, (d + 1) * P)
             with on_threads(int(g.integers(1, 4))):
-                expected_y, expected_last, layer_tape = layer.forward(x, tuple(state), lengths=lengths)
-                expected_d_x, expected_d_first, grads = layer.backward(layer_tape, d_y[:, :, at], tuple(d_state))
+                masks = {"lengths": lengths, "reset": reset, "reset_state": tuple(reset_states[::-1]) or None}
+                expected_y, expected_last, layer_tape = layer.forward(x, tuple(state), **masks)
+                expected_d_x, expected_d_first, grads, expected_d_reset = layer.backward(
+                    layer_tape, d_y[:, :, at], tuple(d_state), return_d_reset_state=True
+                )
             found_last = [array[d] for array in last[::-1]]
             pairs_of_forward = zip((y[:, :, at], *found_last), (expected_y, *expected_last), strict=True)
             for found, wanted in pairs_of_forward:
@@ -112,6 +123,9 @@ def test_equals_the_layer(kind, dtype, seed):
                 continue
             d_x = expected_d_x if d_x is None else d_x + expected_d_x
             pairs = {}
+            if d_reset_states:
+                resets = d_reset_states[::-1], expected_d_reset
+                pairs |= {f"d_reset {number}": both for number, both in enumerate(zip(*resets, strict=True))}
             if not zero:
                 firsts = [array[d] for array in d_first[::-1]], expected_d_first
                 pairs |= {f"d_first {number}": both for number, both in enumerate(zip(*firsts, strict=True))}
