@@ -57,7 +57,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "lstm h_prev and cs_prev": (
         "passes/forward.pxd",
-        {"inputs[H_PREV], p.P, b": "inputs[CS_PREV], p.P, b", "inputs[CS_PREV], p.H, b": "inputs[H_PREV], p.H, b"},
+        {"inputs[H_PREV], &p.": "inputs[CS_PREV], &p.", "inputs[CS_PREV], &p.": "inputs[H_PREV], &p."},
     ),
     "lstm h and cs": (
         "cells/lstm.pxd",
@@ -96,8 +96,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm wci_grad and wcf_grad": (
         "cells/lstm.pxd",
         {
-            "outputs[WCI_GRAD] + unit": "outputs[WCF_GRAD] + unit",
-            "outputs[WCF_GRAD] + unit": "outputs[WCI_GRAD] + unit",
+            "outputs[WCI_GRAD], d": "outputs[WCF_GRAD], d",
+            "outputs[WCF_GRAD], d": "outputs[WCI_GRAD], d",
         },
     ),
     "coupled ci and f": (
@@ -273,7 +273,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch y without gaps": (
         "passes/backward.pxd",
-        {"OUT_H], &p.h_layout, t, row)": "OUT_H], &p.cs_layout, t, row)"},
+        {"OUT_H], &p.h_layout, t,": "OUT_H], &p.cs_layout, t,"},
     ),
     "dense relu left out": ("cells/dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
     "dense softmax of what is beyond a row": ("cells/dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
@@ -390,6 +390,17 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "passes/gradients.pxd",
         {"t, row, t * s.B + slot_of_row(s, row)": "t, row, t * s.B + row"},
     ),
+    "reset state: that of the step before": (
+        "passes/steps.pxd",
+        {"reset_row(reset, step_at(s, k), row": "reset_row(reset, step_at(s, k - 1), row"},
+    ),
+    "reset state: h for cs": ("passes/operands.pxd", {"(&s.cs_reset, a, 0,": "(&s.cs_reset, a, 1,"}),
+    "reset state: no gradient": ("passes/steps.pxd", {"if reset.grads is not NULL:": "if False:"}),
+    "reset state: its gradient goes on": ("passes/steps.pxd", {"clear(grad, lanes_of(grad))": "pass"}),
+    "reset state: zeros in the weights' gradients": (
+        "passes/steps.pxd",
+        {"return reset_row(reset, t, row, states)": "return <const store *> NULL"},
+    ),
     "dense relu left out of the gradient": ("cells/dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
     "dense softmax without its sum in the gradient": (
         "cells/dense.pxd",
@@ -490,6 +501,7 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
     "projected": ("tests/layers/test_layers.py", "(test_values or derivative) and projected and base"),
     "rows of h": ("tests/kernels/test_threads.py", "whole_rows and base"),
     "ragged": ("tests/layers/test_layers_ragged.py", "alone and float64 and base"),
+    "reset state": ("tests/layers/test_layers_reset_state.py", "alone and float64 and base"),
     "activations": ("tests/layers/test_layers_activations.py", "formulas and float64 and base"),
     "dense": ("tests/layers/test_dense.py", "test_formulas and float64 and base"),
     "torch": ("tests/torch/test_torch_layout.py", "equals and float64 and base"),
