@@ -1,13 +1,14 @@
 """Write pages and pictures from the CSV files of bench.py: how fast blockcell is beside other libraries.
 
-Needed by: docs/benchmarks/cpu.md, docs/performance.md
+Needed by: docs/benchmarks/cpu.md, docs/performance.md, docs/recurrent-policies.md
 
     python benchmarks/report.py [FILE.csv ...]
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
 Without arguments the files are those of docs/benchmarks, whose first table docs/performance.md has too, with lines of
-quantization.csv (`python tests/repository/test_readme.py` copies it), and torch.md and quantization.md there are
-written of what torch_modules.py and quantization.py have measured.  Files of `bench.py --grid` get tables of their
+quantization.csv (`python tests/repository/test_readme.py` copies it), torch.md and quantization.md there are written of
+what torch_modules.py and quantization.py have measured, and docs/images/recurrent-policies.png is drawn of what
+torch_episodes.py has measured.  Files of `bench.py --grid` get tables of their
 own: per task, peer and number of threads.
 """
 
@@ -32,6 +33,7 @@ FILES += sorted(FOLDER.glob("grid-*.csv"), reverse=True)  # v4, then v3
 FORWARD, GRADIENTS = ("GRUBlockCell", "LSTMBlockCell", "BlockLSTM"), ("GRUBlockCellGrad", "BlockLSTMGrad")
 TORCH = FOLDER / "torch-modules.csv"
 QUANTIZATION = FOLDER / "quantization.csv"
+EPISODES = FOLDER / "torch-episodes.csv"
 CAP = 0.85  # no size is asked to take a larger share of the ceiling
 PEERS = {"torch": "PyTorch", "onnxruntime": "onnxruntime", "openvino": "OpenVINO", "tensorflow": "TensorFlow"}
 NAMES = {"blockcell": "blockcell"} | PEERS
@@ -395,6 +397,41 @@ def torch_page(path: Path) -> str:
     return "\n".join(page[:-1]) + "\n"
 
 
+WAYS = {  # of torch_episodes.py
+    "steps": "nn.LSTM for each step",
+    "cells": "nn.LSTMCell for each step",
+    "stretches": "nn.LSTM for each stretch",
+    "packed": "PackedSequence of episodes",
+    "padded": "padded episodes",
+    "reset": "blockcell, reset=",
+}
+
+
+def read_episodes(path: Path) -> tuple[dict[tuple[int, int], list[Row]], Row]:
+    """Read the rows of torch_episodes.py by B and H, and its JSON file about the machine."""
+    with path.open(newline="") as file:
+        rows: list[Row] = list(csv.DictReader(file))
+    for row in rows:
+        row |= {name: int(row[name]) for name in ("B", "H", "steps_per_second", "lowest", "highest")}
+    return group_rows(rows, "B", "H"), json.loads(path.with_suffix(".json").read_text())
+
+
+def episodes_table(path: Path) -> list[str]:
+    """Make a table with a line for each size, and say where it was measured; docs/recurrent-policies.md has both."""
+    points, about = read_episodes(path)
+    lines = [["environments", "units", "reset=", "the fastest other", "", "ratio"]]
+    for (B, H), rows in points.items():
+        [own] = [row for row in rows if row["way"] == "reset"]
+        best = max((row for row in rows if row is not own), key=lambda row: row["steps_per_second"])
+        rates = [row["steps_per_second"] for row in (own, best)]
+        lines.append([str(B), str(H), *(f"{r:,}" for r in rates), WAYS[best["way"]], f"{rates[0] / rates[1]:.1f}x"])
+    measured = (
+        f"Measured on {about['date']} in {about['dtype']} on one core of an {about['cpu']}, CPU level {about['level']};"
+        f" {about['compiler']}, PyTorch {about['torch'].partition('+')[0]}."
+    )
+    return [*table(lines), *textwrap.wrap(measured, 120), ""]
+
+
 # ------------------------------------------------------------------------------------------------- quantized layers
 QUANTIZATION_HEAD = """# Quantized layers beside other libraries
 
@@ -648,6 +685,25 @@ def plot_shares(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
+def plot_episodes(path: Path, picture: Path) -> None:
+    """Plot the steps a second of each way over episodes: a bar the median round, a line the lowest and the highest."""
+    points, _ = read_episodes(path)
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
+    panels = figure.subplots(2, 2, sharey=True).flat
+    for panel, ((B, H), rows) in zip(panels, points.items(), strict=True):
+        rates = [row["steps_per_second"] / 1000 for row in rows]
+        spread = [[rate - row["lowest"] / 1000 for rate, row in zip(rates, rows, strict=True)]]
+        spread += [[row["highest"] / 1000 - rate for rate, row in zip(rates, rows, strict=True)]]
+        colours = [COLOURS["blockcell" if row["way"] == "reset" else "torch"] for row in rows]
+        bars = panel.barh([WAYS[row["way"]] for row in rows], rates, xerr=spread, color=colours, ecolor="0.4")
+        panel.bar_label(bars, fmt="{:,.1f}", padding=4)
+        panel.set(title=f"{B} environments, {H} units", xlim=(0, 1.2 * max(row["highest"] for row in rows) / 1000))
+    figure.axes[0].invert_yaxis()  # of all, as they share it
+    for panel in figure.axes[2:]:
+        panel.set_xlabel("thousand environment steps a second")
+    figure.savefig(picture, dpi=90)
+
+
 PICTURES = {
     "ratios": (
         plot_ratios,
@@ -666,6 +722,7 @@ def main() -> None:
     if paths == FILES:
         TORCH.with_name("torch.md").write_text(torch_page(TORCH))
         QUANTIZATION.with_name("quantization.md").write_text(quantization_page(QUANTIZATION))
+        plot_episodes(EPISODES, FOLDER.parent / "images" / "recurrent-policies.png")
     paths = [path for path in paths if not is_grid(path)]
     for name, (plot, _) in PICTURES.items() if paths else ():
         plot(read_rows(paths[0])[0], paths[0].parent / f"{paths[0].stem}-{name}.png")

@@ -21,6 +21,7 @@ import candidates  # noqa: E402
 import ceiling  # noqa: E402
 import report  # noqa: E402
 import shares  # noqa: E402
+import torch_episodes  # noqa: E402
 import torch_modules  # noqa: E402
 import turns  # noqa: E402
 
@@ -450,6 +451,31 @@ def test_table_by_sizes():
     deeper = [(task, sizes | {"layers": 2}) for task, sizes in points]
     heads, _, first, *_ = torch_modules.ratio_table_by_sizes(points + deeper, rounds + rounds)
     assert heads.startswith("| stack | T |") and first.startswith("| 1x1 | 1 |")
+
+
+@pytest.mark.peers
+def test_all_ways_over_episodes_compute_the_same(seed):
+    """Results and gradients; with an episode at every step, at none, and at some."""
+    torch = pytest.importorskip("torch")
+    import blockcell.torch
+
+    torch.manual_seed(seed)
+    lstm, own, cell = torch.nn.LSTM(3, 5), blockcell.torch.LSTM(3, 5), torch.nn.LSTMCell(3, 5)
+    own.load_state_dict(lstm.state_dict())
+    cell.load_state_dict({name.removesuffix("_l0"): weight for name, weight in lstm.state_dict().items()})
+    data, d_y = torch.randn(20, 4, 3), torch.randn(20, 4, 5)
+    for share in (0.0, 0.2, 1.0):
+        start, expected = torch.rand(20, 4) < share, None
+        for way, call in torch_episodes.WAYS.items():
+            layer, x = {"cells": cell, "reset": own}.get(way, lstm), data.clone().requires_grad_()
+            layer.zero_grad()
+            y = call(layer, x, start)
+            y.backward(d_y)
+            results = [y.detach(), x.grad, *(weight.grad.clone() for weight in layer.parameters())]
+            expected = expected or results
+            for array, other in zip(results, expected, strict=True):
+                bound = 1e-5 * max(1, other.abs().max().item())
+                np.testing.assert_allclose(array, other, rtol=0, atol=bound, err_msg=way)
 
 
 def test_shares_of_builds_with_a_star_where_marked_rounds_count():

@@ -271,6 +271,10 @@ def table_of_torch() -> str:
     return "\n".join(report().torch_summary(report().TORCH))
 
 
+def table_of_episodes() -> str:
+    return "\n".join(report().episodes_table(report().EPISODES))
+
+
 def table_of_few_bits() -> str:
     return "\n".join(report().few_bits(report().QUANTIZATION))
 
@@ -284,6 +288,7 @@ TABLES = {
     "speed": (PAGES / "performance.md", table_of_speed),
     "ops": (PAGES / "ops.md", table_of_ops),
     "torch": (PAGES / "torch.md", table_of_torch),
+    "episodes": (PAGES / "recurrent-policies.md", table_of_episodes),
     "few-bits": (PAGES / "quantization.md", table_of_few_bits),
     "errors": (PAGES / "quantization.md", table_of_errors),
 }
