@@ -1,8 +1,9 @@
-"""Train two PyTorch models from start to finish, with torch.nn's layers and with blockcell.torch's: seconds, losses.
+"""Run whole PyTorch models with torch.nn's layers and with blockcell.torch's: training to a loss, and inference.
 
-Needed by: docs/torch.md
+Needed by: README.md, docs/torch.md
 
-    python benchmarks/torch_models.py [--epochs 5] [--models characters speech]
+    python benchmarks/torch_models.py [--epochs 5] [--models characters speech]    # training
+    python benchmarks/torch_models.py --consensus [--chunks 100] [--rounds 5]      # inference, on one thread
 
 * characters: predicts the next character of the texts that Python's help() shows (pydoc_data, part of Python), with the
   sizes of char-rnn: an embedding, two LSTM layers of 128 cells, a linear layer; 50 rows of 50 steps.
@@ -13,11 +14,16 @@ Needed by: docs/torch.md
 Both train with Adam from the same seed, each in a process of its own, and take turns after every epoch; a loss stands
 twice where they differ.  A star says that the machine was disturbed in an epoch (turns.py).  `replace` puts blockcell's
 layers into the model.
+
+--consensus calls the network of medaka 2.1.0, Oxford Nanopore's consensus caller, on a batch of chunks as long as
+medaka's, on one thread: seconds, the peak of the process' memory, and how many of the classes differ.  Weights and
+features are random.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import resource
 import statistics
 import sys
 import time
@@ -26,10 +32,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turns import CPUS, Worker, answer, ask_all, make_parser, open_workers, print_heads, print_row, run_program, watch
+from turns import (
+    CPUS,
+    Worker,
+    answer,
+    ask_all,
+    make_parser,
+    open_workers,
+    print_heads,
+    print_row,
+    ratio_cell,
+    run_program,
+    watch,
+)
 
 CANDIDATES = ("torch.nn", "blockcell.torch")
 CHARACTERS = 250_000
+COLUMNS = 10_000  # of a chunk: medaka's --chunk_len; its --batch_size is 100 (medaka/medaka.py)
 Batches = Callable[[], Iterator[tuple[Any, Any]]]
 
 
@@ -111,21 +130,68 @@ def make_speech() -> tuple[Any, Batches, Batches]:
     return SpeechModel(), batches("JapaneseVowels_TRAIN.ts", True), batches("JapaneseVowels_TEST.ts", False)
 
 
+def make_consensus() -> Any:
+    """Return a network with the sizes of medaka's `GRUModel` (medaka/architectures/gru.py in nanoporetech/medaka)."""
+    import torch
+
+    class ConsensusModel(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = torch.nn.GRU(10, 128, num_layers=2, bidirectional=True, batch_first=True)
+            self.linear = torch.nn.Linear(256, 5)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(self.gru(x)[0]).softmax(-1)
+
+    return ConsensusModel().eval()
+
+
 MODELS = {"characters": make_characters, "speech": make_speech}
 
 
-# ----------------------------------------------------------------------------------------------------------- the worker
+# ---------------------------------------------------------------------------------------------------------- the workers
 def work(candidate: str, name: str) -> None:
-    """Train an epoch for each question; answer with its seconds, its mean loss, and loss and hits on test batches."""
+    """Answer questions about one of `MODELS`, or about the consensus."""
     import torch
 
-    torch.set_num_threads(CPUS)
     torch.manual_seed(0)
-    model, training, testing = MODELS[name]()
+    if name == "consensus":
+        torch.set_num_threads(1)
+        model = make_consensus()
+    else:
+        torch.set_num_threads(CPUS)
+        model, *batches = MODELS[name]()
     if candidate == "blockcell.torch":
         import blockcell.torch
 
         blockcell.torch.replace(model)
+    if name == "consensus":
+        answer_consensus(model)
+    else:
+        answer_epochs(model, *batches)
+
+
+def answer_consensus(model: Any) -> None:
+    """Call a batch of so many chunks for each question; answer with seconds, peak MiB so far, and a digit per class."""
+    import torch
+
+    def call(question: list[int]) -> tuple[float, float, str]:
+        [chunks] = question
+        x = torch.rand(chunks, COLUMNS, 10, generator=torch.Generator().manual_seed(1))
+        start = time.perf_counter()
+        with torch.inference_mode():
+            classes = model(x).argmax(-1)
+        spent = time.perf_counter() - start
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
+        return spent, memory, (classes.flatten() + ord("0")).byte().numpy().tobytes().decode()
+
+    answer(call)
+
+
+def answer_epochs(model: Any, training: Batches, testing: Batches) -> None:
+    """Train an epoch for each question; answer with its seconds, its mean loss, and loss and hits on test batches."""
+    import torch
+
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
 
     def run_epoch(_: Any) -> tuple[float, float, float, float]:
@@ -153,10 +219,31 @@ def work(candidate: str, name: str) -> None:
     answer(run_epoch)
 
 
+def compare_consensus(chunks: int, count: int) -> None:
+    """Print a line for each round, and the classes that differ."""
+    team = {candidate: Worker(__file__, "--work", candidate, "consensus") for candidate in CANDIDATES}
+    with open_workers(team) as workers:
+        heads = [f"{name}, {unit}" for unit in ("s", "MiB") for name in CANDIDATES]
+        print_heads([f"{chunks} chunks, round", *heads, ""])
+        guard, times = watch(workers.values()), []
+        for number in range(1, count + 1):
+            answers, marked = guard.round(1, partial(ask_all, workers, chunks))
+            seconds, memory, classes = zip(*answers.values(), strict=True)
+            times.append(seconds)
+            cells = [*(f"{s:.1f}" for s in seconds), *(f"{mib:,.0f}" for mib in memory)]
+            print_row([number, *cells, f"{seconds[0] / seconds[1]:.2f}x{'*' * marked}"])
+        both = [*zip(*times, strict=True)]
+        print_row(["median", *(f"{statistics.median(column):.1f}" for column in both), "", "", ratio_cell(*both)])
+    differing = sum(a != b for a, b in zip(*classes, strict=True))
+    print(f"{differing} of {chunks * COLUMNS:,} classes differ")
+
+
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS])
+    parser.add_argument("--consensus", action="store_true", help="inference of medaka's network instead")
+    parser.add_argument("--chunks", type=int, default=100, help=f"of {COLUMNS:,} columns, in one batch (100)")
     options = parser.parse_args()
     import torch
 
@@ -164,6 +251,9 @@ def main() -> None:
 
     about = blockcell.build_info()
     print(f"{CPUS} CPUs, {about['cpu']}, level {about['level']}, torch {torch.__version__}")
+    if options.consensus:
+        compare_consensus(options.chunks, options.rounds)
+        return
     for name in options.models:
         team = {candidate: Worker(__file__, "--work", candidate, name) for candidate in CANDIDATES}
         with open_workers(team) as workers:
