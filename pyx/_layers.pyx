@@ -693,11 +693,13 @@ cdef class LeafRunner(Runner):
         a : the caller's; `packed` is set here
         """
         cdef KernelPlan plan
+        cdef int format
         threads = threads or number_of_threads[0]
         with cython.critical_section(self):  # in Pythons without a GIL, where another thread may replace it
             plan = self.forward_plan
-        a.packed = packed_address(weights.packed)
-        plan = plan_for(plan, self.layer, "forward", weights.format, T, B, threads)
+        _, packed, format = <tuple> weights  # faster than by their names
+        a.packed = packed_address(packed)
+        plan = plan_for(plan, self.layer, "forward", format, T, B, threads)
         with cython.critical_section(self):
             self.forward_plan = plan
         plan.execute(NULL, a)
@@ -799,11 +801,10 @@ cdef class CellRunner(LeafRunner):
         """
         cdef int k
         for k in range(self.state_count):
-            array = None if state is None else (<tuple> state)[k]
             addresses[k] = NULL
-            if array is not None:
-                addresses[k] = PyArray_BYTES(<ndarray> array)
-                set_layout(&layouts[k], <ndarray> array)
+            if state is not None and (<tuple> state)[k] is not None:
+                addresses[k] = PyArray_BYTES(<ndarray> (<tuple> state)[k])
+                set_layout(&layouts[k], <ndarray> (<tuple> state)[k])
 
     cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Compute the gradients of all steps from what they saved."""
