@@ -10,7 +10,8 @@
 ``swap.py``       `replace` and `restore`
 ``op.py``         a layer or a single step as an operator of PyTorch, with its gradient
 ``quantized.py``  a quantized layer as an operator
-``packed.py``     PackedSequences, and step masks of resets
+``step_mask.py``  lengths and resets as step masks, an operator
+``packed.py``     PackedSequences
 ``internals.py``  names of PyTorch that are not public
 ================  ==================================================================================================
 """

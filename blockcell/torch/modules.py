@@ -11,7 +11,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import op, quantized
 from .base import Base
-from .packed import Packing, step_mask_of
+from .packed import Packing
+from .step_mask import make_step_mask
+
+_SIGNED = torch.int64, torch.int32, torch.int16, torch.int8
+_INTEGERS = *_SIGNED, torch.uint8, torch.uint16, torch.uint32, torch.uint64
 
 
 class Recurrent(Base, RNNBase):
@@ -45,21 +49,26 @@ class Recurrent(Base, RNNBase):
         """The name that torch.nn has for the cell."""
         return self._name
 
-    def forward(self, input: Any, hx: Any = None, *, reset: Any = None) -> Any:
-        """Compute a sequence as torch.nn's module does, and with resets.
+    def forward(self, input: Any, hx: Any = None, *, lengths: Any = None, reset: Any = None) -> Any:
+        """Compute a sequence as torch.nn's module does, also of padded rows and with resets.
 
         Parameters
         ----------
         input : Tensor or PackedSequence
         hx : Tensor or pair of Tensor, optional
+        lengths : Tensor (B,) or list of int, optional
+            How many steps each row has, 0 to T. Steps beyond are padding: input is not read there, the output is zero,
+            and the last state is the one at the row's end, of a row without steps hx. The other direction starts at the
+            row's last step. Only with a batch, and not with a PackedSequence.
         reset : Tensor (T, B), optional
             Of bool: where a new episode starts; the state is zero before these steps, and hx before a first one. In the
             other direction no state goes from such a step to the one before it. (B, T) with ``batch_first``, (T,)
             without a batch; not with a PackedSequence. No gradient goes from an episode to the one before.
         """
+        options = {"lengths": lengths, "reset": reset}
         data = input.data if isinstance(input, PackedSequence) else input
         if not isinstance(data, Tensor):
-            return self._trace_call(data, (data, hx), {"reset": reset}, "a tensor or a PackedSequence")
+            return self._trace_call(data, (data, hx), options, "a tensor or a PackedSequence")
         weights = self._weights()
         x = self._cast("input", data, weights[0][0])
         dims, is_packed = x.dim(), isinstance(input, PackedSequence)
@@ -71,14 +80,13 @@ class Recurrent(Base, RNNBase):
             sizes = f"Expected {self.input_size}, got {x.shape[-1]}"
             raise RuntimeError(f"input.size(-1) must be equal to input_size. {sizes}")
         if is_packed:
-            if reset is not None:
-                raise ValueError(
-                    f"{self._caller()}: reset is given and input is a PackedSequence; expected a padded tensor with it"
-                )
+            for name, option in options.items():
+                if option is not None:
+                    reason = "is given and input is a PackedSequence; expected a padded tensor with it"
+                    raise ValueError(f"{self._caller()}: {name} {reason}")
             return self._packed(input, x, weights, hx)
         is_batched = dims == 3
-        if reset is not None:
-            reset = self._resets(reset, x.shape[:-1])
+        lengths, reset = self._read_options(x.shape[:-1], **options)
         if not is_batched:
             x = x.unsqueeze(1)
         elif self.batch_first:
@@ -86,7 +94,7 @@ class Recurrent(Base, RNNBase):
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         states = self._states(hx, x, weights, is_batched)
-        y, last_states = self._run(x, None, reset, weights, states, self._result_dtype(data, hx, x, False))
+        y, last_states = self._run(x, None, lengths, reset, weights, states, self._result_dtype(data, hx, x, False))
         if not is_batched:
             y, last_states = y.squeeze(1), [state.squeeze(1) for state in last_states]
         elif self.batch_first:
@@ -106,7 +114,8 @@ class Recurrent(Base, RNNBase):
             for state in states:
                 op.check_memory("hx", state)
             states = [state.index_select(1, to_sorted) for state in states]
-        y, last_states = self._run(x, packing, None, weights, states, self._result_dtype(sequences.data, hx, x, True))
+        dtype = self._result_dtype(sequences.data, hx, x, True)
+        y, last_states = self._run(x, packing, packing.lengths, None, weights, states, dtype)
         if from_sorted is not None:
             last_states = [state.index_select(1, from_sorted) for state in last_states]
         return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(last_states)
@@ -115,6 +124,7 @@ class Recurrent(Base, RNNBase):
         self,
         x: Tensor,
         packing: Packing | None,
+        lengths: Tensor | None,
         reset: Tensor | None,
         weights: list[op.Tensors],
         states: list[Tensor],
@@ -124,12 +134,9 @@ class Recurrent(Base, RNNBase):
         count, D = self.num_layers, 2 if self.bidirectional else 1
         if self.quantization is not None:
             self._check_inference([weight for of_layer in weights for weight in of_layer])
-            lengths = None if packing is None else packing.lengths()
-        elif reset is not None:
-            step_mask = step_mask_of(reset)
         else:
-            step_mask = None if packing is None else packing.step_mask
-        copied = dtype is not None or (packing is not None and packing.step_mask is not None)  # callers get a copy of y
+            step_mask = make_step_mask(x, lengths, reset)
+        copied = dtype is not None or (packing is not None and lengths is not None)  # callers get a copy of y
         last_states = []
         for layer in range(count):
             initial = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
@@ -156,20 +163,40 @@ class Recurrent(Base, RNNBase):
             return directions
         return [directions[k] + directions[k + 1] for k in range(0, len(directions), 2)]
 
-    def _resets(self, reset: Any, shape: tuple[int, ...]) -> Tensor:
-        """Read resets for an input with these sizes, as [T,B]."""
-        if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
-            kind = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
-            raise TypeError(f"{self._caller()}: reset is of type {kind}; expected a tensor of torch.bool")
-        if reset.shape != shape:
-            expected = f"expected {tuple(shape)}, as that of input without its last dimension"
-            raise ValueError(f"{self._caller()}: reset has shape {tuple(reset.shape)}; {expected}")
-        if not reset.is_cpu:
-            raise ValueError(f"{self._caller()}: reset is on {reset.device}; expected cpu")
-        op.check_memory("reset", reset)
-        if len(shape) == 1:
-            return reset.unsqueeze(1)
-        return reset.transpose(0, 1) if self.batch_first else reset
+    def _read_options(self, shape: tuple[int, ...], lengths: Any, reset: Any) -> tuple[Tensor | None, Tensor | None]:
+        """Read lengths as [B] and resets as [T,B], for an input with these sizes before its last one."""
+        batch_axis = None if len(shape) == 1 else 0 if self.batch_first else 1
+        if lengths is not None:
+            if batch_axis is None:
+                expected = "expected 3 dimensions with it, or input[:length]"
+                raise ValueError(f"{self._caller()}: lengths is given and input has 2 dimensions; {expected}")
+            if isinstance(lengths, list) and all([isinstance(length, int) for length in lengths]):
+                lengths = torch.tensor(lengths, dtype=torch.int64, device="cpu")
+            rows = shape[batch_axis]
+            self._check_option("lengths", lengths, _INTEGERS, "integers", (rows,), "one for each row of input")
+            if lengths.dtype != torch.int64:
+                op.check_memory("lengths", lengths)
+                lengths = lengths.to(torch.int64)
+        if reset is not None:
+            meaning = "as that of input without its last dimension"
+            self._check_option("reset", reset, (torch.bool,), "torch.bool", shape, meaning)
+            if batch_axis != 1:
+                op.check_memory("reset", reset)
+                reset = reset.unsqueeze(1) if batch_axis is None else reset.transpose(0, 1)
+        return lengths, reset
+
+    def _check_option(
+        self, name: str, value: Any, dtypes: tuple[Any, ...], contents: str, shape: tuple[int, ...], meaning: str
+    ) -> None:
+        """Refuse what is no tensor on the CPU with one of these dtypes and this shape."""
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        if kind not in dtypes:
+            raise TypeError(f"{self._caller()}: {name} is of type {kind}; expected a tensor of {contents}")
+        if value.shape != shape:
+            expected = f"expected {tuple(shape)}, {meaning}"
+            raise ValueError(f"{self._caller()}: {name} has shape {tuple(value.shape)}; {expected}")
+        if not value.is_cpu:
+            raise ValueError(f"{self._caller()}: {name} is on {value.device}; expected cpu")
 
     def _result_dtype(self, data: Tensor, hx: Any, x: Tensor, is_packed: bool) -> torch.dtype | None:
         """Return `_autocast_dtype` for data that were cast to x."""
@@ -211,6 +238,9 @@ class LSTM(Recurrent):
     and PackedSequences.  A state_dict of either loads into the other.  Results differ by rounding alone, and have the
     same bits for any number of threads.  Calls use at most
     ``torch.get_num_threads()`` threads, whatever `blockcell.set_num_threads` says.
+
+    A call takes two more keywords. ``lengths`` [B] has the number of steps of each row of a padded batch: the padding
+    is not read and costs next to nothing. ``reset`` [T,B] marks steps where a row starts anew, from a state of zeros.
 
     Parameters
     ----------

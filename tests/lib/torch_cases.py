@@ -48,6 +48,68 @@ def nudged(g: Any, module: Any) -> Any:
     return found
 
 
+# ----------------------------------------------------------------------------------------------------- loops over steps
+def random_resets(g: Any, T: int, B: int) -> Any:
+    """Draw resets: seldom, often, or always; nearly always at the first step, as rollouts have them."""
+    reset = g.random((T, B)) < g.choice([0.0, 0.1, 0.5, 1.0], p=[0.1, 0.6, 0.2, 0.1])
+    reset[0] |= g.random(B) < 0.5
+    return reset
+
+
+def loop_over_cells(module: Any, x: Any, states: list[Any], lengths: Any, reset: Any) -> list[Any]:
+    """Compute y [T,B,.] and the last states [L*D,B,.] of torch.nn's module by loops over single steps of its cells.
+
+    x is [T,B,I], a state [L*D,B,.], lengths [B] and reset [T,B].  h has a projection where the module has one.
+    """
+    D, last_states = 1 + module.bidirectional, []
+    for layer in range(module.num_layers):
+        outputs = []
+        for d in range(D):
+            step = cell_step(module, f"l{layer}" + "_reverse" * d)
+            state, y = [s[layer * D + d] for s in states], {}
+            for t in reversed(range(len(x))) if d else range(len(x)):
+                rows = (t < lengths).nonzero()[:, 0]
+                starts = reset[t + d] & (t + d < lengths) if t + d < len(x) else torch.zeros_like(reset[0])
+                fresh = [torch.where(starts[:, None], 0.0, s) for s in state]
+                computed = step(x[t, rows], [s[rows] for s in fresh])
+                state = [s.index_copy(0, rows, c) for s, c in zip(state, computed, strict=True)]
+                y[t] = torch.zeros_like(state[0]).index_copy(0, rows, computed[0])
+            outputs.append(torch.stack([y[t] for t in range(len(x))]))
+            last_states.append(state)
+        x = torch.cat(outputs, dim=2)
+    return [x, *map(torch.stack, zip(*last_states, strict=True))]
+
+
+def cell_step(module: Any, suffix: str) -> Callable[[Any, list[Any]], list[Any]]:
+    """Return a function that computes the next state from x [B,I] and a state by the cell of torch.nn's module that has
+    the weights with this suffix."""
+    weights = {
+        name.removesuffix(f"_{suffix}"): weight
+        for name, weight in module.named_parameters()
+        if name.endswith(f"_{suffix}")
+    }
+    projection = weights.pop("weight_hr", None)
+    options = {"bias": module.bias, "dtype": torch.float64}
+    if not isinstance(module, torch.nn.LSTM):
+        kind = torch.nn.GRUCell if isinstance(module, torch.nn.GRU) else torch.nn.RNNCell
+        if kind is torch.nn.RNNCell:
+            options["nonlinearity"] = module.nonlinearity
+        cell = kind(weights["weight_ih"].shape[1], module.hidden_size, **options)
+        return lambda x, state: [torch.func.functional_call(cell, weights, (x, *state))]
+    # torch.nn.LSTMCell has no projection, so that h is a part of its input, and its own h is zero.
+    weights["weight_ih"] = torch.cat([weights["weight_ih"], weights["weight_hh"]], dim=1)
+    weights["weight_hh"] = torch.zeros(4 * module.hidden_size, module.hidden_size, dtype=torch.float64)
+    cell = torch.nn.LSTMCell(weights["weight_ih"].shape[1], module.hidden_size, **options)
+
+    def step(x: Any, state: list[Any]) -> list[Any]:
+        h, c = state
+        inputs = torch.cat([x, h], dim=1), (torch.zeros_like(c), c)
+        h, c = torch.func.functional_call(cell, weights, inputs)
+        return [h if projection is None else h @ projection.T, c]
+
+    return step
+
+
 # ----------------------------------------------------------------------------------------------------------- operators
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Keeps the calls of blockcell's operators."""

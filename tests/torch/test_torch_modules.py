@@ -944,7 +944,7 @@ def test_memory_that_is_gone(kind, scheme, left):
 @pytest.mark.parametrize("left", [0, 64])
 @pytest.mark.parametrize("kind, scheme", [(k, s) for k in KINDS for s in SCHEMES if not s or k != "RNN"])
 def test_memory_that_pytorch_would_read(kind, scheme, left):
-    """Of PackedSequences, their states, resets, and what autocast casts: by functions that do not look either."""
+    """Of PackedSequences, their states, lengths, resets, and what autocast casts: by functions that look no better."""
     module, B = module_of_64_units(kind, scheme), 20
     lengths = torch.arange(1, B + 1).repeat(2)[:B] * 2
     packed = rnn.pack_padded_sequence(torch.randn(2 * B, B, 64), lengths, enforce_sorted=False)
@@ -964,6 +964,10 @@ def test_memory_that_pytorch_would_read(kind, scheme, left):
             reset = shrink_storage(torch.zeros(B, B, dtype=torch.bool), left, "as it was")
             with pytest.raises(ValueError, match=match.format("reset")):
                 module(torch.randn(B, B, 64), reset=reset)
+        for dtype in (torch.int64, torch.int16):
+            wrong = shrink_storage(torch.zeros(20 * B, dtype=dtype), left, "as it was")
+            with pytest.raises(ValueError, match=match.format("lengths")):
+                module(torch.randn(20 * B, 4, 64), lengths=wrong)
         with torch.autocast("cpu"), pytest.raises(ValueError, match=match.format("input")):
             module(shrink_storage(torch.randn(4, B, 64).bfloat16(), left, "as it was"))
 

@@ -1,0 +1,77 @@
+"""Lengths and resets as step masks, which the kernels read: an operator of PyTorch's, ``blockcell::step_mask``."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._layers import check_lengths, step_mask_of
+from .._tensors import array_of
+from ..optable import Array
+from . import internals
+from .op import check_rank, check_tensors, needs_dispatcher
+
+_library = torch.library.Library("blockcell", "FRAGMENT")
+
+
+def make_step_mask(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Tensor | None:
+    """Return the step masks [2,T,B] of both directions (`blockcell._layers.step_mask_of`).
+
+    Parameters
+    ----------
+    x : Tensor (T, B, I)
+        Only for its sizes, which ``torch.jit.trace`` would record as constants.
+    lengths : Tensor (B,) of int64, optional
+        0 to T each; others are refused where the mask is computed, so by compiled and exported programs, too.
+    reset : Tensor (T, B) of bool, optional
+
+    Returns
+    -------
+    Tensor or None
+        None if there are neither lengths nor resets.
+    """
+    tensors = [tensor for tensor in (lengths, reset) if tensor is not None]
+    if not tensors:
+        return None
+    if needs_dispatcher(x, tensors, (), None) or internals.transforms_are_active():
+        step_mask: Tensor = torch.ops.blockcell.step_mask.default(x, lengths, reset)
+        return step_mask
+    return _compute(x, lengths, reset)
+
+
+def _compute(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Tensor:
+    check_rank("x", x.shape, "(T, B, I)")
+    T, B, _ = x.shape
+    row_lengths = None if lengths is None else read_lengths(lengths, T, B)
+    resets = None if reset is None else read_reset(reset, T, B)
+    if row_lengths is None and resets is None:
+        raise ValueError("blockcell: there are neither lengths nor resets")
+    return torch.from_numpy(np.array([step_mask_of(T, B, row_lengths, resets, reverse) for reverse in (False, True)]))
+
+
+def _allocate(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Tensor:
+    """Return a tensor as `_compute` does, without values."""
+    check_rank("x", x.shape, "(T, B, I)")
+    T, B, _ = x.shape
+    check_tensors([("lengths", lengths, (B,), torch.int64), ("reset", reset, (T, B), torch.bool)])
+    return x.new_empty((2, T, B), dtype=torch.uint8)
+
+
+def read_lengths(lengths: Tensor, T: int, B: int) -> Array:
+    """Return lengths [B] as an array of int64 without gaps; refuse others than 0 to T."""
+    check_tensors([("lengths", lengths, (B,), torch.int64)])
+    array = np.ascontiguousarray(array_of("lengths", lengths))
+    check_lengths("blockcell", array, T, array)
+    return array
+
+
+def read_reset(reset: Tensor, T: int, B: int) -> Array:
+    """Return resets [T,B] as an array of bool without gaps."""
+    check_tensors([("reset", reset, (T, B), torch.bool)])
+    return np.ascontiguousarray(array_of("reset", reset))
+
+
+_library.define("step_mask(Tensor x, Tensor? lengths, Tensor? reset) -> Tensor")
+_library.impl("step_mask", _compute, "CPU")
+torch.library.register_fake("blockcell::step_mask", _allocate, lib=_library)
