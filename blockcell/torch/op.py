@@ -155,7 +155,7 @@ class LayerOp:
         self._forward_plan = functools.lru_cache(self._plan_forward)
         self._backward_plan = functools.lru_cache(self._plan_backward)
         # Saved graphs have the names of the arguments.
-        inputs, common = "Tensor x, Tensor[] weights", "Tensor[] states, Tensor? step_mask, Tensor[] reset_states=[]"
+        inputs, common = "Tensor x, Tensor[] weights", "Tensor[] states, Tensor? step_mask, Tensor[]? reset_states=None"
         schema = f"{inputs}, bool bidirectional, bool apart, {common}"
         self._op = self._define(name, schema, *map(_without_tape, (self.forward, self._outputs)))
         schema = f"{inputs}, bool keep, bool bidirectional, bool apart, {common}"

@@ -50,7 +50,7 @@ class QuantizedOp:
         self.states, self._exact = exact.states, exact
         name, self.module = (form + end for form, end in zip((kind, kind.upper()), self._suffixes, strict=True))
         inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths, Tensor? reset"
-        _library.define(f"{name}_quantized({inputs}, str scheme, Tensor[] reset_states=[]) -> Tensor[]")
+        _library.define(f"{name}_quantized({inputs}, str scheme, Tensor[]? reset_states=None) -> Tensor[]")
         _library.impl(f"{name}_quantized", self.forward, "CPU")
         torch.library.register_fake(f"blockcell::{name}_quantized", self._outputs, lib=_library)
         self._op = getattr(torch.ops.blockcell, f"{name}_quantized").default
