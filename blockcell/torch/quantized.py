@@ -23,6 +23,7 @@ from ..layers import Quantized
 from ..optable import Array
 from . import internals, op
 from .op import Tensors, check_count, check_rank, check_tensors, layout_of_weights, needs_dispatcher
+from .step_mask import read_lengths, read_reset
 
 _NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
@@ -151,12 +152,9 @@ class QuantizedOp:
         if x_array.strides[2] != x_array.itemsize:
             x_array = np.ascontiguousarray(x_array)
         if lengths is not None:
-            row_lengths = np.ascontiguousarray(_array("lengths", lengths, (B,), torch.int64))
-            least, most = (row_lengths.min(), row_lengths.max()) if B else (0, 0)
-            if not 0 <= least <= most <= T:
-                raise ValueError(f"blockcell: lengths are {least} to {most}; expected 0 to {T}, the steps")
+            row_lengths = read_lengths(lengths, T, B)
         if reset is not None:
-            resets = np.ascontiguousarray(_array("reset", reset, (T, B), torch.bool))
+            resets = read_reset(reset, T, B)
         if states:
             D, H = 1 + bidirectional, layer.hidden_size
             arrays = [
