@@ -81,13 +81,13 @@ class Base(torch.nn.Module):
             dtype = torch.promote_types(dtype, state.dtype)
         return dtype if dtype.itemsize < x.dtype.itemsize else None
 
-    def _state_tensors(self, hx: Any) -> Any:
-        """Return the tensors of hx, which is not None: a tensor or a pair of them."""
+    def _state_tensors(self, name: str, hx: Any) -> Any:
+        """Return the tensors of hx, or an argument of its form: a tensor or a pair of them, not None."""
         names = self._op.states
         tensors = (hx,) if len(names) == 1 else hx
         if not isinstance(tensors, (tuple, list)) or [isinstance(s, Tensor) for s in tensors] != [True] * len(names):
             form = "a tensor" if len(names) == 1 else "a pair of tensors (h_0, c_0)"
-            raise TypeError(f"{self._caller()}: hx is of type {type(hx).__name__}; expected {form}")
+            raise TypeError(f"{self._caller()}: {name} is of type {type(hx).__name__}; expected {form}")
         return tensors
 
     def _check_inference(self, weights: op.Tensors) -> None:

@@ -63,7 +63,7 @@ class CellModule(Base, RNNCellBase):
 
     def _states(self, hx: Any, rows: tuple[int, ...], weight: Tensor) -> list[Tensor]:
         """Read hx as a list, for an input of so many rows: (B,), or () without a batch."""
-        expected, states, dtype = (*rows, self.hidden_size), [*self._state_tensors(hx)], weight.dtype
+        expected, states, dtype = (*rows, self.hidden_size), [*self._state_tensors("hx", hx)], weight.dtype
         for k, state in enumerate(states):
             if state.shape != expected:
                 number = f"[{k}]" if len(states) > 1 else ""

@@ -49,7 +49,9 @@ class Recurrent(Base, RNNBase):
         """The name that torch.nn has for the cell."""
         return self._name
 
-    def forward(self, input: Any, hx: Any = None, *, lengths: Any = None, reset: Any = None) -> Any:
+    def forward(
+        self, input: Any, hx: Any = None, *, lengths: Any = None, reset: Any = None, reset_state: Any = None
+    ) -> Any:
         """Compute a sequence as torch.nn's module does, also of padded rows and with resets.
 
         Parameters
@@ -61,11 +63,17 @@ class Recurrent(Base, RNNBase):
             and the last state is the one at the row's end, of a row without steps hx. The other direction starts at the
             row's last step. Only with a batch, and not with a PackedSequence.
         reset : Tensor (T, B), optional
-            Of bool: where a new episode starts; the state is zero before these steps, and hx before a first one. In the
-            other direction no state goes from such a step to the one before it. (B, T) with ``batch_first``, (T,)
-            without a batch; not with a PackedSequence. No gradient goes from an episode to the one before.
+            Of bool: where a new episode starts; the state is zero before these steps, or `reset_state`, and hx before a
+            first one. In the other direction no state goes from such a step to the one before it. (B, T) with
+            ``batch_first``, (T,) without a batch; not with a PackedSequence. No gradient goes from an episode to the
+            one before.
+        reset_state : Tensor (L, T, B, H) or pair of Tensor, optional
+            The states from which these episodes start, in the form of hx with an axis for steps: those that were stored
+            when they were played, say. They are read only where `reset` is true, and get gradients as hx does. A view
+            by ``expand`` is not copied. (L, B, T, H) with ``batch_first``, (L, T, H) without a batch; not with
+            ``bidirectional``.
         """
-        options = {"lengths": lengths, "reset": reset}
+        options = {"lengths": lengths, "reset": reset, "reset_state": reset_state}
         data = input.data if isinstance(input, PackedSequence) else input
         if not isinstance(data, Tensor):
             return self._trace_call(data, (data, hx), options, "a tensor or a PackedSequence")
@@ -86,7 +94,8 @@ class Recurrent(Base, RNNBase):
                     raise ValueError(f"{self._caller()}: {name} {reason}")
             return self._packed(input, x, weights, hx)
         is_batched = dims == 3
-        lengths, reset = self._read_options(x.shape[:-1], **options)
+        reset_states = [] if reset_state is None else self._reset_states(reset_state, x, weights, reset)
+        lengths, reset = self._read_options(x.shape[:-1], lengths, reset)
         if not is_batched:
             x = x.unsqueeze(1)
         elif self.batch_first:
@@ -94,7 +103,8 @@ class Recurrent(Base, RNNBase):
         if x.shape[0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
         states = self._states(hx, x, weights, is_batched)
-        y, last_states = self._run(x, None, lengths, reset, weights, states, self._result_dtype(data, hx, x, False))
+        dtype = self._result_dtype(data, hx, x, False)
+        y, last_states = self._run(x, None, lengths, reset, reset_states, weights, states, dtype)
         if not is_batched:
             y, last_states = y.squeeze(1), [state.squeeze(1) for state in last_states]
         elif self.batch_first:
@@ -115,7 +125,7 @@ class Recurrent(Base, RNNBase):
                 op.check_memory("hx", state)
             states = [state.index_select(1, to_sorted) for state in states]
         dtype = self._result_dtype(sequences.data, hx, x, True)
-        y, last_states = self._run(x, packing, packing.lengths, None, weights, states, dtype)
+        y, last_states = self._run(x, packing, packing.lengths, None, [], weights, states, dtype)
         if from_sorted is not None:
             last_states = [state.index_select(1, from_sorted) for state in last_states]
         return PackedSequence(packing.pack(y), *sequences[1:]), self._like_hx(last_states)
@@ -126,6 +136,7 @@ class Recurrent(Base, RNNBase):
         packing: Packing | None,
         lengths: Tensor | None,
         reset: Tensor | None,
+        reset_states: list[Tensor],
         weights: list[op.Tensors],
         states: list[Tensor],
         dtype: torch.dtype | None,
@@ -140,12 +151,13 @@ class Recurrent(Base, RNNBase):
         last_states = []
         for layer in range(count):
             initial = [s[layer * D : (layer + 1) * D] for s in states] if count > 1 else states
+            starts = [state[layer] for state in reset_states]
             if self.quantization is not None:
-                options = initial, lengths, reset, self.quantization
+                options = initial, lengths, reset, self.quantization, starts
                 x, *last = self._quantized_op(x, weights[layer], self.bidirectional, *options)
             else:
                 separate_y = layer == count - 1 and not copied
-                x, *last = self._op(x, weights[layer], self.bidirectional, separate_y, initial, step_mask)
+                x, *last = self._op(x, weights[layer], self.bidirectional, separate_y, initial, step_mask, starts)
             last_states.append(last)
             if self.training and self.dropout and layer < count - 1:
                 if packing is None:
@@ -209,7 +221,7 @@ class Recurrent(Base, RNNBase):
         """Read hx as a list of tensors [L*D,B,.]; an empty one if there is no hx."""
         if hx is None:
             return []
-        tensors = self._state_tensors(hx)
+        tensors = self._state_tensors("hx", hx)
         rows = (x.shape[1],) if is_batched else ()
         widths = self.proj_size or self.hidden_size, self.hidden_size
         states: list[Tensor] = []
@@ -220,6 +232,23 @@ class Recurrent(Base, RNNBase):
                 raise RuntimeError(f"Expected hidden{number} size {expected}, got {list(state.shape)}")
             state = self._cast("hx", state, weights[0][0])
             states.append(state if is_batched else state.unsqueeze(1))
+        return states
+
+    def _reset_states(self, reset_state: Any, x: Tensor, weights: list[op.Tensors], reset: Any) -> list[Tensor]:
+        """Read the states at resets as a list of tensors [L,T,B,.]; x is in the form of the caller's."""
+        caller = self._caller()
+        if reset is None or self.bidirectional:
+            expected = "one direction, not bidirectional=True" if self.bidirectional else "reset, too"
+            raise ValueError(f"{caller}: reset_state is given; expected {expected}")
+        widths = self.proj_size or self.hidden_size, self.hidden_size
+        states: list[Tensor] = []
+        for state, width in zip(self._state_tensors("reset_state", reset_state), widths, strict=False):
+            shape = self.num_layers, *x.shape[:-1], width
+            if state.shape != shape:
+                expected = f"expected {tuple(shape)}, the sizes of hx with those of input's steps and rows"
+                raise ValueError(f"{caller}: reset_state has shape {tuple(state.shape)}; {expected}")
+            state = self._cast("reset_state", state, weights[0][0])
+            states.append(state.unsqueeze(2) if x.dim() == 2 else state.transpose(1, 2) if self.batch_first else state)
         return states
 
     def _like_hx(self, states: list[Tensor]) -> Any:

@@ -56,10 +56,13 @@ def random_resets(g: Any, T: int, B: int) -> Any:
     return reset
 
 
-def loop_over_cells(module: Any, x: Any, states: list[Any], lengths: Any, reset: Any) -> list[Any]:
+def loop_over_cells(
+    module: Any, x: Any, states: list[Any], lengths: Any, reset: Any, reset_states: Any = None
+) -> list[Any]:
     """Compute y [T,B,.] and the last states [L*D,B,.] of torch.nn's module by loops over single steps of its cells.
 
-    x is [T,B,I], a state [L*D,B,.], lengths [B] and reset [T,B].  h has a projection where the module has one.
+    x is [T,B,I], a state [L*D,B,.], lengths [B], reset [T,B], and a state at resets [L,T,B,.], None for zeros.
+    h has a projection where the module has one.
     """
     D, last_states = 1 + module.bidirectional, []
     for layer in range(module.num_layers):
@@ -70,7 +73,8 @@ def loop_over_cells(module: Any, x: Any, states: list[Any], lengths: Any, reset:
             for t in reversed(range(len(x))) if d else range(len(x)):
                 rows = (t < lengths).nonzero()[:, 0]
                 starts = reset[t + d] & (t + d < lengths) if t + d < len(x) else torch.zeros_like(reset[0])
-                fresh = [torch.where(starts[:, None], 0.0, s) for s in state]
+                at_resets = [0.0] * len(state) if reset_states is None else [s[layer, t] for s in reset_states]
+                fresh = [torch.where(starts[:, None], a, s) for a, s in zip(at_resets, state, strict=True)]
                 computed = step(x[t, rows], [s[rows] for s in fresh])
                 state = [s.index_copy(0, rows, c) for s, c in zip(state, computed, strict=True)]
                 y[t] = torch.zeros_like(state[0]).index_copy(0, rows, computed[0])

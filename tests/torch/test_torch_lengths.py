@@ -42,11 +42,16 @@ def fill_padding(x, lengths, value):
     return x.masked_fill(padding_of(lengths, len(x))[:, :, None], value)
 
 
-def call_in_form(module, form, x, states, lengths, reset):
-    """Compute y [T,B,.] and the last states by one call, in this form; without hx or `reset` if there is none."""
-    options = {"reset": reset.T if module.batch_first else reset} if reset.any() else {}
+def call_in_form(module, form, x, states, lengths, reset, reset_states):
+    """Compute y [T,B,.] and the last states by one call, in this form; without an option if there is none."""
+    options = {"reset": reset.T if module.batch_first else reset} if reset.any() or reset_states else {}
+    if reset_states:
+        turned = [state.transpose(1, 2) if module.batch_first else state for state in reset_states]
+        options["reset_state"] = hx_of(type(module).__name__, turned)
     if form == "unbatched":
         options = {name: reset[:, 0] for name in options}
+        if reset_states:
+            options["reset_state"] = hx_of(type(module).__name__, [state[:, :, 0] for state in reset_states])
         x, states = x[:, 0], [state[:, 0] for state in states]
     elif form == "lengths":
         options["lengths"] = lengths
@@ -74,8 +79,10 @@ def test_random_configurations(kind, dtype, seed):
         fewest = 1 if dtype == "float64" else 8  # as of H
         if kind == "LSTM" and hidden > fewest and g.integers(2):
             options["proj_size"] = int(g.integers(fewest, hidden))
-        batch_first, has_hx, has_reset = (bool(n) for n in g.integers(2, size=3))
-        where = f"{kind}, {dtype}, {T=}, {B=}, {inputs=}, {hidden=}, {form}, {has_hx=}, {has_reset=}, {options}"
+        batch_first, has_hx, has_reset, has_reset_state = (bool(n) for n in g.integers(2, size=4))
+        has_reset_state &= has_reset and not options["bidirectional"]
+        where = f"{kind}, {dtype}, {T=}, {B=}, {inputs=}, {hidden=}, {form}, {options}"
+        where += f", {has_hx=}, {has_reset=}, {has_reset_state=}"
         torch.manual_seed(CONFIGURATIONS * seed + k)
         ours = getattr(nn, kind)(inputs, hidden, batch_first=batch_first, dtype=getattr(torch, dtype), **options)
         theirs = getattr(torch.nn, kind)(inputs, hidden, dtype=torch.float64, **options)
@@ -91,25 +98,41 @@ def test_random_configurations(kind, dtype, seed):
         )
         lengths = random_lengths(g, T, B) if form == "lengths" else torch.full((B,), T)
         reset = torch.from_numpy(random_resets(g, T, B) & has_reset)
+        is_read = (reset & ~padding_of(lengths, T))[:, :, None]
+        reset_state = [
+            torch.from_numpy(g.uniform(-0.8, 0.8, (cells, T, B, width)).astype(dtype)).masked_fill(~is_read, np.nan)
+            for width in widths * has_reset_state
+        ]
         given_lengths = lengths.to(INTEGERS[g.integers(len(INTEGERS))]) if g.integers(4) else lengths.tolist()
         x = fill_padding(x, lengths, np.nan)
         results, few = [], dtype == "float32" and inputs < 8
         for module in (ours, theirs, nudged(g, theirs))[: 2 + few]:
             to = module.weight_ih_l0.dtype
-            tensors = [tensor.detach().to(to).requires_grad_() for tensor in (x, *hx)]
-            states = tensors[1:] if has_hx else []
+            tensors = [tensor.detach().to(to).requires_grad_() for tensor in (x, *hx, *reset_state)]
+            states, reset_states = tensors[1 : 1 + n] if has_hx else [], tensors[1 + n :]
             if module is ours:
-                inputs = form, tensors[0], states, given_lengths, reset
+                inputs = form, tensors[0], states, given_lengths, reset, reset_states
                 outputs = call_in_form(ours, *inputs)
                 with torch.no_grad():
                     assert all(map(torch.equal, call_in_form(ours, *inputs), outputs)), where
             else:
-                states = states or [torch.zeros_like(state) for state in tensors[1:]]
-                outputs = loop_over_cells(module, fill_padding(tensors[0], lengths, 0.0), states, lengths, reset)
+                states = states or [torch.zeros_like(state) for state in hx]
+                states = [state.to(to) for state in states]
+                finite = [torch.where(is_read, state, 0.0) for state in reset_states] or None
+                inputs = fill_padding(tensors[0], lengths, 0.0), states, lengths, reset, finite
+                outputs = loop_over_cells(module, *inputs)
             torch.autograd.backward(outputs, [d.to(to) for d in (d_y, *d_last)])
-            gradients = [tensor.grad for tensor in (*tensors[: None if has_hx else 1], *module.parameters())]
+            given = tensors[0], *(tensors[1 : 1 + n] if has_hx else []), *reset_states
+            gradients = [tensor.grad for tensor in (*given, *module.parameters())]
             results.append([*[output.detach() for output in outputs], *gradients])
-        names = ["y", *"hc"[:n], "d_x", *("d_h", "d_c")[: n * has_hx], *[name for name, _ in ours.named_parameters()]]
+        names = [
+            "y",
+            *"hc"[:n],
+            "d_x",
+            *("d_h", "d_c")[: n * has_hx],
+            *("d_h at resets", "d_c at resets")[: len(reset_state)],
+        ]
+        names += [name for name, _ in ours.named_parameters()]
         named = dict(zip(names, results[0], strict=True))
         padding = padding_of(lengths, T)
         assert not named["y"][padding].any() and not named["d_x"][padding].any(), where
