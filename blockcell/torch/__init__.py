@@ -12,6 +12,7 @@
 ``quantized.py``  a quantized layer as an operator
 ``step_mask.py``  lengths and resets as step masks, an operator
 ``packed.py``     PackedSequences
+``torchrl.py``    modules of TorchRL whose layer is one of these
 ``internals.py``  names of PyTorch that are not public
 ================  ==================================================================================================
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +64,7 @@ def replace(model: torch.nn.Module, quantize: Schemes = None) -> Report:
     place.
 
     Modules keep their parameters, buffers, hooks and names, so that optimizers, references to them and state_dicts stay
-    valid.  Only their class changes.
+    valid.  Only their class changes.  So does that of TorchRL's LSTMModule and GRUModule, for their recurrent mode.
 
     .. code-block:: python
 
@@ -133,9 +134,11 @@ def _check_model(caller: str, model: Any) -> None:
 
 def _swap(caller: str, model: Any, classes: dict[Any, Any], schemes: Mapping[str, str]) -> Report:
     report = Report(action=f"{caller}d")
+    torchrl = _torchrl_adapters()
+    kept = torchrl.derived_modules(model) if torchrl and classes is _OURS else {}
     for name, module in model.named_modules():  # each once, however often it occurs
         scheme = schemes.get(name, FLOAT32)
-        reason, kind = _reason(module, classes, scheme), type(module)
+        reason, kind = kept.get(module) or _reason(module, classes, scheme), type(module)
         if kind in _THEIRS:
             quantized.forget(module.parameters())
         if reason:
@@ -146,7 +149,18 @@ def _swap(caller: str, model: Any, classes: dict[Any, Any], schemes: Mapping[str
             if scheme != FLOAT32:
                 module.quantization = scheme
             report.changed[name] = repr(module)
+    if torchrl:
+        report.changed |= torchrl.adapt(model)
     return report
+
+
+def _torchrl_adapters() -> Any:
+    """Return the module for TorchRL's modules, which imports TorchRL; None in a program that has not imported it."""
+    if "torchrl.modules" not in sys.modules:
+        return None
+    from . import torchrl
+
+    return torchrl
 
 
 def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> str | None:

@@ -88,14 +88,16 @@ def test_imports_point_one_way():
 
 @pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
 def test_blockcell_needs_numpy_alone(source):
-    """Only the command needs other packages, `blockcell.torch` needs PyTorch, `convert` needs onnx for models of ONNX
-    and h5py for files of Keras, progress is drawn by rich, and type checkers come with typing_extensions."""
+    """Only the command needs other packages, `blockcell.torch` needs PyTorch and for modules of TorchRL TorchRL,
+    `convert` needs onnx for models of ONNX and h5py for files of Keras, progress is drawn by rich, and type checkers
+    come with typing_extensions."""
     needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
     more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
     if _name(source).startswith("blockcell.command."):
         assert needed <= {"blockcell", "numpy"} | more
     elif f"{_name(source)}.".startswith("blockcell.torch."):
-        assert needed <= {"blockcell", "numpy", "torch"}
+        torchrl = {"tensordict", "torchrl"} if _name(source) == "blockcell.torch.torchrl" else set()
+        assert needed <= {"blockcell", "numpy", "torch"} | torchrl
     else:
         others = dict.fromkeys(("blockcell.convert.onnx", "blockcell.convert.onnx_graph"), "onnx")
         others["blockcell.convert.hdf5"] = "h5py"
