@@ -146,7 +146,7 @@ class Recurrent(Base, RNNBase):
         if self.quantization is not None:
             self._check_inference([weight for of_layer in weights for weight in of_layer])
         else:
-            step_mask = make_step_mask(x, lengths, reset)
+            step_mask = None if lengths is None and reset is None else make_step_mask(x, lengths, reset)
         copied = dtype is not None or (packing is not None and lengths is not None)  # callers get a copy of y
         last_states = []
         for layer in range(count):

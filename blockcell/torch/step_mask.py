@@ -15,8 +15,8 @@ from .op import check_rank, check_tensors, needs_dispatcher
 _library = torch.library.Library("blockcell", "FRAGMENT")
 
 
-def make_step_mask(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Tensor | None:
-    """Return the step masks [2,T,B] of both directions (`blockcell._layers.step_mask_of`).
+def make_step_mask(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Tensor:
+    """Return the step masks [2,T,B] of both directions (`blockcell._layers.step_mask_of`) of lengths, resets or both.
 
     Parameters
     ----------
@@ -25,15 +25,8 @@ def make_step_mask(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> T
     lengths : Tensor (B,) of int64, optional
         0 to T each; others are refused where the mask is computed, so by compiled and exported programs, too.
     reset : Tensor (T, B) of bool, optional
-
-    Returns
-    -------
-    Tensor or None
-        None if there are neither lengths nor resets.
     """
     tensors = [tensor for tensor in (lengths, reset) if tensor is not None]
-    if not tensors:
-        return None
     if needs_dispatcher(x, tensors, (), None) or internals.transforms_are_active():
         step_mask: Tensor = torch.ops.blockcell.step_mask.default(x, lengths, reset)
         return step_mask
