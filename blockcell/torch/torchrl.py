@@ -54,7 +54,7 @@ class Adapter:
         x = PackedSequence(select_steps(tensordict[x_key], packed), batch_sizes)
         y, last = layer(x, layer._like_hx(initial) if initial else None)
         tensordict.set(self.out_keys[0], y.data.index_select(0, packed.argsort()).unflatten(0, shape))
-        for key, state in zip(self.out_keys[1:], layer._state_tensors(last), strict=True):
+        for key, state in zip(self.out_keys[1:], last if isinstance(last, tuple) else (last,), strict=True):
             zeros = state.new_zeros(len(packed), len(state), state.shape[2])
             tensordict.set(key, zeros.index_copy(0, ends, state.transpose(0, 1)).unflatten(0, shape))
         return tensordict
