@@ -44,7 +44,7 @@ def fill_padding(x, lengths, value):
 
 def call_in_form(module, form, x, states, lengths, reset, reset_states):
     """Compute y [T,B,.] and the last states by one call, in this form; without an option if there is none."""
-    options = {"reset": reset.T if module.batch_first else reset} if reset.any() or reset_states else {}
+    options = {"reset": reset.T if module.batch_first else reset} if reset is not None else {}
     if reset_states:
         turned = [state.transpose(1, 2) if module.batch_first else state for state in reset_states]
         options["reset_state"] = hx_of(type(module).__name__, turned)
@@ -63,10 +63,27 @@ def call_in_form(module, form, x, states, lengths, reset, reset_states):
     return [tensor.unsqueeze(1) for tensor in outputs] if form == "unbatched" else outputs
 
 
+def check_compiled(module, inputs, outputs, d_outputs, where):
+    """Compare a compiled call, and its gradients, with the outputs of an eager one bit by bit."""
+    torch._dynamo.reset()
+    form, x, states, lengths, reset, reset_states = inputs
+    lengths = torch.as_tensor(lengths, dtype=torch.int64)  # a list would be a constant of the graph
+    tensors = [tensor for tensor in (x, *states, *reset_states, *module.parameters()) if tensor.requires_grad]
+    compiled = torch.compile(call_in_form, fullgraph=True, backend="aot_eager")
+    results = compiled(module, form, x, states, lengths, reset, reset_states)
+    assert all(map(torch.equal, results, outputs)), where
+    grads = [
+        torch.autograd.grad(r, tensors, d_outputs, retain_graph=True, allow_unused=True) for r in (results, outputs)
+    ]
+    for a, b in zip(*grads, strict=True):
+        assert (a is None) == (b is None) and (a is None or torch.equal(a, b)), where
+
+
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_configurations(kind, dtype, seed):
-    """Results and all gradients, with NaN in the padding."""
+def test_random_configurations(kind, dtype, compiles, seed, dynamo):
+    """Results and all gradients, with NaN in the padding; compiled, the same bits."""
 
     def compare(g, k):
         T, B, inputs, hidden = random_sizes(g, dtype)
@@ -111,10 +128,12 @@ def test_random_configurations(kind, dtype, seed):
             tensors = [tensor.detach().to(to).requires_grad_() for tensor in (x, *hx, *reset_state)]
             states, reset_states = tensors[1 : 1 + n] if has_hx else [], tensors[1 + n :]
             if module is ours:
-                inputs = form, tensors[0], states, given_lengths, reset, reset_states
+                inputs = form, tensors[0], states, given_lengths, reset if has_reset else None, reset_states
                 outputs = call_in_form(ours, *inputs)
                 with torch.no_grad():
                     assert all(map(torch.equal, call_in_form(ours, *inputs), outputs)), where
+                if compiles:
+                    check_compiled(ours, inputs, outputs, [d.to(to) for d in (d_y, *d_last)], where)
             else:
                 states = states or [torch.zeros_like(state) for state in hx]
                 states = [state.to(to) for state in states]
@@ -142,7 +161,7 @@ def test_random_configurations(kind, dtype, seed):
         error, name = worst_of(pairs, dtype, {"d_x": max(changes, default=0.0) / SHARE})
         return error, f"{name} of {where}"
 
-    check_configurations(compare, BOUNDS[dtype], seed)
+    check_configurations(compare, BOUNDS[dtype], seed, 70 if compiles else CONFIGURATIONS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
