@@ -34,7 +34,7 @@ T, SHARE, SIZES = 128, 0.03, ((16, 64), (128, 256))
 
 
 def work(candidate: str, rows: str, width: str) -> None:
-    """Answer each budget in seconds with the median seconds of a step, and the peak MiB of memory that steps added."""
+    """Answer a budget, in a list, with the median seconds of a step, and the peak MiB of memory that steps added."""
     import resource
 
     import torch
@@ -63,7 +63,7 @@ def work(candidate: str, rows: str, width: str) -> None:
             module(rollout.copy())["y"].square().mean().backward()
 
     train()
-    answer(lambda budget: (seconds(train, budget), peak() - before))
+    answer(lambda question: (seconds(train, *question), peak() - before))
 
 
 def main() -> None:
