@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "lib"))
 
 import numpy as np
 import torch_layout
-from bits import CACHES, leaves, on_threads, same, with_machine
+from bits import CACHES, leaves, like, on_threads, same, with_machine
 from cases import arguments
 from kernel_cases import DTYPES, run, sizes_of
 from layer_cases import LAYERS, can_stream, draw, run_all
@@ -90,7 +90,9 @@ def layer_call(g: Generator, name: str, sizes: tuple[int, ...], dtype: str) -> C
     T, B, I, H = sizes
     layer = LAYERS[name](I, H, DTYPES[dtype])
     x, state, lengths, reset = draw(layer, T, B)
-    options: dict[str, Any] = [{}, {"lengths": lengths}, {"lengths": lengths, "reset": reset}][g.integers(3)]
+    rows = {"lengths": lengths, "reset": reset}
+    starts = {"reset_state": like(state, lambda a: np.broadcast_to(a, (T, *a.shape)))} if can_stream(layer) else {}
+    options: dict[str, Any] = [{}, {"lengths": lengths}, rows, rows | starts][g.integers(4)]
 
     def call() -> list[np.ndarray]:
         """Run a copy of the layer, and return all arrays."""

@@ -154,6 +154,10 @@ def scenarios_of_layer(layer: Any) -> Scenarios:
         "backward rows": lambda _: tape_of_rows.layer.backward(tape_of_rows, d_y[::-1]),
         "copy": lambda layer: copy.copy(layer).weights,
     }
+    if can_stream(layer):  # and so takes states at resets
+        starts = {"reset": rows["reset"], "reset_state": like(state, lambda a: np.broadcast_to(a, (T, *a.shape)))}
+        acts["call reset state"] = lambda layer: layer(x, **starts)
+        acts["both reset state"] = partial(train, lengths=rows["lengths"], **starts)
     scenarios = {what: Scenario(lambda: layer, act, observe, train) for what, act in acts.items()}
     set_weights = partial(lambda new, layer: layer.set_weights(**new), halved_weights(layer))
     scenarios["set_weights"] = Scenario(partial(copy.copy, layer), set_weights, observe, train)
