@@ -6,6 +6,7 @@ from .optable import Array
 def hold_storage(name: str, tensor: Any) -> Any: ...
 def array_of(name: str, tensor: Any) -> Array: ...
 def refuse_count(name: str, count: int, expected: Sequence[int]) -> NoReturn: ...
+def refuse_reset_states() -> NoReturn: ...
 
 class TensorKernel:
     def __init__(
@@ -26,7 +27,13 @@ class TensorKernel:
 
 class TensorForward(TensorKernel):
     def __call__(
-        self, x: Any, weights: Sequence[Any], states: Sequence[Any], step_mask: Any, outputs: Sequence[Any]
+        self,
+        x: Any,
+        weights: Sequence[Any],
+        states: Sequence[Any],
+        step_mask: Any,
+        outputs: Sequence[Any],
+        reset_states: Sequence[Any] = (),
     ) -> None: ...
 
 class TensorBackward(TensorKernel):
@@ -41,4 +48,6 @@ class TensorBackward(TensorKernel):
         step_mask: Any,
         needs_x: bool,
         outputs: Sequence[Any],
+        reset_states: Sequence[Any] = (),
+        needs_reset_states: bool = False,
     ) -> None: ...

@@ -135,6 +135,11 @@ def refuse_count(name, count, expected):
     raise ValueError(f"blockcell: there are {count} {name}; expected {' or '.join(map(str, expected))}")
 
 
+def refuse_reset_states():
+    """Raise a ValueError that says which passes states at resets are for."""
+    raise ValueError("blockcell: there are reset_states; expected a sequence in one direction, with resets")
+
+
 cdef int check_count(name, tensors, Py_ssize_t expected) except -1:
     """Refuse a list of more or fewer tensors."""
     if len(tensors) != expected:
@@ -247,7 +252,7 @@ cdef class TensorKernel:
             return 0
         check_count("reset_states", states, n)
         if self.single or self.directions > 1 or step_mask is None:
-            raise ValueError("blockcell: there are reset_states; expected one direction, several steps and a step_mask")
+            refuse_reset_states()
         for k in range(n):  # the kernels have h last
             a.reset_state[n - 1 - k] = read_tensor(
                 storages, self.states[k] + "_reset", states[k], self.reset_state_shapes[k], self.dtype, self.itemsize,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral
 from typing import Any, ClassVar, Literal, Self, SupportsIndex, overload
 
@@ -640,36 +640,37 @@ class Leaf(Layer[S_co]):
         plan = _kernels.LAYERS[self._kernel]
         return PlannedKernel(*plan(task, sizes, threads, self._dtype_number, format, False, options))
 
-    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
-        """Return a state of B rows as kernels read it, zeros in place of None; `source` is where B is from."""
-        fields, arrays = self._state._fields, []
+    def _parts_of(self, reader: ArgumentReader, name: str, state: State) -> Iterator[tuple[str, Any, int, str]]:
+        """Iterate over the parts of a user's state: name in messages, value, last dimension, and the letter of this."""
+        fields = self._state._fields
         described = f"{self._state.__name__}({', '.join(fields)})" if fields else "()"
         parts = read_parts(reader, name, state, fields, described)
         for size, (part, value) in zip(self._state_sizes, parts.items(), strict=True):
+            yield part, value, size, "H" if size == self.hidden_size else "P"
+
+    def _read_state(self, reader: ArgumentReader, name: str, state: State, B: int, source: str = "x") -> State:
+        """Return a state of B rows as kernels read it, zeros in place of None; `source` is where B is from."""
+        arrays = []
+        for part, value, size, letter in self._parts_of(reader, name, state):
             if value is None:
                 arrays.append(np.zeros((B, size), self.dtype))
                 continue
             if not name.startswith("d_"):  # as a gradient has every row's own
                 value = repeat_row(value, B)
-            letter = "H" if size == self.hidden_size else "P"
             expected = f"(B, {letter}) = {(B, size)} with B from {source}, {letter} from the layer"
             arrays.append(read_array(reader, part, value, self.dtype, (B, size), expected))
         return self._state(*arrays)
 
     def _read_reset_state(self, reader: CallReader, name: str, state: State) -> State:
-        fields, arrays = self._state._fields, list[Any]()
-        described = f"{self._state.__name__}({', '.join(fields)})" if fields else "()"
-        parts = read_parts(reader, name, state, fields, described)
-        for size, (part, value) in zip(self._state_sizes, parts.items(), strict=True):
+        arrays = list[Any]()
+        for part, value, size, letter in self._parts_of(reader, name, state):
             if value is None:
                 arrays.append(None)
                 continue
             if self._directions(False)[0][1]:
                 raise ValueError(f"{reader.caller}: {part} is of a layer with reverse=True; expected None")
-            letter, shape = "H" if size == self.hidden_size else "P", (*reader.axes(reader.T, reader.B), size)
-            expected = (
-                f"({', '.join(reader.axes('T', 'B'))}, {letter}) = {shape} with T and B from x, {letter} from the layer"
-            )
+            shape, axes = (*reader.axes(reader.T, reader.B), size), ", ".join(reader.axes("T", "B"))
+            expected = f"({axes}, {letter}) = {shape} with T and B from x, {letter} from the layer"
             array = reader.array(part, value)
             if array.ndim == 3:
                 whole = [n if length == 1 else length for length, n in zip(array.shape, shape[:2], strict=False)]

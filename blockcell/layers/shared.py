@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from .._threads import in_forked_child
 from ..optable import Array
 
-FINISHED, RESET, INITIAL = 1, 2, 4  # flags of a step mask (pyx/passes/steps.pxd)
 ZERO, REPEAT = "zero", "repeat"  # what y is where a step is skipped
 
 

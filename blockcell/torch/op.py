@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import has_torch_function
 
 from .. import _kernels
-from .._tensors import TensorBackward, TensorForward, hold_storage, refuse_count
+from .._tensors import TensorBackward, TensorForward, hold_storage, refuse_count, refuse_reset_states
 from ..activations import numbers
 from . import internals
 
@@ -386,8 +386,7 @@ class LayerOp:
         """Refuse states at resets of other shapes, without a step mask, or of a layer that cannot have them."""
         if tensors:
             if self.single or directions > 1 or step_mask is None:
-                expected = "expected one direction, several steps and a step_mask"
-                raise ValueError(f"blockcell: there are reset_states; {expected}")
+                refuse_reset_states()
             check_count("reset_states", len(tensors), [len(self.states)])
             names, shapes = [f"{name}_reset" for name in self.states], self._reset_state_shapes(sizes)
             check_tensors((*expected, dtype) for expected in zip(names, tensors, shapes, strict=True))

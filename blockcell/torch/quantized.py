@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _threads
-from .._tensors import array_of, hold_storage
+from .._tensors import array_of, hold_storage, refuse_reset_states
 from ..argument_reader import rows_as_kernels_take
 from ..layers import Quantized
 from ..optable import Array
@@ -128,7 +128,7 @@ class QuantizedOp:
                 *[(name, state, (D, B, H), torch.float32) for name, state in zip(self.states, states, strict=False)],
                 ("lengths", lengths, (B,), torch.int64),
                 ("reset", reset, (T, B), torch.bool),
-                *self._expected_reset_states(reset_states, (T, B, H), bidirectional),
+                *self._expected_reset_states(reset_states, (T, B, H), bidirectional, reset),
             ]
         )
         return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
@@ -164,8 +164,8 @@ class QuantizedOp:
             directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(D)]  # layers have h last
             initial_state = tuple(directions) if bidirectional else directions[0]
         reset_state = None
-        if reset_states and resets is not None:
-            expected = self._expected_reset_states(reset_states, (T, B, layer.hidden_size), bidirectional)
+        if reset_states:
+            expected = self._expected_reset_states(reset_states, (T, B, layer.hidden_size), bidirectional, reset)
             rows = [rows_as_kernels_take(_array(*tensor), np.dtype(np.float32)) for tensor in expected]
             reset_state = tuple(rows[::-1])
         threads = _threads.num_threads(torch.get_num_threads())
@@ -173,12 +173,14 @@ class QuantizedOp:
         last_states = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
         return [torch.from_numpy(array) for array in (y, *last_states[::-1])]
 
-    def _expected_reset_states(self, reset_states: Tensors, shape: op.Shape, bidirectional: bool) -> list[op.Expected]:
-        """Return what the states at resets have to be; refuse them in two directions."""
+    def _expected_reset_states(
+        self, reset_states: Tensors, shape: op.Shape, bidirectional: bool, reset: Tensor | None
+    ) -> list[op.Expected]:
+        """Return what the states at resets have to be; refuse them in two directions, and without resets."""
         if not reset_states:
             return []
-        if bidirectional:
-            raise ValueError("blockcell: there are reset_states; expected one direction")
+        if bidirectional or reset is None:
+            refuse_reset_states()
         check_count("reset_states", len(reset_states), [len(self.states)])
         pairs = zip(self.states, reset_states, strict=True)
         return [(f"{name}_reset", state, shape, torch.float32) for name, state in pairs]

@@ -185,3 +185,26 @@ def test_not_with_a_packed_sequence():
     message = r"^blockcell.torch.GRU: reset_state is given and input is a PackedSequence; expected a padded tensor"
     with pytest.raises(ValueError, match=message):
         nn.GRU(I, H)(packed, reset_state=STATE)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_operators_refuse(device):
+    """Calls by hand in two directions, without resets, of a single step."""
+    x, rows = torch.zeros(T, B, I, device=device), [torch.zeros(T, B, H, device=device)]
+    weights = [torch.zeros(3 * H, width, device=device) for width in (I, H)]
+    mask, reset = (
+        torch.zeros(2, T, B, dtype=torch.uint8, device=device),
+        torch.zeros(T, B, dtype=torch.bool, device=device),
+    )
+    calls = [
+        (torch.ops.blockcell.gru, (x, 2 * weights, True, True, [], mask, rows)),
+        (torch.ops.blockcell.gru, (x, weights, False, True, [], None, rows)),
+        (torch.ops.blockcell.gru_cell, (x[0], weights, False, True, [], mask[:, :1], rows)),
+        (torch.ops.blockcell.gru_quantized, (x, 2 * weights, True, [], None, reset, "float16", rows)),
+        (torch.ops.blockcell.gru_quantized, (x, weights, False, [], None, None, "float16", rows)),
+    ]
+    for operator, inputs in calls:
+        with pytest.raises(
+            ValueError, match=r"^blockcell: there are reset_states; expected a sequence in one direction"
+        ):
+            operator(*inputs)
