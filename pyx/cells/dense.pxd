@@ -513,11 +513,11 @@ cdef inline void pack_stored(Panels *w, const store *weights, const store *bias)
     bias : [O], the caller's
     """
     if store is double:
-        pack_panels(w, <double *> w.base, &weights, w.I, 0, w.count)
+        pack_panels(w, <double *> w.base, &weights, 0, w.count)
         pack_bias(w, <double *> w.base, &bias, 0, w.count)
     else:
         if w.format == UNQUANTIZED:
-            pack_panels(w, <float *> w.base, &weights, w.I, 0, w.count)
+            pack_panels(w, <float *> w.base, &weights, 0, w.count)
         pack_bias(w, <float *> w.base, &bias, 0, w.count)
 
 

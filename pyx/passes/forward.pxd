@@ -134,7 +134,7 @@ cdef inline void pack_weights(
         j0, j1 = part_start(w.count, panel_part, parts), part_start(w.count, panel_part + 1, parts)
         pack_bias(w, panels, &inputs[BIAS + n] if n < x_products_of(c) else <const store **> NULL, j0, j1)
         if p.packs_all and w.format == UNQUANTIZED:
-            pack_panels(w, panels, &inputs[W + n], w.I, j0, j1)
+            pack_panels(w, panels, &inputs[W + n], j0, j1)
         if cell is Lstm:
             if c.peephole and n == 0:
                 for j in range(j0, j1):
@@ -153,15 +153,17 @@ cdef inline void load_x(
 
 
 cdef inline void multiply_x(
-    const Forward *p, const cell *c, real *scratch, const ForwardShare *share, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const cell *c, const store **inputs, real *scratch, const ForwardShare *share, Py_ssize_t k,
+    Py_ssize_t end
 ) noexcept nogil:
     """Compute z = x @ w_x + b for a chunk of steps, number k to `end`, unless chunks have one step: `multiply_h`."""
     cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, share.b0, share.b1)
     cdef int n
     if p.chunk > 1:
         for n in range(x_products_of(c)):
-            compute_input_product(&p.w[n], p.I, x_of(p, scratch, share), p.Is, count, z_of(p, scratch, share, n),
-                                  p.chunk * (share.b1 - share.b0) * LINES * p.L, share.j0[n], share.j1[n])
+            compute_input_product(&p.w[n], &inputs[W + n], p.I, x_of(p, scratch, share), p.Is, count,
+                                  z_of(p, scratch, share, n), p.chunk * (share.b1 - share.b0) * LINES * p.L,
+                                  share.j0[n], share.j1[n])
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
@@ -192,7 +194,7 @@ cdef inline void multiply_h_panel(
             copy_bias(w, j, count, sums)
             if reads_x:
                 add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, count, sums, first_tile)
-        add_product(w, j, w.I, w.R, h + b * p.h_stride[n], p.h_stride[n], count, sums + w.separate * L, first_tile)
+        add_product(w, j, w.h_row, w.R, h + b * p.h_stride[n], p.h_stride[n], count, sums + w.separate * L, first_tile)
         expand_gates(w, j, count, sums)
         forward_cells(p, c, n, j, j + 1, k, b, b + count, sums, 0, rows, outputs)
         b += count
@@ -235,7 +237,7 @@ cdef inline void multiply_h_row(
                     copy_bias(w, i + q, 1, panel_sums + q * z_panel)
                 if reads_x:
                     add_row_product(w, i, count, 0, p.I, x, panel_sums, z_panel)
-            add_row_product(w, i, count, w.I, w.R, h + b * p.h_stride[n], panel_sums + w.separate * L, z_panel)
+            add_row_product(w, i, count, w.h_row, w.R, h + b * p.h_stride[n], panel_sums + w.separate * L, z_panel)
             i += count
             expand_gates(w, i - 1, 1, panel_sums + (count - 1) * z_panel)
         forward_cells(p, c, n, j, end, k, b, b + 1, sums, z_panel, rows, outputs)
@@ -349,11 +351,11 @@ cdef inline void load_x_part(
 
 
 cdef inline void multiply_x_part(
-    const Forward *p, const cell *c, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Compute one part of z = x @ w_x + b for a chunk of steps, number k to `end`."""
     cdef ForwardShare share = forward_share(p, part)
-    multiply_x(p, c, scratch, &share, k, end)
+    multiply_x(p, c, inputs, scratch, &share, k, end)
 
 
 cdef inline void multiply_h_part(
@@ -374,7 +376,7 @@ cdef inline void all_steps(
     while k < p.steps.T:
         r, end = 0, end_of_chunk(p, k, share.b0, share.b1)
         load_x(p, inputs, scratch, &share, k, end)
-        multiply_x(p, c, scratch, &share, k, end)
+        multiply_x(p, c, inputs, scratch, &share, k, end)
         while k < end:
             multiply_h(p, c, inputs, outputs, scratch, &share, 0, k, r)
             if products_of(c) > 1:
@@ -417,7 +419,7 @@ cdef inline long long forward(
                     load_x_part(p, inputs, scratch, part, start, end)
                 group_barrier(&team)
                 for part in prange(first, end_part, schedule="static"):
-                    multiply_x_part(p, c, scratch, part, start, end)
+                    multiply_x_part(p, c, inputs, scratch, part, start, end)
                 while k < end:
                     for part in prange(first, end_part, schedule="static"):
                         multiply_h_part(p, c, inputs, outputs, scratch, part, 0, k, start)

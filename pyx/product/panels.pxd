@@ -15,7 +15,8 @@ last gate first, and the product with its rows for h goes to z one line further 
 Weights may be quantized: `pack_quantized`.
 
 A sequence packs all of w once.  A single step uses each weight once for every batch row: unless w is small, it packs
-block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.
+block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.  A short sequence
+multiplies all of x at once, and packs a transposed w_x block by block, too (`omit_x`).
 
 Letters: j a panel; u a line of units in it; g a line of it; k a row of w; q a row of a and z; l a lane.  `of_x` says
 whether the rows of w for x are meant, or those for h.  Pointers that several functions take:
@@ -35,8 +36,8 @@ from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per
 from product.real cimport real
 from product.tile cimport (
     BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, clear, extend_chains, lanes_of,
-    load_line, load_value, load_values, max_row_panels, noinline_void, pack_line, pack_line_transposed, packed_line,
-    packed_stride, store, tile_group_height, transpose_rows
+    align_to_line, load_line, load_row, load_value, load_values, max_row_panels, noinline_void, pack_line, packed_line,
+    packed_stride, prefetch_read, store, tile_group_height, transpose_rows
 )
 
 cdef enum:
@@ -69,6 +70,7 @@ cdef struct Panels:
     bint prefetches  # a product prefetches the panel that comes next
     Py_ssize_t I, R  # rows of w for x, and for h
     Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
+    Py_ssize_t h_row  # the row of a packed panel where those for h begin: I, or 0 without those for x
     Py_ssize_t size  # reals from one panel to the next
     void *base  # the first panel
 
@@ -93,7 +95,7 @@ cdef inline Panels panels_with_rows(
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
     p.matrix_gates[0], p.separate, p.transposed, p.prefetches = gates, False, False, False
-    p.I, p.R, p.K = I, R, K
+    p.I, p.R, p.K, p.h_row = I, R, K, I
     p.format = format
     p.size = size_of_rows(&p, p.gates * p.unit_lines) + p.gates * p.unit_lines * L * constants_per_column(&p)
     return p
@@ -122,6 +124,12 @@ cdef inline void compact_gates(Panels *p) noexcept nogil:
     """Put the gates of the last line of units one behind the other, where that saves lines."""
     if p.J > 0 and not p.separate:
         p.last_lines = (p.gates * (p.H - (p.J - 1) * p.L) + p.L - 1) // p.L
+
+
+cdef inline void omit_x(Panels *p) noexcept nogil:
+    """Hold no rows for x, which `add_transposed_product` packs when it uses them.  Weights are not quantized."""
+    p.K, p.h_row = p.R, 0
+    p.size -= p.I * p.gates * p.unit_lines * p.L
 
 
 cdef inline bint has_compact_gates(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
@@ -216,7 +224,7 @@ cdef inline void pack_block(
     cdef real *panel
     cdef const store *columns
     while k < kb:
-        n = kb if p.transposed else min(<Py_ssize_t> PACK_ROWS, kb - k)
+        n = min(<Py_ssize_t> PACK_ROWS, kb - k)
         for gate in range(p.gates):
             ld = weight_stride(p, gate, of_x)
             for j in range(j0, j1):
@@ -228,23 +236,80 @@ cdef inline void pack_block(
                         continue
                     g = gate_line(p, u, gate, of_x)
                     columns = weight_at(p, w, gate, row, gate_column(p, j, u, gate), of_x)
-                    if p.transposed:
-                        pack_line_transposed(panel, lines, g, columns, ld, columns_left(p, j, u), kb)
-                    else:
-                        pack_line(packed_line(panel, lines, g, 0, kb), packed_stride(panel, lines, g), k, n, columns,
-                                  ld, columns_left(p, j, u))
+                    pack_line(packed_line(panel, lines, g, 0, kb), packed_stride(panel, lines, g), k, n, columns, ld,
+                              columns_left(p, j, u))
         k += n
 
 
-cdef inline void pack_panels(
-    const Panels *p, real *panels, const store **w, Py_ssize_t I, Py_ssize_t j0, Py_ssize_t j1
+cdef inline void pack_transposed_compact_gates(
+    const Panels *p, real *block, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j, Py_ssize_t u
 ) noexcept nogil:
-    """Pack all of w into the panels j0 to j1.  The rows for h, if there are any, begin a new block."""
-    cdef Py_ssize_t k = 0, kb
-    while k < p.K:
-        kb = min(<Py_ssize_t> BLOCK, (I if k < I else p.K) - k)
-        pack_block(p, panels, k, w, k, kb, k < I, j0, j1)
-        k += kb
+    """Pack a block of kb rows of a transposed w, from `row` on, for the compact gates of line u of units of panel j.
+
+    block : [kb,lines,L], written
+    """
+    cdef real[LF * BLOCK] rows  # of w transposed: one for each lane
+    cdef Py_ssize_t L = p.L, width = columns_left(p, j, u), lines = lines_in_panel(p, j), line, l, column, g
+    for line in range(p.last_lines):
+        for l in range(L):
+            column = line * L + l
+            if column < p.gates * width:
+                load_row(rows + l * BLOCK, weight_at(p, w, column // width, row,
+                                                     gate_column(p, j, u, column // width) + column % width, of_x), kb)
+            else:
+                clear(rows + l * BLOCK, BLOCK)
+        g = u * p.gates + line
+        transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g), rows, BLOCK, L, kb)
+
+
+cdef inline void pack_transposed_block(
+    const Panels *p, real *block, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j
+) noexcept nogil:
+    """Pack a block of kb rows of a transposed w, from `row` on, for panel j.
+
+    A block has a piece of many rows of memory, which CPUs do not prefetch.  So kb lines of what the next panel has of
+    each line of columns are prefetched meanwhile: its rows lie one behind the other.
+
+    block : [kb,lines,L], written
+    """
+    cdef Py_ssize_t L = p.L, lines = lines_in_panel(p, j), row_in_matrix = row if of_x else row - p.I, gate, u, g, k, ld
+    cdef const store *columns
+    cdef const store *next_rows
+    for u in range(unit_lines_in_panel(p, j)):
+        if has_compact_gates(p, j, u):
+            pack_transposed_compact_gates(p, block, w, row, kb, of_x, j, u)
+            continue
+        for gate in range(p.gates):
+            g, ld = gate_line(p, u, gate, of_x), weight_stride(p, gate, of_x)
+            columns = weight_at(p, w, gate, row, gate_column(p, j, u, gate), of_x)
+            if j + 1 < p.count:
+                next_rows = columns - row_in_matrix + p.unit_lines * L * ld + row_in_matrix * L
+                for k in range(kb):
+                    prefetch_read(next_rows + k * L)
+            transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g), columns, ld,
+                           columns_left(p, j, u), kb)
+
+
+cdef inline void pack_panels(
+    const Panels *p, real *panels, const store **w, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """Pack the rows of w that panels hold into the panels j0 to j1.  Those for h, if there are any, begin a new block.
+
+    A transposed w is packed panel by panel, so that its memory is read row by row.
+    """
+    cdef Py_ssize_t first = p.I - p.h_row, j = j0, end, k, kb
+    while j < j1:
+        end = j + 1 if p.transposed else j1
+        k = 0
+        while k < p.K:
+            kb = min(<Py_ssize_t> BLOCK, (p.h_row if k < p.h_row else p.K) - k)
+            if p.transposed:
+                pack_transposed_block(p, panels + j * p.size + k * lines_in_panel(p, j) * p.L, w, first + k, kb,
+                                      k < p.h_row, j)
+            else:
+                pack_block(p, panels, k, w, k, kb, k < p.h_row, j, end)
+            k += kb
+        j = end
 
 
 cdef inline void pack_bias(
@@ -467,20 +532,6 @@ cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, re
             gate -= 1
 
 
-cdef inline void compute_input_product(
-    const Panels *p, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
-    Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
-) noexcept nogil:
-    """Compute z = b + x @ w_x for the panels j0 to j1.
-
-    x : rows for x, a `stride` apart
-    """
-    cdef Py_ssize_t j
-    for j in range(j0, j1):
-        copy_bias(p, j, rows, z + j * z_stride)
-        add_product(p, j, 0, I, x, stride, rows, z + j * z_stride, 0)
-
-
 cdef inline void add_unpacked_block(
     const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
@@ -528,37 +579,47 @@ cdef inline void add_unpacked_block(
                         z[j * z_stride + (q * LINES + gate_line(p, u, gate, of_x)) * p.L + l] += sums[l]
 
 
-cdef inline void add_unpacked_transposed(
+cdef inline void add_transposed_product(
     const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, without packing w, which is transposed.
+    """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, where w is transposed and not packed before.
 
-    For at most MAX_UNPACKED_ROWS rows of a.  One line of columns follows the other, so that a line's rows of memory are
-    read from one end to the other.
+    Each block of a panel is packed when all rows of a use it, and stays in the first-level cache meanwhile.
     """
-    cdef real[BLOCK * LF] space
-    cdef real[MAX_UNPACKED_ROWS * LF] sums
-    cdef Py_ssize_t L = p.L, ld, j, u, gate, k, kb, q, l
-    cdef const store *columns
-    cdef real *z_line
+    cdef real[BLOCK * LINES * LF + LF] space
+    cdef real *block = <real *> align_to_line(space)
+    cdef Py_ssize_t j, k, kb, q, height
     for j in range(j0, j1):
-        for u in range(unit_lines_in_panel(p, j)):
-            for gate in range(p.gates):
-                ld = weight_stride(p, gate, of_x)
-                columns = weight_at(p, w, gate, row, gate_column(p, j, u, gate), of_x)
-                k = 0
-                while k < K:
-                    kb = min(<Py_ssize_t> BLOCK, K - k)
-                    transpose_rows(&space[0], L, columns + k, ld, columns_left(p, j, u), kb)
-                    for l in range(rows * L):
-                        sums[l] = 0
-                    extend_chains(&sums[0], L, rows, 1, a + k, stride, &space[0], L, kb)
-                    for q in range(rows):
-                        z_line = z + j * z_stride + (q * LINES + gate_line(p, u, gate, of_x)) * L
-                        for l in range(L):
-                            z_line[l] += sums[q * L + l]
-                    k += kb
+        k = 0
+        while k < K:
+            kb = min(<Py_ssize_t> BLOCK, K - k)
+            pack_transposed_block(p, block, w, row + k, kb, of_x, j)
+            q = 0
+            while q < rows:
+                height = tile_group_height(rows - q)
+                add_panel_product(z + j * z_stride + q * LINES * p.L, height, lines_in_panel(p, j),
+                                  a + q * stride + k, stride, block, kb, NULL, 0)
+                q += height
+            k += kb
+
+
+cdef inline void compute_input_product(
+    const Panels *p, const store **w, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
+    Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
+) noexcept nogil:
+    """Compute z = b + x @ w_x for the panels j0 to j1.
+
+    w : the matrices, which are read if the panels hold no rows for x
+    x : rows for x, a `stride` apart
+    """
+    cdef Py_ssize_t j
+    for j in range(j0, j1):
+        copy_bias(p, j, rows, z + j * z_stride)
+        if p.h_row == I:
+            add_product(p, j, 0, I, x, stride, rows, z + j * z_stride, 0)
+        else:
+            add_transposed_product(p, w, 0, I, True, x, stride, rows, z, z_stride, j, j + 1)
 
 
 cdef inline void add_unpacked_product(
@@ -571,8 +632,8 @@ cdef inline void add_unpacked_product(
     not at all.  The sums of these rows take the place of a panel's p.K rows.
     """
     cdef Py_ssize_t k = 0, kb, j
-    if rows <= MAX_UNPACKED_ROWS and p.transposed:
-        add_unpacked_transposed(p, w, row, K, of_x, a, stride, rows, z, z_stride, j0, j1)
+    if p.transposed:
+        add_transposed_product(p, w, row, K, of_x, a, stride, rows, z, z_stride, j0, j1)
         return
     while k < K:
         kb = min(<Py_ssize_t> BLOCK, K - k)

@@ -41,14 +41,16 @@ cdef extern from "product/tile.h":
     ctypedef void noinline_void "NOINLINE_VOID"  # of functions that are never inlined
     ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
     ctypedef double vecd
-    vecf load_16_bytes_of_rows(const char *row, Py_ssize_t stride) noexcept nogil
+    ctypedef float squaresf  # rows of several squares, which are transposed side by side
+    ctypedef double squaresd
+    squaresf load_16_bytes_of_rows(const char *row, Py_ssize_t stride) noexcept nogil
     # From each 16 bytes of a and b in turn: the low or high floats, pairs of floats, or doubles (x86's unpack).
-    vecf unpack_low(vecf a, vecf b) noexcept nogil
-    vecf unpack_high(vecf a, vecf b) noexcept nogil
-    vecf unpack_low_pairs(vecf a, vecf b) noexcept nogil
-    vecf unpack_high_pairs(vecf a, vecf b) noexcept nogil
-    vecd unpack_low_doubles(vecd a, vecd b) noexcept nogil
-    vecd unpack_high_doubles(vecd a, vecd b) noexcept nogil
+    squaresf unpack_low(squaresf a, squaresf b) noexcept nogil
+    squaresf unpack_high(squaresf a, squaresf b) noexcept nogil
+    squaresf unpack_low_pairs(squaresf a, squaresf b) noexcept nogil
+    squaresf unpack_high_pairs(squaresf a, squaresf b) noexcept nogil
+    squaresd unpack_low_doubles(squaresd a, squaresd b) noexcept nogil
+    squaresd unpack_high_doubles(squaresd a, squaresd b) noexcept nogil
     const vecf ZEROF
     const vecd ZEROD
     enum:
@@ -60,6 +62,7 @@ cdef extern from "product/tile.h":
         LINE_BYTES
         LINES  # most lines in a panel
         VECTORS  # vector registers in a line
+        SQUARES_VECTORS  # of these vectors in a line
         ACCUMULATORS  # vectors of sums of a tile
         ROW_PANELS  # panels that a single row is multiplied with at once: as many as have registers for their sums
         ROW_PANELS_OF_3  # panels of 3 lines that it is multiplied with at once
@@ -263,8 +266,8 @@ cdef inline noinline_void transpose_squares(
     """
     cdef Py_ssize_t _square, row = ld * sizeof(real), side = 16 // sizeof(real)
     cdef const char *column = <const char *> src
-    cdef vecf a, b, c, d, ab, cd
-    cdef vecd e, f
+    cdef squaresf a, b, c, d, ab, cd
+    cdef squaresd e, f
     for _square in range(squares):
         if real is float:
             a = load_16_bytes_of_rows(column, side * row)
@@ -272,16 +275,16 @@ cdef inline noinline_void transpose_squares(
             c = load_16_bytes_of_rows(column + 2 * row, side * row)
             d = load_16_bytes_of_rows(column + 3 * row, side * row)
             ab, cd = unpack_low(a, b), unpack_low(c, d)
-            (<vecf *> dst)[0] = unpack_low_pairs(ab, cd)
-            (<vecf *> (dst + stride))[0] = unpack_high_pairs(ab, cd)
+            (<squaresf *> dst)[0] = unpack_low_pairs(ab, cd)
+            (<squaresf *> (dst + stride))[0] = unpack_high_pairs(ab, cd)
             ab, cd = unpack_high(a, b), unpack_high(c, d)
-            (<vecf *> (dst + 2 * stride))[0] = unpack_low_pairs(ab, cd)
-            (<vecf *> (dst + 3 * stride))[0] = unpack_high_pairs(ab, cd)
+            (<squaresf *> (dst + 2 * stride))[0] = unpack_low_pairs(ab, cd)
+            (<squaresf *> (dst + 3 * stride))[0] = unpack_high_pairs(ab, cd)
         else:
-            e = <vecd> load_16_bytes_of_rows(column, side * row)
-            f = <vecd> load_16_bytes_of_rows(column + row, side * row)
-            (<vecd *> dst)[0] = unpack_low_doubles(e, f)
-            (<vecd *> (dst + stride))[0] = unpack_high_doubles(e, f)
+            e = <squaresd> load_16_bytes_of_rows(column, side * row)
+            f = <squaresd> load_16_bytes_of_rows(column + row, side * row)
+            (<squaresd *> dst)[0] = unpack_low_doubles(e, f)
+            (<squaresd *> (dst + stride))[0] = unpack_high_doubles(e, f)
         column += 16
         dst += side * stride
 
@@ -303,8 +306,8 @@ cdef inline void transpose_rows(
         for l in range(count):
             load_row(space + l * BLOCK, w + l * ld, kb)
         clear(space + count * BLOCK, (lanes - count) * BLOCK)
-    for v in range(VECTORS):
-        l = v * (lanes // VECTORS)
+    for v in range(SQUARES_VECTORS):
+        l = v * (lanes // SQUARES_VECTORS)
         transpose_squares(dst + l, stride, rows + l * row_stride, row_stride, squares)
     for k in range(squares * side, kb):  # columns that fill no square
         for l in range(lanes):

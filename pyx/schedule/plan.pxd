@@ -27,7 +27,7 @@ from passes.gradients cimport PANEL_LINES, count_panels, count_tiles
 from passes.steps cimport Layout, Slot, Steps, active_end, contiguous_layout, set_step_mask, size_of_slots, steps_of
 from product.integer cimport quantized_row_stride
 from product.panels cimport (
-    MATRICES, THREAD_GAP, Panels, compact_gates, panels_of, scratch_stride, separate_last_gate, steps_per_chunk
+    MATRICES, THREAD_GAP, Panels, compact_gates, omit_x, panels_of, scratch_stride, separate_last_gate, steps_per_chunk
 )
 from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
 from product.real cimport real
@@ -285,12 +285,14 @@ cdef inline Forward plan_forward_on(
     cdef Forward p
     cdef Region[FORWARD_REGIONS] regions
     cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), gate
+    cdef int n
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
     p.x_layout, p.y_layout = contiguous_layout(B, I), contiguous_layout(B, P)
     p.L = 64 // itemsize
     p.packed = packed
     p.grid = grid
+    p.chunk = steps_per_chunk(T, B, p.grid.groups)
     p.packs_all = packed or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
     p.w[0] = panels_of(p.packs_all, I, P, H, p.L, gates_of_product(c, 0), c.format)
     if row_of(c).separate:
@@ -304,6 +306,9 @@ cdef inline Forward plan_forward_on(
     if products_of(c) > 1:
         p.w[1] = panels_of(p.packs_all, 0 if projects(c) else I, H, P, p.L, gates_of_product(c, 1), c.format)
     p.w[0].transposed = p.w[1].transposed = c.transposed
+    if not packed and c.transposed and 1 < T == p.chunk and grid.groups == 1:  # x @ w_x is one product
+        for n in range(products_of(c)):
+            omit_x(&p.w[n])
     p.packed_size = p.w[0].size * p.w[0].count + p.w[1].size * p.w[1].count + row_of(c).peepholes * p.w[0].J * p.L
     p.z_panel_count = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
     p.Is, p.Hs, p.Ps = scratch_stride(I, p.L), scratch_stride(H, p.L), scratch_stride(P, p.L)
@@ -311,7 +316,6 @@ cdef inline Forward plan_forward_on(
     if c.format == INT8:
         p.Is = quantized_row_stride(I)
         p.h_stride[0], p.h_stride[1] = quantized_row_stride(P), quantized_row_stride(H)
-    p.chunk = steps_per_chunk(T, B, p.grid.groups)
     p.w[0].prefetches = p.w[1].prefetches = to_prefetch(recurrent * itemsize, p.grid.members)
     p.gap = max(THREAD_GAP * p.L, PREFETCHED_ROWS * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
     list_forward_regions(&p, c, regions)

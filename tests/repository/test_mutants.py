@@ -269,7 +269,11 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + sums[l]": "sums[l]"}),
     "torch gates that share lines are packed from one column": (
         "product/panels.pxd",
-        {"gate_column(p, j, u, gate) + l - l0": "gate_column(p, j, u, gate)"},
+        {"column // width) + column % width": "column // width)"},
+    ),
+    "torch w_h for w_x that is not packed": (
+        "product/panels.pxd",
+        {"w, 0, I, True, x, stride, rows": "w, 0, I, False, x, stride, rows"},
     ),
     "torch y without gaps": (
         "passes/backward.pxd",
@@ -481,7 +485,7 @@ ORDERS = {  # the same for the order of summation
     ),
     "torch blocks of 32": (
         "product/panels.pxd",
-        {"BLOCK, K - k)\n                    transpose": "32, K - k)\n                    transpose"},
+        {"BLOCK, K - k)\n            pack_transposed": "32, K - k)\n            pack_transposed"},
     ),
     "peepholes by 32 rows": ("passes/gradients.pxd", {"(r + 1) % BLOCK == 0": "(r + 1) % 32 == 0"}),
     "peepholes in blocks of 128": ("passes/gradients.pxd", {"(r + 1) % ROW_BLOCK == 0": "(r + 1) % 128 == 0"}),
