@@ -262,7 +262,7 @@ cdef inline void pack_transposed_compact_gates(
         transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g), rows, BLOCK, L, kb)
 
 
-cdef inline void pack_transposed_block(
+cdef inline noinline_void pack_transposed_block(
     const Panels *p, real *block, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j
 ) noexcept nogil:
     """Pack a block of kb rows of a transposed w, from `row` on, for panel j.
