@@ -68,8 +68,11 @@ def compare(request):
         for name, right in expected.items():
             result = found[name]
             assert result.dtype == dtype and result.shape == right.shape, name
-            error = error_in_eps(result, right, EPS[np.dtype(dtype)])
-            allowed = moved(computed, name, EPS[np.dtype(dtype)]) if error > bound else bound
+            eps = EPS[np.dtype(dtype)]
+            error, allowed = error_in_eps(result, right, eps), bound
+            if error > bound:  # float16 has numbers so small that they have few digits
+                spacing = np.finfo(dtype).smallest_subnormal / (eps * (np.abs(right).max() or 1))
+                allowed = max(moved(computed, name, eps), spacing)
             said = f"{error:.2f} of {allowed:.0f} eps in {name} of {request.node.name}"
             compared.append((error / allowed if error else 0.0, said))
             assert error <= allowed, said
@@ -85,7 +88,7 @@ def moved(computed, name, eps):
     better; nor does WebGPU's tanh, which is off by an eps of 1 even where it is small.
     """
     right, most = computed()[name], 0.0
-    for number in range(8):
+    for number in range(32):
         g = rng("moved", number)
 
         def change(array, g=g):
@@ -380,7 +383,7 @@ def test_random_ops(compare, case, seed):
 def random_layer(g, inputs, dtype):
     """Up to three layers on top of each other."""
 
-    def cell(inputs, size, reverse=False):
+    def cell(inputs, size, reverse=False, proj_size=0):
         options = {"dtype": dtype, "seed": 1, "reverse": reverse, "activation": str(g.choice(["tanh", *ACTIVATIONS]))}
         kind = g.integers(5)
         if kind == 0:
@@ -391,7 +394,7 @@ def random_layer(g, inputs, dtype):
         options |= {
             "use_peephole": bool(g.integers(2)),
             "coupled": bool(g.integers(2)),
-            "proj_size": int(g.choice([0, 3])),
+            "proj_size": proj_size,
             "forget_bias": float(g.choice([0.0, 0.6])),
             "cell_clip": float(g.choice([0.0, 0.3])),
         }
@@ -404,7 +407,7 @@ def random_layer(g, inputs, dtype):
         if g.integers(2):
             layers.append(Bidirectional(cell(inputs, size), cell(inputs, size)))
         else:
-            layers.append(cell(inputs, size, bool(g.integers(2))))
+            layers.append(cell(inputs, size, bool(g.integers(2)), int(g.choice([0, 3]))))
         inputs = layers[-1].output_size
     return layers[0] if len(layers) == 1 else Stack(layers)
 
