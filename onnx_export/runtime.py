@@ -163,9 +163,9 @@ class RuntimeModel:
     def placement(self) -> list[NodePlacement]:
         """Return where every node runs, also in bodies."""
         assigned = self._assignments()
-        if self.provider != "webgpu" or _plugin() is not None:
+        if self.provider != "webgpu" or any(node.provider == PROVIDERS["webgpu"].name for node in assigned):
             return assigned
-        # The provider that is built into onnxruntime does not tell its nodes, so they are what is left in the graph.
+        # onnxruntime 1.30 and older do not tell WebGPU's nodes, so they are what is left in the graph.
         with tempfile.TemporaryDirectory() as folder:
             options = self._options()
             options.optimized_model_filepath = str(Path(folder) / "model.onnx")
@@ -204,17 +204,17 @@ class RuntimeModel:
                 choice = [(described.name, {**described.options, **self._provider_options})]
                 session = onnxruntime.InferenceSession(content, options, providers=choice, enable_fallback=0)
         except Exception as error:  # onnxruntime's own classes
+            if "fallback to CPU EP" in str(error):
+                raise RuntimeError(
+                    f"provider is {self.provider!r}, but it has no kernel for a part of {self._model.graph.name}; "
+                    "expected a model of opset 15 to 20 and, of an op, loop='scan', 'unroll' or 'loop': 'native' has "
+                    "kernels for LSTMs without peephole and GRUs that reset after the product alone; of layers, "
+                    f"loop='loop' needs sizes T and B (onnxruntime: {error})"
+                ) from error
             if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
                 name = short(self._model.graph.name)
                 raise ValueError(f"onnxruntime cannot load the model {name}: {error}") from error
-            if "fallback to CPU EP" not in str(error):
-                raise
-            raise RuntimeError(
-                f"provider is {self.provider!r}, but it has no kernel for a part of {self._model.graph.name}; expected "
-                "a model of opset 15 to 20 and, of an op, loop='scan', 'unroll' or 'loop': 'native' has kernels for "
-                "LSTMs without peephole and GRUs that reset after the product alone "
-                f"(onnxruntime: {error})"
-            ) from error
+            raise
         active = session.get_providers()
         if active[0] != described.name:
             raise RuntimeError(f"provider is {self.provider!r}, but onnxruntime fell back to {', '.join(active)}")
