@@ -34,7 +34,8 @@ CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
 def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     """Return the op's nodes, and the names of the arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
-    nodes, results = _zero_outputs(c, [tensor for tensor in c.op.outputs if empty or c.is_always_zero(tensor)])
+    zero_outputs = [tensor for tensor in c.op.outputs if empty or c.is_always_zero(tensor)]
+    nodes, results = (_computed_zeros if c.static and not empty else _constant_zeros)(c, zero_outputs)
     if not empty:
         computing, computed = _sequence_nodes(c) if c.op.sequence else _cell_nodes(c)
         nodes, results = [*nodes, *computing], results | computed
@@ -234,7 +235,23 @@ def _two_versions(
 
 
 # ------------------------------------------------------------------------------------------------ sizes and constants
-def _zero_outputs(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
+def _computed_zeros(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
+    """Return nodes that compute zeros [H] from cs_prev [B, H], and the zeros' names.
+
+    onnxruntime copies outputs that are constants outside of the stream in which its CUDA provider computes. No CUDA
+    graph captures that, and on an H100 results next to such outputs were sometimes wrong.
+    """
+    if not outputs:
+        return [], {}
+    nodes = [
+        make_node("Less", ["cs_prev", "cs_prev"], ["never"]),
+        make_node("Where", ["never", "cs_prev", "zero"], ["zero_rows"]),
+        *(make_node("ReduceSum", ["zero_rows", "at_0"], [f"{tensor.name}_zeros"], keepdims=0) for tensor in outputs),
+    ]
+    return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
+
+
+def _constant_zeros(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
     """Return nodes that make zeros of the outputs' shapes, and the zeros' names; free sizes come from the inputs."""
     nodes = []
     for tensor in outputs:

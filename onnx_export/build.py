@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
-from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from blockcell.optable import LETTERS, Array, Tensor, sizes_of
 
@@ -22,12 +22,12 @@ NODE_WEIGHTS = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call th
 # The forms for each provider of onnxruntime, where the caller chooses no loop: the first possible one is built.
 FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "cpu": [{"loop": "scan"}],
-    # TF32 has ten bits of fraction; whether `Session` keeps it out of cuDNN's LSTM and GRU is not known.
-    "cuda": [{"loop": "scan", "static": True}],
+    "cuda": [{"loop": "native", "static": True}, {"loop": "scan", "static": True}],
     "webgpu": [{"loop": "native", "static": True}, {"loop": "unroll", "static": True}],
 }
-# Which of ONNX's own cells a provider has, and with which activations; a provider that is not here has all.
-NATIVE_CELLS = {"webgpu": (("LSTM", "GRU"), (b"Sigmoid", b"Tanh", b"Relu"))}
+# Which of ONNX's own cells WebGPU has, with which activations, and the only activations that cuDNN has.
+WEBGPU_CELLS, WEBGPU_ACTIVATIONS = ("LSTM", "GRU"), {b"Sigmoid", b"Tanh", b"Relu"}
+CUDNN_ACTIVATIONS = {"LSTM": [b"Sigmoid", b"Tanh", b"Tanh"], "GRU": [b"Sigmoid", b"Tanh"], "RNN": [b"Tanh"]}
 # Nodes that the CPU runs, which fetches the states from the GPU at every step.
 SLOW = {"webgpu": ("Scan", "Loop")}
 
@@ -45,7 +45,7 @@ def make_in_form(
     for form in forms:
         try:
             model = make(form["loop"], static or bool(form.get("static")))
-            if form["loop"] == "native" and provider in NATIVE_CELLS:
+            if form["loop"] == "native":
                 _check_kernels(caller, provider, model)
             return model
         except ValueError as error:
@@ -58,14 +58,35 @@ def make_in_form(
 
 def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
     """Raise a ValueError if the provider does not have all of ONNX's own cells in the model."""
-    nodes, names = NATIVE_CELLS[provider]
+    missing_cell = _missing_on_cudnn if provider == "cuda" else _missing_on_webgpu
     for node in nodes_of(model):
-        if node.op_type not in CELLS:
-            continue
-        used = [name for attribute in node.attribute if attribute.name == "activations" for name in attribute.strings]
-        if node.op_type not in nodes or not {*used} <= {*names}:
-            cell = f"{node.op_type} with {b', '.join(used).decode()}" if node.op_type in nodes else node.op_type
+        if node.op_type in CELLS and (cell := missing_cell(node)):
             raise ValueError(f"{caller}: loop='native' is not possible: {provider!r} has no {cell}; expected another")
+
+
+def _missing_on_webgpu(node: NodeProto) -> str:
+    """Return what WebGPU lacks for an LSTM, GRU or RNN, "" if it has a kernel."""
+    if node.op_type not in WEBGPU_CELLS:
+        return node.op_type
+    used = _attributes(node).get("activations", [])
+    return "" if WEBGPU_ACTIVATIONS.issuperset(used) else f"{node.op_type} with {b', '.join(used).decode()}"
+
+
+def _missing_on_cudnn(node: NodeProto) -> str:
+    """Return what cuDNN lacks for an LSTM, GRU or RNN, "" if it computes the node."""
+    attributes, default = _attributes(node), CUDNN_ACTIVATIONS[node.op_type]
+    used = attributes.get("activations", default)
+    if used != default * (len(used) // len(default)):
+        return f"{node.op_type} with {b', '.join(used).decode()}"
+    if node.op_type == "GRU" and not attributes.get("linear_before_reset"):
+        return "GRU that resets before the product"
+    if node.op_type == "LSTM" and (attributes.get("input_forget") or any(node.input[7:])):
+        return "LSTM with peepholes or coupled gates"
+    return ""
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def op_function(c: Config, name: str | None = None) -> FunctionProto:
@@ -128,8 +149,8 @@ def build(
         What runs the steps of a sequence: a Scan; nothing, as every step is written out (needs ``sizes["T"]``); ONNX's
         own LSTM, GRU or RNN (forward without clip, needs ``sizes["H"]``), which leaves only the LSTM's cs to a Scan; a
         Loop.
-        The results are the same. None: "scan"; for "webgpu", where each step of a Scan copies arrays to the host and
-        back, "native" where it is possible, else "unroll".
+        The results are the same. None: "scan"; for "cuda" "native" where cuDNN computes it, else "scan"; for "webgpu",
+        where each step of a Scan copies arrays to the host and back, "native" where it is possible, else "unroll".
     functions : bool
         True: one node, named like the op, with a body that the model brings along. False: the body's nodes themselves,
         for runtimes that know no functions. With ``static``, a Scan's body then ends in copies of its results, as tract
@@ -139,8 +160,9 @@ def build(
     static : bool
         A Scan form has two versions of the loop, of which the one for sequences of full length is spared the masks that
         zero what lies past ``seq_len_max``; and steps that are written out read their arrays from one Split. True: for
-        runtimes that do without: only the other version, in "native" a loop only where T is free, and no Split with
-        more than 7 outputs, which WebGPU needs. For the providers of a GPU it is True in any case.
+        runtimes that do without: only the other version, in "native" a loop only where T is free, no Split with more
+        than 7 outputs, which WebGPU needs, and no Concat with more than 32 inputs and no output that is a constant,
+        which CUDA graphs do not capture. For the providers of a GPU it is True in any case.
 
     Returns
     -------

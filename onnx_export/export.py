@@ -162,7 +162,7 @@ def export(
             state=state,
             d_state=state,
             streaming=streaming,
-            weights=stored,
+            weights=dict(stored),  # of which a loop "native" makes those of its nodes
             integer=integer,
         ).model()
 

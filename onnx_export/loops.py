@@ -15,6 +15,7 @@ from .nodes import Nodes, make_node, make_value_info, names_written, rename_valu
 
 BOOLS = ("fresh", "h_inside")  # the arrays of bool that a step may read a row of; all others are of floats
 SPLIT_MOST = 7  # outputs: with the input as many arrays as every WebGPU lets a shader have
+CONCAT_MOST = 32  # inputs: onnxruntime captures no CUDA graph of a Concat with more
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class LoopBody:
     rows: int | None
     """B, if it is fixed."""
     static: bool
-    """Whether a Split may have few outputs only."""
+    """Whether a Split may have few outputs only, and a Concat few inputs."""
     distinct_outputs: bool
     """Whether each output is a copy that no node of the body reads, as tract demands of a Scan."""
 
@@ -212,7 +213,7 @@ def unroll(body: LoopBody, mask: StepMask, T: int) -> Nodes:
         nodes += body.renamed_nodes(lambda name, t=t: value_at(name, t))  # type: ignore[misc]
     for name in body.scan_outputs:
         flat, width, shape = (f"{name}_{word}" for word in "flat width shape".split())
-        nodes.append(make_node("Concat", [value_at(name, t) for t in range(T)], [flat], axis=0))
+        nodes += _join_steps([value_at(name, t) for t in range(T)], flat, body)
         if body.rows is None:
             nodes.append(make_node("Shape", [flat], [width], start=1, end=2))
             nodes.append(make_node("Concat", ["T_1", "B_1", width], [shape], axis=0))
@@ -247,6 +248,16 @@ def _cut_steps(array: str, steps: list[str], body: LoopBody) -> Nodes:
             nodes.append(make_node("Constant", [], [sizes], value_ints=[body.rows] * len(names)))
         nodes.append(make_node("Split", [flat, sizes], names, axis=0))
     return nodes
+
+
+def _join_steps(steps: list[str], joined: str, body: LoopBody) -> Nodes:
+    """Join steps [B, ...] to one array [T B, ...], in groups where one Concat may not have all of them."""
+    nodes: Nodes = []
+    while body.static and len(steps) > CONCAT_MOST:
+        groups = {f"{joined}_{len(nodes) + k}": steps[k : k + CONCAT_MOST] for k in range(0, len(steps), CONCAT_MOST)}
+        nodes += [make_node("Concat", group, [name], axis=0) for name, group in groups.items()]
+        steps = [*groups]
+    return [*nodes, make_node("Concat", steps, [joined], axis=0)]
 
 
 def without_gemm(node: NodeProto) -> Nodes:

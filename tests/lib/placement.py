@@ -21,6 +21,7 @@ from onnx_export.nodes import bodies
 
 KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())["ops"]
 CONTROL_FLOW = {"If", "Loop", "Scan"}
+CAPTURED_MOST = 32  # inputs of a Concat
 DEFAULT_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 
 
@@ -45,9 +46,19 @@ def sizes_left(model: ModelProto) -> list[str]:
 
 
 def refused_by_cuda_graphs(model: ModelProto) -> list[str]:
-    """Return every node for which onnxruntime refuses to capture a CUDA graph of the model."""
-    control_flow = [f"{node.op_type} {node.name}" for node, _, _ in _examined(model) if node.op_type in CONTROL_FLOW]
-    return [*control_flow, *fallbacks(model), *sizes_left(model)]
+    """Return every node and output for which onnxruntime refuses to capture a CUDA graph of the model."""
+    refused = [
+        f"{node.op_type} {node.name}"
+        for node, _, _ in _examined(model)
+        if node.op_type in CONTROL_FLOW or (node.op_type == "Concat" and len(node.input) > CAPTURED_MOST)
+    ]
+    return [*refused, *constant_outputs(model), *fallbacks(model), *sizes_left(model)]
+
+
+def constant_outputs(model: ModelProto) -> list[str]:
+    """Return the outputs that are constants after folding, which onnxruntime copies outside of the stream."""
+    computed = {name for node, _, _ in _examined(model) for name in node.output}
+    return [value.name for value in model.graph.output if value.name not in computed]
 
 
 def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str, bool]]:

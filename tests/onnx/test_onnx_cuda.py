@@ -11,13 +11,28 @@ import onnx
 import onnxruntime
 import pytest
 from cases import SIZES, arguments, rng
-from graphs import CELLS, SEQUENCES, attributes, attributes_of, bound, compare, converted, exact, tells_placement
+from export_cases import Case, exported, gru, lstm, rnn
+from graphs import (
+    CELLS,
+    EPS,
+    PEEPHOLES,
+    SEQUENCES,
+    attributes,
+    attributes_of,
+    bound,
+    compare,
+    converted,
+    exact,
+    tells_placement,
+)
 from onnx import helper
-from placement import CONTROL_FLOW, KERNELS, fallbacks, left, refused_by_cuda_graphs, sizes_left
+from placement import CONTROL_FLOW, KERNELS, constant_outputs, fallbacks, left, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
+from blockcell import Bidirectional, Stack
 from blockcell.optable import OPS
 from onnx_export.config import native_cell
+from onnx_export.runtime import RuntimeModel
 
 LOOPS = ["scan", "unroll", "loop"]
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
@@ -40,6 +55,7 @@ def test_no_node_falls_back(op, loop, dtype):
     for model in models(op, loop, dtype, sizes=SIZES, static=True):
         assert fallbacks(model) == []
         assert sizes_left(model) == []
+        assert constant_outputs(model) == []
     for model in models(op, loop, dtype, sizes={"T": SIZES["T"]} if loop == "unroll" else {}):
         assert fallbacks(model) == []
 
@@ -67,8 +83,20 @@ def test_opsets(op, loop, opset):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_cuda_graphs_take_cells_and_steps_written_out(op, dtype):
-    for model in models(op, "unroll", dtype, sizes=SIZES):
+    for model in models(op, "unroll", dtype, sizes=SIZES, static=True):
         assert refused_by_cuda_graphs(model) == []
+
+
+@pytest.mark.parametrize("op", SEQUENCES)
+def test_cuda_graphs_take_many_steps(op):
+    """Only with static=True: a Concat of more than 32 steps is not captured."""
+    attrs = attributes(op, {"use_peephole": False})
+    for steps, refused in ((32, False), (33, True), (70, True), (1100, True)):
+        if steps < 1000 or op == "block_rnn":
+            options = {"sizes": {**SIZES, "T": steps}, "attrs": attrs, "loop": "unroll"}
+            assert refused_by_cuda_graphs(onnx_export.build(op, static=True, **options)) == []
+            found = refused_by_cuda_graphs(onnx_export.build(op, **options))
+            assert any(entry.startswith("Concat") for entry in found) == refused
 
 
 @pytest.mark.parametrize("loop", ["scan", "loop"])
@@ -201,6 +229,14 @@ on_cuda = [
     ),
 ]
 FLOAT64_ON_CUDA = 1e-12
+CUDNN_LAYERS = {
+    "LSTM": lambda dtype: lstm(5, dtype),
+    "GRU": lambda dtype: gru(5, dtype, reset_after=True),
+    "RNN": lambda dtype: rnn(5, dtype),
+    "Stack": lambda dtype: Stack(
+        [Bidirectional(lstm(5, dtype), rnn(5, dtype)), gru(4, dtype, 10, reset_after=True, reverse=True)]
+    ),
+}
 
 
 class TestOnAGPU:
@@ -233,7 +269,70 @@ class TestOnAGPU:
         limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)
         compare(op, session(**args), exact(op, args), limit)
 
+    @pytest.mark.parametrize("use_peephole", [False, True])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("op", OPS)
+    def test_the_form_that_nobody_chose(self, op, dtype, use_peephole):
+        """Every seq_len_max; cuDNN's where it is the same."""
+        options = {"cell_clip": 0.0, "use_peephole": use_peephole}
+        attrs = attributes(op, arguments(op, **options))
+        session = onnx_export.Session(op, provider="cuda", dtype=dtype, attrs=attrs)
+        for n in range(SIZES["T"] + 1) if OPS[op].sequence else [None]:
+            args = arguments(op, dtype=np.dtype(dtype), seq_len_max=n, **options)
+            limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)
+            compare(op, session(**args), exact(op, args), limit)
+        by_cudnn = op in CUDNNS and dtype != "float16" and not (use_peephole and op in PEEPHOLES)
+        assert bool({placed.op_type for placed in session.placement} & {"LSTM", "GRU", "RNN"}) == by_cudnn
+
+    @pytest.mark.parametrize("op", CUDNNS)
+    def test_products_are_not_rounded_to_tf32(self, op):
+        """Which makes errors of some 4e-4."""
+        args = arguments(op, {"T": 20, "B": 64, "I": 512, "H": 512}, cell_clip=0.0, use_peephole=False)
+        for loop in ("native", "scan"):
+            options = {"loop": loop, "attrs": attributes(op, args), "sizes": {"H": 512}}
+            session = onnx_export.Session(op, provider="cuda", **options)
+            compare(op, session(**args), exact(op, args), 1e-5)
+
+    @pytest.mark.parametrize(
+        ("op", "loop"), [*((op, "unroll") for op in SEQUENCES), *((op, "native") for op in CUDNNS)]
+    )
+    def test_a_captured_graph_reads_new_numbers(self, op, loop):
+        sizes = {**SIZES, "T": 70}
+        options = {"cell_clip": 0.0, "use_peephole": False}
+        cases = [arguments(op, sizes, seed=seed, seq_len_max=n, **options) for seed, n in enumerate((70, 66, 35, 70))]
+        attrs = attributes(op, cases[0])
+        model = onnx_export.build(op, sizes=sizes, attrs=attrs, loop=loop, static=True)
+        session = RuntimeModel(model, "cuda", provider_options={"enable_cuda_graph": "1"}).session
+        bound_session, values, results = session.io_binding(), {}, []
+        for value in model.graph.input:
+            array = np.asarray(cases[0][value.name], order="C")
+            values[value.name] = onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+            bound_session.bind_ortvalue_input(value.name, values[value.name])
+        for value in model.graph.output:
+            shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            results.append(onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cuda", 0))
+            bound_session.bind_ortvalue_output(value.name, results[-1])
+        for args in cases:
+            for name, value in values.items():
+                value.update_inplace(np.asarray(args[name], order="C"))
+            session.run_with_iobinding(bound_session)
+            bound_session.synchronize_outputs()
+            compare(op, [result.numpy() for result in results], exact(op, args), bound(op, np.float32))
+
+    @pytest.mark.parametrize("dtype", ["float64", "float32"])
+    @pytest.mark.parametrize("form", [{"lengths": False, "state": False}, {"lengths": False}, {"lengths": True}])
+    @pytest.mark.parametrize("name", CUDNN_LAYERS)
+    def test_layers_of_cudnns(self, name, form, dtype):
+        """In the form for CUDA. The batch has sequences of no steps."""
+        case = Case(CUDNN_LAYERS[name](dtype), **form)
+        model = exported(case.layer, case, provider="cuda")
+        found = case.by_name(onnx_export.Session(model, provider="cuda")(**case.arguments))
+        assert {"LSTM", "GRU", "RNN"} & {node.op_type for node in model.graph.node}
+        for key, right in case.computed().items():
+            limit = FLOAT64_ON_CUDA if dtype == "float64" else 24 * EPS[np.dtype(np.float32)]
+            assert np.abs(found[key] - right).max() <= limit * np.abs(right).max(), key
+
     def test_onnx_own_gru_is_refused(self):
         session = onnx_export.Session("block_gru", provider="cuda", loop="native", sizes={"H": SIZES["H"]})
-        with pytest.raises(Exception, match="fallback to CPU EP"):
+        with pytest.raises(RuntimeError, match=r"no kernel for a part of block_gru.*fallback to CPU EP"):
             session(**arguments("block_gru"))

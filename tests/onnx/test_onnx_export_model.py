@@ -157,22 +157,27 @@ def looped(model):
 
 
 @pytest.mark.parametrize(
-    ("layer", "options", "expected"),
+    ("layer", "options", "webgpu", "cuda"),
     [
-        (lambda: Bidirectional(lstm(4, "float32"), gru(4, "float32")), {}, "native"),
-        (lambda: Stack([gru(4, "float32"), gru(4, "float32", 4, reset_after=True)]), {"lengths": False}, "native"),
-        (lambda: lstm(4, "float32", cell_clip=0.5), {"sizes": {"T": T}}, "unroll"),
-        (lambda: lstm(4, "float32"), {"sizes": {"T": T}, "reset": True}, "unroll"),
-        (lambda: lstm(4, "float32"), {"sizes": {"T": T}, "train": True}, "unroll"),
-        (lambda: lstm(4, "float16"), {"sizes": {"T": T}}, "unroll"),
-        (lambda: lstm(4, "float32"), {"loop": "scan"}, "scan"),
+        (lambda: Bidirectional(lstm(4, "float32"), gru(4, "float32")), {}, "native", "scan"),
+        (lambda: Bidirectional(lstm(4, "float32"), gru(4, "float32", reset_after=True)), {}, "native", "native"),
+        (lambda: Stack([gru(4, "float32"), gru(4, "float32", 4, reset_after=True)]), {"lengths": False}, "native",
+         "scan"),
+        (lambda: lstm(4, "float32", use_peephole=True), {}, "native", "scan"),
+        (lambda: lstm(4, "float32", activation="relu"), {}, "native", "scan"),
+        (lambda: lstm(4, "float32", coupled=True, gate_order="icfo"), {}, "native", "scan"),
+        (lambda: lstm(4, "float32", activation="elu"), {"sizes": {"T": T}}, "unroll", "scan"),
+        (lambda: lstm(4, "float32", cell_clip=0.5), {"sizes": {"T": T}}, "unroll", "scan"),
+        (lambda: lstm(4, "float32"), {"sizes": {"T": T}, "reset": True}, "unroll", "scan"),
+        (lambda: lstm(4, "float32"), {"sizes": {"T": T}, "train": True}, "unroll", "scan"),
+        (lambda: lstm(4, "float16"), {"sizes": {"T": T}}, "unroll", "scan"),
+        (lambda: lstm(4, "float32"), {"loop": "scan"}, "scan", "scan"),
     ],
-)
-def test_form_of_a_layer_for_a_provider(layer, options, expected):
+)  # fmt: skip
+def test_form_of_a_layer_for_a_provider(layer, options, webgpu, cuda):
     layer = layer()
-    assert looped(exported(layer, provider="webgpu", functions=False, **options)) == expected
-    for provider in ("cpu", "cuda"):
-        assert looped(exported(layer, provider=provider, functions=False, **options)) == "scan"
+    for provider, expected in (("cpu", "scan"), ("webgpu", webgpu), ("cuda", cuda)):
+        assert looped(exported(layer, provider=provider, functions=False, **options)) == expected
     assert exported(layer, **options) == exported(layer, provider="cpu", **options)
 
 
@@ -201,8 +206,12 @@ def test_form_of_an_op_for_a_provider(op):
     attrs |= {"use_peephole": False} if op in PEEPHOLES and ("Grad" in op or "vjp" in op) else {}
     for provider in FORMS:
         built = onnx_export.build(op, provider=provider, attrs=attrs, sizes={"T": T, "H": 4})
-        native = op in NATIVE and op != "block_rnn"  # which WebGPU does not have
-        form = "scan" if provider != "webgpu" else "native" if native else "unroll"
+        missing_cell, other_form = {
+            "cpu": (op, "scan"),
+            "cuda": ("block_gru", "scan"),
+            "webgpu": ("block_rnn", "unroll"),
+        }[provider]
+        form = "native" if op in NATIVE and op != missing_cell else other_form
         static = {"static": True} if provider != "cpu" else {}
         assert built == onnx_export.build(op, loop=form, attrs=attrs, sizes={"T": T, "H": 4}, **static)
 
