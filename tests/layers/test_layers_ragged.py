@@ -23,6 +23,15 @@ def drawn_lengths(g, T, B):
     return [lengths, np.sort(lengths), np.sort(lengths)[::-1]][g.integers(3)]
 
 
+def spoil_finished_rows(content, past):
+    """Write NaN where a tape has memory for steps past the ends of rows."""
+    if hasattr(content, "saved"):
+        content.saved[:, past[: content.saved.shape[1]]] = np.nan
+    elif not hasattr(content, "_fields"):
+        for part in content:
+            spoil_finished_rows(part, past)
+
+
 @pytest.mark.meet(2)
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,6 +57,7 @@ def test_rows_alone(name, dtype):
             with on_threads(threads):
                 called = layer(turned[0], state, lengths=lengths, **resets, **options)
                 y, last, tape = layer.forward(turned[0], state, lengths=lengths, **resets, **options)
+                spoil_finished_rows(tape.content, past)
                 d_last = like(last, lambda a: np.ones_like(a) / 3)
                 results.append([called, (y, last), layer.backward(tape, turned[1], d_last)])
         assert same(results[0], results[1]) and same(*results[0][:2]), f"{seed=}"
