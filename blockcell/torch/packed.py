@@ -32,7 +32,7 @@ class Packing:
         self.lengths = is_active.sum(0)
 
     def pad(self, data: Tensor) -> Tensor:
-        """Return data [N,.] as [T,B,.], with zeros behind the rows."""
+        """Return data [N,.] as [T,B,.]. Nothing is written behind the rows, where kernels do not read."""
         T, B = self.sizes
         if self.lengths is not None:
             data = _pad(data, self.index, T * B)
@@ -45,7 +45,7 @@ class Packing:
 
 
 def _pad(data: Tensor, index: Tensor, rows: int) -> Tensor:
-    return data.new_zeros(rows, data.shape[1]).index_copy_(0, index, data)
+    return data.new_empty(rows, data.shape[1]).index_copy_(0, index, data)
 
 
 class _Pack(torch.autograd.Function):

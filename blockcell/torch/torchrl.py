@@ -53,10 +53,11 @@ class Adapter:
         initial = [select_steps(state, starts).transpose(0, 1) for state in states if state is not None]
         x = PackedSequence(select_steps(tensordict[x_key], packed), batch_sizes)
         y, last = layer(x, layer._like_hx(initial) if initial else None)
-        tensordict.set(self.out_keys[0], y.data.index_select(0, packed.argsort()).unflatten(0, shape))
+        rows = torch.empty_like(y.data).index_copy_(0, packed, y.data)
+        tensordict.set(self.out_keys[0], rows.unflatten(0, shape))
         for key, state in zip(self.out_keys[1:], last if isinstance(last, tuple) else (last,), strict=True):
             zeros = state.new_zeros(len(packed), len(state), state.shape[2])
-            tensordict.set(key, zeros.index_copy(0, ends, state.transpose(0, 1)).unflatten(0, shape))
+            tensordict.set(key, zeros.index_copy_(0, ends, state.transpose(0, 1)).unflatten(0, shape))
         return tensordict
 
 

@@ -182,6 +182,7 @@ def test_rows_without_steps(kind, seed):
     assert module(torch.zeros(6, 0, 5), lengths=[])[0].shape == (6, 0, 16)
 
 
+@pytest.mark.usefixtures("new_memory_holds_nan")
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_of_packed_sequences(kind, seed):
     """Where all rows have a step. A PackedSequence sorts them, and so the terms of the weights' gradients."""
