@@ -42,7 +42,7 @@ from passes.operands cimport (
     set_torch_weights
 )
 from passes.steps cimport (
-    RESET, Layout, ResetState, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of,
+    RESET, Layout, ResetState, active_end, clear_finished_rows, count_active_rows, end_step_of,
     first_step_of, has_flag, load_active_rows, offset_of, reset_row, row_of_slot, step_at
 )
 from product.half cimport half

@@ -20,7 +20,7 @@ enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTO
        LATENCY_ROWS = ROWS * 2 / 3, TILE_SIZE = ROWS * LINES * LF };
 typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
-/* Vectors that are transposed have at most 32 bytes: with 64, Zen 4 takes 1.7 times as long. */
+/* Vectors that are transposed have at most 32 bytes, since Zen 4 executes instructions with 64 in two halves. */
 enum { SQUARES_BYTES = VECTOR_BYTES < 32 ? VECTOR_BYTES : 32, SQUARES_VECTORS = LINE_BYTES / SQUARES_BYTES };
 typedef float squaresf __attribute__((vector_size(SQUARES_BYTES), aligned(4), may_alias));
 typedef double squaresd __attribute__((vector_size(SQUARES_BYTES), aligned(8), may_alias));

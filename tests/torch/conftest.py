@@ -19,10 +19,19 @@ def threads_of_torch_as_before():
     torch.set_num_threads(threads)
 
 
+def fill_outputs(monkeypatch, value):
+    """Write a value to the memory of a pass' outputs before the kernel runs: a tape has memory for finished rows."""
+    from blockcell.torch.op import _Plan
+
+    allocate = _Plan.allocate
+    monkeypatch.setattr(_Plan, "allocate", lambda *args: [tensor.fill_(value) for tensor in allocate(*args)])
+
+
 @pytest.fixture
-def new_memory_holds_nan():
-    """Let PyTorch fill the memory of its new tensors with NaN, until something is written to it."""
+def new_memory_holds_nan(monkeypatch):
+    """Let memory that nobody has written be NaN."""
     torch = pytest.importorskip("torch")
+    fill_outputs(monkeypatch, float("nan"))
     torch.use_deterministic_algorithms(True)
     assert torch.empty(2).isnan().all()
     yield
@@ -31,9 +40,6 @@ def new_memory_holds_nan():
 
 @pytest.fixture
 def new_memory_holds_zeros(monkeypatch):
-    """Let what no kernel writes be the same in each call: a tape has memory for finished rows."""
+    """Let a pass' outputs be the same in each call, also where no kernel writes."""
     pytest.importorskip("torch")
-    from blockcell.torch.op import _Plan
-
-    allocate = _Plan.allocate
-    monkeypatch.setattr(_Plan, "allocate", lambda *args: [tensor.zero_() for tensor in allocate(*args)])
+    fill_outputs(monkeypatch, 0)
