@@ -6,10 +6,10 @@ Needed by: docs/benchmarks/cpu.md, docs/performance.md, docs/recurrent-policies.
 
 Writes cpu.md beside the first file, and pictures of that file; prints every size that is short of what was aimed at.
 Without arguments the files are those of docs/benchmarks, whose first table docs/performance.md has too, with lines of
-quantization.csv (`python tests/repository/test_readme.py` copies it), torch.md and quantization.md there are written of
-what torch_modules.py and quantization.py have measured, and docs/images/recurrent-policies.png is drawn of what
-torch_episodes.py has measured.  Files of `bench.py --grid` get tables of their
-own: per task, peer and number of threads.
+quantization.csv (`PYTHONPATH=tests/lib python tests/repository/test_readme.py` copies it), torch.md and quantization.md
+there are written of what torch_modules.py and quantization.py have measured, and docs/images/recurrent-policies.png is
+drawn of what torch_episodes.py has measured.  Files of `bench.py --grid` get tables of their own: per task, peer and
+number of threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The documents are true: their code runs and prints what it says, their tables are those of the code and of the
 benchmarks' files, their links lead somewhere.
 
-    python tests/repository/test_readme.py        writes the tables anew
+    PYTHONPATH=tests/lib python tests/repository/test_readme.py        writes the tables anew
 """
 
 import ast
@@ -303,7 +303,7 @@ def written(name: str) -> re.Pattern[str]:
 def test_table(name):
     document, table = TABLES[name]
     assert written(name).findall(document.read_text()) == [table()], (
-        "python tests/repository/test_readme.py writes it anew"
+        "PYTHONPATH=tests/lib python tests/repository/test_readme.py writes it anew"
     )
 
 
