@@ -494,7 +494,7 @@ ORDERS = {  # the same for the order of summation
     "biases without blocks of rows": (
         "passes/gradients.pxd",
         {
-            "total[l] = total[l] + chain[l]\n        for": "sums[c0 + l] += chain[l]\n        for",
+            "total[l] = total[l] + chain[l]\n        for": "sums[column + l] += chain[l]\n        for",
         },
     ),
 }
