@@ -8,7 +8,7 @@ Needs Debian, with gcc-aarch64-linux-gnu and qemu-user, and the distribution's v
 arm64, and the libraries below it, are fetched with apt into build/arm, where nothing has to be installed; numpy and
 what tests need are PyPI's wheels.  Each file of tests is a process, as many at once as there are CPUs.
 
-Run by CI weekly, with `short` on every push, and by hand.  Takes about an hour on two cores, `short` some minutes.
+Run by CI weekly, with `short` on every push, and by hand.  Takes 40 minutes on two cores, `short` some minutes.
 """
 
 from __future__ import annotations
