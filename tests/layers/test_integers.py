@@ -86,17 +86,17 @@ def test_a_negative_zero_and_a_sum_of_zero_are_zero(K, way):
 
 def test_the_largest_sums_are_exact(way):
     """All codes at their ends, for more values of k than fit into one sum of 32 bits; nor does 128 times the sum of a
-    row's codes, and where that overflows, `sanitizers.py memory` sees it.  The codes of the last row and column are
-    drawn, so that it matters which of them are multiplied."""
+    row's codes, and where that overflows, `sanitizers.py memory` sees it.  Other rows and columns are drawn, so that
+    it matters which codes are multiplied, and these columns fill more than a line of a panel."""
     K = 2 * 65536 + 2000
     x = np.full((3, 1, K), 127, F32)
     x[1] = -127
-    w = np.full((K, 3), 127, F32)
+    w = np.full((K, 20), 127, F32)
     w[:, 1] = -127
     rng = np.random.default_rng(K)
-    x[2, :, 1:], w[1:, 2] = rng.integers(-127, 128, (2, K - 1))
-    y, _ = Dense(w, np.zeros(3, F32)).quantize("int8")(x)
-    expected = add_product_in_integers(np.zeros((3, 3)), x[:, 0], w, np.ones(3))
+    x[2, :, 1:], w[1:, 2:] = rng.integers(-127, 128, K - 1), rng.integers(-127, 128, (K - 1, 18))
+    y, _ = Dense(w, np.zeros(20, F32)).quantize("int8")(x)
+    expected = add_product_in_integers(np.zeros((3, 20)), x[:, 0], w, np.ones(20))
     assert np.array_equal(y[:, 0], expected)
     np.testing.assert_allclose(expected, x[:, 0].astype(float) @ w, rtol=1e-6)
 

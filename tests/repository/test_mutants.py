@@ -1,7 +1,7 @@
 """Two things swapped in a kernel's source must make the kernel tests fail.
 
-`make test-all` builds each mutant without optimisation in a copy of the checkout; takes hours, or about one with
-ccache: CC="ccache gcc" make test-all.
+`make test-all` builds each mutant without optimisation in a copy of the checkout; takes hours, one to two of them
+with ccache: CC="ccache gcc" make test-all.
 """
 
 from __future__ import annotations
@@ -430,6 +430,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "product/integer.pxd",
         {"code_bytes(K) + 2 * k if": "code_bytes(K) + k if"},
     ),
+    "integers: where pieces of panels begin": ("product/integer.pxd", {"codes + k * lines * LF": "codes + k * LF"}),
+    "integers: the correction of a piece": ("product/integer.pxd", {"sizeof(RowHead) + k, n": "sizeof(RowHead), n"}),
     "integers: rows that end in a tile": ("product/integer_instructions.h", {"m = rows < 16 ? rows : 16;": "m = 16;"}),
     "integers: a last line of half lines": (
         "product/integer_instructions.h",
