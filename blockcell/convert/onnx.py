@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from .. import files
+from ..errors import FormatError
+from ..installing import how_to_install
 from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import constructor_arguments
@@ -91,12 +94,12 @@ def from_onnx(
 
     .. code-block:: python
 
-        layer = convert.from_onnx(onnx.load("model.onnx"))
+        layer = convert.from_onnx("model.onnx")
 
     Parameters
     ----------
-    source : onnx.ModelProto or onnx.NodeProto
-        A model, or a node and its `initializers`.
+    source : path_like, onnx.ModelProto or onnx.NodeProto
+        A model or the path of its file, or a node and its `initializers`.
     initializers : mapping of str to array_like, optional
         The values of a node's inputs W, R, B and P by their names in the node.
     name : str, optional
@@ -136,8 +139,11 @@ def from_onnx(
 
     Raises
     ------
+    FormatError
+        The file at the path is no ONNX model, or no regular file.
     TypeError
-        The source is neither a model nor a node, or weights have a dtype other than float32, float64 and float16.
+        The source is neither a path nor a model nor a node, or weights have another dtype than float32, float64 and
+        float16.
     ConversionError
         Layers do not have the activation; an LSTM has different activations for the candidate and the cell state; the
         gates of ``input_forget=1`` have other activations than sigmoid and hard_sigmoid; a ``clip`` may change results;
@@ -148,9 +154,11 @@ def from_onnx(
     caller = "from_onnx"
     remarks: list[Remark] = []
     layers: Converted
+    if isinstance(source, (str, os.PathLike)):
+        source = _read_file(caller, source)
     if not hasattr(source, "graph"):
         if not hasattr(source, "op_type"):
-            expected = "expected an onnx.ModelProto or an onnx.NodeProto"
+            expected = "expected the path of a model, an onnx.ModelProto or an onnx.NodeProto"
             raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
         layers, state = from_node(caller, source, initializers or {}, None, remarks, ignore_clip)
     elif initializers is not None:
@@ -159,6 +167,22 @@ def from_onnx(
         layers, state = _from_model(caller, source, name, remarks, ignore_clip)
     _warn_of_remarks(caller, remarks, layers, initial_state)
     return (layers, read_initial_state(caller, layers, state)) if initial_state else layers
+
+
+def _read_file(caller: str, path: files.StrPath) -> onnx.ModelProto:
+    """Read the ONNX model in a file, with the arrays that it has in other files of its folder."""
+    files.check_regular(path, "an ONNX model")
+    try:
+        import onnx
+    except ImportError as error:
+        message = f"{caller} reads files with onnx, which is not installed: {how_to_install('onnx')}"
+        raise ImportError(message) from error
+    try:
+        return onnx.load(path, format="protobuf")
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # protobuf and onnx have several of their own
+        raise FormatError(f"{os.fsdecode(path)} cannot be read as an ONNX model: {error}") from error
 
 
 def _from_model(

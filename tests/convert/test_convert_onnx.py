@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import numpy as np
 import onnx
@@ -12,7 +13,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnx_export
-from blockcell import convert, formulas
+from blockcell import FormatError, convert, formulas
 from blockcell.activations import PARAMETERS
 from blockcell.convert import ConversionError
 from blockcell.layers import Bidirectional, Stack
@@ -426,10 +427,40 @@ def test_onnx_model():
         convert.from_onnx(model, weights)
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_onnx_file(tmp_path, external):
+    """Also with its arrays in a file beside it."""
+    weights, path = onnx_weights(), tmp_path / "model.onnx"
+    model = onnx_model(onnx_node(), weights)
+    onnx.save(model, path, save_as_external_data=external, size_threshold=0, location="arrays")
+    assert (tmp_path / "arrays").exists() == external
+    for source in (path, str(path)):
+        assert_same(convert.from_onnx(source), convert.from_onnx(onnx_node(), weights))
+    assert_same(convert.from_onnx(path, name="a"), convert.from_onnx(onnx_node(), weights))
+
+
+def test_what_is_no_onnx_file(tmp_path, monkeypatch):
+    path = tmp_path / "model.onnx"
+    with pytest.raises(FileNotFoundError, match=r"model\.onnx"):
+        convert.from_onnx(path)
+    with pytest.raises(FormatError, match="is no regular file; expected an ONNX model"):
+        convert.from_onnx(tmp_path)
+    onnx.save(onnx_model(onnx_node(), onnx_weights()), path, save_as_external_data=True, size_threshold=0, location="a")
+    (tmp_path / "a").unlink()
+    with pytest.raises((FormatError, FileNotFoundError), match=f"{tmp_path}"):
+        convert.from_onnx(path)
+    path.write_bytes(b"\xff" * 20)
+    with pytest.raises(FormatError, match=r"model\.onnx cannot be read as an ONNX model: "):
+        convert.from_onnx(path)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ImportError, match="from_onnx reads files with onnx, which is not installed: pip install "):
+        convert.from_onnx(path)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: convert.from_onnx("model.onnx"), TypeError, "of type str; expected an onnx.ModelProto"),
+        (lambda: convert.from_onnx(b"model"), TypeError, "of type bytes; expected the path of a model, an onnx.Mod"),
         (lambda: convert.from_onnx(onnx_node(direction="up"), onnx_weights()), ValueError, "direction='up'"),
         (lambda: convert.from_onnx(onnx_node(inputs=("X", "W")), onnx_weights()), ValueError, "has no R"),
         (
