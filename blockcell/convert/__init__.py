@@ -11,6 +11,7 @@ weights, so it is not converted.
 
 =======================  ===========================================================================================
 ``shared.py``            orders of gates, arrays to cells and back, refusals of what a format lacks
+``comparison.py``        a converted layer and its source on the same random inputs
 ``models.py``            whole models: layers that stand one behind the other, and their initial states
 ``keras.py``             `from_keras`, `to_keras`
 ``keras_layers.py``      `KerasLayer`, a neutral description of a layer of Keras, and the layers made of it
