@@ -30,7 +30,8 @@ from .keras_config import Version, describe_config
 from .keras_layers import KerasLayer
 from .keras_stored import VARIABLES, describe_arrays, with_named_arrays, with_variables
 
-_EXPECTED = "expected Keras' .h5, .hdf5, .keras, .weights.h5, or the .json of an architecture"
+_KINDS = "Keras' .h5, .hdf5, .keras, .weights.h5, or the .json of an architecture"
+_EXPECTED = f"expected {_KINDS}"
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\3\4"
 _KERAS_1 = "1"  # the version of files that have none
 
@@ -75,7 +76,7 @@ def _read_start(name: str) -> tuple[bytes, int]:
         hint = ": a SavedModel is for blockcell.tensorflow.open" if "saved_model.pb" in inside else ""
         hint = ': pass "config.json" in it, with weights="model.weights.h5"' if "config.json" in inside else hint
         raise FormatError(f"{name} is a folder{hint}; {_EXPECTED}")
-    check_regular(name, _EXPECTED)
+    check_regular(name, _KINDS)
     with open(name, "rb") as file:
         return file.read(len(_HDF5)), file.seek(0, os.SEEK_END)
 

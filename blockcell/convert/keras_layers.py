@@ -135,35 +135,44 @@ def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: s
             _add_layer(caller, steps, layer, prefix, None)
         return None
     layers = {layer.name: layer for layer in model.layers}
-    starts = [name for name, _ in tensors_of(config.get("input_layers"))]
+    starts = {name: k for k, (name, _) in enumerate(tensors_of(config.get("input_layers")))} if inputs else {}
+    reads = {name: () if name in starts else (*tensors_of(entry["inbound_nodes"]),) for name, entry in entries.items()}
     results: dict[str, _Keys] = {}
 
     def keys_of(tensors: Iterable[tuple[str, int]]) -> _Keys:
-        """Return the keys of the steps that results of layers come from."""
-        sources: list[str | None] = []
-        for name, index in tensors:
-            if name not in results:
-                results[name] = (None,)  # for a layer that reads its own result
-                results[name] = add_entry(name)
-            outputs = results[name] or ()
-            sources.append(outputs[index] if 0 <= index < len(outputs) else None)
-        return tuple(sources)
+        """Return the keys of the steps that results of layers come from, None where a layer reads its own result."""
+        outputs = [(results.get(name) or (), index) for name, index in tensors]
+        return tuple(keys[index] if 0 <= index < len(keys) else None for keys, index in outputs)
 
-    def add_entry(name: str) -> _Keys:
-        """Add the layer of that name, and first those that it reads; return the keys of its results."""
-        if name in starts and inputs:
-            sources: _Keys = inputs[starts.index(name) :][:1]
-        else:
-            sources = keys_of(tensors_of(entries[name]["inbound_nodes"]))
+    outputs = (*tensors_of(config.get("output_layers")),)
+    for name in _order_by_reads(reads, [name for name, _ in outputs]):
+        sources = (inputs or ())[starts[name] :][:1] if name in starts else keys_of(reads[name])
         if name in layers:
-            result = _add_layer(caller, steps, layers[name], prefix, sources)
+            results[name] = _add_layer(caller, steps, layers[name], prefix, sources)
             if len(entries[name]["inbound_nodes"]) > 1 and (key := prefix + name) in steps:
                 steps[key] = steps[key]._replace(hint="that it is called more than once")
-            return result
-        steps[prefix + name] = Step(f"{prefix}{name} ({entries[name].get('class_name')})", sources)
-        return (prefix + name,)
+        else:
+            steps[prefix + name] = Step(f"{prefix}{name} ({entries[name].get('class_name')})", sources)
+            results[name] = (prefix + name,)
+    return keys_of(outputs)
 
-    return keys_of(tensors_of(config.get("output_layers")))
+
+def _order_by_reads(reads: Mapping[str, Iterable[tuple[str, int]]], names: Iterable[str]) -> list[str]:
+    """Return the names of layers and of all that they read, each layer behind those that it reads.
+
+    `reads` has for each layer the results that it reads. Long models are long chains: this function is not recursive.
+    """
+    waiting = [*names][::-1]
+    seen: set[str] = set()
+    order: dict[str, None] = {}
+    while waiting:
+        name = waiting.pop()
+        if name in seen:  # its sources are in the order by now
+            order.setdefault(name)
+            continue
+        seen.add(name)
+        waiting += [name, *(source for source, _ in reversed([*reads[name]]) if source not in seen)]
+    return [*order]
 
 
 def tensors_of(nodes: Any) -> Iterator[tuple[str, int]]:

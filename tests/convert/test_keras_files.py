@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import warnings
@@ -86,6 +87,22 @@ def test_stored_models(case, tmp_path):
         layers, messages = messages_of(convert.from_keras, path, weights=weights)
         assert messages == expected_messages
         assert_all_same(layers, expected)
+
+
+def test_long_models(tmp_path):
+    """A functional model may be a chain of more layers than Python's recursion has levels."""
+    count = 2 * sys.getrecursionlimit()
+    g = rng()
+    arrays = {"a": drawn(g, "LSTM", I, H), "b": drawn(g, "GRU", H, 3)}
+    parts = [entry("InputLayer", "in"), entry("LSTM", "a", units=H, return_sequences=True)]
+    parts += [entry("Dropout", f"drop_{k}") for k in range(count)]
+    parts.append(entry("GRU", "b", units=3, reset_after=False, return_sequences=True))
+    names = [forms.name_of(part) for part in parts]
+    model = functional(*parts, nodes=[[], *([name] for name in names[:-1])], results=names[-1:])
+    path = forms.write_h5_weights(tmp_path / "m.h5", model, arrays)
+    (tmp_path / "m.json").write_text(json.dumps(model | {"keras_version": "2.15.0"}))
+    expected = Stack([cell_of("LSTM", arrays["a"]), cell_of("GRU", arrays["b"])])
+    assert_same(convert.from_keras(tmp_path / "m.json", weights=path), expected)
 
 
 def cell_of(kind, arrays, activation="tanh", gates="sigmoid", **options):
@@ -640,6 +657,13 @@ def test_files_of_other_kinds(tmp_path):
         convert.from_keras(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="nothing"):
         convert.from_keras(tmp_path / "nothing.h5")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_pipes(tmp_path):
+    os.mkfifo(tmp_path / "pipe.h5")
+    with pytest.raises(FormatError, match=r"pipe\.h5 is no regular file; expected Keras' \.h5"):
+        convert.from_keras(tmp_path / "pipe.h5")
 
 
 def test_without_h5py(tmp_path, monkeypatch):
