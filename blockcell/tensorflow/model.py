@@ -15,7 +15,7 @@ from .graphs import Graph
 from .mapped import File, Folder
 from .schema import GRAPH, SAVED_MODEL
 from .table import is_table
-from .tensors import Stored, is_number
+from .tensors import Stored
 from .text import binary, unescaped
 from .variables import Variables
 
@@ -212,7 +212,7 @@ def _constants(graphs: Sequence[Graph]) -> Variables:
             tensor = graph.constant(node)
             if tensor is None:
                 continue
-            if is_number(tensor.dtype):
+            if tensor.is_readable:
                 stored[node.name] = tensor
             else:
                 skipped[node.name] = tensor.dtype

@@ -78,11 +78,6 @@ def check_size(size: int, room: int, message: Message) -> None:
         raise message.error(f"a tensor is said to have {size} bytes, in a file of {room} bytes")
 
 
-def is_number(name: str) -> bool:
-    """Return whether tensors of a dtype are read."""
-    return any(dtype.name == name for dtype in DTYPES.values() if dtype.stored is not None)
-
-
 class Stored:
     """A tensor in a file, whose dtype and shape are known before `read` reads it."""
 
@@ -95,6 +90,11 @@ class Stored:
     def dtype(self) -> str:
         """TensorFlow's name of it."""
         return self._dtype.name
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its values are numbers that `read` returns: not texts, for example, and not complex numbers."""
+        return self._dtype.stored is not None
 
     def __repr__(self) -> str:
         return f"<{self.dtype} {self.shape}>"

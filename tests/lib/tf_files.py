@@ -11,7 +11,8 @@ import numpy as np
 from blockcell.tensorflow.crc32c import crc32c
 
 MAGIC = 0xDB4775248B80FB57
-TYPES = {"float32": 1, "float64": 2, "int32": 3, "string": 7, "int64": 9, "bool": 10, "bfloat16": 14, "float16": 19}
+TYPES = {"float32": 1, "float64": 2, "int32": 3, "string": 7, "complex64": 8, "int64": 9, "bool": 10, "qint8": 11,
+         "bfloat16": 14, "float16": 19}  # fmt: skip
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow.npz"
 
 

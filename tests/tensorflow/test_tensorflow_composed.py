@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tf_cells import B, H, I, T, drawn, kind_of, looped, real, scoped_nodes, write, write_variables
 from tf_composed import GOLDEN, cells_of, cudnn_gru, gru_weights, keras_lstm, lstm_weights, of_other_kinds
-from tf_files import field, graph, node
+from tf_files import constant, field, graph, node, tensor
 
 from blockcell import formulas
 from blockcell.tensorflow import open as opened
@@ -321,6 +321,23 @@ def test_dense_layers_are_no_cells(tmp_path, where):
     consts = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
     parts = [node("x", "Placeholder"), *consts, *cells, *dense("mlp", "x" if not cells else "=net/thing/h", 3)]
     assert [*write(tmp_path, *parts).cells] == ["net/thing"][: bool(cells)]
+
+
+CONSTANTS = {"complex64": field(4, np.complex64(1j).tobytes()), "qint8": field(4, b"1"), "string": field(8, b"1"),
+             "bool": field(4, b"\1")}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", CONSTANTS)
+def test_constants_that_are_no_real_numbers(tmp_path, dtype):
+    """They may be anywhere beside a cell, such as 1j in front of an inverse STFT."""
+    unit = constant("unit", tensor(dtype, (), CONSTANTS[dtype]))
+    behind = [unit, node("turned", "Mul", ["net/thing/h", "unit"]), node("spectrum", "AddV2", ["turned", "unit"])]
+    consts = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
+    cells = scoped_nodes("net/thing", keras_lstm() | looped("c", "h"))
+    model = write(tmp_path, node("x", "Placeholder"), *consts, *cells, *behind)
+    (cell,) = model.cells.values()
+    assert (cell.refused, model.variables.skipped) == (None, {} if dtype == "bool" else {"unit": dtype})
+    assert cell.check() <= 8
 
 
 def test_gradients_are_no_cells(tmp_path):

@@ -353,6 +353,7 @@ BACKWARDS = {"last": ("Enter", "=steps"), "k": ("Sub", "last", "t"), "x": ("Tens
                                                                         "filled")}  # fmt: skip
 SLICED = {"all": ("Enter", "=x"), "from": ("Pack", "t"), "to": ("Pack", "more"), "by": ("Const", np.int32([1]))}
 ZEROS = real("zeros_of_h", np.zeros((B, H), np.float32))
+UNIT = real("unit", np.complex64(1j))
 SHRINK = {"shrink_axis_mask": field(3, 1)}
 LOOPS = {  # what reads x and is changed in the loop of a; the input of a, and that of b, which reads what it writes
     "plain": ("x", {}, (False, "x"), (False, ("a",))),
@@ -368,6 +369,7 @@ LOOPS = {  # what reads x and is changed in the loop of a; the input of a, and t
     "by a mask that alone is reversed": ("x", by_mask("others_turned"), (None, ()), (None, ())),
     "masked by something": ("x", {"y_t": ("Select", "lengths", "none", "a_cell:6")}, (False, "x"), (False, "1/y_t")),
     "masked with something": ("x", MASKED | {"none": ("Enter", "=x")}, (False, "x"), (None, ())),
+    "masked with a complex number": ("x", MASKED | {"none": ("Enter", "=unit")}, (False, "x"), (None, ())),
     "dropout in the loop": ("turned", DROPPED, (True, "1/a_x"), (True, ("a",))),
     "by the step's number": ("turned", {"y_t": ("Mul", "a_cell:6", "number"), "number": ("Cast", "t")}, (True, "x"),
                              (None, ())),
@@ -395,7 +397,8 @@ def test_loops(tmp_path, case):
     if case == "sliced":
         k = next(k for k, message in enumerate(nodes) if b"StridedSlice" in message)
         nodes[k] = node("1/x", "StridedSlice", ["1/all", "1/from", "1/to", "1/by"], **SHRINK)
-    parts = [*consts("a", "b"), ZEROS, rows("turned", "x"), whole("whole", "x"), whole("others_turned", "others")]
+    parts = [*consts("a", "b"), ZEROS, UNIT, rows("turned", "x"), whole("whole", "x")]
+    parts.append(whole("others_turned", "others"))
     model = write(tmp_path, *parts, *nodes, *loop("2", "1/y", "b"))
     assert connections(model) == {"a": first, "b": second}
 

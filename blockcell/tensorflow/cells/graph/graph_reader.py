@@ -17,7 +17,6 @@ from .op_table import GraphOp, graph_op
 
 _STEPS = 200  # for each node of a graph
 _LARGEST = 2**16  # entries of a constant that is read as numbers
-_OTHERS = ("string", "resource", "variant", "bool")  # dtypes that are no numbers
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 _FILLED = {"ZerosLike": 0.0, "OnesLike": 1.0}
 _ARGUMENT = GraphOp("")
@@ -389,7 +388,7 @@ class GraphReader:
             stored = None if node is None else self.graph.constant(node)
             if stored is None or math.prod(stored.shape) != 1 or array is not None:
                 raise UnknownValue(f"{origin.name!r}, which is not one number")
-            if stored.dtype in _OTHERS:
+            if not stored.is_readable:
                 raise UnknownValue(f"{origin.name!r}, which is {stored.dtype}")
             array = stored.read()
         if array is None or array.dtype.kind not in (kinds or "f"):

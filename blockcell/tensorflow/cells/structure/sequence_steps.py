@@ -185,7 +185,8 @@ class SequenceSteps:
         if op == "Fill":
             return self._reader.constant_number(self._reader.inputs_at(place)[1]) == 0
         stored = self._reader.graph.constant(node)
-        return stored is not None and math.prod(stored.shape) <= _LARGEST and not stored.read().any()
+        is_short = stored is not None and stored.is_readable and math.prod(stored.shape) <= _LARGEST
+        return stored is not None and is_short and not stored.read().any()
 
     # --------------------------------------------------------------------------------------------------- from all steps
     def _step_in_sequence(self, place: Place, node: Node, inputs: Sequence[Place], axis: int) -> list[StepBack] | None:
