@@ -16,7 +16,7 @@ from ..activations import PARAMETERS, Activation
 from ..errors import short
 from ..layers import Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble
+from .models import Step, assemble, warn_once
 from .shared import (
     KINDS,
     ConversionError,
@@ -119,7 +119,9 @@ def convert_model(caller: str, model: KerasLayer, stacklevel: int) -> Layer | di
     """Convert the layers of a model, as `assemble` returns them."""
     steps: dict[str, Step] = {}
     outputs = _add_model(caller, steps, model, "", ())
-    return assemble(caller, steps, outputs, stacklevel=stacklevel + 1)[0]
+    assembly = assemble(caller, steps, outputs)
+    warn_once(caller, assembly.left_out, (), stacklevel)
+    return assembly.layers
 
 
 def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:

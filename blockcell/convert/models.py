@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..layers import Bidirectional, Dense, Layer, Stack
@@ -38,14 +38,23 @@ class Step(NamedTuple):
     """What is dropped of it even if it is converted, or what to do instead."""
 
 
-def assemble(
-    caller: str, steps: Mapping[str, Step], outputs: Iterable[str | None] | None, stacklevel: int, hint: str = ""
-) -> tuple[Converted, Any]:
-    """Put the recurrent layers of a model together; return them and their initial states.
+class Assembly(NamedTuple):
+    """What the steps of a model become."""
+
+    layers: Converted
+    initial_states: Any
+    """Of a dict of layers, too, by its keys; None for zeros."""
+    keys: tuple[str, ...]
+    """The keys of the steps that the layers were made of."""
+    left_out: list[str]
+    """The labels of needed steps that are not converted, or not all of what they do."""
+
+
+def assemble(caller: str, steps: Mapping[str, Step], outputs: Iterable[str | None] | None, hint: str = "") -> Assembly:
+    """Put the recurrent layers of a model together.
 
     The result is the only layer, a `Stack` if they are one chain, to which the dense layers of the chain belong, or a
-    dict of them by their keys. Warn of other steps that the `outputs` need. The `hint` says what to do if there is no
-    recurrent layer.
+    dict of them by their keys. The `hint` says what to do if there is no recurrent layer.
     """
     recurrent = {
         key: step.layer for key, step in steps.items() if step.layer is not None and not isinstance(step.layer, Dense)
@@ -57,26 +66,24 @@ def assemble(
     needed_keys = _needed_keys(steps, [*steps] if outputs is None else [*results, *recurrent])
     anchor = next(iter(recurrent))
     chain = _chain_with(steps, anchor, _path_through(anchor, _sole_readers(steps, needed_keys, results)))
-    result: tuple[Converted, Any]
+    keys: tuple[str, ...] = (*recurrent,)
+    result: tuple[Converted, Any] = recurrent, {key: steps[key].initial_state for key in recurrent}
     if recurrent.keys() <= {*chain.keys}:
-        converted_keys, result = chain.keys, chain.layer_and_state()
-    else:
-        converted_keys, result = (*recurrent,), (recurrent, {key: steps[key].initial_state for key in recurrent})
-    _warn_of_dropped(caller, steps, needed_keys, converted_keys, stacklevel + 1)
-    return result
-
-
-def _warn_of_dropped(
-    caller: str, steps: Mapping[str, Step], needed_keys: Iterable[str], converted_keys: Collection[str], stacklevel: int
-) -> None:
-    """Warn of the steps that are needed and are not converted, or not all of what they do."""
-    dropped_labels = [
+        keys, result = chain.keys, chain.layer_and_state()
+    left_out = [
         steps[key].label + (f": {steps[key].hint}" if steps[key].hint else "")
         for key in needed_keys
-        if steps[key].hint or not (steps[key].is_identity or key in converted_keys)
+        if steps[key].hint or not (steps[key].is_identity or key in keys)
     ]
-    if dropped_labels:
-        warnings.warn(f"{caller}: left out: {join_labels(dropped_labels)}", stacklevel=stacklevel)
+    return Assembly(*result, keys, left_out)
+
+
+def warn_once(caller: str, left_out: Iterable[str], remarks: Iterable[str], stacklevel: int) -> None:
+    """Warn of labels that are left out, and of what else there is to say about a conversion, in one warning."""
+    labels = join_labels(left_out)
+    texts = [*([f"left out: {labels}"] if labels else []), *remarks]
+    if texts:
+        warnings.warn(f"{caller}: {'; '.join(texts)}", stacklevel=stacklevel + 1)
 
 
 def join_labels(labels: Iterable[str]) -> str:

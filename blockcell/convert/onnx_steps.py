@@ -11,7 +11,7 @@ import numpy as np
 
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
-from .models import Converted, Step, assemble
+from .models import Converted, Step, assemble, warn_once
 from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, OnnxGraph, attributes_by_name, is_recurrent
 from .onnx_node import Remark, from_graph_node, key_of
 from .shared import read_arrays
@@ -54,7 +54,9 @@ def from_graphs(
     """Convert the layers of a model's graphs, and `assemble` them."""
     steps: dict[str, Step] = {}
     outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks, ignore_clip).add()]
-    return assemble(caller, steps, outputs, stacklevel=5, hint=_hint(graphs[0]))
+    assembly = assemble(caller, steps, outputs, _hint(graphs[0]))
+    warn_once(caller, assembly.left_out, (), stacklevel=4)
+    return assembly.layers, assembly.initial_states
 
 
 def _hint(graph: OnnxGraph) -> str:

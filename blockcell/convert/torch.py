@@ -11,7 +11,7 @@ import numpy as np
 
 from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
-from .models import Converted, Step, assemble, read_initial_state
+from .models import Converted, Step, assemble, read_initial_state, warn_once
 from .shared import (
     GATE_COUNTS,
     KINDS,
@@ -147,10 +147,14 @@ def _convert(
     steps: dict[str, Step] = {}
     if is_of(("torch",), type(module), "Sequential"):
         result = _add_modules(steps, weights, module, "", None)
-        return assemble(caller, steps, [result], stacklevel=4)[0]
+        assembly = assemble(caller, steps, [result])
+        warn_once(caller, assembly.left_out, (), stacklevel=3)
+        return assembly.layers
     _add_groups(steps, weights, "")
     _add_others(steps, weights, [name for name in source if name not in state_names and not _NAME.match(name)])
-    return assemble(caller, steps, None, stacklevel=4)[0]
+    assembly = assemble(caller, steps, None)
+    warn_once(caller, assembly.left_out, (), stacklevel=3)
+    return assembly.layers
 
 
 def _initial_state(caller: str, source: Mapping[str, Any], layer: Converted, names: Sequence[str]) -> Any:
