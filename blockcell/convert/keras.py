@@ -13,7 +13,7 @@ from ..activations import DEFAULTS, Activation
 from ..errors import FormatError, short
 from ..files import StrPath
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
-from ..layers.structure import activations_of, leaves_by_prefix
+from ..layers.structure import activations_of, leaves_by_prefix, snapshot_of
 from ..optable import Array
 from .keras_config import default_gates
 from .keras_files import read_model
@@ -229,7 +229,7 @@ def to_keras(layer: Layer) -> list[Any]:
         An LSTM has peepholes, a projection, coupled gates or a clipped cell state, which Keras does not support. A
         layer has ``reverse=True``.
     """
-    caller = "to_keras"
+    caller, layer = "to_keras", snapshot_of(layer)
     if isinstance(layer, Stack):
         return [to_keras(part) for part in layer.layers]
     if isinstance(layer, Dense):

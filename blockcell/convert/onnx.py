@@ -14,7 +14,7 @@ from ..errors import FormatError
 from ..installing import how_to_install
 from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
-from ..layers.structure import constructor_arguments
+from ..layers.structure import constructor_arguments, snapshot_of
 from ..optable import Array, peephole_names
 from .models import Converted, join_labels, read_initial_state
 from .onnx_activations import written_activations
@@ -306,7 +306,7 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
         An LSTM clips its cell state or has a projection; the activation is selu or exponential; the layer is a stack,
         or has an LSTM beside a GRU.
     """
-    caller = "to_onnx"
+    caller, layer = "to_onnx", snapshot_of(layer)
     if isinstance(layer, Stack):
         raise ConversionError(
             f"{caller}: the layer is a Stack, and an ONNX node is one layer. Convert layer.layers one by one, and put a"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
+from ..layers.structure import snapshot_of
 from ..optable import ACTIVATIONS, Array
 from .models import Converted, Step, assemble, read_initial_state, warn_once
 from .shared import (
@@ -370,7 +371,7 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
         than PyTorch (tanh and sigmoid, in an RNN tanh or relu) or ``reverse=True``, or the stack is not a single module
         of PyTorch.
     """
-    caller = "to_torch"
+    caller, layer = "to_torch", snapshot_of(layer)
     if isinstance(layer, Dense):
         w, b = layer.weights.values()
         return {f"{prefix}weight": np.ascontiguousarray(w.T), f"{prefix}bias": b.copy()}

@@ -81,13 +81,13 @@ class Layer(BaseLayer[S_co]):
         self._shared = shared
 
     def __copy__(self) -> Self:
-        return type(self)(**self._arguments())
+        return type(self)(**self._snapshot()._arguments())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return copy.copy(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self._arguments()
+        return self._snapshot()._arguments()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, **state)

@@ -18,6 +18,11 @@ from .layer import Layer, Leaf
 from .shared import Directions
 
 
+def snapshot_of(layer: Any) -> Any:
+    """Return an equal layer with the weights of now, which nobody replaces later; anything else as it is."""
+    return layer._snapshot() if isinstance(layer, BaseLayer) else layer
+
+
 def leaves_by_prefix(layer: Layer) -> dict[str, Leaf]:
     """Return the leaves of a layer, by the prefix of their weights' names: "", "fw." or "0.bw."."""
     return layer._leaves()

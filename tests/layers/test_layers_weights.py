@@ -7,16 +7,18 @@ import copy
 import itertools
 import pickle
 import re
+import sys
 import typing
 
 import numpy as np
 import pytest
 from bits import same
+from cases import rng
 from kernel_cases import DTYPES
-from layer_cases import ATTRIBUTES, LAYERS, draw, run_all
+from layer_cases import ATTRIBUTES, LAYERS, draw, reset_after, run_all
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Stack
+from blockcell import GRU, LSTM, Bidirectional, Stack, convert
 
 
 def test_weights_are_copies():
@@ -81,6 +83,63 @@ def test_copies_and_pickles(name, dtype):
         twin.set_weights(**{key: np.zeros_like(value) for key, value in twin.weights.items()})
         assert not any(value.any() for value in twin.weights.values())
         assert same([layer(x, state, lengths=lengths, reset=reset)[0]], [expected[0][0]])
+
+
+def weights_of_copy(layer):
+    return copy.copy(layer).weights
+
+
+def weights_of_deep_copy(layer):
+    return copy.deepcopy(layer).weights
+
+
+def weights_of_pickle(layer):
+    return pickle.loads(pickle.dumps(layer)).weights
+
+
+def weights_of_onnx(layer):
+    return convert.to_onnx(layer)[1]
+
+
+@pytest.mark.parametrize(
+    "weights_of",
+    [weights_of_copy, weights_of_deep_copy, weights_of_pickle, convert.to_torch, convert.to_keras, weights_of_onnx],
+)
+@pytest.mark.parametrize("kind", ["projected lstm", "bidirectional", "stack"])
+def test_copies_are_of_one_moment(kind, weights_of):
+    """Weights that are replaced at some lines of a copy or a conversion are all the old or all the new ones in it."""
+    layer = reset_after(3, 4, np.float32)
+    if kind == "projected lstm":
+        layer = LSTM.init(3, 4, seed=0, proj_size=2)
+        if weights_of in (convert.to_keras, weights_of_onnx):
+            pytest.skip("they have no projections")
+    if kind in ("bidirectional", "stack"):
+        layer = Bidirectional(layer, layer)
+    if kind == "stack":
+        layer = Stack([layer, Bidirectional(*[reset_after(8, 4, np.float32)] * 2)])
+        if weights_of is weights_of_onnx:
+            pytest.skip("a node of ONNX is one layer")
+    g = rng("one moment", kind, weights_of.__name__)
+    possible = [{name: np.full_like(array, k) for name, array in layer.weights.items()} for k in (1, 2)]
+    expected = []
+    for weights in possible:
+        layer.set_weights(**weights)
+        expected.append(weights_of(layer))
+
+    def replace(frame, event, arg):
+        if frame.f_globals["__name__"].startswith("blockcell") and g.random() < 0.1:
+            layer.set_weights(**possible[g.integers(2)])
+        return replace
+
+    tracer, count = sys.gettrace(), [0, 0]
+    for _ in range(20):
+        sys.settrace(replace)
+        try:
+            result = weights_of(layer)
+        finally:
+            sys.settrace(tracer)
+        count[[same(result, weights) for weights in expected].index(True)] += 1
+    assert all(count), count
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "Dense", "Bidirectional", "Stack", "LSTMState", "GRUState"])
