@@ -7,6 +7,8 @@ BUILT := .venv/built-$(or $(LEVELS),runnable)
 # What the demo needs is less than that, and part of it.
 DEMO_ALONE := .venv/demo-$(or $(LEVELS),best)
 DEMO := $(or $(wildcard $(BUILT)),$(DEMO_ALONE))
+OLDEST := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < tuple(map(int, "$(OLDEST)".split("."))))
 
 .PHONY: help demo test test-all test-peers lint docs page bench gpu-check clean
 
@@ -57,9 +59,13 @@ gpu-check:  ## compares and measures ONNX graphs on a GPU, with the PYTHON of a 
 clean:  ## removes .venv and everything built
 	rm -rf .venv build docs/reference/generated blockcell/*.so
 
-# What pyproject.toml asks for to build, so that the build below reuses its objects instead of starting afresh.
+# What pyproject.toml asks for to build, so that the build below reuses its objects instead of starting afresh. A .venv
+# that has an old Python, or no pip as its Python came without one, is made anew: venv alone would keep what is there.
 .venv/tools: pyproject.toml
-	$(PYTHON) -m venv .venv
+	@if ! $(BIN)/python -c 'import pip; $(IS_NEW_ENOUGH)' 2> /dev/null; then \
+	    $(PYTHON) -c '$(IS_NEW_ENOUGH)' || { echo "blockcell needs Python $(OLDEST) or later, and $(PYTHON) is" \
+	    "$$($(PYTHON) --version 2>&1): say which one to use, as in make $(MAKECMDGOALS) PYTHON=python$(OLDEST)" >&2; \
+	    exit 1; }; $(PYTHON) -m venv --clear .venv; fi
 	$(BIN)/pip install --quiet $$($(BIN)/python -c \
 	    'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])')
 	touch $@

@@ -16,6 +16,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import Cython
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -45,6 +46,11 @@ MAC_OPENMP = ["-Xpreprocessor", "-fopenmp", f"-I{BREW}/opt/libomp/include"], [f"
 OPENMP = MAC_OPENMP if MAC else (["-fopenmp"], ["-fopenmp"])  # to compile, to link
 NO_SYMBOLS = ["-Wl,-x"] if MAC else ["-Wl,-s"]  # of functions inside: for profilers in a checkout, not in wheels
 PROBE = "int main(void) { return 0; }"
+PYTHON_PROBE = f"#include <Python.h>\n{PROBE}"
+WHAT_TO_INSTALL = (
+    "blockcell needs gcc (or clang, as CC=clang) and the headers of Python: `apt install gcc python3-dev python3-venv`"
+    " on Debian and Ubuntu, `dnf install gcc python3-devel` on Fedora, `xcode-select --install` on macOS"
+)
 LEVEL_PROBE = '#include "{header}"\nint main(void) {{ return !runs_{level}(); }}'
 OPENMP_PROBE = """
 #include <omp.h>
@@ -90,6 +96,12 @@ def headers():
 def source_hash(source):
     """What a kernel is built from: the package refuses one that was built from something else."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in [source, *headers()])).hexdigest()[:16]
+
+
+def translation_key(source):
+    """Return what the C file of a source depends on: the sources, the options in this file, Cython and numpy."""
+    options_hash = hashlib.sha256(Path("setup.py").read_bytes()).hexdigest()[:16]
+    return f"{source_hash(source)} {options_hash} Cython {Cython.__version__} numpy {numpy.__version__}"
 
 
 def extensions():
@@ -140,6 +152,8 @@ class BuildExt(build_ext):
     def build_extensions(self):
         if self.compiler.compiler_type == "msvc":
             raise SystemExit("blockcell cannot be built with MSVC, only with gcc or clang: see docs/platforms.md")
+        if error := self.failure(PYTHON_PROBE, [], []):  # before Cython takes its minutes
+            raise SystemExit(f"{WHAT_TO_INSTALL}; a program that includes Python.h does not compile here: {error}")
         compile_flags, link_flags = OPENMP
         error = self.failure(OPENMP_PROBE, compile_flags, link_flags)
         if error:
@@ -182,7 +196,19 @@ class BuildExt(build_ext):
         return ["base", *(level for level, probe in probes.items() if not self.failure(probe, [], []))]
 
     def translated(self, sources):
-        """The C file of each source, which may have a folder of .pxd files for itself."""
+        """Return the C file of each source, which may have a folder of .pxd files for itself.
+
+        A source whose key is the one beside its C file is not translated again. cythonize goes by times instead, and
+        .pxd files of Cython and numpy are new whenever pip installs these into a new environment for a build.
+        """
+        c_files = {stem: Path("build/cython", files[0]).with_suffix(".c") for stem, files in sources.items()}
+        keys = {stem: translation_key(Path(files[0])) for stem, files in sources.items() if stem != "_cyutility"}
+        key_files = {stem: c_files[stem].with_suffix(".key") for stem in keys}
+        unchanged = {
+            stem
+            for stem, file in key_files.items()
+            if c_files[stem].exists() and file.exists() and file.read_text() == keys[stem]
+        }
         with ProcessPoolExecutor(self.parallel) as pool:
             jobs = [
                 pool.submit(
@@ -194,8 +220,13 @@ class BuildExt(build_ext):
                     shared_utility_qualified_name=SHARED,
                 )
                 for stem, files in sources.items()
+                if stem not in unchanged
             ]
-            return {stem: job.result()[0].sources[0] for stem, job in zip(sources, jobs, strict=True)}
+            for job in jobs:
+                job.result()
+        for stem, file in key_files.items():
+            file.write_text(keys[stem])
+        return {stem: file.as_posix() for stem, file in c_files.items()}
 
     def failure(self, program, compile_flags, link_flags):
         """Why the program does not compile, link or run, or None; the header may be there without the library."""

@@ -15,6 +15,7 @@ import blockcell
 from blockcell import _cpu, _kernels
 
 ROOT = Path(__file__).resolve().parents[2]
+CAN_COMPILE = pytest.mark.skipif(not sys.platform.startswith("linux") or not shutil.which("cc"), reason="needs cc")
 
 
 # ------------------------------------------------------------------------------------------------------------- setup.py
@@ -97,7 +98,7 @@ def test_gcc_adds_no_barrier_to_the_loops_of_kernels(level):
     assert [stem for stem, module in modules.items() if b"GOMP_barrier" in module] == ["_for_tests"]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux") or not shutil.which("cc"), reason="needs a compiler")
+@CAN_COMPILE
 def test_a_compiler_tells_what_this_cpu_runs(setup):
     """Before anything is built the same as afterwards."""
     from setuptools._distutils import ccompiler, sysconfig
@@ -106,6 +107,63 @@ def test_a_compiler_tells_what_this_cpu_runs(setup):
     command.compiler = ccompiler.new_compiler()
     sysconfig.customize_compiler(command.compiler)
     assert command.runnable_levels() == [*_cpu.supported_levels()]
+
+
+@CAN_COMPILE
+@pytest.mark.parametrize("lacks", ["compiler", "headers"])
+def test_what_to_install_is_said_before_anything_is_translated(tmp_path, lacks):
+    pytest.importorskip("Cython")
+    pytest.importorskip("setuptools")
+    shutil.copytree(ROOT / "pyx", tmp_path / "pyx")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for package in ("blockcell", "onnx_export"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    compiler = tmp_path / "cc"
+    if lacks == "headers":  # it finds no Python.h, as it is not told where that is
+        compiler.write_text(
+            '#!/bin/sh\nfor a; do shift; case "$a" in -I*) ;; *) set -- "$@" "$a" ;; esac; done\ncc "$@"\n'
+        )
+        compiler.chmod(0o755)
+    result = subprocess.run(
+        [sys.executable, "setup.py", "build_ext"],
+        cwd=tmp_path,
+        env=os.environ | {"CC": str(compiler)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("blockcell needs gcc ") and "`apt install gcc python3-dev python3-venv` on Debian" in last
+    assert ("Python.h" in result.stderr.replace(last, "")) == (lacks == "headers")  # the compiler says what it lacks
+    assert not (tmp_path / "build" / "cython").exists()
+
+
+def test_what_has_not_changed_is_not_translated_again(setup, monkeypatch, tmp_path):
+    """Even if a file is newer than its C file, as Cython's own are in an environment that pip has made for a build."""
+    source, c_file = tmp_path / "pyx" / "_tiny.pyx", tmp_path / "build" / "cython" / "pyx" / "_tiny.c"
+    source.parent.mkdir()
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def is_translated(text, seconds):
+        """Return whether a source with this text, which was written at this time, is translated."""
+        source.write_text(text)
+        os.utime(source, (seconds, seconds))
+        before = c_file.stat().st_mtime_ns if c_file.exists() else 0
+        command = build_command(setup)
+        command.parallel = 1
+        assert command.translated({"_tiny": ["pyx/_tiny.pyx"]}) == {"_tiny": "build/cython/pyx/_tiny.c"}
+        return c_file.stat().st_mtime_ns != before
+
+    now = source.parent.stat().st_mtime
+    assert is_translated("first = 1", now)
+    assert not is_translated("first = 1", now + 1000)
+    assert is_translated("second = 1", now + 1000) and "second" in c_file.read_text()
+    monkeypatch.setattr(setup.numpy, "__version__", "3.0.0")
+    assert is_translated("second = 1", now + 1000)
+    c_file.unlink()
+    assert is_translated("second = 1", now + 1000)
 
 
 # ------------------------------------------------------------------------------------------------------------- Makefile
@@ -137,6 +195,43 @@ def test_make_compiles_what_is_missing(tmp_path, there, target, wanted, compiled
     assert result.returncode == 0, result.stderr
     runs = [line for line in result.stdout.splitlines() if "pip install" in line]
     assert [line.split()[0] for line in runs] == [f"BLOCKCELL_LEVELS={compiled}"] * (compiled is not None)
+
+
+OLD = "#!/bin/sh\ntest $1 = --version || exit 1\necho Python 3.10.12\n"  # which is too old
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize("goal", ["demo", "test"])
+def test_make_refuses_an_old_python(tmp_path, goal):
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    old = tmp_path / "python3.10"
+    old.write_text(OLD)
+    old.chmod(0o755)
+    result = subprocess.run(["make", goal, f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
+    message = f"blockcell needs Python 3.11 or later, and {old} is Python 3.10.12: say which one to use"
+    assert result.returncode
+    assert f"{message}, as in make {goal} PYTHON=python3.11" in result.stderr.splitlines()
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+@pytest.mark.parametrize("there", [None, "old", "without pip", "fit"])
+def test_make_replaces_an_old_environment(tmp_path, there):
+    """And one that Debian's Python has left without pip, as it lacks ensurepip."""
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python, new = tmp_path / ".venv" / "bin" / "python", tmp_path / "new"
+    if there:
+        fits = "false" if there == "old" else "! echo $2 | grep -q 'import pip'" if there == "without pip" else "true"
+        python.write_text(f"#!/bin/sh\n{fits}\n")
+        python.chmod(0o755)
+    new.write_text('#!/bin/sh\ntest $1 = -c || echo "$@"\n')
+    new.chmod(0o755)
+    result = subprocess.run(["make", ".venv/tools", f"PYTHON={new}"], cwd=tmp_path, capture_output=True, text=True)
+    made = [] if there == "fit" else ["-m venv --clear .venv"]  # by a program that only says what it would do
+    assert [line for line in result.stdout.splitlines() if line.startswith("-m")] == made
 
 
 # -------------------------------------------------------------------------------------------------------- emulated CPUs
