@@ -1,14 +1,6 @@
-"""How to install what is missing, for messages; the one place to change once blockcell is on a package index."""
+"""What an import says in a checkout that is not built."""
 
 import sys
-
-PACKAGE = "."  # "blockcell" once an index has it; tests/repository/test_install.py then names what else must change
-
-
-def how_to_install(extra: str) -> str:
-    """The command for an extra of pyproject.toml."""
-    command = f'pip install "{PACKAGE}[{extra}]"'
-    return f"{command} in a checkout of blockcell" if PACKAGE == "." else command
 
 
 def not_built(folder: str) -> str:

@@ -33,10 +33,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "onnx":
         raise
-    from blockcell.installing import how_to_install
-
-    message = f"onnx_export needs onnx, which is not installed: {how_to_install('onnx')}"
-    raise ModuleNotFoundError(message, name="onnx") from None
+    raise ModuleNotFoundError("onnx_export needs onnx, which is not installed: pip install onnx", name="onnx") from None
 
 from .build import build
 from .export import export

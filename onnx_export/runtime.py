@@ -15,7 +15,6 @@ import onnx
 from onnx import ModelProto, TensorProto, inliner, parser, shape_inference
 
 from blockcell.errors import short
-from blockcell.installing import how_to_install
 from blockcell.optable import Array
 
 from .link import graphs
@@ -26,7 +25,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "onnxruntime":
         raise
-    message = f"onnx_export needs onnxruntime, which is not installed: {how_to_install('onnx')}"
+    message = "onnx_export needs onnxruntime, which is not installed: pip install onnxruntime"
     raise ModuleNotFoundError(message, name="onnxruntime") from None
 
 
@@ -360,7 +359,7 @@ def _plugin() -> Any:
     if not hasattr(onnxruntime, "register_execution_provider_library"):
         raise RuntimeError(f"onnxruntime {onnxruntime.__version__} takes no plugins; 1.24.4 does")
     if importlib.util.find_spec("onnxruntime_ep_webgpu") is None:
-        raise RuntimeError(f"the package onnxruntime-ep-webgpu is missing: {how_to_install('webgpu')}")
+        raise RuntimeError("the package onnxruntime-ep-webgpu is missing: pip install onnxruntime-ep-webgpu")
     import onnxruntime_ep_webgpu
 
     def devices() -> list[Any]:

@@ -25,7 +25,6 @@ from .. import __version__, build_info
 from ..activations import Activation, canonical
 from ..errors import plain
 from ..files import check_regular
-from ..installing import how_to_install
 from ..layers import Layer, Quantized, Stack
 from ..layers.loading import read_any
 from ..optable import DTYPES, LETTERS, OPS, SCHEMES, Array
@@ -48,7 +47,7 @@ RUNTIMES = {  # by the names that `onnx_export.verify` has for them
 _KERAS_OPTIONS = ("weights", "recurrent_activation", "reset_after")
 
 
-class MissingExtra(Exception):
+class MissingPackage(Exception):
     """A command needs packages that are not installed."""
 
 
@@ -144,7 +143,7 @@ def demo(options: argparse.Namespace) -> int:
     keeps its error bound, else 1. The bound is 5 eps of an output's largest entry, or more where the trained weights
     amplify float32's rounding; a graph may be off by twice as much, and in any case by what `blockcell verify` allows.
     """
-    require("demo", "matplotlib", "rich", "sklearn")
+    require("matplotlib", "rich", "scikit-learn")
     if not missing("onnx", "onnxruntime"):
         require_own_onnx_export()
     with progress() as tell:
@@ -182,7 +181,7 @@ def demo(options: argparse.Namespace) -> int:
         rows,
     )
     if not runtimes:
-        say(f"The ONNX graphs were not run: {how_to_install('onnx')}")
+        say("The ONNX graphs were not run: pip install onnx onnxruntime")
         say("")
     print_machine()
     say(f"The picture is {options.output}")
@@ -201,7 +200,7 @@ def verify(options: argparse.Namespace) -> int:
     errors are within their bounds: 8 eps for cells and in float16, 24 for sequences in float32, and in float64 1e-13 of
     the largest entry, more where I + H is more than 256; else 1.
     """
-    require("onnx", "onnx", "onnxruntime")
+    require("onnx", "onnxruntime")
     require_own_onnx_export()
     picture = None if missing("matplotlib") else options.output
     with progress() as tell:
@@ -220,7 +219,7 @@ def verify(options: argparse.Namespace) -> int:
         print_json(report.as_dict() | {"picture": str(picture) if picture else None, "machine": build_info()})
         return 0 if report.ok else 1
     print_table("The largest errors in eps, against float64", report.heading(), report.lines())
-    no_picture = f"There is no picture, as matplotlib is not installed: {how_to_install('demo')}"
+    no_picture = "There is no picture, as matplotlib is not installed: pip install matplotlib"
     say(f"The picture is {picture}" if picture else no_picture)
     failed = list(dict.fromkeys(f"{row.op} on {row.provider}" for row in report.rows if not row.ok))
     say(f"FAILED: {', '.join(failed)}" if failed else f"All {len(report.rows)} errors are within their bounds.")
@@ -324,7 +323,7 @@ def extract(options: argparse.Namespace) -> int:
     files dense layers are written, too, and there is no check; a line says what is left out.
     """
     if options.out.suffix == ".onnx":
-        require("onnx", "onnx")
+        require("onnx")
         require_own_onnx_export()
     elif options.streaming:
         raise ValueError(f"--streaming is for .onnx, and {options.out} ends in {options.out.suffix}; leave it out")
@@ -592,12 +591,13 @@ class Parser(argparse.ArgumentParser):
 
 def missing(*packages: str) -> list[str]:
     """Return those of the packages that are not installed."""
-    return [name for name in packages if importlib.util.find_spec(name) is None]
+    modules = {"scikit-learn": "sklearn"}
+    return [name for name in packages if importlib.util.find_spec(modules.get(name, name)) is None]
 
 
-def require(extra: str, *packages: str) -> None:
+def require(*packages: str) -> None:
     if names := missing(*packages):
-        raise MissingExtra(f"{', '.join(names)} not installed: {how_to_install(extra)}")
+        raise MissingPackage(f"{', '.join(names)} not installed: pip install {' '.join(names)}")
 
 
 def require_own_onnx_export() -> None:
@@ -636,7 +636,7 @@ def run(arguments: Sequence[str] | None) -> int:
         raise
     except KeyboardInterrupt:
         message, status = "interrupted", 130  # what shells expect of an interrupted program
-    except MissingExtra as error:
+    except MissingPackage as error:
         message, status = str(error), 1
     except UsageError as error:
         message, status = f"{error} (`blockcell {options.command} --help` tells more)", 2

@@ -16,7 +16,6 @@ import numpy as np
 
 from ..errors import FormatError, short
 from ..files import LONGEST_TEXT
-from ..installing import how_to_install
 from ..optable import Array
 
 MOST_TEXTS = 2**18  # that are read of a file, such as the names of layers
@@ -187,7 +186,7 @@ def opened(source: str | IO[bytes], size: int) -> Iterator[Group]:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError(f"files of Keras are HDF5, and h5py is not installed: {how_to_install('h5')}") from error
+        raise ImportError("files of Keras are HDF5, and h5py is not installed: pip install h5py") from error
     try:
         with h5py.File(source, "r") as file:
             yield Group("", file, Budget(size))

@@ -11,7 +11,6 @@ import numpy as np
 
 from .. import files
 from ..errors import FormatError
-from ..installing import how_to_install
 from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import constructor_arguments, snapshot_of
@@ -175,8 +174,7 @@ def _read_file(caller: str, path: files.StrPath) -> onnx.ModelProto:
     try:
         import onnx
     except ImportError as error:
-        message = f"{caller} reads files with onnx, which is not installed: {how_to_install('onnx')}"
-        raise ImportError(message) from error
+        raise ImportError(f"{caller} reads files with onnx, which is not installed: pip install onnx") from error
     try:
         return onnx.load(path, format="protobuf")
     except (MemoryError, OSError):

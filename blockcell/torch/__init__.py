@@ -18,13 +18,12 @@
 """
 
 from .. import _kernels
-from ..installing import how_to_install
 
 try:
     with _kernels.briefly_awake():  # PyTorch's runtime too, where it is another one and is loaded only now
         import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"blockcell.torch needs PyTorch: {how_to_install('torch')} ({error})") from error
+    raise ImportError(f"blockcell.torch needs PyTorch: pip install torch ({error})") from error
 
 from .cells import GRUCell, LSTMCell, RNNCell
 from .modules import GRU, LSTM, RNN

@@ -154,7 +154,8 @@ def test_errors_are_one_line(error, status, said, capsys, monkeypatch):
 def test_missing_extra(missing):
     result = python(blocking(*missing) + "from blockcell.command import main; sys.exit(main(['demo']))")
     assert result.returncode == 1 and not result.stdout
-    message = f'blockcell demo: {", ".join(missing)} not installed: pip install ".[demo]" in a checkout of blockcell\n'
+    packages = [{"sklearn": "scikit-learn"}.get(name, name) for name in missing]
+    message = f"blockcell demo: {', '.join(packages)} not installed: pip install {' '.join(packages)}\n"
     assert result.stderr == message
 
 

@@ -301,7 +301,7 @@ def test_without_onnx(capsys, tmp_path, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find_spec(name))
     status, out = command(capsys, "--output", str(tmp_path / "a.png"))
-    assert status == 0 and 'The ONNX graphs were not run: pip install ".[onnx]" in a checkout of blockcell' in out
+    assert status == 0 and "The ONNX graphs were not run: pip install onnx onnxruntime\n" in out
     assert "reference" not in out
 
 

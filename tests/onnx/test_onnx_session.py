@@ -545,7 +545,7 @@ def test_webgpu_where_there_is_no_gpu(monkeypatch, said, expected):
     ("version", "plugins", "found", "expected"),
     [
         ("1.23.0", False, True, "onnxruntime 1.23.0 takes no plugins; 1.24.4 does"),
-        ("1.31.1", True, False, 'the package onnxruntime-ep-webgpu is missing: pip install ".[webgpu]"'),
+        ("1.31.1", True, False, "the package onnxruntime-ep-webgpu is missing: pip install onnxruntime-ep-webgpu"),
         ("1.31.1", True, True, "onnxruntime finds no GPU; install its driver and the Vulkan loader"),
     ],
 )

@@ -103,7 +103,7 @@ def test_command_without_matplotlib(spoilt, tmp_path, monkeypatch, capsys):
     assert cli.main(command) == spoilt
     out, err = capsys.readouterr()
     assert not err and out.splitlines()[-2:] == [
-        'There is no picture, as matplotlib is not installed: pip install ".[demo]" in a checkout of blockcell',
+        "There is no picture, as matplotlib is not installed: pip install matplotlib",
         "FAILED: GRUBlockCell on blockcell, GRUBlockCell on cpu" if spoilt else "All 8 errors are within their bounds.",
     ]
     assert cli.main([*command, "--json"]) == spoilt
@@ -121,7 +121,7 @@ def test_missing_package(code, package):
     if code == "import onnx_export" and package == "onnxruntime":  # graphs can be made without it
         assert result.returncode == 0
     else:
-        said = f'onnx_export needs {package}, which is not installed: pip install ".[onnx]" in a checkout of blockcell'
+        said = f"onnx_export needs {package}, which is not installed: pip install {package}"
         assert result.stderr.splitlines()[-1] == f"ModuleNotFoundError: {said}"
 
 

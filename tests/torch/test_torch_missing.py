@@ -16,4 +16,4 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert printed(code).startswith('blockcell.torch needs PyTorch: pip install ".[torch]" in a checkout')
+    assert printed(code).startswith("blockcell.torch needs PyTorch: pip install torch (")
