@@ -81,22 +81,25 @@ def from_torch(
     Warns
     -----
     UserWarning
-        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known.
+        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known. A module or a
+        name says zoneout, whose mixture of the old and the new state is not converted.
 
     Raises
     ------
     TypeError
         The source is no mapping, or a tensor cannot be read as an array of float32, float64 or float16.
     ConversionError
-        Weights are split by weight or spectral normalization.
+        Weights are split by weight or spectral normalization, or by pruning.
     ValueError
-        There is no LSTM, GRU or RNN, or none with the prefix; weights are missing or unused, or shapes are wrong; a
-        `nonlinearity` is passed without a plain RNN.
+        There is no LSTM, GRU or RNN, or none with the prefix, or PyTorch has quantized it; weights are missing or
+        unused, or shapes are wrong; a `nonlinearity` is passed without a plain RNN.
 
     Notes
     -----
     PyTorch trains two biases; a layer has their sum, ``bias_ih + bias_hh``. With the same learning rate, PyTorch's sum
     moves twice as far in a step; docs/convert.md has the cure. Only the candidate of a GRU has both, b_c and b_hc.
+    Of weights that AWD-LSTM and fastai drop (``weight_hh_l0_raw``) the layer has those before the drop, as in
+    inference.
     PyTorch's states are ``(h, c)``, a layer's are ``LSTMState(cs, h)`` or have names, ``state={"h": h, "cs": c}``.
     ``batch_first`` is an argument of the call.
     """
@@ -129,7 +132,9 @@ def _convert(
     state_names: Sequence[str],
 ) -> Converted:  # fmt: skip
     """Convert the layers of a state_dict, or those with the prefix."""
+    source = _without_weight_drop(caller, source)
     groups = _groups(caller, source)
+    _warn_of_zoneout(caller, module, groups if prefix is None else [prefix])
     activations = _nonlinearities(caller, module, source, groups if prefix is None else [prefix], nonlinearity)
     weights = _Weights(caller, source, groups, activations)
     if prefix is not None:
@@ -137,11 +142,15 @@ def _convert(
             return _recurrent(weights, prefix)
         if f"{prefix}weight" in source:
             return _dense(weights, prefix)
-        raise ValueError(f"{caller}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}")
+        advice = _quantized_advice(source, prefix)
+        hint = f". {advice}" if advice else ""
+        raise ValueError(f"{caller}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}{hint}")
     if is_of(("torch",), type(module), "Linear"):
         return _dense(weights, "")
     if not groups:
         inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
+        if advice := _quantized_advice(source):
+            raise ConversionError(f"{caller}: {advice}")
         advice = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
         expected = "expected the weights of an LSTM, a GRU or an RNN"
         raise ValueError(f"{caller}: {expected}, found none: no name ends in weight_hh_l0{advice}")
@@ -194,6 +203,10 @@ def _initial_state(caller: str, source: Mapping[str, Any], layer: Converted, nam
 # -------------------------------------------------------------------------------------------------------------- models
 _NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
 _NORMS = re.compile(r"(?:(?P<old>.*)_(?:g|v|orig)|(?P<before>.*)parametrizations\.(?P<new>[^.]+)\.original\d*)$")
+_DROPPED = re.compile(r"(|.*\.)((?:weight|bias)_(?:ih|hh|hr)[^.]*)_raw$")
+_QUANTIZED = re.compile(
+    r"(|.*?\.)(?:_all_weight_values\.\d+\.param|_packed_weight_[ih]h|(?:layers\.\d+\.layer_[fb]w\.cell\.)?[ih]gates\..*)$"
+)
 _IDENTITIES = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Identity")  # in inference
 
 
@@ -205,14 +218,71 @@ def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
             weight = (match["before"] or "") + match["new"] if match["new"] else match["old"]
             if _NAME.match(weight):
                 norm = "spectral" if f"{weight}_orig" in source else "weight"
-                remove = f"remove_{norm}_norm" if match["old"] else "parametrize.remove_parametrizations"
+                state, remove = "normalized", f"remove_{norm}_norm"
+                if match["new"]:
+                    remove = "parametrize.remove_parametrizations"
+                elif f"{weight}_mask" in source:
+                    state, remove = "pruned", "prune.remove"
                 raise ConversionError(
-                    f"{caller}: {weight} is normalized, and {name} is a part of it. Call"
+                    f"{caller}: {weight} is {state}, and {name} is a part of it. Call"
                     f" torch.nn.utils.{remove}(module, {weight.split('.')[-1]!r}) first, for every weight that is"
                 )
         if match := _NAME.match(name):
             groups.setdefault(match[1], set()).add(name[len(match[1]) :])
     return groups
+
+
+def _without_weight_drop(caller: str, source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tensors with the weights before weight drop, which inference has, in place of their dropped copies.
+
+    Of ``rnn.weight_hh_l0_raw`` the copy is ``rnn.module.weight_hh_l0`` in fastai and in AWD-LSTM, or else
+    ``rnn.weight_hh_l0``, if it is stored at all.
+    """
+    matches = [match for name in read_names(caller, source) if (match := _DROPPED.match(name))]
+    tensors = dict(source)
+    for match in matches:
+        inner = f"{match[1]}module."
+        prefix = inner if any(name.startswith(inner) for name in source) else match[1]
+        tensors[prefix + match[2]] = tensors.pop(match[0])
+    return tensors
+
+
+def _warn_of_zoneout(caller: str, module: Any, prefixes: Iterable[str]) -> None:
+    """Warn of the LSTMs, GRUs and RNNs with these prefixes that are in a module with zoneout."""
+    modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
+    mixed = []
+    for prefix in prefixes:
+        parts = prefix.split(".")[:-1]
+        around = [modules.get(".".join(parts[:k])) for k in range(len(parts) + 1)]
+        if "zoneout" in prefix.lower() or any(map(_has_zoneout, around)):
+            mixed.append(prefix)
+    if mixed:
+        warnings.warn(
+            f"{caller}: the zoneout around {', '.join(map(repr, mixed))} is not converted. It acts in inference, too: h"
+            f" is z * h_before + (1 - z) * h of the cell, and c likewise. Call the layer for one step at a time, and"
+            f" mix the states",
+            stacklevel=4,
+        )
+
+
+def _has_zoneout(module: Any) -> bool:
+    """Return whether a module is named after zoneout, unless all that it has by that name are zeros."""
+    members = vars(module) | vars(module).get("_modules", {}) if module is not None else {}
+    values = [value for name, value in members.items() if "zoneout" in name.lower()]
+    if values:
+        return any(not isinstance(value, (int, float)) or value for value in values)
+    return "zoneout" in type(module).__name__.lower()
+
+
+def _quantized_advice(names: Iterable[str], prefix: str = "") -> str:
+    """Say what to do about an LSTM, GRU or RNN that PyTorch quantizes, if these are names of its parts."""
+    matches = [match for name in names if name.startswith(prefix) and (match := _QUANTIZED.match(name))]
+    if not matches:
+        return ""
+    return (
+        f"PyTorch quantizes the LSTM, GRU or RNN that has {matches[0][0]}: load the model without that (in EasyOCR by"
+        f" quantize=False), convert it, and call layer.quantize('int8')"
+    )
 
 
 def _has_weights(source: Mapping[Any, Any]) -> bool:
@@ -239,6 +309,7 @@ def _add_modules(
             step = step._replace(activation=kind.lower())
         else:  # perhaps a module of the user's own with layers in it
             _add_groups(steps, weights, f"{key}.")
+            step = step._replace(hint=_quantized_advice(weights.tensors, f"{key}."))
         steps[key] = step._replace(is_identity=is_known and kind in _IDENTITIES)
         source_key = key
     return source_key
@@ -285,11 +356,13 @@ def _add_others(steps: dict[str, Step], weights: _Weights, names: Sequence[str])
     states = [name for name in names if is_only and np.shape(weights.tensors[name]) == shape]
     modules: dict[str, list[str]] = {}
     for name in names:
-        module, _, leaf = name.rpartition(".")
-        modules.setdefault(module, []).append(leaf)
+        match = _QUANTIZED.match(name)
+        module = match[1].removesuffix(".") if match else name.rpartition(".")[0]
+        modules.setdefault(module, []).append(name.removeprefix(f"{module}."))
     for module, leaves in modules.items():
         has_states = any(f"{module}.{leaf}".removeprefix(".") in states for leaf in leaves)
         hint = f"if that is what it starts from, pass initial_state={tuple(states)}" if has_states else ""
+        hint = hint or _quantized_advice(names, f"{module}.".removeprefix("."))
         steps[f"{module}."] = Step(f"{module} ({', '.join(leaves)})".strip(), None, hint=hint)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ _OURS = {
     torch.nn.RNNCell: RNNCell,
 }
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
+_NAMES = {theirs.__name__ for theirs in _OURS}
+_COMPILED = re.compile(r"\baten(?:\.|::)((?:quantized_)?(?:lstm|gru|rnn_tanh|rnn_relu)(?:_cell)?)\b")
+_UNQUANTIZED = "load the model without that (in EasyOCR by quantize=False), then replace(model, quantize='int8')"
 
 Schemes = str | Mapping[str, str] | None
 
@@ -87,8 +91,8 @@ def replace(model: torch.nn.Module, quantize: Schemes = None) -> Report:
     -------
     Report
         What was replaced, and what was left and why: weights that are not on the CPU, or not of float32 or, where it is
-        not quantized, float64; classes derived from PyTorch's, whose forward may be another one; and of what is to be
-        quantized RNNs and a ``proj_size``.
+        not quantized, float64; classes derived from PyTorch's, whose forward may be another one; modules that PyTorch
+        has quantized, compiled or exported; and of what is to be quantized RNNs and a ``proj_size``.
 
     Raises
     ------
@@ -136,13 +140,17 @@ def _swap(caller: str, model: Any, classes: dict[Any, Any], schemes: Mapping[str
     report = Report(action=f"{caller}d")
     torchrl = _torchrl_adapters()
     kept = torchrl.derived_modules(model) if torchrl and classes is _OURS else {}
+    inner_modules: set[torch.nn.Module] = set()
     for name, module in model.named_modules():  # each once, however often it occurs
+        if module in inner_modules:
+            continue
         scheme = schemes.get(name, FLOAT32)
         reason, kind = kept.get(module) or _reason(module, classes, scheme), type(module)
         if kind in _THEIRS:
             quantized.forget(module.parameters())
         if reason:
             report.left[name] = reason
+            inner_modules.update(module.modules() if _is_quantized(module) else ())
         elif kind in _OURS or kind in _THEIRS:
             module.__class__ = classes.get(kind, kind)
             vars(module).pop("quantization", None)
@@ -166,9 +174,14 @@ def _torchrl_adapters() -> Any:
 def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> str | None:
     """Return why a recurrent module stays as it is; None if it does not, or is none."""
     kind, quantizes = type(module), scheme != FLOAT32
+    if _is_quantized(module):
+        advice = f"; {_UNQUANTIZED}" if classes is _OURS else ""
+        return f"it is {kind.__module__}.{kind.__name__}, for PyTorch's quantization{advice}"
     if isinstance(module, torch.jit.ScriptModule):
-        is_recurrent = getattr(module, "original_name", "") in [theirs.__name__ for theirs in _OURS]
+        is_recurrent = getattr(module, "original_name", "") in _NAMES or _compiled_op(module)
         return "it is compiled by torch.jit; do this before" if is_recurrent else None
+    if compiled_op := _compiled_op(module):
+        return f"it calls aten.{compiled_op}, in a graph of torch.export; do this before"
     if not isinstance(module, (RNNBase, RNNCellBase)):
         return None
     if kind in classes.values() and (getattr(module, "quantization", None) or FLOAT32) == scheme:
@@ -191,3 +204,20 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> st
         if quantizes and weight.dtype != torch.float32:
             return f"its weights are {weight.dtype}; to be quantized to {scheme} they have to be torch.float32"
     return None
+
+
+def _is_quantized(module: torch.nn.Module) -> bool:
+    """Return whether a module is PyTorch's own LSTM, GRU or RNN with quantized weights, or the one to be quantized."""
+    kind = type(module)
+    packages = ("torch.ao.nn.quantized.", "torch.ao.nn.quantizable.")
+    return kind.__name__ in _NAMES and f"{kind.__module__}.".startswith(packages)
+
+
+def _compiled_op(module: torch.nn.Module) -> str:
+    """Return the name of an LSTM, GRU or RNN in the graph that a module runs, of torch.export or torch.jit."""
+    try:
+        graph = getattr(module, "graph", None)
+    except RuntimeError:  # a module of torch.jit without forward
+        return ""
+    match = _COMPILED.search(str(graph)) if isinstance(graph, (torch.fx.Graph, torch._C.Graph)) else None
+    return match[1] if match else ""

@@ -277,6 +277,10 @@ def test_torch_linear():
             "remove_spectral_norm",
         ),
         (
+            lambda w: {f"{n}_orig" if n == "weight_hh_l0" else n: a for n, a in w.items()} | {"weight_hh_l0_mask": w},
+            r"weight_hh_l0 is pruned, .* Call torch.nn.utils.prune.remove\(module, 'weight_hh_l0'\)",
+        ),
+        (
             lambda w: {f"a.{name}": a for name, a in w.items()} | {"a.parametrizations.weight_hh_l0.original1": w},
             r"a.weight_hh_l0 is normalized, .*parametrize.remove_parametrizations\(module, 'weight_hh_l0'\)",
         ),
@@ -687,3 +691,9 @@ def test_torch_modules_themselves():
     nn.utils.parametrizations.weight_norm(lstm, "weight_hh_l1")
     with pytest.raises(ConversionError, match=r"remove_parametrizations\(module, 'weight_hh_l1'\)"):
         convert.from_torch(lstm)
+    prune = pytest.importorskip("torch.nn.utils.prune")
+    prune.l1_unstructured(gru, "weight_hh_l0", amount=0.5)
+    with pytest.raises(ConversionError, match=r"torch.nn.utils.prune.remove\(module, 'weight_hh_l0'\)"):
+        convert.from_torch(gru)
+    prune.remove(gru, "weight_hh_l0")
+    assert (convert.from_torch(gru).weights["w_c"][H:] == 0).any()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import types
 
 import generate_layers
@@ -16,7 +17,7 @@ from generate_layers import weights_of
 
 from blockcell import convert
 from blockcell.convert import ConversionError
-from blockcell.layers import Bidirectional, Dense, Stack
+from blockcell.layers import Bidirectional, Dense, LSTMState, Stack
 
 
 def check_torch(arrays):
@@ -181,7 +182,8 @@ def test_torch_round_trips(kind, dtype):
         (lambda w: {k: v for k, v in w.items() if k != "weight_hh_l0"}, ValueError, "weight_hh_l0 is missing"),
         (lambda w: w | {"weight_ih_l999999999": np.ones(1)}, ValueError, "weight_ih_l1 is missing"),
         (lambda w: w | {"weight_ih_l00": np.ones(1)}, ValueError, "weight_ih_l00 would be left over"),
-        (lambda w: w | {"weight_hh_l0_raw": np.ones(1)}, ValueError, "weight_hh_l0_raw would be left over"),
+        (lambda w: w | {"weight_hh_l0_rest": np.ones(1)}, ValueError, "weight_hh_l0_rest would be left over"),
+        (lambda w: w | {"weight_hh_l0_raw": np.ones(1)}, ValueError, r"weight_hh_l0 has shape \(1,\); expected"),
         (lambda w: w | {"weight_hh": np.ones(1)}, ValueError, "weight_hh would be left over"),
         (lambda w: w | {"b.bias_hh_l0": np.ones(1)}, ValueError, "b.weight_ih_l0 is missing; beside b.bias_hh_l0"),
         (lambda w: w | {"bias_hh_l0": np.ones(3)}, ValueError, r"bias_hh_l0 has shape \(3,\); expected \(16,\)"),
@@ -240,6 +242,119 @@ def test_torch_unreadable_tensor():
         convert.from_torch(torch_weights() | {"weight_ih_l0": Elsewhere()})
     with pytest.raises(ValueError, match=r"no LSTM, GRU or RNN has the prefix 'b.'; there are"):
         convert.from_torch(torch_weights("a."), prefix="b.")
+
+
+WEIGHT_DROPS = {  # the names of the weights before the drop and after it, as libraries store them
+    "fastai": ("rnns.0.weight_hh_l0_raw", "rnns.0.module.weight_hh_l0"),
+    "fastai, without the copy": ("rnns.0.weight_hh_l0_raw", ""),
+    "AWD-LSTM": ("rnns.0.module.weight_hh_l0_raw", ""),
+    "in the module": ("rnns.0.module.weight_hh_l0_raw", "rnns.0.module.weight_hh_l0"),
+}
+
+
+@pytest.mark.parametrize("form", WEIGHT_DROPS)
+def test_weight_drop(form):
+    """The layer has the weights before the drop, never the stored copy in which entries are dropped."""
+    inner, (raw, copy) = "rnns.0.module.", WEIGHT_DROPS[form]
+    weights = torch_weights(inner)
+    expected = convert.from_torch(weights)
+    source = dict(weights, **{raw: weights[f"{inner}weight_hh_l0"]})
+    del source[f"{inner}weight_hh_l0"]
+    if copy:
+        source[copy] = weights[f"{inner}weight_hh_l0"] * (rng().uniform(size=(4 * H, H)) < 0.5)
+    names = [*source]
+    for prefix in (None, inner):
+        assert_same(convert.from_torch(source, prefix=prefix), expected)
+    for prefix in ("", "rnns.0."):
+        with pytest.raises(ValueError, match=rf"no LSTM, .* has the prefix '{prefix}'; there are \['{inner}'\]"):
+            convert.from_torch(source, prefix=prefix)
+    assert [*source] == names
+
+
+class Module:
+    """Stands for a module of PyTorch, of which the conversion reads the names and the members."""
+
+    def __init__(self, weights=None, **members):
+        self.weights, self._modules = weights, {key: m for key, m in members.items() if isinstance(m, Module)}
+        vars(self).update({key: value for key, value in members.items() if key not in self._modules})
+
+    def state_dict(self):
+        inner = {f"{key}.{name}": a for key, m in self._modules.items() for name, a in m.state_dict().items()}
+        return (self.weights or {}) | inner
+
+    def named_modules(self, prefix=""):
+        yield prefix.removesuffix("."), self
+        for key, module in self._modules.items():
+            yield from module.named_modules(f"{prefix}{key}.")
+
+
+class ZoneOutCell(Module):
+    """Named as ESPnet's."""
+
+
+LSTM_CELL = Module(torch_weights(suffix=""))
+ZONEOUTS = {
+    "ESPnet": (lambda: Module(lstm=ZoneOutCell(cell=LSTM_CELL, zoneout_rate=0.1)), "lstm.cell.", True),
+    "by the class": (lambda: ZoneOutCell(cell=LSTM_CELL, z=0.1), "cell.", True),
+    "by a member": (lambda: Module(rnn=LSTM_CELL, zoneout_prob=(0.1, 0.1)), "rnn.", True),
+    "by a module": (lambda: Module(rnn=LSTM_CELL, Zoneout=Module()), "rnn.", True),
+    "of zero": (lambda: ZoneOutCell(cell=LSTM_CELL, zoneout_rate=0.0), "cell.", False),
+    "somewhere else": (lambda: Module(rnn=LSTM_CELL, other=Module(zoneout=0.1)), "rnn.", False),
+    "by a name": (lambda: torch_weights("decoder.zoneout_lstm.", ""), "decoder.zoneout_lstm.", True),
+    "by no name": (lambda: torch_weights("decoder.", ""), "decoder.", False),
+}
+
+
+@pytest.mark.parametrize("case", ZONEOUTS)
+def test_zoneout(case):
+    make, prefix, has_zoneout = ZONEOUTS[case]
+    expected = convert.from_torch(torch_weights())
+    for options in ({}, {"prefix": prefix}):
+        if not has_zoneout:
+            assert_same(convert.from_torch(make(), **options), expected)
+            continue
+        layer, message = warned(convert.from_torch, make(), **options)
+        assert_same(layer, expected)
+        assert message.startswith(f"from_torch: the zoneout around '{prefix}' is not converted. It acts in inference")
+
+
+def test_zoneout_step_by_step():
+    """docs/convert.md says how to compute it with the converted cell."""
+    weights, zoneout = torch_weights(), 0.25
+    layer, x = convert.from_torch(weights), rng().standard_normal((T, B, I))
+    state = LSTMState(*np.zeros((2, B, H)))
+    h, c = np.zeros((2, B, H))
+    bias = weights["bias_ih_l0"] + weights["bias_hh_l0"]
+    for step in x:
+        _, after = layer(step[None], state)
+        state = LSTMState(*(zoneout * old + (1 - zoneout) * new for old, new in zip(state, after, strict=True)))
+        i, f, g, o = np.split(step @ weights["weight_ih_l0"].T + h @ weights["weight_hh_l0"].T + bias, 4, axis=1)
+        new_c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = zoneout * h + (1 - zoneout) * sigmoid(o) * np.tanh(new_c)
+        c = zoneout * c + (1 - zoneout) * new_c
+        np.testing.assert_allclose(state.h, h, rtol=0, atol=1e-14)
+
+
+QUANTIZED = {
+    "LSTM": "0._all_weight_values.0.param",
+    "LSTMCell": "0._packed_weight_ih",
+    "quantizable LSTM": "0.layers.0.layer_fw.cell.igates.weight",
+    "quantizable LSTMCell": "0.hgates.weight",
+}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized_by_torch(kind):
+    source = {QUANTIZED[kind]: object()}
+    advice = rf"PyTorch quantizes the LSTM, GRU or RNN that has {QUANTIZED[kind]}: load the model without that"
+    with pytest.raises(ConversionError, match=rf"^from_torch: {advice}.*layer.quantize\('int8'\)"):
+        convert.from_torch(source)
+    source |= torch_weights("1.")
+    with pytest.raises(ValueError, match=rf"has the prefix '0.'; there are \['1.'\]. {advice}"):
+        convert.from_torch(source, prefix="0.")
+    layer, message = warned(convert.from_torch, source)
+    assert_same(layer, convert.from_torch(torch_weights()))
+    assert re.match(rf"from_torch: left out: 0 \({QUANTIZED[kind][2:]}\): {advice}", message)
 
 
 def test_to_torch_refused():

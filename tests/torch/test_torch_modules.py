@@ -1129,11 +1129,72 @@ def test_replace_the_model_itself_or_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         scripted = torch.nn.Sequential(torch.jit.script(torch.nn.LSTM(5, 8)))
+        frozen = torch.jit.freeze(torch.jit.script(torch.nn.Sequential(torch.nn.LSTM(5, 8)).eval()))
+        without_forward = torch.jit.script(torch.nn.ModuleList([torch.nn.Linear(5, 8)]))
     assert nn.replace(scripted).left == {"0": "it is compiled by torch.jit; do this before"}
+    assert nn.replace(frozen).left == {"": "it is compiled by torch.jit; do this before"}
+    assert repr(nn.replace(without_forward)) == "replaced 0 modules: the model has no LSTM, no GRU and no RNN"
     with pytest.raises(
         TypeError, match=r"blockcell\.torch\.replace: model is of type dict; expected a torch\.nn\.Module"
     ):
         nn.replace({})
+
+
+def quantized_by_torch(kind):
+    """Return a model with a module of this kind that PyTorch has quantized, and the module's name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
+        model = torch.nn.Sequential(torch.nn.Linear(5, 5), getattr(torch.nn, kind)(5, 8))
+        return torch.ao.quantization.quantize_dynamic(model, {type(model[1])})
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LSTMCell", "GRUCell", "RNNCell"])
+def test_replace_names_what_torch_has_quantized(kind):
+    model = quantized_by_torch(kind)
+    name = f"torch.ao.nn.quantized.dynamic.modules.rnn.{kind}"
+    for quantize in (None, "int8"):
+        text = nn.replace(model, quantize).left["1"]
+        assert re.fullmatch(rf"it is {name}, .*quantize=False\), then replace\(model, quantize='int8'\)", text)
+    report = nn.restore(model)
+    assert report.left == {"1": f"it is {name}, for PyTorch's quantization"} and not report.changed
+    with pytest.raises(convert.ConversionError, match=r"^from_torch: PyTorch quantizes the .*layer.quantize\('int8'"):
+        convert.from_torch(model)
+    for source in (torch.nn.Sequential(model[1], torch.nn.GRU(5, 6)), Holder(model[1])):
+        with pytest.warns(UserWarning, match=r"^from_torch: left out: .*: PyTorch quantizes the LSTM.*call layer"):
+            assert convert.from_torch(source).hidden_size == 6
+
+
+class Holder(torch.nn.Module):
+    """A module that has another one, and a GRU."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.gru = inner, torch.nn.GRU(5, 6)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_replace_names_what_torch_is_to_quantize(bidirectional):
+    """Once, with the cells that it consists of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
+        theirs = torch.ao.nn.quantizable.LSTM(5, 8, num_layers=2, bidirectional=bidirectional)
+    for model, name in ((theirs, ""), (Holder(theirs), "inner")):
+        left = nn.replace(model).left
+        assert [*left] == [name] and left[name].startswith("it is torch.ao.nn.quantizable.modules.rnn.LSTM, for PyT")
+    with pytest.raises(convert.ConversionError, match=r"PyTorch quantizes the LSTM, .* that has layers\.0\.layer_fw"):
+        convert.from_torch(theirs)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute.* during export")
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"])
+def test_replace_names_what_torch_has_exported(kind, dynamo):
+    model = torch.nn.Sequential(getattr(torch.nn, kind)(5, 8))
+    x = torch.randn((4, 5) if "Cell" in kind else (6, 4, 5))
+    program = torch.export.export(model, (x,))
+    op = kind.lower().replace("cell", "_cell").replace("rnn", "rnn_tanh")
+    text = f"it calls aten.{op}, in a graph of torch.export; do this before"
+    assert nn.replace(program.module()).left == {"": text}
+    assert text in nn.replace(torch.export.unflatten(program)).left.values()
 
 
 def test_convert_takes_replaced_models():
