@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,9 @@ REPEATED = {
 LARGEST_CONSTANT = 2**28  # elements
 LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
 QUANTIZED = "DynamicQuantizeLSTM"
+
+Mover = Callable[[Mapping[str, Array]], Array | None]
+Evaluator = Callable[[Mapping[str, Any]], list[Array] | None]
 
 
 def is_standard(node: Any) -> bool:
@@ -66,6 +69,9 @@ class OnnxGraph:
         self.sizes: dict[str, list[int]] = dict(around.sizes) if around else {}
         """The shapes of inputs that have one; -1 for a size that is not fixed."""
         self.sizes |= {value.name: _sizes(value) for value in graph.input if value.type.tensor_type.HasField("shape")}
+        self.types: dict[str, Any] = dict(around.types) if around else {}
+        """What the graph states of values, inputs among them: elem_type and perhaps shape."""
+        self.types |= {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input]}
         self.declared = self.sizes | {value.name: _sizes(value) for value in graph.value_info}
         """The shapes that the graph states for values, inputs among them."""
         self.outputs = [value.name for value in graph.output]
@@ -180,7 +186,7 @@ class OnnxGraph:
             return {}
         inputs_by_name = dict(zip(inputs, arrays, strict=True))
         names = [*filter(None, node.output)]
-        results = self._run([node], names, inputs_by_name)
+        results = self.evaluator([node], names, inputs)(inputs_by_name)
         return {} if results is None else dict(zip(names, results, strict=True))
 
     def _supposed_shape(self, node: Any, size: int) -> dict[str, Array]:
@@ -295,34 +301,42 @@ class OnnxGraph:
         values = [value for value in only_shape if not only_shape[value]]
         return nodes, values, [value for value in only_shape if only_shape[value]]
 
-    def moved(self, name: str, nodes: list[Any], probes: Mapping[str, Array]) -> Array | None:
-        """Compute what these nodes make of other values than they would get; None if they cannot take them."""
-        if name in probes:
-            return probes[name]
-        constants = {input_name for node in nodes for input_name in node.input} & self.tensors.keys()
-        results = self._run(
-            nodes, [name], {input_name: self.array(input_name) for input_name in sorted(constants)} | dict(probes)
-        )
-        return None if results is None else results[0]
+    def mover(self, name: str, nodes: list[Any], probe_names: Collection[str]) -> Mover:
+        """Return what computes a value from others than these nodes would get, or None if they cannot take them."""
+        if name in probe_names:
+            return lambda probes: probes[name]
+        constant_names = sorted({value for node in nodes for value in node.input} & self.tensors.keys())
+        constants = {value: self.array(value) for value in constant_names if value not in probe_names}
+        evaluate = self.evaluator(nodes, [name], [*constants, *probe_names])
 
-    def _run(self, nodes: list[Any], names: list[str], values: Mapping[str, Any]) -> list[Array] | None:
-        """Compute the results of nodes that have these names; None if the nodes cannot take the values."""
+        def move(probes: Mapping[str, Array]) -> Array | None:
+            results = evaluate(constants | dict(probes))
+            return None if results is None else results[0]
+
+        return move
+
+    def evaluator(self, nodes: list[Any], names: list[str], value_names: Collection[str]) -> Evaluator:
+        """Return what computes, with onnx.reference, results of nodes from values; None if they cannot take these."""
         from onnx import TensorProto, helper, reference
 
         def infos(names: Iterable[str]) -> list[Any]:
             return [helper.make_tensor_value_info(value_name, TensorProto.DOUBLE, None) for value_name in names]
 
-        if any(_is_split_oddly(node) for node in nodes):
-            return None
-        graph = helper.make_graph(nodes, "some", infos(values), infos(names))
-        try:
-            evaluator = reference.ReferenceEvaluator(helper.make_model(graph, opset_imports=self.opsets))
-            results: Any = evaluator.run(None, dict(values))
-            return [np.asarray(result) for result in results]
-        except MemoryError:
-            raise
-        except Exception:  # numpy's and onnx's, of many kinds
-            return None
+        def evaluate(values: Mapping[str, Any]) -> list[Array] | None:
+            try:
+                if not evaluators:
+                    graph = helper.make_graph(nodes, "some", infos(value_names), infos(names))
+                    model = helper.make_model(graph, opset_imports=self.opsets)
+                    evaluators.append(reference.ReferenceEvaluator(model))
+                results: Any = evaluators[0].run(None, dict(values))
+                return [np.asarray(result) for result in results]
+            except MemoryError:
+                raise
+            except Exception:  # numpy's and onnx's, of many kinds
+                return None
+
+        evaluators: list[Any] = []
+        return (lambda values: None) if any(map(_is_split_oddly, nodes)) else evaluate
 
 
 def _sizes(value: Any) -> list[int]:
@@ -331,24 +345,39 @@ def _sizes(value: Any) -> list[int]:
 
 def _is_moderate(node: Any, inputs: list[Array]) -> bool:
     """Return whether a node makes of constants no more than could have been a constant, too."""
+    if node.op_type in ("Concat", "Gather"):
+        return result_size(node, inputs) <= LARGEST_CONSTANT
+    return result_size(node, inputs) <= max([LARGEST_REPEATED, *(array.size for array in inputs)])
+
+
+def result_size(node: Any, inputs: list[Array]) -> float:
+    """Return the most elements that one of the node's results may have; infinity if the node cannot take the inputs."""
+    try:
+        return _result_size(node, inputs)
+    except ValueError:  # shapes that cannot be broadcast
+        return math.inf
+
+
+def _result_size(node: Any, inputs: list[Array]) -> float:
+    data = inputs[0] if inputs else np.empty(0)
     if node.op_type == "Concat":
-        return sum(array.size for array in inputs) <= LARGEST_CONSTANT
+        return sum(array.size for array in inputs)
     if node.op_type == "Gather" and len(inputs) == 2:
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-        data, indices = inputs
         rows = data.shape[axis] if -data.ndim <= axis < data.ndim else 0
-        return rows > 0 and data.size // rows * indices.size <= LARGEST_CONSTANT
-    if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
-        data, sizes = (inputs if len(inputs) == 2 else [np.empty(1), *inputs])[:2]
-        counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else []
-        return math.prod(count for count in [data.size, *counts] if count) <= LARGEST_REPEATED
-    if node.op_type == "ReduceProd" or node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear"):
-        return True
-    try:
-        size = math.prod(np.broadcast_shapes(*(array.shape for array in inputs)))
-        return size <= max([LARGEST_REPEATED, *(array.size for array in inputs)])
-    except ValueError:  # the node cannot take them
-        return False
+        return data.size // rows * inputs[1].size if rows > 0 else math.inf
+    if node.op_type in ("ConstantOfShape", "Expand", "Tile") and len(inputs) <= 2:
+        sizes = inputs[-1] if inputs else data
+        counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else [0]
+        return math.prod(count for count in [data.size if len(inputs) > 1 else 1, *counts] if count)
+    if node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear", "ReduceProd"):
+        return max([1, *(array.size for array in inputs)])
+    if node.op_type == "Gemm" and len(inputs) > 1:
+        return max(data.shape, default=1) * max(inputs[1].shape, default=1)
+    if node.op_type == "MatMul" and len(inputs) == 2:
+        shapes = [array.shape[:-2] for array in inputs]
+        return math.prod(np.broadcast_shapes(*shapes)) * math.prod(data.shape[-2:-1]) * math.prod(inputs[1].shape[-1:])
+    return math.prod(np.broadcast_shapes(*(array.shape for array in inputs)))
 
 
 def _is_split_oddly(node: Any) -> bool:

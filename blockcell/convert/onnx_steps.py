@@ -12,12 +12,16 @@ import numpy as np
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
 from .models import Converted, Step, assemble, warn_once
-from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, OnnxGraph, attributes_by_name, is_recurrent
+from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, Mover, OnnxGraph, attributes_by_name, is_recurrent
 from .onnx_node import Remark, from_graph_node, key_of
 from .shared import read_arrays
 
 _LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
+_LARGEST_TRIAL = 2**19  # numbers of a result in such a trial
 _ACTIVATIONS = {name.capitalize(): name for name in ACTIVATIONS if name}  # by ONNX's names
+
+
+_Pair = tuple[int, int]  # T and B
 
 
 class Trial(NamedTuple):
@@ -36,6 +40,8 @@ class Output(NamedTuple):
     """Makes numbers for T and B."""
     sizes: tuple[int, int]
     """T and B, -1 where the model does not fix them."""
+    width: int
+    """The number of columns of y."""
 
 
 class Source(NamedTuple):
@@ -104,6 +110,8 @@ class GraphSteps:
         for node in graph.nodes:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
+        self.trial_sizes: list[_Pair] = []
+        """T and B that nodes between layers can take, if they cannot take any."""
         self.nodes_between: list[Any] = []
         """The nodes between layers, and before their states, which no warning mentions."""
 
@@ -156,45 +164,34 @@ class GraphSteps:
         if not origins or {*keys.values()} - outputs.keys():
             return None
         fixed = next((output.sizes for output in outputs.values()), (-1, -1))
-        pairs = self._trial_sizes(nodes, fixed)
-        sure = [pair for pair in pairs if all(size != 1 or known == 1 for size, known in zip(pair, fixed, strict=True))]
-        for T, B in [(5, 3), *sure]:
-            source = self._try_source(name, nodes, [*keys], outputs, T, B)
-            if source is not None:
-                return source
-        # With one step, axes may be exchanged that are not with one row. If both sizes are possible, they must agree.
-        unsure = [pair for pair in pairs if pair not in sure]
-        sources = [self._try_source(name, nodes, [*keys], outputs, T, B) for T, B in unsure]
-        matches = {(source.key, source.form): source for source in sources if source is not None}
-        return matches.popitem()[1] if len(matches) == 1 else None
+        move = self.graph.mover(name, nodes, [*keys])
+        usual_pairs, other_pairs = self._trial_sizes(nodes, fixed)
+        fits = _all_fits(move, [*keys], outputs, usual_pairs)
+        if not fits:  # the nodes take certain sizes alone
+            fits = {pair: fit for pair, fit in _all_fits(move, [*keys], outputs, other_pairs).items() if fit}
+            self.trial_sizes += fits
+        common = [form for form in next(iter(fits.values()), ()) if all(form in fit for fit in fits.values())]
+        if {*origins} <= self.states or any(node.op_type in SELECTING for node in nodes):
+            common.sort(key=lambda form: form[1] not in ("last", "ends"))  # one step is the last
+        return Source(*common[0], nodes) if common else None
 
-    def _trial_sizes(self, nodes: list[Any], fixed: tuple[int, int]) -> list[tuple[int, int]]:
-        """Return the T and B to try: the fixed ones, or else those that constants of the nodes may stand for."""
-        sizes = {3, 5}  # and what an export with fixed sizes has
+    def _trial_sizes(self, nodes: list[Any], fixed: tuple[int, int]) -> tuple[list[_Pair], list[_Pair]]:
+        """Return the T and B to try: the fixed ones, else usual ones, and those that constants of the nodes may mean.
+
+        All of the usual pairs count that the nodes can take. One step or row is not among them unless it is fixed: much
+        does nothing with one that does something with more.
+        """
+        constants: set[int] = set()
         for name in (name for node in nodes for name in node.input if name in self.graph.tensors):
             array = self.graph.array(name)
             if array.dtype.kind == "i" and array.size <= 4:
-                sizes |= {int(size) for size in array.flat if 0 < size <= _LARGEST}
-        choices = [sorted(sizes)[:8] if size < 0 else [size] for size in fixed]
-        return [(T, B) for T, B in product(*choices) if T * B <= _LARGEST]
-
-    def _try_source(
-        self, name: str, nodes: list[Any], origins: list[str], outputs: Mapping[str, Output], T: int, B: int
-    ) -> Source | None:
-        """Find the step whose y the nodes make a value of, for T steps of B rows."""
-        values, forms, shift = dict[str, Array](), dict[tuple[str, str], Array](), 0
-        for key, output in outputs.items():  # no two steps get the same numbers
-            trial = output.trial(T, B)
-            values |= {result: array + shift for result, array in trial.values.items()}
-            forms |= {(key, form): array + shift for form, array in trial.forms.items()}
-            shift += sum(array.size for array in trial.values.values())
-        if not values.keys() >= {*origins}:  # such as the cell state
-            return None
-        moved = self.graph.moved(name, nodes, {origin: values[origin] for origin in origins})
-        if moved is None:
-            return None
-        fitting = (form for form, array in forms.items() if moved.shape == array.shape and np.all(moved == array))
-        return next((Source(key, form, nodes) for key, form in fitting), None)
+                constants |= {abs(int(size)) for size in array.flat if 0 < abs(size) <= _LARGEST}
+        sizes = sorted(constants)[:8]
+        beyond = [max(sizes) + 2] if sizes else []  # where a Slice or a Gather with these bounds does not end
+        pairs = [(5, 3), (3, 5), *((size, 3) for size in [*sizes, *beyond]), *((5, size) for size in [*sizes, *beyond])]
+        usual_pairs = dict.fromkeys(_with_fixed(pair, fixed) for pair in pairs if 1 not in pair)
+        products = dict.fromkeys(_with_fixed(pair, fixed) for pair in product([3, 5, *sizes], [3, 5, *sizes]))
+        return [*usual_pairs], [(T, B) for T, B in products if T * B <= _LARGEST]
 
     def _read_sizes(self, name: str, batch_first: bool) -> tuple[int, int]:
         """Read T and B of a layer's X as far as the shapes of the model's values fix them, else -1.
@@ -218,7 +215,7 @@ class GraphSteps:
             sizes = [unknown if size < 0 else size for size in self.graph.declared.get(origin, [])]
             if sizes and math.prod(sizes) <= LARGEST_REPEATED:
                 values[origin] = np.zeros(sizes, np.int64)
-        X = self.graph.moved(name, nodes, values) if {*origins} <= values.keys() else None
+        X = self.graph.mover(name, nodes, values)(values) if {*origins} <= values.keys() else None
         return (X.shape[0], X.shape[1]) if X is not None and X.ndim == 3 else (-1, -1)
 
     # ----------------------------------------------------------------------------------------------------------- layers
@@ -237,7 +234,7 @@ class GraphSteps:
         sizes = self._read_sizes(node.input[0], batch_first)
         key = self._add_step(node, node.output, inputs, layer=layer, initial_state=initial_state)
         self.states |= {name for name in node.output[1:] if name}
-        self.outputs[key] = Output(_recurrent_trial(node, layer, batch_first), sizes)
+        self.outputs[key] = Output(_recurrent_trial(node, layer, batch_first), sizes, layer.output_size)
 
     def _add_dense(self, node: Any) -> bool:
         """Add a MatMul or a Gemm as a dense layer; return whether it is one."""
@@ -316,7 +313,42 @@ class GraphSteps:
     def _set_output(self, key: str, source: Source, result: str, size: int) -> None:
         """Say which value [.,size] a dense step gives, in the form of its source and for the same T and B."""
         self.key_of_value[result] = key
-        self.outputs[key] = Output(_dense_trial(source.form, result, size), self.outputs[source.key].sizes)
+        self.outputs[key] = Output(_dense_trial(source.form, result, size), self.outputs[source.key].sizes, size)
+
+
+def _with_fixed(pair: _Pair, fixed: _Pair) -> _Pair:
+    T, B = (free if size < 0 else size for free, size in zip(pair, fixed, strict=True))
+    return T, B
+
+
+def _all_fits(
+    move: Mover, origins: list[str], outputs: Mapping[str, Output], pairs: Iterable[_Pair]
+) -> dict[_Pair, list[tuple[str, str]]]:
+    """Return what `_fit` finds, by those T and B that the nodes can take."""
+    return {pair: fit for pair in pairs if (fit := _fit(move, origins, outputs, *pair)) is not None}
+
+
+def _fit(
+    move: Mover, origins: list[str], outputs: Mapping[str, Output], T: int, B: int
+) -> list[tuple[str, str]] | None:
+    """Return whose y, and in which forms, nodes make of results for T steps of B rows; None if they cannot take these.
+
+    The `origins` are the values that the nodes read.
+    """
+    values, forms, shift = dict[str, Array](), dict[tuple[str, str], Array](), 0
+    for key, output in outputs.items():  # no two steps get the same numbers
+        if T * B * output.width > _LARGEST_TRIAL:
+            return None
+        trial = output.trial(T, B)
+        values |= {result: array + shift for result, array in trial.values.items()}
+        forms |= {(key, form): array + shift for form, array in trial.forms.items()}
+        shift += sum(array.size for array in trial.values.values())
+    if not values.keys() >= {*origins}:  # such as the cell state
+        return None
+    moved = move({origin: values[origin] for origin in origins})
+    if moved is None:
+        return None
+    return [form for form, array in forms.items() if moved.shape == array.shape and np.all(moved == array)]
 
 
 def _recurrent_trial(node: Any, layer: Layer, batch_first: bool) -> Callable[[int, int], Trial]:
