@@ -20,6 +20,7 @@ weights, so it is not converted.
 ``keras_files.py``       descriptions from files
 ``keras_stored.py``      the arrays in an HDF5 file of Keras
 ``hdf5.py``              HDF5 files that are not trusted
+``hdf5_texts.py``        texts of variable length in their attributes
 ``torch.py``             `from_torch`, `to_torch`
 ``onnx.py``              `from_onnx`, `to_onnx`
 ``onnx_steps.py``        the layers of an ONNX graph, and their order

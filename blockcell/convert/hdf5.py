@@ -1,14 +1,20 @@
 """Reading HDF5 files that need not be trusted, with h5py.
 
 Every component of a path is looked at before it is opened: only hard links are followed, so that nothing outside of the
-file is read. Datasets with external storage, virtual datasets and filters that are not HDF5's own are refused. Shapes
-are compared with the size of the file before anything is allocated.
+file is read. Datasets with external storage, virtual datasets and unknown filters are refused. Whatever may take much
+memory or time is counted before it is read: bytes of arrays and texts, members of groups, opened objects. libhdf5
+inflates without a limit and reads texts of variable length without one, so chunks are inflated here, and `hdf5_texts`
+reads such texts.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+import re
+import struct
+import zlib
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -17,39 +23,78 @@ import numpy as np
 from ..errors import FormatError, short
 from ..files import LONGEST_TEXT
 from ..optable import Array
+from .hdf5_texts import TextReader
 
 MOST_TEXTS = 2**18  # that are read of a file, such as the names of layers
 MOST_DEFLATED = 4  # how many times the size of the file all arrays may have; numbers of weights hardly deflate
 SMALL = 2**20  # bytes that arrays may have in any case
+BYTES_OF_OBJECT = 128  # that an object takes in the file at least; a dataset takes 311, a group 162
+FEW_OBJECTS = 2**11  # that may be opened in any case
+LONGEST_PATH = 2**12
+DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, struct.error)
+"""What h5py, zipfile and struct raise for damaged files."""
+_FILTERS = {2: "shuffle", 1: "deflate", 3: "fletcher32"}
+"""The filters that are undone here, by their numbers in HDF5, in the order in which h5py applies them."""
+_OTHER_FILTERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
+_COMPRESSED_HEAP = re.compile(rb"FRHP\0..(?!\0\0)..[\0-\3]", re.DOTALL)
+"""The header of a fractal heap, which has links or attributes, with filters: their length is not 0."""
 
 
-class Budget:
-    """How many bytes the arrays of a file may still have, and how many texts."""
+class OpenFile:
+    """The bytes of a file, and what its parts may still take."""
 
-    def __init__(self, file_size: int) -> None:
+    def __init__(self, content: IO[bytes], file_size: int) -> None:
         self.file_size = file_size
-        self.left = MOST_DEFLATED * file_size + SMALL
-        self.texts_left = MOST_TEXTS
+        self.text_reader = TextReader(self._read_bytes)
+        self._content = content
+        self._left = {
+            "bytes": MOST_DEFLATED * file_size + SMALL,
+            "bytes of texts": MOST_DEFLATED * file_size + SMALL,
+            "texts": MOST_TEXTS,
+            "objects": file_size // BYTES_OF_OBJECT + FEW_OBJECTS,
+        }
 
-    def check(self, label: str, size: int) -> None:
-        """Refuse an array, or a part of one, of more bytes than are left."""
-        if size > self.left:
-            raise FormatError(f"{label} has {size} bytes, in a file of {self.file_size}")
+    def check(self, label: str, count: int, kind: str) -> None:
+        """Refuse more of a kind than is left."""
+        if count > self._left[kind]:
+            raise FormatError(f"{label} has {count} {kind}, in a file of {self.file_size}; expected {self._left[kind]}")
 
-    def spend(self, label: str, size: int) -> None:
-        self.check(label, size)
-        self.left -= size
+    def left(self, kind: str) -> int:
+        return self._left[kind]
+
+    def spend(self, label: str, count: int, kind: str) -> None:
+        self.check(label, count, kind)
+        self._left[kind] -= count
+
+    def check_heaps(self) -> None:
+        """Refuse heaps that libhdf5 would inflate without a limit."""
+        self._content.seek(0)
+        end = b""
+        while block := self._content.read(SMALL):
+            if _COMPRESSED_HEAP.search(end + block):
+                raise FormatError("a heap of its names is compressed; expected one that is not")
+            end = block[-16:]
+
+    def _read_bytes(self, address: int, size: int) -> bytes:
+        """Read bytes of texts, or of what leads to them."""
+        self.spend(f"what is stored at {address}", size, "bytes of texts")
+        self._content.seek(address)
+        content = self._content.read(size)
+        if len(content) != size:
+            raise FormatError(f"it ends before the {size} bytes at {address}")
+        return content
 
 
 class StoredArray:
-    """A dataset of numbers, which `read` reads."""
+    """A dataset of numbers, which `read` reads. It is closed meanwhile: open ones take much memory."""
 
-    def __init__(self, path: str, dataset: Any, budget: Budget) -> None:
+    def __init__(self, path: str, parent: Any, name: bytes, file: OpenFile) -> None:
         import h5py
 
         self.path = path
-        self._dataset, self._budget = dataset, budget
-        properties = dataset.id.get_create_plist()
+        self._parent, self._name, self._file = parent, name, file
+        dataset = self._open()
+        properties = dataset.get_create_plist()
         layout = properties.get_layout()
         if layout == h5py.h5d.VIRTUAL:
             raise FormatError(f"{path} is a virtual dataset, which may read other files")
@@ -57,70 +102,171 @@ class StoredArray:
             raise FormatError(f"{path} has an unknown layout")
         if properties.get_external_count():
             raise FormatError(f"{path} has external storage: its numbers are in another file")
-        if dataset.shape is None or dataset.id.get_type().get_class() not in (h5py.h5t.FLOAT, h5py.h5t.INTEGER):
+        kind, is_null = dataset.get_type(), dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL
+        if is_null or kind.get_class() not in (h5py.h5t.FLOAT, h5py.h5t.INTEGER):
             raise FormatError(f"{path} is no array of numbers")
         self.shape: tuple[int, ...] = dataset.shape
-        self.size = math.prod(self.shape) * dataset.dtype.itemsize
-        budget.check(path, self.size)
+        self._dtype: np.dtype[Any] = dataset.dtype
+        if h5py.h5t.py_create(self._dtype) != kind:
+            raise FormatError(f"{path} has numbers that are of no type of numpy's")
+        self.size = math.prod(self.shape) * self._dtype.itemsize
+        self._chunk: tuple[int, ...] = ()
+        self._filters: list[int] = []
         if layout == h5py.h5d.CHUNKED:
-            self._check_chunks(properties)
-        elif dataset.id.get_storage_size() != self.size:
-            raise FormatError(f"{path} has {dataset.id.get_storage_size()} bytes; expected {self.size}")
+            self._check_chunks(dataset, properties)
+        else:
+            file.check(path, self.size, "bytes")
+            if dataset.get_storage_size() != self.size:
+                raise FormatError(f"{path} has {dataset.get_storage_size()} bytes; expected {self.size}")
 
-    def _check_chunks(self, properties: Any) -> None:
+    def _open(self) -> Any:
         import h5py
 
-        filters = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_LZF}
-        if any(properties.get_filter(k)[0] not in filters for k in range(properties.get_nfilters())):
-            raise FormatError(f"{self.path} is compressed by a filter that is not HDF5's own")
-        chunk = self._dataset.chunks
-        self._budget.check(f"a chunk of {self.path}", math.prod(chunk) * self._dataset.dtype.itemsize)
-        count = math.prod(-(-size // part) for size, part in zip(self.shape, chunk, strict=True))
-        if self._dataset.id.get_num_chunks() != count:
-            raise FormatError(f"{self.path} has {self._dataset.id.get_num_chunks()} chunks; expected {count}")
+        self._file.spend(self.path, 1, "objects")
+        return h5py.h5d.open(self._parent, self._name)
+
+    def _check_chunks(self, dataset: Any, properties: Any) -> None:
+        """Refuse filters that are not undone here, and chunks that are more or larger than the file can have."""
+        filters = [properties.get_filter(k) for k in range(properties.get_nfilters())]
+        self._filters, self._chunk = [code for code, *_ in filters], properties.get_chunk()
+        if self._filters != [code for code in _FILTERS if code in self._filters]:
+            names = _FILTERS | _OTHER_FILTERS
+            described = ", ".join(names.get(code, f"filter {code}") for code in self._filters[:12])
+            expected = f"expected no others than {', '.join(_FILTERS.values())}, each once and in this order"
+            raise FormatError(f"{self.path} is compressed by {described}; {expected}")
+        for code, _, values, _ in filters:
+            if _FILTERS[code] == "shuffle" and values != (self._dtype.itemsize,):
+                raise FormatError(f"{self.path} is shuffled by {short(values)} bytes; expected {self._dtype.itemsize}")
+        self._file.check(f"a chunk of {self.path}", self._chunk_size, "bytes")
+        count = math.prod(-(-size // part) for size, part in zip(self.shape, self._chunk, strict=True))
+        self._file.check(f"{self.path}, with all of its chunks,", count * self._chunk_size, "bytes")
+        self.size = count * self._chunk_size
+        if count > self._file.file_size // 8 or dataset.get_num_chunks() != count:
+            raise FormatError(f"{self.path} has {dataset.get_num_chunks()} chunks; expected {count}")
+
+    @property
+    def _chunk_size(self) -> int:
+        return math.prod(self._chunk) * self._dtype.itemsize
 
     def read(self) -> Array:
         """Read the numbers, in the byte order of this machine."""
-        self._budget.spend(self.path, self.size)
-        array = np.asarray(self._dataset[()])
+        import h5py
+
+        self._file.spend(self.path, self.size, "bytes")
+        dataset = self._open()
+        array = np.empty(self.shape, self._dtype)
+        if self._chunk:
+            self._read_chunks(dataset, array)
+        elif array.size:
+            dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def _read_chunks(self, dataset: Any, array: Array) -> None:
+        largest = self._chunk_size + self._chunk_size // 8 + 64  # deflated in any way
+        stored = bytearray(min(largest, self._file.file_size))
+        ranges = (range(0, size, step) for size, step in zip(self.shape, self._chunk, strict=True))
+        for place in itertools.product(*ranges):
+            try:
+                mask, content = dataset.read_direct_chunk(place, out=stored)
+                used = [_FILTERS[code] for k, code in enumerate(self._filters) if not mask >> k & 1]
+                chunk = undo_filters(content, used, self._dtype.itemsize, self._chunk_size)
+            except (*DAMAGE, zlib.error) as error:
+                raise FormatError(f"the chunk of {self.path} at {place} is damaged: {error}") from error
+            part = array[tuple(slice(start, start + step) for start, step in zip(place, self._chunk, strict=True))]
+            numbers = np.frombuffer(chunk, self._dtype).reshape(self._chunk)
+            part[...] = numbers[tuple(map(slice, part.shape))]  # chunks at the ends are stored whole
+
+
+def undo_filters(content: bytes | memoryview, filters: Collection[str], itemsize: int, size: int) -> bytes | memoryview:
+    """Return the numbers of a chunk of that many bytes. Nothing is inflated to more."""
+    if "fletcher32" in filters:
+        content, checksum = content[:-4], int.from_bytes(content[-4:], "little")
+        if fletcher32(content) != (checksum % 2**16 % 65535, (checksum >> 16) % 65535):
+            raise ValueError("its checksum is another")
+    if "deflate" in filters:
+        inflater = zlib.decompressobj()
+        content = inflater.decompress(content, size + 1)
+        if not inflater.eof:
+            raise ValueError(f"it inflates to more than {size} bytes, or has no end")
+    if len(content) != size:
+        raise ValueError(f"it has {len(content)} bytes; expected {size}")
+    if "shuffle" in filters:
+        content = np.frombuffer(content, np.uint8).reshape(itemsize, -1).T.tobytes()
+    return content
+
+
+def fletcher32(content: bytes | memoryview) -> tuple[int, int]:
+    """Return both sums of Fletcher's checksum as HDF5 has it, modulo 65535: of words of 16 bits, and of these sums."""
+    words = np.frombuffer(bytes(content) + bytes(len(content) % 2), ">u2")
+    first = second = 0
+    for start in range(0, len(words), 2**15):  # of which the sums have at most 46 bits
+        block = words[start : start + 2**15].astype(np.uint64)
+        second = (second + len(block) * first + int(block @ np.arange(len(block), 0, -1, dtype=np.uint64))) % 65535
+        first = (first + int(block.sum())) % 65535
+    return first, second
 
 
 class Group:
     """A group of a file, or the file itself."""
 
-    def __init__(self, path: str, group: Any, budget: Budget) -> None:
+    def __init__(self, path: str, group: Any, file: OpenFile) -> None:
         self.path = path
-        self._group, self._budget = group, budget
+        self._group, self._file = group, file  # h5py's GroupID
+        self._groups: dict[str, Group] = {}
+        self._names: list[str] | None = None
 
     def names(self) -> list[str]:
         """Return the names of its members."""
-        count = self._group.id.get_num_objs()
-        self._budget.texts_left -= count
-        if self._budget.texts_left < 0:
-            raise FormatError(f"{self.path} has {count} members, too many with all others")
-        return [name.decode("utf-8", "replace") for name in self._group.id]
+        import h5py
+
+        if self._names is None:
+            names: list[bytes] = []
+            left = self._file.left("bytes of texts")
+
+            def add(name: bytes) -> bool | None:
+                """Add a name; return True to see no more."""
+                nonlocal left
+                names.append(name)
+                left -= len(name)
+                return True if left < 0 or len(names) > MOST_TEXTS else None
+
+            self._group.links.iterate(add, order=h5py.h5.ITER_NATIVE)
+            self._file.spend(self.path, len(names), "texts")
+            self._file.spend(self.path, sum(map(len, names)), "bytes of texts")
+            self._names = [name.decode("utf-8", "replace") for name in sorted(names)]
+        return self._names
 
     def __contains__(self, name: str) -> bool:
-        return name not in ("", ".") and "/" not in name and bool(self._group.id.links.exists(name.encode()))
+        return name not in ("", ".") and "/" not in name and bool(self._group.links.exists(name.encode()))
 
     def member(self, name: str) -> Group | StoredArray:
         """Return the member of a name, or of a path of names. Only hard links are followed."""
+        member: Group | StoredArray = self
+        for part in name.split("/"):
+            if not isinstance(member, Group):
+                raise FormatError(f"{member.path} is a dataset; expected a group")
+            member = member._groups.get(part) or member._open_member(part)
+        return member
+
+    def _open_member(self, name: str) -> Group | StoredArray:
+        """Open a group or a dataset in it. Groups are kept."""
         import h5py
 
-        part, _, rest = name.partition("/")
-        path = f"{self.path}/{part}"
-        if part not in self:
+        path = f"{self.path}/{name}"
+        if len(path) > LONGEST_PATH:
+            raise FormatError(f"{path[:80]}... has a path of {len(path)} letters; expected at most {LONGEST_PATH}")
+        if name not in self:
             raise FormatError(f"there is no {path}")
-        if self._group.id.links.get_info(part.encode()).type != h5py.h5l.TYPE_HARD:
+        if self._group.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
             raise FormatError(f"{path} is a link, and may lead out of the file")
-        member = self._group[part]
-        if isinstance(member, h5py.Group):
-            group = Group(path, member, self._budget)
-            return group.member(rest) if rest else group
-        if rest or not isinstance(member, h5py.Dataset):
-            raise FormatError(f"{path} is no {'group' if rest else 'group or dataset'}")
-        return StoredArray(path, member, self._budget)
+        self._file.spend(path, 1, "objects")
+        kind = h5py.h5o.get_info(self._group, name.encode()).type
+        if kind == h5py.h5o.TYPE_DATASET:
+            return StoredArray(path, self._group, name.encode(), self._file)
+        if kind != h5py.h5o.TYPE_GROUP:
+            raise FormatError(f"{path} is no group or dataset")
+        self._groups[name] = Group(path, h5py.h5g.open(self._group, name.encode()), self._file)
+        return self._groups[name]
 
     def group(self, name: str) -> Group:
         """Return the group of a name, or of a path of names."""
@@ -137,7 +283,9 @@ class Group:
         return member
 
     def has_attribute(self, name: str) -> bool:
-        return name in self._group.attrs
+        import h5py
+
+        return bool(h5py.h5a.exists(self._group, name.encode()))
 
     def text(self, name: str) -> str:
         """Return an attribute that is one text."""
@@ -164,20 +312,26 @@ class Group:
 
         if not self.has_attribute(name):
             raise FormatError(f"{self.path} has no attribute {name}")
-        attribute = h5py.h5a.open(self._group.id, name.encode())
+        label = f"{self.path}: the attribute {name}"
+        self._file.spend(label, 1, "objects")
+        attribute = h5py.h5a.open(self._group, name.encode())
         kind, count = attribute.get_type(), attribute.get_space().get_simple_extent_npoints()
         if count == 0:  # an empty list of names has the type of numbers
             return []
         if kind.get_class() != h5py.h5t.STRING:
-            raise FormatError(f"{self.path}: the attribute {name} is no text")
-        self._budget.texts_left -= count
-        if self._budget.texts_left < 0 or count * kind.get_size() > LONGEST_TEXT:
-            raise FormatError(f"{self.path}: the attribute {name} has {count} texts of {kind.get_size()} bytes")
-        values = np.ravel(np.asarray(self._group.attrs[name], dtype=object))
-        texts = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
-        if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > LONGEST_TEXT:
-            raise FormatError(f"{self.path}: the attribute {name} is {short(values[0])} or longer than a text may be")
-        return texts
+            raise FormatError(f"{label} is no text")
+        self._file.spend(label, count, "texts")
+        if kind.is_variable_str():
+            header = h5py.h5o.get_info(self._group).addr
+            values = self._file.text_reader.read_texts(header, name, count)
+        else:
+            if count * kind.get_size() > LONGEST_TEXT:
+                raise FormatError(f"{label} has {count} texts of {kind.get_size()} bytes")
+            self._file.spend(label, count * kind.get_size(), "bytes of texts")
+            array = np.empty(attribute.shape, attribute.dtype)
+            attribute.read(array)
+            values = array.ravel().tolist()
+        return [value.decode("utf-8", "replace") for value in values]
 
 
 @contextmanager
@@ -188,9 +342,12 @@ def opened(source: str | IO[bytes], size: int) -> Iterator[Group]:
     except ImportError as error:
         raise ImportError("files of Keras are HDF5, and h5py is not installed: pip install h5py") from error
     try:
-        with h5py.File(source, "r") as file:
-            yield Group("", file, Budget(size))
+        with open(source, "rb") if isinstance(source, str) else source as content:
+            file = OpenFile(content, size)
+            file.check_heaps()
+            with h5py.File(source, "r", rdcc_nslots=1, rdcc_nbytes=0) as hdf5_file:
+                yield Group("", h5py.h5g.open(hdf5_file.id, b"/"), file)
     except FormatError:
         raise
-    except (OSError, RuntimeError, KeyError, ValueError) as error:  # what h5py makes of libhdf5's errors
+    except DAMAGE as error:
         raise FormatError(f"its HDF5 cannot be read: {error}") from error

@@ -97,7 +97,9 @@ def _read_zip(name: str, size: int) -> KerasFile:
             version = Version.parse(str(metadata.get("keras_version") if isinstance(metadata, dict) else metadata))
             model = _describe_json("config.json", _member(archive, size, "config.json", LONGEST_TEXT), version)
             content = _member(archive, size, "model.weights.h5", MOST_DEFLATED * size + SMALL)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, RuntimeError) as error:
+    except FormatError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, *hdf5.DAMAGE) as error:
         raise FormatError(f"the zip cannot be read: {error}") from error
     with hdf5.opened(io.BytesIO(content), size) as root:
         return KerasFile(with_variables(model, root), version, True)
@@ -113,7 +115,8 @@ def _member(archive: zipfile.ZipFile, size: int, name: str, most: int) -> bytes:
     if not is_known or member.file_size > most or member.compress_size > size:
         sizes = f"{member.file_size} bytes, {member.compress_size} of them in the archive"
         raise FormatError(f"{name} has {sizes}, compressed by method {member.compress_type}")
-    return archive.read(member)
+    with archive.open(member) as stream:  # `archive.read` would inflate all, whatever the directory says of its size
+        return stream.read(most)
 
 
 def _read_json(name: str, size: int, weights: str) -> KerasFile:

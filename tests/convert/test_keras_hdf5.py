@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+import sys
+import zlib
+
+import keras_bombs
 import keras_forms as forms
 import numpy as np
 import pytest
@@ -98,8 +103,9 @@ def put_empty(shape, **options):
         (
             KERNEL,
             put_empty((I, 4 * H), chunks=(I, 4 * H), scaleoffset=3),
-            "compressed by a filter that is not HDF5's own",
+            "compressed by scaleoffset; expected no others than shuffle, deflate, fletcher32",
         ),
+        (KERNEL, put_empty((I, 4 * H), chunks=(I, 4 * H), compression="lzf"), "is compressed by lzf; expected"),
         (KERNEL, put_null, "is no array of numbers"),
         (KERNEL, put_value("text"), "is no array of numbers"),
         (KERNEL, put_value(np.dtype("f4")), "is no group or dataset"),
@@ -132,6 +138,100 @@ def test_one_dataset_under_many_names(tmp_path):
                 group[name] = file["kept"]
     with pytest.raises(FormatError, match=r"has 4000000 bytes, in a file of"):
         convert.from_keras(path)
+
+
+def dataset_of(file, name, array, filters, chunk):
+    """Create a dataset in chunks, with filters by their names in the order in which they are applied."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk(chunk)
+    for filter_name in filters:
+        {"s": properties.set_shuffle, "d": properties.set_deflate, "f": properties.set_fletcher32}[filter_name]()
+    space, kind = h5py.h5s.create_simple(array.shape), h5py.h5t.py_create(array.dtype)
+    return h5py.Dataset(h5py.h5d.create(file[name.rpartition("/")[0]].id, b"kernel:0", kind, space, properties))
+
+
+@pytest.mark.parametrize("filters", ["", "s", "d", "f", "sd", "sf", "df", "sdf"])
+@pytest.mark.parametrize("chunk", [(1, 1), (2, 3), (I, 4 * H)])
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "<f2"])
+def test_filters(path, filters, chunk, dtype):
+    """libhdf5 writes chunks with filters, and the numbers are those that it was given."""
+    values = []
+
+    def put(file, name, array):
+        values.append(array.astype(dtype))
+        dataset_of(file, name, values[0], filters, chunk)[...] = values[0]
+        for side in ("recurrent_kernel:0", "bias:0"):
+            other = file[f"{GROUP}/a/cell"].pop(side)[()]
+            file[f"{GROUP}/a/cell"][side] = other.astype(dtype)
+
+    replace_item(path, KERNEL, put)
+    np.testing.assert_array_equal(convert.from_keras(path).weights["w"][:I], gate_columns(values[0]))
+
+
+def gate_columns(kernel):
+    """Return the columns of a kernel of Keras in the order of a layer: i, c, f, o."""
+    i, f, c, o = np.split(kernel, 4, axis=1)
+    return np.concatenate([i, c, f, o], axis=1)
+
+
+def test_chunks_without_their_filters(path):
+    """A chunk may be stored without some of the filters; a mask says without which."""
+    values = []
+
+    def put(file, name, array):
+        values.append(array)
+        dataset = dataset_of(file, name, array, "sd", (1, 4 * H))
+        dataset[...] = array
+        dataset.id.write_direct_chunk((1, 0), array[1].tobytes(), filter_mask=3)
+
+    replace_item(path, KERNEL, put)
+    np.testing.assert_array_equal(convert.from_keras(path).weights["w"][:I], gate_columns(values[0]))
+
+
+def put_filters(filters):
+    """Return a function that puts a dataset with these filters there."""
+
+    def put(file, name, array):
+        dataset_of(file, name, array, filters, array.shape)[...] = array
+
+    return put
+
+
+def put_chunk(filters, change):
+    """Return a function that puts a dataset there whose only chunk is changed."""
+
+    def put(file, name, array):
+        dataset = dataset_of(file, name, array, filters, array.shape)
+        dataset[...] = array
+        file.flush()
+        content = dataset.id.read_direct_chunk((0, 0))[1]
+        dataset.id.write_direct_chunk((0, 0), change(content))
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("put", "message"),
+    [
+        (put_filters("dd"), "is compressed by deflate, deflate; expected no others than shuffle, deflate, fletcher32"),
+        (put_filters("ds"), "is compressed by deflate, shuffle; expected .* in this order"),
+        (put_filters("ff"), "is compressed by fletcher32, fletcher32; expected .* each once"),
+        (
+            put_chunk("f", lambda content: b"\1" + content[1:]),
+            r"chunk of .* at \(0, 0\) is damaged: its checksum is an",
+        ),
+        (put_chunk("f", lambda content: content[:3]), "is damaged: its checksum is another"),
+        (put_chunk("d", lambda content: content[:-1]), "inflates to more than 192 bytes, or has no end"),
+        (put_chunk("d", lambda content: zlib.compress(bytes(191))), "it has 191 bytes; expected 192"),
+        (put_chunk("d", lambda content: zlib.compress(bytes(300))), "inflates to more than 192 bytes, or has no end"),
+        (put_chunk("d", lambda content: b"\0" + content[1:]), "is damaged: .*incorrect header"),
+        (put_chunk("s", lambda content: content[:-1]), "it has 191 bytes; expected 192"),
+        (put_chunk("d", lambda content: bytes(1000)), "is damaged: out buffer is only"),
+    ],
+)
+def test_damaged_chunks(path, put, message):
+    with pytest.raises(FormatError, match=message):
+        convert.from_keras(replace_item(path, KERNEL, put))
 
 
 @pytest.mark.parametrize("form", ["deflated", "big-endian", "compact", "fixed names", "numbered names"])
@@ -192,3 +292,103 @@ def test_groups_in_a_circle(tmp_path):
             layers[f"sequential_{k}"] = file["/"]
     with pytest.raises(FormatError, match="has too many layers, or layers within layers"):
         convert.from_keras(tmp_path / "m.weights.h5")
+
+
+# --------------------------------------------------------------------------------------------- texts of variable length
+def copy_file(source, target, **options):
+    """Copy a file into one that h5py writes with other options, with all texts of variable length."""
+
+    def copy_attributes(item, other):
+        for name, value in item.attrs.items():
+            texts = np.ravel(np.array(value, object))
+            strings = [text.decode() if isinstance(text, bytes) else text for text in texts]
+            other.attrs.create(name, strings if np.ndim(value) else strings[0], dtype=h5py.string_dtype())
+
+    def copy_item(name, item):
+        is_group = isinstance(item, h5py.Group)
+        copy_attributes(item, new.create_group(name, **groups) if is_group else new.create_dataset(name, data=item[()]))
+
+    groups = {"track_order": options.pop("track_order", None)}
+    with h5py.File(source) as old, h5py.File(target, "w", **options) as new:
+        copy_attributes(old, new)
+        old.visititems(copy_item)
+    return target
+
+
+@pytest.mark.parametrize("options", [{}, {"libver": "latest"}, {"track_order": True}], ids=str)
+@pytest.mark.parametrize("count", [1, 40])
+def test_texts_of_variable_length(options, count, tmp_path):
+    """In headers of both versions, in one block or several, whatever they have beside them."""
+    g = rng()
+    layers = [entry("LSTM", f"a{k}", units=H, return_sequences=True) for k in range(count)]
+    model = sequential(*layers, keras_version="2.15.0")
+    arrays = {f"a{k}": drawn(g, "LSTM", H if k else I, H) for k in range(count)}
+    path = forms.write_h5(tmp_path / "m.h5", model, arrays)
+    with h5py.File(path, "r+") as file:
+        for k in range(5):
+            file["model_weights"].attrs[f"other_{k}"] = "\u00e4" * 50
+    assert_same(convert.from_keras(copy_file(path, tmp_path / "n.h5", **options)), convert.from_keras(path))
+
+
+def test_many_attributes_of_one_group(path, tmp_path):
+    """From nine attributes on, new versions of HDF5 store them in a heap of another kind."""
+    with h5py.File(path, "r+") as file:
+        for k in range(20):
+            file[GROUP].attrs[f"other_{k}"] = "a"
+    expected = convert.from_keras(path)
+    assert_same(convert.from_keras(copy_file(path, tmp_path / "n.h5")), expected)
+    with pytest.raises(FormatError, match="weight_names has texts of variable length, and is not in the header"):
+        convert.from_keras(copy_file(path, tmp_path / "o.h5", libver="latest"))
+
+
+def change_heap(path, change):
+    """Change the heap of texts of variable length: `change` takes the file's content and the place of the heap."""
+    content = bytearray(path.read_bytes())
+    change(content, content.index(b"GCOL"))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("offset", "pattern", "value", "message"),
+    [
+        (0, "<4s", b"gcol", "there is no heap at"),
+        (8, "<Q", 2**62, "bytes of texts, in a file of"),
+        (8, "<Q", 2**15, "it ends before the 32768 bytes at"),
+        (24, "<Q", 1, "a text of .* bytes is not in the heap at"),
+        (16, "<H", 9, "a text of .* bytes is not in the heap at"),
+    ],
+)
+def test_damaged_heaps(path, offset, pattern, value, message):
+    def change(content, heap):
+        struct.pack_into(pattern, content, heap + offset, value)
+
+    change_heap(path, change)
+    with pytest.raises(FormatError, match=message):
+        convert.from_keras(path)
+
+
+def test_compressed_heaps(tmp_path):
+    """libhdf5 would inflate a heap with links without a limit."""
+    path = tmp_path / "m.weights.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        layers = file.create_group("layers")
+        for k in range(20):
+            layers.create_group(f"lstm_{k}")
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<H", content, content.index(b"FRHP") + 7, 20)
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="a heap of its names is compressed"):
+        convert.from_keras(path)
+
+
+# --------------------------------------------------------------------------------------------------- memory and time
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell a process' peak memory")
+@pytest.mark.parametrize("name", keras_bombs.BOMBS)
+def test_what_a_file_may_take(name, tmp_path):
+    """Four times the file and 16 MiB, and a second; see docs/reliability.md."""
+    weights = keras_bombs.BOMBS[name](tmp_path / name)
+    seconds, size, outcome = keras_bombs.measure(tmp_path / name, weights)
+    print(f"{name}: {seconds:.2f} s, {size / 2**20:.1f} MiB, {outcome}")
+    assert outcome.startswith(("FormatError", "LSTM"))
+    assert size < 4 * (tmp_path / name).stat().st_size + 2**24
+    assert seconds < 1
