@@ -45,6 +45,9 @@ CUDNN = {"CuDNNLSTM": "LSTM", "CuDNNGRU": "GRU"}
 CUDNN_CONFIG = {"activation": "tanh", "recurrent_activation": "sigmoid", "use_bias": True, "reset_after": True}
 ACTIVATION_LAYERS = {"LeakyReLU": "leaky_relu", "ELU": "elu", "ReLU": "relu"}  # which may be activations, too
 KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
+_TIME_DISTRIBUTED = (
+    "it calls its layer for each slice x[:, n] of x (B, N, T, I): pass these, or all as the rows of one batch"
+)
 LEAKY_RELU_SLOPE = 0.3  # of the layer, by default; of the function it is 0.2
 
 _Keys = tuple[str | None, ...] | None  # as `Step.inputs`
@@ -198,8 +201,18 @@ def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: 
     key = prefix + source.name
     while key in steps:  # only the models that know the order have different names for all layers
         key += "'"
-    steps[key] = _step(caller, source, key, inputs)
+    if source.kind == "TimeDistributed" and _has_recurrent(source):
+        inner_keys = _add_layer(caller, steps, source.layers[0], f"{key}/", ()) or ()
+        reads = None if inputs is None else (*inputs, *inner_keys)
+        steps[key] = Step(f"{key} (TimeDistributed)", reads, hint=_TIME_DISTRIBUTED)
+    else:
+        steps[key] = _step(caller, source, key, inputs)
     return (key,)
+
+
+def _has_recurrent(source: KerasLayer) -> bool:
+    """Return whether a recurrent layer is in a layer, or in a model in it."""
+    return any(inner.is_recurrent or _has_recurrent(inner) for inner in source.layers)
 
 
 def _step(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
@@ -216,7 +229,7 @@ def _step(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
         if (source.layers[0].config if is_bidirectional else config).get("return_sequences"):
             return step
         return step._replace(dense_last="ends" if is_bidirectional or config["go_backwards"] else "last")
-    if kind == "TimeDistributed" and not (source.layers[0].is_model or source.layers[0].is_recurrent):
+    if kind == "TimeDistributed" and not source.layers[0].is_model:
         return _step(caller, source.layers[0], key, inputs)
     if kind == "Dense":
         if _is_dense_activation(config["activation"]):
@@ -271,7 +284,14 @@ def convert_layer(caller: str, source: KerasLayer) -> Layer:
                 f"{label} has an RNN of several cells in each direction; only one can be expressed. Convert the cells"
                 f" of each and combine the two halves of y outside"
             )
-        return Bidirectional(*(_cell(caller, half.cells[0]) for half in (fw, bw)))
+        cells = [_cell(caller, half.cells[0]) for half in (fw, bw)]
+        if cells[0].hidden_size != cells[1].hidden_size:
+            raise ConversionError(
+                f"{label} has a forward layer of {cells[0].hidden_size} units and a backward layer of"
+                f" {cells[1].hidden_size}; both must have as many. Convert the get_weights() of each, and combine y of"
+                f" the first, fw(x)[0], with that of the other, bw(x[::-1])[0][::-1]"
+            )
+        return Bidirectional(*cells)
     reverse = config.get("go_backwards", False)
     if reverse and config["return_sequences"]:
         raise ConversionError(

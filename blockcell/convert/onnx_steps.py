@@ -18,6 +18,10 @@ from .shared import read_arrays
 
 _LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
 _LARGEST_TRIAL = 2**19  # numbers of a result in such a trial
+_WRITTEN_OUT = (
+    "it is a GRU, an LSTM or an RNN in single nodes, as tf2onnx writes most GRUs and SimpleRNNs of Keras; convert what"
+    " the model was made of: convert.from_keras(model), or blockcell.tensorflow.open(path).cells of a graph"
+)
 _ACTIVATIONS = {name.capitalize(): name for name in ACTIVATIONS if name}  # by ONNX's names
 
 
@@ -66,21 +70,25 @@ def from_graphs(
 
 
 def _hint(graph: OnnxGraph) -> str:
-    """Say what to do if the cells of a model are written out: its weights have PyTorch's names, or it has loops."""
+    """Say what to do if the cells of a model are written out: its weights have PyTorch's names, or loops have cells."""
     leaves = ("weight_ih", "weight_ih_l0")
     prefixes = [name.removesuffix(leaf) for leaf in leaves for name in graph.tensors if name.endswith(f".{leaf}")]
-    if not prefixes and any(node.op_type == "Loop" for node in graph.nodes):
-        return (
-            "; a Loop may be a cell that is written out in single nodes, as tf2onnx writes most GRUs and SimpleRNNs of"
-            " Keras: convert the Keras model itself, convert.from_keras(model)"
-        )
     if not prefixes:
-        return ""
+        names = [key_of(node) for node in graph.nodes if _is_written_out_cell(node)]
+        return f". Of {names[0]!r}: {_WRITTEN_OUT}" if names else ""
     return (
         f"; the weights of cells that are written out have PyTorch's names: tensors = {{tensor.name:"
         f" onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}};"
         f" {' and '.join(f'convert.from_torch(tensors, prefix={prefix!r})' for prefix in prefixes[:3])}"
     )
+
+
+def _is_written_out_cell(node: Any) -> bool:
+    """Return whether the body of a loop has a product and an activation, as that of a GRU, an LSTM or an RNN."""
+    if node.op_type not in ("Loop", "Scan"):
+        return False
+    ops = {inner.op_type for attribute in node.attribute for inner in attribute.g.node}
+    return not ops.isdisjoint(("MatMul", "Gemm")) and not ops.isdisjoint(_ACTIVATIONS)
 
 
 class GraphSteps:
@@ -136,7 +144,8 @@ class GraphSteps:
         """Add a node that has an effect; return its key. The node that has a body stands for those in the body."""
         if self.graph.is_body or all(map(self.graph.is_fixed, node.output)):
             return []
-        return [self._add_step(node, results, self._input_keys(node.input))]
+        hint = _WRITTEN_OUT if _is_written_out_cell(node) else ""
+        return [self._add_step(node, results, self._input_keys(node.input), hint=hint)]
 
     def _add_step(self, node: Any, results: Iterable[str], inputs: tuple[str | None, ...], **fields: Any) -> str:
         """Add the step of a node that gives these values; return its key."""

@@ -6,6 +6,7 @@ The stored models and results are those of Keras and of PyTorch's exporters to O
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 
@@ -23,6 +24,7 @@ from convert_cases import (
     converted,
     gru,
     keras,
+    keras_bidirectional,
     keras_model,
     lstm,
     made,
@@ -32,6 +34,7 @@ from convert_cases import (
     rng,
     stored,
     torch_weights,
+    warned,
 )
 from generate_layers import weights_of
 from onnx import TensorProto, helper
@@ -134,6 +137,44 @@ def test_keras_model_with_a_call_of_its_own():
     model.layers = []
     with pytest.raises(ValueError, match="found an empty one"):
         convert.from_keras(model)
+
+
+def within_time_distributed(inner, *others):
+    """Return a stand-in for a Sequential of a TimeDistributed with this layer in it, and of other layers."""
+    outer = keras("TimeDistributed", name="outer")
+    outer.layer = inner
+    model = keras("Sequential")
+    model.layers = [outer, *others]
+    return model
+
+
+def test_keras_time_distributed():
+    fw, bw = (
+        keras("LSTM", keras_arrays("LSTM", I), go_backwards=back, return_sequences=True) for back in (False, True)
+    )
+    text = r"outer \(TimeDistributed\): it calls its layer for each slice x\[:, n\] of x \(B, N, T, I\): pass these, .*"
+    for inner in (fw, keras_bidirectional(fw, bw)):
+        layer = converted(convert.from_keras, within_time_distributed(inner), text)
+        assert_same(layer, convert.from_keras(inner))
+    above = keras("LSTM", keras_arrays("LSTM", H), name="above")
+    fw.name = "inner"
+    layers = converted(convert.from_keras, within_time_distributed(fw, above), text)
+    assert layers.keys() == {"outer/inner", "above"}
+    assert_same(layers["outer/inner"], convert.from_keras(fw))
+    nested = keras("Sequential", name="nested")
+    nested.layers = [fw, above]
+    layer = converted(convert.from_keras, within_time_distributed(nested), text)
+    assert_same(layer, Stack([convert.from_keras(fw), convert.from_keras(above)]))
+    nested.layers = [keras("Dense", keras_arrays("Dense", I), name="dense", activation="linear")]
+    with pytest.raises(ValueError, match=r"found outer \(TimeDistributed\)$"):
+        convert.from_keras(within_time_distributed(nested))
+
+
+def test_keras_halves_of_two_sizes():
+    halves = [keras("LSTM", keras_arrays("LSTM", I, units), units=units, go_backwards=units == 5) for units in (4, 5)]
+    text = r"has a forward layer of 4 units and a backward layer of 5; .* bw\(x\[::-1\]\)\[0\]\[::-1\]$"
+    with pytest.raises(ConversionError, match=text):
+        convert.from_keras(keras_bidirectional(*halves))
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "sigmoid", "softmax", "tanh"])
@@ -575,12 +616,23 @@ def test_onnx_bodies():
 
 def test_onnx_loops():
     """tf2onnx writes GRUs of Keras out in loops; then the Keras model is the way."""
-    body = onnx_graph([made("Exp", ["h"], "h2")], {}, ["more", "h2"], inputs=["k", "more", "h"])
+    nodes = [made("MatMul", ["h", "R"], "z"), made("Tanh", ["z"], "h2")]
+    body = onnx_graph(nodes, {"R": np.ones((I, I))}, ["more", "h2"], inputs=["k", "more", "h"])
     loop = helper.make_node("Loop", ["steps", "", "X"], ["Y"], name="gru/while_loop", body=body)
-    model = helper.make_model(onnx_graph([loop], {"steps": np.array(7)}, ["Y"]))
-    text = r"found gru/while_loop \(Loop\); a Loop may be a cell that .* tf2onnx .*, convert.from_keras\(model\)$"
-    with pytest.raises(ValueError, match=text):
-        convert.from_onnx(model)
+    weights = onnx_weights() | {"steps": np.array(7)}
+    text = r"it is a GRU, an LSTM or an RNN in single nodes, .* convert.from_keras\(model\), or blockcell.tensorflow"
+    with pytest.raises(ValueError, match=rf"found gru/while_loop \(Loop\)\. Of 'gru/while_loop': {text}"):
+        convert.from_onnx(helper.make_model(onnx_graph([loop], weights, ["Y"])))
+    above = helper.make_node("LSTM", ["Y", "W", "R", "B"], ["Z"], name="above")
+    layer = converted(
+        convert.from_onnx,
+        helper.make_model(onnx_graph([loop, above], weights, ["Z"])),
+        rf"gru/while_loop \(Loop\): {text}.* of a graph",
+    )
+    assert_same(layer, convert.from_onnx(above, weights))
+    del loop.attribute[0].g.node[0]  # without a product it is none
+    with pytest.raises(ValueError, match=r"found gru/while_loop \(Loop\)$"):
+        convert.from_onnx(helper.make_model(onnx_graph([loop], weights, ["Y"])))
 
 
 def test_onnx_functions():
@@ -669,6 +721,50 @@ def test_keras_models_themselves():
     model.build((None, I))
     with pytest.raises(ValueError, match="expected a model with an LSTM, a GRU or an RNN, found dense"):
         convert.from_keras(model)
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:You are saving", "ignore:__array__ implementation")  # as a file, Keras' own
+@pytest.mark.parametrize("package", ["keras", "tf_keras"])
+@pytest.mark.parametrize("ending", ["", ".keras", ".h5"])
+def test_time_distributed_of_keras_itself(package, ending, tmp_path, seed):
+    keras = pytest.importorskip(package)
+    keras.utils.set_random_seed(seed)
+    L = keras.layers
+    x = L.Input((5, 6, I))
+    y = L.TimeDistributed(L.Bidirectional(L.LSTM(H)), name="inner")(x)
+    model = keras.Model(x, L.GRU(2, name="upper")(y))
+    if ending:
+        model.save(tmp_path / f"model{ending}")
+    source = tmp_path / f"model{ending}" if ending else model
+    layers, message = warned(convert.from_keras, source)
+    assert re.match(r"from_keras: left out: inner \(TimeDistributed\): it calls its layer for each slice", message)
+    (inner_name,) = layers.keys() - {"upper"}
+    assert inner_name.startswith("inner/")
+    values = np.random.default_rng(seed).standard_normal((B, 5, 6, I)).astype(np.float32)
+    states = layers[inner_name](values.reshape(B * 5, 6, I), batch_first=True)[1]
+    ends = np.concatenate([states[0].h, states[1].h], -1).reshape(B, 5, 2 * H)
+    _, last = layers["upper"](ends, batch_first=True)
+    np.testing.assert_allclose(last.h, np.asarray(model(values)), rtol=0, atol=1e-6)
+
+
+@pytest.mark.peers
+def test_halves_of_two_sizes_of_keras_itself(seed):
+    """The message says how to compute what Keras does."""
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(seed)
+    L = keras.layers
+    halves = [L.LSTM(units, return_sequences=True, go_backwards=units == 5) for units in (4, 5)]
+    both = L.Bidirectional(halves[0], backward_layer=halves[1])
+    x = np.random.default_rng(seed).standard_normal((B, T, I)).astype(np.float32)
+    expected = np.asarray(both(x)).swapaxes(0, 1)
+    with pytest.raises(ConversionError, match="has a forward layer of 4 units and a backward layer of 5"):
+        convert.from_keras(both)
+    halves = both.forward_layer, both.backward_layer
+    fw, bw = (convert.from_keras(half.get_weights(), recurrent_activation="sigmoid") for half in halves)
+    x = x.swapaxes(0, 1)
+    y = np.concatenate([fw(x)[0], bw(x[::-1])[0][::-1]], -1)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.peers

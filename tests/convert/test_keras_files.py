@@ -274,13 +274,16 @@ def test_classes_of_ones_own(tmp_path):
     assert message == "from_keras: left out: b (LSTM), c (own>LSTM), run (Lambda)"
 
 
-def test_lstm_over_steps_of_steps_is_left_out(tmp_path):
-    """A TimeDistributed of a recurrent layer runs along another axis."""
+def test_lstm_over_steps_of_steps(tmp_path):
+    """A TimeDistributed of a recurrent layer runs along another axis, and is in no stack."""
     g = rng()
     arrays = {"t": drawn(g, "LSTM", I, H), "b": drawn(g, "LSTM", H, H)}
     model = sequential(entry("TimeDistributed", "t", layer=entry("LSTM", "a", units=H)), entry("LSTM", "b", units=H))
     path = forms.write_h5(tmp_path / "m.h5", model, arrays)
-    assert_same(converted(convert.from_keras, path, r"t \(TimeDistributed\)"), cell_of("LSTM", arrays["b"]))
+    layers = converted(convert.from_keras, path, r"t \(TimeDistributed\): it calls its layer for each slice .*")
+    assert layers.keys() == {"t/a", "b"}
+    for name, key in {"t/a": "t", "b": "b"}.items():
+        assert_same(layers[name], cell_of("LSTM", arrays[key]))
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras 1

@@ -13,6 +13,7 @@ from cases import arguments
 from graphs import on_onnxruntime
 from onnx import helper
 
+import blockcell
 import onnx_export
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # tf2onnx has its own
@@ -123,3 +124,24 @@ def test_what_tensorflow_gave(tf, graph, source, domain):
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6)
     # But for LSTMBlockCell, which tf2onnx takes to pieces itself when it is told nothing.
     assert bool(linked.functions) or (domain == "" and graph in (lstm_steps, lstm_loop))
+
+
+@pytest.mark.parametrize("kind", ["GRU", "SimpleRNN"])
+@pytest.mark.parametrize("below", [False, True])
+def test_cells_that_tf2onnx_writes_as_single_nodes(tf, kind, below):
+    """from_onnx names them, and says what to convert instead."""
+    from tf2onnx import convert
+
+    keras = pytest.importorskip("keras")
+    layers = [keras.layers.LSTM(3, return_sequences=True)] if below else []
+    keras_model = keras.Sequential([keras.layers.Input((5, 3)), *layers, getattr(keras.layers, kind)(4)])
+    signature = [tf.TensorSpec((None, 5, 3), tf.float32)]
+    model, _ = convert.from_function(tf.function(keras_model, input_signature=signature), signature)
+    text = r"it is a GRU, an LSTM or an RNN in single nodes, .* convert.from_keras\(model\)"
+    if below:
+        with pytest.warns(UserWarning, match=rf"^from_onnx: left out: \S+/while_loop \(Loop\): {text}"):
+            assert blockcell.convert.from_onnx(model).hidden_size == 3
+    else:
+        with pytest.raises(ValueError, match=rf"\. Of '\S+/while_loop': {text}"):
+            blockcell.convert.from_onnx(model)
+    assert blockcell.convert.from_keras(keras_model).output_size == 4
