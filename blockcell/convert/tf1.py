@@ -113,7 +113,7 @@ def from_tf1(
     Warns
     -----
     UserWarning
-        forget_bias is not given.
+        forget_bias is not given. The scope says zoneout, which is not converted.
 
     Raises
     ------
@@ -143,6 +143,12 @@ def from_tf1(
     arrays = read_arrays(caller, {name: variables[name] for name in names.values()})
     values: dict[str, Any] = {role: arrays[name] for role, name in names.items()}
     label = f"{caller}: the cell {scope!r}"
+    if "zoneout" in scope.lower():
+        warnings.warn(
+            f"{label} has zoneout by its name, which is not converted: it mixes the states before and after each step,"
+            f" in inference, too. Call the layer for one step at a time, and mix them",
+            stacklevel=2,
+        )
     if kind != "LSTM":
         is_set = {"forget_bias": forget_bias is not None, "cell_clip": bool(cell_clip), "proj_clip": bool(proj_clip)}
         if extra := [name for name in is_set if is_set[name]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from convert_cases import B, H, I, T, rng, sigmoid
+from convert_cases import B, H, I, T, assert_same, rng, sigmoid, warned
 
 from blockcell import convert, formulas
 from blockcell.convert import ConversionError
@@ -127,6 +127,13 @@ def test_tf1_rnn():
     assert convert.from_tf1(variables).activation == "tanh"
     with pytest.raises(ValueError, match="is an RNN, which has no forget_bias"):
         convert.from_tf1(variables, forget_bias=1.0)
+
+
+def test_tf1_zoneout():
+    for draw, options in ((tf1_lstm, {"forget_bias": 1.0}), (tf1_gru, {})):
+        layer, message = warned(convert.from_tf1, draw("decoder/zoneout_cell/a_cell/"), **options)
+        assert_same(layer, convert.from_tf1(draw(), **options))
+        assert message.startswith("from_tf1: the cell 'decoder/zoneout_cell/a_cell' has zoneout by its name")
 
 
 def test_tf1_class_and_name_disagree():

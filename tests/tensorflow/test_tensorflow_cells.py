@@ -417,7 +417,7 @@ def test_checkpoint_classes(tmp_path):
         values |= checkpoint_of(f"{scope}/lstm_cell", ("w", "b")) | {f"{scope}/lstm_cell/projection/kernel": W[:H, :3]}
     values["q/lstm_cell/projection/bias"] = W[0, :3]
     values |= {"r/basic_rnn_cell/kernel": W[:, :H], "r/basic_rnn_cell/bias": W[0, :H]}
-    values |= checkpoint_of("s/ugrnn_cell", ("w", "b"))
+    values |= checkpoint_of("s/ugrnn_cell", ("w", "b")) | checkpoint_of("t/ZoneoutLSTM/lstm_cell", ("w", "b"))
     values |= checkpoint_of("n/layer_norm_basic_lstm_cell", ("w", "b")) | {
         "n/layer_norm_basic_lstm_cell/input/gamma": W[0]
     }
@@ -434,6 +434,7 @@ def test_checkpoint_classes(tmp_path):
         "q/lstm_cell": ("LSTMBlockCell", [*open_, "proj_clip"], "it has a projection wi"),
         "r/basic_rnn_cell": ("BasicRNNCell", ["activation"], ""),
         "s/ugrnn_cell": ("LSTMCell", open_, "it is another cell by "),
+        "t/ZoneoutLSTM/lstm_cell": ("LSTMBlockCell", open_, "it has zoneout by its "),
         "n/layer_norm_basic_lstm_cell": ("LSTMCell", open_, "it has layer normaliza"),
     }
     assert cells["a/cudnn_compatible_lstm_cell"].layer().forget_bias == 0

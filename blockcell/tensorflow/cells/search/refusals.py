@@ -22,6 +22,7 @@ _CELL = re.compile(r"\A(lstm|gru)|(lstm|gru|rnn|sru|nas|cfn)\w*_cell(_\d+)?\Z", 
 _OTHER = re.compile(
     r"(sru|ugrnn|nas|cfn|((intersection|ind|minimal)_rnn)|((phased|conv\w*|g|indy)_?lstm)|indy_gru)_cell(_\d+)?\Z"
 )
+_ZONEOUT = re.compile("[^/]*zoneout[^/]*", re.IGNORECASE)
 _NORMAL = re.compile(r"layer_?norm|/(gamma|beta)\Z", re.IGNORECASE)
 _MOST_BEFORE = 200  # nodes
 _MOST_AROUND = 4  # scopes around a weight
@@ -212,6 +213,8 @@ def class_by_name(name: str) -> str:
 
 def refused_cell_name(scope: str) -> str | None:
     """Return the reason to refuse a cell by its name; None if it is not the name of another cell."""
+    if zoneout := _ZONEOUT.search(scope):
+        return f"it has zoneout by its name, {zoneout[0]}, which mixes the states, in inference, too; no layer does"
     match = _OTHER.search(scope)
     return None if match is None else f"it is another cell by its name, {match[0]}, and none that layers compute"
 
