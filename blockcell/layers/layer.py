@@ -31,6 +31,7 @@ from ..quantization import (
 )
 from .arguments import CallReader, checked_array, read_array, read_lengths, read_parts, repeat_row
 from .calls import BaseLayer
+from .masks import has_gaps
 from .quantized import Quantized
 from .shared import (
     ZERO,
@@ -300,7 +301,7 @@ class Layer(BaseLayer[S_co]):
             An array has another dtype than the layer, or an argument is of the wrong kind.
         ValueError
             A shape does not fit, or the tape is another layer's, of another `batch_first`, or for
-            `return_d_reset_state` of a mask.
+            `return_d_reset_state` of a mask that skips other steps than the last ones of rows.
         """
         reader = ArgumentReader(type(self).__name__)
         if not isinstance(tape, Tape):
@@ -315,8 +316,9 @@ class Layer(BaseLayer[S_co]):
         d_reset_state = d_reset_rows = None
         is_asked = return_d_reset_state is not False and reader.switch("return_d_reset_state", return_d_reset_state)
         if is_asked:
-            if tape.counted is not None:
-                raise ValueError(f"{reader.caller}: return_d_reset_state is True; expected a tape without a mask")
+            if tape.counted is not None and has_gaps(tape.counted.mask):
+                expected = "expected a tape without a mask, or of one that skips steps at the ends of rows alone"
+                raise ValueError(f"{reader.caller}: return_d_reset_state is True; {expected}")
             d_reset_state = self._new_reset_state(*((tape.B, tape.T) if tape.batch_first else (tape.T, tape.B)))
             d_reset_rows = _time_first(d_reset_state) if tape.batch_first else d_reset_state
         results = self._runner.try_backward(tape, d_y, d_state, d_reset_rows)

@@ -100,6 +100,11 @@ class CountedSteps:
                 is_empty = self.mask[t][:, None]
 
 
+def has_gaps(mask: Array) -> bool:
+    """Return whether a step of a row counts after one that does not, by a mask [T,B]."""
+    return bool((mask[1:] & ~mask[:-1]).any())
+
+
 def count_steps(
     mask: Array | None, lengths: Array | None, T: int, repeat: bool
 ) -> tuple[CountedSteps | None, Array | None]:
@@ -112,7 +117,7 @@ def count_steps(
         mask = is_within if mask is None else mask & is_within
     if mask is None or mask.all():
         return None, None
-    if repeat or (mask[1:] & ~mask[:-1]).any():
+    if repeat or has_gaps(mask):
         steps = CountedSteps(mask, repeat)
         return steps, steps.lengths
     return None, mask.sum(axis=0, dtype=np.int64)

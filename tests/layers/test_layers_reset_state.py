@@ -278,7 +278,37 @@ def test_none_of_other_directions():
     assert nothing is None and type(grads) is LSTMState and all(a.any() for a in grads)
 
 
-def test_no_gradients_with_a_mask():
-    _, _, tape = LAYER.forward(X, reset=RESET, mask=np.arange(5)[:, None] != [0, 1, 2, 3])
-    with pytest.raises(ValueError, match="LSTM: return_d_reset_state is True; expected a tape without a mask"):
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_where_y_repeats_at_the_end(name, batch_first):
+    """They are those of the y that is not repeated, whose last step has the gradients to all repetitions."""
+    layer, T, B = LAYERS[name](5, 9, np.float64), 7, 6
+    x, state, _, reset = draw(layer, T, B, name)
+    lengths, g = np.array([7, 0, 1, 4, 6, 3]), rng("repeated", name)
+    d_y = g.standard_normal((T, B, layer.output_size))
+    summed = d_y.copy()
+    for t in range(T - 1, 0, -1):
+        summed[t - 1] = np.where((t >= lengths)[:, None], summed[t] + d_y[t - 1], d_y[t - 1])
+    arrays = [np.ascontiguousarray(time_first(a, batch_first)) for a in (x, reset, d_y, summed)]
+    reset_state = like(draw_reset_state(state, T, name), lambda a: time_first(a, batch_first))
+    options = {"lengths": lengths, "reset": arrays[1], "reset_state": reset_state, "batch_first": batch_first}
+    results = []
+    for masked, gradient in (("zero", arrays[3]), ("repeat", arrays[2])):
+        _, last, tape = layer.forward(arrays[0], state, masked=masked, **options)
+        d_last = like(last, lambda a: np.ones_like(a) / 3)
+        results.append(layer.backward(tape, gradient, d_last, return_d_reset_state=True))
+    assert same(*results)
+    assert any(a.any() for a in leaves(results[1][3]))
+
+
+def test_no_gradients_with_gaps():
+    mask = np.arange(5)[:, None] < [5, 0, 3, 4]
+    d_reset_state = [
+        LAYER.backward(LAYER.forward(X, reset=RESET, **options)[2], ROWS, return_d_reset_state=True)[3]
+        for options in ({"mask": mask}, {"lengths": mask.sum(axis=0)})
+    ]
+    assert same(*d_reset_state)
+    mask[0, 0] = False
+    _, _, tape = LAYER.forward(X, reset=RESET, mask=mask)
+    with pytest.raises(ValueError, match="LSTM: return_d_reset_state is True; expected a tape without a mask, or of"):
         LAYER.backward(tape, ROWS, return_d_reset_state=True)
