@@ -63,11 +63,23 @@ class QuantizationReport(NamedTuple):
     """With ``by_layer=True``: the report of the layer in which only the matrices of this prefix are quantized."""
 
     def __repr__(self) -> str:
-        values = self._asdict()
-        if not self.layers:
-            del values["layers"]
-        shown = (f"{name}={f'{x:.3g}' if isinstance(x, float) else repr(x)}" for name, x in values.items())
-        return f"{type(self).__name__}({', '.join(shown)})"
+        """Return the values on one line and, with ``by_layer=True``, a table with a line for each layer."""
+        texts = self._texts()
+        lines = [f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in texts.items())})"]
+        if self.layers:
+            columns = [["layers", *map(repr, self.layers)]]
+            of_layers = [report._texts() for report in self.layers.values()]
+            for name in ("max", "rms", "relative_max", "relative_rms", "nbytes"):
+                columns.append([name, *[layer_texts[name] for layer_texts in of_layers]])
+            widths = [max(map(len, column)) for column in columns]
+            for row in zip(*columns, strict=True):
+                lines.append("  ".join([text.rjust(width) for text, width in zip(row, widths, strict=True)]))
+        return "\n".join(lines)
+
+    def _texts(self) -> dict[str, str]:
+        """Return all values but `layers` as the repr has them."""
+        values = self._asdict().items()
+        return {name: f"{x:.3g}" if isinstance(x, float) else repr(x) for name, x in values if name != "layers"}
 
 
 def report_of(

@@ -91,6 +91,17 @@ class Quantized(BaseLayer[S_co]):
         return self._layer.stream(batch)._belong_to(self)
 
     # ------------------------------------------------------------------------------------------------- what it has not
+    @property
+    def weights(self) -> NoReturn:
+        """Raise an AttributeError: the weights are codes and scales."""
+        expected = "expected dequantize().weights, or quantization for the scheme"
+        raise AttributeError(f"Quantized: a quantized layer has codes and scales in place of weights; {expected}")
+
+    def set_weights(self, **arrays: Any) -> NoReturn:
+        """Raise a TypeError: a quantized layer cannot be changed."""
+        expected = "expected set_weights of the float32 layer, and quantize after it"
+        raise TypeError(f"Quantized.set_weights: a quantized layer cannot be changed; {expected}")
+
     def quantize(self, *arguments: Any, **options: Any) -> NoReturn:
         """Raise a TypeError: it is quantized already."""
         raise TypeError("Quantized.quantize: the layer is quantized already; expected the float32 layer")

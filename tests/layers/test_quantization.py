@@ -180,6 +180,11 @@ def test_what_a_quantized_layer_is_not_for():
             call()
     with pytest.raises(TypeError, match="the layer is quantized already; expected the float32 layer"):
         q.quantize("float16")
+    with pytest.raises(AttributeError, match=r"codes .* in place of weights; expected dequantize\(\)\.weights, or qua"):
+        q.weights  # noqa: B018
+    with pytest.raises(TypeError, match="cannot be changed; expected set_weights of the float32 layer, and quantize"):
+        q.set_weights(b_c=np.zeros(4, F32))
+    assert not hasattr(q, "weights")
     with pytest.raises(TypeError, match=r"Stack: 0 is .*; expected a layer"):
         Stack([q])
 
@@ -345,7 +350,13 @@ def test_report_by_layer(scheme):
     for name, part in report.layers.items():
         assert part == layer.quantization_report({name: schemes[name]}, x, state, lengths=lengths)
         assert 0 < part.max and report.nbytes < part.nbytes < part.nbytes_float32
-    assert "layers={'" in repr(report)
+    first, head, *lines = repr(report).split("\n")
+    assert first == repr(report._replace(layers={})) and "layers" not in first
+    names = head.split()[1:]
+    for line, (name, part) in zip(lines, report.layers.items(), strict=True):
+        assert len(line) == len(head) <= 80
+        assert line.split() == [repr(name), *[f"{getattr(part, key):.3g}" for key in names[:-1]], str(part.nbytes)]
+    assert names == ["max", "rms", "relative_max", "relative_rms", "nbytes"]
     single = lstm(5, 7, F32)
     assert [*single.quantization_report("int8", x, by_layer=True).layers] == [""]
     with pytest.raises(TypeError, match=r"quantization_report: by_layer is 1"):
