@@ -182,11 +182,14 @@ class Recurrent(Base, RNNBase):
             if batch_axis is None:
                 expected = "expected 3 dimensions with it, or input[:length]"
                 raise ValueError(f"{self._caller()}: lengths is given and input has 2 dimensions; {expected}")
+            rows, T = shape[batch_axis], shape[1 - batch_axis]
             if isinstance(lengths, list) and all([isinstance(length, int) for length in lengths]):
+                for b, length in enumerate(lengths):
+                    if abs(length) >= 1 << 63:  # else the step mask's function refuses it
+                        raise ValueError(f"{self._caller()}: lengths[{b}] is {length}; expected 0 to T = {T}")
                 lengths = torch.tensor(lengths, dtype=torch.int64, device="cpu")
-            rows = shape[batch_axis]
             self._check_option("lengths", lengths, _INTEGERS, "integers", (rows,), "one for each row of input")
-            if lengths.dtype != torch.int64:
+            if lengths.dtype not in (torch.int64, torch.uint64):
                 op.check_memory("lengths", lengths)
                 lengths = lengths.to(torch.int64)
         if reset is not None:

@@ -23,7 +23,7 @@ from ..layers import Quantized
 from ..optable import Array
 from . import internals, op
 from .op import Tensors, check_count, check_rank, check_tensors, layout_of_weights, needs_dispatcher
-from .step_mask import read_lengths, read_reset
+from .step_mask import expected_lengths, read_lengths, read_reset
 
 _NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 
@@ -126,7 +126,7 @@ class QuantizedOp:
             [
                 ("x", x, (T, B, weights[0].shape[1]), torch.float32),
                 *[(name, state, (D, B, H), torch.float32) for name, state in zip(self.states, states, strict=False)],
-                ("lengths", lengths, (B,), torch.int64),
+                expected_lengths(lengths, B),
                 ("reset", reset, (T, B), torch.bool),
                 *self._expected_reset_states(reset_states, (T, B, H), bidirectional, reset),
             ]

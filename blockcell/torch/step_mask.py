@@ -10,7 +10,7 @@ from .._layers import check_lengths, step_mask_of
 from .._tensors import array_of
 from ..optable import Array
 from . import internals
-from .op import check_rank, check_tensors, needs_dispatcher
+from .op import Expected, check_rank, check_tensors, needs_dispatcher
 
 _library = torch.library.Library("blockcell", "FRAGMENT")
 
@@ -22,7 +22,7 @@ def make_step_mask(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> T
     ----------
     x : Tensor (T, B, I)
         Only for its sizes, which ``torch.jit.trace`` would record as constants.
-    lengths : Tensor (B,) of int64, optional
+    lengths : Tensor (B,) of int64 or uint64, optional
         0 to T each; others are refused where the mask is computed, so by compiled and exported programs, too.
     reset : Tensor (T, B) of bool, optional
     """
@@ -47,16 +47,23 @@ def _allocate(x: Tensor, lengths: Tensor | None, reset: Tensor | None) -> Tensor
     """Return a tensor as `_compute` does, without values."""
     check_rank("x", x.shape, "(T, B, I)")
     T, B, _ = x.shape
-    check_tensors([("lengths", lengths, (B,), torch.int64), ("reset", reset, (T, B), torch.bool)])
+    check_tensors([expected_lengths(lengths, B), ("reset", reset, (T, B), torch.bool)])
     return x.new_empty((2, T, B), dtype=torch.uint8)
+
+
+def expected_lengths(lengths: Tensor | None, B: int) -> Expected:
+    """Return what `check_tensors` needs to refuse lengths that are not int64 or uint64, [B]."""
+    is_unsigned = lengths is not None and lengths.dtype == torch.uint64
+    return "lengths", lengths, (B,), torch.uint64 if is_unsigned else torch.int64
 
 
 def read_lengths(lengths: Tensor, T: int, B: int) -> Array:
     """Return lengths [B] as an array of int64 without gaps; refuse others than 0 to T."""
-    check_tensors([("lengths", lengths, (B,), torch.int64)])
+    check_tensors([expected_lengths(lengths, B)])
     array = np.ascontiguousarray(array_of("lengths", lengths))
-    check_lengths("blockcell", array, T, array)
-    return array
+    row_lengths = array.view(np.int64)  # of unsigned ones, those that do not fit become negative
+    check_lengths("blockcell", row_lengths, T, array)
+    return row_lengths
 
 
 def read_reset(reset: Tensor, T: int, B: int) -> Array:

@@ -352,6 +352,8 @@ def test_refused(kind):
         (module, x, lengths[:, None], ValueError, f"lengths has shape (3, 1); expected (3,), {rows}"),
         (first, x, lengths, ValueError, f"lengths has shape (3,); expected (4,), {rows}"),
         (module, x, lengths.to("meta"), ValueError, "lengths is on meta; expected cpu"),
+        (module, x, [4, 2**70, 0], ValueError, f"lengths[1] is {2**70}; expected 0 to T = 4"),
+        (first, x, [4, 0, 2, -(2**63)], ValueError, f"lengths[3] is -{2**63}; expected 0 to T = 3"),
         (
             module,
             x[:, 0],
@@ -374,6 +376,7 @@ def test_refused(kind):
         (lengths + 1, "lengths[0] is 5"),
         (lengths - 1, "lengths[1] is -1"),
         ([4, 2, 9], "lengths[2] is 9"),
+        (torch.tensor([4, 0, 2**63 + 1], dtype=torch.uint64), f"lengths[2] is {2**63 + 1}"),
     ):
         with pytest.raises(ValueError, match=f"^blockcell: {re.escape(message)}; expected 0 to T = 4$"):
             module(x, lengths=wrong)
