@@ -33,6 +33,7 @@ _HALF_FLOOR = 8.0  # in eps of float16
 _VISIBLE = 8.0  # bounds by which a result must change if a part of x changes
 _LARGEST_BOUND = 1e-2  # of the largest entry: within larger ones, almost any layer would seem right
 _COLUMN_GROUPS = 16
+_MOST_CHANGES = 20  # steps, and rows, that are changed one by one
 
 
 class NotCompared(Exception):
@@ -187,15 +188,22 @@ def _check_numbers(crossing: Crossing, repeated: Crossing) -> None:
 
 
 def _check_dependence(crossing: Crossing, bounds: Mapping[str, float]) -> None:
-    """Refuse inputs for which the results do not depend visibly on each step, row and column of x."""
+    """Refuse inputs for which the results do not depend visibly on each step, row and column of x.
+
+    If there are many steps or rows, some are looked at.
+    """
     batch_axis = 0 if crossing.options.get("batch_first") else 1
     x, g = crossing.x, np.random.default_rng(3)
     other = g.standard_normal(x.shape) * (float(np.std(x)) or 1.0)
     is_read = np.broadcast_to(crossing.options.get("mask", True), x.shape[:2])
+    if (lengths := crossing.options.get("lengths")) is not None:
+        is_within = np.arange(x.shape[1 - batch_axis])[:, np.newaxis] < lengths
+        is_read = is_read & (is_within if batch_axis else is_within.T)
     results = crossing.compute(x)
     for axis, part in ((1 - batch_axis, "step"), (batch_axis, "row"), (2, "column")):
         size = x.shape[axis]
-        for k in np.array_split(np.arange(size), min(size, _COLUMN_GROUPS) if axis == 2 else size):
+        ones = np.unique(np.linspace(0, size - 1, min(size, _MOST_CHANGES)).astype(int))[:, np.newaxis]
+        for k in np.array_split(np.arange(size), min(size, _COLUMN_GROUPS)) if axis == 2 else ones:
             index: Any = (*[slice(None)] * axis, k)
             if axis < 2 and not is_read[index].any():
                 continue

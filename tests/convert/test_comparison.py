@@ -122,6 +122,28 @@ def test_layers_that_forget(kept):
             compare("test", run_of(layer, lambda layer, x: layer(x)[0]), choose_sizes(None, None))
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_rows_without_steps(batch_first):
+    """Nothing depends on them, nor on steps behind the ends of all rows."""
+    layer, lengths = LAYERS["GRU in float16"](), np.array([3, 0, 2])
+
+    def run(T, B, seed, scale):
+        x = np.random.default_rng(seed).standard_normal((B, T, 6) if batch_first else (T, B, 6)).astype(np.float16)
+        options = {"lengths": lengths, "batch_first": batch_first}
+        y = layer(x, **options)[0]
+        return [Crossing("the model", layer, x, {"y": y}, lambda y, state: {"y": y}, options)]
+
+    compare("test", run, choose_sizes(5, 3))
+
+
+def test_many_steps_are_compared():
+    """As many as a model may fix: then the dependence on some of them is looked at."""
+    layer = LAYERS["LSTM"]()
+    compare("test", run_of(layer, in_other_order), choose_sizes(3000, 1))
+    with pytest.raises(ConversionError):
+        compare("test", run_of(layer, FAULTS["no step after the 60th"]), choose_sizes(3000, 1))
+
+
 def test_sizes():
     assert choose_sizes(None, None) == [(5, 3, False), (7, 4, False), (71, 3, True)]
     assert choose_sizes(None, None, [3, 5, 71]) == [(7, 4, False), (11, 6, False), (67, 4, True)]
