@@ -31,6 +31,7 @@ SMALL = 2**20  # bytes that arrays may have in any case
 BYTES_OF_OBJECT = 128  # that an object takes in the file at least; a dataset takes 311, a group 162
 FEW_OBJECTS = 2**11  # that may be opened in any case
 LONGEST_PATH = 2**12
+MOST_ATTRIBUTES = 2**9  # of a group; Keras divides names among attributes of 64 kB
 DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, struct.error)
 """What h5py, zipfile and struct raise for damaged files."""
 _FILTERS = {2: "shuffle", 1: "deflate", 3: "fletcher32"}
@@ -57,7 +58,8 @@ class OpenFile:
     def check(self, label: str, count: int, kind: str) -> None:
         """Refuse more of a kind than is left."""
         if count > self._left[kind]:
-            raise FormatError(f"{label} has {count} {kind}, in a file of {self.file_size}; expected {self._left[kind]}")
+            rest = f"which may have {self._left[kind]} more in all its parts"
+            raise FormatError(f"{label} has {count} {kind}, in a file of {self.file_size} bytes, {rest}")
 
     def left(self, kind: str) -> int:
         return self._left[kind]
@@ -210,9 +212,13 @@ class Group:
     """A group of a file, or the file itself."""
 
     def __init__(self, path: str, group: Any, file: OpenFile) -> None:
+        import h5py
+
         self.path = path
         self._group, self._file = group, file  # h5py's GroupID
-        self._groups: dict[str, Group] = {}
+        if (count := h5py.h5o.get_info(group).num_attrs) > MOST_ATTRIBUTES:  # libhdf5 looks for one after the other
+            raise FormatError(f"{path} has {count} attributes; expected at most {MOST_ATTRIBUTES}")
+        self._members: dict[str, Group | StoredArray] = {}
         self._names: list[str] | None = None
 
     def names(self) -> list[str]:
@@ -245,11 +251,11 @@ class Group:
         for part in name.split("/"):
             if not isinstance(member, Group):
                 raise FormatError(f"{member.path} is a dataset; expected a group")
-            member = member._groups.get(part) or member._open_member(part)
+            member = member._members.get(part) or member._open_member(part)
         return member
 
     def _open_member(self, name: str) -> Group | StoredArray:
-        """Open a group or a dataset in it. Groups are kept."""
+        """Open a group or a dataset in it, and keep it."""
         import h5py
 
         path = f"{self.path}/{name}"
@@ -262,11 +268,12 @@ class Group:
         self._file.spend(path, 1, "objects")
         kind = h5py.h5o.get_info(self._group, name.encode()).type
         if kind == h5py.h5o.TYPE_DATASET:
-            return StoredArray(path, self._group, name.encode(), self._file)
-        if kind != h5py.h5o.TYPE_GROUP:
+            self._members[name] = StoredArray(path, self._group, name.encode(), self._file)
+        elif kind == h5py.h5o.TYPE_GROUP:
+            self._members[name] = Group(path, h5py.h5g.open(self._group, name.encode()), self._file)
+        else:
             raise FormatError(f"{path} is no group or dataset")
-        self._groups[name] = Group(path, h5py.h5g.open(self._group, name.encode()), self._file)
-        return self._groups[name]
+        return self._members[name]
 
     def group(self, name: str) -> Group:
         """Return the group of a name, or of a path of names."""

@@ -8,9 +8,19 @@ from typing import Any, NamedTuple
 
 from ..activations import Activation
 from ..errors import FormatError, short
-from .keras_layers import CELLS, CUDNN, CUDNN_CONFIG, KERAS_2_HARD_SIGMOID, KerasLayer, known_activation, tensors_of
+from .keras_layers import (
+    CELLS,
+    CUDNN,
+    CUDNN_CONFIG,
+    KERAS_2_HARD_SIGMOID,
+    LONGEST_NAME,
+    KerasLayer,
+    known_activation,
+    tensors_of,
+)
 
 MODELS = ("Sequential", "Functional", "Model")
+_MOST_NESTED = 2**4  # models and wrappers, one within the other
 _KERAS_1 = {"output_dim": "units", "inner_activation": "recurrent_activation", "bias": "use_bias"}
 
 
@@ -37,8 +47,10 @@ def snake_case(name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-def describe_config(entry: Any, version: Version) -> KerasLayer:
-    """Describe a layer or a model, without its arrays."""
+def describe_config(entry: Any, version: Version, depth: int = 0) -> KerasLayer:
+    """Describe a layer or a model, without its arrays; `depth` is the number of those that it is in."""
+    if depth > _MOST_NESTED:
+        raise FormatError(f"it has layers within more than {_MOST_NESTED} others")
     entry = _mapping("a layer", entry)
     kind, config = entry.get("class_name"), entry.get("config")
     if not isinstance(kind, str):
@@ -47,11 +59,12 @@ def describe_config(entry: Any, version: Version) -> KerasLayer:
         config = {"layers": config}
     config = _mapping(f"the config of {kind}", config)
     name = entry.get("name") or config.get("name") or snake_case(kind)
-    if not isinstance(name, str):
-        raise FormatError(f"a layer of class {kind} has the name {short(name)}; expected a text")
+    if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        expected = f"expected a text of at most {LONGEST_NAME} letters"
+        raise FormatError(f"a layer of class {short(kind)} has the name {short(name)}; {expected}")
     module = _other_module(entry)
     if isinstance(entries := config.get("layers"), list):
-        layers = tuple(describe_config(inner, version) for inner in entries)
+        layers = tuple(describe_config(inner, version, depth + 1) for inner in entries)
         if module or kind not in MODELS:  # its call() may be another
             return KerasLayer(kind, name, {}, layers=layers, is_model=True)
         named_entries = [dict(inner, name=layer.name) for inner, layer in zip(entries, layers, strict=True)]
@@ -60,10 +73,10 @@ def describe_config(entry: Any, version: Version) -> KerasLayer:
         return KerasLayer(kind, name, config | {"layers": named_entries}, layers=layers, is_model=True)
     if module:
         return KerasLayer(kind, name, config, module=module)
-    return _describe_layer("Dense" if kind == "TimeDistributedDense" else kind, name, config, version)
+    return _describe_layer("Dense" if kind == "TimeDistributedDense" else kind, name, config, version, depth)
 
 
-def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Version) -> KerasLayer:
+def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Version, depth: int) -> KerasLayer:
     """Describe one of Keras' own layers, with the names and the defaults of Keras 2 and 3."""
     label = f"{kind} {name!r}"
     if kind in CUDNN:
@@ -90,12 +103,13 @@ def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Versi
         defaults["axis"] = -1
     if kind == "Bidirectional":
         defaults["merge_mode"] = "concat"
-        fw = describe_config(config.get("layer"), version)
+        fw = describe_config(config.get("layer"), version, depth + 1)
         turned = not fw.config.get("go_backwards", False)
         bw = fw._replace(config={**fw.config, "go_backwards": turned})
-        inner = fw, describe_config(config["backward_layer"], version) if config.get("backward_layer") else bw
+        other = config.get("backward_layer")
+        inner = fw, describe_config(other, version, depth + 1) if other else bw
     elif kind == "TimeDistributed":
-        inner = (describe_config(config.get("layer"), version),)
+        inner = (describe_config(config.get("layer"), version, depth + 1),)
     elif kind == "RNN":
         cell = _mapping(f"the cell of {label}", config.get("cell"))
         cells = [cell]
@@ -103,7 +117,7 @@ def _describe_layer(kind: str, name: str, config: dict[str, Any], version: Versi
             cells = _mapping(f"the cell of {label}", cell.get("config")).get("cells", [])
         if not isinstance(cells, list) or not cells:
             raise FormatError(f"{label} has no list of cells")
-        inner = tuple(describe_config(part, version) for part in cells)
+        inner = tuple(describe_config(part, version, depth + 1) for part in cells)
     config = defaults | config
     for key in defaults:
         value = config[key]

@@ -33,6 +33,8 @@ from .keras_stored import VARIABLES, describe_arrays, with_named_arrays, with_va
 _KINDS = "Keras' .h5, .hdf5, .keras, .weights.h5, or the .json of an architecture"
 _EXPECTED = f"expected {_KINDS}"
 _HDF5, _ZIP = b"\x89HDF\r\n\x1a\n", b"PK\3\4"
+_SMALL_CONFIG = 2**18  # bytes that a config may have in any case
+_MOST_LISTS = 2**17  # and mappings of a config
 _KERAS_1 = "1"  # the version of files that have none
 
 
@@ -85,7 +87,7 @@ def _read_hdf5(name: str, size: int, options: Mapping[str, bool | Activation | N
     with hdf5.opened(name, size) as root:
         version = _version_of(root, None)
         if root.has_attribute("model_config"):
-            model = _describe_json("model_config", root.text("model_config"), version)
+            model = _describe_model(_parse_json("model_config", root.text("model_config")), version)
             return KerasFile(with_named_arrays(model, root.group("model_weights")), version, True)
         return KerasFile(describe_arrays(root, version, options), version, False)
 
@@ -93,9 +95,11 @@ def _read_hdf5(name: str, size: int, options: Mapping[str, bool | Activation | N
 def _read_zip(name: str, size: int) -> KerasFile:
     try:
         with zipfile.ZipFile(name) as archive:
-            metadata = _parse_json("metadata.json", _member(archive, size, "metadata.json", LONGEST_TEXT))
+            most = min(LONGEST_TEXT, size + _SMALL_CONFIG)  # a config of many layers deflates well, and takes time
+            metadata = _parse_json("metadata.json", _member(archive, size, "metadata.json", most))
             version = Version.parse(str(metadata.get("keras_version") if isinstance(metadata, dict) else metadata))
-            model = _describe_json("config.json", _member(archive, size, "config.json", LONGEST_TEXT), version)
+            config = _parse_json("config.json", _member(archive, size, "config.json", most))
+            model = _describe_model(config, version)
             content = _member(archive, size, "model.weights.h5", MOST_DEFLATED * size + SMALL)
     except FormatError:
         raise
@@ -130,7 +134,7 @@ def _read_json(name: str, size: int, weights: str) -> KerasFile:
     with hdf5.opened(weights, size) as root:
         config = _parse_json("it", text)
         version = _version_of(root, config)
-        model = _describe_json("it", text, version)
+        model = _describe_model(config, version)
         if any(container in root for container in VARIABLES):
             return KerasFile(with_variables(model, root), version, True)
         group = root.group("model_weights") if "model_weights" in root else root
@@ -147,8 +151,8 @@ def _version_of(root: Group, config: Any) -> Version:
     return Version.parse("3.0" if is_newer else _KERAS_1)
 
 
-def _describe_json(label: str, text: str | bytes, version: Version) -> KerasLayer:
-    model = describe_config(_parse_json(label, text), version)
+def _describe_model(config: Any, version: Version) -> KerasLayer:
+    model = describe_config(config, version)
     if not model.is_model:
         raise FormatError(f"its config is of {model.kind} {model.name!r}; expected a model")
     return model
@@ -157,6 +161,9 @@ def _describe_json(label: str, text: str | bytes, version: Version) -> KerasLaye
 def _parse_json(label: str, text: str | bytes) -> Any:
     if len(text) > LONGEST_TEXT:
         raise FormatError(f"{label} has a length of {len(text)}; expected at most {LONGEST_TEXT}")
+    marks: Any = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    if (count := sum(map(text.count, marks))) > _MOST_LISTS:  # they take fifty bytes for each byte of a text
+        raise FormatError(f"{label} has {count} lists and mappings; expected at most {_MOST_LISTS}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

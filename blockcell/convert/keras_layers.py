@@ -48,6 +48,7 @@ KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
 _TIME_DISTRIBUTED = (
     "it calls its layer for each slice x[:, n] of x (B, N, T, I): pass these, or all as the rows of one batch"
 )
+LONGEST_NAME = 2**8  # of a layer, with the names of the models that it is in
 LEAKY_RELU_SLOPE = 0.3  # of the layer, by default; of the function it is 0.2
 
 _Keys = tuple[str | None, ...] | None  # as `Step.inputs`
@@ -182,16 +183,16 @@ def _order_by_reads(reads: Mapping[str, Iterable[tuple[str, int]]], names: Itera
 
 def tensors_of(nodes: Any) -> Iterator[tuple[str, int]]:
     """Yield the results that nodes of a model's config read, except masks: the layer and the index of its result."""
-    if isinstance(nodes, Mapping):
-        for name, value in nodes.items():
-            if name != "mask":
-                yield from tensors_of(value)
-    elif isinstance(nodes, (list, tuple)):
-        if [type(part) for part in nodes[:3]] == [str, int, int]:  # with the number of the layer's call
-            yield nodes[0], nodes[2]
-            nodes = nodes[3:]
-        for part in nodes:
-            yield from tensors_of(part)
+    waiting = [nodes]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += [value for name, value in part.items() if name != "mask"][::-1]
+        elif isinstance(part, (list, tuple)):
+            if [type(item) for item in part[:3]] == [str, int, int]:  # with the number of the layer's call
+                yield part[0], part[2]
+                part = part[3:]
+            waiting += part[::-1]
 
 
 def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
@@ -199,8 +200,10 @@ def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: 
     if source.is_model:
         return _add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
     key = prefix + source.name
-    while key in steps:  # only the models that know the order have different names for all layers
+    while key in steps and len(key) <= LONGEST_NAME:  # models that do not know the order may have one name twice
         key += "'"
+    if len(key) > LONGEST_NAME:
+        raise ValueError(f"{caller}: the layer {short(key)} has a name of more than {LONGEST_NAME} letters")
     if source.kind == "TimeDistributed" and _has_recurrent(source):
         inner_keys = _add_layer(caller, steps, source.layers[0], f"{key}/", ()) or ()
         reads = None if inputs is None else (*inputs, *inner_keys)

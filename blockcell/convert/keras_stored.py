@@ -12,7 +12,7 @@ from ..errors import FormatError
 from ..optable import Array
 from .hdf5 import Group, StoredArray
 from .keras_config import Version, default_gates, snake_case
-from .keras_layers import CUDNN_CONFIG, WITHOUT_EFFECT, KerasLayer
+from .keras_layers import CUDNN_CONFIG, LONGEST_NAME, WITHOUT_EFFECT, KerasLayer
 from .shared import KINDS
 
 VARIABLES = ("layers", "_layer_checkpoint_dependencies")
@@ -23,7 +23,9 @@ _KERAS_1_GATES = {"LSTM": (0, 2, 1, 3), "GRU": (0, 1, 2)}
 """Where Keras' gates i, f, c, o stand among Keras 1's i, c, f, o, and z, r, h among z, r, h."""
 _KERAS_1_COUNTS = {3 * len(gates): len(gates) for gates in _KERAS_1_GATES.values()}  # of gates, by that of arrays
 _KERAS_1_ROLE = r"_(W|U|b)(_[cfhiorz])?\Z"
-_MOST_PAIRS = 2**16  # of layers and groups that are compared by their shapes
+_MOST_PAIRS = 2**14  # of layers and groups that are compared by their shapes
+_MOST_CHOICES = 2**16  # of layers that are tried one behind the other
+_MOST_ARRAYS = 3  # of a cell in Keras 3's format
 _MOST_LAYERS, _MOST_NESTED = 2**12, 8  # in a file that has no config
 _SIDES = "forward", "backward"
 
@@ -93,14 +95,19 @@ def _with_arrays(layer: KerasLayer, group: Group, names: Sequence[str]) -> Keras
 
 def _shares_by_name(model: KerasLayer, names: Sequence[str]) -> list[Sequence[str]] | None:
     """Divide names of arrays among the layers of a nested model by the layers' names in them; None if these are not."""
+    names_with: dict[str, list[str]] = {}
+    for name in names:
+        for part in {*name.split("/")[:-1]}:
+            names_with.setdefault(part, []).append(name)
     shares: list[Sequence[str]] = []
+    shared_names: set[str] = set()
     for layer in model.layers:
-        share = [name for name in names if layer.name in name.split("/")[:-1]]
-        if _needs_arrays(layer) and len(share) != _count(layer):
+        share = names_with.get(layer.name, []) if _needs_arrays(layer) else []
+        if (_needs_arrays(layer) and len(share) != _count(layer)) or not shared_names.isdisjoint(share):
             return None
-        shares.append(share if _needs_arrays(layer) else ())
-    shared_names = [name for share in shares for name in share]
-    return shares if len({*shared_names}) == len(shared_names) else None
+        shared_names.update(share)
+        shares.append(share)
+    return shares if len(shared_names) == sum(map(len, shares)) else None
 
 
 def _shares_by_count(model: KerasLayer, names: Sequence[str]) -> list[Sequence[str]]:
@@ -207,7 +214,7 @@ def _variables(layer: KerasLayer, group: Group) -> list[StoredArray]:
     is_layer = layer.is_cell and not layer.kind.endswith("Cell")
     variables = group.group("cell/vars" if is_layer and "cell" in group else "vars")  # a CuDNNLSTM has no cell
     names = variables.names()
-    if [*sorted(names)] != [str(k) for k in range(len(names))]:
+    if len(names) > _MOST_ARRAYS or [*sorted(names)] != [str(k) for k in range(len(names))]:
         raise FormatError(f"{variables.path} has the members {', '.join(names[:12])}; expected 0, 1 and so on")
     return [variables.array(str(k)) for k in range(len(names))]
 
@@ -248,7 +255,10 @@ def _name_in(container: Group, member: str) -> str:
     if not isinstance(group, Group) or "vars" not in group:
         return ""
     variables = group.group("vars")
-    return variables.text("name") if variables.has_attribute("name") else ""
+    name = variables.text("name") if variables.has_attribute("name") else ""
+    if len(name) > LONGEST_NAME:
+        raise FormatError(f"{variables.path} is of a layer with a name of more than {LONGEST_NAME} letters")
+    return name
 
 
 def _groups_by_shape(layers: Mapping[int, KerasLayer], container: Group) -> dict[int, str]:
@@ -406,19 +416,25 @@ def _only_order(layers: Sequence[KerasLayer]) -> list[KerasLayer] | None:
     embeddings = [layer for layer in layers if not (layer.arrays or layer.layers)]
     if any(layer.kind != "embedding" for layer in embeddings):
         return None
+    followers: dict[int, list[int]] = {}
+    for k, layer in enumerate(sized):
+        followers.setdefault(_sizes(layer)[0], []).append(k)
     orders: list[list[int]] = []
-    waiting: list[list[int]] = [[k] for k in range(len(sized))]
-    for _ in range(_MOST_PAIRS):
-        if not waiting or len(orders) > 1:
+    order: dict[int, None] = {}
+    choices = [iter(range(len(sized)))]  # of the layer at each place of the order
+    for _ in range(_MOST_CHOICES):
+        if not choices or len(orders) > 1:
             break
-        order = waiting.pop()
-        if len(order) == len(sized):
-            orders.append(order)
-        followers = [
-            k for k in range(len(sized)) if k not in order and _sizes(sized[k])[0] == _sizes(sized[order[-1]])[1]
-        ]
-        waiting += [[*order, k] for k in followers]
-    return [*embeddings, *(sized[k] for k in orders[0])] if len(orders) == 1 and not waiting else None
+        number = next(choices[-1], None)
+        if number is None:
+            choices.pop()
+            if order:
+                order.popitem()
+        elif number not in order:
+            order[number] = None
+            orders += [[*order]] if len(order) == len(sized) else []
+            choices.append(iter(followers.get(_sizes(sized[number])[1], ())))
+    return [*embeddings, *(sized[k] for k in orders[0])] if len(orders) == 1 and not choices else None
 
 
 def _sizes(layer: KerasLayer) -> tuple[int, int]:

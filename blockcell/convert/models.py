@@ -137,10 +137,17 @@ def _needed_keys(steps: Mapping[str, Step], outputs: Iterable[str | None]) -> li
     return [key for key in steps if key in seen]
 
 
-def _skip_identities(steps: Mapping[str, Step], key: str | None) -> str | None:
-    """Return the step that computes a step's result: itself, or the one that a chain of identities reads."""
-    while key is not None and steps[key].is_identity:
+def _skip_identities(steps: Mapping[str, Step], key: str | None, known_keys: dict[str, str | None]) -> str | None:
+    """Return the step that computes a step's result: itself, or the one that a chain of identities reads.
+
+    `known_keys` keeps what is found for the identities.
+    """
+    identities = []
+    while key is not None and key not in known_keys and steps[key].is_identity:
+        identities.append(key)
         key = (*(steps[key].inputs or ()), None)[0]
+    key = known_keys.get(key, key) if key is not None else None
+    known_keys.update(dict.fromkeys(identities, key))
     return key
 
 
@@ -148,8 +155,9 @@ def _sole_readers(
     steps: Mapping[str, Step], needed_keys: Iterable[str], outputs: Iterable[str | None]
 ) -> dict[str, str]:
     """Return, for each step whose result goes into one step alone, which reads nothing else, the key of that one."""
+    known_keys: dict[str, str | None] = {}
     sources = {
-        key: [_skip_identities(steps, source) for source in steps[key].inputs or ()]
+        key: [_skip_identities(steps, source, known_keys) for source in steps[key].inputs or ()]
         for key in needed_keys
         if not steps[key].is_identity
     }
@@ -158,7 +166,7 @@ def _sole_readers(
         for source in keys_read:
             readers[source].append(key)
     for output in outputs:
-        readers[_skip_identities(steps, output)].append(None)
+        readers[_skip_identities(steps, output, known_keys)].append(None)
     return {
         keys_read[0]: key
         for key, keys_read in sources.items()

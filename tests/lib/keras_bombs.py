@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
+import zipfile
 import zlib
 
 import h5py
 import keras_forms as forms
 import numpy as np
 from fresh import run
-from keras_forms import drawn, entry, sequential
+from keras_forms import drawn, entry, functional, sequential
 
 LAYER = entry("LSTM", "a", units=2)
 MEASURE = """
@@ -58,7 +60,7 @@ def inflating(size, times=1, raw=False):
 
 
 def deflated_twice(path):
-    """A chunk that is deflated twice: 1 GB in some kilobytes."""
+    """A chunk that is deflated twice: 256 MB in some kilobytes."""
 
     def put(group):
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -67,17 +69,17 @@ def deflated_twice(path):
             properties.set_filter(h5py.h5z.FILTER_DEFLATE, 0, (9,))
         space = h5py.h5s.create_simple((8,))
         dataset = h5py.h5d.create(group.id, b"b", h5py.h5t.IEEE_F32LE, space, properties)
-        dataset.write_direct_chunk((0,), inflating(2**30, times=2))
+        dataset.write_direct_chunk((0,), inflating(2**28, times=2))
 
     lstm_file(path, put)
 
 
 def stream_longer_than_its_chunk(path):
-    """A chunk whose stream inflates to 1 GB."""
+    """A chunk whose stream inflates to 256 MB."""
 
     def put(group):
         dataset = group.create_dataset("b", (8,), "f4", maxshape=(None,), chunks=(2**18,), compression="gzip")
-        dataset.id.write_direct_chunk((0,), inflating(2**30))
+        dataset.id.write_direct_chunk((0,), inflating(2**28))
 
     lstm_file(path, put)
 
@@ -150,13 +152,153 @@ def heap_with_an_object_of_no_bytes(path):
 
 
 def directory_that_lies(path):
-    """A .keras whose directory says 1000 bytes of a member that inflates to 1 GiB."""
-    name, stream = b"metadata.json", inflating(2**30, raw=True)
+    """A .keras whose directory says 1000 bytes of a member that inflates to 256 MiB."""
+    name, stream = b"metadata.json", inflating(2**28, raw=True)
     sizes = struct.pack("<3I", 0, len(stream), 1000)
     local = struct.pack("<4s5H", b"PK\3\4", 20, 0, 8, 0, 0) + sizes + struct.pack("<2H", len(name), 0) + name + stream
     central = struct.pack("<4s6H", b"PK\1\2", 20, 20, 0, 8, 0, 0) + sizes
     central += struct.pack("<5H2I", len(name), 0, 0, 0, 0, 0, 0) + name
     path.write_bytes(local + central + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, len(central), len(local), 0))
+
+
+def write_model(path, model, put=None):
+    """Write a .h5 with this config and the arrays that `put` writes into the group of the layer "a"."""
+    with h5py.File(path, "w") as file:
+        file.attrs["keras_version"] = "2.15.0"
+        file.attrs.create("model_config", json.dumps(model), dtype=h5py.string_dtype())
+        weights = file.create_group("model_weights")
+        weights.attrs["layer_names"] = np.array([b"a"])
+        group = weights.create_group("a")
+        group.attrs["weight_names"] = np.array([], "S1")
+        if put:
+            put(group)
+
+
+def put_names(count, name):
+    """Return a function that puts that many names of arrays, in as many attributes as are needed, and one array."""
+
+    def put(group):
+        group.attrs.pop("weight_names", None)
+        for k, part in enumerate(np.array_split(np.array([name] * count), 1 + count * len(name) // 60_000)):
+            group.attrs[f"weight_names{k}"] = part
+        group[name] = np.zeros((2, 8), "f4")
+
+    return put
+
+
+def many_names_in_a_nested_model(path):
+    """Two thousand layers, and twenty thousand names of arrays among which each looks for its own."""
+    inner = [entry("Dropout", f"x{k}") for k in range(2000)] + [entry("Dense", "d", units=1)]
+    nested = {"class_name": "Sequential", "config": {"name": "a", "layers": inner}}
+    write_model(path, sequential(nested), put_names(20_000, b"d0/1"))
+
+
+def one_array_many_times(path):
+    """An attribute that names one array 60,000 times."""
+    write_model(path, sequential(LAYER), put_names(60_000, b"b"))
+
+
+def one_array_many_times_alone(path):
+    """The same without a config."""
+    with h5py.File(path, "w") as file:
+        file.attrs["layer_names"] = np.array([b"a"])
+        put_names(60_000, b"b")(file.create_group("a"))
+
+
+def many_attributes(path):
+    """An attribute divided into 15,000."""
+
+    def put(group):
+        del group.attrs["weight_names"]
+        for k in range(15_000):
+            group.attrs[f"weight_names{k}"] = b"b"
+        group["b"] = np.zeros(8, "f4")
+
+    write_model(path, sequential(LAYER), put)
+
+
+def one_group_many_times(path):
+    """A thousand layers that are one group, in a file that does not say their order."""
+    with h5py.File(path, "w") as file:
+        layers = file.create_group("layers")
+        forms.write_cell(layers.create_group("lstm/cell"), drawn(np.random.default_rng(0), "LSTM", 2, 2))
+        layers["lstm"].create_group("vars")
+        for k in range(1, 1000):
+            layers[f"lstm_{k}"] = layers["lstm"]
+
+
+def write_archive(path, model):
+    """Write a compressed .keras without arrays."""
+    content = io.BytesIO()
+    h5py.File(content, "w").close()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("metadata.json", '{"keras_version": "3.9.0"}')
+        archive.writestr("config.json", json.dumps(model, separators=(",", ":")))
+        archive.writestr("model.weights.h5", content.getvalue())
+
+
+def many_layers(path):
+    """Thousands of layers in few bytes."""
+    write_archive(path, sequential(*[entry("Dropout", f"{k}") for k in range(5000)]))
+
+
+def many_layers_of_one_name(path):
+    """Thousands of layers, each with the name that the one before it has."""
+    write_archive(path, sequential(*[entry("A", "a")] * 5000) | {"class_name": "Own"})
+
+
+def layers_in_layers(path):
+    """A layer within 300 others, and thousands beside it."""
+    model = sequential(*[entry("Dropout", "")] * 5000)
+    for _ in range(300):
+        model = sequential(model)
+    write_archive(path, model)
+
+
+def chain_with_many_readers(path):
+    """A chain of a thousand layers that do nothing, at whose end a thousand others read."""
+    chain, readers = [f"x{k}" for k in range(1000)], [f"y{k}" for k in range(1000)]
+    parts = [entry("InputLayer", "in"), *(entry("Dropout", name) for name in chain)]
+    parts += [entry("A", name) for name in readers]
+    sources = [[], ["in"], *([name] for name in chain[:-1]), *([chain[-1]] for _ in readers)]
+    write_archive(path, functional(*parts, nodes=sources, results=readers))
+
+
+def nodes_of_many_lists(path):
+    """Lists in lists in lists, with thousands of results at the bottom."""
+    nodes = [["in", 0, 0]] * 20_000
+    for _ in range(900):
+        nodes = [nodes]
+    model = functional(entry("InputLayer", "in"), LAYER, nodes=[[], ["in"]], results=["a"])
+    model["config"]["layers"][1]["inbound_nodes"] = nodes
+    write_model(path, model)
+
+
+def long_names(path):
+    """A model with a long name, which thousands of layers have in theirs."""
+    nested = {"class_name": "Sequential", "config": {"name": "x" * 200_000}}
+    nested["config"]["layers"] = [entry("A", f"{k}") for k in range(5000)]
+    write_model(path, sequential(nested))
+
+
+def lists_alone(path):
+    """A config of nothing but lists, which take fifty bytes for each byte of the text."""
+    path.write_text('{"keras_version": "2.15.0", "config": [' + ",".join(["[" * 500 + "]" * 500] * 262) + "]}")
+    return forms.write_weights(path.with_suffix(".weights.h5"), sequential(), {})
+
+
+def texts_alone(path):
+    """A config of nothing but short texts, which take ten bytes for each byte."""
+    texts = ",".join(f'"{k:x}"' for k in range(500_000))
+    path.write_text('{"keras_version": "2.15.0", "config": [' + texts + "]}")
+    return forms.write_weights(path.with_suffix(".weights.h5"), sequential(), {})
+
+
+def directory_of_many_members(path):
+    """A .keras with 20,000 members."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for k in range(20_000):
+            archive.writestr(f"{k}", b"")
 
 
 BOMBS = {
@@ -167,6 +309,20 @@ BOMBS = {
     "names.weights.h5": one_name_many_times,
     "circle.h5": heap_with_an_object_of_no_bytes,
     "directory.keras": directory_that_lies,
+    "nested_names.h5": many_names_in_a_nested_model,
+    "array.h5": one_array_many_times,
+    "array_alone.h5": one_array_many_times_alone,
+    "attributes.h5": many_attributes,
+    "group.weights.h5": one_group_many_times,
+    "layers.keras": many_layers,
+    "one_name.keras": many_layers_of_one_name,
+    "layers_in_layers.keras": layers_in_layers,
+    "readers.keras": chain_with_many_readers,
+    "nodes.h5": nodes_of_many_lists,
+    "long_names.h5": long_names,
+    "lists.json": lists_alone,
+    "texts.json": texts_alone,
+    "members.keras": directory_of_many_members,
 }
 
 
