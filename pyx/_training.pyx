@@ -170,7 +170,7 @@ cdef bint update_weights(
     cdef Py_ssize_t n
     cdef int type_number
     cdef list references  # to the arrays that `u` points to, as another thread may change the dict `state`
-    if type(weights) is not dict or type(grads) is not dict or (state is not None and type(state) is not dict):
+    if not isinstance(weights, dict) or type(grads) is not dict or (state is not None and type(state) is not dict):
         return False
     if len(<dict> weights) != len(<dict> grads):
         return False

@@ -47,6 +47,7 @@ from .shared import (
     S_co,
     SharedWeights,
     State,
+    Weights,
 )
 from .tape import Tape
 
@@ -96,13 +97,15 @@ class Layer(BaseLayer[S_co]):
     # ---------------------------------------------------------------------------------------------------------- weights
     @property
     def weights(self) -> dict[str, Array]:
-        """The weights by name, read-only: ``w``; ``fw.w``; ``0.bw.w``."""
+        """The weights by name, a read-only dict of read-only arrays: ``w``; ``fw.w``; ``0.bw.w``."""
         current = self._shared.weights
-        return {
-            prefix + name: array
-            for prefix, leaf in self._leaves().items()
-            for name, array in current[leaf].arrays.items()
-        }
+        return Weights(
+            {
+                prefix + name: array
+                for prefix, leaf in self._leaves().items()
+                for name, array in current[leaf].arrays.items()
+            }
+        )
 
     def set_weights(self, **arrays: ArrayLike) -> None:
         """Replace some or all weights, all of them at the same moment.

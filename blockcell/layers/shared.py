@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 from .._threads import in_forked_child
 from ..optable import Array
@@ -117,6 +117,21 @@ class Plan(NamedTuple):
 
     forward: Grid
     backward: Grid
+
+
+class Weights(dict[str, Array]):
+    """The weights of a layer by name: a dict that cannot be changed. Copies, pickles and ``|`` give plain dicts."""
+
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise TypeError(
+            "weights is read-only: a change of it would not reach the layer; expected layer.set_weights(**arrays),"
+            " or a change of a copy, dict(layer.weights)"
+        )
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
 class SharedWeights:

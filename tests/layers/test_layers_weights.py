@@ -18,7 +18,7 @@ from kernel_cases import DTYPES
 from layer_cases import ATTRIBUTES, LAYERS, draw, reset_after, run_all
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Stack, convert
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
 
 
 def test_weights_are_copies():
@@ -37,6 +37,71 @@ def test_weights_are_copies():
     )
     stack.layers[0].set_weights(w=w)
     assert not stack.weights["0.w"].any()
+
+
+def test_weights_is_a_dict_that_cannot_be_changed():
+    """Its arrays are those of the layer, so a change would train nothing."""
+    layer = Stack([LSTM.init(3, 4, seed=0), Dense.init(4, 2, seed=1)])
+    weights, w = layer.weights, np.zeros((7, 16), np.float32)
+    expected = {"0.w": weights["0.w"], "0.b": weights["0.b"], "1.w": weights["1.w"], "1.b": weights["1.b"]}
+
+    def union():
+        layer.weights |= {"0.w": w}
+
+    changes = [
+        lambda: weights.__setitem__("0.w", w),
+        lambda: weights.__delitem__("0.w"),
+        lambda: weights.__ior__({"0.w": w}),
+        lambda: weights.update({"0.w": w}),
+        lambda: weights.setdefault("2.w", w),
+        lambda: weights.pop("0.w"),
+        weights.popitem,
+        weights.clear,
+        union,
+    ]
+    for change in changes:
+        with pytest.raises(TypeError, match=r"weights is read-only: .*; expected layer\.set_weights\(\*\*arrays\), or"):
+            change()
+    assert isinstance(weights, dict) and weights == expected and [*weights] == [*expected] and len(weights) == 4
+    assert {**weights} == weights | {} == {} | weights == expected and repr(weights) == repr(expected)
+    assert "0.w" in weights and weights.get("2.w") is None and [*weights.items()] == [*expected.items()]
+    copies = dict(weights), weights.copy(), copy.copy(weights), copy.deepcopy(weights), weights | {}, {**weights}
+    for changed in (*copies, *(pickle.loads(pickle.dumps(weights, k)) for k in range(6))):
+        assert type(changed) is dict and all(map(np.array_equal, changed.values(), expected.values()))
+        changed["0.w"] = w
+    layer.set_weights(**{"0.w": w})
+    assert not layer.weights["0.w"].any()
+
+
+@pytest.mark.parametrize("name", ["w", "weights", "forget_biass", "forget_bias", "hidden_size", "layers"])
+def test_attributes_that_would_change_nothing(name):
+    first = LSTM.init(3, 4, seed=0)
+    stack = Stack([first, GRU.init(4, 4, seed=0)])
+    for layer in (first, stack, Bidirectional(first, first), Dense.init(3, 4), first.quantize("int8")):
+        expected = "cannot be set; expected set_weights for weights, and arguments of the constructor for options"
+        with pytest.raises(AttributeError, match=f"^{type(layer).__name__}: {name} {expected}$"):
+            setattr(layer, name, first.weights["w"])
+        assert copy.copy(layer).dtype == np.float32
+
+
+def test_attributes_of_a_users_subclass():
+    class Named(LSTM):
+        def __init__(self, *arrays, name="none", **options):
+            self.name = name
+            super().__init__(*arrays, **options)
+            self.uses = 0
+
+        def __call__(self, *arguments, **options):
+            self.uses += 1
+            return super().__call__(*arguments, **options)
+
+    layer = Named(*LSTM.init(3, 4, seed=0).weights.values(), name="first")
+    layer(np.zeros((1, 1, 3), np.float32))
+    layer.note = "of its user"
+    assert (layer.name, layer.uses, layer.note, copy.copy(layer).name) == ("first", 1, "of its user", "none")
+    stack = Stack([layer])
+    stack.forward = lambda x: "traced"  # as mocks do
+    assert stack.forward(None) == "traced"
 
 
 @pytest.mark.parametrize("name", LAYERS)

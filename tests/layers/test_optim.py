@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from blockcell import optim
+from blockcell import LSTM, _training, optim
 
 STEPS = 6
 SHAPES = {"w": (3, 4), "fw.b": (4,), "scalar": (), "empty": (0, 2)}
@@ -224,6 +224,14 @@ def test_same_bits_as_by_whole_arrays(name, settings, kind, dtype):
             expected, expected_state = by_arrays(name, expected, grads, expected_state, **settings)
             assert bits(weights) == bits(expected) and bits(state) == bits(expected_state)
             assert [*state] == [*expected_state]
+
+
+def test_weights_of_a_layer_need_no_conversion():
+    layer = LSTM.init(3, 4, seed=0)
+    grads = {name: np.ones_like(w) for name, w in layer.weights.items()}
+    expected = bits(optim.sgd(dict(layer.weights), grads, learning_rate=0.1)[0])
+    step = _training.sgd(layer.weights, grads, None, 0.1)
+    assert step is not None and bits(step[0]) == bits(optim.sgd(layer.weights, grads, learning_rate=0.1)[0]) == expected
 
 
 @pytest.mark.parametrize("name", optim.OPTIMIZERS)
