@@ -30,6 +30,8 @@ from .sessions import Sessions
 
 if TYPE_CHECKING:
     from . import convert as convert
+    from . import tensorflow as tensorflow
+    from . import torch as torch
 
 __all__ = [
     "GRU",
@@ -58,10 +60,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `convert` when it is first used; most programs do without it."""
-    if name == "convert":
-        return importlib.import_module(".convert", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import `convert`, `tensorflow` or `torch` when it is first used; most programs do without them."""
+    if name in ("convert", "tensorflow", "torch"):
+        return importlib.import_module(f".{name}", __name__)
+    places = [module.__name__ for module in (raw_ops, ops, loss, optim) if name in module.__all__]
+    advice = f"; expected {places[0]}.{name}" if places else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
 
 
 def __dir__() -> list[str]:

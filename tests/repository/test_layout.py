@@ -30,6 +30,29 @@ def test_import_loads_numpy_and_the_standard_library_alone():
     assert not {name for name in others if "cython" not in name and name != "_cyutility"}
 
 
+def test_modules_that_are_imported_when_they_are_used():
+    code = "import sys, blockcell; names = 'blockcell.convert', 'blockcell.tensorflow', 'blockcell.torch'; "
+    code += "print([name in sys.modules for name in names], blockcell.convert.from_keras, blockcell.tensorflow.open)"
+    text = printed(code)
+    assert text.startswith("[False, False, False] <function from_keras") and "<function open" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("BlockLSTM", "; expected blockcell.raw_ops.BlockLSTM"),
+        ("GRUBlockCellGrad", "; expected blockcell.raw_ops.GRUBlockCellGrad"),
+        ("block_gru", "; expected blockcell.ops.block_gru"),
+        ("adam", "; expected blockcell.optim.adam"),
+        ("softmax_cross_entropy", "; expected blockcell.loss.softmax_cross_entropy"),
+        ("nothing", ""),
+    ],
+)
+def test_names_of_its_modules(name, place):
+    with pytest.raises(AttributeError, match=f"^module 'blockcell' has no attribute '{name}'{place}$"):
+        getattr(blockcell, name)
+
+
 def test_import_leaves_out_what_takes_long():
     """`convert` is imported when it is first used. zipfile and pathlib would bring along a dozen modules, hashlib
     OpenSSL."""

@@ -12,8 +12,14 @@ import blockcell
 
 assert "blockcell.torch" not in sys.modules
 try:
+    blockcell.torch
+except ImportError as error:
+    print(error)
+try:
     import blockcell.torch
 except ImportError as error:
     print(error)
 """
-    assert printed(code).startswith("blockcell.torch needs PyTorch: pip install torch (")
+    said = "blockcell.torch needs PyTorch: pip install torch ("
+    lines = printed(code).splitlines()
+    assert [line.startswith(said) for line in lines] == [True, True]
