@@ -14,6 +14,7 @@ import sysconfig
 import tarfile
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import Cython
@@ -22,6 +23,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
+from setuptools.modified import newer_group
 
 # Compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel.
 PLAIN = ("_args", "_cpu", "_integer", "_layers", "_stream", "_team", "_tensors", "_training")
@@ -130,19 +132,33 @@ def named(extension, c):
         return c
     file = Path(f"build/cython/{extension.level}/{extension.stem}.c")
     text = f'#define PyInit_{extension.stem} PyInit_{name}\n#include "{Path(c).resolve().as_posix()}"\n'
+    write_if_new(file, text)
+    extension.depends.append(c)
+    return file.as_posix()
+
+
+def write_if_new(file, text):
+    """Write the text to the file, unless it has it already, so that what depends on it stays newer."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.exists() or file.read_text() != text:
         file.write_text(text)
-    extension.depends.append(c)
-    return file.as_posix()
+
+
+def compile_outdated(compiler, sources, output_dir=None, depends=None, **options):
+    """Compile the sources unless their objects are newer than all that they depend on; return the objects."""
+    objects = compiler.object_filenames(sources, output_dir=output_dir)
+    if any(newer_group([*sources, *(depends or [])], file, missing="newer") for file in objects):
+        type(compiler).compile(compiler, sources, output_dir, depends=depends, **options)
+    return objects
 
 
 class BuildExt(build_ext):
     def finalize_options(self):
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
-        # An editable install would compile in a new temporary folder, so everything, every time.
-        self.build_temp = "build/temp"
+        # An editable install would compile in a new temporary folder, so everything, every time. The objects of one
+        # Python, by its ABI, are those of editable and other installs.
+        self.build_temp = f"build/temp/{sysconfig.get_config_var('SOABI')}"
         self.link_flags = [] if self.inplace else NO_SYMBOLS
         if self.inplace:
             self.build_lib = "build/inplace"
@@ -154,6 +170,7 @@ class BuildExt(build_ext):
             raise SystemExit("blockcell cannot be built with MSVC, only with gcc or clang: see docs/platforms.md")
         if error := self.failure(PYTHON_PROBE, [], []):  # before Cython takes its minutes
             raise SystemExit(f"{WHAT_TO_INSTALL}; a program that includes Python.h does not compile here: {error}")
+        self.compiler.compile = partial(compile_outdated, self.compiler)
         compile_flags, link_flags = OPENMP
         error = self.failure(OPENMP_PROBE, compile_flags, link_flags)
         if error:
@@ -165,7 +182,10 @@ class BuildExt(build_ext):
         c_files = self.translated({extension.stem: extension.sources for extension in self.extensions})
         # The longest first, so that no core waits for the last one.
         self.extensions.sort(key=lambda extension: Path(c_files[extension.stem]).stat().st_size, reverse=True)
+        command = Path(self.build_temp, "command")  # whoever compiles with another one compiles everything
+        write_if_new(command, " ".join([*self.compiler.compiler_so, *self.compiler.linker_so, *compile_flags]))
         for extension in self.extensions:
+            extension.depends.append(command.as_posix())
             extension.sources = [named(extension, c_files[extension.stem])]
             level_flags = LEVELS[extension.level] if HAS_LEVELS else []
             extension.extra_compile_args = FLAGS + compile_flags + level_flags
