@@ -103,6 +103,14 @@ CODES: dict[str, np.dtype[Any]] = {  # of .safetensors
     "I8": np.dtype("i1"),
 }
 
+READERS_OF_OTHERS = {
+    **dict.fromkeys((".h5", ".hdf5", ".keras"), "convert.from_keras(path)"),
+    **dict.fromkeys((".pt", ".pth"), "convert.from_torch(torch.load(path))"),
+    **dict.fromkeys((".ckpt", ".index", ".meta", ".pb", ".pbmm", ".pbtxt"), "tensorflow.open(path)"),
+    ".onnx": "convert.from_onnx(path)",
+}
+"""What of blockcell reads files that it does not write, by their suffix."""
+
 StrPath = str | os.PathLike[str]
 F = TypeVar("F")
 
@@ -175,7 +183,8 @@ def check_regular(path: StrPath, expected: str) -> None:
 def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
     """Read a file. Errors in it, also those that the caller raises, become FormatErrors that name the file."""
     if isinstance(source, (str, os.PathLike)):
-        find, name = _for_suffix(source, {".npz": _find_npz, ".safetensors": _find_safetensors}), os.fspath(source)
+        find = _for_suffix(source, {".npz": _find_npz, ".safetensors": _find_safetensors}, READERS_OF_OTHERS)
+        name = os.fspath(source)
         check_regular(source, "a file that layer.save wrote")
         opened = open(source, "rb")
     else:
@@ -445,10 +454,12 @@ def _read_array(file: BufferedReader, name: str, stored: ArrayInFile) -> Array:
 
 
 # ---------------------------------------------------------------------------------------------------------- the formats
-def _for_suffix(path: StrPath, formats: dict[str, F]) -> F:
+def _for_suffix(path: StrPath, formats: dict[str, F], others: Mapping[str, str] | None = None) -> F:
+    """Return the format that the path ends in; an error about one of the others says what reads it."""
     suffix = os.path.splitext(os.fspath(path))[1]
     if suffix not in formats:
-        raise ValueError(f"{os.fspath(path)}: expected a path that ends in {' or '.join(formats)}")
+        advice = f"; blockcell.{others[suffix]} reads {suffix}" if others and suffix in others else ""
+        raise ValueError(f"{os.fspath(path)}: expected a path that ends in {' or '.join(formats)}{advice}")
     return formats[suffix]
 
 

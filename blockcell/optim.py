@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike
 
 from . import _training
 from .argument_reader import as_kernels_take
+from .misnamed_arguments import explain_arguments
 from .optable import DTYPE_NAMES, DTYPES, Array
 
 __all__ = ["adam", "clip_global_norm", "momentum", "sgd"]
@@ -38,6 +39,7 @@ __all__ = ["adam", "clip_global_norm", "momentum", "sgd"]
 Arrays = dict[str, Array]
 
 
+@explain_arguments
 def sgd(
     weights: Mapping[str, ArrayLike],
     grads: Mapping[str, ArrayLike],
@@ -76,6 +78,7 @@ def sgd(
     return _training.sgd(weights, grads, state, rate) or _convert_and_step("sgd", weights, grads, state, rate)
 
 
+@explain_arguments
 def momentum(
     weights: Mapping[str, ArrayLike],
     grads: Mapping[str, ArrayLike],
@@ -124,6 +127,7 @@ def momentum(
     return step or _convert_and_step("momentum", weights, grads, state, rate, decay)
 
 
+@explain_arguments
 def adam(
     weights: Mapping[str, ArrayLike],
     grads: Mapping[str, ArrayLike],
@@ -181,6 +185,7 @@ def adam(
     return step or _convert_and_step("adam", weights, grads, state, *numbers)
 
 
+@explain_arguments
 def clip_global_norm(grads: Mapping[str, ArrayLike], max_norm: float) -> tuple[Arrays, float]:
     """Scale all gradients by one factor so that their common norm is at most `max_norm`.
 

@@ -14,6 +14,7 @@ from .. import _stream
 from .._layers import BidirectionalRunner, StackRunner
 from ..argument_reader import ArgumentReader
 from ..errors import short
+from ..misnamed_arguments import explain_arguments
 from ..optable import Array
 from .arguments import CallReader, read_parts
 from .cell import Cell
@@ -114,6 +115,7 @@ class Bidirectional(Composite[tuple[S_co, S_bw_co]]):
         The sizes differ, or a layer has ``reverse=True``, or `last`.
     """
 
+    @explain_arguments
     def __init__(self, fw: Layer[S_co], bw: Layer[S_bw_co]) -> None:
         self._initialize({"fw": fw, "bw": bw})
         for name, layer in self._layers.items():
@@ -202,6 +204,7 @@ class Stack(Composite[tuple[Any, ...]]):
         not the last one.
     """
 
+    @explain_arguments
     def __init__(self, layers: Iterable[Layer]) -> None:
         caller = type(self).__name__
         if not isinstance(layers, Iterable):

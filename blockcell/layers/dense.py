@@ -12,6 +12,7 @@ from .._layers import DenseRunner
 from .._stream import Stream
 from ..argument_reader import ArgumentReader
 from ..errors import short
+from ..misnamed_arguments import explain_arguments
 from ..optable import ACTIVATIONS, DENSE_WEIGHTS, LAYER_OPTIONS, Array
 from .layer import Layer, Leaf
 from .lstm_gru import _glorot, _read_sizes, _rounded
@@ -63,6 +64,7 @@ class Dense(Leaf[tuple[()]]):
     _tensors = DENSE_WEIGHTS
     _below: list[tuple[int, bool | None]] | None = None
 
+    @explain_arguments
     def __init__(
         self,
         w: ArrayLike,
@@ -86,6 +88,7 @@ class Dense(Leaf[tuple[()]]):
         return DenseRunner(self)
 
     @classmethod
+    @explain_arguments
     def init(
         cls,
         input_size: SupportsIndex,

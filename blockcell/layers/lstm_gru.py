@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from ..activations import Activation
 from ..argument_reader import ArgumentReader
 from ..errors import short
+from ..misnamed_arguments import explain_arguments
 from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, LAYER_OPTIONS, OPS, Array, Tensor, lstm_weights
 from .cell import Cell
 from .layer import HALF
@@ -92,6 +93,7 @@ class LSTM(Cell[LSTMState]):
     _state = LSTMState
     _options = LAYER_OPTIONS["LSTM"]
 
+    @explain_arguments
     def __init__(
         self,
         w: ArrayLike,
@@ -147,6 +149,7 @@ class LSTM(Cell[LSTMState]):
         return shape[1]
 
     @classmethod
+    @explain_arguments
     def init(
         cls,
         input_size: SupportsIndex,
@@ -318,6 +321,7 @@ class GRU(Cell[GRUState]):
     _state = GRUState
     _options = LAYER_OPTIONS["GRU"]
 
+    @explain_arguments
     def __init__(
         self,
         w_ru: ArrayLike,
@@ -356,6 +360,7 @@ class GRU(Cell[GRUState]):
         return self._activations["recurrent_activation"]
 
     @classmethod
+    @explain_arguments
     def init(
         cls,
         input_size: SupportsIndex,
@@ -435,6 +440,7 @@ class RNN(Cell[RNNState]):
     _state = RNNState
     _options = LAYER_OPTIONS["RNN"]
 
+    @explain_arguments
     def __init__(self, w: ArrayLike, b: ArrayLike, *, activation: Activation = "tanh", reverse: bool = False) -> None:
         reader = ArgumentReader(type(self).__name__)
         self._read_activations(reader, activation=activation)
@@ -442,6 +448,7 @@ class RNN(Cell[RNNState]):
         self._initialize({"w": w, "b": b})
 
     @classmethod
+    @explain_arguments
     def init(
         cls,
         input_size: SupportsIndex,

@@ -255,11 +255,32 @@ def test_links_and_modes(tmp_path):
 
 def test_save_errors(tmp_path):
     for function in (LAYERS["gru"]().save, blockcell.load):
-        with pytest.raises(ValueError, match=r"a.pkl: expected a path that ends in .npz or .safetensors"):
+        with pytest.raises(ValueError, match=r"a.pkl: expected a path that ends in .npz or .safetensors$"):
             function(tmp_path / "a.pkl")
         with pytest.raises(FileNotFoundError):
             function(tmp_path / "missing" / "a.npz")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [
+        ("m.h5", "convert.from_keras(path)"),
+        ("m.keras", "convert.from_keras(path)"),
+        ("m.onnx", "convert.from_onnx(path)"),
+        ("m.pt", "convert.from_torch(torch.load(path))"),
+        ("m.pb", "tensorflow.open(path)"),
+        ("m.ckpt", "tensorflow.open(path)"),
+    ],
+)
+def test_files_of_other_libraries(name, reader):
+    """Whether or not they are there."""
+    function = eval(f"blockcell.{reader.partition('(')[0]}")
+    assert callable(function)
+    reads = f"blockcell.{reader} reads {os.path.splitext(name)[1]}"
+    message = f"{name}: expected a path that ends in .npz or .safetensors; {reads}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        blockcell.load(name)
 
 
 class Far(io.BytesIO):
