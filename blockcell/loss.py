@@ -20,6 +20,7 @@ gradient is rounded once, at the end.  Means are summed in float64.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import EllipsisType
@@ -65,6 +66,12 @@ def softmax_cross_entropy(
     d_logits : ndarray (..., C)
         The gradient of the loss to the logits; zero where an entry does not count.
 
+    Warns
+    -----
+    UserWarning
+        The logits are probabilities: none is negative and each row sums to 1, as from a `Dense` with softmax. This
+        function takes the softmax again.
+
     Raises
     ------
     TypeError
@@ -81,12 +88,14 @@ def softmax_cross_entropy(
     ``ignore_index`` does), and of Keras's ``SparseCategoricalCrossentropy(from_logits=True)``.
     """
     if mask is None and lengths is None and (result := _training.cross_entropy(logits, labels)) is not None:
+        _warn_of_probabilities(np.asarray(logits))
         return result
     values, label, index = _read("softmax_cross_entropy", logits, labels, mask, lengths)
     grad = np.zeros(values.shape, values.dtype)
     if not label.size:
         return 0.0, grad
     rows = _copy(values[index])
+    _warn_of_probabilities(values[index])
     result = _training.cross_entropy(rows.reshape(-1, values.shape[-1]), label)
     assert result is not None  # all arrays have been converted
     mean, d_rows = result
@@ -266,6 +275,28 @@ def _counted_entries(
         within = np.arange(shape[0])[:, None] < ends
         index = within if index is ... else index & within
     return index
+
+
+def _warn_of_probabilities(logits: Array) -> None:
+    """Warn, at the caller's caller, if all rows of logits are what a softmax gives; rows of zeros are padding.
+
+    Whole numbers are logits that somebody has written.
+    """
+    if logits.shape[-1] < 2 or not (0 <= logits.item(0) <= 1 and 0 <= logits.item(1) <= 1):
+        return  # as of most logits, without a look at the rest
+    tolerance = 1e-5 + np.finfo(logits.dtype).eps
+
+    def is_softmax(rows: Array) -> bool:
+        sums = rows.sum(axis=-1, dtype=np.float64)
+        return bool(rows.min() >= 0 and ((abs(sums - 1) < tolerance) | (sums == 0)).all())
+
+    first_row = logits.reshape(-1, logits.shape[-1])[:1]
+    if is_softmax(first_row) and is_softmax(logits) and (logits != np.rint(logits)).any():
+        warnings.warn(
+            "softmax_cross_entropy: logits are probabilities, as none is negative and each row sums to 1; expected what"
+            " a softmax is taken of, such as y of a Dense with activation=None",
+            stacklevel=3,
+        )
 
 
 def _copy(array: Array) -> Array:

@@ -18,7 +18,7 @@ from onnx import FunctionProto, ModelProto, helper
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
 from blockcell.layers import Layer
-from blockcell.layers.structure import has_steps
+from blockcell.layers.structure import ends_in_softmax, has_steps
 from blockcell.loss import LOSSES, Loss
 from blockcell.optable import Array
 from blockcell.optim import OPTIMIZERS, Optimizer
@@ -105,7 +105,7 @@ def training_step(
         Where to write; the file is written as a whole or not at all. None: nowhere, the model is only returned.
     loss : str or callable
         The name of a function of `blockcell.loss`, such as ``"softmax_cross_entropy"``, or the function. The
-        cross-entropy takes logits, so the layer should not end in a softmax of its own.
+        cross-entropy takes logits, so the layer must not end in a softmax of its own.
     optimizer : str or callable
         The name of an optimizer of `blockcell.optim`, such as ``"adam"``, or its function.
     max_norm : float, optional
@@ -145,6 +145,9 @@ def training_step(
     optimizer_name = _find_row(caller, "optimizer", optimizer, OPTIMIZERS)
     if LOSSES[loss_name].target == "classes" and not layer.output_size:
         raise ValueError(f"{caller}: loss is {loss_name!r}, but layer.output_size is 0; expected at least one class")
+    if loss_name == "softmax_cross_entropy" and ends_in_softmax(layer):
+        message = "takes logits, but the layer ends in a Dense with activation='softmax'; expected activation=None"
+        raise ValueError(f"{caller}: loss is {loss_name!r}, which {message}")
     numbers = _read_settings(caller, optimizer_name, settings)
     limit = None if max_norm is None else _number(caller, "max_norm", max_norm)
     if limit == 0:

@@ -13,6 +13,7 @@ from ..argument_reader import ArgumentReader
 from ..optable import Array, Tensor
 from .calls import BaseLayer
 from .cell import Cell
+from .containers import Stack
 from .dense import Dense
 from .layer import Layer, Leaf
 from .shared import Directions
@@ -66,6 +67,13 @@ def has_steps(layer: BaseLayer) -> bool:
 def is_in_head(leaf: Leaf) -> bool:
     """Return whether a `Dense` with `last` reads the leaf's y, perhaps through other dense layers."""
     return leaf._in_head
+
+
+def ends_in_softmax(layer: BaseLayer) -> bool:
+    """Return whether y is the result of a softmax."""
+    while isinstance(layer, Stack):
+        layer = layer.layers[-1]
+    return isinstance(layer, Dense) and layer.activation == "softmax"
 
 
 def passes_dense_alone(layer: Layer) -> bool:

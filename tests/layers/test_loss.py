@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from blockcell import LSTM, optim
+from blockcell import LSTM, Dense, optim
 from blockcell.loss import mean_squared_error, softmax_cross_entropy
 
 DTYPES = [np.float64, np.float32, np.float16]
@@ -495,6 +495,30 @@ def test_errors_of_masks_and_lengths(values, options, error, message, name):
 
 
 # ------------------------------------------------------------------------------------------------------------- training
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+@pytest.mark.parametrize("options", [{}, {"lengths": [2, 3]}, {"mask": np.arange(6).reshape(3, 2) > 2}], ids=str)
+def test_probabilities_are_no_logits(dtype, classes, options):
+    """What a Dense with softmax gives is warned of, also where rows have ended; its logits are not."""
+    g = np.random.default_rng(0)
+    x, labels = g.standard_normal((3, 2, 4)).astype(dtype), g.integers(0, classes, (3, 2))
+    head = Dense.init(4, classes, seed=1, dtype=dtype)
+    probabilities = Dense(**head.weights, activation="softmax")(x, lengths=[3, 2])[0]
+    with pytest.warns(UserWarning, match="^softmax_cross_entropy: logits are probabilities, ") as caught:
+        value, _ = softmax_cross_entropy(probabilities, labels, **options)
+    assert np.isfinite(value) and [message.filename for message in caught] == [__file__]
+    softmax_cross_entropy(head(x)[0], labels, **options)
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [[[0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0]], [[0.25, 0.75], [0.25, 0.76]], [[1.5, -0.5]], [[0.3, np.nan]]],
+    ids=str,
+)
+def test_logits_that_are_no_probabilities(logits):
+    softmax_cross_entropy(np.array(logits), np.zeros(len(logits), np.intp))
+
+
 def test_trains_a_layer():
     """Which of four random symbols came first: at every step, in rows of different lengths, NaN after their ends."""
     rng = np.random.default_rng(0)

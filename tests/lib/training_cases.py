@@ -8,7 +8,8 @@ from export_cases import LENGTHS, B, Case, T, flat, random_state
 from graphs import checked
 
 import onnx_export
-from blockcell import loss, optim
+from blockcell import Dense, Stack, loss, optim
+from blockcell.layers.structure import ends_in_softmax
 
 LOSSES = [*loss.LOSSES]
 OPTIMIZERS = {  # with settings other than the defaults: decays, which are below 1, and small terms
@@ -28,8 +29,11 @@ class Training:
     """
 
     def __init__(self, layer, criterion, optimizer, *, rate=0.05, sizes=(T, B), seed=0, full=False, **options):
-        self.layer, self.loss, self.optimizer, self.rate, self.sizes = layer, criterion, optimizer, rate, sizes
         self.takes_classes = loss.LOSSES[criterion].target == "classes"
+        if self.takes_classes and ends_in_softmax(layer):  # a Stack, as the loss takes logits
+            *below, head = layer.layers
+            layer = Stack([*below, Dense(**head.weights, last=head.last)])
+        self.layer, self.loss, self.optimizer, self.rate, self.sizes = layer, criterion, optimizer, rate, sizes
         self.options = {"loss": criterion, "optimizer": optimizer, **options}
         self.settings = {name: options[name] for name in optim.OPTIMIZERS[optimizer].settings if name in options}
         self.max_norm, self.full = options.get("max_norm"), full

@@ -422,7 +422,7 @@ def test_names():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_functions_of_the_model(optimizer):
     """One for each kind of cell and direction, the loss and the optimizer, whose nodes are as many as the weights."""
-    layer = LAYERS["Classifier"]("float32")
+    layer = Training(LAYERS["Classifier"]("float32"), LOSSES[0], optimizer).layer
     model = onnx_export.training_step(layer, None, loss=LOSSES[0], optimizer=optimizer, max_norm=1.0)
     row = OPTIMIZER_GRAPHS[optimizer]
     usual = ["LSTM", "LSTMGrad", "SoftmaxCrossEntropy", "Largest", "Unit", "Squares", "Norm", "ClipScale"]
@@ -503,6 +503,14 @@ def test_what_is_no_layer_and_no_path():
         onnx_export.training_step(lstm(4, "float32"), 3, loss=LOSSES[0], optimizer="sgd")
     with pytest.raises(ValueError, match=r"layer.output_size is 0; expected at least one class"):
         onnx_export.training_step(lstm(0, "float32"), None, loss=LOSSES[0], optimizer="sgd")
+
+
+def test_softmax_before_the_cross_entropy():
+    head = Dense.init(4, 3, seed=0, activation="softmax", last=True)
+    for layer in (head, Stack([lstm(4, "float32"), head]), Stack([lstm(4, "float32"), Stack([head])])):
+        with pytest.raises(ValueError, match="ends in a Dense with activation='softmax'; expected activation=None"):
+            onnx_export.training_step(layer, None, loss="softmax_cross_entropy", optimizer="sgd")
+        onnx_export.training_step(layer, None, loss="mean_squared_error", optimizer="sgd")
 
 
 @pytest.mark.parametrize(("inputs", "cells", "batch"), [(0, 3, 2), (3, 2, 0), (3, 0, 2), (0, 0, 0)])

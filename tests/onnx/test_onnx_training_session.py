@@ -109,7 +109,7 @@ def test_the_state_is_one_of_optim():
 
 def test_two_sets_of_memory_change_places():
     """No step reads what it writes, and none allocates weights."""
-    layer, data = LAYERS["Classifier"]("float32"), batch("float32")
+    layer, data = classifier("float32"), batch("float32")
     session = TrainingSession(model_of(layer), layer)
     kept = session._kept
 

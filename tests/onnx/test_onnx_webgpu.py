@@ -343,7 +343,7 @@ def test_training_steps(compare, name, criterion, optimizer, loop, dtype):
 
 def test_training_keeps_its_weights_on_the_gpu():
     """But for the number of steps; a model with free sizes has a graph for each set of them."""
-    layer = LAYERS["Classifier"]("float32")
+    layer = Training(LAYERS["Classifier"]("float32"), LOSSES[0], "adam").layer
     options = {"loss": LOSSES[0], "optimizer": "adam", "provider": "webgpu", "sizes": {"T": T}}
     session = onnx_export.TrainingSession(onnx_export.training_step(layer, None, **options), layer, provider="webgpu")
     for rows in (B, 2, B):
