@@ -22,6 +22,7 @@ weights, so it is not converted.
 ``hdf5.py``              HDF5 files that are not trusted
 ``hdf5_texts.py``        texts of variable length in their attributes
 ``torch.py``             `from_torch`, `to_torch`
+``torch_run.py``         a PyTorch module on random inputs, beside the layers made of it
 ``onnx.py``              `from_onnx`, `to_onnx`
 ``onnx_steps.py``        the layers of an ONNX graph, and their order
 ``onnx_graph.py``        constants of a graph, and what lies between two layers

@@ -12,7 +12,7 @@ import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from .shared import ConversionError
 
 _SCALES = 1.0, 0.25, 3.0, 0.05  # of the inputs of one draw after the other, until the results depend on all of x
 _SIZES = 5, 3, 7, 4, 11, 6, 13, 8, 17, 9, 19, 10  # of which the first ones that are no other size of the model
-_LONG = 71, 67, 73  # steps: a model may leave out what is behind a certain step
+_LONG = 71  # steps, or a few more: a model may leave out what is behind a certain step
 _FLOOR = 24.0  # Smallest bound, in eps of the largest entry, for I + H up to 256; as in `blockcell verify`.
 _FLOOR_SIZE = 256
 _ROUNDING_DRAWS = 3
@@ -84,16 +84,16 @@ class Sizes(NamedTuple):
 
 def choose_sizes(T: int | None, B: int | None, others: Collection[int] = ()) -> list[Sizes]:
     """Choose T and B, which differ from each other and from the model's other sizes, unless the source fixes them."""
-    free = (size for size in _SIZES if size not in {T, B, *others})
+    free = (size for size in chain(_SIZES, count(max(_SIZES) + 1)) if size not in {T, B, *others})
     pairs = [tuple(islice(free, 2)) for _ in range(2)]
     sizes = [Sizes(T or steps, B or rows) for steps, rows in pairs]
     if T is None:
-        steps = next(size for size in _LONG if size not in others)
+        steps = next(size for size in count(_LONG, 2) if size not in others)
         sizes.append(Sizes(steps, sizes[0].B, is_long=True))
     return list(dict.fromkeys(sizes))
 
 
-def compare(caller: str, run: Run, sizes: Sequence[Sizes], passed_over: Sequence[str] = ()) -> None:
+def compare(caller: str, run: Run, sizes: Sequence[Sizes], passed_over: Collection[str] = ()) -> None:
     """Compare converted layers with their source, at each of the sizes.
 
     Parameters
@@ -122,7 +122,7 @@ def compare(caller: str, run: Run, sizes: Sequence[Sizes], passed_over: Sequence
                 raise
 
 
-def _compare_at(caller: str, run: Run, T: int, B: int, is_long: bool, passed_over: Sequence[str]) -> None:
+def _compare_at(caller: str, run: Run, T: int, B: int, is_long: bool, passed_over: Collection[str]) -> None:
     reasons: dict[int, str] = {}  # by the numbers of the crossings whose results have not counted yet
     for seed, scale in enumerate(_SCALES):
         crossings, again = run(T, B, seed, scale), run(T, B, seed, scale)
@@ -140,7 +140,7 @@ def _compare_at(caller: str, run: Run, T: int, B: int, is_long: bool, passed_ove
     raise NotCompared(next(iter(reasons.values())))
 
 
-def _check(caller: str, crossing: Crossing, passed_over: Sequence[str]) -> dict[str, float]:
+def _check(caller: str, crossing: Crossing, passed_over: Collection[str]) -> dict[str, float]:
     """Refuse a layer that computes something else; return the largest errors that rounding may make, by result."""
     label, x = crossing.label, crossing.x
     if x.shape[-1] != crossing.layer.input_size:
@@ -169,7 +169,7 @@ def _check(caller: str, crossing: Crossing, passed_over: Sequence[str]) -> dict[
     return bounds
 
 
-def _conversion_error(caller: str, text: str, passed_over: Sequence[str]) -> ConversionError:
+def _conversion_error(caller: str, text: str, passed_over: Collection[str]) -> ConversionError:
     over = f". The conversion took these for parts that do nothing: {', '.join(passed_over)}" if passed_over else ""
     return ConversionError(
         f"{caller}: the layer computes something else than the model on random inputs: {text}{over}. If you know"

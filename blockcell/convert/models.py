@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..layers import Bidirectional, Dense, Layer, Stack
@@ -112,6 +112,14 @@ def _arrays_of_state(state: Any) -> list[Any]:
     if isinstance(state, Mapping):
         return [*state.values()]
     return [array for part in state or () for array in _arrays_of_state(part)]
+
+
+def nest_states(layer: Layer, states: Iterator[Any]) -> Any:
+    """Return the states of single cells, in the order of layers and of directions, in the form of a layer's parts."""
+    if isinstance(layer, (Bidirectional, Stack)):
+        parts = layer.layers if isinstance(layer, Stack) else (layer.fw, layer.bw)
+        return [nest_states(part, states) for part in parts]
+    return None if isinstance(layer, Dense) else next(states)
 
 
 def _complete_state(layer: Layer, state: Any) -> Any:

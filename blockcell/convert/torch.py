@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import warnings
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -12,7 +12,8 @@ import numpy as np
 from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..layers.structure import snapshot_of
 from ..optable import ACTIVATIONS, Array
-from .models import Converted, Step, assemble, read_initial_state, warn_once
+from .comparison import NotCompared
+from .models import Assembly, Converted, Step, assemble, nest_states, read_initial_state, warn_once
 from .shared import (
     GATE_COUNTS,
     KINDS,
@@ -31,13 +32,25 @@ from .shared import (
 
 @overload
 def from_torch(
-    source: Any, *, prefix: str | None = None, nonlinearity: str | None = None, initial_state: Sequence[str]
+    source: Any,
+    *,
+    prefix: str | None = None,
+    nonlinearity: str | None = None,
+    initial_state: Sequence[str],
+    check: bool | None = None,
 ) -> tuple[Any, Any]: ...
 @overload
-def from_torch(source: Any, *, prefix: str, nonlinearity: str | None = None, initial_state: None = None) -> Layer: ...
+def from_torch(
+    source: Any, *, prefix: str, nonlinearity: str | None = None, initial_state: None = None, check: bool | None = None
+) -> Layer: ...
 @overload
 def from_torch(
-    source: Any, *, prefix: None = None, nonlinearity: str | None = None, initial_state: None = None
+    source: Any,
+    *,
+    prefix: None = None,
+    nonlinearity: str | None = None,
+    initial_state: None = None,
+    check: bool | None = None,
 ) -> Any: ...
 def from_torch(
     source: Any,
@@ -45,6 +58,7 @@ def from_torch(
     prefix: str | None = None,
     nonlinearity: str | None = None,
     initial_state: Sequence[str] | None = None,
+    check: bool | None = None,
 ) -> Any:
     """Convert a ``torch.nn.LSTM``, ``GRU`` or ``RNN``, or a whole PyTorch model.
 
@@ -67,6 +81,10 @@ def from_torch(
         The names of the parameters from which the only LSTM, GRU or RNN starts: first h, then c of an LSTM, such as
         ``("h0", "c0")``. The result is then ``(layer, state)``, and calls take the state for any batch:
         ``y, last = layer(x, state)``. Shapes are (num_layers * D, 1, H) as in torch.nn, or without the 1.
+    check : bool, optional
+        Whether the source runs on random inputs and must compute what the layer computes. None, the default, compares
+        where nothing but the model's own code is run; True also where the model has hooks of the user's; False does
+        not compare. The module that you pass stays as it is: a copy of it runs.
 
     Returns
     -------
@@ -112,8 +130,12 @@ def from_torch(
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
     if nonlinearity not in (None, "tanh", "relu"):
         raise ValueError(f"{caller}: nonlinearity is {nonlinearity!r}; expected 'tanh', 'relu' or None")
-    layers = _convert(caller, module, source, prefix, nonlinearity, initial_state or ())
-    return layers if initial_state is None else (layers, _initial_state(caller, source, layers, initial_state))
+    assembly, remarks = _convert(caller, module, source, prefix, nonlinearity, initial_state or ())
+    layers = assembly.layers
+    state = None if initial_state is None else _initial_state(caller, source, layers, initial_state)
+    left_out, reasons = _compare(caller, module, prefix, assembly, state, check)
+    warn_once(caller, [*assembly.left_out, *left_out], [*remarks, *reasons], stacklevel=2)
+    return layers if initial_state is None else (layers, state)
 
 
 class _Weights(NamedTuple):
@@ -130,23 +152,23 @@ class _Weights(NamedTuple):
 def _convert(
     caller: str, module: Any, source: Mapping[str, Any], prefix: str | None, nonlinearity: str | None,
     state_names: Sequence[str],
-) -> Converted:  # fmt: skip
-    """Convert the layers of a state_dict, or those with the prefix."""
+) -> tuple[Assembly, list[str]]:  # fmt: skip
+    """Convert the layers of a state_dict, or those with the prefix; return them and remarks for a warning."""
     source = _without_weight_drop(caller, source)
     groups = _groups(caller, source)
-    _warn_of_zoneout(caller, module, groups if prefix is None else [prefix])
-    activations = _nonlinearities(caller, module, source, groups if prefix is None else [prefix], nonlinearity)
+    prefixes = groups if prefix is None else [prefix]
+    activations, remarks = _nonlinearities(caller, module, source, prefixes, nonlinearity)
+    remarks += _zoneout_remarks(module, prefixes)
     weights = _Weights(caller, source, groups, activations)
     if prefix is not None:
-        if prefix in groups:
-            return _recurrent(weights, prefix)
-        if f"{prefix}weight" in source:
-            return _dense(weights, prefix)
+        if prefix in groups or f"{prefix}weight" in source:
+            layer = _recurrent(weights, prefix) if prefix in groups else _dense(weights, prefix)
+            return Assembly(layer, None, (prefix.removesuffix("."),), []), remarks
         advice = _quantized_advice(source, prefix)
         hint = f". {advice}" if advice else ""
         raise ValueError(f"{caller}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}{hint}")
     if is_of(("torch",), type(module), "Linear"):
-        return _dense(weights, "")
+        return Assembly(_dense(weights, ""), None, ("",), []), remarks
     if not groups:
         inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
         if advice := _quantized_advice(source):
@@ -157,14 +179,38 @@ def _convert(
     steps: dict[str, Step] = {}
     if is_of(("torch",), type(module), "Sequential"):
         result = _add_modules(steps, weights, module, "", None)
-        assembly = assemble(caller, steps, [result])
-        warn_once(caller, assembly.left_out, (), stacklevel=3)
-        return assembly.layers
+        return assemble(caller, steps, [result]), remarks
     _add_groups(steps, weights, "")
     _add_others(steps, weights, [name for name in source if name not in state_names and not _NAME.match(name)])
-    assembly = assemble(caller, steps, None)
-    warn_once(caller, assembly.left_out, (), stacklevel=3)
-    return assembly.layers
+    return assemble(caller, steps, None), remarks
+
+
+def _compare(
+    caller: str, module: Any, prefix: str | None, assembly: Assembly, state: Any, check: bool | None
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Compare the layers with the module; return labels of what else is left out, and remarks."""
+    if check is False:
+        return (), ()
+    torch, advice = sys.modules.get("torch"), "pass the module, or check=False"
+    try:
+        if isinstance(module, Mapping):
+            raise NotCompared(f"only weights were given: {advice}")
+        if torch is None or not isinstance(module, torch.nn.Module):
+            raise NotCompared(f"it is no PyTorch module: {advice}")
+        from .torch_run import Piece, compare_module  # only here, as it imports PyTorch
+
+        layers, keys = assembly.layers, assembly.keys
+        pieces = (
+            [Piece(layers[key], (key,)) for key in keys] if isinstance(layers, dict) else [Piece(layers, keys, state)]
+        )
+        part = dict(module.named_modules()).get(keys[0])
+        if prefix is not None and state is None and part is not None:
+            module, pieces = part, [pieces[0]._replace(names=("",))]
+        is_whole = len(pieces) == 1 and not assembly.left_out and prefix is None
+        verdict = compare_module(caller, module, pieces, is_whole, check)
+    except NotCompared as error:
+        return (), [f"not compared with the model, because {error}"]
+    return verdict.left_out if prefix is None else (), verdict.remarks
 
 
 def _initial_state(caller: str, source: Mapping[str, Any], layer: Converted, names: Sequence[str]) -> Any:
@@ -188,16 +234,7 @@ def _initial_state(caller: str, source: Mapping[str, Any], layer: Converted, nam
             raise ValueError(f"{caller}: {name} has shape {array.shape}; {expected}")
         for state, row in zip(states, rows, strict=True):
             state[field] = row
-    state_of_cell = iter(states)
-    state_of_part = [
-        [next(state_of_cell), next(state_of_cell)]
-        if isinstance(part, Bidirectional)
-        else None
-        if isinstance(part, Dense)
-        else next(state_of_cell)
-        for part in parts
-    ]
-    return read_initial_state(caller, layer, state_of_part if isinstance(layer, Stack) else state_of_part[0])
+    return read_initial_state(caller, layer, nest_states(layer, iter(states)))
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -247,8 +284,8 @@ def _without_weight_drop(caller: str, source: Mapping[str, Any]) -> Mapping[str,
     return tensors
 
 
-def _warn_of_zoneout(caller: str, module: Any, prefixes: Iterable[str]) -> None:
-    """Warn of the LSTMs, GRUs and RNNs with these prefixes that are in a module with zoneout."""
+def _zoneout_remarks(module: Any, prefixes: Iterable[str]) -> list[str]:
+    """Return a remark on the LSTMs, GRUs and RNNs with these prefixes that are in a module with zoneout, if any is."""
     modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
     mixed = []
     for prefix in prefixes:
@@ -256,13 +293,12 @@ def _warn_of_zoneout(caller: str, module: Any, prefixes: Iterable[str]) -> None:
         around = [modules.get(".".join(parts[:k])) for k in range(len(parts) + 1)]
         if "zoneout" in prefix.lower() or any(map(_has_zoneout, around)):
             mixed.append(prefix)
-    if mixed:
-        warnings.warn(
-            f"{caller}: the zoneout around {', '.join(map(repr, mixed))} is not converted. It acts in inference, too: h"
-            f" is z * h_before + (1 - z) * h of the cell, and c likewise. Call the layer for one step at a time, and"
-            f" mix the states",
-            stacklevel=4,
-        )
+    remark = (
+        f"the zoneout around {', '.join(map(repr, mixed))} is not converted. It acts in inference, too: h is"
+        f" z * h_before + (1 - z) * h of the cell, and c likewise. Call the layer for one step at a time, and mix the"
+        f" states"
+    )
+    return [remark] if mixed else []
 
 
 def _has_zoneout(module: Any) -> bool:
@@ -325,8 +361,8 @@ def _add_groups(steps: dict[str, Step], weights: _Weights, start: str) -> None:
 
 def _nonlinearities(
     caller: str, module: Any, source: Mapping[str, Any], prefixes: Iterable[str], nonlinearity: str | None
-) -> dict[str, str]:
-    """Return the activations of plain RNNs by prefix; `nonlinearity` is for all of them."""
+) -> tuple[dict[str, str], list[str]]:
+    """Return the activations of plain RNNs by prefix, and a remark on unknown ones; `nonlinearity` is for all."""
     modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
     activations, unknown = {}, []
     for prefix in prefixes:
@@ -339,13 +375,11 @@ def _nonlinearities(
         activations[prefix] = str(nonlinearity or (own if own in ("tanh", "relu") else "tanh"))
     if nonlinearity is not None and not activations:
         raise ValueError(f"{caller}: nonlinearity is {nonlinearity!r}, and there is no plain RNN; expected None")
-    if unknown:
-        warnings.warn(
-            f"{caller}: weights do not tell the nonlinearity of plain RNNs; here it is tanh:"
-            f" {', '.join(map(repr, unknown))}. Pass nonlinearity='tanh' or 'relu'",
-            stacklevel=4,
-        )
-    return activations
+    remark = (
+        f"weights do not tell the nonlinearity of plain RNNs; here it is tanh: {', '.join(map(repr, unknown))}. Pass"
+        f" nonlinearity='tanh' or 'relu'"
+    )
+    return activations, [remark] if unknown else []
 
 
 def _add_others(steps: dict[str, Step], weights: _Weights, names: Sequence[str]) -> None:

@@ -243,7 +243,7 @@ def _layer_of(owner: QuantizedOp, weights: Tensors, bidirectional: bool, scheme:
     for name, tensor in zip(names, tensors, strict=True):
         hold_storage(name, tensor)
     try:
-        layer: Quantized = from_torch(dict(zip(names, tensors, strict=True))).quantize(scheme)
+        layer: Quantized = from_torch(dict(zip(names, tensors, strict=True)), check=False).quantize(scheme)
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"blockcell.torch.{owner.module}: its weights cannot be quantized to {scheme}: {error}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from convert_cases import from_torch
 from peer_cases import BOUNDS, check_configurations, parts_of, random_sizes, state_of, worst_of
 
 from blockcell import convert, optim
@@ -46,7 +47,7 @@ def compare(name, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=
         if key.startswith("bias_hh"):
             weights[key][only_one] = 0
     theirs.load_state_dict({key: torch.from_numpy(value.astype(np.float64)) for key, value in weights.items()})
-    ours = convert.from_torch(weights, nonlinearity=nonlinearity.get("nonlinearity"))
+    ours = from_torch(weights, nonlinearity=nonlinearity.get("nonlinearity"))
     assert ours.dtype == dtype
 
     cells, count = layers * directions, 2 if kind == "LSTM" else 1
@@ -81,7 +82,7 @@ def compare(name, sizes, dtype, g, *, layers=2, directions=2, bias=True, packed=
     for key in named:
         if key.startswith("bias_hh"):
             named[key][only_one] = 0
-    for key, expected in convert.from_torch(named, nonlinearity=nonlinearity.get("nonlinearity")).weights.items():
+    for key, expected in from_torch(named, nonlinearity=nonlinearity.get("nonlinearity")).weights.items():
         if bias or not key.split(".")[-1].startswith("b"):
             pairs[f"gradient of {key}"] = grads[key], expected
     return worst_of(pairs, dtype)

@@ -146,7 +146,8 @@ def test_many_steps_are_compared():
 
 def test_sizes():
     assert choose_sizes(None, None) == [(5, 3, False), (7, 4, False), (71, 3, True)]
-    assert choose_sizes(None, None, [3, 5, 71]) == [(7, 4, False), (11, 6, False), (67, 4, True)]
+    assert choose_sizes(None, None, [3, 5, 71]) == [(7, 4, False), (11, 6, False), (73, 4, True)]
+    assert choose_sizes(None, None, range(20)) == [(20, 21, False), (22, 23, False), (71, 21, True)]
     assert choose_sizes(20, None) == [(20, 3, False), (20, 4, False)]
     assert choose_sizes(20, 1) == [(20, 1, False)]
 

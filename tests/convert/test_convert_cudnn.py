@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from convert_cases import B, H, I, T, assert_same, rng, sigmoid
+from convert_cases import B, H, I, T, assert_same, from_torch, rng, sigmoid
 
 from blockcell import convert
 from blockcell.convert import ConversionError
@@ -77,7 +77,7 @@ def test_beside_pytorch(kind):
     layer = convert.from_cudnn(buffer, kind, input_size=I, directions=2)
     assert isinstance(layer, Bidirectional)
     options = {"nonlinearity": "tanh"} if kind == "RNN" else {}
-    assert_same(layer, convert.from_torch(state_dict, **options))
+    assert_same(layer, from_torch(state_dict, **options))
 
 
 def test_relu():

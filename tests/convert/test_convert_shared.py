@@ -11,7 +11,7 @@ import inspect
 
 import numpy as np
 import pytest
-from convert_cases import B, H, I, T, assert_same, gru, lstm, rng, rnn
+from convert_cases import B, H, I, T, assert_same, from_torch, gru, lstm, rng, rnn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +50,7 @@ def test_round_trips(layer):
     assert_same(convert.from_keras(arrays, **gates), layer)
     if not any(isinstance(cell, GRU) and not cell.reset_after for cell in cells):
         options = {"nonlinearity": "tanh"} if isinstance(cells[0], RNN) else {}
-        assert_same(convert.from_torch(convert.to_torch(layer, prefix="a.b."), **options), layer)
+        assert_same(from_torch(convert.to_torch(layer, prefix="a.b."), **options), layer)
     for part in getattr(layer, "layers", [layer]):
         assert_same(convert.from_onnx(*convert.to_onnx(part, name="n")), part)
 
@@ -88,7 +88,7 @@ UNUSUAL = {  # for each argument of a layer that is not in all of them: options 
 }
 TARGETS = {  # back and forth; what a target does not tell is given
     "Keras": (convert.to_keras, convert.from_keras, ("activation", "recurrent_activation")),
-    "PyTorch": (convert.to_torch, convert.from_torch, ("activation",)),
+    "PyTorch": (convert.to_torch, from_torch, ("activation",)),
     "ONNX": (lambda cell: convert.to_onnx(cell), lambda found, **options: convert.from_onnx(*found, **options), ()),
 }
 REFUSED = {

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import onnx
 import pytest
-from convert_cases import H, I, T, assert_same, made, onnx_graph, onnx_weights, rng, torch_weights, warned
+from convert_cases import H, I, T, assert_same, from_torch, made, onnx_graph, onnx_weights, rng, torch_weights, warned
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -275,11 +275,11 @@ def test_parameters_of_a_module(gates, prefix):
     h0, c0 = random_states(rng(), 2, 1, 1, H)
     names = ("first.h0", "first.c0")[: gates - 2]
     module = weights | dict(zip(names, (h0, c0), strict=False))
-    layer, state = convert.from_torch(module, prefix=prefix, initial_state=names)
-    expected = convert.from_torch(weights)
+    layer, state = from_torch(module, prefix=prefix, initial_state=names)
+    expected = from_torch(weights)
     assert_same(layer, expected)
     np.testing.assert_equal(state, LSTMState(c0[0], h0[0]) if gates == 4 else GRUState(h0[0]))
-    layer_without_state, text = warned(convert.from_torch, module)
+    layer_without_state, text = warned(from_torch, module)
     assert_same(layer_without_state, expected)
     names_in_message = "h0, c0" if gates == 4 else "h0"
     assert text == (
@@ -292,7 +292,7 @@ def test_parameters_of_a_stack():
     kinds = {"_l0": I, "_l0_reverse": I, "_l1": 2 * H, "_l1_reverse": 2 * H}
     source = {name: array for suffix, size in kinds.items() for name, array in torch_weights("", suffix, size).items()}
     h0, c0 = random_states(rng(), 4, H), random_states(rng(), 4, 3, H)
-    layer, state = convert.from_torch(source | {"h": h0, "c": c0}, initial_state=["h", "c"])
+    layer, state = from_torch(source | {"h": h0, "c": c0}, initial_state=["h", "c"])
     assert isinstance(layer, Stack) and len(state) == 2
     for k, part in enumerate(cell for pair in state for cell in pair):
         np.testing.assert_equal(part, LSTMState(c0[k], h0[[k]].repeat(3, 0)))
@@ -322,7 +322,7 @@ def test_parameters_of_a_stack():
 )
 def test_parameters_that_do_not_fit(parameters, names, error, message):
     with pytest.raises(error, match=f"^from_torch: .*{message}"):
-        convert.from_torch(torch_weights() | parameters, initial_state=names)
+        from_torch(torch_weights() | parameters, initial_state=names)
 
 
 @pytest.mark.peers

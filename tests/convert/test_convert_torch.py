@@ -12,7 +12,22 @@ import types
 import generate_layers
 import numpy as np
 import pytest
-from convert_cases import B, H, I, T, assert_same, gru, lstm, rng, rnn, sigmoid, stored, torch_weights, warned
+from convert_cases import (
+    B,
+    H,
+    I,
+    T,
+    assert_same,
+    from_torch,
+    gru,
+    lstm,
+    rng,
+    rnn,
+    sigmoid,
+    stored,
+    torch_weights,
+    warned,
+)
 from generate_layers import weights_of
 
 from blockcell import convert
@@ -23,7 +38,7 @@ from blockcell.layers import Bidirectional, Dense, LSTMState, Stack
 def check_torch(arrays):
     """Assert that the layer of stored weights gives the stored results, and converts back to these weights."""
     weights = weights_of(arrays)
-    layer = convert.from_torch(weights)
+    layer = from_torch(weights)
     y, state = layer(arrays["x"])
     np.testing.assert_allclose(y, arrays["y"], rtol=0, atol=1e-14)
     flat = []  # PyTorch stacks the states of all layers and directions
@@ -33,7 +48,7 @@ def check_torch(arrays):
     if "c" in arrays:
         np.testing.assert_allclose(np.stack([s.cs for s in flat]), arrays["c"], rtol=0, atol=1e-14)
     back = convert.to_torch(layer, prefix="net.")
-    assert_same(layer, convert.from_torch(back))
+    assert_same(layer, from_torch(back))
     for name in back:
         if "weight" in name:
             np.testing.assert_array_equal(back[name], weights[name.removeprefix("net.")])
@@ -92,9 +107,9 @@ def test_torch_formula(suffix, gates):
     expected = formula(x, *weights.values())
     module = type("Module", (), {"state_dict": lambda self: weights | {"encoder.out.weight": np.ones(1)}})()
     with pytest.warns(UserWarning, match=r"^from_torch: left out: encoder.out \(weight\)$"):
-        assert_same(convert.from_torch(module), convert.from_torch(weights))
+        assert_same(from_torch(module), from_torch(weights))
     for source, options in ((weights, {}), (module, {"prefix": "encoder.rnn."})):
-        np.testing.assert_allclose(convert.from_torch(source, **options)(x)[0], expected, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(from_torch(source, **options)(x)[0], expected, rtol=0, atol=1e-14)
     layer = lstm(rng(), forget_bias=1.5, gate_order="ifco") if gates == 4 else gru(rng(), reset_after=True)
     np.testing.assert_allclose(formula(x, *convert.to_torch(layer).values()), layer(x)[0], rtol=0, atol=1e-14)
 
@@ -107,10 +122,10 @@ def test_torch_rnn(nonlinearity, suffix):
     x = rng().standard_normal((T, B, I))
     formulas = {"tanh": np.tanh, "relu": lambda z: np.maximum(z, 0)}
     expected = torch_rnn(x, *weights.values(), formulas[nonlinearity])
-    layer = convert.from_torch(weights, nonlinearity=nonlinearity)
+    layer = from_torch(weights, nonlinearity=nonlinearity)
     assert layer.activation == nonlinearity
     np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=1e-14)
-    plain, text = warned(convert.from_torch, weights)
+    plain, text = warned(from_torch, weights)
     assert plain.activation == "tanh"
     assert text == (
         "from_torch: weights do not tell the nonlinearity of plain RNNs; here it is tanh: 'rnn.'. Pass"
@@ -118,14 +133,14 @@ def test_torch_rnn(nonlinearity, suffix):
     )
     inner = types.SimpleNamespace(nonlinearity=nonlinearity)
     module = types.SimpleNamespace(state_dict=lambda: weights, named_modules=lambda: [("", None), ("rnn", inner)])
-    assert_same(convert.from_torch(module), layer)
-    assert_same(convert.from_torch(module, prefix="rnn."), layer)
+    assert_same(from_torch(module), layer)
+    assert_same(from_torch(module, prefix="rnn."), layer)
     back = convert.to_torch(layer)
     np.testing.assert_allclose(torch_rnn(x, *back.values(), formulas[nonlinearity]), expected, rtol=0, atol=1e-14)
     with pytest.raises(ValueError, match="nonlinearity is 'sigmoid'; expected 'tanh', 'relu' or None"):
-        convert.from_torch(weights, nonlinearity="sigmoid")
+        from_torch(weights, nonlinearity="sigmoid")
     with pytest.raises(ValueError, match="nonlinearity is 'relu', and there is no plain RNN; expected None"):
-        convert.from_torch(torch_weights(), nonlinearity="relu")
+        from_torch(torch_weights(), nonlinearity="relu")
 
 
 def test_torch_projection():
@@ -134,7 +149,7 @@ def test_torch_projection():
     weights = torch_weights() | {"weight_hr_l0": g.uniform(-1, 1, (2, H))}
     weights["weight_hh_l0"] = weights["weight_hh_l0"][:, :2]
     x = g.standard_normal((T, B, I))
-    layer = convert.from_torch(weights)
+    layer = from_torch(weights)
     assert (layer.hidden_size, layer.output_size) == (H, 2)
     np.testing.assert_allclose(layer(x)[0], torch_lstm(x, *weights.values()), rtol=0, atol=1e-14)
     back = convert.to_torch(layer)
@@ -142,17 +157,17 @@ def test_torch_projection():
     np.testing.assert_allclose(torch_lstm(x, *back.values()), layer(x)[0], rtol=0, atol=1e-14)
     both = Bidirectional(*(lstm(g, projection=2) for _ in "fb"))
     stack = Stack([both, Bidirectional(*(lstm(g, inputs=4, projection=2) for _ in "fb"))])
-    assert_same(convert.from_torch(convert.to_torch(stack, prefix="a.")), stack)
+    assert_same(from_torch(convert.to_torch(stack, prefix="a.")), stack)
     left = {name: value for name, value in weights.items() if name != "weight_hr_l0"}
     with pytest.raises(ValueError, match=r"weight_hh_l0 has shape \(16, 2\); expected"):
-        convert.from_torch(left)
+        from_torch(left)
     two = {name.replace("l0", f"l{k}"): value for k in (0, 1) for name, value in weights.items()}
     del two["weight_hr_l1"]
     with pytest.raises(ValueError, match="weight_hr_l1 is missing"):
-        convert.from_torch(two)
+        from_torch(two)
     for shape in ((2, H + 1), (3, H), (H,), ()):
         with pytest.raises(ValueError, match=r"weight_h[rh]_l0 has shape"):
-            convert.from_torch(weights | {"weight_hr_l0": np.ones(shape)})
+            from_torch(weights | {"weight_hr_l0": np.ones(shape)})
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -164,7 +179,7 @@ def test_torch_round_trips(kind, dtype):
     for layer in (kind(g, dtype), both[0], Stack([kind(g, dtype), kind(g, dtype, inputs=H)]), Stack(both)):
         arrays = convert.to_torch(layer)
         assert {array.dtype for array in arrays.values()} == {np.dtype(dtype)}
-        assert_same(convert.from_torch(arrays, nonlinearity="tanh" if kind is rnn else None), layer)
+        assert_same(from_torch(arrays, nonlinearity="tanh" if kind is rnn else None), layer)
         zeros = [
             array if kind in (lstm, rnn) else array[: len(array) // 3 * 2]
             for n, array in arrays.items()
@@ -208,7 +223,7 @@ def test_torch_round_trips(kind, dtype):
 )
 def test_torch_errors(change, error, message):
     with pytest.raises(error, match=f"^from_torch: .*{message}"):
-        convert.from_torch(change(torch_weights()))
+        from_torch(change(torch_weights()))
 
 
 def test_torch_with_a_weight_missing():
@@ -217,19 +232,19 @@ def test_torch_with_a_weight_missing():
     for k in range(3):
         for direction in ("", "_reverse"):
             weights |= torch_weights("rnn.", f"_l{k}{direction}", inputs=2 * H if k else I)
-    assert len(convert.from_torch(weights).layers) == 3
+    assert len(from_torch(weights).layers) == 3
     for name in weights:
         left = {key: value for key, value in weights.items() if key != name}
         with pytest.raises(
             ValueError, match=f"from_torch: {name} is missing; beside rnn.*, expected weight_ih, weight_hh, b"
         ):
-            convert.from_torch(left)
+            from_torch(left)
     for part in ("bias_ih", "bias_hh"):
         left = {key: value for key, value in weights.items() if part not in key}
         with pytest.raises(ValueError, match=f"rnn.{part}_l0 is missing"):
-            convert.from_torch(left)
+            from_torch(left)
     left = {key: value for key, value in weights.items() if "bias" not in key}
-    for name, value in convert.from_torch(left).weights.items():
+    for name, value in from_torch(left).weights.items():
         assert value.any() == name.endswith("w")
 
 
@@ -239,9 +254,9 @@ def test_torch_unreadable_tensor():
             raise RuntimeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
 
     with pytest.raises(TypeError, match=r"weight_ih_l0 cannot be read as an array: .*Tensor.cpu"):
-        convert.from_torch(torch_weights() | {"weight_ih_l0": Elsewhere()})
+        from_torch(torch_weights() | {"weight_ih_l0": Elsewhere()})
     with pytest.raises(ValueError, match=r"no LSTM, GRU or RNN has the prefix 'b.'; there are"):
-        convert.from_torch(torch_weights("a."), prefix="b.")
+        from_torch(torch_weights("a."), prefix="b.")
 
 
 WEIGHT_DROPS = {  # the names of the weights before the drop and after it, as libraries store them
@@ -257,17 +272,17 @@ def test_weight_drop(form):
     """The layer has the weights before the drop, never the stored copy in which entries are dropped."""
     inner, (raw, copy) = "rnns.0.module.", WEIGHT_DROPS[form]
     weights = torch_weights(inner)
-    expected = convert.from_torch(weights)
+    expected = from_torch(weights)
     source = dict(weights, **{raw: weights[f"{inner}weight_hh_l0"]})
     del source[f"{inner}weight_hh_l0"]
     if copy:
         source[copy] = weights[f"{inner}weight_hh_l0"] * (rng().uniform(size=(4 * H, H)) < 0.5)
     names = [*source]
     for prefix in (None, inner):
-        assert_same(convert.from_torch(source, prefix=prefix), expected)
+        assert_same(from_torch(source, prefix=prefix), expected)
     for prefix in ("", "rnns.0."):
         with pytest.raises(ValueError, match=rf"no LSTM, .* has the prefix '{prefix}'; there are \['{inner}'\]"):
-            convert.from_torch(source, prefix=prefix)
+            from_torch(source, prefix=prefix)
     assert [*source] == names
 
 
@@ -308,12 +323,12 @@ ZONEOUTS = {
 @pytest.mark.parametrize("case", ZONEOUTS)
 def test_zoneout(case):
     make, prefix, has_zoneout = ZONEOUTS[case]
-    expected = convert.from_torch(torch_weights())
+    expected = from_torch(torch_weights())
     for options in ({}, {"prefix": prefix}):
         if not has_zoneout:
-            assert_same(convert.from_torch(make(), **options), expected)
+            assert_same(from_torch(make(), **options), expected)
             continue
-        layer, message = warned(convert.from_torch, make(), **options)
+        layer, message = warned(from_torch, make(), **options)
         assert_same(layer, expected)
         assert message.startswith(f"from_torch: the zoneout around '{prefix}' is not converted. It acts in inference")
 
@@ -321,7 +336,7 @@ def test_zoneout(case):
 def test_zoneout_step_by_step():
     """docs/convert.md says how to compute it with the converted cell."""
     weights, zoneout = torch_weights(), 0.25
-    layer, x = convert.from_torch(weights), rng().standard_normal((T, B, I))
+    layer, x = from_torch(weights), rng().standard_normal((T, B, I))
     state = LSTMState(*np.zeros((2, B, H)))
     h, c = np.zeros((2, B, H))
     bias = weights["bias_ih_l0"] + weights["bias_hh_l0"]
@@ -348,12 +363,12 @@ def test_quantized_by_torch(kind):
     source = {QUANTIZED[kind]: object()}
     advice = rf"PyTorch quantizes the LSTM, GRU or RNN that has {QUANTIZED[kind]}: load the model without that"
     with pytest.raises(ConversionError, match=rf"^from_torch: {advice}.*layer.quantize\('int8'\)"):
-        convert.from_torch(source)
+        from_torch(source)
     source |= torch_weights("1.")
     with pytest.raises(ValueError, match=rf"has the prefix '0.'; there are \['1.'\]. {advice}"):
-        convert.from_torch(source, prefix="0.")
-    layer, message = warned(convert.from_torch, source)
-    assert_same(layer, convert.from_torch(torch_weights()))
+        from_torch(source, prefix="0.")
+    layer, message = warned(from_torch, source)
+    assert_same(layer, from_torch(torch_weights()))
     assert re.match(rf"from_torch: left out: 0 \({QUANTIZED[kind][2:]}\): {advice}", message)
 
 
@@ -382,7 +397,7 @@ def test_torch_itself(seed):
     for name, (theirs, found) in generate_layers.torch_cases(seed=seed).items():
         check_torch(found)
         layer = convert.from_torch(theirs)
-        assert_same(layer, convert.from_torch(theirs.state_dict()))
+        assert_same(layer, from_torch(theirs.state_dict()))
         options = {"num_layers": theirs.num_layers, "bidirectional": theirs.bidirectional}
         again = type(theirs)(I, H, dtype=torch.float64, **options)
         again.load_state_dict({key: torch.from_numpy(value) for key, value in convert.to_torch(layer).items()})

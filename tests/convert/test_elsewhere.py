@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from convert_cases import B, H, I, T, assert_same, rng, torch_weights
+from convert_cases import B, H, I, T, assert_same, from_torch, rng, torch_weights
 from keras_forms import drawn
 
 from blockcell import convert
@@ -99,7 +99,7 @@ def test_guitarml(gates, skip, tmp_path):
     network, skip_of_file = recipe("read_guitarml")(write_json(tmp_path / "model.json", document))
     assert skip_of_file == skip
     head = Dense(lin["lin.weight"].T.astype(np.float32), lin["lin.bias"].astype(np.float32))
-    assert_same(network, Stack([convert.from_torch(rec), head]))
+    assert_same(network, Stack([from_torch(rec), head]))
     document["state_dict"]["lin.extra"] = np.zeros(2)
     with pytest.raises(AssertionError):
         recipe("read_guitarml")(write_json(tmp_path / "model.json", document))

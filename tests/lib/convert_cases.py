@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from cases import SEED
 from onnx import TensorProto, helper, numpy_helper
 
+from blockcell import convert
 from blockcell.activations import PARAMETERS
 from blockcell.layers import GRU, LSTM, RNN, Dense, Stack
 
@@ -135,12 +137,15 @@ def torch_weights(prefix="", suffix="_l0", inputs=I, hidden=H, gates=4, dtype=np
     return {f"{prefix}{name}{suffix}": g.uniform(-1, 1, shape).astype(dtype) for name, shape in shapes.items()}
 
 
-def converted(function, model, left_out):
+from_torch = functools.partial(convert.from_torch, check=False)  # of weights, and of stand-ins that cannot run
+
+
+def converted(function, model, left_out, **options):
     """Return the result; assert that a warning says what is left out."""
     if left_out is None:
-        return function(model)
+        return function(model, **options)
     with pytest.warns(UserWarning, match=f"^{function.__name__}: left out: {left_out}$") as record:
-        result = function(model)
+        result = function(model, **options)
     assert len(record) == 1 and record[0].filename == __file__
     return result
 

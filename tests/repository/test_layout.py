@@ -123,7 +123,7 @@ def test_blockcell_needs_numpy_alone(source):
         assert needed <= {"blockcell", "numpy", "torch"} | torchrl
     else:
         others = dict.fromkeys(("blockcell.convert.onnx", "blockcell.convert.onnx_graph"), "onnx")
-        others["blockcell.convert.hdf5"] = "h5py"
+        others |= {"blockcell.convert.hdf5": "h5py", "blockcell.convert.torch_run": "torch"}
         others |= {"blockcell.layers.shared": "typing_extensions", "blockcell.progress": "rich"}
         assert needed <= {"blockcell", "numpy", others.get(_name(source))}
 
