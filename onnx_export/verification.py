@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,23 +63,30 @@ class Report:
         return list(dict.fromkeys(row.provider for row in self.rows))
 
     def lines(self) -> list[list[str | bool]]:
-        """Return the table's lines: the worst output of each op on every runtime, and the verdict."""
-        rows_by_line: dict[tuple[str, str, str], list[Row]] = {}
+        """Return the table's lines: for each op, dtype and sizes the worst output on every runtime, and the verdict.
+
+        The dtype and the sizes stand below the op, so that a line has room in 80 columns.
+        """
+        rows_by_case: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
-            key = row.op, row.dtype, " ".join(f"{letter}{size}" for letter, size in row.sizes.items())
-            rows_by_line.setdefault(key, []).append(row)
+            sizes = " ".join(f"{letter}{size}" for letter, size in row.sizes.items())
+            rows_by_case.setdefault((row.op, f"  {row.dtype} {sizes}"), []).append(row)
         lines: list[list[str | bool]] = []
-        for key, rows in rows_by_line.items():
-            cells = []
-            for provider in self.providers:
-                worst = max((row for row in rows if row.provider == provider), key=_severity, default=None)
-                cells.append(f"{worst.error:.2f} {worst.output}[{','.join(map(str, worst.at))}]" if worst else "")
-            lines.append([*key, f"{rows[0].bound:.0f}", *cells, all(row.ok for row in rows)])
+        for case, rows in rows_by_case.items():
+            for label, provider in zip_longest(case, self.providers, fillvalue=""):
+                own_rows = [row for row in rows if row.provider == provider]
+                if own_rows:
+                    worst = max(own_rows, key=_severity)
+                    place = f"{worst.output}[{','.join(map(str, worst.at))}]"
+                    error = f"{worst.error:.2f} of {worst.bound:.0f}"
+                    lines.append([label, provider, error, place, all(row.ok for row in own_rows)])
+                else:
+                    lines.append([label, provider, "", "", ""])
         return lines
 
     def heading(self) -> list[str]:
         """Return the titles of the table's columns."""
-        return ["op", "dtype", "sizes", "bound", *self.providers, ""]
+        return ["op", "on", "error", "in", ""]
 
     def table(self) -> str:
         """Return the table as text: errors in eps of an output's largest entry, with the worst output and its index."""

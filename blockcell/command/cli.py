@@ -13,7 +13,9 @@ import importlib.util
 import inspect
 import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -59,9 +61,9 @@ class UsageError(Exception):
 def info(options: argparse.Namespace) -> int:
     """Show what runs here: versions, CPU level, threads, and how the kernels were compiled. Or show a saved layer.
 
-    With the PATH of a file that ``layer.save`` wrote: its layer, and how it is quantized. If the layer is float32, also
-    what it costs to quantize it: how many bytes remain, and how far y is off. That depends on the data: give your own,
-    an array (T, B, I) that numpy.save wrote.
+    With the PATH of a file that ``layer.save`` wrote: its layer, and how it is quantized. If it is float32 and not
+    quantized, also what it costs to quantize it: how many bytes remain, and how far y is off. That depends on the data:
+    give your own, an array (T, B, I) that numpy.save wrote.
     """
     if options.path is not None:
         return layer_info(options)
@@ -87,9 +89,12 @@ def layer_info(options: argparse.Namespace) -> int:
         "weights": sum(array.size for array in layer.weights.values()),
         "file_bytes": options.path.stat().st_size,
     }
+    if layer is not saved and options.data is not None:
+        raise UsageError(f"--data is for a layer that is not quantized, and {options.path} is")
     data_name, x = given_data(options.data, layer)
     reports, refused = [], {}
-    for scheme in SCHEMES if layer.dtype == np.float32 else ():
+    can_be_quantized = layer.dtype == np.float32 and layer is saved
+    for scheme in SCHEMES if can_be_quantized else ():
         try:
             reports.append(layer.quantization_report(scheme, x))
         except ValueError as error:
@@ -103,6 +108,8 @@ def layer_info(options: argparse.Namespace) -> int:
         ]
         print_json(about | {"data": data_name, "reports": json_reports, "refused": refused})
         return 0
+    if isinstance(saved._quantization, dict):
+        about["quantization"] = ", ".join(f"{prefix}: {scheme}" for prefix, scheme in saved._quantization.items())
     shown = [[name.replace("_", " "), f"{x:,}" if isinstance(x, int) else str(x)] for name, x in about.items()]
     print_table(str(options.path), ["", ""], shown)
     if reports:
@@ -115,7 +122,9 @@ def layer_info(options: argparse.Namespace) -> int:
         print_table(f"What quantization costs; x is {data_name}", columns, rows)
     for name, why in refused.items():
         say(f"Not {name}: {why}")
-    if layer.dtype != np.float32:
+    if layer is not saved:
+        say("The file of the float32 layer shows what this quantization costs: here its weights are rounded already.")
+    elif layer.dtype != np.float32:
         say("Only float32 layers can be quantized.")
     return 0
 
@@ -460,13 +469,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"blockcell {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    columns = shutil.get_terminal_size().columns - 2  # as argparse has it
 
     def add(run: Callable[[argparse.Namespace], int], example: str, name: str | None = None) -> argparse.ArgumentParser:
-        text = inspect.getdoc(run) or ""
+        paragraphs = [" ".join(paragraph.split()) for paragraph in (inspect.getdoc(run) or "").split("\n\n")]
         command = commands.add_parser(
             name or run.__name__,
-            help=text.partition(".")[0],
-            description=text,
+            help=paragraphs[0].partition(". ")[0].removesuffix("."),
+            description="\n\n".join(textwrap.fill(paragraph, columns) for paragraph in paragraphs),
             epilog=f"example: {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -490,12 +500,14 @@ def _parser() -> argparse.ArgumentParser:
         "--output", type=_png, default="blockcell-demo.png", metavar="PNG", help="the picture to write (%(default)s)"
     )
     command.add_argument("--seed", type=_seed, default=0, help="of the first weights and the order (%(default)s)")
-    command = add(verify, "blockcell verify BlockLSTM block_gru --dtypes float32 --sizes T=100,B=16,I=64,H=64")
+    command = add(verify, "blockcell verify BlockLSTM block_gru --sizes T=100,B=16,I=64,H=64")
     command.add_argument("ops", nargs="*", type=_op, metavar="OP", help="names of ops (all)")
     dtypes = [str(dtype) for dtype in DTYPES]
-    command.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="any of these (all)")
+    any_dtypes = f"any of {', '.join(dtypes)} (all)"
+    command.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, metavar="DTYPE", help=any_dtypes)
     command.add_argument("--sizes", nargs="+", type=_sizes, metavar="T=..,B=..", help="sizes to try; I and H as well")
-    command.add_argument("--providers", nargs="+", choices=RUNTIMES, help="beside the kernels (those that are here)")
+    any_providers = f"any of {', '.join(RUNTIMES)}, beside the kernels (those that are here)"
+    command.add_argument("--providers", nargs="+", choices=RUNTIMES, metavar="PROVIDER", help=any_providers)
     command.add_argument(
         "--output", type=_png, default="blockcell-verify.png", metavar="PNG", help="the picture to write (%(default)s)"
     )

@@ -27,11 +27,13 @@ def blocking(*modules: str) -> str:
 
 # ----------------------------------------------------------------------------------------------------------------- help
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=" ".join)
-def test_help(command, capsys):
+def test_help(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as caught:
         cli.main([*command, "--help"])
     out = capsys.readouterr().out
-    assert caught.value.code == 0
+    assert caught.value.code == 0 and max(map(len, out.splitlines())) < 80
+    assert command or "onnxruntime and onnx.reference with float64, op by op" in " ".join(out.split())
     example = re.search(r"^example: blockcell (.*)$", out, re.MULTILINE)[1].split()
     assert cli._parser().parse_args(example).command == example[0]
     assert command in ([], example[:1])

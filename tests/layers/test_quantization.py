@@ -411,17 +411,32 @@ def test_info_of_a_layer(tmp_path, capsys):
         assert row == [*shown, f"{expected.rms:.2g}", f"{100 * expected.relative_rms:.2g}", "%"]
 
 
-def test_info_of_a_quantized_layer_without_data(tmp_path, capsys):
+def test_info_without_data(tmp_path, capsys):
     """The data are drawn, and the seed is told."""
-    path, quantized = tmp_path / "a.npz", GRU.init(3, 4, seed=0).quantize("float16")
-    quantized.save(path)
+    path, layer = tmp_path / "a.npz", GRU.init(3, 4, seed=0)
+    layer.save(path)
     info = json.loads(run_info([path, "--json"], capsys))
-    assert info["data"] == "standard normal, (100, 8, 3), seed 0" and info["quantization"] == "float16"
+    assert info["data"] == "standard normal, (100, 8, 3), seed 0"
     x = np.random.default_rng(0).standard_normal((100, 8, 3)).astype(F32)
     half, whole = info["reports"]
-    assert whole["max"] == quantized.dequantize().quantization_report("int8", x).max > half["max"] == 0
+    assert whole["max"] == layer.quantization_report("int8", x).max > half["max"] > 0
+    assert "x is standard normal, (100, 8, 3), seed 0" in run_info([path], capsys)
+
+
+@pytest.mark.parametrize("scheme", ["float16", {"0": "int8", "1": "float32"}], ids=str)
+def test_info_of_a_quantized_layer(scheme, tmp_path, capsys):
+    """It does not say what quantization costs, as the float32 weights are not there."""
+    path, data = tmp_path / "a.npz", tmp_path / "x.npy"
+    layer = Stack([GRU.init(3, 4, seed=0), Dense.init(4, 2, seed=1)])
+    layer.quantize(scheme).save(path)
+    info = json.loads(run_info([path, "--json"], capsys))
+    assert info["quantization"] == scheme and info["reports"] == [] and info["refused"] == {}
     out = run_info([path], capsys)
-    assert re.search(r"quantization +float16", out) and "x is standard normal, (100, 8, 3), seed 0" in out
+    assert re.search(r"quantization +" + ("float16" if scheme == "float16" else "0: int8, 1: float32") + "\n", out)
+    assert "y is off" not in out and out.endswith("its weights are rounded already.\n")
+    np.save(data, np.zeros((2, 5, 3), F32))
+    message = f"--data is for a layer that is not quantized, and {path} is"
+    assert message in run_info([path, "--data", data], capsys, status=2)
 
 
 def test_info_of_layers_that_cannot_be_quantized_so(tmp_path, capsys):
