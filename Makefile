@@ -10,7 +10,7 @@ DEMO := $(or $(wildcard $(BUILT)),$(DEMO_ALONE))
 OLDEST := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < tuple(map(int, "$(OLDEST)".split("."))))
 
-.PHONY: help demo test test-all test-peers lint docs page bench gpu-check clean
+.PHONY: help demo test test-all test-peers test-frozen lint docs page bench gpu-check clean
 
 help:  ## lists these targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1:\2/p' Makefile | awk -F: '{ printf "%-16s%s\n", $$1, $$2 }'
@@ -23,12 +23,15 @@ test: $(BUILT)  ## runs the tests, in some minutes
 
 test-all: test  ## runs the longer tests, too, in hours
 	$(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal -m more
-	$(BIN)/pytest -m 'slow or peers or engines or browser'
+	$(BIN)/pytest -m 'slow or peers or engines or browser or frozen'
 	$(BIN)/python tools/sanitizers.py memory
 	$(BIN)/python tools/sanitizers.py threads
 
 test-peers: $(BUILT)  ## compares with TensorFlow, Keras and PyTorch, where they are installed (the extra bench)
 	$(BIN)/pytest -s -m peers
+
+test-frozen: $(BUILT)  ## freezes a program by PyInstaller, where that is installed (the extra frozen), and runs it
+	$(BIN)/pytest -m frozen
 
 lint: $(BUILT)  ## checks style, types and Cython's hints
 	$(BIN)/ruff check

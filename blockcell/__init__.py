@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 try:
     from ._cpu import SOURCES as _built  # noqa: F401
 except ModuleNotFoundError as error:
-    if error.name != "blockcell._cpu":
+    if error.name not in ("blockcell._cpu", "blockcell._cyutility"):  # the first imports the second
         raise
     from .installing import not_built
 

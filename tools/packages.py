@@ -167,7 +167,7 @@ def check_wheel(wheel: Path, levels: list[str]) -> None:
         f"{kernel}_{level}" for kernel in ("_dense", "_gru", "_gru_reset_after", "_lstm", "_rnn") for level in levels
     }
     assert {Path(name).name.partition(".")[0] for name in names if name.endswith(".so")} == modules
-    assert "blockcell/py.typed" in names
+    assert {"blockcell/py.typed", "blockcell/__pyinstaller/hook-blockcell.py"} <= {*names}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     sources = [name for name in names if re.search(r"\.(c|h|o|pyx|pxd|pyc)$", name)]
     assert not sources, f"{wheel.name} contains {sources}"

@@ -31,6 +31,10 @@ def test_a_checkout_that_is_not_built(tmp_path, monkeypatch, module):
     assert message.startswith(f"ImportError: {tmp_path / 'blockcell'} is blockcell's source without native code for ")
     assert "run Python in another folder" in message and message.endswith("or build it here with `pip install -e .`")
     assert "circular" not in result.stderr
+    frozen = run(["-S", "-c", f"import sys; sys.frozen = True; import {module}"], 1, {"PYTHONPATH": packages})
+    message = frozen.stderr.splitlines()[-1]
+    assert message.startswith("ImportError: this program was frozen without the compiled modules of blockcell. PyInst")
+    assert "--collect-submodules blockcell" in message and "pip install" not in message
 
 
 def test_another_error_of_native_code_is_not_taken_for_that(tmp_path, monkeypatch):

@@ -154,7 +154,7 @@ def _map_lines() -> dict[str, tuple[str, str]]:
 
 def _named_in(folder: str, line: str, docstring: str) -> set[str]:
     """Return the paths of files that a line names, or a table in a docstring, whose rows stand below their folder."""
-    names = {f"{folder}{name}" for name in re.findall(r"`([\w./*]+\.(?:py|pyx|pxd|h|c|js|html|css|yml))`", line)}
+    names = {f"{folder}{name}" for name in re.findall(r"`([\w./*-]+\.(?:py|pyx|pxd|h|c|js|html|css|yml))`", line)}
     subfolder = ""
     table = re.search(r"^==+ +==+\n(.*)^==+ +==+$", docstring, re.DOTALL | re.MULTILINE)
     for row in table[1].splitlines() if table else ():
