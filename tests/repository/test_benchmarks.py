@@ -507,3 +507,17 @@ def test_onnxruntime_is_limited_to_avx2(level, tmp_path, monkeypatch):
     if level == "v3":
         with pytest.raises(ImportError, match="cannot be limited"), candidates.without_avx512():
             pass
+
+
+def test_picture_of_ratios_can_be_read_on_a_telephone(tmp_path, monkeypatch):
+    """In 400 pixels letters have 9 pixels at least, and no text stands upon another or leaves the picture."""
+    figures, Figure = [], report.Figure
+    monkeypatch.setattr(report, "Figure", lambda **form: figures.append(Figure(**form)) or figures[-1])
+    report.plot_ratios(report.read_rows(report.FILES[0])[0], tmp_path / "ratios.png")
+    [figure], [axes] = figures, figures[0].axes
+    texts = [*axes.texts, axes.xaxis.label, *axes.get_xticklabels()]
+    assert min(text.get_fontsize() for text in texts) / 72 * 400 / figure.get_figwidth() >= 9
+    boxes = [text.get_window_extent() for text in axes.texts]
+    edges = zip(boxes[::2], boxes[1::2], strict=True)
+    assert all(name.x0 > 0 and name.x1 < median.x0 and median.x1 < figure.bbox.x1 for name, median in edges)
+    assert all(below.y1 < above.y0 for above, below in zip(boxes[::2], boxes[2::2], strict=False))
