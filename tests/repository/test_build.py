@@ -109,29 +109,29 @@ def test_a_compiler_tells_what_this_cpu_runs(setup):
     assert command.runnable_levels() == [*_cpu.supported_levels()]
 
 
+def run_build_ext(folder, *options, **environment):
+    """Run setup.py on the folder's pyx, with the rest of the checkout."""
+    pytest.importorskip("Cython")
+    pytest.importorskip("setuptools")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "blockcell/_version.py"):
+        if not (folder / name).exists():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    command = [sys.executable, "setup.py", "build_ext", *options]
+    return subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+
+
 @CAN_COMPILE
 @pytest.mark.parametrize("lacks", ["compiler", "headers"])
 def test_what_to_install_is_said_before_anything_is_translated(tmp_path, lacks):
-    pytest.importorskip("Cython")
-    pytest.importorskip("setuptools")
     shutil.copytree(ROOT / "pyx", tmp_path / "pyx")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    for package in ("blockcell", "onnx_export"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     compiler = tmp_path / "cc"
     if lacks == "headers":  # it finds no Python.h, as it is not told where that is
         compiler.write_text(
             '#!/bin/sh\nfor a; do shift; case "$a" in -I*) ;; *) set -- "$@" "$a" ;; esac; done\ncc "$@"\n'
         )
         compiler.chmod(0o755)
-    result = subprocess.run(
-        [sys.executable, "setup.py", "build_ext"],
-        cwd=tmp_path,
-        env=os.environ | {"CC": str(compiler)},
-        capture_output=True,
-        text=True,
-    )
+    result = run_build_ext(tmp_path, CC=str(compiler))
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("blockcell needs gcc ") and "`apt install gcc python3-dev python3-venv` on Debian" in last
@@ -164,6 +164,36 @@ def test_what_has_not_changed_is_not_translated_again(setup, monkeypatch, tmp_pa
     assert is_translated("second = 1", now + 1000)
     c_file.unlink()
     assert is_translated("second = 1", now + 1000)
+
+
+@CAN_COMPILE
+def test_objects_are_used_again(tmp_path):
+    """By editable and other installs, until the source, the compiler's flags or setup.py change."""
+    source = tmp_path / "pyx" / "_team.pyx"  # one of those that are compiled for one level alone
+    source.parent.mkdir()
+    source.write_text("first = 1")
+    shared = tmp_path / "build" / "cython" / "_cyutility.c"  # Cython's own would take most of the time
+    shared.parent.mkdir(parents=True)
+    shared.write_text("#include <Python.h>\nPyMODINIT_FUNC PyInit__cyutility(void) { return NULL; }\n")
+
+    def times(*options, **environment):
+        """Return when the object and the modules, in place or not, were written, after setup.py has run."""
+        result = run_build_ext(tmp_path, *options, **environment)
+        assert result.returncode == 0, result.stderr
+        files = {pattern: [*tmp_path.glob(pattern)] for pattern in ("build/**/_team.o", "build/lib*/**/_team*.so")}
+        files |= {"blockcell": [*tmp_path.glob("blockcell/_team*.so")]}
+        return [file.stat().st_mtime_ns for found in files.values() for file in found]
+
+    first = times()
+    assert len(first) == 2 and times() == first
+    in_place = times("--inplace")
+    assert in_place[:2] == first and len(in_place) == 3
+    others = times("--inplace", CFLAGS="-DOTHER=1")
+    assert others[0] > first[0] and others[2] > in_place[2]
+    source.write_text("second = 1")
+    last = times("--inplace", CFLAGS="-DOTHER=1")
+    assert last[0] > others[0] and last[2] > others[2]
+    assert b"second" in next(tmp_path.glob("blockcell/_team*.so")).read_bytes()
 
 
 # ------------------------------------------------------------------------------------------------------------- Makefile
