@@ -123,10 +123,11 @@ def from_torch(
     """
     caller = "from_torch"
     module = source
-    if hasattr(source, "state_dict"):
+    if callable(getattr(source, "state_dict", None)):
         source = source.state_dict()
     if not isinstance(source, Mapping):
         expected = "expected a module or a state_dict: names and tensors"
+        expected += "; pass program.module() of a program that torch.export gave" * hasattr(source, "graph_module")
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
     if nonlinearity not in (None, "tanh", "relu"):
         raise ValueError(f"{caller}: nonlinearity is {nonlinearity!r}; expected 'tanh', 'relu' or None")
@@ -303,11 +304,11 @@ def _zoneout_remarks(module: Any, prefixes: Iterable[str]) -> list[str]:
 
 def _has_zoneout(module: Any) -> bool:
     """Return whether a module is named after zoneout, unless all that it has by that name are zeros."""
-    members = vars(module) | vars(module).get("_modules", {}) if module is not None else {}
+    members = {} if module is None else {**vars(module), **dict(vars(module).get("_modules", {}).items())}
     values = [value for name, value in members.items() if "zoneout" in name.lower()]
     if values:
         return any(not isinstance(value, (int, float)) or value for value in values)
-    return "zoneout" in type(module).__name__.lower()
+    return "zoneout" in getattr(module, "original_name", type(module).__name__).lower()  # the first of torch.jit
 
 
 def _quantized_advice(names: Iterable[str], prefix: str = "") -> str:

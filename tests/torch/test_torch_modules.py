@@ -1132,6 +1132,7 @@ def test_replace_the_model_itself_or_nothing():
         frozen = torch.jit.freeze(torch.jit.script(torch.nn.Sequential(torch.nn.LSTM(5, 8)).eval()))
         without_forward = torch.jit.script(torch.nn.ModuleList([torch.nn.Linear(5, 8)]))
     assert nn.replace(scripted).left == {"0": "it is compiled by torch.jit; do this before"}
+    assert convert.from_torch(scripted, check=False).hidden_size == 8
     assert nn.replace(frozen).left == {"": "it is compiled by torch.jit; do this before"}
     assert repr(nn.replace(without_forward)) == "replaced 0 modules: the model has no LSTM, no GRU and no RNN"
     with pytest.raises(
@@ -1195,6 +1196,8 @@ def test_replace_names_what_torch_has_exported(kind, dynamo):
     text = f"it calls aten.{op}, in a graph of torch.export; do this before"
     assert nn.replace(program.module()).left == {"": text}
     assert text in nn.replace(torch.export.unflatten(program)).left.values()
+    with pytest.raises(TypeError, match=r"is of type ExportedProgram; .*; pass program.module\(\) of a program"):
+        convert.from_torch(program)
 
 
 def test_convert_takes_replaced_models():
