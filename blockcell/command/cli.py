@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -264,10 +265,11 @@ def inspect_file(options: argparse.Namespace) -> int:
         tell("checking cells", len(cells), len(cells))
     checked = [*zip(cells.values(), results, strict=True)]
     ok = all(check is None or check.ok for _, check in checked)
-    reason = _why_not_one_layer(cells)
+    reason, remarks = _compare_whole(cells)
     if options.json:
         described = [_described(cells, *pair) for pair in checked]
-        print_json({"path": options.path, "cells": described, "one_layer": not reason, "ok": ok})
+        document = {"path": options.path, "cells": described, "one_layer": not reason, "warnings": remarks, "ok": ok}
+        print_json(document)
         return 0 if ok else 1
     if not cells:
         say(f"There is no RNN, LSTM or GRU in {options.path}, by what blockcell knows of them. Its variables are in")
@@ -301,7 +303,9 @@ def inspect_file(options: argparse.Namespace) -> int:
             say(f"  not in the file: {', '.join(cell.unsaid)}")
     if len(rows) > 1:
         say("")
-        say(f"They are not one layer: {reason}." if reason else "Together they are one layer.")
+        say(f"They are not one layer: {reason.removesuffix('.')}." if reason else "Together they are one layer.")
+    for remark in remarks:
+        say(remark)
     return 0 if ok else 1
 
 
@@ -310,6 +314,26 @@ def _describe_state(cell: Found) -> str:
     if cell.initial_state is None:
         return f"a state that comes from {cell.state_from}: pass it to calls as state="
     return f"the state {cell.state_from}: pass the cell's initial_state to calls as state="
+
+
+def _compare_whole(cells: Cells) -> tuple[str, list[str]]:
+    """Say why all cells are not one layer, or what is remarked of this layer."""
+    reason = _why_not_one_layer(cells)
+    if reason or any(cell.unsaid for cell in cells.values() if cell.refused is None):
+        return reason, []
+    try:
+        _, remarks = _make_whole(cells, {})
+    except ValueError as error:
+        return str(error).removeprefix("blockcell.tensorflow: "), []
+    return "", remarks
+
+
+def _make_whole(cells: Cells, options: Mapping[str, Any]) -> tuple[Layer, list[str]]:
+    """Make the layer of all cells, and return what it warns of."""
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        layer = cells.layer(**options)
+    return layer, [str(warning.message).removeprefix("blockcell.tensorflow: ") for warning in record]
 
 
 def _why_not_one_layer(cells: Cells) -> str:
@@ -372,20 +396,23 @@ def extract(options: argparse.Namespace) -> int:
                 raise ValueError(f"{message}; nothing is written")
             checks.append(check)
         tell("checking cells", len(chosen), len(chosen))
+        remarks: list[str] = []
         if options.cell is None and len(chosen) > 1:
-            layer = cells.layer(**choices)
+            layer, remarks = _make_whole(cells, choices)
         else:
             layers = [cell.layer(**cell_options) for cell, cell_options in zip(chosen, options_of_cells, strict=True)]
             layer = layers[0] if len(layers) == 1 else Stack(layers)
         _write(layer, options)
     if options.json:
         described = [_described(cells, *pair) for pair in zip(chosen, checks, strict=True)]
-        print_json({"out": str(options.out), "layer": repr(layer), "cells": described})
+        print_json({"out": str(options.out), "layer": repr(layer), "cells": described, "warnings": remarks})
     else:
         say(f"{options.out} is {layer!r}, off by {max(checks):.2f} eps")
         for cell in chosen:
             if cell.state_from is not None:
                 say(f"{cell.name} begins with {_describe_state(cell)}, which is not in {options.out}")
+        for remark in remarks:
+            say(remark)
     return 0
 
 

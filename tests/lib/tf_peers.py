@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 CASES = 200
-T, B = 5, 2
+T, B = 5, 3
 
 
 @contextmanager

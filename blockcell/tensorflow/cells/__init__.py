@@ -5,7 +5,8 @@ node of a step is matched backwards with the patterns of an LSTM, a GRU and an R
 matches none is refused with a reason. The kernels of a match are traced to variables and constants, which are sliced
 and joined to the weights of a layer. From the x of each cell the graph is followed back to other cells, past loops and
 reversals, which gives directions and the order of layers. `Found.layer` makes the layer of one cell and compares it
-with the nodes of the graph in float64; `Cells.layer` stacks the layers of all cells.
+with the nodes of the graph in float64. `Cells.layer` stacks the layers of all cells, and compares what the layer hands
+from cell to cell with what the nodes between the cells do to random numbers.
 
 A folder imports from those above it, and from ``blockcell.tensorflow``:
 
@@ -16,6 +17,9 @@ A folder imports from those above it, and from ``blockcell.tensorflow``:
 ``while_loops.py``                loops of TensorFlow 1 (Enter to Exit) and 2 (While), and their variables
 ``array_slices.py``               what Split, StridedSlice and such take of an array
 ``activations.py``                which activation some nodes are
+``node_functions.py``             what the nodes between cells compute, in numpy
+``graph_evaluation.py``           values of a graph from given values, through calls, loops and lists
+``dependences.py``                which values depend on others, forwards
 
 ``weights/``
 ``weight_sources.py``             variables and constants, whole, joined, split or converted
@@ -47,6 +51,8 @@ A folder imports from those above it, and from ``blockcell.tensorflow``:
 ``sequences.py``                  which sequence a cell reads, through loops, reversals and joins
 ``initial_states.py``             states before the first step
 ``output_merges.py``              how outputs of cells are concatenated or merged
+``output_forms.py``               what a value is made of that rearranges the outputs of both directions
+``connection_check.py``           a layer compared with the nodes between its cells, on random numbers
 ``layer_stack.py``                `Cells`: the layer of all cells, or why they are not one stack
 
 ``find_cells.py``                 all cells of a model, or none; their copies, names and connections

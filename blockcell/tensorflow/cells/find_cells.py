@@ -18,6 +18,7 @@ from .graph.graph_reader import GraphReader, Place, UnknownValue
 from .search.block_ops import BLOCKS, read_block_op
 from .search.checkpoint_names import search_names
 from .search.subgraphs import search_subgraphs
+from .structure.connection_check import GraphConnections
 from .structure.directions import CellRun
 from .structure.initial_states import InitialStates
 from .structure.layer_stack import Cells
@@ -50,6 +51,9 @@ class _GraphCells(NamedTuple):
     cells: list[_ConnectedCell]
     concatenated: set[_CellPair]
     merged: set[_CellPair]
+    connections: GraphConnections
+    runs: list[CellDefinition]
+    """The first step of each run in `connections`."""
 
 
 class _CopyGroup(NamedTuple):
@@ -92,6 +96,7 @@ def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
         found_cells,
         {(name_by_cell[left], name_by_cell[right]) for left, right in concatenated},
         {(name_by_cell[left], name_by_cell[right]) for left, right in merged},
+        [(graph_cells.connections, [name_by_cell[cell] for cell in graph_cells.runs]) for graph_cells in by_graph],
     )
 
 
@@ -130,7 +135,13 @@ def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[Ce
     concatenated, merged = (
         {(chains[left][0], chains[right][0]) for left, right in pairs} for pairs in (merges.concatenated, merges.merged)
     )
-    return _GraphCells([connected.get(cell, _ConnectedCell(cell)) for cell in cells], concatenated, merged)
+    return _GraphCells(
+        [connected.get(cell, _ConnectedCell(cell)) for cell in cells],
+        concatenated,
+        merged,
+        GraphConnections(sources, runs),
+        [chain[0] for chain in chains],
+    )
 
 
 def _chain_steps(reader: GraphReader, in_graph: Mapping[CellDefinition, CellInGraph]) -> list[list[CellDefinition]]:

@@ -54,9 +54,15 @@ class CellInGraph(NamedTuple):
     x: Place
     states: tuple[Place, ...]
     """The states before the step: h, or cs and h."""
-    h: Place
+    results: tuple[Place, ...]
+    """The states after the step."""
     all_steps: bool = False
     """Whether the node is an op that runs over all steps."""
+
+    @property
+    def h(self) -> Place:
+        """The place of h after the step."""
+        return self.results[-1]
 
     @property
     def state(self) -> Place | None:

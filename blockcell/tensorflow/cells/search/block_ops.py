@@ -39,9 +39,11 @@ def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> CellD
                 continue  # the op does not read this input
             role = tensor.name
             sources[role] = weight_sources.source(inputs[roles.index(role)])
-        h = Place(body, node.name, [tensor.name for tensor in op.outputs].index("h"))
-        states = tuple(inputs[roles.index(tensor.name)] for tensor in op.inputs if tensor.kind == "state")
-        in_graph = CellInGraph(body, inputs[roles.index("x")], states, h, op.sequence)
+        state_names = [tensor.name for tensor in op.inputs if tensor.kind == "state"]
+        states = tuple(inputs[roles.index(name)] for name in state_names)
+        outputs = [tensor.name for tensor in op.outputs]
+        results = tuple(Place(body, node.name, outputs.index(name.removesuffix("_prev"))) for name in state_names)
+        in_graph = CellInGraph(body, inputs[roles.index("x")], states, results, op.sequence)
     except UnknownValue as unknown:
         refusal = f"{role} comes from {unknown}" if role else str(unknown)
     if layer_kind == "LSTM":

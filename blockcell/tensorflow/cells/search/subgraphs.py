@@ -293,7 +293,7 @@ def _define_cells(sums: GateSums, matches: list[CellMatch]) -> Iterator[CellDefi
             layer_kind=match.layer_kind,
             sources=match.sources,
             attributes=match.attributes,
-            in_graph=CellInGraph(end.body, match.x, match.step.states, end),
+            in_graph=CellInGraph(end.body, match.x, match.step.states, match.step.results),
             **compiled,
         )
 

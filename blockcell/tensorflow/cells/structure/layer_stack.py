@@ -6,13 +6,17 @@ their layer. `Cells.levels` says why cells cannot be stacked.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....activations import Activation
+from ....convert.comparison import NotCompared
 from ....errors import plain
 from ....layers import GRU, LSTM, RNN, Bidirectional, Stack
 from ..cell.found_cell import Found
+from ..graph.graph_reader import UnknownValue
+from .connection_check import CALLER, GraphConnections, MadeLayer
 
 _MOST_SHOWN = 60  # cells in the text of all cells
 
@@ -25,9 +29,14 @@ class Cells(Mapping[str, Found]):
         cells: Mapping[str, Found],
         concatenated: Collection[tuple[str, str]] = (),
         merged: Collection[tuple[str, str]] = (),
+        connections: Sequence[tuple[GraphConnections, Sequence[str]]] = (),
     ) -> None:
-        """Keep cells by their names, and pairs of names: whose h a node concatenates in this order, or merges."""
+        """Keep cells by their names, and pairs of names: whose h a node concatenates in this order, or merges.
+
+        `connections` are those of each graph, with the name of the cell of each run.
+        """
         self._cells, self._concatenated, self._merged = cells, concatenated, merged
+        self._connections = connections
 
     def __getitem__(self, name: str) -> Found:
         if name not in self._cells:
@@ -48,6 +57,7 @@ class Cells(Mapping[str, Found]):
         proj_clip: float | None = None,
         activation: Activation | None = None,
         average: bool = False,
+        check: bool | None = None,
     ) -> LSTM | GRU | RNN | Bidirectional | Stack:
         """Make the layer of all cells that are not refused, on top of each other and side by side as in the graph.
 
@@ -59,24 +69,55 @@ class Cells(Mapping[str, Found]):
         ----------
         forget_bias, cell_clip, proj_clip, activation, average
             As in `Found.layer`, for each cell.
+        check : bool, optional
+            Whether the nodes between the cells run on random numbers and must connect the cells as the layer does. None
+            and True compare; if some nodes are not understood, a warning says so. False does not compare.
 
         Raises
         ------
+        ConversionError
+            The layer computes something else than the graph. It is a `ValueError`.
         ValueError
             The cells are not one layer: there are other nodes between them, or they read several inputs; or
             `Found.layer` raises it.
         """
         levels = self.levels()
+        leaves: list[tuple[str, Any]] = []
+
+        def make(chain: Iterable[Found], **arguments: Any) -> list[Any]:
+            """Make the layers of cells, and keep them by names."""
+            made = [(cell.name, cell.layer(**arguments)) for cell in chain]
+            leaves.extend(made)
+            return [leaf for _, leaf in made]
+
         arguments: dict[str, Any] = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
         arguments |= {"activation": activation, "average": average}
         layers: list[Any] = []
         for level in levels:
             if len(level) == 1:
-                layers += [cell.layer(**arguments) for cell in level[0]]
+                layers += make(level[0], **arguments)
             else:
-                halves = [[cell.layer(reverse=False, **arguments) for cell in chain] for chain in level]
+                halves = [make(chain, reverse=False, **arguments) for chain in level]
                 layers.append(Bidirectional(*(half[0] if len(half) == 1 else Stack(half) for half in halves)))
-        return layers[0] if len(layers) == 1 else Stack(layers)
+        layer = layers[0] if len(layers) == 1 else Stack(layers)
+        if check is not False:
+            made = MadeLayer(layer, leaves, self._cells, tuple(chain[-1].name for chain in levels[-1]))
+            for remark in self._compare(made):
+                warnings.warn(f"{CALLER}: {remark}", stacklevel=2)
+        return layer
+
+    def _compare(self, made: MadeLayer) -> list[str]:
+        """Compare a layer of all cells with the graphs; return remarks."""
+        try:
+            if not self._connections:
+                raise NotCompared("the file has no graph")
+            return [
+                *dict.fromkeys(remark for graph, names in self._connections for remark in graph.compare(made, names))
+            ]
+        except NotCompared as reason:
+            return [f"not compared with the graph, because {reason}"]
+        except UnknownValue as unknown:
+            return [f"not compared with the graph, because this is not understood: {plain(str(unknown))}"]
 
     @property
     def initial_state(self) -> dict[Any, Any] | None:

@@ -231,7 +231,7 @@ class Sequences:
                 return ()
             if op.tensor_list == "read":
                 raise _UnknownStep
-            return self._reader.inputs_at(current)
+            return self._reader.inputs_at(current)[: 1 if op.forwards else None]
 
         self._reader.walk([place], earlier)
         return tuple(parts)

@@ -1,0 +1,78 @@
+"""Which values of a graph depend on others, by any nodes, forwards through calls and loops.
+
+In come places; out go the places that read them, and the first nodes at which two sets of places meet. All outputs of a
+node count as one place, but each output of a call or a loop counts for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from ...graphs import Node
+from .graph_reader import GraphReader, Place, UnknownValue
+from .op_table import graph_op
+
+
+class Dependences:
+    """The values of a graph, by what they depend on."""
+
+    def __init__(self, reader: GraphReader) -> None:
+        self._reader = reader
+
+    def reached(self, starts: Iterable[Place], ends: Iterable[Place] = ()) -> dict[Place, None]:
+        """Return all places that depend on some places, and these, the nearest first, but none from `ends` on."""
+        joined, joined_ends = dict.fromkeys(map(self.joined, starts)), set(map(self.joined, ends))
+
+        def readers(place: Place) -> list[Place]:
+            return [reader for reader in self.readers(place) if reader not in joined_ends]
+
+        return dict.fromkeys(self._reader.walk(joined, readers, near_first=True))
+
+    def readers(self, place: Place) -> list[Place]:
+        """Return the places that read a place."""
+        return self._readers.get(self.joined(place), [])
+
+    def first_merges(self, left: Mapping[Place, None], right: Mapping[Place, None]) -> list[Place]:
+        """Return the places that are reached from both sides, while nothing that they read is."""
+        both = [place for place in left if place in right]
+        behind = {reader for place in both for reader in self.readers(place)}
+        return [place for place in both if place not in behind]
+
+    def joined(self, place: Place) -> Place:
+        """Return the place that stands for all outputs of a node."""
+        node = self._reader.bodies[place.body].get(place.name)
+        return place if node is None or self._is_call(node) else place._replace(output=0)
+
+    def _is_call(self, node: Node) -> bool:
+        return bool(graph_op(node).function_attributes) or node.op in self._reader.graph.functions
+
+    @cached_property
+    def _readers(self) -> dict[Place, list[Place]]:
+        readers: dict[Place, list[Place]] = {}
+        for body, node in self._reader.all_nodes():
+            self._reader.spend_steps()
+            try:
+                if self._is_call(node):
+                    pairs = self._call_pairs(body, node)
+                else:
+                    pairs = [(place, Place(body, node.name)) for place in self._reader.inputs(body, node)]
+            except UnknownValue:
+                continue
+            for source, reader in [] if graph_op(node).shape_only else pairs:
+                readers.setdefault(self.joined(source), []).append(reader)
+        return readers
+
+    def _call_pairs(self, body: str, node: Node) -> list[tuple[Place, Place]]:
+        """Return the places that a call or a loop hands on, with the places where they arrive."""
+        op, inputs = graph_op(node), self._reader.inputs(body, node)
+        called = self._reader.called_functions(node)
+        pairs: list[tuple[Place, Place]] = []
+        for name in called[-1:] if op.name == "While" else called:
+            function = self._reader.graph.functions[name]
+            arguments = [Place(name, argument) for argument in function.inputs]
+            pairs += zip(inputs[op.first_argument :], arguments, strict=False)
+            results = [self._reader.function_result(name, k) for k in range(len(function.outputs))]
+            pairs += [(result, Place(body, node.name, k)) for k, result in enumerate(results)]
+            pairs += zip(results, arguments, strict=False) if op.name == "While" else ()
+        return pairs

@@ -1,0 +1,67 @@
+"""What a value is made of that a graph computes of the outputs of the top cells, if it only rearranges them.
+
+In come y of the layer and its last states, all of distinct random numbers; out goes where each number of a value is
+from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ....optable import Array
+
+Kind = Literal["all", "steps", "ends", "swapped"]
+"""All steps of y, some steps, the last states of both directions, or one of these with the backward direction first."""
+
+
+class Form(NamedTuple):
+    """What a value is, of the outputs of a Bidirectional."""
+
+    kind: Kind
+    origins: tuple[Array, Array, Array]
+    """The step, the row and the column of y that each number is from; of last states, the column of both."""
+
+
+class OutputForms:
+    """Finds what values are, of the outputs of the top cells."""
+
+    def __init__(self, y: Array, width: int, last_states: Sequence[Array]) -> None:
+        """`width` is how many columns of y are of the forward direction; `last_states` are side by side like y."""
+        self._y, self._width = y, width
+        self._arrays = [y, *(state[None] for state in last_states)]
+
+    def find(self, value: Array) -> Form | None:
+        """Return what a value is; None if it has other numbers, or y in an order that is none of a layer."""
+        for k, array in enumerate(self._arrays):
+            origins = find_origins(value, array)
+            kind = None if origins is None else self._kind(value, *origins, is_last=k > 0)
+            if origins is not None and kind is not None:
+                return Form(kind, origins)
+        return None
+
+    def _kind(self, value: Array, step: Array, row: Array, column: Array, *, is_last: bool) -> Kind | None:
+        width, total = self._width, self._y.shape[2]
+        if value.ndim < 2 or value.shape[-1] != total or (row != row[..., :1]).any():
+            return None
+        swapped = (column == np.roll(np.arange(total), -width)).all()
+        if not swapped and (column != np.arange(total)).any():
+            return None
+        is_backward = column >= width
+        if is_last or (step == np.where(is_backward, 0, len(self._y) - 1)).all():
+            return "swapped" if swapped else "ends"
+        if (step != step[..., :1]).any():
+            return None
+        return "swapped" if swapped else "all" if len(np.unique(step)) == len(self._y) else "steps"
+
+
+def find_origins(value: Array, array: Array) -> tuple[Array, Array, Array] | None:
+    """Return the indices in an array of distinct numbers that the numbers of a value have; None if it has others."""
+    order = np.argsort(array, axis=None)
+    places = np.searchsorted(array.ravel()[order], value).clip(max=array.size - 1)
+    indices = np.unravel_index(order[places], array.shape)
+    if value.dtype.kind != "f" or not value.size or (array[indices] != value).any():
+        return None
+    return indices[0], indices[1], indices[2]
