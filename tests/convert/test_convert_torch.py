@@ -392,6 +392,7 @@ def test_to_torch_refused():
 
 # ------------------------------------------------------------------------------------------------------ PyTorch itself
 @pytest.mark.peers
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_torch_itself(seed):
     torch = pytest.importorskip("torch")
     for name, (theirs, found) in generate_layers.torch_cases(seed=seed).items():
