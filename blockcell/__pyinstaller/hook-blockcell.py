@@ -3,9 +3,7 @@
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-_file_names = [
-    file.name for file in Path(__file__).parents[1].iterdir() if file.name.endswith(tuple(EXTENSION_SUFFIXES))
-]
-hiddenimports = [f"blockcell.{name.partition('.')[0]}" for name in _file_names]
+_files = [file.name for file in Path(__file__).parents[1].iterdir() if file.name.endswith(tuple(EXTENSION_SUFFIXES))]
+hiddenimports = [f"blockcell.{name.partition('.')[0]}" for name in _files]
 # A program that passes modules of PyTorch to blockcell, or has onnxruntime run a model, imports these itself.
 excludedimports = ["onnxruntime", "tensordict", "torch", "torchrl"]

@@ -28,6 +28,7 @@ weights, so it is not converted.
 ``onnx_graph.py``        constants of a graph, and what lies between two layers
 ``onnx_node.py``         an LSTM, GRU or RNN node as a layer
 ``onnx_activations.py``  activations of nodes
+``onnx_run.py``          models on random inputs, node by node: the module that imports onnxruntime
 ``onnx_clip.py``         the attribute ``clip`` of nodes
 ``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
 ``cudnn.py``             `from_cudnn`, cuDNN's flat buffer

@@ -164,8 +164,9 @@ def _check(caller: str, crossing: Crossing, passed_over: Collection[str]) -> dic
         if not np.all(errors <= bounds[name]):
             first = tuple(int(k) for k in np.argwhere(~(errors <= bounds[name]))[0])
             values = f"{expected[first]:.6g} in the model and {result[first]:.6g} in the layer"
-            largest = f"the largest difference is {np.nanmax(errors):.2g}, rounding would be below {bounds[name]:.2g}"
-            raise _conversion_error(caller, f"{name} of {label} at {first} is {values}; {largest}", passed_over)
+            largest = np.max(errors, initial=0, where=~np.isnan(errors))
+            limits = f"the largest difference is {largest:.2g}, rounding would be below {bounds[name]:.2g}"
+            raise _conversion_error(caller, f"{name} of {label} at {first} is {values}; {limits}", passed_over)
     return bounds
 
 

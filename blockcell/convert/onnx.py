@@ -15,7 +15,7 @@ from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import constructor_arguments, snapshot_of
 from ..optable import Array, peephole_names
-from .models import Converted, join_labels, read_initial_state
+from .models import Assembly, Converted, join_labels, read_initial_state, warn_once
 from .onnx_activations import written_activations
 from .onnx_graph import OnnxGraph, is_recurrent
 from .onnx_node import (
@@ -29,7 +29,8 @@ from .onnx_node import (
     make_node_cell,
     with_forget,
 )
-from .onnx_steps import from_graphs
+from .onnx_run import OnnxPiece, Outcome, compare_pieces
+from .onnx_steps import OnnxAssembly, from_graphs
 from .shared import (
     ORDERS,
     ConversionError,
@@ -44,6 +45,8 @@ from .shared import (
 if TYPE_CHECKING:
     import onnx
 
+_NODE_OPSET = 22  # in which a node without a model runs
+
 
 @overload
 def from_onnx(
@@ -53,6 +56,7 @@ def from_onnx(
     name: str | None = None,
     initial_state: Literal[True],
     ignore_clip: bool = False,
+    check: bool | None = None,
 ) -> tuple[Any, Any]: ...
 @overload
 def from_onnx(
@@ -62,6 +66,7 @@ def from_onnx(
     name: None = None,
     initial_state: Literal[False] = False,
     ignore_clip: bool = False,
+    check: bool | None = None,
 ) -> Layer: ...
 @overload
 def from_onnx(
@@ -71,6 +76,7 @@ def from_onnx(
     name: str,
     initial_state: Literal[False] = False,
     ignore_clip: bool = False,
+    check: bool | None = None,
 ) -> Layer: ...
 @overload
 def from_onnx(
@@ -80,6 +86,7 @@ def from_onnx(
     name: None = None,
     initial_state: Literal[False] = False,
     ignore_clip: bool = False,
+    check: bool | None = None,
 ) -> Any: ...
 def from_onnx(
     source: Any,
@@ -88,6 +95,7 @@ def from_onnx(
     name: str | None = None,
     initial_state: bool = False,
     ignore_clip: bool = False,
+    check: bool | None = None,
 ) -> Any:
     """Convert an ONNX LSTM, GRU or RNN node, or a whole ONNX model.
 
@@ -111,6 +119,10 @@ def from_onnx(
     ignore_clip : bool
         Whether to ignore a node's ``clip`` even if it may change results. By default it is ignored only if no input can
         reach it.
+    check : bool, optional
+        Whether the source runs on random inputs and must compute what the layer computes. None, the default, compares
+        where nothing but the model's own code is run; True also where the model has hooks of the user's; False does not
+        compare. A model of ONNX has no hooks.
 
     Returns
     -------
@@ -152,19 +164,30 @@ def from_onnx(
     """
     caller = "from_onnx"
     remarks: list[Remark] = []
-    layers: Converted
     if isinstance(source, (str, os.PathLike)):
         source = _read_file(caller, source)
     if not hasattr(source, "graph"):
         if not hasattr(source, "op_type"):
             expected = "expected the path of a model, an onnx.ModelProto or an onnx.NodeProto"
             raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-        layers, state = from_node(caller, source, initializers or {}, None, remarks, ignore_clip)
+        converted = _from_node(caller, source, initializers or {}, remarks, ignore_clip)
     elif initializers is not None:
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
     else:
-        layers, state = _from_model(caller, source, name, remarks, ignore_clip)
-    _warn_of_remarks(caller, remarks, layers, initial_state)
+        converted = _from_model(caller, source, name, remarks, ignore_clip)
+    outcome = Outcome([], [])
+    if check is not False and converted.pieces and not any(remark.quantized for remark in remarks):
+        outcome = compare_pieces(
+            caller,
+            converted.pieces,
+            converted.trial_sizes,
+            converted.passed_over,
+            ignore_clip=ignore_clip,
+            is_proven_for_rows=converted.is_proven_for_rows,
+        )
+    layers, state, _, left_out = converted.assembly
+    warn_once(caller, [*left_out, *outcome.left_out], outcome.remarks, stacklevel=2)
+    _warn_of_remarks(caller, remarks, layers, initial_state, check)
     return (layers, read_initial_state(caller, layers, state)) if initial_state else layers
 
 
@@ -183,14 +206,34 @@ def _read_file(caller: str, path: files.StrPath) -> onnx.ModelProto:
         raise FormatError(f"{os.fsdecode(path)} cannot be read as an ONNX model: {error}") from error
 
 
-def _from_model(
-    caller: str, model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool
-) -> tuple[Converted, Any]:
-    """Convert all of a model, or the node of that name; return the layers and their initial states."""
+def _from_node(
+    caller: str, node: Any, initializers: Mapping[str, Any], remarks: list[Remark], ignore_clip: bool
+) -> OnnxAssembly:
+    """Convert a node without a model, and make a graph of it."""
+    layer, state = from_node(caller, node, initializers, None, remarks, ignore_clip)
+    from onnx import helper, numpy_helper
+
+    arrays = {name: np.asarray(initializers[name]) for name in node.input if name in initializers}
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = OnnxGraph(
+        caller, helper.make_graph([node], "node", [], [], tensors), [helper.make_opsetid("", _NODE_OPSET)]
+    )
+    return _only(graph, graph.nodes[0], layer, state)
+
+
+def _only(graph: OnnxGraph, node: Any, layer: Layer, state: Any) -> OnnxAssembly:
+    """Return what a single node of a graph becomes."""
+    piece = OnnxPiece(f"{node.op_type} {key_of(node)!r}", layer, state, graph, [node], node.output[0], "Y")
+    return OnnxAssembly(Assembly(layer, state, (), []), [piece], [], [])
+
+
+def _from_model(caller: str, model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+    """Convert all of a model, or the node of that name."""
     graph = OnnxGraph(caller, model.graph, model.opset_import)
     descriptions = [entry.value for entry in model.metadata_props if entry.key == "blockcell.layer"]
     if name is None and descriptions:
-        return _from_exported(caller, graph, descriptions[0], remarks), None
+        layer = _from_exported(caller, graph, descriptions[0], remarks)
+        return OnnxAssembly(Assembly(layer, None, (), []), [], [], [])
     for function in model.functions:
         if any(map(is_recurrent, function.node)):
             raise ConversionError(
@@ -215,10 +258,12 @@ def _from_model(
     if len(chosen) != 1:
         names = [key_of(node) for _, node in nodes]
         raise ValueError(f"{caller}: expected one LSTM, GRU or RNN node {name!r}, found {names}")
-    return from_graph_node(caller, *chosen[0], remarks, ignore_clip)
+    return _only(*chosen[0], *from_graph_node(caller, *chosen[0], remarks, ignore_clip))
 
 
-def _warn_of_remarks(caller: str, remarks: list[Remark], layers: Converted, initial_state: bool) -> None:
+def _warn_of_remarks(
+    caller: str, remarks: list[Remark], layers: Converted, initial_state: bool, check: bool | None
+) -> None:
     """Warn of what remarks say, at the line that called the caller."""
     by_call = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
     if by_call:
@@ -244,10 +289,11 @@ def _warn_of_remarks(caller: str, remarks: list[Remark], layers: Converted, init
         )
     quantized = [remark.node for remark in remarks if remark.quantized]
     if quantized:
+        not_compared = "" if check is False else ", so the layer is not compared with the model"
         warnings.warn(
             f"{caller}: not rounded: {join_labels(quantized)}. The layer has the weights that the integers stand for."
             f" In each step onnxruntime also rounds x and h to 8 bits, the layer does not unless"
-            f" it is quantized, by layer.quantize('int8'): results are alike, not equal",
+            f" it is quantized, by layer.quantize('int8'): results are alike, not equal{not_compared}",
             stacklevel=3,
         )
 

@@ -186,7 +186,7 @@ class OnnxGraph:
             return {}
         inputs_by_name = dict(zip(inputs, arrays, strict=True))
         names = [*filter(None, node.output)]
-        results = self.evaluator([node], names, inputs)(inputs_by_name)
+        results = evaluator([node], names, inputs, self.opsets)(inputs_by_name)
         return {} if results is None else dict(zip(names, results, strict=True))
 
     def _supposed_shape(self, node: Any, size: int) -> dict[str, Array]:
@@ -307,7 +307,7 @@ class OnnxGraph:
             return lambda probes: probes[name]
         constant_names = sorted({value for node in nodes for value in node.input} & self.tensors.keys())
         constants = {value: self.array(value) for value in constant_names if value not in probe_names}
-        evaluate = self.evaluator(nodes, [name], [*constants, *probe_names])
+        evaluate = evaluator(nodes, [name], [*constants, *probe_names], self.opsets)
 
         def move(probes: Mapping[str, Array]) -> Array | None:
             results = evaluate(constants | dict(probes))
@@ -315,28 +315,29 @@ class OnnxGraph:
 
         return move
 
-    def evaluator(self, nodes: list[Any], names: list[str], value_names: Collection[str]) -> Evaluator:
-        """Return what computes, with onnx.reference, results of nodes from values; None if they cannot take these."""
-        from onnx import TensorProto, helper, reference
 
-        def infos(names: Iterable[str]) -> list[Any]:
-            return [helper.make_tensor_value_info(value_name, TensorProto.DOUBLE, None) for value_name in names]
+def evaluator(nodes: list[Any], names: list[str], value_names: Collection[str], opsets: Any) -> Evaluator:
+    """Return what computes, with onnx.reference, results of nodes from values; None if they cannot take these."""
+    from onnx import TensorProto, helper, reference
 
-        def evaluate(values: Mapping[str, Any]) -> list[Array] | None:
-            try:
-                if not evaluators:
-                    graph = helper.make_graph(nodes, "some", infos(value_names), infos(names))
-                    model = helper.make_model(graph, opset_imports=self.opsets)
-                    evaluators.append(reference.ReferenceEvaluator(model))
-                results: Any = evaluators[0].run(None, dict(values))
-                return [np.asarray(result) for result in results]
-            except MemoryError:
-                raise
-            except Exception:  # numpy's and onnx's, of many kinds
-                return None
+    def infos(names: Iterable[str]) -> list[Any]:
+        return [helper.make_tensor_value_info(value_name, TensorProto.DOUBLE, None) for value_name in names]
 
-        evaluators: list[Any] = []
-        return (lambda values: None) if any(map(_is_split_oddly, nodes)) else evaluate
+    def evaluate(values: Mapping[str, Any]) -> list[Array] | None:
+        try:
+            if not evaluators:
+                graph = helper.make_graph(nodes, "some", infos(value_names), infos(names))
+                model = helper.make_model(graph, opset_imports=opsets)
+                evaluators.append(reference.ReferenceEvaluator(model))
+            results: Any = evaluators[0].run(None, dict(values))
+            return [np.asarray(result) for result in results]
+        except MemoryError:
+            raise
+        except Exception:  # numpy's and onnx's, of many kinds
+            return None
+
+    evaluators: list[Any] = []
+    return (lambda values: None) if any(map(_is_split_oddly, nodes)) else evaluate
 
 
 def _sizes(value: Any) -> list[int]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
-from .models import Converted, Step, assemble, warn_once
+from .models import Assembly, Step, assemble
 from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, Mover, OnnxGraph, attributes_by_name, is_recurrent
 from .onnx_node import Remark, from_graph_node, key_of
+from .onnx_run import OnnxPiece
 from .shared import read_arrays
 
 _LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
@@ -58,15 +59,59 @@ class Source(NamedTuple):
     """The nodes between the step and the value."""
 
 
-def from_graphs(
-    caller: str, graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool
-) -> tuple[Converted, Any]:
+class Place(NamedTuple):
+    """Where the result of a step is in a model."""
+
+    graph: OnnxGraph
+    node: Any
+    """A recurrent node; None if the step is a dense one."""
+    result: str
+    form: str
+    """How y is laid out in the result, as `OnnxPiece.form` says it."""
+
+
+class OnnxAssembly(NamedTuple):
+    """What the graphs of a model become, and what must be compared."""
+
+    assembly: Assembly
+    pieces: list[OnnxPiece]
+    trial_sizes: list[tuple[int, int]]
+    """T and B that nodes between layers can take, if they can take certain ones alone."""
+    passed_over: list[str]
+    """The labels of nodes between layers that do nothing."""
+    is_proven_for_rows: bool = True
+    """Whether they would do nothing for more rows than the model has."""
+
+
+def from_graphs(caller: str, graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
     """Convert the layers of a model's graphs, and `assemble` them."""
     steps: dict[str, Step] = {}
-    outputs = [key for graph in graphs for key in GraphSteps(caller, graph, steps, remarks, ignore_clip).add()]
+    places: dict[str, Place] = {}
+    outputs: list[str | None] = []
+    trial_sizes: list[tuple[int, int]] = []
+    passed_over: list[str] = []
+    is_proven_for_rows = True
+    for graph in graphs:
+        graph_steps = GraphSteps(caller, graph, steps, places, remarks, ignore_clip)
+        outputs += graph_steps.add()
+        trial_sizes += graph_steps.trial_sizes
+        is_proven_for_rows &= graph_steps.is_proven_for_rows
+        passed_over += [f"{key_of(node)} ({node.op_type})" for node in graph_steps.nodes_between]
     assembly = assemble(caller, steps, outputs, _hint(graphs[0]))
-    warn_once(caller, assembly.left_out, (), stacklevel=4)
-    return assembly.layers, assembly.initial_states
+    layers = assembly.layers
+    if isinstance(layers, dict):
+        parts = [([key], layer, assembly.initial_states[key]) for key, layer in layers.items()]
+    else:
+        parts = [([*assembly.keys], layers, assembly.initial_states)]
+    pieces = []
+    for keys, layer, initial_state in parts:
+        nodes = [places[key].node for key in keys if places[key].node is not None]
+        last = places[keys[-1]]
+        label = "the model" if len(parts) == 1 and not assembly.left_out else f"{nodes[0].op_type} {keys[0]!r}"
+        pieces.append(OnnxPiece(label, layer, initial_state, last.graph, nodes, last.result, last.form))
+    return OnnxAssembly(
+        assembly, pieces, [*dict.fromkeys(trial_sizes)], [*dict.fromkeys(passed_over)], is_proven_for_rows
+    )
 
 
 def _hint(graph: OnnxGraph) -> str:
@@ -99,11 +144,18 @@ class GraphSteps:
     """
 
     def __init__(
-        self, caller: str, graph: OnnxGraph, steps: dict[str, Step], remarks: list[Remark], ignore_clip: bool
+        self,
+        caller: str,
+        graph: OnnxGraph,
+        steps: dict[str, Step],
+        places: dict[str, Place],
+        remarks: list[Remark],
+        ignore_clip: bool,
     ) -> None:
         self.caller = caller
         self.graph = graph
         self.steps = steps
+        self.places = places
         self.remarks = remarks
         self.ignore_clip = ignore_clip
         self.key_of_value: dict[str, str] = {}
@@ -120,6 +172,8 @@ class GraphSteps:
                 self.readers.setdefault(name, []).append(node)
         self.trial_sizes: list[_Pair] = []
         """T and B that nodes between layers can take, if they cannot take any."""
+        self.is_proven_for_rows = True
+        """Whether nodes between layers do nothing for more steps and rows, too, than the one or two of the model."""
         self.nodes_between: list[Any] = []
         """The nodes between layers, and before their states, which no warning mentions."""
 
@@ -179,9 +233,13 @@ class GraphSteps:
         if not fits:  # the nodes take certain sizes alone
             fits = {pair: fit for pair, fit in _all_fits(move, [*keys], outputs, other_pairs).items() if fit}
             self.trial_sizes += fits
+            self.is_proven_for_rows = False
         common = [form for form in next(iter(fits.values()), ()) if all(form in fit for fit in fits.values())]
         if {*origins} <= self.states or any(node.op_type in SELECTING for node in nodes):
             common.sort(key=lambda form: form[1] not in ("last", "ends"))  # one step is the last
+        if common and any(0 < size < 3 for size in fixed):
+            fit = _fit(move, [*keys], outputs, 5, 3)
+            self.is_proven_for_rows &= fit is not None and common[0] in fit
         return Source(*common[0], nodes) if common else None
 
     def _trial_sizes(self, nodes: list[Any], fixed: tuple[int, int]) -> tuple[list[_Pair], list[_Pair]]:
@@ -244,6 +302,7 @@ class GraphSteps:
         key = self._add_step(node, node.output, inputs, layer=layer, initial_state=initial_state)
         self.states |= {name for name in node.output[1:] if name}
         self.outputs[key] = Output(_recurrent_trial(node, layer, batch_first), sizes, layer.output_size)
+        self.places[key] = Place(self.graph, node, node.output[0], "Y")
 
     def _add_dense(self, node: Any) -> bool:
         """Add a MatMul or a Gemm as a dense layer; return whether it is one."""
@@ -322,6 +381,7 @@ class GraphSteps:
     def _set_output(self, key: str, source: Source, result: str, size: int) -> None:
         """Say which value [.,size] a dense step gives, in the form of its source and for the same T and B."""
         self.key_of_value[result] = key
+        self.places[key] = Place(self.graph, None, result, source.form)
         self.outputs[key] = Output(_dense_trial(source.form, result, size), self.outputs[source.key].sizes, size)
 
 

@@ -267,9 +267,10 @@ def test_onnx_states_that_are_the_callers(makers, initializers, places):
     """They are not part of the layer; which they are is said, and how a call has them."""
     model = onnx_with_states(makers, initializers)
     expected = convert.from_onnx(onnx_node(), onnx_weights())
+    is_valid = all(node.op_type != "Concat" for node in makers)  # of z [1,B,H] and X [T,B,I], a model that never runs
     for options in ({}, {"name": "a"}):
         with pytest.warns(UserWarning) as record:
-            assert_same(convert.from_onnx(model, **options), expected)
+            assert_same(convert.from_onnx(model, **options, check=is_valid), expected)
         found = [str(each.message) for each in record if "left out" not in str(each.message)]
         assert found == [
             f"from_onnx: left to the caller: LSTM 'a' has {places}. Here a layer starts from zeros unless its call"
@@ -281,7 +282,7 @@ def test_onnx_states_that_are_the_callers(makers, initializers, places):
 def test_onnx_lengths_that_are_the_callers():
     cast = made("Cast", ["x_lens"], "lens", to=onnx.TensorProto.INT32)
     model = onnx_with_states([cast], {}, places=("lens", "", ""))
-    for each in (model, onnx_with_states([], {"lens": np.array([T, 2])}, places=("lens", "", ""))):
+    for each in (model, onnx_with_states([], {"lens": np.int32([T, 2])}, places=("lens", "", ""))):
         layer, text = warned(convert.from_onnx, each)
         assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
         source = ", of 'x_lens'" if each is model else ""
@@ -292,7 +293,8 @@ def test_onnx_lengths_that_are_the_callers():
 
 
 def test_onnx_constant_lengths_of_a_node():
-    layer, text = warned(convert.from_onnx, onnx_node(inputs=["X", "W", "R", "B", "P"]), onnx_weights())
+    node = onnx_node(inputs=["X", "W", "R", "B", "P"])  # which are no lengths that could be compared
+    layer, text = warned(convert.from_onnx, node, onnx_weights(), check=False)
     assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
     assert "'P' (input[4]). Here" in text
 
@@ -347,7 +349,11 @@ def test_the_states_that_warnings_show(layer, expected):
         ([made("ConstantOfShape", ["shape"], name) for name in "hc"], SHAPE, ()),
         ([made("ConstantOfShape", ["shape"], name, value=NOUGHT) for name in "hc"], SHAPE, ()),
         ([made("Constant", [], "z", value=NOUGHT), *(made("Expand", ["z", "shape"], n) for n in "hc")], SHAPE, ()),
-        ([made("Cast", ["z"], "h", to=11), made("Concat", ["z", "z"], "c", axis=0)], {"z": np.zeros((1, B, H))}, ()),
+        (
+            [made("Cast", ["z"], "h", to=11), made("Concat", ["row", "row"], "c", axis=1)],
+            {"z": np.zeros((1, B, H)), "row": np.zeros((1, 1, H))},
+            (),
+        ),
     ],
 )
 def test_onnx_states_that_are_given_or_zero(makers, initializers, inputs):
@@ -524,7 +530,7 @@ def test_onnx_activations(names, alpha, beta, expected):
     """Each takes of alpha and beta what it has, in order; without them it has ONNX's defaults."""
     given = {"activation_alpha": alpha, "activation_beta": beta}
     node = onnx_node(activations=names, **{name: values for name, values in given.items() if values})
-    weights = {name: array.astype(np.float32) for name, array in onnx_weights().items()}
+    weights = {name: array.astype(np.float32) / 2 for name, array in onnx_weights().items()}
     layer = convert.from_onnx(node, weights)
     assert (layer.activation, layer.recurrent_activation) == expected
     x = rng().standard_normal((T, B, I)).astype(np.float32)
@@ -570,7 +576,8 @@ def test_every_activation_there_and_back(activation):
         with pytest.raises(ConversionError, match=f"the activation '{activation}' is none that ONNX's nodes have"):
             convert.to_onnx(layer)
         return
-    assert_same(convert.from_onnx(*convert.to_onnx(layer)), layer)
+    is_bounded = activation != "linear"  # of random inputs, a GRU of linear functions makes numbers that are not finite
+    assert_same(convert.from_onnx(*convert.to_onnx(layer), check=is_bounded), layer)
 
 
 @pytest.mark.parametrize("activation", ["Tanh", "Sigmoid", "HardSigmoid"])

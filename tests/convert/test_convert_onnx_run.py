@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 
 import numpy as np
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from blockcell import LSTM, convert
+from blockcell import GRU, LSTM, Bidirectional, convert
+from blockcell.convert import ConversionError
 
 END = 2**31
 
@@ -25,8 +27,8 @@ class Graph:
         node, weights = convert.to_onnx(LSTM.init(inputs, hidden, seed=seed))
         self.arrays |= {y + name: array for name, array in weights.items()}
         names = [x, *(y + name if name else "" for name in list(node.input)[1:])]
-        self.nodes.append(helper.make_node("LSTM", names, [f"{y}_Y"], hidden_size=hidden, name=f"{y}_lstm"))
-        self.node("Squeeze", f"{y}_Y", y, np.array([1]))
+        self.nodes.append(helper.make_node("LSTM", names, [f"{y}_rnn_Y"], hidden_size=hidden, name=f"{y}_lstm"))
+        self.node("Squeeze", f"{y}_rnn_Y", y, np.array([1]))
 
     def node(self, op, x, y, *values, **attributes):
         """Add a node from x to y, whose further inputs are constants."""
@@ -90,3 +92,159 @@ def test_nodes_that_do_nothing_for_some_sizes(between, second, shape):
     x = np.random.default_rng(0).standard_normal((T, B, 3)).astype(np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(layer(x)[0], session.run(None, {"x": x})[0], rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- random graphs
+def draw_model(g):
+    """Draw a model of recurrent layers with nodes between them that may do nothing; return it, and T and B."""
+    graph, shape = Graph(), [g.choice(["T", "B"][axis : axis + 1] * 3 + [6 - 2 * axis, 1]) for axis in range(2)]
+    shape = [int(size) if str(size).isdigit() else str(size) for size in shape]
+    features, value = 3, "x"
+    if batch_first := bool(g.integers(4) == 0):
+        graph.node("Transpose", value, value := "turned", perm=[1, 0, 2])
+    for k in range(layers := int(g.integers(1, 4))):
+        if k:
+            value, features = draw_between(g, graph, value, features, shape, f"b{k}")
+        value, features = draw_layer(g, graph, value, features, f"y{k}")
+    head = g.integers(5)
+    if head:
+        value, features = draw_between(g, graph, value, features, shape, "h") if head == 1 else (value, features)
+        taken = {2: -1, 3: 0}.get(int(head))
+        if taken is not None:
+            graph.node("Gather", value, value := "taken", np.array(taken), axis=0)
+        graph.node("MatMul", value, value := "product", g.uniform(-1, 1, (features, 2)).astype(np.float32))
+        if g.integers(2):
+            graph.node("Add", value, value := "sum", g.uniform(-1, 1, 2).astype(np.float32))
+    elif layers == 1 or g.integers(3) == 0:
+        value, features = draw_between(g, graph, value, features, shape, "e")
+    if batch_first and head not in (2, 3):
+        graph.node("Transpose", value, value := "returned", perm=[1, 0, 2])
+    return graph.model([*(shape[::-1] if batch_first else shape), 3], value), shape, batch_first
+
+
+def draw_layer(g, graph, x, features, y):
+    """Add an LSTM or a GRU of one or both directions; return the name of y [T,B,.] and its columns."""
+    hidden, kind = int(g.integers(3, 6)), g.choice([LSTM, GRU])
+    layer = kind.init(features, hidden, seed=g, reverse=bool(g.integers(4) == 0))
+    if both := bool(g.integers(3) == 0):
+        layer = Bidirectional(kind.init(features, hidden, seed=g), kind.init(features, hidden, seed=g))
+    node, weights = convert.to_onnx(layer, name=f"{y}_rnn")
+    graph.arrays |= weights
+    node.input[0] = x
+    graph.nodes.append(node)
+    if both or g.integers(2):
+        graph.node("Transpose", f"{y}_rnn_Y", f"{y}_t", perm=[0, 2, 1, 3])
+        graph.node("Reshape", f"{y}_t", y, np.array([0, 0, -1]))
+    else:
+        graph.node("Squeeze", f"{y}_rnn_Y", y, np.array([1]))
+    return y, layer.output_size
+
+
+def draw_between(g, graph, value, features, shape, name):
+    """Add up to two nodes to a value [T,B,features], which keep its rank; return what they give and its columns."""
+    for k in range(int(g.integers(0, 3))):
+        x, value = value, f"{name}{k}"
+        axis, number = int(g.integers(3)), int(g.choice([1, 2, 3, 4, 5, 6, 60, 300, END]))
+        step, sizes = int(g.choice([1, 1, 2])), [size if isinstance(size, int) else -1 for size in shape]
+        match g.choice(["Slice", "Gather", "Reverse", "Transpose", "Add", "Concat", "Reshape", "ReduceMean", "Pad"]):
+            case "Slice":
+                axis = int(g.integers(2))
+                start = int(g.choice([0, 0, 1, -number]))
+                cut(graph, x, value, start, END if start < 0 else number, axis, step)
+            case "Gather":
+                axis = int(g.integers(2))
+                graph.node(
+                    "Gather", x, value, np.array(g.choice([[0], [-1], [2], [0, 1, 2], [0, 2, 1]][:3])), axis=axis
+                )
+            case "Reverse":
+                cut(graph, x, value, -1, -END, axis, -1)
+            case "Transpose":
+                graph.node("Transpose", x, f"{value}t", perm=[1, 0, 2])
+                if g.integers(2):
+                    graph.node("Identity", f"{value}t", value)
+                else:
+                    graph.node("Transpose", f"{value}t", value, perm=[1, 0, 2])
+            case "Add":
+                graph.node("Add", x, value, np.float32(g.choice([0, 0.5])))
+            case "Concat":
+                graph.arrays[f"{value}c"] = np.zeros([1, 1, 0] if axis == 2 else [0, 1, features], np.float32)
+                if g.integers(2) and axis < 2:
+                    graph.nodes.append(helper.make_node("Concat", [x, x], [value], name=value, axis=axis))
+                else:
+                    cut(graph, x, f"{value}l", 0, features // 2, 2)
+                    cut(graph, x, f"{value}r", features // 2, END, 2)
+                    order = [f"{value}l", f"{value}r"][:: int(g.choice([1, -1]))]
+                    graph.nodes.append(helper.make_node("Concat", order, [value], name=value, axis=2))
+                del graph.arrays[f"{value}c"]
+            case "Reshape":
+                to = [
+                    [0, 0, -1],
+                    [*sizes, features],
+                    [sizes[1], sizes[0], features],
+                    [1, -1, features],
+                    [-1, 1, features],
+                ]
+                choice = to[int(g.integers(len(to)))]
+                graph.node("Reshape", x, value, np.array(choice if choice.count(-1) < 2 else [0, -1, features]))
+            case "ReduceMean":
+                graph.node("ReduceMean", x, value, axes=[axis], keepdims=1)
+                features = 1 if axis == 2 else features
+            case "Pad":
+                pads = np.zeros(6, np.int64)
+                pads[axis] = g.integers(2)
+                graph.node("Pad", x, value, pads)
+                features += int(pads[2])
+    return value, features
+
+
+def outcome_of(model, shape, batch_first):
+    """Convert a model; return "right", "wrong", or why no layer came of all of it without a word."""
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        try:
+            layer = convert.from_onnx(model)
+        except ConversionError:
+            return "refused"
+    text = " ".join(str(warning.message) for warning in record)
+    if "left out" in text or isinstance(layer, dict):
+        return "not compared" if "not compared" in text else "in parts"
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    runs = 0
+    for T, B in ((6, 4), (5, 3), (11, 9), (400, 3), (4, 90)):
+        T, B = (size if isinstance(size, int) else free for size, free in zip(shape, (T, B), strict=True))
+        x = np.random.default_rng(T).standard_normal((B, T, 3) if batch_first else (T, B, 3)).astype(np.float32)
+        try:
+            expected = session.run(None, {"x": x})[0]
+        except Exception:
+            continue
+        runs += 1
+        y = layer(x, batch_first=batch_first)[0]
+        if y.shape != expected.shape or np.abs(y - expected).max(initial=0) > 1e-5:
+            return "wrong, with a warning" if "not compared" in text or "compared for" in text else "wrong in silence"
+    return ("right, not compared" if "not compared" in text else "right") if runs else "does not run"
+
+
+def count_outcomes(seeds):
+    """Return how many of the models that these seeds draw have each outcome."""
+    counts = Counter()
+    for seed in seeds:
+        model, shape, batch_first = draw_model(np.random.default_rng(seed))
+        counts[outcome := outcome_of(model, shape, batch_first)] += 1
+        assert outcome != "wrong in silence", f"seed {seed}"
+    return counts
+
+
+COUNT = 300
+
+
+def test_some_random_graphs():
+    """None gives another model without a word."""
+    print(count_outcomes(range(40)))
+
+
+@pytest.mark.slow
+def test_random_graphs():
+    """`pytest -m slow -s -k test_random_graphs` prints how many there are of each kind."""
+    counts = count_outcomes(range(COUNT))
+    print(counts)
+    assert counts["right"] > COUNT / 4

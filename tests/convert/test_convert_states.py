@@ -192,7 +192,7 @@ def test_rows_that_differ():
     """The state is then for a batch of this size."""
     h = random_states(rng(), 1, 3, H)
     node, weights = node_of(), onnx_weights() | {"h": h, "c": random_states(rng(), 1, 1, H)}
-    layer, state = convert.from_onnx(node, weights, initial_state=True)
+    layer, state = convert.from_onnx(node, weights, initial_state=True, check=False)  # which onnxruntime refuses
     np.testing.assert_array_equal(state.h, h[0])
     np.testing.assert_array_equal(state.cs, weights["c"][0].repeat(3, 0))
     assert layer(np.zeros((T, 3, I)), state)[0].shape == (T, 3, H)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,14 @@ def onnx_graph(nodes, initializers, outputs, name="g", inputs=("X",)):
 
     tensors = [numpy_helper.from_array(array, key) for key, array in initializers.items()]
     return helper.make_graph(nodes, name, [*map(info, inputs)], [*map(info, outputs)], initializer=tensors)
+
+
+def all_warnings(function, *arguments, **options):
+    """Return the result of a function, and the texts of all its warnings."""
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        result = function(*arguments, **options)
+    return result, [str(warning.message) for warning in record]
 
 
 def warned(function, *arguments, **options):

@@ -112,8 +112,8 @@ def test_imports_point_one_way():
 @pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
 def test_blockcell_needs_numpy_alone(source):
     """Only the command needs other packages, `blockcell.torch` needs PyTorch and for modules of TorchRL TorchRL,
-    `convert` needs onnx for models of ONNX and h5py for files of Keras, progress is drawn by rich, and type checkers
-    come with typing_extensions."""
+    `convert` needs onnx and, to compare, onnxruntime for models of ONNX and h5py for files of Keras, progress is drawn
+    by rich, and type checkers come with typing_extensions."""
     needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
     more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
     if _name(source).startswith("blockcell.command."):
@@ -121,6 +121,8 @@ def test_blockcell_needs_numpy_alone(source):
     elif f"{_name(source)}.".startswith("blockcell.torch."):
         torchrl = {"tensordict", "torchrl"} if _name(source) == "blockcell.torch.torchrl" else set()
         assert needed <= {"blockcell", "numpy", "torch"} | torchrl
+    elif _name(source) == "blockcell.convert.onnx_run":
+        assert needed <= {"blockcell", "numpy", "onnx", "onnxruntime"}
     else:
         others = dict.fromkeys(("blockcell.convert.onnx", "blockcell.convert.onnx_graph"), "onnx")
         others |= {"blockcell.convert.hdf5": "h5py", "blockcell.convert.torch_run": "torch"}

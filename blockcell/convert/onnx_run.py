@@ -1,0 +1,707 @@
+"""ONNX models on random inputs, beside the layers that they became: `compare_pieces`.
+
+Nodes run one by one, so how large a result will be is known before its node starts: a model that is not trusted can
+neither take much memory nor much time. Only operators of a list run, and nothing is read from other files. What
+other nodes give is drawn at random, since they are no part of a layer. onnxruntime computes the nodes, or, where it
+cannot, onnx.reference if it is right. No other module of `convert` imports onnxruntime, and only this comparison does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import permutations, product
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from ..layers import Bidirectional, Dense, Layer, Stack
+from ..layers.structure import leaves_by_prefix
+from ..optable import ACTIVATIONS, Array
+from .comparison import Crossing, NotCompared, Sizes, choose_sizes, compare
+from .models import read_initial_state
+from .onnx_graph import (
+    LARGEST_REPEATED,
+    REPEATED,
+    RESHAPING,
+    SELECTING,
+    OnnxGraph,
+    evaluator,
+    is_quantized,
+    is_recurrent,
+    is_standard,
+    result_size,
+)
+from .onnx_node import key_of
+
+_COMPUTED = {*REPEATED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
+_LARGEST_WORK = 2**33  # multiplications and numbers of one run, a second or two
+_LARGEST_BOUND = 4096  # of a Slice or a Gather, beyond which T and B are tried
+_ROLES = {0: "X", 4: "sequence_lens", 5: "initial_h", 6: "initial_c"}  # of inputs of recurrent nodes, by position
+_RUNTIME_EPS = 4 * float(np.finfo(np.float32).eps)  # onnxruntime's Softplus is off by so much
+
+
+class OnnxPiece(NamedTuple):
+    """A layer, and where in a graph its input and its results are."""
+
+    label: str
+    """For messages: "the model", or "LSTM 'encoder'"."""
+    layer: Layer
+    initial_state: Any
+    """As `read_initial_state` takes it."""
+    graph: OnnxGraph
+    nodes: Sequence[Any]
+    """The recurrent nodes that it was made of, the first one in front."""
+    result: str
+    """The name of the value that y is; not used if there is one node alone."""
+    form: str
+    """How y is laid out in it: a key of `forms_of`; "last" or "ends", if y has no steps; "Y" for that of a node."""
+
+    def results(self) -> list[str]:
+        """Return the names of the values that are compared, or looked at."""
+        return [name for name in (self.result, *(name for node in self.nodes for name in node.output)) if name]
+
+
+class Outcome(NamedTuple):
+    """What a comparison has to say, if it found no difference."""
+
+    left_out: list[str]
+    """The labels of nodes that change the order of numbers in front of pieces or behind them."""
+    remarks: list[str]
+
+
+def compare_pieces(
+    caller: str,
+    pieces: Sequence[OnnxPiece],
+    trial_sizes: Sequence[tuple[int, int]] = (),
+    passed_over: Sequence[str] = (),
+    *,
+    ignore_clip: bool = False,
+    is_proven_for_rows: bool = True,
+) -> Outcome:
+    """Compare layers with the pieces of a model that they were made of.
+
+    Parameters
+    ----------
+    pieces : sequence of OnnxPiece
+        All layers that the model became.
+    trial_sizes : sequence of tuple of int
+        T and B that nodes between layers can take, if they can take certain ones alone.
+    passed_over : sequence of str
+        The labels of nodes that the conversion took for ones that do nothing.
+    ignore_clip : bool
+        Whether the attribute clip of nodes is no part of the model.
+    is_proven_for_rows : bool
+        Whether nodes between layers would do nothing for other B than the model's, too.
+
+    Raises
+    ------
+    ConversionError
+        A layer computes something else than its piece of the model.
+    """
+    try:
+        run = _Run(caller, pieces, ignore_clip)
+        sizes = run.choose_sizes(trial_sizes)
+        compare(caller, run, sizes, passed_over)
+    except NotCompared as error:
+        return Outcome([], [f"not compared with the model, because {error}"])
+    hidden = "T" if is_proven_for_rows else "TB"
+    fixed = [f"{name} = {size}" for name, size in run.fixed.items() if size < 3 and name in hidden]
+    remarks = [f"compared for {' and '.join(fixed)} alone, which the model fixes"] if fixed else []
+    return Outcome(run.nodes_around(sizes[0]), remarks)
+
+
+class _Run:
+    """Runs all pieces of a model: a `comparison.Run`."""
+
+    def __init__(self, caller: str, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
+        self.caller = caller
+        self.pieces = pieces
+        graphs = {id(piece.graph): piece.graph for piece in pieces}
+        self.sources = {
+            key: _Source(graph, [piece for piece in pieces if piece.graph is graph], ignore_clip)
+            for key, graph in graphs.items()
+        }
+        self.fixed: dict[str, int] = {}
+        """T and B, if the model fixes them."""
+
+    def __call__(self, T: int, B: int, seed: int, scale: float) -> list[Crossing]:
+        values = self.values(T, B, seed, scale)
+        return [_crossing(self.caller, piece, values[id(piece.graph)]) for piece in self.pieces]
+
+    def values(self, T: int, B: int, seed: int, scale: float) -> dict[int, _Values]:
+        return {key: source.values(T, B, seed, scale) for key, source in self.sources.items()}
+
+    def choose_sizes(self, trial_sizes: Sequence[tuple[int, int]]) -> list[Sizes]:
+        """Choose the T and B of comparisons, and find which of them the model fixes."""
+        bounds = {bound for source in self.sources.values() for bound in source.bounds()}
+        leaves = [leaf for piece in self.pieces for leaf in leaves_by_prefix(piece.layer).values()]
+        others = bounds | {size for leaf in leaves for size in (leaf.input_size, leaf.output_size)}
+        first, second, *long = choose_sizes(None, None, others)
+        beyond = max(bounds, default=0) + 8
+        attempts = (
+            [*trial_sizes] if trial_sizes else [first[:2], (first.T, beyond), (beyond, first.B), (beyond, beyond)]
+        )
+        shapes = self._first_shapes(attempts)
+        if trial_sizes:
+            self.fixed = dict(zip("TB", shapes[1], strict=True))
+            return [Sizes(*shapes[0])]
+        try:
+            others_shapes = self._first_shapes([second[:2]])[1]
+        except NotCompared:
+            others_shapes = shapes[1]
+        self.fixed = {name: a for name, a, b in zip("TB", shapes[1], others_shapes, strict=True) if a == b}
+        T, B = self.fixed.get("T"), self.fixed.get("B")
+        if shapes[0] != first[:2]:
+            return [Sizes(*shapes[0])]
+        long = [Sizes(max(long[0].T, beyond), first.B, True)] if T is None else []
+        long += [Sizes(first.T, beyond, True)] if B is None and bounds else []
+        return [*choose_sizes(T, B, others)[:2], *long]
+
+    def _first_shapes(self, attempts: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the first T and B that the model can take, and those of the first piece's x."""
+        errors = []
+        for T, B in attempts:
+            try:
+                x = self(T, B, 0, 1.0)[0].x
+                return (T, B), (x.shape[0], x.shape[1])
+            except NotCompared as error:
+                errors.append(error)
+        raise errors[0]
+
+    def nodes_around(self, sizes: Sizes) -> list[str]:
+        """Return the labels of nodes in front of pieces and behind them that change the order of numbers."""
+        values = self.values(sizes.T, sizes.B, 0, 1.0)
+        nodes = [node for key, source in self.sources.items() for node in source.nodes_around(values[key])]
+        return [*dict.fromkeys(f"{key_of(node)} ({node.op_type})" for node in nodes)]
+
+
+class _Source:
+    """A graph that runs: which values are drawn, and their sizes."""
+
+    def __init__(self, graph: OnnxGraph, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
+        self.graph = graph
+        self.pieces = pieces
+        self.engine = _Engine(graph.opsets, ignore_clip)
+        self.constants: dict[str, Array] = {}
+        """The values of tensors and of what nodes make of them."""
+        self.weights_dtype = np.dtype(np.float32)
+        self.roles: dict[str, tuple[str, list[int | str]]] = {}
+        """What inputs of the pieces' nodes are, and their shapes, by name."""
+        self.fixed: dict[str, int] = {}
+        """T and B, if the inputs of recurrent nodes are declared so."""
+        self.aliases: dict[str, str] = {}
+        """T or B, by the model's own names of sizes."""
+        for piece in pieces:
+            for node in piece.nodes:
+                self._add_roles(node)
+        self.drawn: set[str] = set()
+        """Inputs of recurrent nodes that are drawn although they are computed, of values whose shape is not known."""
+        for name in self.roles:
+            if any(self.shape(leaf) is None for leaf in self.leaves([name])):
+                self.drawn.add(name)
+        names = [name for piece in pieces for node in piece.nodes for name in [*node.input, *piece.results()]]
+        self.free = self._free_sizes(names)
+        self.choices: list[dict[str, str]] = [*map(dict, self._all_choices())]
+        """Which of T and B each other size of the model may be; one is left once the model has run."""
+        self.index_limits = self._index_limits()
+        self.lengths: set[str] = set()
+        """The values that are drawn and that lengths come from."""
+        for name, (role, _) in self.roles.items():
+            self.lengths |= {*self.leaves([name])} if role == "sequence_lens" else set()
+
+    def _add_roles(self, node: Any) -> None:
+        self.weights_dtype = self._weight(node, 1).dtype
+        directions, columns = self._weight(node, 1).shape[::2]
+        hidden = self._weight(node, 2).shape[-1]
+        batch_first = any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
+        state: list[int | str] = ["B", directions, hidden] if batch_first else [directions, "B", hidden]
+        shapes: dict[str, list[int | str]] = {
+            "X": ["B", "T", columns] if batch_first else ["T", "B", columns],
+            "sequence_lens": ["B"],
+            "initial_h": state,
+            "initial_c": state,
+        }
+        for position, role in _ROLES.items():
+            name = node.input[position] if len(node.input) > position else ""
+            if name:
+                self.roles.setdefault(name, (role, shapes[role]))
+                for declared, size in zip(self._stated(name) or [], shapes[role], strict=False):
+                    if isinstance(size, str) and isinstance(declared, int):
+                        self.fixed.setdefault(size, declared)
+                    elif isinstance(size, str) and isinstance(declared, str):
+                        self.aliases.setdefault(declared, size)
+
+    def _stated(self, name: str) -> Sequence[int | str] | None:
+        """Return the shape of an input that the model states or that its constants have."""
+        first, second = (self.graph.constant(name, size) for size in (2, 3))
+        is_fixed = first is not None and second is not None and first.shape == second.shape
+        return first.shape if is_fixed and first is not None else self._declared(name)
+
+    def _weight(self, node: Any, position: int) -> Array:
+        weight = self.graph.constant(node.input[position])
+        if weight is None or weight.ndim != 3:
+            raise NotCompared(f"the weights of {node.op_type} {key_of(node)!r} are not constant")
+        return weight
+
+    def _declared(self, name: str) -> list[int | str] | None:
+        """Return the shape that the model states, with a name for each size that it does not fix."""
+        described = self.graph.types.get(name)
+        if described is None or not described.HasField("shape"):
+            return None
+        return [
+            size.dim_value if size.HasField("dim_value") else size.dim_param or f"{name}.{axis}"
+            for axis, size in enumerate(described.shape.dim)
+        ]
+
+    def shape(self, name: str) -> list[int | str] | None:
+        """Return the shape of a value that is drawn, None if it is not known."""
+        declared = self._declared(name)
+        if name not in self.roles:
+            return declared
+        expected = self.roles[name][1]
+        if declared is None or len(declared) != len(expected):
+            return expected
+        return [a if isinstance(a, int) else b for a, b in zip(declared, expected, strict=True)]
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype of a value that is drawn."""
+        from onnx import helper
+
+        role = self.roles.get(name, ("", []))[0]
+        if role in ("X", "initial_h", "initial_c"):
+            return self.weights_dtype
+        described = self.graph.types.get(name)
+        try:
+            return helper.tensor_dtype_to_np_dtype(described.elem_type) if described else np.dtype(np.int32)
+        except KeyError:
+            raise NotCompared(f"the type of {name!r} is not known") from None
+
+    def is_computed(self, name: str) -> bool:
+        """Return whether a value is what a node makes of others, rather than drawn."""
+        node = self.graph.makers.get(name)
+        if name in self.drawn or node is None or is_quantized(node):
+            return False
+        return is_recurrent(node) or (is_standard(node) and node.op_type in _COMPUTED)
+
+    def leaves(self, names: Iterable[str]) -> list[str]:
+        """Return the values that are drawn if these are asked for."""
+        leaves: list[str] = []
+        waiting, seen = [*names], {""}
+        while waiting:
+            name = waiting.pop()
+            if name in seen or name in self.graph.tensors:
+                continue
+            seen.add(name)
+            if self.is_computed(name):
+                waiting += self.graph.makers[name].input
+            else:
+                leaves.append(name)
+        return leaves
+
+    def _free_sizes(self, names: Iterable[str]) -> list[list[str]]:
+        """Return the names of sizes that are neither fixed nor T or B, for each value that is drawn."""
+        shapes = [self.shape(name) or [] for name in self.leaves(names)]
+        sizes = [[size for size in shape if isinstance(size, str) and size not in ("T", "B")] for shape in shapes]
+        return [free for of_value in sizes if (free := [size for size in of_value if size not in self.aliases])]
+
+    def _all_choices(self) -> Iterator[Mapping[str, str]]:
+        """Yield what the free sizes may be; the sizes of one value differ, if there are no more than two."""
+        names = [*dict.fromkeys(name for of_value in self.free for name in of_value)][:6]
+        for letters in product("TB", repeat=len(names)):
+            choice = dict(zip(names, letters, strict=True))
+            if all(
+                len({choice.get(name) for name in of_value}) == min(2, len(set(of_value))) for of_value in self.free
+            ):
+                yield choice
+
+    def _index_limits(self) -> dict[str, int]:
+        """Return how many rows constant tables have at least, by the values from which indices into them come."""
+        limits: dict[str, int] = {}
+        for node in self.graph.nodes:
+            table = self.graph.tensors.get(node.input[0]) if node.op_type == "Gather" and len(node.input) == 2 else None
+            if table is None or not table.dims:
+                continue
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            rows = table.dims[axis] if -len(table.dims) <= axis < len(table.dims) else 0
+            for leaf in self.leaves([node.input[1]]):
+                limits[leaf] = min(rows, limits.get(leaf, rows))
+        return limits
+
+    def bounds(self) -> set[int]:
+        """Return the constants that may be bounds of steps or rows."""
+        bounds: set[int] = set()
+        for node in self.graph.nodes:
+            if node.op_type not in SELECTING or self.graph.is_fixed(node.output[0]):
+                continue
+            arrays = [array for name in node.input[1:] if (array := self.graph.constant(name)) is not None]
+            numbers = {abs(int(number)) for array in arrays if array.dtype.kind == "i" for number in array.flat[:8]}
+            numbers |= {abs(number) for attribute in node.attribute for number in attribute.ints[:8]}
+            bounds |= {number for number in numbers if 2 < number <= _LARGEST_BOUND}
+        return bounds
+
+    def values(self, T: int, B: int, seed: int, scale: float) -> _Values:
+        """Return the values of the graph for T steps of B rows, by a choice of the other sizes that it can take."""
+        errors, taken = [], []
+        for choice in self.choices:
+            sizes = {"T": T, "B": B} | self.fixed
+            sizes |= {name: sizes[letter] for name, letter in (self.aliases | choice).items()}
+            values = _Values(self, sizes, seed, scale)
+            try:
+                values.compute([name for piece in self.pieces for name in piece.results()])
+            except NotCompared as error:
+                errors.append(error)
+                continue
+            taken.append((choice, values))
+            if values.x(self.pieces[0]).shape[:2] == (T, B):
+                break
+        if not taken:
+            raise errors[0]
+        self.choices = [taken[-1][0]]
+        return taken[-1][1]
+
+    def nodes_around(self, values: _Values) -> list[Any]:
+        """Return the nodes in front of pieces and behind them that change the order of numbers."""
+        by_result = {piece.result: piece for piece in self.pieces if piece.result}
+        stops = {name for piece in self.pieces for name in (*piece.results(), *piece.nodes[0].output)}
+        nodes: list[Any] = []
+        orders = {False, True}  # whether steps come before rows in the model's input, if it has one layer
+        ends = [(piece.nodes[0].input[0], piece) for piece in self.pieces]
+        for name, reader in [*ends, *((name, None) for name in self.graph.outputs)]:
+            moving, origins, _ = self.graph.origins(name, stops)
+            if name in self.drawn or len(origins) != 1 or any(node.op_type not in RESHAPING for node in moving):
+                continue  # other nodes are left out anyway
+            (origin,) = origins
+            source = by_result.get(origin)
+            if source is None and reader is None and origin not in stops:
+                continue
+            values.compute([name, origin])
+            before = values.known[origin] if source is None else values.y(source)
+            after = values.known[name] if reader is None else values.x(reader)
+            if source is not None and reader is not None:
+                nodes += [] if np.array_equal(before, after) else moving
+            elif reader is not None:
+                orders_in_input = orders_of_steps(after, before)
+                nodes += [] if orders_in_input else moving
+                if len(self.pieces) == 1 and origin in self.graph.inputs:
+                    orders = orders_in_input or orders
+            elif not orders & orders_of_steps(before, after):
+                nodes += moving or ([] if source is None else self._nodes_in_head(source))
+        return nodes
+
+    def _nodes_in_head(self, piece: OnnxPiece) -> list[Any]:
+        """Return the nodes that move numbers between the last recurrent node of a piece and its result."""
+        nodes: list[Any] = []
+        waiting = [piece.result]
+        while waiting:
+            node = self.graph.makers.get(waiting.pop())
+            if node is not None and not is_recurrent(node) and not any(node is other for other in nodes):
+                nodes.append(node)
+                waiting += node.input[:1]
+        return [node for node in reversed(nodes) if node.op_type in RESHAPING]
+
+
+class _Values:
+    """The values of a graph for one draw, which are computed when they are asked for."""
+
+    def __init__(self, source: _Source, sizes: Mapping[str, int], seed: int, scale: float) -> None:
+        self.source = source
+        self.graph = source.graph
+        self.sizes = sizes
+        self.seed = seed
+        self.scale = scale
+        self.known: dict[str, Array] = {}
+        self.by_node: dict[int, list[Array]] = {}
+        """All results of recurrent nodes, by the nodes' ids."""
+        self.work = 0.0
+
+    def compute(self, names: Iterable[str]) -> None:
+        """Compute these values and all that they come from."""
+        waiting, opened = [*names], set[str]()
+        while waiting:
+            name = waiting[-1]
+            if self._find(name):
+                waiting.pop()
+                continue
+            node = self.graph.makers[name]
+            missing = [value for value in node.input if not self._find(value)]
+            if not missing:
+                self._run(node)
+            if name not in self.known and (name in opened or not missing):
+                raise NotCompared(f"{key_of(node)} ({node.op_type}) reads its own result, or does not give {name!r}")
+            opened.add(name)
+            waiting += missing
+
+    def _find(self, name: str) -> bool:
+        """Return whether a value is known; draw it or read it if no node computes it."""
+        constants = self.source.constants
+        if name in self.graph.tensors and name not in constants:
+            constants[name] = self.graph.array(name)
+        if name in constants:
+            self.known[name] = constants[name]
+        elif name and name not in self.known and not self.source.is_computed(name):
+            self.known[name] = self._draw(name)
+        return not name or name in self.known
+
+    def _draw(self, name: str) -> Array:
+        """Draw a value at random, always the same one for its name and the seed."""
+        source = self.source
+        shape, dtype = source.shape(name), source.dtype(name)
+        if shape is None:
+            raise NotCompared(f"the shape of {name!r} is not known")
+        sizes = [size if isinstance(size, int) else self.sizes.get(size, self.sizes["T"]) for size in shape]
+        if math.prod(sizes) > LARGEST_REPEATED:
+            raise NotCompared(f"{name!r} has the shape {tuple(sizes)}, which is too large")
+        if name in source.drawn and self.graph.is_zero(name):
+            return np.zeros(sizes, dtype)
+        g = np.random.default_rng([self.seed, crc32(repr(name).encode())])
+        if dtype.kind == "f":
+            return (g.standard_normal(sizes) * self.scale).astype(dtype)
+        if name in source.lengths:
+            lengths = g.integers(1, self.sizes["T"] + 1, sizes)
+            lengths.flat[:1] = self.sizes["T"]
+            return lengths.astype(dtype)
+        return g.integers(0, max(1, source.index_limits.get(name, 2)), sizes).astype(dtype)
+
+    def _run(self, node: Any) -> None:
+        """Compute the results of a node from known values."""
+        inputs = [self.known[name] if name else None for name in node.input]
+        self.work += _work(node, [array for array in inputs if array is not None])
+        if self.work > _LARGEST_WORK:
+            raise NotCompared(f"{key_of(node)} ({node.op_type}) would take too long or too much memory")
+        with np.errstate(all="ignore"):
+            results = self.source.engine.run(node, inputs)
+        if is_recurrent(node):
+            self.by_node[id(node)] = results
+        named = {name: array for name, array in zip(node.output, results, strict=False) if name}
+        self.known |= named
+        if all(name in self.source.constants for name in node.input if name):
+            self.source.constants |= named
+
+    def x(self, piece: OnnxPiece) -> Array:
+        """Return what enters a piece [T,B,I]."""
+        X = self.known[piece.nodes[0].input[0]]
+        return X.swapaxes(0, 1) if _is_batch_first(piece.nodes[0]) else X
+
+    def y(self, piece: OnnxPiece) -> Array:
+        """Return what leaves a piece, [T,B,.] or, if it has no steps, [B,.]."""
+        if piece.form == "Y":
+            Y = self.by_node[id(piece.nodes[-1])][0]
+            y = Y if _is_batch_first(piece.nodes[-1]) else Y.swapaxes(1, 2)
+            y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
+            return y.swapaxes(0, 1) if _is_batch_first(piece.nodes[-1]) else y
+        y, (T, B) = self.known[piece.result], self.x(piece).shape[:2]
+        if piece.form in ("last", "ends"):
+            return y
+        columns = y.shape[-1]
+        return y.reshape(B, T, columns).swapaxes(0, 1) if "batch first" in piece.form else y.reshape(T, B, columns)
+
+
+# ------------------------------------------------------------------------------------------------------------ crossings
+def _crossing(caller: str, piece: OnnxPiece, values: _Values) -> Crossing:
+    """Return what enters a piece and what leaves it."""
+    expected = {}
+    expected["Y" if piece.form == "Y" else repr(piece.result)] = values.y(piece)
+    for node in piece.nodes:
+        for k, array in enumerate(values.by_node[id(node)][1:], 1):
+            expected[_state_label(piece, node, k)] = array.swapaxes(0, 1) if _is_batch_first(node) else array
+
+    def read(y: Array, last: Any) -> Mapping[str, Array]:
+        results = dict.fromkeys(expected, y)
+        for node, state in zip(piece.nodes, _recurrent_parts(piece.layer, last), strict=True):
+            cells = state if isinstance(state, tuple) and not hasattr(state, "h") else [state]
+            results |= {
+                _state_label(piece, node, k): np.stack([getattr(cell, field) for cell in cells]) * has_steps
+                for k, field in enumerate(["h", "cs"][: len(values.by_node[id(node)]) - 1], 1)
+            }
+        return results
+
+    options: dict[str, Any] = {}
+    state = read_initial_state(caller, piece.layer, _state(piece, values))
+    options |= {} if state is None else {"state": state}
+    lengths = values.known.get(piece.nodes[0].input[4]) if len(piece.nodes[0].input) > 4 else None
+    options |= {} if lengths is None else {"lengths": lengths}
+    has_steps = np.bool_(True) if lengths is None else lengths[:, None] > 0  # else onnxruntime's states are zeros
+    x = np.ascontiguousarray(values.x(piece).astype(piece.layer.dtype))
+    return Crossing(piece.label, piece.layer, x, expected, read, options, values.source.engine.eps)
+
+
+def _state_label(piece: OnnxPiece, node: Any, k: int) -> str:
+    label = ("Y_h", "Y_c")[k - 1]
+    return label if len(piece.nodes) == 1 else f"{label} of {node.op_type} {key_of(node)!r}"
+
+
+def _recurrent_parts(layer: Layer, parts: Any) -> list[Any]:
+    """Return those of the parts of a layer, or of its state, that belong to recurrent layers."""
+    if not isinstance(layer, Stack):
+        return [parts]
+    return [part for one, part in zip(layer.layers, parts, strict=True) if not isinstance(one, Dense)]
+
+
+def _state(piece: OnnxPiece, values: _Values) -> Any:
+    """Return the state that the piece starts from: what the conversion says of it, and else what the model has."""
+    layers = piece.layer.layers if isinstance(piece.layer, Stack) else (piece.layer,)
+    initial_states = piece.initial_state if isinstance(piece.layer, Stack) else (piece.initial_state,)
+    nodes, states = iter(piece.nodes), []
+    for layer, initial_state in zip(layers, initial_states or [None] * len(layers), strict=True):
+        states.append(None if isinstance(layer, Dense) else _node_state(next(nodes), layer, initial_state, values))
+    return states if isinstance(piece.layer, Stack) else states[0]
+
+
+def _node_state(node: Any, layer: Layer, initial_state: Any, values: _Values) -> Any:
+    """Return the state of one layer, as `read_initial_state` takes it."""
+    parts = initial_state if isinstance(layer, Bidirectional) else [initial_state]
+    cells = [dict(part or {}) for part in parts or (None, None)]
+    for position, field in ((5, "h"), (6, "cs")):
+        name = node.input[position] if len(node.input) > position else ""
+        said = name and name not in values.source.drawn and (cells[0].keys() & {field} or values.graph.is_zero(name))
+        if name and not said:
+            array = values.known[name].swapaxes(0, 1) if _is_batch_first(node) else values.known[name]
+            for d, cell in enumerate(cells):
+                cell[field] = array[d]
+    return cells if isinstance(layer, Bidirectional) else cells[0]
+
+
+def orders_of_steps(array: Array, other: Array) -> set[bool]:
+    """Return whether steps come before rows in another array that has the numbers of x or y [T,B,.].
+
+    The other array may have the axes in another order, and some joined or taken apart; more than one order fits if
+    there is one step or one row, or if there are no steps. None fits if the numbers are others or are mixed.
+    """
+    joined = [order.index(0) < order.index(1) for order in _orders_of_axes(array, other) if array.ndim > 1]
+    apart = [order[0] < order[1] for order in _orders_of_axes(other, array) if other.ndim > 1]
+    return {False, True} if (joined or apart) and array.ndim < 3 else {*joined, *apart}
+
+
+def _orders_of_axes(array: Array, joined: Array) -> Iterator[tuple[int, ...]]:
+    """Yield the orders of an array's axes in which some of them, joined, are those of another array."""
+    orders = permutations(range(array.ndim)) if array.size == joined.size and array.ndim < 7 else ()
+    for order in orders:
+        moved = array.transpose(order)
+        ends, ends_joined = (np.cumprod([size for size in one.shape if size != 1]) for one in (moved, joined))
+        if {*ends_joined} <= {*ends} and np.array_equal(moved.ravel(), joined.ravel()):
+            yield order
+
+
+# --------------------------------------------------------------------------------------------------------------- engine
+def _is_batch_first(node: Any) -> bool:
+    return any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
+
+
+def _work(node: Any, inputs: list[Array]) -> float:
+    """Return how many multiplications a node does, and at least how many numbers its results have."""
+    if is_recurrent(node):
+        X, W, R = inputs[:3]
+        return math.prod(X.shape[:2]) * (W.size + R.size)
+    depth = max(inputs[0].shape, default=1) if node.op_type in ("Gemm", "MatMul") and inputs else 1
+    return result_size(node, inputs) * depth
+
+
+class _Engine:
+    """Computes single nodes."""
+
+    def __init__(self, opsets: Any, ignore_clip: bool) -> None:
+        self.opsets = [opset for opset in opsets if opset.domain in ("", "ai.onnx")]
+        self.ignored = {"layout", "output_sequence"} | ({"clip"} if ignore_clip else set())
+        self.sessions: dict[tuple[Any, ...], Any] = {}
+        try:
+            import onnxruntime
+        except ImportError:
+            onnxruntime = None
+        self.onnxruntime: Any = onnxruntime
+        self.eps = None if onnxruntime is None else _RUNTIME_EPS
+        """The precision of recurrent nodes: onnxruntime has them in float32 alone."""
+
+    def run(self, node: Any, inputs: Sequence[Array | None]) -> list[Array]:
+        """Return the results of a node, of a recurrent one all that it can have."""
+        if not is_recurrent(node):
+            return self._run(node, inputs)
+        from onnx import helper
+
+        if self.onnxruntime is None and not _is_computed_by_reference(node):
+            raise NotCompared(f"only onnxruntime, which is not installed, computes {node.op_type} {key_of(node)!r}")
+        X = inputs[0]
+        if X is None or any(
+            array is not None and not array.size for array in inputs
+        ):  # this ends onnxruntime's process
+            raise NotCompared(f"{node.op_type} {key_of(node)!r} gets no steps or no rows for random inputs")
+        dtype = np.dtype(np.float32) if self.onnxruntime is not None or X.dtype == np.float16 else X.dtype
+        arrays = [None if a is None else a.astype(dtype, copy=False) if a.dtype.kind == "f" else a for a in inputs]
+        if _is_batch_first(node):  # which onnxruntime does not compute
+            arrays = [a.swapaxes(0, 1) if a is not None and k in (0, 5, 6) else a for k, a in enumerate(arrays)]
+        count = 3 if node.op_type == "LSTM" else 2
+        names = [f"i{k}" if a is not None else "" for k, a in enumerate(arrays)]
+        plain = helper.make_node(node.op_type, names, ["Y", "Y_h", "Y_c"][:count], name=node.name)
+        plain.attribute.extend(attribute for attribute in node.attribute if attribute.name not in self.ignored)
+        if arrays[2] is not None and all(attribute.name != "hidden_size" for attribute in node.attribute):
+            plain.attribute.append(helper.make_attribute("hidden_size", arrays[2].shape[-1]))
+        results = [array.astype(X.dtype) for array in self._run(plain, arrays, key=id(node))]
+        if _is_batch_first(node):
+            orders = [(2, 0, 1, 3), (1, 0, 2), (1, 0, 2)]
+            results = [array.transpose(order) for array, order in zip(results, orders, strict=False)]
+        return results
+
+    def _run(self, node: Any, inputs: Sequence[Array | None], key: int | None = None) -> list[Array]:
+        names = [*filter(None, node.output)]
+        arrays = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
+        kinds = tuple(array.dtype for array in arrays.values())
+        session = self.sessions.get((key or id(node), kinds))
+        if session is None:
+            session = self.sessions[key or id(node), kinds] = self._session(node, names, arrays)
+        try:
+            results = session(arrays)
+        except MemoryError:
+            raise
+        except Exception as error:  # onnxruntime's, of many kinds
+            raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run: {_reason(error)}") from error
+        if results is None:
+            raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run")
+        by_name = dict(zip(names, results, strict=True))
+        return [by_name.get(name, np.empty(0)) for name in node.output]
+
+    def _session(self, node: Any, names: list[str], arrays: Mapping[str, Array]) -> Callable[[Any], Any]:
+        """Return what computes a node's results of these names."""
+        from onnx import helper
+
+        for attribute in node.attribute:
+            has_graph = attribute.HasField("g") or attribute.graphs or attribute.tensors or attribute.ref_attr_name
+            if has_graph or attribute.t.data_location == attribute.t.EXTERNAL:
+                raise NotCompared(f"{key_of(node)} ({node.op_type}) has an attribute that is not in it")
+        if self.onnxruntime is None:
+            return evaluator([node], names, arrays, self.opsets)
+        infos = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)
+            for name, array in arrays.items()
+        ]
+        results = [helper.make_empty_tensor_value_info(name) for name in names]
+        graph = helper.make_graph([node], "node", infos, results)
+        model = helper.make_model(graph, opset_imports=self.opsets, ir_version=8)
+        options = self.onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.graph_optimization_level = self.onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            session = self.onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # it has no kernel for float64, or does not know the opset
+            if is_recurrent(node):
+                raise NotCompared(f"onnxruntime does not take {node.op_type}: {_reason(error)}") from error
+            return evaluator([node], names, arrays, self.opsets)
+        return lambda values: session.run(names, dict(values))
+
+
+def _reason(error: Exception) -> str:
+    """Return what onnxruntime says of an input or a node, without where in its sources it says so."""
+    text = " ".join(str(error).split())
+    for start in ("[ONNXRuntimeError] : ", "Status Message: ", "was false. "):
+        text = text.rpartition(start)[2]
+    return text if len(text) < 160 else f"{text[:157]}..."
+
+
+def _is_computed_by_reference(node: Any) -> bool:
+    """Return whether onnx.reference computes a recurrent node as ONNX says: it ignores some attributes and lengths."""
+    defaults = {"direction", "hidden_size", "layout", "linear_before_reset", "output_sequence"}
+    return {attribute.name for attribute in node.attribute} <= defaults and not any(node.input[4:5])
