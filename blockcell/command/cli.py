@@ -148,7 +148,7 @@ def demo(options: argparse.Namespace) -> int:
 
     Both are layers that read scikit-learn's digits row by row. Once they are trained, all ops run on digits that
     were held out and are compared with the float64 formulas, and so are their ONNX graphs on onnxruntime and
-    onnx.reference, where these are installed (the extra onnx). Writes a picture of the training and of what the
+    onnx.reference, where these are installed. Writes a picture of the training and of what the
     networks predict after each row. The exit status is 0 if both networks know 95 % of the held-out digits and every op
     keeps its error bound, else 1. The bound is 5 eps of an output's largest entry, or more where the trained weights
     amplify float32's rounding; a graph may be off by twice as much, and in any case by what `blockcell verify` allows.
@@ -240,7 +240,7 @@ def inspect_file(options: argparse.Namespace) -> int:
     """Show the RNNs, LSTMs and GRUs in a file of TensorFlow's or Keras', and check each.
 
     PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm; or a file of
-    Keras', .h5, .hdf5, .keras or the .json of an architecture, which needs the extra h5, and whose layers are shown
+    Keras', .h5, .hdf5, .keras or the .json of an architecture, which needs h5py, and whose layers are shown
     without a check. TensorFlow and Keras are not needed. Each cell runs beside its layer on random numbers, node by
     node in float64; the error is in eps of the largest entry. An attribute that the file does not say is "?": give
     it to `blockcell extract`. What is refused has the reason. The exit status is 0 if all errors are within their
@@ -348,7 +348,7 @@ def _why_not_one_layer(cells: Cells) -> str:
 def extract(options: argparse.Namespace) -> int:
     """Write the RNNs, LSTMs and GRUs of a file of TensorFlow's or Keras' as a layer, or some of them.
 
-    OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs the extra onnx. Cells that
+    OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs onnx. Cells that
     the graph has on top of each other, or as two directions, are one layer. --cell takes one of them; given several
     times, it takes a Stack of these cells in this order. What the file does not say is asked for: --forget-bias,
     --cell-clip and so on, for each cell that has it. Each cell is checked first, as by `blockcell inspect`; nothing is
