@@ -2,9 +2,10 @@
 
 A reader refuses a mutant, by a ValueError or TypeError with a message, or takes it; what `blockcell.load` takes must be
 what was saved, bit for bit. Anything else, more than 256 MB of memory or 30 s for one mutant ends the process; those of
-TensorFlow's files may take 64 MB and 2 s of the CPU's time. A mutant follows from the seed and its number, which is
-written to FILE before the mutant is read; a COUNT of 12:13 is the mutant 12 alone. The program prints how many were
-refused and taken, and what the greediest took: seconds of the CPU's time, and MB of address space that none before had.
+TensorFlow's and Keras' files may take 64 MB and 2 s of the CPU's time. A mutant follows from the seed and its number,
+which is written to FILE before the mutant is read; a COUNT of 12:13 is the mutant 12 alone. The program prints how many
+were refused and taken, and what the greediest took: seconds of the CPU's time, and MB of address space that none before
+had.
 
 Run by tests/reliability/test_fuzz.py, in children, so by `make test` and by CI on every push, longer by `make test-all`
 and weekly. A hundred mutants of a target, of which TARGETS lists all, take seconds, of tf_rewired half a minute; all of
@@ -382,14 +383,14 @@ def run(target: str, seed: int, numbers: range, note: int | None) -> dict[str, f
     try_mutant(np.random.default_rng(seed))  # whatever is loaded once
     with open("/proc/self/statm") as file:
         memory_before = int(file.read().split()[0]) * resource.getpagesize()
-    is_tensorflow = target.startswith("tf_")
-    limit = memory_before + (SMALL_MEMORY if is_tensorflow else MEMORY)
+    is_small = target.startswith("tf_") or target == "keras_files"
+    limit = memory_before + (SMALL_MEMORY if is_small else MEMORY)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     for number in numbers:
         if note is not None:
             os.pwrite(note, f"{number:10}".encode(), 0)
-        signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS if is_tensorflow else SECONDS)
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS if is_tensorflow else 0)
+        signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS if is_small else SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS if is_small else 0)
         start = time.process_time()
         try:
             counts["taken" if try_mutant(np.random.default_rng([seed, number])) else "refused"] += 1

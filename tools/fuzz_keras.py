@@ -1,17 +1,19 @@
-"""Damage the contents of Keras' files, for fuzz.py: configs, names, shapes, links, storage and zips.
+"""Damage Keras' files, for fuzz.py: configs, names, shapes, links, storage, compressed chunks, heaps, bytes and zips.
 
-The container that libhdf5 reads is always sound, as h5py writes it: what libhdf5 makes of changed bytes is its own
-matter. A file is refused with a FormatError or a ConversionError, or its cells have the weights that were written; if
-neither config nor numbers were changed, the layer is the one that was written.
+A file is refused with a FormatError or a ConversionError, or its cells have the weights that were written, unless
+numbers, what leads to them, or bytes without a checksum were changed; if no config was changed either, the layer is the
+one that was written.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,9 @@ from blockcell.convert import ConversionError
 Generator = np.random.Generator
 HUGE_SIZE = 2**40
 TEXTS = ["", ".", "..", "/", "a/../b", "kernel:0", "lstm", "x" * 9000, "\0", "\u00e4", "/model_weights", "layers"]
+NUMBERS = [0, 1, 2, 7, 8, 255, 1000, 2**15, 2**16 - 1, 2**24, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
+DIRECTORY = {8: 2, 10: 2, 16: 4, 20: 4, 24: 4, 28: 2, 30: 2, 42: 4}
+"""Bytes of the fields in an entry of a zip's directory: flags, method, checksum, both sizes, lengths and the place."""
 VERSIONS = ["1.2.2", "2.1.6-tf", "2.15.0", "3.9.0", "", "x", "9" * 50, "-1.0"]
 
 
@@ -106,14 +111,14 @@ def change_attribute(g: Generator, file: Any, change_json: Any, change_bytes: An
     return name
 
 
-def change_object(g: Generator, file: Any, change_array: Any) -> bool:
+def change_object(g: Generator, file: Any, change_array: Any, change_bytes: Any) -> bool:
     """Change a dataset or a group, and return whether its numbers may be others."""
     names = list_objects(file)
     path = pick_item(g, names)
     is_array = isinstance(file[path], h5py.Dataset) and not file[path].external  # and not changed before
     is_array = is_array and file[path].id.get_storage_size() in range(1, 2**12)
     array = file[path][()] if is_array else np.zeros((2, 2), np.float32)
-    kind = int(g.integers(12))
+    kind = int(g.integers(16))
     if kind == 0:
         file[f"{path}_{g.integers(2**60)}"] = h5py.SoftLink("/" + pick_item(g, names))
         return False
@@ -154,9 +159,54 @@ def change_object(g: Generator, file: Any, change_array: Any) -> bool:
             return True
         case 10:
             file[path] = np.dtype("f4")
+        case 11 | 12 | 13 | 14 if is_array and array.ndim:
+            compress_dataset(g, file, path, array)
+            if kind > 12:
+                damage_chunk(g, file[path], change_bytes)
+                return True
         case _:
             pass
     return kind == 9
+
+
+def compress_dataset(g: Generator, file: Any, path: str, array: Any) -> None:
+    """Store an array in compressed chunks."""
+    chunk = tuple(int(g.integers(1, size + 1)) for size in array.shape)
+    filters = {"shuffle": bool(g.integers(2)), "fletcher32": bool(g.integers(2))}
+    file.create_dataset(path, data=array, chunks=chunk, compression=pick_item(g, ["gzip", "gzip", None]), **filters)
+
+
+def damage_chunk(g: Generator, dataset: Any, change_bytes: Any) -> None:
+    """Put something else in place of a chunk: a stream that inflates to more or less, damaged bytes, no filters."""
+    size = int(np.prod(dataset.chunks)) * dataset.dtype.itemsize
+    place = tuple(int(g.integers(-(-n // step))) * step for n, step in zip(dataset.shape, dataset.chunks, strict=True))
+    _, stored = dataset.id.read_direct_chunk(place)
+    once = zlib.compress(bytes(pick_item(g, [0, size - 1, size, size + 1, 2 * size, 2**22])))
+    stream = pick_item(g, [once, zlib.compress(once), once[:-1], once + b"x", change_bytes(g, stored), bytes(size)])
+    with suppress(OSError):  # libhdf5 has no room for more bytes than the chunk, in a dataset without filters
+        dataset.id.write_direct_chunk(place, stream or b"x", filter_mask=int(g.integers(8)) * int(g.integers(2)))
+
+
+def change_stored(g: Generator, content: bytes) -> bytes:
+    """Change numbers in a heap of texts, or in what points to it, or one byte anywhere."""
+    new_content = bytearray(content)
+    heaps = [found.start() for found in re.finditer(b"GCOL", content)]
+    place, size = int(g.integers(len(content))), 1
+    if heaps and g.integers(3):
+        heap = pick_item(g, heaps)
+        pointers = [found.start() for found in re.finditer(re.escape(heap.to_bytes(8, "little")), content)]
+        place, size = pick_item(g, [heap, *pointers]) + int(g.integers(-4, 48)), pick_item(g, [1, 2, 4, 8])
+    new_content[place : place + size] = pick_item(g, NUMBERS + heaps).to_bytes(8, "little")[:size]
+    return bytes(new_content)
+
+
+def change_directory(g: Generator, content: bytes) -> bytes:
+    """Change a number in the directory of a zip."""
+    new_content = bytearray(content)
+    place = pick_item(g, [found.start() for found in re.finditer(b"PK\1\2", content)])
+    offset, size = pick_item(g, [*DIRECTORY.items()])
+    new_content[place + offset : place + offset + size] = pick_item(g, NUMBERS).to_bytes(8, "little")[:size]
+    return bytes(new_content)
 
 
 def change_zip(g: Generator, members: dict[str, bytes], change_json: Any, change_bytes: Any) -> bool:
@@ -170,7 +220,7 @@ def change_zip(g: Generator, members: dict[str, bytes], change_json: Any, change
     elif name.endswith(".json"):
         members[name] = change_text(g, members[name].decode(), change_json, change_bytes).encode()
     else:
-        members[name] = members[name][: len(members[name]) // 2] if kind == 2 else bytes(2**24)
+        members[name] = members[name][: len(members[name]) // 2] if kind == 2 else bytes(2**22)
     return name == "config.json" or name == "metadata.json"
 
 
@@ -227,17 +277,22 @@ def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callab
                 with h5py.File(content_of, "r+") as file:
                     change = change_object if kind > 1 and len(file) else None
                     if change and list_objects(file):
-                        is_same &= not change_object(g, file, change_array)
+                        is_same &= not change_object(g, file, change_array, change_bytes)
                     else:
                         attribute = change_attribute(g, file, change_json, change_bytes)
                         is_other |= attribute in ("model_config", "keras_version")
                         is_same &= attribute not in ("weight_names", "layer_names", "name")
                 if members:
                     members["model.weights.h5"] = content_of.getvalue()
+        if not g.integers(4):
+            content_of, is_same = io.BytesIO(change_stored(g, content_of.getvalue())), False
+            if "model.weights.h5" in members:
+                members["model.weights.h5"] = content_of.getvalue()
         if members:
             write_zip(path, members, zipfile.ZIP_DEFLATED if g.integers(2) else zipfile.ZIP_STORED)
-            if g.integers(4) == 0:
-                path.write_bytes(change_bytes(g, path.read_bytes()))
+            change = pick_item(g, [None, None, change_bytes, change_directory])
+            if change:
+                path.write_bytes(change(g, path.read_bytes()))
         else:
             path.write_bytes(content_of.getvalue())
         return config, is_other, is_same

@@ -20,7 +20,7 @@ weights, so it is not converted.
 ``keras_files.py``       descriptions from files
 ``keras_stored.py``      the arrays in an HDF5 file of Keras
 ``hdf5.py``              HDF5 files that are not trusted
-``hdf5_texts.py``        texts of variable length in their attributes
+``hdf5_bytes.py``        what is read of these without h5py
 ``torch.py``             `from_torch`, `to_torch`
 ``torch_run.py``         a PyTorch module on random inputs, beside the layers made of it
 ``onnx.py``              `from_onnx`, `to_onnx`

@@ -3,7 +3,7 @@
 Every component of a path is looked at before it is opened: only hard links are followed, so that nothing outside of the
 file is read. Datasets with external storage, virtual datasets and unknown filters are refused. Whatever may take much
 memory or time is counted before it is read: bytes of arrays and texts, members of groups, opened objects. libhdf5
-inflates without a limit and reads texts of variable length without one, so chunks are inflated here, and `hdf5_texts`
+inflates without a limit and reads texts of variable length without one, so chunks are inflated here, and `hdf5_bytes`
 reads such texts.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 from ..errors import FormatError, short
 from ..files import LONGEST_TEXT
 from ..optable import Array
-from .hdf5_texts import TextReader
+from .hdf5_bytes import ByteReader
 
 MOST_TEXTS = 2**18  # that are read of a file, such as the names of layers
 MOST_DEFLATED = 4  # how many times the size of the file all arrays may have; numbers of weights hardly deflate
@@ -46,7 +46,7 @@ class OpenFile:
 
     def __init__(self, content: IO[bytes], file_size: int) -> None:
         self.file_size = file_size
-        self.text_reader = TextReader(self._read_bytes)
+        self.reader = ByteReader(self._read_bytes)
         self._content = content
         self._left = {
             "bytes": MOST_DEFLATED * file_size + SMALL,
@@ -98,8 +98,6 @@ class StoredArray:
         dataset = self._open()
         properties = dataset.get_create_plist()
         layout = properties.get_layout()
-        if layout == h5py.h5d.VIRTUAL:
-            raise FormatError(f"{path} is a virtual dataset, which may read other files")
         if layout not in (h5py.h5d.COMPACT, h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
             raise FormatError(f"{path} has an unknown layout")
         if properties.get_external_count():
@@ -266,10 +264,12 @@ class Group:
         if self._group.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
             raise FormatError(f"{path} is a link, and may lead out of the file")
         self._file.spend(path, 1, "objects")
-        kind = h5py.h5o.get_info(self._group, name.encode()).type
-        if kind == h5py.h5o.TYPE_DATASET:
+        info = h5py.h5o.get_info(self._group, name.encode())
+        if info.type == h5py.h5o.TYPE_DATASET:
+            if self._file.reader.is_virtual(info.addr):
+                raise FormatError(f"{path} is a virtual dataset, which may read other files")
             self._members[name] = StoredArray(path, self._group, name.encode(), self._file)
-        elif kind == h5py.h5o.TYPE_GROUP:
+        elif info.type == h5py.h5o.TYPE_GROUP:
             self._members[name] = Group(path, h5py.h5g.open(self._group, name.encode()), self._file)
         else:
             raise FormatError(f"{path} is no group or dataset")
@@ -330,7 +330,7 @@ class Group:
         self._file.spend(label, count, "texts")
         if kind.is_variable_str():
             header = h5py.h5o.get_info(self._group).addr
-            values = self._file.text_reader.read_texts(header, name, count)
+            values = self._file.reader.read_texts(header, name, count)
         else:
             if count * kind.get_size() > LONGEST_TEXT:
                 raise FormatError(f"{label} has {count} texts of {kind.get_size()} bytes")

@@ -284,6 +284,19 @@ def test_attributes(path, attribute, value, message):
         convert.from_keras(path)
 
 
+def test_names_in_many_attributes(path):
+    """libhdf5 looks through all attributes for each: their time would grow with the square of their number."""
+    with h5py.File(path, "r+") as file:
+        names = [*file[GROUP].attrs.pop("weight_names")]
+        for k in range(512):
+            file[GROUP].attrs[f"weight_names{k}"] = np.array(names[k : k + 1], "S")
+    assert convert.from_keras(path).hidden_size == H
+    with h5py.File(path, "r+") as file:
+        file[GROUP].attrs["weight_names512"] = np.array([], "S1")
+    with pytest.raises(FormatError, match="/model_weights/a has 513 attributes; expected at most 512"):
+        convert.from_keras(path)
+
+
 def test_groups_in_a_circle(tmp_path):
     """Arrays alone have no config that would end a walk through groups."""
     with h5py.File(tmp_path / "m.weights.h5", "w") as file:
@@ -364,6 +377,19 @@ def test_damaged_heaps(path, offset, pattern, value, message):
 
     change_heap(path, change)
     with pytest.raises(FormatError, match=message):
+        convert.from_keras(path)
+
+
+def test_virtual_datasets_are_not_opened(path):
+    """A wrong byte in the heap of a virtual dataset would end the process in libhdf5 2.0."""
+    replace_item(path, KERNEL, put_virtual)
+
+    def change(content, heap):
+        heap = content.rindex(b"GCOL", 0, content.index(b"other.h5"))
+        content[heap + 32] = 128
+
+    change_heap(path, change)
+    with pytest.raises(FormatError, match="is a virtual dataset, which may read other files"):
         convert.from_keras(path)
 
 

@@ -205,18 +205,6 @@ def one_array_many_times_alone(path):
         put_names(60_000, b"b")(file.create_group("a"))
 
 
-def many_attributes(path):
-    """An attribute divided into 15,000."""
-
-    def put(group):
-        del group.attrs["weight_names"]
-        for k in range(15_000):
-            group.attrs[f"weight_names{k}"] = b"b"
-        group["b"] = np.zeros(8, "f4")
-
-    write_model(path, sequential(LAYER), put)
-
-
 def one_group_many_times(path):
     """A thousand layers that are one group, in a file that does not say their order."""
     with h5py.File(path, "w") as file:
@@ -312,7 +300,6 @@ BOMBS = {
     "nested_names.h5": many_names_in_a_nested_model,
     "array.h5": one_array_many_times,
     "array_alone.h5": one_array_many_times_alone,
-    "attributes.h5": many_attributes,
     "group.weights.h5": one_group_many_times,
     "layers.keras": many_layers,
     "one_name.keras": many_layers_of_one_name,

@@ -1,8 +1,9 @@
-"""Attributes of HDF5 files that are texts of variable length, read from the bytes of the file.
+"""What libhdf5 cannot be trusted with in an HDF5 file, read from the bytes: texts of variable length, layouts.
 
-libhdf5 does not tell how long such texts are before it has read all of them, and thousands may be one long text of the
-file. One wrong byte in a heap lets it search forever. So this module finds attributes in the headers of objects and
-reads each text from its heap itself. The HDF5 File Format Specification describes both in IV.A and III.E.
+libhdf5 does not tell how long the texts of an attribute are before it has read all of them, and thousands may be one
+long text of the file. One wrong byte in a heap lets it search forever, or ends the process when it opens a virtual
+dataset. So this module reads the headers of objects, and each text from its heap, itself. The HDF5 File Format
+Specification describes them in IV.A and III.E.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Callable, Iterator
 from ..errors import FormatError
 from ..files import LONGEST_TEXT
 
-_CONTINUATION, _ATTRIBUTE = 0x10, 0x0C  # kinds of messages in headers
+_CONTINUATION, _ATTRIBUTE, _LAYOUT = 0x10, 0x0C, 0x08  # kinds of messages in headers
 _ELEMENT = struct.Struct("<IQI")  # of an attribute: the length of a text, the address of its heap, its number there
 
 ReadBytes = Callable[[int, int], bytes]
 """Reads bytes of the file: the arguments are the address of the first byte, and how many they are."""
 
 
-class TextReader:
-    """Reads the texts of variable length in a file; headers and heaps are read once."""
+class ByteReader:
+    """Reads the texts of variable length and the layouts in a file; headers with texts and heaps are read once."""
 
     def __init__(self, read_bytes: ReadBytes) -> None:
         self._read_bytes = read_bytes
@@ -41,6 +42,11 @@ class TextReader:
         if size > LONGEST_TEXT:
             raise FormatError(f"the attribute {name} has {size} bytes; expected at most {LONGEST_TEXT}")
         return [self._read_text(*element) for element in elements]
+
+    def is_virtual(self, header: int) -> bool:
+        """Return whether the numbers of a dataset are in others; `header` is the address of its header."""
+        layouts = [body[:2] for kind, body in _read_messages(self._read_bytes, header) if kind == _LAYOUT]
+        return any(version >= 3 and layout == 3 for version, layout in layouts)
 
     def _read_text(self, length: int, heap: int, number: int) -> bytes:
         if not length:
