@@ -20,6 +20,7 @@ LAST = [
     node("times", "Pack", ["steps", "one", "one"]),
     number("flat", [-1, H]),
     number("steps_first", [5, -1, H]),
+    number("by_two", [2]),
 ]
 B_H = "b/block:6"
 
@@ -101,6 +102,11 @@ WRONG = {  # nodes, and why they are no layer
     "rows turned back as a whole": (
         [*BI[:3], whole("back", B_H), beside("y", A, "back")],
         "the node 'y' reverses a direction by other lengths",
+    ),
+    "every other step": (
+        [*OF_BOTH, *(node(name, "StridedSlice", [h, "first", "first", "by_two"], **attributes(end_mask=1))
+                     for name, h in (("l", A), ("r", "back"))), beside("y", "l", "r")],
+        "the node 'y' merges other numbers",
     ),
     "half of the columns": (
         [*OF_BOTH, node("l", "Split", ["two", A], num_split=field(3, 2)), beside("y", "l", "back")],
@@ -205,6 +211,25 @@ def test_states_that_are_not_known(tmp_path, state):
         return
     with pytest.warns(UserWarning, match="b starts from computed: pass the state to calls of the layer as state="):
         assert isinstance(cells.layer(), Stack)
+
+
+TURNED = {  # what the graph gives is from the last step to the first
+    "forward": ([block("a", "x"), whole("y", A)], "a"),
+    "both": ([*OF_BOTH, beside("both", A, "back"), whole("y", "both")], "a and b"),
+    "backward alone": ([whole("turned", "x"), block("a", "turned"), node("y", "Relu", [A])], "a"),
+}
+
+
+@pytest.mark.parametrize("case", TURNED)
+def test_outputs_that_are_turned_around(tmp_path, case):
+    """Unless the graph reads y in the order of x, too."""
+    nodes, names = TURNED[case]
+    cells = write(tmp_path, *consts("a", "b"), *nodes).cells
+    with pytest.warns(UserWarning, match=f"the graph has y of {names} from the last step to the first, the layer in"):
+        cells.layer()
+    read = {"forward": A, "both": "both", "backward alone": "back"}[case]
+    more = [whole("back", A)] if case == "backward alone" else []
+    write(tmp_path, *consts("a", "b"), *nodes, *more, node("z", "Relu", [read])).cells.layer()
 
 
 def test_one_step_that_the_graph_fixes(tmp_path):

@@ -163,6 +163,8 @@ class GraphEvaluation:
             return self._get(frame, inputs[place.output if op.name == "IdentityN" else 0])
         stored = self._reader.graph.constant(node)
         if stored is not None:
+            if not stored.is_readable:
+                raise UnknownValue(f"the node {node.name!r}, which is of {stored.dtype}")
             check_size(stored.shape)
             return canonical(stored.read())
         if op.variable or op.name == "Placeholder":

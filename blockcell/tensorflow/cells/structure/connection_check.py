@@ -211,8 +211,7 @@ class _Trial:
             yield from self._compare_states(k, *frames[0], evaluation)
         yield from self._skip_remarks(first_frames, evaluation)
         merged = self._merged_forms(y, evaluation) if len(self._made.top) == 2 else {}
-        if not merged:
-            yield from self._order_remarks(evaluation)
+        yield from self._order_remarks(y, merged, evaluation)
         runs, (T, B) = [self._graph.runs[k] for k in self._used], self._shape
         if T < 3 or not any(lengths for run in runs for _, lengths in run.reversals or ()):
             return
@@ -451,24 +450,30 @@ class _Trial:
         except ValueError:
             raise UnknownValue(f"the node {place.name!r}, which concatenates other shapes") from None
 
-    def _order_remarks(self, evaluation: GraphEvaluation) -> Iterator[str]:
-        """Yield a remark for a top cell whose y the graph has from the last step to the first alone."""
-        for name in self._made.top:
-            own = self._results[name][-1]
-            turned = self._reversed(own)
-            if not self._made.cells[name].reverse:
-                continue
-            for k in self._runs_of(name):
-                outputs = (step.h for step in self._graph.runs[k].steps)
-                places = islice(chain(outputs, self._reached(k)), _MOST_OUTPUTS)
-                values = {place: self._output(place, evaluation) for place in places}
-                is_own, is_turned = (
-                    {place for place, value in values.items() if value is not None and _is_either(value, array)}
-                    for array in (own, turned)
-                )
-                if not is_turned and any(self._uses_order(place, is_own) for place in is_own):
-                    order = "from the last step to the first, the layer in the order of x"
-                    yield f"the graph has y of {plain(name)} {order}"
+    def _order_remarks(self, y: Array, merged: Mapping[Place, Form], evaluation: GraphEvaluation) -> Iterator[str]:
+        """Yield remarks if the graph reads y from the last step to the first alone, of both directions or of each."""
+        reached = self._graph.dependences.reached
+        if len(self._made.top) == 2 and merged:
+            wholes = [place for place, form in merged.items() if form.kind == "all"]
+            outputs = [(" and ".join(self._made.top), chain(wholes, reached(wholes)), y)]
+        else:
+            outputs = []
+            for name in self._made.top:
+                h = self._results[name][-1]
+                for k in self._runs_of(name):
+                    places = chain((step.h for step in self._graph.runs[k].steps), self._reached(k))
+                    outputs.append((name, places, self._reversed(h) if self._made.cells[name].reverse else h))
+        for name, places, natural in outputs:
+            values = {place: self._output(place, evaluation) for place in islice(places, _MOST_OUTPUTS)}
+            forwards, backwards = (
+                {place for place, value in values.items() if value is not None and _is_either(value, array)}
+                for array in (natural, self._reversed(natural))
+            )
+            both = forwards | backwards
+            used, turned = (any(self._uses_order(place, both) for place in side) for side in (forwards, backwards))
+            if turned and not used:
+                order = "from the last step to the first, the layer in the order of x"
+                yield f"the graph has y of {plain(name)} {order}"
 
     def _uses_order(self, place: Place, sequences: Collection[Place]) -> bool:
         """Return whether a sequence is read as a whole, by nodes that do not give the same sequence."""

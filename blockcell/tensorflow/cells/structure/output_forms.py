@@ -13,8 +13,8 @@ import numpy as np
 
 from ....optable import Array
 
-Kind = Literal["all", "steps", "ends", "swapped"]
-"""All steps of y, some steps, the last states of both directions, or one of these with the backward direction first."""
+Kind = Literal["all", "step", "ends", "swapped"]
+"""All steps of y, one step, the last states of both directions, or one of these with the backward direction first."""
 
 
 class Form(NamedTuple):
@@ -54,7 +54,10 @@ class OutputForms:
             return "swapped" if swapped else "ends"
         if (step != step[..., :1]).any():
             return None
-        return "swapped" if swapped else "all" if len(np.unique(step)) == len(self._y) else "steps"
+        count = len(np.unique(step))
+        if count not in (1, len(self._y)):
+            return None
+        return "swapped" if swapped else "step" if count == 1 else "all"
 
 
 def find_origins(value: Array, array: Array) -> tuple[Array, Array, Array] | None:

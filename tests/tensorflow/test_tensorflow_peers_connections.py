@@ -1,0 +1,39 @@
+"""Random networks that TensorFlow and Keras write: the layer of all cells is right, refused, or has a remark.
+
+`pytest -m peers`, with tensorflow-cpu, keras and tf_keras in .venv.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from tf_connections import draw_graph, draw_keras, judge
+from tf_peers import CASES
+
+pytestmark = pytest.mark.peers
+_MOST_DRAWS = 20  # until the parts of a network fit together
+
+
+@pytest.fixture(scope="module")
+def tf():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return pytest.importorskip("tensorflow")
+
+
+@pytest.mark.parametrize("case", range(CASES))
+@pytest.mark.filterwarnings("ignore")
+def test_random_connections(tf, case, tmp_path, seed):
+    """A third each of Keras 3, Keras 2 and TensorFlow 1."""
+    keras = pytest.importorskip(("keras", "tf_keras")[case % 3]) if case % 3 < 2 else None
+    for attempt in range(_MOST_DRAWS):
+        g = np.random.default_rng([seed, case, attempt])
+        if keras is not None:
+            keras.backend.clear_session()
+        drawn = draw_graph(tf, g, tmp_path) if keras is None else draw_keras(tf, keras, g, tmp_path)
+        if drawn is not None:
+            break
+    verdict, why = judge(drawn)
+    print(drawn.description, "|", verdict, "|", why)
+    assert verdict in ("right", "refused", "remarked, and right", "remarked, and wrong")
