@@ -251,11 +251,11 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
 
 
 cdef ndarray copy_reset_rows(ndarray rows, ndarray reset):
-    """Return a copy of `rows` [T,B,n] that has values only where `reset` [T,B] is true; the rest takes no memory."""
+    """Return a copy of `rows` [T,B,n] that has values only where `reset` [T,B] is true, and zeros elsewhere."""
     cdef Py_ssize_t t, b, T = PyArray_DIMS(reset)[0], B = PyArray_DIMS(reset)[1]
     cdef Py_ssize_t size = PyArray_DIMS(rows)[2] * PyArray_ITEMSIZE(rows)
     cdef const char *resets = PyArray_BYTES(reset)
-    cdef ndarray copy = empty((T, B, PyArray_DIMS(rows)[2]), rows.dtype)
+    cdef ndarray copy = numpy.zeros((T, B, PyArray_DIMS(rows)[2]), rows.dtype)
     for t in range(T):
         for b in range(B):
             if resets[t * B + b]:

@@ -42,7 +42,7 @@ from passes.operands cimport (
     set_torch_weights
 )
 from passes.steps cimport (
-    RESET, Layout, ResetState, active_end, clear_finished_rows, count_active_rows, end_step_of,
+    RESET, Layout, ResetState, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of,
     first_step_of, has_flag, load_active_rows, offset_of, reset_row, row_of_slot, step_at
 )
 from product.half cimport half
@@ -85,10 +85,26 @@ cdef inline void load_state(
         load_row(states + b * stride, start, size)
 
 
+cdef inline void clear_finished_outputs(
+    const Forward *p, const cell *c, store **outputs, Py_ssize_t part, Py_ssize_t parts
+) noexcept nogil:
+    """Clear one part of the finished rows of h and of what is saved.
+
+    The backward pass does not read the latter there: they are cleared for a tape to depend on the inputs alone.
+    """
+    cdef Layout saved_layout = contiguous_layout(p.B, p.H)
+    cdef int out
+    if outputs[OUT_H] is not NULL:
+        clear_finished_rows(&p.steps, outputs[OUT_H], &p.y_layout, p.P, part, parts)
+    for out in range(OUT_H + 1, OUT_H + 1 + row_of(c).saved):
+        if outputs[out] is not NULL:
+            clear_finished_rows(&p.steps, outputs[out], &saved_layout, p.H, part, parts)
+
+
 cdef inline void load_states(
     const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
-    """Load the initial states of one part of the rows, and clear one part of the finished rows of h."""
+    """Load the initial states of one part of the rows, and clear one part of the finished rows of the outputs."""
     cdef ForwardShare share = forward_share(p, part)
     cdef real *rows = scratch + share.shift
     cdef Py_ssize_t count = share.b1 - share.b0, members = p.grid.members, b
@@ -97,8 +113,8 @@ cdef inline void load_states(
         load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], &p.steps.h_reset, p.P, b)
         if row_of(c).states > 1:
             load_state(p, rows + p.start[CS], p.Hs, inputs[CS_PREV], &p.steps.cs_reset, p.H, b)
-    if p.steps.slots is not NULL and outputs[OUT_H] is not NULL:  # what is saved has no use there
-        clear_finished_rows(&p.steps, outputs[OUT_H], &p.y_layout, p.P, part, parts_of(&p.grid))
+    if p.steps.slots is not NULL:
+        clear_finished_outputs(p, c, outputs, part, parts_of(&p.grid))
 
 
 cdef inline void pack_weights(

@@ -225,11 +225,18 @@ cdef inline void clear_finished_rows(
     const Steps *s, store *rows, const Layout *layout, Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Clear one of so many parts of the finished rows of an array [T,B,n] of the caller's, with `layout`."""
-    cdef Py_ssize_t b = part, t
-    while b < s.B:  # every `parts`-th slot, since the last ones have the most finished rows
-        for t in range(length_of(s, b), s.T):
-            memset(rows + offset_of(layout, t, row_of_slot(s, b)), 0, n * sizeof(store))
-        b += parts
+    cdef Py_ssize_t t = part, row, end
+    cdef bint has_gaps = layout.row != n
+    while t < s.T:  # every `parts`-th step, since the last ones have the most finished rows
+        row = 0
+        while row < s.B:
+            end = row + 1
+            if not has_step(s, t, row):
+                while not has_gaps and end < s.B and not has_step(s, t, end):  # one call for rows side by side
+                    end += 1
+                memset(rows + offset_of(layout, t, row), 0, (end - row) * n * sizeof(store))
+            row = end
+        t += parts
 
 
 cdef inline const store *current_row(

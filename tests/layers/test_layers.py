@@ -205,10 +205,9 @@ def test_backward_of_the_smaller_dtypes(name, dtype):
 
 
 def widened(content):
-    """A tape's content in float64. Nothing was written for finished rows, so that there can be any numbers."""
+    """A tape's content in float64."""
     if isinstance(content, np.ndarray):
-        with np.errstate(invalid="ignore"):
-            return content.astype(np.float64) if content.dtype.kind == "f" else content
+        return content.astype(np.float64) if content.dtype.kind == "f" else content
     if isinstance(content, dict):
         return {key: widened(value) for key, value in content.items()}
     if hasattr(content, "_fields"):

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from bits import leaves, like, on_threads, same
 from cases import rng
+from fresh import printed
 from guarded import NONE, PAGE, protect
 from kernel_cases import DTYPES
 from layer_cases import CELLS, LAYERS, draw, run_all
+from traced import MALLINFO
 
 
 def drawn_lengths(g, T, B):
@@ -119,3 +121,39 @@ def test_numbers_that_are_not_finite_stay_in_their_rows():
     x, state, _, _ = draw(layer, 5, 4, "finite")
     (_, d_x), (_, h, _, d_h), _ = run_all(layer, x, state, lengths=[5, 0, 3, 0])
     assert same(h[[1, 3]], state.h[[1, 3]]) and np.isfinite(d_h[[1, 3]]).all() and not d_x[:, [1, 3]].any()
+
+
+TAPES = """
+import hashlib
+import numpy as np
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, LSTMState, Stack
+
+def arrays_of(content):
+    if isinstance(content, np.ndarray):
+        return [content]
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, (list, tuple)) else []
+    return [array for part in parts for array in arrays_of(part)]
+
+one_way = Stack([LSTM.init(3, 4, seed=0, proj_size=2), Dense.init(2, 3, seed=1), RNN.init(3, 3, seed=2),
+                 GRU.init(3, 4, seed=3), GRU.init(4, 3, seed=4, reset_after=True)])
+both_ways = Stack([Bidirectional(LSTM.init(3, 4, seed=0), GRU.init(3, 4, seed=1)), Dense.init(8, 2, seed=2, last=True)])
+rows, steps = np.arange(5), np.arange(6)[:, None]
+ones = np.ones((6, 5, 4), np.float32)
+padded = {"lengths": [6, 0, 1, 3, 4], "reset": steps == rows}
+states = {"reset_state": (LSTMState(ones, ones[:, :, 2:]), (), None, (ones,), None)}
+for layer, options in ((one_way, padded | states), (both_ways, padded), (one_way, {"mask": steps % 4 != rows}),
+                       (both_ways, {"mask": steps % 4 != rows, "masked": "repeat"})):
+    y, last, tape = layer.forward(ones[:, :, 1:], **options)
+    memory = [array.tobytes() for array in arrays_of((y, last, tape.content, layer.backward(tape, y)))]
+    print(len(memory), hashlib.sha256(b"".join(memory)).hexdigest())
+print(np.empty(3000, np.uint8)[100])
+"""
+
+
+@pytest.mark.skipif(MALLINFO is None, reason="only glibc fills the memory that it gives out")
+def test_tapes_depend_on_their_inputs_alone():
+    """Finished rows and states where there is no reset, which no pass reads, are not what was in memory before."""
+    *tapes, memory = printed(TAPES, MALLOC_PERTURB_="1").split("\n")
+    *expected, other_memory = printed(TAPES, MALLOC_PERTURB_="2").split("\n")
+    assert memory != other_memory
+    assert tapes == expected

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 
@@ -19,19 +21,19 @@ def threads_of_torch_as_before():
     torch.set_num_threads(threads)
 
 
-def fill_outputs(monkeypatch, value):
-    """Write a value to the memory of a pass' outputs before the kernel runs: a tape has memory for finished rows."""
+def fill_outputs(monkeypatch, values):
+    """Write the next of the values to the memory of each output of a pass before the kernel runs."""
     from blockcell.torch.op import _Plan
 
     allocate = _Plan.allocate
-    monkeypatch.setattr(_Plan, "allocate", lambda *args: [tensor.fill_(value) for tensor in allocate(*args)])
+    monkeypatch.setattr(_Plan, "allocate", lambda *args: [tensor.fill_(next(values)) for tensor in allocate(*args)])
 
 
 @pytest.fixture
 def new_memory_holds_nan(monkeypatch):
     """Let memory that nobody has written be NaN."""
     torch = pytest.importorskip("torch")
-    fill_outputs(monkeypatch, float("nan"))
+    fill_outputs(monkeypatch, itertools.repeat(float("nan")))
     torch.use_deterministic_algorithms(True)
     assert torch.empty(2).isnan().all()
     yield
@@ -39,7 +41,7 @@ def new_memory_holds_nan(monkeypatch):
 
 
 @pytest.fixture
-def new_memory_holds_zeros(monkeypatch):
-    """Let a pass' outputs be the same in each call, also where no kernel writes."""
+def new_memory_differs(monkeypatch):
+    """Let a pass' outputs hold another number in each call where no kernel writes."""
     pytest.importorskip("torch")
-    fill_outputs(monkeypatch, 0)
+    fill_outputs(monkeypatch, itertools.count(1.0))
