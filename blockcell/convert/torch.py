@@ -204,7 +204,7 @@ def _compare(
         pieces = (
             [Piece(layers[key], (key,)) for key in keys] if isinstance(layers, dict) else [Piece(layers, keys, state)]
         )
-        part = dict(module.named_modules()).get(keys[0])
+        part = dict(module.named_modules(remove_duplicate=False)).get(keys[0])
         if prefix is not None and state is None and part is not None:
             module, pieces = part, [pieces[0]._replace(names=("",))]
         is_whole = len(pieces) == 1 and not assembly.left_out and prefix is None

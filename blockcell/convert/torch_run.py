@@ -27,6 +27,7 @@ from ..layers.structure import leaves_by_prefix
 from ..optable import Array
 from .comparison import Crossing, NotCompared, choose_sizes, compare, keep_random_states
 from .models import nest_states, read_initial_state
+from .shared import ConversionError
 
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Modules of PyTorch that compute what another one does, and the attribute that has it."""
@@ -89,11 +90,11 @@ class _Input(NamedTuple):
     padding_id: int | None = None
 
     def draw(self, T: int, B: int, seed: int, scale: float) -> Array:
-        """Draw features from a normal distribution times `scale`, or ids, of which one is the padding."""
+        """Draw features, among them a few large ones, which a bound may change, or ids, of which one is the padding."""
         g = np.random.default_rng([seed, T, B])
         shape = [{"T": T, "B": B, "F": self.size}[axis] for axis in self.axes]
         if "F" in self.axes:
-            return g.standard_normal(shape) * scale
+            return g.standard_t(3, shape) * scale
         ids = g.integers(0, self.size, shape)
         if self.padding_id is not None:
             ids.flat[-1] = self.padding_id
@@ -166,12 +167,13 @@ class _Source:
         self._model_sizes = {size for parameter in self._original.parameters() for size in parameter.shape}
         self._input = _Input("", 0)
         self._operations: dict[str, None] = {}
+        self._more_operations: dict[str, None] = {}  # on the way to further results of the model
 
     def _restore(self) -> None:
         """Make the model one that has not run yet, as it may keep states; the copies share their parameters."""
         memo = {id(parameter): parameter for parameter in self._original.parameters()}
         self._model = copy.deepcopy(self._original, memo)
-        self._modules: dict[str, Any] = dict(self._model.named_modules())
+        self._modules: dict[str, Any] = dict(self._model.named_modules(remove_duplicate=False))
 
     # ------------------------------------------------------------------------------------------------- comparisons
     def compare(self, is_whole: bool) -> Verdict:
@@ -200,12 +202,17 @@ class _Source:
         """Compare the layer with what the model computes, or layers with what their modules compute in it."""
         if self._hooked_names:
             raise NotCompared(_HOOKS)
-        x, result, B = self._find_input()
-        is_whole = is_whole and self._fits(x, result)
+        x, results, B = self._find_input()
+        is_whole = is_whole and self._fits(x, results[0])
         run, left_out = partial(self._run_model, is_whole), self._operations.keys()
-        compare(self._caller, run, choose_sizes(None, B, self._model_sizes), left_out if is_whole else ())
+        try:
+            compare(self._caller, run, choose_sizes(None, B, self._model_sizes), left_out if is_whole else ())
+        except ConversionError as error:
+            [name] = self._pieces[0].names[:1]
+            hint = f", or prefix={f'{name}.'!r} for that part alone" if is_whole and name else ""
+            raise ConversionError(f"{error}{hint}") from None
         remarks = [f"compared for B = {B} alone, which the model fixes"] if B else []
-        return Verdict([] if is_whole else [*left_out], remarks)
+        return Verdict([*(self._more_operations if is_whole else left_out)], remarks)
 
     def _is_sequential(self) -> bool:
         return type(self._model) is torch.nn.Sequential
@@ -220,13 +227,18 @@ class _Source:
             return False
         return result.shape[2] == layer.output_size and {*result.shape[:2]} == {*x.shape[:2]}
 
-    def _find_operations(self, x: Array, result: Array, events: Sequence[_Event]) -> list[str]:
+    def _find_operations(self, x: Array, results: Sequence[Array], events: Sequence[_Event]) -> None:
         """Name what the forward of a model does to the arrays on their way to the layers and from them.
 
-        An array is known if it is the model's input or what a module gave. A module without weights has a label, as it
-        is not among those that are left out anyway.
+        An array is known if it is the model's input or what a module gave, perhaps with its axes in another order. A
+        module without weights has a label, as it is not among those that are left out anyway.
         """
-        labels_of_arrays: dict[_Key, str | None] = dict.fromkeys(_keys(x))
+        calls_of_pieces = [self._calls(piece, events) for piece in self._pieces]
+        all_calls = [call for calls in calls_of_pieces for call in calls]
+        returned: dict[_Key, str | None] = dict.fromkeys(
+            key for a in (x, *(c.y for c in all_calls)) for key in _keys(a)
+        )
+        arguments = returned | dict.fromkeys(key for call in all_calls for key in _keys_of_permutations(call.y))
         for event in events:
             module = self._modules[event.name]
             has_weights = any(True for _ in itertools.chain(module.parameters(), module.buffers()))
@@ -234,29 +246,28 @@ class _Source:
             keys_entering = {key for arrays in event.entering for array in arrays for key in _keys(array)}
             for array in event.leaving if event.name not in self._piece_names else ():
                 if has_weights or keys_entering.isdisjoint(_keys(array)):
-                    for key in _keys(array):
-                        labels_of_arrays.setdefault(key, label)
-        calls_of_pieces = [self._calls(piece, events) for piece in self._pieces]
-        all_calls = [call for calls in calls_of_pieces for call in calls]
-        labels_of_arrays |= dict.fromkeys(key for call in all_calls for key in _keys(call.y))
-        behind = f" behind {events[-1].name!r}" if events else ""
-        last_label = labels_of_arrays.get(_keys(result)[0], f"operations of its forward{behind}")
-        labels_of_arrays |= dict.fromkeys(key for call in all_calls for array in call.last for key in _keys(array))
-        labels: list[str | None] = []
+                    for key in _keys_of_permutations(array):
+                        returned.setdefault(key, label)
+                        arguments.setdefault(key, label)
+        states = {key for call in all_calls for array in call.last for key in _keys(array)}
+        arguments |= dict.fromkeys(states)
         for piece, calls in zip(self._pieces, calls_of_pieces, strict=True):
-            if not calls:
-                labels.append(f"what its forward does with {piece.label}")
+            labels: list[str | None] = [] if calls else [f"what its forward does with {piece.label}"]
             for number, call in enumerate(calls):
-                operations = f"operations of its forward before {piece.label}"
-                labels.append(labels_of_arrays.get(_keys(call.x)[0], operations))
+                labels.append(arguments.get(_keys(call.x)[0], f"operations of its forward before {piece.label}"))
                 if piece.state is None and any(array.any() for array in call.state):
                     labels.append(f"the state from which {piece.label} starts")
                 elif number:
                     labels.append(f"that {piece.label} is called more than once")
-        return [label for label in dict.fromkeys([*labels, last_label]) if label is not None]
+            self._operations |= dict.fromkeys(label for label in labels if label)
+        behind = f"operations of its forward behind {events[-1].name!r}" if events else "operations of its forward"
+        label = returned.get(_keys(results[0])[0], behind)
+        self._operations |= {label: None} if label else {}
+        if not all(_keys(result)[0] in returned.keys() | states for result in results[1:]):
+            self._more_operations[behind] = None
 
     # -------------------------------------------------------------------------------------------------------- runs
-    def _find_input(self) -> tuple[Array, Array, int | None]:
+    def _find_input(self) -> tuple[Array, list[Array], int | None]:
         """Run the model on the first kind of input that it takes; return B, too, if the model fixes it to 1."""
         named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         arguments = inspect.signature(self._model.forward).parameters.values()
@@ -289,8 +300,8 @@ class _Source:
         forms = f"{axes[0]}F", f"{axes[1]}F", "BFT", "TF"
         return inputs + [_Input(form, size) for size in sizes if isinstance(size, int) for form in forms]
 
-    def _run(self, T: int, B: int, seed: int, scale: float) -> tuple[Array, Array, list[_Event]]:
-        """Run the model; return its input, the first tensor of its result, and what happened at its modules."""
+    def _run(self, T: int, B: int, seed: int, scale: float) -> tuple[Array, list[Array], list[_Event]]:
+        """Run the model; return its input, the tensors of its result, and what happened at its modules."""
         self._restore()
         x = self._tensor(self._input.draw(T, B, seed, scale))
         array = _arrays(x)[0]
@@ -299,15 +310,15 @@ class _Source:
             results = _arrays(_call("its forward", run, x))
         if not results:
             raise NotCompared("its forward returns no tensor")
-        return array, results[0], events
+        return array, results, events
 
     def _run_model(self, is_whole: bool, T: int, B: int, seed: int, scale: float) -> list[Crossing]:
         """Return what enters and leaves the model, or each layer's modules in it."""
-        x, result, events = self._run(T, B, seed, scale)
+        x, results, events = self._run(T, B, seed, scale)
         if not self._is_sequential():
-            self._operations |= dict.fromkeys(self._find_operations(x, result, events))
+            self._find_operations(x, results, events)
         if is_whole:
-            return [self._whole_crossing(x, result)]
+            return [self._whole_crossing(x, results[0])]
         crossings = []
         for piece in self._pieces:
             calls = self._calls(piece, events)
@@ -553,10 +564,20 @@ _Key = tuple[tuple[int, ...], bytes]
 
 
 def _keys(array: Array) -> list[_Key]:
-    """Return what an array has in common with its copies, then also with those that have other layouts."""
-    forms = [array.transpose(axes) for axes in itertools.permutations(range(array.ndim))] if array.ndim < 4 else [array]
-    forms += [array[:, None]] if array.ndim == 2 else [array[:, 0]] if array.shape[1:2] == (1,) else []
-    return [(form.shape, form.tobytes()) for form in forms]
+    """Return what an array has in common with its copies, then with those in another layout.
+
+    The first two axes may be in either order; one of size 1 may be missing.
+    """
+    layouts = [array, array.swapaxes(0, 1)] if array.ndim > 1 else [array]
+    layouts += [array[:, None]] if array.ndim == 2 else [a[0] for a in layouts if array.ndim == 3 and len(a) == 1]
+    return [(layout.shape, layout.tobytes()) for layout in layouts]
+
+
+def _keys_of_permutations(array: Array) -> list[_Key]:
+    """Return the keys of an array with its axes in every order."""
+    axes = range(array.ndim)
+    orders = itertools.permutations(axes) if array.ndim < 4 else [tuple(axes)]
+    return [key for order in orders for key in _keys(array.transpose(order))]
 
 
 def _cells(state: Any) -> list[Any]:

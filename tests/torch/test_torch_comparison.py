@@ -291,10 +291,20 @@ def run_cell(cell, x, zoneout=0.0):
     return torch.stack(ys)
 
 
+def change_weights(rnn):
+    """Change the recurrent weights, as weight drop does."""
+    rnn.weight_hh_l0.data.mul_(0.5)
+
+
 WRONG = {
     "derived": (lambda: Derived(4, 4), r"y of the model at \(0, 0, 0\).*parts that do nothing: Derived.forward\. If"),
     "state not used": (lambda: StateDropped(4, 4), r"y of the model at \(0, 0, .*: StateDropped.forward"),
-    "residual": (lambda: Model(lambda m, x: x + m.rnn(x)[0]), "operations of its forward behind 'rnn'"),
+    "residual": (
+        lambda: Model(lambda m, x: x + m.rnn(x)[0]),
+        r"operations of its forward behind 'rnn'\. .*pass check=False, or prefix='rnn.' for that part alone$",
+    ),
+    "bound": (lambda: Model(lambda m, x: m.rnn(x.clamp(-5, 5))[0]), "operations of its forward before 'rnn'"),
+    "weights changed": (lambda: Model(lambda m, x: change_weights(m.rnn) or m.rnn(x)[0]), "y of 'rnn' at"),
     "reversed": (
         lambda: Model(lambda m, x: m.rnn(x.flip(0))[0].flip(0)),
         "operations of its forward before 'rnn', operations of its forward behind 'rnn'",
@@ -453,6 +463,55 @@ def test_results_of_another_shape():
         assert layer.hidden_size == 4
 
 
+def test_more_results():
+    """Others than the first must be known, too, or the warning says so."""
+    for change, text in ((1, ""), (2, "from_torch: left out: operations of its forward behind 'rnn'")):
+        model = Model(lambda m, x, change=change: (lambda y, last: (y, change * last))(*m.rnn(x)), nn.GRU(4, 5))
+        assert converted(model)[1] == text
+
+
+def test_other_layouts():
+    """The batch may come first or not; the features must come last."""
+    rnn = nn.GRU(4, 5)
+    for model, name in (
+        (Model(lambda m, x: m.rnn(x.permute(2, 0, 1))[0].permute(1, 2, 0), rnn), "before 'rnn'"),
+        (Model(lambda m, x: m.rnn(x)[0].permute(1, 2, 0), rnn), "behind 'rnn'"),
+    ):
+        assert f"operations of its forward {name}" in converted(model)[1]
+
+
+def test_a_module_with_two_names():
+    rnn = nn.GRU(4, 4)
+    layers, message = converted(Model(lambda m, x: m.rnn(x)[0], rnn, again=rnn))
+    assert layers.keys() == {"rnn", "again"} and message == ""
+
+
+class WeightDropout(nn.Module):
+    """Drops recurrent weights in training, as fastai's does."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        self.weight_hh_l0_raw = nn.Parameter(module.weight_hh_l0.detach().clone())
+        del module._parameters["weight_hh_l0"]
+        self._set()
+
+    def _set(self):
+        self.module.weight_hh_l0 = nn.functional.dropout(self.weight_hh_l0_raw, 0.5, self.training)
+
+    def forward(self, *arguments):
+        self._set()
+        return self.module(*arguments)
+
+
+def test_weight_drop():
+    """Weights are attributes of the module, and not parameters, between two calls."""
+    model = nn.Sequential(WeightDropout(nn.LSTM(4, 5)))
+    layer, message = converted(model[0])
+    assert message == ""
+    assert (layer.weights["w"] != 0).all() and (model[0].module.weight_hh_l0 == 0).any()
+
+
 def test_sequential_with_a_part_between():
     """Each part is compared on what the others give."""
     model = nn.Sequential(nn.GRU(3, 4), nn.LayerNorm(4), nn.LSTM(4, 5), nn.Linear(5, 2))
@@ -559,6 +618,18 @@ def test_not_a_module():
 
     text = "from_torch: not compared with the model, because it is no PyTorch module: pass the module, or check=False"
     assert converted(Stranger())[1] == text
+
+
+@pytest.mark.parametrize("source", ["module", "state_dict"])
+def test_one_warning_says_all(source):
+    class ZoneOutCell(StepModel):
+        pass
+
+    model = nn.ModuleDict({"decoder": ZoneOutCell(), "head": nn.Linear(4, 2), "zoneout_rnn": nn.RNN(4, 4)})
+    _, message = converted(model if source == "module" else model.state_dict())
+    for text in ("left out: head", "the zoneout around", "not compared with the model, because"):
+        assert text in message
+    assert ("do not tell the nonlinearity" in message) == (source == "state_dict")
 
 
 def test_fixed_batch():
