@@ -23,7 +23,7 @@ _KERAS_1_GATES = {"LSTM": (0, 2, 1, 3), "GRU": (0, 1, 2)}
 """Where Keras' gates i, f, c, o stand among Keras 1's i, c, f, o, and z, r, h among z, r, h."""
 _KERAS_1_COUNTS = {3 * len(gates): len(gates) for gates in _KERAS_1_GATES.values()}  # of gates, by that of arrays
 _KERAS_1_ROLE = r"_(W|U|b)(_[cfhiorz])?\Z"
-_MOST_PAIRS = 2**14  # of layers and groups that are compared by their shapes
+_MOST_PAIRS = 2**15  # of layers and groups that are compared by their shapes
 _MOST_CHOICES = 2**16  # of layers that are tried one behind the other
 _MOST_ARRAYS = 3  # of a cell in Keras 3's format
 _MOST_LAYERS, _MOST_NESTED = 2**12, 8  # in a file that has no config

@@ -275,6 +275,13 @@ def lists_alone(path):
     return forms.write_weights(path.with_suffix(".weights.h5"), sequential(), {})
 
 
+def layers_alone(path):
+    """A config of 60,000 layers, each of which takes a kilobyte in memory."""
+    layers = [entry("A", f"{k}") for k in range(60_000)]
+    path.write_text(json.dumps(sequential(*layers, keras_version="2.15.0"), separators=(",", ":")))
+    return forms.write_weights(path.with_suffix(".weights.h5"), sequential(), {})
+
+
 def texts_alone(path):
     """A config of nothing but short texts, which take ten bytes for each byte."""
     texts = ",".join(f'"{k:x}"' for k in range(500_000))
@@ -309,6 +316,7 @@ BOMBS = {
     "long_names.h5": long_names,
     "lists.json": lists_alone,
     "texts.json": texts_alone,
+    "layers.json": layers_alone,
     "members.keras": directory_of_many_members,
 }
 
