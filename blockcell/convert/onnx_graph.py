@@ -303,15 +303,25 @@ class OnnxGraph:
 
     def mover(self, name: str, nodes: list[Any], probe_names: Collection[str]) -> Mover:
         """Return what computes a value from others than these nodes would get, or None if they cannot take them."""
-        if name in probe_names:
-            return lambda probes: probes[name]
         constant_names = sorted({value for node in nodes for value in node.input} & self.tensors.keys())
         constants = {value: self.array(value) for value in constant_names if value not in probe_names}
-        evaluate = evaluator(nodes, [name], [*constants, *probe_names], self.opsets)
+        names = [[*filter(None, node.output)] for node in nodes]
+        evaluators = [
+            evaluator([node], results, [*filter(None, node.input)], self.opsets)
+            for node, results in zip(nodes, names, strict=True)
+        ]
 
         def move(probes: Mapping[str, Array]) -> Array | None:
-            results = evaluate(constants | dict(probes))
-            return None if results is None else results[0]
+            values: dict[str, Array] = constants | dict(probes)
+            for node, result_names, evaluate in zip(nodes, names, evaluators, strict=True):
+                inputs = {value: values[value] for value in node.input if value in values}
+                if result_size(node, [*inputs.values()]) > LARGEST_REPEATED:
+                    return None
+                results = evaluate(inputs)
+                if results is None:
+                    return None
+                values |= dict(zip(result_names, results, strict=True))
+            return values.get(name)
 
         return move
 

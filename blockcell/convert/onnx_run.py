@@ -36,7 +36,8 @@ from .onnx_graph import (
 from .onnx_node import key_of
 
 _COMPUTED = {*REPEATED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
-_LARGEST_WORK = 2**33  # multiplications and numbers of one run, a second or two
+_LARGEST_WORK = 2**32  # multiplications of one run, a second or so
+_LARGEST_RUN = 2**22  # numbers of all results of one run, beside those that the model itself may have
 _LARGEST_BOUND = 4096  # of a Slice or a Gather, beyond which T and B are tried
 _ROLES = {0: "X", 4: "sequence_lens", 5: "initial_h", 6: "initial_c"}  # of inputs of recurrent nodes, by position
 _RUNTIME_EPS = 4 * float(np.finfo(np.float32).eps)  # onnxruntime's Softplus is off by so much
@@ -333,7 +334,7 @@ class _Source:
         """Return the constants that may be bounds of steps or rows."""
         bounds: set[int] = set()
         for node in self.graph.nodes:
-            if node.op_type not in SELECTING or self.graph.is_fixed(node.output[0]):
+            if node.op_type not in SELECTING or all(map(self.graph.is_fixed, node.output)):
                 continue
             arrays = [array for name in node.input[1:] if (array := self.graph.constant(name)) is not None]
             numbers = {abs(int(number)) for array in arrays if array.dtype.kind == "i" for number in array.flat[:8]}
@@ -414,7 +415,7 @@ class _Values:
         self.known: dict[str, Array] = {}
         self.by_node: dict[int, list[Array]] = {}
         """All results of recurrent nodes, by the nodes' ids."""
-        self.work = 0.0
+        self.size, self.work = 0.0, 0.0
 
     def compute(self, names: Iterable[str]) -> None:
         """Compute these values and all that they come from."""
@@ -467,8 +468,11 @@ class _Values:
     def _run(self, node: Any) -> None:
         """Compute the results of a node from known values."""
         inputs = [self.known[name] if name else None for name in node.input]
-        self.work += _work(node, [array for array in inputs if array is not None])
-        if self.work > _LARGEST_WORK:
+        size, work = _size_and_work(node, [array for array in inputs if array is not None])
+        self.size += size
+        self.work += work
+        constants = sum(array.size for array in self.source.constants.values())
+        if self.work > _LARGEST_WORK or self.size > _LARGEST_RUN + 2 * constants:
             raise NotCompared(f"{key_of(node)} ({node.op_type}) would take too long or too much memory")
         with np.errstate(all="ignore"):
             results = self.source.engine.run(node, inputs)
@@ -589,13 +593,15 @@ def _is_batch_first(node: Any) -> bool:
     return any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
 
 
-def _work(node: Any, inputs: list[Array]) -> float:
-    """Return how many multiplications a node does, and at least how many numbers its results have."""
+def _size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
+    """Return how many numbers a result of a node has at most, and how many multiplications they take."""
     if is_recurrent(node):
         X, W, R = inputs[:3]
-        return math.prod(X.shape[:2]) * (W.size + R.size)
+        steps = math.prod(X.shape[:2])
+        return steps * math.prod(R.shape[::2]), steps * (W.size + R.size)
+    size = result_size(node, inputs)
     depth = max(inputs[0].shape, default=1) if node.op_type in ("Gemm", "MatMul") and inputs else 1
-    return result_size(node, inputs) * depth
+    return size, size * depth
 
 
 class _Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 
@@ -9,9 +10,10 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from traced import peak
 
-from blockcell import GRU, LSTM, Bidirectional, convert
-from blockcell.convert import ConversionError
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
+from blockcell.convert import ConversionError, models, onnx_graph, onnx_node, onnx_run, onnx_steps
 
 END = 2**31
 
@@ -92,6 +94,274 @@ def test_nodes_that_do_nothing_for_some_sizes(between, second, shape):
     x = np.random.default_rng(0).standard_normal((T, B, 3)).astype(np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(layer(x)[0], session.run(None, {"x": x})[0], rtol=0, atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------------- comparison
+def stacked(**options):
+    """Return a model of a bidirectional GRU and an LSTM, which starts from states that are inputs, and a head."""
+    graph, g = Graph(), np.random.default_rng(0)
+    halves = [GRU.init(3, 4, seed=k, reset_after=True) for k in (0, 1)]
+    for name, layer in (("a", Bidirectional(*halves)), ("b", LSTM.init(8, 5, seed=2))):
+        node, arrays = convert.to_onnx(layer, name=name)
+        graph.arrays |= arrays
+        node.input[0] = {"a": "x", "b": "a2"}[name]
+        node.input.extend(["", "h", "c"][: 3 * (name == "b")])
+        graph.nodes.append(node)
+        if name == "a":
+            graph.node("Transpose", "a_Y", "a1", perm=[0, 2, 1, 3])
+            graph.node("Reshape", "a1", "a2", np.array([0, 0, -1]))
+    graph.node("Squeeze", "b_Y", "b1", np.array([1]))
+    graph.node("MatMul", "b1", "product", g.standard_normal((5, 2)).astype(np.float32))
+    graph.node("Add", "product", "out", np.float32([0.5, -0.5]))
+    model = graph.model(("T", "B", 3), "out")
+    model.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, "B", 5]) for name in "hc")
+    return model
+
+
+def changed_cells(monkeypatch, change):
+    """Let the conversion make other cells of W, R and B [.,.]: the first argument of `change` is their list."""
+    make = onnx_node.make_node_cell
+
+    def make_changed(label, kind, arrays, **options):
+        arrays, options = change(kind, [array.copy() for array in arrays], dict(options))
+        return make(label, kind, arrays, **options)
+
+    monkeypatch.setattr(onnx_node, "make_node_cell", make_changed)
+
+
+def exchange_gates(kind, arrays, options):
+    """Exchange r and u of a GRU."""
+    order = [1, 0, 2] if kind == "GRU" else [0, 1, 2, 3]
+    for array in arrays[:2]:
+        array[:] = np.concatenate([np.split(array, len(order))[k] for k in order])
+    return arrays, options
+
+
+def forget_one_bias(kind, arrays, options):
+    """Leave out the recurrent bias of a GRU's candidate."""
+    if kind == "GRU":
+        arrays[2][-4:] = 0
+        arrays[2][:4] += 0.25
+    return arrays, options
+
+
+MUTANTS = {  # of the converter, by what they do
+    "r and u exchanged": lambda patch: changed_cells(patch, exchange_gates),
+    "a bias changed": lambda patch: changed_cells(patch, forget_one_bias),
+    "reset before": lambda patch: changed_cells(
+        patch, lambda kind, a, o: (a, o | {"reset_after": False} if kind == "GRU" else o)),
+    "all in reverse": lambda patch: changed_cells(
+        patch, lambda kind, a, o: (a, o | {"reverse": kind == "LSTM"})),
+    "another activation": lambda patch: changed_cells(patch, lambda kind, a, o: (a, o | {"activation": "softsign"})),
+    "directions exchanged": lambda patch: patch.setattr(
+        onnx_node, "Bidirectional", lambda fw, bw: Bidirectional(bw, fw)),
+    "a dense layer on the last step": lambda patch: patch.setattr(
+        models, "_copy_dense", lambda dense, **options: Dense(**dense.weights, last=True)),
+    "no bias of a dense layer": lambda patch: patch.setattr(
+        onnx_steps.GraphSteps, "_dense", lambda self, node, w, bias: Dense(w, np.zeros_like(bias))),
+    "a state not passed": lambda patch: patch.setattr(onnx_graph.OnnxGraph, "is_zero", lambda self, name: name == "c"),
+}  # fmt: skip
+
+
+def convert_quietly(model, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return convert.from_onnx(model, **options)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants(mutant, monkeypatch):
+    """The comparison alone finds what is wrong with a converter."""
+    model = stacked()
+    if "last step" in mutant:
+        graph = model.graph
+        del graph.node[-3:]
+        graph.node.append(helper.make_node("Squeeze", ["b_Y", "b1_0"], ["b1"]))
+        graph.node.append(helper.make_node("MatMul", ["b1", "product_0"], ["product"]))
+        graph.node.append(helper.make_node("Relu", ["product"], ["out"]))
+    convert.from_onnx(model)
+    MUTANTS[mutant](monkeypatch)
+    with pytest.raises(ConversionError, match="the layer computes something else than the model on random inputs"):
+        convert_quietly(model)
+    assert convert_quietly(model, check=False) is not None
+
+
+def test_mutants_of_the_order_of_layers(monkeypatch):
+    """Here any node between two layers counts as nothing, and is named."""
+    graph = Graph()
+    graph.lstm("x", "y", 3)
+    cut(graph, "y", "z", -1, -END, 0, -1)
+    graph.lstm("z", "out", 4, seed=1)
+    model = graph.model(("T", "B", 3), "out")
+    monkeypatch.setattr(onnx_steps, "_fit", lambda move, origins, outputs, T, B: [(next(iter(outputs)), "y")])
+    with pytest.raises(ConversionError, match=r"took these for parts that do nothing: y \(Squeeze\), z \(Slice\)\. If"):
+        convert.from_onnx(model)
+    assert isinstance(convert.from_onnx(model, check=False), Stack)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_constant_states(dtype, monkeypatch):
+    """The state beside the layer must be the model's."""
+    g = np.random.default_rng(0)
+    node, arrays = convert.to_onnx(LSTM.init(3, 4, seed=0, dtype=dtype))
+    node.input.extend(["", "h", "c"])
+    arrays |= {name: g.uniform(-1, 1, (1, 1, 4)).astype(dtype) for name in "hc"}
+    convert.from_onnx(node, arrays, initial_state=True)
+    states = onnx_node._STATES
+    monkeypatch.setattr(onnx_node, "_STATES", dict(zip(states, [*states.values()][::-1], strict=True)))
+    with pytest.raises(ConversionError, match="computes something else"):
+        convert.from_onnx(node, arrays, initial_state=True)
+
+
+def test_the_model_stays_as_it_was():
+    model = stacked()
+    content = model.SerializeToString(deterministic=True)
+    convert.from_onnx(model)
+    assert model.SerializeToString(deterministic=True) == content
+
+
+def test_clip():
+    """A clip that is ignored is no part of the model."""
+    node, arrays = convert.to_onnx(LSTM.init(3, 4, seed=0))
+    node.attribute.append(helper.make_attribute("clip", 0.1))
+    with pytest.raises(ConversionError, match=r"clip=0\.1"):
+        convert.from_onnx(node, arrays)
+    convert.from_onnx(node, arrays, ignore_clip=True)
+
+
+def run_node(kind, directions, engine, dtype=np.float32, **attributes):
+    """Return what an engine of the comparison makes of a recurrent node with states."""
+    g = np.random.default_rng(0)
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    names = ["X", "W", "R", "B", "", "h", *(["c"] if kind == "LSTM" else [])]
+    shapes = [(5, 3, 2), (directions, gates * 4, 2), (directions, gates * 4, 4), (directions, 2 * gates * 4), None]
+    shapes += [(directions, 3, 4)] * 2
+    if attributes.get("layout"):
+        shapes = [(3, 5, 2), *shapes[1:5], *[(3, directions, 4)] * 2]
+    arrays = [None if shape is None else g.uniform(-1, 1, shape).astype(dtype) for shape in shapes[: len(names)]]
+    direction = attributes.pop("direction", "forward") if directions == 1 else "bidirectional"
+    attributes.pop("direction", None)
+    node = helper.make_node(kind, names, ["Y"], direction=direction, hidden_size=4, **attributes)
+    return engine.run(node, arrays)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{}, {"layout": 1}, {"direction": "reverse"}, {"linear_before_reset": 1}], ids=str
+)
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_onnx_reference_is_right_where_it_is_used(kind, directions, attributes, monkeypatch):
+    """Without onnxruntime, onnx.reference computes the nodes whose attributes it does not ignore."""
+    if "linear_before_reset" in attributes and kind != "GRU":
+        pytest.skip("no attribute of this node")
+    opsets = [helper.make_opsetid("", 18)]
+    expected = run_node(kind, directions, onnx_run._Engine(opsets, False), **attributes)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    engine = onnx_run._Engine(opsets, False)
+    for dtype in (np.float32, np.float64):
+        results = run_node(kind, directions, engine, dtype, **attributes)
+        assert [array.dtype for array in results] == [dtype] * len(expected)
+        for result, array in zip(results, expected, strict=True):
+            np.testing.assert_allclose(result, array, rtol=0, atol=2e-6)
+
+
+def test_without_onnxruntime(monkeypatch):
+    """Nodes with attributes that onnx.reference ignores are not compared; all others are."""
+    model = stacked()
+    node, arrays = convert.to_onnx(LSTM.init(3, 4, seed=0, activation="softsign"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    convert.from_onnx(model)
+    with pytest.warns(UserWarning, match="^from_onnx: not compared with the model, because only onnxruntime, which is"):
+        convert.from_onnx(node, arrays)
+    MUTANTS["directions exchanged"](monkeypatch)
+    with pytest.raises(ConversionError, match="computes something else"):
+        convert.from_onnx(model)
+
+
+def bomb(op, *values, **attributes):
+    """Return a model in which a node between the layer and a head would make a large result."""
+    graph = Graph()
+    graph.lstm("x", "y", 3)
+    graph.node(op, "y", "z", *values, **attributes)
+    graph.lstm("z", "out", 4, seed=1)
+    return graph.model(("T", "B", 3), "out")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        bomb("Expand", np.array([2**40, 1, 1, 1])),
+        bomb("Tile", np.array([2**20, 2**20, 1])),
+        bomb("Gather", np.zeros(2**22, np.int64)),
+    ],
+    ids=["Expand", "Tile", "Gather"],
+)
+def test_large_results_are_not_computed(model):
+    """Their sizes are known before the node runs."""
+
+    def read():
+        with warnings.catch_warnings(record=True) as record:
+            warnings.simplefilter("always")
+            convert.from_onnx(model)
+        return [str(warning.message) for warning in record]
+
+    (text,), size = peak(read)
+    assert "not compared with the model, because z (" in text and text.endswith("too long or too much memory")
+    assert size < 2**27
+
+
+def test_doubling():
+    """Sums of results count, too: each Concat of 40 doubles the steps."""
+    graph = Graph()
+    graph.lstm("x", "y", 3)
+    for k in range(40):
+        graph.nodes.append(helper.make_node("Concat", [f"c{k - 1}" if k else "y"] * 2, [f"c{k}"], axis=0))
+    graph.lstm("c39", "out", 4, seed=1)
+    with pytest.warns(UserWarning, match="would take too long or too much memory"):
+        convert.from_onnx(graph.model(("T", "B", 3), "out"))
+
+
+def test_embedding_and_lengths():
+    """Indices are below the table's size, lengths between 1 and T; a state that a layer's own end gives is passed."""
+    graph = Graph()
+    g = np.random.default_rng(0)
+    table = g.standard_normal((7, 3)).astype(np.float32)
+    graph.arrays["table"] = table
+    graph.nodes.append(helper.make_node("Gather", ["table", "ids"], ["embedded"], name="embedded"))
+    graph.node("Cast", "x", "lens", to=TensorProto.INT32)
+    for name, x, seed in (("a", "embedded", 0), ("b", "embedded", 1)):
+        node, arrays = convert.to_onnx(GRU.init(3, 4, seed=seed), name=name)
+        graph.arrays |= arrays
+        node.input[0] = x
+        node.input.extend(["lens", *(["a_Y_h"] if name == "b" else [])])
+        graph.nodes.append(node)
+    model = graph.model(("B",), "b_Y")
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    model.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, ["T", "B"]))
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        layers = convert.from_onnx(model)
+    assert [*layers] == ["a", "b"]
+    texts = [str(warning.message) for warning in record]
+    assert texts[0] == "from_onnx: left out: embedded (Gather)" and len(texts) == 2
+
+
+def test_order_of_rows_in_input_and_result():
+    """The batch may be first in both; else the node that turns one of them is left out."""
+    for in_front in (False, True):
+        for behind in (False, True):
+            graph = Graph()
+            if in_front:
+                graph.node("Transpose", "x", "x2", perm=[1, 0, 2])
+            graph.lstm("x2" if in_front else "x", "y", 3)
+            if behind:
+                graph.node("Transpose", "y", "out", perm=[1, 0, 2])
+            model = graph.model(("T", "B", 3), "out" if behind else "y")
+            if in_front == behind:
+                convert.from_onnx(model)
+            else:
+                with pytest.warns(UserWarning, match=r"^from_onnx: left out: y \(Squeeze\)(, out \(Transpose\))?$"):
+                    convert.from_onnx(model)
 
 
 # ---------------------------------------------------------------------------------------------------- random graphs
