@@ -22,8 +22,8 @@ import torch
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from ..layers import LSTM, Layer
-from ..layers.structure import leaves_by_prefix
+from ..layers import Layer
+from ..layers.structure import leaves_by_prefix, state_sizes
 from ..optable import Array
 from .comparison import Crossing, NotCompared, choose_sizes, compare, keep_random_states
 from .models import nest_states, read_initial_state
@@ -163,7 +163,9 @@ class _Source:
         self._restore()
         if missing := self._piece_names - self._modules.keys():
             raise NotCompared(f"it has no module {min(missing)!r}")
-        self._weight = next(self._modules[pieces[0].names[0]].parameters())
+        self._weight = next(
+            itertools.chain(self._modules[pieces[0].names[0]].parameters(), self._original.parameters())
+        )
         self._model_sizes = {size for parameter in self._original.parameters() for size in parameter.shape}
         self._input = _Input("", 0)
         self._operations: dict[str, None] = {}
@@ -348,7 +350,7 @@ class _Source:
         tensors = tuple(map(self._tensor, state))
         hx: Any = [tensors] if len(tensors) > 1 else tensors
         with self._recorded() as events:
-            if isinstance(first, RNNCellBase):
+            if self._is_cell(piece):
                 for step in x:
                     hx = [_call(piece.label, first, self._tensor(step), *hx)]
             else:
@@ -384,6 +386,9 @@ class _Source:
                 handle.remove()
 
     # --------------------------------------------------------------------------------------------------- crossings
+    def _is_cell(self, piece: Piece) -> bool:
+        return isinstance(self._modules[piece.names[0]], RNNCellBase)
+
     def _is_batch_first(self, piece: Piece) -> bool:
         return any(getattr(self._modules[name], "batch_first", False) is True for name in piece.names)
 
@@ -393,10 +398,10 @@ class _Source:
         The result is empty if there is no call, or one with arguments or results of another kind than the layer's.
         """
         events_of = {name: [event for event in events if event.name == name] for name in piece.names}
-        is_cell, is_batch_first = isinstance(self._modules[piece.names[0]], RNNCellBase), self._is_batch_first(piece)
+        kind = len(_state_names(piece.layer)), self._is_cell(piece), self._is_batch_first(piece)
         calls: list[_Call] = []
         for first, last in zip(events_of[piece.names[0]], events_of[piece.names[-1]], strict=False):
-            call = _read_call(first, last, is_cell, is_batch_first)
+            call = _read_call(first, last, *kind)
             if call is None:
                 return []
             if calls and call.state and all(map(np.array_equal, call.state, calls[-1].last)):
@@ -422,16 +427,14 @@ class _Source:
         layer, state = piece.layer, piece.state
         if state is None and call.state:
             arrays_of_cells = zip(*(array.astype(layer.dtype) for array in call.state), strict=True)
-            cells = [dict(zip(("h", "cs"), arrays, strict=False)) for arrays in arrays_of_cells]
+            cells = [dict(zip(_state_names(layer), arrays, strict=True)) for arrays in arrays_of_cells]
             state = read_initial_state(self._caller, layer, nest_states(layer, iter(cells)))
-        names = ("h", "cs")[
-            : min(len(call.last), 2 if isinstance(next(iter(leaves_by_prefix(layer).values())), LSTM) else 1)
-        ]
+        names = _state_names(layer) if call.last else ()
 
         def read(y: Array, last: Any) -> dict[str, Array]:
             return {"y": y} | {name: np.stack([getattr(cell, name) for cell in _cells(last)]) for name in names}
 
-        expected = {"y": call.y} | dict(zip(names, call.last, strict=False))
+        expected = {"y": call.y} | dict(zip(names, call.last, strict=True))
         options = {} if state is None else {"state": state}
         return Crossing(piece.label, layer, call.x.astype(layer.dtype), expected, read, options)
 
@@ -475,6 +478,8 @@ def _copy_for_inference(module: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a model in inference."""
     if any(map(torch.nn.parameter.is_lazy, module.parameters())):
         raise NotCompared("it has parameters without values")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise NotCompared("it is compiled by torch.jit: pass the module that was")
     tensors = [tensor for part in module.modules() for tensor in _tensors([*vars(part).values()])]
     memo = {id(tensor): tensor.detach().clone() for tensor in tensors if not tensor.is_leaf}
     try:
@@ -535,7 +540,7 @@ def _arrays(value: Any) -> list[Array]:
     return [np.array((t.float() if t.dtype == torch.bfloat16 else t).numpy()) for t in tensors]
 
 
-def _read_call(first: _Event, last: _Event, is_cell: bool, is_batch_first: bool) -> _Call | None:
+def _read_call(first: _Event, last: _Event, state_count: int, is_cell: bool, is_batch_first: bool) -> _Call | None:
     """Read a call of a module, or of a chain of them from the first to the last one, with time and batch first.
 
     The result is None if there are arguments or results of another kind than those of the layer.
@@ -553,11 +558,17 @@ def _read_call(first: _Event, last: _Event, is_cell: bool, is_batch_first: bool)
         x, y = x[None], y[None]
     elif is_batch_first and not (first.is_packed or missing_axes):
         x, y = x.swapaxes(0, 1), y.swapaxes(0, 1)
-    last_state = results if is_cell else results[1:]
     if first is not last:
-        state = last_state = []
-    states = [tuple(a.reshape(-1, x.shape[1], a.shape[-1]) for a in arrays) for arrays in (state, last_state)]
-    return _Call(x, states[0], y, states[1])
+        return _Call(x, (), y, ())
+    states = [_read_state(arrays, state_count, x.shape[1]) for arrays in (state, results if is_cell else results[1:])]
+    return None if state and not states[0] else _Call(x, states[0], y, states[1])
+
+
+def _read_state(arrays: Sequence[Array], state_count: int, B: int) -> tuple[Array, ...]:
+    """Return the arrays of a state as [num_layers * D,B,.], or none of them if they are something else."""
+    if len(arrays) != state_count or any(a.ndim == 0 or not a.size or a.size % (B * a.shape[-1]) for a in arrays):
+        return ()
+    return tuple(array.reshape(-1, B, array.shape[-1]) for array in arrays)
 
 
 _Key = tuple[tuple[int, ...], bytes]
@@ -578,6 +589,12 @@ def _keys_of_permutations(array: Array) -> list[_Key]:
     axes = range(array.ndim)
     orders = itertools.permutations(axes) if array.ndim < 4 else [tuple(axes)]
     return [key for order in orders for key in _keys(array.transpose(order))]
+
+
+def _state_names(layer: Layer) -> tuple[str, ...]:
+    """Return the names of the states of a layer's cells in PyTorch's order; chains of several modules have none."""
+    sizes = state_sizes(next(iter(leaves_by_prefix(layer).values())))
+    return tuple(name for name in ("h", "cs") if name in sizes)
 
 
 def _cells(state: Any) -> list[Any]:

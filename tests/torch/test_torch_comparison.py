@@ -611,6 +611,33 @@ def test_not_compared(case):
     assert converted(make(), check=False)[1] in ("", "from_torch: left out: head (weight, bias)")
 
 
+class Lengths(nn.LSTM):
+    def forward(self, x, lengths):
+        return super().forward(x)
+
+
+class Sums(nn.GRU):
+    def forward(self, x, hx=None):
+        y, last = super().forward(x, hx)
+        return y, last.sum(), last
+
+
+def test_derived_classes_with_other_arguments_and_results():
+    """They are compared as far as these are known."""
+    assert "Lengths.forward() missing 1" in converted(Lengths(4, 5))[1]
+    model = Model(lambda m, x: m.head(m.rnn(x, torch.full((x.shape[1],), 3))[0]), Lengths(4, 5), head=nn.Linear(5, 2))
+    assert "because 'rnn' raises TypeError for x of shape" in converted(model)[1]
+    assert converted(Sums(4, 5, bidirectional=True))[1] == ""
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_modules_of_torch_jit():
+    text = "from_torch: not compared with the model, because it is compiled by torch.jit: pass the module that was"
+    for model in (nn.LSTM(4, 5), nn.Sequential(nn.GRU(4, 5))):
+        assert converted(torch.jit.script(model))[1] == text
+        assert converted(nn.Sequential(torch.jit.script(model)))[1].endswith(text.removeprefix("from_torch: "))
+
+
 def test_not_a_module():
     class Stranger:
         def state_dict(self):
