@@ -150,10 +150,10 @@ class _Source:
     """A copy of a module, which runs on random inputs."""
 
     def __init__(self, caller: str, module: Any, pieces: Sequence[Piece], runs_hooks: bool) -> None:
-        self._caller = caller
+        self._caller, self._prefix = caller, ""
         while type(module).__name__ in _WRAPPERS and type(module).__module__.startswith("torch."):
             attribute = _WRAPPERS[type(module).__name__]
-            module = getattr(module, attribute)
+            module, self._prefix = getattr(module, attribute), f"{self._prefix}{attribute}."
             names = [tuple(name.removeprefix(f"{attribute}.") for name in piece.names) for piece in pieces]
             pieces = [piece._replace(names=n) for piece, n in zip(pieces, names, strict=True)]
         self._pieces = pieces
@@ -210,8 +210,8 @@ class _Source:
         try:
             compare(self._caller, run, choose_sizes(None, B, self._model_sizes), left_out if is_whole else ())
         except ConversionError as error:
-            [name] = self._pieces[0].names[:1]
-            hint = f", or prefix={f'{name}.'!r} for that part alone" if is_whole and name else ""
+            prefix = f"{self._prefix}{self._pieces[0].names[0]}."
+            hint = f", or prefix={prefix!r} for that part alone" if is_whole and prefix != "." else ""
             raise ConversionError(f"{error}{hint}") from None
         remarks = [f"compared for B = {B} alone, which the model fixes"] if B else []
         return Verdict([*(self._more_operations if is_whole else left_out)], remarks)
@@ -571,7 +571,7 @@ def _read_state(arrays: Sequence[Array], state_count: int, B: int) -> tuple[Arra
     return tuple(array.reshape(-1, B, array.shape[-1]) for array in arrays)
 
 
-_Key = tuple[tuple[int, ...], bytes]
+_Key = tuple[tuple[int, ...], int]
 
 
 def _keys(array: Array) -> list[_Key]:
@@ -581,7 +581,7 @@ def _keys(array: Array) -> list[_Key]:
     """
     layouts = [array, array.swapaxes(0, 1)] if array.ndim > 1 else [array]
     layouts += [array[:, None]] if array.ndim == 2 else [a[0] for a in layouts if array.ndim == 3 and len(a) == 1]
-    return [(layout.shape, layout.tobytes()) for layout in layouts]
+    return [(layout.shape, hash(layout.tobytes())) for layout in layouts]
 
 
 def _keys_of_permutations(array: Array) -> list[_Key]:

@@ -463,6 +463,14 @@ def test_results_of_another_shape():
         assert layer.hidden_size == 4
 
 
+def test_the_error_names_the_prefix():
+    """Also within a module of PyTorch's that wraps the model."""
+    model = nn.DataParallel(Model(lambda m, x: x + m.rnn(x)[0]))
+    with pytest.raises(ConversionError, match=r", or prefix='module\.rnn\.' for that part alone$"):
+        convert.from_torch(model)
+    assert convert.from_torch(model, prefix="module.rnn.").hidden_size == 4
+
+
 def test_more_results():
     """Others than the first must be known, too, or the warning says so."""
     for change, text in ((1, ""), (2, "from_torch: left out: operations of its forward behind 'rnn'")):
