@@ -14,6 +14,7 @@ import io
 import math
 import struct
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from tf_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, w
 from tf_composed import GOLDEN, of_other_kinds
 from tf_files import BYTES, FIXED32, VARINT, Fields, decode_fields, encode_fields, field, varint
 from tf_names import GIVEN, cell_of_keras, one_cell, restoring, write_all, write_saved
+from tf_networks import both_directions
 
 from blockcell import FormatError
 from blockcell.command import main
@@ -157,8 +159,11 @@ def read_everything(path: Path) -> dict[str, Any]:
             numbers = [*layer.weights.values(), *(value for value in cell.attributes.values() if value is not None)]
             are_small = all(np.abs(number).max() < 1e6 for number in numbers if not isinstance(number, (str, tuple)))
             assert check.ok or not are_small, (cell, check)
-    with contextlib.suppress(ValueError):  # they may be no one layer
+    with contextlib.suppress(ValueError), warnings.catch_warnings():  # they may be no one layer
+        warnings.simplefilter("ignore")
         assert sum(len(chain) for level in model.cells.levels() for chain in level)
+        unsaid_values = {name: 1.0 for cell in model.cells.values() for name in cell.unsaid if name != "activation"}
+        model.cells.layer(**unsaid_values)
     return {name: model.variables[name] for name in model.variables}
 
 
@@ -195,6 +200,7 @@ KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file 
         ("cells.pb", "cells.pb", add_tensor),
         ("v1.pb", "v1.pb", change_message),
         ("v2.pb", "v2.pb", change_message),
+        *[("both.pb", "both.pb", change_message)] * 3,
         *[("cells.pbmm", "cells.pbmm", change_package)] * 2,
         *[("bare/model.ckpt", "bare/model.ckpt.index", change_table)] * 2,
         ("digits", "digits/model.ckpt-1800.index", change_table),
@@ -237,7 +243,7 @@ def fuzz_rewired_graphs() -> Callable[[Generator], bool]:
         content = changed_file.read_bytes()
         cases.append((path, changed_file, content, count_usable(path), rewiring.list_slots(content, *wrapped)))
 
-    graphs = {"cells": of_all_kinds(), "others": of_other_kinds()}
+    graphs = {"cells": of_all_kinds(), "others": of_other_kinds(), "both": both_directions()}
     with np.load(GOLDEN) as golden:
         graph_names = [name for name in golden.files if "graph/" in name]
         stored_graphs = {name.removeprefix("graph/"): golden[name].tobytes() for name in graph_names}
@@ -284,6 +290,7 @@ def fuzz_tensorflow(kind: str, change_bytes: Change) -> Callable[[Generator], bo
     (folder / "small.pbmm").write_bytes(tf_files.package({"kernel": kernel.tobytes(), ".": nodes}))
     (folder / "cells.pb").write_bytes(of_all_kinds())
     (folder / "others.pb").write_bytes(of_other_kinds())
+    (folder / "both.pb").write_bytes(both_directions())
     with np.load(GOLDEN) as golden:
         (folder / "keras.pb").write_bytes(golden["graph/keras gru 2"].tobytes())
     (folder / "cells.pbmm").write_bytes(cell_package())

@@ -209,7 +209,7 @@ def draw_keras(tf, keras, g, folder):
     call = tf.function(lambda x: model(x, training=False), input_signature=[spec])
     try:
         results = call(tf.constant(x))
-    except tf.errors.InvalidArgumentError:
+    except (ValueError, tf.errors.InvalidArgumentError):
         return None
     path = folder / "model.pb"
     if g.integers(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from tf_cells import attributes, kind_of, number, real
-from tf_files import field, node, shape
+from tf_files import field, graph, node, shape
 
 T, B, I, H = 6, 3, 4, 4  # noqa: E741 - so that cells can stand on top of each other in any order
 TIME_MAJOR = {"seq_dim": 0, "batch_dim": 1}
@@ -57,6 +57,7 @@ def cast(name, x, source, target):
 
 
 A = "a/block:6"
+A2 = "c/block:6"
 BI = [block("a", "x"), rows("turned", "x"), block("b", "turned"), rows("back", "b/block:6")]
 
 
@@ -134,3 +135,21 @@ def written_out(cell, x, step_inputs=None, count=T):
         inputs = [step_input, *states, f"{cell}/w", *["zeros"] * 3, f"{cell}/b"]
         nodes.append(node(f"{cell}_{k}", "LSTMBlockCell", inputs, **attributes(forget_bias=0.5, cell_clip=-1.0)))
     return [*nodes, node(f"{cell}/y", "Pack", [f"{cell}_{k}:6" for k in range(count)])]
+
+
+def both_directions():
+    """Return a graph of two levels in both directions, with nodes between them, for fuzz_tensorflow.py, too."""
+    shapes = [number("flat", [-1, H]), node("steps_first", "Pack", ["steps", "last", "four"]), number("four", H)]
+    lower = [*loop("1", "x", "a"), rows("turned", "x"), *loop("2", "turned", "b"), rows("back", "2/y")]
+    upper = [
+        beside("both", "1/y", "back"),
+        rows("turned_again", "both"),
+        block("c", "both"),
+        block("d", "turned_again"),
+    ]
+    flat = [node("rows", "Reshape", [A2, "flat"]), node("again", "Reshape", ["rows", "steps_first"])]
+    ones = [rows("d_back", "d/block:6"), node("ones", "OnesLike", ["d_back"]), node("kept", "Mul", ["d_back", "ones"])]
+    top = [swapped("s", "again"), swapped("t", "kept"), beside("y", "s", "t"), node("z", "Relu", ["y"])]
+    names = consts("a", "b", "c", "d", wide=("c", "d"))
+    zeros_of_h = real("zeros_of_h", np.zeros((1, H), np.float32))
+    return graph(*names, zeros_of_h, *shapes, *lower, *upper, *flat, *ones, *top)

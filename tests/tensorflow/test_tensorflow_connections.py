@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 
 import numpy as np
 import pytest
-from tf_cells import attributes, kind_of, number, opened, real, write
+from tf_cells import attributes, called, function, kind_of, library, number, opened, real, write
 from tf_files import GOLDEN, field, node, shape
+from tf_names import variable
 from tf_networks import BI, A, H, beside, block, consts, loop, swapped, whole, written_out
 
-from blockcell import Bidirectional, Stack
+from blockcell import Bidirectional, FormatError, Stack
 from blockcell.convert import ConversionError
 from blockcell.tensorflow import Found
 from blockcell.tensorflow.cells.structure import layer_stack
@@ -198,6 +200,14 @@ def test_lower_outputs_beside_those_of_the_top(tmp_path, case):
         assert isinstance(cells.layer(), Stack)
 
 
+def test_a_variable_that_is_not_in_the_file(tmp_path):
+    """A SavedModel may lack variables of an optimizer, which may be behind the cells."""
+    nodes = [variable("v", H), node("r", "ReadVariableOp", ["v"]), node("l", "AddV2", [A, "r"])]
+    cells = write(tmp_path, *consts("a", "b"), *OF_BOTH, *nodes, beside("y", "l", "back")).cells
+    with pytest.warns(UserWarning, match="not compared with the graph, because .* the variable 'v' of the shape"):
+        cells.layer()
+
+
 @pytest.mark.parametrize("state", ["fed", "computed"])
 def test_states_that_are_not_known(tmp_path, state):
     """An input is passed to calls as it is; for a state that is computed, a warning names the node."""
@@ -260,7 +270,68 @@ def test_random_numbers(tmp_path):
             cells.layer()
 
 
-# --------------------------------------------------------------------------------------------------------- the mutants
+# ------------------------------------------------------------------------------------------- graphs that are made up
+def nested_calls(depth):
+    """Return functions that call the one before twice, and one call of the last."""
+    bodies = [function("f0", ["x"], ["y:z:0"], node("y", "Neg", ["x"]))]
+    for k in range(depth):
+        calls = [node(name, "PartitionedCall", [x], f=called(f"f{k}")) for name, x in (("u", "x"), ("v", "u:output:0"))]
+        bodies.append(function(f"f{k + 1}", ["x"], ["v:output:0"], *calls))
+    return [node("l", "PartitionedCall", [A], f=called(f"f{depth}"))], bodies
+
+
+def endless_loop():
+    """Return a loop whose condition always holds."""
+    body = function("body", ["t", "h"], ["t", "h"])
+    goes_on = function("cond", ["t", "h"], ["yes:y:0"], node("yes", "OnesLike", ["t"]))
+    loop_of = {"cond": called("cond"), "body": called("body")}
+    return [node("l_loop", "While", ["one", A], **loop_of), node("l", "Identity", ["l_loop:1"])], [body, goes_on]
+
+
+HUGE = [real("huge", np.int64([2**20, 2**20])), real("end", np.int64(2**60)), real("start", np.int64(0))]
+CHAIN = [node(f"n{k}", "Neg", [f"n{k - 1}" if k else A]) for k in range(20_000)]
+DOUBLED = [beside(f"d{k}", *[f"d{k - 1}" if k else A] * 2, axis="zero") for k in range(60)]
+ITSELF = function("f", ["x"], ["g:output:0"], node("g", "PartitionedCall", ["x"], f=called("f")))
+MADE_UP = {  # nodes that make l of the forward direction, and functions
+    "a fill": ([node("f", "Fill", ["huge", "half"]), node("l", "Mul", [A, "f"])], []),
+    "a range": ([node("r", "Range", ["start", "end", "one"]), node("l", "GatherV2", [A, "r", "zero"])], []),
+    "a tile": ([node("t", "Tile", ["half_row", "huge"]), node("l", "Mul", [A, "t"])], []),
+    "doubled": ([*DOUBLED, node("l", "Identity", ["d59"])], []),
+    "a chain": ([*CHAIN, node("l", "Identity", ["n19999"])], []),
+    "a circle": ([node("u", "Neg", ["l"]), node("l", "Add", ["u", A])], []),
+    "calls of calls": nested_calls(16),
+    "calls of calls of calls": nested_calls(200),
+    "a function that calls itself": ([node("l", "PartitionedCall", [A], f=called("f"))], [ITSELF]),
+    "an endless loop": endless_loop(),
+    "a list": ([node("new", "TensorListReserve", ["zero", "end"]), node("l", "TensorListStack", ["new", "zero"])], []),
+    "an empty reshape": ([node("l", "Reshape", [A, "zero"])], []),
+    "no inputs": ([node("l", "Relu")], []),
+    "an attribute of another type": ([node("l", "Pack", [A, A], axis=field(2, "first"))], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MADE_UP)
+def test_graphs_that_are_made_up_end(tmp_path, case):
+    """In memory that the size of the file bounds, refused or not compared."""
+    nodes, functions = MADE_UP[case]
+    more = [*HUGE, real("half", np.float32(0.5)), real("half_row", np.float32([[0.5]]))]
+    parts = [*consts("a", "b"), *OF_BOTH, *more, *nodes, beside("y", "l", "back")]
+    cells = write(tmp_path, *parts, more=library(*functions)).cells
+    cells.levels()
+    tracemalloc.start()
+    try:
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            cells.layer()
+    except (ConversionError, FormatError):
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 2**26 + 8 * (tmp_path / "graph.pb").stat().st_size  # Python's objects are some of it
+
+
+# -------------------------------------------------------------------------------------------------------- the mutants
 def swap_directions(monkeypatch):
     monkeypatch.setattr(layer_stack, "Bidirectional", lambda fw, bw: Bidirectional(bw, fw))
 

@@ -6,12 +6,14 @@ node count as one place, but each output of a call or a loop counts for itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
 
 from ...graphs import Node
 from .graph_reader import GraphReader, Place, UnknownValue
 from .op_table import graph_op
+
+_MOST_PLACES = 2000  # from a value back to what it depends on
 
 
 class Dependences:
@@ -20,14 +22,19 @@ class Dependences:
     def __init__(self, reader: GraphReader) -> None:
         self._reader = reader
 
-    def reached(self, starts: Iterable[Place], ends: Iterable[Place] = ()) -> dict[Place, None]:
-        """Return all places that depend on some places, and these, the nearest first, but none from `ends` on."""
-        joined, joined_ends = dict.fromkeys(map(self.joined, starts)), set(map(self.joined, ends))
+    def reached(self, starts: Iterable[Place]) -> dict[Place, None]:
+        """Return all places that depend on some places, and these, the nearest first."""
+        joined = dict.fromkeys(map(self.joined, starts))
+        return dict.fromkeys(self._reader.walk(joined, self.readers, near_first=True))
 
-        def readers(place: Place) -> list[Place]:
-            return [reader for reader in self.readers(place) if reader not in joined_ends]
+    def origin(self, place: Place, origins: Container[Place]) -> Place | None:
+        """Return the nearest one of some places that a place depends on; None if none is near."""
 
-        return dict.fromkeys(self._reader.walk(joined, readers, near_first=True))
+        def sources(current: Place) -> list[Place]:
+            return [] if current in origins else self._sources.get(current, [])
+
+        near = self._reader.walk([self.joined(place)], sources, most=_MOST_PLACES, near_first=True)
+        return next((current for current in near if current in origins), None)
 
     def readers(self, place: Place) -> list[Place]:
         """Return the places that read a place."""
@@ -48,8 +55,9 @@ class Dependences:
         return bool(graph_op(node).function_attributes) or node.op in self._reader.graph.functions
 
     @cached_property
-    def _readers(self) -> dict[Place, list[Place]]:
-        readers: dict[Place, list[Place]] = {}
+    def _pairs(self) -> list[tuple[Place, Place]]:
+        """The places that are read, each with a place that reads it."""
+        all_pairs: list[tuple[Place, Place]] = []
         for body, node in self._reader.all_nodes():
             self._reader.spend_steps()
             try:
@@ -59,9 +67,23 @@ class Dependences:
                     pairs = [(place, Place(body, node.name)) for place in self._reader.inputs(body, node)]
             except UnknownValue:
                 continue
-            for source, reader in [] if graph_op(node).shape_only else pairs:
-                readers.setdefault(self.joined(source), []).append(reader)
+            if not graph_op(node).shape_only:
+                all_pairs += [(self.joined(source), reader) for source, reader in pairs]
+        return all_pairs
+
+    @cached_property
+    def _readers(self) -> dict[Place, list[Place]]:
+        readers: dict[Place, list[Place]] = {}
+        for source, reader in self._pairs:
+            readers.setdefault(source, []).append(reader)
         return readers
+
+    @cached_property
+    def _sources(self) -> dict[Place, list[Place]]:
+        sources: dict[Place, list[Place]] = {}
+        for source, reader in self._pairs:
+            sources.setdefault(reader, []).append(source)
+        return sources
 
     def _call_pairs(self, body: str, node: Node) -> list[tuple[Place, Place]]:
         """Return the places that a call or a loop hands on, with the places where they arrive."""

@@ -21,7 +21,7 @@ from .while_loops import WhileLoops
 _MOST_VALUES = 2**16  # besides four for each node
 _MOST_ENTRIES = 2**22  # of all arrays together
 _MOST_STEPS = 4096  # of a loop, or in a list
-_DEEPEST = 32  # frames within each other
+DEEPEST = 32  # frames within each other
 _OTHER_NUMBERS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D", "MaxPool", "AvgPool",
                   "DepthwiseConv2dNative", "Conv3D", "LogSoftmax", "Gelu", "TopKV2", "ArgMax", "LRN", "L2Loss",
                   "FusedBatchNorm", "BatchNormWithGlobalNormalization")  # fmt: skip
@@ -222,7 +222,7 @@ class GraphEvaluation:
         outer, depth = frame, 0
         while outer.outer is not None:
             outer, depth = outer.outer, depth + 1
-        if depth > _DEEPEST:
+        if depth > DEEPEST:
             raise UnknownValue(f"{place.name!r}, in functions that call each other {depth} times")
         return self._get(frame, place)
 

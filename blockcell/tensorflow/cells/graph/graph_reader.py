@@ -7,6 +7,7 @@ and each place is visited once, so that loops, which are cycles, come to an end,
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -136,11 +137,11 @@ class GraphReader:
         The walk follows the last predecessor first, or with `near_first` the nearest one.
         """
         visited: list[Place] = []
-        waiting = [*starts]
+        waiting = deque(starts)
         seen = {*waiting}
         while waiting and (most is None or len(seen) < most):
             self.spend_steps()
-            place = waiting.pop(0 if near_first else -1)
+            place = waiting.popleft() if near_first else waiting.pop()
             visited.append(place)
             unseen = dict.fromkeys(origin for origin in predecessors(place) or () if origin not in seen)
             seen.update(unseen)

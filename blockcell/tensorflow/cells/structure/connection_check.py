@@ -8,6 +8,7 @@ directions. What lies behind is no part of the layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -26,7 +27,7 @@ from ...graphs import Node
 from ..cell.cell_definition import CellInGraph
 from ..cell.found_cell import Found
 from ..graph.dependences import Dependences
-from ..graph.graph_evaluation import Frame, GraphEvaluation, OtherNumbers
+from ..graph.graph_evaluation import DEEPEST, Frame, GraphEvaluation, OtherNumbers
 from ..graph.graph_reader import Place, UnknownValue
 from ..graph.node_functions import FLOATS, reverse_rows
 from ..graph.op_table import RANDOM, graph_op
@@ -83,6 +84,7 @@ class GraphConnections:
     def __init__(self, sources: WeightSources, runs: Sequence[CellRun]) -> None:
         self.sources, self.reader, self.runs = sources, sources.reader, runs
         self.loops, self.dependences = WhileLoops(sources.reader), Dependences(sources.reader)
+        self._reached: dict[int, dict[Place, None]] = {}
 
     def compare(self, made: MadeLayer, names: Sequence[str]) -> list[str]:
         """Compare a layer with the graph, and return remarks; `names` are the cells of the runs.
@@ -143,6 +145,13 @@ class GraphConnections:
             shape = shapes[place.output] if isinstance(shapes, list) and place.output < len(shapes) else None
         return shape if isinstance(shape, tuple) else None
 
+    def reached(self, k: int) -> dict[Place, None]:
+        """Return the places that depend on the results of a run."""
+        if k not in self._reached:
+            results = (place for step in self.runs[k].steps for place in step.results)
+            self._reached[k] = self.dependences.reached(results)
+        return self._reached[k]
+
     @cached_property
     def random_places(self) -> dict[Place, None]:
         """The places that depend on random numbers, as those of dropout."""
@@ -164,7 +173,7 @@ class GraphConnections:
         chain: list[tuple[str, str]] = []
         callers = self.loops.callers(body)
         while callers:
-            if callers[0].loop_body or len(chain) > len(self.reader.bodies):
+            if callers[0].loop_body or len(chain) > DEEPEST:
                 raise UnknownValue(f"the function {body!r}, which is in a loop")
             chain.append((body, callers[0].node.name))
             body = callers[0].body
@@ -197,6 +206,11 @@ class _Trial:
         }
         """The states behind each step of each cell, in the order of time in which the cell runs."""
         self._lengths = np.full(B, T)
+        joined = graph.dependences.joined
+        self._results_by_place = {
+            joined(place): k for k in used for step in graph.runs[k].steps for place in step.results
+        }
+        """The runs by the places of their results."""
         self._names = made.names()
         self._reads: dict[str, Array] = {}
 
@@ -287,7 +301,7 @@ class _Trial:
         (T, B), graph = self._shape, self._graph
         if graph_op(node).variable:
             source = graph.sources.source(place)
-            if np.prod(source.shape) > _LARGEST_STATE:
+            if source.leaves[0][:1] == "?" or math.prod(source.shape) > _LARGEST_STATE:
                 raise UnknownValue(f"the variable {source.name!r} of the shape {source.shape}")
             return source.read("")
         shape, dtype = graph.shape(place), str(node.attrs.get("dtype"))
@@ -367,10 +381,11 @@ class _Trial:
         is_fed = True
         for place in places:
             variable = self._graph.loops.loop_variable(place)
-            start = self._graph.dependences.joined(place if variable is None else variable.initial)
-            for other, other_name in self._used.items():
-                if other != k and start in self._reached(other):
-                    raise _difference(f"{name} starts from the state of {other_name}, and in the layer from zeros")
+            start = place if variable is None else variable.initial
+            origin = self._graph.dependences.origin(start, self._results_by_place)
+            if origin is not None and self._results_by_place[origin] != k:
+                other = self._used[self._results_by_place[origin]]
+                raise _difference(f"{name} starts from the state of {other}, and in the layer from zeros")
             origin = self._graph.reader.resolve(start)
             is_fed = is_fed and self._graph.reader.op(origin).name == "Placeholder"
         if not is_fed:
@@ -387,11 +402,6 @@ class _Trial:
             self._expect("B", len(state))
         rows = np.zeros(1) if expected is None else expected
         return bool(np.isclose(state, rows, rtol=_NEAR, atol=0).all()) if np.ndim(state) == 2 else False
-
-    def _reached(self, k: int) -> dict[Place, None]:
-        """Return the places that depend on the results of a run."""
-        steps = self._graph.runs[k].steps
-        return self._graph.dependences.reached(place for step in steps for place in step.results)
 
     def _runs_of(self, name: str) -> list[int]:
         return [k for k, other in self._used.items() if other == name]
@@ -413,7 +423,7 @@ class _Trial:
         unknown: list[UnknownValue] = []
         forward, backward = (self._runs_of(name) for name in self._made.top)
         for left, right in product(forward, backward):
-            for place in self._graph.dependences.first_merges(self._reached(left), self._reached(right)):
+            for place in self._graph.dependences.first_merges(self._graph.reached(left), self._graph.reached(right)):
                 try:
                     form = forms.find(self._merged(place, evaluation))
                     if form is None and place in self._graph.random_places:
@@ -441,7 +451,9 @@ class _Trial:
             return evaluation.array(frame, place)
         runs = [k for name in self._made.top for k in self._runs_of(name)]
         parts = [
-            part for part in inputs[:-1] if any(self._graph.dependences.joined(part) in self._reached(k) for k in runs)
+            part
+            for part in inputs[:-1]
+            if any(self._graph.dependences.joined(part) in self._graph.reached(k) for k in runs)
         ]
         arrays = [evaluation.array(frame, part) for part in parts]
         axis = int(evaluation.array(frame, inputs[-1]))
@@ -461,7 +473,7 @@ class _Trial:
             for name in self._made.top:
                 h = self._results[name][-1]
                 for k in self._runs_of(name):
-                    places = chain((step.h for step in self._graph.runs[k].steps), self._reached(k))
+                    places = chain((step.h for step in self._graph.runs[k].steps), self._graph.reached(k))
                     outputs.append((name, places, self._reversed(h) if self._made.cells[name].reverse else h))
         for name, places, natural in outputs:
             values = {place: self._output(place, evaluation) for place in islice(places, _MOST_OUTPUTS)}
@@ -483,21 +495,31 @@ class _Trial:
 
     def _skip_remarks(self, first_frames: Mapping[int, Frame], evaluation: GraphEvaluation) -> Iterator[str]:
         """Yield a remark if a node reads the outputs of a lower cell beside those of a top cell, as a residual does."""
-        results = {k: [place for step in self._graph.runs[k].steps for place in step.results] for k in self._used}
-        for low, high in product(self._used, self._used):
-            low_name, high_name = self._used[low], self._used[high]
-            if high_name not in self._made.top or low_name in self._made.top:
+        if len(self._results) == len(self._made.top):
+            return
+        for k, frame in first_frames.items():
+            if self._used[k] not in self._made.top:
                 continue
-            others = [place for k in self._used if k != low for place in results[k]]
-            from_low, inside = (
-                self._graph.dependences.reached(results[low], others),
-                self._inside(self._graph.runs[high]),
-            )
-            for place in self._graph.dependences.first_merges(from_low, self._reached(high)):
-                frames = [first_frames[high]] if place.body == first_frames[high].body else []
-                if place not in inside and self._reads_both(place, frames, low_name, high_name, evaluation):
-                    read = f"y of {plain(low_name)} beside y of {plain(high_name)}"
-                    yield f"the graph reads {read}, by the node {plain(place.name)!r}: the layer gives the latter alone"
+            inside = self._inside(self._graph.runs[k])
+            for place in islice(self._graph.reached(k), _MOST_OUTPUTS):
+                frames = [] if place in inside else self._frames_of(place.body, frame)
+                owners = [self._owners(place, other, evaluation) for other in frames]
+                for low in sorted(set().union(*owners) - {*self._made.top}):
+                    if any(self._used[k] in found and low in found for found in owners):
+                        read = f"y of {low} beside y of {self._used[k]}, by the node {place.name!r}"
+                        yield f"the graph reads {plain(read)}: the layer gives the latter alone"
+
+    def _owners(self, place: Place, frame: Frame, evaluation: GraphEvaluation) -> set[str]:
+        """Return the cells whose outputs a node reads as they are."""
+        owners: set[str] = set()
+        for part in self._graph.reader.inputs_at(place):
+            with suppress(UnknownValue):
+                value = evaluation.array(frame, part)
+                first = value.flat[0] if value.size and value.dtype.kind == "f" else 0.0
+                h_by_name = {name: arrays[-1] for name, arrays in self._results.items()}
+                near = (name for name, h in h_by_name.items() if (h == first).any())
+                owners.update(name for name in near if find_origins(value, h_by_name[name]) is not None)
+        return owners
 
     def _inside(self, run: CellRun) -> set[Place]:
         """Return the places of the nodes in a cell."""
@@ -511,26 +533,12 @@ class _Trial:
             inside.update(map(self._graph.dependences.joined, reader.walk(step.results, before)))
         return inside
 
-    def _frames_of(self, body: str, frames: Sequence[Frame]) -> list[Frame]:
-        """Return the frame of a body, if it runs once, and others."""
+    def _frames_of(self, body: str, loop_frame: Frame) -> list[Frame]:
+        """Return the frame of a body, if it runs once, and that of a loop in it."""
+        frames = [loop_frame] if loop_frame.body == body else []
         with suppress(UnknownValue):
-            return [self._graph.frame(body), *frames]
-        return [*frames]
-
-    def _reads_both(
-        self, place: Place, frames: Sequence[Frame], low: str, high: str, evaluation: GraphEvaluation
-    ) -> bool:
-        """Return whether a node reads the outputs of both cells as they are, in a body or in a loop's first step."""
-        for frame in self._frames_of(place.body, frames):
-            found: set[str] = set()
-            for part in self._graph.reader.inputs_at(place):
-                with suppress(UnknownValue):
-                    value = evaluation.array(frame, part)
-                    names = (name for name in (low, high) if find_origins(value, self._results[name][-1]) is not None)
-                    found.update(names)
-            if len(found) == 2:
-                return True
-        return False
+            frames.append(self._graph.frame(body))
+        return list(dict.fromkeys(frames))
 
     def _output(self, place: Place, evaluation: GraphEvaluation) -> Array | None:
         try:
