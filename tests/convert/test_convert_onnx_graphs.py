@@ -20,6 +20,7 @@ from convert_cases import (
     H,
     I,
     T,
+    all_warnings,
     assert_same,
     converted,
     from_torch,
@@ -540,6 +541,9 @@ def test_cells_that_are_written_out():
 
 
 # ------------------------------------------------------------------------------------ PyTorch's exporters, silero-vad
+FIXED = "from_onnx: compared for B = 2 alone, which the model fixes"  # by a Reshape, of the new exporter
+
+
 def streaming(kind, layers, directions, batch_first, dynamo):
     """Export a PyTorch model that takes and returns states; return its arguments, its results and the export."""
     torch = pytest.importorskip("torch")
@@ -579,14 +583,13 @@ def streaming(kind, layers, directions, batch_first, dynamo):
 def test_exports_that_take_states(kind, layers, directions, batch_first, dynamo):
     """y and the final states of the layer are PyTorch's, from the states that the model would get."""
     (x, *states), (y, *last), model = streaming(kind, layers, directions, batch_first, dynamo)
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        layer = convert.from_onnx(model)
+    layer, texts = all_warnings(convert.from_onnx, model)
+    texts = [text for text in texts if text != FIXED]
     cells = layer.layers if layers == 2 else [layer]
     assert [isinstance(cell, Bidirectional) for cell in cells] == [directions == 2] * layers
-    assert len(record) <= 1 and (record or (layers == 1 and not dynamo))
-    for warning in record:
-        assert "left to the caller: " in str(warning.message) and "(input[5], of '" in str(warning.message)
+    assert len(texts) <= 1 and (texts or (layers == 1 and not dynamo))
+    for text in texts:
+        assert "left to the caller: " in text and "(input[5], of '" in text
     names = "h" if kind == "GRU" else ("h", "cs")
     parts = [{name: array[k] for name, array in zip(names, states, strict=True)} for k in range(layers * directions)]
     state = [dict(zip(("fw", "bw"), parts[2 * k :], strict=False)) for k in range(layers)] if directions == 2 else parts
@@ -618,14 +621,16 @@ def test_exported_heads_on_the_last_state(reads, rows, layers, dynamo):
             return self.head(h[-1] if reads == "h" else y[:, -1])
 
     torch.manual_seed(0)
-    model, x, file = Classifier().eval(), torch.randn(rows, T, I), io.BytesIO()
+    module, x, file = Classifier().eval(), torch.randn(rows, T, I), io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exported = torch.onnx.export(model, (x,), None if dynamo else file, dynamo=dynamo)
-    layer = convert.from_onnx(exported.model_proto if dynamo else onnx.load_from_string(file.getvalue()))
+        exported = torch.onnx.export(module, (x,), None if dynamo else file, dynamo=dynamo)
+    model = exported.model_proto if dynamo else onnx.load_from_string(file.getvalue())
+    layer, texts = all_warnings(convert.from_onnx, model)
     assert parts_of(layer) == f"{' '.join(['GRU'] * layers)} Dense:relu:False Dense:softmax:True"
+    assert texts in ([], [FIXED.replace("2", str(rows))])
     with torch.no_grad():
-        np.testing.assert_allclose(layer(x.numpy(), batch_first=True)[0], model(x), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(layer(x.numpy(), batch_first=True)[0], module(x), rtol=0, atol=1e-6)
 
 
 SILERO = {  # its files, and how many LSTMs they have: for 16 kHz, and for 8 kHz
