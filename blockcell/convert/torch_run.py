@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 import io
 import itertools
@@ -241,13 +242,14 @@ class _Source:
             key for a in (x, *(c.y for c in all_calls)) for key in _keys(a)
         )
         arguments = returned | dict.fromkeys(key for call in all_calls for key in _keys_of_permutations(call.y))
-        for event in events:
+        others = [event for event in events if event.name not in self._piece_names]
+        for event in others + _join_steps(others):
             module = self._modules[event.name]
             has_weights = any(True for _ in itertools.chain(module.parameters(), module.buffers()))
             label = None if has_weights else f"{event.name} ({type(module).__name__})"
             keys_entering = {key for arrays in event.entering for array in arrays for key in _keys(array)}
-            for array in event.leaving if event.name not in self._piece_names else ():
-                if has_weights or keys_entering.isdisjoint(_keys(array)):
+            for array in event.leaving:
+                if has_weights or (event.entering and keys_entering.isdisjoint(_keys(array))):
                     for key in _keys_of_permutations(array):
                         returned.setdefault(key, label)
                         arguments.setdefault(key, label)
@@ -530,6 +532,8 @@ def _tensors(value: Any) -> list[Any]:
         return [value]
     if isinstance(value, PackedSequence):
         return [pad_packed_sequence(value)[0]]
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
     members = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
     return [tensor for member in members for tensor in _tensors(member)]
 
@@ -538,6 +542,15 @@ def _arrays(value: Any) -> list[Array]:
     """Return copies of all tensors of an argument or a result."""
     tensors = [tensor.detach().cpu() for tensor in _tensors(value)]
     return [np.array((t.float() if t.dtype == torch.bfloat16 else t).numpy()) for t in tensors]
+
+
+def _join_steps(events: Sequence[_Event]) -> list[_Event]:
+    """Return an event for each module that is called for one step after the other, with the results of all steps."""
+    leaving: dict[str, list[Array]] = {}
+    for event in events:
+        leaving.setdefault(event.name, []).extend(event.leaving)
+    alike = {name: arrays for name, arrays in leaving.items() if len({a.shape for a in arrays}) == 1 < len(arrays)}
+    return [_Event(name, [], [np.stack(arrays)], False, True) for name, arrays in alike.items()]
 
 
 def _read_call(first: _Event, last: _Event, state_count: int, is_cell: bool, is_batch_first: bool) -> _Call | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import random
 import warnings
 from collections import Counter
@@ -375,7 +376,15 @@ def quantized_model():
     return model
 
 
+@dataclasses.dataclass
+class Output:
+    """What a model returns."""
+
+    y: torch.Tensor
+
+
 RIGHT = {
+    "dataclass": lambda: Model(lambda m, x: Output(m.rnn(x)[0])),
     "tuple": lambda: Model(lambda m, x: m.rnn(x)),
     "dict": lambda: Model(lambda m, x: {"y": m.rnn(x)[0]}),
     "transposed": lambda: Model(lambda m, x: m.rnn(x.transpose(0, 1))[0].transpose(0, 1)),
@@ -433,6 +442,10 @@ PARTS = {
     ),
     "twice": (lambda m, x: m.head(m.rnn(m.rnn(m.front(x))[0])[0]), ", that 'rnn' is called more than once"),
     "module without weights": (lambda m, x: m.head(m.rnn(m.flip(m.front(x)))[0]), r", flip \(Flip\)"),
+    "step by step": (
+        lambda m, x: torch.stack([m.head(y) for y in m.rnn(torch.stack([m.front(step) for step in x]))[0]]),
+        "",
+    ),
     "not called": (
         lambda m, x: m.head(m.rnn.forward(m.front(x))[0]),
         ", what its forward does with 'rnn'",
