@@ -114,6 +114,22 @@ def test_torch_formula(suffix, gates):
     np.testing.assert_allclose(formula(x, *convert.to_torch(layer).values()), layer(x)[0], rtol=0, atol=1e-14)
 
 
+def test_what_is_not_compared():
+    """Weights alone have no forward, nor has a stand-in for a module; one warning says so with all else."""
+    weights = torch_weights("rnn.", gates=1)
+    expected = from_torch(weights, nonlinearity="tanh")
+    reason = "not compared with the model, because only weights were given: pass the module, or check=False"
+    layer, message = warned(convert.from_torch, weights, prefix="rnn.", nonlinearity="tanh")
+    assert_same(layer, expected)
+    assert message == f"from_torch: {reason}"
+    _, message = warned(convert.from_torch, weights | {"head.weight": np.ones((2, H))})
+    assert re.fullmatch(rf"from_torch: left out: head \(weight\); weights do not tell .*'relu'; {reason}", message)
+    for check in (None, True):
+        _, message = warned(convert.from_torch, Module(torch_weights()), check=check)
+        expected_text = "because it is no PyTorch module: pass the module, or check=False"
+        assert message == f"from_torch: not compared with the model, {expected_text}"
+
+
 @pytest.mark.parametrize("suffix", ["_l0", ""])
 @pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
 def test_torch_rnn(nonlinearity, suffix):
