@@ -324,5 +324,7 @@ def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callab
 def read(path: Path, weights: Path | None) -> Any:
     """Read a layer from a file, or from an architecture and a file of weights."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"from_keras: (left out|arrays do not)", UserWarning)
+        warnings.filterwarnings(
+            "ignore", r"from_keras: (left out|arrays do not|the layers are|not compared)", UserWarning
+        )
         return convert.from_keras(path, weights=weights)

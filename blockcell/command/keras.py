@@ -39,6 +39,9 @@ def inspect_layers(options: argparse.Namespace) -> int:
 def read_chosen(options: argparse.Namespace) -> tuple[Layer, list[str]]:
     """Read the layer that `blockcell extract` writes, and the lines about it."""
     layer, messages = _read(options)
+    messages.append(
+        "Not compared with the model, as files are never run: convert.from_keras compares models in memory."
+    )
     layers = _parts(layer)
     if options.cell is None:
         if isinstance(layer, dict):
@@ -60,7 +63,7 @@ def read_chosen(options: argparse.Namespace) -> tuple[Layer, list[str]]:
 def _read(options: argparse.Namespace) -> tuple[Layer | dict[str, Layer], list[str]]:
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
-        layer = from_keras(options.path, **{name: getattr(options, name) for name in OPTIONS})
+        layer = from_keras(options.path, check=False, **{name: getattr(options, name) for name in OPTIONS})
     return layer, [str(warning.message).removeprefix("from_keras: ") for warning in record]
 
 

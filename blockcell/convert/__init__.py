@@ -17,6 +17,8 @@ weights, so it is not converted.
 ``keras_layers.py``      `KerasLayer`, a neutral description of a layer of Keras, and the layers made of it
 ``keras_objects.py``     descriptions of layers and models in memory
 ``keras_config.py``      descriptions from the JSON of Keras 1, 2 and 3
+``keras_run.py``         models in memory, run and compared with the layers that they became
+``keras_inputs.py``      random inputs for them
 ``keras_files.py``       descriptions from files
 ``keras_stored.py``      the arrays in an HDF5 file of Keras
 ``hdf5.py``              HDF5 files that are not trusted

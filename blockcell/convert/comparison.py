@@ -22,6 +22,8 @@ from ..layers.structure import leaves_by_prefix
 from ..optable import Array
 from .shared import ConversionError
 
+NOT_COMPARED = "not compared with the model"
+"""How remarks begin that say why a layer is not compared with its source."""
 _SCALES = 1.0, 0.25, 3.0, 0.05  # of the inputs of one draw after the other, until the results depend on all of x
 _SIZES = 5, 3, 7, 4, 11, 6, 13, 8, 17, 9, 19, 10  # of which the first ones that are no other size of the model
 _LONG = 71  # steps, or a few more: a model may leave out what is behind a certain step
@@ -145,7 +147,7 @@ def _check(caller: str, crossing: Crossing, passed_over: Collection[str]) -> dic
     label, x = crossing.label, crossing.x
     if x.shape[-1] != crossing.layer.input_size:
         text = f"{label} reads x of shape {x.shape}, the layer reads {crossing.layer.input_size} columns"
-        raise _conversion_error(caller, text, passed_over)
+        raise conversion_error(caller, text, passed_over)
     results = crossing.compute(x)
     rounding: Mapping[str, float] = {}
     bounds: dict[str, float] = {}
@@ -153,7 +155,7 @@ def _check(caller: str, crossing: Crossing, passed_over: Collection[str]) -> dic
         result = results[name]
         if result.shape != expected.shape:
             text = f"{name} of {label} has shape {expected.shape}, that of the layer {result.shape}"
-            raise _conversion_error(caller, text, passed_over)
+            raise conversion_error(caller, text, passed_over)
         errors = np.abs(result.astype(np.float64) - expected)
         bounds[name] = _floor(crossing) * _largest(expected)
         if not np.all(errors <= bounds[name]):
@@ -166,11 +168,12 @@ def _check(caller: str, crossing: Crossing, passed_over: Collection[str]) -> dic
             values = f"{expected[first]:.6g} in the model and {result[first]:.6g} in the layer"
             largest = np.max(errors, initial=0, where=~np.isnan(errors))
             limits = f"the largest difference is {largest:.2g}, rounding would be below {bounds[name]:.2g}"
-            raise _conversion_error(caller, f"{name} of {label} at {first} is {values}; {limits}", passed_over)
+            raise conversion_error(caller, f"{name} of {label} at {first} is {values}; {limits}", passed_over)
     return bounds
 
 
-def _conversion_error(caller: str, text: str, passed_over: Collection[str]) -> ConversionError:
+def conversion_error(caller: str, text: str, passed_over: Collection[str]) -> ConversionError:
+    """Return the error for a layer that computes something else than its source, as the text says."""
     over = f". The conversion took these for parts that do nothing: {', '.join(passed_over)}" if passed_over else ""
     return ConversionError(
         f"{caller}: the layer computes something else than the model on random inputs: {text}{over}. If you know"
@@ -260,7 +263,7 @@ def _largest(array: Array) -> float:
 
 def warn_not_compared(caller: str, reason: str, stacklevel: int) -> None:
     """Warn that a converted layer has not been compared with its source."""
-    warnings.warn(f"{caller}: not compared with the model, because {reason}", stacklevel=stacklevel + 1)
+    warnings.warn(f"{caller}: {NOT_COMPARED}, because {reason}", stacklevel=stacklevel + 1)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -15,18 +14,26 @@ from ..files import StrPath
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
 from ..layers.structure import activations_of, leaves_by_prefix, snapshot_of
 from ..optable import Array
+from .comparison import NOT_COMPARED
 from .keras_config import default_gates
 from .keras_files import read_model
 from .keras_layers import (
     KERAS_2_HARD_SIGMOID,
+    OWN_CALL,
+    KerasLayer,
+    add_mask_hints,
     cell_from_arrays,
     convert_layer,
-    convert_model,
     dense_from_arrays,
     has_open_gates,
     is_cudnn,
+    joining_remark,
+    step_of_layer,
+    steps_of_model,
 )
 from .keras_objects import describe
+from .keras_run import compare_with_source, is_whole
+from .models import Assembly, assemble, labels_left_out, warn_once
 from .shared import ConversionError, RecurrentCell, cells_of, gates_of_shape, split_cell
 
 
@@ -38,6 +45,7 @@ def from_keras(
     reset_after: bool | None = None,
     activation: Activation | None = None,
     recurrent_activation: Activation | None = None,
+    check: bool | None = None,
 ) -> Layer: ...
 @overload
 def from_keras(
@@ -47,6 +55,7 @@ def from_keras(
     reset_after: bool | None = None,
     activation: Activation | None = None,
     recurrent_activation: Activation | None = None,
+    check: bool | None = None,
 ) -> Any: ...
 def from_keras(
     source: Any,
@@ -55,6 +64,7 @@ def from_keras(
     reset_after: bool | None = None,
     activation: Activation | None = None,
     recurrent_activation: Activation | None = None,
+    check: bool | None = None,
 ) -> Any:
     """Convert a Keras layer or a whole Keras model, in memory or in a file.
 
@@ -89,6 +99,11 @@ def from_keras(
         "sigmoid", the second with a warning: before Keras 2.3 and in TensorFlow 1 it was
         ``("hard_sigmoid", 0.2, 0.5)``. **"hard_sigmoid" is the function of Keras 3.** In a config of Keras 2 it means
         ``("hard_sigmoid", 0.2, 0.5)``.
+    check : bool, optional
+        Whether the source runs on random inputs and must compute what the layer computes. None, the default, compares
+        where nothing but the model's own code is run; True also where the model has hooks of the user's; False does not
+        compare. A model or a layer runs, by ``model(x, training=False)``, and is left as it was; files and arrays do
+        not.
 
     Returns
     -------
@@ -108,9 +123,10 @@ def from_keras(
     Warns
     -----
     UserWarning
-        Parts of a model are skipped; for Masking, pass ``mask=`` to the layer's calls. The arrays of a ``Dense`` become
-        a `Dense` without activation that runs at each step. The arrays of an LSTM or a GRU without
-        `recurrent_activation` get sigmoid.
+        Parts of a model are skipped, such as an Embedding; the warning says what to pass to calls for a mask, for the
+        state of another layer, or for ``stateful=True``. The layers come in a dict: the warning says which reads what.
+        The source could not be compared with the result. The arrays of a ``Dense`` become a `Dense` without activation
+        that runs at each step. The arrays of an LSTM or a GRU without `recurrent_activation` get sigmoid.
 
     Raises
     ------
@@ -121,7 +137,7 @@ def from_keras(
     ConversionError
         Layers do not have the activation, such as gelu, or it is your own function; a single layer has
         ``go_backwards=True`` and ``return_sequences=True``, so Keras' output begins with the last step; a
-        ``merge_mode`` is not "concat".
+        ``merge_mode`` is not "concat". Or the model computes something else on random inputs.
     ValueError
         A model has no LSTM, GRU or SimpleRNN; the number of arrays or their shapes are wrong or ambiguous: a
         Bidirectional with I = H has the shapes of two stacked layers, and a kernel may be an Embedding. An activation
@@ -130,36 +146,73 @@ def from_keras(
     caller = "from_keras"
     if isinstance(source, (str, os.PathLike)):
         options = {"activation": activation, "recurrent_activation": recurrent_activation, "reset_after": reset_after}
-        return _from_file(caller, source, weights, options)
+        return _from_file(caller, source, weights, options, check)
     if weights is not None:
         raise ValueError(f"{caller}: weights is given; expected the path of an architecture's .json before it")
     if hasattr(source, "get_config"):
         if activation is not None or recurrent_activation is not None:
             expected = "expected arrays, as a layer has its own"
             raise ValueError(f"{caller}: activation or recurrent_activation is given; {expected}")
-        described = describe(source)
-        return (
-            convert_model(caller, described, stacklevel=3) if described.is_model else convert_layer(caller, described)
-        )
+        layers, left_out, remarks = _convert(caller, describe(source), source, check)
+        warn_once(caller, left_out, remarks, stacklevel=2)
+        return layers
     if isinstance(source, (str, bytes)) or not isinstance(source, Sequence):
         kinds = "LSTM, GRU, SimpleRNN or Bidirectional layer"
         expected = f"expected a Keras {kinds}, the arrays of its get_weights(), or a list of these"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
     pairs = (("activation", activation), ("recurrent_activation", recurrent_activation))
     activations = {name: value for name, value in pairs if value is not None}
-    layer, ambiguous = _from_list(caller, source, reset_after, DEFAULTS | activations)
+    layer, ambiguous, left_out, remarks = _from_list(caller, source, reset_after, DEFAULTS | activations, check)
     cells = _cells_in([layer])
     for name, value in activations.items():
         if not any(name in activations_of(cell) for cell in cells):
             kinds = ", ".join({type(cell).__name__: None for cell in leaves_by_prefix(layer).values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
-    _warn_of_arrays(caller, ambiguous, None if recurrent_activation is not None else "sigmoid", stacklevel=3)
+    unknown = _remarks_of_arrays(ambiguous, None if recurrent_activation is not None else "sigmoid")
+    warn_once(caller, left_out, [*unknown, *dict.fromkeys(remarks)], stacklevel=2)
     return layer
 
 
+def _convert(
+    caller: str, described: KerasLayer, source: Any, check: bool | None
+) -> tuple[Layer | dict[str, Layer], list[str], list[str]]:
+    """Convert a layer or a model; compare it with the object in memory, or None for a file.
+
+    Return the converted layers, the labels of what is left out, and remarks.
+    """
+    if described.is_model:
+        steps, outputs = steps_of_model(caller, described)
+        assembly = add_mask_hints(steps, assemble(caller, steps, outputs))
+    else:
+        key = described.name
+        steps = {key: step_of_layer(caller, described, key, ())._replace(source=described)}
+        layer = steps[key].layer or convert_layer(caller, described)  # which raises
+        outputs = (key,)
+        assembly = Assembly(layer, None, outputs, labels_left_out(steps, outputs, outputs))
+    remarks: list[str] = []
+    if check is not False:
+        a_file = "because a file is never run; load it with Keras and pass the model"
+        remarks = (
+            [f"{NOT_COMPARED}, {a_file}"]
+            if source is None
+            else compare_with_source(caller, source, check, steps, outputs, assembly)
+        )
+    layers, left_out = assembly.layers, assembly.left_out
+    is_proven = check is not False and not any(NOT_COMPARED in remark for remark in remarks)
+    if outputs is None and not (is_proven and is_whole(assembly)):
+        own_call = f"{described.name} ({described.kind}): {OWN_CALL}"
+        left_out = [*left_out, own_call if described.name else "the order of the layers, which arrays do not tell"]
+    joining = joining_remark(steps, layers) if isinstance(layers, dict) else ""
+    return layers, left_out, [*([joining] if joining else []), *remarks]
+
+
 def _from_file(
-    caller: str, path: StrPath, weights: StrPath | None, options: Mapping[str, bool | Activation | None]
+    caller: str,
+    path: StrPath,
+    weights: StrPath | None,
+    options: Mapping[str, bool | Activation | None],
+    check: bool | None,
 ) -> Layer | dict[str, Layer]:
     """Convert the model in a file; the options are for files without a config."""
     file = read_model(path, weights, options)
@@ -167,37 +220,36 @@ def _from_file(
     if names and file.has_config:
         raise ValueError(f"{caller}: {' and '.join(names)} is given; expected arrays alone, as a model has its own")
     try:
-        layer = convert_model(caller, file.model, stacklevel=4)
+        layers, left_out, remarks = _convert(caller, file.model, None, check)
     except ConversionError:
         raise
     except (RecursionError, TypeError, ValueError) as error:  # an object of Keras would not have been built
         raise FormatError(f"{os.fspath(path)}: {error}") from error
     if not file.has_config:
-        layers = [*(layer.values() if isinstance(layer, dict) else [layer])]
+        parts = [*(layers.values() if isinstance(layers, dict) else [layers])]
         is_known = options["recurrent_activation"] is not None or not has_open_gates(file.model)
-        _warn_of_arrays(caller, layers, None if is_known else default_gates(file.version), stacklevel=4)
-    return layer
+        remarks = [*_remarks_of_arrays(parts, None if is_known else default_gates(file.version)), *remarks]
+    warn_once(caller, left_out, remarks, stacklevel=3)
+    return layers
 
 
-def _warn_of_arrays(caller: str, layers: Sequence[Layer], gates: Activation | None, stacklevel: int) -> None:
-    """Warn of what arrays do not tell of these layers: `gates` is the recurrent_activation that was not given."""
+def _remarks_of_arrays(layers: Sequence[Layer], gates: Activation | None) -> list[str]:
+    """Say what arrays do not tell of these layers: `gates` is the recurrent_activation that was not given."""
+    texts = []
     if gates is not None and any("recurrent_activation" in activations_of(cell) for cell in _cells_in(layers)):
         default = "sigmoid, the default of Keras since 2.3 and of TensorFlow 2. Before, and in TensorFlow 1, it was"
         default += f" hard_sigmoid. Pass recurrent_activation={KERAS_2_HARD_SIGMOID!r} for such a model, else"
         if gates != "sigmoid":
             default = f"hard_sigmoid, the default of Keras before 2.3, which wrote them. Pass that, {gates!r}, or"
-        warnings.warn(
-            f'{caller}: arrays do not tell recurrent_activation: here it is {default} recurrent_activation="sigmoid"',
-            stacklevel=stacklevel,
-        )
+        texts.append(f'arrays do not tell recurrent_activation: here it is {default} recurrent_activation="sigmoid"')
     parts = [part for layer in layers for part in (layer.layers if isinstance(layer, Stack) else [layer])]
     if any(isinstance(part, Dense) for part in parts):
-        warnings.warn(
-            f"{caller}: arrays do not tell a Dense's activation, nor what return_sequences the layer below it has: here"
-            f" it has none, and gives y for each step. Pass the model, or make the Dense anew:"
-            f' Stack([*stack.layers[:-1], Dense(**stack.layers[-1].weights, activation="softmax", last=True)])',
-            stacklevel=stacklevel,
+        texts.append(
+            "arrays do not tell a Dense's activation, nor what return_sequences the layer below it has: here it has"
+            " none, and gives y for each step. Pass the model, or make the Dense anew:"
+            ' Stack([*stack.layers[:-1], Dense(**stack.layers[-1].weights, activation="softmax", last=True)])'
         )
+    return texts
 
 
 def to_keras(layer: Layer) -> list[Any]:
@@ -245,20 +297,42 @@ def to_keras(layer: Layer) -> list[Any]:
     return arrays
 
 
+class _ListParts(NamedTuple):
+    """What a list of layers and arrays becomes."""
+
+    layer: Any
+    ambiguous: list[Layer]
+    """The layers whose arrays do not tell everything."""
+    left_out: list[str]
+    remarks: list[str]
+
+
 def _from_list(
-    caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
-) -> tuple[Layer, list[Layer]]:
-    """Convert a list; return the layer, and those of its layers whose arrays do not tell everything."""
+    caller: str,
+    source: Sequence[Any],
+    reset_after: bool | None,
+    activations: Mapping[str, Activation],
+    check: bool | None,
+) -> _ListParts:
+    """Convert a list of layers, of arrays, or of such lists."""
     if not source or not all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
         layers, ambiguous = _from_arrays(caller, source, reset_after, activations)
-        return layers[0] if len(layers) == 1 else Stack(layers), ambiguous
-    parts: list[tuple[Layer, list[Layer]]] = [
-        (from_keras(part, reset_after=reset_after), [])
-        if hasattr(part, "get_config")
-        else _from_list(caller, part, reset_after, activations)
-        for part in source
-    ]
-    return Stack([layer for layer, _ in parts]), [part for _, ambiguous in parts for part in ambiguous]
+        reason = f"{NOT_COMPARED}, because arrays are no model; pass the model or the layer"
+        layer = layers[0] if len(layers) == 1 else Stack(layers)
+        return _ListParts(layer, ambiguous, [], [] if check is False else [reason])
+    parts = []
+    for part in source:
+        if hasattr(part, "get_config"):
+            converted, *texts = _convert(caller, describe(part), part, check)
+            parts.append(_ListParts(converted, [], *texts))
+        else:
+            parts.append(_from_list(caller, part, reset_after, activations, check))
+    return _ListParts(
+        Stack([part.layer for part in parts]),
+        [layer for part in parts for layer in part.ambiguous],
+        [label for part in parts for label in part.left_out],
+        [remark for part in parts for remark in part.remarks],
+    )
 
 
 def _cells_in(layers: Iterable[Layer]) -> list[RecurrentCell]:

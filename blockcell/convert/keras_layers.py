@@ -16,7 +16,7 @@ from ..activations import PARAMETERS, Activation
 from ..errors import short
 from ..layers import Bidirectional, Dense, Layer, Stack
 from ..optable import ACTIVATIONS, Array
-from .models import Step, assemble, warn_once
+from .models import Assembly, Step, labels_left_out
 from .shared import (
     KINDS,
     ConversionError,
@@ -50,6 +50,8 @@ _TIME_DISTRIBUTED = (
 )
 LONGEST_NAME = 2**8  # of a layer, with the names of the models that it is in
 LEAKY_RELU_SLOPE = 0.3  # of the layer, by default; of the function it is 0.2
+
+OWN_CALL = "its call() is its own"
 
 _Keys = tuple[str | None, ...] | None  # as `Step.inputs`
 
@@ -119,13 +121,14 @@ def is_known_activation(value: Any) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------------- models
-def convert_model(caller: str, model: KerasLayer, stacklevel: int) -> Layer | dict[str, Layer]:
-    """Convert the layers of a model, as `assemble` returns them."""
+def steps_of_model(caller: str, model: KerasLayer) -> tuple[dict[str, Step], _Keys]:
+    """Convert the layers of a model; return them under their names, and the keys of those that its results come from.
+
+    The keys are None for a model whose call() is its own.
+    """
     steps: dict[str, Step] = {}
     outputs = _add_model(caller, steps, model, "", ())
-    assembly = assemble(caller, steps, outputs)
-    warn_once(caller, assembly.left_out, (), stacklevel)
-    return assembly.layers
+    return steps, outputs
 
 
 def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
@@ -139,7 +142,7 @@ def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: s
     if not any("inbound_nodes" in entry for entry in entries.values()):
         for layer in model.layers:
             _add_layer(caller, steps, layer, prefix, None)
-        return None
+        return _add_part(steps, prefix[:-1], model.kind, inputs, OWN_CALL) if prefix else None
     layers = {layer.name: layer for layer in model.layers}
     starts = {name: k for k, (name, _) in enumerate(tensors_of(config.get("input_layers")))} if inputs else {}
     reads = {name: () if name in starts else (*tensors_of(entry["inbound_nodes"]),) for name, entry in entries.items()}
@@ -147,20 +150,109 @@ def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: s
 
     def keys_of(tensors: Iterable[tuple[str, int]]) -> _Keys:
         """Return the keys of the steps that results of layers come from, None where a layer reads its own result."""
-        outputs = [(results.get(name) or (), index) for name, index in tensors]
-        return tuple(keys[index] if 0 <= index < len(keys) else None for keys, index in outputs)
+        return tuple(_key_of_result(steps, results.get(name) or (), index) for name, index in tensors)
 
     outputs = (*tensors_of(config.get("output_layers")),)
     for name in _order_by_reads(reads, [name for name, _ in outputs]):
         sources = (inputs or ())[starts[name] :][:1] if name in starts else keys_of(reads[name])
-        if name in layers:
-            results[name] = _add_layer(caller, steps, layers[name], prefix, sources)
-            if len(entries[name]["inbound_nodes"]) > 1 and (key := prefix + name) in steps:
-                steps[key] = steps[key]._replace(hint="that it is called more than once")
-        else:
-            steps[prefix + name] = Step(f"{prefix}{name} ({entries[name].get('class_name')})", sources)
-            results[name] = (prefix + name,)
+        key, count = prefix + name, len(entries[name]["inbound_nodes"])
+        kind = layers[name].kind if name in layers else str(entries[name].get("class_name"))
+        if name not in layers:
+            steps[key] = Step(f"{key} ({kind})", sources, source=KerasLayer(kind, name, {}))
+            results[name] = (key,)
+            continue
+        results[name] = _add_layer(caller, steps, layers[name], prefix, sources)
+        if count > 1:
+            results[name] = _add_part(steps, key, kind, results[name], "that it is called more than once")
+        elif layers[name].is_recurrent and sources and len(sources) > 1:
+            _add_state_hint(steps, key, [source for source, _ in reads[name][1:]], prefix)
     return keys_of(outputs)
+
+
+def _add_part(steps: dict[str, Step], key: str, kind: str, inputs: _Keys, hint: str) -> _Keys:
+    """Add a step for what is dropped of a layer or a model behind its own steps, and return its key.
+
+    Nothing that follows it is joined with these steps.
+    """
+    part = f"{key}: {hint}"
+    steps[part] = Step(f"{key} ({kind})", inputs, hint=hint, source=KerasLayer("", key, {}))
+    return (part,) * len(inputs or (None,))
+
+
+def _key_of_result(steps: dict[str, Step], keys: Sequence[str | None], index: int) -> str | None:
+    """Return the key of the step that a result of a layer comes from; of the states of a layer, a step of their own."""
+    if 0 <= index < len(keys):
+        return keys[index]
+    key = keys[0] if len(keys) == 1 else None
+    if index < 0 or key is None or steps[key].layer is None:
+        return key
+    names = _state_names(steps[key].source)[index - 1 :]
+    hint = f"its state {names[0] if names else index} is used, which a call returns beside y"
+    _add_part(steps, key, steps[key].source.kind, (), hint)
+    return f"{key}: {hint}"
+
+
+def _state_names(source: KerasLayer) -> list[str]:
+    """Return the names of the states that a recurrent layer returns behind its y."""
+    if source.kind == "Bidirectional":
+        sides = zip(("forward", "backward"), source.layers, strict=True)
+        return [f"{name} ({side})" for side, half in sides for name in _state_names(half)]
+    return [name for cell in source.cells for name in ("h", "c")[: 1 + cell.kind.startswith("LSTM")]]
+
+
+def _add_state_hint(steps: dict[str, Step], key: str, origins: Sequence[str], prefix: str) -> None:
+    """Say of a recurrent layer, if it does so, that it starts from results of other layers."""
+    step = steps[key]
+    x, *states = step.inputs or (None,)
+    are_inputs = all(state is not None and is_input(steps, state) for state in states)
+    states = [None if state is None or "its state" in steps[state].hint else state for state in states]
+    names = ", ".join(dict.fromkeys(prefix + origin for origin in origins))
+    what = f"the state of {names}" if not any(states) else f"the results of {names}"
+    hint = "" if are_inputs else f"it starts from {what}: pass state="
+    steps[key] = step._replace(inputs=(x, *states), hint="; ".join(filter(None, (hint, step.hint))))
+
+
+def is_input(steps: Mapping[str, Step], key: str) -> bool:
+    """Return whether a step is an input of the whole model."""
+    step = steps[key]
+    if step.inputs and step.is_identity:
+        return step.inputs[0] is not None and is_input(steps, step.inputs[0])
+    return bool(step.source.kind == "InputLayer")
+
+
+def joining_remark(steps: Mapping[str, Step], layers: Mapping[str, Layer]) -> str:
+    """Say why layers come in a dict: which of them read what."""
+    texts = []
+    has_one_input = sum(step.source.kind == "InputLayer" and not step.inputs for step in steps.values()) < 2
+    for key in [*layers][:12]:
+        source, inputs = key, steps[key].inputs
+        while inputs and inputs[0] is not None and (source == key or steps[source].is_identity):
+            source, inputs = inputs[0], steps[inputs[0]].inputs
+        reads_input = inputs == () and (source == key or is_input(steps, source))
+        label = "the model's input" if reads_input and has_one_input else steps[source].label
+        texts += [f"{key} reads {label}"] if reads_input or source != key else []
+    return f"the layers are not one behind the other: {', '.join(texts)}" if texts else ""
+
+
+def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
+    """Say of layers that make a mask how to pass it to calls of the converted layers."""
+    recurrent = [key for key in assembly.keys if steps[key].source.is_recurrent]
+    is_one = not isinstance(assembly.layers, dict)
+    repeating = [key for key in (recurrent[-1:] if is_one else recurrent) if repeats_masked_steps(steps[key])]
+    names = "" if is_one or len(repeating) == len(recurrent) else f" to those of {', '.join(repeating)}"
+    masked = f', and masked="repeat"{names}' if repeating else ""
+    makers = {"Masking": "mask=", "Embedding": "mask=ids != 0"}
+    for key, step in steps.items():
+        if step.source.kind == "Masking" or (step.source.kind == "Embedding" and step.source.config.get("mask_zero")):
+            steps[key] = step._replace(hint=f"pass {makers[step.source.kind]} to the layer's calls{masked}")
+    return assembly._replace(left_out=labels_left_out(steps, assembly.needed_keys, assembly.keys))
+
+
+def repeats_masked_steps(step: Step) -> bool:
+    """Return whether Keras' layer repeats its output at masked steps: all but a Bidirectional do."""
+    config = step.source.config
+    is_sequence = config.get("return_sequences", False) and step.source.kind != "Bidirectional"
+    return bool(is_sequence and not config.get("zero_output_for_mask"))
 
 
 def _order_by_reads(reads: Mapping[str, Iterable[tuple[str, int]]], names: Iterable[str]) -> list[str]:
@@ -205,11 +297,11 @@ def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: 
     if len(key) > LONGEST_NAME:
         raise ValueError(f"{caller}: the layer {short(key)} has a name of more than {LONGEST_NAME} letters")
     if source.kind == "TimeDistributed" and _has_recurrent(source):
-        inner_keys = _add_layer(caller, steps, source.layers[0], f"{key}/", ()) or ()
+        inner_keys = _add_layer(caller, steps, source.layers[0], f"{key}/", (None,)) or ()
         reads = None if inputs is None else (*inputs, *inner_keys)
-        steps[key] = Step(f"{key} (TimeDistributed)", reads, hint=_TIME_DISTRIBUTED)
+        steps[key] = Step(f"{key} (TimeDistributed)", reads, hint=_TIME_DISTRIBUTED, source=source)
     else:
-        steps[key] = _step(caller, source, key, inputs)
+        steps[key] = step_of_layer(caller, source, key, inputs)._replace(source=source)
     return (key,)
 
 
@@ -218,7 +310,7 @@ def _has_recurrent(source: KerasLayer) -> bool:
     return any(inner.is_recurrent or _has_recurrent(inner) for inner in source.layers)
 
 
-def _step(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
+def step_of_layer(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
     """Return the step of a layer that is no model."""
     kind, config = source.kind, source.config
     plain = Step(f"{key} ({kind})", inputs)
@@ -228,12 +320,15 @@ def _step(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
         names = ", ".join(cell.kind for cell in source.cells)
         return plain._replace(label=f"{key} ({kind} of {names})", hint="not Keras's own cells")
     if source.is_recurrent:
-        step, is_bidirectional = plain._replace(layer=convert_layer(caller, source)), kind == "Bidirectional"
-        if (source.layers[0].config if is_bidirectional else config).get("return_sequences"):
+        is_bidirectional = kind == "Bidirectional"
+        config = source.layers[0].config if is_bidirectional else config
+        hint = "stateful=True: call it as a stream, or pass state=" if config.get("stateful") else ""
+        step = plain._replace(layer=convert_layer(caller, source), hint=hint)
+        if config.get("return_sequences") or kind.endswith("Cell"):
             return step
         return step._replace(dense_last="ends" if is_bidirectional or config["go_backwards"] else "last")
     if kind == "TimeDistributed" and not source.layers[0].is_model:
-        return _step(caller, source.layers[0], key, inputs)
+        return step_of_layer(caller, source.layers[0], key, inputs)
     if kind == "Dense":
         if _is_dense_activation(config["activation"]):
             return plain._replace(layer=_dense(caller, source))
@@ -242,8 +337,7 @@ def _step(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> Step:
         activation = config["activation"] if kind == "Activation" else "softmax"
         is_of_dense = isinstance(activation, str) and activation in ACTIVATIONS
         return plain._replace(is_identity=activation == "linear", activation=activation if is_of_dense else None)
-    hint = "pass mask= to the layer's calls" if kind == "Masking" else ""
-    return plain._replace(is_identity=kind in WITHOUT_EFFECT, hint=hint)
+    return plain._replace(is_identity=kind in WITHOUT_EFFECT)
 
 
 def _is_dense_activation(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..layers import Bidirectional, Dense, Layer, Stack
@@ -36,6 +36,8 @@ class Step(NamedTuple):
     """Whether its result is its input, as that of dropout in inference."""
     hint: str = ""
     """What is dropped of it even if it is converted, or what to do instead."""
+    source: Any = None
+    """The description that it was made of, for the run of a model."""
 
 
 class Assembly(NamedTuple):
@@ -48,6 +50,8 @@ class Assembly(NamedTuple):
     """The keys of the steps that the layers were made of."""
     left_out: list[str]
     """The labels of needed steps that are not converted, or not all of what they do."""
+    needed_keys: tuple[str, ...] = ()
+    """The keys of the steps that the layers and the model's outputs need."""
 
 
 def assemble(caller: str, steps: Mapping[str, Step], outputs: Iterable[str | None] | None, hint: str = "") -> Assembly:
@@ -70,12 +74,16 @@ def assemble(caller: str, steps: Mapping[str, Step], outputs: Iterable[str | Non
     result: tuple[Converted, Any] = recurrent, {key: steps[key].initial_state for key in recurrent}
     if recurrent.keys() <= {*chain.keys}:
         keys, result = chain.keys, chain.layer_and_state()
-    left_out = [
+    return Assembly(*result, keys, labels_left_out(steps, needed_keys, keys), needed_keys)
+
+
+def labels_left_out(steps: Mapping[str, Step], needed_keys: Iterable[str], keys: Collection[str]) -> list[str]:
+    """Return the labels of needed steps that are not converted, or not all of what they do."""
+    return [
         steps[key].label + (f": {steps[key].hint}" if steps[key].hint else "")
         for key in needed_keys
         if steps[key].hint or not (steps[key].is_identity or key in keys)
     ]
-    return Assembly(*result, keys, left_out)
 
 
 def warn_once(caller: str, left_out: Iterable[str], remarks: Iterable[str], stacklevel: int) -> None:
@@ -133,7 +141,7 @@ def _complete_state(layer: Layer, state: Any) -> Any:
 
 
 # -------------------------------------------------------------------------------------------------------------- graphs
-def _needed_keys(steps: Mapping[str, Step], outputs: Iterable[str | None]) -> list[str]:
+def _needed_keys(steps: Mapping[str, Step], outputs: Iterable[str | None]) -> tuple[str, ...]:
     """Return the keys of the steps that the outputs need, in the order of `steps`."""
     waiting = [key for key in outputs if key is not None]
     seen: set[str] = set()
@@ -142,7 +150,7 @@ def _needed_keys(steps: Mapping[str, Step], outputs: Iterable[str | None]) -> li
         if key not in seen:
             seen.add(key)
             waiting += [source for source in steps[key].inputs or () if source is not None]
-    return [key for key in steps if key in seen]
+    return tuple(key for key in steps if key in seen)
 
 
 def _skip_identities(steps: Mapping[str, Step], key: str | None, known_keys: dict[str, str | None]) -> str | None:

@@ -185,7 +185,7 @@ def from_onnx(
             ignore_clip=ignore_clip,
             is_proven_for_rows=converted.is_proven_for_rows,
         )
-    layers, state, _, left_out = converted.assembly
+    layers, state, _, left_out, _ = converted.assembly
     warn_once(caller, [*left_out, *outcome.left_out], outcome.remarks, stacklevel=2)
     _warn_of_remarks(caller, remarks, layers, initial_state, check)
     return (layers, read_initial_state(caller, layers, state)) if initial_state else layers

@@ -216,7 +216,8 @@ def test_extract_of_keras(keras_file, ending, tmp_path, capsys):
     with pytest.warns(UserWarning, match="left out"):
         layer = blockcell.convert.from_keras(path)
     assert main(["extract", path, str(out)]) == 0
-    assert "left out: emb (Embedding)" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "\nleft out: emb (Embedding)\n" in text and text.count("ot compared with the model") == 1
     assert out.stat().st_size > 100
     if ending != ".onnx":
         assert repr(blockcell.load(out)) == repr(layer)
@@ -264,5 +265,5 @@ def test_layers_of_keras_that_are_not_one(tmp_path, capsys):
     assert main(["extract", path, out, "--cell", "b"]) == 0
     np.testing.assert_array_equal(
         blockcell.load(out).weights["w"],
-        blockcell.convert.from_keras(arrays["b"], recurrent_activation="sigmoid").weights["w"],
+        blockcell.convert.from_keras(arrays["b"], recurrent_activation="sigmoid", check=False).weights["w"],
     )

@@ -11,6 +11,7 @@ import os
 
 import numpy as np
 import pytest
+from convert_cases import from_keras
 from peer_cases import BOUNDS, check_configurations, difference, errors_of, parts_of, random_sizes, state_of
 
 from blockcell import Bidirectional, Stack, convert
@@ -46,7 +47,7 @@ def convert_arrays(arrays, kind, directions, activations):
     half = len(arrays) // directions
     gates = {} if kind == "SimpleRNN" else {"recurrent_activation": "sigmoid"}
     options = gates | KINDS[kind] | activations
-    cells = [convert.from_keras(arrays[half * d : half * (d + 1)], **options) for d in range(directions)]
+    cells = [from_keras(arrays[half * d : half * (d + 1)], **options) for d in range(directions)]
     return Bidirectional(*cells) if directions == 2 else cells[0]
 
 

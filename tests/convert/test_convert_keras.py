@@ -19,6 +19,7 @@ from convert_cases import (
     I,
     T,
     assert_same,
+    from_keras,
     gru,
     keras,
     keras_bidirectional,
@@ -42,14 +43,14 @@ GATES = {"recurrent_activation": "sigmoid"}  # which the arrays of an LSTM or a 
 def check_keras(case, arrays):
     """Assert that the layer of stored arrays gives the stored results, and converts back to these arrays."""
     source, gates = list(weights_of(arrays).values()), {} if "rnn" in case else GATES
-    layer = convert.from_keras(source, reset_after="reset after" in case if "gru" in case else None, **gates)
+    layer = from_keras(source, reset_after="reset after" in case if "gru" in case else None, **gates)
     y, _ = layer(arrays["x"].swapaxes(0, 1))
     np.testing.assert_allclose(y.swapaxes(0, 1), arrays["y"], rtol=0, atol=1e-6)
     back = convert.to_keras(layer)
     each = len(source) // (len(back) // 3)  # 2 without bias
     for ours, theirs in zip(back[:2] + back[3:5], source[:2] + source[each : each + 2], strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert_same(layer, convert.from_keras(back, **gates))
+    assert_same(layer, from_keras(back, **gates))
 
 
 @pytest.mark.parametrize(("case", "arrays"), stored("keras").items(), ids=stored("keras"))
@@ -118,17 +119,17 @@ def test_keras_formulas(name):
     weights = [[g.uniform(-1, 1, shape) for shape in ((I, bias[-1]), (H, bias[-1]), bias)] for _ in "fb"]
     kind, reset_after = name.split()[0], len(bias) == 2
     fw, bw = (keras(kind, w, reset_after=reset_after, go_backwards=k == 1) for k, w in enumerate(weights))
-    last = convert.from_keras(bw)(x)[0][0]  # what Keras returns
+    last = from_keras(bw)(x)[0][0]  # what Keras returns
     np.testing.assert_allclose(last, formula(x[::-1], *weights[1])[-1], rtol=0, atol=1e-14)
     expected = formula(x, *weights[0])
-    np.testing.assert_allclose(convert.from_keras(fw)(x)[0], expected, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(from_keras(fw)(x)[0], expected, rtol=0, atol=1e-14)
     both = np.concatenate([expected, formula(x[::-1], *weights[1])[::-1]], axis=-1)
-    np.testing.assert_allclose(convert.from_keras(keras_bidirectional(fw, bw))(x)[0], both, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(from_keras(keras_bidirectional(fw, bw))(x)[0], both, rtol=0, atol=1e-14)
     gates = {} if kind == "SimpleRNN" else GATES
-    assert_same(convert.from_keras(weights[0] + weights[1], **gates), convert.from_keras(keras_bidirectional(fw, bw)))
+    assert_same(from_keras(weights[0] + weights[1], **gates), from_keras(keras_bidirectional(fw, bw)))
     # The refusal of go_backwards advises this.
     np.testing.assert_allclose(
-        convert.from_keras(bw.get_weights(), **gates)(x[::-1])[0], formula(x[::-1], *weights[1]), rtol=0, atol=1e-14
+        from_keras(bw.get_weights(), **gates)(x[::-1])[0], formula(x[::-1], *weights[1]), rtol=0, atol=1e-14
     )
 
 
@@ -147,7 +148,7 @@ def test_to_keras(gate_order):
     stack = Stack([Bidirectional(lstm(g), lstm(g)), gru(g, inputs=2 * H), gru(g, inputs=H, reset_after=True)])
     weights = convert.to_keras(stack)
     assert [len(part) for part in weights] == [6, 3, 3]
-    assert_same(convert.from_keras(weights, **GATES), stack)
+    assert_same(from_keras(weights, **GATES), stack)
 
 
 # -------------------------------------------------------------------------------------------------------- activations
@@ -163,14 +164,14 @@ def test_keras_activations(activation, name):
     weights = [0.5 * g.uniform(-1, 1, shape) for shape in ((I, bias[-1]), (H, bias[-1]), bias)]
     kind, ours = name.split()[0], HARD[0] if activation == "hard_sigmoid" else activation
     options = {"reset_after": len(bias) == 2, "activation": activation, "recurrent_activation": "hard_sigmoid"}
-    layer = convert.from_keras(keras(kind, weights, **options))
+    layer = from_keras(keras(kind, weights, **options))
     assert layer.activation == ours and (kind == "SimpleRNN" or layer.recurrent_activation == HARD[0])
     x = g.standard_normal((T, B, I))
     expected = formula(x, *weights, lambda z: formulas.activated(z, ours), HARD[1])
     np.testing.assert_allclose(layer(x)[0], expected, rtol=1e-13, atol=1e-14)
     given = {"activation": ours} | ({} if kind == "SimpleRNN" else {"recurrent_activation": HARD[0]})
-    assert_same(convert.from_keras(weights, **given), layer)
-    twice = convert.from_keras([weights, [*convert.to_keras(Bidirectional(layer, layer))]][1], **given)
+    assert_same(from_keras(weights, **given), layer)
+    twice = from_keras([weights, [*convert.to_keras(Bidirectional(layer, layer))]][1], **given)
     assert_same(twice, Bidirectional(layer, layer))
     if "reset_after" not in name:
         np.testing.assert_array_equal(convert.to_keras(layer)[2], weights[2])
@@ -187,9 +188,9 @@ def test_keras_versions_of_hard_sigmoid(version, expected, monkeypatch):
         monkeypatch.setitem(sys.modules, each.__name__, each)
     exec("def hard_sigmoid(z): ...", vars(module))
     layer = keras("LSTM", LSTM_ARRAYS, recurrent_activation="hard_sigmoid")
-    assert convert.from_keras(layer).recurrent_activation == HARD[0]
+    assert from_keras(layer).recurrent_activation == HARD[0]
     layer.recurrent_activation = module.hard_sigmoid
-    assert convert.from_keras(layer).recurrent_activation == expected
+    assert from_keras(layer).recurrent_activation == expected
 
 
 @pytest.mark.parametrize(
@@ -213,22 +214,22 @@ def test_keras_layers_as_activations(kind, config, expected):
         with pytest.raises(
             ConversionError, match=f"has activation={{'class_name': '{kind}'.* Keras's own tanh, sigmoid"
         ):
-            convert.from_keras(layer)
+            from_keras(layer)
     else:
-        assert convert.from_keras(layer).activation == expected
+        assert from_keras(layer).activation == expected
 
 
 def test_keras_activations_are_those_of_arrays_alone():
     with pytest.raises(ValueError, match="activation or recurrent_activation is given; expected arrays, as a layer"):
-        convert.from_keras(keras("LSTM", LSTM_ARRAYS), activation="relu")
+        from_keras(keras("LSTM", LSTM_ARRAYS), activation="relu")
     with pytest.raises(ValueError, match="activation is 'gelu'"):
-        convert.from_keras(LSTM_ARRAYS, activation="gelu")
+        from_keras(LSTM_ARRAYS, activation="gelu")
     plain = arrays((I, H), (H, H), (H,))
     with pytest.raises(ValueError, match="recurrent_activation is 'relu', and the arrays are of RNN; expected None"):
-        convert.from_keras(plain, recurrent_activation="relu")
+        from_keras(plain, recurrent_activation="relu")
     with pytest.raises(ValueError, match="activation is 'relu', and the arrays are of Dense; expected None, or the"):
-        convert.from_keras(plain[::2], activation="relu")
-    both = convert.from_keras([plain, arrays((H, 3 * H), (H, 3 * H), (3 * H,))], recurrent_activation="relu")
+        from_keras(plain[::2], activation="relu")
+    both = from_keras([plain, arrays((H, 3 * H), (H, 3 * H), (3 * H,))], recurrent_activation="relu")
     assert both.layers[1].recurrent_activation == "relu"
 
 
@@ -244,15 +245,15 @@ def test_keras_arrays_do_not_tell_the_gates(kind, form):
         "a list in a list": [weights],
         "behind a layer": [keras("SimpleRNN", [g.uniform(-1, 1, shape) for shape in ((I, I), (I, I), (I,))]), weights],
     }[form]
-    layer, text = warned(convert.from_keras, source)
+    layer, text = warned(from_keras, source)
     assert text.startswith("from_keras: arrays do not tell recurrent_activation: here it is sigmoid, the default of")
     told = [eval(each.split(" for ")[0]) for each in text.split("recurrent_activation=")[1:]]
     assert told == [HARD[0], "sigmoid"]
-    assert_same(convert.from_keras(source, recurrent_activation=told[1]), layer)
+    assert_same(from_keras(source, recurrent_activation=told[1]), layer)
     if form == "one":
         x = g.standard_normal((T, B, I))
         for given, function in ((told[0], HARD[1]), (told[1], sigmoid)):
-            y, _ = convert.from_keras(source, recurrent_activation=given)(x)
+            y, _ = from_keras(source, recurrent_activation=given)(x)
             np.testing.assert_allclose(y, formula(x, *weights, sigmoid=function), rtol=0, atol=1e-14)
 
 
@@ -281,12 +282,12 @@ def test_keras_rnn_of_a_cell(kind, backwards):
     weights, options = keras_weights(kind, I), {"activation": "relu", "recurrent_activation": "hard_sigmoid"}
     options |= {"reset_after": True} if kind == "GRU" else {}
     cell = keras(f"{kind}Cell", weights, **options)
-    expected = convert.from_keras(keras(kind, weights, go_backwards=backwards, **options))
-    assert_same(convert.from_keras(keras_rnn(cell, go_backwards=backwards)), expected)
-    assert_same(convert.from_keras(keras_rnn([cell], go_backwards=backwards)), expected)
+    expected = from_keras(keras(kind, weights, go_backwards=backwards, **options))
+    assert_same(from_keras(keras_rnn(cell, go_backwards=backwards)), expected)
+    assert_same(from_keras(keras_rnn([cell], go_backwards=backwards)), expected)
     if not backwards:
-        assert_same(convert.from_keras(cell), expected)
-        both = convert.from_keras(keras_bidirectional(keras_rnn(cell), keras_rnn([cell], go_backwards=True)))
+        assert_same(from_keras(cell), expected)
+        both = from_keras(keras_bidirectional(keras_rnn(cell), keras_rnn([cell], go_backwards=True)))
         assert_same(both, Bidirectional(expected, expected))
 
 
@@ -296,16 +297,16 @@ def test_keras_rnn_of_several_cells():
     cells = [keras("LSTMCell", weights["LSTM"]), keras("GRUCell", weights["GRU"], reset_after=True)]
     x = rng().standard_normal((T, B, I))
     y = keras_gru_reset_after(keras_lstm(x, *weights["LSTM"]), *weights["GRU"])
-    np.testing.assert_allclose(convert.from_keras(keras_rnn(cells))(x)[0], y, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(from_keras(keras_rnn(cells))(x)[0], y, rtol=0, atol=1e-14)
     y = keras_gru_reset_after(keras_lstm(x[::-1], *weights["LSTM"]), *weights["GRU"])
-    stack = convert.from_keras(keras_rnn(cells, go_backwards=True))
+    stack = from_keras(keras_rnn(cells, go_backwards=True))
     np.testing.assert_allclose(stack(x)[0][0], y[-1], rtol=0, atol=1e-14)
     with pytest.raises(ConversionError, match=r"Bidirectional 'a_layer' has an RNN of several cells in each direction"):
-        convert.from_keras(keras_bidirectional(keras_rnn(cells), keras_rnn(cells, go_backwards=True)))
+        from_keras(keras_bidirectional(keras_rnn(cells), keras_rnn(cells, go_backwards=True)))
     with pytest.raises(ConversionError, match=r"go_backwards=True and return_sequences=True.*x\[::-1\]"):
-        convert.from_keras(keras_rnn(cells, go_backwards=True, return_sequences=True))
+        from_keras(keras_rnn(cells, go_backwards=True, return_sequences=True))
     with pytest.raises(ConversionError, match="SRUCell 'a_layer' is none of Keras's LSTM, GRU and SimpleRNN, nor a"):
-        convert.from_keras(keras_rnn([cells[0], keras("SRUCell")]))
+        from_keras(keras_rnn([cells[0], keras("SRUCell")]))
 
 
 # --------------------------------------------------------------------------------------------------------------- cuDNN
@@ -332,17 +333,17 @@ def test_arrays_for_cudnn(kind, inputs):
     shapes = (inputs, columns), (H, columns), (2, columns) if kind == "GRU" else (columns,)
     # whole numbers, of which a quarter and three quarters add up to the whole
     keras_arrays = [np.round(g.uniform(-8, 8, shape)) for shape in shapes]
-    expected = convert.from_keras(keras_arrays, **GATES)
-    assert_same(convert.from_keras(cudnn_arrays(*keras_arrays)), expected)
-    assert_same(convert.from_keras(keras(f"CuDNN{kind}", cudnn_arrays(*keras_arrays))), expected)
+    expected = from_keras(keras_arrays, **GATES)
+    assert_same(from_keras(cudnn_arrays(*keras_arrays)), expected)
+    assert_same(from_keras(keras(f"CuDNN{kind}", cudnn_arrays(*keras_arrays))), expected)
     if inputs != H:
-        both = convert.from_keras(2 * cudnn_arrays(*keras_arrays))
+        both = from_keras(2 * cudnn_arrays(*keras_arrays))
         assert_same(both, Bidirectional(expected, expected))
     with pytest.raises(ConversionError, match="CuDNNGRU, whose activations are tanh and sigmoid; recurrent_activation"):
-        convert.from_keras(cudnn_arrays(*keras_arrays), recurrent_activation="hard_sigmoid")
+        from_keras(cudnn_arrays(*keras_arrays), recurrent_activation="hard_sigmoid")
     if kind == "GRU":
         with pytest.raises(ValueError, match=r"bias has shape \(2, 12\); expected \(12,\)"):
-            convert.from_keras(cudnn_arrays(*keras_arrays), reset_after=False)
+            from_keras(cudnn_arrays(*keras_arrays), reset_after=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -378,7 +379,7 @@ GRU_ARRAYS = arrays((I, 3 * H), (H, 3 * H), (3 * H,))
 )
 def test_keras_refused(source, message):
     with pytest.raises(ConversionError, match=f"^from_keras: .*{message}"):
-        convert.from_keras(source())
+        from_keras(source())
 
 
 @pytest.mark.parametrize(
@@ -421,14 +422,14 @@ def test_keras_refused(source, message):
 )
 def test_keras_errors(source, error, message):
     with pytest.raises(error, match=message):
-        convert.from_keras(source)
+        from_keras(source)
 
 
 def test_keras_by_name_alone():
     """Classes and functions of other modules are refused, although they have the names of Keras's."""
     for name in ("activation", "recurrent_activation"):
         layer = keras("LSTM", LSTM_ARRAYS)
-        convert.from_keras(layer)
+        from_keras(layer)
         own = {"activation": "tanh", "recurrent_activation": "sigmoid"}[name]
         for module in (__name__, KERAS.__name__, "nowhere", None):
             function = types.FunctionType((lambda x: x).__code__, {}, own)
@@ -437,14 +438,14 @@ def test_keras_by_name_alone():
             with pytest.raises(
                 ConversionError, match=f"has {name}='{own}' of {module}; expected one of Keras's own tanh"
             ):
-                convert.from_keras(layer)
+                from_keras(layer)
     other = type("LSTM", (type(keras("LSTM")),), {"__module__": __name__})
     with pytest.raises(
         ConversionError, match=f"the source is a {__name__}.LSTM; expected Keras's LSTM.*its get_weights"
     ):
-        convert.from_keras(other(LSTM_ARRAYS))
+        from_keras(other(LSTM_ARRAYS))
     with pytest.raises(ConversionError, match="is none of Keras's LSTM, GRU and SimpleRNN"):
-        convert.from_keras(keras_bidirectional(keras("LSTM", LSTM_ARRAYS), other(LSTM_ARRAYS)))
+        from_keras(keras_bidirectional(keras("LSTM", LSTM_ARRAYS), other(LSTM_ARRAYS)))
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -455,12 +456,12 @@ def test_keras_two_layers_or_two_directions(gates, count):
     with pytest.raises(
         ValueError, match=f"with I = H = 4, the {2 * count} arrays are those of a Bidirectional or of two"
     ):
-        convert.from_keras(half + half, reset_after=False)
+        from_keras(half + half, reset_after=False)
     options = GATES if gates > 1 else {}
-    assert isinstance(convert.from_keras([half, half], reset_after=False, **options), Stack)
+    assert isinstance(from_keras([half, half], reset_after=False, **options), Stack)
     kind = {1: "SimpleRNN", 3: "GRU", 4: "LSTM"}[gates]
     both = keras_bidirectional(*(keras(kind, half, reset_after=False) for _ in "fb"))
-    assert isinstance(convert.from_keras(both), Bidirectional)
+    assert isinstance(from_keras(both), Bidirectional)
 
 
 TWO = arrays((H, 4 * H), (H, 4 * H), (4 * H,))
@@ -497,18 +498,18 @@ def test_keras_weights_of_a_model(name):
         else:
             half = len(part) // 2
             cells = [part] if len(part) < 6 else [part[:half], part[half:]]
-            cells = [convert.from_keras(each, **GATES) for each in cells]
+            cells = [from_keras(each, **GATES) for each in cells]
             expected.append(Bidirectional(*cells) if cells[1:] else cells[0])
     for source in (whole, lists) if name not in ("sizes after it", "dense without bias") else (whole,):
         if any(isinstance(layer, Dense) for layer in expected):
-            layer, text = warned(convert.from_keras, source, **GATES)
+            layer, text = warned(from_keras, source, **GATES)
             assert text.startswith("from_keras: arrays do not tell a Dense's activation, nor what return_sequences")
             scope = {"stack": layer, "Stack": Stack, "Dense": Dense}
             mended = eval(text.split("make the Dense anew: ")[1], scope).layers[-1]
             assert (mended.activation, mended.last) == ("softmax", True)
             np.testing.assert_array_equal(mended.weights["w"], expected[-1].weights["w"])
         else:
-            layer = convert.from_keras(source, **GATES)
+            layer = from_keras(source, **GATES)
         assert_same(layer, Stack(expected))
 
 
@@ -516,16 +517,16 @@ def test_keras_dense_arrays():
     """Alone; and what to_keras makes of a stack is read again."""
     g = rng()
     dense = Dense(g.uniform(-1, 1, (I, 2)), g.uniform(-1, 1, 2))
-    layer, _ = warned(convert.from_keras, convert.to_keras(dense))
+    layer, _ = warned(from_keras, convert.to_keras(dense))
     assert_same(layer, dense)
     stack = Stack([dense, lstm(g, inputs=2), gru(g, inputs=H)])
-    assert_same(warned(convert.from_keras, convert.to_keras(stack), **GATES)[0], stack)
+    assert_same(warned(from_keras, convert.to_keras(stack), **GATES)[0], stack)
 
 
 def test_keras_two_directions_or_two_layers_among_others():
     half = arrays((H, 4 * H), (H, 4 * H), (4 * H,))
     with pytest.raises(ValueError, match="with I = H = 4, the 6 arrays are those of a Bidirectional or of two layers"):
-        convert.from_keras(arrays((I, 4 * H), (H, 4 * H), (4 * H,)) + half + half)
+        from_keras(arrays((I, 4 * H), (H, 4 * H), (4 * H,)) + half + half)
 
 
 def test_a_clip_at_infinity_is_none():
@@ -540,7 +541,7 @@ def test_keras_itself(seed):
     pytest.importorskip("keras")
     for name, (theirs, found) in generate_layers.keras_cases(seed=seed).items():
         check_keras(name, found)
-        layer = convert.from_keras(theirs)
+        layer = from_keras(theirs)
         x = found["x"]
         np.testing.assert_allclose(
             layer(x.swapaxes(0, 1))[0].swapaxes(0, 1), found["y"], rtol=0, atol=1e-6, err_msg=name
@@ -569,12 +570,12 @@ def test_keras_weights_of_a_model_itself(kind, form):
     g = rng()
     model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
     x = g.standard_normal((B, T, I)).astype(np.float32)
-    stack, _ = warned(convert.from_keras, model.get_weights(), **GATES)
+    stack, _ = warned(from_keras, model.get_weights(), **GATES)
     head = Dense(**stack.layers[-1].weights, activation="softmax", last=form != "sequences")
     stack = Stack([*stack.layers[:-1], head])
     expected = keras.ops.convert_to_numpy(model(x))
     np.testing.assert_allclose(stack(x, batch_first=True)[0], expected, rtol=0, atol=1e-6)
-    assert_same(stack, convert.from_keras(model))
+    assert_same(stack, from_keras(model))
 
 
 @pytest.mark.peers
@@ -592,7 +593,7 @@ def test_keras_rnn_of_cells_itself(package):
         model = keras.Sequential([keras.Input((T, I)), *rnn_layers, layers.Dense(2, activation="tanh")])
         g = rng()
         model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
-        stack = convert.from_keras(model)
+        stack = from_keras(model)
         assert len(stack.layers) == parts + 1
         np.testing.assert_allclose(stack(x, batch_first=True)[0], np.asarray(model(x)), rtol=0, atol=1e-6)
 
@@ -601,7 +602,7 @@ def test_keras_rnn_of_cells_itself(package):
 
     model = keras.Sequential([keras.Input((T, I)), layers.RNN(Own(H), name="a")])
     with pytest.raises(ValueError, match=r"expected a model with an LSTM, .*, found a \(RNN of Own\)"):
-        convert.from_keras(model)
+        from_keras(model)
 
 
 @pytest.mark.peers
@@ -619,7 +620,7 @@ def test_keras_classifiers_of_rows_without_steps(kind, form):
     model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
     x = g.standard_normal((B, T, I)).astype(np.float32)
     x[0], x[1, :2] = 0, 0
-    stack, _ = warned(convert.from_keras, model)
+    stack, _ = warned(from_keras, model)
     y, _ = stack(x, mask=x.any(axis=2), batch_first=True)
     np.testing.assert_allclose(y, keras.ops.convert_to_numpy(model(x)), rtol=0, atol=1e-6)
 
@@ -639,10 +640,10 @@ def test_keras_itself_refused():
     ):
         layer.build((B, T, I))
         with pytest.raises(ConversionError, match=message):
-            convert.from_keras(layer)
+            from_keras(layer)
     with pytest.raises(ValueError, match="no weights yet"):
-        convert.from_keras(layers.LSTM(H))
+        from_keras(layers.LSTM(H))
     first, second = layers.LSTM(H), layers.GRU(2, reset_after=False)
     first.build((B, T, I))
     second.build((B, T, H))
-    assert isinstance(convert.from_keras([first, second]), Stack)
+    assert isinstance(from_keras([first, second]), Stack)

@@ -23,6 +23,7 @@ from convert_cases import (
     all_warnings,
     assert_same,
     converted,
+    from_keras,
     from_torch,
     gru,
     keras,
@@ -67,16 +68,35 @@ KERAS_STACKS = {  # what the stacks consist of, and what is said
     "sequential in it": ("LSTM GRU", None),
     "functional": ("LSTM GRU LSTM Dense:None:True", None),
     "functional in it": ("GRU LSTM", None),
-    "masking": ("LSTM GRU", r"masking\w* \(Masking\): pass mask= to the layer's calls"),
+    "masking": ("LSTM GRU", r"masking\w* \(Masking\): pass mask= to the layer's calls, and masked=\"repeat\""),
     "gelu": ("LSTM", r"dense\w* \(Dense\): its activation is 'gelu'"),
-    "embedding": ("LSTM GRU", r"embedding \(Embedding\)"),
+    "embedding": (
+        "LSTM GRU",
+        r"embedding \(Embedding\): pass mask=ids != 0 to the layer's calls, and masked=\"repeat\"",
+    ),
     "called twice": ("LSTM", r"again \(LSTM\): that it is called more than once"),
 }
-KERAS_DICTS = {
-    "normalized between": (None, r"layer_normalization\w* \(LayerNormalization\)"),
-    "encoder and decoder": ({"encoder", "decoder"}, r"dense\w* \(Dense\)"),
-    "residual": ({"first", "second"}, r"add\w* \(Add\)"),
-    "two results": ({"first", "second"}, None),
+KERAS_DICTS = {  # the names of layers, what is left out, and what is read by which
+    "normalized between": (
+        None,
+        r"left out: layer_normalization\w* \(LayerNormalization\)",
+        r"lstm\w* reads the model's input, gru\w* reads layer_normalization\w* \(LayerNormalization\)",
+    ),
+    "encoder and decoder": (
+        {"encoder", "decoder"},
+        r"left out: decoder \(LSTM\): it starts from the state of encoder: pass state=, dense\w* \(Dense\)",
+        r"encoder reads input\w* \(InputLayer\), decoder reads input\w* \(InputLayer\)",
+    ),
+    "residual": (
+        {"first", "second"},
+        r"left out: add\w* \(Add\)",
+        r"first reads the model's input, second reads first \(LSTM\)",
+    ),
+    "two results": (
+        {"first", "second"},
+        "",
+        r"first reads the model's input, second reads first \(LSTM\)",
+    ),
 }
 
 
@@ -88,7 +108,7 @@ def test_all_stored_keras_models():
 def test_stored_keras_stacks(case):
     model, arrays = stored_keras_model(case)
     parts, left_out = KERAS_STACKS[case]
-    layer = converted(convert.from_keras, model, left_out)
+    layer = converted(from_keras, model, left_out)
     assert parts_of(layer) == parts
     if "y" in arrays and left_out in (None, KERAS_STACKS["masking"][1]):  # no step is masked
         y, _ = layer(arrays["x"].swapaxes(0, 1))
@@ -98,11 +118,13 @@ def test_stored_keras_stacks(case):
 @pytest.mark.parametrize("case", KERAS_DICTS)
 def test_stored_keras_dicts(case):
     model, _ = stored_keras_model(case)
-    names, left_out = KERAS_DICTS[case]
-    layers = converted(convert.from_keras, model, left_out)
+    names, left_out, reads = KERAS_DICTS[case]
+    layers, text = warned(from_keras, model)
+    joining = f"the layers are not one behind the other: {reads}"
+    assert re.fullmatch(f"from_keras: {'; '.join(filter(None, (left_out, joining)))}", text)
     assert names in (None, layers.keys())
     for name, layer in layers.items():
-        assert_same(layer, convert.from_keras(next(each for each in model.layers if each.name == name)))
+        assert_same(layer, from_keras(next(each for each in model.layers if each.name == name)))
 
 
 def keras_arrays(kind, inputs, hidden=H):
@@ -126,19 +148,20 @@ def test_keras_model_with_a_call_of_its_own():
             return config
 
         model.get_config = get_config
-        found = converted(convert.from_keras, model, r"c \(Dense\)")
+        found = converted(from_keras, model, r"c \(Dense\), a_layer \(Model\): its call\(\) is its own")
         assert found.keys() == {"a", "b"}
-        assert_same(found["a"], convert.from_keras(layers[0]))
+        assert_same(found["a"], from_keras(layers[0]))
     layers[1].name = "a"
-    assert converted(convert.from_keras, model, r"c \(Dense\)").keys() == {"a", "a'"}
+    own_call = r"c \(Dense\), a_layer \(Model\): its call\(\) is its own"
+    assert converted(from_keras, model, own_call).keys() == {"a", "a'"}
     model.layers = layers[2:]
     with pytest.raises(
         ValueError, match=r"from_keras: expected a model with an LSTM, a GRU or an RNN, found c \(Dense\)"
     ):
-        convert.from_keras(model)
+        from_keras(model)
     model.layers = []
     with pytest.raises(ValueError, match="found an empty one"):
-        convert.from_keras(model)
+        from_keras(model)
 
 
 def within_time_distributed(inner, *others):
@@ -156,34 +179,34 @@ def test_keras_time_distributed():
     )
     text = r"outer \(TimeDistributed\): it calls its layer for each slice x\[:, n\] of x \(B, N, T, I\): pass these, .*"
     for inner in (fw, keras_bidirectional(fw, bw)):
-        layer = converted(convert.from_keras, within_time_distributed(inner), text)
-        assert_same(layer, convert.from_keras(inner))
+        layer = converted(from_keras, within_time_distributed(inner), text)
+        assert_same(layer, from_keras(inner))
     above = keras("LSTM", keras_arrays("LSTM", H), name="above")
     fw.name = "inner"
-    layers = converted(convert.from_keras, within_time_distributed(fw, above), text)
+    layers = converted(from_keras, within_time_distributed(fw, above), text)
     assert layers.keys() == {"outer/inner", "above"}
-    assert_same(layers["outer/inner"], convert.from_keras(fw))
+    assert_same(layers["outer/inner"], from_keras(fw))
     nested = keras("Sequential", name="nested")
     nested.layers = [fw, above]
-    layer = converted(convert.from_keras, within_time_distributed(nested), text)
-    assert_same(layer, Stack([convert.from_keras(fw), convert.from_keras(above)]))
+    layer = converted(from_keras, within_time_distributed(nested), text)
+    assert_same(layer, Stack([from_keras(fw), from_keras(above)]))
     nested.layers = [keras("Dense", keras_arrays("Dense", I), name="dense", activation="linear")]
     with pytest.raises(ValueError, match=r"found outer \(TimeDistributed\)$"):
-        convert.from_keras(within_time_distributed(nested))
+        from_keras(within_time_distributed(nested))
 
 
 def test_keras_halves_of_two_sizes():
     halves = [keras("LSTM", keras_arrays("LSTM", I, units), units=units, go_backwards=units == 5) for units in (4, 5)]
     text = r"has a forward layer of 4 units and a backward layer of 5; .* bw\(x\[::-1\]\)\[0\]\[::-1\]$"
     with pytest.raises(ConversionError, match=text):
-        convert.from_keras(keras_bidirectional(*halves))
+        from_keras(keras_bidirectional(*halves))
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "sigmoid", "softmax", "tanh"])
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_keras_dense(use_bias, activation):
     arrays = keras_arrays("Dense", I)[: 1 + use_bias]
-    layer = convert.from_keras(keras("Dense", arrays, activation=activation or "linear"))
+    layer = from_keras(keras("Dense", arrays, activation=activation or "linear"))
     bias = arrays[1] if use_bias else np.zeros(H, np.float32)
     assert_same(layer, Dense(arrays[0], bias, activation))
     for array, expected in zip(convert.to_keras(layer), (arrays[0], bias), strict=True):
@@ -191,9 +214,9 @@ def test_keras_dense(use_bias, activation):
     with pytest.raises(
         ConversionError, match="Dense 'a_layer' has activation='gelu'; only Keras's own linear, sigmoid"
     ):
-        convert.from_keras(keras("Dense", arrays, activation="gelu"))
+        from_keras(keras("Dense", arrays, activation="gelu"))
     with pytest.raises(ValueError, match="has no weights yet"):
-        convert.from_keras(keras("Dense", activation="linear"))
+        from_keras(keras("Dense", activation="linear"))
 
 
 # ------------------------------------------------------------------------------------------------------------- PyTorch
@@ -733,7 +756,7 @@ def test_keras_models_themselves():
     keras = pytest.importorskip("keras")
     for case, (model, arrays) in generate_layers.keras_model_cases(seed=1).items():
         parts, left_out = (KERAS_STACKS | KERAS_DICTS)[case]
-        found = converted(convert.from_keras, model, left_out)
+        found = converted(from_keras, model, left_out)
         if case in KERAS_DICTS:
             assert isinstance(found, dict), case
         elif "y" in arrays and left_out in (None, KERAS_STACKS["masking"][1]):
@@ -750,7 +773,7 @@ def test_keras_models_themselves():
     model = keras.Sequential([keras.layers.Dense(2)])
     model.build((None, I))
     with pytest.raises(ValueError, match="expected a model with an LSTM, a GRU or an RNN, found dense"):
-        convert.from_keras(model)
+        from_keras(model)
 
 
 @pytest.mark.peers
@@ -767,7 +790,7 @@ def test_time_distributed_of_keras_itself(package, ending, tmp_path, seed):
     if ending:
         model.save(tmp_path / f"model{ending}")
     source = tmp_path / f"model{ending}" if ending else model
-    layers, message = warned(convert.from_keras, source)
+    layers, message = warned(from_keras, source)
     assert re.match(r"from_keras: left out: inner \(TimeDistributed\): it calls its layer for each slice", message)
     (inner_name,) = layers.keys() - {"upper"}
     assert inner_name.startswith("inner/")
@@ -789,9 +812,9 @@ def test_halves_of_two_sizes_of_keras_itself(seed):
     x = np.random.default_rng(seed).standard_normal((B, T, I)).astype(np.float32)
     expected = np.asarray(both(x)).swapaxes(0, 1)
     with pytest.raises(ConversionError, match="has a forward layer of 4 units and a backward layer of 5"):
-        convert.from_keras(both)
+        from_keras(both)
     halves = both.forward_layer, both.backward_layer
-    fw, bw = (convert.from_keras(half.get_weights(), recurrent_activation="sigmoid") for half in halves)
+    fw, bw = (from_keras(half.get_weights(), recurrent_activation="sigmoid") for half in halves)
     x = x.swapaxes(0, 1)
     y = np.concatenate([fw(x)[0], bw(x[::-1])[0][::-1]], -1)
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6)

@@ -11,7 +11,7 @@ import inspect
 
 import numpy as np
 import pytest
-from convert_cases import B, H, I, T, assert_same, from_torch, gru, lstm, rng, rnn
+from convert_cases import B, H, I, T, assert_same, from_keras, from_torch, gru, lstm, rng, rnn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +47,7 @@ def test_round_trips(layer):
     arrays = convert.to_keras(layer)
     cells = [cell for part in getattr(layer, "layers", [layer]) for cell in cells_of("test", part)]
     gates = {} if isinstance(cells[0], RNN) else {"recurrent_activation": "sigmoid"}
-    assert_same(convert.from_keras(arrays, **gates), layer)
+    assert_same(from_keras(arrays, **gates), layer)
     if not any(isinstance(cell, GRU) and not cell.reset_after for cell in cells):
         options = {"nonlinearity": "tanh"} if isinstance(cells[0], RNN) else {}
         assert_same(from_torch(convert.to_torch(layer, prefix="a.b."), **options), layer)
@@ -87,7 +87,7 @@ UNUSUAL = {  # for each argument of a layer that is not in all of them: options 
     "reverse": {"reverse": True},
 }
 TARGETS = {  # back and forth; what a target does not tell is given
-    "Keras": (convert.to_keras, convert.from_keras, ("activation", "recurrent_activation")),
+    "Keras": (convert.to_keras, from_keras, ("activation", "recurrent_activation")),
     "PyTorch": (convert.to_torch, from_torch, ("activation",)),
     "ONNX": (lambda cell: convert.to_onnx(cell), lambda found, **options: convert.from_onnx(*found, **options), ()),
 }

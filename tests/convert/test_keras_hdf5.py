@@ -10,10 +10,10 @@ import keras_bombs
 import keras_forms as forms
 import numpy as np
 import pytest
-from convert_cases import H, I, assert_same, rng
+from convert_cases import H, I, assert_same, from_keras, rng
 from keras_forms import drawn, entry, sequential
 
-from blockcell import FormatError, convert
+from blockcell import FormatError
 
 h5py = pytest.importorskip("h5py")
 KERNEL = "model_weights/a/a/cell/kernel:0"
@@ -119,7 +119,7 @@ def put_empty(shape, **options):
 def test_refused(path, name, put, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FormatError, match=message):
-        convert.from_keras(replace_item(path, name, put))
+        from_keras(replace_item(path, name, put))
 
 
 def test_one_dataset_under_many_names(tmp_path):
@@ -137,7 +137,7 @@ def test_one_dataset_under_many_names(tmp_path):
             for name in names:
                 group[name] = file["kept"]
     with pytest.raises(FormatError, match=r"has 4000000 bytes, in a file of"):
-        convert.from_keras(path)
+        from_keras(path)
 
 
 def dataset_of(file, name, array, filters, chunk):
@@ -165,7 +165,7 @@ def test_filters(path, filters, chunk, dtype):
             file[f"{GROUP}/a/cell"][side] = other.astype(dtype)
 
     replace_item(path, KERNEL, put)
-    np.testing.assert_array_equal(convert.from_keras(path).weights["w"][:I], gate_columns(values[0]))
+    np.testing.assert_array_equal(from_keras(path).weights["w"][:I], gate_columns(values[0]))
 
 
 def gate_columns(kernel):
@@ -185,7 +185,7 @@ def test_chunks_without_their_filters(path):
         dataset.id.write_direct_chunk((1, 0), array[1].tobytes(), filter_mask=3)
 
     replace_item(path, KERNEL, put)
-    np.testing.assert_array_equal(convert.from_keras(path).weights["w"][:I], gate_columns(values[0]))
+    np.testing.assert_array_equal(from_keras(path).weights["w"][:I], gate_columns(values[0]))
 
 
 def put_filters(filters):
@@ -231,13 +231,13 @@ def put_chunk(filters, change):
 )
 def test_damaged_chunks(path, put, message):
     with pytest.raises(FormatError, match=message):
-        convert.from_keras(replace_item(path, KERNEL, put))
+        from_keras(replace_item(path, KERNEL, put))
 
 
 @pytest.mark.parametrize("form", ["deflated", "big-endian", "compact", "fixed names", "numbered names"])
 def test_accepted(path, form):
     """What a file may be rewritten to without a change of its numbers."""
-    expected = convert.from_keras(path)
+    expected = from_keras(path)
 
     def put(file, name, array):
         if form == "deflated":
@@ -262,7 +262,7 @@ def test_accepted(path, form):
                     file[GROUP].attrs[f"weight_names{k}"] = np.array([name.encode()])
     else:
         replace_item(path, KERNEL, put)
-    assert_same(convert.from_keras(path), expected)
+    assert_same(from_keras(path), expected)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_attributes(path, attribute, value, message):
         if value is not None:
             file[GROUP].attrs[attribute] = value
     with pytest.raises(FormatError, match=message):
-        convert.from_keras(path)
+        from_keras(path)
 
 
 def test_names_in_many_attributes(path):
@@ -290,11 +290,11 @@ def test_names_in_many_attributes(path):
         names = [*file[GROUP].attrs.pop("weight_names")]
         for k in range(512):
             file[GROUP].attrs[f"weight_names{k}"] = np.array(names[k : k + 1], "S")
-    assert convert.from_keras(path).hidden_size == H
+    assert from_keras(path).hidden_size == H
     with h5py.File(path, "r+") as file:
         file[GROUP].attrs["weight_names512"] = np.array([], "S1")
     with pytest.raises(FormatError, match="/model_weights/a has 513 attributes; expected at most 512"):
-        convert.from_keras(path)
+        from_keras(path)
 
 
 def test_groups_in_a_circle(tmp_path):
@@ -304,7 +304,7 @@ def test_groups_in_a_circle(tmp_path):
         for k in range(3):
             layers[f"sequential_{k}"] = file["/"]
     with pytest.raises(FormatError, match="has too many layers, or layers within layers"):
-        convert.from_keras(tmp_path / "m.weights.h5")
+        from_keras(tmp_path / "m.weights.h5")
 
 
 # --------------------------------------------------------------------------------------------- texts of variable length
@@ -340,7 +340,7 @@ def test_texts_of_variable_length(options, count, tmp_path):
     with h5py.File(path, "r+") as file:
         for k in range(5):
             file["model_weights"].attrs[f"other_{k}"] = "\u00e4" * 50
-    assert_same(convert.from_keras(copy_file(path, tmp_path / "n.h5", **options)), convert.from_keras(path))
+    assert_same(from_keras(copy_file(path, tmp_path / "n.h5", **options)), from_keras(path))
 
 
 def test_many_attributes_of_one_group(path, tmp_path):
@@ -348,10 +348,10 @@ def test_many_attributes_of_one_group(path, tmp_path):
     with h5py.File(path, "r+") as file:
         for k in range(20):
             file[GROUP].attrs[f"other_{k}"] = "a"
-    expected = convert.from_keras(path)
-    assert_same(convert.from_keras(copy_file(path, tmp_path / "n.h5")), expected)
+    expected = from_keras(path)
+    assert_same(from_keras(copy_file(path, tmp_path / "n.h5")), expected)
     with pytest.raises(FormatError, match="weight_names has texts of variable length, and is not in the header"):
-        convert.from_keras(copy_file(path, tmp_path / "o.h5", libver="latest"))
+        from_keras(copy_file(path, tmp_path / "o.h5", libver="latest"))
 
 
 def change_heap(path, change):
@@ -377,7 +377,7 @@ def test_damaged_heaps(path, offset, pattern, value, message):
 
     change_heap(path, change)
     with pytest.raises(FormatError, match=message):
-        convert.from_keras(path)
+        from_keras(path)
 
 
 def test_virtual_datasets_are_not_opened(path):
@@ -390,7 +390,7 @@ def test_virtual_datasets_are_not_opened(path):
 
     change_heap(path, change)
     with pytest.raises(FormatError, match="is a virtual dataset, which may read other files"):
-        convert.from_keras(path)
+        from_keras(path)
 
 
 def test_compressed_heaps(tmp_path):
@@ -404,7 +404,7 @@ def test_compressed_heaps(tmp_path):
     struct.pack_into("<H", content, content.index(b"FRHP") + 7, 20)
     path.write_bytes(content)
     with pytest.raises(FormatError, match="a heap of its names is compressed"):
-        convert.from_keras(path)
+        from_keras(path)
 
 
 # --------------------------------------------------------------------------------------------------- memory and time

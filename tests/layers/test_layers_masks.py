@@ -386,7 +386,7 @@ def test_keras(case, seed):
         pairs["d_x"] = d_x, x_theirs.grad.numpy()
         for weight in model.weights:
             weight.assign(weight.value.grad)
-        expected = Stack([convert.from_keras(layer) for layer in theirs]).weights
+        expected = Stack([convert.from_keras(layer, check=False) for layer in theirs]).weights
         pairs |= {name: (grads[name], expected[name]) for name in grads}
     for name, (result, expected) in pairs.items():
         bound = (1e-6 if torch else 1e-12) * np.abs(expected).max()

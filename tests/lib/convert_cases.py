@@ -65,6 +65,10 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
+from_keras = functools.partial(convert.from_keras, check=False)
+"""Converts what Keras does not run: stand-ins for its layers, files, arrays."""
+from_keras.__name__ = "from_keras"
+
 KERAS = types.ModuleType("tf_keras.stand_in")
 for _name in (*PARAMETERS, "gelu", "softmax"):
     exec(f"def {_name}(x): ...", vars(KERAS))
