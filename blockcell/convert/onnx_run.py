@@ -351,6 +351,7 @@ class _Source:
             values = _Values(self, sizes, seed, scale)
             try:
                 values.compute([name for piece in self.pieces for name in piece.results()])
+                values.check_nodes(node for piece in self.pieces for node in piece.nodes)
             except NotCompared as error:
                 errors.append(error)
                 continue
@@ -433,6 +434,12 @@ class _Values:
                 raise NotCompared(f"{key_of(node)} ({node.op_type}) reads its own result, or does not give {name!r}")
             opened.add(name)
             waiting += missing
+
+    def check_nodes(self, nodes: Iterable[Any]) -> None:
+        """Refuse recurrent nodes that have not run, since their results are also those of others or constants."""
+        for node in nodes:
+            if id(node) not in self.by_node:
+                raise NotCompared(f"the results of {node.op_type} {key_of(node)!r} have the names of others")
 
     def _find(self, name: str) -> bool:
         """Return whether a value is known; draw it or read it if no node computes it."""

@@ -164,6 +164,8 @@ class GraphSteps:
         """The names of values that are last states."""
         self.outputs: dict[str, Output] = {}
         """By the keys of recurrent and dense steps."""
+        self.lengths: dict[str, list[str]] = {}
+        """The values that the lengths of recurrent and dense steps come from."""
         self.products_without_bias: dict[str, str] = {}
         """The results of dense steps whose bias has not been seen, by the steps' keys."""
         self.readers: dict[str, list[Any]] = {}
@@ -291,7 +293,10 @@ class GraphSteps:
         attributes = attributes_by_name(node)
         batch_first = "layout" in attributes and attributes["layout"].i == 1
         source = self._source(node.input[0])
-        if source is not None and source.form == ("y, batch first" if batch_first else "y"):
+        name = [*node.input, *[""] * 5][4]
+        lengths = self.graph.origins(name, ())[1] or [name]
+        fits = source is not None and source.form == ("y, batch first" if batch_first else "y")
+        if source is not None and fits and self.lengths[source.key] == lengths:  # which a call of a stack has once
             inputs: tuple[str | None, ...] = (source.key,)
             self.nodes_between += source.nodes
         else:
@@ -302,6 +307,7 @@ class GraphSteps:
         key = self._add_step(node, node.output, inputs, layer=layer, initial_state=initial_state)
         self.states |= {name for name in node.output[1:] if name}
         self.outputs[key] = Output(_recurrent_trial(node, layer, batch_first), sizes, layer.output_size)
+        self.lengths[key] = lengths
         self.places[key] = Place(self.graph, node, node.output[0], "Y")
 
     def _add_dense(self, node: Any) -> bool:
@@ -381,6 +387,7 @@ class GraphSteps:
     def _set_output(self, key: str, source: Source, result: str, size: int) -> None:
         """Say which value [.,size] a dense step gives, in the form of its source and for the same T and B."""
         self.key_of_value[result] = key
+        self.lengths[key] = self.lengths[source.key]
         self.places[key] = Place(self.graph, None, result, source.form)
         self.outputs[key] = Output(_dense_trial(source.form, result, size), self.outputs[source.key].sizes, size)
 

@@ -346,6 +346,23 @@ def test_embedding_and_lengths():
     assert texts[0] == "from_onnx: left out: embedded (Gather)" and len(texts) == 2
 
 
+@pytest.mark.parametrize("second", ["lens", "", "others"])
+def test_lengths_of_a_chain(second):
+    """Layers with other lengths are no stack, whose calls have lengths once."""
+    graph = Graph()
+    for name, x, lengths in (("a", "x", "lens"), ("b", "y", second)):
+        node, arrays = convert.to_onnx(GRU.init(3, 3, seed=0), name=name)
+        graph.arrays |= arrays
+        node.input[0] = x
+        node.input.append(lengths)
+        graph.nodes.append(node)
+        if name == "a":
+            graph.node("Squeeze", "a_Y", "y", np.array([1]))
+    model = graph.model(("T", "B", 3), "b_Y")
+    model.graph.input.extend(helper.make_tensor_value_info(n, TensorProto.INT32, ["B"]) for n in ("lens", "others"))
+    assert isinstance(convert.from_onnx(model), Stack if second == "lens" else dict)
+
+
 def test_order_of_rows_in_input_and_result():
     """The batch may be first in both; else the node that turns one of them is left out."""
     for in_front in (False, True):
