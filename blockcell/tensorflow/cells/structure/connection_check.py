@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,8 @@ StepFrames = list[tuple[Frame, CellInGraph]]
 """The steps of a run in its own order of time, each with its frame; one for an op that runs over all steps."""
 
 
-class MadeLayer(NamedTuple):
+@dataclass
+class MadeLayer:
     """A layer that was made of cells."""
 
     layer: Layer
@@ -57,8 +59,9 @@ class MadeLayer(NamedTuple):
     top: tuple[str, ...]
     """The cells whose h is y: one, or one of each direction."""
 
+    @cached_property
     def names(self) -> dict[int, str]:
-        """Return the names of the cells by the ids of the leaves that have their weights."""
+        """The names of the cells by the ids of the leaves that have their weights."""
         remaining, names = [*self.leaves], dict[int, str]()
         for leaf in leaves_by_prefix(self.layer).values():
             for k, (name, made) in enumerate(remaining):
@@ -211,7 +214,6 @@ class _Trial:
             joined(place): k for k in used for step in graph.runs[k].steps for place in step.results
         }
         """The runs by the places of their results."""
-        self._names = made.names()
         self._reads: dict[str, Array] = {}
 
     def compare(self) -> Iterator[str]:
@@ -249,7 +251,7 @@ class _Trial:
         if isinstance(layer, Bidirectional):
             backward = self._reversed(self._follow(layer.bw, self._reversed(x)))
             return np.concatenate([self._follow(layer.fw, x), backward], 2)
-        name = self._names[id(layer)]
+        name = self._made.names[id(layer)]
         self._reads[name] = self._reversed(x) if layer.reverse else x
         h = self._results[name][-1]
         return self._reversed(h) if layer.reverse else h
