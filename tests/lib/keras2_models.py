@@ -7,6 +7,7 @@ It needs tensorflow-cpu with tf_keras, or a TensorFlow up to 2.15, whose tf.kera
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -298,7 +299,9 @@ def judge_whole(drawn: Drawn, runs: list[Run], cells: Any) -> tuple[str, str]:
     if not merged and (not drawn.joined or drawn.turned):
         return "right", "cell by cell"
     try:
-        layer = cells.layer()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a remark does not make the layer right
+            layer = cells.layer()
     except ValueError as error:
         return ("right", "cell by cell") if merged else ("refused", str(error))
     if merged:
