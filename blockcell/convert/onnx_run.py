@@ -22,7 +22,6 @@ from ..optable import ACTIVATIONS, Array
 from .comparison import Crossing, NotCompared, Sizes, choose_sizes, compare
 from .models import read_initial_state
 from .onnx_graph import (
-    LARGEST_REPEATED,
     REPEATED,
     RESHAPING,
     SELECTING,
@@ -37,7 +36,8 @@ from .onnx_node import key_of
 
 _COMPUTED = {*REPEATED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
 _LARGEST_WORK = 2**32  # multiplications of one run, a second or so
-_LARGEST_RUN = 2**22  # numbers of all results of one run, beside those that the model itself may have
+_LARGEST_RUN = 2**21  # numbers of all results of one run, beside those that the model itself may have
+_LARGEST_DRAWN = 2**20  # numbers of one input
 _LARGEST_BOUND = 4096  # of a Slice or a Gather, beyond which T and B are tried
 _ROLES = {0: "X", 4: "sequence_lens", 5: "initial_h", 6: "initial_c"}  # of inputs of recurrent nodes, by position
 _RUNTIME_EPS = 4 * float(np.finfo(np.float32).eps)  # onnxruntime's Softplus is off by so much
@@ -459,7 +459,7 @@ class _Values:
         if shape is None:
             raise NotCompared(f"the shape of {name!r} is not known")
         sizes = [size if isinstance(size, int) else self.sizes.get(size, self.sizes["T"]) for size in shape]
-        if math.prod(sizes) > LARGEST_REPEATED:
+        if math.prod(sizes) > _LARGEST_DRAWN:
             raise NotCompared(f"{name!r} has the shape {tuple(sizes)}, which is too large")
         if name in source.drawn and self.graph.is_zero(name):
             return np.zeros(sizes, dtype)
