@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 import warnings
 
@@ -12,7 +13,8 @@ from tf_files import GOLDEN, field, node, shape
 from tf_names import variable
 from tf_networks import BI, A, H, beside, block, consts, loop, swapped, whole, written_out
 
-from blockcell import Bidirectional, FormatError, Stack
+from blockcell import Bidirectional, FormatError, Stack, load
+from blockcell.command import main
 from blockcell.convert import ConversionError
 from blockcell.tensorflow import Found
 from blockcell.tensorflow.cells.structure import layer_stack
@@ -268,6 +270,23 @@ def test_random_numbers(tmp_path):
             continue
         with pytest.warns(UserWarning, match=f"not compared .* {remark}"):
             cells.layer()
+
+
+def test_commands(tmp_path, capsys):
+    """What `inspect` and `extract` say of another layer, and of one that is not compared."""
+    path, out = tmp_path / "graph.pb", tmp_path / "layer.npz"
+    write(tmp_path, *consts("a", "b"), *LAST, *WRONG["relu"][0])
+    assert main(["inspect", str(path)]) == 0
+    assert "They are not one layer: the layer computes something else than the graph: " in capsys.readouterr().out
+    assert main(["extract", str(path), str(out)]) == 1 and not out.exists()
+    assert "the layer computes something else than the graph" in capsys.readouterr().err
+    write(tmp_path, *consts("a", "b"), *OF_BOTH, node("l", "Mystery", [A]), beside("y", "l", "back"))
+    remark = "not compared with the graph, because this is not understood: the node 'l', which is a Mystery"
+    assert main(["inspect", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["one_layer"] and document["warnings"] == [remark]
+    assert main(["extract", str(path), str(out)]) == 0
+    assert remark in capsys.readouterr().out and isinstance(load(out), Bidirectional)
 
 
 # ------------------------------------------------------------------------------------------- graphs that are made up
