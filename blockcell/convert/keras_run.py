@@ -43,7 +43,6 @@ _KERAS = "keras", "tf_keras", "tensorflow"
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _TF32_EPS = 2.0**-10  # of products of float32 on accelerators
 _FLOAT32_EPS = 2.0**-23  # of products of float64 where Keras does not run on TensorFlow
-_STATE_NAMES = {("cs", "h"): ("h", "cs")}  # in Keras' order
 
 
 class LayerCall(NamedTuple):
@@ -443,11 +442,18 @@ def _layer_calls(records: Sequence[Any]) -> list[LayerCall]:
 
 
 def _to_numpy(tensor: Any) -> Array:
-    """Return a tensor of any of Keras' backends as an array."""
+    """Return a tensor or a variable of any of Keras' backends as an array."""
+    tensor = _value_of(tensor)
     if hasattr(tensor, "detach"):
         tensor = tensor.detach().cpu()
     array: Array = np.asarray(tensor)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _value_of(variable: Any) -> Any:
+    """Return the tensor of a variable; in Keras 2, `value` is a method."""
+    value = getattr(variable, "value", variable)
+    return value() if callable(value) else value
 
 
 def _difference(array: Array, read: Array) -> str:
@@ -471,8 +477,7 @@ def _eps_of(source: Any) -> float | None:
     layers = _layers_in(source)
     errors = [_EPS.get(str(getattr(layer, "compute_dtype", "")), 0.0) for layer in layers]
     for variable in source.weights[:1]:
-        value = getattr(variable, "value", variable)
-        value = value() if callable(value) else value
+        value = _value_of(variable)
         errors += [0.0 if "cpu" in str(getattr(value, "device", "cpu")).lower() else _TF32_EPS]
         errors += [0.0 if type(value).__module__.startswith("tensorflow") else _FLOAT32_EPS]
     return max(errors, default=0.0) or None
