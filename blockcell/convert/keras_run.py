@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..layers import Bidirectional, Layer, Stack
-from ..layers.structure import state_sizes
+from ..layers.structure import activations_of, leaves_by_prefix, state_sizes
 from ..optable import Array
 from .comparison import (
     NOT_COMPARED,
@@ -35,14 +35,14 @@ from .keras_inputs import ModelInput, built_shape, draw_inputs, flatten, inputs_
 from .keras_layers import is_input, repeats_masked_steps
 from .keras_objects import is_model
 from .models import Assembly, Step
-from .shared import ConversionError
+from .shared import ConversionError, RecurrentCell
 
 _REPEATED = 1e-4  # relative difference of two runs that sum in another order
 _LONGEST = 32  # steps: a model that fixes more is run for one size alone, as each step of a cell takes 2 to 3 ms
 _KERAS = "keras", "tf_keras", "tensorflow"
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _TF32_EPS = 2.0**-10  # of products of float32 on accelerators
-_FLOAT32_EPS = 2.0**-23  # of products of float64 where Keras does not run on TensorFlow
+_FLOAT32_EPS = 2.0**-23  # of float64, where Keras computes a part in float32
 
 
 class LayerCall(NamedTuple):
@@ -115,7 +115,7 @@ class _KerasRun:
         self._sizes: set[tuple[int, int]] = set()  # T and B of x
         self._last: tuple[tuple[Any, ...], list[Crossing]] | None = None
         self._is_repeatable = False  # whether two runs on equal inputs gave the same
-        self._eps = _eps_of(source)
+        self._eps = _eps_of(source, steps)
 
     def _read_inputs(self) -> Any:
         if self._inputs is None:
@@ -472,7 +472,7 @@ def _is_equal(array: Array, read: Array, eps: float) -> bool:
     return bool(np.allclose(array.astype(read.dtype), read, rtol=0, atol=eps * largest, equal_nan=True))
 
 
-def _eps_of(source: Any) -> float | None:
+def _eps_of(source: Any, steps: Mapping[str, Step]) -> float | None:
     """Return the relative rounding error of the source's arithmetic if that is coarser than its dtype's."""
     layers = _layers_in(source)
     errors = [_EPS.get(str(getattr(layer, "compute_dtype", "")), 0.0) for layer in layers]
@@ -480,6 +480,10 @@ def _eps_of(source: Any) -> float | None:
         value = _value_of(variable)
         errors += [0.0 if "cpu" in str(getattr(value, "device", "cpu")).lower() else _TF32_EPS]
         errors += [0.0 if type(value).__module__.startswith("tensorflow") else _FLOAT32_EPS]
+    leaves = [leaf for step in steps.values() if step.layer for leaf in leaves_by_prefix(step.layer).values()]
+    cells = [leaf for leaf in leaves if isinstance(leaf, RecurrentCell)]
+    if any("leaky_relu" in str(activations_of(cell)) for cell in cells):  # its slope is float32 in TensorFlow
+        errors.append(_FLOAT32_EPS)
     return max(errors, default=0.0) or None
 
 
