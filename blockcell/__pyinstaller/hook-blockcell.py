@@ -3,7 +3,9 @@
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-_files = [file.name for file in Path(__file__).parents[1].iterdir() if file.name.endswith(tuple(EXTENSION_SUFFIXES))]
-hiddenimports = [f"blockcell.{name.partition('.')[0]}" for name in _files]
+_file_names = [
+    file.name for file in Path(__file__).parents[1].iterdir() if file.name.endswith(tuple(EXTENSION_SUFFIXES))
+]
+hiddenimports = [f"blockcell.{name.partition('.')[0]}" for name in _file_names]
 # A program that passes modules of PyTorch to blockcell, or has onnxruntime run a model, imports these itself.
 excludedimports = ["onnxruntime", "tensordict", "torch", "torchrl"]

@@ -241,8 +241,8 @@ def _initial_state(caller: str, source: Mapping[str, Any], layer: Converted, nam
 # -------------------------------------------------------------------------------------------------------------- models
 _NAME = re.compile(r"(|.*\.)(?:weight|bias)_(?:ih|hh|hr)[^.]*$")
 _NORMS = re.compile(r"(?:(?P<old>.*)_(?:g|v|orig)|(?P<before>.*)parametrizations\.(?P<new>[^.]+)\.original\d*)$")
-_DROPPED = re.compile(r"(|.*\.)((?:weight|bias)_(?:ih|hh|hr)[^.]*)_raw$")
-_QUANTIZED = re.compile(
+_RAW_WEIGHT = re.compile(r"(|.*\.)((?:weight|bias)_(?:ih|hh|hr)[^.]*)_raw$")
+_QUANTIZED_PART = re.compile(
     r"(|.*?\.)(?:_all_weight_values\.\d+\.param|_packed_weight_[ih]h|(?:layers\.\d+\.layer_[fb]w\.cell\.)?[ih]gates\..*)$"
 )
 _IDENTITIES = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Identity")  # in inference
@@ -276,7 +276,7 @@ def _without_weight_drop(caller: str, source: Mapping[str, Any]) -> Mapping[str,
     Of ``rnn.weight_hh_l0_raw`` the copy is ``rnn.module.weight_hh_l0`` in fastai and in AWD-LSTM, or else
     ``rnn.weight_hh_l0``, if it is stored at all.
     """
-    matches = [match for name in read_names(caller, source) if (match := _DROPPED.match(name))]
+    matches = [match for name in read_names(caller, source) if (match := _RAW_WEIGHT.match(name))]
     tensors = dict(source)
     for match in matches:
         inner = f"{match[1]}module."
@@ -288,18 +288,18 @@ def _without_weight_drop(caller: str, source: Mapping[str, Any]) -> Mapping[str,
 def _zoneout_remarks(module: Any, prefixes: Iterable[str]) -> list[str]:
     """Return a remark on the LSTMs, GRUs and RNNs with these prefixes that are in a module with zoneout, if any is."""
     modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
-    mixed = []
+    prefixes_in_zoneout = []
     for prefix in prefixes:
         parts = prefix.split(".")[:-1]
-        around = [modules.get(".".join(parts[:k])) for k in range(len(parts) + 1)]
-        if "zoneout" in prefix.lower() or any(map(_has_zoneout, around)):
-            mixed.append(prefix)
+        ancestors = [modules.get(".".join(parts[:k])) for k in range(len(parts) + 1)]
+        if "zoneout" in prefix.lower() or any(map(_has_zoneout, ancestors)):
+            prefixes_in_zoneout.append(prefix)
     remark = (
-        f"the zoneout around {', '.join(map(repr, mixed))} is not converted. It acts in inference, too: h is"
-        f" z * h_before + (1 - z) * h of the cell, and c likewise. Call the layer for one step at a time, and mix the"
-        f" states"
+        f"the zoneout around {', '.join(map(repr, prefixes_in_zoneout))} is not converted. It acts in inference, too:"
+        f" h is z * h_before + (1 - z) * h of the cell, and c likewise. Call the layer for one step at a time, and mix"
+        f" the states"
     )
-    return [remark] if mixed else []
+    return [remark] if prefixes_in_zoneout else []
 
 
 def _has_zoneout(module: Any) -> bool:
@@ -313,7 +313,7 @@ def _has_zoneout(module: Any) -> bool:
 
 def _quantized_advice(names: Iterable[str], prefix: str = "") -> str:
     """Say what to do about an LSTM, GRU or RNN that PyTorch quantizes, if these are names of its parts."""
-    matches = [match for name in names if name.startswith(prefix) and (match := _QUANTIZED.match(name))]
+    matches = [match for name in names if name.startswith(prefix) and (match := _QUANTIZED_PART.match(name))]
     if not matches:
         return ""
     return (
@@ -391,7 +391,7 @@ def _add_others(steps: dict[str, Step], weights: _Weights, names: Sequence[str])
     states = [name for name in names if is_only and np.shape(weights.tensors[name]) == shape]
     modules: dict[str, list[str]] = {}
     for name in names:
-        match = _QUANTIZED.match(name)
+        match = _QUANTIZED_PART.match(name)
         module = match[1].removesuffix(".") if match else name.rpartition(".")[0]
         modules.setdefault(module, []).append(name.removeprefix(f"{module}."))
     for module, leaves in modules.items():

@@ -26,7 +26,7 @@ _OURS = {
     torch.nn.RNNCell: RNNCell,
 }
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-_NAMES = {theirs.__name__ for theirs in _OURS}
+_NAMES = {ours.__name__ for ours in _THEIRS}
 _COMPILED = re.compile(r"\baten(?:\.|::)((?:quantized_)?(?:lstm|gru|rnn_tanh|rnn_relu)(?:_cell)?)\b")
 _UNQUANTIZED = "load the model without that (in EasyOCR by quantize=False), then replace(model, quantize='int8')"
 
