@@ -41,7 +41,7 @@ lint: $(BUILT)  ## checks style, types and Cython's hints
 	@# Cython calls it a mere hint when code that should run without the GIL takes it; here nothing may be printed.
 	mkdir -p build/lint
 	! for module in $(basename $(notdir $(wildcard pyx/_*.pyx))); do $(BIN)/cython -3 -Werror -X boundscheck=False \
-	    -X wraparound=False -I pyx -I pyx/modules/$$module --module-name blockcell.$$module -o build/lint/ \
+	    -X wraparound=False -I pyx --module-name blockcell.$$module -o build/lint/ \
 	    pyx/$$module.pyx; done 2>&1 | grep .
 
 docs: $(BUILT)  ## builds the site in build/site; warnings are errors

@@ -1,12 +1,14 @@
 """Builds the compiled modules; everything else about the package is in pyproject.toml.
 
-Every kernel source `pyx/_name.pyx` is translated once and compiled once per CPU level, as `blockcell._name_<level>`,
-and one of them is picked at import. BLOCKCELL_LEVELS limits the levels that are built: `runnable`, those that this CPU
-runs; `best`, the highest of these alone; or by their names, say `base,v3`. Without it, or with `all`, all are built.
+The kernels, `pyx/_engine.pyx`, are translated once and compiled for each CPU level and each type of arrays, as
+`blockcell._engine_<type>_<level>`; a level is picked at import. All other modules are compiled once. BLOCKCELL_LEVELS
+limits the levels that are built: `runnable`, those that this CPU runs; `best`, the highest of these alone; or by their
+names, say `base,v3`. Without it, or with `all`, all are built.
 """
 
 import gzip
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -25,9 +27,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 from setuptools.modified import newer_group
 
-# Compiled once, for the oldest CPU; every other pyx/_*.pyx is a kernel.
-PLAIN = ("_args", "_cpu", "_integer", "_layers", "_stream", "_team", "_tensors", "_training")
-NO_KERNELS = (*PLAIN, "_cyutility")
+# Compiled for each CPU level and each type of arrays; every other pyx/_*.pyx once, for the oldest CPU.
+KERNELS = ("_engine", "_for_tests")
+TYPES = {"float": 0, "double": 1, "half": 2}  # STORAGE in pyx/product/real.h
 FOR_TESTS = "blockcell._for_tests_"  # for tests in a checkout; not part of wheels
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and their flags; without the last one clang uses half of a v4 register and takes twice as long
@@ -107,13 +109,17 @@ def translation_key(source):
 
 
 def extensions():
-    hashes = {path.stem: source_hash(path) for path in sorted(Path("pyx").glob("_*.pyx")) if path.stem not in PLAIN}
+    hashes = {stem: source_hash(Path("pyx", f"{stem}.pyx")) for stem in KERNELS}
     for source in sorted(Path("pyx").glob("_*.pyx")):
-        for level in ["base"] if source.stem in PLAIN else levels():
-            name = source.stem if source.stem in PLAIN else f"{source.stem}_{level}"
+        is_kernel = source.stem in KERNELS
+        for level, number_type in itertools.product(levels(), TYPES) if is_kernel else [("base", None)]:
+            name = f"{source.stem}_{number_type}_{level}" if is_kernel else source.stem
             extension = Extension(f"blockcell.{name}", [source.as_posix()], depends=["setup.py", *map(str, headers())])
-            if source.stem in hashes:
-                extension.define_macros = [("BLOCKCELL_SOURCE", f'"{hashes[source.stem]}"')]
+            if is_kernel:
+                extension.define_macros = [
+                    ("STORAGE", str(TYPES[number_type])),
+                    ("BLOCKCELL_SOURCE", f'"{hashes[source.stem]}"'),
+                ]
             elif source.stem == "_cpu":
                 extension.depends += [f"pyx/{stem}.pyx" for stem in hashes]
                 sources = " ".join(f"{stem}={found}" for stem, found in hashes.items())
@@ -130,7 +136,7 @@ def named(extension, c):
     name = extension.name.removeprefix("blockcell.")
     if name == extension.stem:
         return c
-    file = Path(f"build/cython/{extension.level}/{extension.stem}.c")
+    file = Path(f"build/cython/{name}.c")
     text = f'#define PyInit_{extension.stem} PyInit_{name}\n#include "{Path(c).resolve().as_posix()}"\n'
     write_if_new(file, text)
     extension.depends.append(c)
@@ -191,7 +197,7 @@ class BuildExt(build_ext):
             extension.extra_compile_args = FLAGS + compile_flags + level_flags
             extension.include_dirs = ["pyx"]
             # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.
-            extension.extra_link_args = self.link_flags + ([] if extension.stem in NO_KERNELS else link_flags)
+            extension.extra_link_args = self.link_flags + (link_flags if extension.stem in KERNELS else [])
             if extension.stem in ("_integer", "_training"):
                 extension.extra_compile_args += ["-ffp-contract=off"]  # their sums and products are numpy's
             if extension.stem in ("_args", "_layers", "_stream", "_training"):
@@ -207,7 +213,7 @@ class BuildExt(build_ext):
             return self.extensions
         runnable = self.runnable_levels()
         chosen = runnable[-1:] if WANTED_LEVELS == "best" else runnable
-        return [ext for ext in self.extensions if ext.level in chosen or ext.stem in NO_KERNELS]
+        return [ext for ext in self.extensions if ext.level in chosen or ext.stem not in KERNELS]
 
     def runnable_levels(self):
         """Return the CPU levels that this CPU runs, from the oldest; all of them where the build is for another CPU."""
@@ -216,7 +222,7 @@ class BuildExt(build_ext):
         return ["base", *(level for level, probe in probes.items() if not self.failure(probe, [], []))]
 
     def translated(self, sources):
-        """Return the C file of each source, which may have a folder of .pxd files for itself.
+        """Translate the sources, and return the C file of each.
 
         A source whose key is the one beside its C file is not translated again. cythonize goes by times instead, and
         .pxd files of Cython and numpy are new whenever pip installs these into a new environment for a build.
@@ -234,7 +240,7 @@ class BuildExt(build_ext):
                 pool.submit(
                     cythonize,
                     [Extension(f"blockcell.{stem}", files)],
-                    include_path=["pyx", f"pyx/modules/{stem}"],
+                    include_path=["pyx"],
                     build_dir="build/cython",
                     compiler_directives=DIRECTIVES,
                     shared_utility_qualified_name=SHARED,

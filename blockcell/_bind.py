@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._args import OpRunner, empty
-from ._kernels import KERNELS, REQUIREMENTS, Kernel, Kernels, Requirements
+from ._kernels import KERNELS, REQUIREMENTS, Kernels, Requirements
 from .argument_reader import ArgumentReader, as_kernels_take, form
 from .errors import short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
@@ -25,15 +25,15 @@ from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 def bind(op: Op, kernels: Kernels = KERNELS, requirements: Requirements = REQUIREMENTS) -> OpRunner:
     """Return a runner of the op with its kernel, one of `kernels`."""
     reader = ArgumentReader(op.name)
-    positions = parameter_positions(op, kernels[op.kernel][0])
+    positions = parameter_positions(op, kernels[op.kernel][0].function)
     return OpRunner(op, kernels[op.kernel], requirements[op.kernel], positions, reader, Converter(op, reader))
 
 
-def parameter_positions(op: Op, kernel: Kernel) -> dict[str, int]:
+def parameter_positions(op: Op, kernel: Callable[..., int]) -> dict[str, int]:
     """Return the position of each of the kernel's parameters by name; the names must be those of the op's row."""
     names = [tensor.name for tensor in op.inputs if tensor.read] + [tensor.name for tensor in op.outputs]
     names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
-    names += ["seq_len_max"] * op.sequence + ["scratch", "threads", "members", "ready"]
+    names += ["seq_len_max"] * op.sequence + ["scratch", "engine", "threads", "members", "ready"]
     parameters = list(inspect.signature(kernel).parameters)
     unknown, missing = Counter(parameters) - Counter(names), Counter(names) - Counter(parameters)
     if unknown or missing:

@@ -11,28 +11,35 @@ import importlib.util
 import os
 import platform
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _cpu, _integer, _team, _threads
+from . import _cpu, _gru, _gru_reset_after, _integer, _lstm, _rnn, _threads
 from ._version import __version__
 from .installing import not_built
 from .optable import STORAGE
 
-MODULES = ("_lstm", "_gru", "_gru_reset_after", "_rnn", "_dense")
+ENGINE = "_engine"
+"""The module of a CPU level, compiled for each type of arrays: ``_engine_float_v3``, for example."""
+CELLS: tuple[Any, ...] = (_lstm, _gru, _gru_reset_after, _rnn)
+"""The modules of the kernels of ops."""
 # What gcc's and LLVM's OpenMP runtimes read when they are loaded: how long idle threads spin, in iterations and in
 # milliseconds.  By default they spin long, and take the CPUs from other work, such as numpy's.
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 
 
-class Kernel(Protocol):
-    """Takes validated, C-contiguous arrays of one dtype and writes its results into some of them.
+class Kernel(NamedTuple):
+    """The kernel of an op for arrays of one dtype."""
 
-    Returns how many nanoseconds it lost by using several threads, for `_team`.
+    function: Callable[..., int]
+    """Takes validated, C-contiguous arrays and writes its results into some of them.
+
+    It returns how many nanoseconds it lost by using several threads, for `_team`.
     """
-
-    def __call__(self, *args: Any) -> int: ...
+    engine: object
+    """A capsule with the functions of a CPU level, which it takes as an argument."""
 
 
 class PlannedKernel(NamedTuple):
@@ -75,7 +82,7 @@ def _built_levels() -> tuple[str, ...]:
 
 
 def _is_built(level: str) -> bool:
-    return all(importlib.util.find_spec(f"blockcell.{module}_{level}") for module in MODULES)
+    return all(importlib.util.find_spec(f"blockcell.{_module_name(name, level)}") for name in STORAGE.values())
 
 
 def _pick_level(requested_level: str | None) -> str:
@@ -116,41 +123,56 @@ def load(level: str) -> tuple[Kernels, Requirements, Layers]:
     kernels : dict of str to tuple
         The kernels of ops by name, each for every one of DTYPES.
     requirements : dict of str to callable
-        For each of these, a function of the sizes: the bytes of its scratch, threads, and members of a group.
+        For each of these, a function of T, B, I, H, the number of the dtype, and how many threads there may be: the
+        bytes of scratch, the threads of the plan, and the members of a group.
     layers : dict of str to callable
         For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
     """
+    engines = [_engine(name, level) for name in STORAGE.values()]
+    planners = [engine.plan_layer for engine in engines]
     kernels: Kernels = {}
     requirements: Requirements = {}
-    layers: Layers = {}
-    for module in MODULES:
-        names = vars(importlib.import_module(f"blockcell.{module}_{level}"))
-        if names["SOURCE"] != _cpu.SOURCES[module]:  # BLOCKCELL_LEVELS has left it out of a build
-            raise ImportError(
-                f"blockcell.{module}_{level} was built from other sources than the package is now: build that level"
-                f" again, or delete {names['__file__']}"
-            )
-        suffix = "_requirements"
-        requirements |= {name.removesuffix(suffix): names[name] for name in names if name.endswith(suffix)}
-        layers |= {name.removesuffix("_layer"): names[name] for name in names if name.endswith("_layer")}
-        kernels |= {
-            name: tuple(names[name][storage] for storage in STORAGE.values()) for name in names if name in requirements
-        }
+    layers: Layers = {"dense": partial(_plan_dense, engines)}
+    for module in CELLS:
+        for name, task in module.REQUIREMENTS.items():
+            functions = [getattr(module, name)[storage] for storage in STORAGE.values()]
+            kernels[name] = tuple(Kernel(*pair) for pair in zip(functions, [e.ENGINE for e in engines], strict=True))
+            requirements[name] = partial(_requirements, engines, *task)
+        kind = module.__name__.removeprefix("blockcell._")
+        layers[kind] = partial(getattr(module, f"{kind}_layer"), planners)
     return kernels, requirements, layers
 
 
-def tape_arrays(level: str) -> dict[str, int]:
-    """Return how many arrays [T,B,H] the tape of each kind of cell has beside h: the table in ``pyx/cells/table.h``."""
-    modules = {module[1:]: importlib.import_module(f"blockcell.{module}_{level}") for module in MODULES}
-    return {kind: module.TAPE_ARRAYS for kind, module in modules.items() if hasattr(module, "TAPE_ARRAYS")}
+def _module_name(storage: str, level: str) -> str:
+    return f"{ENGINE}_{storage}_{level}"
 
 
-def compute(name: str, number: int, sizes: tuple[int, ...], threads: int, arguments: tuple[Any, ...]) -> None:
-    """Run a kernel of the level in use that takes scratch, on as many of the threads as it can use and as there are.
+def _engine(storage: str, level: str) -> Any:
+    """Import the engine of a level for arrays of one type."""
+    engine = importlib.import_module(f"blockcell.{_module_name(storage, level)}")
+    if engine.SOURCE != _cpu.SOURCES[ENGINE]:  # BLOCKCELL_LEVELS has left it out of a build
+        raise ImportError(
+            f"{engine.__name__} was built from other sources than the package is now: build that level again, or"
+            f" delete {engine.__file__}"
+        )
+    return engine
 
-    `number` is that of the dtype, `sizes` T, B, I, H and the bytes of a number as it is computed.
+
+def _requirements(engines: list[Any], kind: int, task: str, *numbers: int) -> Any:
+    """Return what an op requires, for T, B, I, H, the number of the dtype, and how many threads there may be.
+
+    T is 0 for an op of a single step.
     """
-    _team.compute(KERNELS[name][number], REQUIREMENTS[name], sizes, threads, arguments)
+    *sizes, dtype_number, threads = numbers
+    return engines[dtype_number].requirements(kind, task, (sizes[0] or 1, *sizes[1:]), threads)
+
+
+def _plan_dense(
+    engines: list[Any], task: str, sizes: tuple[int, ...], threads: int, number: int, format: int, transposed: bool,
+    options: tuple[int],
+) -> Any:  # fmt: skip
+    """Plan a kernel of a `Dense`, whose weights are never `transposed`; its option is the activation."""
+    return engines[number].plan_dense(options[0], task, sizes, threads, format)
 
 
 def _cpu_name() -> str:
@@ -196,4 +218,5 @@ _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 with briefly_awake():
     KERNELS, REQUIREMENTS, LAYERS = load(LEVEL)
-TAPE_ARRAYS = tape_arrays(LEVEL)
+TAPE_ARRAYS: dict[str, int] = _engine("float", LEVEL).TAPE_ARRAYS
+"""How many arrays [T,B,H] the tape of each kind of cell has beside h."""

@@ -24,8 +24,8 @@ from blockcell._team import NUMBER, RUN
 from blockcell.optable import DTYPES, STORAGE, dims
 
 from numpy_arrays cimport is_plain, overlap
-from product.tile cimport store
-from schedule.runs cimport RunKernel
+from product.real cimport number
+from schedule.runs cimport RunKernel, load_number
 
 import_array()
 
@@ -96,7 +96,7 @@ cdef void clear_array(ndarray array) noexcept:
     memset(PyArray_BYTES(array), 0, PyArray_NBYTES(array))
 
 
-def typed_view(store[::1] array):
+def typed_view(number[::1] array):
     """Return a memoryview of the type that the kernels take."""
     return array
 
@@ -131,10 +131,13 @@ cdef class KernelArguments:
     cdef npy_intp scratch_size  # and its plan: bytes of scratch,
     cdef int planned_threads  # and the threads that are of use
 
-    def __init__(self, kernel, int dtype_number, list arguments, list view_positions, int ready_position):
+    def __init__(
+        self, kernel, int dtype_number, list arguments, list view_positions, int engine_position, int ready_position
+    ):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
-        self.kernel, self.ready_position = kernel, ready_position
+        self.kernel, self.ready_position = kernel.function, ready_position
         self.values, self.views = arguments[:], []
+        self.values[engine_position] = kernel.engine
         for position in view_positions[: len(view_positions) - 1]:
             view = None if position is None else TYPED_VIEWS[dtype_number](EMPTY_FOR_VIEWS[dtype_number])
             self.views.append(view)
@@ -172,10 +175,11 @@ cdef class OpRunner:
     Parameters
     ----------
     op : Op
-    kernels : tuple of callable
+    kernels : tuple of Kernel
         A kernel for each dtype.
     requirements : callable
-        Returns for T, B, I, H, itemsize and threads the bytes of scratch, the threads and the members of a group.
+        Returns for T, B, I, H, the number of the dtype and threads the bytes of scratch, the threads and the members of
+        a group.
     positions : dict of str to int
         The position of each of the kernels' parameters by name.
     reader, converter : ArgumentReader, Converter
@@ -193,7 +197,7 @@ cdef class OpRunner:
     cdef object requirements, reader, converter
     cdef list arguments  # with which every `KernelArguments` begins: the constants of a kernel, None for all others
     cdef list view_positions, attribute_positions  # in the arguments; None for a tensor that is not read
-    cdef int steps_position, threads_position, members_position, ready_position
+    cdef int steps_position, threads_position, members_position, engine_position, ready_position
     cdef tuple idle_arguments  # for each dtype a list of the KernelArguments that no call uses now
 
     def __init__(self, op, tuple kernels, requirements, dict positions, reader, converter):
@@ -228,7 +232,7 @@ cdef class OpRunner:
         self.attribute_positions = [positions[name] for name in names]
         self.steps_position = positions["seq_len_max"] if op.sequence else -1
         self.threads_position, self.members_position = positions["threads"], positions["members"]
-        self.ready_position = positions["ready"]
+        self.engine_position, self.ready_position = positions["engine"], positions["ready"]
         self.idle_arguments = tuple([[] for _ in kernels])
 
     def run(self, tuple arrays, out, num_threads, tuple attributes=(), seq_len_max=None):
@@ -256,7 +260,7 @@ cdef class OpRunner:
         cdef npy_intp[LETTERS] sizes
         cdef bint use_peephole, converts
         assert len(arrays) == self.input_count and len(attributes) == len(self.attribute_types)
-        threads = number_of_threads[0] if num_threads is None else self.reader.thread_number(num_threads)
+        threads = load_number(number_of_threads) if num_threads is None else self.reader.thread_number(num_threads)
         for k in range(len(self.attribute_types)):
             if type(attributes[k]) is not self.attribute_types[k]:
                 attributes = self.reader.attributes(self.attributes, attributes)
@@ -310,11 +314,12 @@ cdef class OpRunner:
             arguments = self.idle_arguments[dtype_number].pop()
         except IndexError:  # the first call, or more at once than ever before
             arguments = KernelArguments(
-                self.kernels[dtype_number], dtype_number, self.arguments, self.view_positions, self.ready_position
+                self.kernels[dtype_number], dtype_number, self.arguments, self.view_positions, self.engine_position,
+                self.ready_position
             )
         try:
             self.set_arrays(arguments, arrays, outputs, use_peephole, EMPTY[dtype_number])
-            scratch = self.new_scratch(arguments, sizes, max(ITEMSIZES[dtype_number], 4), threads)  # half as float
+            scratch = self.new_scratch(arguments, sizes, dtype_number, threads)
             arguments.set_array(self.input_count + self.output_count, scratch)
             for k in range(len(attributes)):
                 arguments.values[<int> self.attribute_positions[k]] = attributes[k]
@@ -346,7 +351,7 @@ cdef class OpRunner:
                 clear_array(outputs[k])
             arguments.set_array(self.input_count + k, outputs[k])
 
-    cdef new_scratch(self, KernelArguments arguments, const npy_intp *sizes, int itemsize, int threads):
+    cdef new_scratch(self, KernelArguments arguments, const npy_intp *sizes, int dtype_number, int threads):
         """Return new scratch for a call, after a new plan if the last call had other sizes.
 
         sizes : T, B, I, H
@@ -354,7 +359,7 @@ cdef class OpRunner:
         cdef npy_intp[LETTERS + 1] plan_sizes = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
         if memcmp(plan_sizes, arguments.planned_sizes, sizeof(plan_sizes)) != 0:
             arguments.scratch_size, planned, members = self.requirements(
-                sizes[0], sizes[1], sizes[2], sizes[3], itemsize, threads
+                sizes[0], sizes[1], sizes[2], sizes[3], dtype_number, threads
             )
             arguments.planned_threads = planned
             arguments.values[self.threads_position] = planned

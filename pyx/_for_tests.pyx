@@ -12,6 +12,7 @@ from cpython.pycapsule cimport PyCapsule_Import
 from cython.parallel cimport prange
 
 cimport cells.activations as activations
+from cells.types cimport Activation, activation_of
 from product.half cimport half
 from product.integer cimport (
     ProductInUse, add_integer_product, quads_of, quantize_row, quantized_row_stride, use_product
@@ -49,7 +50,7 @@ cdef inline void tanh_line(const real *restrict x, real *restrict out, Py_ssize_
 
 
 cdef inline void activate_line(
-    const activations.Activation *f, const real *restrict x, real *restrict out, Py_ssize_t n
+    const Activation *f, const real *restrict x, real *restrict out, Py_ssize_t n
 ) noexcept nogil:
     """Compute the activation f of a line."""
     cdef real[LF] z
@@ -60,7 +61,7 @@ cdef inline void activate_line(
 
 
 cdef inline void slope_line(
-    const activations.Activation *f, const real *restrict x, real *restrict out, Py_ssize_t n
+    const Activation *f, const real *restrict x, real *restrict out, Py_ssize_t n
 ) noexcept nogil:
     """Compute the slope of the activation f, by its results, for a line of them."""
     cdef real[LF] y
@@ -70,16 +71,16 @@ cdef inline void slope_line(
     store_line(out, &s[0], n)
 
 
-cdef inline void to_half_line(const float *restrict x, half *restrict out, Py_ssize_t n) noexcept nogil:
+cdef inline void to_half_line(const real *restrict x, half *restrict out, Py_ssize_t n) noexcept nogil:
     """Round a line to float16."""
-    cdef float[LF] z
+    cdef real[LF] z
     load_line(&z[0], x, n)
     store_line(out, &z[0], n)
 
 
-cdef inline void from_half_line(const half *restrict x, float *restrict out, Py_ssize_t n) noexcept nogil:
+cdef inline void from_half_line(const half *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
     """Convert a line from float16."""
-    cdef float[LF] z
+    cdef real[LF] z
     load_line(&z[0], x, n)
     store_line(out, &z[0], n)
 
@@ -100,7 +101,7 @@ def tanh(const real[::1] x, real[::1] out, int num_threads=1):
 
 def activate(const real[::1] x, real[::1] out, activation, int num_threads=1):
     """Compute an activation of x: `activation` are the `Numbers` of blockcell/activations.py."""
-    cdef activations.Activation f = activations.activation_of(activation)
+    cdef Activation f = activation_of(activation)
     cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         activate_line(&f, &x[j * lanes], &out[j * lanes], n - j * lanes)
@@ -108,23 +109,23 @@ def activate(const real[::1] x, real[::1] out, activation, int num_threads=1):
 
 def slope(const real[::1] x, real[::1] out, activation, int num_threads=1):
     """Compute the slope of an activation, `Numbers` of blockcell/activations.py, by its results x."""
-    cdef activations.Activation f = activations.activation_of(activation)
+    cdef Activation f = activation_of(activation)
     cdef Py_ssize_t j, n = x.shape[0], lanes = lanes_of(<const real *> NULL)
     for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         slope_line(&f, &x[j * lanes], &out[j * lanes], n - j * lanes)
 
 
-def to_half(const float[::1] x, half[::1] out, int num_threads=1):
+def to_half(const real[::1] x, half[::1] out, int num_threads=1):
     """Round x to float16, whose bits are those of uint16."""
     cdef Py_ssize_t j, n = x.shape[0]
-    for j in prange(lines_in(<const float *> NULL, n), nogil=True, num_threads=num_threads):
+    for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         to_half_line(&x[j * LF], &out[j * LF], n - j * LF)
 
 
-def from_half(const half[::1] x, float[::1] out, int num_threads=1):
+def from_half(const half[::1] x, real[::1] out, int num_threads=1):
     """Convert x from float16, whose bits are those of uint16."""
     cdef Py_ssize_t j, n = x.shape[0]
-    for j in prange(lines_in(<const float *> NULL, n), nogil=True, num_threads=num_threads):
+    for j in prange(lines_in(<const real *> NULL, n), nogil=True, num_threads=num_threads):
         from_half_line(&x[j * LF], &out[j * LF], n - j * LF)
 
 
@@ -150,8 +151,8 @@ def add_products_of_columns(
 
 
 def add_quantized_products(
-    int format, float[::1] out, const float[:, ::1] a, const unsigned char[::1] panels, const float[::1] scales,
-    float[::1] codes, Py_ssize_t lines, Py_ssize_t times
+    int format, real[::1] out, const real[:, ::1] a, const unsigned char[::1] panels, const real[::1] scales,
+    real[::1] codes, Py_ssize_t lines, Py_ssize_t times
 ):
     """Add the product of `a` with each panel of quantized weights to `out`, `times` times.
 
@@ -163,11 +164,12 @@ def add_quantized_products(
     cdef const char *panel
     if format == INT8:
         for r in range(rows):
-            quantize_row(&codes[r * quantized_row_stride(K)], &a[r, 0], K)
+            quantize_row(<float *> &codes[r * quantized_row_stride(K)], <const float *> &a[r, 0], K)
     for _repeat in range(times):
         for j in range(panels.shape[0] // size):
             panel = <const char *> &panels[j * size]
             if format == INT8:
-                add_integer_product(&out[0], rows, lines, &codes[0], panel, K, &scales[0])
+                add_integer_product(<float *> &out[0], rows, lines, <const float *> &codes[0], panel, K,
+                                    <const float *> &scales[0])
             else:
                 add_float16_product(&out[0], 0, rows, 1, lines, &a[0, 0], K, <const half *> panel, 0, K)

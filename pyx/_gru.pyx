@@ -2,187 +2,124 @@
 
 cells/gru.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
 
-For each op there are two functions.  `<kernel>_requirements` plans a call of T, B, I, H on at most `threads` threads,
-and returns the bytes of its scratch, the threads that it uses, and how many of these share the hidden units of a row.
-`<kernel>` runs it on `ready` of these threads: it takes the op's arrays as typed memoryviews, collects their addresses
-under the indices of passes/operands.pxd, and returns the nanoseconds that having several threads cost.  The caller
-owns all arrays; outputs and `scratch` overlap no other array.
-
-`gru_layer` plans the kernels of layers, which passes/layer.pxd has.
+The kernel of an op takes the op's arrays as typed memoryviews, collects their addresses under the indices of
+passes/indices.pxd, and runs the `engine`, a capsule,
+on `ready` of the planned threads.  It returns the nanoseconds that
+having several threads cost.  The caller owns all arrays; outputs and `scratch` overlap no other array.
 """
-from cpython.pycapsule cimport PyCapsule_Import
-
-from cells.gru cimport default_gru
-from cells.types cimport GRU, Gru, use_activations
-from passes.backward cimport run_backward
-from passes.forward cimport run_forward
-from passes.layer cimport plan_layer
-from passes.operands cimport (
-    BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV,
-    H_PREV_GRAD, INPUTS, OUT_C, OUT_H, OUT_R, OUT_U, OUTPUTS, W_C, W_C_GRAD, W_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
+from cells.types cimport GRU, Cell, activation_of, cell_of
+from engine cimport OpCall, bytes_of, call_of, run_backward, run_forward
+from passes.indices cimport (
+    BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_PREV, H_PREV_GRAD, OUT_C, OUT_H,
+    OUT_R, OUT_U, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
-from product.integer cimport ProductInUse, use_product
-from product.tile cimport align_scratch, real_itemsize, store
-from schedule.cost cimport grid_of
-from schedule.machine cimport Machine, use_machine
-from schedule.plan cimport (
-    Backward, Forward, backward_requirements, forward_requirements, plan_backward_on, plan_forward_on, use_panels
-)
-from source cimport BLOCKCELL_SOURCE
+from product.real cimport number
 
-SOURCE = BLOCKCELL_SOURCE.decode()
-TAPE_ARRAYS = GRU.saved
-use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
-use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
+REQUIREMENTS = {  # of each kernel: the first arguments of `requirements` in _engine.pyx
+    "gru_cell": (GRU, "forward"),
+    "block_gru": (GRU, "forward"),
+    "gru_cell_grad": (GRU, "backward without weights"),
+    "gru_cell_vjp": (GRU, "backward"),
+    "block_gru_grad": (GRU, "backward"),
+}
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
-def gru_cell_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Gru c = default_gru()
-    return forward_requirements(&c, 1, B, I, H, itemsize, threads)
-
-
-def block_gru_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Gru c = default_gru()
-    return forward_requirements(&c, T, B, I, H, itemsize, threads)
-
-
 def gru_cell(
-    const store[:, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
-    const store[::1] b_ru, const store[::1] b_c, store[:, ::1] r, store[:, ::1] u, store[:, ::1] c, store[:, ::1] h,
-    unsigned char[::1] scratch, int threads, int members, int ready
+    const number[:, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c,
+    const number[::1] b_ru, const number[::1] b_c, number[:, ::1] r, number[:, ::1] u, number[:, ::1] c,
+    number[:, ::1] h, unsigned char[::1] scratch, engine, int threads, int members, int ready
 ):
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef Gru cell = default_gru()
-    cdef Forward p = plan_forward_on(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), False,
-                                     grid_of(threads // members, members))
-    cdef long long nanoseconds
+    cdef Cell cell = cell_of(GRU)
+    cdef OpCall call = call_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    cdef const void **inputs = call.inputs
+    cdef void **outputs = call.outputs
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C], outputs[OUT_H] = &r[0, 0], &u[0, 0], &c[0, 0], &h[0, 0]
-    outputs[H_LAST] = NULL
-    use_panels(&p, align_scratch(scratch))
-    with nogil:
-        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
-    return nanoseconds
+    return run_forward(engine, &call, scratch, ready)
 
 
 def block_gru(
-    const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
-    const store[::1] b_ru, const store[::1] b_c, store[:, :, ::1] r, store[:, :, ::1] u, store[:, :, ::1] c,
-    store[:, :, ::1] h, unsigned char[::1] scratch, Py_ssize_t seq_len_max, int threads, int members, int ready
+    const number[:, :, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c,
+    const number[::1] b_ru, const number[::1] b_c, number[:, :, ::1] r, number[:, :, ::1] u, number[:, :, ::1] c,
+    number[:, :, ::1] h, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, int threads, int members, int ready
 ):
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef Gru cell = default_gru()
-    cdef Forward p = plan_forward_on(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                     real_itemsize(&x[0, 0, 0]), False, grid_of(threads // members, members))
-    cdef long long nanoseconds
+    cdef Cell cell = cell_of(GRU)
+    cdef OpCall call = call_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
+    cdef const void **inputs = call.inputs
+    cdef void **outputs = call.outputs
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C], outputs[OUT_H] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
-    outputs[H_LAST] = NULL
-    use_panels(&p, align_scratch(scratch))
-    with nogil:
-        nanoseconds = run_forward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
-    return nanoseconds
+    return run_forward(engine, &call, scratch, ready)
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
-def gru_cell_grad_requirements(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
-):
-    cdef Gru c = default_gru()
-    return backward_requirements(&c, 1, B, I, H, itemsize, False, threads)
-
-
-def gru_cell_vjp_requirements(Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads):
-    cdef Gru c = default_gru()
-    return backward_requirements(&c, 1, B, I, H, itemsize, True, threads)
-
-
-def block_gru_grad_requirements(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
-):
-    cdef Gru c = default_gru()
-    return backward_requirements(&c, T, B, I, H, itemsize, True, threads)
-
-
 def gru_cell_grad(
-    const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c, const store[:, ::1] r,
-    const store[:, ::1] u, const store[:, ::1] c, const store[:, ::1] d_h, store[:, ::1] d_x, store[:, ::1] d_h_prev,
-    store[:, ::1] d_c_bar, store[:, ::1] d_r_bar_u_bar, unsigned char[::1] scratch, int threads, int members, int ready
+    const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c, const number[:, ::1] r,
+    const number[:, ::1] u, const number[:, ::1] c, const number[:, ::1] d_h, number[:, ::1] d_x,
+    number[:, ::1] d_h_prev, number[:, ::1] d_c_bar, number[:, ::1] d_r_bar_u_bar, unsigned char[::1] scratch, engine,
+    int threads, int members, int ready
 ):
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef Gru cell = default_gru()
-    cdef Backward p = plan_backward_on(&cell, 1, d_x.shape[0], d_x.shape[1], h_prev.shape[1],
-                                       real_itemsize(&h_prev[0, 0]), False, grid_of(threads // members, members))
-    cdef long long nanoseconds
+    cdef Cell cell = cell_of(GRU)
+    cdef OpCall call = call_of(&cell, 1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], threads, members)
+    cdef const void **inputs = call.inputs
+    cdef void **outputs = call.outputs
+    call.with_weight_grads = False
     inputs[H_PREV], inputs[W_RU], inputs[W_C] = &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
-    inputs[OUT_R], inputs[OUT_U], inputs[OUT_C], inputs[OUT_H] = &r[0, 0], &u[0, 0], &c[0, 0], NULL
-    inputs[H_GRAD], inputs[H_LAST_GRAD] = &d_h[0, 0], NULL
-    outputs[X_GRAD], outputs[H_PREV_GRAD], outputs[W_GRAD] = &d_x[0, 0], &d_h_prev[0, 0], NULL
+    inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0], &u[0, 0], &c[0, 0]
+    inputs[H_GRAD] = &d_h[0, 0]
+    outputs[X_GRAD], outputs[H_PREV_GRAD] = &d_x[0, 0], &d_h_prev[0, 0]
     outputs[D_C_BAR], outputs[D_R_BAR_U_BAR] = &d_c_bar[0, 0], &d_r_bar_u_bar[0, 0]
-    with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
-    return nanoseconds
+    return run_backward(engine, &call, scratch, ready)
 
 
 def gru_cell_vjp(
-    const store[:, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
-    const store[:, ::1] r, const store[:, ::1] u, const store[:, ::1] c, const store[:, ::1] d_h,
-    store[:, ::1] d_x, store[:, ::1] d_h_prev, store[:, ::1] d_w_ru, store[:, ::1] d_w_c, store[::1] d_b_ru,
-    store[::1] d_b_c, unsigned char[::1] scratch, int threads, int members, int ready
+    const number[:, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c,
+    const number[:, ::1] r, const number[:, ::1] u, const number[:, ::1] c, const number[:, ::1] d_h,
+    number[:, ::1] d_x, number[:, ::1] d_h_prev, number[:, ::1] d_w_ru, number[:, ::1] d_w_c, number[::1] d_b_ru,
+    number[::1] d_b_c, unsigned char[::1] scratch, engine, int threads, int members, int ready
 ):
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef Gru cell = default_gru()
-    cdef Backward p = plan_backward_on(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], real_itemsize(&x[0, 0]), True,
-                                       grid_of(threads // members, members))
-    cdef long long nanoseconds
+    cdef Cell cell = cell_of(GRU)
+    cdef OpCall call = call_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    cdef const void **inputs = call.inputs
+    cdef void **outputs = call.outputs
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
-    inputs[OUT_R], inputs[OUT_U], inputs[OUT_C], inputs[OUT_H] = &r[0, 0], &u[0, 0], &c[0, 0], NULL
-    inputs[H_GRAD], inputs[H_LAST_GRAD] = &d_h[0, 0], NULL
-    outputs[X_GRAD], outputs[H_PREV_GRAD], outputs[D_C_BAR] = &d_x[0, 0], &d_h_prev[0, 0], NULL
+    inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0], &u[0, 0], &c[0, 0]
+    inputs[H_GRAD] = &d_h[0, 0]
+    outputs[X_GRAD], outputs[H_PREV_GRAD] = &d_x[0, 0], &d_h_prev[0, 0]
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &d_w_ru[0, 0], &d_w_c[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &d_b_ru[0], &d_b_c[0]
-    with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
-    return nanoseconds
+    return run_backward(engine, &call, scratch, ready)
 
 
 def block_gru_grad(
-    const store[:, :, ::1] x, const store[:, ::1] h_prev, const store[:, ::1] w_ru, const store[:, ::1] w_c,
-    const store[:, :, ::1] r, const store[:, :, ::1] u, const store[:, :, ::1] c, const store[:, :, ::1] h,
-    const store[:, :, ::1] h_grad, store[:, :, ::1] x_grad, store[:, ::1] h_prev_grad, store[:, ::1] w_ru_grad,
-    store[:, ::1] w_c_grad, store[::1] b_ru_grad, store[::1] b_c_grad, unsigned char[::1] scratch,
+    const number[:, :, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c,
+    const number[:, :, ::1] r, const number[:, :, ::1] u, const number[:, :, ::1] c, const number[:, :, ::1] h,
+    const number[:, :, ::1] h_grad, number[:, :, ::1] x_grad, number[:, ::1] h_prev_grad, number[:, ::1] w_ru_grad,
+    number[:, ::1] w_c_grad, number[::1] b_ru_grad, number[::1] b_c_grad, unsigned char[::1] scratch, engine,
     Py_ssize_t seq_len_max, int threads, int members, int ready
 ):
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
-    cdef Gru cell = default_gru()
-    cdef Backward p = plan_backward_on(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1],
-                                       real_itemsize(&x[0, 0, 0]), True, grid_of(threads // members, members))
-    cdef long long nanoseconds
+    cdef Cell cell = cell_of(GRU)
+    cdef OpCall call = call_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
+    cdef const void **inputs = call.inputs
+    cdef void **outputs = call.outputs
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C], inputs[OUT_H] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
-    inputs[H_GRAD], inputs[H_LAST_GRAD] = &h_grad[0, 0, 0], NULL
-    outputs[X_GRAD], outputs[H_PREV_GRAD], outputs[D_C_BAR] = &x_grad[0, 0, 0], &h_prev_grad[0, 0], NULL
+    inputs[H_GRAD] = &h_grad[0, 0, 0]
+    outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_prev_grad[0, 0]
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &b_ru_grad[0], &b_c_grad[0]
-    with nogil:
-        nanoseconds = run_backward(&p, &cell, inputs, outputs, align_scratch(scratch), ready)
-    return nanoseconds
+    return run_backward(engine, &call, scratch, ready)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-def gru_layer(task, tuple sizes, int threads, int storage, int format, bint transposed, tuple options):
-    """Plan a kernel for layers: `plan_layer` in layer.pxd.
+def gru_layer(planners, task, tuple sizes, int threads, int storage, int format, bint transposed, tuple options):
+    """Plan a kernel for layers: `plan_layer` of _engine.pyx for each type of arrays, of which `storage` is the number.
 
     options : (activation, recurrent_activation)
     """
-    cdef Gru c = default_gru()
-    use_activations(&c, options[0], options[1])
-    return plan_layer(&c, task, sizes, threads, storage, format, transposed)
+    cdef Cell c = cell_of(GRU)
+    c.activation, c.recurrent = activation_of(options[0]), activation_of(options[1])
+    return planners[storage](bytes_of(&c), task, sizes, threads, format, transposed)

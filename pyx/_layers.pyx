@@ -36,7 +36,7 @@ from blockcell._team import NUMBER, RUN
 from numpy_arrays cimport is_plain
 from passes.arrays cimport STATES, WEIGHTS, LayerKernel, Pass
 from passes.steps cimport FINISHED, INITIAL, RESET, Layout
-from schedule.runs cimport RunKernel
+from schedule.runs cimport RunKernel, load_number
 
 import_array()
 
@@ -127,7 +127,7 @@ cdef KernelPlan plan_for(
     threads : int
         How many there may be; 0 for as many as users have set.
     """
-    threads = threads or number_of_threads[0]
+    threads = threads or load_number(number_of_threads)
     if is_plan_for(last_plan, format, T, B, threads):
         return last_plan
     planned = layer._plan_kernel(task, format, T, B, threads)
@@ -694,7 +694,7 @@ cdef class LeafRunner(Runner):
         """
         cdef KernelPlan plan
         cdef int format
-        threads = threads or number_of_threads[0]
+        threads = threads or load_number(number_of_threads)
         with cython.critical_section(self):  # in Pythons without a GIL, where another thread may replace it
             plan = self.forward_plan
         _, packed, format = <tuple> weights  # faster than by their names

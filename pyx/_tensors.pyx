@@ -15,18 +15,18 @@ from blockcell._layers cimport KernelPlan, plan_from
 from passes.arrays cimport STATES, Pass
 from passes.steps cimport Layout
 from product.half cimport float_to_half, half, half_to_float
-from product.tile cimport store
+from product.real cimport number
 
 cdef enum:
     WEIGHTS_PER_DIRECTION = 5  # at most
     DIRECTIONS = 2
 
 
-cdef void add_biases(const store *a, const store *b, store *sums, Py_ssize_t n) noexcept nogil:
+cdef void add_biases(const number *a, const number *b, number *sums, Py_ssize_t n) noexcept nogil:
     """Write the sums of n numbers of two biases to `sums`, which overlaps neither."""
     cdef Py_ssize_t k
     for k in range(n):
-        if store is half:
+        if number is half:
             sums[k] = float_to_half(half_to_float(a[k]) + half_to_float(b[k]))
         else:
             sums[k] = a[k] + b[k]

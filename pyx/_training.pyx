@@ -20,11 +20,14 @@ from numpy cimport (
 import numpy
 
 from numpy_arrays cimport is_plain
-from product.real cimport real
 
 import_array()
 
 cdef object exp = numpy.exp, log1p = numpy.log1p, add_reduce = numpy.add.reduce, DOUBLE = numpy.dtype(numpy.float64)
+
+ctypedef fused real:  # in which arrays are computed
+    float
+    double
 
 cdef enum:
     SLOTS = 2  # at most: arrays that an optimizer keeps for each weight

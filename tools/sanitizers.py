@@ -64,17 +64,17 @@ import importlib
 import numpy as np
 from blockcell import _kernels
 longer = np.lib.stride_tricks.as_strided
-kernels = importlib.import_module("blockcell._for_tests_{level}")
+kernels = importlib.import_module("blockcell._for_tests_float_{level}")
 {call}
 """
 DRAWN_CALLS = 3  # calls of each kind at a level
 # A call of a barrier in the source of a kernel.
 BARRIER = re.compile(r"^( +)((?:group_)?barrier\(&team\).*)$", re.MULTILINE)
-FAMILIES = {"_lstm.pyx": "lstm", "dense.pxd": "dense"}  # whose kernels alone have the barriers of a file
+FAMILIES = {"lstm_cell_grad.pxd": "lstm", "dense.pxd": "dense"}  # whose kernels alone have the barriers of a file
 # Barriers whose removal goes unnoticed, as nothing that follows reads what another thread wrote before them: the file,
 # the function, and how many it has.
 SPARE = {
-    "_lstm.pyx cell_grads": 1,
+    "lstm_cell_grad.pxd cell_grads": 1,
     # The last one, and the one after `single_step_grads`, which orders nothing today: a single step that packs panel by
     # panel has one group, or is a GRU's, whose weight gradients read d only after the next barrier. It stays so that a
     # cell with other reads is right.

@@ -15,17 +15,12 @@ ulp:
 Compilers may contract products and sums to fused multiply-adds or not: the bounds hold either way.
 """
 from libc.math cimport copysign, copysignf, fabs, fabsf
-from product.real cimport real
+
+from cells.types cimport (
+    ELU, EXPONENTIAL, HARD_SIGMOID, LEAKY_RELU, RELU, SELU, SIGMOID, SOFTPLUS, SOFTSIGN, TANH, Activation
+)
+from product.real cimport COMPUTES_FLOAT, real
 from product.tile cimport LF, inline_void, lanes_of, noinline_void
-
-cdef enum:  # in the order of blockcell/activations.py
-    TANH, SIGMOID, RELU, LEAKY_RELU, ELU, SELU, SOFTPLUS, SOFTSIGN, EXPONENTIAL, HARD_SIGMOID, LINEAR
-
-
-cdef struct Activation:
-    int number
-    double a, b  # its parameters
-
 
 cdef extern from "cells/activations.h":
     const double LOG2_E, SELU_SCALE, SELU_EDGE
@@ -37,7 +32,7 @@ cdef extern from "cells/activations.h":
     double[3] exp_bounds_d
 
 
-cdef inline void exp_parts(real x, real scale, real rate, real shift, real *two_n, real *p) noexcept nogil:
+cdef inline inline_void exp_parts(real x, real scale, real rate, real shift, real *two_n, real *p) noexcept nogil:
     """Compute exp(scale * x) in two parts: two_n * (1 + scale * p) = 2**shift * exp(scale * x), two_n a power of two.
 
     `scale` is a power of two, with a sign: the constants below scale without rounding.  `rate`, about scale / ln 2,
@@ -46,12 +41,12 @@ cdef inline void exp_parts(real x, real scale, real rate, real shift, real *two_
     cdef real magic, n, low, high, r, rr, s2, s4, c23, c45, c67, c89, c1011
     # n = round(rate * x): adding 1.5 * 2**23 (or 2**52) leaves no bits after the point, and n, with the
     # exponent's bias, in the lowest ones.
-    if real is float:
+    if COMPUTES_FLOAT:
         magic = <real> 12582912.0 + (<real> 127.0 + shift)
     else:
         magic = <real> 6755399441055744.0 + (<real> 1023.0 + shift)
     n = x * rate + magic
-    if real is float:
+    if COMPUTES_FLOAT:
         two_n[0] = exp2_of_low_bits_f(n)
     else:
         two_n[0] = exp2_of_low_bits_d(n)
@@ -60,7 +55,7 @@ cdef inline void exp_parts(real x, real scale, real rate, real shift, real *two_
     # p = r + r**2 * (c2 * scale + c3 * scale**2 * r + ...), minimax in relative error for |scale * r| <= ln 2 / 2.
     s2 = scale * scale
     s4 = s2 * s2
-    if real is float:
+    if COMPUTES_FLOAT:
         r = (x - n * (<real> 0.693359375 / scale)) - n * (<real> -2.12194440e-4 / scale)
         rr = r * r
         c23 = <real> 0.49999997 * scale + <real> 0.16666545 * s2 * r
@@ -85,7 +80,7 @@ cdef inline real sigmoid(real x) noexcept nogil:
     cdef real e, p, one
     # The clamps let NaN through: comparisons with it are false.
     # 1 and exp(-x) are both taken times 2**-64 (2**-512), so that neither overflows before the result is zero.
-    if real is float:
+    if COMPUTES_FLOAT:
         x = bounds_f[0] if x < bounds_f[0] else x
         x = bounds_f[1] if bounds_f[1] < x else x
         one = <real> 5.421010862427522e-20
@@ -102,7 +97,7 @@ cdef inline real tanh(real x) noexcept nogil:
     """Return tanh(x): (1 - e) / (1 + e) with e = exp(-2 |x|), and the sign of x.  Numerator and denominator are halved,
     and free of cancellation."""
     cdef real a, e, p, half = <real> 0.5
-    if real is float:
+    if COMPUTES_FLOAT:
         a = fabsf(x)
         a = bounds_f[2] if bounds_f[2] < a else a
         exp_parts(a, <real> -2.0, <real> (-2.0 * LOG2_E), <real> 0.0, &e, &p)
@@ -112,14 +107,14 @@ cdef inline real tanh(real x) noexcept nogil:
         # A rate 3 % too high: from a = 0.505, not 0.520, p enters with a fourth and no longer with half of its error.
         exp_parts(a, <real> -2.0, <real> -2.96875, <real> 0.0, &e, &p)
     a = ((half - half * e) + e * p) / ((half + half * e) - e * p)
-    return copysignf(a, x) if real is float else copysign(a, x)
+    return copysignf(a, x) if COMPUTES_FLOAT else copysign(a, x)
 
 
 cdef inline real scaled_exp(real x) noexcept nogil:
     """Return exp(x) for x <= 0, times 2**64 (2**512) so that it is not subnormal: a term of a softmax, which divides by
     their sum."""
     cdef real two_n, p
-    if real is float:
+    if COMPUTES_FLOAT:
         x = bounds_f[0] if x < bounds_f[0] else x
         exp_parts(x, <real> 1.0, <real> LOG2_E, <real> 64.0, &two_n, &p)
     else:
@@ -131,7 +126,7 @@ cdef inline real scaled_exp(real x) noexcept nogil:
 cdef inline real exp_minus_one(real x) noexcept nogil:
     """Return exp(x) - 1 for x <= 0, with all digits also near 0."""
     cdef real two_n, p, one = 1
-    if real is float:
+    if COMPUTES_FLOAT:
         x = exp_bounds_f[0] if x < exp_bounds_f[0] else x
     else:
         x = exp_bounds_d[0] if x < exp_bounds_d[0] else x
@@ -143,7 +138,7 @@ cdef inline real exponential(real x) noexcept nogil:
     """Return exp(x): of positive x by way of exp(x) / 2**64 (2**512), else by way of exp(x) * 2**64 (2**512), which
     neither overflow nor are subnormal."""
     cdef real two_n, p, shift, scale
-    if real is float:
+    if COMPUTES_FLOAT:
         x = exp_bounds_f[1] if x < exp_bounds_f[1] else x
         x = exp_bounds_f[2] if exp_bounds_f[2] < x else x
         shift = <real> -64.0 if x > 0 else <real> 64.0
@@ -162,14 +157,14 @@ cdef inline real softplus(real x) noexcept nogil:
 
     log(1 + t) = 2 atanh(s), with s = t / (2 + t)."""
     cdef real t, s, u, q, two = 2
-    if real is float:
+    if COMPUTES_FLOAT:
         t = scaled_exp(-fabsf(x)) * <real> 5.421010862427522e-20
     else:
         t = scaled_exp(-fabs(x)) * <real> 7.458340731200207e-155
     s = t / (two + t)
     u = s * s
     # (2 atanh(s) - 2 s) / s**3, of s <= 1 / 3
-    if real is float:
+    if COMPUTES_FLOAT:
         q = <real> 0.21706576 + u * <real> 0.23224329
         q = <real> 0.66666667 + u * (<real> 0.39999706 + u * (<real> 0.28592358 + u * q))
     else:
@@ -181,20 +176,6 @@ cdef inline real softplus(real x) noexcept nogil:
 
 
 # --------------------------------------------------------------------------------------------- the activations of cells
-cdef inline Activation without_parameters(int number) noexcept nogil:
-    """Return the activation of this number, which has no parameters."""
-    cdef Activation f
-    f.number, f.a, f.b = number, 0, 0
-    return f
-
-
-cdef inline Activation activation_of(numbers):
-    """Return the activation with the number and parameters of a `Numbers` (blockcell/activations.py)."""
-    cdef Activation f
-    f.number, f.a, f.b = numbers
-    return f
-
-
 cdef inline noinline_void activate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
     """Compute y = f(z) for one line."""
     cdef Py_ssize_t l, L = lanes_of(z)
@@ -226,7 +207,7 @@ cdef inline noinline_void activate(const Activation *f, const real *restrict z, 
             y[l] = softplus(z[l])
     elif f.number == SOFTSIGN:
         for l in range(L):
-            v = fabsf(z[l]) if real is float else fabs(z[l])
+            v = fabsf(z[l]) if COMPUTES_FLOAT else fabs(z[l])
             y[l] = z[l] / (one + v)
     elif f.number == EXPONENTIAL:
         for l in range(L):
@@ -271,7 +252,7 @@ cdef inline noinline_void slope(const Activation *f, const real *restrict y, rea
             s[l] = -exp_minus_one(-y[l])
     elif f.number == SOFTSIGN:
         for l in range(L):
-            v = one - (fabsf(y[l]) if real is float else fabs(y[l]))
+            v = one - (fabsf(y[l]) if COMPUTES_FLOAT else fabs(y[l]))
             s[l] = v * v
     elif f.number == EXPONENTIAL:
         for l in range(L):

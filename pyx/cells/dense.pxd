@@ -31,7 +31,7 @@ from libc.math cimport INFINITY
 from libc.string cimport memset
 
 from cells.activations cimport scaled_exp, sigmoid, tanh
-from passes.arrays cimport Pass
+from passes.arrays cimport Pass, kernel_with_plan
 from passes.gradients cimport (
     PANEL_LINES, RowBlock, add_column_sums, add_weight_grad_rows, compute_x_grad_part, count_panels, count_tiles,
     list_active_rows, pack_columns, pack_tiles, pack_transposed_panel, panel_lines
@@ -40,19 +40,20 @@ from passes.steps cimport (
     FINISHED, Layout, Slot, Steps, contiguous_layout, has_step, offset_of, set_step_mask, size_of_slots, slot_of_row,
     steps_of
 )
-from product.half cimport half
-from product.integer cimport quantize_row, quantized_row_stride
+from product.integer cimport READ_PAST, quantize_row, quantized_row_stride
 from product.panels cimport (
     THREAD_GAP, Panels, add_product, add_row_product, copy_bias, pack_bias, pack_panels, pack_quantized,
     panels_with_rows, row_panels, scratch_stride, unit_lines_in_panel
 )
 from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
-from product.real cimport real
+from product.real cimport COMPUTES_FLOAT, STORES_HALF, real, store
 from product.tile cimport (
-    BLOCK, DOUBLE, GROUP_TILES, HALF, LF, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, clear, computed_itemsize,
-    lanes_of, lines_in, load_row, noinline_void, store, store_line, store_row, store_value, tile_group_height
+    BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, clear, lanes_of, lines_in, load_row,
+    noinline_void, store_line, store_row, store_value, tile_group_height
 )
-from schedule.cost cimport Grid, Work, ceil_div, cheapest, parts_of, speed_of, threads_of, use_threads, work_of
+from schedule.cost cimport (
+    Grid, Work, ceil_div, cheapest, parts_of, requirements_of, speed_of, threads_of, use_threads, work_of
+)
 from schedule.machine cimport to_prefetch
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport Region, Workspace, guard_zones, lay_out, region, release_zones
@@ -91,7 +92,7 @@ cdef inline noinline_void activation_grad(const real *restrict y, real *restrict
             d[l] = d[l] * (one - y[l] * y[l])
     elif activation == RELU:
         for l in range(L):
-            d[l] = 0 if y[l] <= 0 else d[l]
+            d[l] = d[l] if y[l] > 0 else 0  # also where y is NaN
 
 
 # ---------------------------------------------------------------------------------------------- and for a whole row
@@ -190,7 +191,6 @@ cdef enum:  # the regions of the forward pass's workspace: those of a part, and 
     REGIONS
 
 cdef struct DenseForward:  # the plan of a forward pass
-    int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Py_ssize_t rows, B, I, O  # rows: T * B
     Py_ssize_t L, Is, Os  # values in a line; strides in scratch of rows of x and of z
     Layout x_layout, y_layout
@@ -204,19 +204,17 @@ cdef struct DenseForward:  # the plan of a forward pass
 
 
 cdef inline DenseForward plan_forward(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int format, int activation, Py_ssize_t threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int format, int activation, Py_ssize_t threads
 ) noexcept nogil:
     """Plan a forward pass on at most so many threads.
 
-    storage : the type of the arrays, FLOAT, DOUBLE or HALF
     format : how packed weights are quantized, as in Panels
     """
     cdef DenseForward p
     cdef Region[PART_REGIONS] part_regions
     cdef Region[REGIONS] regions
     cdef Py_ssize_t start  # of the parts, which is 0
-    cdef Py_ssize_t rows = T * B, itemsize = computed_itemsize(storage)
-    p.storage = storage
+    cdef Py_ssize_t rows = T * B, itemsize = sizeof(real)
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.x_layout, p.y_layout = contiguous_layout(B, I), contiguous_layout(B, O)
     p.L = 64 // itemsize
@@ -338,11 +336,10 @@ cdef inline void multiply_rows(
 
 cdef inline void load_input(const DenseForward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
     """Load row r of x as the product reads it: as float32, or quantized."""
-    if store is float and real is float:
-        if p.w.format == INT8:
-            quantize_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
-            return
-    load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
+    if COMPUTES_FLOAT and not STORES_HALF and p.w.format == INT8:
+        quantize_row(<float *> row, <const float *> (x + place_of(&p.x_layout, p.B, r)), p.I)
+    else:
+        load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
 
 
 cdef inline Py_ssize_t *numbers_of(const DenseForward *p, real *scratch, Py_ssize_t part) noexcept nogil:
@@ -417,7 +414,7 @@ cdef inline void multiply(
         return
     while r < share.r1:
         n = min(p.chunk, share.r1 - r)
-        if store is half or p.w.format == INT8:
+        if STORES_HALF or p.w.format == INT8:
             a, stride = rows, p.Is
             for q in range(n):
                 load_input(p, rows + q * p.Is, x, r + q)
@@ -466,28 +463,22 @@ cdef inline long long forward(const DenseForward *p, const store *x, store *y, r
 cdef inline long long run_forward(
     DenseForward *p, const store *x, store *y, void *scratch, int ready
 ) noexcept nogil:
-    """Run `forward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    """Run `forward` on no more threads than are ready."""
     cdef long long nanoseconds
     cdef Py_ssize_t itemsize = 64 // p.L, parts = parts_of(&p.grid)
     guard_zones(&p.workspace, scratch, itemsize, 1)
     guard_zones(&p.part, scratch, itemsize, parts)
     use_threads(&p.grid, ready)
-    if store is double:
-        nanoseconds = forward(p, x, y, <double *> scratch)
-    else:
-        nanoseconds = forward(p, x, y, <float *> scratch)
+    nanoseconds = forward(p, x, y, <real *> scratch)
     release_zones(&p.workspace, scratch, itemsize, 1)
     release_zones(&p.part, scratch, itemsize, parts)
     return nanoseconds
 
 
 cdef inline long long run_layer_forward(
-    const DenseForward *plan, int ready, void *scratch, const Pass *a, const store *of_type
+    const DenseForward *plan, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
-    """Run the forward pass of the arrays `a` on at most `ready` threads; return the nanoseconds that several cost.
-
-    of_type : only its type counts, which is that of the arrays; may be NULL
-    """
+    """Run the forward pass of the arrays `a` on at most `ready` threads; return the nanoseconds that several cost."""
     cdef DenseForward p = plan[0]
     p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
     if a.step_mask is not NULL:
@@ -498,42 +489,20 @@ cdef inline long long run_layer_forward(
 cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the forward pass of a plan, a `DenseForward`."""
     cdef const DenseForward *p = <const DenseForward *> plan
-    if p.storage == DOUBLE:
-        return run_layer_forward(p, ready, scratch, a, <const double *> NULL)
-    if p.storage == HALF:
-        return run_layer_forward(p, ready, scratch, a, <const half *> NULL)
-    return run_layer_forward(p, ready, scratch, a, <const float *> NULL)
+    return run_layer_forward(p, ready, scratch, a)
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
-cdef inline void pack_stored(Panels *w, const store *weights, const store *bias) noexcept nogil:
-    """Pack the bias and, unless they are quantized, the weights.
-
-    weights : [I,O], the caller's
-    bias : [O], the caller's
-    """
-    if store is double:
-        pack_panels(w, <double *> w.base, &weights, 0, w.count)
-        pack_bias(w, <double *> w.base, &bias, 0, w.count)
-    else:
-        if w.format == UNQUANTIZED:
-            pack_panels(w, <float *> w.base, &weights, 0, w.count)
-        pack_bias(w, <float *> w.base, &bias, 0, w.count)
-
-
 cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
     """Pack a layer's weights to `packed`, in the panels of a plan, a `DenseForward`."""
     cdef const DenseForward *p = <const DenseForward *> plan
     cdef Panels w = p.w
     w.base = packed
-    if p.storage == DOUBLE:
-        pack_stored(&w, <const double *> a.weights[0], <const double *> a.weights[1])
-    elif p.storage == HALF:
-        pack_stored(&w, <const half *> a.weights[0], <const half *> a.weights[1])
+    pack_bias(&w, <real *> packed, <const store **> &a.weights[1], 0, w.count)
+    if w.format == UNQUANTIZED:
+        pack_panels(&w, <real *> packed, <const store **> &a.weights[0], 0, w.count)
     else:
-        pack_stored(&w, <const float *> a.weights[0], <const float *> a.weights[1])
-        if w.format != UNQUANTIZED:
-            pack_quantized(&w, <unsigned char **> a.codes, <float **> a.scales, False)
+        pack_quantized(&w, <unsigned char **> a.codes, <real **> a.scales, False)
     return 0
 
 
@@ -541,7 +510,7 @@ cdef inline long long unpack_layer(const void *plan, int ready, void *packed, co
     """Copy the codes and scales of a quantized layer's weights back from `packed`."""
     cdef Panels w = (<const DenseForward *> plan).w
     w.base = packed
-    pack_quantized(&w, <unsigned char **> a.codes, <float **> a.scales, True)
+    pack_quantized(&w, <unsigned char **> a.codes, <real **> a.scales, True)
     return 0
 
 
@@ -560,7 +529,6 @@ cdef enum:  # the regions of the backward pass's workspace, the last of which is
     BACKWARD_PART_REGIONS
 
 cdef struct DenseBackward:  # the plan of a backward pass
-    int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
     Steps steps
     Py_ssize_t rows, B, I, O
     Layout d_y_layout, d_x_layout
@@ -577,17 +545,13 @@ cdef struct DenseBackward:  # the plan of a backward pass
 
 
 cdef inline DenseBackward plan_backward(
-    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int storage, int activation, Py_ssize_t threads
+    Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t O, int activation, Py_ssize_t threads
 ) noexcept nogil:
-    """Plan a backward pass on at most so many threads.
-
-    storage : the type of the arrays, FLOAT, DOUBLE or HALF
-    """
+    """Plan a backward pass on at most so many threads."""
     cdef DenseBackward p
     cdef Region[BACKWARD_REGIONS] regions
     cdef Region[BACKWARD_PART_REGIONS] part_regions
-    cdef Py_ssize_t rows = T * B, block = min(rows, <Py_ssize_t> ROW_BLOCK), itemsize = computed_itemsize(storage)
-    p.storage = storage
+    cdef Py_ssize_t rows = T * B, block = min(rows, <Py_ssize_t> ROW_BLOCK), itemsize = sizeof(real)
     p.steps = steps_of(T, B)
     p.rows, p.B, p.I, p.O = rows, B, I, O
     p.d_y_layout, p.d_x_layout = contiguous_layout(B, O), contiguous_layout(B, I)
@@ -713,7 +677,7 @@ cdef inline void weight_grads(
         i1 = min(p.I, part_start(count_tiles(p.I), part + 1, parts) * ROWS)
     else:
         j0, j1 = bias0, bias1
-    if store is half:
+    if STORES_HALF:
         out = scratch + p.start[W_GRAD]
     else:
         out = <real *> w_grad
@@ -733,7 +697,7 @@ cdef inline void weight_grads(
         r0 += block.rows
     for l in range(min(bias0 * PANEL_LINES * L, O), min(bias1 * PANEL_LINES * L, O)):
         store_value(b_grad + l, <real> sums[l])
-    if store is half:
+    if STORES_HALF:
         unit, end = min(j0 * PANEL_LINES * L, O), min(j1 * PANEL_LINES * L, O)
         for i in range(i0, i1):
             store_row(w_grad + i * O + unit, out + i * O + unit, end - unit)
@@ -776,28 +740,22 @@ cdef inline long long backward(
 cdef inline long long run_backward(
     DenseBackward *p, const Pass *a, const store *x, void *scratch, int ready
 ) noexcept nogil:
-    """Run `backward` in the type in which arrays of this type are computed, on no more threads than are ready."""
+    """Run `backward` on no more threads than are ready."""
     cdef long long nanoseconds
     cdef Py_ssize_t itemsize = 64 // p.L, parts = parts_of(&p.grid)
     guard_zones(&p.workspace, scratch, itemsize, 1)
     guard_zones(&p.part, <char *> scratch + p.start[BACKWARD_PARTS] * itemsize, itemsize, parts)
     use_threads(&p.grid, ready)
-    if store is double:
-        nanoseconds = backward(p, a, x, <double *> scratch)
-    else:
-        nanoseconds = backward(p, a, x, <float *> scratch)
+    nanoseconds = backward(p, a, x, <real *> scratch)
     release_zones(&p.workspace, scratch, itemsize, 1)
     release_zones(&p.part, <char *> scratch + p.start[BACKWARD_PARTS] * itemsize, itemsize, parts)
     return nanoseconds
 
 
 cdef inline long long run_layer_backward(
-    const DenseBackward *plan, int ready, void *scratch, const Pass *a, const store *of_type
+    const DenseBackward *plan, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
-    """Run the backward pass of the arrays `a` on at most `ready` threads; return the nanoseconds that several cost.
-
-    of_type : only its type counts, which is that of the arrays; may be NULL
-    """
+    """Run the backward pass of the arrays `a` on at most `ready` threads; return the nanoseconds that several cost."""
     cdef DenseBackward p = plan[0]
     p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
@@ -809,8 +767,27 @@ cdef inline long long run_layer_backward(
 cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the backward pass of a plan, a `DenseBackward`."""
     cdef const DenseBackward *p = <const DenseBackward *> plan
-    if p.storage == DOUBLE:
-        return run_layer_backward(p, ready, scratch, a, <const double *> NULL)
-    if p.storage == HALF:
-        return run_layer_backward(p, ready, scratch, a, <const half *> NULL)
-    return run_layer_backward(p, ready, scratch, a, <const float *> NULL)
+    return run_layer_backward(p, ready, scratch, a)
+
+
+cdef inline tuple plan_dense(int activation, task, tuple sizes, int threads, int format):
+    """Plan a kernel, as `plan_layer` in layer.pxd does for layers of cells.
+
+    activation : a number of `ACTIVATIONS` in blockcell/optable.py
+    sizes : (T, B, I, O)
+    """
+    cdef DenseForward p
+    cdef DenseBackward back
+    cdef Py_ssize_t T, B, I, O
+    T, B, I, O = sizes
+    if task == "backward":
+        back = plan_backward(T, B, I, O, activation, threads)
+        requirements = requirements_of(&back.workspace, back.L, &back.grid)
+        return kernel_with_plan(backward_layer, &back, sizeof(DenseBackward), requirements)
+    p = plan_forward(T, B, I, O, format, activation, threads)
+    if task == "forward":
+        requirements = requirements_of(&p.workspace, p.L, &p.grid)
+        return kernel_with_plan(forward_layer, &p, sizeof(DenseForward), requirements)
+    assert task in ("pack", "unpack"), task
+    requirements = p.w.count * p.w.size * (64 // p.L) + 64 + READ_PAST * (format == INT8), 1, 1
+    return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &p, sizeof(DenseForward), requirements)

@@ -25,21 +25,20 @@ Their pointers are lines of L numbers, which do not overlap:
     d_hr                       the product, on the stack
     d_r_bar, d_u_bar, d_c_bar  on the stack
 """
-from cells.activations cimport (
-    SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
-)
-from cells.types cimport Gru, set_matrices
+from cells.activations cimport activate_gate, activate_state, are_default, gate_grad, state_slope
+from cells.types cimport Cell, CellTraits
 from passes.gradients cimport add_line, state_line
-from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
+from passes.indices cimport D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
-from product.half cimport half
 from product.panels cimport unit_lines_in_panel
-from product.real cimport real
+from product.real cimport STORES_HALF, real, store
 from product.tile cimport (
-    LF, LINES, inline_void, lanes_of, noinline_void, padded_line, prefetch_write, round_to_half, store, store_line
+    LF, LINES, inline_void, lanes_of, noinline_void, padded_line, prefetch_write, round_to_half, store_line,
+    store_row
 )
 from schedule.plan cimport D, D_H, H_EVEN, HR, U, Backward, Forward
+from schedule.team cimport part_start
 
 cdef enum:  # a step's products: the one for r and u, and the one for c
     RU, C
@@ -48,17 +47,9 @@ cdef enum:  # the lines of z of the first, and the columns of a row of gradients
     R_BAR, U_BAR, C_BAR
 
 
-cdef inline Gru default_gru() noexcept nogil:
-    """Return the GRU with the default activations."""
-    cdef Gru gru
-    set_matrices(&gru)
-    gru.activation, gru.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
-    return gru
-
-
 # -------------------------------------------------------------------------------------- the equations, for one line
 cdef inline inline_void compute_gates(
-    const Gru *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
+    const Cell *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
     real *restrict hr
 ) noexcept nogil:
     """Compute r, u and hr = h_prev * r from z."""
@@ -70,7 +61,7 @@ cdef inline inline_void compute_gates(
 
 
 cdef inline noinline_void gates(
-    const Gru *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
+    const Cell *gru, const real *restrict z, const real *restrict h_prev, real *restrict r, real *restrict u,
     real *restrict hr
 ) noexcept nogil:
     """Call `compute_gates`, compiled twice: with the default activations values stay in registers."""
@@ -81,7 +72,7 @@ cdef inline noinline_void gates(
 
 
 cdef inline inline_void compute_candidate(
-    const Gru *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
+    const Cell *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
 ) noexcept nogil:
     """Compute c and h from z and u.
 
@@ -94,7 +85,7 @@ cdef inline inline_void compute_candidate(
 
 
 cdef inline noinline_void candidate(
-    const Gru *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
+    const Cell *gru, const real *restrict z, const real *restrict u, real *restrict h, real *restrict c
 ) noexcept nogil:
     """Call `compute_candidate`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
@@ -104,7 +95,7 @@ cdef inline noinline_void candidate(
 
 
 cdef inline inline_void compute_candidate_grad(
-    const Gru *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
+    const Cell *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
     const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
 ) noexcept nogil:
     """Compute d_u_bar and d_c_bar from d_h."""
@@ -119,7 +110,7 @@ cdef inline inline_void compute_candidate_grad(
 
 
 cdef inline noinline_void candidate_grad(
-    const Gru *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
+    const Cell *gru, const real *restrict u, const real *restrict c, const real *restrict h_prev,
     const real *restrict d_h, real *restrict d_u_bar, real *restrict d_c_bar
 ) noexcept nogil:
     """Call `compute_candidate_grad`, compiled twice: with the default activations values stay in registers."""
@@ -130,7 +121,7 @@ cdef inline noinline_void candidate_grad(
 
 
 cdef inline inline_void compute_gates_grad(
-    const Gru *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
+    const Cell *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
     const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
     """Compute d_r_bar from d_hr.
@@ -145,7 +136,7 @@ cdef inline inline_void compute_gates_grad(
 
 
 cdef inline noinline_void gates_grad(
-    const Gru *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
+    const Cell *gru, const real *restrict r, const real *restrict u, const real *restrict h_prev,
     const real *restrict d_hr, real *restrict d_h, real *restrict d_r_bar
 ) noexcept nogil:
     """Call `compute_gates_grad`, compiled twice: with the default activations values stay in registers."""
@@ -157,78 +148,71 @@ cdef inline noinline_void gates_grad(
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void gates_cells(
-    const Forward *p, const Gru *gru, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
-    real *rows, store **outputs
+    const void *plan, const Cell *gru, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """Compute r, u and h_prev * r of step k from z: panel j, slots b0 to b1."""
-    cdef Py_ssize_t L = lanes_of(z), units = p.w[RU].unit_lines
+    """Compute r, u and h_prev * r of step k from product RU."""
+    cdef const Forward *p = <const Forward *> plan
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[RU].unit_lines, j, b, unit_line, unit, saved_line
+    cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real[LF] gate_r
-    cdef Py_ssize_t b, unit_line, unit, saved_line, t = step_at(&p.steps, k)
     cdef real *u
-    for b in range(b0, b1):
-        for unit_line in range(unit_lines_in_panel(&p.w[RU], j)):
-            unit = (j * units + unit_line) * L
-            saved_line = (t * p.B + row_of_slot(&p.steps, b)) * p.H + unit
-            u = rows + p.start[U] + b * p.Hs + unit
-            gates(gru, z + ((b - b0) * LINES + 2 * unit_line) * L, rows + p.start[H_EVEN] + b * p.Hs + unit, gate_r, u,
-                  rows + p.start[HR] + b * p.Hs + unit)
-            if outputs[OUT_R] is NULL:
-                continue
-            store_line(outputs[OUT_R] + saved_line, gate_r, p.H - unit)
-            store_line(outputs[OUT_U] + saved_line, u, p.H - unit)
-            if unit + units * L < p.H:
-                # For panel j + 1; what follows the row may be another thread's.
-                prefetch_write(outputs[OUT_R] + saved_line + units * L)
-                prefetch_write(outputs[OUT_U] + saved_line + units * L)
+    for j in range(j0, j1):
+        for b in range(b0, b1):
+            for unit_line in range(unit_lines_in_panel(&p.w[RU], j)):
+                unit = (j * units + unit_line) * L
+                u = rows + p.start[U] + b * p.Hs + unit
+                gates(gru, z + (j - j0) * z_panel + ((b - b0) * LINES + 2 * unit_line) * L,
+                      rows + p.start[H_EVEN] + b * p.Hs + unit, gate_r, u, rows + p.start[HR] + b * p.Hs + unit)
+                if outputs[OUT_R] is NULL:
+                    continue
+                saved_line = (t * p.B + row_of_slot(&p.steps, b)) * p.H + unit
+                store_line(outputs[OUT_R] + saved_line, gate_r, p.H - unit)
+                store_line(outputs[OUT_U] + saved_line, u, p.H - unit)
+                if unit + units * L < p.H:
+                    # For panel j + 1; what follows the row may be another thread's.
+                    prefetch_write(outputs[OUT_R] + saved_line + units * L)
+                    prefetch_write(outputs[OUT_U] + saved_line + units * L)
 
 
 cdef inline void candidate_cells(
-    const Forward *p, const Gru *gru, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1, const real *z,
-    real *rows, store **outputs
-) noexcept nogil:
-    """Compute c and h of step k from z: panel j, slots b0 to b1."""
-    cdef Py_ssize_t L = lanes_of(z), units = p.w[C].unit_lines
-    cdef real[LF] c
-    cdef Py_ssize_t b, row, unit_line, unit, saved_line, t = step_at(&p.steps, k)
-    cdef real *h
-    for b in range(b0, b1):
-        for unit_line in range(unit_lines_in_panel(&p.w[C], j)):
-            unit = (j * units + unit_line) * L
-            h = rows + p.start[H_EVEN] + b * p.Hs + unit
-            candidate(gru, z + ((b - b0) * LINES + unit_line) * L, rows + p.start[U] + b * p.Hs + unit, h, c)
-            row = row_of_slot(&p.steps, b)
-            if outputs[OUT_C] is not NULL:
-                saved_line = (t * p.B + row) * p.H + unit
-                store_line(outputs[OUT_C] + saved_line, c, p.H - unit)
-                if unit + units * L < p.H:
-                    prefetch_write(outputs[OUT_C] + saved_line + units * L)
-            store_h_line(p, outputs, t, row, unit, unit + units * L, h)
-            if store is half:  # the next step reads the state as it is stored
-                round_to_half(h)
-            if has_flag(&p.steps, k + 1, b, RESET):
-                load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H, outputs[OUT_H])
-
-
-cdef inline void forward_cells(
-    const Forward *p, const Gru *gru, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const void *plan, const Cell *gru, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
-    """Compute the gates from product RU, or the candidate and the state from product C."""
-    cdef Py_ssize_t j
+    """Compute c and h of step k from product C."""
+    cdef const Forward *p = <const Forward *> plan
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[C].unit_lines, j, b, row, unit_line, unit, saved_line
+    cdef Py_ssize_t t = step_at(&p.steps, k)
+    cdef real[LF] c
+    cdef real *h
     for j in range(j0, j1):
-        if n == RU:
-            gates_cells(p, gru, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
-        else:
-            candidate_cells(p, gru, j, k, b0, b1, z + (j - j0) * z_panel, rows, outputs)
+        for b in range(b0, b1):
+            for unit_line in range(unit_lines_in_panel(&p.w[C], j)):
+                unit = (j * units + unit_line) * L
+                h = rows + p.start[H_EVEN] + b * p.Hs + unit
+                candidate(gru, z + (j - j0) * z_panel + ((b - b0) * LINES + unit_line) * L,
+                          rows + p.start[U] + b * p.Hs + unit, h, c)
+                row = row_of_slot(&p.steps, b)
+                if outputs[OUT_C] is not NULL:
+                    saved_line = (t * p.B + row) * p.H + unit
+                    store_line(outputs[OUT_C] + saved_line, c, p.H - unit)
+                    if unit + units * L < p.H:
+                        prefetch_write(outputs[OUT_C] + saved_line + units * L)
+                store_h_line(p, outputs, t, row, unit, unit + units * L, h)
+                if STORES_HALF:  # the next step reads the state as it is stored
+                    round_to_half(h)
+                if has_flag(&p.steps, k + 1, b, RESET):
+                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H)
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void backward_lines(
-    const Backward *p, const Gru *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_u_bar and d_c_bar; or d_r_bar from the product of d_c_bar, d_hr, and turn d_h into the part of d_h_prev
     that does not come through r and u."""
+    cdef const Backward *p = <const Backward *> plan
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
     cdef Py_ssize_t j, saved_line, width  # saved_line: where line j begins in a saved output
     cdef real[LF] h_prev_space, r_space, u_space, c_space  # for lines that cannot be read where they are
@@ -254,3 +238,31 @@ cdef inline void backward_lines(
             gates_grad(gru, padded_line(&r_space[0], inputs[OUT_R] + saved_line, width), u, h_prev,
                        product + (j - j0) * L, d_h + j * L, d_r_bar)
             store_line(d_row + R_BAR * p.H + j * L, d_r_bar, width)
+
+
+cdef inline void store_remaining_grads(
+    const void *plan, const Cell *gru, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
+    Py_ssize_t parts
+) noexcept nogil:
+    """Store one part of the rows of d, where `GRUBlockCellGrad` returns it."""
+    cdef const Backward *p = <const Backward *> plan
+    cdef const real *d
+    cdef Py_ssize_t b
+    if outputs[D_C_BAR] is NULL:
+        return
+    for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
+        d = scratch + p.start[D] + b * p.Ns
+        store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d, p.N[0])
+        store_row(outputs[D_C_BAR] + b * p.N[1], d + p.column[1], p.N[1])
+
+
+cdef inline CellTraits gru_traits() noexcept nogil:
+    """Return the traits of the GRU."""
+    cdef CellTraits traits
+    traits.products, traits.matrices, traits.state_matrices, traits.gates = 2, 2, 1, [2, 1]
+    traits.separate, traits.states, traits.biases, traits.peepholes = 0, 1, 2, 0
+    traits.saved, traits.factor = 3, OUT_R
+    traits.forward_time, traits.backward_time = 20, 45
+    traits.forward_cells, traits.backward_lines = [gates_cells, candidate_cells], backward_lines
+    traits.load_weights, traits.store_remaining_grads = NULL, store_remaining_grads
+    return traits

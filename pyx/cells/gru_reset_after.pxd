@@ -21,25 +21,22 @@ lines of L numbers, which do not overlap:
 
     z              XC, R_BAR, U_BAR, HC, one behind the other, in scratch memory or on the stack
     h_prev, h      states in scratch memory; for the gradient h_prev is as r
-    y              a line for each output of the step, by the numbers of operands.pxd, on the stack
+    y              a line for each output of the step, by the numbers of indices.pxd, on the stack
     r, u, c, hc    saved outputs, the caller's, or padded copies on the stack
     d_h            the gradient of h, in scratch memory
     d              D_R_BAR, D_U_BAR, D_C_BAR, D_HC, one behind the other, on the stack
 
-A step has one product, so n of `forward_cells` and `backward_lines` (types.pxd) is always 0.
+A step has one product, so n of `backward_lines` (types.pxd) is always 0.
 """
-from cells.activations cimport (
-    SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
-)
-from cells.types cimport ResetAfter, set_matrices
+from cells.activations cimport activate_gate, activate_state, are_default, gate_grad, state_slope
+from cells.types cimport Cell, CellTraits
 from passes.gradients cimport add_line, state_line
-from passes.operands cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
+from passes.indices cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
-from product.half cimport half
-from product.real cimport real
+from product.real cimport STORES_HALF, real, store
 from product.tile cimport (
-    LF, LINES, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store, store_line
+    LF, LINES, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store_line
 )
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
@@ -54,17 +51,9 @@ cdef enum:
     Y_LINES = OUT_HC + 1
 
 
-cdef inline ResetAfter default_reset_after() noexcept nogil:
-    """Return the GRU with the default activations."""
-    cdef ResetAfter gru
-    set_matrices(&gru)
-    gru.activation, gru.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
-    return gru
-
-
 # -------------------------------------------------------------------------------------- the equations, for one line
 cdef inline inline_void compute_new_state(
-    const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
+    const Cell *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
     """Compute h, and r, u, c, hc, h in y, from z and h_prev."""
     cdef Py_ssize_t l, L = lanes_of(z)
@@ -81,7 +70,7 @@ cdef inline inline_void compute_new_state(
 
 
 cdef inline noinline_void new_state(
-    const ResetAfter *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
+    const Cell *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
     """Call `compute_new_state`, compiled twice: with the default activations values stay in registers."""
     if are_default(&gru.recurrent, &gru.activation):
@@ -91,7 +80,7 @@ cdef inline noinline_void new_state(
 
 
 cdef inline inline_void compute_pre_activation_grads(
-    const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
+    const Cell *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, in d, from d_h.
@@ -114,7 +103,7 @@ cdef inline inline_void compute_pre_activation_grads(
 
 
 cdef inline noinline_void pre_activation_grads(
-    const ResetAfter *gru, const real *restrict r, const real *restrict u, const real *restrict c,
+    const Cell *gru, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
     """Call `compute_pre_activation_grads`, compiled twice: with the default activations values stay in registers."""
@@ -126,10 +115,11 @@ cdef inline noinline_void pre_activation_grads(
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void forward_cells(
-    const Forward *p, const ResetAfter *gru, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0,
+    const void *plan, const Cell *gru, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0,
     Py_ssize_t b1, const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute the states and outputs of a step; a panel has the gates of one line."""
+    cdef const Forward *p = <const Forward *> plan
     cdef Py_ssize_t L = lanes_of(z)
     cdef real[Y_LINES * LF] y
     cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
@@ -146,18 +136,19 @@ cdef inline void forward_cells(
             store_output_line(p, outputs, OUT_C, j, t, row, y)
             store_output_line(p, outputs, OUT_HC, j, t, row, y)
             store_output_line(p, outputs, OUT_H, j, t, row, y)
-            if store is half:  # the next step reads the state as it is stored
+            if STORES_HALF:  # the next step reads the state as it is stored
                 round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
-                load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H, outputs[OUT_H])
+                load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H)
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void backward_lines(
-    const Backward *p, const ResetAfter *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, and turn d_h into the part of d_h_prev that is not a product."""
+    cdef const Backward *p = <const Backward *> plan
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
     cdef Py_ssize_t j, line, saved_line, width  # saved_line: where line j begins in a saved output
     cdef real[Y_LINES * LF] saved  # for lines of saved outputs that cannot be read where they are
@@ -177,3 +168,15 @@ cdef inline void backward_lines(
                              state_line(&h_prev_space[0], h_prev, j, width), d_h + j * L, d)
         for line in range(D_LINES):
             store_line(d_row + line * p.H + j * L, d + line * L, width)
+
+
+cdef inline CellTraits gru_reset_after_traits() noexcept nogil:
+    """Return the traits of the GRU that resets after the product."""
+    cdef CellTraits traits
+    traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 2, 2, [2, 1]
+    traits.separate, traits.states, traits.biases, traits.peepholes = 1, 1, 3, 0
+    traits.saved, traits.factor = 4, 0
+    traits.forward_time, traits.backward_time = 20, 45
+    traits.forward_cells, traits.backward_lines = [forward_cells, NULL], backward_lines
+    traits.load_weights, traits.store_remaining_grads = NULL, NULL
+    return traits

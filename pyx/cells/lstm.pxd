@@ -39,32 +39,30 @@ are lines of L numbers, which do not overlap:
     peep                the lines of wci, wcf and wco, one behind the other, in scratch memory or behind packed weights;
                         not read without peepholes
     cs_state, h_state   states in scratch memory; h_state is m, if that is projected
-    y                   a line for each output of the step, by the numbers of operands.pxd, on the stack
+    y                   a line for each output of the step, by the numbers of indices.pxd, on the stack
     i, f, o, ci, co     saved outputs, the caller's, or padded copies on the stack; cs_prev, too
     h_grad              on the stack
     cs_grad             in scratch memory or on the stack
     dicfo               a line for the gradient of each pre-activation, one behind the other, on the stack
 """
-from cells.activations cimport (
-    SIGMOID, TANH, activate_gate, activate_state, are_default, gate_grad, state_slope, without_parameters
-)
-from cells.types cimport Lstm, set_matrices
+from cells.activations cimport activate_gate, activate_state, are_default, gate_grad, state_slope
+from cells.types cimport Cell, CellTraits
 from passes.gradients cimport add_line, compute_peephole_grad, state_line
-from passes.operands cimport (
-    CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, STEP_OUTPUTS, WCF, WCF_GRAD, WCI,
-    WCI_GRAD, WCO, WCO_GRAD
+from passes.indices cimport (
+    CS_GRAD, CS_PREV, CS_PREV_GRAD, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, STEP_OUTPUTS, WCF,
+    WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD
 )
 from passes.outputs cimport store_h_line, store_output_line
 from passes.steps cimport (
     RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at, store_reset_grad_line
 )
-from product.half cimport half
 from product.panels cimport unit_lines_in_panel
-from product.real cimport real
+from product.real cimport STORES_HALF, real, store
 from product.tile cimport (
-    LF, LINES, clear, inline_void, lanes_of, load_line, noinline_void, padded_line, round_to_half, store, store_line
+    LF, LINES, clear, inline_void, lanes_of, load_line, noinline_void, padded_line, round_to_half, store_line, store_row
 )
 from schedule.plan cimport CS, D, D_CS, D_H, M, PEEPHOLES, Backward, Forward, h_before
+from schedule.team cimport part_start
 
 cdef enum:  # the lines of z, the pre-activations, and of dicfo, their gradients
     I_BAR, CI_BAR, F_BAR, O_BAR
@@ -75,33 +73,9 @@ cdef enum:  # the lines of the peepholes
     PEEP_LINES
 
 
-cdef inline Lstm op_lstm(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept nogil:
-    """Return the LSTM of an op, with the default activations."""
-    cdef Lstm lstm
-    set_matrices(&lstm)
-    lstm.activation, lstm.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
-    lstm.forget_bias, lstm.cell_clip, lstm.peephole = forget_bias, cell_clip, peephole
-    lstm.column[I_BAR], lstm.column[O_BAR] = 0, 3
-    lstm.column[CI_BAR], lstm.column[F_BAR] = 2 if ifco else 1, 1 if ifco else 2
-    lstm.coupled, lstm.P, lstm.proj_clip = False, 0, 0
-    return lstm
-
-
-cdef inline Lstm layer_lstm(
-    double forget_bias, double cell_clip, bint peephole, bint ifco, Py_ssize_t P, bint coupled, double proj_clip
-) noexcept nogil:
-    """Return the LSTM of a layer, which may be projected or coupled."""
-    cdef Lstm lstm = op_lstm(forget_bias, cell_clip, peephole, ifco)
-    lstm.P, lstm.coupled, lstm.proj_clip = P, coupled, proj_clip
-    if coupled:
-        lstm.gates[0] = GATES - 1
-        lstm.column[CI_BAR], lstm.column[F_BAR], lstm.column[O_BAR] = 0, 1, 2
-    return lstm
-
-
 # -------------------------------------------------------------------------------------- the equations, for one line
 cdef inline inline_void compute_cell_state(
-    const Lstm *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
+    const Cell *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
     """Compute cs, and i, f, ci, cs in y, from z.
 
@@ -136,7 +110,7 @@ cdef inline inline_void compute_cell_state(
 
 
 cdef inline noinline_void cell_state(
-    const Lstm *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
+    const Cell *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
 ) noexcept nogil:
     """Call `compute_cell_state`, compiled twice: with the default activations values stay in registers."""
     if are_default(&lstm.recurrent, &lstm.activation):
@@ -146,7 +120,7 @@ cdef inline noinline_void cell_state(
 
 
 cdef inline inline_void compute_cell_output(
-    const Lstm *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
+    const Cell *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
     """Compute h, and o, co, h in y, from z and the new cs.
@@ -169,7 +143,7 @@ cdef inline inline_void compute_cell_output(
 
 
 cdef inline noinline_void cell_output(
-    const Lstm *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
+    const Cell *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
     """Call `compute_cell_output`, compiled twice: with the default activations values stay in registers."""
@@ -180,7 +154,7 @@ cdef inline noinline_void cell_output(
 
 
 cdef inline inline_void compute_cell_grad(
-    const Lstm *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
+    const Cell *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
     const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
     real *restrict cs_grad, real *restrict dicfo
 ) noexcept nogil:
@@ -216,7 +190,7 @@ cdef inline inline_void compute_cell_grad(
 
 
 cdef inline noinline_void cell_grad(
-    const Lstm *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
+    const Cell *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
     const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
     real *restrict cs_grad, real *restrict dicfo
 ) noexcept nogil:
@@ -229,12 +203,13 @@ cdef inline noinline_void cell_grad(
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void lstm_cells(
-    const Forward *p, const Lstm *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const void *plan, const Cell *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute cs and h, or m in place of h where that is projected, from z; a panel has the gates of one line.
 
     All cs come first, then all h, so that the CPU can begin the next cs while one is not finished."""
+    cdef const Forward *p = <const Forward *> plan
     cdef Py_ssize_t L = lanes_of(z)
     cdef real[STEP_OUTPUTS * LF] y
     cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
@@ -264,21 +239,22 @@ cdef inline void lstm_cells(
             store_output_line(p, outputs, OUT_CO, j, t, row, y)
             if not projected:
                 store_output_line(p, outputs, OUT_H, j, t, row, y)
-            if store is half:  # the next step reads the states as they are stored
+            if STORES_HALF:  # the next step reads the states as they are stored
                 round_to_half(cs)
                 if not projected:
                     round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
-                load_reset_line(&p.steps, &p.steps.cs_reset, k + 1, b, cs, j * L, p.H, outputs[OUT_H])
+                load_reset_line(&p.steps, &p.steps.cs_reset, k + 1, b, cs, j * L, p.H)
                 if not projected:
-                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H, outputs[OUT_H])
+                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H)
 
 
 cdef inline void projected_cells(
-    const Forward *p, const Lstm *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const void *plan, const Cell *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute h from z = m @ w_p."""
+    cdef const Forward *p = <const Forward *> plan
     cdef Py_ssize_t L = lanes_of(z), units = p.w[1].unit_lines, t = step_at(&p.steps, k)
     cdef Py_ssize_t j, b, unit_line, unit, l
     cdef real clip = <real> lstm.proj_clip
@@ -297,25 +273,14 @@ cdef inline void projected_cells(
                         h[l] = clip if h[l] > clip else h[l]
                         h[l] = -clip if h[l] < -clip else h[l]
                 store_h_line(p, outputs, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
-                if store is half:
+                if STORES_HALF:
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
-                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.P, outputs[OUT_H])
-
-
-cdef inline void forward_cells(
-    const Forward *p, const Lstm *lstm, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
-) noexcept nogil:
-    """Compute cs and h from the first product; of a projected LSTM cs and m, and h from the second one."""
-    if n == 0:
-        lstm_cells(p, lstm, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
-    else:
-        projected_cells(p, lstm, j0, j1, k, b0, b1, z, z_panel, rows, outputs)
+                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.P)
 
 
 cdef inline void load_peepholes(
-    const Lstm *lstm, real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j
+    const Cell *lstm, real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j
 ) noexcept nogil:
     """Load line j of the three peepholes, or of a coupled LSTM's two.
 
@@ -331,7 +296,7 @@ cdef inline void load_peepholes(
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void lstm_grad_line(
-    const Backward *p, const Lstm *lstm, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
+    const Backward *p, const Cell *lstm, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
     Py_ssize_t t, Py_ssize_t row, const real *d_h, real *d_cs, real *d_row
 ) noexcept nogil:
     """Compute line j of row (t, row) of dicfo, in d_row.  Prefetching the saved lines gained nothing.
@@ -366,7 +331,7 @@ cdef inline void lstm_grad_line(
 
 
 cdef inline void projected_grad_line(
-    const Backward *p, const Lstm *lstm, const store **inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row,
+    const Backward *p, const Cell *lstm, const store **inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row,
     const real *carry, real *d_h_row
 ) noexcept nogil:
     """Compute line j of row (t, row) of d_h, the gradient of the projection before its clip.
@@ -388,7 +353,7 @@ cdef inline void projected_grad_line(
 
 
 cdef inline void backward_lines(
-    const Backward *p, const Lstm *lstm, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *lstm, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute dicfo, and turn d_cs into the gradient of cs_prev (types.pxd has the arguments).
@@ -398,6 +363,7 @@ cdef inline void backward_lines(
 
     What D_H carries becomes zero: the gradient of the h before is a product alone.
     """
+    cdef const Backward *p = <const Backward *> plan
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j
     cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
     cdef real *d_cs = scratch + p.start[D_CS] + b * p.Hs
@@ -412,11 +378,11 @@ cdef inline void backward_lines(
             continue
         lstm_grad_line(p, lstm, inputs, cs_prev, peep, j, t, row, product + (j - j0) * L, d_cs + j * L, d_row)
         if has_flag(&p.steps, k, b, RESET):  # the step before did not lead here
-            store_reset_grad_line(&p.steps, &p.steps.cs_reset, k, b, d_cs + j * L, j * L, p.H, cs_prev)
+            store_reset_grad_line(&p.steps, &p.steps.cs_reset, k, b, d_cs + j * L, j * L, p.H)
 
 
 cdef inline void peephole_grads(
-    const Backward *p, const Lstm *lstm, const store **inputs, store **outputs, const real *d, Py_ssize_t j
+    const Backward *p, const Cell *lstm, const store **inputs, store **outputs, const real *d, Py_ssize_t j
 ) noexcept nogil:
     """Compute line j of wci_grad and wcf_grad, sums of products of d with cs before a step, and of wco_grad, with cs
     after it.
@@ -434,3 +400,28 @@ cdef inline void peephole_grads(
                           &p.cs_layout, unit)
     compute_peephole_grad(outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, <store *> NULL, p.H, cs,
                           &p.cs_layout, unit)
+
+
+cdef inline void store_remaining_grads(
+    const void *plan, const Cell *lstm, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
+    Py_ssize_t parts
+) noexcept nogil:
+    """Store one part of cs_prev_grad and of the peepholes' gradients."""
+    cdef const Backward *p = <const Backward *> plan
+    cdef Py_ssize_t b, j
+    for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
+        store_row(outputs[CS_PREV_GRAD] + row_of_slot(&p.steps, b) * p.H, scratch + p.start[D_CS] + b * p.Hs, p.H)
+    for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts) if lstm.peephole else 0):
+        peephole_grads(p, lstm, inputs, outputs, scratch + p.start[D], j)
+
+
+cdef inline CellTraits lstm_traits() noexcept nogil:
+    """Return the traits of the LSTM."""
+    cdef CellTraits traits
+    traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [GATES, 0]
+    traits.separate, traits.states, traits.biases, traits.peepholes = 0, 2, 1, PEEP_LINES
+    traits.saved, traits.factor = 6, OUT_CO
+    traits.forward_time, traits.backward_time = 30, 50
+    traits.forward_cells, traits.backward_lines = [lstm_cells, projected_cells], backward_lines
+    traits.load_weights, traits.store_remaining_grads = load_peepholes, store_remaining_grads
+    return traits

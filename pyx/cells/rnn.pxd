@@ -7,34 +7,26 @@ has its rows for x above those for h:
     d_h_bar = d_h * s(h)                           d_h_prev = d_h_bar @ w_h.T
 
 `activate` and `slope` (activations.pxd) are these equations for one line of units of one batch row.  A step has one
-product, so n of `forward_cells` and `backward_lines` (types.pxd) is always 0.
+product, so n of `backward_lines` (types.pxd) is always 0.
 """
-from cells.activations cimport TANH, activate, slope, without_parameters
-from cells.types cimport Rnn, set_matrices
+from cells.activations cimport activate, slope
+from cells.types cimport Cell, CellTraits
 from passes.gradients cimport add_line
-from passes.operands cimport H_GRAD, OUT_H
+from passes.indices cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, row_of_slot, step_at
-from product.half cimport half
 from product.panels cimport unit_lines_in_panel
-from product.real cimport real
-from product.tile cimport LF, LINES, clear, lanes_of, padded_line, round_to_half, store, store_line
+from product.real cimport STORES_HALF, real, store
+from product.tile cimport LF, LINES, clear, lanes_of, padded_line, round_to_half, store_line
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
 
-cdef inline Rnn default_rnn() noexcept nogil:
-    """Return the RNN with the default activation."""
-    cdef Rnn rnn
-    set_matrices(&rnn)
-    rnn.activation = without_parameters(TANH)
-    return rnn
-
-
 cdef inline void forward_cells(
-    const Forward *p, const Rnn *rnn, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const void *plan, const Cell *rnn, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute h, which is the new state."""
+    cdef const Forward *p = <const Forward *> plan
     cdef Py_ssize_t L = lanes_of(z), units = p.w[0].unit_lines, t = step_at(&p.steps, k)
     cdef Py_ssize_t j, b, unit_line, unit
     cdef real *h
@@ -45,17 +37,18 @@ cdef inline void forward_cells(
                 h = h_before(p, rows, k + 1) + b * p.Hs + unit
                 activate(&rnn.activation, z + (j - j0) * z_panel + ((b - b0) * LINES + unit_line) * L, h)
                 store_h_line(p, outputs, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
-                if store is half:  # the next step reads the state as it is stored
+                if STORES_HALF:  # the next step reads the state as it is stored
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
-                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H, outputs[OUT_H])
+                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H)
 
 
 cdef inline void backward_lines(
-    const Backward *p, const Rnn *rnn, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *rnn, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_h_bar.  The gradient of h that is carried becomes zero, as all of d_h_prev is a product."""
+    cdef const Backward *p = <const Backward *> plan
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j, l, width
     cdef real[LF] h_space  # for a line that cannot be read where it is
     cdef real[LF] d_h
@@ -70,3 +63,15 @@ cdef inline void backward_lines(
             d_h[l] = d_h[l] * s[l]
         store_line(scratch + p.start[D] + (t * p.B + b) * p.Ns + j * L, d_h, width)
         clear(scratch + p.start[D_H] + b * p.Ps + j * L, L)
+
+
+cdef inline CellTraits rnn_traits() noexcept nogil:
+    """Return the traits of the plain RNN."""
+    cdef CellTraits traits
+    traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [1, 0]
+    traits.separate, traits.states, traits.biases, traits.peepholes = 0, 1, 1, 0
+    traits.saved, traits.factor = 0, 0
+    traits.forward_time, traits.backward_time = 9, 20
+    traits.forward_cells, traits.backward_lines = [forward_cells, NULL], backward_lines
+    traits.load_weights, traits.store_remaining_grads = NULL, NULL
+    return traits

@@ -1,22 +1,18 @@
-"""The types of cells, and what the file of a cell has to have.
+"""What a cell is to plans and passes: `Cell`, the options of a call, and `CellTraits`, what all cells of its kind have.
 
-Plans and passes (plan.pxd, forward.pxd, backward.pxd) are written for a `cell` of any of these types, and each kernel
-module is compiled for its own type alone: pyx/modules/ has a fused type `cell` for each module.  With all four types
-Cython would translate, and C compilers would read, each pass four times in every module.
+Each file of a cell ends with its traits: numbers, and the functions that the passes call.  A step has one product with
+its states, or a second one that needs the results of the first.  Two kinds of functions compute what follows product n
+of the step that is processed as number k:
 
-The file of a cell has two functions that the passes call, by way of `formulas` in pyx/modules/.  A step has one product
-with its states, or a second one that needs the results of the first.  Each function computes what follows product n of
-the step that is processed as number k:
-
-    forward_cells   the states and outputs of the panels j0 to j1 and the slots b0 to b1
+    forward_cells   [n] the states and outputs of the panels j0 to j1 and the slots b0 to b1
     backward_lines  the gradients of the lines j0 to j1 of the batch row in slot b
 
 Their arguments:
 
-    p         the plan: sizes, strides, the steps, and where everything is in scratch memory
-    c         the cell, under its own name
+    plan      a Forward or a Backward (plan.pxd): sizes, strides, the steps, and where everything is in scratch memory
+    c         the cell
     n         0, or 1 if a step has a second product
-    inputs    the caller's arrays by the indices of operands.pxd, NULL for one that the call does not have
+    inputs    the caller's arrays by the indices of indices.pxd, NULL for one that the call does not have
     outputs   the caller's arrays by these indices, NULL for one that the call does not have; the rows (t, row) of y and
               of saved values are written here, and no pass reads them back
     z         the product: for each panel, z_panel reals apart, and for each slot from b0 on LINES lines, of which the
@@ -26,88 +22,113 @@ Their arguments:
               read only, and outside `scratch`
     scratch   the workspace of the call: the function reads and writes the lines j0 to j1 of d, d_h and d_cs alone
 
+Two more are called once in a pass, or NULL: `load_weights` loads line j of weights that no product has (peepholes) to
+`lines` in scratch memory, and `store_remaining_grads` stores one part of the gradients that only this cell has, once
+all of d is computed.
+
 A line is 64 bytes of neighbouring units, L numbers.  j is a panel or, where a panel has one line of units, a line; l is
 a lane of a line, t a step, row a batch row, b its slot.
 """
-from cells.activations cimport Activation, activation_of
-from product.panels cimport MATRICES
-from product.quantized cimport UNQUANTIZED
+from libc.string cimport memset
 
-cdef extern from "cells/table.h":
-    ctypedef struct CellRow:
-        int products, matrices, state_matrices, separate, states, biases, peepholes, saved
-        int[MATRICES] gates
-        double forward_time, backward_time
-    const CellRow LSTM, GRU, GRU_RESET_AFTER, RNN
+from product.real cimport MATRICES, real, store
+
+cdef enum:
+    PRODUCTS = 2  # of a step, at most
+
+cdef enum:  # the kinds of cells
+    LSTM, GRU, GRU_RESET_AFTER, RNN
+    CELL_KINDS
+
+cdef enum:  # activations, in the order of blockcell/activations.py
+    TANH, SIGMOID, RELU, LEAKY_RELU, ELU, SELU, SOFTPLUS, SOFTSIGN, EXPONENTIAL, HARD_SIGMOID, LINEAR
 
 
-cdef struct Lstm:
-    Py_ssize_t[MATRICES] gates  # of each matrix of weights
+cdef struct Activation:
+    int number
+    double a, b  # its parameters
+
+
+cdef struct Cell
+ctypedef void (*ForwardCells)(
+    const void *plan, const Cell *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+) noexcept nogil
+ctypedef void (*BackwardLines)(
+    const void *plan, const Cell *c, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    Py_ssize_t b, const real *product, real *scratch
+) noexcept nogil
+ctypedef void (*LoadWeights)(
+    const Cell *c, real *lines, const store **inputs, Py_ssize_t H, Py_ssize_t j
+) noexcept nogil
+ctypedef void (*StoreGrads)(
+    const void *plan, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
+    Py_ssize_t parts
+) noexcept nogil
+
+
+cdef struct CellTraits:  # what all cells of a kind have.  A projected LSTM has one product and one matrix more
+    int products  # of a step that read x; each needs the results of the one before
+    int matrices  # of weights, each with rows for x and rows for the state
+    int state_matrices  # by which a step's d is multiplied for the gradient of the state before it
+    int[MATRICES] gates  # of each matrix: its columns in units of H; a coupled LSTM has no first gate
+    int separate  # 1 if the last gate's products with x and with h are not added
+    int states  # that a step hands on: h, or cs and h
+    int biases
+    int peepholes
+    int saved  # arrays [T,B,H] on the tape of a layer beside h, in the order of the enum in indices.pxd
+    double forward_time, backward_time  # nanoseconds of a line of units of one row in a step, beside the products
+    int factor  # the saved output by which h_prev is multiplied for the second product
+    ForwardCells[PRODUCTS] forward_cells  # of each product of a step
+    BackwardLines backward_lines
+    LoadWeights load_weights
+    StoreGrads store_remaining_grads
+
+
+cdef struct Cell:  # the options of an op or a layer, and below what `use_traits` sets
+    int kind
     bint transposed  # weights and their gradients are as in PyTorch: an array for x and one for h, both transposed
     int format  # how packed weights are quantized
     Activation activation, recurrent  # of states, by default tanh; of gates, by default sigmoid
+    # Of an LSTM alone, else zeros:
     double forget_bias, cell_clip
     bint peephole
     Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
     bint coupled  # i = 1 - f, and w has no columns for i
     Py_ssize_t P  # the size of h, a projection of o * co; 0: h is o * co
     double proj_clip
+    const CellTraits *traits
+    Py_ssize_t[MATRICES] gates  # of each matrix of weights
 
 
-cdef struct Gru:
-    Py_ssize_t[MATRICES] gates
-    bint transposed
-    int format
-    Activation activation, recurrent
+cdef inline Activation without_parameters(int number) noexcept nogil:
+    """Return the activation of this number, which has no parameters."""
+    cdef Activation f
+    f.number, f.a, f.b = number, 0, 0
+    return f
 
 
-cdef struct ResetAfter:  # the GRU that resets after the product
-    Py_ssize_t[MATRICES] gates
-    bint transposed
-    int format
-    Activation activation, recurrent
+cdef inline Activation activation_of(numbers):
+    """Return the activation with the number and parameters of a `Numbers` (blockcell/activations.py)."""
+    cdef Activation f
+    f.number, f.a, f.b = numbers
+    return f
 
 
-cdef struct Rnn:
-    Py_ssize_t[MATRICES] gates
-    bint transposed
-    int format
-    Activation activation
+cdef inline Cell cell_of(int kind) noexcept nogil:
+    """Return a cell of this kind with the default options, and weights as TensorFlow lays them out."""
+    cdef Cell c
+    memset(&c, 0, sizeof(Cell))
+    c.kind = kind
+    c.column = [0, 1, 2, 3]
+    c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
+    return c
 
 
-ctypedef fused gated:
-    Lstm
-    Gru
-    ResetAfter
-
-
-ctypedef fused any_cell:
-    Lstm
-    Gru
-    ResetAfter
-    Rnn
-
-
-cdef inline const CellRow *row_of(const any_cell *c) noexcept nogil:
-    """Return the row of the table of cells (table.h) for a type of cell.  Its numbers are constants to compilers."""
-    if any_cell is Lstm:
-        return &LSTM
-    elif any_cell is Gru:
-        return &GRU
-    elif any_cell is ResetAfter:
-        return &GRU_RESET_AFTER
-    else:
-        return &RNN
-
-
-cdef inline void set_matrices(any_cell *c) noexcept nogil:
-    """Set what every cell has of its matrices: gates as in the table, float weights, as TensorFlow lays them out."""
+cdef inline void use_traits(Cell *c, const CellTraits *traits) noexcept nogil:
+    """Give a cell the traits of its kind, and the gates that it has."""
     cdef int n
+    c.traits = traits
     for n in range(MATRICES):
-        c.gates[n] = row_of(c).gates[n]
-    c.transposed, c.format = False, UNQUANTIZED
-
-
-cdef inline void use_activations(gated *c, activation, recurrent):
-    """Set a layer's activations, `Numbers` of blockcell/activations.py."""
-    c.activation, c.recurrent = activation_of(activation), activation_of(recurrent)
+        c.gates[n] = traits.gates[n]
+    c.gates[0] = c.gates[0] - c.coupled

@@ -19,7 +19,7 @@ of a plain RNN.  `backward_lines` in each cell's file computes them from the gra
 
 p : the plan: sizes, strides, and where each region of scratch starts (plan.pxd)
 c : the cell: its gates, activations and options (types.pxd)
-inputs, outputs : the arrays of the call, the caller's, at the indices of operands.pxd; NULL where there is none
+inputs, outputs : the arrays of the call, the caller's, at the indices of indices.pxd; NULL where there is none
 scratch : the workspace of the call, whose regions plan.pxd lists
 part, parts : the index of a part, and how many there are; `share` has the slots and panels of one
 n : a matrix of weights, 0 or 1, with p.N[n] columns; of its rows p.x_rows[n] are for x, p.h_rows[n] for h or m
@@ -37,30 +37,25 @@ L, g, l, q : reals in a cache line, a line of a panel, a real of a line, a row
 """
 from cython.parallel cimport parallel, prange
 
-from cell cimport cell
-from cells.lstm cimport load_peepholes, peephole_grads
-from cells.types cimport Gru, Lstm, row_of
-from formulas cimport backward_lines
+from cells.types cimport Cell
 from passes.arrays cimport Pass
 from passes.gradients cimport (
     PANEL_LINES, RowBlock, add_column_sums, add_weight_grad_rows, compute_x_grad_panel, compute_x_grad_part,
     count_panels, count_tiles, list_active_rows, pack_columns, pack_row, pack_tiles, pack_transposed_panel, panel_lines
 )
-from passes.operands cimport (
-    BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, CS_PREV_GRAD, D_C_BAR, D_R_BAR_U_BAR, GRAD, H_GRAD, H_LAST_GRAD,
-    H_PREV, H_PREV_GRAD, INPUTS, OUT_CO, OUT_H, OUT_O, OUT_R, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD,
-    set_reset_states, set_states, set_torch_weights, set_weights
+from passes.indices cimport (
+    BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, D_C_BAR, GRAD, H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS,
+    OUT_H, OUT_O, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
 )
+from passes.operands cimport set_reset_states, set_states, set_torch_weights, set_weights
 from passes.steps cimport (
     RESET, active_end, clear_finished_rows, current_row, has_flag, previous_row, row_of_slot, step_at,
     store_reset_grad_line
 )
-from product.half cimport half
-from product.panels cimport MATRICES
-from product.real cimport real
+from product.real cimport MATRICES, STORES_HALF, real, store
 from product.tile cimport (
     BLOCK, GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, add_panel_product, clear, lanes_of, lines_in,
-    load_row, pack_rows, store, store_line, store_row, store_value, tile_group_height
+    load_row, pack_rows, store_line, store_row, store_value, tile_group_height
 )
 from schedule.cost cimport packing_part, parts_of, threads_of, use_threads
 from schedule.plan cimport (
@@ -87,18 +82,17 @@ cdef inline void load_last_state_grad(
 
 
 cdef inline void load_gradients(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Load the gradients of the last states for one part of the rows, and one part of an LSTM's peepholes."""
     cdef Py_ssize_t b, j
     for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
         load_last_state_grad(p, scratch + p.start[D_H], p.Ps, inputs[H_LAST_GRAD], p.P, b)
-        if row_of(c).states > 1:
+        if c.traits.states > 1:
             load_last_state_grad(p, scratch + p.start[D_CS], p.Hs, inputs[CS_LAST_GRAD], p.H, b)
-    if cell is Lstm:
-        if c.peephole:
-            for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts)):
-                load_peepholes(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
+    if c.peephole:
+        for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts)):
+            c.traits.load_weights(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
 
 
 cdef inline void pack_weight_panel(
@@ -114,7 +108,7 @@ cdef inline void pack_weight_panel(
 
 
 cdef inline void pack_transposed_weights(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels of w.T.
 
@@ -135,7 +129,7 @@ cdef inline void pack_transposed_weights(
 
 # --------------------------------------------------------------------------------------------------------------- a step
 cdef inline real *own_panel(
-    const Backward *p, const cell *c, real *scratch, Py_ssize_t part, int n
+    const Backward *p, const Cell *c, real *scratch, Py_ssize_t part, int n
 ) noexcept nogil:
     """Return the memory of a part's own panel of matrix n: in a single step it packs one after the other there."""
     cdef Py_ssize_t size = p.panel_size[0] + p.panel_size[1] if matrices_of(c) > 1 else p.panel_size[0]
@@ -143,7 +137,7 @@ cdef inline real *own_panel(
 
 
 cdef inline const real *packed_h_panel(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, int n, Py_ssize_t j
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, int n, Py_ssize_t j
 ) noexcept nogil:
     """Return panel j of w.T of matrix n's rows for h; in a single step pack it first."""
     cdef real *panel
@@ -162,19 +156,18 @@ cdef inline const real *panel_to_prefetch(const Backward *p, const real *panel, 
 
 
 cdef inline void sum_h_grads(
-    const Backward *p, const cell *c, const real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t k,
-    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t first_tile, real *acc, const store *of_type
+    const Backward *p, const Cell *c, const real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t k,
+    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t first_tile, real *acc
 ) noexcept nogil:
     """Sum the gradients of h after step number k that later steps give: D_H, and d @ w.T of step k + 1.
 
     k = -1 gives the gradient of the initial state.  Of a row that is reset before step k + 1 the sum is the gradient of
     its reset state, and that of h after step k is zero.
 
-    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of table.h)
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of types.pxd)
     rows : slots from b on
     first_tile : the number of these rows' first tile, as `add_panel_product` counts
     acc : written, for all of these rows
-    of_type : only its type counts, which is that of the caller's arrays; may be NULL
     """
     cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.JP, j), q, g, l
     cdef Py_ssize_t active = active_end(&p.steps, k + 1, b, b + rows) - b
@@ -187,18 +180,18 @@ cdef inline void sum_h_grads(
             for l in range(L):
                 acc[(q * LINES + g) * L + l] = d_h[g * L + l]
     if active > 0:
-        for n in range(row_of(c).state_matrices):
+        for n in range(c.traits.state_matrices):
             add_panel_product(acc, active, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n],
                               panel_to_prefetch(p, panels[n], n), first_tile)
     for q in range(rows):
         if has_flag(&p.steps, k + 1, b + q, RESET):  # step k + 1 did not see the state of step k
             for g in range(lines):
                 store_reset_grad_line(&p.steps, &p.steps.h_reset, k + 1, b + q, acc + (q * LINES + g) * L,
-                                      (j * PANEL_LINES + g) * L, p.P, of_type)
+                                      (j * PANEL_LINES + g) * L, p.P)
 
 
 cdef inline void state_grads_of_panel(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, const real **panels, Py_ssize_t j,
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, const real **panels, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
     """Compute the gradient of h after step number k, and from it d of this step, for panel j and slots b to `end`.
@@ -208,7 +201,7 @@ cdef inline void state_grads_of_panel(
     A row that is active in step k + 1 but not in step k had its first step there, in reverse: D_H carries the gradient
     to its initial state.  A row that is active in neither keeps what D_H has.
 
-    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of table.h)
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of types.pxd)
     """
     cdef Py_ssize_t L = lanes_of(scratch), active = active_end(&p.steps, k, b, end), first_tile = 0, rows, q, l
     cdef Py_ssize_t line0 = j * PANEL_LINES, line1 = line0 + panel_lines(p.JP, j)
@@ -216,10 +209,10 @@ cdef inline void state_grads_of_panel(
     end = max(active, active_end(&p.steps, k + 1, b, end))
     while b < end:
         rows = tile_group_height(end - b)
-        sum_h_grads(p, c, scratch, panels, j, k, b, rows, first_tile, acc, inputs[X])
+        sum_h_grads(p, c, scratch, panels, j, k, b, rows, first_tile, acc)
         for q in range(rows):
             if b + q < active:
-                backward_lines(p, c, 0, inputs, line0, line1, k, b + q, acc + q * LINES * L, scratch)
+                c.traits.backward_lines(p, c, 0, inputs, line0, line1, k, b + q, acc + q * LINES * L, scratch)
             else:
                 for l in range((line1 - line0) * L):
                     scratch[p.start[D_H] + (b + q) * p.Ps + line0 * L + l] = acc[q * LINES * L + l]
@@ -228,18 +221,18 @@ cdef inline void state_grads_of_panel(
 
 
 cdef inline void first_state_grads_of_panel(
-    const Backward *p, const cell *c, store **outputs, real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t b,
+    const Backward *p, const Cell *c, store **outputs, real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t b,
     Py_ssize_t end
 ) noexcept nogil:
     """Store h_prev_grad, the gradient of h before the first step, for panel j and slots b to `end`.
 
-    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of table.h)
+    panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of types.pxd)
     """
     cdef Py_ssize_t L = lanes_of(scratch), first_tile = 0, rows, q, g, unit
     cdef real[GROUP_TILES * TILE_SIZE] acc
     while b < end:
         rows = tile_group_height(end - b)
-        sum_h_grads(p, c, scratch, panels, j, -1, b, rows, first_tile, acc, outputs[H_PREV_GRAD])
+        sum_h_grads(p, c, scratch, panels, j, -1, b, rows, first_tile, acc)
         for q in range(rows):
             for g in range(panel_lines(p.JP, j)):
                 unit = (j * PANEL_LINES + g) * L
@@ -250,7 +243,7 @@ cdef inline void first_state_grads_of_panel(
 
 
 cdef inline void second_grads_of_panel(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, const real *panel, Py_ssize_t j,
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, const real *panel, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
     """Compute the second product of step number k, and from it the rest of d, for panel j and slots b to `end`.
@@ -269,13 +262,13 @@ cdef inline void second_grads_of_panel(
         add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], panel_to_prefetch(p, panel, 1),
                           first_tile)
         for q in range(rows):
-            backward_lines(p, c, 1, inputs, line0, line0 + lines, k, b + q, acc + q * LINES * L, scratch)
+            c.traits.backward_lines(p, c, 1, inputs, line0, line0 + lines, k, b + q, acc + q * LINES * L, scratch)
         b += rows
         first_tile += GROUP_TILES
 
 
 cdef inline void state_grads(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
 ) noexcept nogil:
     """Compute one part of the gradients of h after step number k, and from them d of this step."""
     cdef BackwardShare share = backward_share(p, part, p.h_panel_count[0])
@@ -288,13 +281,13 @@ cdef inline void state_grads(
         share.j0, share.j1 = 0, p.h_panel_count[0]
         share.b0, share.b1 = part_start(p.B, part, parts_of(&p.grid)), part_start(p.B, part + 1, parts_of(&p.grid))
     for j in range(share.j0, share.j1):
-        for n in range(row_of(c).state_matrices):
+        for n in range(c.traits.state_matrices):
             panels[n] = scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
         state_grads_of_panel(p, c, inputs, scratch, panels, j, k, share.b0, share.b1)
 
 
 cdef inline void first_state_grads(
-    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t part
+    const Backward *p, const Cell *c, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Store one part of h_prev_grad, where all panels are packed."""
     cdef BackwardShare share = backward_share(p, part, p.h_panel_count[0])
@@ -302,13 +295,13 @@ cdef inline void first_state_grads(
     cdef Py_ssize_t j
     cdef int n
     for j in range(share.j0, share.j1):
-        for n in range(row_of(c).state_matrices):
+        for n in range(c.traits.state_matrices):
             panels[n] = scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
         first_state_grads_of_panel(p, c, outputs, scratch, panels, j, share.b0, share.b1)
 
 
 cdef inline void second_grads(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
 ) noexcept nogil:
     """Compute one part of the second product of step number k, and from it the rest of d."""
     cdef BackwardShare share = backward_share(p, part, p.h_panel_count[1])
@@ -320,7 +313,7 @@ cdef inline void second_grads(
 
 
 cdef inline void all_steps_back(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute the gradients of all steps for one part, whose group has no other part."""
     cdef Py_ssize_t k = p.steps.T - 1
@@ -333,7 +326,7 @@ cdef inline void all_steps_back(
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void x_grads(
-    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const Backward *p, const Cell *c, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of x_grad, d @ w_x.T for all steps, unless it is not wanted or x has no columns."""
     cdef Py_ssize_t K2 = 0
@@ -348,7 +341,7 @@ cdef inline void x_grads(
 
 
 cdef inline void single_step_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
+    const Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of h_prev_grad and x_grad of a single step, and pack each panel when it is used."""
@@ -364,7 +357,7 @@ cdef inline void single_step_grads(
         clear_finished_rows(&p.steps, outputs[X_GRAD], &p.d_x_layout, p.I, part, parts)
     for j in range(share.j0, share.j1):
         if j < h_panels:
-            for n in range(row_of(c).state_matrices):
+            for n in range(c.traits.state_matrices):
                 panels[n] = packed_h_panel(p, c, inputs, scratch, part, n, j)
             first_state_grads_of_panel(p, c, outputs, scratch, panels, j, share.b0, share.b1)
             continue
@@ -375,29 +368,6 @@ cdef inline void single_step_grads(
         compute_x_grad_panel(outputs[X_GRAD], &p.d_x_layout, p.accumulate_x_grad, &p.steps, p.I, scratch + p.start[D],
                              p.Ns, share.b0, active_end(&p.steps, 0, share.b0, share.b1), panel, p.N[0], panel2, K2,
                              x_panel)
-
-
-cdef inline void store_remaining_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
-    Py_ssize_t parts
-) noexcept nogil:
-    """Store one part of the gradients that only some cells have, once all of d is computed.
-
-    An LSTM has cs_prev_grad and the peepholes' gradients.  Of a GRU `GRUBlockCellGrad` returns d itself.
-    """
-    cdef Py_ssize_t b, j
-    cdef real *d = scratch + p.start[D]
-    if cell is Lstm:
-        for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
-            store_row(outputs[CS_PREV_GRAD] + row_of_slot(&p.steps, b) * p.H, scratch + p.start[D_CS] + b * p.Hs, p.H)
-        for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts) if c.peephole else 0):
-            peephole_grads(p, c, inputs, outputs, d, j)
-    elif cell is Gru:
-        if outputs[D_C_BAR] is NULL:
-            return
-        for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
-            store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d + b * p.Ns, p.N[0])
-            store_row(outputs[D_C_BAR] + b * p.N[1], d + b * p.Ns + p.column[1], p.N[1])
 
 
 # -------------------------------------------------------------------------------------------------- weights and biases
@@ -420,7 +390,7 @@ cdef inline void find_x_rows(
 
 
 cdef inline const store **find_h_rows(
-    const Backward *p, const cell *c, const store **inputs, int n, const RowBlock *block, Py_ssize_t first_row,
+    const Backward *p, const Cell *c, const store **inputs, int n, const RowBlock *block, Py_ssize_t first_row,
     Py_ssize_t count, const store **rows, const store **factors
 ) noexcept nogil:
     """Find the rows that matrix n's rows for h were multiplied with, for `count` active rows of a block.
@@ -431,20 +401,18 @@ cdef inline const store **find_h_rows(
     rows : [count], written: h_prev, or o
     factors : [count], written: r, or co
     """
-    cdef bint of_m = n == 1 and projects(c), of_hr = n == 1 and products_of(c) > 1 and not projects(c)
+    cdef bint is_second = n == 1 and products_of(c) > 1, of_m = is_second and projects(c)
     cdef Py_ssize_t q, t, row
     for q in range(count):
         t, row = block.t[first_row + q], block.row[first_row + q]
         if of_m:
-            rows[q], factors[q] = inputs[OUT_O] + (t * p.B + row) * p.H, inputs[OUT_CO] + (t * p.B + row) * p.H
+            rows[q] = inputs[OUT_O] + (t * p.B + row) * p.H
         else:
             rows[q] = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.P, inputs[OUT_H], &p.h_layout, t,
                                    row)
-        if of_hr:
-            factors[q] = inputs[OUT_R] + (t * p.B + row) * p.H
-    if of_m or of_hr:
-        return factors
-    return <const store **> NULL
+        if is_second:
+            factors[q] = inputs[c.traits.factor] + (t * p.B + row) * p.H
+    return factors if is_second else <const store **> NULL
 
 
 cdef inline void pack_input_rows(
@@ -483,7 +451,7 @@ cdef inline void pack_d_rows(
 
 
 cdef inline void pack_row_block(
-    const Backward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n,
+    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n,
     Py_ssize_t r0
 ) noexcept nogil:
     """Pack one part of a block of rows, PACK_ROWS at a time, as the weight gradient of matrix n reads them.
@@ -521,7 +489,7 @@ cdef inline real *weight_grad_of(
     That is the output or, in float32, scratch if the output is float16.
     """
     cdef Py_ssize_t offset = 0 if of_x else p.x_rows[n] * p.N[n]
-    if store is half:
+    if STORES_HALF:
         return <real *> scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + offset
     elif p.transposed:
         return <real *> outputs[(W_GRAD if of_x else W_H_GRAD) + n]
@@ -628,7 +596,7 @@ cdef inline void weight_grads(
 
 
 cdef inline void store_weight_grads(
-    const Backward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const Backward *p, const Cell *c, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of the rows of the weight gradients of float16.
 
@@ -647,7 +615,7 @@ cdef inline void store_weight_grads(
 
 
 cdef inline void all_weight_grads(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch
+    const Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
     """Compute all gradients of weights and biases, where there is only one part."""
     cdef Py_ssize_t r0
@@ -661,18 +629,19 @@ cdef inline void all_weight_grads(
             else:
                 weight_grads(p, outputs, scratch, 0, 1, n, r0)
             r0 += ROW_BLOCK
-    if store is half:
+    if STORES_HALF:
         store_weight_grads(p, c, outputs, scratch, 0, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- driver
 cdef inline long long backward(
-    const Backward *p, const cell *c, const store **inputs, store **outputs, real *scratch
+    const Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
     """Run the backward pass; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, end_part = p.grid.end, rows = p.steps.T * p.B
-    cdef Py_ssize_t k = p.steps.T - 1, r0 = 0  # in the parallel region each thread has its own k, r0 and n
+    # In the parallel region each thread has its own k, r0 and n; there, Cython would take `k -= 1` for a reduction.
+    cdef Py_ssize_t k = p.steps.T - 1, r0 = 0
     cdef int n = 0
     cdef bint has_weight_grads = outputs[W_GRAD] is not NULL
     if parts == 1:  # entering a parallel region costs time even with one thread
@@ -685,7 +654,8 @@ cdef inline long long backward(
             x_grads(p, c, outputs, scratch, 0, 1)
         else:
             single_step_grads(p, c, inputs, outputs, scratch, 0, 1)
-        store_remaining_grads(p, c, inputs, outputs, scratch, 0, 1)
+        if c.traits.store_remaining_grads is not NULL:
+            c.traits.store_remaining_grads(p, c, inputs, outputs, scratch, 0, 1)
         if has_weight_grads:
             all_weight_grads(p, c, inputs, outputs, scratch)
         return 0
@@ -721,8 +691,9 @@ cdef inline long long backward(
             for part in prange(first, end_part, schedule="static"):
                 single_step_grads(p, c, inputs, outputs, scratch, part, parts)
             barrier(&team)
-        for part in prange(first, end_part, schedule="static"):
-            store_remaining_grads(p, c, inputs, outputs, scratch, part, parts)
+        if c.traits.store_remaining_grads is not NULL:
+            for part in prange(first, end_part, schedule="static"):
+                c.traits.store_remaining_grads(p, c, inputs, outputs, scratch, part, parts)
         while has_weight_grads and n < matrices_of(c):
             r0 = 0
             while r0 < rows:
@@ -737,7 +708,7 @@ cdef inline long long backward(
                 barrier(&team)
                 r0 = r0 + ROW_BLOCK
             n = n + 1
-        if store is half:
+        if STORES_HALF:
             if has_weight_grads:
                 for part in prange(first, end_part, schedule="static"):
                     store_weight_grads(p, c, outputs, scratch, part, parts)
@@ -746,9 +717,9 @@ cdef inline long long backward(
 
 
 cdef inline long long run_backward(
-    Backward *p, const cell *c, const store **inputs, store **outputs, void *scratch, int ready
+    Backward *p, const Cell *c, const store **inputs, store **outputs, void *scratch, int ready
 ) noexcept nogil:
-    """Run `backward` in the type in which arrays of type `store` are computed.
+    """Run `backward`.
 
     p : changed to no more threads than are `ready`
     scratch : the workspace, in bytes; it begins at a cache line
@@ -756,27 +727,21 @@ cdef inline long long run_backward(
     cdef long long nanoseconds
     use_threads(&p.grid, ready)
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
-    if store is double:
-        nanoseconds = backward(p, c, inputs, outputs, <double *> scratch)
-    else:
-        nanoseconds = backward(p, c, inputs, outputs, <float *> scratch)
+    nanoseconds = backward(p, c, inputs, outputs, <real *> scratch)
     release_zones(&p.workspace, scratch, 64 // p.L, 1)
     return nanoseconds
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
 cdef inline long long run_layer_backward(
-    const Backward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *of_type
+    const Backward *plan, const Cell *c, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
-    """Run the backward pass of a layer on at most `ready` threads; return the nanoseconds that having several cost.
-
-    of_type : only its type counts, which is that of the arrays `a`; may be NULL
-    """
+    """Run the backward pass of a layer on at most `ready` threads; return the nanoseconds that having several cost."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Backward p = plan[0]
     cdef int i
-    for i in range(row_of(c).saved):
+    for i in range(c.traits.saved):
         inputs[OUT_H + 1 + i] = <const store *> a.saved + i * p.steps.T * p.B * p.H
     inputs[X], inputs[OUT_H], inputs[H_GRAD] = <const store *> a.x, <const store *> a.y, <const store *> a.y_grad
     outputs[X_GRAD] = <store *> a.x_grad

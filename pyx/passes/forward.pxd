@@ -15,7 +15,7 @@ while that is in cache.
 
 p : the plan: sizes, strides, packed panels, and where each region of scratch starts (plan.pxd)
 c : the cell: its gates, activations and options (types.pxd)
-inputs, outputs : the arrays of the call, the caller's, at the indices of operands.pxd; NULL where there is none
+inputs, outputs : the arrays of the call, the caller's, at the indices of indices.pxd; NULL where there is none
 scratch : the workspace of the call, whose regions plan.pxd lists
 rows : scratch as the rows of a group lie in it: slot b of region R is at rows + p.start[R] + b * stride
 part, parts : the index of a part, and how many there are; `share` has the slots and panels of one
@@ -32,29 +32,23 @@ L : reals in a cache line
 """
 from cython.parallel cimport parallel, prange
 
-from cell cimport cell
-from cells.lstm cimport load_peepholes
-from cells.types cimport Lstm, row_of
-from formulas cimport forward_cells
+from cells.types cimport Cell
 from passes.arrays cimport Pass
-from passes.operands cimport (
-    BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, STEP_OUTPUTS, W, X, set_reset_states, set_states,
-    set_torch_weights
-)
+from passes.indices cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, STEP_OUTPUTS, W, X
+from passes.operands cimport set_reset_states, set_states, set_torch_weights
 from passes.steps cimport (
     RESET, Layout, ResetState, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of,
     first_step_of, has_flag, load_active_rows, offset_of, reset_row, row_of_slot, step_at
 )
-from product.half cimport half
 from product.integer cimport quantize_row
 from product.panels cimport (
     Panels, add_product, add_row_product, add_unpacked_product, compute_input_product, copy_bias, expand_gates,
     pack_bias, pack_panels, row_panels
 )
 from product.quantized cimport INT8, UNQUANTIZED
-from product.real cimport real
+from product.real cimport COMPUTES_FLOAT, real, store
 from product.tile cimport (
-    GROUP_TILES, LINES, ROW_PANELS, ROWS, TILE_SIZE, clear, lanes_of, load_row, store, store_row, tile_group_height
+    GROUP_TILES, LINES, ROW_PANELS, ROWS, TILE_SIZE, clear, lanes_of, load_row, store_row, tile_group_height
 )
 from schedule.cost cimport packing_part, parts_of, threads_of, use_threads
 from schedule.plan cimport (
@@ -78,7 +72,7 @@ cdef inline void load_state(
     cdef Py_ssize_t k = first_step_of(&p.steps, b), row = row_of_slot(&p.steps, b)
     cdef const store *start = initial + row * size if initial is not NULL else <const store *> NULL
     if has_flag(&p.steps, k, b, RESET):
-        start = reset_row(reset, step_at(&p.steps, k), row, initial)
+        start = reset_row(reset, step_at(&p.steps, k), row)
     if start is NULL:
         clear(states + b * stride, stride)
     else:
@@ -86,7 +80,7 @@ cdef inline void load_state(
 
 
 cdef inline void clear_finished_outputs(
-    const Forward *p, const cell *c, store **outputs, Py_ssize_t part, Py_ssize_t parts
+    const Forward *p, const Cell *c, store **outputs, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Clear one part of the finished rows of h and of what is saved.
 
@@ -96,13 +90,13 @@ cdef inline void clear_finished_outputs(
     cdef int out
     if outputs[OUT_H] is not NULL:
         clear_finished_rows(&p.steps, outputs[OUT_H], &p.y_layout, p.P, part, parts)
-    for out in range(OUT_H + 1, OUT_H + 1 + row_of(c).saved):
+    for out in range(OUT_H + 1, OUT_H + 1 + c.traits.saved):
         if outputs[out] is not NULL:
             clear_finished_rows(&p.steps, outputs[out], &saved_layout, p.H, part, parts)
 
 
 cdef inline void load_states(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
+    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Load the initial states of one part of the rows, and clear one part of the finished rows of the outputs."""
     cdef ForwardShare share = forward_share(p, part)
@@ -111,21 +105,18 @@ cdef inline void load_states(
     for b in range(share.b0 + part_start(count, share.member, members),
                    share.b0 + part_start(count, share.member + 1, members)):
         load_state(p, h_before(p, rows, first_step_of(&p.steps, b)), p.Ps, inputs[H_PREV], &p.steps.h_reset, p.P, b)
-        if row_of(c).states > 1:
+        if c.traits.states > 1:
             load_state(p, rows + p.start[CS], p.Hs, inputs[CS_PREV], &p.steps.cs_reset, p.H, b)
     if p.steps.slots is not NULL:
         clear_finished_outputs(p, c, outputs, part, parts_of(&p.grid))
 
 
 cdef inline void pack_weights(
-    const Forward *p, const cell *c, const store **inputs, const real *of_type, Py_ssize_t part,
-    Py_ssize_t parts
+    const Forward *p, const Cell *c, const store **inputs, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels with their biases, and of the peepholes.
 
     Weights are skipped if a single step packs them when it uses them, or if they are quantized (`pack_quantized`).
-
-    of_type : only its type counts, which is that of the panels; may be NULL
     """
     cdef const Panels *w
     cdef real *panels
@@ -138,10 +129,9 @@ cdef inline void pack_weights(
         pack_bias(w, panels, &inputs[BIAS + n] if n < x_products_of(c) else <const store **> NULL, j0, j1)
         if p.packs_all and w.format == UNQUANTIZED:
             pack_panels(w, panels, &inputs[W + n], j0, j1)
-        if cell is Lstm:
-            if c.peephole and n == 0:
-                for j in range(j0, j1):
-                    load_peepholes(c, <real *> p.peep, inputs, p.H, j)
+        if c.peephole and n == 0:
+            for j in range(j0, j1):
+                c.traits.load_weights(c, <real *> p.peep, inputs, p.H, j)
 
 
 # -------------------------------------------------------------------------------------------------------------- a chunk
@@ -156,7 +146,7 @@ cdef inline void load_x(
 
 
 cdef inline void multiply_x(
-    const Forward *p, const cell *c, const store **inputs, real *scratch, const ForwardShare *share, Py_ssize_t k,
+    const Forward *p, const Cell *c, const store **inputs, real *scratch, const ForwardShare *share, Py_ssize_t k,
     Py_ssize_t end
 ) noexcept nogil:
     """Compute z = x @ w_x + b for a chunk of steps, number k to `end`, unless chunks have one step: `multiply_h`."""
@@ -171,7 +161,7 @@ cdef inline void multiply_x(
 
 # --------------------------------------------------------------------------------------------------------------- a step
 cdef inline void multiply_h_panel(
-    const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
+    const Forward *p, const Cell *c, int n, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
     const real *x, real *z, real *rows, store **outputs
 ) noexcept nogil:
     """Compute product n of step number k for panel j and the slots b0 to b1, and then their cells.
@@ -199,13 +189,13 @@ cdef inline void multiply_h_panel(
                 add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, count, sums, first_tile)
         add_product(w, j, w.h_row, w.R, h + b * p.h_stride[n], p.h_stride[n], count, sums + w.separate * L, first_tile)
         expand_gates(w, j, count, sums)
-        forward_cells(p, c, n, j, j + 1, k, b, b + count, sums, 0, rows, outputs)
+        c.traits.forward_cells[n](p, c, j, j + 1, k, b, b + count, sums, 0, rows, outputs)
         b += count
         first_tile += GROUP_TILES
 
 
 cdef inline void multiply_h_row(
-    const Forward *p, const cell *c, int n, const real *h, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b,
+    const Forward *p, const Cell *c, int n, const real *h, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b,
     const real *x, real *z, Py_ssize_t z_panel, real *rows, store **outputs
 ) noexcept nogil:
     """Compute product n of step number k for the panels j0 to j1 and the row in slot b alone, and then its cells.
@@ -243,12 +233,12 @@ cdef inline void multiply_h_row(
             add_row_product(w, i, count, w.h_row, w.R, h + b * p.h_stride[n], panel_sums + w.separate * L, z_panel)
             i += count
             expand_gates(w, i - 1, 1, panel_sums + (count - 1) * z_panel)
-        forward_cells(p, c, n, j, end, k, b, b + 1, sums, z_panel, rows, outputs)
+        c.traits.forward_cells[n](p, c, j, end, k, b, b + 1, sums, z_panel, rows, outputs)
         j = end
 
 
 cdef inline void multiply_unpacked(
-    const Forward *p, const cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
+    const Forward *p, const Cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
     Py_ssize_t b1, real *scratch, store **outputs
 ) noexcept nogil:
     """Compute product n of a single step for the panels j0 to j1 and the slots 0 to b1, and then their cells.
@@ -264,7 +254,7 @@ cdef inline void multiply_unpacked(
     add_unpacked_product(panels, w, panels.I, panels.R, False, h, p.h_stride[n], b1, z + panels.separate * p.L, z_panel,
                          j0, j1)
     for j in range(j0, j1):
-        forward_cells(p, c, n, j, j + 1, 0, 0, b1, z + j * z_panel, 0, scratch, outputs)
+        c.traits.forward_cells[n](p, c, j, j + 1, 0, 0, b1, z + j * z_panel, 0, scratch, outputs)
 
 
 cdef inline const real *quantize_h(
@@ -276,9 +266,9 @@ cdef inline const real *quantize_h(
     """
     cdef real *codes = codes_of(p, scratch, share, n)
     cdef Py_ssize_t b, stride = p.Hs if n == 1 else p.Ps
-    if real is float:
+    if COMPUTES_FLOAT:
         for b in range(share.b0, b1):
-            quantize_row(codes + b * p.h_stride[n], h + b * stride, p.w[n].R)
+            quantize_row(<float *> (codes + b * p.h_stride[n]), <const float *> (h + b * stride), p.w[n].R)
     return codes
 
 
@@ -296,7 +286,7 @@ cdef inline void store_h_rows(
 
 
 cdef inline void multiply_h(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, const ForwardShare *share,
+    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, const ForwardShare *share,
     int n, Py_ssize_t k, Py_ssize_t r
 ) noexcept nogil:
     """Compute one part of product n of step number k, and of its cells."""
@@ -328,7 +318,7 @@ cdef inline void multiply_h(
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void store_states(
-    const Forward *p, const cell *c, store **outputs, real *scratch, Py_ssize_t part
+    const Forward *p, const Cell *c, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Store the last states of one part of the rows of a layer; an op has no arrays for them."""
     cdef ForwardShare share = forward_share(p, part)
@@ -340,7 +330,7 @@ cdef inline void store_states(
                    share.b0 + part_start(count, share.member + 1, members)):
         row = row_of_slot(&p.steps, b)
         store_row(outputs[H_LAST] + row * p.P, h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
-        if row_of(c).states > 1:
+        if c.traits.states > 1:
             store_row(outputs[CS_LAST] + row * p.H, rows + p.start[CS] + b * p.Hs, p.H)
 
 
@@ -354,7 +344,7 @@ cdef inline void load_x_part(
 
 
 cdef inline void multiply_x_part(
-    const Forward *p, const cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Compute one part of z = x @ w_x + b for a chunk of steps, number k to `end`."""
     cdef ForwardShare share = forward_share(p, part)
@@ -362,7 +352,7 @@ cdef inline void multiply_x_part(
 
 
 cdef inline void multiply_h_part(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part, int n,
+    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part, int n,
     Py_ssize_t k, Py_ssize_t start
 ) noexcept nogil:
     """Compute one part of product n of step number k, and of its cells; the step's chunk begins with number `start`."""
@@ -371,7 +361,7 @@ cdef inline void multiply_h_part(
 
 
 cdef inline void all_steps(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
+    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute all steps of one part, whose group has no other part."""
     cdef ForwardShare share = forward_share(p, part)
@@ -390,16 +380,17 @@ cdef inline void all_steps(
 
 # -------------------------------------------------------------------------------------------------------------- driver
 cdef inline long long forward(
-    const Forward *p, const cell *c, const store **inputs, store **outputs, real *scratch
+    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch
 ) noexcept nogil:
     """Run the forward pass; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, end_part = p.grid.end
-    cdef Py_ssize_t k = 0, start = 0, end = 0  # in the parallel region each thread has its own
+    # In the parallel region each thread has its own; there, Cython would take `k += 1` for a reduction.
+    cdef Py_ssize_t k = 0, start = 0, end = 0
     if parts == 1:  # entering a parallel region costs time even with one thread
         load_states(p, c, inputs, outputs, scratch, 0)
         if not p.packed:
-            pack_weights(p, c, inputs, scratch, 0, 1)
+            pack_weights(p, c, inputs, 0, 1)
         all_steps(p, c, inputs, outputs, scratch, 0)
         store_states(p, c, outputs, scratch, 0)
         return 0
@@ -410,7 +401,7 @@ cdef inline long long forward(
             load_states(p, c, inputs, outputs, scratch, part)
         if not p.packed:
             for part in prange(first, end_part, schedule="static"):
-                pack_weights(p, c, inputs, scratch, part, parts)
+                pack_weights(p, c, inputs, part, parts)
             barrier(&team)
         if p.grid.members == 1:
             for part in prange(first, end_part, schedule="static"):
@@ -439,9 +430,9 @@ cdef inline long long forward(
 
 
 cdef inline long long run_forward(
-    Forward *p, const cell *c, const store **inputs, store **outputs, void *scratch, int ready
+    Forward *p, const Cell *c, const store **inputs, store **outputs, void *scratch, int ready
 ) noexcept nogil:
-    """Run `forward` in the type in which arrays of type `store` are computed.
+    """Run `forward`.
 
     p : changed to no more threads than are `ready`
     scratch : the workspace, in bytes; it begins at a cache line
@@ -449,22 +440,16 @@ cdef inline long long run_forward(
     cdef long long nanoseconds
     use_threads(&p.grid, ready)
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
-    if store is double:
-        nanoseconds = forward(p, c, inputs, outputs, <double *> scratch)
-    else:
-        nanoseconds = forward(p, c, inputs, outputs, <float *> scratch)
+    nanoseconds = forward(p, c, inputs, outputs, <real *> scratch)
     release_zones(&p.workspace, scratch, 64 // p.L, 1)
     return nanoseconds
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
 cdef inline long long run_layer_forward(
-    const Forward *plan, const cell *c, int ready, void *scratch, const Pass *a, const store *of_type
+    const Forward *plan, const Cell *c, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
-    """Run the forward pass of a layer on at most `ready` threads; return the nanoseconds that having several cost.
-
-    of_type : only its type counts, which is that of the arrays `a`; may be NULL
-    """
+    """Run the forward pass of a layer on at most `ready` threads; return the nanoseconds that having several cost."""
     cdef const store *inputs[INPUTS]
     cdef store *outputs[OUTPUTS]
     cdef Forward p = plan[0]
@@ -472,7 +457,7 @@ cdef inline long long run_layer_forward(
     for i in range(STEP_OUTPUTS):
         outputs[i] = NULL
     if a.saved is not NULL:
-        for i in range(row_of(c).saved):
+        for i in range(c.traits.saved):
             outputs[OUT_H + 1 + i] = <store *> a.saved + i * p.steps.T * p.B * p.H
     inputs[X], outputs[OUT_H] = <const store *> a.x, <store *> a.y
     set_states(c, a.initial_state, <const void **> &inputs[H_PREV])

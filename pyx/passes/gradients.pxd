@@ -26,13 +26,11 @@ from passes.steps cimport (
     Layout, Steps, active_end, clear_finished_rows, current_row, has_step, offset_of, previous_row, row_of_slot,
     slot_of_row, step_at
 )
-from product.half cimport half
-from product.real cimport real
+from product.real cimport real, store
 from product.tile cimport (
     BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, ROW_BLOCK, ROW_CHAINS, ROWS, TILE_SIZE, VECTORS, add_block_product,
     add_panel_product, clear, lanes_of, lines_in, load_line, load_value, pack_line_transposed, packed_line,
-    packed_stride, padded_line, prefetch_read, prefetch_write, store, store_line, store_value, tile_group_height, vecd,
-    vecf
+    packed_stride, padded_line, prefetch_read, prefetch_write, store_line, store_value, stored, tile_group_height, vec
 )
 from schedule.machine cimport to_prefetch
 from schedule.team cimport part_start
@@ -233,7 +231,7 @@ cdef inline void pack_columns(
 
 
 cdef inline void pack_tiles(
-    real *dst, Py_ssize_t tile_stride, const store **rows, const store **factors, Py_ssize_t M, Py_ssize_t count
+    real *dst, Py_ssize_t tile_stride, const stored **rows, const stored **factors, Py_ssize_t M, Py_ssize_t count
 ) noexcept nogil:
     """Pack `count` rows of M values as columns of register tiles: ROWS values of a row to each tile.
 
@@ -306,10 +304,7 @@ cdef inline void accumulate_lines(real *total, real *lines, Py_ssize_t count, bi
     """
     cdef Py_ssize_t v
     for v in range(count * VECTORS):
-        if real is float:
-            (<vecf *> total)[v] = (<vecf *> lines)[v] if is_first else (<vecf *> lines)[v] + (<vecf *> total)[v]
-        else:
-            (<vecd *> total)[v] = (<vecd *> lines)[v] if is_first else (<vecd *> lines)[v] + (<vecd *> total)[v]
+        (<vec *> total)[v] = (<vec *> lines)[v] if is_first else (<vec *> lines)[v] + (<vec *> total)[v]
 
 
 cdef inline void add_weight_grad_tiles(

@@ -8,16 +8,16 @@ packed : the packed weights, Python's memory, which begins at a cache line
 scratch : the workspace, which begins at a cache line
 a : the arrays of the call (arrays.pxd)
 """
-from cell cimport Cell, cell
+from cells.types cimport Cell
 from passes.arrays cimport Pass, kernel_with_plan
 from passes.backward cimport run_layer_backward
 from passes.forward cimport pack_weights, run_layer_forward
-from passes.operands cimport INPUTS, W, set_weights
-from product.half cimport half
+from passes.indices cimport INPUTS, W
+from passes.operands cimport set_weights
 from product.integer cimport READ_PAST
 from product.panels cimport pack_quantized
 from product.quantized cimport INT8, UNQUANTIZED
-from product.tile cimport DOUBLE, HALF, computed_itemsize, store
+from product.real cimport real, store
 from schedule.cost cimport grid_of, requirements_of
 from schedule.plan cimport (
     BACKWARD_REGIONS, FORWARD_REGIONS, Backward, Forward, list_backward_regions, list_forward_regions, plan_backward,
@@ -29,33 +29,18 @@ from schedule.workspace cimport Region, describe_regions, lay_out
 cdef struct ForwardPlan:  # also of the kernels that pack
     Forward p
     Cell c
-    int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
 
 
 cdef struct BackwardPlan:
     Backward p
     Cell c
-    int storage  # the type of the arrays: FLOAT, DOUBLE or HALF
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
-cdef inline void pack_stored(const Forward *p, const cell *c, const Pass *a, const store *of_type) noexcept nogil:
-    """Pack biases, peepholes and, unless they are quantized, matrices, from `a.weights` to the panels of p.
-
-    of_type : only its type counts, which is that of the weights; may be NULL
-    """
-    cdef const store *inputs[INPUTS]
-    set_weights(c, a.weights, <const void **> inputs)
-    if store is double:
-        pack_weights(p, c, inputs, <double *> NULL, 0, 1)
-    else:
-        pack_weights(p, c, inputs, <float *> NULL, 0, 1)
-
-
-cdef inline void exchange_codes(const Forward *p, const cell *c, const Pass *a, bint back) noexcept nogil:
+cdef inline void exchange_codes(const Forward *p, const Cell *c, const Pass *a, bint back) noexcept nogil:
     """Pack `a.codes` and `a.scales` of quantized matrices to the panels of p, or copy them `back` from there."""
     cdef unsigned char *codes[INPUTS]
-    cdef float *scales[INPUTS]
+    cdef real *scales[INPUTS]
     cdef int n
     set_weights(c, <const void *const *> a.codes, <const void **> codes)
     set_weights(c, <const void *const *> a.scales, <const void **> scales)
@@ -66,14 +51,11 @@ cdef inline void exchange_codes(const Forward *p, const cell *c, const Pass *a, 
 cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
     """Pack the weights of a layer, `a.weights` and if they are quantized `a.codes` and `a.scales`."""
     cdef const ForwardPlan *layer = <const ForwardPlan *> plan
+    cdef const store *inputs[INPUTS]
     cdef Forward p = layer.p
     use_panels(&p, packed)
-    if layer.storage == DOUBLE:
-        pack_stored(&p, &layer.c, a, <const double *> NULL)
-    elif layer.storage == HALF:
-        pack_stored(&p, &layer.c, a, <const half *> NULL)
-    else:
-        pack_stored(&p, &layer.c, a, <const float *> NULL)
+    set_weights(&layer.c, a.weights, <const void **> inputs)
+    pack_weights(&p, &layer.c, inputs, 0, 1)
     if layer.c.format != UNQUANTIZED:
         exchange_codes(&p, &layer.c, a, False)
     return 0
@@ -92,25 +74,17 @@ cdef inline long long unpack_layer(const void *plan, int ready, void *packed, co
 cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the forward pass of a layer; return the nanoseconds that having several threads cost."""
     cdef const ForwardPlan *layer = <const ForwardPlan *> plan
-    if layer.storage == DOUBLE:
-        return run_layer_forward(&layer.p, &layer.c, ready, scratch, a, <const double *> NULL)
-    if layer.storage == HALF:
-        return run_layer_forward(&layer.p, &layer.c, ready, scratch, a, <const half *> NULL)
-    return run_layer_forward(&layer.p, &layer.c, ready, scratch, a, <const float *> NULL)
+    return run_layer_forward(&layer.p, &layer.c, ready, scratch, a)
 
 
 cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the backward pass of a layer; return the nanoseconds that having several threads cost."""
     cdef const BackwardPlan *layer = <const BackwardPlan *> plan
-    if layer.storage == DOUBLE:
-        return run_layer_backward(&layer.p, &layer.c, ready, scratch, a, <const double *> NULL)
-    if layer.storage == HALF:
-        return run_layer_backward(&layer.p, &layer.c, ready, scratch, a, <const half *> NULL)
-    return run_layer_backward(&layer.p, &layer.c, ready, scratch, a, <const float *> NULL)
+    return run_layer_backward(&layer.p, &layer.c, ready, scratch, a)
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
-cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storage, int format, bint transposed):
+cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int format, bint transposed):
     """Plan a kernel for layers of one kind.
 
     Parameters
@@ -122,8 +96,6 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
         T, B, I, H.
     threads : int
         How many there may be.
-    storage : int
-        The position of the arrays' dtype in DTYPES of blockcell/optable.py.
     format : int
         How the matrices of weights are quantized.
     transposed : bool
@@ -137,15 +109,15 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
     """
     cdef ForwardPlan plan
     cdef BackwardPlan plan_back
-    cdef Py_ssize_t T, B, I, H, itemsize = computed_itemsize(storage)
+    cdef Py_ssize_t T, B, I, H, itemsize = sizeof(real)
     T, B, I, H = sizes
     c.format, c.transposed = format, transposed
     if task == "backward":
         plan_back.p = plan_backward(c, T, B, I, H, itemsize, True, threads)
-        plan_back.c, plan_back.storage = c[0], storage
+        plan_back.c = c[0]
         requirements = requirements_of(&plan_back.p.workspace, plan_back.p.L, &plan_back.p.grid)
         return kernel_with_plan(backward_layer, &plan_back, sizeof(BackwardPlan), requirements)
-    plan.c, plan.storage = c[0], storage
+    plan.c = c[0]
     if task == "forward":
         plan.p = plan_forward(c, T, B, I, H, itemsize, not transposed, threads)
         requirements = requirements_of(&plan.p.workspace, plan.p.L, &plan.p.grid)
@@ -160,7 +132,7 @@ cdef inline tuple plan_layer(Cell *c, task, tuple sizes, int threads, int storag
     return kernel_with_plan(pack_layer if task == "pack" else unpack_layer, &plan, sizeof(ForwardPlan), requirements)
 
 
-cdef inline tuple describe_workspaces(const Forward *p, const Backward *back, const cell *c):
+cdef inline tuple describe_workspaces(const Forward *p, const Backward *back, const Cell *c):
     """Return the regions of the workspaces of both passes."""
     cdef Region[FORWARD_REGIONS] regions
     cdef Region[BACKWARD_REGIONS] regions_back

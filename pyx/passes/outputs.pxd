@@ -1,13 +1,13 @@
 """Stores of a step's outputs, line by line.  A step's `y` has a line of L reals for each output, at the index OUT_...
 
-outputs : the arrays of the call (operands.pxd), [T,B,H] but h, which is [T,B,P] with p.y_layout; NULL: not wanted
+outputs : the arrays of the call (indices.pxd), [T,B,H] but h, which is [T,B,P] with p.y_layout; NULL: not wanted
 t, row : the step and the batch row
 j, unit : a line of units, and its first unit
 """
-from passes.operands cimport OUT_H
+from passes.indices cimport OUT_H
 from passes.steps cimport offset_of
-from product.real cimport real
-from product.tile cimport lanes_of, prefetch_write, store, store_line
+from product.real cimport real, store
+from product.tile cimport lanes_of, prefetch_write, store_line
 from schedule.plan cimport Forward, stores_rows
 
 

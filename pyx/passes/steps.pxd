@@ -17,8 +17,8 @@ from libc.string cimport memset
 
 from product.integer cimport quantize_row
 from product.quantized cimport INT8
-from product.real cimport real
-from product.tile cimport clear, lanes_of, load_line, load_row, store, store_line
+from product.real cimport COMPUTES_FLOAT, STORES_HALF, real, store
+from product.tile cimport clear, lanes_of, load_line, load_row, store_line
 from schedule.team cimport part_start
 
 cdef enum:  # flags of a step mask
@@ -212,11 +212,10 @@ cdef inline void load_active_rows(
         n = active_end(s, k, b0, b1) - b0
         for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
             x_row = x + offset_of(layout, step_at(s, k), row_of_slot(s, b0 + q))
-            if store is float and real is float:
-                if format == INT8:
-                    quantize_row(dst + (first + q) * stride, x_row, I)
-                    continue
-            load_row(dst + (first + q) * stride, x_row, I)
+            if COMPUTES_FLOAT and not STORES_HALF and format == INT8:
+                quantize_row(<float *> (dst + (first + q) * stride), <const float *> x_row, I)
+            else:
+                load_row(dst + (first + q) * stride, x_row, I)
         first += n
         k += 1
 
@@ -249,29 +248,24 @@ cdef inline const store *current_row(
 
 
 cdef inline const store *reset_row(
-    const ResetState *reset, Py_ssize_t t, Py_ssize_t row, const store *of_type
+    const ResetState *reset, Py_ssize_t t, Py_ssize_t row
 ) noexcept nogil:
-    """Return the state that row (t, row) starts from if it has the flag RESET, NULL for zeros.
-
-    of_type : only its type counts, which is that of the caller's arrays; may be NULL
-    """
+    """Return the state that row (t, row) starts from if it has the flag RESET, NULL for zeros."""
     if reset.rows is NULL:
         return <const store *> NULL
     return <const store *> reset.rows + offset_of(&reset.layout, t, row)
 
 
 cdef inline void load_reset_line(
-    const Steps *s, const ResetState *reset, Py_ssize_t k, Py_ssize_t b, real *state, Py_ssize_t unit, Py_ssize_t n,
-    const store *of_type
+    const Steps *s, const ResetState *reset, Py_ssize_t k, Py_ssize_t b, real *state, Py_ssize_t unit, Py_ssize_t n
 ) noexcept nogil:
     """Load a line of the state that the row in slot b starts from in step number k, where it has the flag RESET.
 
     state : [L], written
     unit : the first unit of the line
     n : numbers in a row of the state
-    of_type : only its type counts, which is that of the caller's arrays; may be NULL
     """
-    cdef const store *row = reset_row(reset, step_at(s, k), row_of_slot(s, b), of_type)
+    cdef const store *row = reset_row(reset, step_at(s, k), row_of_slot(s, b))
     if row is NULL:
         clear(state, lanes_of(state))
     else:
@@ -279,14 +273,13 @@ cdef inline void load_reset_line(
 
 
 cdef inline void store_reset_grad_line(
-    const Steps *s, const ResetState *reset, Py_ssize_t k, Py_ssize_t b, real *grad, Py_ssize_t unit, Py_ssize_t n,
-    const store *of_type
+    const Steps *s, const ResetState *reset, Py_ssize_t k, Py_ssize_t b, real *grad, Py_ssize_t unit, Py_ssize_t n
 ) noexcept nogil:
     """Store a line of the gradient to the state that the row in slot b started from in step number k, where it has the
     flag RESET, and clear it: none of it is of the step before.
 
     grad : [L]
-    unit, n, of_type : as of `load_reset_line`
+    unit, n : as of `load_reset_line`
     """
     cdef Py_ssize_t row = offset_of(&reset.grads_layout, step_at(s, k), row_of_slot(s, b))
     if reset.grads is not NULL:
@@ -308,7 +301,7 @@ cdef inline const store *previous_row(
     if flags & FINISHED:
         return <const store *> NULL
     if flags & RESET:
-        return reset_row(reset, t, row, states)
+        return reset_row(reset, t, row)
     if flags & INITIAL or t == step_at(s, 0):
         return initial + row * n
     return states + offset_of(layout, t + 1 if s.reverse else t - 1, row)

@@ -3,14 +3,11 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
+#include "product/integer_product.h"
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 enum { QUAD = 4, MOST_K = 1 << 16, READ_PAST = 16 * 4 * 64 };
-typedef void (*Product)(
-    float *, const float *, const uint8_t *, ptrdiff_t, const char *, ptrdiff_t, const int8_t *, ptrdiff_t,
-    ptrdiff_t, ptrdiff_t);
-typedef struct { Product add; int reads_wide_codes; void (*select)(void); } ProductInUse;
 static ProductInUse *integer_product;  /* that of `_integer.pyx`, set by `use_product` */
 typedef struct { float scale; int32_t correction; char padding[56]; } RowHead;
 typedef int32_t float_bits __attribute__((may_alias));

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include "product/integer_product.h"
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
 #define X86 1
 #include <cpuid.h>
@@ -32,14 +33,8 @@
    panel [quads][lines][16][4]; a: the codes of rows, `stride` bytes apart */
 #define SUMS_PARAMETERS int32_t *restrict sums, const uint8_t *restrict panel, ptrdiff_t lines, \
     const int8_t *restrict a, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t quads
-/* Parameters of a function that adds to z [rows][4 lines of 16] the scales of its row and its column times each sum.
-   scales [lines][16], of columns; heads: those of the rows, head_stride bytes apart; may be those of quantized rows */
-#define PRODUCT_PARAMETERS float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \
-    ptrdiff_t lines, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a, ptrdiff_t stride, \
-    ptrdiff_t rows, ptrdiff_t quads
-typedef void (*Product)(PRODUCT_PARAMETERS);
 typedef struct { float scale; int32_t correction; } Head;  /* of a quantized row, or of a piece of one */
-enum { LINE = 16, LINE_BYTES = 64, ROW_SUMS = 4 * LINE };  /* sums of a line, bytes of a line's quad, sums of a row */
+enum { LINE = 16, ROW_SUMS = 4 * LINE };  /* sums of a line, which a quad fills with its codes; sums of a row */
 enum { GROUP_ROWS = 48 };  /* rows of codes whose sums are kept before they go to z */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
@@ -660,7 +655,6 @@ static const InstructionSet instruction_sets[] = {  /* the best first; what come
 };
 enum { INSTRUCTION_SETS = sizeof instruction_sets / sizeof instruction_sets[0] };
 static void select_best(void);
-typedef struct { Product add; int reads_wide_codes; void (*select)(void); } ProductInUse;
 static ProductInUse product_in_use = {NULL, 0, select_best};
 /* Use an instruction set from now on. */
 static void use_instructions(const InstructionSet *set) {

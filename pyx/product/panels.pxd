@@ -33,15 +33,14 @@ from libc.string cimport memset
 from product.half cimport half
 from product.integer cimport QUAD, add_integer_product, quads_of
 from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per_code
-from product.real cimport real
+from product.real cimport COMPUTES_FLOAT, MATRICES, STORES_HALF, real, store
 from product.tile cimport (
     BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, clear, extend_chains, lanes_of,
     align_to_line, load_line, load_row, load_value, load_values, max_row_panels, noinline_void, pack_line, packed_line,
-    packed_stride, prefetch_read, store, tile_group_height, transpose_rows
+    packed_stride, prefetch_read, tile_group_height, transpose_rows
 )
 
 cdef enum:
-    MATRICES = 2  # that w consists of, at most
     MAX_UNPACKED_ROWS = 16  # batch rows up to which packing costs more than it gains
     THREAD_GAP = 68  # lines of scratch between two threads' rows, so that no cache prefetches the other's
 
@@ -380,7 +379,7 @@ cdef inline void copy_codes(
 
 
 cdef inline noinline_void pack_quantized(
-    const Panels *p, unsigned char **codes, float **scales, bint unpack
+    const Panels *p, unsigned char **codes, real **scales, bint unpack
 ) noexcept nogil:
     """Pack all of a quantized w, or with `unpack` copy it back from the panels.
 
@@ -393,14 +392,14 @@ cdef inline noinline_void pack_quantized(
     cdef unsigned char sign = 128 if p.format == INT8 else 0
     cdef unsigned char *panel
     cdef unsigned char *row
-    cdef float *packed_scales
-    cdef float *gate_scales
+    cdef real *packed_scales
+    cdef real *gate_scales
     for j in range(p.count):
         lines = lines_in_panel(p, j)
         panel = <unsigned char *> panel_at(p, scales[0], j)
         packed_scales = bias_at(p, scales[0], j) + z_lines(p, j) * L
         if not unpack:
-            memset(panel, sign, size_of_rows(p, lines) * sizeof(float))
+            memset(panel, sign, size_of_rows(p, lines) * sizeof(real))
             if p.format == INT8:
                 clear(packed_scales, z_lines(p, j) * L)
         for u in range(unit_lines_in_panel(p, j)):
@@ -431,9 +430,9 @@ cdef inline real *bias_at(const Panels *p, const real *of_type, Py_ssize_t j) no
     return panel_at(p, of_type, j) + size_of_rows(p, lines_in_panel(p, j))
 
 
-cdef inline const float *scales_at(const Panels *p, Py_ssize_t j, Py_ssize_t k) noexcept nogil:
+cdef inline const real *scales_at(const Panels *p, Py_ssize_t j, Py_ssize_t k) noexcept nogil:
     """Return the address of the scales of panel j for row k of w; only with INT8."""
-    cdef float *of_type = NULL
+    cdef real *of_type = NULL
     cdef Py_ssize_t line = z_lines(p, j)
     if k >= p.I:
         line += p.separate
@@ -451,16 +450,17 @@ cdef inline void copy_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real 
 
 
 cdef inline void add_quantized_product(
-    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const float *a, Py_ssize_t stride,
-    Py_ssize_t rows, float *z, Py_ssize_t z_stride
+    const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const real *a, Py_ssize_t stride,
+    Py_ssize_t rows, real *z, Py_ssize_t z_stride
 ) noexcept nogil:
     """Add a @ (K quantized rows, from row k0 on, of `panels` panels from j on) to z; `rows` or `panels` is 1."""
     cdef Py_ssize_t lines = lines_in_panel(p, j), i
     cdef const char *weights = <const char *> panel_at(p, z, j) + code_offset(p, lines, k0, 0)
     if p.format == INT8:
         for i in range(panels):
-            add_integer_product(z + i * z_stride, rows, lines, a, weights + i * p.size * sizeof(float), K,
-                                scales_at(p, j, k0) + i * p.size)
+            add_integer_product(<float *> (z + i * z_stride), rows, lines, <const float *> a,
+                                weights + i * p.size * sizeof(real), K,
+                                <const float *> (scales_at(p, j, k0) + i * p.size))
         return
     add_float16_product(z, z_stride, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
 
@@ -476,10 +476,9 @@ cdef inline void add_product(
     cdef Py_ssize_t q = 0, height, lines = lines_in_panel(p, j)
     cdef const real *panel = panel_at(p, z, j) + k0 * lines * p.L
     cdef const real *next_panel = NULL
-    if real is float:
-        if p.format != UNQUANTIZED:
-            add_quantized_product(p, j, 1, k0, K, a, stride, rows, z, 0)
-            return
+    if COMPUTES_FLOAT and p.format != UNQUANTIZED:
+        add_quantized_product(p, j, 1, k0, K, a, stride, rows, z, 0)
+        return
     if p.prefetches:
         next_panel = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + k0 * lines * p.L
     while q < rows:
@@ -503,10 +502,9 @@ cdef inline void add_row_product(
 ) noexcept nogil:
     """Add a @ (K rows, from row k0 on, of `panels` panels from j on) to z for a single row."""
     cdef Py_ssize_t lines = p.gates * p.unit_lines, last_lines = lines_in_panel(p, j + panels - 1)
-    if real is float:
-        if p.format != UNQUANTIZED:
-            add_quantized_product(p, j, panels, k0, K, a, 0, 1, z, z_stride)
-            return
+    if COMPUTES_FLOAT and p.format != UNQUANTIZED:
+        add_quantized_product(p, j, panels, k0, K, a, 0, 1, z, z_stride)
+        return
     if panels > 1:
         add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, z, j) + k0 * lines * p.L,
                                p.size - k0 * (lines - last_lines) * p.L, K)
@@ -548,7 +546,7 @@ cdef inline void add_unpacked_block(
     cdef real *block = panel_at(p, z, j0)
     cdef real *sums
     cdef const store *columns
-    if store is half:  # has to be converted, some lines at a time
+    if STORES_HALF:  # has to be converted, some lines at a time
         whole_lines = 0
     for l in range(p.gates * rows * sums_stride):
         block[l] = 0
@@ -562,7 +560,7 @@ cdef inline void add_unpacked_block(
             line = whole_lines
             while line < lines:
                 n_lines = 1
-                if store is half:
+                if STORES_HALF:
                     n_lines = min(<Py_ssize_t> LINES, lines - line)
                 for u in range(n_lines):
                     pack_line(&space[u * p.L], n_lines * p.L, 0, n, columns + (line + u) * p.L, ld,

@@ -5,24 +5,24 @@
 enum { UNQUANTIZED, FLOAT16, INT8 };
 #if defined(__AVX2__)
 enum { HAS_DEQUANTIZE_VECTOR = 1 };
-static inline vecf dequantize_vector(const char *line, int v) {
+static inline vec dequantize_vector(const char *line, int v) {
 #if defined(__AVX512F__)
     (void) v;
-    return (vecf) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) line));
+    return (vec) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) line));
 #else
-    return (vecf) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) line + v));
+    return (vec) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) line + v));
 #endif
 }
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 enum { HAS_DEQUANTIZE_VECTOR = 1 };
-static inline vecf dequantize_vector(const char *line, int v) {
-    return (vecf) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) line + 4 * v)));
+static inline vec dequantize_vector(const char *line, int v) {
+    return (vec) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) line + 4 * v)));
 }
 #else
 enum { HAS_DEQUANTIZE_VECTOR = 0 };
-static inline vecf dequantize_vector(const char *line, int v) {
+static inline vec dequantize_vector(const char *line, int v) {
     (void) line; (void) v;
-    return ZEROF;
+    return ZERO;
 }
 #endif

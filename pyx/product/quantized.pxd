@@ -9,10 +9,11 @@ Letters and pointers are those of tile.pxd.  `codes` are the float16 weights of 
 first one of a block on; the next panel begins panel_stride numbers further on.
 """
 from product.half cimport half
+from product.real cimport real
 from product.tile cimport (
     ACCUMULATORS, BLOCK, LATENCY_ROWS, LF, LINE_BYTES, LINES, ROW_PANELS, ROW_PANELS_OF_3, ROWS, SPAN_LINES, SUB_LINES,
-    VECTORS, ZEROF, add_block_product, align_to_line, inline_void, load_line, multiply_add, noinline_void, packed_line,
-    packed_stride, prefetch_read, tile_height, vecf
+    VECTORS, ZERO, add_block_product, align_to_line, inline_void, load_line, multiply_add, noinline_void, packed_line,
+    packed_stride, prefetch_read, tile_height, vec
 )
 
 cdef extern from "product/quantized.h":
@@ -21,7 +22,7 @@ cdef extern from "product/quantized.h":
         FLOAT16
         INT8
         HAS_DEQUANTIZE_VECTOR  # whether the level has instructions for it
-    vecf dequantize_vector(const char *line, int v) noexcept nogil  # vector v of a line of float16 weights, in float32
+    vec dequantize_vector(const char *line, int v) noexcept nogil  # vector v of a line of float16 weights, in float32
 
 
 cdef inline Py_ssize_t bytes_per_code(int format) noexcept nogil:
@@ -30,11 +31,11 @@ cdef inline Py_ssize_t bytes_per_code(int format) noexcept nogil:
 
 
 cdef inline noinline_void dequantize_block(
-    float *restrict block, const half *restrict codes, Py_ssize_t lines, Py_ssize_t kb
+    real *restrict block, const half *restrict codes, Py_ssize_t lines, Py_ssize_t kb
 ) noexcept nogil:
     """Dequantize kb values of k of a panel of so many lines to `block`, in the order in which the tile reads it."""
     cdef Py_ssize_t k, g, v, stride
-    cdef float *line
+    cdef real *line
     cdef const half *line_codes
     for g in range(lines):
         line, stride = packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g)
@@ -42,15 +43,15 @@ cdef inline noinline_void dequantize_block(
             line_codes = codes + (k * lines + g) * LF
             if HAS_DEQUANTIZE_VECTOR:
                 for v in range(VECTORS):
-                    (<vecf *> (line + k * stride))[v] = dequantize_vector(<const char *> line_codes, v)
+                    (<vec *> (line + k * stride))[v] = dequantize_vector(<const char *> line_codes, v)
             else:
                 load_line(line + k * stride, line_codes, LF)
 
 
 cdef inline inline_void float16_tile(
-    Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t v0, Py_ssize_t nv, Py_ssize_t lines, vecf *restrict out,
-    Py_ssize_t out_stride, const float *a, Py_ssize_t stride, const half *restrict codes, Py_ssize_t panel_stride,
-    vecf *restrict block, Py_ssize_t K, const char *prefetch
+    Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t v0, Py_ssize_t nv, Py_ssize_t lines, vec *restrict out,
+    Py_ssize_t out_stride, const real *a, Py_ssize_t stride, const half *restrict codes, Py_ssize_t panel_stride,
+    vec *restrict block, Py_ssize_t K, const char *prefetch
 ) noexcept nogil:
     """Add A @ (nv vectors of K values of k, from vector v0 on) to `out`, for rows and a panel or a row and some panels.
 
@@ -62,11 +63,11 @@ cdef inline inline_void float16_tile(
     block : the weights in float32, in the order in which the tile reads them; written
     prefetch : K lines, or NULL
     """
-    cdef vecf[2 * ACCUMULATORS] acc
-    cdef vecf[ACCUMULATORS] w
+    cdef vec[2 * ACCUMULATORS] acc
+    cdef vec[ACCUMULATORS] w
     cdef Py_ssize_t k = 0, i, q, v, sub = VECTORS * (lines if SUB_LINES > 1 else 1)
     for v in range(rows * panels * nv):
-        acc[v] = ZEROF
+        acc[v] = ZERO
     while True:
         if prefetch is not NULL:
             prefetch_read(prefetch + k * LINE_BYTES)
@@ -96,8 +97,8 @@ cdef inline inline_void float16_tile(
 
 
 cdef inline inline_void float16_tile_lines(
-    Py_ssize_t rows, Py_ssize_t max_vectors, Py_ssize_t lines, vecf *restrict out, const float *a, Py_ssize_t stride,
-    const half *restrict codes, vecf *restrict block, Py_ssize_t K
+    Py_ssize_t rows, Py_ssize_t max_vectors, Py_ssize_t lines, vec *restrict out, const real *a, Py_ssize_t stride,
+    const half *restrict codes, vec *restrict block, Py_ssize_t K
 ) noexcept nogil:
     """Run the tile for all of 3 or 4 lines, at most max_vectors at a time where a line has several vectors.
 
@@ -134,8 +135,8 @@ cdef inline inline_void float16_tile_lines(
 
 
 cdef inline noinline_void float16_tile_rows(
-    Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, vecf *restrict out, Py_ssize_t out_stride,
-    const float *a, Py_ssize_t stride, const half *restrict codes, Py_ssize_t panel_stride, vecf *restrict block,
+    Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, vec *restrict out, Py_ssize_t out_stride,
+    const real *a, Py_ssize_t stride, const half *restrict codes, Py_ssize_t panel_stride, vec *restrict block,
     Py_ssize_t K
 ) noexcept nogil:
     """Run the tile for 1 to ROWS rows and 3 or 4 lines, for a single row also for fewer lines or several panels."""
@@ -159,7 +160,7 @@ cdef inline noinline_void float16_tile_rows(
 
 
 cdef inline noinline_void add_float16_product(
-    float *acc, Py_ssize_t acc_stride, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, const float *a,
+    real *acc, Py_ssize_t acc_stride, Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, const real *a,
     Py_ssize_t stride, const half *codes, Py_ssize_t panel_stride, Py_ssize_t K
 ) noexcept nogil:
     """Add A @ (a panel of float16 weights) to acc for `rows` rows, or for one row and each of several panels.
@@ -169,8 +170,8 @@ cdef inline noinline_void add_float16_product(
     acc : the accumulators of the panels, acc_stride numbers apart
     codes : the first panel
     """
-    cdef float[(BLOCK * LINES + 1) * LF] space
-    cdef float *block = <float *> align_to_line(&space[0])
+    cdef real[(BLOCK * LINES + 1) * LF] space
+    cdef real *block = <real *> align_to_line(&space[0])
     cdef const half *block_codes
     cdef Py_ssize_t k0 = 0, kb, q, height
     while k0 < K:
@@ -179,8 +180,8 @@ cdef inline noinline_void add_float16_product(
         q = 0
         if HAS_DEQUANTIZE_VECTOR and (lines >= 3 or rows == 1):
             q = tile_height(rows)
-            float16_tile_rows(q, panels, lines, <vecf *> acc, acc_stride * VECTORS // LF, a + k0, stride, block_codes,
-                              panel_stride, <vecf *> block, kb)
+            float16_tile_rows(q, panels, lines, <vec *> acc, acc_stride * VECTORS // LF, a + k0, stride, block_codes,
+                              panel_stride, <vec *> block, kb)
         else:
             dequantize_block(block, block_codes, lines, kb)
         while q < rows:

@@ -1,5 +1,7 @@
 /* What the register tile needs of C: the sizes of vectors and panels at each CPU level, shuffles, prefetching. */
 #pragma once
+#include "product/integer_product.h"
+#include "product/real.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -12,14 +14,13 @@ enum { VECTOR_BYTES = 16, ROWS = 5, SUB_LINES = 1, SPAN_LINES = 1 };  /* 32 regi
 #else
 enum { VECTOR_BYTES = 16, ROWS = 3, SUB_LINES = 1, SPAN_LINES = 0 };  /* 16 registers: 3 x 4 */
 #endif
-enum { LINE_BYTES = 64, LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
+enum { LF = 16, LD = 8, LINES = 4, VECTORS = LINE_BYTES / VECTOR_BYTES,
        ACCUMULATORS = ROWS * SUB_LINES * VECTORS,
        ROW_PANELS = VECTORS > 1 ? 1 : 2, ROW_PANELS_OF_3 = VECTORS > 2 ? 1 : VECTORS > 1 ? 2 : 3,
        ROW_ACCUMULATORS = (4 * ROW_PANELS > 3 * ROW_PANELS_OF_3 ? 4 * ROW_PANELS : 3 * ROW_PANELS_OF_3) * VECTORS,
        BLOCK = 64, ROW_BLOCK = 256, PACK_ROWS = 8, ROW_CHAINS = ROW_BLOCK / BLOCK, GROUP_TILES = 4,
        LATENCY_ROWS = ROWS * 2 / 3, TILE_SIZE = ROWS * LINES * LF };
-typedef float vecf __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-typedef double vecd __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+typedef real vec __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 /* Vectors that are transposed have at most 32 bytes, since Zen 4 executes instructions with 64 in two halves. */
 enum { SQUARES_BYTES = VECTOR_BYTES < 32 ? VECTOR_BYTES : 32, SQUARES_VECTORS = LINE_BYTES / SQUARES_BYTES };
 typedef float squaresf __attribute__((vector_size(SQUARES_BYTES), aligned(4), may_alias));
@@ -71,16 +72,13 @@ static inline squaresf load_16_bytes_of_rows(const char *row, ptrdiff_t stride) 
 #else
 #define keep_in_register(vector) (void) (vector)
 #endif
-static const vecf ZEROF;
-static const vecd ZEROD;
+static const vec ZERO;
 /* x as a factor of several vectors.  gcc for aarch64 would copy some of them to all lanes of a register, which takes as
    long as a multiplication; with x in a register it multiplies by one lane. */
 #if defined(__aarch64__) && !defined(__clang__)
-static inline float scalar_factor(float x) { __asm__("" : "+w"(x)); return x; }
-static inline double scalar_factor_double(double x) { __asm__("" : "+w"(x)); return x; }
+static inline real scalar_factor(real x) { __asm__("" : "+w"(x)); return x; }
 #else
 #define scalar_factor(x) (x)
-#define scalar_factor_double(x) (x)
 #endif
 /* Return types of functions that are always or never inlined.  The tile's accumulators are registers only where its
    loops have constant bounds (always) and no other code around them (never). */

@@ -21,26 +21,25 @@ panel; v a vector register; l a lane.  Pointers that several functions take:
     of_type : only its type counts; may be NULL
 """
 from product.half cimport HAS_LINE_CONVERSIONS, float_to_half, half, half_to_float, line_to_float, line_to_half
-from product.real cimport real
+from product.real cimport COMPUTES_FLOAT, DOUBLE, STORES_HALF, real, store
 
-ctypedef fused store:  # what arrays of the caller hold; `half` is computed as float
-    float
-    double
+ctypedef fused stored:  # what is converted from or to `real`: arrays of the caller, scratch memory, quantized weights
+    store
+    real
     half
 
-cdef enum:  # the types of `store`, in the order of DTYPES in blockcell/optable.py
-    FLOAT, DOUBLE, HALF
+ctypedef fused cleared:
+    real
+    double
 
 cdef extern from "product/tile.h":
     void prefetch_write(const void *address) noexcept nogil  # a line that is written soon, into the first-level cache
     void prefetch_read(const void *address) noexcept nogil  # a line that is read soon, into the second-level cache
-    float scalar_factor(float x) noexcept nogil
-    double scalar_factor_double(double x) noexcept nogil
+    real scalar_factor(real x) noexcept nogil
     void keep_in_register(const void *vector) noexcept nogil
     ctypedef void inline_void "ALWAYS_INLINE_VOID"  # of functions that are inlined everywhere
     ctypedef void noinline_void "NOINLINE_VOID"  # of functions that are never inlined
-    ctypedef float vecf  # a whole vector register; C's operators work on it elementwise
-    ctypedef double vecd
+    ctypedef real vec  # a whole vector register; C's operators work on it elementwise
     ctypedef float squaresf  # rows of several squares, which are transposed side by side
     ctypedef double squaresd
     squaresf load_16_bytes_of_rows(const char *row, Py_ssize_t stride) noexcept nogil
@@ -51,8 +50,7 @@ cdef extern from "product/tile.h":
     squaresf unpack_high_pairs(squaresf a, squaresf b) noexcept nogil
     squaresd unpack_low_doubles(squaresd a, squaresd b) noexcept nogil
     squaresd unpack_high_doubles(squaresd a, squaresd b) noexcept nogil
-    const vecf ZEROF
-    const vecd ZEROD
+    const vec ZERO
     enum:
         ROWS  # rows of the tile
         SUB_LINES  # lines of a sub-panel, which the tile takes at once: one, or all of a panel
@@ -77,16 +75,6 @@ cdef extern from "product/tile.h":
         LATENCY_ROWS  # a tile of fewer rows takes as long as one of these, because it waits for its own sums
         TILE_SIZE  # reals in an accumulator
 
-ctypedef fused vec:
-    vecf
-    vecd
-
-
-cdef inline Py_ssize_t real_itemsize(const store *of_type) noexcept nogil:
-    """Return the bytes of a number in the type in which arrays of this type are computed."""
-    return 8 if store is double else 4
-
-
 cdef inline Py_ssize_t computed_itemsize(int storage) noexcept nogil:
     """Return the bytes of a number in the type in which arrays of type `storage` (FLOAT, DOUBLE, HALF) are computed."""
     return 8 if storage == DOUBLE else 4
@@ -94,7 +82,7 @@ cdef inline Py_ssize_t computed_itemsize(int storage) noexcept nogil:
 
 cdef inline Py_ssize_t lanes_of(const real *of_type) noexcept nogil:
     """Return how many numbers a line holds."""
-    return LF if real is float else LD
+    return LF if COMPUTES_FLOAT else LD
 
 
 cdef inline Py_ssize_t lines_in(const real *of_type, Py_ssize_t n) noexcept nogil:
@@ -103,30 +91,39 @@ cdef inline Py_ssize_t lines_in(const real *of_type, Py_ssize_t n) noexcept nogi
 
 
 # ---------------------------------------------------------------------------- lines (real) to and from arrays (store)
-cdef inline void load_value(real *dst, const store *src) noexcept nogil:
+cdef inline bint is_half(const stored *of_type) noexcept nogil:
+    """Return whether numbers of this type are half."""
+    if stored is half:
+        return True
+    elif stored is store:
+        return STORES_HALF
+    else:
+        return False
+
+
+cdef inline void load_value(real *dst, const stored *src) noexcept nogil:
     """Load one value of an array."""
-    if store is half:
-        dst[0] = half_to_float(src[0])
+    if is_half(src):
+        dst[0] = <real> half_to_float(<half> src[0])
     else:
         dst[0] = <real> src[0]
 
 
-cdef inline void store_value(store *dst, real value) noexcept nogil:
+cdef inline void store_value(stored *dst, real value) noexcept nogil:
     """Store one value to an array, rounded once."""
-    if store is half:
-        dst[0] = float_to_half(<float> value)
+    if is_half(dst):
+        dst[0] = <stored> float_to_half(<float> value)
     else:
-        dst[0] = <store> value
+        dst[0] = <stored> value
 
 
-cdef inline void load_line(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
+cdef inline void load_line(real *restrict dst, const stored *restrict src, Py_ssize_t n) noexcept nogil:
     """Load n values of an array as a line, padded with zeros; no value after them is read."""
     cdef Py_ssize_t l, lanes = lanes_of(dst)
     if n >= lanes:
-        if store is half:
-            if HAS_LINE_CONVERSIONS:
-                line_to_float(<float *> dst, src)
-                return
+        if is_half(src) and HAS_LINE_CONVERSIONS:
+            line_to_float(<float *> dst, <const half *> src)
+            return
         for l in range(lanes):
             load_value(dst + l, src + l)
         return
@@ -142,24 +139,19 @@ cdef inline const real *padded_line(real *space, const store *src, Py_ssize_t n)
     space : [L], the caller's; must live as long as the result
     src : [n], an array of the caller
     """
-    if store is half:
-        load_line(space, src, n)
-        return space
-    else:
-        if n >= lanes_of(space):
-            return <const real *> src
-        load_line(space, src, n)
-        return space
+    if n >= lanes_of(space) and not STORES_HALF:
+        return <const real *> src
+    load_line(space, src, n)
+    return space
 
 
-cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+cdef inline void store_line(stored *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """Store the first n lanes of a line to an array, rounded once; no value after them is written."""
     cdef Py_ssize_t l, lanes = lanes_of(src)
     if n >= lanes:
-        if store is half:
-            if HAS_LINE_CONVERSIONS:
-                line_to_half(dst, <const float *> src)
-                return
+        if is_half(dst) and HAS_LINE_CONVERSIONS:
+            line_to_half(<half *> dst, <const float *> src)
+            return
         for l in range(lanes):
             store_value(dst + l, src[l])
         return
@@ -167,21 +159,21 @@ cdef inline void store_line(store *restrict dst, const real *restrict src, Py_ss
         store_value(dst + l, src[l])
 
 
-cdef inline void load_values(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
+cdef inline void load_values(real *restrict dst, const stored *restrict src, Py_ssize_t n) noexcept nogil:
     """Load n values of an array, without padding."""
     cdef Py_ssize_t l
     for l in range(n):
         load_value(dst + l, src + l)
 
 
-cdef inline void load_row(real *restrict dst, const store *restrict src, Py_ssize_t n) noexcept nogil:
+cdef inline void load_row(real *restrict dst, const stored *restrict src, Py_ssize_t n) noexcept nogil:
     """Load n values of an array as whole lines, the last one padded with zeros."""
     cdef Py_ssize_t j, lanes = lanes_of(dst)
     for j in range(lines_in(dst, n)):
         load_line(dst + j * lanes, src + j * lanes, n - j * lanes)
 
 
-cdef inline void clear(real *dst, Py_ssize_t n) noexcept nogil:
+cdef inline void clear(cleared *dst, Py_ssize_t n) noexcept nogil:
     """Set n values to zero."""
     cdef Py_ssize_t l
     for l in range(n):
@@ -195,7 +187,7 @@ cdef inline void round_to_half(real *line) noexcept nogil:
     load_line(line, stored, LF)
 
 
-cdef inline void store_row(store *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+cdef inline void store_row(stored *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """Store n values, which stand in whole lines, to an array."""
     cdef Py_ssize_t j, lanes = lanes_of(src)
     for j in range(lines_in(src, n)):
@@ -225,7 +217,7 @@ cdef inline Py_ssize_t packed_stride(const real *panel, Py_ssize_t lines, Py_ssi
 
 
 cdef inline void pack_line(
-    real *line, Py_ssize_t stride, Py_ssize_t first, Py_ssize_t count, const store *w, Py_ssize_t ld, Py_ssize_t n
+    real *line, Py_ssize_t stride, Py_ssize_t first, Py_ssize_t count, const stored *w, Py_ssize_t ld, Py_ssize_t n
 ) noexcept nogil:
     """Pack n columns of the rows `first` to first + count of w into a line of a panel, padded with zeros.
 
@@ -269,7 +261,7 @@ cdef inline noinline_void transpose_squares(
     cdef squaresf a, b, c, d, ab, cd
     cdef squaresd e, f
     for _square in range(squares):
-        if real is float:
+        if COMPUTES_FLOAT:
             a = load_16_bytes_of_rows(column, side * row)
             b = load_16_bytes_of_rows(column + row, side * row)
             c = load_16_bytes_of_rows(column + 2 * row, side * row)
@@ -290,7 +282,7 @@ cdef inline noinline_void transpose_squares(
 
 
 cdef inline void transpose_rows(
-    real *dst, Py_ssize_t stride, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
+    real *dst, Py_ssize_t stride, const stored *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
 ) noexcept nogil:
     """Transpose n rows of kb <= BLOCK values into kb lines, padded with zeros: line k := column k of the rows.
 
@@ -301,7 +293,7 @@ cdef inline void transpose_rows(
     cdef Py_ssize_t count = min(n, lanes), row_stride = ld
     cdef real[LF * BLOCK] space  # rows as reals, and rows of zeros
     cdef const real *rows = <const real *> w
-    if store is half or count < lanes:
+    if is_half(w) or count < lanes:
         rows, row_stride = space, BLOCK
         for l in range(count):
             load_row(space + l * BLOCK, w + l * ld, kb)
@@ -329,16 +321,13 @@ cdef inline void pack_line_transposed(
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
-cdef inline vec multiply_add(vec sum, vec w, const void *a, Py_ssize_t index) noexcept nogil:
+cdef inline vec multiply_add(vec sum, vec w, const real *a, Py_ssize_t index) noexcept nogil:
     """Return sum + w * a[index].  gcc moves sums from register to register where this is an expression in a loop."""
-    if vec is vecf:
-        return sum + w * scalar_factor((<const float *> a)[index])
-    else:
-        return sum + w * scalar_factor_double((<const double *> a)[index])
+    return sum + w * scalar_factor(a[index])
 
 
 cdef inline inline_void tile(
-    Py_ssize_t rows, Py_ssize_t v0, Py_ssize_t nv, Py_ssize_t sub, vec *restrict out, const void *a, Py_ssize_t rs,
+    Py_ssize_t rows, Py_ssize_t v0, Py_ssize_t nv, Py_ssize_t sub, vec *restrict out, const real *a, Py_ssize_t rs,
     Py_ssize_t ks, const vec *restrict block, Py_ssize_t K, const char *prefetch
 ) noexcept nogil:
     """Add A @ (nv vectors of a block's K >= 1 values of k, from vector v0 on) to `rows` rows of `out`.
@@ -357,10 +346,7 @@ cdef inline inline_void tile(
     cdef Py_ssize_t prefetched = (v0 + nv) // sub - v0 // sub if nv <= sub or rows >= LATENCY_ROWS else 0
     for q in range(rows):
         for v in range(nv):
-            if vec is vecf:
-                acc[q * nv + v] = ZEROF
-            else:
-                acc[q * nv + v] = ZEROD
+            acc[q * nv + v] = ZERO
     while True:
         for u in range(prefetched):
             prefetch_read(prefetch + (k * prefetched + u) * LINE_BYTES)
@@ -384,7 +370,7 @@ cdef inline inline_void tile(
 
 
 cdef inline noinline_void four_by_three(
-    Py_ssize_t v0, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks, const vec *restrict block,
+    Py_ssize_t v0, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks, const vec *restrict block,
     Py_ssize_t K, const char *prefetch
 ) noexcept nogil:
     """Run the tile for four rows and three vectors of two lines, those from v0 = 0 or 1 on.
@@ -396,7 +382,7 @@ cdef inline noinline_void four_by_three(
 
 
 cdef inline inline_void tile_lines(
-    Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const void *a, Py_ssize_t rs, Py_ssize_t ks,
+    Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict block, Py_ssize_t K, const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
     """Run the tile for all lines of a block, mostly one sub-panel after the other; inlined with `rows` constant.
@@ -457,7 +443,7 @@ cdef inline inline_void tile_lines(
 # `tile_rows` calls a function for each number of rows, because gcc keeps the addresses of tiles on the stack where a
 # function has more of them.
 cdef inline noinline_void one_row(
-    vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
     """Run `tile_lines` for a single row."""
@@ -466,7 +452,7 @@ cdef inline noinline_void one_row(
 
 
 cdef inline noinline_void two_rows(
-    vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
     """Run `tile_lines` for two rows."""
@@ -475,7 +461,7 @@ cdef inline noinline_void two_rows(
 
 
 cdef inline noinline_void three_rows(
-    vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
     """Run `tile_lines` for three rows."""
@@ -484,7 +470,7 @@ cdef inline noinline_void three_rows(
 
 
 cdef inline noinline_void four_rows(
-    vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
     """Run `tile_lines` for four rows."""
@@ -493,7 +479,7 @@ cdef inline noinline_void four_rows(
 
 
 cdef inline noinline_void five_rows(
-    vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
     """Run `tile_lines` for five rows."""
@@ -502,7 +488,7 @@ cdef inline noinline_void five_rows(
 
 
 cdef inline noinline_void six_rows(
-    vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
+    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
     const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
     """Run `tile_lines` for six rows."""
@@ -511,7 +497,7 @@ cdef inline noinline_void six_rows(
 
 
 cdef inline void tile_rows(
-    Py_ssize_t rows, vec *restrict out, const vec *restrict block, const void *a, Py_ssize_t stride, Py_ssize_t K,
+    Py_ssize_t rows, vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K,
     Py_ssize_t lines, const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
     """Add A @ block to `out` for 1 to ROWS rows, all lines of the block and K values of k.
@@ -528,7 +514,7 @@ cdef inline void tile_rows(
 
 
 cdef inline inline_void tile_row_panels(
-    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last_lines, vec *restrict out, Py_ssize_t out_stride, const void *a,
+    Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last_lines, vec *restrict out, Py_ssize_t out_stride, const real *a,
     const vec *restrict block, Py_ssize_t panel_stride, Py_ssize_t K
 ) noexcept nogil:
     """Add a @ block for one row and a block of each of several panels, K values of k; inlined with constant numbers.
@@ -541,10 +527,7 @@ cdef inline inline_void tile_row_panels(
     cdef vec acc[ROW_ACCUMULATORS]
     cdef Py_ssize_t k = 0, i, s, v, n = lines * VECTORS, sub, own
     for v in range((panels - 1) * n + last_lines * VECTORS):
-        if vec is vecf:
-            acc[v] = ZEROF
-        else:
-            acc[v] = ZEROD
+        acc[v] = ZERO
     while True:
         for i in range(panels):
             own = last_lines if i == panels - 1 else lines
@@ -562,7 +545,7 @@ cdef inline inline_void tile_row_panels(
 
 
 cdef inline noinline_void one_row_of_panels(
-    Py_ssize_t lines, Py_ssize_t last_lines, vec *restrict out, Py_ssize_t out_stride, const void *a,
+    Py_ssize_t lines, Py_ssize_t last_lines, vec *restrict out, Py_ssize_t out_stride, const real *a,
     const vec *restrict block, Py_ssize_t panel_stride, Py_ssize_t K
 ) noexcept nogil:
     """Call `tile_row_panels` with constants for as many panels of 3 or LINES lines as the level takes at once."""
@@ -592,12 +575,8 @@ cdef inline void add_row_panels_product(
     cdef Py_ssize_t k0 = 0, kb, lanes = lanes_of(acc)
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        if real is float:
-            one_row_of_panels(lines, last_lines, <vecf *> acc, acc_stride * VECTORS // LF, a + k0,
-                              <const vecf *> (panel + k0 * lines * lanes), panel_stride * VECTORS // LF, kb)
-        else:
-            one_row_of_panels(lines, last_lines, <vecd *> acc, acc_stride * VECTORS // LD, a + k0,
-                              <const vecd *> (panel + k0 * lines * lanes), panel_stride * VECTORS // LD, kb)
+        one_row_of_panels(lines, last_lines, <vec *> acc, acc_stride * VECTORS // lanes, a + k0,
+                          <const vec *> (panel + k0 * lines * lanes), panel_stride * VECTORS // lanes, kb)
         k0 += kb
         panel_stride -= kb * (lines - last_lines) * lanes  # the last panel's blocks are so much smaller
 
@@ -610,12 +589,8 @@ cdef inline void add_block_product(
 
     prefetch : kb lines for the first sub-panel; those for the next one begin prefetch_step reals further on
     """
-    if real is float:
-        tile_rows(rows, <vecf *> acc, <const vecf *> block, a, stride, kb, lines, <const char *> prefetch,
-                  prefetch_step * sizeof(real))
-    else:
-        tile_rows(rows, <vecd *> acc, <const vecd *> block, a, stride, kb, lines, <const char *> prefetch,
-                  prefetch_step * sizeof(real))
+    tile_rows(rows, <vec *> acc, <const vec *> block, a, stride, kb, lines, <const char *> prefetch,
+              prefetch_step * sizeof(real))
 
 
 cdef inline void add_panel_product(
@@ -649,8 +624,8 @@ cdef inline void add_panel_product(
 
 
 cdef inline inline_void extend_chains_inline(
-    Py_ssize_t rows, Py_ssize_t lines, vec *restrict sums, Py_ssize_t sums_stride, const void *a, Py_ssize_t stride,
-    const void *w, Py_ssize_t ld, Py_ssize_t K
+    Py_ssize_t rows, Py_ssize_t lines, vec *restrict sums, Py_ssize_t sums_stride, const real *a, Py_ssize_t stride,
+    const real *w, Py_ssize_t ld, Py_ssize_t K
 ) noexcept nogil:
     """Extend chains by K >= 1 values of k, as `extend_chains` for vectors; inlined with constant rows.
 
@@ -666,10 +641,7 @@ cdef inline inline_void extend_chains_inline(
                 acc[q * VECTORS + v] = sums[q * sums_stride + g * VECTORS + v]
         k = 0
         while True:
-            if vec is vecf:
-                line = <const vec *> (<const float *> w + k * ld) + g * VECTORS
-            else:
-                line = <const vec *> (<const double *> w + k * ld) + g * VECTORS
+            line = <const vec *> (w + k * ld) + g * VECTORS
             for q in range(rows):
                 for v in range(VECTORS):
                     acc[q * VECTORS + v] = multiply_add(acc[q * VECTORS + v], line[v], a, q * stride + k)
@@ -682,7 +654,7 @@ cdef inline inline_void extend_chains_inline(
 
 
 cdef inline noinline_void extend_chains_of_rows(
-    Py_ssize_t rows, Py_ssize_t lines, vec *restrict sums, Py_ssize_t ss, const void *a, Py_ssize_t rs, const void *w,
+    Py_ssize_t rows, Py_ssize_t lines, vec *restrict sums, Py_ssize_t ss, const real *a, Py_ssize_t rs, const real *w,
     Py_ssize_t ld, Py_ssize_t K
 ) noexcept nogil:
     """Call `extend_chains_inline` for 1 to 4 rows, which become a constant there, as does the usual K."""
@@ -707,15 +679,11 @@ cdef inline void extend_chains(
     a : [rows,K], rows a `stride` apart
     w : [K,ld], so many whole lines of weights that are not packed
     """
-    cdef Py_ssize_t q = 0, height
+    cdef Py_ssize_t q = 0, height, lanes = lanes_of(sums)
     while q < rows:
         height = min(tile_height(rows - q), <Py_ssize_t> 4)
-        if real is float:
-            extend_chains_of_rows(height, lines, <vecf *> (sums + q * sums_stride), sums_stride * VECTORS // LF,
-                                  a + q * stride, stride, w, ld, K)
-        else:
-            extend_chains_of_rows(height, lines, <vecd *> (sums + q * sums_stride), sums_stride * VECTORS // LD,
-                                  a + q * stride, stride, w, ld, K)
+        extend_chains_of_rows(height, lines, <vec *> (sums + q * sums_stride), sums_stride * VECTORS // lanes,
+                              a + q * stride, stride, w, ld, K)
         q += height
 
 

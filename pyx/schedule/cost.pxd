@@ -3,7 +3,8 @@
 A grid has `groups` of threads, which share the batch rows, and in each group `members`, which share the hidden units.
 Groups do not wait for each other; the members of a group wait for each other in every step.  `cheapest` predicts in
 nanoseconds when the largest part would be finished: from its arithmetic, the weights that it reads, its barriers and
-the start of the team.  `_cpu.pyx`, plan.pxd and table.h have the constants.  The grid with the least cost is chosen.
+the start of the team.  `_cpu.pyx`, plan.pxd and the files of cells have the constants.  The grid with the least cost
+is chosen.
 """
 from product.quantized cimport INT8
 from product.tile cimport GROUP_TILES, LATENCY_ROWS, ROWS

@@ -14,23 +14,22 @@ step needs the results of all parts of the product before.  cost.pxd chooses the
     k               the number by which a step is processed
     b, b0, b1       a slot of a batch row (steps.pxd), a range of slots
     j, j0, j1       a packed panel, a range of panels
-    c               the cell: its type decides at compile time, its fields at run time
+    c               the cell
     part            the index of a part: group * members + member
     share           the slots and panels of a part
     work            what a pass computes, reads and waits for (cost.pxd)
 
 Sizes and strides of scratch memory are in reals, and whole lines.
 """
-from cell cimport cell
-from cells.types cimport LSTM, Lstm, row_of
+from cells.types cimport PRODUCTS, Cell
 from passes.gradients cimport PANEL_LINES, count_panels, count_tiles
 from passes.steps cimport Layout, Slot, Steps, active_end, contiguous_layout, set_step_mask, size_of_slots, steps_of
 from product.integer cimport quantized_row_stride
 from product.panels cimport (
-    MATRICES, THREAD_GAP, Panels, compact_gates, omit_x, panels_of, scratch_stride, separate_last_gate, steps_per_chunk
+    THREAD_GAP, Panels, compact_gates, omit_x, panels_of, scratch_stride, separate_last_gate, steps_per_chunk
 )
 from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
-from product.real cimport real
+from product.real cimport MATRICES, real
 from product.tile cimport LINES, ROW_BLOCK, ROWS
 from schedule.cost cimport (
     Grid, Work, ceil_div, cheapest, cost_of, grid_of, parts_of, requirements_of, speed_of, threads_of, work_of
@@ -40,7 +39,6 @@ from schedule.team cimport part_start
 from schedule.workspace cimport Region, Workspace, lay_out, region
 
 cdef enum:
-    PRODUCTS = 2  # of a step, at most
     PREFETCHED_ROWS = 16  # CPUs prefetch along a column of lines for fewer rows than this
     PACKING = 16  # arithmetic operations that take as long as to pack a weight
 
@@ -51,63 +49,59 @@ cdef enum:
     MANY_PACKED_ROWS = 64  # the same for weights of more than BYTES_PER_ROW bytes for each row of the call
     BYTES_PER_ROW = 2048
     SINGLE_STEP_ROWS = 32  # rows of a part, from which on a GRU's backward single step divides rows instead of units
-    CELL_GRAD_UNITS = 8192  # B * H from which on LSTMBlockCellGrad has several threads
 
 
-cdef inline Py_ssize_t projection_of(const cell *c) noexcept nogil:
+cdef inline Py_ssize_t projection_of(const Cell *c) noexcept nogil:
     """Return to how many numbers a step's output is projected, by a matrix without rows for x and without a bias; 0:
     it is not."""
-    if cell is Lstm:
-        return c.P
-    else:
-        return 0
+    return c.P
 
 
-cdef inline bint projects(const cell *c) noexcept nogil:
+cdef inline bint projects(const Cell *c) noexcept nogil:
     """Return whether the step's output is projected."""
     return projection_of(c) > 0
 
 
-cdef inline Py_ssize_t size_of_h(const cell *c, Py_ssize_t H) noexcept nogil:
+cdef inline Py_ssize_t size_of_h(const Cell *c, Py_ssize_t H) noexcept nogil:
     """Return how many numbers a row of h has."""
     return projection_of(c) if projects(c) else H
 
 
-cdef inline int products_of(const cell *c) noexcept nogil:
+cdef inline int products_of(const Cell *c) noexcept nogil:
     """Return how many products a step has; each needs the results of the one before."""
-    return row_of(c).products + projects(c)
+    return c.traits.products + projects(c)
 
 
-cdef inline int x_products_of(const cell *c) noexcept nogil:
+cdef inline int x_products_of(const Cell *c) noexcept nogil:
     """Return how many of a step's products, the first ones, have rows of x."""
-    return row_of(c).products
+    return c.traits.products
 
 
-cdef inline int matrices_of(const cell *c) noexcept nogil:
+cdef inline int matrices_of(const Cell *c) noexcept nogil:
     """Return how many matrices of weights there are."""
-    return row_of(c).matrices + projects(c)
+    return c.traits.matrices + projects(c)
 
 
-cdef inline Py_ssize_t gates_of(const cell *c) noexcept nogil:
+cdef inline Py_ssize_t gates_of(const Cell *c) noexcept nogil:
     """Return how many gates all matrices have together."""
     return c.gates[0] + c.gates[1]
 
 
-cdef inline Py_ssize_t gates_of_product(const cell *c, int n) noexcept nogil:
+cdef inline Py_ssize_t gates_of_product(const Cell *c, int n) noexcept nogil:
     """Return how many gates product n of a step computes; a projection is one."""
     if n >= x_products_of(c):
         return 1
     return c.gates[n] if x_products_of(c) > 1 else gates_of(c)
 
 
-cdef inline Py_ssize_t recurrent_weights(const cell *c, Py_ssize_t H) noexcept nogil:
+cdef inline Py_ssize_t recurrent_weights(const Cell *c, Py_ssize_t H) noexcept nogil:
     """Return how many weights a step multiplies with its states."""
     return gates_of(c) * H * size_of_h(c, H) + H * projection_of(c)
 
 
-cdef inline Py_ssize_t columns_of(const cell *c, Py_ssize_t H) noexcept nogil:
+cdef inline Py_ssize_t columns_of(const Cell *c, Py_ssize_t H) noexcept nogil:
     """Return how many numbers a row of gradients d has: H for each gate, H for d_hc, and d_h of a projection."""
-    return (gates_of(c) + row_of(c).separate) * H + projection_of(c)
+    return (gates_of(c) + c.traits.separate) * H + projection_of(c)
 
 
 # --------------------------------------------------------------------------------------------------------------- grids
@@ -146,7 +140,7 @@ cdef inline bint packs_before(const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_s
 
 
 cdef inline Grid choose_forward_grid(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
     Py_ssize_t threads
 ) noexcept nogil:
     """Return the grid of a forward pass with the least predicted cost on at most so many threads.
@@ -165,7 +159,7 @@ cdef inline Grid choose_forward_grid(
         work.panels[n] = ceil_div(work.lines[n], work.width[n])
     work.line_bytes = 64 if c.format == UNQUANTIZED else work.L * bytes_per_code(c.format)
     work.speed = speed_of(c.format, itemsize)
-    work.cell = row_of(c).forward_time
+    work.cell = c.traits.forward_time
     work.packs = not packed
     work.divisible_time = 0 if packed else PACKING * weights / work.speed
     work.barriers = 1 if packed else 2
@@ -175,7 +169,7 @@ cdef inline Grid choose_forward_grid(
 
 
 cdef inline Grid choose_backward_grid(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
     Py_ssize_t threads
 ) noexcept nogil:
     """Return the grid of a backward pass with the least predicted cost on at most so many threads.
@@ -193,7 +187,7 @@ cdef inline Grid choose_backward_grid(
     work.panels[0] = count_panels(work.lines[0])
     work.panels[1] = count_panels(work.lines[1]) if work.products > 1 else 0
     work.line_bytes, work.speed = 64, speed_of(UNQUANTIZED, itemsize)
-    work.cell = row_of(c).backward_time
+    work.cell = c.traits.backward_time
     # Threads that the forward pass did not need may be asleep; those that it needs next time should not fall asleep.
     work.sleep_cost = -machine.sleep_cost if threads_of(&forward_grid) > 1 else machine.sleep_cost
     work.packs = True
@@ -251,7 +245,7 @@ cdef struct ForwardShare:  # of a part of a forward pass
     Py_ssize_t shift  # group * gap: slot b of a region is at start + shift + b * stride
 
 
-cdef inline void list_forward_regions(const Forward *p, const cell *c, Region *regions) noexcept nogil:
+cdef inline void list_forward_regions(const Forward *p, const Cell *c, Region *regions) noexcept nogil:
     """List the regions of a forward pass's workspace.
 
     regions : [FORWARD_REGIONS], written
@@ -263,7 +257,7 @@ cdef inline void list_forward_regions(const Forward *p, const cell *c, Region *r
     regions[WEIGHTS] = region("weights", 0 if p.packed else 1, p.packed_size, 0)
     regions[H_EVEN] = region("h", p.B, p.Ps, gaps)
     regions[H_ODD] = region("h of odd steps", 0 if two else p.B, p.Ps, gaps)
-    regions[CS] = region("cs", p.B if row_of(c).states > 1 else 0, p.Hs, gaps)
+    regions[CS] = region("cs", p.B if c.traits.states > 1 else 0, p.Hs, gaps)
     regions[M] = region("m", p.B if projects(c) else 0, p.Hs, gaps)
     regions[HR] = region("h_prev * r", p.B if two and not projects(c) else 0, p.Hs, gaps)
     regions[U] = region("u", p.B if two and not projects(c) else 0, p.Hs, gaps)
@@ -276,7 +270,7 @@ cdef inline void list_forward_regions(const Forward *p, const cell *c, Region *r
 
 
 cdef inline Forward plan_forward_on(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, Grid grid
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, Grid grid
 ) noexcept nogil:
     """Plan a forward pass on this grid.
 
@@ -295,13 +289,12 @@ cdef inline Forward plan_forward_on(
     p.chunk = steps_per_chunk(T, B, p.grid.groups)
     p.packs_all = packed or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
     p.w[0] = panels_of(p.packs_all, I, P, H, p.L, gates_of_product(c, 0), c.format)
-    if row_of(c).separate:
+    if c.traits.separate:
         separate_last_gate(&p.w[0], c.gates[0])
     if p.packs_all:
         compact_gates(&p.w[0])
-    if cell is Lstm:
-        for gate in range(gates_of(c)):
-            p.w[0].column[gate] = c.column[gate + c.coupled]
+    for gate in range(c.gates[0]):
+        p.w[0].column[gate] = c.column[gate + c.coupled]
     p.w[1].count = p.w[1].size = 0
     if products_of(c) > 1:
         p.w[1] = panels_of(p.packs_all, 0 if projects(c) else I, H, P, p.L, gates_of_product(c, 1), c.format)
@@ -309,7 +302,7 @@ cdef inline Forward plan_forward_on(
     if not packed and c.transposed and 1 < T == p.chunk and grid.groups == 1:  # x @ w_x is one product
         for n in range(products_of(c)):
             omit_x(&p.w[n])
-    p.packed_size = p.w[0].size * p.w[0].count + p.w[1].size * p.w[1].count + row_of(c).peepholes * p.w[0].J * p.L
+    p.packed_size = p.w[0].size * p.w[0].count + p.w[1].size * p.w[1].count + c.traits.peepholes * p.w[0].J * p.L
     p.z_panel_count = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
     p.Is, p.Hs, p.Ps = scratch_stride(I, p.L), scratch_stride(H, p.L), scratch_stride(P, p.L)
     p.h_stride[0], p.h_stride[1] = p.Ps, p.Hs
@@ -328,7 +321,7 @@ cdef inline Forward plan_forward_on(
 
 
 cdef inline Forward plan_forward(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
     Py_ssize_t threads
 ) noexcept nogil:
     """Plan a forward pass on the grid of the least cost with at most so many threads.
@@ -474,7 +467,7 @@ cdef struct Backward:  # the plan of a backward pass
 
 
 cdef inline void list_backward_regions(
-    const Backward *p, const cell *c, bint with_weight_grads, Region *regions
+    const Backward *p, const Cell *c, bint with_weight_grads, Region *regions
 ) noexcept nogil:
     """List the regions of a backward pass's workspace.
 
@@ -494,8 +487,8 @@ cdef inline void list_backward_regions(
         panels = p.x_panel_count + max(p.h_panel_count[0], p.h_panel_count[1])
     regions[TRANSPOSED] = region("w.T", 1, max(all_panels, parts * own_panels), 0)
     regions[D_H] = region("d_h", p.B, p.Ps, 0)
-    regions[D_CS] = region("d_cs", p.B if row_of(c).states > 1 else 0, p.Hs, 0)
-    regions[PEEPHOLES] = region("peepholes", p.J, row_of(c).peepholes * p.L, 0)
+    regions[D_CS] = region("d_cs", p.B if c.traits.states > 1 else 0, p.Hs, 0)
+    regions[PEEPHOLES] = region("peepholes", p.J, c.traits.peepholes * p.L, 0)
     regions[D] = region("d", T * p.B, p.Ns, 0)
     regions[X_TILES] = region("tiles of x", x_tiles if with_weight_grads else 0, p.tile_stride, 0)
     regions[H_TILES] = region("tiles of h", h_tiles if with_weight_grads else 0, p.tile_stride, 0)
@@ -506,7 +499,7 @@ cdef inline void list_backward_regions(
 
 
 cdef inline Backward plan_backward_on(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
     Grid grid
 ) noexcept nogil:
     """Plan a backward pass on this grid.
@@ -537,7 +530,7 @@ cdef inline Backward plan_backward_on(
         p.x_rows[n], p.h_rows[n] = I, P
         if n == 1 and projects(c):
             p.N[n], p.x_rows[n], p.h_rows[n] = P, 0, H
-        p.separate[n] = n == 1 and row_of(c).separate
+        p.separate[n] = n == 1 and c.traits.separate
         p.h_column[n] = p.column[n] + (H if p.separate[n] else 0)
         p.panel_size[n] = PANEL_LINES * p.L * p.N[n]
         p.w_grad_at[n] = n * (I + P) * p.N[0]
@@ -552,7 +545,7 @@ cdef inline Backward plan_backward_on(
 
 
 cdef inline Backward plan_backward(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
     Py_ssize_t threads
 ) noexcept nogil:
     """Plan a backward pass on the grid of the least cost with at most so many threads."""
@@ -581,49 +574,3 @@ cdef inline void use_backward_step_mask(Backward *p, const unsigned char *step_m
     """
     cdef char *slots = <char *> scratch + p.start[BACKWARD_SLOTS] * (64 // p.L)
     set_step_mask(&p.steps, step_mask, <Slot *> slots, p.grid.groups)
-
-
-cdef inline Grid choose_cell_grad_grid(Py_ssize_t B, Py_ssize_t H, Py_ssize_t threads) noexcept nogil:
-    """Return the grid of `LSTMBlockCellGrad`: its threads share the rows."""
-    return grid_of(1 if B * H < CELL_GRAD_UNITS else min(threads, B), 1)
-
-
-cdef inline Backward plan_cell_grad_on(Py_ssize_t B, Py_ssize_t H, Py_ssize_t itemsize, Grid grid) noexcept nogil:
-    """Plan `LSTMBlockCellGrad` on this grid.  It has no product, and the rows of d are those of dicfo."""
-    cdef Backward p
-    cdef Region[BACKWARD_REGIONS] regions
-    cdef int i
-    p.steps = steps_of(1, B)
-    p.B, p.I, p.H = B, 0, H
-    p.cs_layout = p.d_y_layout = contiguous_layout(B, H)
-    p.L = 64 // itemsize
-    p.J = ceil_div(H, p.L)
-    p.N[0] = p.Ns = 4 * H
-    p.grid = grid
-    for i in range(BACKWARD_REGIONS):
-        regions[i] = region("", 0, 0, 0)
-    regions[PEEPHOLES] = region("peepholes", p.J, LSTM.peepholes * p.L, 0)
-    regions[D] = region("d", B, p.Ns, 0)
-    p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)
-    return p
-
-
-# -------------------------------------------------------------------------------------------------------- requirements
-cdef inline tuple forward_requirements(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, int threads
-):
-    """Return what an op's forward pass requires on at most so many threads: `requirements_of`."""
-    cdef Forward p = plan_forward(c, T, B, I, H, itemsize, False, threads)
-    return requirements_of(&p.workspace, p.L, &p.grid)
-
-
-cdef inline tuple backward_requirements(
-    const cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
-    int threads
-):
-    """Return what an op's backward pass requires on at most so many threads: `requirements_of`.
-
-    with_weight_grads : whether it computes gradients of the weights, too
-    """
-    cdef Backward p = plan_backward(c, T, B, I, H, itemsize, with_weight_grads, threads)
-    return requirements_of(&p.workspace, p.L, &p.grid)

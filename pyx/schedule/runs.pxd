@@ -5,3 +5,9 @@
 ctypedef long long (*KernelFunction)(void *context, int ready) except? -1
 # `run`: `planned` are the threads of the kernel's plan; `context` is the caller's, and is passed to the kernel.
 ctypedef int (*RunKernel)(int planned, KernelFunction kernel, void *context) except -1
+
+cdef extern from *:
+    """
+    static inline int load_number(const int *number) { return __atomic_load_n(number, __ATOMIC_RELAXED); }
+    """
+    int load_number(const int *number) noexcept nogil  # of threads, which other Python threads may set meanwhile

@@ -18,7 +18,7 @@ import torch_layout
 from bits import like, same
 from cases import arguments
 from guarded import SIDES, guarded
-from kernel_cases import DTYPES, LEVELS, run, sizes_of
+from kernel_cases import DTYPES, LEVELS, for_tests, run, sizes_of
 from layer_cases import LAYERS, draw
 
 import blockcell
@@ -147,12 +147,12 @@ def test_streams(kind, dtype, side):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("level", LEVELS)
 def test_activations(level, side):
-    module = pytest.importorskip(f"blockcell._for_tests_{level}", reason="only built in a checkout")
     functions = [("sigmoid", "f4", "f4"), ("sigmoid", "f8", "f8"), ("tanh", "f4", "f4"), ("tanh", "f8", "f8")]
     for name, of, to in [*functions, ("to_half", "f4", "u2"), ("from_half", "u2", "f4")]:
         for n in range(1, 70):
             values = np.arange(n).astype(of)
             expected = np.zeros(n, to)
+            module = for_tests(level, of.replace("f8", "float64"))
             getattr(module, name)(values, expected)
             out = guarded(np.full(n, 7, to), side, writable=True)
             getattr(module, name)(guarded(values, side), out)
@@ -163,7 +163,7 @@ PLANTED = """
 import sys
 import numpy as np
 from guarded import guarded
-from blockcell import _for_tests_base as kernels
+from blockcell import _for_tests_float_base as kernels
 
 longer = np.lib.stride_tricks.as_strided  # a view that says that it has one number more than there is
 x, out = np.ones(37, np.float32), np.zeros(38, np.float32)
@@ -179,7 +179,7 @@ else:
 @pytest.mark.parametrize("fault", ["read", "write", "input"])
 def test_planted(fault):
     """One number read past an end, one written, and a write to what is only to be read: each ends the process."""
-    pytest.importorskip("blockcell._for_tests_base", reason="only built in a checkout")
+    for_tests("base")
     command = [sys.executable, "-c", PLANTED, fault]
     result = subprocess.run(command, cwd=Path(guarded.__code__.co_filename).parent, capture_output=True)
     assert result.returncode in (-signal.SIGSEGV, -signal.SIGBUS) or b"AddressSanitizer: SEGV" in result.stderr

@@ -233,19 +233,20 @@ def test_past_seq_len_max(name):
 def test_scratch_is_enough(name, steps):
     """A kernel writes nothing behind the scratch that it asks for, whatever seq_len_max is."""
     op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
-    kernel, guard = kernels[op.kernel][0], 1 << 20
-    k = [*inspect.signature(kernel).parameters].index("scratch")
+    function, guard = kernels[op.kernel][0].function, 1 << 20
+    k = [*inspect.signature(function).parameters].index("scratch")
 
-    @wraps(kernel)
+    @wraps(function)
     def guarded(*args):
         memory = np.full(args[k].shape[0] + guard, 0xAB, np.uint8)
-        lost = kernel(*args[:k], memory[:-guard], *args[k + 1 :])
+        lost = function(*args[:k], memory[:-guard], *args[k + 1 :])
         assert (memory[-guard:] == 0xAB).all()
         return lost
 
     for caches, grid in [*((caches, GRIDS[0]) for caches in CACHES), *((CACHES[0], grid) for grid in GRIDS[1:])]:
         with with_machine(caches=caches, groups=grid[0], members=grid[1]):
-            call = bind(op, {op.kernel: (guarded,) * 3}, requirements).run
+            by_dtype = tuple(kernel._replace(function=guarded) for kernel in kernels[op.kernel])
+            call = bind(op, {op.kernel: by_dtype}, requirements).run
             for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
                 args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
                 for threads in (1, 2, 3):
@@ -310,10 +311,10 @@ def test_the_order_of_parameters_is_the_kernels_own(name, dtype):
     op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
     args = arguments(name, sizes_of(4, 3, 6, 5), dtype=DTYPES[dtype], seq_len_max=3, cell_clip=0.75, forget_bias=0.5)
     expected = run(name, args)
-    names = [*inspect.signature(kernels[op.kernel][0]).parameters]
+    names = [*inspect.signature(kernels[op.kernel][0].function).parameters]
     for order in (names[::-1], names[1::2] + names[::2], sorted(names)):
-        moved = {op.kernel: tuple(with_parameters(order, kernel) for kernel in kernels[op.kernel])}
-        assert same(run(name, args, call=bind(op, moved, requirements).run), expected)
+        moved = tuple(k._replace(function=with_parameters(order, k.function)) for k in kernels[op.kernel])
+        assert same(run(name, args, call=bind(op, {op.kernel: moved}, requirements).run), expected)
 
 
 CELL = OPS["LSTMBlockCell"]
@@ -330,12 +331,13 @@ MORE_WEIGHTS = [
     Tensor("offset", "H", "bias"),
     Tensor("diagonal", "H", "peephole"),
 ]
-MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "scratch", "threads", "members"]
+MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "scratch", "engine", "threads", "members"]
 MORE_NAMES += ["use_peephole", "cell_clip", "forget_bias", *(tensor.name for tensor in (*CELL.outputs, *CELL.inputs))]
 
 
 def bind_more(names, function):
-    return bind(MORE, {MORE.kernel: (with_parameters(names, function),) * 3}, {MORE.kernel: lambda *sizes: (64, 1, 1)})
+    kernel = _kernels.Kernel(with_parameters(names, function), None)
+    return bind(MORE, {MORE.kernel: (kernel,) * 3}, {MORE.kernel: lambda *sizes: (64, 1, 1)})
 
 
 def test_what_is_new_in_the_table_reaches_the_kernel():

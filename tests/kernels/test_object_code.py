@@ -28,6 +28,7 @@ EQUATION = re.compile(
     r"<\w*_f_5cells_\w+_(cell_state|cell_output|cell_grad|gates|candidate|candidate_grad|gates_grad|new_state"
     r"|pre_activation_grads|activate)>:"
 )
+EQUATIONS = 3 + 4 + 2 + 1 + 1  # of the LSTM, the GRU, the GRU that resets after the product, the RNN, the dense layer
 LINE = re.compile(r"\s*([0-9a-f]+):\s+(\S+)\s*(.*)")
 # Under emulation, plain `objdump` is the host's and cannot read these modules.
 OBJDUMP = shutil.which(f"{platform.machine()}-linux-gnu-objdump") or shutil.which("objdump")
@@ -73,16 +74,16 @@ def disassembly(module: str, level: str) -> str:
 
 
 @pytest.mark.parametrize("level", CHAINS)
-@pytest.mark.parametrize(("module", "equations"), [("_lstm", 4), ("_gru", 5), ("_gru_reset_after", 3), ("_rnn", 1)])
-def test_equations_call_no_default_activation(module, equations, level):
-    called: dict[str, set[str]] = {}  # by an equation, for each of its types
+@pytest.mark.parametrize("storage", ["float", "double"])
+def test_equations_call_no_default_activation(storage, level):
+    called: dict[str, set[str]] = {}  # by an equation
     current: set[str] = set()
-    for line in disassembly(module, level).splitlines():
+    for line in disassembly(f"_engine_{storage}", level).splitlines():
         if re.match(r"[0-9a-f]+ <", line):
             current = called.setdefault(line, set()) if EQUATION.search(line) else set()
         elif call := re.search(r"\b(?:call\w*|bl)\s+[0-9a-f]+ <(\w+)", line):
             current.add(call[1])
-    assert len(called) == 2 * equations
+    assert len(called) == EQUATIONS
     for function, names in called.items():
         others = {name for name in names if "_f_" in name and not re.search("activations_(activate|slope)", name)}
         assert not others, function
@@ -90,9 +91,9 @@ def test_equations_call_no_default_activation(module, equations, level):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86's instructions")
 @pytest.mark.parametrize("level", CHAINS)
-@pytest.mark.parametrize("module", ["_lstm", "_gru", "_gru_reset_after", "_rnn", "_dense"])
-def test_loops_of_tile(module, level):
-    text = disassembly(module, level)
+@pytest.mark.parametrize("storage", ["float", "double", "half"])
+def test_loops_of_tile(storage, level):
+    text = disassembly(f"_engine_{storage}", level)
     chains: dict[int, set[int]] = {}
     for function, instructions in functions_of_tile(text).items():
         rows = ROWS[re.search(r"4tile_([a-z_]+)", function)[1]]

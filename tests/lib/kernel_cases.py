@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 from cases import as_passed
 
 from blockcell import _kernels, optable
@@ -28,6 +29,12 @@ SIZES = [  # T, B, I, H: single units, every kind of tail, one and many lines, t
     (2, 2, 100, 512),
 ]
 LARGE = [(2, 3, 1024, 1024), (3, 40, 200, 777)]
+
+
+def for_tests(level, dtype="float32"):
+    """Return parts of the kernels of a level, which compute in float64 for float64, else in float32."""
+    name = f"blockcell._for_tests_{'double' if dtype == 'float64' else 'float'}_{level}"
+    return pytest.importorskip(name, reason="only built in a checkout")
 
 
 @cache

@@ -13,6 +13,7 @@ from sanitizers import leave_out_barriers
 
 import blockcell
 from blockcell import _cpu, _kernels
+from blockcell.optable import STORAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 CAN_COMPILE = pytest.mark.skipif(not sys.platform.startswith("linux") or not shutil.which("cc"), reason="needs cc")
@@ -90,12 +91,12 @@ def test_unknown_levels_are_refused(setup, monkeypatch):
 @pytest.mark.parametrize("level", _kernels.available_levels())
 def test_gcc_adds_no_barrier_to_the_loops_of_kernels(level):
     """It would if team.h did not define Cython's `lastprivate` away; a loop without team.h has such a barrier."""
-    pytest.importorskip(f"blockcell._for_tests_{level}", reason="only built in a checkout")
-    stems = [*(path.name for path in (ROOT / "pyx" / "modules").iterdir()), "_dense", "_for_tests"]
+    pytest.importorskip(f"blockcell._for_tests_float_{level}", reason="only built in a checkout")
+    stems = [f"{kernels}_{storage}" for kernels in ("_engine", "_for_tests") for storage in STORAGE.values()]
     files = {stem: importlib.util.find_spec(f"blockcell.{stem}_{level}").origin for stem in stems}
     modules = {stem: Path(file).read_bytes() for stem, file in files.items()}
     assert all(b"GOMP_parallel" in module for module in modules.values())
-    assert [stem for stem, module in modules.items() if b"GOMP_barrier" in module] == ["_for_tests"]
+    assert [stem for stem, module in modules.items() if b"GOMP_barrier" in module] == stems[3:]
 
 
 @CAN_COMPILE

@@ -201,6 +201,17 @@ def test_the_map_names_no_file_that_is_not_there():
 
 
 # ---------------------------------------------------------------------------------------------------------- other rules
+ENGINE = [path for room in ("passes", "schedule", "product") for path in sorted(ROOT.glob(f"pyx/{room}/*.pxd"))]
+
+
+@pytest.mark.parametrize("source", ENGINE, ids=lambda path: path.name)
+def test_the_engine_names_no_cell(source):
+    """Plans, passes and products know a cell by its traits; docstrings and comments may give examples."""
+    code = re.sub(r"#.*", "", re.sub(r'""".*?"""', "", source.read_text(), flags=re.DOTALL))
+    assert "cdef" in code
+    assert not re.findall(r"lstm|gru|rnn|reset_?after", code, re.IGNORECASE)
+
+
 @pytest.mark.parametrize("source", sorted(ROOT.glob("pyx/**/*.p[yx][xd]")), ids=lambda path: path.name)
 def test_kernels_use_no_c_interface_of_numpy(source):
     """Arrays come in through the buffer protocol.  Only what leads to the kernels is built against numpy, for speed: it

@@ -40,7 +40,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {"ci_line = CI_BAR": "ci_line = O_BAR", "o_line = O_BAR": "o_line = CI_BAR"},
     ),
     "lstm icfo and ifco": (
-        "cells/lstm.pxd",
+        "_lstm.pyx",
         {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"},
     ),
     "lstm wci and wcf": (
@@ -127,8 +127,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "projected: cs goes past a reset": ("cells/lstm.pxd", {"if has_flag(&p.steps, k, b, RESET):": "if False:"}),
     "projected: the weights' gradient without co": (
-        "passes/backward.pxd",
-        {"inputs[OUT_CO] + (t * p.B + row) * p.H": "inputs[OUT_O] + (t * p.B + row) * p.H"},
+        "cells/lstm.pxd",
+        {"traits.factor = 6, OUT_CO": "traits.factor = 6, OUT_O"},
     ),
     "rows of h that are stored whole are those of the step before": (
         "passes/forward.pxd",
@@ -374,7 +374,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "product/tile.pxd",
         {"block[((v0 + v) // sub * K": "block[(v0 // sub * K"},
     ),
-    "lines in place past the end of an array": ("product/tile.pxd", {"if n >= lanes_of(space):": "if n >= 0:"}),
+    "lines in place past the end of an array": ("product/tile.pxd", {"if n >= lanes_of(space) and": "if n >= 0 and"}),
     "lines of the first state alone": (
         "passes/gradients.pxd",
         {"padded_line(space, state + j * L, n)": "padded_line(space, state, n)"},
@@ -405,9 +405,9 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "reset state: its gradient goes on": ("passes/steps.pxd", {"clear(grad, lanes_of(grad))": "pass"}),
     "reset state: zeros in the weights' gradients": (
         "passes/steps.pxd",
-        {"return reset_row(reset, t, row, states)": "return <const store *> NULL"},
+        {"return reset_row(reset, t, row)": "return <const store *> NULL"},
     ),
-    "dense relu left out of the gradient": ("cells/dense.pxd", {"0 if y[l] <= 0 else d[l]": "d[l]"}),
+    "dense relu left out of the gradient": ("cells/dense.pxd", {"d[l] if y[l] > 0 else 0": "d[l]"}),
     "dense softmax without its sum in the gradient": (
         "cells/dense.pxd",
         {"y[j * L + l] * (d[j * L + l] - total)": "y[j * L + l] * d[j * L + l]"},
@@ -462,8 +462,7 @@ ORDERS = {  # the same for the order of summation
     "chains that begin with what there is": (
         "product/tile.pxd",
         {
-            "acc[q * nv + v] = ZEROF": "acc[q * nv + v] = out[q * LINES * VECTORS + v0 + v]",
-            "acc[q * nv + v] = ZEROD": "acc[q * nv + v] = out[q * LINES * VECTORS + v0 + v]",
+            "acc[q * nv + v] = ZERO": "acc[q * nv + v] = out[q * LINES * VECTORS + v0 + v]",
             "out[q * LINES * VECTORS + v0 + v] + acc[q * nv + v]": "acc[q * nv + v]",
         },
     ),

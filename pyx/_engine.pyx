@@ -1,0 +1,119 @@
+"""The kernels of a CPU level for arrays of one type: setup.py compiles this module once for each.
+
+`ENGINE` is the table of functions for the ops (engine.pxd); `plan_layer` and `plan_dense` plan the kernels of layers,
+which passes/layer.pxd and cells/dense.pxd have.  cells/ has the equations, passes/forward.pxd and passes/backward.pxd
+the phases.
+"""
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.pycapsule cimport PyCapsule_Import, PyCapsule_New
+
+cimport cells.dense as dense
+cimport cells.lstm_cell_grad as cell_grad
+cimport passes.backward as backward
+cimport passes.forward as forward
+cimport passes.layer as layer
+from cells.gru cimport gru_traits
+from cells.gru_reset_after cimport gru_reset_after_traits
+from cells.lstm cimport lstm_traits
+from cells.rnn cimport rnn_traits
+from cells.types cimport CELL_KINDS, GRU, GRU_RESET_AFTER, LSTM, RNN, Cell, CellTraits, cell_of, use_traits
+from engine cimport Engine, OpCall
+from product.integer cimport ProductInUse, use_product
+from product.real cimport real, store
+from product.tile cimport align_to_line
+from schedule.cost cimport grid_of, requirements_of
+from schedule.machine cimport Machine, use_machine
+from schedule.plan cimport (
+    Backward, Forward, plan_backward, plan_backward_on, plan_forward, plan_forward_on, use_panels
+)
+from source cimport BLOCKCELL_SOURCE
+
+SOURCE = BLOCKCELL_SOURCE.decode()
+use_machine(<const Machine *> PyCapsule_Import("blockcell._cpu.MACHINE", 0))
+use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
+
+cdef CellTraits[CELL_KINDS] traits
+traits[LSTM], traits[GRU] = lstm_traits(), gru_traits()
+traits[GRU_RESET_AFTER], traits[RNN] = gru_reset_after_traits(), rnn_traits()
+TAPE_ARRAYS = {"lstm": traits[LSTM].saved, "gru": traits[GRU].saved, "gru_reset_after": traits[GRU_RESET_AFTER].saved,
+               "rnn": traits[RNN].saved}
+
+
+# ----------------------------------------------------------------------------------------------------------------- ops
+def requirements(int kind, task, tuple sizes, int threads):
+    """Return what an op requires: `requirements_of` in cost.pxd.
+
+    Parameters
+    ----------
+    kind : int
+        Of the cell.
+    task : {"forward", "backward", "backward without weights", "cell_grad"}
+        "backward without weights" computes no gradients of weights.
+    sizes : tuple of int
+        T, B, I, H.
+    threads : int
+        How many there may be.
+    """
+    cdef Cell c = cell_of(kind)
+    cdef Forward p
+    cdef Backward back
+    cdef Py_ssize_t T, B, I, H
+    T, B, I, H = sizes
+    use_traits(&c, &traits[kind])
+    if task == "forward":
+        p = plan_forward(&c, T, B, I, H, sizeof(real), False, threads)
+        return requirements_of(&p.workspace, p.L, &p.grid)
+    if task == "cell_grad":
+        back = cell_grad.plan_cell_grad(B, H, sizeof(real), cell_grad.choose_grid(B, H, threads))
+    else:
+        back = plan_backward(&c, T, B, I, H, sizeof(real), task == "backward", threads)
+    return requirements_of(&back.workspace, back.L, &back.grid)
+
+
+cdef long long run_forward(const OpCall *call, void *scratch, int ready) noexcept nogil:
+    """Run the forward pass of an op."""
+    cdef Cell c = call.cell
+    cdef Forward p
+    use_traits(&c, &traits[c.kind])
+    p = plan_forward_on(&c, call.T, call.B, call.I, call.H, sizeof(real), False,
+                        grid_of(call.threads // call.members, call.members))
+    scratch = align_to_line(scratch)
+    use_panels(&p, scratch)
+    return forward.run_forward(&p, &c, <const store **> call.inputs, <store **> call.outputs, scratch, ready)
+
+
+cdef long long run_backward(const OpCall *call, void *scratch, int ready) noexcept nogil:
+    """Run the backward pass of an op."""
+    cdef Cell c = call.cell
+    cdef Backward p
+    use_traits(&c, &traits[c.kind])
+    p = plan_backward_on(&c, call.T, call.B, call.I, call.H, sizeof(real), call.with_weight_grads,
+                         grid_of(call.threads // call.members, call.members))
+    return backward.run_backward(&p, &c, <const store **> call.inputs, <store **> call.outputs, align_to_line(scratch),
+                                 ready)
+
+
+cdef long long run_cell_grad(const OpCall *call, void *scratch, int ready) noexcept nogil:
+    """Run `LSTMBlockCellGrad`."""
+    cdef Backward p = cell_grad.plan_cell_grad(call.B, call.H, sizeof(real),
+                                               grid_of(call.threads // call.members, call.members))
+    return cell_grad.cell_grads(&p, &call.cell, <const store **> call.inputs, <store **> call.outputs,
+                                <real *> align_to_line(scratch), ready)
+
+
+cdef Engine engine
+engine.forward, engine.backward, engine.cell_grad = run_forward, run_backward, run_cell_grad
+ENGINE = PyCapsule_New(&engine, "blockcell.engine", NULL)
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+def plan_layer(bytes cell, task, tuple sizes, int threads, int format, bint transposed):
+    """Plan a kernel for layers of cells: `plan_layer` in layer.pxd.  `cell` are the bytes of a Cell."""
+    cdef Cell c = (<const Cell *> PyBytes_AS_STRING(cell))[0]
+    use_traits(&c, &traits[c.kind])
+    return layer.plan_layer(&c, task, sizes, threads, format, transposed)
+
+
+def plan_dense(int activation, task, tuple sizes, int threads, int format):
+    """Plan a kernel for dense layers: `plan_dense` in dense.pxd."""
+    return dense.plan_dense(activation, task, sizes, threads, format)

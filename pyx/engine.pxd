@@ -1,0 +1,72 @@
+"""What the kernels of a CPU level offer to the modules that are compiled once: `Engine`, a table of functions.
+
+There is one for each type of arrays (`_engine.pyx`), and Python passes it on as a capsule.  Only it knows the sizes of
+tiles, lines and panels, so plans are made there: the modules of the ops see bytes and addresses.
+"""
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.string cimport memset
+
+from cells.types cimport Cell
+from passes.indices cimport INPUTS, OUTPUTS
+
+cdef struct OpCall:  # all arrays are the caller's; a pointer is NULL if the op has no such array
+    Cell cell
+    Py_ssize_t T, B, I, H
+    int threads, members  # of the plan: `requirements` in _engine.pyx
+    bint with_weight_grads
+    const void *inputs[INPUTS]
+    void *outputs[OUTPUTS]
+
+
+cdef struct Engine:  # each runs a pass on `ready` of the planned threads, and returns what having several of them cost
+    long long (*forward)(const OpCall *call, void *scratch, int ready) noexcept nogil
+    long long (*backward)(const OpCall *call, void *scratch, int ready) noexcept nogil
+    long long (*cell_grad)(const OpCall *call, void *scratch, int ready) noexcept nogil
+
+
+cdef inline const Engine *engine_of(engine) except NULL:
+    """Return the table in a capsule."""
+    return <const Engine *> PyCapsule_GetPointer(engine, "blockcell.engine")
+
+
+cdef inline OpCall call_of(
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads, int members
+) noexcept:
+    """Return a call without arrays."""
+    cdef OpCall call
+    memset(&call, 0, sizeof(OpCall))
+    call.cell, call.T, call.B, call.I, call.H, call.threads, call.members = c[0], T, B, I, H, threads, members
+    call.with_weight_grads = True
+    return call
+
+
+cdef inline long long run_forward(engine, const OpCall *call, unsigned char[::1] scratch, int ready) except? -1:
+    """Run the forward pass of an op; return the nanoseconds that having several threads cost."""
+    cdef const Engine *kernels = engine_of(engine)
+    cdef long long nanoseconds
+    with nogil:
+        nanoseconds = kernels.forward(call, &scratch[0], ready)
+    return nanoseconds
+
+
+cdef inline long long run_backward(engine, const OpCall *call, unsigned char[::1] scratch, int ready) except? -1:
+    """Run the backward pass of an op; return the nanoseconds that having several threads cost."""
+    cdef const Engine *kernels = engine_of(engine)
+    cdef long long nanoseconds
+    with nogil:
+        nanoseconds = kernels.backward(call, &scratch[0], ready)
+    return nanoseconds
+
+
+cdef inline long long run_cell_grad(engine, const OpCall *call, unsigned char[::1] scratch, int ready) except? -1:
+    """Run the gradient of a step without its products; return the nanoseconds that having several threads cost."""
+    cdef const Engine *kernels = engine_of(engine)
+    cdef long long nanoseconds
+    with nogil:
+        nanoseconds = kernels.cell_grad(call, &scratch[0], ready)
+    return nanoseconds
+
+
+cdef inline bytes bytes_of(const Cell *c):
+    """Return a cell as bytes, in which `plan_layer` of _engine.pyx takes it."""
+    return (<const char *> c)[:sizeof(Cell)]

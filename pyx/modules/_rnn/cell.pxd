@@ -1,9 +1,0 @@
-"""The cell that `_rnn.pyx` compiles the passes for: `cell` as a fused type, and `Cell` for structs.
-
-Of all files of this name, setup.py lets `from cell cimport cell` find this one for that module.  So Cython translates
-each pass once in a module, and not once for every cell."""
-from cells.types cimport Rnn
-from cells.types cimport Rnn as Cell
-
-ctypedef fused cell:
-    Rnn
