@@ -109,8 +109,9 @@ def translation_key(source):
 
 
 def extensions():
-    hashes = {stem: source_hash(Path("pyx", f"{stem}.pyx")) for stem in KERNELS}
-    for source in sorted(Path("pyx").glob("_*.pyx")):
+    sources = sorted(Path("pyx").glob("_*.pyx"))
+    hashes = {source.stem: source_hash(source) for source in sources if source.stem in KERNELS}
+    for source in sources:
         is_kernel = source.stem in KERNELS
         for level, number_type in itertools.product(levels(), TYPES) if is_kernel else [("base", None)]:
             name = f"{source.stem}_{number_type}_{level}" if is_kernel else source.stem
@@ -122,8 +123,8 @@ def extensions():
                 ]
             elif source.stem == "_cpu":
                 extension.depends += [f"pyx/{stem}.pyx" for stem in hashes]
-                sources = " ".join(f"{stem}={found}" for stem, found in hashes.items())
-                extension.define_macros = [("BLOCKCELL_SOURCES", f'"{sources}"')]
+                known = " ".join(f"{stem}={found}" for stem, found in hashes.items())
+                extension.define_macros = [("BLOCKCELL_SOURCES", f'"{known}"')]
             extension.level, extension.stem = level, source.stem
             yield extension
     extension = Extension(SHARED, ["_cyutility.c"])  # which cythonize writes, into its build_dir

@@ -50,8 +50,10 @@ def test_levels_that_are_built(setup, monkeypatch, wanted, levels):
     monkeypatch.setattr(setup, "WANTED_LEVELS", wanted)
     monkeypatch.setattr(setup.BuildExt, "runnable_levels", lambda self: ["base", "v3"])
     names = {extension.name for extension in build_command(setup).chosen_extensions()}
-    assert {name.rpartition("_")[2] for name in names if name.startswith("blockcell._lstm_")} == set(levels.split())
-    assert {f"blockcell.{name}" for name in (*setup.PLAIN, "_cyutility")} <= names
+    engines = {f"blockcell._engine_{kind}_{level}" for kind in setup.TYPES for level in levels.split()}
+    assert {name for name in names if name.startswith("blockcell._engine_")} == engines
+    once = {f"blockcell.{path.stem}" for path in Path("pyx").glob("_*.pyx") if path.stem not in setup.KERNELS}
+    assert once | {setup.SHARED} <= names
 
 
 def test_every_list_of_levels_has_all(setup):
