@@ -31,6 +31,7 @@ weights, so it is not converted.
 ``onnx_node.py``         an LSTM, GRU or RNN node as a layer
 ``onnx_activations.py``  activations of nodes
 ``onnx_run.py``          models on random inputs, node by node: the module that imports onnxruntime
+``onnx_exported.py``     models of `onnx_export` on random inputs, with their functions and loops
 ``onnx_clip.py``         the attribute ``clip`` of nodes
 ``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
 ``cudnn.py``             `from_cudnn`, cuDNN's flat buffer

@@ -15,9 +15,9 @@ from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import constructor_arguments, snapshot_of
 from ..optable import Array, peephole_names
-from .comparison import NOT_COMPARED
 from .models import Assembly, Converted, join_labels, read_initial_state, warn_once
 from .onnx_activations import written_activations
+from .onnx_exported import compare_exported
 from .onnx_graph import OnnxGraph, is_recurrent
 from .onnx_node import (
     Remark,
@@ -136,8 +136,7 @@ def from_onnx(
         Several nodes become a `Stack` if each reads the one before it, through nothing but changes of shape, as
         exporters write them. Dense layers behind them (Gemm, or MatMul and Add) belong to the stack, with their
         activations; the last one gets `last` if the first one reads the last step or Y_h. Other models become a dict by
-        the names of the nodes. A model that `onnx_export.export` wrote gives back the exported layer, as it
-        describes it.
+        the names of the nodes. A model that `onnx_export.export` wrote gives back the exported layer.
 
         The node's ``layout=1`` and transpositions around it are not part of the layer: x and y are [T,B,.] unless a
         call has ``batch_first=True``.
@@ -145,7 +144,6 @@ def from_onnx(
     Warns
     -----
     UserWarning
-        A model that `onnx_export.export` wrote is not compared with its layer.
         Parts of a model are skipped. PyTorch exported a GRU with ``linear_before_reset=0``, where its own has 1.
         Initial states or lengths are neither inputs of the model nor constant: pass them to calls. Initial states are
         constant and not zero: the warning says how to get them. The x and h of a ``DynamicQuantizeLSTM`` are not
@@ -180,9 +178,8 @@ def from_onnx(
         converted = _from_model(caller, source, name, remarks, ignore_clip)
     outcome = Outcome([], [])
     is_compared = check is not False and not any(remark.quantized for remark in remarks)
-    if is_compared and not converted.pieces:
-        reason = "because it is described by onnx_export, whose functions and loops are not run here"
-        outcome = Outcome([], [f"{NOT_COMPARED}, {reason}"])
+    if is_compared and not converted.pieces:  # `export` wrote the model
+        outcome = compare_exported(caller, source, converted.assembly[0])
     elif is_compared:
         outcome = compare_pieces(
             caller,

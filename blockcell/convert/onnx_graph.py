@@ -384,7 +384,10 @@ def _result_size(node: Any, inputs: list[Array]) -> float:
     if node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear", "ReduceProd"):
         return max([1, *(array.size for array in inputs)])
     if node.op_type == "Gemm" and len(inputs) > 1:
-        return max(data.shape, default=1) * max(inputs[1].shape, default=1)
+        turned = {attribute.name for attribute in node.attribute if attribute.i}
+        rows = data.shape[-1:] if "transA" in turned else data.shape[:1]
+        columns = inputs[1].shape[:1] if "transB" in turned else inputs[1].shape[-1:]
+        return float(math.prod((*rows, *columns)))
     if node.op_type == "MatMul" and len(inputs) == 2:
         shapes = [array.shape[:-2] for array in inputs]
         return math.prod(np.broadcast_shapes(*shapes)) * math.prod(data.shape[-2:-1]) * math.prod(inputs[1].shape[-1:])

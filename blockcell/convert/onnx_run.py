@@ -34,9 +34,9 @@ from .onnx_graph import (
 )
 from .onnx_node import key_of
 
-_COMPUTED = {*REPEATED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
-_LARGEST_WORK = 2**32  # multiplications of one run, a second or so
-_LARGEST_RUN = 2**21  # numbers of all results of one run, beside those that the model itself may have
+COMPUTED = {*REPEATED, "Dropout", "Gemm", "MatMul", *(name.capitalize() for name in ACTIVATIONS if name)}
+LARGEST_WORK = 2**32  # multiplications of one run, a second or so
+LARGEST_RUN = 2**21  # numbers of all results of one run, beside those that the model itself may have
 _LARGEST_DRAWN = 2**20  # numbers of one input
 _LARGEST_BOUND = 4096  # of a Slice or a Gather, beyond which T and B are tried
 _ROLES = {0: "X", 4: "sequence_lens", 5: "initial_h", 6: "initial_c"}  # of inputs of recurrent nodes, by position
@@ -108,9 +108,14 @@ def compare_pieces(
     except NotCompared as error:
         return Outcome([], [f"not compared with the model, because {error}"])
     hidden = "T" if is_proven_for_rows else "TB"
-    fixed = [f"{name} = {size}" for name, size in run.fixed.items() if size < 3 and name in hidden]
-    remarks = [f"compared for {' and '.join(fixed)} alone, which the model fixes"] if fixed else []
-    return Outcome(run.nodes_around(sizes[0]), remarks)
+    fixed = {name: size for name, size in run.fixed.items() if name in hidden}
+    return Outcome(run.nodes_around(sizes[0]), remarks_on_fixed(fixed))
+
+
+def remarks_on_fixed(fixed: Mapping[str, int]) -> list[str]:
+    """Return what is to be said of T and B that the model fixes, if they hide an order."""
+    small = [f"{name} = {size}" for name, size in fixed.items() if size < 3]
+    return [f"compared for {' and '.join(small)} alone, which the model fixes"] if small else []
 
 
 class _Run:
@@ -184,7 +189,7 @@ class _Source:
     def __init__(self, graph: OnnxGraph, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
         self.graph = graph
         self.pieces = pieces
-        self.engine = _Engine(graph.opsets, ignore_clip)
+        self.engine = Engine(graph.opsets, ignore_clip)
         self.constants: dict[str, Array] = {}
         """The values of tensors and of what nodes make of them."""
         self.weights_dtype = np.dtype(np.float32)
@@ -284,7 +289,7 @@ class _Source:
         node = self.graph.makers.get(name)
         if name in self.drawn or node is None or is_quantized(node):
             return False
-        return is_recurrent(node) or (is_standard(node) and node.op_type in _COMPUTED)
+        return is_recurrent(node) or (is_standard(node) and node.op_type in COMPUTED)
 
     def leaves(self, names: Iterable[str]) -> list[str]:
         """Return the values that are drawn if these are asked for."""
@@ -475,11 +480,11 @@ class _Values:
     def _run(self, node: Any) -> None:
         """Compute the results of a node from known values."""
         inputs = [self.known[name] if name else None for name in node.input]
-        size, work = _size_and_work(node, [array for array in inputs if array is not None])
+        size, work = size_and_work(node, [array for array in inputs if array is not None])
         self.size += size
         self.work += work
         constants = sum(array.size for array in self.source.constants.values())
-        if self.work > _LARGEST_WORK or self.size > _LARGEST_RUN + 2 * constants:
+        if self.work > LARGEST_WORK or self.size > LARGEST_RUN + 2 * constants:
             raise NotCompared(f"{key_of(node)} ({node.op_type}) would take too long or too much memory")
         with np.errstate(all="ignore"):
             results = self.source.engine.run(node, inputs)
@@ -600,7 +605,7 @@ def _is_batch_first(node: Any) -> bool:
     return any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
 
 
-def _size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
+def size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
     """Return how many numbers a result of a node has at most, and how many multiplications they take."""
     if is_recurrent(node):
         X, W, R = inputs[:3]
@@ -611,7 +616,7 @@ def _size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
     return size, size * depth
 
 
-class _Engine:
+class Engine:
     """Computes single nodes."""
 
     def __init__(self, opsets: Any, ignore_clip: bool) -> None:
@@ -679,6 +684,7 @@ class _Engine:
 
         for attribute in node.attribute:
             has_graph = attribute.HasField("g") or attribute.graphs or attribute.tensors or attribute.ref_attr_name
+            has_graph = has_graph or attribute.HasField("sparse_tensor")
             if has_graph or attribute.t.data_location == attribute.t.EXTERNAL:
                 raise NotCompared(f"{key_of(node)} ({node.op_type}) has an attribute that is not in it")
         if self.onnxruntime is None:

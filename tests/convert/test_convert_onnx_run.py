@@ -12,8 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from traced import peak
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
-from blockcell.convert import ConversionError, models, onnx_graph, onnx_node, onnx_run, onnx_steps
+import onnx_export
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, convert
+from blockcell.convert import ConversionError, models, onnx, onnx_graph, onnx_node, onnx_run, onnx_steps
 
 END = 2**31
 
@@ -255,9 +256,9 @@ def test_onnx_reference_is_right_where_it_is_used(kind, directions, attributes, 
     if "linear_before_reset" in attributes and kind != "GRU":
         pytest.skip("no attribute of this node")
     opsets = [helper.make_opsetid("", 18)]
-    expected = run_node(kind, directions, onnx_run._Engine(opsets, False), **attributes)
+    expected = run_node(kind, directions, onnx_run.Engine(opsets, False), **attributes)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    engine = onnx_run._Engine(opsets, False)
+    engine = onnx_run.Engine(opsets, False)
     for dtype in (np.float32, np.float64):
         results = run_node(kind, directions, engine, dtype, **attributes)
         assert [array.dtype for array in results] == [dtype] * len(expected)
@@ -519,6 +520,161 @@ def count_outcomes(seeds):
         counts[outcome := outcome_of(model, shape, batch_first)] += 1
         assert outcome != "wrong in silence", f"seed {seed}"
     return counts
+
+
+# -------------------------------------------------------------------------------------------- models of `export`
+def exported_layers():
+    """Return one layer of each kind, and a stack."""
+    lstm = LSTM.init(4, 5, use_peephole=True, cell_clip=0.5, seed=1)
+    gru = GRU.init(10, 5, reset_after=True, reverse=True, seed=2)
+    dense = Dense.init(5, 3, activation="softmax", last=True, seed=3)
+    return {
+        "LSTM": lstm,
+        "LSTM with projection": LSTM.init(4, 6, proj_size=3, seed=1),
+        "GRU": GRU.init(4, 5, seed=1),
+        "RNN": RNN.init(4, 5, seed=1),
+        "Dense": Dense.init(4, 3, activation="relu", seed=1),
+        "Stack": Stack([Bidirectional(LSTM.init(4, 5, seed=4), GRU.init(4, 5, seed=5)), gru, dense]),
+        "float16": lstm.quantize("float16"),
+    }
+
+
+def export_forms(loop):
+    forms = [{}, {"reset": True}, {"lengths": False, "state": False}, {"functions": False, "static": True}]
+    forms += [{"streaming": True}, {"dtype": "float16"}, {"dtype": "float64"}]
+    return [{**form, "loop": loop, "sizes": {"T": 4} if loop == "unroll" else None} for form in forms]
+
+
+@pytest.mark.parametrize("loop", ["scan", "loop", "unroll", "native"])
+@pytest.mark.parametrize("name", exported_layers())
+def test_exported_models_compute_their_layers(monkeypatch, name, loop):
+    """They are compared in every form, without a warning; a layer with other weights is another one."""
+    layer, others = exported_layers()[name], []
+    build = onnx.build_from_leaves
+
+    def build_another(*args):
+        built = build(*args)
+        weight = next(iter(built.weights))
+        built.set_weights(**{weight: built.weights[weight] * built.dtype.type(1.5)})
+        others.append(built)
+        return built
+
+    for form in export_forms(loop):
+        try:
+            model = onnx_export.export(layer, None, **form)
+        except (TypeError, ValueError):  # there is no such model
+            continue
+        convert.from_onnx(model)
+        if others:
+            continue
+        with monkeypatch.context() as patch, pytest.raises(ConversionError, match="the layer computes something else"):
+            patch.setattr(onnx, "build_from_leaves", build_another)
+            convert.from_onnx(model)
+    assert others or loop == "native"
+
+
+def test_large_exported_model():
+    """It is compared, too: the bounds grow with its weights."""
+    convert.from_onnx(onnx_export.export(LSTM.init(300, 700, seed=0), None))
+
+
+def all_nodes(model):
+    """Yield the nodes of a model, of its functions, and of their loops."""
+    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [inner for attribute in node.attribute for inner in attribute.g.node]
+
+
+def swap_parts(model):
+    """Swap the first two parts of a Split."""
+    node = next(node for node in all_nodes(model) if node.op_type == "Split")
+    node.output[0], node.output[1] = node.output[1], node.output[0]
+
+
+def change_activation(model):
+    node = next(node for node in all_nodes(model) if node.op_type == "Sigmoid")
+    node.op_type = "Tanh"
+
+
+def change_final_state(model):
+    """Give the state before the first step as the last one."""
+    node = next(node for node in model.graph.node if "h" in node.output)
+    node.output[[*node.output].index("h")] = "other"
+    model.graph.node.append(helper.make_node("Identity", ["h_prev"], ["h"]))
+
+
+@pytest.mark.parametrize("functions", [True, False])
+@pytest.mark.parametrize("loop", ["scan", "loop"])
+@pytest.mark.parametrize("change", [swap_parts, change_activation, change_final_state])
+def test_exported_model_that_another_program_changed(change, loop, functions):
+    """It is refused, although it says which layer it was; with check=False it is that layer."""
+    layer = exported_layers()["LSTM"]
+    model = onnx_export.export(layer, None, loop=loop, functions=functions)
+    change(model)
+    with pytest.raises(ConversionError, match="the layer computes something else than the model on random inputs"):
+        convert.from_onnx(model)
+    assert np.array_equal(convert.from_onnx(model, check=False).weights["w"], layer.weights["w"])
+
+
+def call_itself(model):
+    function = model.functions[0]
+    node = function.node.add()
+    node.CopyFrom(helper.make_node(function.name, [*function.input], ["again"], domain=function.domain))
+
+
+def loop_for_ever(model):
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["d"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("d", TensorProto.BOOL, [])],
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array(2**62), "M"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "c0"))
+    model.graph.node.insert(0, helper.make_node("Loop", ["M", "c0"], [], body=body))
+
+
+def stack_weights(model):
+    """Give the weights in each of very many steps."""
+    loop_for_ever(model)
+    body = model.graph.node[0].attribute[0].g
+    body.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, None))
+    model.graph.node[0].output.append("stacked")
+
+
+def expand(model):
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2**40]), "sizes"))
+    model.graph.node.insert(0, helper.make_node("Expand", ["w", "sizes"], ["large"]))
+
+
+def count_far(model):
+    for name, value in (("from", 0), ("to", 2**40), ("by", 1)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    model.graph.node.insert(0, helper.make_node("Range", ["from", "to", "by"], ["large"]))
+
+
+def use_another_domain(model):
+    model.graph.node.insert(0, helper.make_node("Anything", ["x"], ["z"], domain="com.microsoft"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [call_itself, loop_for_ever, stack_weights, expand, count_far, use_another_domain],
+    ids=lambda f: f.__name__,
+)
+def test_exported_model_that_would_take_long(change):
+    """It is not run, which a warning says; it takes little memory."""
+    layer = exported_layers()["LSTM"]
+    model = onnx_export.export(layer, None)
+    change(model)
+    with pytest.warns(UserWarning, match="from_onnx: not compared with the model, because") as messages:
+        _, most = peak(lambda: convert.from_onnx(model))
+    assert len(messages) == 1 and most < 2**26
 
 
 COUNT = 300
