@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import random
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, count, islice
@@ -259,11 +258,6 @@ def _with_errors(array: Array, eps: float, g: np.random.Generator) -> Array:
 
 def _largest(array: Array) -> float:
     return float(np.abs(array.astype(np.float64)).max(initial=0))
-
-
-def warn_not_compared(caller: str, reason: str, stacklevel: int) -> None:
-    """Warn that a converted layer has not been compared with its source."""
-    warnings.warn(f"{caller}: {NOT_COMPARED}, because {reason}", stacklevel=stacklevel + 1)
 
 
 @contextmanager
