@@ -3,8 +3,7 @@
 cells/gru.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
 
 The kernel of an op takes the op's arrays as typed memoryviews, collects their addresses under the indices of
-passes/indices.pxd, and runs the `engine`, a capsule,
-on `ready` of the planned threads.  It returns the nanoseconds that
+passes/indices.pxd, and runs the `engine`, a capsule, on `ready` of the planned threads.  It returns the nanoseconds that
 having several threads cost.  The caller owns all arrays; outputs and `scratch` overlap no other array.
 """
 from cells.types cimport GRU, Cell, activation_of, cell_of
