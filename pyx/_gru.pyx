@@ -3,11 +3,11 @@
 cells/gru.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
 
 The kernel of an op takes the op's arrays as typed memoryviews, collects their addresses under the indices of
-passes/indices.pxd, and runs the `engine`, a capsule, on `ready` of the planned threads.  It returns the nanoseconds that
+passes/indices.pxd, and runs the `engine`, a capsule, on `ready` planned threads.  It returns the nanoseconds that
 having several threads cost.  The caller owns all arrays; outputs and `scratch` overlap no other array.
 """
 from cells.types cimport GRU, Cell, activation_of, cell_of
-from engine cimport OpCall, bytes_of, call_of, run_backward, run_forward
+from engine cimport OpCall, bytes_of, call_of, engine_of, run
 from passes.indices cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_PREV, H_PREV_GRAD, OUT_C, OUT_H,
     OUT_R, OUT_U, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
@@ -36,7 +36,7 @@ def gru_cell(
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C], outputs[OUT_H] = &r[0, 0], &u[0, 0], &c[0, 0], &h[0, 0]
-    return run_forward(engine, &call, scratch, ready)
+    return run(engine_of(engine).forward, &call, scratch, ready)
 
 
 def block_gru(
@@ -51,7 +51,7 @@ def block_gru(
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C] = &b_ru[0], &b_c[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C], outputs[OUT_H] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0], &h[0, 0, 0]
-    return run_forward(engine, &call, scratch, ready)
+    return run(engine_of(engine).forward, &call, scratch, ready)
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -71,7 +71,7 @@ def gru_cell_grad(
     inputs[H_GRAD] = &d_h[0, 0]
     outputs[X_GRAD], outputs[H_PREV_GRAD] = &d_x[0, 0], &d_h_prev[0, 0]
     outputs[D_C_BAR], outputs[D_R_BAR_U_BAR] = &d_c_bar[0, 0], &d_r_bar_u_bar[0, 0]
-    return run_backward(engine, &call, scratch, ready)
+    return run(engine_of(engine).backward, &call, scratch, ready)
 
 
 def gru_cell_vjp(
@@ -90,7 +90,7 @@ def gru_cell_vjp(
     outputs[X_GRAD], outputs[H_PREV_GRAD] = &d_x[0, 0], &d_h_prev[0, 0]
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &d_w_ru[0, 0], &d_w_c[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &d_b_ru[0], &d_b_c[0]
-    return run_backward(engine, &call, scratch, ready)
+    return run(engine_of(engine).backward, &call, scratch, ready)
 
 
 def block_gru_grad(
@@ -110,7 +110,7 @@ def block_gru_grad(
     outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_prev_grad[0, 0]
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD] = &b_ru_grad[0], &b_c_grad[0]
-    return run_backward(engine, &call, scratch, ready)
+    return run(engine_of(engine).backward, &call, scratch, ready)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

@@ -3,11 +3,11 @@
 cells/gru_reset_after.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
 
 The kernel of an op takes the op's arrays as typed memoryviews, collects their addresses under the indices of
-passes/indices.pxd, and runs the `engine`, a capsule, on `ready` of the planned threads.  It returns the nanoseconds that
+passes/indices.pxd, and runs the `engine`, a capsule, on `ready` planned threads.  It returns the nanoseconds that
 having several threads cost.  The caller owns all arrays; outputs and `scratch` overlap no other array.
 """
 from cells.types cimport GRU_RESET_AFTER, Cell, activation_of, cell_of
-from engine cimport OpCall, bytes_of, call_of, run_backward, run_forward
+from engine cimport OpCall, bytes_of, call_of, engine_of, run
 from passes.indices cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_PREV, H_PREV_GRAD, OUT_C, OUT_H,
     OUT_HC, OUT_R, OUT_U, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
@@ -35,7 +35,7 @@ def block_gru_reset_after(
     inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
     outputs[OUT_HC], outputs[OUT_H] = &hc[0, 0, 0], &h[0, 0, 0]
-    return run_forward(engine, &call, scratch, ready)
+    return run(engine_of(engine).forward, &call, scratch, ready)
 
 
 def block_gru_reset_after_grad(
@@ -57,7 +57,7 @@ def block_gru_reset_after_grad(
     outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_prev_grad[0, 0]
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD], outputs[BIAS_HC_GRAD] = &b_ru_grad[0], &b_c_grad[0], &b_hc_grad[0]
-    return run_backward(engine, &call, scratch, ready)
+    return run(engine_of(engine).backward, &call, scratch, ready)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

@@ -3,11 +3,11 @@
 cells/lstm.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
 
 The kernel of an op takes the op's arrays as typed memoryviews, collects their addresses under the indices of
-passes/indices.pxd, and runs the `engine`, a capsule, on `ready` of the planned threads.  It returns the nanoseconds that
+passes/indices.pxd, and runs the `engine`, a capsule, on `ready` planned threads.  It returns the nanoseconds that
 having several threads cost.  The caller owns all arrays; outputs and `scratch` overlap no other array.
 """
 from cells.types cimport LSTM, Cell, activation_of, cell_of
-from engine cimport OpCall, bytes_of, call_of, run_backward, run_cell_grad, run_forward
+from engine cimport OpCall, bytes_of, call_of, engine_of, run
 from passes.indices cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_PREV, H_PREV_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F,
     OUT_H, OUT_I, OUT_O, W, WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, W_GRAD, X, X_GRAD
@@ -48,7 +48,7 @@ def lstm_cell(
     outputs[OUT_I], outputs[OUT_CS], outputs[OUT_F] = &i[0, 0], &cs[0, 0], &f[0, 0]
     outputs[OUT_O], outputs[OUT_CI], outputs[OUT_CO] = &o[0, 0], &ci[0, 0], &co[0, 0]
     outputs[OUT_H] = &h[0, 0]
-    return run_forward(engine, &call, scratch, ready)
+    return run(engine_of(engine).forward, &call, scratch, ready)
 
 
 def block_lstm(
@@ -67,7 +67,7 @@ def block_lstm(
     outputs[OUT_I], outputs[OUT_CS], outputs[OUT_F] = &i[0, 0, 0], &cs[0, 0, 0], &f[0, 0, 0]
     outputs[OUT_O], outputs[OUT_CI], outputs[OUT_CO] = &o[0, 0, 0], &ci[0, 0, 0], &co[0, 0, 0]
     outputs[OUT_H] = &h[0, 0, 0]
-    return run_forward(engine, &call, scratch, ready)
+    return run(engine_of(engine).forward, &call, scratch, ready)
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -93,7 +93,7 @@ def lstm_cell_vjp(
     outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = &cs_prev_grad[0, 0], &h_prev_grad[0, 0]
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
-    return run_backward(engine, &call, scratch, ready)
+    return run(engine_of(engine).backward, &call, scratch, ready)
 
 
 def block_lstm_grad(
@@ -119,7 +119,7 @@ def block_lstm_grad(
     outputs[CS_PREV_GRAD], outputs[H_PREV_GRAD] = &cs_prev_grad[0, 0], &h_prev_grad[0, 0]
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
-    return run_backward(engine, &call, scratch, ready)
+    return run(engine_of(engine).backward, &call, scratch, ready)
 
 
 def lstm_cell_grad(
@@ -139,7 +139,7 @@ def lstm_cell_grad(
     inputs[CS_GRAD], inputs[H_GRAD] = &cs_grad[0, 0], &h_grad[0, 0]
     outputs[CS_PREV_GRAD], outputs[DICFO] = &cs_prev_grad[0, 0], &dicfo[0, 0]
     outputs[WCI_GRAD], outputs[WCF_GRAD], outputs[WCO_GRAD] = &wci_grad[0], &wcf_grad[0], &wco_grad[0]
-    return run_cell_grad(engine, &call, scratch, ready)
+    return run(engine_of(engine).cell_grad, &call, scratch, ready)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

@@ -3,11 +3,11 @@
 cells/rnn.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
 
 The kernel of an op takes the op's arrays as typed memoryviews, collects their addresses under the indices of
-passes/indices.pxd, and runs the `engine`, a capsule, on `ready` of the planned threads.  It returns the nanoseconds that
+passes/indices.pxd, and runs the `engine`, a capsule, on `ready` planned threads.  It returns the nanoseconds that
 having several threads cost.  The caller owns all arrays; outputs and `scratch` overlap no other array.
 """
 from cells.types cimport RNN, Cell, activation_of, cell_of
-from engine cimport OpCall, bytes_of, call_of, run_backward, run_forward
+from engine cimport OpCall, bytes_of, call_of, engine_of, run
 from passes.indices cimport BIAS, BIAS_GRAD, H_GRAD, H_PREV, H_PREV_GRAD, OUT_H, W, W_GRAD, X, X_GRAD
 from product.real cimport number
 
@@ -36,7 +36,7 @@ def block_rnn(
     cdef void **outputs = call.outputs
     inputs[X], inputs[H_PREV], inputs[W], inputs[BIAS] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &b[0]
     outputs[OUT_H] = &h[0, 0, 0]
-    return run_forward(engine, &call, scratch, ready)
+    return run(engine_of(engine).forward, &call, scratch, ready)
 
 
 def block_rnn_grad(
@@ -53,7 +53,7 @@ def block_rnn_grad(
     inputs[H_GRAD] = &h_grad[0, 0, 0]
     outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_prev_grad[0, 0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
-    return run_backward(engine, &call, scratch, ready)
+    return run(engine_of(engine).backward, &call, scratch, ready)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

@@ -18,10 +18,12 @@ cdef struct OpCall:  # all arrays are the caller's; a pointer is NULL if the op 
     void *outputs[OUTPUTS]
 
 
-cdef struct Engine:  # each runs a pass on `ready` of the planned threads, and returns what having several of them cost
-    long long (*forward)(const OpCall *call, void *scratch, int ready) noexcept nogil
-    long long (*backward)(const OpCall *call, void *scratch, int ready) noexcept nogil
-    long long (*cell_grad)(const OpCall *call, void *scratch, int ready) noexcept nogil
+# It runs on `ready` of the planned threads, and returns what having several of them cost.
+ctypedef long long (*OpPass)(const OpCall *call, void *scratch, int ready) noexcept nogil
+
+cdef struct Engine:
+    OpPass forward, backward
+    OpPass cell_grad  # of a step without its products
 
 
 cdef inline const Engine *engine_of(engine) except NULL:
@@ -40,30 +42,11 @@ cdef inline OpCall call_of(
     return call
 
 
-cdef inline long long run_forward(engine, const OpCall *call, unsigned char[::1] scratch, int ready) except? -1:
-    """Run the forward pass of an op; return the nanoseconds that having several threads cost."""
-    cdef const Engine *kernels = engine_of(engine)
+cdef inline long long run(OpPass run_pass, const OpCall *call, unsigned char[::1] scratch, int ready) except? -1:
+    """Run a pass of an op; return the nanoseconds that having several threads cost."""
     cdef long long nanoseconds
     with nogil:
-        nanoseconds = kernels.forward(call, &scratch[0], ready)
-    return nanoseconds
-
-
-cdef inline long long run_backward(engine, const OpCall *call, unsigned char[::1] scratch, int ready) except? -1:
-    """Run the backward pass of an op; return the nanoseconds that having several threads cost."""
-    cdef const Engine *kernels = engine_of(engine)
-    cdef long long nanoseconds
-    with nogil:
-        nanoseconds = kernels.backward(call, &scratch[0], ready)
-    return nanoseconds
-
-
-cdef inline long long run_cell_grad(engine, const OpCall *call, unsigned char[::1] scratch, int ready) except? -1:
-    """Run the gradient of a step without its products; return the nanoseconds that having several threads cost."""
-    cdef const Engine *kernels = engine_of(engine)
-    cdef long long nanoseconds
-    with nogil:
-        nanoseconds = kernels.cell_grad(call, &scratch[0], ready)
+        nanoseconds = run_pass(call, &scratch[0], ready)
     return nanoseconds
 
 
