@@ -34,7 +34,7 @@ from .comparison import (
 from .keras_inputs import ModelInput, built_shape, draw_inputs, flatten, inputs_of
 from .keras_layers import is_input, repeats_masked_steps
 from .keras_objects import is_model
-from .models import Assembly, Step
+from .models import Assembly, Step, cell_states
 from .shared import ConversionError, RecurrentCell
 
 _REPEATED = 1e-4  # relative difference of two runs that sum in another order
@@ -341,9 +341,7 @@ def _spans_of(steps: Mapping[str, Step]) -> dict[str, range]:
 
 def _flat_state(state: Any) -> list[Array]:
     """Return the arrays of a layer's state in Keras' order: h and c of each cell."""
-    if hasattr(state, "h"):
-        return [state.h, *([state.cs] if hasattr(state, "cs") else [])]
-    return [array for part in state for array in _flat_state(part)]
+    return [getattr(cell, name) for cell in cell_states(state) for name in ("h", "cs") if hasattr(cell, name)]
 
 
 def _states_of_parts(layer: Any, arrays: Sequence[Array]) -> list[Any]:

@@ -130,6 +130,13 @@ def nest_states(layer: Layer, states: Iterator[Any]) -> Any:
     return None if isinstance(layer, Dense) else next(states)
 
 
+def cell_states(state: Any) -> list[Any]:
+    """Return the states of single cells in the last state of a call, in the order in which `nest_states` takes them."""
+    if state is None:
+        return []
+    return [state] if hasattr(state, "h") else [cell for part in state for cell in cell_states(part)]
+
+
 def _complete_state(layer: Layer, state: Any) -> Any:
     """Return an initial state with an entry for every part of the layer and every array of a cell's state."""
     if state is None:

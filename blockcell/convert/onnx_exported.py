@@ -6,7 +6,7 @@ Functions and loops run here, node by node, with the bounds of ``onnx_run.py``; 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ import numpy as np
 from ..layers import Dense, Layer
 from ..layers.structure import leaves_by_prefix, state_sizes
 from ..optable import Array
-from .comparison import Crossing, NotCompared, choose_sizes, compare
-from .models import nest_states, read_initial_state
+from .comparison import NOT_COMPARED, Crossing, NotCompared, choose_sizes, compare
+from .models import cell_states, nest_states, read_initial_state
 from .onnx_graph import OnnxGraph, is_recurrent, is_standard
 from .onnx_node import key_of
 from .onnx_run import COMPUTED, LARGEST_RUN, LARGEST_WORK, Engine, Outcome, remarks_on_fixed, size_and_work
@@ -40,7 +40,7 @@ def compare_exported(caller: str, model: Any, layer: Any) -> Outcome:
         sizes = {size for leaf in leaves_by_prefix(layer).values() for size in (leaf.input_size, leaf.output_size)}
         compare(caller, run, choose_sizes(run.fixed.get("T"), run.fixed.get("B"), sizes))
     except NotCompared as error:
-        return Outcome([], [f"not compared with the model, because {error}"])
+        return Outcome([], [f"{NOT_COMPARED}, because {error}"])
     return Outcome([], remarks_on_fixed({} if run.is_one_step else run.fixed))
 
 
@@ -116,7 +116,7 @@ class _Run:
         """Return the results of a call by the names that they have in the model."""
         leaves = {prefix: leaf for prefix, leaf in leaves_by_prefix(self.layer).items() if not isinstance(leaf, Dense)}
         results = {"y": y[0] if self.is_one_step and y.ndim == 3 else y}
-        for (prefix, leaf), cell in zip(leaves.items(), _cells(last), strict=True):
+        for (prefix, leaf), cell in zip(leaves.items(), cell_states(last), strict=True):
             results |= {f"{prefix}{name}": getattr(cell, name) for name in state_sizes(leaf)}
         return results
 
@@ -216,12 +216,3 @@ def _value(values: Mapping[str, Array], name: str) -> Array:
     if name not in values:
         raise NotCompared(f"{name!r} is not in it")
     return values[name]
-
-
-def _cells(state: Any) -> Iterator[Any]:
-    """Yield the states of the cells of a layer, in their order."""
-    if hasattr(state, "h"):
-        yield state
-    else:
-        for part in state or ():
-            yield from _cells(part)

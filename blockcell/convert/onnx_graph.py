@@ -52,6 +52,11 @@ def is_quantized(node: Any) -> bool:
     return (node.op_type, node.domain) == (QUANTIZED, "com.microsoft")
 
 
+def is_batch_first(node: Any) -> bool:
+    """Return whether the batch comes before time in a recurrent node's arrays."""
+    return any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
+
+
 def attributes_by_name(node: Any) -> dict[str, Any]:
     return {attribute.name: attribute for attribute in node.attribute}
 

@@ -13,7 +13,7 @@ from ..layers import Bidirectional, Layer
 from ..optable import Array
 from .onnx_activations import read_activations
 from .onnx_clip import refuse_clip
-from .onnx_graph import FOLDED, QUANTIZED, OnnxGraph, is_quantized, is_recurrent
+from .onnx_graph import FOLDED, QUANTIZED, OnnxGraph, is_batch_first, is_quantized, is_recurrent
 from .shared import GATE_COUNTS, ORDERS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays, reorder
 
 _INPUTS = {  # ONNX's own names of the inputs, their roles, in order
@@ -79,7 +79,7 @@ class _Node(NamedTuple):
 
     @property
     def batch_first(self) -> bool:
-        return self.integer("layout") == 1
+        return is_batch_first(self.proto)
 
     def integer(self, name: str) -> int:
         """Return an attribute; 0 if the node does not have it."""

@@ -19,14 +19,15 @@ import numpy as np
 from ..layers import Bidirectional, Dense, Layer, Stack
 from ..layers.structure import leaves_by_prefix
 from ..optable import ACTIVATIONS, Array
-from .comparison import Crossing, NotCompared, Sizes, choose_sizes, compare
-from .models import read_initial_state
+from .comparison import NOT_COMPARED, Crossing, NotCompared, Sizes, choose_sizes, compare
+from .models import cell_states, read_initial_state
 from .onnx_graph import (
     REPEATED,
     RESHAPING,
     SELECTING,
     OnnxGraph,
     evaluator,
+    is_batch_first,
     is_quantized,
     is_recurrent,
     is_standard,
@@ -106,7 +107,7 @@ def compare_pieces(
         sizes = run.choose_sizes(trial_sizes)
         compare(caller, run, sizes, passed_over)
     except NotCompared as error:
-        return Outcome([], [f"not compared with the model, because {error}"])
+        return Outcome([], [f"{NOT_COMPARED}, because {error}"])
     hidden = "T" if is_proven_for_rows else "TB"
     fixed = {name: size for name, size in run.fixed.items() if name in hidden}
     return Outcome(run.nodes_around(sizes[0]), remarks_on_fixed(fixed))
@@ -221,10 +222,9 @@ class _Source:
         self.weights_dtype = self._weight(node, 1).dtype
         directions, columns = self._weight(node, 1).shape[::2]
         hidden = self._weight(node, 2).shape[-1]
-        batch_first = any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
-        state: list[int | str] = ["B", directions, hidden] if batch_first else [directions, "B", hidden]
+        state: list[int | str] = ["B", directions, hidden] if is_batch_first(node) else [directions, "B", hidden]
         shapes: dict[str, list[int | str]] = {
-            "X": ["B", "T", columns] if batch_first else ["T", "B", columns],
+            "X": ["B", "T", columns] if is_batch_first(node) else ["T", "B", columns],
             "sequence_lens": ["B"],
             "initial_h": state,
             "initial_c": state,
@@ -498,15 +498,15 @@ class _Values:
     def x(self, piece: OnnxPiece) -> Array:
         """Return what enters a piece [T,B,I]."""
         X = self.known[piece.nodes[0].input[0]]
-        return X.swapaxes(0, 1) if _is_batch_first(piece.nodes[0]) else X
+        return X.swapaxes(0, 1) if is_batch_first(piece.nodes[0]) else X
 
     def y(self, piece: OnnxPiece) -> Array:
         """Return what leaves a piece, [T,B,.] or, if it has no steps, [B,.]."""
         if piece.form == "Y":
             Y = self.by_node[id(piece.nodes[-1])][0]
-            y = Y if _is_batch_first(piece.nodes[-1]) else Y.swapaxes(1, 2)
+            y = Y if is_batch_first(piece.nodes[-1]) else Y.swapaxes(1, 2)
             y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
-            return y.swapaxes(0, 1) if _is_batch_first(piece.nodes[-1]) else y
+            return y.swapaxes(0, 1) if is_batch_first(piece.nodes[-1]) else y
         y, (T, B) = self.known[piece.result], self.x(piece).shape[:2]
         if piece.form in ("last", "ends"):
             return y
@@ -521,12 +521,12 @@ def _crossing(caller: str, piece: OnnxPiece, values: _Values) -> Crossing:
     expected["Y" if piece.form == "Y" else repr(piece.result)] = values.y(piece)
     for node in piece.nodes:
         for k, array in enumerate(values.by_node[id(node)][1:], 1):
-            expected[_state_label(piece, node, k)] = array.swapaxes(0, 1) if _is_batch_first(node) else array
+            expected[_state_label(piece, node, k)] = array.swapaxes(0, 1) if is_batch_first(node) else array
 
     def read(y: Array, last: Any) -> Mapping[str, Array]:
         results = dict.fromkeys(expected, y)
         for node, state in zip(piece.nodes, _recurrent_parts(piece.layer, last), strict=True):
-            cells = state if isinstance(state, tuple) and not hasattr(state, "h") else [state]
+            cells = cell_states(state)
             results |= {
                 _state_label(piece, node, k): np.stack([getattr(cell, field) for cell in cells]) * has_steps
                 for k, field in enumerate(["h", "cs"][: len(values.by_node[id(node)]) - 1], 1)
@@ -573,7 +573,7 @@ def _node_state(node: Any, layer: Layer, initial_state: Any, values: _Values) ->
         name = node.input[position] if len(node.input) > position else ""
         said = name and name not in values.source.drawn and (cells[0].keys() & {field} or values.graph.is_zero(name))
         if name and not said:
-            array = values.known[name].swapaxes(0, 1) if _is_batch_first(node) else values.known[name]
+            array = values.known[name].swapaxes(0, 1) if is_batch_first(node) else values.known[name]
             for d, cell in enumerate(cells):
                 cell[field] = array[d]
     return cells if isinstance(layer, Bidirectional) else cells[0]
@@ -601,10 +601,6 @@ def _orders_of_axes(array: Array, joined: Array) -> Iterator[tuple[int, ...]]:
 
 
 # --------------------------------------------------------------------------------------------------------------- engine
-def _is_batch_first(node: Any) -> bool:
-    return any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
-
-
 def size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
     """Return how many numbers a result of a node has at most, and how many multiplications they take."""
     if is_recurrent(node):
@@ -646,7 +642,7 @@ class Engine:
             raise NotCompared(f"{node.op_type} {key_of(node)!r} gets no steps or no rows for random inputs")
         dtype = np.dtype(np.float32) if self.onnxruntime is not None or X.dtype == np.float16 else X.dtype
         arrays = [None if a is None else a.astype(dtype, copy=False) if a.dtype.kind == "f" else a for a in inputs]
-        if _is_batch_first(node):  # which onnxruntime does not compute
+        if is_batch_first(node):  # which onnxruntime does not compute
             arrays = [a.swapaxes(0, 1) if a is not None and k in (0, 5, 6) else a for k, a in enumerate(arrays)]
         count = 3 if node.op_type == "LSTM" else 2
         names = [f"i{k}" if a is not None else "" for k, a in enumerate(arrays)]
@@ -655,7 +651,7 @@ class Engine:
         if arrays[2] is not None and all(attribute.name != "hidden_size" for attribute in node.attribute):
             plain.attribute.append(helper.make_attribute("hidden_size", arrays[2].shape[-1]))
         results = [array.astype(X.dtype) for array in self._run(plain, arrays, key=id(node))]
-        if _is_batch_first(node):
+        if is_batch_first(node):
             orders = [(2, 0, 1, 3), (1, 0, 2), (1, 0, 2)]
             results = [array.transpose(order) for array, order in zip(results, orders, strict=False)]
         return results

@@ -12,7 +12,16 @@ import numpy as np
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
 from .models import Assembly, Step, assemble
-from .onnx_graph import LARGEST_REPEATED, RESHAPING, SELECTING, Mover, OnnxGraph, attributes_by_name, is_recurrent
+from .onnx_graph import (
+    LARGEST_REPEATED,
+    RESHAPING,
+    SELECTING,
+    Mover,
+    OnnxGraph,
+    attributes_by_name,
+    is_batch_first,
+    is_recurrent,
+)
 from .onnx_node import Remark, from_graph_node, key_of
 from .onnx_run import OnnxPiece
 from .shared import read_arrays
@@ -290,8 +299,7 @@ class GraphSteps:
     # ----------------------------------------------------------------------------------------------------------- layers
     def _add_recurrent(self, node: Any) -> None:
         layer, initial_state = from_graph_node(self.caller, self.graph, node, self.remarks, self.ignore_clip)
-        attributes = attributes_by_name(node)
-        batch_first = "layout" in attributes and attributes["layout"].i == 1
+        batch_first = is_batch_first(node)
         source = self._source(node.input[0])
         name = [*node.input, *[""] * 5][4]
         lengths = self.graph.origins(name, ())[1] or [name]

@@ -12,7 +12,7 @@ import numpy as np
 from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..layers.structure import snapshot_of
 from ..optable import ACTIVATIONS, Array
-from .comparison import NotCompared
+from .comparison import NOT_COMPARED, NotCompared
 from .models import Assembly, Converted, Step, assemble, nest_states, read_initial_state, warn_once
 from .shared import (
     GATE_COUNTS,
@@ -210,7 +210,7 @@ def _compare(
         is_whole = len(pieces) == 1 and not assembly.left_out and prefix is None
         verdict = compare_module(caller, module, pieces, is_whole, check)
     except NotCompared as error:
-        return (), [f"not compared with the model, because {error}"]
+        return (), [f"{NOT_COMPARED}, because {error}"]
     return verdict.left_out if prefix is None else (), verdict.remarks
 
 

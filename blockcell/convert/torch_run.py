@@ -27,7 +27,7 @@ from ..layers import Layer
 from ..layers.structure import leaves_by_prefix, state_sizes
 from ..optable import Array
 from .comparison import Crossing, NotCompared, choose_sizes, compare, keep_random_states
-from .models import nest_states, read_initial_state
+from .models import cell_states, nest_states, read_initial_state
 from .shared import ConversionError
 
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -434,7 +434,7 @@ class _Source:
         names = _state_names(layer) if call.last else ()
 
         def read(y: Array, last: Any) -> dict[str, Array]:
-            return {"y": y} | {name: np.stack([getattr(cell, name) for cell in _cells(last)]) for name in names}
+            return {"y": y} | {name: np.stack([getattr(cell, name) for cell in cell_states(last)]) for name in names}
 
         expected = {"y": call.y} | dict(zip(names, call.last, strict=True))
         options = {} if state is None else {"state": state}
@@ -608,8 +608,3 @@ def _state_names(layer: Layer) -> tuple[str, ...]:
     """Return the names of the states of a layer's cells in PyTorch's order; chains of several modules have none."""
     sizes = state_sizes(next(iter(leaves_by_prefix(layer).values())))
     return tuple(name for name in ("h", "cs") if name in sizes)
-
-
-def _cells(state: Any) -> list[Any]:
-    """Return the states of single cells in the order in which PyTorch stacks them."""
-    return [state] if hasattr(state, "_fields") else [cell for part in state for cell in _cells(part)]
