@@ -52,6 +52,7 @@ LONGEST_NAME = 2**8  # of a layer, with the names of the models that it is in
 LEAKY_RELU_SLOPE = 0.3  # of the layer, by default; of the function it is 0.2
 
 OWN_CALL = "its call() is its own"
+ZEROS = ", in which y is 0 at masked steps, where Keras gives what its Dense makes of 0"
 
 _Keys = tuple[str | None, ...] | None  # as `Step.inputs`
 
@@ -241,6 +242,8 @@ def add_mask_hints(steps: dict[str, Step], assembly: Assembly) -> Assembly:
     repeating = [key for key in (recurrent[-1:] if is_one else recurrent) if repeats_masked_steps(steps[key])]
     names = "" if is_one or len(repeating) == len(recurrent) else f" to those of {', '.join(repeating)}"
     masked = f', and masked="repeat"{names}' if repeating else ""
+    if is_one and gives_zeros(steps, assembly.keys):
+        masked = ZEROS
     makers = {"Masking": "mask=", "Embedding": "mask=ids != 0"}
     for key, step in steps.items():
         if step.source.kind == "Masking" or (step.source.kind == "Embedding" and step.source.config.get("mask_zero")):
@@ -253,6 +256,14 @@ def repeats_masked_steps(step: Step) -> bool:
     config = step.source.config
     is_sequence = config.get("return_sequences", False) and step.source.kind != "Bidirectional"
     return bool(is_sequence and not config.get("zero_output_for_mask"))
+
+
+def gives_zeros(steps: Mapping[str, Step], keys: Sequence[str]) -> bool:
+    """Return whether a converted chain gives zeros at masked steps, where Keras gives what a Dense makes of zeros."""
+    top = max((k for k, key in enumerate(keys) if steps[key].source.is_recurrent), default=len(keys) - 1)
+    if not any(isinstance(steps[key].layer, Dense) for key in keys[top + 1 :]):
+        return False
+    return steps[keys[top]].dense_last is None and not repeats_masked_steps(steps[keys[top]])
 
 
 def _order_by_reads(reads: Mapping[str, Iterable[tuple[str, int]]], names: Iterable[str]) -> list[str]:

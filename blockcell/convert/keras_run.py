@@ -32,7 +32,7 @@ from .comparison import (
     keep_random_states,
 )
 from .keras_inputs import ModelInput, built_shape, draw_inputs, flatten, inputs_of
-from .keras_layers import is_input, repeats_masked_steps
+from .keras_layers import ZEROS, gives_zeros, is_input, repeats_masked_steps
 from .keras_objects import is_model
 from .models import Assembly, Step, cell_states
 from .shared import ConversionError, RecurrentCell
@@ -112,6 +112,7 @@ class _KerasRun:
         self._calls: Mapping[str, list[LayerCall]] = {}
         self._is_masked: dict[str, bool] = {}  # by the keys of recurrent layers
         self._has_state: set[str] = set()
+        self._gives_zeros = False
         self._sizes: set[tuple[int, int]] = set()  # T and B of x
         self._last: tuple[tuple[Any, ...], list[Crossing]] | None = None
         self._is_repeatable = False  # whether two runs on equal inputs gave the same
@@ -270,7 +271,11 @@ class _KerasRun:
         if states:
             count = len(layer.layers) if isinstance(layer, Stack) else 0
             options["state"] = {k: states.get(k) for k in range(count)} or states[0]
-        expected = {"y": top_call.outputs[0]}
+        y = top_call.outputs[0]
+        if mask is not None and gives_zeros(self.steps, [*calls]):
+            self._gives_zeros = True
+            y = np.where(mask[..., np.newaxis], y, 0)
+        expected = {"y": y}
         for key in recurrent:
             names = (f"state {k} of {steps[key].label}" for k in range(len(calls[key].outputs)))
             expected |= dict(zip(names, calls[key].outputs[1:], strict=False))
@@ -296,7 +301,7 @@ class _KerasRun:
         masked = [key for key, is_masked in self._is_masked.items() if is_masked]
         unmasked = [key for key, is_masked in self._is_masked.items() if not is_masked]
         if masked and not has_hint:
-            texts.append(f"{_labels(self.steps, masked)} gets a mask: pass mask=")
+            texts.append(f"{_labels(self.steps, masked)} gets a mask: pass mask={ZEROS if self._gives_zeros else ''}")
         if unmasked and has_hint:
             texts.append(f"no mask reaches {_labels(self.steps, unmasked)}")
         if unknown := [key for key in sorted(self._has_state) if not self._tells_state(self.steps[key])]:
