@@ -56,8 +56,9 @@ def test_levels_that_are_built(setup, monkeypatch, wanted, levels):
     assert once | {setup.SHARED} <= names
 
 
-def test_every_list_of_levels_has_all(setup):
+def test_every_list_of_levels_and_types_has_all(setup):
     assert tuple(setup.LEVELS) == _cpu.LEVELS
+    assert list(setup.TYPES.items()) == [(name, k) for k, name in enumerate(STORAGE.values())]
     pages = "docs/settings.md", "docs/platforms.md", "docs/engine.md"
     for path in ("tools/packages.py", "benchmarks/ceiling.py", *pages):
         words = set(re.findall(r"\w+", (ROOT / path).read_text()))
