@@ -1,9 +1,9 @@
 """Builds the compiled modules; everything else about the package is in pyproject.toml.
 
-The kernels, `pyx/_engine.pyx`, are translated once and compiled for each CPU level and each type of arrays, as
-`blockcell._engine_<type>_<level>`; a level is picked at import. All other modules are compiled once. BLOCKCELL_LEVELS
-limits the levels that are built: `runnable`, those that this CPU runs; `best`, the highest of these alone; or by their
-names, say `base,v3`. Without it, or with `all`, all are built.
+The kernels, `pyx/_engine.pyx`, are translated once and compiled for each CPU level and each type in which they
+compute, as `blockcell._engine_<type>_<level>`; a level is picked at import. All other modules are compiled once.
+BLOCKCELL_LEVELS limits the levels that are built: `runnable`, those that this CPU runs; `best`, the highest of these
+alone; or by their names, say `base,v3`. Without it, or with `all`, all are built.
 """
 
 import gzip
@@ -27,9 +27,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 from setuptools.modified import newer_group
 
-# Compiled for each CPU level and each type of arrays; every other pyx/_*.pyx once, for the oldest CPU.
+# Compiled for each CPU level and each type; every other pyx/_*.pyx once, for the oldest CPU.
 KERNELS = ("_engine", "_for_tests")
-TYPES = {"float": 0, "double": 1, "half": 2}  # STORAGE in pyx/product/real.h
+TYPES = ("float", "double")  # REAL in pyx/product/real.h
 FOR_TESTS = "blockcell._for_tests_"  # for tests in a checkout; not part of wheels
 SHARED = "blockcell._cyutility"  # Cython's code for memoryviews, once instead of in every module
 LEVELS = {  # and their flags; without the last one clang uses half of a v4 register and takes twice as long
@@ -118,7 +118,7 @@ def extensions():
             extension = Extension(f"blockcell.{name}", [source.as_posix()], depends=["setup.py", *map(str, headers())])
             if is_kernel:
                 extension.define_macros = [
-                    ("STORAGE", str(TYPES[number_type])),
+                    ("REAL", number_type),
                     ("BLOCKCELL_SOURCE", f'"{hashes[source.stem]}"'),
                 ]
             elif source.stem == "_cpu":

@@ -19,10 +19,10 @@ import numpy as np
 from . import _cpu, _gru, _gru_reset_after, _integer, _lstm, _rnn, _threads
 from ._version import __version__
 from .installing import not_built
-from .optable import STORAGE
+from .optable import DTYPES, REALS, STORAGE
 
 ENGINE = "_engine"
-"""The module of a CPU level, compiled for each type of arrays: ``_engine_float_v3``, for example."""
+"""The module of a CPU level, compiled for each of REALS: ``_engine_float_v3``, for example."""
 CELLS: tuple[Any, ...] = (_lstm, _gru, _gru_reset_after, _rnn)
 """The modules of the kernels of ops."""
 # What gcc's and LLVM's OpenMP runtimes read when they are loaded: how long idle threads spin, in iterations and in
@@ -82,7 +82,7 @@ def _built_levels() -> tuple[str, ...]:
 
 
 def _is_built(level: str) -> bool:
-    return all(importlib.util.find_spec(f"blockcell.{_module_name(name, level)}") for name in STORAGE.values())
+    return all(importlib.util.find_spec(f"blockcell.{_module_name(name, level)}") for name in REALS)
 
 
 def _pick_level(requested_level: str | None) -> str:
@@ -128,8 +128,8 @@ def load(level: str) -> tuple[Kernels, Requirements, Layers]:
     layers : dict of str to callable
         For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
     """
-    engines = [_engine(name, level) for name in STORAGE.values()]
-    planners = [engine.plan_layer for engine in engines]
+    engines = [_engine(name, level) for name in REALS]
+    planners = [partial(engine.plan_layer, dtype == np.float16) for engine, dtype in zip(engines, DTYPES, strict=True)]
     kernels: Kernels = {}
     requirements: Requirements = {}
     layers: Layers = {"dense": partial(_plan_dense, engines)}
@@ -143,13 +143,13 @@ def load(level: str) -> tuple[Kernels, Requirements, Layers]:
     return kernels, requirements, layers
 
 
-def _module_name(storage: str, level: str) -> str:
-    return f"{ENGINE}_{storage}_{level}"
+def _module_name(real: str, level: str) -> str:
+    return f"{ENGINE}_{real}_{level}"
 
 
-def _engine(storage: str, level: str) -> Any:
-    """Import the engine of a level for arrays of one type."""
-    engine = importlib.import_module(f"blockcell.{_module_name(storage, level)}")
+def _engine(real: str, level: str) -> Any:
+    """Import the engine of a level that computes in one type."""
+    engine = importlib.import_module(f"blockcell.{_module_name(real, level)}")
     if engine.SOURCE != _cpu.SOURCES[ENGINE]:  # BLOCKCELL_LEVELS has left it out of a build
         raise ImportError(
             f"{engine.__name__} was built from other sources than the package is now: build that level again, or"
@@ -172,7 +172,8 @@ def _plan_dense(
     options: tuple[int],
 ) -> Any:  # fmt: skip
     """Plan a kernel of a `Dense`, whose weights are never `transposed`; its option is the activation."""
-    return engines[number].plan_dense(options[0], task, sizes, threads, format)
+    is_half = DTYPES[number] == np.float16
+    return engines[number].plan_dense(is_half, options[0], task, sizes, threads, format)
 
 
 def _cpu_name() -> str:

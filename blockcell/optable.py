@@ -28,8 +28,10 @@ STORAGE: dict[np.dtype[Any], str] = {
     np.dtype(np.float64): "double",
     np.dtype(np.float16): "half",
 }
-"""The dtypes of every op, and the names that the kernels have for them: ``store`` in ``pyx/product/tile.pxd``."""
+"""The dtypes of every op, and the names of their numbers in C: ``number`` in ``pyx/product/real.pxd``."""
 DTYPES = tuple(STORAGE)
+REALS = tuple("double" if dtype == np.float64 else "float" for dtype in DTYPES)
+"""The types in which kernels compute these dtypes: ``real`` in ``pyx/product/real.pxd``."""
 SCHEMES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 """How the matrices of a float32 layer can be quantized, and the dtype of the codes: ``blockcell.quantization``."""
 ACTIVATIONS = (None, "sigmoid", "tanh", "relu", "softmax")

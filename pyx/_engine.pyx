@@ -1,4 +1,4 @@
-"""The kernels of a CPU level for arrays of one type: setup.py compiles this module once for each.
+"""The kernels of a CPU level that compute in one type, float or double: setup.py compiles this module for each.
 
 `ENGINE` is the table of functions for the ops (engine.pxd); `plan_layer` and `plan_dense` plan the kernels of layers,
 which passes/layer.pxd and cells/dense.pxd have.  cells/ has the equations, passes/forward.pxd and passes/backward.pxd
@@ -18,9 +18,10 @@ from cells.lstm cimport lstm_traits
 from cells.rnn cimport rnn_traits
 from cells.types cimport CELL_KINDS, GRU, GRU_RESET_AFTER, LSTM, RNN, Cell, CellTraits, cell_of, use_traits
 from engine cimport Engine, OpCall
+from passes.indices cimport INPUTS, OUTPUTS
 from product.integer cimport ProductInUse, use_product
-from product.real cimport real, store
-from product.tile cimport align_to_line
+from product.lines cimport Array, align_to_line, set_arrays
+from product.real cimport real
 from schedule.cost cimport grid_of, requirements_of
 from schedule.machine cimport Machine, use_machine
 from schedule.plan cimport (
@@ -54,7 +55,7 @@ def requirements(int kind, task, tuple sizes, int threads):
     threads : int
         How many there may be.
     """
-    cdef Cell c = cell_of(kind)
+    cdef Cell c = cell_of(kind, False)
     cdef Forward p
     cdef Backward back
     cdef Py_ssize_t T, B, I, H
@@ -74,31 +75,41 @@ cdef long long run_forward(const OpCall *call, void *scratch, int ready) noexcep
     """Run the forward pass of an op."""
     cdef Cell c = call.cell
     cdef Forward p
+    cdef Array[INPUTS] inputs
+    cdef Array[OUTPUTS] outputs
     use_traits(&c, &traits[c.kind])
     p = plan_forward_on(&c, call.T, call.B, call.I, call.H, sizeof(real), False,
                         grid_of(call.threads // call.members, call.members))
     scratch = align_to_line(scratch)
     use_panels(&p, scratch)
-    return forward.run_forward(&p, &c, <const store **> call.inputs, <store **> call.outputs, scratch, ready)
+    set_arrays(inputs, call.inputs, INPUTS, c.is_half)
+    set_arrays(outputs, <const void *const *> call.outputs, OUTPUTS, c.is_half)
+    return forward.run_forward(&p, &c, inputs, outputs, scratch, ready)
 
 
 cdef long long run_backward(const OpCall *call, void *scratch, int ready) noexcept nogil:
     """Run the backward pass of an op."""
     cdef Cell c = call.cell
     cdef Backward p
+    cdef Array[INPUTS] inputs
+    cdef Array[OUTPUTS] outputs
     use_traits(&c, &traits[c.kind])
     p = plan_backward_on(&c, call.T, call.B, call.I, call.H, sizeof(real), call.with_weight_grads,
                          grid_of(call.threads // call.members, call.members))
-    return backward.run_backward(&p, &c, <const store **> call.inputs, <store **> call.outputs, align_to_line(scratch),
-                                 ready)
+    set_arrays(inputs, call.inputs, INPUTS, c.is_half)
+    set_arrays(outputs, <const void *const *> call.outputs, OUTPUTS, c.is_half)
+    return backward.run_backward(&p, &c, inputs, outputs, align_to_line(scratch), ready)
 
 
 cdef long long run_cell_grad(const OpCall *call, void *scratch, int ready) noexcept nogil:
     """Run `LSTMBlockCellGrad`."""
     cdef Backward p = cell_grad.plan_cell_grad(call.B, call.H, sizeof(real),
                                                grid_of(call.threads // call.members, call.members))
-    return cell_grad.cell_grads(&p, &call.cell, <const store **> call.inputs, <store **> call.outputs,
-                                <real *> align_to_line(scratch), ready)
+    cdef Array[INPUTS] inputs
+    cdef Array[OUTPUTS] outputs
+    set_arrays(inputs, call.inputs, INPUTS, call.cell.is_half)
+    set_arrays(outputs, <const void *const *> call.outputs, OUTPUTS, call.cell.is_half)
+    return cell_grad.cell_grads(&p, &call.cell, inputs, outputs, <real *> align_to_line(scratch), ready)
 
 
 cdef Engine engine
@@ -107,13 +118,18 @@ ENGINE = PyCapsule_New(&engine, "blockcell.engine", NULL)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-def plan_layer(bytes cell, task, tuple sizes, int threads, int format, bint transposed):
-    """Plan a kernel for layers of cells: `plan_layer` in layer.pxd.  `cell` are the bytes of a Cell."""
+def plan_layer(bint is_half, bytes cell, task, tuple sizes, int threads, int format, bint transposed):
+    """Plan a kernel for layers of cells: `plan_layer` in layer.pxd.
+
+    is_half : whether all arrays of a call are float16
+    cell : the bytes of a Cell
+    """
     cdef Cell c = (<const Cell *> PyBytes_AS_STRING(cell))[0]
+    c.is_half = is_half
     use_traits(&c, &traits[c.kind])
     return layer.plan_layer(&c, task, sizes, threads, format, transposed)
 
 
-def plan_dense(int activation, task, tuple sizes, int threads, int format):
+def plan_dense(bint is_half, int activation, task, tuple sizes, int threads, int format):
     """Plan a kernel for dense layers: `plan_dense` in dense.pxd."""
-    return dense.plan_dense(activation, task, sizes, threads, format)
+    return dense.plan_dense(is_half, activation, task, sizes, threads, format)

@@ -17,11 +17,10 @@ from product.half cimport half
 from product.integer cimport (
     ProductInUse, add_integer_product, quads_of, quantize_row, quantized_row_stride, use_product
 )
+from product.lines cimport LF, lanes_of, lines_in, load_halves, load_reals, store_halves, store_reals
 from product.quantized cimport INT8, add_float16_product, bytes_per_code
 from product.real cimport real
-from product.tile cimport (
-    BLOCK, LF, ROWS, add_block_product, add_panel_product, lanes_of, lines_in, load_line, store_line
-)
+from product.tile cimport BLOCK, ROWS, add_block_product, add_panel_product
 from source cimport BLOCKCELL_SOURCE
 
 SOURCE = BLOCKCELL_SOURCE.decode()
@@ -33,20 +32,20 @@ cdef inline void sigmoid_line(const real *restrict x, real *restrict out, Py_ssi
     """Compute the sigmoid of a line."""
     cdef Py_ssize_t l
     cdef real[LF] z
-    load_line(&z[0], x, n)
+    load_reals(&z[0], x, n)
     for l in range(lanes_of(x)):
         z[l] = activations.sigmoid(z[l])
-    store_line(out, &z[0], n)
+    store_reals(out, &z[0], n)
 
 
 cdef inline void tanh_line(const real *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
     """Compute tanh of a line."""
     cdef Py_ssize_t l
     cdef real[LF] z
-    load_line(&z[0], x, n)
+    load_reals(&z[0], x, n)
     for l in range(lanes_of(x)):
         z[l] = activations.tanh(z[l])
-    store_line(out, &z[0], n)
+    store_reals(out, &z[0], n)
 
 
 cdef inline void activate_line(
@@ -55,9 +54,9 @@ cdef inline void activate_line(
     """Compute the activation f of a line."""
     cdef real[LF] z
     cdef real[LF] y
-    load_line(&z[0], x, n)
+    load_reals(&z[0], x, n)
     activations.activate(f, z, y)
-    store_line(out, &y[0], n)
+    store_reals(out, &y[0], n)
 
 
 cdef inline void slope_line(
@@ -66,23 +65,23 @@ cdef inline void slope_line(
     """Compute the slope of the activation f, by its results, for a line of them."""
     cdef real[LF] y
     cdef real[LF] s
-    load_line(&y[0], x, n)
+    load_reals(&y[0], x, n)
     activations.slope(f, y, s)
-    store_line(out, &s[0], n)
+    store_reals(out, &s[0], n)
 
 
 cdef inline void to_half_line(const real *restrict x, half *restrict out, Py_ssize_t n) noexcept nogil:
     """Round a line to float16."""
     cdef real[LF] z
-    load_line(&z[0], x, n)
-    store_line(out, &z[0], n)
+    load_reals(&z[0], x, n)
+    store_halves(out, &z[0], n)
 
 
 cdef inline void from_half_line(const half *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
     """Convert a line from float16."""
     cdef real[LF] z
-    load_line(&z[0], x, n)
-    store_line(out, &z[0], n)
+    load_halves(&z[0], x, n)
+    store_reals(out, &z[0], n)
 
 
 def sigmoid(const real[::1] x, real[::1] out, int num_threads=1):

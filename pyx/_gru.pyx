@@ -12,6 +12,7 @@ from passes.indices cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_RU, BIAS_RU_GRAD, D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_PREV, H_PREV_GRAD, OUT_C, OUT_H,
     OUT_R, OUT_U, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
+from product.half cimport half
 from product.real cimport number
 
 REQUIREMENTS = {  # of each kernel: the first arguments of `requirements` in _engine.pyx
@@ -29,7 +30,7 @@ def gru_cell(
     const number[::1] b_ru, const number[::1] b_c, number[:, ::1] r, number[:, ::1] u, number[:, ::1] c,
     number[:, ::1] h, unsigned char[::1] scratch, engine, int threads, int members, int ready
 ):
-    cdef Cell cell = cell_of(GRU)
+    cdef Cell cell = cell_of(GRU, number is half)
     cdef OpCall call = call_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -44,7 +45,7 @@ def block_gru(
     const number[::1] b_ru, const number[::1] b_c, number[:, :, ::1] r, number[:, :, ::1] u, number[:, :, ::1] c,
     number[:, :, ::1] h, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, int threads, int members, int ready
 ):
-    cdef Cell cell = cell_of(GRU)
+    cdef Cell cell = cell_of(GRU, number is half)
     cdef OpCall call = call_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -61,7 +62,7 @@ def gru_cell_grad(
     number[:, ::1] d_h_prev, number[:, ::1] d_c_bar, number[:, ::1] d_r_bar_u_bar, unsigned char[::1] scratch, engine,
     int threads, int members, int ready
 ):
-    cdef Cell cell = cell_of(GRU)
+    cdef Cell cell = cell_of(GRU, number is half)
     cdef OpCall call = call_of(&cell, 1, d_x.shape[0], d_x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -80,7 +81,7 @@ def gru_cell_vjp(
     number[:, ::1] d_x, number[:, ::1] d_h_prev, number[:, ::1] d_w_ru, number[:, ::1] d_w_c, number[::1] d_b_ru,
     number[::1] d_b_c, unsigned char[::1] scratch, engine, int threads, int members, int ready
 ):
-    cdef Cell cell = cell_of(GRU)
+    cdef Cell cell = cell_of(GRU, number is half)
     cdef OpCall call = call_of(&cell, 1, x.shape[0], x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -100,7 +101,7 @@ def block_gru_grad(
     number[:, ::1] w_c_grad, number[::1] b_ru_grad, number[::1] b_c_grad, unsigned char[::1] scratch, engine,
     Py_ssize_t seq_len_max, int threads, int members, int ready
 ):
-    cdef Cell cell = cell_of(GRU)
+    cdef Cell cell = cell_of(GRU, number is half)
     cdef OpCall call = call_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -115,10 +116,11 @@ def block_gru_grad(
 
 # --------------------------------------------------------------------------------------------------------------- layers
 def gru_layer(planners, task, tuple sizes, int threads, int storage, int format, bint transposed, tuple options):
-    """Plan a kernel for layers: `plan_layer` of _engine.pyx for each type of arrays, of which `storage` is the number.
+    """Plan a kernel for layers by `plan_layer` of _engine.pyx.
 
+    planners : one for each dtype, of which `storage` is the number
     options : (activation, recurrent_activation)
     """
-    cdef Cell c = cell_of(GRU)
+    cdef Cell c = cell_of(GRU, False)
     c.activation, c.recurrent = activation_of(options[0]), activation_of(options[1])
     return planners[storage](bytes_of(&c), task, sizes, threads, format, transposed)

@@ -12,6 +12,7 @@ from passes.indices cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_PREV, H_PREV_GRAD, OUT_C, OUT_H,
     OUT_HC, OUT_R, OUT_U, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
 )
+from product.half cimport half
 from product.real cimport number
 
 REQUIREMENTS = {  # of each kernel: the first arguments of `requirements` in _engine.pyx
@@ -27,7 +28,7 @@ def block_gru_reset_after(
     number[:, :, ::1] c, number[:, :, ::1] hc, number[:, :, ::1] h, unsigned char[::1] scratch, engine,
     Py_ssize_t seq_len_max, int threads, int members, int ready
 ):
-    cdef Cell cell = cell_of(GRU_RESET_AFTER)
+    cdef Cell cell = cell_of(GRU_RESET_AFTER, number is half)
     cdef OpCall call = call_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -46,7 +47,7 @@ def block_gru_reset_after_grad(
     number[::1] b_hc_grad, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, int threads, int members,
     int ready
 ):
-    cdef Cell cell = cell_of(GRU_RESET_AFTER)
+    cdef Cell cell = cell_of(GRU_RESET_AFTER, number is half)
     cdef OpCall call = call_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -64,10 +65,11 @@ def block_gru_reset_after_grad(
 def gru_reset_after_layer(
     planners, task, tuple sizes, int threads, int storage, int format, bint transposed, tuple options
 ):
-    """Plan a kernel for layers: `plan_layer` of _engine.pyx for each type of arrays, of which `storage` is the number.
+    """Plan a kernel for layers by `plan_layer` of _engine.pyx.
 
+    planners : one for each dtype, of which `storage` is the number
     options : (activation, recurrent_activation)
     """
-    cdef Cell c = cell_of(GRU_RESET_AFTER)
+    cdef Cell c = cell_of(GRU_RESET_AFTER, False)
     c.activation, c.recurrent = activation_of(options[0]), activation_of(options[1])
     return planners[storage](bytes_of(&c), task, sizes, threads, format, transposed)

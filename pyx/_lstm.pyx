@@ -12,6 +12,7 @@ from passes.indices cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_PREV, H_PREV_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F,
     OUT_H, OUT_I, OUT_O, W, WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, W_GRAD, X, X_GRAD
 )
+from product.half cimport half
 from product.real cimport number
 
 REQUIREMENTS = {  # of each kernel: the first arguments of `requirements` in _engine.pyx
@@ -23,9 +24,9 @@ REQUIREMENTS = {  # of each kernel: the first arguments of `requirements` in _en
 }
 
 
-cdef inline Cell lstm_of(double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept:
+cdef inline Cell lstm_of(bint is_half, double forget_bias, double cell_clip, bint peephole, bint ifco) noexcept:
     """Return an LSTM with these options, and with the default activations."""
-    cdef Cell c = cell_of(LSTM)
+    cdef Cell c = cell_of(LSTM, is_half)
     c.forget_bias, c.cell_clip, c.peephole = forget_bias, cell_clip, peephole
     c.column[1], c.column[2] = 2 if ifco else 1, 1 if ifco else 2
     return c
@@ -39,7 +40,7 @@ def lstm_cell(
     unsigned char[::1] scratch, engine, double forget_bias, double cell_clip, bint use_peephole, int threads,
     int members, int ready
 ):
-    cdef Cell c = lstm_of(forget_bias, cell_clip, use_peephole, False)
+    cdef Cell c = lstm_of(number is half, forget_bias, cell_clip, use_peephole, False)
     cdef OpCall call = call_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -58,7 +59,7 @@ def block_lstm(
     number[:, :, ::1] h, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, double forget_bias,
     double cell_clip, bint use_peephole, bint ifco, int threads, int members, int ready
 ):
-    cdef Cell c = lstm_of(forget_bias, cell_clip, use_peephole, ifco)
+    cdef Cell c = lstm_of(number is half, forget_bias, cell_clip, use_peephole, ifco)
     cdef OpCall call = call_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -80,7 +81,7 @@ def lstm_cell_vjp(
     number[::1] wcf_grad, number[::1] wco_grad, number[::1] b_grad, unsigned char[::1] scratch, engine,
     bint use_peephole, int threads, int members, int ready
 ):
-    cdef Cell c = lstm_of(0, 0, use_peephole, False)
+    cdef Cell c = lstm_of(number is half, 0, 0, use_peephole, False)
     cdef OpCall call = call_of(&c, 1, x.shape[0], x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -106,7 +107,7 @@ def block_lstm_grad(
     unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, bint use_peephole, bint ifco, int threads, int members,
     int ready
 ):
-    cdef Cell c = lstm_of(0, 0, use_peephole, ifco)
+    cdef Cell c = lstm_of(number is half, 0, 0, use_peephole, ifco)
     cdef OpCall call = call_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -129,7 +130,7 @@ def lstm_cell_grad(
     number[:, ::1] cs_prev_grad, number[:, ::1] dicfo, number[::1] wci_grad, number[::1] wcf_grad, number[::1] wco_grad,
     unsigned char[::1] scratch, engine, bint use_peephole, int threads, int members, int ready
 ):
-    cdef Cell c = lstm_of(0, 0, use_peephole, False)
+    cdef Cell c = lstm_of(number is half, 0, 0, use_peephole, False)
     cdef OpCall call = call_of(&c, 1, i.shape[0], 0, i.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -144,12 +145,13 @@ def lstm_cell_grad(
 
 # --------------------------------------------------------------------------------------------------------------- layers
 def lstm_layer(planners, task, tuple sizes, int threads, int storage, int format, bint transposed, tuple options):
-    """Plan a kernel for layers: `plan_layer` of _engine.pyx for each type of arrays, of which `storage` is the number.
+    """Plan a kernel for layers by `plan_layer` of _engine.pyx.
 
+    planners : one for each dtype, of which `storage` is the number
     options : (P or 0, coupled, use_peephole, ifco, forget_bias, cell_clip, proj_clip, activation, recurrent_activation)
     """
     P, coupled, use_peephole, ifco, forget_bias, cell_clip, proj_clip, activation, recurrent_activation = options
-    cdef Cell c = lstm_of(forget_bias, cell_clip, use_peephole, ifco)
+    cdef Cell c = lstm_of(False, forget_bias, cell_clip, use_peephole, ifco)
     c.P, c.coupled, c.proj_clip = P, coupled, proj_clip
     if coupled:  # w has no columns for i
         c.column[1], c.column[2], c.column[3] = 0, 1, 2

@@ -9,6 +9,7 @@ having several threads cost.  The caller owns all arrays; outputs and `scratch` 
 from cells.types cimport RNN, Cell, activation_of, cell_of
 from engine cimport OpCall, bytes_of, call_of, engine_of, run
 from passes.indices cimport BIAS, BIAS_GRAD, H_GRAD, H_PREV, H_PREV_GRAD, OUT_H, W, W_GRAD, X, X_GRAD
+from product.half cimport half
 from product.real cimport number
 
 REQUIREMENTS = {  # of each kernel: the first arguments of `requirements` in _engine.pyx
@@ -17,9 +18,9 @@ REQUIREMENTS = {  # of each kernel: the first arguments of `requirements` in _en
 }
 
 
-cdef inline Cell rnn_of(activation):
+cdef inline Cell rnn_of(bint is_half, activation):
     """Return a plain RNN with this activation, `Numbers` of blockcell/activations.py."""
-    cdef Cell c = cell_of(RNN)
+    cdef Cell c = cell_of(RNN, is_half)
     c.activation = activation_of(activation)
     return c
 
@@ -30,7 +31,7 @@ def block_rnn(
     number[:, :, ::1] h, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, activation, int threads,
     int members, int ready
 ):
-    cdef Cell c = rnn_of(activation)
+    cdef Cell c = rnn_of(number is half, activation)
     cdef OpCall call = call_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -45,7 +46,7 @@ def block_rnn_grad(
     number[::1] b_grad, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, activation, int threads,
     int members, int ready
 ):
-    cdef Cell c = rnn_of(activation)
+    cdef Cell c = rnn_of(number is half, activation)
     cdef OpCall call = call_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
@@ -58,9 +59,10 @@ def block_rnn_grad(
 
 # --------------------------------------------------------------------------------------------------------------- layers
 def rnn_layer(planners, task, tuple sizes, int threads, int storage, int format, bint transposed, tuple options):
-    """Plan a kernel for layers: `plan_layer` of _engine.pyx for each type of arrays, of which `storage` is the number.
+    """Plan a kernel for layers by `plan_layer` of _engine.pyx.
 
+    planners : one for each dtype, of which `storage` is the number
     options : (activation,)
     """
-    cdef Cell c = rnn_of(options[0])
+    cdef Cell c = rnn_of(False, options[0])
     return planners[storage](bytes_of(&c), task, sizes, threads, format, transposed)

@@ -19,8 +19,8 @@ from libc.math cimport copysign, copysignf, fabs, fabsf
 from cells.types cimport (
     ELU, EXPONENTIAL, HARD_SIGMOID, LEAKY_RELU, RELU, SELU, SIGMOID, SOFTPLUS, SOFTSIGN, TANH, Activation
 )
+from product.lines cimport LF, inline_void, lanes_of, noinline_void
 from product.real cimport COMPUTES_FLOAT, real
-from product.tile cimport LF, inline_void, lanes_of, noinline_void
 
 cdef extern from "cells/activations.h":
     const double LOG2_E, SELU_SCALE, SELU_EDGE

@@ -33,24 +33,25 @@ from libc.string cimport memset
 from cells.activations cimport scaled_exp, sigmoid, tanh
 from passes.arrays cimport Pass, kernel_with_plan
 from passes.gradients cimport (
-    PANEL_LINES, RowBlock, add_column_sums, add_weight_grad_rows, compute_x_grad_part, count_panels, count_tiles,
-    list_active_rows, pack_columns, pack_tiles, pack_transposed_panel, panel_lines
+    PANEL_LINES, InputRow, RowBlock, RowRun, add_column_sums, add_weight_grad_rows, compute_x_grad_part, count_panels,
+    count_tiles, list_active_rows, next_run, pack_columns, pack_tiles, pack_transposed_panel, panel_lines, runs_of
 )
 from passes.steps cimport (
     FINISHED, Layout, Slot, Steps, contiguous_layout, has_step, offset_of, set_step_mask, size_of_slots, slot_of_row,
     steps_of
 )
 from product.integer cimport READ_PAST, quantize_row, quantized_row_stride
+from product.lines cimport (
+    LF, Array, array_of, at, clear, holds_half, itemsize_of, lanes_of, lines_in, load_row, no_array, noinline_void,
+    store_line, store_row, store_value
+)
 from product.panels cimport (
     THREAD_GAP, Panels, add_product, add_row_product, copy_bias, pack_bias, pack_panels, pack_quantized,
     panels_with_rows, row_panels, scratch_stride, unit_lines_in_panel
 )
 from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
-from product.real cimport COMPUTES_FLOAT, STORES_HALF, real, store
-from product.tile cimport (
-    BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, clear, lanes_of, lines_in, load_row,
-    noinline_void, store_line, store_row, store_value, tile_group_height
-)
+from product.real cimport COMPUTES_FLOAT, real
+from product.tile cimport GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, tile_group_height
 from schedule.cost cimport (
     Grid, Work, ceil_div, cheapest, parts_of, requirements_of, speed_of, threads_of, use_threads, work_of
 )
@@ -192,6 +193,7 @@ cdef enum:  # the regions of the forward pass's workspace: those of a part, and 
 
 cdef struct DenseForward:  # the plan of a forward pass
     Py_ssize_t rows, B, I, O  # rows: T * B
+    bint is_half  # all arrays of the call are float16
     Py_ssize_t L, Is, Os  # values in a line; strides in scratch of rows of x and of z
     Layout x_layout, y_layout
     const unsigned char *step_mask  # [T, B], the caller's; NULL if no row is finished
@@ -264,7 +266,7 @@ cdef inline Py_ssize_t number_of(Py_ssize_t r, const Py_ssize_t *numbers, Py_ssi
 
 
 cdef inline void activate_panel(
-    const DenseForward *p, store *y, const real *z, real *z_rows, Py_ssize_t j, Py_ssize_t r, const Py_ssize_t *numbers,
+    const DenseForward *p, Array y, const real *z, real *z_rows, Py_ssize_t j, Py_ssize_t r, const Py_ssize_t *numbers,
     Py_ssize_t q0, Py_ssize_t rows
 ) noexcept nogil:
     """Compute y from z in panel j, for `rows` rows of a chunk from row q0 on; copy z to z_rows for a softmax, which
@@ -286,11 +288,11 @@ cdef inline void activate_panel(
                 continue
             if p.activation != NONE:
                 activate(line, p.activation)
-            store_line(y + place_of(&p.y_layout, p.B, number_of(r, numbers, q0 + q)) + unit, line, p.O - unit)
+            store_line(at(y, place_of(&p.y_layout, p.B, number_of(r, numbers, q0 + q)) + unit), line, p.O - unit)
 
 
 cdef inline void softmax_rows(
-    const DenseForward *p, store *y, real *z_rows, Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q0, Py_ssize_t q1
+    const DenseForward *p, Array y, real *z_rows, Py_ssize_t r, const Py_ssize_t *numbers, Py_ssize_t q0, Py_ssize_t q1
 ) noexcept nogil:
     """Compute y of the rows q0 to q1 of a chunk from their z.
 
@@ -299,11 +301,11 @@ cdef inline void softmax_rows(
     cdef Py_ssize_t q
     for q in range(q0, q1):
         softmax(z_rows + q * p.Os, p.O)
-        store_row(y + place_of(&p.y_layout, p.B, number_of(r, numbers, q)), z_rows + q * p.Os, p.O)
+        store_row(at(y, place_of(&p.y_layout, p.B, number_of(r, numbers, q))), z_rows + q * p.Os, p.O)
 
 
 cdef inline void multiply_rows(
-    const DenseForward *p, store *y, const real *x, Py_ssize_t stride, real *z_rows, Py_ssize_t r,
+    const DenseForward *p, Array y, const real *x, Py_ssize_t stride, real *z_rows, Py_ssize_t r,
     const Py_ssize_t *numbers, Py_ssize_t rows, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Multiply the first rows of a chunk with the panels j0 to j1, and compute y.
@@ -334,12 +336,13 @@ cdef inline void multiply_rows(
         j += 1
 
 
-cdef inline void load_input(const DenseForward *p, real *row, const store *x, Py_ssize_t r) noexcept nogil:
+cdef inline void load_input(const DenseForward *p, real *row, Array x, Py_ssize_t r) noexcept nogil:
     """Load row r of x as the product reads it: as float32, or quantized."""
-    if COMPUTES_FLOAT and not STORES_HALF and p.w.format == INT8:
-        quantize_row(<float *> row, <const float *> (x + place_of(&p.x_layout, p.B, r)), p.I)
+    cdef Array x_row = at(x, place_of(&p.x_layout, p.B, r))
+    if COMPUTES_FLOAT and p.w.format == INT8:
+        quantize_row(<float *> row, <const float *> x_row.data, p.I)
     else:
-        load_row(row, x + place_of(&p.x_layout, p.B, r), p.I)
+        load_row(row, x_row, p.I)
 
 
 cdef inline Py_ssize_t *numbers_of(const DenseForward *p, real *scratch, Py_ssize_t part) noexcept nogil:
@@ -371,7 +374,7 @@ cdef inline real *z_rows_of(const DenseForward *p, real *scratch, Py_ssize_t par
 
 
 cdef inline void multiply_active_rows(
-    const DenseForward *p, const store *x, store *y, real *scratch, Py_ssize_t part
+    const DenseForward *p, Array x, Array y, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute one part of y where rows are finished: `multiply` for chunks of the rows that are not, which are gathered
     from x."""
@@ -391,7 +394,7 @@ cdef inline void multiply_active_rows(
                 n += 1
                 numbers[n] = q
             elif share.member == 0:
-                memset(y + place_of(&p.y_layout, p.B, q), 0, p.O * sizeof(store))
+                memset(at(y, place_of(&p.y_layout, p.B, q)).data, 0, p.O * itemsize_of(y))
         numbers[0] = n
         if n > 0:
             multiply_rows(p, y, rows, p.Is, z_rows, 0, numbers + 1, n, share.j0, share.j1)
@@ -401,7 +404,7 @@ cdef inline void multiply_active_rows(
 
 
 cdef inline void multiply(
-    const DenseForward *p, const store *x, store *y, real *scratch, Py_ssize_t part
+    const DenseForward *p, Array x, Array y, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute one part of y: its rows, its panels."""
     cdef DenseShare share = dense_share(p, part)
@@ -414,14 +417,14 @@ cdef inline void multiply(
         return
     while r < share.r1:
         n = min(p.chunk, share.r1 - r)
-        if STORES_HALF or p.w.format == INT8:
+        if holds_half(x) or p.w.format == INT8:
             a, stride = rows, p.Is
             for q in range(n):
                 load_input(p, rows + q * p.Is, x, r + q)
         else:
             if p.x_layout.step != p.B * p.x_layout.row:  # the rows of one step lie at equal distances
                 n = min(n, p.B - r % p.B)
-            a = <const real *> (x + place_of(&p.x_layout, p.B, r))
+            a = <const real *> at(x, place_of(&p.x_layout, p.B, r)).data
         if p.grid.members == 1:
             multiply_rows(p, y, a, stride, z_rows, r, NULL, n, share.j0, share.j1)
             if p.activation == SOFTMAX:
@@ -431,7 +434,7 @@ cdef inline void multiply(
         r += n
 
 
-cdef inline void softmax_part(const DenseForward *p, store *y, real *scratch, Py_ssize_t part) noexcept nogil:
+cdef inline void softmax_part(const DenseForward *p, Array y, real *scratch, Py_ssize_t part) noexcept nogil:
     """Compute y of one member's share of a group's rows, whose z all members have computed by columns."""
     cdef DenseShare share = dense_share(p, part)
     cdef const Py_ssize_t *numbers = numbers_of(p, scratch, part)
@@ -440,7 +443,7 @@ cdef inline void softmax_part(const DenseForward *p, store *y, real *scratch, Py
                  part_start(n, share.member, members), part_start(n, share.member + 1, members))
 
 
-cdef inline long long forward(const DenseForward *p, const store *x, store *y, real *scratch) noexcept nogil:
+cdef inline long long forward(const DenseForward *p, Array x, Array y, real *scratch) noexcept nogil:
     """Compute y; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part
@@ -461,7 +464,7 @@ cdef inline long long forward(const DenseForward *p, const store *x, store *y, r
 
 
 cdef inline long long run_forward(
-    DenseForward *p, const store *x, store *y, void *scratch, int ready
+    DenseForward *p, Array x, Array y, void *scratch, int ready
 ) noexcept nogil:
     """Run `forward` on no more threads than are ready."""
     cdef long long nanoseconds
@@ -483,7 +486,7 @@ cdef inline long long run_layer_forward(
     p.x_layout, p.y_layout, p.w.base = a.x_layout, a.y_layout, a.packed
     if a.step_mask is not NULL:
         use_forward_step_mask(&p, a.step_mask)
-    return run_forward(&p, <const store *> a.x, <store *> a.y, scratch, ready)
+    return run_forward(&p, array_of(a.x, p.is_half), array_of(a.y, p.is_half), scratch, ready)
 
 
 cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
@@ -493,16 +496,23 @@ cdef inline long long forward_layer(const void *plan, int ready, void *scratch, 
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
+cdef inline void exchange_codes(const Panels *w, const Pass *a, bint back) noexcept nogil:
+    """Pack `a.codes` and `a.scales` of a quantized layer to its panels, or copy them `back` from there."""
+    cdef Array codes = array_of(a.codes[0], False), scales = array_of(a.scales[0], False)
+    pack_quantized(w, &codes, &scales, back)
+
+
 cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
     """Pack a layer's weights to `packed`, in the panels of a plan, a `DenseForward`."""
     cdef const DenseForward *p = <const DenseForward *> plan
     cdef Panels w = p.w
+    cdef Array weights = array_of(a.weights[0], p.is_half), bias = array_of(a.weights[1], p.is_half)
     w.base = packed
-    pack_bias(&w, <real *> packed, <const store **> &a.weights[1], 0, w.count)
+    pack_bias(&w, &bias, 0, w.count)
     if w.format == UNQUANTIZED:
-        pack_panels(&w, <real *> packed, <const store **> &a.weights[0], 0, w.count)
+        pack_panels(&w, <real *> packed, &weights, 0, w.count)
     else:
-        pack_quantized(&w, <unsigned char **> a.codes, <real **> a.scales, False)
+        exchange_codes(&w, a, False)
     return 0
 
 
@@ -510,7 +520,7 @@ cdef inline long long unpack_layer(const void *plan, int ready, void *packed, co
     """Copy the codes and scales of a quantized layer's weights back from `packed`."""
     cdef Panels w = (<const DenseForward *> plan).w
     w.base = packed
-    pack_quantized(&w, <unsigned char **> a.codes, <real **> a.scales, True)
+    exchange_codes(&w, a, True)
     return 0
 
 
@@ -531,6 +541,7 @@ cdef enum:  # the regions of the backward pass's workspace, the last of which is
 cdef struct DenseBackward:  # the plan of a backward pass
     Steps steps
     Py_ssize_t rows, B, I, O
+    bint is_half  # all arrays of the call are float16
     Layout d_y_layout, d_x_layout
     Py_ssize_t L, Ns  # values in a line; stride in scratch of rows of d_z
     int activation
@@ -587,7 +598,7 @@ cdef inline void use_backward_step_mask(DenseBackward *p, const unsigned char *s
 
 
 cdef inline void z_grads(
-    const DenseBackward *p, const store *y, const store *y_grad, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const DenseBackward *p, Array y, Array y_grad, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the rows of d_z.
 
@@ -604,10 +615,10 @@ cdef inline void z_grads(
         if is_finished(p.steps.step_mask, r):
             clear(d, p.Ns)
             continue
-        load_row(d, y_grad + place_of(&p.d_y_layout, p.B, r), p.O)
+        load_row(d, at(y_grad, place_of(&p.d_y_layout, p.B, r)), p.O)
         if p.activation == NONE:
             continue
-        load_row(y_row, y + r * p.O, p.O)
+        load_row(y_row, at(y, r * p.O), p.O)
         if p.activation == SOFTMAX:
             softmax_grad(y_row, d, lines)
             continue
@@ -617,7 +628,7 @@ cdef inline void z_grads(
 
 
 cdef inline void pack_transposed_weights(
-    const DenseBackward *p, const store *w, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const DenseBackward *p, Array w, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels of w.T, w : [I, O], the caller's."""
     cdef Py_ssize_t j
@@ -626,7 +637,7 @@ cdef inline void pack_transposed_weights(
 
 
 cdef inline void x_grads(
-    const DenseBackward *p, store *x_grad, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const DenseBackward *p, Array x_grad, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the tiles of x_grad, d_z @ w.T."""
     compute_x_grad_part(x_grad, &p.d_x_layout, False, &p.steps, 1, p.I, scratch + p.start[D], p.Ns,
@@ -634,28 +645,25 @@ cdef inline void x_grads(
 
 
 cdef inline void pack_x_tiles(
-    const DenseBackward *p, real *tiles, const store *x, Py_ssize_t i0, Py_ssize_t i1, const RowBlock *block
+    const DenseBackward *p, real *tiles, Array x, Py_ssize_t i0, Py_ssize_t i1, const RowBlock *block
 ) noexcept nogil:
     """Pack the inputs i0 to i1 of a block's active rows of x to tiles; zeros for rows that are finished.
 
     x : [T, B, I], the caller's
     """
-    cdef const store *rows[PACK_ROWS]
-    cdef Py_ssize_t c, k, q, first_row, count, r  # c, k: a chain of the block, a row of it
-    for c in range(block.chains):
-        k = 0
-        while k < block.count[c]:
-            count = min(<Py_ssize_t> PACK_ROWS, block.count[c] - k)
-            first_row = c * BLOCK + k
-            for q in range(count):
-                r = block.t[first_row + q] * p.B + block.row[first_row + q]
-                rows[q] = <const store *> NULL if is_finished(p.steps.step_mask, r) else x + r * p.I + i0
-            pack_tiles(tiles + first_row * ROWS, p.tile_stride, rows, <const store **> NULL, i1 - i0, count)
-            k += count
+    cdef InputRow[PACK_ROWS] rows
+    cdef RowRun run = runs_of(block, 0, 1)
+    cdef Py_ssize_t q, r
+    while next_run(&run, block):
+        for q in range(run.count):
+            r = block.t[run.first + q] * p.B + block.row[run.first + q]
+            rows[q].values = no_array() if is_finished(p.steps.step_mask, r) else at(x, r * p.I + i0)
+            rows[q].factor = no_array()
+        pack_tiles(p.is_half, tiles + run.first * ROWS, p.tile_stride, rows, i1 - i0, run.count)
 
 
 cdef inline void weight_grads(
-    const DenseBackward *p, const store *x, store *w_grad, store *b_grad, real *scratch, Py_ssize_t part,
+    const DenseBackward *p, Array x, Array w_grad, Array b_grad, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the rows or of the columns of w_grad, and of the columns of b_grad: block after block of rows
@@ -677,10 +685,7 @@ cdef inline void weight_grads(
         i1 = min(p.I, part_start(count_tiles(p.I), part + 1, parts) * ROWS)
     else:
         j0, j1 = bias0, bias1
-    if STORES_HALF:
-        out = scratch + p.start[W_GRAD]
-    else:
-        out = <real *> w_grad
+    out = scratch + p.start[W_GRAD] if p.is_half else <real *> w_grad.data
     while r0 < p.rows:
         list_active_rows(&block, &p.steps, r0)
         pack_x_tiles(p, tiles, x, i0, i1, &block)
@@ -696,25 +701,25 @@ cdef inline void weight_grads(
                 add_column_sums(sums + unit, scratch + p.start[D] + unit, p.Ns, min(lines * L, O - unit), &block)
         r0 += block.rows
     for l in range(min(bias0 * PANEL_LINES * L, O), min(bias1 * PANEL_LINES * L, O)):
-        store_value(b_grad + l, <real> sums[l])
-    if STORES_HALF:
+        store_value(at(b_grad, l), <real> sums[l])
+    if p.is_half:
         unit, end = min(j0 * PANEL_LINES * L, O), min(j1 * PANEL_LINES * L, O)
         for i in range(i0, i1):
-            store_row(w_grad + i * O + unit, out + i * O + unit, end - unit)
+            store_row(at(w_grad, i * O + unit), out + i * O + unit, end - unit)
 
 
 cdef inline long long backward(
-    const DenseBackward *p, const Pass *a, const store *x, real *scratch
+    const DenseBackward *p, const Pass *a, Array x, real *scratch
 ) noexcept nogil:
     """Compute all gradients; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, end_part = p.grid.end
-    cdef const store *w = <const store *> a.weights[0]
-    cdef const store *y = <const store *> a.y
-    cdef const store *y_grad = <const store *> a.y_grad
-    cdef store *x_grad = <store *> a.x_grad
-    cdef store *w_grad = <store *> a.weight_grads[0]
-    cdef store *b_grad = <store *> a.weight_grads[1]
+    cdef Array w = array_of(a.weights[0], p.is_half)
+    cdef Array y = array_of(a.y, p.is_half)
+    cdef Array y_grad = array_of(a.y_grad, p.is_half)
+    cdef Array x_grad = array_of(a.x_grad, p.is_half)
+    cdef Array w_grad = array_of(a.weight_grads[0], p.is_half)
+    cdef Array b_grad = array_of(a.weight_grads[1], p.is_half)
     if parts == 1:
         z_grads(p, y, y_grad, scratch, 0, 1)
         pack_transposed_weights(p, w, scratch, 0, 1)
@@ -738,7 +743,7 @@ cdef inline long long backward(
 
 
 cdef inline long long run_backward(
-    DenseBackward *p, const Pass *a, const store *x, void *scratch, int ready
+    DenseBackward *p, const Pass *a, Array x, void *scratch, int ready
 ) noexcept nogil:
     """Run `backward` on no more threads than are ready."""
     cdef long long nanoseconds
@@ -761,7 +766,7 @@ cdef inline long long run_layer_backward(
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:
         use_backward_step_mask(&p, a.step_mask, scratch)
-    return run_backward(&p, a, <const store *> a.x, scratch, ready)
+    return run_backward(&p, a, array_of(a.x, p.is_half), scratch, ready)
 
 
 cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
@@ -770,9 +775,10 @@ cdef inline long long backward_layer(const void *plan, int ready, void *scratch,
     return run_layer_backward(p, ready, scratch, a)
 
 
-cdef inline tuple plan_dense(int activation, task, tuple sizes, int threads, int format):
+cdef inline tuple plan_dense(bint is_half, int activation, task, tuple sizes, int threads, int format):
     """Plan a kernel, as `plan_layer` in layer.pxd does for layers of cells.
 
+    is_half : whether all arrays of a call are float16
     activation : a number of `ACTIVATIONS` in blockcell/optable.py
     sizes : (T, B, I, O)
     """
@@ -782,9 +788,11 @@ cdef inline tuple plan_dense(int activation, task, tuple sizes, int threads, int
     T, B, I, O = sizes
     if task == "backward":
         back = plan_backward(T, B, I, O, activation, threads)
+        back.is_half = is_half
         requirements = requirements_of(&back.workspace, back.L, &back.grid)
         return kernel_with_plan(backward_layer, &back, sizeof(DenseBackward), requirements)
     p = plan_forward(T, B, I, O, format, activation, threads)
+    p.is_half = is_half
     if task == "forward":
         requirements = requirements_of(&p.workspace, p.L, &p.grid)
         return kernel_with_plan(forward_layer, &p, sizeof(DenseForward), requirements)

@@ -29,14 +29,14 @@ from cells.activations cimport activate_gate, activate_state, are_default, gate_
 from cells.types cimport Cell, CellTraits
 from passes.gradients cimport add_line, state_line
 from passes.indices cimport D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
-from passes.outputs cimport store_h_line
+from passes.outputs cimport store_h_line, store_saved_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
-from product.panels cimport unit_lines_in_panel
-from product.real cimport STORES_HALF, real, store
-from product.tile cimport (
-    LF, LINES, inline_void, lanes_of, noinline_void, padded_line, prefetch_write, round_to_half, store_line,
-    store_row
+from product.lines cimport (
+    LF, Array, at, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store_reals, store_row
 )
+from product.panels cimport unit_lines_in_panel
+from product.real cimport real
+from product.tile cimport LINES
 from schedule.plan cimport D, D_H, H_EVEN, HR, U, Backward, Forward
 from schedule.team cimport part_start
 
@@ -149,11 +149,11 @@ cdef inline noinline_void gates_grad(
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void gates_cells(
     const void *plan, const Cell *gru, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
 ) noexcept nogil:
     """Compute r, u and h_prev * r of step k from product RU."""
     cdef const Forward *p = <const Forward *> plan
-    cdef Py_ssize_t L = lanes_of(z), units = p.w[RU].unit_lines, j, b, unit_line, unit, saved_line
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[RU].unit_lines, j, b, row, unit_line, unit
     cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real[LF] gate_r
     cdef real *u
@@ -164,24 +164,19 @@ cdef inline void gates_cells(
                 u = rows + p.start[U] + b * p.Hs + unit
                 gates(gru, z + (j - j0) * z_panel + ((b - b0) * LINES + 2 * unit_line) * L,
                       rows + p.start[H_EVEN] + b * p.Hs + unit, gate_r, u, rows + p.start[HR] + b * p.Hs + unit)
-                if outputs[OUT_R] is NULL:
-                    continue
-                saved_line = (t * p.B + row_of_slot(&p.steps, b)) * p.H + unit
-                store_line(outputs[OUT_R] + saved_line, gate_r, p.H - unit)
-                store_line(outputs[OUT_U] + saved_line, u, p.H - unit)
-                if unit + units * L < p.H:
-                    # For panel j + 1; what follows the row may be another thread's.
-                    prefetch_write(outputs[OUT_R] + saved_line + units * L)
-                    prefetch_write(outputs[OUT_U] + saved_line + units * L)
+                if outputs[OUT_R].data is not NULL:
+                    row = row_of_slot(&p.steps, b)
+                    store_saved_line(p, outputs[OUT_R], t, row, unit, unit + units * L, gate_r)
+                    store_saved_line(p, outputs[OUT_U], t, row, unit, unit + units * L, u)
 
 
 cdef inline void candidate_cells(
     const void *plan, const Cell *gru, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
 ) noexcept nogil:
     """Compute c and h of step k from product C."""
     cdef const Forward *p = <const Forward *> plan
-    cdef Py_ssize_t L = lanes_of(z), units = p.w[C].unit_lines, j, b, row, unit_line, unit, saved_line
+    cdef Py_ssize_t L = lanes_of(z), units = p.w[C].unit_lines, j, b, row, unit_line, unit
     cdef Py_ssize_t t = step_at(&p.steps, k)
     cdef real[LF] c
     cdef real *h
@@ -193,13 +188,10 @@ cdef inline void candidate_cells(
                 candidate(gru, z + (j - j0) * z_panel + ((b - b0) * LINES + unit_line) * L,
                           rows + p.start[U] + b * p.Hs + unit, h, c)
                 row = row_of_slot(&p.steps, b)
-                if outputs[OUT_C] is not NULL:
-                    saved_line = (t * p.B + row) * p.H + unit
-                    store_line(outputs[OUT_C] + saved_line, c, p.H - unit)
-                    if unit + units * L < p.H:
-                        prefetch_write(outputs[OUT_C] + saved_line + units * L)
+                if outputs[OUT_C].data is not NULL:
+                    store_saved_line(p, outputs[OUT_C], t, row, unit, unit + units * L, c)
                 store_h_line(p, outputs, t, row, unit, unit + units * L, h)
-                if STORES_HALF:  # the next step reads the state as it is stored
+                if gru.is_half:  # the next step reads the state as it is stored
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
                     load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H)
@@ -207,7 +199,7 @@ cdef inline void candidate_cells(
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void backward_lines(
-    const void *plan, const Cell *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *gru, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_u_bar and d_c_bar; or d_r_bar from the product of d_c_bar, d_hr, and turn d_h into the part of d_h_prev
@@ -219,41 +211,41 @@ cdef inline void backward_lines(
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
     cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
     cdef real *d_h = scratch + p.start[D_H] + b * p.Ps
-    cdef const store *h_prev_row = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.H, inputs[OUT_H],
-                                                &p.h_layout, t, row)
+    cdef Array h_prev_row = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.H, inputs[OUT_H], &p.h_layout,
+                                         t, row)
     cdef const real *h_prev
     cdef const real *u
     for j in range(j0, j1):
         saved_line, width = (t * p.B + row) * p.H + j * L, p.H - j * L
         h_prev = state_line(&h_prev_space[0], h_prev_row, j, width)
-        u = padded_line(&u_space[0], inputs[OUT_U] + saved_line, width)
+        u = padded_line(&u_space[0], at(inputs[OUT_U], saved_line), width)
         if n == 0:
-            add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L,
-                     width)
-            candidate_grad(gru, u, padded_line(&c_space[0], inputs[OUT_C] + saved_line, width), h_prev, d_h + j * L,
+            add_line(d_h + j * L, product + (j - j0) * L,
+                     at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L), width)
+            candidate_grad(gru, u, padded_line(&c_space[0], at(inputs[OUT_C], saved_line), width), h_prev, d_h + j * L,
                            d_u_bar, d_c_bar)
-            store_line(d_row + U_BAR * p.H + j * L, d_u_bar, width)
-            store_line(d_row + C_BAR * p.H + j * L, d_c_bar, width)
+            store_reals(d_row + U_BAR * p.H + j * L, d_u_bar, width)
+            store_reals(d_row + C_BAR * p.H + j * L, d_c_bar, width)
         else:
-            gates_grad(gru, padded_line(&r_space[0], inputs[OUT_R] + saved_line, width), u, h_prev,
+            gates_grad(gru, padded_line(&r_space[0], at(inputs[OUT_R], saved_line), width), u, h_prev,
                        product + (j - j0) * L, d_h + j * L, d_r_bar)
-            store_line(d_row + R_BAR * p.H + j * L, d_r_bar, width)
+            store_reals(d_row + R_BAR * p.H + j * L, d_r_bar, width)
 
 
 cdef inline void store_remaining_grads(
-    const void *plan, const Cell *gru, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
+    const void *plan, const Cell *gru, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of the rows of d, where `GRUBlockCellGrad` returns it."""
     cdef const Backward *p = <const Backward *> plan
     cdef const real *d
     cdef Py_ssize_t b
-    if outputs[D_C_BAR] is NULL:
+    if outputs[D_C_BAR].data is NULL:
         return
     for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
         d = scratch + p.start[D] + b * p.Ns
-        store_row(outputs[D_R_BAR_U_BAR] + b * p.N[0], d, p.N[0])
-        store_row(outputs[D_C_BAR] + b * p.N[1], d + p.column[1], p.N[1])
+        store_row(at(outputs[D_R_BAR_U_BAR], b * p.N[0]), d, p.N[0])
+        store_row(at(outputs[D_C_BAR], b * p.N[1]), d + p.column[1], p.N[1])
 
 
 cdef inline CellTraits gru_traits() noexcept nogil:

@@ -34,10 +34,9 @@ from passes.gradients cimport add_line, state_line
 from passes.indices cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
-from product.real cimport STORES_HALF, real, store
-from product.tile cimport (
-    LF, LINES, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store_line
-)
+from product.lines cimport LF, Array, at, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store_reals
+from product.real cimport real
+from product.tile cimport LINES
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
 cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
@@ -116,7 +115,7 @@ cdef inline noinline_void pre_activation_grads(
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void forward_cells(
     const void *plan, const Cell *gru, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0,
-    Py_ssize_t b1, const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+    Py_ssize_t b1, const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
 ) noexcept nogil:
     """Compute the states and outputs of a step; a panel has the gates of one line."""
     cdef const Forward *p = <const Forward *> plan
@@ -136,7 +135,7 @@ cdef inline void forward_cells(
             store_output_line(p, outputs, OUT_C, j, t, row, y)
             store_output_line(p, outputs, OUT_HC, j, t, row, y)
             store_output_line(p, outputs, OUT_H, j, t, row, y)
-            if STORES_HALF:  # the next step reads the state as it is stored
+            if gru.is_half:  # the next step reads the state as it is stored
                 round_to_half(h)
             if has_flag(&p.steps, k + 1, b, RESET):
                 load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H)
@@ -144,7 +143,7 @@ cdef inline void forward_cells(
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void backward_lines(
-    const void *plan, const Cell *gru, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *gru, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, and turn d_h into the part of d_h_prev that is not a product."""
@@ -156,18 +155,19 @@ cdef inline void backward_lines(
     cdef real[D_LINES * LF] d
     cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
     cdef real *d_h = scratch + p.start[D_H] + b * p.Ps
-    cdef const store *h_prev = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.H, inputs[OUT_H],
-                                            &p.h_layout, t, row)
+    cdef Array h_prev = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.H, inputs[OUT_H], &p.h_layout, t,
+                                     row)
     for j in range(j0, j1):
         saved_line, width = (t * p.B + row) * p.H + j * L, p.H - j * L
-        add_line(d_h + j * L, product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)
-        pre_activation_grads(gru, padded_line(&saved[OUT_R * L], inputs[OUT_R] + saved_line, width),
-                             padded_line(&saved[OUT_U * L], inputs[OUT_U] + saved_line, width),
-                             padded_line(&saved[OUT_C * L], inputs[OUT_C] + saved_line, width),
-                             padded_line(&saved[OUT_HC * L], inputs[OUT_HC] + saved_line, width),
+        add_line(d_h + j * L, product + (j - j0) * L, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L),
+                 width)
+        pre_activation_grads(gru, padded_line(&saved[OUT_R * L], at(inputs[OUT_R], saved_line), width),
+                             padded_line(&saved[OUT_U * L], at(inputs[OUT_U], saved_line), width),
+                             padded_line(&saved[OUT_C * L], at(inputs[OUT_C], saved_line), width),
+                             padded_line(&saved[OUT_HC * L], at(inputs[OUT_HC], saved_line), width),
                              state_line(&h_prev_space[0], h_prev, j, width), d_h + j * L, d)
         for line in range(D_LINES):
-            store_line(d_row + line * p.H + j * L, d + line * L, width)
+            store_reals(d_row + line * p.H + j * L, d + line * L, width)
 
 
 cdef inline CellTraits gru_reset_after_traits() noexcept nogil:

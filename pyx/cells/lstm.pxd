@@ -56,11 +56,13 @@ from passes.outputs cimport store_h_line, store_output_line
 from passes.steps cimport (
     RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at, store_reset_grad_line
 )
-from product.panels cimport unit_lines_in_panel
-from product.real cimport STORES_HALF, real, store
-from product.tile cimport (
-    LF, LINES, clear, inline_void, lanes_of, load_line, noinline_void, padded_line, round_to_half, store_line, store_row
+from product.lines cimport (
+    LF, Array, at, clear, inline_void, lanes_of, load_line, no_array, noinline_void, padded_line, round_to_half,
+    store_reals, store_row
 )
+from product.panels cimport unit_lines_in_panel
+from product.real cimport real
+from product.tile cimport LINES
 from schedule.plan cimport CS, D, D_CS, D_H, M, PEEPHOLES, Backward, Forward, h_before
 from schedule.team cimport part_start
 
@@ -204,7 +206,7 @@ cdef inline noinline_void cell_grad(
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void lstm_cells(
     const void *plan, const Cell *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
 ) noexcept nogil:
     """Compute cs and h, or m in place of h where that is projected, from z; a panel has the gates of one line.
 
@@ -239,7 +241,7 @@ cdef inline void lstm_cells(
             store_output_line(p, outputs, OUT_CO, j, t, row, y)
             if not projected:
                 store_output_line(p, outputs, OUT_H, j, t, row, y)
-            if STORES_HALF:  # the next step reads the states as they are stored
+            if lstm.is_half:  # the next step reads the states as they are stored
                 round_to_half(cs)
                 if not projected:
                     round_to_half(h)
@@ -251,7 +253,7 @@ cdef inline void lstm_cells(
 
 cdef inline void projected_cells(
     const void *plan, const Cell *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
 ) noexcept nogil:
     """Compute h from z = m @ w_p."""
     cdef const Forward *p = <const Forward *> plan
@@ -273,14 +275,14 @@ cdef inline void projected_cells(
                         h[l] = clip if h[l] > clip else h[l]
                         h[l] = -clip if h[l] < -clip else h[l]
                 store_h_line(p, outputs, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
-                if STORES_HALF:
+                if lstm.is_half:
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
                     load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.P)
 
 
 cdef inline void load_peepholes(
-    const Cell *lstm, real *peep, const store **inputs, Py_ssize_t H, Py_ssize_t j
+    const Cell *lstm, real *peep, const Array *inputs, Py_ssize_t H, Py_ssize_t j
 ) noexcept nogil:
     """Load line j of the three peepholes, or of a coupled LSTM's two.
 
@@ -289,19 +291,19 @@ cdef inline void load_peepholes(
     """
     cdef Py_ssize_t L = lanes_of(peep), unit = j * L
     if not lstm.coupled:
-        load_line(peep + (PEEP_LINES * j + PEEP_I) * L, inputs[WCI] + unit, H - unit)
-    load_line(peep + (PEEP_LINES * j + PEEP_F) * L, inputs[WCF] + unit, H - unit)
-    load_line(peep + (PEEP_LINES * j + PEEP_O) * L, inputs[WCO] + unit, H - unit)
+        load_line(peep + (PEEP_LINES * j + PEEP_I) * L, at(inputs[WCI], unit), H - unit)
+    load_line(peep + (PEEP_LINES * j + PEEP_F) * L, at(inputs[WCF], unit), H - unit)
+    load_line(peep + (PEEP_LINES * j + PEEP_O) * L, at(inputs[WCO], unit), H - unit)
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void lstm_grad_line(
-    const Backward *p, const Cell *lstm, const store **inputs, const store *cs_prev, const real *peep, Py_ssize_t j,
+    const Backward *p, const Cell *lstm, const Array *inputs, Array cs_prev, const real *peep, Py_ssize_t j,
     Py_ssize_t t, Py_ssize_t row, const real *d_h, real *d_cs, real *d_row
 ) noexcept nogil:
     """Compute line j of row (t, row) of dicfo, in d_row.  Prefetching the saved lines gained nothing.
 
-    cs_prev : the row of cs that the step started from, the caller's, NULL for zeros
+    cs_prev : the row of cs that the step started from, the caller's, or no array for zeros
     d_h : the line of the gradient of h that the steps after this one give; of a projected LSTM that of m
     d_cs : the line of the gradient of cs, which becomes that of cs_prev
     d_row : the row of dicfo
@@ -314,24 +316,24 @@ cdef inline void lstm_grad_line(
     cdef real[LF] h_grad
     cdef const real *cs_grad
     if lstm.P == 0:
-        add_line(&h_grad[0], d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)
+        add_line(&h_grad[0], d_h, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L), width)
         d_h = h_grad
-    if inputs[CS_GRAD] is not NULL:
-        cs_grad = padded_line(&cs_grad_space[0], inputs[CS_GRAD] + saved_line, width)
+    if inputs[CS_GRAD].data is not NULL:
+        cs_grad = padded_line(&cs_grad_space[0], at(inputs[CS_GRAD], saved_line), width)
         for l in range(L):
             d_cs[l] = d_cs[l] + cs_grad[l]
-    cell_grad(lstm, padded_line(&saved[OUT_I * L], inputs[OUT_I] + saved_line, width),
-              padded_line(&saved[OUT_F * L], inputs[OUT_F] + saved_line, width),
-              padded_line(&saved[OUT_O * L], inputs[OUT_O] + saved_line, width),
-              padded_line(&saved[OUT_CI * L], inputs[OUT_CI] + saved_line, width),
-              padded_line(&saved[OUT_CO * L], inputs[OUT_CO] + saved_line, width),
+    cell_grad(lstm, padded_line(&saved[OUT_I * L], at(inputs[OUT_I], saved_line), width),
+              padded_line(&saved[OUT_F * L], at(inputs[OUT_F], saved_line), width),
+              padded_line(&saved[OUT_O * L], at(inputs[OUT_O], saved_line), width),
+              padded_line(&saved[OUT_CI * L], at(inputs[OUT_CI], saved_line), width),
+              padded_line(&saved[OUT_CO * L], at(inputs[OUT_CO], saved_line), width),
               state_line(&cs_prev_space[0], cs_prev, j, width), peep + PEEP_LINES * j * L, d_h, d_cs, dicfo)
     for gate in range(lstm.coupled, GATES):
-        store_line(d_row + lstm.column[gate] * p.H + j * L, dicfo + gate * L, width)
+        store_reals(d_row + lstm.column[gate] * p.H + j * L, dicfo + gate * L, width)
 
 
 cdef inline void projected_grad_line(
-    const Backward *p, const Cell *lstm, const store **inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row,
+    const Backward *p, const Cell *lstm, const Array *inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row,
     const real *carry, real *d_h_row
 ) noexcept nogil:
     """Compute line j of row (t, row) of d_h, the gradient of the projection before its clip.
@@ -344,16 +346,16 @@ cdef inline void projected_grad_line(
     cdef real[LF] h_space  # for a line that cannot be read where it is
     cdef real[LF] total
     cdef const real *h
-    add_line(&total[0], carry, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)
+    add_line(&total[0], carry, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L), width)
     if clip > 0:
-        h = padded_line(&h_space[0], inputs[OUT_H] + offset_of(&p.h_layout, t, row) + j * L, width)
+        h = padded_line(&h_space[0], at(inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L), width)
         for l in range(L):
             total[l] = 0 if h[l] >= clip or h[l] <= -clip else total[l]
-    store_line(d_h_row + j * L, total, width)
+    store_reals(d_h_row + j * L, total, width)
 
 
 cdef inline void backward_lines(
-    const void *plan, const Cell *lstm, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *lstm, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute dicfo, and turn d_cs into the gradient of cs_prev (types.pxd has the arguments).
@@ -368,8 +370,8 @@ cdef inline void backward_lines(
     cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
     cdef real *d_cs = scratch + p.start[D_CS] + b * p.Hs
     cdef const real *peep = scratch + p.start[PEEPHOLES]
-    cdef const store *cs_prev = previous_row(&p.steps, inputs[CS_PREV], &p.steps.cs_reset, p.H, inputs[OUT_CS],
-                                             &p.cs_layout, t, row)
+    cdef Array cs_prev = previous_row(&p.steps, inputs[CS_PREV], &p.steps.cs_reset, p.H, inputs[OUT_CS], &p.cs_layout,
+                                      t, row)
     for j in range(j0, j1):
         if n == 0:
             clear(scratch + p.start[D_H] + b * p.Ps + j * L, L)
@@ -382,7 +384,7 @@ cdef inline void backward_lines(
 
 
 cdef inline void peephole_grads(
-    const Backward *p, const Cell *lstm, const store **inputs, store **outputs, const real *d, Py_ssize_t j
+    const Backward *p, const Cell *lstm, const Array *inputs, const Array *outputs, const real *d, Py_ssize_t j
 ) noexcept nogil:
     """Compute line j of wci_grad and wcf_grad, sums of products of d with cs before a step, and of wco_grad, with cs
     after it.
@@ -391,26 +393,26 @@ cdef inline void peephole_grads(
     outputs : wci_grad, wcf_grad, wco_grad [H], the caller's
     """
     cdef Py_ssize_t unit = j * lanes_of(d)
-    cdef const store *cs_prev = inputs[CS_PREV]
-    cdef const store *cs = inputs[OUT_CS]
+    cdef Array cs_prev = inputs[CS_PREV]
+    cdef Array cs = inputs[OUT_CS]
     if not lstm.coupled:
         compute_peephole_grad(outputs[WCI_GRAD], d + lstm.column[I_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
                               &p.cs_layout, unit)
     compute_peephole_grad(outputs[WCF_GRAD], d + lstm.column[F_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
                           &p.cs_layout, unit)
-    compute_peephole_grad(outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, <store *> NULL, p.H, cs,
+    compute_peephole_grad(outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, no_array(), p.H, cs,
                           &p.cs_layout, unit)
 
 
 cdef inline void store_remaining_grads(
-    const void *plan, const Cell *lstm, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
+    const void *plan, const Cell *lstm, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of cs_prev_grad and of the peepholes' gradients."""
     cdef const Backward *p = <const Backward *> plan
     cdef Py_ssize_t b, j
     for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
-        store_row(outputs[CS_PREV_GRAD] + row_of_slot(&p.steps, b) * p.H, scratch + p.start[D_CS] + b * p.Hs, p.H)
+        store_row(at(outputs[CS_PREV_GRAD], row_of_slot(&p.steps, b) * p.H), scratch + p.start[D_CS] + b * p.Hs, p.H)
     for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts) if lstm.peephole else 0):
         peephole_grads(p, lstm, inputs, outputs, scratch + p.start[D], j)
 

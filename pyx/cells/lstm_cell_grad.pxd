@@ -5,8 +5,8 @@ from cells.lstm cimport PEEP_LINES, load_peepholes, lstm_grad_line, peephole_gra
 from cells.types cimport Cell
 from passes.indices cimport CS_PREV, CS_PREV_GRAD, DICFO
 from passes.steps cimport contiguous_layout, steps_of
-from product.real cimport STORES_HALF, real, store
-from product.tile cimport LF, clear, lanes_of, store_line, store_row
+from product.lines cimport LF, Array, at, clear, lanes_of, store_line, store_row
+from product.real cimport real
 from schedule.cost cimport Grid, ceil_div, grid_of, parts_of, use_threads
 from schedule.plan cimport BACKWARD_REGIONS, D, PEEPHOLES, Backward
 from schedule.team cimport Team, adopt_rounding, barrier, measured_cost, part_start, start_team
@@ -42,8 +42,8 @@ cdef inline Backward plan_cell_grad(Py_ssize_t B, Py_ssize_t H, Py_ssize_t items
 
 
 cdef inline void dicfo_rows(
-    const Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, real *d, Py_ssize_t number,
-    Py_ssize_t parts
+    const Backward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, real *d,
+    Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of the rows of dicfo, in d, and of cs_prev_grad."""
     cdef Py_ssize_t L = lanes_of(d), r, j
@@ -55,16 +55,16 @@ cdef inline void dicfo_rows(
         row = d + r * p.Ns
         for j in range(p.J):
             clear(d_cs, L)
-            lstm_grad_line(p, c, inputs, inputs[CS_PREV] + r * p.H, scratch + p.start[PEEPHOLES], j, 0, r, zero, d_cs,
-                           row)
-            store_line(outputs[CS_PREV_GRAD] + r * p.H + j * L, d_cs, p.H - j * L)
-        if STORES_HALF:
-            store_row(outputs[DICFO] + r * p.N[0], row, p.N[0])
+            lstm_grad_line(p, c, inputs, at(inputs[CS_PREV], r * p.H), scratch + p.start[PEEPHOLES], j, 0, r, zero,
+                           d_cs, row)
+            store_line(at(outputs[CS_PREV_GRAD], r * p.H + j * L), d_cs, p.H - j * L)
+        if c.is_half:
+            store_row(at(outputs[DICFO], r * p.N[0]), row, p.N[0])
 
 
 cdef inline void peephole_parts(
-    const Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, const real *d, bint loading,
-    Py_ssize_t number, Py_ssize_t parts
+    const Backward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, const real *d,
+    bint loading, Py_ssize_t number, Py_ssize_t parts
 ) noexcept nogil:
     """Load one part of the lines of the peepholes, or compute one of their gradients."""
     cdef Py_ssize_t j
@@ -76,14 +76,14 @@ cdef inline void peephole_parts(
 
 
 cdef inline long long cell_grads(
-    Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, int ready
+    Backward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, int ready
 ) noexcept nogil:
     """Run the gradient of a step without its products; return the nanoseconds that having several threads cost."""
     cdef Team team
     cdef Py_ssize_t part, parts
     cdef real *d = scratch + p.start[D]
-    if not STORES_HALF:
-        d = <real *> outputs[DICFO]
+    if not c.is_half:
+        d = <real *> outputs[DICFO].data
     use_threads(&p.grid, ready)
     parts = parts_of(&p.grid)
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)

@@ -15,15 +15,16 @@ from passes.gradients cimport add_line
 from passes.indices cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, row_of_slot, step_at
+from product.lines cimport LF, Array, at, clear, lanes_of, padded_line, round_to_half, store_reals
 from product.panels cimport unit_lines_in_panel
-from product.real cimport STORES_HALF, real, store
-from product.tile cimport LF, LINES, clear, lanes_of, padded_line, round_to_half, store_line
+from product.real cimport real
+from product.tile cimport LINES
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
 
 cdef inline void forward_cells(
     const void *plan, const Cell *rnn, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
 ) noexcept nogil:
     """Compute h, which is the new state."""
     cdef const Forward *p = <const Forward *> plan
@@ -37,14 +38,14 @@ cdef inline void forward_cells(
                 h = h_before(p, rows, k + 1) + b * p.Hs + unit
                 activate(&rnn.activation, z + (j - j0) * z_panel + ((b - b0) * LINES + unit_line) * L, h)
                 store_h_line(p, outputs, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
-                if STORES_HALF:  # the next step reads the state as it is stored
+                if rnn.is_half:  # the next step reads the state as it is stored
                     round_to_half(h)
                 if has_flag(&p.steps, k + 1, b, RESET):
                     load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H)
 
 
 cdef inline void backward_lines(
-    const void *plan, const Cell *rnn, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *rnn, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:
     """Compute d_h_bar.  The gradient of h that is carried becomes zero, as all of d_h_prev is a product."""
@@ -56,12 +57,12 @@ cdef inline void backward_lines(
     cdef const real *h
     for j in range(j0, j1):
         width = p.H - j * L
-        add_line(&d_h[0], product + (j - j0) * L, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L, width)
-        h = padded_line(&h_space[0], inputs[OUT_H] + offset_of(&p.h_layout, t, row) + j * L, width)
+        add_line(&d_h[0], product + (j - j0) * L, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L), width)
+        h = padded_line(&h_space[0], at(inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L), width)
         slope(&rnn.activation, h, s)
         for l in range(L):
             d_h[l] = d_h[l] * s[l]
-        store_line(scratch + p.start[D] + (t * p.B + b) * p.Ns + j * L, d_h, width)
+        store_reals(scratch + p.start[D] + (t * p.B + b) * p.Ns + j * L, d_h, width)
         clear(scratch + p.start[D_H] + b * p.Ps + j * L, L)
 
 

@@ -12,9 +12,9 @@ Their arguments:
     plan      a Forward or a Backward (plan.pxd): sizes, strides, the steps, and where everything is in scratch memory
     c         the cell
     n         0, or 1 if a step has a second product
-    inputs    the caller's arrays by the indices of indices.pxd, NULL for one that the call does not have
-    outputs   the caller's arrays by these indices, NULL for one that the call does not have; the rows (t, row) of y and
-              of saved values are written here, and no pass reads them back
+    inputs    the caller's arrays by the indices of indices.pxd
+    outputs   the caller's arrays by these indices; the rows (t, row) of y and of saved values are written here, and no
+              pass reads them back
     z         the product: for each panel, z_panel reals apart, and for each slot from b0 on LINES lines, of which the
               panel uses some; read only
     rows      the scratch memory of the thread's group: the states of all slots are read, and written for step k + 1
@@ -31,7 +31,8 @@ a lane of a line, t a step, row a batch row, b its slot.
 """
 from libc.string cimport memset
 
-from product.real cimport MATRICES, real, store
+from product.lines cimport Array
+from product.real cimport MATRICES, real
 
 cdef enum:
     PRODUCTS = 2  # of a step, at most
@@ -52,17 +53,17 @@ cdef struct Activation:
 cdef struct Cell
 ctypedef void (*ForwardCells)(
     const void *plan, const Cell *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, store **outputs
+    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
 ) noexcept nogil
 ctypedef void (*BackwardLines)(
-    const void *plan, const Cell *c, int n, const store **inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
+    const void *plan, const Cell *c, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil
 ctypedef void (*LoadWeights)(
-    const Cell *c, real *lines, const store **inputs, Py_ssize_t H, Py_ssize_t j
+    const Cell *c, real *lines, const Array *inputs, Py_ssize_t H, Py_ssize_t j
 ) noexcept nogil
 ctypedef void (*StoreGrads)(
-    const void *plan, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
+    const void *plan, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil
 
@@ -78,7 +79,7 @@ cdef struct CellTraits:  # what all cells of a kind have.  A projected LSTM has 
     int peepholes
     int saved  # arrays [T,B,H] on the tape of a layer beside h, in the order of the enum in indices.pxd
     double forward_time, backward_time  # nanoseconds of a line of units of one row in a step, beside the products
-    int factor  # the saved output by which h_prev is multiplied for the second product
+    int factor  # the saved output that is a factor of the second product's input: r of h_prev * r, co of o * co
     ForwardCells[PRODUCTS] forward_cells  # of each product of a step
     BackwardLines backward_lines
     LoadWeights load_weights
@@ -87,6 +88,7 @@ cdef struct CellTraits:  # what all cells of a kind have.  A projected LSTM has 
 
 cdef struct Cell:  # the options of an op or a layer, and below what `use_traits` sets
     int kind
+    bint is_half  # all arrays of the call are float16, and states are rounded to it after each step
     bint transposed  # weights and their gradients are as in PyTorch: an array for x and one for h, both transposed
     int format  # how packed weights are quantized
     Activation activation, recurrent  # of states, by default tanh; of gates, by default sigmoid
@@ -115,11 +117,11 @@ cdef inline Activation activation_of(numbers):
     return f
 
 
-cdef inline Cell cell_of(int kind) noexcept nogil:
+cdef inline Cell cell_of(int kind, bint is_half) noexcept nogil:
     """Return a cell of this kind with the default options, and weights as TensorFlow lays them out."""
     cdef Cell c
     memset(&c, 0, sizeof(Cell))
-    c.kind = kind
+    c.kind, c.is_half = kind, is_half
     c.column = [0, 1, 2, 3]
     c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
     return c

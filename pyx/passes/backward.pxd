@@ -19,7 +19,7 @@ of a plain RNN.  `backward_lines` in each cell's file computes them from the gra
 
 p : the plan: sizes, strides, and where each region of scratch starts (plan.pxd)
 c : the cell: its gates, activations and options (types.pxd)
-inputs, outputs : the arrays of the call, the caller's, at the indices of indices.pxd; NULL where there is none
+inputs, outputs : the arrays of the call, the caller's, at the indices of indices.pxd
 scratch : the workspace of the call, whose regions plan.pxd lists
 part, parts : the index of a part, and how many there are; `share` has the slots and panels of one
 n : a matrix of weights, 0 or 1, with p.N[n] columns; of its rows p.x_rows[n] are for x, p.h_rows[n] for h or m
@@ -30,8 +30,7 @@ j, j0, j1 : a packed panel of w.T, a range of panels; its PANEL_LINES lines are 
 unit : the first of a line's hidden units, or of its numbers of h
 acc : sums of a few rows with a panel: LINES lines for each row
 r0 : the first row of a block of ROW_BLOCK rows (gradients.pxd)
-r : an active row of a chain of that block, counted from the chain's first one
-first_row : the first of some active rows, as an index of the arrays of `RowBlock`
+run : some active rows of that block, side by side (`RowRun`)
 K2 : columns of the second matrix, from whose panels x has a gradient, too; 0: there is none
 L, g, l, q : reals in a cache line, a line of a panel, a real of a line, a row
 """
@@ -40,22 +39,26 @@ from cython.parallel cimport parallel, prange
 from cells.types cimport Cell
 from passes.arrays cimport Pass
 from passes.gradients cimport (
-    PANEL_LINES, RowBlock, add_column_sums, add_weight_grad_rows, compute_x_grad_panel, compute_x_grad_part,
-    count_panels, count_tiles, list_active_rows, pack_columns, pack_row, pack_tiles, pack_transposed_panel, panel_lines
+    PANEL_LINES, InputRow, RowBlock, RowRun, add_column_sums, add_weight_grad_rows, compute_x_grad_panel,
+    compute_x_grad_part, count_panels, count_tiles, list_active_rows, next_run, pack_columns, pack_row, pack_tiles,
+    pack_transposed_panel, panel_lines, runs_of
 )
 from passes.indices cimport (
     BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, D_C_BAR, GRAD, H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS,
-    OUT_H, OUT_O, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
+    OUT_H, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
 )
 from passes.operands cimport set_reset_states, set_states, set_torch_weights, set_weights
 from passes.steps cimport (
     RESET, active_end, clear_finished_rows, current_row, has_flag, previous_row, row_of_slot, step_at,
     store_reset_grad_line
 )
-from product.real cimport MATRICES, STORES_HALF, real, store
+from product.lines cimport (
+    Array, array_of, at, clear, holds_half, lanes_of, lines_in, load_row, no_array, reals, store_line, store_row,
+    store_value
+)
+from product.real cimport MATRICES, real
 from product.tile cimport (
-    BLOCK, GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, add_panel_product, clear, lanes_of, lines_in,
-    load_row, pack_rows, store_line, store_row, store_value, tile_group_height
+    GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, add_panel_product, pack_rows, tile_group_height
 )
 from schedule.cost cimport packing_part, parts_of, threads_of, use_threads
 from schedule.plan cimport (
@@ -68,21 +71,21 @@ from schedule.workspace cimport guard_zones, release_zones
 
 # ----------------------------------------------------------------------------------------------------- before the steps
 cdef inline void load_last_state_grad(
-    const Backward *p, real *grads, Py_ssize_t stride, const store *last_grad, Py_ssize_t size, Py_ssize_t b
+    const Backward *p, real *grads, Py_ssize_t stride, Array last_grad, Py_ssize_t size, Py_ssize_t b
 ) noexcept nogil:
     """Load the gradient of the last state of the row in slot b.
 
     grads : the region of this state's gradient, [B,stride]
-    last_grad : [B,size], the caller's, NULL for zeros
+    last_grad : [B,size], the caller's, or no array for zeros
     """
-    if last_grad is NULL:
+    if last_grad.data is NULL:
         clear(grads + b * stride, stride)
     else:
-        load_row(grads + b * stride, last_grad + row_of_slot(&p.steps, b) * size, size)
+        load_row(grads + b * stride, at(last_grad, row_of_slot(&p.steps, b) * size), size)
 
 
 cdef inline void load_gradients(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const Backward *p, const Cell *c, const Array *inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Load the gradients of the last states for one part of the rows, and one part of an LSTM's peepholes."""
     cdef Py_ssize_t b, j
@@ -96,19 +99,19 @@ cdef inline void load_gradients(
 
 
 cdef inline void pack_weight_panel(
-    const Backward *p, const store **inputs, real *panel, int n, bint of_x, Py_ssize_t j
+    const Backward *p, const Array *inputs, real *panel, int n, bint of_x, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T for matrix n, either of its rows for x or of those for h."""
     cdef Py_ssize_t rows = p.x_rows[n] if of_x else p.h_rows[n], first = j * PANEL_LINES * p.L, left = rows - first
     if p.transposed:
-        pack_rows(panel, min(<Py_ssize_t> PANEL_LINES, lines_in(panel, left)), inputs[(W if of_x else W_H) + n] + first,
-                  rows, left, p.N[n])
+        pack_rows(panel, min(<Py_ssize_t> PANEL_LINES, lines_in(panel, left)),
+                  at(inputs[(W if of_x else W_H) + n], first), rows, left, p.N[n])
     else:
-        pack_transposed_panel(panel, inputs[W + n] + (0 if of_x else p.x_rows[n] * p.N[n]), p.N[n], rows, j)
+        pack_transposed_panel(panel, at(inputs[W + n], 0 if of_x else p.x_rows[n] * p.N[n]), p.N[n], rows, j)
 
 
 cdef inline void pack_transposed_weights(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const Backward *p, const Cell *c, const Array *inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels of w.T.
 
@@ -137,7 +140,7 @@ cdef inline real *own_panel(
 
 
 cdef inline const real *packed_h_panel(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, int n, Py_ssize_t j
+    const Backward *p, const Cell *c, const Array *inputs, real *scratch, Py_ssize_t part, int n, Py_ssize_t j
 ) noexcept nogil:
     """Return panel j of w.T of matrix n's rows for h; in a single step pack it first."""
     cdef real *panel
@@ -191,7 +194,7 @@ cdef inline void sum_h_grads(
 
 
 cdef inline void state_grads_of_panel(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, const real **panels, Py_ssize_t j,
+    const Backward *p, const Cell *c, const Array *inputs, real *scratch, const real **panels, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
     """Compute the gradient of h after step number k, and from it d of this step, for panel j and slots b to `end`.
@@ -221,8 +224,8 @@ cdef inline void state_grads_of_panel(
 
 
 cdef inline void first_state_grads_of_panel(
-    const Backward *p, const Cell *c, store **outputs, real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t b,
-    Py_ssize_t end
+    const Backward *p, const Cell *c, const Array *outputs, real *scratch, const real **panels, Py_ssize_t j,
+    Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
     """Store h_prev_grad, the gradient of h before the first step, for panel j and slots b to `end`.
 
@@ -236,14 +239,14 @@ cdef inline void first_state_grads_of_panel(
         for q in range(rows):
             for g in range(panel_lines(p.JP, j)):
                 unit = (j * PANEL_LINES + g) * L
-                store_line(outputs[H_PREV_GRAD] + row_of_slot(&p.steps, b + q) * p.P + unit, acc + (q * LINES + g) * L,
-                           p.P - unit)
+                store_line(at(outputs[H_PREV_GRAD], row_of_slot(&p.steps, b + q) * p.P + unit),
+                           acc + (q * LINES + g) * L, p.P - unit)
         b += rows
         first_tile += GROUP_TILES
 
 
 cdef inline void second_grads_of_panel(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, const real *panel, Py_ssize_t j,
+    const Backward *p, const Cell *c, const Array *inputs, real *scratch, const real *panel, Py_ssize_t j,
     Py_ssize_t k, Py_ssize_t b, Py_ssize_t end
 ) noexcept nogil:
     """Compute the second product of step number k, and from it the rest of d, for panel j and slots b to `end`.
@@ -268,7 +271,7 @@ cdef inline void second_grads_of_panel(
 
 
 cdef inline void state_grads(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
+    const Backward *p, const Cell *c, const Array *inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
 ) noexcept nogil:
     """Compute one part of the gradients of h after step number k, and from them d of this step."""
     cdef BackwardShare share = backward_share(p, part, p.h_panel_count[0])
@@ -287,7 +290,7 @@ cdef inline void state_grads(
 
 
 cdef inline void first_state_grads(
-    const Backward *p, const Cell *c, store **outputs, real *scratch, Py_ssize_t part
+    const Backward *p, const Cell *c, const Array *outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Store one part of h_prev_grad, where all panels are packed."""
     cdef BackwardShare share = backward_share(p, part, p.h_panel_count[0])
@@ -301,7 +304,7 @@ cdef inline void first_state_grads(
 
 
 cdef inline void second_grads(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
+    const Backward *p, const Cell *c, const Array *inputs, real *scratch, Py_ssize_t part, Py_ssize_t k
 ) noexcept nogil:
     """Compute one part of the second product of step number k, and from it the rest of d."""
     cdef BackwardShare share = backward_share(p, part, p.h_panel_count[1])
@@ -313,7 +316,7 @@ cdef inline void second_grads(
 
 
 cdef inline void all_steps_back(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part
+    const Backward *p, const Cell *c, const Array *inputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute the gradients of all steps for one part, whose group has no other part."""
     cdef Py_ssize_t k = p.steps.T - 1
@@ -326,7 +329,7 @@ cdef inline void all_steps_back(
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void x_grads(
-    const Backward *p, const Cell *c, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const Backward *p, const Cell *c, const Array *outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of x_grad, d @ w_x.T for all steps, unless it is not wanted or x has no columns."""
     cdef Py_ssize_t K2 = 0
@@ -341,7 +344,7 @@ cdef inline void x_grads(
 
 
 cdef inline void single_step_grads(
-    const Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part,
+    const Backward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part,
     Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of h_prev_grad and x_grad of a single step, and pack each panel when it is used."""
@@ -376,125 +379,95 @@ cdef inline Py_ssize_t h_panels_offset(const Backward *p, Py_ssize_t rows) noexc
     return count_panels((p.I + p.L - 1) // p.L) * PANEL_LINES * p.L * rows
 
 
-cdef inline void find_x_rows(
-    const Backward *p, const store **inputs, const RowBlock *block, Py_ssize_t first_row, Py_ssize_t count,
-    const store **rows
+cdef inline void find_input_rows(
+    const Backward *p, const Array *inputs, int n, bint of_x, const RowBlock *block, const RowRun *run, InputRow *rows
 ) noexcept nogil:
-    """Find the rows of x for `count` active rows of a block.
+    """Find the rows of x, or those that matrix n's rows for h were multiplied with, for a run of active rows.
 
-    rows : [count], written
+    rows : [run.count], written
     """
-    cdef Py_ssize_t q
-    for q in range(count):
-        rows[q] = current_row(&p.steps, inputs[X], &p.x_layout, block.t[first_row + q], block.row[first_row + q])
-
-
-cdef inline const store **find_h_rows(
-    const Backward *p, const Cell *c, const store **inputs, int n, const RowBlock *block, Py_ssize_t first_row,
-    Py_ssize_t count, const store **rows, const store **factors
-) noexcept nogil:
-    """Find the rows that matrix n's rows for h were multiplied with, for `count` active rows of a block.
-
-    They are rows of h_prev; or for a second product h_prev * r or m = o * co, of two rows each.  Return `factors`, or
-    NULL if there are none.
-
-    rows : [count], written: h_prev, or o
-    factors : [count], written: r, or co
-    """
-    cdef bint is_second = n == 1 and products_of(c) > 1, of_m = is_second and projects(c)
     cdef Py_ssize_t q, t, row
-    for q in range(count):
-        t, row = block.t[first_row + q], block.row[first_row + q]
-        if of_m:
-            rows[q] = inputs[OUT_O] + (t * p.B + row) * p.H
+    cdef int source = p.h_source[n], factor = 0 if of_x else p.h_factor[n]
+    for q in range(run.count):
+        t, row = block.t[run.first + q], block.row[run.first + q]
+        if of_x:
+            rows[q].values = current_row(&p.steps, inputs[X], &p.x_layout, t, row)
+        elif source == H_PREV:
+            rows[q].values = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.P, inputs[OUT_H], &p.h_layout,
+                                          t, row)
         else:
-            rows[q] = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.P, inputs[OUT_H], &p.h_layout, t,
-                                   row)
-        if is_second:
-            factors[q] = inputs[c.traits.factor] + (t * p.B + row) * p.H
-    return factors if is_second else <const store **> NULL
+            rows[q].values = at(inputs[source], (t * p.B + row) * p.H)
+        rows[q].factor = at(inputs[factor], (t * p.B + row) * p.H) if factor else no_array()
 
 
 cdef inline void pack_input_rows(
-    const Backward *p, real *scratch, int n, bint of_x, const store **rows, const store **factors,
-    const RowBlock *block, Py_ssize_t chain, Py_ssize_t r, Py_ssize_t count
+    const Backward *p, real *scratch, int n, bint of_x, bint is_half, const InputRow *rows, const RowBlock *block,
+    const RowRun *run
 ) noexcept nogil:
-    """Pack rows of x, or of the input of matrix n's rows for h, to tiles; to panels if weights are transposed.
-
-    rows, factors : [count], of the active rows from row r of a chain on: as of `find_x_rows` (factors: NULL), or as of
-        `find_h_rows`
-    """
+    """Pack a run of rows of `find_input_rows`, of float16 or not, to tiles; to panels if weights are transposed."""
     cdef Py_ssize_t columns = p.x_rows[n] if of_x else p.h_rows[n], q
-    cdef real *tiles = scratch + p.start[X_TILES if of_x else H_TILES] + (chain * BLOCK + r) * ROWS
+    cdef real *tiles = scratch + p.start[X_TILES if of_x else H_TILES] + run.first * ROWS
     cdef real *panels = scratch + p.start[PANELS] + (0 if of_x else h_panels_offset(p, block.rows))
     if not p.transposed:
-        pack_tiles(tiles, p.tile_stride, rows, factors, columns, count)
+        pack_tiles(is_half, tiles, p.tile_stride, rows, columns, run.count)
         return
-    for q in range(count):
-        pack_row(panels, rows[q], <const store *> NULL if factors is NULL else factors[q], columns, block, chain, r + q)
+    for q in range(run.count):
+        pack_row(panels, &rows[q], columns, block, run.chain, run.r + q)
 
 
 cdef inline void pack_d_rows(
-    const Backward *p, real *scratch, int n, const RowBlock *block, Py_ssize_t first_row, Py_ssize_t count
+    const Backward *p, real *scratch, int n, const RowBlock *block, const RowRun *run
 ) noexcept nogil:
-    """Pack `count` active rows of d for matrix n to tiles: for x and h, or if these are separate for each of them."""
-    cdef const real *d[PACK_ROWS]
-    cdef const real *d_h[PACK_ROWS]
+    """Pack a run of rows of d for matrix n to tiles: for x and h, or if these are separate for each of them."""
+    cdef InputRow[PACK_ROWS] rows
     cdef Py_ssize_t q
-    for q in range(count):
-        d[q] = scratch + p.start[D] + block.d_row[first_row + q] * p.Ns + p.column[n]
-        d_h[q] = scratch + p.start[D] + block.d_row[first_row + q] * p.Ns + p.h_column[n]
-    pack_tiles(scratch + p.start[X_TILES] + first_row * ROWS, p.tile_stride, d, <const real **> NULL, p.N[n], count)
+    for q in range(run.count):
+        rows[q].values = reals(scratch + p.start[D] + block.d_row[run.first + q] * p.Ns + p.column[n])
+        rows[q].factor = no_array()
+    pack_tiles(False, scratch + p.start[X_TILES] + run.first * ROWS, p.tile_stride, rows, p.N[n], run.count)
     if p.separate[n]:
-        pack_tiles(scratch + p.start[H_TILES] + first_row * ROWS, p.tile_stride, d_h, <const real **> NULL, p.N[n],
-                   count)
+        for q in range(run.count):
+            rows[q].values = at(rows[q].values, p.h_column[n] - p.column[n])
+        pack_tiles(False, scratch + p.start[H_TILES] + run.first * ROWS, p.tile_stride, rows, p.N[n], run.count)
 
 
 cdef inline void pack_row_block(
-    const Backward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n,
-    Py_ssize_t r0
+    const Backward *p, const Array *inputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
-    """Pack one part of a block of rows, PACK_ROWS at a time, as the weight gradient of matrix n reads them.
+    """Pack one part of a block of rows, as the weight gradient of matrix n reads them.
 
     A gradient like w is [x, h_prev].T @ d: x and h_prev go to tiles, and `weight_grads` packs d.  A transposed gradient
     is d.T @ [x, h_prev]: d goes to tiles, and x and h_prev to panels.
     """
     cdef RowBlock block
-    cdef Py_ssize_t r, end, chain, chain_end, first_row, count  # end: of the part, counted like r from the chain on
-    cdef const store *rows[PACK_ROWS]
-    cdef const store *factors[PACK_ROWS]
-    cdef const store **used_factors
+    cdef RowRun run
+    cdef InputRow[PACK_ROWS] rows
+    cdef bint is_half = holds_half(inputs[X])
     list_active_rows(&block, &p.steps, r0)
-    r, end = part_start(block.active, part, parts), part_start(block.active, part + 1, parts)
-    for chain in range(block.chains):
-        chain_end = min(end, block.count[chain])
-        while r < chain_end:
-            count = min(<Py_ssize_t> PACK_ROWS, chain_end - r)
-            first_row = chain * BLOCK + r
-            find_x_rows(p, inputs, &block, first_row, count, rows)
-            pack_input_rows(p, scratch, n, True, rows, <const store **> NULL, &block, chain, r, count)
-            used_factors = find_h_rows(p, c, inputs, n, &block, first_row, count, rows, factors)
-            pack_input_rows(p, scratch, n, False, rows, used_factors, &block, chain, r, count)
-            if p.transposed:
-                pack_d_rows(p, scratch, n, &block, first_row, count)
-            r += count
-        r, end = max(r - block.count[chain], <Py_ssize_t> 0), end - block.count[chain]
+    run = runs_of(&block, part, parts)
+    while next_run(&run, &block):
+        find_input_rows(p, inputs, n, True, &block, &run, rows)
+        pack_input_rows(p, scratch, n, True, is_half, rows, &block, &run)
+        find_input_rows(p, inputs, n, False, &block, &run, rows)
+        pack_input_rows(p, scratch, n, False, is_half, rows, &block, &run)
+        if p.transposed:
+            pack_d_rows(p, scratch, n, &block, &run)
 
 
 cdef inline real *weight_grad_of(
-    const Backward *p, const real *scratch, store **outputs, int n, bint of_x
+    const Backward *p, const real *scratch, const Array *outputs, int n, bint of_x
 ) noexcept nogil:
     """Return where the gradient of matrix n is summed, its rows for x or those for h.
 
     That is the output or, in float32, scratch if the output is float16.
     """
     cdef Py_ssize_t offset = 0 if of_x else p.x_rows[n] * p.N[n]
-    if STORES_HALF:
+    if holds_half(outputs[W_GRAD]):
         return <real *> scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + offset
     elif p.transposed:
-        return <real *> outputs[(W_GRAD if of_x else W_H_GRAD) + n]
+        return <real *> outputs[(W_GRAD if of_x else W_H_GRAD) + n].data
     else:
-        return <real *> outputs[W_GRAD + n] + offset
+        return <real *> outputs[W_GRAD + n].data + offset
 
 
 cdef inline void add_transposed_grad(
@@ -516,7 +489,7 @@ cdef inline void add_transposed_grad(
 
 
 cdef inline void transposed_grads(
-    const Backward *p, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n, Py_ssize_t r0
+    const Backward *p, const Array *outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
     """Add a block of rows to one part of the rows of matrix n's transposed gradient d.T @ [x, h_prev], and of d's sums.
 
@@ -537,7 +510,7 @@ cdef inline void transposed_grads(
 
 
 cdef inline void add_bias_grads(
-    const Backward *p, store **outputs, real *scratch, Py_ssize_t line0, Py_ssize_t line1, int n, Py_ssize_t r0,
+    const Backward *p, const Array *outputs, real *scratch, Py_ssize_t line0, Py_ssize_t line1, int n, Py_ssize_t r0,
     const RowBlock *block
 ) noexcept nogil:
     """Add a block of rows of d to the lines line0 to line1 of matrix n's bias gradient.
@@ -550,7 +523,7 @@ cdef inline void add_bias_grads(
     cdef double *sums = <double *> (scratch + p.start[SUMS])
     cdef double *sums_h = sums + lines_in(scratch, N) * L
     cdef bint separate = p.separate[n]
-    if columns <= 0 or outputs[BIAS_GRAD + n] is NULL:
+    if columns <= 0 or outputs[BIAS_GRAD + n].data is NULL:
         return
     if r0 == 0:
         clear(sums + first, (line1 - line0) * L)
@@ -561,13 +534,13 @@ cdef inline void add_bias_grads(
         add_column_sums(sums_h + first, d + p.h_column[n], p.Ns, columns, block)
     if r0 + block.rows == p.steps.T * p.B:
         for l in range(first, first + columns):
-            store_value(outputs[BIAS_GRAD + n] + l, <real> sums[l])
+            store_value(at(outputs[BIAS_GRAD + n], l), <real> sums[l])
             if separate:
-                store_value(outputs[BIAS_HC_GRAD] + l, <real> sums_h[l])
+                store_value(at(outputs[BIAS_HC_GRAD], l), <real> sums_h[l])
 
 
 cdef inline void weight_grads(
-    const Backward *p, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n, Py_ssize_t r0
+    const Backward *p, const Array *outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
     """Add a block of rows to one part of the columns of matrix n's gradient [x, h_prev].T @ d, and of its bias."""
     cdef Py_ssize_t L = lanes_of(scratch), rows = min(<Py_ssize_t> ROW_BLOCK, p.steps.T * p.B), N = p.N[n]
@@ -596,26 +569,26 @@ cdef inline void weight_grads(
 
 
 cdef inline void store_weight_grads(
-    const Backward *p, const Cell *c, store **outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
+    const Backward *p, const Cell *c, const Array *outputs, real *scratch, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of the rows of the weight gradients of float16.
 
     The gradient of a matrix is copied as x_rows + h_rows pieces of N values; PyTorch's two arrays have as many.
     """
     cdef Py_ssize_t rows, i
-    cdef store *dst
+    cdef Array dst
     cdef int n
     for n in range(matrices_of(c)):
         rows = p.x_rows[n] + p.h_rows[n]
         for i in range(part_start(rows, part, parts), part_start(rows, part + 1, parts)):
-            dst = outputs[W_GRAD + n] + i * p.N[n]
+            dst = at(outputs[W_GRAD + n], i * p.N[n])
             if p.transposed and i >= p.x_rows[n]:
-                dst = outputs[W_H_GRAD + n] + (i - p.x_rows[n]) * p.N[n]
+                dst = at(outputs[W_H_GRAD + n], (i - p.x_rows[n]) * p.N[n])
             store_row(dst, scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + i * p.N[n], p.N[n])
 
 
 cdef inline void all_weight_grads(
-    const Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch
+    const Backward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch
 ) noexcept nogil:
     """Compute all gradients of weights and biases, where there is only one part."""
     cdef Py_ssize_t r0
@@ -623,19 +596,19 @@ cdef inline void all_weight_grads(
     for n in range(matrices_of(c)):
         r0 = 0
         while r0 < p.steps.T * p.B:
-            pack_row_block(p, c, inputs, scratch, 0, 1, n, r0)
+            pack_row_block(p, inputs, scratch, 0, 1, n, r0)
             if p.transposed:
                 transposed_grads(p, outputs, scratch, 0, 1, n, r0)
             else:
                 weight_grads(p, outputs, scratch, 0, 1, n, r0)
             r0 += ROW_BLOCK
-    if STORES_HALF:
+    if holds_half(outputs[W_GRAD]):
         store_weight_grads(p, c, outputs, scratch, 0, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- driver
 cdef inline long long backward(
-    const Backward *p, const Cell *c, const store **inputs, store **outputs, real *scratch
+    const Backward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch
 ) noexcept nogil:
     """Run the backward pass; return the nanoseconds that having several threads cost."""
     cdef Team team
@@ -643,7 +616,7 @@ cdef inline long long backward(
     # In the parallel region each thread has its own k, r0 and n; there, Cython would take `k -= 1` for a reduction.
     cdef Py_ssize_t k = p.steps.T - 1, r0 = 0
     cdef int n = 0
-    cdef bint has_weight_grads = outputs[W_GRAD] is not NULL
+    cdef bint has_weight_grads = outputs[W_GRAD].data is not NULL
     if parts == 1:  # entering a parallel region costs time even with one thread
         load_gradients(p, c, inputs, scratch, 0, 1)
         if p.packs_all:
@@ -698,7 +671,7 @@ cdef inline long long backward(
             r0 = 0
             while r0 < rows:
                 for part in prange(first, end_part, schedule="static"):
-                    pack_row_block(p, c, inputs, scratch, part, parts, n, r0)
+                    pack_row_block(p, inputs, scratch, part, parts, n, r0)
                 barrier(&team)
                 for part in prange(first, end_part, schedule="static"):
                     if p.transposed:
@@ -708,16 +681,15 @@ cdef inline long long backward(
                 barrier(&team)
                 r0 = r0 + ROW_BLOCK
             n = n + 1
-        if STORES_HALF:
-            if has_weight_grads:
-                for part in prange(first, end_part, schedule="static"):
-                    store_weight_grads(p, c, outputs, scratch, part, parts)
+        if has_weight_grads and holds_half(outputs[W_GRAD]):
+            for part in prange(first, end_part, schedule="static"):
+                store_weight_grads(p, c, outputs, scratch, part, parts)
         barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
     return measured_cost(&team)
 
 
 cdef inline long long run_backward(
-    Backward *p, const Cell *c, const store **inputs, store **outputs, void *scratch, int ready
+    Backward *p, const Cell *c, const Array *inputs, const Array *outputs, void *scratch, int ready
 ) noexcept nogil:
     """Run `backward`.
 
@@ -737,27 +709,27 @@ cdef inline long long run_layer_backward(
     const Backward *plan, const Cell *c, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
     """Run the backward pass of a layer on at most `ready` threads; return the nanoseconds that having several cost."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
+    cdef Array[INPUTS] inputs
+    cdef Array[OUTPUTS] outputs
     cdef Backward p = plan[0]
     cdef int i
     for i in range(c.traits.saved):
-        inputs[OUT_H + 1 + i] = <const store *> a.saved + i * p.steps.T * p.B * p.H
-    inputs[X], inputs[OUT_H], inputs[H_GRAD] = <const store *> a.x, <const store *> a.y, <const store *> a.y_grad
-    outputs[X_GRAD] = <store *> a.x_grad
-    inputs[CS_GRAD], outputs[D_C_BAR] = NULL, NULL  # which only ops have
-    set_states(c, a.initial_state, <const void **> &inputs[H_PREV])
-    set_states(c, a.last_state_grad, <const void **> &inputs[H_LAST_GRAD])
-    set_states(c, <const void *const *> a.initial_state_grad, <const void **> &outputs[H_PREV_GRAD])
+        inputs[OUT_H + 1 + i] = at(array_of(a.saved, c.is_half), i * p.steps.T * p.B * p.H)
+    inputs[X], inputs[OUT_H] = array_of(a.x, c.is_half), array_of(a.y, c.is_half)
+    inputs[H_GRAD], outputs[X_GRAD] = array_of(a.y_grad, c.is_half), array_of(a.x_grad, c.is_half)
+    inputs[CS_GRAD], outputs[D_C_BAR] = no_array(), no_array()  # which only ops have
+    set_states(c, a.initial_state, &inputs[H_PREV])
+    set_states(c, a.last_state_grad, &inputs[H_LAST_GRAD])
+    set_states(c, <const void *const *> a.initial_state_grad, &outputs[H_PREV_GRAD])
     if c.transposed:
         set_torch_weights(c, p.I, p.H, a.weights, inputs)
-        set_torch_weights(c, p.I, p.H, <const void *const *> a.weight_grads, <const store **> outputs + GRAD)
+        set_torch_weights(c, p.I, p.H, <const void *const *> a.weight_grads, &outputs[GRAD])
         p.x_layout, p.h_layout, p.accumulate_x_grad = a.x_layout, a.y_layout, a.accumulate_x_grad
         if a.x_grad is NULL:
             p.x_panel_count = 0
     else:
-        set_weights(c, a.weights, <const void **> inputs)
-        set_weights(c, <const void *const *> a.weight_grads, <const void **> outputs + GRAD)
+        set_weights(c, a.weights, inputs)
+        set_weights(c, <const void *const *> a.weight_grads, &outputs[GRAD])
     p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:

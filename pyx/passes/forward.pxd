@@ -15,7 +15,7 @@ while that is in cache.
 
 p : the plan: sizes, strides, packed panels, and where each region of scratch starts (plan.pxd)
 c : the cell: its gates, activations and options (types.pxd)
-inputs, outputs : the arrays of the call, the caller's, at the indices of indices.pxd; NULL where there is none
+inputs, outputs : the arrays of the call, the caller's, at the indices of indices.pxd
 scratch : the workspace of the call, whose regions plan.pxd lists
 rows : scratch as the rows of a group lie in it: slot b of region R is at rows + p.start[R] + b * stride
 part, parts : the index of a part, and how many there are; `share` has the slots and panels of one
@@ -41,15 +41,14 @@ from passes.steps cimport (
     first_step_of, has_flag, load_active_rows, offset_of, reset_row, row_of_slot, step_at
 )
 from product.integer cimport quantize_row
+from product.lines cimport Array, array_of, at, clear, lanes_of, load_row, no_array, store_row
 from product.panels cimport (
     Panels, add_product, add_row_product, add_unpacked_product, compute_input_product, copy_bias, expand_gates,
     pack_bias, pack_panels, row_panels
 )
 from product.quantized cimport INT8, UNQUANTIZED
-from product.real cimport COMPUTES_FLOAT, real, store
-from product.tile cimport (
-    GROUP_TILES, LINES, ROW_PANELS, ROWS, TILE_SIZE, clear, lanes_of, load_row, store_row, tile_group_height
-)
+from product.real cimport COMPUTES_FLOAT, real
+from product.tile cimport GROUP_TILES, LINES, ROW_PANELS, ROWS, TILE_SIZE, tile_group_height
 from schedule.cost cimport packing_part, parts_of, threads_of, use_threads
 from schedule.plan cimport (
     CS, HR, M, X_CHUNK, Z, Forward, ForwardShare, codes_of, end_of_chunk, end_of_common_chunk, forward_share, h_before,
@@ -61,26 +60,26 @@ from schedule.workspace cimport guard_zones, release_zones
 
 # ----------------------------------------------------------------------------------------------------- before the steps
 cdef inline void load_state(
-    const Forward *p, real *states, Py_ssize_t stride, const store *initial, const ResetState *reset, Py_ssize_t size,
+    const Forward *p, real *states, Py_ssize_t stride, Array initial, const ResetState *reset, Py_ssize_t size,
     Py_ssize_t b
 ) noexcept nogil:
     """Load the state that the row in slot b starts from.
 
     states : the region of this state, as the rows of the group lie in it
-    initial : [B,size], the caller's, NULL for zeros
+    initial : [B,size], the caller's, or no array for zeros
     """
     cdef Py_ssize_t k = first_step_of(&p.steps, b), row = row_of_slot(&p.steps, b)
-    cdef const store *start = initial + row * size if initial is not NULL else <const store *> NULL
+    cdef Array start = at(initial, row * size if initial.data is not NULL else 0)
     if has_flag(&p.steps, k, b, RESET):
         start = reset_row(reset, step_at(&p.steps, k), row)
-    if start is NULL:
+    if start.data is NULL:
         clear(states + b * stride, stride)
     else:
         load_row(states + b * stride, start, size)
 
 
 cdef inline void clear_finished_outputs(
-    const Forward *p, const Cell *c, store **outputs, Py_ssize_t part, Py_ssize_t parts
+    const Forward *p, const Cell *c, const Array *outputs, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Clear one part of the finished rows of h and of what is saved.
 
@@ -88,15 +87,15 @@ cdef inline void clear_finished_outputs(
     """
     cdef Layout saved_layout = contiguous_layout(p.B, p.H)
     cdef int out
-    if outputs[OUT_H] is not NULL:
+    if outputs[OUT_H].data is not NULL:
         clear_finished_rows(&p.steps, outputs[OUT_H], &p.y_layout, p.P, part, parts)
     for out in range(OUT_H + 1, OUT_H + 1 + c.traits.saved):
-        if outputs[out] is not NULL:
+        if outputs[out].data is not NULL:
             clear_finished_rows(&p.steps, outputs[out], &saved_layout, p.H, part, parts)
 
 
 cdef inline void load_states(
-    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
+    const Forward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Load the initial states of one part of the rows, and clear one part of the finished rows of the outputs."""
     cdef ForwardShare share = forward_share(p, part)
@@ -112,7 +111,7 @@ cdef inline void load_states(
 
 
 cdef inline void pack_weights(
-    const Forward *p, const Cell *c, const store **inputs, Py_ssize_t part, Py_ssize_t parts
+    const Forward *p, const Cell *c, const Array *inputs, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Pack one part of the panels with their biases, and of the peepholes.
 
@@ -126,7 +125,7 @@ cdef inline void pack_weights(
         w = &p.w[n]
         panels = <real *> w.base
         j0, j1 = part_start(w.count, panel_part, parts), part_start(w.count, panel_part + 1, parts)
-        pack_bias(w, panels, &inputs[BIAS + n] if n < x_products_of(c) else <const store **> NULL, j0, j1)
+        pack_bias(w, &inputs[BIAS + n] if n < x_products_of(c) else <const Array *> NULL, j0, j1)
         if p.packs_all and w.format == UNQUANTIZED:
             pack_panels(w, panels, &inputs[W + n], j0, j1)
         if c.peephole and n == 0:
@@ -136,7 +135,7 @@ cdef inline void pack_weights(
 
 # -------------------------------------------------------------------------------------------------------------- a chunk
 cdef inline void load_x(
-    const Forward *p, const store **inputs, real *scratch, const ForwardShare *share, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const Array *inputs, real *scratch, const ForwardShare *share, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Load x for a chunk of steps, number k to `end`; the members of a group divide its active rows."""
     cdef Py_ssize_t count = count_active_rows(&p.steps, k, end, share.b0, share.b1), members = p.grid.members
@@ -146,7 +145,7 @@ cdef inline void load_x(
 
 
 cdef inline void multiply_x(
-    const Forward *p, const Cell *c, const store **inputs, real *scratch, const ForwardShare *share, Py_ssize_t k,
+    const Forward *p, const Cell *c, const Array *inputs, real *scratch, const ForwardShare *share, Py_ssize_t k,
     Py_ssize_t end
 ) noexcept nogil:
     """Compute z = x @ w_x + b for a chunk of steps, number k to `end`, unless chunks have one step: `multiply_h`."""
@@ -162,7 +161,7 @@ cdef inline void multiply_x(
 # --------------------------------------------------------------------------------------------------------------- a step
 cdef inline void multiply_h_panel(
     const Forward *p, const Cell *c, int n, const real *h, Py_ssize_t j, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *x, real *z, real *rows, store **outputs
+    const real *x, real *z, real *rows, const Array *outputs
 ) noexcept nogil:
     """Compute product n of step number k for panel j and the slots b0 to b1, and then their cells.
 
@@ -196,7 +195,7 @@ cdef inline void multiply_h_panel(
 
 cdef inline void multiply_h_row(
     const Forward *p, const Cell *c, int n, const real *h, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b,
-    const real *x, real *z, Py_ssize_t z_panel, real *rows, store **outputs
+    const real *x, real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
 ) noexcept nogil:
     """Compute product n of step number k for the panels j0 to j1 and the row in slot b alone, and then its cells.
 
@@ -238,8 +237,8 @@ cdef inline void multiply_h_row(
 
 
 cdef inline void multiply_unpacked(
-    const Forward *p, const Cell *c, int n, const real *h, const store **w, Py_ssize_t j0, Py_ssize_t j1,
-    Py_ssize_t b1, real *scratch, store **outputs
+    const Forward *p, const Cell *c, int n, const real *h, const Array *w, Py_ssize_t j0, Py_ssize_t j1,
+    Py_ssize_t b1, real *scratch, const Array *outputs
 ) noexcept nogil:
     """Compute product n of a single step for the panels j0 to j1 and the slots 0 to b1, and then their cells.
 
@@ -273,7 +272,7 @@ cdef inline const real *quantize_h(
 
 
 cdef inline void store_h_rows(
-    const Forward *p, store **outputs, real *rows, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
+    const Forward *p, const Array *outputs, real *rows, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1
 ) noexcept nogil:
     """Store h after step number k for the slots b0 to b1, in whole rows.
 
@@ -281,13 +280,13 @@ cdef inline void store_h_rows(
     """
     cdef Py_ssize_t b
     for b in range(b0, b1):
-        store_row(outputs[OUT_H] + offset_of(&p.y_layout, step_at(&p.steps, k), b), h_before(p, rows, k + 1) + b * p.Ps,
-                  p.P)
+        store_row(at(outputs[OUT_H], offset_of(&p.y_layout, step_at(&p.steps, k), b)),
+                  h_before(p, rows, k + 1) + b * p.Ps, p.P)
 
 
 cdef inline void multiply_h(
-    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, const ForwardShare *share,
-    int n, Py_ssize_t k, Py_ssize_t r
+    const Forward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch,
+    const ForwardShare *share, int n, Py_ssize_t k, Py_ssize_t r
 ) noexcept nogil:
     """Compute one part of product n of step number k, and of its cells."""
     cdef Py_ssize_t j, b0 = share.b0, b1 = active_end(&p.steps, k, b0, share.b1)
@@ -312,31 +311,31 @@ cdef inline void multiply_h(
     else:
         for j in range(share.j0[n], share.j1[n]):
             multiply_h_panel(p, c, n, h, j, k, b0, b1, x, z + j * z_panel, rows, outputs)
-    if n == products_of(c) - 1 and outputs[OUT_H] is not NULL and stores_rows(p):
+    if n == products_of(c) - 1 and outputs[OUT_H].data is not NULL and stores_rows(p):
         store_h_rows(p, outputs, rows, k, b0, b1)
 
 
 # ------------------------------------------------------------------------------------------------------ after the steps
 cdef inline void store_states(
-    const Forward *p, const Cell *c, store **outputs, real *scratch, Py_ssize_t part
+    const Forward *p, const Cell *c, const Array *outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Store the last states of one part of the rows of a layer; an op has no arrays for them."""
     cdef ForwardShare share = forward_share(p, part)
     cdef real *rows = scratch + share.shift
     cdef Py_ssize_t count = share.b1 - share.b0, members = p.grid.members, b, row
-    if outputs[H_LAST] is NULL:
+    if outputs[H_LAST].data is NULL:
         return
     for b in range(share.b0 + part_start(count, share.member, members),
                    share.b0 + part_start(count, share.member + 1, members)):
         row = row_of_slot(&p.steps, b)
-        store_row(outputs[H_LAST] + row * p.P, h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
+        store_row(at(outputs[H_LAST], row * p.P), h_before(p, rows, end_step_of(&p.steps, b)) + b * p.Ps, p.P)
         if c.traits.states > 1:
-            store_row(outputs[CS_LAST] + row * p.H, rows + p.start[CS] + b * p.Hs, p.H)
+            store_row(at(outputs[CS_LAST], row * p.H), rows + p.start[CS] + b * p.Hs, p.H)
 
 
 # ----------------------------------------------------------------------------------------------- a part by its number
 cdef inline void load_x_part(
-    const Forward *p, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const Array *inputs, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Load one part of x for a chunk of steps, number k to `end`."""
     cdef ForwardShare share = forward_share(p, part)
@@ -344,7 +343,7 @@ cdef inline void load_x_part(
 
 
 cdef inline void multiply_x_part(
-    const Forward *p, const Cell *c, const store **inputs, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
+    const Forward *p, const Cell *c, const Array *inputs, real *scratch, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end
 ) noexcept nogil:
     """Compute one part of z = x @ w_x + b for a chunk of steps, number k to `end`."""
     cdef ForwardShare share = forward_share(p, part)
@@ -352,7 +351,7 @@ cdef inline void multiply_x_part(
 
 
 cdef inline void multiply_h_part(
-    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part, int n,
+    const Forward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part, int n,
     Py_ssize_t k, Py_ssize_t start
 ) noexcept nogil:
     """Compute one part of product n of step number k, and of its cells; the step's chunk begins with number `start`."""
@@ -361,7 +360,7 @@ cdef inline void multiply_h_part(
 
 
 cdef inline void all_steps(
-    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch, Py_ssize_t part
+    const Forward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part
 ) noexcept nogil:
     """Compute all steps of one part, whose group has no other part."""
     cdef ForwardShare share = forward_share(p, part)
@@ -380,7 +379,7 @@ cdef inline void all_steps(
 
 # -------------------------------------------------------------------------------------------------------------- driver
 cdef inline long long forward(
-    const Forward *p, const Cell *c, const store **inputs, store **outputs, real *scratch
+    const Forward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch
 ) noexcept nogil:
     """Run the forward pass; return the nanoseconds that having several threads cost."""
     cdef Team team
@@ -430,7 +429,7 @@ cdef inline long long forward(
 
 
 cdef inline long long run_forward(
-    Forward *p, const Cell *c, const store **inputs, store **outputs, void *scratch, int ready
+    Forward *p, const Cell *c, const Array *inputs, const Array *outputs, void *scratch, int ready
 ) noexcept nogil:
     """Run `forward`.
 
@@ -450,18 +449,18 @@ cdef inline long long run_layer_forward(
     const Forward *plan, const Cell *c, int ready, void *scratch, const Pass *a
 ) noexcept nogil:
     """Run the forward pass of a layer on at most `ready` threads; return the nanoseconds that having several cost."""
-    cdef const store *inputs[INPUTS]
-    cdef store *outputs[OUTPUTS]
+    cdef Array[INPUTS] inputs
+    cdef Array[OUTPUTS] outputs
     cdef Forward p = plan[0]
     cdef int i
     for i in range(STEP_OUTPUTS):
-        outputs[i] = NULL
+        outputs[i] = no_array()
     if a.saved is not NULL:
         for i in range(c.traits.saved):
-            outputs[OUT_H + 1 + i] = <store *> a.saved + i * p.steps.T * p.B * p.H
-    inputs[X], outputs[OUT_H] = <const store *> a.x, <store *> a.y
-    set_states(c, a.initial_state, <const void **> &inputs[H_PREV])
-    set_states(c, <const void *const *> a.last_state, <const void **> &outputs[H_LAST])
+            outputs[OUT_H + 1 + i] = at(array_of(a.saved, c.is_half), i * p.steps.T * p.B * p.H)
+    inputs[X], outputs[OUT_H] = array_of(a.x, c.is_half), array_of(a.y, c.is_half)
+    set_states(c, a.initial_state, &inputs[H_PREV])
+    set_states(c, <const void *const *> a.last_state, &outputs[H_LAST])
     p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
     guard_zones(&p.workspace, scratch, 64 // p.L, 1)
     if a.step_mask is not NULL:

@@ -26,11 +26,15 @@ from passes.steps cimport (
     Layout, Steps, active_end, clear_finished_rows, current_row, has_step, offset_of, previous_row, row_of_slot,
     slot_of_row, step_at
 )
-from product.real cimport real, store
+from product.lines cimport (
+    LF, Array, array_of, at, clear, inline_void, lanes_of, lines_in, load_line, load_reals, load_values, noinline_void,
+    padded_line, store_line, store_reals, store_value, value_at
+)
+from product.real cimport real
 from product.tile cimport (
-    BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, ROW_BLOCK, ROW_CHAINS, ROWS, TILE_SIZE, VECTORS, add_block_product,
-    add_panel_product, clear, lanes_of, lines_in, load_line, load_value, pack_line_transposed, packed_line,
-    packed_stride, padded_line, prefetch_read, prefetch_write, store_line, store_value, stored, tile_group_height, vec
+    BLOCK, GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROW_CHAINS, ROWS, TILE_SIZE, VECTORS, add_block_product,
+    add_panel_product, pack_line_transposed, packed_line, packed_stride, prefetch_read, prefetch_write,
+    tile_group_height, vec
 )
 from schedule.machine cimport to_prefetch
 from schedule.team cimport part_start
@@ -49,22 +53,22 @@ cdef inline Py_ssize_t panel_lines(Py_ssize_t lines, Py_ssize_t j) noexcept nogi
     return min(<Py_ssize_t> PANEL_LINES, lines - j * PANEL_LINES)
 
 
-cdef inline const real *state_line(real *space, const store *state, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
+cdef inline const real *state_line(real *space, Array state, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
     """Return line j of a state, padded with zeros.
 
     space : [L], for a line that cannot be read where it is
-    state : a row of an array of the caller's, NULL for zeros
+    state : a row of an array of the caller's, or no array for zeros
     n : values from the line on to the end of the row
     """
     cdef Py_ssize_t L = lanes_of(space)
-    if state is NULL:
+    if state.data is NULL:
         clear(space, L)
         return space
-    return padded_line(space, state + j * L, n)
+    return padded_line(space, at(state, j * L), n)
 
 
 cdef inline void add_line(
-    real *restrict sum, const real *restrict line, const store *restrict values, Py_ssize_t n
+    real *restrict sum, const real *restrict line, Array values, Py_ssize_t n
 ) noexcept nogil:
     """Set sum [L] to the sum of `line` [L] and of n values of an array of the caller's."""
     cdef Py_ssize_t l, L = lanes_of(sum)
@@ -75,18 +79,18 @@ cdef inline void add_line(
 
 
 cdef inline void pack_transposed_panel(
-    real *panel, const store *w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
+    real *panel, Array w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T, for w [rows,N] of the caller's.  Prefetching rows meanwhile gained nothing."""
     cdef Py_ssize_t L = lanes_of(panel), lines = panel_lines(lines_in(panel, rows), j), g, first
     for g in range(lines):
         first = (j * PANEL_LINES + g) * L
-        pack_line_transposed(panel, lines, g, w + first * N, N, rows - first, N)
+        pack_line_transposed(panel, lines, g, at(w, first * N), N, rows - first, N)
 
 
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
 cdef inline void compute_x_grad_panel(
-    store *x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t I, const real *d, Py_ssize_t ldd,
+    Array x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t I, const real *d, Py_ssize_t ldd,
     Py_ssize_t d_row0, Py_ssize_t d_row1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2,
     Py_ssize_t j
 ) noexcept nogil:
@@ -101,7 +105,7 @@ cdef inline void compute_x_grad_panel(
     cdef Py_ssize_t L = lanes_of(acc), lines = panel_lines(lines_in(acc, I), j), first = j * PANEL_LINES * L
     cdef Py_ssize_t d_row = d_row0, t, b, m, q, g, l, column
     cdef bint prefetches = to_prefetch((K + K2) * I * sizeof(real), 1)
-    cdef store *out
+    cdef Array out
     cdef real *sums
     if d_row0 == d_row1:
         return
@@ -115,14 +119,14 @@ cdef inline void compute_x_grad_panel(
             add_panel_product(acc, m, lines, d + d_row * ldd + K, ldd, panel2, K2,
                               panel2 + lines * L * K2 if prefetches else <const real *> NULL, 0)
         for q in range(m):
-            out = x_grad + offset_of(layout, t, row_of_slot(s, b))
+            out = at(x_grad, offset_of(layout, t, row_of_slot(s, b)))
             for g in range(lines):
                 column, sums = first + g * L, acc + (q * LINES + g) * L
                 if accumulate:
-                    load_line(before, out + column, I - column)
+                    load_line(before, at(out, column), I - column)
                     for l in range(L):
                         sums[l] = before[l] + sums[l]
-                store_line(out + column, sums, I - column)
+                store_line(at(out, column), sums, I - column)
             b += 1
             if b == s.B:
                 t, b = t + 1, 0
@@ -130,7 +134,7 @@ cdef inline void compute_x_grad_panel(
 
 
 cdef inline void compute_x_grad_part(
-    store *x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t groups, Py_ssize_t I,
+    Array x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t groups, Py_ssize_t I,
     const real *d, Py_ssize_t ldd, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2,
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
@@ -209,6 +213,39 @@ cdef inline void list_active_rows(RowBlock *block, const Steps *s, Py_ssize_t r0
         block.active += block.count[c]
 
 
+cdef struct RowRun:  # active rows of a chain, side by side: at most PACK_ROWS that a part packs together
+    Py_ssize_t chain, r, count  # the chain; its first row of the run, counted from the chain's first one; how many
+    Py_ssize_t first  # the first row as an index of the arrays of RowBlock
+    Py_ssize_t left  # active rows of the part that come after
+
+
+cdef inline RowRun runs_of(const RowBlock *block, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
+    """Return what `next_run` begins with, for one part of a block's active rows."""
+    cdef RowRun run
+    run.chain, run.count, run.first, run.r = 0, 0, 0, part_start(block.active, part, parts)
+    run.left = part_start(block.active, part + 1, parts) - run.r
+    return run
+
+
+cdef inline bint next_run(RowRun *run, const RowBlock *block) noexcept nogil:
+    """Go on to the next run of a part, and return whether there is one."""
+    if run.left == 0:
+        return False
+    run.r += run.count
+    while run.r >= block.count[run.chain]:
+        run.r -= block.count[run.chain]
+        run.chain += 1
+    run.first = run.chain * BLOCK + run.r
+    run.count = min(run.left, min(<Py_ssize_t> PACK_ROWS, block.count[run.chain] - run.r))
+    run.left -= run.count
+    return True
+
+
+cdef struct InputRow:  # what a row of a weight gradient's product is packed from
+    Array values  # of the caller's, or of d; no array for zeros
+    Array factor  # of the caller's, to multiply the values with, or no array
+
+
 cdef inline void pack_columns(
     real *panel, Py_ssize_t lines, const RowBlock *block, const real *d, Py_ssize_t ldd, Py_ssize_t n
 ) noexcept nogil:
@@ -226,56 +263,61 @@ cdef inline void pack_columns(
             line, later_line = d + rows[k] * ldd, d + rows[min(k + PACK_ROWS, count - 1)] * ldd
             for g in range(lines):
                 prefetch_read(later_line + g * L)
-                load_line(packed_line(panel, lines, g, c * BLOCK, count) + k * packed_stride(panel, lines, g),
-                          line + g * L, n - g * L)
+                load_reals(packed_line(panel, lines, g, c * BLOCK, count) + k * packed_stride(panel, lines, g),
+                           line + g * L, n - g * L)
 
 
-cdef inline void pack_tiles(
-    real *dst, Py_ssize_t tile_stride, const stored **rows, const stored **factors, Py_ssize_t M, Py_ssize_t count
+cdef inline inline_void pack_tiles_of(
+    bint is_half, real *dst, Py_ssize_t tile_stride, const InputRow *rows, Py_ssize_t M, Py_ssize_t count
+) noexcept nogil:
+    """Pack rows as `pack_tiles`; inlined with `is_half` constant: whether their arrays are float16."""
+    cdef real[ROWS] values  # loading to the tile at once was slower
+    cdef real *to
+    cdef Array row, factor
+    cdef Py_ssize_t g, k, q, n
+    for g in range(count_tiles(M)):
+        n = min(<Py_ssize_t> ROWS, M - g * ROWS)
+        for k in range(count):
+            to = dst + g * tile_stride + k * ROWS
+            row, factor = array_of(rows[k].values.data, is_half), array_of(rows[k].factor.data, is_half)
+            if row.data is NULL:
+                clear(to, ROWS)
+                continue
+            if n == ROWS:
+                for q in range(ROWS):
+                    values[q] = value_at(row, g * ROWS + q)
+            else:
+                clear(values, ROWS)
+                for q in range(n):
+                    values[q] = value_at(row, g * ROWS + q)
+            if factor.data is not NULL:
+                for q in range(n):
+                    values[q] = values[q] * value_at(factor, g * ROWS + q)
+            for q in range(ROWS):
+                to[q] = values[q]
+
+
+cdef inline noinline_void pack_tiles(
+    bint is_half, real *dst, Py_ssize_t tile_stride, const InputRow *rows, Py_ssize_t M, Py_ssize_t count
 ) noexcept nogil:
     """Pack `count` rows of M values as columns of register tiles: ROWS values of a row to each tile.
 
     A tile takes all these rows before the next one, because tiles are pages apart.
 
     dst : the first row's place in the first tile; the next row is ROWS further on, the next tile tile_stride
-    rows : [count], rows of arrays of the caller's or of d, NULL for zeros
-    factors : [count], rows to multiply them with, or NULL
+    rows : [count], of arrays that are float16 or not
     """
-    cdef real[ROWS] values  # loading to the tile at once was slower
-    cdef real factor
-    cdef real *to
-    cdef Py_ssize_t g, k, q, n
-    for g in range(count_tiles(M)):
-        n = min(<Py_ssize_t> ROWS, M - g * ROWS)
-        for k in range(count):
-            to = dst + g * tile_stride + k * ROWS
-            if rows[k] is NULL:
-                clear(to, ROWS)
-                continue
-            if n == ROWS:
-                for q in range(ROWS):
-                    load_value(&values[q], rows[k] + g * ROWS + q)
-            else:
-                clear(values, ROWS)
-                for q in range(n):
-                    load_value(&values[q], rows[k] + g * ROWS + q)
-            if factors is not NULL:
-                for q in range(n):
-                    load_value(&factor, factors[k] + g * ROWS + q)
-                    values[q] = values[q] * factor
-            for q in range(ROWS):
-                to[q] = values[q]
+    if is_half: pack_tiles_of(True, dst, tile_stride, rows, M, count)
+    else: pack_tiles_of(False, dst, tile_stride, rows, M, count)
 
 
 cdef inline void pack_row(
-    real *panels, const store *values, const store *factors, Py_ssize_t M, const RowBlock *block, Py_ssize_t c,
-    Py_ssize_t k
+    real *panels, const InputRow *row, Py_ssize_t M, const RowBlock *block, Py_ssize_t c, Py_ssize_t k
 ) noexcept nogil:
-    """Pack the values of row k of chain c of a block into all panels.
+    """Pack row k of chain c of a block into all panels.
 
     panels : in scratch, each for block.rows rows
-    values : [M], of an array of the caller's, NULL for zeros
-    factors : [M], of an array of the caller's, to multiply the values with, or NULL
+    row : of M values
     """
     cdef Py_ssize_t L = lanes_of(panels), j, lines, g, column, l
     cdef real[LF] factor
@@ -287,12 +329,12 @@ cdef inline void pack_row(
         for g in range(lines):
             to = packed_line(panel, lines, g, c * BLOCK, block.count[c]) + k * packed_stride(panel, lines, g)
             column = (j * PANEL_LINES + g) * L
-            if values is NULL:
+            if row.values.data is NULL:
                 clear(to, L)
             else:
-                load_line(to, values + column, M - column)
-                if factors is not NULL:
-                    load_line(factor, factors + column, M - column)
+                load_line(to, at(row.values, column), M - column)
+                if row.factor.data is not NULL:
+                    load_line(factor, at(row.factor, column), M - column)
                     for l in range(L):
                         to[l] = to[l] * factor[l]
 
@@ -338,9 +380,9 @@ cdef inline void add_weight_grad_tiles(
             accumulate_lines(out + q * N, acc + q * LINES * L, lines, is_first)
             continue
         for g in range(lines):
-            load_line(total, out + q * N + g * L, columns - g * L)
+            load_reals(total, out + q * N + g * L, columns - g * L)
             accumulate_lines(total, acc + (q * LINES + g) * L, 1, is_first)
-            store_line(out + q * N + g * L, total, columns - g * L)
+            store_reals(out + q * N + g * L, total, columns - g * L)
 
 
 cdef inline void add_weight_grad_rows(
@@ -394,38 +436,39 @@ cdef inline void add_column_sums(
 
 # ----------------------------------------------------------------------------------------------------------- peepholes
 cdef inline void compute_peephole_grad(
-    store *out, const real *d, Py_ssize_t ldd, const Steps *s, const store *initial, Py_ssize_t H, const store *states,
+    Array out, const real *d, Py_ssize_t ldd, const Steps *s, Array initial, Py_ssize_t H, Array states,
     const Layout *layout, Py_ssize_t unit
 ) noexcept nogil:
     """Sum d * cs over all rows to the gradient of a peephole, for one line of it.
 
     out : [H], the gradient, the caller's
     d : [T * B,ldd] in scratch, from the columns of the gate on
-    initial : [B,H], to multiply with the states before each step; NULL: with those after it
+    initial : [B,H], to multiply with the states before each step; no array: with those after it
     states : the states after each step, [T,B,H] with `layout`
     unit : the first unit of the line
     """
     cdef double[LF] total
     cdef double[LF] block
     cdef double[LF] chain
-    cdef real factor
+    cdef real[LF] factor
     cdef Py_ssize_t n = min(H - unit, lanes_of(d)), rows = s.T * s.B, r, t, row, l
-    cdef const store *state
+    cdef Array state
     cdef const real *line
     for l in range(n):
         total[l] = block[l] = chain[l] = 0
     for r in range(rows):
         t, row = r // s.B, r % s.B
-        if initial is NULL:
+        if initial.data is NULL:
             state = current_row(s, states, layout, t, row)
         else:
             state = previous_row(s, initial, &s.cs_reset, H, states, layout, t, row)
         line = d + (t * s.B + slot_of_row(s, row)) * ldd + unit
-        for l in range(n if has_step(s, t, row) else 0):
-            factor = 0
-            if state is not NULL:
-                load_value(&factor, state + unit + l)
-            chain[l] = chain[l] + <double> line[l] * factor
+        if has_step(s, t, row):
+            clear(factor, LF)
+            if state.data is not NULL:
+                load_values(factor, at(state, unit), n)
+            for l in range(n):
+                chain[l] = chain[l] + <double> line[l] * factor[l]
         if (r + 1) % BLOCK == 0 or r + 1 == rows:
             for l in range(n):
                 block[l] = block[l] + chain[l]
@@ -435,4 +478,4 @@ cdef inline void compute_peephole_grad(
                 total[l] = total[l] + block[l]
                 block[l] = 0
     for l in range(n):
-        store_value(out + unit + l, <real> total[l])
+        store_value(at(out, unit + l), <real> total[l])

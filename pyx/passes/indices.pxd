@@ -1,7 +1,7 @@
 """Indices of a call's arrays, by TensorFlow's names.
 
-Kernels pass the arrays on as two arrays of pointers with these indices, `inputs` [INPUTS] and `outputs` [OUTPUTS].  All
-arrays are the caller's; a pointer is NULL if the call has no such array.
+Kernels pass the arrays on under these indices: `inputs` has INPUTS arrays and `outputs` has OUTPUTS (`Array` of
+lines.pxd).  All are the caller's; `data` is NULL if the call has no such array.
 """
 
 cdef enum:  # outputs of the forward pass, and inputs of the backward pass

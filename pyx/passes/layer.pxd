@@ -15,9 +15,10 @@ from passes.forward cimport pack_weights, run_layer_forward
 from passes.indices cimport INPUTS, W
 from passes.operands cimport set_weights
 from product.integer cimport READ_PAST
+from product.lines cimport Array
 from product.panels cimport pack_quantized
 from product.quantized cimport INT8, UNQUANTIZED
-from product.real cimport real, store
+from product.real cimport real
 from schedule.cost cimport grid_of, requirements_of
 from schedule.plan cimport (
     BACKWARD_REGIONS, FORWARD_REGIONS, Backward, Forward, list_backward_regions, list_forward_regions, plan_backward,
@@ -39,11 +40,10 @@ cdef struct BackwardPlan:
 # ------------------------------------------------------------------------------------------------------ packed weights
 cdef inline void exchange_codes(const Forward *p, const Cell *c, const Pass *a, bint back) noexcept nogil:
     """Pack `a.codes` and `a.scales` of quantized matrices to the panels of p, or copy them `back` from there."""
-    cdef unsigned char *codes[INPUTS]
-    cdef real *scales[INPUTS]
+    cdef Array[INPUTS] codes, scales
     cdef int n
-    set_weights(c, <const void *const *> a.codes, <const void **> codes)
-    set_weights(c, <const void *const *> a.scales, <const void **> scales)
+    set_weights(c, <const void *const *> a.codes, codes)
+    set_weights(c, <const void *const *> a.scales, scales)
     for n in range(products_of(c)):
         pack_quantized(&p.w[n], &codes[W + n], &scales[W + n], back)
 
@@ -51,10 +51,10 @@ cdef inline void exchange_codes(const Forward *p, const Cell *c, const Pass *a, 
 cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
     """Pack the weights of a layer, `a.weights` and if they are quantized `a.codes` and `a.scales`."""
     cdef const ForwardPlan *layer = <const ForwardPlan *> plan
-    cdef const store *inputs[INPUTS]
+    cdef Array[INPUTS] inputs
     cdef Forward p = layer.p
     use_panels(&p, packed)
-    set_weights(&layer.c, a.weights, <const void **> inputs)
+    set_weights(&layer.c, a.weights, inputs)
     pack_weights(&p, &layer.c, inputs, 0, 1)
     if layer.c.format != UNQUANTIZED:
         exchange_codes(&p, &layer.c, a, False)

@@ -16,9 +16,9 @@ from libc.stdlib cimport qsort
 from libc.string cimport memset
 
 from product.integer cimport quantize_row
+from product.lines cimport Array, at, clear, itemsize_of, lanes_of, load_line, load_row, no_array, store_line
 from product.quantized cimport INT8
-from product.real cimport COMPUTES_FLOAT, STORES_HALF, real, store
-from product.tile cimport clear, lanes_of, load_line, load_row, store_line
+from product.real cimport COMPUTES_FLOAT, real
 from schedule.team cimport part_start
 
 cdef enum:  # flags of a step mask
@@ -37,9 +37,9 @@ cdef struct Layout:  # of an array [T,B,n] of the caller's; the n values of a ro
 
 
 cdef struct ResetState:  # a state before the steps that have the flag RESET; no other rows are read or written
-    const void *rows  # [T,B,n] with `layout`, the caller's; NULL for zeros
+    Array rows  # [T,B,n] with `layout`, the caller's; no array for zeros
     Layout layout
-    void *grads  # [T,B,n] with a layout of their own, the caller's, written by the backward pass; NULL: not wanted
+    Array grads  # [T,B,n] with a layout of their own, the caller's, written by the backward pass; or not wanted
     Layout grads_layout
 
 
@@ -196,7 +196,7 @@ cdef inline bint has_flag(const Steps *s, Py_ssize_t k, Py_ssize_t b, int flag) 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 cdef inline void load_active_rows(
-    const Steps *s, real *dst, Py_ssize_t stride, const store *x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
+    const Steps *s, real *dst, Py_ssize_t stride, Array x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
     Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1, int format
 ) noexcept nogil:
     """Load rows of x, as reals, or quantized if `format`, that of the weights, is INT8.
@@ -204,16 +204,16 @@ cdef inline void load_active_rows(
     The active rows of the slots b0 to b1 are numbered from 0 on, step after step, beginning with step number k.  Of
     these the rows r0 to r1 are loaded, each to dst + r * stride.
 
-    x : [T,B,I] with `layout`, the caller's
+    x : [T,B,I] with `layout`, the caller's; of reals if `format` is INT8
     """
     cdef Py_ssize_t first = 0, n, q  # first: the number r of the step's first row; its rows are q < n
-    cdef const store *x_row
+    cdef Array x_row
     while first < r1:
         n = active_end(s, k, b0, b1) - b0
         for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
-            x_row = x + offset_of(layout, step_at(s, k), row_of_slot(s, b0 + q))
-            if COMPUTES_FLOAT and not STORES_HALF and format == INT8:
-                quantize_row(<float *> (dst + (first + q) * stride), <const float *> x_row, I)
+            x_row = at(x, offset_of(layout, step_at(s, k), row_of_slot(s, b0 + q)))
+            if COMPUTES_FLOAT and format == INT8:
+                quantize_row(<float *> (dst + (first + q) * stride), <const float *> x_row.data, I)
             else:
                 load_row(dst + (first + q) * stride, x_row, I)
         first += n
@@ -221,7 +221,7 @@ cdef inline void load_active_rows(
 
 
 cdef inline void clear_finished_rows(
-    const Steps *s, store *rows, const Layout *layout, Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts
+    const Steps *s, Array rows, const Layout *layout, Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Clear one of so many parts of the finished rows of an array [T,B,n] of the caller's, with `layout`."""
     cdef Py_ssize_t t = part, row, end
@@ -233,27 +233,27 @@ cdef inline void clear_finished_rows(
             if not has_step(s, t, row):
                 while not has_gaps and end < s.B and not has_step(s, t, end):  # one call for rows side by side
                     end += 1
-                memset(rows + offset_of(layout, t, row), 0, (end - row) * n * sizeof(store))
+                memset(at(rows, offset_of(layout, t, row)).data, 0, (end - row) * n * itemsize_of(rows))
             row = end
         t += parts
 
 
-cdef inline const store *current_row(
-    const Steps *s, const store *x, const Layout *layout, Py_ssize_t t, Py_ssize_t row
+cdef inline Array current_row(
+    const Steps *s, Array x, const Layout *layout, Py_ssize_t t, Py_ssize_t row
 ) noexcept nogil:
-    """Return row (t, row) of an array of the caller's, NULL if the step mask has it finished."""
+    """Return row (t, row) of an array of the caller's, or no array if the step mask has it finished."""
     if s.step_mask is not NULL and s.step_mask[t * s.B + row] & FINISHED:
-        return <const store *> NULL
-    return x + offset_of(layout, t, row)
+        return no_array()
+    return at(x, offset_of(layout, t, row))
 
 
-cdef inline const store *reset_row(
+cdef inline Array reset_row(
     const ResetState *reset, Py_ssize_t t, Py_ssize_t row
 ) noexcept nogil:
-    """Return the state that row (t, row) starts from if it has the flag RESET, NULL for zeros."""
-    if reset.rows is NULL:
-        return <const store *> NULL
-    return <const store *> reset.rows + offset_of(&reset.layout, t, row)
+    """Return the state that row (t, row) starts from if it has the flag RESET, or no array for zeros."""
+    if reset.rows.data is NULL:
+        return no_array()
+    return at(reset.rows, offset_of(&reset.layout, t, row))
 
 
 cdef inline void load_reset_line(
@@ -265,11 +265,11 @@ cdef inline void load_reset_line(
     unit : the first unit of the line
     n : numbers in a row of the state
     """
-    cdef const store *row = reset_row(reset, step_at(s, k), row_of_slot(s, b))
-    if row is NULL:
+    cdef Array row = reset_row(reset, step_at(s, k), row_of_slot(s, b))
+    if row.data is NULL:
         clear(state, lanes_of(state))
     else:
-        load_line(state, row + unit, n - unit)
+        load_line(state, at(row, unit), n - unit)
 
 
 cdef inline void store_reset_grad_line(
@@ -282,16 +282,16 @@ cdef inline void store_reset_grad_line(
     unit, n : as of `load_reset_line`
     """
     cdef Py_ssize_t row = offset_of(&reset.grads_layout, step_at(s, k), row_of_slot(s, b))
-    if reset.grads is not NULL:
-        store_line(<store *> reset.grads + row + unit, grad, n - unit)
+    if reset.grads.data is not NULL:
+        store_line(at(reset.grads, row + unit), grad, n - unit)
     clear(grad, lanes_of(grad))
 
 
-cdef inline const store *previous_row(
-    const Steps *s, const store *initial, const ResetState *reset, Py_ssize_t n, const store *states,
+cdef inline Array previous_row(
+    const Steps *s, Array initial, const ResetState *reset, Py_ssize_t n, Array states,
     const Layout *layout, Py_ssize_t t, Py_ssize_t row
 ) noexcept nogil:
-    """Return the state that row (t, row) started from, NULL if that is zero or the row is finished.
+    """Return the state that row (t, row) started from, or no array if that is zero or the row is finished.
 
     initial : the states before the first step, [B,n]
     reset : the states where rows are reset
@@ -299,9 +299,9 @@ cdef inline const store *previous_row(
     """
     cdef int flags = s.step_mask[t * s.B + row] if s.step_mask is not NULL else 0
     if flags & FINISHED:
-        return <const store *> NULL
+        return no_array()
     if flags & RESET:
         return reset_row(reset, t, row)
     if flags & INITIAL or t == step_at(s, 0):
-        return initial + row * n
-    return states + offset_of(layout, t + 1 if s.reverse else t - 1, row)
+        return at(initial, row * n)
+    return at(states, offset_of(layout, t + 1 if s.reverse else t - 1, row))

@@ -17,7 +17,8 @@ of NaN.  Products, up to z, are compiled once, in `_integer.pyx`, for all instru
 
 Letters: K and k values that are summed; a quad is 4 of them.
 """
-from product.tile cimport LF, LINE_BYTES, LINES
+from product.lines cimport LF
+from product.tile cimport LINE_BYTES, LINES
 
 cdef extern from "product/integer.h":
     enum:

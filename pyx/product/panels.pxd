@@ -25,19 +25,21 @@ whether the rows of w for x are meant, or those for h.  Pointers that several fu
     panels, p.base : `count` panels, `size` reals apart; a layer's, or in scratch
     a : rows, a `stride` apart; with INT8 quantized rows (`quantize_row`)
     z : for each row LINES lines, the accumulator of a panel; those of the next panel begin z_stride reals further on
-    of_type : only its type counts; may be NULL
 """
 from libc.stdint cimport uint16_t
 from libc.string cimport memset
 
 from product.half cimport half
 from product.integer cimport QUAD, add_integer_product, quads_of
+from product.lines cimport (
+    LF, Array, align_to_line, at, clear, holds_half, inline_void, lanes_of, load_line, load_row, load_values,
+    noinline_void, reals, value_at
+)
 from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per_code
-from product.real cimport COMPUTES_FLOAT, MATRICES, STORES_HALF, real, store
+from product.real cimport COMPUTES_FLOAT, MATRICES, real
 from product.tile cimport (
-    BLOCK, GROUP_TILES, LF, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, clear, extend_chains, lanes_of,
-    align_to_line, load_line, load_row, load_value, load_values, max_row_panels, noinline_void, pack_line, packed_line,
-    packed_stride, prefetch_read, tile_group_height, transpose_rows
+    BLOCK, GROUP_TILES, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, extend_chains, max_row_panels,
+    pack_line, packed_line, packed_stride, prefetch_read, tile_group_height, transpose_rows
 )
 
 cdef enum:
@@ -176,20 +178,20 @@ cdef inline Py_ssize_t weight_stride(const Panels *p, Py_ssize_t gate, bint of_x
     return p.matrix_gates[p.matrix[gate]] * p.H
 
 
-cdef inline const store *weight_at(
-    const Panels *p, const store **w, Py_ssize_t gate, Py_ssize_t row, Py_ssize_t column, bint of_x
+cdef inline Array weights_from(
+    const Panels *p, const Array *w, Py_ssize_t gate, Py_ssize_t row, Py_ssize_t column, bint of_x
 ) noexcept nogil:
-    """Return the address of a gate's weight in this row of w and this column of its matrix."""
+    """Return a gate's weights from this row of w and this column of its matrix on."""
     cdef int n = p.matrix[gate]
     if not p.transposed:
-        return w[n] + row * weight_stride(p, gate, of_x) + column
+        return at(w[n], row * weight_stride(p, gate, of_x) + column)
     if of_x:
-        return w[n] + column * p.I + row
-    return w[MATRICES + n] + column * p.R + row - p.I
+        return at(w[n], column * p.I + row)
+    return at(w[MATRICES + n], column * p.R + row - p.I)
 
 
 cdef inline void pack_compact_gate(
-    const Panels *p, real *panel, Py_ssize_t lines, const store **w, Py_ssize_t row, Py_ssize_t first, Py_ssize_t count,
+    const Panels *p, real *panel, Py_ssize_t lines, const Array *w, Py_ssize_t row, Py_ssize_t first, Py_ssize_t count,
     Py_ssize_t kb, bint of_x, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate
 ) noexcept nogil:
     """Pack the rows `first` to first + count of a block for one compact gate, of line u of units of panel j.
@@ -206,13 +208,13 @@ cdef inline void pack_compact_gate(
             g = u * p.gates + l // p.L
             value = packed_line(panel, lines, g, 0, kb) + k * packed_stride(panel, lines, g) + l % p.L
             if l < l0 + width:
-                load_value(value, weight_at(p, w, gate, row + k, gate_column(p, j, u, gate) + l - l0, of_x))
+                value[0] = value_at(weights_from(p, w, gate, row + k, gate_column(p, j, u, gate) + l - l0, of_x), 0)
             else:
                 value[0] = 0
 
 
 cdef inline void pack_block(
-    const Panels *p, real *panels, Py_ssize_t k0, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x,
+    const Panels *p, real *panels, Py_ssize_t k0, const Array *w, Py_ssize_t row, Py_ssize_t kb, bint of_x,
     Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Pack a block of kb rows of w, from `row` on, as the rows k0 to k0 + kb of the panels j0 to j1.
@@ -221,7 +223,7 @@ cdef inline void pack_block(
     """
     cdef Py_ssize_t k = 0, n, gate, j, u, g, lines, ld
     cdef real *panel
-    cdef const store *columns
+    cdef Array columns
     while k < kb:
         n = min(<Py_ssize_t> PACK_ROWS, kb - k)
         for gate in range(p.gates):
@@ -234,14 +236,14 @@ cdef inline void pack_block(
                         pack_compact_gate(p, panel, lines, w, row, k, n, kb, of_x, j, u, gate)
                         continue
                     g = gate_line(p, u, gate, of_x)
-                    columns = weight_at(p, w, gate, row, gate_column(p, j, u, gate), of_x)
+                    columns = weights_from(p, w, gate, row, gate_column(p, j, u, gate), of_x)
                     pack_line(packed_line(panel, lines, g, 0, kb), packed_stride(panel, lines, g), k, n, columns, ld,
                               columns_left(p, j, u))
         k += n
 
 
 cdef inline void pack_transposed_compact_gates(
-    const Panels *p, real *block, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j, Py_ssize_t u
+    const Panels *p, real *block, const Array *w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j, Py_ssize_t u
 ) noexcept nogil:
     """Pack a block of kb rows of a transposed w, from `row` on, for the compact gates of line u of units of panel j.
 
@@ -253,16 +255,17 @@ cdef inline void pack_transposed_compact_gates(
         for l in range(L):
             column = line * L + l
             if column < p.gates * width:
-                load_row(rows + l * BLOCK, weight_at(p, w, column // width, row,
-                                                     gate_column(p, j, u, column // width) + column % width, of_x), kb)
+                load_row(rows + l * BLOCK, weights_from(p, w, column // width, row,
+                                                        gate_column(p, j, u, column // width) + column % width, of_x),
+                         kb)
             else:
                 clear(rows + l * BLOCK, BLOCK)
         g = u * p.gates + line
-        transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g), rows, BLOCK, L, kb)
+        transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g), reals(rows), BLOCK, L, kb)
 
 
 cdef inline noinline_void pack_transposed_block(
-    const Panels *p, real *block, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j
+    const Panels *p, real *block, const Array *w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j
 ) noexcept nogil:
     """Pack a block of kb rows of a transposed w, from `row` on, for panel j.
 
@@ -272,25 +275,25 @@ cdef inline noinline_void pack_transposed_block(
     block : [kb,lines,L], written
     """
     cdef Py_ssize_t L = p.L, lines = lines_in_panel(p, j), row_in_matrix = row if of_x else row - p.I, gate, u, g, k, ld
-    cdef const store *columns
-    cdef const store *next_rows
+    cdef Array columns
+    cdef Array next_rows
     for u in range(unit_lines_in_panel(p, j)):
         if has_compact_gates(p, j, u):
             pack_transposed_compact_gates(p, block, w, row, kb, of_x, j, u)
             continue
         for gate in range(p.gates):
             g, ld = gate_line(p, u, gate, of_x), weight_stride(p, gate, of_x)
-            columns = weight_at(p, w, gate, row, gate_column(p, j, u, gate), of_x)
+            columns = weights_from(p, w, gate, row, gate_column(p, j, u, gate), of_x)
             if j + 1 < p.count:
-                next_rows = columns - row_in_matrix + p.unit_lines * L * ld + row_in_matrix * L
+                next_rows = at(columns, p.unit_lines * L * ld + row_in_matrix * (L - 1))
                 for k in range(kb):
-                    prefetch_read(next_rows + k * L)
+                    prefetch_read(at(next_rows, k * L).data)
             transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g), columns, ld,
                            columns_left(p, j, u), kb)
 
 
 cdef inline void pack_panels(
-    const Panels *p, real *panels, const store **w, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, real *panels, const Array *w, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Pack the rows of w that panels hold into the panels j0 to j1.  Those for h, if there are any, begin a new block.
 
@@ -312,7 +315,7 @@ cdef inline void pack_panels(
 
 
 cdef inline void pack_bias(
-    const Panels *p, real *panels, const store **b, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, const Array *b, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Pack the biases of the panels j0 to j1.
 
@@ -321,7 +324,7 @@ cdef inline void pack_bias(
     cdef Py_ssize_t j, u, gate, width
     cdef real *bias
     for j in range(j0, j1):
-        bias = bias_at(p, panels, j)
+        bias = bias_at(p, j)
         if b is NULL:
             clear(bias, lines_in_panel(p, j) * p.L)
             continue
@@ -330,14 +333,14 @@ cdef inline void pack_bias(
             if has_compact_gates(p, j, u):
                 clear(bias + u * p.gates * p.L, p.last_lines * p.L)
                 for gate in range(p.gates):
-                    load_values(bias + u * p.gates * p.L + gate * width, b[p.matrix[gate]] + gate_column(p, j, u, gate),
-                                width)
+                    load_values(bias + u * p.gates * p.L + gate * width,
+                                at(b[p.matrix[gate]], gate_column(p, j, u, gate)), width)
                 continue
             for gate in range(p.gates):
-                load_line(bias + gate_line(p, u, gate, True) * p.L, b[p.matrix[gate]] + gate_column(p, j, u, gate),
+                load_line(bias + gate_line(p, u, gate, True) * p.L, at(b[p.matrix[gate]], gate_column(p, j, u, gate)),
                           width)
         if p.separate:
-            load_line(bias + p.gates * p.L, b[MATRICES] + j * p.L, columns_left(p, j, 0))
+            load_line(bias + p.gates * p.L, at(b[MATRICES], j * p.L), columns_left(p, j, 0))
 
 
 cdef inline Py_ssize_t code_offset(const Panels *p, Py_ssize_t lines, Py_ssize_t k, Py_ssize_t lane) noexcept nogil:
@@ -379,7 +382,7 @@ cdef inline void copy_codes(
 
 
 cdef inline noinline_void pack_quantized(
-    const Panels *p, unsigned char **codes, real **scales, bint unpack
+    const Panels *p, const Array *codes, const Array *scales, bint unpack
 ) noexcept nogil:
     """Pack all of a quantized w, or with `unpack` copy it back from the panels.
 
@@ -396,8 +399,8 @@ cdef inline noinline_void pack_quantized(
     cdef real *gate_scales
     for j in range(p.count):
         lines = lines_in_panel(p, j)
-        panel = <unsigned char *> panel_at(p, scales[0], j)
-        packed_scales = bias_at(p, scales[0], j) + z_lines(p, j) * L
+        panel = <unsigned char *> panel_at(p, j)
+        packed_scales = bias_at(p, j) + z_lines(p, j) * L
         if not unpack:
             memset(panel, sign, size_of_rows(p, lines) * sizeof(real))
             if p.format == INT8:
@@ -406,43 +409,43 @@ cdef inline noinline_void pack_quantized(
             count = min(L, columns_left(p, j, u))
             for gate in range(p.gates):
                 for k in range(p.K):
-                    row = codes[p.matrix[gate]] + (gate_column(p, j, u, gate) + k * weight_stride(p, gate, k < p.I)) * n
+                    row = <unsigned char *> codes[p.matrix[gate]].data
+                    row += (gate_column(p, j, u, gate) + k * weight_stride(p, gate, k < p.I)) * n
                     copy_codes(panel + code_offset(p, lines, k, gate_lane(p, j, u, gate, k < p.I)), row, count, n, sign,
                                unpack)
                 if p.format == INT8:
-                    gate_scales = scales[p.matrix[gate]] + gate_column(p, j, u, gate)
+                    gate_scales = <real *> scales[p.matrix[gate]].data + gate_column(p, j, u, gate)
                     if unpack:
-                        load_values(gate_scales, packed_scales + gate_lane(p, j, u, gate, True), count)
+                        load_values(gate_scales, reals(packed_scales + gate_lane(p, j, u, gate, True)), count)
                     else:
-                        load_values(packed_scales + gate_lane(p, j, u, gate, True), gate_scales, count)
-                        load_values(packed_scales + p.separate * L + gate_lane(p, j, u, gate, False), gate_scales,
-                                    count)
+                        load_values(packed_scales + gate_lane(p, j, u, gate, True), reals(gate_scales), count)
+                        load_values(packed_scales + p.separate * L + gate_lane(p, j, u, gate, False),
+                                    reals(gate_scales), count)
 
 
 # ------------------------------------------------------------------------------------------------------------ products
-cdef inline real *panel_at(const Panels *p, const real *of_type, Py_ssize_t j) noexcept nogil:
+cdef inline real *panel_at(const Panels *p, Py_ssize_t j) noexcept nogil:
     """Return the address of panel j."""
     return <real *> p.base + j * p.size
 
 
-cdef inline real *bias_at(const Panels *p, const real *of_type, Py_ssize_t j) noexcept nogil:
+cdef inline real *bias_at(const Panels *p, Py_ssize_t j) noexcept nogil:
     """Return the address of the biases of panel j, which are behind its rows."""
-    return panel_at(p, of_type, j) + size_of_rows(p, lines_in_panel(p, j))
+    return panel_at(p, j) + size_of_rows(p, lines_in_panel(p, j))
 
 
 cdef inline const real *scales_at(const Panels *p, Py_ssize_t j, Py_ssize_t k) noexcept nogil:
     """Return the address of the scales of panel j for row k of w; only with INT8."""
-    cdef real *of_type = NULL
     cdef Py_ssize_t line = z_lines(p, j)
     if k >= p.I:
         line += p.separate
-    return bias_at(p, of_type, j) + line * LF
+    return bias_at(p, j) + line * LF
 
 
 cdef inline void copy_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """Copy the biases of panel j to each of `rows` rows of z."""
     cdef Py_ssize_t L = lanes_of(z), lines = z_lines(p, j), q, g, l
-    cdef const real *bias = bias_at(p, z, j)
+    cdef const real *bias = bias_at(p, j)
     for q in range(rows):
         for g in range(lines):
             for l in range(L):
@@ -455,7 +458,7 @@ cdef inline void add_quantized_product(
 ) noexcept nogil:
     """Add a @ (K quantized rows, from row k0 on, of `panels` panels from j on) to z; `rows` or `panels` is 1."""
     cdef Py_ssize_t lines = lines_in_panel(p, j), i
-    cdef const char *weights = <const char *> panel_at(p, z, j) + code_offset(p, lines, k0, 0)
+    cdef const char *weights = <const char *> panel_at(p, j) + code_offset(p, lines, k0, 0)
     if p.format == INT8:
         for i in range(panels):
             add_integer_product(<float *> (z + i * z_stride), rows, lines, <const float *> a,
@@ -463,6 +466,13 @@ cdef inline void add_quantized_product(
                                 <const float *> (scales_at(p, j, k0) + i * p.size))
         return
     add_float16_product(z, z_stride, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
+
+
+cdef inline const real *panel_to_prefetch(const Panels *p, Py_ssize_t j, Py_ssize_t k0) noexcept nogil:
+    """Return what a product with panel j from row k0 on prefetches: the panel that comes next, or NULL for nothing."""
+    if p.prefetches:
+        return panel_at(p, j + 1 if j + 1 < p.count else 0) + k0 * lines_in_panel(p, j) * p.L
+    return <const real *> NULL
 
 
 cdef inline void add_product(
@@ -474,13 +484,11 @@ cdef inline void add_product(
     first_tile : as for `add_panel_product`
     """
     cdef Py_ssize_t q = 0, height, lines = lines_in_panel(p, j)
-    cdef const real *panel = panel_at(p, z, j) + k0 * lines * p.L
-    cdef const real *next_panel = NULL
+    cdef const real *panel = panel_at(p, j) + k0 * lines * p.L
+    cdef const real *next_panel = panel_to_prefetch(p, j, k0)
     if COMPUTES_FLOAT and p.format != UNQUANTIZED:
         add_quantized_product(p, j, 1, k0, K, a, stride, rows, z, 0)
         return
-    if p.prefetches:
-        next_panel = panel_at(p, z, j + 1 if j + 1 < p.count else 0) + k0 * lines * p.L
     while q < rows:
         height = tile_group_height(rows - q)
         add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K, next_panel, first_tile)
@@ -496,7 +504,7 @@ cdef inline Py_ssize_t row_panels(const Panels *p, Py_ssize_t j, Py_ssize_t end)
     return most
 
 
-cdef inline void add_row_product(
+cdef inline inline_void add_row_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const real *a, real *z,
     Py_ssize_t z_stride
 ) noexcept nogil:
@@ -506,10 +514,11 @@ cdef inline void add_row_product(
         add_quantized_product(p, j, panels, k0, K, a, 0, 1, z, z_stride)
         return
     if panels > 1:
-        add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, z, j) + k0 * lines * p.L,
+        add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, j) + k0 * lines * p.L,
                                p.size - k0 * (lines - last_lines) * p.L, K)
-    else:
-        add_product(p, j, k0, K, a, 0, 1, z, 0)
+    else:  # `add_product` for one row
+        add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * p.L, K,
+                          panel_to_prefetch(p, j, k0), 0)
 
 
 cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
@@ -531,7 +540,7 @@ cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, re
 
 
 cdef inline void add_unpacked_block(
-    const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t kb, bint of_x, const real *a, Py_ssize_t stride,
+    const Panels *p, const Array *w, Py_ssize_t row, Py_ssize_t kb, bint of_x, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Add a @ (a block of kb rows of w, from `row` on) to z for the panels j0 to j1, without packing w.
@@ -543,10 +552,10 @@ cdef inline void add_unpacked_block(
     cdef Py_ssize_t first_line = j0 * p.unit_lines, lines = min(j1 * p.unit_lines, p.J) - first_line
     cdef Py_ssize_t whole_lines = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first_line))  # a thread may have no lines
     cdef Py_ssize_t k = 0, n, n_lines, gate, line, j, u, q, l, ld, sums_stride = lines * p.L
-    cdef real *block = panel_at(p, z, j0)
+    cdef real *block = panel_at(p, j0)
     cdef real *sums
-    cdef const store *columns
-    if STORES_HALF:  # has to be converted, some lines at a time
+    cdef Array columns
+    if holds_half(w[0]):  # has to be converted, some lines at a time
         whole_lines = 0
     for l in range(p.gates * rows * sums_stride):
         block[l] = 0
@@ -555,15 +564,15 @@ cdef inline void add_unpacked_block(
         for gate in range(p.gates):
             sums = block + gate * rows * sums_stride
             ld = weight_stride(p, gate, of_x)
-            columns = weight_at(p, w, gate, row + k, gate_column(p, j0, 0, gate), of_x)
-            extend_chains(sums, sums_stride, rows, whole_lines, a + k, stride, <const real *> columns, ld, n)
+            columns = weights_from(p, w, gate, row + k, gate_column(p, j0, 0, gate), of_x)
+            extend_chains(sums, sums_stride, rows, whole_lines, a + k, stride, <const real *> columns.data, ld, n)
             line = whole_lines
             while line < lines:
                 n_lines = 1
-                if STORES_HALF:
+                if holds_half(columns):
                     n_lines = min(<Py_ssize_t> LINES, lines - line)
                 for u in range(n_lines):
-                    pack_line(&space[u * p.L], n_lines * p.L, 0, n, columns + (line + u) * p.L, ld,
+                    pack_line(&space[u * p.L], n_lines * p.L, 0, n, at(columns, (line + u) * p.L), ld,
                               p.H - (first_line + line + u) * p.L)
                 extend_chains(sums + line * p.L, sums_stride, rows, n_lines, a + k, stride, &space[0], n_lines * p.L, n)
                 line += n_lines
@@ -578,7 +587,7 @@ cdef inline void add_unpacked_block(
 
 
 cdef inline void add_transposed_product(
-    const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
+    const Panels *p, const Array *w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, where w is transposed and not packed before.
@@ -603,7 +612,7 @@ cdef inline void add_transposed_product(
 
 
 cdef inline void compute_input_product(
-    const Panels *p, const store **w, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
+    const Panels *p, const Array *w, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
     Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Compute z = b + x @ w_x for the panels j0 to j1.
@@ -621,7 +630,7 @@ cdef inline void compute_input_product(
 
 
 cdef inline void add_unpacked_product(
-    const Panels *p, const store **w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
+    const Panels *p, const Array *w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, where w is not packed before.

@@ -9,11 +9,11 @@ Letters and pointers are those of tile.pxd.  `codes` are the float16 weights of 
 first one of a block on; the next panel begins panel_stride numbers further on.
 """
 from product.half cimport half
+from product.lines cimport LF, align_to_line, inline_void, load_halves, noinline_void
 from product.real cimport real
 from product.tile cimport (
-    ACCUMULATORS, BLOCK, LATENCY_ROWS, LF, LINE_BYTES, LINES, ROW_PANELS, ROW_PANELS_OF_3, ROWS, SPAN_LINES, SUB_LINES,
-    VECTORS, ZERO, add_block_product, align_to_line, inline_void, load_line, multiply_add, noinline_void, packed_line,
-    packed_stride, prefetch_read, tile_height, vec
+    ACCUMULATORS, BLOCK, LATENCY_ROWS, LINE_BYTES, LINES, ROW_PANELS, ROW_PANELS_OF_3, ROWS, SPAN_LINES, SUB_LINES,
+    VECTORS, ZERO, add_block_product, multiply_add, packed_line, packed_stride, prefetch_read, tile_height, vec
 )
 
 cdef extern from "product/quantized.h":
@@ -45,7 +45,7 @@ cdef inline noinline_void dequantize_block(
                 for v in range(VECTORS):
                     (<vec *> (line + k * stride))[v] = dequantize_vector(<const char *> line_codes, v)
             else:
-                load_line(line + k * stride, line_codes, LF)
+                load_halves(line + k * stride, line_codes, LF)
 
 
 cdef inline inline_void float16_tile(

@@ -1,16 +1,7 @@
-/* The types that a module is compiled for.  setup.py sets STORAGE, the number of a type in `DTYPES` of
-   blockcell/optable.py; modules without kernels are compiled without it. */
+/* The type in which a module computes: setup.py sets REAL to float or double; modules without kernels have none. */
 #pragma once
-#include <stdint.h>
-#ifndef STORAGE
-#define STORAGE 0
+#ifndef REAL
+#define REAL float
 #endif
-enum { FLOAT, DOUBLE, HALF, COMPUTES_FLOAT = STORAGE != DOUBLE, STORES_HALF = STORAGE == HALF };
-#if STORAGE == 1
-typedef double real, store;
-#elif STORAGE == 2
-typedef float real;
-typedef uint16_t store;
-#else
-typedef float real, store;
-#endif
+typedef REAL real;
+enum { COMPUTES_FLOAT = sizeof(real) == sizeof(float) };

@@ -18,27 +18,17 @@ panel; v a vector register; l a lane.  Pointers that several functions take:
     panel, block : a packed panel, and the part of it for one block of k; read only
     acc, out : [rows,LINES,L], the accumulator, in reals or in vectors; the caller's, aliases nothing
     prefetch : memory that is prefetched and never read, so it may lie past the end of an array
-    of_type : only its type counts; may be NULL
 """
-from product.half cimport HAS_LINE_CONVERSIONS, float_to_half, half, half_to_float, line_to_float, line_to_half
-from product.real cimport COMPUTES_FLOAT, DOUBLE, STORES_HALF, real, store
-
-ctypedef fused stored:  # what is converted from or to `real`: arrays of the caller, scratch memory, quantized weights
-    store
-    real
-    half
-
-ctypedef fused cleared:
-    real
-    double
+from product.lines cimport (
+    LF, Array, at, clear, holds_half, inline_void, lanes_of, load_line, load_row, noinline_void
+)
+from product.real cimport COMPUTES_FLOAT, real
 
 cdef extern from "product/tile.h":
     void prefetch_write(const void *address) noexcept nogil  # a line that is written soon, into the first-level cache
     void prefetch_read(const void *address) noexcept nogil  # a line that is read soon, into the second-level cache
     real scalar_factor(real x) noexcept nogil
     void keep_in_register(const void *vector) noexcept nogil
-    ctypedef void inline_void "ALWAYS_INLINE_VOID"  # of functions that are inlined everywhere
-    ctypedef void noinline_void "NOINLINE_VOID"  # of functions that are never inlined
     ctypedef real vec  # a whole vector register; C's operators work on it elementwise
     ctypedef float squaresf  # rows of several squares, which are transposed side by side
     ctypedef double squaresd
@@ -55,8 +45,6 @@ cdef extern from "product/tile.h":
         ROWS  # rows of the tile
         SUB_LINES  # lines of a sub-panel, which the tile takes at once: one, or all of a panel
         SPAN_LINES  # whether a line is four vectors, and tiles of few rows span several lines
-        LF  # floats in a line
-        LD  # doubles in a line
         LINE_BYTES
         LINES  # most lines in a panel
         VECTORS  # vector registers in a line
@@ -75,134 +63,6 @@ cdef extern from "product/tile.h":
         LATENCY_ROWS  # a tile of fewer rows takes as long as one of these, because it waits for its own sums
         TILE_SIZE  # reals in an accumulator
 
-cdef inline Py_ssize_t computed_itemsize(int storage) noexcept nogil:
-    """Return the bytes of a number in the type in which arrays of type `storage` (FLOAT, DOUBLE, HALF) are computed."""
-    return 8 if storage == DOUBLE else 4
-
-
-cdef inline Py_ssize_t lanes_of(const real *of_type) noexcept nogil:
-    """Return how many numbers a line holds."""
-    return LF if COMPUTES_FLOAT else LD
-
-
-cdef inline Py_ssize_t lines_in(const real *of_type, Py_ssize_t n) noexcept nogil:
-    """Return how many lines hold n values."""
-    return (n + lanes_of(of_type) - 1) // lanes_of(of_type)
-
-
-# ---------------------------------------------------------------------------- lines (real) to and from arrays (store)
-cdef inline bint is_half(const stored *of_type) noexcept nogil:
-    """Return whether numbers of this type are half."""
-    if stored is half:
-        return True
-    elif stored is store:
-        return STORES_HALF
-    else:
-        return False
-
-
-cdef inline void load_value(real *dst, const stored *src) noexcept nogil:
-    """Load one value of an array."""
-    if is_half(src):
-        dst[0] = <real> half_to_float(<half> src[0])
-    else:
-        dst[0] = <real> src[0]
-
-
-cdef inline void store_value(stored *dst, real value) noexcept nogil:
-    """Store one value to an array, rounded once."""
-    if is_half(dst):
-        dst[0] = <stored> float_to_half(<float> value)
-    else:
-        dst[0] = <stored> value
-
-
-cdef inline void load_line(real *restrict dst, const stored *restrict src, Py_ssize_t n) noexcept nogil:
-    """Load n values of an array as a line, padded with zeros; no value after them is read."""
-    cdef Py_ssize_t l, lanes = lanes_of(dst)
-    if n >= lanes:
-        if is_half(src) and HAS_LINE_CONVERSIONS:
-            line_to_float(<float *> dst, <const half *> src)
-            return
-        for l in range(lanes):
-            load_value(dst + l, src + l)
-        return
-    for l in range(n):
-        load_value(dst + l, src + l)
-    for l in range(n, lanes):
-        dst[l] = 0
-
-
-cdef inline const real *padded_line(real *space, const store *src, Py_ssize_t n) noexcept nogil:
-    """Return a line of n values: src where it can be read as it is, else its copy in `space`, padded with zeros.
-
-    space : [L], the caller's; must live as long as the result
-    src : [n], an array of the caller
-    """
-    if n >= lanes_of(space) and not STORES_HALF:
-        return <const real *> src
-    load_line(space, src, n)
-    return space
-
-
-cdef inline void store_line(stored *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
-    """Store the first n lanes of a line to an array, rounded once; no value after them is written."""
-    cdef Py_ssize_t l, lanes = lanes_of(src)
-    if n >= lanes:
-        if is_half(dst) and HAS_LINE_CONVERSIONS:
-            line_to_half(<half *> dst, <const float *> src)
-            return
-        for l in range(lanes):
-            store_value(dst + l, src[l])
-        return
-    for l in range(n):
-        store_value(dst + l, src[l])
-
-
-cdef inline void load_values(real *restrict dst, const stored *restrict src, Py_ssize_t n) noexcept nogil:
-    """Load n values of an array, without padding."""
-    cdef Py_ssize_t l
-    for l in range(n):
-        load_value(dst + l, src + l)
-
-
-cdef inline void load_row(real *restrict dst, const stored *restrict src, Py_ssize_t n) noexcept nogil:
-    """Load n values of an array as whole lines, the last one padded with zeros."""
-    cdef Py_ssize_t j, lanes = lanes_of(dst)
-    for j in range(lines_in(dst, n)):
-        load_line(dst + j * lanes, src + j * lanes, n - j * lanes)
-
-
-cdef inline void clear(cleared *dst, Py_ssize_t n) noexcept nogil:
-    """Set n values to zero."""
-    cdef Py_ssize_t l
-    for l in range(n):
-        dst[l] = 0
-
-
-cdef inline void round_to_half(real *line) noexcept nogil:
-    """Round a line of floats to what float16 can hold."""
-    cdef half[LF] stored
-    store_line(stored, line, LF)
-    load_line(line, stored, LF)
-
-
-cdef inline void store_row(stored *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
-    """Store n values, which stand in whole lines, to an array."""
-    cdef Py_ssize_t j, lanes = lanes_of(src)
-    for j in range(lines_in(src, n)):
-        store_line(dst + j * lanes, src + j * lanes, n - j * lanes)
-
-
-cdef inline void *align_to_line(const void *memory) noexcept nogil:
-    """Return the first address in memory that begins a cache line."""
-    return <void *> ((<size_t> memory + 63) & ~<size_t> 63)
-
-
-cdef inline void *align_scratch(unsigned char[::1] scratch) noexcept nogil:
-    """Return the first address in scratch that begins a cache line."""
-    return align_to_line(&scratch[0])
-
 
 # ------------------------------------------------------------------------------------------------------------ packing
 cdef inline real *packed_line(real *panel, Py_ssize_t lines, Py_ssize_t g, Py_ssize_t k0, Py_ssize_t kb) noexcept nogil:
@@ -217,7 +77,7 @@ cdef inline Py_ssize_t packed_stride(const real *panel, Py_ssize_t lines, Py_ssi
 
 
 cdef inline void pack_line(
-    real *line, Py_ssize_t stride, Py_ssize_t first, Py_ssize_t count, const stored *w, Py_ssize_t ld, Py_ssize_t n
+    real *line, Py_ssize_t stride, Py_ssize_t first, Py_ssize_t count, Array w, Py_ssize_t ld, Py_ssize_t n
 ) noexcept nogil:
     """Pack n columns of the rows `first` to first + count of w into a line of a panel, padded with zeros.
 
@@ -226,12 +86,12 @@ cdef inline void pack_line(
     """
     cdef Py_ssize_t k
     for k in range(first, first + count):
-        prefetch_read(w + (k + PACK_ROWS) * ld)
-        load_line(line + k * stride, w + k * ld, n)
+        prefetch_read(at(w, (k + PACK_ROWS) * ld).data)
+        load_line(line + k * stride, at(w, k * ld), n)
 
 
 cdef inline void pack_rows(
-    real *panel, Py_ssize_t lines, const store *rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
+    real *panel, Py_ssize_t lines, Array rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
     """Pack n columns of K rows, `ld` apart, into a panel of so many lines, padded with zeros."""
     cdef Py_ssize_t k0 = 0, k, g, kb, lanes = lanes_of(panel)
@@ -239,9 +99,9 @@ cdef inline void pack_rows(
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         for k in range(kb):
             for g in range(lines):
-                prefetch_read(rows + (k0 + k + PACK_ROWS) * ld + g * lanes)
+                prefetch_read(at(rows, (k0 + k + PACK_ROWS) * ld + g * lanes).data)
                 load_line(packed_line(panel, lines, g, k0, kb) + k * packed_stride(panel, lines, g),
-                          rows + (k0 + k) * ld + g * lanes, n - g * lanes)
+                          at(rows, (k0 + k) * ld + g * lanes), n - g * lanes)
         k0 += kb
 
 
@@ -282,7 +142,7 @@ cdef inline noinline_void transpose_squares(
 
 
 cdef inline void transpose_rows(
-    real *dst, Py_ssize_t stride, const stored *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
+    real *dst, Py_ssize_t stride, Array w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t kb
 ) noexcept nogil:
     """Transpose n rows of kb <= BLOCK values into kb lines, padded with zeros: line k := column k of the rows.
 
@@ -292,11 +152,11 @@ cdef inline void transpose_rows(
     cdef Py_ssize_t k, l, v, lanes = lanes_of(dst), side = 16 // sizeof(real), squares = kb // side
     cdef Py_ssize_t count = min(n, lanes), row_stride = ld
     cdef real[LF * BLOCK] space  # rows as reals, and rows of zeros
-    cdef const real *rows = <const real *> w
-    if is_half(w) or count < lanes:
+    cdef const real *rows = <const real *> w.data
+    if holds_half(w) or count < lanes:
         rows, row_stride = space, BLOCK
         for l in range(count):
-            load_row(space + l * BLOCK, w + l * ld, kb)
+            load_row(space + l * BLOCK, at(w, l * ld), kb)
         clear(space + count * BLOCK, (lanes - count) * BLOCK)
     for v in range(SQUARES_VECTORS):
         l = v * (lanes // SQUARES_VECTORS)
@@ -307,7 +167,7 @@ cdef inline void transpose_rows(
 
 
 cdef inline void pack_line_transposed(
-    real *panel, Py_ssize_t lines, Py_ssize_t g, const store *w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
+    real *panel, Py_ssize_t lines, Py_ssize_t g, Array w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
     """Pack n rows of K values as line g of a panel of w transposed, padded with zeros.
 
@@ -317,7 +177,7 @@ cdef inline void pack_line_transposed(
     for block in range((K + BLOCK - 1) // BLOCK):
         k0 = block * BLOCK
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        transpose_rows(packed_line(panel, lines, g, k0, kb), packed_stride(panel, lines, g), w + k0, ld, n, kb)
+        transpose_rows(packed_line(panel, lines, g, k0, kb), packed_stride(panel, lines, g), at(w, k0), ld, n, kb)
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
@@ -593,7 +453,7 @@ cdef inline void add_block_product(
               prefetch_step * sizeof(real))
 
 
-cdef inline void add_panel_product(
+cdef inline inline_void add_panel_product(
     real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t stride, const real *panel, Py_ssize_t K,
     const real *next_panel, Py_ssize_t first_tile
 ) noexcept nogil:

@@ -23,6 +23,7 @@ Sizes and strides of scratch memory are in reals, and whole lines.
 """
 from cells.types cimport PRODUCTS, Cell
 from passes.gradients cimport PANEL_LINES, count_panels, count_tiles
+from passes.indices cimport H_PREV, OUT_O
 from passes.steps cimport Layout, Slot, Steps, active_end, contiguous_layout, set_step_mask, size_of_slots, steps_of
 from product.integer cimport quantized_row_stride
 from product.panels cimport (
@@ -450,6 +451,7 @@ cdef struct Backward:  # the plan of a backward pass
     Py_ssize_t[MATRICES] x_rows, h_rows  # its rows for x, and for h or m
     Py_ssize_t[MATRICES] N  # its columns
     Py_ssize_t[MATRICES] column, h_column  # where their gradients begin in a row of d, for its rows for x and for h
+    int[MATRICES] h_source, h_factor  # its rows for h were multiplied with this input (indices.pxd) times that, 0: none
     bint[MATRICES] separate  # these differ: of a GRU that resets after the product d_c_bar for x, and d_hc for h
     Py_ssize_t[MATRICES] h_panel_count  # panels of w.T that give gradients of h or m
     Py_ssize_t x_panel_count  # panels of w.T that give gradients of x, the same for each matrix; 0: these are skipped
@@ -528,8 +530,9 @@ cdef inline Backward plan_backward_on(
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
         p.x_rows[n], p.h_rows[n] = I, P
+        p.h_source[n], p.h_factor[n] = H_PREV, c.traits.factor if n == 1 and products_of(c) > 1 else 0
         if n == 1 and projects(c):
-            p.N[n], p.x_rows[n], p.h_rows[n] = P, 0, H
+            p.N[n], p.x_rows[n], p.h_rows[n], p.h_source[n] = P, 0, H, OUT_O
         p.separate[n] = n == 1 and c.traits.separate
         p.h_column[n] = p.column[n] + (H if p.separate[n] else 0)
         p.panel_size[n] = PANEL_LINES * p.L * p.N[n]

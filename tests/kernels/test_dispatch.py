@@ -67,8 +67,10 @@ def test_levels_have_the_same_kernels(level):
     kernels, requirements, layers = _kernels.load(level)
     assert kernels.keys() == requirements.keys() == _kernels.KERNELS.keys()
     assert layers.keys() == {"lstm", "gru", "gru_reset_after", "rnn", "dense"}
-    for field in _kernels.Kernel._fields:
-        assert all(len({id(getattr(kernel, field)) for kernel in by_dtype}) == 3 for by_dtype in kernels.values())
+    for by_dtype in kernels.values():
+        functions, engines = zip(*by_dtype, strict=True)
+        assert len({id(function) for function in functions}) == 3
+        assert engines[0] is engines[2] is not engines[1], "float16 is computed as float32"
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch):

@@ -84,8 +84,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm h_grad and cs_grad": (
         "cells/lstm.pxd",
         {
-            "d_h, inputs[H_GRAD] + offset_of(&p.d_y_layout, t, row) + j * L,": "d_h, inputs[CS_GRAD] + saved_line,",
-            "space[0], inputs[CS_GRAD] + saved_line,": "space[0], inputs[H_GRAD] + saved_line,",
+            "d_h, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L)": "d_h, at(inputs[CS_GRAD], saved_line)",
+            "space[0], at(inputs[CS_GRAD], saved_line),": "space[0], at(inputs[H_GRAD], saved_line),",
         },
     ),
     "lstm wci and wcf in the gradient": (
@@ -132,7 +132,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "rows of h that are stored whole are those of the step before": (
         "passes/forward.pxd",
-        {"h_before(p, rows, k + 1) + b * p.Ps,\n                  p.P": "h_before(p, rows, k) + b * p.Ps, p.P"},
+        {"                  h_before(p, rows, k + 1) + b * p.Ps, p.P": "h_before(p, rows, k) + b * p.Ps, p.P"},
     ),
     "gru r and u": (
         "cells/gru.pxd",
@@ -152,8 +152,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "gru r and u in the gradient": (
         "cells/gru.pxd",
         {
-            "inputs[OUT_R] + saved_line, width)": "inputs[OUT_U] + saved_line, width)",
-            "inputs[OUT_U] + saved_line, width)": "inputs[OUT_R] + saved_line, width)",
+            "at(inputs[OUT_R], saved_line), width)": "at(inputs[OUT_U], saved_line), width)",
+            "at(inputs[OUT_U], saved_line), width)": "at(inputs[OUT_R], saved_line), width)",
         },
     ),
     "gates that share lines are taken apart wrongly": (
@@ -221,7 +221,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {"d[D_C_BAR * L + l] = d": "d[D_HC * L + l] = d", "d[D_HC * L + l] = d": "d[D_C_BAR * L + l] = d"},
     ),
     "reset after: gates share lines": ("product/panels.pxd", {"if p.J > 0 and not p.separate:": "if p.J > 0:"}),
-    "reset after: b_c for b_hc": ("product/panels.pxd", {"b[MATRICES] + j": "b[1] + j"}),
+    "reset after: b_c for b_hc": ("product/panels.pxd", {"at(b[MATRICES], j": "at(b[1], j"}),
     "reset after: b_c_grad for b_hc_grad": ("passes/backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
     "reset after: d_c_bar for d_hc": (
         "passes/backward.pxd",
@@ -265,7 +265,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "torch w_hh from the start": ("product/panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
     "torch w_ih for w_hh in the gradient": (
         "passes/backward.pxd",
-        {"(W if of_x else W_H) + n] + first": "W + n] + first"},
+        {"(W if of_x else W_H) + n], first": "W + n], first"},
     ),
     "torch d_c_bar for d_hc": ("passes/backward.pxd", {"H_TILES if p.separate[n] else X_TILES": "X_TILES"}),
     "torch x_grad that is not added": ("passes/gradients.pxd", {"before[l] + sums[l]": "sums[l]"}),
@@ -277,9 +277,13 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "product/panels.pxd",
         {"w, 0, I, True, x, stride, rows": "w, 0, I, False, x, stride, rows"},
     ),
+    "torch columns of d_c_bar for those of d_hc": (
+        "passes/backward.pxd",
+        {"at(rows[q].values, p.h_column[n] - p.column[n])": "rows[q].values"},
+    ),
     "torch y without gaps": (
         "passes/backward.pxd",
-        {"OUT_H], &p.h_layout, t,": "OUT_H], &p.cs_layout, t,"},
+        {"OUT_H], &p.h_layout,\n": "OUT_H], &p.cs_layout,\n"},
     ),
     "dense relu left out": ("cells/dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
     "dense softmax of what is beyond a row": ("cells/dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
@@ -374,10 +378,27 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "product/tile.pxd",
         {"block[((v0 + v) // sub * K": "block[(v0 // sub * K"},
     ),
-    "lines in place past the end of an array": ("product/tile.pxd", {"if n >= lanes_of(space) and": "if n >= 0 and"}),
+    "lines in place past the end of an array": ("product/lines.pxd", {"if n >= lanes_of(space) and": "if n >= 0 and"}),
+    "float16: states of an LSTM are not rounded": (
+        "cells/lstm.pxd",
+        {"            if lstm.is_half:": "            if False:"},
+    ),
+    "float16: a GRU's state is not rounded": ("cells/gru.pxd", {"if gru.is_half:": "if False:"}),
+    "float16: gradients of weights are summed where they are stored": (
+        "passes/backward.pxd",
+        {"    if holds_half(outputs[W_GRAD]):\n        return": "    if False:\n        return"},
+    ),
+    "weight gradients without the factor of the second product": (
+        "schedule/plan.pxd",
+        {"c.traits.factor if n == 1 and products_of(c) > 1 else 0": "0"},
+    ),
+    "ragged runs of rows across the end of a chain": (
+        "passes/gradients.pxd",
+        {"min(<Py_ssize_t> PACK_ROWS, block.count[run.chain] - run.r)": "<Py_ssize_t> PACK_ROWS"},
+    ),
     "lines of the first state alone": (
         "passes/gradients.pxd",
-        {"padded_line(space, state + j * L, n)": "padded_line(space, state, n)"},
+        {"padded_line(space, at(state, j * L), n)": "padded_line(space, state, n)"},
     ),
     "torch bias sums of the first columns": (
         "passes/gradients.pxd",
@@ -400,12 +421,12 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "passes/steps.pxd",
         {"reset_row(reset, step_at(s, k), row": "reset_row(reset, step_at(s, k - 1), row"},
     ),
-    "reset state: h for cs": ("passes/operands.pxd", {"(&s.cs_reset, a, 0,": "(&s.cs_reset, a, 1,"}),
-    "reset state: no gradient": ("passes/steps.pxd", {"if reset.grads is not NULL:": "if False:"}),
+    "reset state: h for cs": ("passes/operands.pxd", {"&s.cs_reset, a, 0,": "&s.cs_reset, a, 1,"}),
+    "reset state: no gradient": ("passes/steps.pxd", {"if reset.grads.data is not NULL:": "if False:"}),
     "reset state: its gradient goes on": ("passes/steps.pxd", {"clear(grad, lanes_of(grad))": "pass"}),
     "reset state: zeros in the weights' gradients": (
         "passes/steps.pxd",
-        {"return reset_row(reset, t, row)": "return <const store *> NULL"},
+        {"return reset_row(reset, t, row)": "return no_array()"},
     ),
     "dense relu left out of the gradient": ("cells/dense.pxd", {"d[l] if y[l] > 0 else 0": "d[l]"}),
     "dense softmax without its sum in the gradient": (
@@ -526,6 +547,7 @@ TESTS = {  # by how the names of mutants begin: a file and which of its tests, a
         "test_formulas and float32 and base",
     ),
     "tiles of several lines": ("tests/kernels/test_kernels.py", "test_formulas and float64 and v3"),
+    "float16": ("tests/kernels/test_kernels.py", "test_formulas and float16 and base"),
     "lines in place": ("tests/kernels/test_guards.py", "test_ops and float64 and base"),
 }
 

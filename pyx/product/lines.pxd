@@ -1,0 +1,209 @@
+"""Lines of reals, in which kernels compute, and arrays in memory, from which lines are loaded and where they go.
+
+A line is 64 bytes: 16 floats or 8 doubles.  An `Array` holds reals, or float16.  Only functions here see which: they
+convert float16 to float, which is exact, and round a float to float16 once.
+
+    dst, src, line, space : lines of L reals, in scratch memory or on the stack
+    n : numbers of an array, from where it begins to the end of a row; may be more or fewer than a line has
+    of_type : only its type counts; may be NULL
+"""
+from product.half cimport HAS_LINE_CONVERSIONS, float_to_half, half, half_to_float, line_to_float, line_to_half
+from product.real cimport COMPUTES_FLOAT, real
+
+ctypedef fused cleared:
+    real
+    double
+
+cdef extern from "product/tile.h":
+    ctypedef void inline_void "ALWAYS_INLINE_VOID"  # of functions that are inlined everywhere
+    ctypedef void noinline_void "NOINLINE_VOID"  # of functions that are never inlined
+    enum:
+        LF, LD  # floats and doubles in a line
+
+cdef struct Array:  # numbers one behind the other, the caller's or in scratch memory
+    char *data  # NULL: there is no such array
+    bint is_half  # they are float16, not reals
+
+
+cdef inline Py_ssize_t lanes_of(const real *of_type) noexcept nogil:
+    """Return how many numbers a line holds."""
+    return LF if COMPUTES_FLOAT else LD
+
+
+cdef inline Py_ssize_t lines_in(const real *of_type, Py_ssize_t n) noexcept nogil:
+    """Return how many lines hold n values."""
+    return (n + lanes_of(of_type) - 1) // lanes_of(of_type)
+
+
+# -------------------------------------------------------------------------------------------------------------- arrays
+cdef inline Array array_of(const void *data, bint is_half) noexcept nogil:
+    """Return the array that begins at this address."""
+    cdef Array array
+    array.data, array.is_half = <char *> data, is_half
+    return array
+
+
+cdef inline Array reals(const real *data) noexcept nogil:
+    """Return the array of reals that begins at this address."""
+    return array_of(data, False)
+
+
+cdef inline Array no_array() noexcept nogil:
+    """Return what stands for an array that a call does not have."""
+    return array_of(NULL, False)
+
+
+cdef inline bint holds_half(Array array) noexcept nogil:
+    """Return whether the array holds float16; where doubles are computed none does."""
+    return COMPUTES_FLOAT and array.is_half
+
+
+cdef inline Py_ssize_t itemsize_of(Array array) noexcept nogil:
+    """Return the bytes of a number of the array."""
+    return <Py_ssize_t> sizeof(real) >> holds_half(array)  # a float16 has half the bytes of a float
+
+
+cdef inline Array at(Array array, Py_ssize_t n) noexcept nogil:
+    """Return the array from number n on."""
+    return array_of(array.data + n * itemsize_of(array), array.is_half)
+
+
+cdef inline void set_arrays(Array *arrays, const void *const *data, Py_ssize_t count, bint is_half) noexcept nogil:
+    """Set arrays to those that begin at `count` addresses."""
+    cdef Py_ssize_t i
+    for i in range(count):
+        arrays[i].data, arrays[i].is_half = <char *> data[i], is_half
+
+
+# ---------------------------------------------------------------------------------------------- lines of reals, float16
+cdef inline void load_reals(real *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+    """Copy n reals as a line, padded with zeros."""
+    cdef Py_ssize_t l, lanes = lanes_of(dst)
+    if n >= lanes:
+        for l in range(lanes):
+            dst[l] = src[l]
+        return
+    for l in range(n):
+        dst[l] = src[l]
+    for l in range(n, lanes):
+        dst[l] = 0
+
+
+cdef inline noinline_void load_halves(real *restrict dst, const half *restrict src, Py_ssize_t n) noexcept nogil:
+    """Convert n numbers of float16 to a line, padded with zeros."""
+    cdef Py_ssize_t l
+    if n >= LF and HAS_LINE_CONVERSIONS:
+        line_to_float(<float *> dst, src)
+        return
+    if n >= LF:
+        for l in range(LF):
+            dst[l] = <real> half_to_float(src[l])
+        return
+    for l in range(n):
+        dst[l] = <real> half_to_float(src[l])
+    for l in range(n, LF):
+        dst[l] = 0
+
+
+cdef inline void store_reals(real *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+    """Copy the first n lanes of a line."""
+    cdef Py_ssize_t l, lanes = lanes_of(src)
+    if n >= lanes:
+        for l in range(lanes):
+            dst[l] = src[l]
+        return
+    for l in range(n):
+        dst[l] = src[l]
+
+
+cdef inline noinline_void store_halves(half *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+    """Round the first n lanes of a line to float16."""
+    cdef Py_ssize_t l
+    if n >= LF and HAS_LINE_CONVERSIONS:
+        line_to_half(dst, <const float *> src)
+        return
+    for l in range(min(n, <Py_ssize_t> LF)):
+        dst[l] = float_to_half(<float> src[l])
+
+
+# ---------------------------------------------------------------------------------------- lines, rows and single values
+cdef inline void load_line(real *restrict dst, Array src, Py_ssize_t n) noexcept nogil:
+    """Load n values of an array as a line, padded with zeros; no value after them is read."""
+    if holds_half(src):
+        load_halves(dst, <const half *> src.data, n)
+    else:
+        load_reals(dst, <const real *> src.data, n)
+
+
+cdef inline const real *padded_line(real *space, Array src, Py_ssize_t n) noexcept nogil:
+    """Return a line of n values: src where it can be read as it is, else its copy in `space`, padded with zeros.
+
+    space : [L], the caller's; must live as long as the result
+    """
+    if n >= lanes_of(space) and not holds_half(src):
+        return <const real *> src.data
+    load_line(space, src, n)
+    return space
+
+
+cdef inline void store_line(Array dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+    """Store the first n lanes of a line to an array, rounded once; no value after them is written."""
+    if holds_half(dst):
+        store_halves(<half *> dst.data, src, n)
+    else:
+        store_reals(<real *> dst.data, src, n)
+
+
+cdef inline void load_row(real *restrict dst, Array src, Py_ssize_t n) noexcept nogil:
+    """Load n values of an array as whole lines, the last one padded with zeros."""
+    cdef Py_ssize_t j, lanes = lanes_of(dst)
+    for j in range(lines_in(dst, n)):
+        load_line(dst + j * lanes, at(src, j * lanes), n - j * lanes)
+
+
+cdef inline void store_row(Array dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+    """Store n values, which stand in whole lines, to an array."""
+    cdef Py_ssize_t j, lanes = lanes_of(src)
+    for j in range(lines_in(src, n)):
+        store_line(at(dst, j * lanes), src + j * lanes, n - j * lanes)
+
+
+cdef inline real value_at(Array array, Py_ssize_t i) noexcept nogil:
+    """Return number i of an array."""
+    if holds_half(array):
+        return <real> half_to_float((<const half *> array.data)[i])
+    return (<const real *> array.data)[i]
+
+
+cdef inline void load_values(real *restrict dst, Array src, Py_ssize_t n) noexcept nogil:
+    """Load n values of an array, without padding."""
+    cdef Py_ssize_t l
+    for l in range(n):
+        dst[l] = value_at(src, l)
+
+
+cdef inline void store_value(Array dst, real value) noexcept nogil:
+    """Store one value to an array, rounded once."""
+    if holds_half(dst):
+        (<half *> dst.data)[0] = float_to_half(<float> value)
+    else:
+        (<real *> dst.data)[0] = value
+
+
+cdef inline void clear(cleared *dst, Py_ssize_t n) noexcept nogil:
+    """Set n values to zero."""
+    cdef Py_ssize_t l
+    for l in range(n):
+        dst[l] = 0
+
+
+cdef inline void round_to_half(real *line) noexcept nogil:
+    """Round a line of floats to what float16 can hold."""
+    cdef half[LF] halves
+    store_halves(halves, line, LF)
+    load_halves(line, halves, LF)
+
+
+cdef inline void *align_to_line(const void *memory) noexcept nogil:
+    """Return the first address in memory that begins a cache line."""
+    return <void *> ((<size_t> memory + 63) & ~<size_t> 63)
