@@ -12,8 +12,8 @@ from product.half cimport half
 from product.lines cimport LF, align_to_line, inline_void, load_halves, noinline_void
 from product.real cimport real
 from product.tile cimport (
-    ACCUMULATORS, BLOCK, LATENCY_ROWS, LINE_BYTES, LINES, ROW_PANELS, ROW_PANELS_OF_3, ROWS, SPAN_LINES, SUB_LINES,
-    VECTORS, ZERO, add_block_product, multiply_add, packed_line, packed_stride, prefetch_read, tile_height, vec
+    ACCUMULATORS, BLOCK, LATENCY_ROWS, LINE_BYTES, LINES, ROW_PANELS, ROW_PANELS_OF_3, ROWS, SUB_LINES, VECTORS, ZERO,
+    add_block_product, multiply_add, packed_line, packed_stride, prefetch_read, tile_height, vec
 )
 
 cdef extern from "product/quantized.h":
@@ -109,7 +109,7 @@ cdef inline inline_void float16_tile_lines(
     if VECTORS == 1:
         if lines == 3: float16_tile(rows, 1, 0, 3, 3, out, 0, a, stride, codes, 0, block, K, NULL)
         else: float16_tile(rows, 1, 0, LINES, LINES, out, 0, a, stride, codes, 0, block, K, NULL)
-    elif SPAN_LINES:  # two lines of up to three rows, one of more
+    elif VECTORS == 4:  # two lines of up to three rows, one of more
         if max_vectors == 4:
             float16_tile(rows, 1, 0, 8, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
             if lines == 3: float16_tile(rows, 1, 8, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)

@@ -29,6 +29,7 @@ cdef extern from "product/tile.h":
     void prefetch_read(const void *address) noexcept nogil  # a line that is read soon, into the second-level cache
     real scalar_factor(real x) noexcept nogil
     void keep_in_register(const void *vector) noexcept nogil
+    ctypedef Py_ssize_t inline_size "ALWAYS_INLINE_SIZE"  # of functions that are inlined everywhere
     ctypedef real vec  # a whole vector register; C's operators work on it elementwise
     ctypedef float squaresf  # rows of several squares, which are transposed side by side
     ctypedef double squaresd
@@ -41,10 +42,17 @@ cdef extern from "product/tile.h":
     squaresd unpack_low_doubles(squaresd a, squaresd b) noexcept nogil
     squaresd unpack_high_doubles(squaresd a, squaresd b) noexcept nogil
     const vec ZERO
+    const unsigned char[6][4][4] SPANS  # [ROWS,LINES,LINES], the schedule of the tile
+    bint IS_SPAN(Py_ssize_t rows, Py_ssize_t span, Py_ssize_t nv) noexcept nogil
+    ctypedef struct one_row: pass
+    ctypedef struct two_rows: pass
+    ctypedef struct three_rows: pass
+    ctypedef struct four_rows: pass
+    ctypedef struct five_rows: pass
+    ctypedef struct six_rows: pass
     enum:
         ROWS  # rows of the tile
         SUB_LINES  # lines of a sub-panel, which the tile takes at once: one, or all of a panel
-        SPAN_LINES  # whether a line is four vectors, and tiles of few rows span several lines
         LINE_BYTES
         LINES  # most lines in a panel
         VECTORS  # vector registers in a line
@@ -241,119 +249,72 @@ cdef inline noinline_void four_by_three(
     else: tile(4, 1, 3, VECTORS, out, a, rs, ks, block, K, prefetch)
 
 
+cdef inline inline_size tile_span(
+    Py_ssize_t rows, Py_ssize_t v0, Py_ssize_t nv, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks,
+    const vec *restrict block, Py_ssize_t K, const char *prefetch
+) noexcept nogil:
+    """Run the tile for a span of nv vectors, and return the vector after it; inlined with rows and nv constant.
+
+    v0 : the span's first vector; 0, or nv % VECTORS where a span of the same length was before (`SPANS`)
+    """
+    cdef Py_ssize_t sub = nv if SUB_LINES > 1 else VECTORS
+    if nv % sub == 0: tile(rows, 0, nv, sub, out, a, rs, ks, block, K, prefetch)
+    elif rows == 4 and nv == 3: four_by_three(v0, out, a, rs, ks, block, K, prefetch)
+    elif v0 == 0: tile(rows, 0, nv, sub, out, a, rs, ks, block, K, prefetch)
+    else: tile(rows, nv % sub, nv, sub, out, a, rs, ks, block, K, prefetch)
+    return v0 + nv
+
+
 cdef inline inline_void tile_lines(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict block, Py_ssize_t K, const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
-    """Run the tile for all lines of a block, mostly one sub-panel after the other; inlined with `rows` constant.
-
-    At v3, where a line is two vectors, up to four rows take more vectors at once: ten chains keep a CPU busy that
-    begins two multiply-adds a cycle and ends them after five cycles.  On aarch64, where a line is four vectors, up to
-    three rows do so: the registers that their sums leave hold the factors.
+    """Run the tile for all lines of a block, in the spans that SPANS lists; inlined with `rows` constant.
 
     prefetch : of the first sub-panel; that of the next one begins prefetch_step bytes further on
     """
-    cdef Py_ssize_t g = 0, span = 1
-    if SUB_LINES > 1:  # v4: all lines are one sub-panel
-        if lines == 1: tile(rows, 0, VECTORS, VECTORS, out, a, rs, ks, block, K, prefetch)
-        elif lines == 2: tile(rows, 0, 2 * VECTORS, 2 * VECTORS, out, a, rs, ks, block, K, prefetch)
-        elif lines == 3: tile(rows, 0, 3 * VECTORS, 3 * VECTORS, out, a, rs, ks, block, K, prefetch)
-        else: tile(rows, 0, LINES * VECTORS, LINES * VECTORS, out, a, rs, ks, block, K, prefetch)
-        return
-    if VECTORS == 2:
-        if rows == 1 and lines == 4:
-            tile(rows, 0, 8, VECTORS, out, a, rs, ks, block, K, prefetch)
-            return
-        if rows <= 2 and lines == 3:
-            tile(rows, 0, 6, VECTORS, out, a, rs, ks, block, K, prefetch)
-            return
-        if rows == 3 and lines == 3:
-            tile(rows, 0, 3, VECTORS, out, a, rs, ks, block, K, prefetch)
-            tile(rows, 1, 3, VECTORS, out + VECTORS, a, rs, ks, block + K * VECTORS, K, prefetch + prefetch_step)
-            return
-        if rows == 4 and lines >= 3:
-            four_by_three(0, out, a, rs, ks, block, K, prefetch)
-            four_by_three(1, out + VECTORS, a, rs, ks, block + K * VECTORS, K, prefetch + prefetch_step)
-            g = 3
-        if rows <= 3:
-            span = 2
-    if SPAN_LINES:
-        if rows == 1 and lines == 4:
-            tile(rows, 0, 16, VECTORS, out, a, rs, ks, block, K, prefetch)
-            return
-        if rows == 1 and lines == 3:
-            tile(rows, 0, 12, VECTORS, out, a, rs, ks, block, K, prefetch)
-            return
-        if (rows <= 3 and lines == 3) or (rows == 3 and lines == 4):
-            tile(rows, 0, 6, VECTORS, out, a, rs, ks, block, K, prefetch)
-            tile(rows, 6, 6, VECTORS, out, a, rs, ks, block, K, prefetch + prefetch_step)
-            g = 3
-        if rows <= 2:
-            span = 2
-    while span == 2 and g + 2 <= lines:
-        tile(rows, 0, 2 * VECTORS, VECTORS, out + g * VECTORS, a, rs, ks, block + g * K * VECTORS, K,
-             prefetch + g * prefetch_step)
-        g += 2
-    while g < lines:
-        tile(rows, 0, VECTORS, VECTORS, out + g * VECTORS, a, rs, ks, block + g * K * VECTORS, K,
-             prefetch + g * prefetch_step)
-        g += 1
+    cdef const unsigned char *spans = SPANS[rows - 1][lines - 1]
+    cdef const vec *end = out + lines * VECTORS
+    cdef Py_ssize_t v0 = 0, ended_lines  # v0 : the first vector of the next span, from its line on
+    while True:  # the last length is not compared, so that tiles that go from line to line look nothing up
+        if IS_SPAN(rows, spans[0], 2): v0 = tile_span(rows, v0, 2, out, a, rs, ks, block, K, prefetch)
+        elif IS_SPAN(rows, spans[0], 3): v0 = tile_span(rows, v0, 3, out, a, rs, ks, block, K, prefetch)
+        elif IS_SPAN(rows, spans[0], 4): v0 = tile_span(rows, v0, 4, out, a, rs, ks, block, K, prefetch)
+        elif IS_SPAN(rows, spans[0], 6): v0 = tile_span(rows, v0, 6, out, a, rs, ks, block, K, prefetch)
+        elif IS_SPAN(rows, spans[0], 8): v0 = tile_span(rows, v0, 8, out, a, rs, ks, block, K, prefetch)
+        elif IS_SPAN(rows, spans[0], 12): v0 = tile_span(rows, v0, 12, out, a, rs, ks, block, K, prefetch)
+        elif IS_SPAN(rows, spans[0], 16): v0 = tile_span(rows, v0, 16, out, a, rs, ks, block, K, prefetch)
+        else: v0 = tile_span(rows, v0, VECTORS, out, a, rs, ks, block, K, prefetch)
+        spans += 1
+        ended_lines = v0 // VECTORS
+        v0 %= VECTORS
+        out += ended_lines * VECTORS
+        block += ended_lines * VECTORS * K
+        prefetch += ended_lines * prefetch_step
+        if SUB_LINES > 1 or out == end:  # at v4 the span was all lines
+            break
 
 
-# `tile_rows` calls a function for each number of rows, because gcc keeps the addresses of tiles on the stack where a
-# function has more of them.
-cdef inline noinline_void one_row(
-    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
-    const char *prefetch, Py_ssize_t prefetch_step
+ctypedef fused row_count:
+    one_row
+    two_rows
+    three_rows
+    four_rows
+    five_rows
+    six_rows
+
+
+cdef inline noinline_void tile_fixed_rows(
+    row_count *_of_size, vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride,
+    Py_ssize_t K, Py_ssize_t lines, const char *prefetch, Py_ssize_t prefetch_step
 ) noexcept nogil:
-    """Run `tile_lines` for a single row."""
-    if stride == 1: tile_lines(1, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
-    else: tile_lines(1, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
+    """Run `tile_lines` for as many rows as the type has bytes.
 
-
-cdef inline noinline_void two_rows(
-    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
-    const char *prefetch, Py_ssize_t prefetch_step
-) noexcept nogil:
-    """Run `tile_lines` for two rows."""
-    if stride == 1: tile_lines(2, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
-    else: tile_lines(2, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
-
-
-cdef inline noinline_void three_rows(
-    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
-    const char *prefetch, Py_ssize_t prefetch_step
-) noexcept nogil:
-    """Run `tile_lines` for three rows."""
-    if stride == 1: tile_lines(3, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
-    else: tile_lines(3, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
-
-
-cdef inline noinline_void four_rows(
-    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
-    const char *prefetch, Py_ssize_t prefetch_step
-) noexcept nogil:
-    """Run `tile_lines` for four rows."""
-    if stride == 1: tile_lines(4, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
-    else: tile_lines(4, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
-
-
-cdef inline noinline_void five_rows(
-    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
-    const char *prefetch, Py_ssize_t prefetch_step
-) noexcept nogil:
-    """Run `tile_lines` for five rows."""
-    if stride == 1: tile_lines(5, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
-    else: tile_lines(5, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
-
-
-cdef inline noinline_void six_rows(
-    vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K, Py_ssize_t lines,
-    const char *prefetch, Py_ssize_t prefetch_step
-) noexcept nogil:
-    """Run `tile_lines` for six rows."""
-    if stride == 1: tile_lines(6, lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
-    else: tile_lines(6, lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
+    `tile_rows` calls a function for each number of rows, because gcc keeps the addresses of tiles on the stack where a
+    function has more of them.
+    """
+    if stride == 1: tile_lines(sizeof(row_count), lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
+    else: tile_lines(sizeof(row_count), lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
 
 
 cdef inline void tile_rows(
@@ -364,13 +325,13 @@ cdef inline void tile_rows(
 
     prefetch : K lines for the first sub-panel; those for the next one begin prefetch_step bytes further on
     """
-    if rows == 1: one_row(out, block, a, stride, K, lines, prefetch, prefetch_step)
-    elif rows == 2: two_rows(out, block, a, stride, K, lines, prefetch, prefetch_step)
-    elif rows == 3: three_rows(out, block, a, stride, K, lines, prefetch, prefetch_step)
+    if rows == 1: tile_fixed_rows(<one_row *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
+    elif rows == 2: tile_fixed_rows(<two_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
+    elif rows == 3: tile_fixed_rows(<three_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
     elif ROWS > 3:
-        if rows == 4: four_rows(out, block, a, stride, K, lines, prefetch, prefetch_step)
-        elif rows == 5: five_rows(out, block, a, stride, K, lines, prefetch, prefetch_step)
-        elif ROWS > 5: six_rows(out, block, a, stride, K, lines, prefetch, prefetch_step)
+        if rows == 4: tile_fixed_rows(<four_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
+        elif rows == 5: tile_fixed_rows(<five_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
+        elif ROWS > 5: tile_fixed_rows(<six_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
 
 
 cdef inline inline_void tile_row_panels(
@@ -566,6 +527,6 @@ cdef inline Py_ssize_t tile_height(Py_ssize_t rows) noexcept nogil:
     if rows <= ROWS:
         return rows
     tiles = (rows + ROWS - 1) // ROWS
-    if VECTORS == 2 and rows % ROWS == 1:  # because a single row that takes several lines is fast (`tile_lines`)
+    if VECTORS == 2 and rows % ROWS == 1:  # because a single row that takes several lines is fast (`SPANS`)
         return ROWS
     return min(<Py_ssize_t> ROWS, max(rows - (tiles - 1) * LATENCY_ROWS, (rows + tiles - 1) // tiles))

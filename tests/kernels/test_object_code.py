@@ -12,18 +12,14 @@ import platform
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 import blockcell
 
-ROWS = {"one_row": 1, "two_rows": 2, "three_rows": 3, "four_rows": 4, "four_by_three": 4, "five_rows": 5, "six_rows": 6}
-# multiply-adds in the loops of each number of rows: its chains, of which ten keep any CPU busy
-CHAINS = {
-    "base": {1: {4}, 2: {8}, 3: {12}},
-    "v3": {1: {2, 4, 6, 8}, 2: {4, 8, 12}, 3: {6, 9, 12}, 4: {8, 12}, 5: {10}, 6: {12}},
-    "v4": {rows: {rows, 2 * rows, 3 * rows, 4 * rows} for rows in range(1, 7)},
-}
+# Sums of each span, where a tile has several spans: about ten keep a CPU busy.  At base one row has fewer.
+LEAST_SUMS = {"base": 4, "v3": 8, "v4": 8, "aarch64": 8}
 EQUATION = re.compile(
     r"<\w*_f_5cells_\w+_(cell_state|cell_output|cell_grad|gates|candidate|candidate_grad|gates_grad|new_state"
     r"|pre_activation_grads|activate)>:"
@@ -32,10 +28,20 @@ EQUATIONS = 3 + 4 + 2 + 1 + 1  # of the LSTM, the GRU, the GRU that resets after
 LINE = re.compile(r"\s*([0-9a-f]+):\s+(\S+)\s*(.*)")
 # Under emulation, plain `objdump` is the host's and cannot read these modules.
 OBJDUMP = shutil.which(f"{platform.machine()}-linux-gnu-objdump") or shutil.which("objdump")
-pytestmark = [
-    pytest.mark.skipif(OBJDUMP is None, reason="needs objdump"),
-    pytest.mark.skipif("gcc" not in blockcell.build_info()["compiler"], reason="about gcc's code"),
-]
+ON_X86 = ["base", "v3", "v4"]
+TILE_HEADER = Path(__file__).parents[2] / "pyx" / "product" / "tile.h"
+
+
+def read_table(level: str) -> tuple[dict[str, int], dict[tuple[int, int], list[int]]]:
+    """Read the numbers of a level from tile.h, and from SPANS the spans for each number of rows and of lines."""
+    text = re.search(rf"/\* {level} \*/\n(.*?)^\}};", TILE_HEADER.read_text(), re.DOTALL | re.MULTILINE)[1]
+    table = re.findall(r"^    \{(.*)\},$", text, re.MULTILINE)
+    spans = {
+        (rows, lines): [int(length) for length in cell.split(",")]
+        for rows, line in enumerate(table, 1)
+        for lines, cell in enumerate(re.findall(r"\{(.*?)\}", line), 1)
+    }
+    return {name: int(number) for name, number in re.findall(r"([A-Z_]+) = (\d+)", text)}, spans
 
 
 def inner_loops(instructions: list[tuple[int, str, str]]):
@@ -51,13 +57,14 @@ def inner_loops(instructions: list[tuple[int, str, str]]):
             yield instructions[first:end]
 
 
-def functions_of_tile(text: str) -> dict[str, list[tuple[int, str, str]]]:
-    instructions: dict[str, list[tuple[int, str, str]]] = {}
+def functions_of_tile(text: str) -> dict[tuple[int, str], list[tuple[int, str, str]]]:
+    """Return the instructions of each function that has tiles, by their number of rows and the function's name."""
+    instructions: dict[tuple[int, str], list[tuple[int, str, str]]] = {}
     current: list[tuple[int, str, str]] = []
     for line in text.splitlines():
-        head = re.match(r"[0-9a-f]+ <(\w*4tile_(\w+?)(?:\.\S+)?)>:", line)
+        head = re.match(r"[0-9a-f]+ <(\w*?(?:fuse_(\d)\w*4tile_tile_fixed_rows|4tile_four_by_three)\S*)>:", line)
         if re.match(r"[0-9a-f]+ <", line):
-            current = instructions.setdefault(head[1], []) if head and head[2] in ROWS else []
+            current = instructions.setdefault((int(head[2] or 3) + 1, head[1]), []) if head else []
         elif match := LINE.match(line):
             current.append((int(match[1], 16), match[2], match[3]))
     return instructions
@@ -67,13 +74,15 @@ def disassembly(module: str, level: str) -> str:
     spec = importlib.util.find_spec(f"blockcell.{module}_{level}")
     if spec is None:
         pytest.skip("not built")
+    if OBJDUMP is None or "gcc" not in blockcell.build_info()["compiler"]:
+        pytest.skip("needs objdump, and is about gcc's code")
     text = subprocess.check_output([OBJDUMP, "-d", "--no-show-raw-insn", spec.origin], text=True)
     if "_4tile_" not in text and "_4plan_" not in text:
         pytest.skip("without symbols, as in wheels")
     return text
 
 
-@pytest.mark.parametrize("level", CHAINS)
+@pytest.mark.parametrize("level", ON_X86)
 @pytest.mark.parametrize("storage", ["float", "double"])
 def test_equations_call_no_default_activation(storage, level):
     called: dict[str, set[str]] = {}  # by an equation
@@ -89,22 +98,37 @@ def test_equations_call_no_default_activation(storage, level):
         assert not others, function
 
 
+@pytest.mark.parametrize("level", LEAST_SUMS)
+def test_spans_of_tile(level):
+    numbers, spans = read_table(level)
+    vectors = 64 // numbers["VECTOR_BYTES"]
+    assert list(spans) == [(rows, lines) for rows in range(1, numbers["ROWS"] + 1) for lines in range(1, 5)]
+    for (rows, lines), lengths in spans.items():
+        shown = f"{rows} rows, {lines} lines: {lengths}"
+        assert sum(lengths) == lines * vectors, shown
+        assert numbers["SUB_LINES"] == 1 or len(lengths) == 1, shown
+        for i, length in enumerate(lengths):
+            start = sum(lengths[:i]) % vectors  # in a line
+            assert start == 0 or (length == lengths[i - 1] and start == length % vectors), shown
+            assert rows * length <= numbers["ROWS"] * numbers["SUB_LINES"] * vectors, shown  # ACCUMULATORS
+            assert len(lengths) == 1 or rows * length >= LEAST_SUMS[level], shown
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86's instructions")
-@pytest.mark.parametrize("level", CHAINS)
+@pytest.mark.parametrize("level", ON_X86)
 @pytest.mark.parametrize("storage", ["float", "double"])
 def test_loops_of_tile(storage, level):
     text = disassembly(f"_engine_{storage}", level)
-    chains: dict[int, set[int]] = {}
-    for function, instructions in functions_of_tile(text).items():
-        rows = ROWS[re.search(r"4tile_([a-z_]+)", function)[1]]
+    sums: set[tuple[int, int]] = set()  # rows, and the multiply-adds in a loop of theirs
+    for (rows, function), instructions in functions_of_tile(text).items():
         for loop in inner_loops(instructions):
             products = [name for _, name, _ in loop if re.match(r"vfmadd\w*p[sd]|mulp[sd]", name)]
             if not products:
                 continue
-            chains.setdefault(rows, set()).add(len(products))
+            sums.add((rows, len(products)))
             shown = f"{function}, {len(products)} products:\n" + "\n".join(f"{n} {o}" for _, n, o in loop)
             assert not [o for _, _, o in loop if "(%rsp" in o or "(%rbp" in o], f"operands on the stack: {shown}"
             moves = [o for _, n, o in loop if re.match(r"v?mov[au]p[sd]|v?movdq", n) and "(" not in o]
             # Without AVX a product is written over one of its factors, which has to be copied while it is needed.
             assert len(moves) <= (len(products) // 2 if level == "base" else 0), f"moves: {shown}"
-    assert chains == CHAINS[level]
+    assert sums == {(rows, rows * length) for (rows, _), spans in read_table(level)[1].items() for length in spans}
