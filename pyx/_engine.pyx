@@ -65,7 +65,7 @@ def requirements(int kind, task, tuple sizes, int threads):
         p = plan_forward(&c, T, B, I, H, sizeof(real), False, threads)
         return requirements_of(&p.workspace, p.L, &p.grid)
     if task == "cell_grad":
-        back = cell_grad.plan_cell_grad(B, H, sizeof(real), cell_grad.choose_grid(B, H, threads))
+        back = cell_grad.plan_dicfo(B, H, cell_grad.threads_of_dicfo(B, H, threads))
     else:
         back = plan_backward(&c, T, B, I, H, sizeof(real), task == "backward", threads)
     return requirements_of(&back.workspace, back.L, &back.grid)
@@ -103,13 +103,12 @@ cdef long long run_backward(const OpCall *call, void *scratch, int ready) noexce
 
 cdef long long run_cell_grad(const OpCall *call, void *scratch, int ready) noexcept nogil:
     """Run `LSTMBlockCellGrad`."""
-    cdef Backward p = cell_grad.plan_cell_grad(call.B, call.H, sizeof(real),
-                                               grid_of(call.threads // call.members, call.members))
+    cdef Backward p = cell_grad.plan_dicfo(call.B, call.H, call.threads)
     cdef Array[INPUTS] inputs
     cdef Array[OUTPUTS] outputs
     set_arrays(inputs, call.inputs, INPUTS, call.cell.is_half)
     set_arrays(outputs, <const void *const *> call.outputs, OUTPUTS, call.cell.is_half)
-    return cell_grad.cell_grads(&p, &call.cell, inputs, outputs, <real *> align_to_line(scratch), ready)
+    return cell_grad.run_dicfo(&p, &call.cell, inputs, outputs, <real *> align_to_line(scratch), ready)
 
 
 cdef Engine engine

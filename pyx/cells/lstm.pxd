@@ -383,25 +383,27 @@ cdef inline void backward_lines(
             store_reset_grad_line(&p.steps, &p.steps.cs_reset, k, b, d_cs + j * L, j * L, p.H)
 
 
-cdef inline void peephole_grads(
-    const Backward *p, const Cell *lstm, const Array *inputs, const Array *outputs, const real *d, Py_ssize_t j
+cdef inline void store_peephole_grads(
+    const Backward *p, const Cell *lstm, const Array *inputs, const Array *outputs, const real *d, Py_ssize_t part,
+    Py_ssize_t parts
 ) noexcept nogil:
-    """Compute line j of wci_grad and wcf_grad, sums of products of d with cs before a step, and of wco_grad, with cs
-    after it.
+    """Store one part of the lines of wci_grad and wcf_grad, sums of products of d with cs before a step, and of
+    wco_grad, with cs after it; nothing without peepholes.
 
     d : dicfo of all steps and slots
     outputs : wci_grad, wcf_grad, wco_grad [H], the caller's
     """
-    cdef Py_ssize_t unit = j * lanes_of(d)
+    cdef Py_ssize_t L = lanes_of(d), j
     cdef Array cs_prev = inputs[CS_PREV]
     cdef Array cs = inputs[OUT_CS]
-    if not lstm.coupled:
-        compute_peephole_grad(outputs[WCI_GRAD], d + lstm.column[I_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
-                              &p.cs_layout, unit)
-    compute_peephole_grad(outputs[WCF_GRAD], d + lstm.column[F_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
-                          &p.cs_layout, unit)
-    compute_peephole_grad(outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, no_array(), p.H, cs,
-                          &p.cs_layout, unit)
+    for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts) if lstm.peephole else 0):
+        if not lstm.coupled:
+            compute_peephole_grad(outputs[WCI_GRAD], d + lstm.column[I_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
+                                  &p.cs_layout, j * L)
+        compute_peephole_grad(outputs[WCF_GRAD], d + lstm.column[F_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
+                              &p.cs_layout, j * L)
+        compute_peephole_grad(outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, no_array(), p.H, cs,
+                              &p.cs_layout, j * L)
 
 
 cdef inline void store_remaining_grads(
@@ -410,11 +412,10 @@ cdef inline void store_remaining_grads(
 ) noexcept nogil:
     """Store one part of cs_prev_grad and of the peepholes' gradients."""
     cdef const Backward *p = <const Backward *> plan
-    cdef Py_ssize_t b, j
+    cdef Py_ssize_t b
     for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
         store_row(at(outputs[CS_PREV_GRAD], row_of_slot(&p.steps, b) * p.H), scratch + p.start[D_CS] + b * p.Hs, p.H)
-    for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts) if lstm.peephole else 0):
-        peephole_grads(p, lstm, inputs, outputs, scratch + p.start[D], j)
+    store_peephole_grads(p, lstm, inputs, outputs, scratch + p.start[D], part, parts)
 
 
 cdef inline CellTraits lstm_traits() noexcept nogil:
