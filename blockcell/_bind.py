@@ -31,7 +31,7 @@ def bind(op: Op, kernels: Kernels = KERNELS, requirements: Requirements = REQUIR
 
 def parameter_positions(op: Op, kernel: Callable[..., int]) -> dict[str, int]:
     """Return the position of each of the kernel's parameters by name; the names must be those of the op's row."""
-    names = [tensor.name for tensor in op.inputs if tensor.read] + [tensor.name for tensor in op.outputs]
+    names = [tensor.parameter for tensor in op.inputs if tensor.read] + [tensor.parameter for tensor in op.outputs]
     names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
     names += ["seq_len_max"] * op.sequence + ["scratch", "engine", "threads", "members", "ready"]
     parameters = list(inspect.signature(kernel).parameters)
@@ -61,8 +61,8 @@ class CheckedInputs(NamedTuple):
 
     @property
     def letters(self) -> tuple[int, ...]:
-        """T, B, I, H; 0 for those that the op does not have."""
-        return tuple(self.sizes.values.get(letter, 0) for letter in LETTERS)
+        """T, B, I, H; T is 1 for an op of a single step."""
+        return tuple(self.sizes.values.get(letter, 1) for letter in LETTERS)
 
 
 class Converter:

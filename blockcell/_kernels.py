@@ -159,12 +159,9 @@ def _engine(real: str, level: str) -> Any:
 
 
 def _requirements(engines: list[Any], kind: int, task: str, *numbers: int) -> Any:
-    """Return what an op requires, for T, B, I, H, the number of the dtype, and how many threads there may be.
-
-    T is 0 for an op of a single step.
-    """
+    """Return what an op requires, for T, B, I, H, the number of the dtype, and how many threads there may be."""
     *sizes, dtype_number, threads = numbers
-    return engines[dtype_number].requirements(kind, task, (sizes[0] or 1, *sizes[1:]), threads)
+    return engines[dtype_number].requirements(kind, task, tuple(sizes), threads)
 
 
 def _plan_dense(

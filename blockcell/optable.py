@@ -192,6 +192,11 @@ class Tensor:
     """Whether the values matter. TF's gradients demand a few inputs that they never look at."""
 
     @property
+    def parameter(self) -> str:
+        """The name of the kernel's parameter: a gradient is ``x_grad`` there, and ``d_x`` in TensorFlow's GRU."""
+        return f"{self.name[2:]}_grad" if self.name.startswith("d_") else self.name
+
+    @property
     def rank(self) -> int:
         return len(self.shape.split())
 
@@ -226,8 +231,9 @@ class Op:
     attributes: tuple[Attribute, ...]
     result: type[tuple[Array, ...]]
     """The named tuple of the outputs, which gives them their names."""
-    constants: tuple[tuple[str, float | bool], ...] = ()
-    """Parameters of the kernel that are not the op's, and their values: other ops of this kernel have others."""
+    constants: tuple[tuple[str, float | bool | None], ...] = ()
+    """Parameters of the kernel that are not the op's, and their values: other ops of this kernel have others. A cell op
+    is its sequence op with one step."""
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -294,6 +300,11 @@ _PEEPHOLE = Attribute("use_peephole", False, bool)
 _PEEPHOLE_REQUIRED = Attribute("use_peephole", None, bool)
 _LSTM_ATTRIBUTES = (Attribute("forget_bias", 1.0), Attribute("cell_clip", 3.0), _PEEPHOLE)
 
+# Constants of cell ops, which call the kernel of their sequence op: there is one step, and its gradient reads h_prev
+# but no h.
+_ONE_STEP = ("seq_len_max", 1)
+_NO_H = ("h", None)
+
 
 def _block_lstm(
     version: str,
@@ -341,13 +352,14 @@ _TABLE = (
     Op(
         name="GRUBlockCell",
         module="raw_ops",
-        kernel="gru_cell",
+        kernel="block_gru",
         gates=_GRU_GATES,
         sequence=False,
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS),
         outputs=_outputs(GRUStates, "B H"),
         attributes=(),
         result=GRUStates,
+        constants=(_ONE_STEP,),
     ),
     Op(
         name="GRUBlockCellGrad",
@@ -363,13 +375,14 @@ _TABLE = (
     Op(
         name="LSTMBlockCell",
         module="raw_ops",
-        kernel="lstm_cell",
+        kernel="block_lstm",
         gates=_ICFO,
         sequence=False,
         inputs=_inputs(input="x[B I]", **_LSTM_WEIGHTS),
         outputs=_outputs(LSTMStates, "B H"),
         attributes=_LSTM_ATTRIBUTES,
         result=LSTMStates,
+        constants=(_ONE_STEP, ("ifco", False)),
     ),
     Op(
         name="LSTMBlockCellGrad",
@@ -467,18 +480,19 @@ _TABLE = (
     Op(
         name="gru_block_cell_vjp",
         module="ops",
-        kernel="gru_cell_vjp",
+        kernel="block_gru_grad",
         gates=_GRU_GATES,
         sequence=False,
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="b_ru b_c"),
         outputs=_outputs(GRUCellVjp, "B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
         attributes=(),
         result=GRUCellVjp,
+        constants=(_ONE_STEP, _NO_H),
     ),
     Op(
         name="lstm_block_cell_vjp",
         module="ops",
-        kernel="lstm_cell_vjp",
+        kernel="block_lstm_grad",
         gates=_ICFO,
         sequence=False,
         inputs=_inputs(
@@ -487,6 +501,7 @@ _TABLE = (
         outputs=_outputs(LSTMGrads, "B I", *_LSTM_GRADS, peepholes=_PEEPHOLE_GRADS),
         attributes=(_PEEPHOLE_REQUIRED,),
         result=LSTMGrads,
+        constants=(_ONE_STEP, _NO_H, ("ifco", False)),
     ),
 )
 

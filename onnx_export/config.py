@@ -86,7 +86,7 @@ class Config:
 
     @property
     def forward(self) -> bool:
-        return "grad" not in self.op.kernel and "vjp" not in self.op.kernel
+        return "grad" not in self.op.kernel
 
     @property
     def module(self) -> ModuleType:
@@ -159,8 +159,7 @@ def make_config(
 
 def cell_name(op: Op) -> str:
     """Return the name of an op's cell, that of its kernel and of the module with its text."""
-    name = op.kernel.removeprefix("block_").removesuffix("_grad").removesuffix("_vjp")
-    return name.removesuffix("_cell")
+    return op.kernel.removeprefix("block_").removesuffix("_grad").removesuffix("_cell")
 
 
 def native_cell(op: Op) -> str:

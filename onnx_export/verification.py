@@ -19,7 +19,7 @@ from blockcell.formulas import FORMULAS, error_in_eps
 from blockcell.optable import DTYPES, LETTERS, OPS, Op, sizes_of
 
 from .build import build
-from .config import make_config
+from .config import cell_name, make_config
 
 Array = NDArray[Any]
 Tell = Callable[[str, int, int], None]
@@ -270,8 +270,8 @@ def _error(result: Array, exact: Array, eps: float) -> tuple[float, tuple[int, .
 
 def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str, Any]:
     """Draw random arguments, the same ones every time; saved states are results of the forward op."""
-    kernel = op.kernel.removesuffix("_grad").removesuffix("_vjp")
-    forward = next(row for row in OPS.values() if (row.kernel, row.gates) == (kernel, op.gates))
+    of_op = (cell_name(op), op.gates, op.sequence)
+    forward = next(row for row in OPS.values() if (cell_name(row), row.gates, row.sequence) == of_op)
     saved = [tensor.name for tensor in forward.outputs] if forward is not op else []
     values: dict[str, Any] = {"seq_len_max": sizes["T"]} if op.sequence else {}
     for tensor in op.inputs:

@@ -127,6 +127,7 @@ cdef class KernelArguments:
     cdef list values  # in the order of the kernel's parameters
     cdef int ready_position  # of the number of threads that are ready
     cdef list views  # the memoryviews among them: of the op's tensors, None for one that is not read, then of scratch
+    cdef npy_intp[TENSORS][2] matrices  # the shapes of views of arrays of rank 3
     cdef npy_intp[LETTERS + 1] planned_sizes  # T, B, I, H and threads of the last call,
     cdef npy_intp scratch_size  # and its plan: bytes of scratch,
     cdef int planned_threads  # and the threads that are of use
@@ -148,9 +149,17 @@ cdef class KernelArguments:
         self.planned_sizes[0] = -1
 
     cdef set_array(self, int k, ndarray array):
-        """Point view k at an array."""
-        point_view(<memoryview> self.views[k], PyArray_BYTES(array), PyArray_NBYTES(array), PyArray_NDIM(array),
-                   PyArray_DIMS(array))
+        """Point view k at an array; at one of rank 3 as a matrix with a row for each step and batch row."""
+        cdef memoryview view = <memoryview> self.views[k]
+        cdef npy_intp nbytes = view.view.itemsize
+        cdef npy_intp *shape = PyArray_DIMS(array)
+        cdef int d, rank = PyArray_NDIM(array)
+        if rank == 3:
+            self.matrices[k][0], self.matrices[k][1] = shape[0] * shape[1], shape[2]
+            shape, rank = self.matrices[k], 2
+        for d in range(rank):  # PyArray_NBYTES takes 1 % of the time of a small call
+            nbytes *= shape[d]
+        point_view(view, PyArray_BYTES(array), nbytes, rank, shape)
 
     cdef release_arrays(self):
         """Point all views at nothing, before whoever called frees the arrays."""
@@ -227,7 +236,7 @@ cdef class OpRunner:
         self.arguments = [None] * len(positions)
         for name, value in op.constants:
             self.arguments[positions[name]] = value
-        self.view_positions = [positions[tensor.name] if tensor.read else None for tensor in tensors]
+        self.view_positions = [positions[tensor.parameter] if tensor.read else None for tensor in tensors]
         self.view_positions.append(positions["scratch"])
         self.attribute_positions = [positions[name] for name in names]
         self.steps_position = positions["seq_len_max"] if op.sequence else -1
@@ -291,7 +300,7 @@ cdef class OpRunner:
                     if self.specs[self.input_count + k].over_time:
                         outputs[k][seq_len_max:] = 0
             sizes[0] = seq_len_max
-        if sizes[1] == 0 or sizes[3] == 0 or (self.sequence and sizes[0] == 0):
+        if sizes[0] == 0 or sizes[1] == 0 or sizes[3] == 0:
             for k in range(self.output_count):
                 clear_array(outputs[k])
             return results
@@ -380,7 +389,7 @@ cdef class OpRunner:
         """Return whether the kernel can take all inputs as they are.
 
         dtype_number : written: of all arrays, if so
-        sizes : written: T, B, I, H, if so; 0 for a letter that the op does not have
+        sizes : written: T, B, I, H, if so; T is 1 for an op of a single step
         """
         cdef const TensorSpec *spec
         cdef int k, letter, source
@@ -399,7 +408,7 @@ cdef class OpRunner:
                 return False
         for letter in range(LETTERS):
             source = self.letter_input[letter]
-            sizes[letter] = PyArray_DIMS(<ndarray> arrays[source])[self.letter_axis[letter]] if source >= 0 else 0
+            sizes[letter] = PyArray_DIMS(<ndarray> arrays[source])[self.letter_axis[letter]] if source >= 0 else 1
         for k in range(self.input_count):
             if (use_peephole or not self.specs[k].peephole) and not self.has_shape(k, arrays[k], sizes):
                 return False

@@ -3,8 +3,9 @@
 cells/gru_reset_after.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
 
 The kernel of an op takes the op's arrays as typed memoryviews, collects their addresses under the indices of
-passes/indices.pxd, and runs the `engine`, a capsule, on `ready` planned threads.  It returns the nanoseconds that
-having several threads cost.  The caller owns all arrays; outputs and `scratch` overlap no other array.
+passes/indices.pxd, and runs the `engine`, a capsule, on `ready` planned threads.  An array [T,B,n] is a matrix of T * B
+rows.  The kernel returns the nanoseconds that having several threads cost.  The caller owns all arrays; outputs and
+`scratch` overlap no other array.
 """
 from cells.types cimport GRU_RESET_AFTER, Cell, activation_of, cell_of
 from engine cimport OpCall, bytes_of, call_of, engine_of, run
@@ -23,39 +24,39 @@ REQUIREMENTS = {  # of each kernel: the first arguments of `requirements` in _en
 
 # ----------------------------------------------------------------------------------------------------------------- ops
 def block_gru_reset_after(
-    const number[:, :, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c,
-    const number[::1] b_ru, const number[::1] b_c, const number[::1] b_hc, number[:, :, ::1] r, number[:, :, ::1] u,
-    number[:, :, ::1] c, number[:, :, ::1] hc, number[:, :, ::1] h, unsigned char[::1] scratch, engine,
-    Py_ssize_t seq_len_max, int threads, int members, int ready
+    const number[:, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c,
+    const number[::1] b_ru, const number[::1] b_c, const number[::1] b_hc, number[:, ::1] r, number[:, ::1] u,
+    number[:, ::1] c, number[:, ::1] hc, number[:, ::1] h, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max,
+    int threads, int members, int ready
 ):
     cdef Cell cell = cell_of(GRU_RESET_AFTER, number is half)
-    cdef OpCall call = call_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
+    cdef OpCall call = call_of(&cell, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
-    inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
+    inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
-    outputs[OUT_R], outputs[OUT_U], outputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
-    outputs[OUT_HC], outputs[OUT_H] = &hc[0, 0, 0], &h[0, 0, 0]
+    outputs[OUT_R], outputs[OUT_U], outputs[OUT_C] = &r[0, 0], &u[0, 0], &c[0, 0]
+    outputs[OUT_HC], outputs[OUT_H] = &hc[0, 0], &h[0, 0]
     return run(engine_of(engine).forward, &call, scratch, ready)
 
 
 def block_gru_reset_after_grad(
-    const number[:, :, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c,
-    const number[:, :, ::1] r, const number[:, :, ::1] u, const number[:, :, ::1] c, const number[:, :, ::1] hc,
-    const number[:, :, ::1] h, const number[:, :, ::1] h_grad, number[:, :, ::1] x_grad, number[:, ::1] h_prev_grad,
+    const number[:, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w_ru, const number[:, ::1] w_c,
+    const number[:, ::1] r, const number[:, ::1] u, const number[:, ::1] c, const number[:, ::1] hc,
+    const number[:, ::1] h, const number[:, ::1] h_grad, number[:, ::1] x_grad, number[:, ::1] h_prev_grad,
     number[:, ::1] w_ru_grad, number[:, ::1] w_c_grad, number[::1] b_ru_grad, number[::1] b_c_grad,
     number[::1] b_hc_grad, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, int threads, int members,
     int ready
 ):
     cdef Cell cell = cell_of(GRU_RESET_AFTER, number is half)
-    cdef OpCall call = call_of(&cell, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
+    cdef OpCall call = call_of(&cell, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
-    inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
-    inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0, 0], &u[0, 0, 0], &c[0, 0, 0]
-    inputs[OUT_HC], inputs[OUT_H] = &hc[0, 0, 0], &h[0, 0, 0]
-    inputs[H_GRAD] = &h_grad[0, 0, 0]
-    outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_prev_grad[0, 0]
+    inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
+    inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0], &u[0, 0], &c[0, 0]
+    inputs[OUT_HC], inputs[OUT_H] = &hc[0, 0], &h[0, 0]
+    inputs[H_GRAD] = &h_grad[0, 0]
+    outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0], &h_prev_grad[0, 0]
     outputs[W_RU_GRAD], outputs[W_C_GRAD] = &w_ru_grad[0, 0], &w_c_grad[0, 0]
     outputs[BIAS_RU_GRAD], outputs[BIAS_C_GRAD], outputs[BIAS_HC_GRAD] = &b_ru_grad[0], &b_c_grad[0], &b_hc_grad[0]
     return run(engine_of(engine).backward, &call, scratch, ready)

@@ -3,8 +3,9 @@
 cells/rnn.pxd has the equations, passes/forward.pxd and passes/backward.pxd the phases.
 
 The kernel of an op takes the op's arrays as typed memoryviews, collects their addresses under the indices of
-passes/indices.pxd, and runs the `engine`, a capsule, on `ready` planned threads.  It returns the nanoseconds that
-having several threads cost.  The caller owns all arrays; outputs and `scratch` overlap no other array.
+passes/indices.pxd, and runs the `engine`, a capsule, on `ready` planned threads.  An array [T,B,n] is a matrix of T * B
+rows.  The kernel returns the nanoseconds that having several threads cost.  The caller owns all arrays; outputs and
+`scratch` overlap no other array.
 """
 from cells.types cimport RNN, Cell, activation_of, cell_of
 from engine cimport OpCall, bytes_of, call_of, engine_of, run
@@ -27,32 +28,31 @@ cdef inline Cell rnn_of(bint is_half, activation):
 
 # ----------------------------------------------------------------------------------------------------------------- ops
 def block_rnn(
-    const number[:, :, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w, const number[::1] b,
-    number[:, :, ::1] h, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, activation, int threads,
-    int members, int ready
+    const number[:, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w, const number[::1] b, number[:, ::1] h,
+    unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, activation, int threads, int members, int ready
 ):
     cdef Cell c = rnn_of(number is half, activation)
-    cdef OpCall call = call_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
+    cdef OpCall call = call_of(&c, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
-    inputs[X], inputs[H_PREV], inputs[W], inputs[BIAS] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &b[0]
-    outputs[OUT_H] = &h[0, 0, 0]
+    inputs[X], inputs[H_PREV], inputs[W], inputs[BIAS] = &x[0, 0], &h_prev[0, 0], &w[0, 0], &b[0]
+    outputs[OUT_H] = &h[0, 0]
     return run(engine_of(engine).forward, &call, scratch, ready)
 
 
 def block_rnn_grad(
-    const number[:, :, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w, const number[:, :, ::1] h,
-    const number[:, :, ::1] h_grad, number[:, :, ::1] x_grad, number[:, ::1] h_prev_grad, number[:, ::1] w_grad,
+    const number[:, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w, const number[:, ::1] h,
+    const number[:, ::1] h_grad, number[:, ::1] x_grad, number[:, ::1] h_prev_grad, number[:, ::1] w_grad,
     number[::1] b_grad, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, activation, int threads,
     int members, int ready
 ):
     cdef Cell c = rnn_of(number is half, activation)
-    cdef OpCall call = call_of(&c, seq_len_max, x.shape[1], x.shape[2], h_prev.shape[1], threads, members)
+    cdef OpCall call = call_of(&c, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
-    inputs[X], inputs[H_PREV], inputs[W], inputs[OUT_H] = &x[0, 0, 0], &h_prev[0, 0], &w[0, 0], &h[0, 0, 0]
-    inputs[H_GRAD] = &h_grad[0, 0, 0]
-    outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0, 0], &h_prev_grad[0, 0]
+    inputs[X], inputs[H_PREV], inputs[W], inputs[OUT_H] = &x[0, 0], &h_prev[0, 0], &w[0, 0], &h[0, 0]
+    inputs[H_GRAD] = &h_grad[0, 0]
+    outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0], &h_prev_grad[0, 0]
     outputs[W_GRAD], outputs[BIAS_GRAD] = &w_grad[0, 0], &b_grad[0]
     return run(engine_of(engine).backward, &call, scratch, ready)
 

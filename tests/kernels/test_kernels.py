@@ -381,23 +381,23 @@ def test_weights_are_told_by_their_kind():
 def test_parameters_that_do_not_fit_the_table(name):
     rest = [other for other in MORE_NAMES if other != name]
     with pytest.raises(
-        TypeError, match=f"LSTMBlockCell: its kernel lstm_cell does not take {name}, which it is given$"
+        TypeError, match=f"LSTMBlockCell: its kernel block_lstm does not take {name}, which it is given$"
     ):
         bind_more(rest, None)
     wrong = f"takes {name}_, which it is not given; does not take {name}, which it is given"
-    with pytest.raises(TypeError, match=f"LSTMBlockCell: its kernel lstm_cell {wrong}$"):
+    with pytest.raises(TypeError, match=f"LSTMBlockCell: its kernel block_lstm {wrong}$"):
         bind_more([*rest, f"{name}_"], None)
 
 
 @pytest.mark.parametrize("name", ["ignored", "seq_len_max", "ifco", "n"])
 def test_parameters_that_the_table_does_not_have(name):
-    with pytest.raises(TypeError, match=f"LSTMBlockCell: its kernel lstm_cell takes {name}, which it is not given$"):
+    with pytest.raises(TypeError, match=f"LSTMBlockCell: its kernel block_lstm takes {name}, which it is not given$"):
         bind_more([*MORE_NAMES, name], None)
 
 
 def test_two_of_one_name_in_the_table():
     op = dataclasses.replace(CELL, attributes=(*CELL.attributes, Attribute("h", 0.0)))
-    with pytest.raises(TypeError, match=r"its kernel lstm_cell does not take h, which it is given$"):
+    with pytest.raises(TypeError, match=r"its kernel block_lstm does not take h, which it is given$"):
         bind(op)
 
 

@@ -62,8 +62,8 @@ def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> CellD
 
 def _attributes(op: Op, node: Node) -> dict[str, Any]:
     """Return the attributes of a node, with the defaults of those that TensorFlow leaves out."""
-    node_attributes, attributes = node.attrs, dict[str, Any](op.constants)
-    attributes.pop("ifco", None)
+    node_attributes = node.attrs
+    attributes: dict[str, Any] = {name: value for name, value in op.constants if isinstance(value, float)}
     for attribute in op.attributes:
         value = node_attributes.get(attribute.name, attribute.default)
         if not isinstance(value, attribute.kind) or (isinstance(value, float) and not abs(value) <= _LARGEST):
