@@ -32,7 +32,7 @@ from passes.indices cimport D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_PREV, OUT_C, OUT_H
 from passes.outputs cimport store_h_line, store_saved_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
 from product.lines cimport (
-    LF, Array, at, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store_reals, store_row
+    LF, Array, at, can_stay, inline_void, lanes_of, line_at, noinline_void, round_to_half, store_reals, store_row
 )
 from product.panels cimport unit_lines_in_panel
 from product.real cimport real
@@ -207,6 +207,7 @@ cdef inline void backward_lines(
     cdef const Backward *p = <const Backward *> plan
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
     cdef Py_ssize_t j, saved_line, width  # saved_line: where line j begins in a saved output
+    cdef bint in_place
     cdef real[LF] h_prev_space, r_space, u_space, c_space  # for lines that cannot be read where they are
     cdef real[LF] d_r_bar, d_u_bar, d_c_bar
     cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
@@ -217,17 +218,18 @@ cdef inline void backward_lines(
     cdef const real *u
     for j in range(j0, j1):
         saved_line, width = (t * p.B + row) * p.H + j * L, p.H - j * L
-        h_prev = state_line(&h_prev_space[0], h_prev_row, j, width)
-        u = padded_line(&u_space[0], at(inputs[OUT_U], saved_line), width)
+        in_place = can_stay(scratch, width, gru.is_half)
+        h_prev = state_line(in_place, &h_prev_space[0], h_prev_row, j, width)
+        u = line_at(in_place, &u_space[0], inputs[OUT_U], saved_line, width)
         if n == 0:
-            add_line(d_h + j * L, product + (j - j0) * L,
-                     at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L), width)
-            candidate_grad(gru, u, padded_line(&c_space[0], at(inputs[OUT_C], saved_line), width), h_prev, d_h + j * L,
-                           d_u_bar, d_c_bar)
+            add_line(in_place, d_h + j * L, product + (j - j0) * L, inputs[H_GRAD],
+                     offset_of(&p.d_y_layout, t, row) + j * L, width)
+            candidate_grad(gru, u, line_at(in_place, &c_space[0], inputs[OUT_C], saved_line, width), h_prev,
+                           d_h + j * L, d_u_bar, d_c_bar)
             store_reals(d_row + U_BAR * p.H + j * L, d_u_bar, width)
             store_reals(d_row + C_BAR * p.H + j * L, d_c_bar, width)
         else:
-            gates_grad(gru, padded_line(&r_space[0], at(inputs[OUT_R], saved_line), width), u, h_prev,
+            gates_grad(gru, line_at(in_place, &r_space[0], inputs[OUT_R], saved_line, width), u, h_prev,
                        product + (j - j0) * L, d_h + j * L, d_r_bar)
             store_reals(d_row + R_BAR * p.H + j * L, d_r_bar, width)
 

@@ -34,7 +34,9 @@ from passes.gradients cimport add_line, state_line
 from passes.indices cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
-from product.lines cimport LF, Array, at, inline_void, lanes_of, noinline_void, padded_line, round_to_half, store_reals
+from product.lines cimport (
+    LF, Array, can_stay, inline_void, lanes_of, line_at, noinline_void, round_to_half, store_reals
+)
 from product.real cimport real
 from product.tile cimport LINES
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
@@ -150,6 +152,7 @@ cdef inline void backward_lines(
     cdef const Backward *p = <const Backward *> plan
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
     cdef Py_ssize_t j, line, saved_line, width  # saved_line: where line j begins in a saved output
+    cdef bint in_place
     cdef real[Y_LINES * LF] saved  # for lines of saved outputs that cannot be read where they are
     cdef real[LF] h_prev_space  # for h_prev, where that cannot be
     cdef real[D_LINES * LF] d
@@ -159,13 +162,14 @@ cdef inline void backward_lines(
                                      row)
     for j in range(j0, j1):
         saved_line, width = (t * p.B + row) * p.H + j * L, p.H - j * L
-        add_line(d_h + j * L, product + (j - j0) * L, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L),
-                 width)
-        pre_activation_grads(gru, padded_line(&saved[OUT_R * L], at(inputs[OUT_R], saved_line), width),
-                             padded_line(&saved[OUT_U * L], at(inputs[OUT_U], saved_line), width),
-                             padded_line(&saved[OUT_C * L], at(inputs[OUT_C], saved_line), width),
-                             padded_line(&saved[OUT_HC * L], at(inputs[OUT_HC], saved_line), width),
-                             state_line(&h_prev_space[0], h_prev, j, width), d_h + j * L, d)
+        in_place = can_stay(scratch, width, gru.is_half)
+        add_line(in_place, d_h + j * L, product + (j - j0) * L, inputs[H_GRAD],
+                 offset_of(&p.d_y_layout, t, row) + j * L, width)
+        pre_activation_grads(gru, line_at(in_place, &saved[OUT_R * L], inputs[OUT_R], saved_line, width),
+                             line_at(in_place, &saved[OUT_U * L], inputs[OUT_U], saved_line, width),
+                             line_at(in_place, &saved[OUT_C * L], inputs[OUT_C], saved_line, width),
+                             line_at(in_place, &saved[OUT_HC * L], inputs[OUT_HC], saved_line, width),
+                             state_line(in_place, &h_prev_space[0], h_prev, j, width), d_h + j * L, d)
         for line in range(D_LINES):
             store_reals(d_row + line * p.H + j * L, d + line * L, width)
 

@@ -57,7 +57,7 @@ from passes.steps cimport (
     RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at, store_reset_grad_line
 )
 from product.lines cimport (
-    LF, Array, at, clear, inline_void, lanes_of, load_line, no_array, noinline_void, padded_line, round_to_half,
+    LF, Array, at, can_stay, clear, inline_void, lanes_of, line_at, load_line, no_array, noinline_void, round_to_half,
     store_reals, store_row
 )
 from product.panels cimport unit_lines_in_panel
@@ -297,7 +297,7 @@ cdef inline void load_peepholes(
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
-cdef inline void lstm_grad_line(
+cdef inline noinline_void lstm_grad_line(
     const Backward *p, const Cell *lstm, const Array *inputs, Array cs_prev, const real *peep, Py_ssize_t j,
     Py_ssize_t t, Py_ssize_t row, const real *d_h, real *d_cs, real *d_row
 ) noexcept nogil:
@@ -309,6 +309,7 @@ cdef inline void lstm_grad_line(
     d_row : the row of dicfo
     """
     cdef Py_ssize_t L = lanes_of(d_row), l, gate, width = p.H - j * L
+    cdef bint in_place = can_stay(d_row, width, lstm.is_half)
     cdef Py_ssize_t saved_line = (t * p.B + row) * p.H + j * L  # where line j begins in a saved output
     cdef real[STEP_OUTPUTS * LF] saved  # for lines of saved outputs that cannot be read where they are
     cdef real[LF] cs_grad_space, cs_prev_space  # for cs_grad and cs_prev, where these cannot be
@@ -316,18 +317,18 @@ cdef inline void lstm_grad_line(
     cdef real[LF] h_grad
     cdef const real *cs_grad
     if lstm.P == 0:
-        add_line(&h_grad[0], d_h, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L), width)
+        add_line(in_place, &h_grad[0], d_h, inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L, width)
         d_h = h_grad
     if inputs[CS_GRAD].data is not NULL:
-        cs_grad = padded_line(&cs_grad_space[0], at(inputs[CS_GRAD], saved_line), width)
+        cs_grad = line_at(in_place, &cs_grad_space[0], inputs[CS_GRAD], saved_line, width)
         for l in range(L):
             d_cs[l] = d_cs[l] + cs_grad[l]
-    cell_grad(lstm, padded_line(&saved[OUT_I * L], at(inputs[OUT_I], saved_line), width),
-              padded_line(&saved[OUT_F * L], at(inputs[OUT_F], saved_line), width),
-              padded_line(&saved[OUT_O * L], at(inputs[OUT_O], saved_line), width),
-              padded_line(&saved[OUT_CI * L], at(inputs[OUT_CI], saved_line), width),
-              padded_line(&saved[OUT_CO * L], at(inputs[OUT_CO], saved_line), width),
-              state_line(&cs_prev_space[0], cs_prev, j, width), peep + PEEP_LINES * j * L, d_h, d_cs, dicfo)
+    cell_grad(lstm, line_at(in_place, &saved[OUT_I * L], inputs[OUT_I], saved_line, width),
+              line_at(in_place, &saved[OUT_F * L], inputs[OUT_F], saved_line, width),
+              line_at(in_place, &saved[OUT_O * L], inputs[OUT_O], saved_line, width),
+              line_at(in_place, &saved[OUT_CI * L], inputs[OUT_CI], saved_line, width),
+              line_at(in_place, &saved[OUT_CO * L], inputs[OUT_CO], saved_line, width),
+              state_line(in_place, &cs_prev_space[0], cs_prev, j, width), peep + PEEP_LINES * j * L, d_h, d_cs, dicfo)
     for gate in range(lstm.coupled, GATES):
         store_reals(d_row + lstm.column[gate] * p.H + j * L, dicfo + gate * L, width)
 
@@ -342,13 +343,14 @@ cdef inline void projected_grad_line(
     d_h_row : the row, written
     """
     cdef Py_ssize_t L = lanes_of(d_h_row), l, width = p.P - j * L
+    cdef bint in_place = can_stay(d_h_row, width, lstm.is_half)
     cdef real clip = <real> lstm.proj_clip
     cdef real[LF] h_space  # for a line that cannot be read where it is
     cdef real[LF] total
     cdef const real *h
-    add_line(&total[0], carry, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L), width)
+    add_line(in_place, &total[0], carry, inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L, width)
     if clip > 0:
-        h = padded_line(&h_space[0], at(inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L), width)
+        h = line_at(in_place, &h_space[0], inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L, width)
         for l in range(L):
             total[l] = 0 if h[l] >= clip or h[l] <= -clip else total[l]
     store_reals(d_h_row + j * L, total, width)

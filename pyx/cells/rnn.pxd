@@ -15,7 +15,7 @@ from passes.gradients cimport add_line
 from passes.indices cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, row_of_slot, step_at
-from product.lines cimport LF, Array, at, clear, lanes_of, padded_line, round_to_half, store_reals
+from product.lines cimport LF, Array, can_stay, clear, lanes_of, line_at, round_to_half, store_reals
 from product.panels cimport unit_lines_in_panel
 from product.real cimport real
 from product.tile cimport LINES
@@ -51,14 +51,17 @@ cdef inline void backward_lines(
     """Compute d_h_bar.  The gradient of h that is carried becomes zero, as all of d_h_prev is a product."""
     cdef const Backward *p = <const Backward *> plan
     cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j, l, width
+    cdef bint in_place
     cdef real[LF] h_space  # for a line that cannot be read where it is
     cdef real[LF] d_h
     cdef real[LF] s
     cdef const real *h
     for j in range(j0, j1):
         width = p.H - j * L
-        add_line(&d_h[0], product + (j - j0) * L, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L), width)
-        h = padded_line(&h_space[0], at(inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L), width)
+        in_place = can_stay(scratch, width, rnn.is_half)
+        add_line(in_place, &d_h[0], product + (j - j0) * L, inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L,
+                 width)
+        h = line_at(in_place, &h_space[0], inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L, width)
         slope(&rnn.activation, h, s)
         for l in range(L):
             d_h[l] = d_h[l] * s[l]

@@ -27,8 +27,8 @@ from passes.steps cimport (
     slot_of_row, step_at
 )
 from product.lines cimport (
-    LF, Array, array_of, at, clear, inline_void, lanes_of, lines_in, load_line, load_reals, load_values, noinline_void,
-    padded_line, store_line, store_reals, store_value, value_at
+    LF, Array, array_of, at, clear, inline_void, lanes_of, line_at, lines_in, load_line, load_reals, load_values,
+    noinline_void, store_line, store_reals, store_value, value_at
 )
 from product.real cimport real
 from product.tile cimport (
@@ -53,10 +53,12 @@ cdef inline Py_ssize_t panel_lines(Py_ssize_t lines, Py_ssize_t j) noexcept nogi
     return min(<Py_ssize_t> PANEL_LINES, lines - j * PANEL_LINES)
 
 
-cdef inline const real *state_line(real *space, Array state, Py_ssize_t j, Py_ssize_t n) noexcept nogil:
+cdef inline const real *state_line(
+    bint in_place, real *space, Array state, Py_ssize_t j, Py_ssize_t n
+) noexcept nogil:
     """Return line j of a state, padded with zeros.
 
-    space : [L], for a line that cannot be read where it is
+    in_place, space : as of `line_at`
     state : a row of an array of the caller's, or no array for zeros
     n : values from the line on to the end of the row
     """
@@ -64,16 +66,19 @@ cdef inline const real *state_line(real *space, Array state, Py_ssize_t j, Py_ss
     if state.data is NULL:
         clear(space, L)
         return space
-    return padded_line(space, at(state, j * L), n)
+    return line_at(in_place, space, state, j * L, n)
 
 
 cdef inline void add_line(
-    real *restrict sum, const real *restrict line, Array values, Py_ssize_t n
+    bint in_place, real *restrict sum, const real *restrict line, Array values, Py_ssize_t offset, Py_ssize_t n
 ) noexcept nogil:
-    """Set sum [L] to the sum of `line` [L] and of n values of an array of the caller's."""
+    """Set sum [L] to the sum of `line` [L] and of n values of an array of the caller's, from number `offset` on.
+
+    in_place : as of `line_at`
+    """
     cdef Py_ssize_t l, L = lanes_of(sum)
     cdef real[LF] space
-    cdef const real *addend = padded_line(&space[0], values, n)
+    cdef const real *addend = line_at(in_place, &space[0], values, offset, n)
     for l in range(L):
         sum[l] = line[l] + addend[l]
 
@@ -268,9 +273,10 @@ cdef inline void pack_columns(
 
 
 cdef inline inline_void pack_tiles_of(
-    bint is_half, real *dst, Py_ssize_t tile_stride, const InputRow *rows, Py_ssize_t M, Py_ssize_t count
+    bint is_half, bint has_factors, real *dst, Py_ssize_t tile_stride, const InputRow *rows, Py_ssize_t M,
+    Py_ssize_t count
 ) noexcept nogil:
-    """Pack rows as `pack_tiles`; inlined with `is_half` constant: whether their arrays are float16."""
+    """Pack rows as `pack_tiles`; inlined with constants that say whether arrays are float16, and rows have factors."""
     cdef real[ROWS] values  # loading to the tile at once was slower
     cdef real *to
     cdef Array row, factor
@@ -279,7 +285,7 @@ cdef inline inline_void pack_tiles_of(
         n = min(<Py_ssize_t> ROWS, M - g * ROWS)
         for k in range(count):
             to = dst + g * tile_stride + k * ROWS
-            row, factor = array_of(rows[k].values.data, is_half), array_of(rows[k].factor.data, is_half)
+            row = array_of(rows[k].values.data, is_half)
             if row.data is NULL:
                 clear(to, ROWS)
                 continue
@@ -290,7 +296,8 @@ cdef inline inline_void pack_tiles_of(
                 clear(values, ROWS)
                 for q in range(n):
                     values[q] = value_at(row, g * ROWS + q)
-            if factor.data is not NULL:
+            if has_factors:
+                factor = array_of(rows[k].factor.data, is_half)
                 for q in range(n):
                     values[q] = values[q] * value_at(factor, g * ROWS + q)
             for q in range(ROWS):
@@ -305,10 +312,12 @@ cdef inline noinline_void pack_tiles(
     A tile takes all these rows before the next one, because tiles are pages apart.
 
     dst : the first row's place in the first tile; the next row is ROWS further on, the next tile tile_stride
-    rows : [count], of arrays that are float16 or not
+    rows : [count], of arrays that are float16 or not; all of them have factors, or none
     """
-    if is_half: pack_tiles_of(True, dst, tile_stride, rows, M, count)
-    else: pack_tiles_of(False, dst, tile_stride, rows, M, count)
+    cdef bint has_factors = count > 0 and rows[0].factor.data is not NULL
+    if is_half: pack_tiles_of(True, has_factors, dst, tile_stride, rows, M, count)
+    elif has_factors: pack_tiles_of(False, True, dst, tile_stride, rows, M, count)
+    else: pack_tiles_of(False, False, dst, tile_stride, rows, M, count)
 
 
 cdef inline void pack_row(

@@ -135,14 +135,22 @@ cdef inline void load_line(real *restrict dst, Array src, Py_ssize_t n) noexcept
         load_reals(dst, <const real *> src.data, n)
 
 
-cdef inline const real *padded_line(real *space, Array src, Py_ssize_t n) noexcept nogil:
-    """Return a line of n values: src where it can be read as it is, else its copy in `space`, padded with zeros.
+cdef inline bint can_stay(const real *of_type, Py_ssize_t n, bint is_half) noexcept nogil:
+    """Return whether a line of n values, of float16 or not, can be read where it is: whether it is whole, and reals."""
+    return n >= lanes_of(of_type) and not is_half
 
+
+cdef inline const real *line_at(
+    bint in_place, real *space, Array src, Py_ssize_t offset, Py_ssize_t n
+) noexcept nogil:
+    """Return the line of n values from number `offset` of an array on, or its copy in `space`, padded with zeros.
+
+    in_place : of `can_stay`
     space : [L], the caller's; must live as long as the result
     """
-    if n >= lanes_of(space) and not holds_half(src):
-        return <const real *> src.data
-    load_line(space, src, n)
+    if in_place:
+        return <const real *> src.data + offset
+    load_line(space, at(src, offset), n)
     return space
 
 

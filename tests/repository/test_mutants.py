@@ -378,7 +378,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "product/tile.pxd",
         {"block[((v0 + v) // sub * K": "block[(v0 // sub * K"},
     ),
-    "lines in place past the end of an array": ("product/lines.pxd", {"if n >= lanes_of(space) and": "if n >= 0 and"}),
+    "lines in place past the end of an array": ("product/lines.pxd", {"n >= lanes_of(of_type) and": "n >= 0 and"}),
     "float16: states of an LSTM are not rounded": (
         "cells/lstm.pxd",
         {"            if lstm.is_half:": "            if False:"},
@@ -398,7 +398,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "lines of the first state alone": (
         "passes/gradients.pxd",
-        {"padded_line(space, at(state, j * L), n)": "padded_line(space, state, n)"},
+        {"space, state, j * L, n)": "space, state, 0, n)"},
     ),
     "torch bias sums of the first columns": (
         "passes/gradients.pxd",
