@@ -84,8 +84,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm h_grad and cs_grad": (
         "cells/lstm.pxd",
         {
-            "d_h, at(inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L)": "d_h, at(inputs[CS_GRAD], saved_line)",
-            "space[0], at(inputs[CS_GRAD], saved_line),": "space[0], at(inputs[H_GRAD], saved_line),",
+            "d_h, inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L,": "d_h, inputs[CS_GRAD], saved_line,",
+            "space[0], inputs[CS_GRAD], saved_line,": "space[0], inputs[H_GRAD], saved_line,",
         },
     ),
     "lstm wci and wcf in the gradient": (
@@ -152,8 +152,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "gru r and u in the gradient": (
         "cells/gru.pxd",
         {
-            "at(inputs[OUT_R], saved_line), width)": "at(inputs[OUT_U], saved_line), width)",
-            "at(inputs[OUT_U], saved_line), width)": "at(inputs[OUT_R], saved_line), width)",
+            "inputs[OUT_R], saved_line, width)": "inputs[OUT_U], saved_line, width)",
+            "inputs[OUT_U], saved_line, width)": "inputs[OUT_R], saved_line, width)",
         },
     ),
     "gates that share lines are taken apart wrongly": (
