@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import blockcell
+from blockcell import _cpu
 
 # Sums of each span, where a tile has several spans: about ten keep a CPU busy.  At base one row has fewer.
 LEAST_SUMS = {"base": 4, "v3": 8, "v4": 8, "aarch64": 8}
@@ -132,3 +133,22 @@ def test_loops_of_tile(storage, level):
             # Without AVX a product is written over one of its factors, which has to be copied while it is needed.
             assert len(moves) <= (len(products) // 2 if level == "base" else 0), f"moves: {shown}"
     assert sums == {(rows, rows * length) for (rows, _), spans in read_table(level)[1].items() for length in spans}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86's instructions")
+def test_what_every_cpu_runs_has_no_avx():
+    """Header functions are static: a linker may take no copy of them that another level has compiled."""
+    levels = tuple(f"_{level}." for level in _cpu.LEVELS if level != "base")
+    files = [
+        path
+        for path in sorted(Path(blockcell.__file__).parent.glob("_*.so"))
+        if not any(m in path.name for m in levels)
+    ]
+    names = {path.name.partition(".")[0] for path in files}
+    assert {"_lstm", "_gru", "_args", "_layers"} <= names
+    if OBJDUMP is None:
+        pytest.skip("needs objdump")
+    for path in files:
+        text = subprocess.check_output([OBJDUMP, "-d", "--no-show-raw-insn", path], text=True)
+        if not path.name.startswith("_integer."):  # which has the integer products of all CPUs, and picks one
+            assert not re.search(r"%[yz]mm\d", text), path.name

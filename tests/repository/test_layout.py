@@ -212,6 +212,16 @@ def test_the_engine_names_no_cell(source):
     assert not re.findall(r"lstm|gru|rnn|reset_?after", code, re.IGNORECASE)
 
 
+COMPILED_ONCE = [path for path in sorted(ROOT.glob("pyx/_*.pyx")) if path.stem not in ("_engine", "_for_tests")]
+
+
+@pytest.mark.parametrize("source", COMPILED_ONCE, ids=lambda path: path.name)
+def test_modules_without_a_level_know_no_tile(source):
+    """The tile's sizes differ between CPU levels, so plans are made by the engine, and other modules see its bytes."""
+    code = re.sub(r"#.*", "", re.sub(r'""".*?"""', "", source.read_text(), flags=re.DOTALL))
+    assert not re.findall(r"\b(?:ROWS|LINES|SUB_LINES|LATENCY_ROWS|product\.(?:tile|panels)|schedule\.plan)\b", code)
+
+
 @pytest.mark.parametrize("source", sorted(ROOT.glob("pyx/**/*.p[yx][xd]")), ids=lambda path: path.name)
 def test_kernels_use_no_c_interface_of_numpy(source):
     """Arrays come in through the buffer protocol.  Only what leads to the kernels is built against numpy, for speed: it
