@@ -26,7 +26,7 @@ Their pointers are lines of L numbers, which do not overlap:
     d_r_bar, d_u_bar, d_c_bar  on the stack
 """
 from cells.activations cimport activate_gate, activate_state, are_default, gate_grad, state_slope
-from cells.types cimport Cell, CellTraits
+from cells.types cimport Cell, CellTraits, no_traits
 from passes.gradients cimport add_line, state_line
 from passes.indices cimport D_C_BAR, D_R_BAR_U_BAR, H_GRAD, H_PREV, OUT_C, OUT_H, OUT_R, OUT_U
 from passes.outputs cimport store_h_line, store_saved_line
@@ -252,11 +252,10 @@ cdef inline void store_remaining_grads(
 
 cdef inline CellTraits gru_traits() noexcept nogil:
     """Return the traits of the GRU."""
-    cdef CellTraits traits
+    cdef CellTraits traits = no_traits()
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 2, 2, 1, [2, 1]
-    traits.separate, traits.states, traits.biases, traits.peepholes = 0, 1, 2, 0
-    traits.saved, traits.factor = 3, OUT_R
+    traits.states, traits.biases, traits.saved, traits.factor = 1, 2, 3, OUT_R
     traits.forward_time, traits.backward_time = 20, 45
     traits.forward_cells, traits.backward_lines = [gates_cells, candidate_cells], backward_lines
-    traits.load_weights, traits.store_remaining_grads = NULL, store_remaining_grads
+    traits.store_remaining_grads = store_remaining_grads
     return traits

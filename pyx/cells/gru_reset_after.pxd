@@ -29,7 +29,7 @@ lines of L numbers, which do not overlap:
 A step has one product, so n of `backward_lines` (types.pxd) is always 0.
 """
 from cells.activations cimport activate_gate, activate_state, are_default, gate_grad, state_slope
-from cells.types cimport Cell, CellTraits
+from cells.types cimport Cell, CellTraits, no_traits
 from passes.gradients cimport add_line, state_line
 from passes.indices cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
 from passes.outputs cimport store_output_line
@@ -176,11 +176,9 @@ cdef inline void backward_lines(
 
 cdef inline CellTraits gru_reset_after_traits() noexcept nogil:
     """Return the traits of the GRU that resets after the product."""
-    cdef CellTraits traits
+    cdef CellTraits traits = no_traits()
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 2, 2, [2, 1]
-    traits.separate, traits.states, traits.biases, traits.peepholes = 1, 1, 3, 0
-    traits.saved, traits.factor = 4, 0
+    traits.separate, traits.states, traits.biases, traits.saved = 1, 1, 3, 4
     traits.forward_time, traits.backward_time = 20, 45
     traits.forward_cells, traits.backward_lines = [forward_cells, NULL], backward_lines
-    traits.load_weights, traits.store_remaining_grads = NULL, NULL
     return traits

@@ -46,7 +46,7 @@ are lines of L numbers, which do not overlap:
     dicfo               a line for the gradient of each pre-activation, one behind the other, on the stack
 """
 from cells.activations cimport activate_gate, activate_state, are_default, gate_grad, state_slope
-from cells.types cimport Cell, CellTraits
+from cells.types cimport Cell, CellTraits, no_traits
 from passes.gradients cimport add_line, compute_peephole_grad, state_line
 from passes.indices cimport (
     CS_GRAD, CS_PREV, CS_PREV_GRAD, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, STEP_OUTPUTS, WCF,
@@ -422,11 +422,10 @@ cdef inline void store_remaining_grads(
 
 cdef inline CellTraits lstm_traits() noexcept nogil:
     """Return the traits of the LSTM."""
-    cdef CellTraits traits
+    cdef CellTraits traits = no_traits()
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [GATES, 0]
-    traits.separate, traits.states, traits.biases, traits.peepholes = 0, 2, 1, PEEP_LINES
-    traits.saved, traits.factor = 6, OUT_CO
+    traits.states, traits.biases, traits.peepholes, traits.saved, traits.factor = 2, 1, PEEP_LINES, 6, OUT_CO
     traits.forward_time, traits.backward_time = 30, 50
     traits.forward_cells, traits.backward_lines = [lstm_cells, projected_cells], backward_lines
-    traits.load_weights, traits.store_remaining_grads = load_peepholes, store_remaining_grads
+    traits.load_peepholes, traits.store_remaining_grads = load_peepholes, store_remaining_grads
     return traits

@@ -10,7 +10,7 @@ has its rows for x above those for h:
 product, so n of `backward_lines` (types.pxd) is always 0.
 """
 from cells.activations cimport activate, slope
-from cells.types cimport Cell, CellTraits
+from cells.types cimport Cell, CellTraits, no_traits
 from passes.gradients cimport add_line
 from passes.indices cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h_line
@@ -71,11 +71,9 @@ cdef inline void backward_lines(
 
 cdef inline CellTraits rnn_traits() noexcept nogil:
     """Return the traits of the plain RNN."""
-    cdef CellTraits traits
+    cdef CellTraits traits = no_traits()
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [1, 0]
-    traits.separate, traits.states, traits.biases, traits.peepholes = 0, 1, 1, 0
-    traits.saved, traits.factor = 0, 0
+    traits.states, traits.biases = 1, 1
     traits.forward_time, traits.backward_time = 9, 20
     traits.forward_cells, traits.backward_lines = [forward_cells, NULL], backward_lines
-    traits.load_weights, traits.store_remaining_grads = NULL, NULL
     return traits

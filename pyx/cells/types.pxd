@@ -11,20 +11,20 @@ Their arguments:
 
     plan      a Forward or a Backward (plan.pxd): sizes, strides, the steps, and where everything is in scratch memory
     c         the cell
-    n         0, or 1 if a step has a second product
+    n         the product of the step, 0 or 1; backward, 1 is the second matrix, whose product follows that of n = 0
     inputs    the caller's arrays by the indices of indices.pxd
     outputs   the caller's arrays by these indices; the rows (t, row) of y and of saved values are written here, and no
               pass reads them back
-    z         the product: for each panel, z_panel reals apart, and for each slot from b0 on LINES lines, of which the
-              panel uses some; read only
+    z         the product: for each panel, z_panel reals apart, and for each slot from b0 on LINES lines, of which line
+              u * gates + gate has a gate of line u of the panel's units (panels.pxd); read only
     rows      the scratch memory of the thread's group: the states of all slots are read, and written for step k + 1
     product   the lines j0 to j1 of the product; n = 0: of the gradient of h that the steps after this one give;
               read only, and outside `scratch`
-    scratch   the workspace of the call: the function reads and writes the lines j0 to j1 of d, d_h and d_cs alone
+    scratch   the workspace of the call: the function writes the lines j0 to j1 of d, d_h and d_cs alone
 
-Two more are called once in a pass, or NULL: `load_weights` loads line j of weights that no product has (peepholes) to
-`lines` in scratch memory, and `store_remaining_grads` stores one part of the gradients that only this cell has, once
-all of d is computed.
+Two more may be NULL.  `load_peepholes` loads line j of the peepholes, weights that no product has, to `lines` in
+scratch memory; a cell with peepholes has one line of units in a panel.  `store_remaining_grads` stores one part of the
+gradients that only this cell has, once all of d is computed.
 
 A line is 64 bytes of neighbouring units, L numbers.  j is a panel or, where a panel has one line of units, a line; l is
 a lane of a line, t a step, row a batch row, b its slot.
@@ -59,7 +59,7 @@ ctypedef void (*BackwardLines)(
     const void *plan, const Cell *c, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil
-ctypedef void (*LoadWeights)(
+ctypedef void (*LoadPeepholes)(
     const Cell *c, real *lines, const Array *inputs, Py_ssize_t H, Py_ssize_t j
 ) noexcept nogil
 ctypedef void (*StoreGrads)(
@@ -68,7 +68,7 @@ ctypedef void (*StoreGrads)(
 ) noexcept nogil
 
 
-cdef struct CellTraits:  # what all cells of a kind have.  A projected LSTM has one product and one matrix more
+cdef struct CellTraits:  # what all cells of a kind have; a projected LSTM has one product and one matrix more
     int products  # of a step that read x; each needs the results of the one before
     int matrices  # of weights, each with rows for x and rows for the state
     int state_matrices  # by which a step's d is multiplied for the gradient of the state before it
@@ -82,7 +82,7 @@ cdef struct CellTraits:  # what all cells of a kind have.  A projected LSTM has 
     int factor  # the saved output that is a factor of the second product's input: r of h_prev * r, co of o * co
     ForwardCells[PRODUCTS] forward_cells  # of each product of a step
     BackwardLines backward_lines
-    LoadWeights load_weights
+    LoadPeepholes load_peepholes
     StoreGrads store_remaining_grads
 
 
@@ -101,6 +101,13 @@ cdef struct Cell:  # the options of an op or a layer, and below what `use_traits
     double proj_clip
     const CellTraits *traits
     Py_ssize_t[MATRICES] gates  # of each matrix of weights
+
+
+cdef inline CellTraits no_traits() noexcept nogil:
+    """Return traits that are all 0 or NULL."""
+    cdef CellTraits traits
+    memset(&traits, 0, sizeof(CellTraits))
+    return traits
 
 
 cdef inline Activation without_parameters(int number) noexcept nogil:

@@ -95,7 +95,7 @@ cdef inline void load_gradients(
             load_last_state_grad(p, scratch + p.start[D_CS], p.Hs, inputs[CS_LAST_GRAD], p.H, b)
     if c.peephole:
         for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts)):
-            c.traits.load_weights(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
+            c.traits.load_peepholes(c, scratch + p.start[PEEPHOLES], inputs, p.H, j)
 
 
 cdef inline void pack_weight_panel(

@@ -130,7 +130,7 @@ cdef inline void pack_weights(
             pack_panels(w, panels, &inputs[W + n], j0, j1)
         if c.peephole and n == 0:
             for j in range(j0, j1):
-                c.traits.load_weights(c, <real *> p.peep, inputs, p.H, j)
+                c.traits.load_peepholes(c, <real *> p.peep, inputs, p.H, j)
 
 
 # -------------------------------------------------------------------------------------------------------------- a chunk

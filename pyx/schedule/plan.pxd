@@ -210,9 +210,9 @@ cdef inline Grid choose_backward_grid(
 cdef enum:  # the regions of the forward pass's workspace.  The rows of each group begin a `gap` behind those before.
     WEIGHTS  # packed panels, and behind them the peepholes of each line; empty if the layer has packed them
     H_EVEN, H_ODD  # h [B, P]: step k reads that of k % 2 and writes the other; with two products there is one
-    CS  # [B, H]; of the LSTM
+    CS  # [B, H]; of a cell with two states
     M  # o * co [B, H]; of a projected LSTM
-    HR, U  # h_prev * r and u [B, H]; of the GRU
+    HR, U  # h_prev * r and u [B, H]; of a cell with two products, where a step writes h over h_prev
     X_CHUNK  # x of a chunk of steps [chunk * B, I]
     CODES  # quantized rows of h and of h_prev * r, a copy for each member of a group [members * B, P]
     M_CODES  # quantized rows of m, a copy for each member of a group [members * B, H]
