@@ -89,12 +89,19 @@ cdef inline void load_reals(real *restrict dst, const real *restrict src, Py_ssi
         dst[l] = 0
 
 
-cdef inline noinline_void load_halves(real *restrict dst, const half *restrict src, Py_ssize_t n) noexcept nogil:
+cdef inline void load_halves(real *restrict dst, const half *restrict src, Py_ssize_t n) noexcept nogil:
     """Convert n numbers of float16 to a line, padded with zeros."""
-    cdef Py_ssize_t l
     if n >= LF and HAS_LINE_CONVERSIONS:
         line_to_float(<float *> dst, src)
-        return
+    else:
+        load_halves_one_by_one(dst, src, n)
+
+
+cdef inline noinline_void load_halves_one_by_one(
+    real *restrict dst, const half *restrict src, Py_ssize_t n
+) noexcept nogil:
+    """Convert n numbers of float16 to a line without instructions for whole lines.  This is not inlined: it is long."""
+    cdef Py_ssize_t l
     if n >= LF:
         for l in range(LF):
             dst[l] = <real> half_to_float(src[l])
@@ -116,18 +123,25 @@ cdef inline void store_reals(real *restrict dst, const real *restrict src, Py_ss
         dst[l] = src[l]
 
 
-cdef inline noinline_void store_halves(half *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
+cdef inline void store_halves(half *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """Round the first n lanes of a line to float16."""
-    cdef Py_ssize_t l
     if n >= LF and HAS_LINE_CONVERSIONS:
         line_to_half(dst, <const float *> src)
-        return
+    else:
+        store_halves_one_by_one(dst, src, n)
+
+
+cdef inline noinline_void store_halves_one_by_one(
+    half *restrict dst, const real *restrict src, Py_ssize_t n
+) noexcept nogil:
+    """Round the first n lanes of a line without instructions for whole lines.  This is not inlined: it is long."""
+    cdef Py_ssize_t l
     for l in range(min(n, <Py_ssize_t> LF)):
         dst[l] = float_to_half(<float> src[l])
 
 
 # ---------------------------------------------------------------------------------------- lines, rows and single values
-cdef inline void load_line(real *restrict dst, Array src, Py_ssize_t n) noexcept nogil:
+cdef inline inline_void load_line(real *restrict dst, Array src, Py_ssize_t n) noexcept nogil:
     """Load n values of an array as a line, padded with zeros; no value after them is read."""
     if holds_half(src):
         load_halves(dst, <const half *> src.data, n)
