@@ -251,6 +251,7 @@ class BuildExt(build_ext):
                     build_dir="build/cython",
                     compiler_directives=DIRECTIVES,
                     shared_utility_qualified_name=SHARED,
+                    force=True,  # else a C file that was copied, and so is newer than its source, would stay
                 )
                 for stem, files in sources.items()
                 if stem not in unchanged

@@ -164,6 +164,8 @@ def test_what_has_not_changed_is_not_translated_again(setup, monkeypatch, tmp_pa
     assert is_translated("first = 1", now)
     assert not is_translated("first = 1", now + 1000)
     assert is_translated("second = 1", now + 1000) and "second" in c_file.read_text()
+    assert is_translated("third = 1", now - 1000) and "third" in c_file.read_text()  # the C file is a copy, and newer
+    assert is_translated("second = 1", now + 1000)
     monkeypatch.setattr(setup.numpy, "__version__", "3.0.0")
     assert is_translated("second = 1", now + 1000)
     c_file.unlink()
