@@ -45,7 +45,7 @@ HAS_LEVELS = sysconfig.get_platform() == "linux-x86_64"
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-g0"]
 NO_CALLS = ["-fno-tree-loop-distribute-patterns"]  # gcc: no memset or memcpy for a line or two
 # gcc for x86: no `rep stos` or `rep movs` for a struct. They start slowly, and a call of an op clears a memoryview for
-# each array: that took 0.2 of the 3 us of a small call.
+# each array.
 NO_REP = [f"-m{function}-strategy=vector_loop:1024:noalign,libcall:-1:noalign" for function in ("memset", "memcpy")]
 MAC = sys.platform == "darwin"
 BREW = os.environ.get("HOMEBREW_PREFIX", "/opt/homebrew")  # Apple's clang comes without OpenMP, Homebrew has a library

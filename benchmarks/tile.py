@@ -24,6 +24,7 @@ from turns import print_heads, print_row, seconds
 
 import blockcell
 from blockcell import _integer
+from blockcell.optable import REALS
 from blockcell.quantization import KERNEL_FORMATS
 
 LEVELS = {"base": ("sse2", "c"), "v3": ("avx2",), "v4": ("avx512_vnni", "avx2")}  # and their integer products
@@ -48,8 +49,7 @@ def measure_rate(call: Callable[[int], None], operations: float) -> float:
 def measure_rates(level: str, product: str, rows: list[int], reduce: int, lines: int) -> list[float]:
     """Return GF/s of the tile with each number of rows, over `reduce` values of k; of columns 64, at most TILE_ROWS."""
     dtype = "float64" if product == "float64" else "float32"
-    real = "double" if dtype == "float64" else "float"
-    module = importlib.import_module(f"blockcell._for_tests_{real}_{level}")
+    module = importlib.import_module(f"blockcell._for_tests_{REALS[np.dtype(dtype)]}_{level}")
     lanes = 64 // np.dtype(dtype).itemsize
     own_rates = []
     for m in rows:

@@ -19,7 +19,7 @@ import numpy as np
 from . import _cpu, _gru, _gru_reset_after, _integer, _lstm, _rnn, _threads
 from ._version import __version__
 from .installing import not_built
-from .optable import DTYPES, REALS, STORAGE
+from .optable import REALS, STORAGE
 
 ENGINE = "_engine"
 """The module of a CPU level, compiled for each of REALS: ``_engine_float_v3``, for example."""
@@ -82,7 +82,7 @@ def _built_levels() -> tuple[str, ...]:
 
 
 def _is_built(level: str) -> bool:
-    return all(importlib.util.find_spec(f"blockcell.{_module_name(name, level)}") for name in REALS)
+    return all(importlib.util.find_spec(f"blockcell.{_module_name(name, level)}") for name in REALS.values())
 
 
 def _pick_level(requested_level: str | None) -> str:
@@ -128,11 +128,13 @@ def load(level: str) -> tuple[Kernels, Requirements, Layers]:
     layers : dict of str to callable
         For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
     """
-    engines = [_engine(name, level) for name in REALS]
-    planners = [partial(engine.plan_layer, dtype == np.float16) for engine, dtype in zip(engines, DTYPES, strict=True)]
+    engines = [_engine(name, level) for name in REALS.values()]
+    are_half = [dtype == np.float16 for dtype in REALS]
+    planners = [partial(engine.plan_layer, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
+    dense_planners = [partial(engine.plan_dense, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
     kernels: Kernels = {}
     requirements: Requirements = {}
-    layers: Layers = {"dense": partial(_plan_dense, engines)}
+    layers: Layers = {"dense": partial(_plan_dense, dense_planners)}
     for module in CELLS:
         for name, task in module.REQUIREMENTS.items():
             functions = [getattr(module, name)[storage] for storage in STORAGE.values()]
@@ -165,12 +167,11 @@ def _requirements(engines: list[Any], kind: int, task: str, *numbers: int) -> An
 
 
 def _plan_dense(
-    engines: list[Any], task: str, sizes: tuple[int, ...], threads: int, number: int, format: int, transposed: bool,
+    planners: list[Any], task: str, sizes: tuple[int, ...], threads: int, number: int, format: int, transposed: bool,
     options: tuple[int],
 ) -> Any:  # fmt: skip
     """Plan a kernel of a `Dense`, whose weights are never `transposed`; its option is the activation."""
-    is_half = DTYPES[number] == np.float16
-    return engines[number].plan_dense(is_half, options[0], task, sizes, threads, format)
+    return planners[number](options[0], task, sizes, threads, format)
 
 
 def _cpu_name() -> str:

@@ -30,7 +30,7 @@ STORAGE: dict[np.dtype[Any], str] = {
 }
 """The dtypes of every op, and the names of their numbers in C: ``number`` in ``pyx/product/real.pxd``."""
 DTYPES = tuple(STORAGE)
-REALS = tuple("double" if dtype == np.float64 else "float" for dtype in DTYPES)
+REALS = {dtype: "double" if dtype == np.float64 else "float" for dtype in DTYPES}
 """The types in which kernels compute these dtypes: ``real`` in ``pyx/product/real.pxd``."""
 SCHEMES: dict[str, np.dtype[Any]] = {"float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 """How the matrices of a float32 layer can be quantized, and the dtype of the codes: ``blockcell.quantization``."""

@@ -71,6 +71,12 @@ def requirements(int kind, task, tuple sizes, int threads):
     return requirements_of(&back.workspace, back.L, &back.grid)
 
 
+cdef inline void set_call_arrays(const OpCall *call, Array *inputs, Array *outputs) noexcept nogil:
+    """Set the arrays of a call of an op."""
+    set_arrays(inputs, call.inputs, INPUTS, call.cell.is_half)
+    set_arrays(outputs, <const void *const *> call.outputs, OUTPUTS, call.cell.is_half)
+
+
 cdef long long run_forward(const OpCall *call, void *scratch, int ready) noexcept nogil:
     """Run the forward pass of an op."""
     cdef Cell c = call.cell
@@ -82,8 +88,7 @@ cdef long long run_forward(const OpCall *call, void *scratch, int ready) noexcep
                         grid_of(call.threads // call.members, call.members))
     scratch = align_to_line(scratch)
     use_panels(&p, scratch)
-    set_arrays(inputs, call.inputs, INPUTS, c.is_half)
-    set_arrays(outputs, <const void *const *> call.outputs, OUTPUTS, c.is_half)
+    set_call_arrays(call, inputs, outputs)
     return forward.run_forward(&p, &c, inputs, outputs, scratch, ready)
 
 
@@ -96,8 +101,7 @@ cdef long long run_backward(const OpCall *call, void *scratch, int ready) noexce
     use_traits(&c, &traits[c.kind])
     p = plan_backward_on(&c, call.T, call.B, call.I, call.H, sizeof(real), call.with_weight_grads,
                          grid_of(call.threads // call.members, call.members))
-    set_arrays(inputs, call.inputs, INPUTS, c.is_half)
-    set_arrays(outputs, <const void *const *> call.outputs, OUTPUTS, c.is_half)
+    set_call_arrays(call, inputs, outputs)
     return backward.run_backward(&p, &c, inputs, outputs, align_to_line(scratch), ready)
 
 
@@ -106,8 +110,7 @@ cdef long long run_cell_grad(const OpCall *call, void *scratch, int ready) noexc
     cdef Backward p = cell_grad.plan_dicfo(call.B, call.H, call.threads)
     cdef Array[INPUTS] inputs
     cdef Array[OUTPUTS] outputs
-    set_arrays(inputs, call.inputs, INPUTS, call.cell.is_half)
-    set_arrays(outputs, <const void *const *> call.outputs, OUTPUTS, call.cell.is_half)
+    set_call_arrays(call, inputs, outputs)
     return cell_grad.run_dicfo(&p, &call.cell, inputs, outputs, <real *> align_to_line(scratch), ready)
 
 

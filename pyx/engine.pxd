@@ -1,7 +1,7 @@
 """What the kernels of a CPU level offer to the modules that are compiled once: `Engine`, a table of functions.
 
-There is one for each type of arrays (`_engine.pyx`), and Python passes it on as a capsule.  Only it knows the sizes of
-tiles, lines and panels, so plans are made there: the modules of the ops see bytes and addresses.
+There is one for each type in which kernels compute (`_engine.pyx`), and Python passes it on as a capsule.  Only it knows
+the sizes of tiles, lines and panels, so plans are made there: the modules of the ops see bytes and addresses.
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.string cimport memset

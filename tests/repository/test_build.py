@@ -58,7 +58,7 @@ def test_levels_that_are_built(setup, monkeypatch, wanted, levels):
 
 def test_every_list_of_levels_and_types_has_all(setup):
     assert tuple(setup.LEVELS) == _cpu.LEVELS
-    assert set(setup.TYPES) == set(REALS)
+    assert set(setup.TYPES) == {*REALS.values()}
     pages = "docs/settings.md", "docs/platforms.md", "docs/engine.md"
     for path in ("tools/packages.py", "benchmarks/ceiling.py", *pages):
         words = set(re.findall(r"\w+", (ROOT / path).read_text()))
@@ -95,7 +95,7 @@ def test_unknown_levels_are_refused(setup, monkeypatch):
 def test_gcc_adds_no_barrier_to_the_loops_of_kernels(level):
     """It would if team.h did not define Cython's `lastprivate` away; a loop without team.h has such a barrier."""
     pytest.importorskip(f"blockcell._for_tests_float_{level}", reason="only built in a checkout")
-    stems = [f"{kernels}_{real}" for kernels in ("_engine", "_for_tests") for real in sorted(set(REALS))]
+    stems = [f"{kernels}_{real}" for kernels in ("_engine", "_for_tests") for real in sorted({*REALS.values()})]
     files = {stem: importlib.util.find_spec(f"blockcell.{stem}_{level}").origin for stem in stems}
     modules = {stem: Path(file).read_bytes() for stem, file in files.items()}
     assert all(b"GOMP_parallel" in module for module in modules.values())

@@ -63,6 +63,7 @@ def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> CellD
 def _attributes(op: Op, node: Node) -> dict[str, Any]:
     """Return the attributes of a node, with the defaults of those that TensorFlow leaves out."""
     node_attributes = node.attrs
+    # BlockLSTMV2 has no attribute forget_bias: its kernel gets 0.0.
     attributes: dict[str, Any] = {name: value for name, value in op.constants if isinstance(value, float)}
     for attribute in op.attributes:
         value = node_attributes.get(attribute.name, attribute.default)
