@@ -1,6 +1,6 @@
 """What the kernels of a CPU level offer to the modules that are compiled once: `Engine`, a table of functions.
 
-There is one for each type in which kernels compute (`_engine.pyx`), and Python passes it on as a capsule.  Only it knows
+There is one for each type in which kernels compute (`_engine.pyx`), and Python passes it on as a capsule.  Only it has
 the sizes of tiles, lines and panels, so plans are made there: the modules of the ops see bytes and addresses.
 """
 from cpython.pycapsule cimport PyCapsule_GetPointer
