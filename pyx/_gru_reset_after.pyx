@@ -8,7 +8,7 @@ rows.  The kernel returns the nanoseconds that having several threads cost.  The
 `scratch` overlap no other array.
 """
 from cells.types cimport GRU_RESET_AFTER, Cell, activation_of, cell_of
-from engine cimport OpCall, bytes_of, call_of, engine_of, run
+from engine cimport OpCall, bytes_of, engine_of, init_call, run
 from passes.indices cimport (
     BIAS_C, BIAS_C_GRAD, BIAS_HC, BIAS_HC_GRAD, BIAS_RU, BIAS_RU_GRAD, H_GRAD, H_PREV, H_PREV_GRAD, OUT_C, OUT_H,
     OUT_HC, OUT_R, OUT_U, W_C, W_C_GRAD, W_RU, W_RU_GRAD, X, X_GRAD
@@ -29,10 +29,11 @@ def block_gru_reset_after(
     number[:, ::1] c, number[:, ::1] hc, number[:, ::1] h, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max,
     int threads, int members, int ready
 ):
-    cdef Cell cell = cell_of(GRU_RESET_AFTER, number is half)
-    cdef OpCall call = call_of(&cell, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    cdef OpCall call
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
+    init_call(&call, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    call.cell = cell_of(GRU_RESET_AFTER, number is half)
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[BIAS_RU], inputs[BIAS_C], inputs[BIAS_HC] = &b_ru[0], &b_c[0], &b_hc[0]
     outputs[OUT_R], outputs[OUT_U], outputs[OUT_C] = &r[0, 0], &u[0, 0], &c[0, 0]
@@ -48,10 +49,11 @@ def block_gru_reset_after_grad(
     number[::1] b_hc_grad, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, int threads, int members,
     int ready
 ):
-    cdef Cell cell = cell_of(GRU_RESET_AFTER, number is half)
-    cdef OpCall call = call_of(&cell, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    cdef OpCall call
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
+    init_call(&call, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    call.cell = cell_of(GRU_RESET_AFTER, number is half)
     inputs[X], inputs[H_PREV], inputs[W_RU], inputs[W_C] = &x[0, 0], &h_prev[0, 0], &w_ru[0, 0], &w_c[0, 0]
     inputs[OUT_R], inputs[OUT_U], inputs[OUT_C] = &r[0, 0], &u[0, 0], &c[0, 0]
     inputs[OUT_HC], inputs[OUT_H] = &hc[0, 0], &h[0, 0]

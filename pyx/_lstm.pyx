@@ -8,7 +8,7 @@ rows.  The kernel returns the nanoseconds that having several threads cost.  The
 `scratch` overlap no other array.
 """
 from cells.types cimport LSTM, Cell, activation_of, cell_of
-from engine cimport OpCall, bytes_of, call_of, engine_of, run
+from engine cimport OpCall, bytes_of, engine_of, init_call, run
 from passes.indices cimport (
     BIAS, BIAS_GRAD, CS_GRAD, CS_PREV, CS_PREV_GRAD, DICFO, H_GRAD, H_PREV, H_PREV_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F,
     OUT_H, OUT_I, OUT_O, W, WCF, WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD, W_GRAD, X, X_GRAD
@@ -39,10 +39,11 @@ def block_lstm(
     unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, double forget_bias, double cell_clip, bint use_peephole,
     bint ifco, int threads, int members, int ready
 ):
-    cdef Cell c = lstm_of(number is half, forget_bias, cell_clip, use_peephole, ifco)
-    cdef OpCall call = call_of(&c, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    cdef OpCall call
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
+    init_call(&call, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    call.cell = lstm_of(number is half, forget_bias, cell_clip, use_peephole, ifco)
     inputs[X], inputs[CS_PREV], inputs[H_PREV] = &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0]
     inputs[W], inputs[WCI], inputs[WCF], inputs[WCO], inputs[BIAS] = &w[0, 0], &wci[0], &wcf[0], &wco[0], &b[0]
     outputs[OUT_I], outputs[OUT_CS], outputs[OUT_F] = &i[0, 0], &cs[0, 0], &f[0, 0]
@@ -61,10 +62,11 @@ def block_lstm_grad(
     number[::1] wci_grad, number[::1] wcf_grad, number[::1] wco_grad, number[::1] b_grad, unsigned char[::1] scratch,
     engine, Py_ssize_t seq_len_max, bint use_peephole, bint ifco, int threads, int members, int ready
 ):
-    cdef Cell c = lstm_of(number is half, 0, 0, use_peephole, ifco)
-    cdef OpCall call = call_of(&c, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    cdef OpCall call
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
+    init_call(&call, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    call.cell = lstm_of(number is half, 0, 0, use_peephole, ifco)
     inputs[X], inputs[CS_PREV], inputs[H_PREV], inputs[W] = &x[0, 0], &cs_prev[0, 0], &h_prev[0, 0], &w[0, 0]
     inputs[WCI], inputs[WCF], inputs[WCO] = &wci[0], &wcf[0], &wco[0]
     inputs[OUT_I], inputs[OUT_CS], inputs[OUT_F], inputs[OUT_O] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
@@ -86,10 +88,11 @@ def lstm_cell_grad(
     number[:, ::1] cs_prev_grad, number[:, ::1] dicfo, number[::1] wci_grad, number[::1] wcf_grad, number[::1] wco_grad,
     unsigned char[::1] scratch, engine, bint use_peephole, int threads, int members, int ready
 ):
-    cdef Cell c = lstm_of(number is half, 0, 0, use_peephole, False)
-    cdef OpCall call = call_of(&c, 1, i.shape[0], 0, i.shape[1], threads, members)
+    cdef OpCall call
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
+    init_call(&call, 1, i.shape[0], 0, i.shape[1], threads, members)
+    call.cell = lstm_of(number is half, 0, 0, use_peephole, False)
     inputs[CS_PREV], inputs[WCI], inputs[WCF], inputs[WCO] = &cs_prev[0, 0], &wci[0], &wcf[0], &wco[0]
     inputs[OUT_I], inputs[OUT_CS], inputs[OUT_F], inputs[OUT_O] = &i[0, 0], &cs[0, 0], &f[0, 0], &o[0, 0]
     inputs[OUT_CI], inputs[OUT_CO] = &ci[0, 0], &co[0, 0]

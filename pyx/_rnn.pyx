@@ -8,7 +8,7 @@ rows.  The kernel returns the nanoseconds that having several threads cost.  The
 `scratch` overlap no other array.
 """
 from cells.types cimport RNN, Cell, activation_of, cell_of
-from engine cimport OpCall, bytes_of, call_of, engine_of, run
+from engine cimport OpCall, bytes_of, engine_of, init_call, run
 from passes.indices cimport BIAS, BIAS_GRAD, H_GRAD, H_PREV, H_PREV_GRAD, OUT_H, W, W_GRAD, X, X_GRAD
 from product.half cimport half
 from product.real cimport number
@@ -31,10 +31,11 @@ def block_rnn(
     const number[:, ::1] x, const number[:, ::1] h_prev, const number[:, ::1] w, const number[::1] b, number[:, ::1] h,
     unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, activation, int threads, int members, int ready
 ):
-    cdef Cell c = rnn_of(number is half, activation)
-    cdef OpCall call = call_of(&c, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    cdef OpCall call
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
+    init_call(&call, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    call.cell = rnn_of(number is half, activation)
     inputs[X], inputs[H_PREV], inputs[W], inputs[BIAS] = &x[0, 0], &h_prev[0, 0], &w[0, 0], &b[0]
     outputs[OUT_H] = &h[0, 0]
     return run(engine_of(engine).forward, &call, scratch, ready)
@@ -46,10 +47,11 @@ def block_rnn_grad(
     number[::1] b_grad, unsigned char[::1] scratch, engine, Py_ssize_t seq_len_max, activation, int threads,
     int members, int ready
 ):
-    cdef Cell c = rnn_of(number is half, activation)
-    cdef OpCall call = call_of(&c, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    cdef OpCall call
     cdef const void **inputs = call.inputs
     cdef void **outputs = call.outputs
+    init_call(&call, seq_len_max, h_prev.shape[0], x.shape[1], h_prev.shape[1], threads, members)
+    call.cell = rnn_of(number is half, activation)
     inputs[X], inputs[H_PREV], inputs[W], inputs[OUT_H] = &x[0, 0], &h_prev[0, 0], &w[0, 0], &h[0, 0]
     inputs[H_GRAD] = &h_grad[0, 0]
     outputs[X_GRAD], outputs[H_PREV_GRAD] = &x_grad[0, 0], &h_prev_grad[0, 0]

@@ -31,15 +31,13 @@ cdef inline const Engine *engine_of(engine) except NULL:
     return <const Engine *> PyCapsule_GetPointer(engine, "blockcell.engine")
 
 
-cdef inline OpCall call_of(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads, int members
+cdef inline void init_call(
+    OpCall *call, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads, int members
 ) noexcept:
-    """Return a call without arrays."""
-    cdef OpCall call
-    memset(&call, 0, sizeof(OpCall))
-    call.cell, call.T, call.B, call.I, call.H, call.threads, call.members = c[0], T, B, I, H, threads, members
+    """Initialise a call, without a cell and arrays."""
+    memset(call, 0, sizeof(OpCall))
+    call.T, call.B, call.I, call.H, call.threads, call.members = T, B, I, H, threads, members
     call.with_weight_grads = True
-    return call
 
 
 cdef inline long long run(OpPass run_pass, const OpCall *call, unsigned char[::1] scratch, int ready) except? -1:
