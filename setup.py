@@ -41,12 +41,14 @@ CROSS = "_PYTHON_HOST_PLATFORM" in os.environ  # by which CPython, too, knows th
 HAS_LEVELS = sysconfig.get_platform() == "linux-x86_64"
 
 # Traps and errno keep compilers from vectorising; results do not depend on them. -ffast-math would change results.
-# Another limit on how many loops gcc peels made no difference.
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-g0"]
 NO_CALLS = ["-fno-tree-loop-distribute-patterns"]  # gcc: no memset or memcpy for a line or two
 # gcc for x86: no `rep stos` or `rep movs` for a struct. They start slowly, and a call of an op clears a memoryview for
 # each array.
 NO_REP = [f"-m{function}-strategy=vector_loop:1024:noalign,libcall:-1:noalign" for function in ("memset", "memcpy")]
+# gcc, where vectors have masks: a loop over a line, 16 floats, becomes vectors before it is unrolled, and a part of a
+# line is loaded at once.
+VECTORS_FIRST = ["--param=max-completely-peel-times=15"]
 MAC = sys.platform == "darwin"
 BREW = os.environ.get("HOMEBREW_PREFIX", "/opt/homebrew")  # Apple's clang comes without OpenMP, Homebrew has a library
 MAC_OPENMP = ["-Xpreprocessor", "-fopenmp", f"-I{BREW}/opt/libomp/include"], [f"-L{BREW}/opt/libomp/lib", "-lomp"]
@@ -189,6 +191,7 @@ class BuildExt(build_ext):
         if not self.failure(PROBE, NO_CALLS, []):
             compile_flags = NO_CALLS + compile_flags
         no_rep = [] if self.failure(PROBE, NO_REP, []) else NO_REP
+        vectors_first = [] if self.failure(PROBE, ["-Werror", *VECTORS_FIRST], []) else VECTORS_FIRST  # clang warns
         self.extensions = self.chosen_extensions()
         c_files = self.translated({extension.stem: extension.sources for extension in self.extensions})
         # The longest first, so that no core waits for the last one.
@@ -199,6 +202,8 @@ class BuildExt(build_ext):
             extension.depends.append(command.as_posix())
             extension.sources = [named(extension, c_files[extension.stem])]
             level_flags = LEVELS[extension.level] if HAS_LEVELS else []
+            if extension.level != "base":
+                level_flags = vectors_first + level_flags
             extension.extra_compile_args = FLAGS + compile_flags + level_flags
             extension.include_dirs = ["pyx"]
             # The OpenMP runtime is loaded with the kernels and not before: blockcell/_kernels.py.

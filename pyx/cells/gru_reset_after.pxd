@@ -144,7 +144,7 @@ cdef inline void forward_cells(
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
-cdef inline void backward_lines(
+cdef inline noinline_void backward_lines(
     const void *plan, const Cell *gru, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:

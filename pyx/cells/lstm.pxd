@@ -297,7 +297,7 @@ cdef inline void load_peepholes(
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
-cdef inline noinline_void lstm_grad_line(
+cdef inline void lstm_grad_line(
     const Backward *p, const Cell *lstm, const Array *inputs, Array cs_prev, const real *peep, Py_ssize_t j,
     Py_ssize_t t, Py_ssize_t row, const real *d_h, real *d_cs, real *d_row
 ) noexcept nogil:
@@ -356,7 +356,7 @@ cdef inline void projected_grad_line(
     store_reals(d_h_row + j * L, total, width)
 
 
-cdef inline void backward_lines(
+cdef inline noinline_void backward_lines(
     const void *plan, const Cell *lstm, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:

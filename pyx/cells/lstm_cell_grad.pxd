@@ -9,7 +9,7 @@ from cells.lstm cimport PEEP_LINES, load_peepholes, lstm_grad_line, store_peepho
 from cells.types cimport Cell
 from passes.indices cimport CS_PREV, CS_PREV_GRAD, DICFO
 from passes.steps cimport contiguous_layout, steps_of
-from product.lines cimport LF, Array, at, clear, lanes_of, store_line, store_row
+from product.lines cimport LF, Array, at, clear, lanes_of, noinline_void, store_line, store_row
 from product.real cimport real
 from schedule.cost cimport ceil_div, grid_of, parts_of, use_threads
 from schedule.plan cimport BACKWARD_REGIONS, D, PEEPHOLES, Backward
@@ -45,7 +45,7 @@ cdef inline Backward plan_dicfo(Py_ssize_t B, Py_ssize_t H, Py_ssize_t threads) 
     return p
 
 
-cdef inline void store_dicfo_rows(
+cdef inline noinline_void store_dicfo_rows(
     const Backward *p, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, real *d,
     Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:

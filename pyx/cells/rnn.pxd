@@ -15,7 +15,7 @@ from passes.gradients cimport add_line
 from passes.indices cimport H_GRAD, OUT_H
 from passes.outputs cimport store_h_line
 from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, row_of_slot, step_at
-from product.lines cimport LF, Array, can_stay, clear, lanes_of, line_at, round_to_half, store_reals
+from product.lines cimport LF, Array, can_stay, clear, lanes_of, line_at, noinline_void, round_to_half, store_reals
 from product.panels cimport unit_lines_in_panel
 from product.real cimport real
 from product.tile cimport LINES
@@ -44,7 +44,7 @@ cdef inline void forward_cells(
                     load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H)
 
 
-cdef inline void backward_lines(
+cdef inline noinline_void backward_lines(
     const void *plan, const Cell *rnn, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
     Py_ssize_t b, const real *product, real *scratch
 ) noexcept nogil:

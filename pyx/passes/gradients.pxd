@@ -349,13 +349,33 @@ cdef inline void pack_row(
 
 
 cdef inline void accumulate_lines(real *total, real *lines, Py_ssize_t count, bint is_first) noexcept nogil:
-    """Add `count` lines to `total`, or copy them there if they are the first ones.
-
-    These are vectors because gcc would unroll a plain loop before it vectorizes it, and then leave it scalar.
-    """
+    """Add `count` lines to `total`, or copy them there if they are the first ones."""
     cdef Py_ssize_t v
-    for v in range(count * VECTORS):
-        (<vec *> total)[v] = (<vec *> lines)[v] if is_first else (<vec *> lines)[v] + (<vec *> total)[v]
+    if is_first:
+        for v in range(count * VECTORS):
+            (<vec *> total)[v] = (<vec *> lines)[v]
+    else:
+        for v in range(count * VECTORS):
+            (<vec *> total)[v] = (<vec *> lines)[v] + (<vec *> total)[v]
+
+
+cdef inline noinline_void accumulate_tiles(
+    real *out, Py_ssize_t N, Py_ssize_t M, real *acc, Py_ssize_t lines, Py_ssize_t columns, bint is_first
+) noexcept nogil:
+    """Add the sums of M rows of tiles to one panel's columns of a weight gradient (`add_weight_grad_tiles`).
+
+    acc : [M,LINES,L]
+    """
+    cdef real[LF] total
+    cdef Py_ssize_t L = lanes_of(out), q, g
+    for q in range(M):
+        if columns >= lines * L:
+            accumulate_lines(out + q * N, acc + q * LINES * L, lines, is_first)
+            continue
+        for g in range(lines):
+            load_reals(total, out + q * N + g * L, columns - g * L)
+            accumulate_lines(total, acc + (q * LINES + g) * L, 1, is_first)
+            store_reals(out + q * N + g * L, total, columns - g * L)
 
 
 cdef inline void add_weight_grad_tiles(
@@ -372,7 +392,6 @@ cdef inline void add_weight_grad_tiles(
     columns : of out, from the panel's first one on to the end of a row
     """
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    cdef real[LF] total
     cdef Py_ssize_t L = lanes_of(out), count = count_tiles(M), tile, c, first, q, g
     clear(acc, count * ROWS * LINES * L)
     for q in range(M):
@@ -384,14 +403,7 @@ cdef inline void add_weight_grad_tiles(
             add_block_product(acc + tile * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - tile * ROWS), lines,
                               tiles + tile * tile_stride + first, 1, panel + c * BLOCK * lines * L, block.count[c],
                               tiles + (tile + GROUP_TILES) * tile_stride + first, 0)
-    for q in range(M):
-        if columns >= lines * L:
-            accumulate_lines(out + q * N, acc + q * LINES * L, lines, is_first)
-            continue
-        for g in range(lines):
-            load_reals(total, out + q * N + g * L, columns - g * L)
-            accumulate_lines(total, acc + (q * LINES + g) * L, 1, is_first)
-            store_reals(out + q * N + g * L, total, columns - g * L)
+    accumulate_tiles(out, N, M, acc, lines, columns, is_first)
 
 
 cdef inline void add_weight_grad_rows(

@@ -83,10 +83,8 @@ cdef inline void load_reals(real *restrict dst, const real *restrict src, Py_ssi
         for l in range(lanes):
             dst[l] = src[l]
         return
-    for l in range(n):
-        dst[l] = src[l]
-    for l in range(n, lanes):
-        dst[l] = 0
+    for l in range(lanes):
+        dst[l] = src[l] if l < n else 0
 
 
 cdef inline void load_halves(real *restrict dst, const half *restrict src, Py_ssize_t n) noexcept nogil:
