@@ -9,6 +9,7 @@ Needed by: docs/performance.md; make bench
     python benchmarks/bench.py --tasks "LSTM training" --widths 256 512 --batches 16 --steps 20
     python benchmarks/bench.py --level v3                       # with AVX2 alone, and peers limited to it
     python benchmarks/bench.py --again FILE                     # the points of FILE that fall short, in more rounds
+    python benchmarks/bench.py --beside reads both ...          # every point quiet and beside such neighbours
 
 Candidates are those of candidates.py that are installed; the others are named.  Each is asked with one thread and with
 all, and its better median counts; with --threads or --grid everybody has the same number.  A round goes through all
@@ -18,11 +19,15 @@ fewer than three have no mark.  The ratio of a point is the median of the rounds
 quartiles.  A point falls short if the upper quartile is below 1: the peer was faster in three of four rounds.  The CSV
 has a line for each point and candidate, and a JSON file beside it tells of the machine; report.py makes docs/benchmarks
 of them.
+
+With --beside everybody has one thread, and every point is measured quiet and beside each neighbour (neighbour.py).  All
+rounds beside a neighbour count, and none is repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import importlib.metadata
 import itertools
@@ -39,10 +44,11 @@ from typing import Any
 import turns
 from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection, start_worker
 from ceiling import multiply_adds
+from neighbour import add_beside, open_neighbours
 from turns import CPUS, Worker, open_workers, select_rounds, spread, take_turns, watch
 
 ONE_AND_ALL = sorted({1, CPUS})
-POINT = ["task", "dtype", "T", "B", "I", "H"]
+POINT = ["task", "dtype", "T", "B", "I", "H", "beside"]
 COLUMNS = [*POINT, "candidate", "threads", "microseconds", "ratio", "low", "high", "rounds", "marked"]
 WIDTHS, BATCHES, STEPS = (16, 40, 64, 128, 256, 512, 1024), (1, 4, 16, 64, 256), (1, 20, 100)
 OTHERS = ((100, 100), (300, 300), (40, 300), (300, 64))  # I and H that are unequal or no multiple of a vector
@@ -103,10 +109,13 @@ def points(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 class Point:
-    """Measure a task at one size; ``teams`` are numbers of threads, ``rounds`` the times so far, each with a mark."""
+    """Measure a task at one size; ``teams`` are numbers of threads, ``rounds`` the times so far, each with a mark.
 
-    def __init__(self, task: str, dtype: str, sizes: dict[str, int], teams: list[int]) -> None:
-        self.task, self.dtype, self.sizes, self.teams = task, dtype, sizes, teams
+    ``beside`` is the kind of a neighbour, or "quiet".
+    """
+
+    def __init__(self, task: str, dtype: str, sizes: dict[str, int], teams: list[int], beside: str = "quiet") -> None:
+        self.task, self.dtype, self.sizes, self.teams, self.beside = task, dtype, sizes, teams, beside
         self.rounds: list[tuple[Times, bool]] = []
         self.ended: set[Who] = set()
 
@@ -132,7 +141,7 @@ class Point:
 
     def rows(self) -> list[Row]:
         """Return the rows of the CSV."""
-        rounds = select_rounds(self.rounds)
+        rounds = select_rounds(self.rounds) if self.beside == "quiet" else [times for times, _ in self.rounds]
         medians = {who: statistics.median(r[who] for r in rounds) for who in rounds[0] if who not in self.ended}
         best: dict[str, Who] = {}
         for who in sorted(medians, key=lambda who: medians[who]):
@@ -141,19 +150,21 @@ class Point:
         for who in (best[name] for name in CANDIDATES if name in best):
             ratio = spread([r[who] / r[best["blockcell"]] for r in rounds])
             figures = [round(medians[who] * 1e6, 2), *(round(value, 3) for value in ratio)]
-            line = [self.task, self.dtype, *self.sizes.values(), *who, *figures, len(self.rounds), self.count_marked()]
+            point = [self.task, self.dtype, *self.sizes.values(), self.beside]
+            line = [*point, *who, *figures, len(self.rounds), self.count_marked()]
             rows.append(dict(zip(COLUMNS, line, strict=True)))
         return rows
 
 
 # ----------------------------------------------------------------------------------------------------------- the files
 def read(path: Path) -> tuple[list[Row], Row]:
-    """Read the rows of a CSV file and its JSON file; older files lack spread and marks."""
+    """Read the rows of a CSV file and its JSON file; older files lack spread, marks and neighbours."""
     with path.open(newline="") as file:
         rows: list[Row] = list(csv.DictReader(file))
     for row in rows:
         row |= {name: int(row.get(name, 0)) for name in ("T", "B", "I", "H", "threads", "rounds", "marked")}
         row |= {name: float(row.get(name, row["ratio"])) for name in ("microseconds", "ratio", "low", "high")}
+        row.setdefault("beside", "quiet")
     return rows, json.loads(path.with_suffix(".json").read_text())
 
 
@@ -186,8 +197,8 @@ def falls_short(row: Row) -> bool:
 def short_points(rows: list[Row], same_threads: bool) -> list[Point]:
     """Return the points that `--again` measures."""
     return [
-        Point(task, dtype, {"T": T, "B": B, "I": I, "H": H}, threads or ONE_AND_ALL)
-        for (task, dtype, T, B, I, H, *threads), mine in group_by_point(rows, same_threads).items()  # noqa: E741
+        Point(task, dtype, {"T": T, "B": B, "I": I, "H": H}, threads or ONE_AND_ALL, beside)
+        for (task, dtype, T, B, I, H, beside, *threads), mine in group_by_point(rows, same_threads).items()  # noqa: E741
         if any(map(falls_short, mine))
     ]
 
@@ -216,6 +227,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=[*CANDIDATES], help="only these")
     parser.add_argument("--level", help="blockcell's CPU level; with v3, peers are limited to AVX2 as well")
     parser.add_argument("--csv", type=Path, help="write the points to this file")
+    add_beside(parser)
     options = parser.parse_args()
     if options.grid:
         tasks, more = ["LSTM inference", "LSTM training"], MORE_LAYERS
@@ -223,7 +235,7 @@ def parse_options() -> argparse.Namespace:
     for name, values in sizes.items():
         setattr(options, name, getattr(options, name) or values)
     options.tasks = options.tasks or (more if options.more else tasks)
-    options.threads = options.threads or (ONE_AND_ALL if options.grid else None)
+    options.threads = options.threads or ([1] if options.beside else ONE_AND_ALL if options.grid else None)
     options.budget = options.budget or (0.03 if options.quick or options.grid else 0.1)
     options.rounds = options.rounds or (15 if options.again else 5)
     return options
@@ -238,16 +250,18 @@ def progress_line(point: Point, rows: list[Row]) -> str:
     )
     threads = f"{point.teams[0]} thread(s) " if len(point.teams) == 1 else ""
     marked = f"  {point.count_marked()} of {len(point.rounds)} rounds marked" if point.count_marked() else ""
-    return f"{point.task:17} {sizes} {threads}{'  '.join(figures)}{marked}"
+    beside = "" if point.beside == "quiet" else f"beside {point.beside} "
+    return f"{point.task:17} {sizes} {beside}{threads}{'  '.join(figures)}{marked}"
 
 
 def print_summary(rows: list[Row]) -> None:
-    for (task, candidate), mine in group_rows(rows, "task", "candidate").items():
+    for (task, candidate, beside), mine in group_rows(rows, "task", "candidate", "beside").items():
         if candidate != "blockcell":
             ratios = [row["ratio"] for row in mine]
             mean, behind = statistics.geometric_mean(ratios), sum(map(falls_short, mine))
             figures = f"lowest {min(ratios):.2f}x, geometric mean {mean:.2f}x of {len(mine)} points, {behind} short"
-            print(f"{task:17} {candidate:12} {figures}")
+            marked = sum(row["marked"] for row in mine) / sum(row["rounds"] for row in mine)
+            print(f"{task:17} {candidate:12} {beside:10} {figures}, {marked:.0%} of rounds marked")
 
 
 def main() -> None:
@@ -256,6 +270,7 @@ def main() -> None:
         old, before = read(options.again)
         options.level, options.dtype = before["level"], before["dtype"]
         options.peers = {row["candidate"] for row in old}
+        options.beside = sorted({row["beside"] for row in old} - {"quiet"})
         same_threads = before.get("same_threads", False)
         todo = short_points(old, same_threads)
         if not todo:
@@ -263,7 +278,12 @@ def main() -> None:
     else:
         same_threads = options.threads is not None
         teams = [[threads] for threads in options.threads] if same_threads else [ONE_AND_ALL]
-        todo = [Point(task, options.dtype, sizes, team) for task, sizes in points(options) for team in teams]
+        todo = [
+            Point(task, options.dtype, sizes, team, beside)
+            for task, sizes in points(options)
+            for team in teams
+            for beside in ("quiet", *options.beside)
+        ]
 
     environment = {"BLOCKCELL_LEVEL": options.level} if options.level else {}
     environment |= AVX2 if options.level == "v3" else {}
@@ -271,8 +291,10 @@ def main() -> None:
     if options.level == "v3":
         names = [n for n in names if n != "tensorflow"]  # takes no such limit
     numbers = sorted({threads for point in todo for threads in point.teams})
-    team = {(name, threads): start_worker(name, threads, **environment) for name in names for threads in numbers}
-    with open_workers(team, needed=False) as workers:
+    with contextlib.ExitStack() as stack:
+        neighbours = stack.enter_context(open_neighbours(options.beside, options.level or "base"))
+        team = {(name, threads): start_worker(name, threads, **environment) for name in names for threads in numbers}
+        workers = stack.enter_context(open_workers(team, needed=False))
         missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}
         if missing:
             sys.exit(f"{', '.join(missing)} must run here")
@@ -282,10 +304,11 @@ def main() -> None:
         if options.again and before["cpu"] != about["cpu"]:
             sys.exit(f"{options.again} was measured on {before['cpu']}")
         guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
-        more = 0 if options.quick else options.rounds
+        more = 0 if options.quick or options.beside else options.rounds
         for done, k in enumerate(take_turns([point.rounds for point in todo], options.rounds, more), 1):
             point = todo[k]
-            point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))
+            with neighbours[point.beside].awake():
+                point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))
             left = (time.time() - start) / done * (all_ - done) / 60
             at = f"{done} of {all_}, {left:.0f} min left" if done <= all_ else "marked, again"
             print(f"[{at}] {progress_line(point, point.rows())}", flush=True)

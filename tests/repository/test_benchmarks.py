@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import bench  # noqa: E402
 import candidates  # noqa: E402
 import ceiling  # noqa: E402
+import neighbour  # noqa: E402
 import report  # noqa: E402
 import shares  # noqa: E402
 import torch_episodes  # noqa: E402
@@ -291,13 +293,49 @@ def test_tasks_run(task, monkeypatch):
         assert result[0].shape == (3, 2, 3 if "projected" in task else 6)
 
 
+def cpu_seconds(process):
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads CPU times of Linux")
+@pytest.mark.skipif(turns.CPUS < 2, reason="needs a CPU for the neighbour")
+@pytest.mark.parametrize("kind", neighbour.KINDS)
+def test_a_neighbour_is_busy_while_it_is_awake(kind):
+    """On the last CPU, which is left to it."""
+    cpus = os.sched_getaffinity(0)
+    with neighbour.open_neighbours([kind], "base") as neighbours:
+        assert neighbours.keys() == {"quiet", kind} and os.sched_getaffinity(0) == cpus - {max(cpus)}
+        process = neighbours[kind].worker.process
+        assert os.sched_getaffinity(process.pid) == {max(cpus)}
+        asleep = cpu_seconds(process)
+        with neighbours["quiet"].awake():
+            time.sleep(0.1)
+        assert cpu_seconds(process) == asleep
+        with neighbours[kind].awake():
+            limit = time.time() + 60
+            while cpu_seconds(process) < asleep + 0.1 and time.time() < limit:
+                time.sleep(0.01)
+        assert cpu_seconds(process) >= asleep + 0.1
+    assert process.poll() is not None and os.sched_getaffinity(0) == cpus
+
+
+def test_beside_a_neighbour_all_rounds_count():
+    for beside, median in (("quiet", 1.0), ("reads", 2.0)):
+        point = bench.Point("LSTM inference", "float32", SIZES, [1], beside)
+        for seconds, mark in ((1.0, False), (1.0, False), (1.0, False), (3.0, True), (3.0, True), (3.0, True)):
+            point.rounds.append(({("blockcell", 1): seconds}, mark))
+        [row] = point.rows()
+        assert (row["beside"], row["microseconds"], row["rounds"], row["marked"]) == (beside, median * 1e6, 6, 3)
+
+
 # ------------------------------------------------------------------------------------------------------------ the files
 def row(
     candidate, threads=1, H=16, ratio=1.0, low=None, high=None, us=100.0, rounds=5, marked=0, task="LSTM inference"
 ):
     sizes = SIZES | {"I": H, "H": H}
     spread = [ratio if value is None else value for value in (low, high)]
-    line = [task, "float32", *sizes.values(), candidate, threads, us, ratio, *spread, rounds, marked]
+    line = [task, "float32", *sizes.values(), "quiet", candidate, threads, us, ratio, *spread, rounds, marked]
     return dict(zip(bench.COLUMNS, line, strict=True))
 
 
@@ -335,6 +373,11 @@ POINTS = [  # with one and two threads, the first is short with two, the second 
 def test_again_measures_what_is_short():
     points = bench.short_points(POINTS, same_threads=True)
     assert sorted((point.sizes["H"], point.teams) for point in points) == [(16, [2]), (40, [1])]
+    points = bench.short_points([r | {"beside": "reads"} for r in POINTS], same_threads=True)
+    assert sorted((point.beside, point.sizes["H"], point.teams) for point in points) == [
+        ("reads", 16, [2]),
+        ("reads", 40, [1]),
+    ]
     points = bench.short_points(POINTS, same_threads=False)
     assert sorted((point.sizes["H"], point.teams) for point in points) == [
         (16, bench.ONE_AND_ALL),
