@@ -256,6 +256,7 @@ cdef inline CellTraits gru_traits() noexcept nogil:
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 2, 2, 1, [2, 1]
     traits.states, traits.biases, traits.saved, traits.factor = 1, 2, 3, OUT_R
     traits.forward_time, traits.backward_time = 20, 45
-    traits.forward_cells, traits.backward_lines = [gates_cells, candidate_cells], backward_lines
+    traits.forward_cells = [gates_cells, candidate_cells]
+    traits.backward_lines = backward_lines
     traits.store_remaining_grads = store_remaining_grads
     return traits

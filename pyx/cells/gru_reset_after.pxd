@@ -180,5 +180,6 @@ cdef inline CellTraits gru_reset_after_traits() noexcept nogil:
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 2, 2, [2, 1]
     traits.separate, traits.states, traits.biases, traits.saved = 1, 1, 3, 4
     traits.forward_time, traits.backward_time = 20, 45
-    traits.forward_cells, traits.backward_lines = [forward_cells, NULL], backward_lines
+    traits.forward_cells = [forward_cells, NULL]
+    traits.backward_lines = backward_lines
     return traits

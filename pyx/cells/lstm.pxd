@@ -426,6 +426,7 @@ cdef inline CellTraits lstm_traits() noexcept nogil:
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [GATES, 0]
     traits.states, traits.biases, traits.peepholes, traits.saved, traits.factor = 2, 1, PEEP_LINES, 6, OUT_CO
     traits.forward_time, traits.backward_time = 30, 50
-    traits.forward_cells, traits.backward_lines = [lstm_cells, projected_cells], backward_lines
+    traits.forward_cells = [lstm_cells, projected_cells]
+    traits.backward_lines = backward_lines
     traits.load_peepholes, traits.store_remaining_grads = load_peepholes, store_remaining_grads
     return traits

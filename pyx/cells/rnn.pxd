@@ -75,5 +75,6 @@ cdef inline CellTraits rnn_traits() noexcept nogil:
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [1, 0]
     traits.states, traits.biases = 1, 1
     traits.forward_time, traits.backward_time = 9, 20
-    traits.forward_cells, traits.backward_lines = [forward_cells, NULL], backward_lines
+    traits.forward_cells = [forward_cells, NULL]
+    traits.backward_lines = backward_lines
     return traits

@@ -81,7 +81,7 @@ cdef struct CellTraits:  # what all cells of a kind have; a projected LSTM has o
     double forward_time, backward_time  # nanoseconds of a line of units of one row in a step, beside the products
     int factor  # the saved output that is a factor of the second product's input: r of h_prev * r, co of o * co
     ForwardCells[PRODUCTS] forward_cells  # of each product of a step
-    BackwardLines backward_lines
+    BackwardLines backward_lines  # set alone: in a tuple, clang does not take the attributes of `noinline_void`
     LoadPeepholes load_peepholes
     StoreGrads store_remaining_grads
 
