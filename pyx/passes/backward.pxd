@@ -581,9 +581,10 @@ cdef inline void store_weight_grads(
     for n in range(matrices_of(c)):
         rows = p.x_rows[n] + p.h_rows[n]
         for i in range(part_start(rows, part, parts), part_start(rows, part + 1, parts)):
-            dst = at(outputs[W_GRAD + n], i * p.N[n])
             if p.transposed and i >= p.x_rows[n]:
                 dst = at(outputs[W_H_GRAD + n], (i - p.x_rows[n]) * p.N[n])
+            else:
+                dst = at(outputs[W_GRAD + n], i * p.N[n])
             store_row(dst, scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + i * p.N[n], p.N[n])
 
 
