@@ -12,10 +12,6 @@ cdef extern from "levels.h":
 
 cdef extern from "schedule/cpu.h":
     Machine this_machine
-    const char *cpu_vendor
-    int cpu_family
-    int cpu_model
-    void read_model()
     void read_cache_sizes()
     bint HAS_OPENMP
     const char *COMPILER_NAME
@@ -35,34 +31,18 @@ def supported_levels():
     return LEVELS[: 1 + runs_v3() + runs_v4()]
 
 
-# Whether the tile is faster if it prefetches weights that outgrow the second-level cache, by vendor, family and models;
-# some CPUs do better by themselves.  Measured with LSTMs and GRUs, H = 512 to 1024, 4 to 64 rows, on one thread.
-PREFETCHING = (
-    ("AuthenticAMD", 0x19, (*range(0x10), *range(0x20, 0x60)), False),  # Zen 3: 4 to 12 % slower
-    ("AuthenticAMD", 0x19, (*range(0x10, 0x20), *range(0x60, 0xb0)), True),  # Zen 4: 1 to 30 % faster at v3
-    ("AuthenticAMD", 0x1A, range(0x100), True),  # Zen 5: 5 to 12 % faster from memory, 0.3 to 0.7 % slower from L3
-    ("GenuineIntel", 6, (0x8F, 0xCF, 0xAD), True),  # Xeons with AMX, far from L3: 10 to 24 % faster
-)
-
-
-def gains_by_prefetching(vendor, family, model):
-    """Return whether kernels are faster on such a CPU if they prefetch weights; True if nobody has measured it."""
-    for *names, models, answer in PREFETCHING:
-        if names == [vendor, family] and model in models:
-            return answer
-    return True
-
-
 def prefetching(setting):
-    """Return whether kernels prefetch weights: what the environment variable BLOCKCELL_PREFETCH says, or else what this
-    CPU gains by."""
+    """Return whether kernels prefetch weights that outgrow the second-level cache: unless BLOCKCELL_PREFETCH is 0.
+
+    It made LSTMs with H = 512 and more 10 to 24 % faster on a Xeon far from its L3, and 6 to 18 % on a Zen 4.  It cost
+    4 to 12 % on one Zen 3, and gained 3 to 8 % on another, whose L3 neighbours used.
+    """
     if setting not in (None, "", "0", "1"):
         raise ImportError(f"BLOCKCELL_PREFETCH is {setting!r}; expected 0 or 1, or no such environment variable")
-    return setting == "1" if setting else gains_by_prefetching(cpu_vendor.decode(), cpu_family, cpu_model)
+    return setting != "0"
 
 
 cdef int _level
-read_model()
 read_cache_sizes()
 for _level, _default in enumerate((32 << 10, 1 << 20, 32 << 20)):  # bytes, where the CPU does not tell
     this_machine.caches[_level] = this_machine.caches[_level] or _default

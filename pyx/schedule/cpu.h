@@ -1,26 +1,10 @@
-/* Which CPU this is, and the sizes of its caches, as far as the processor or the system tells. */
+/* The sizes of this CPU's caches, as far as the processor or the system tells. */
 #pragma once
 #include "machine.h"
 
 static Machine this_machine;  /* a cache has 0 bytes where the processor does not tell */
-static char cpu_vendor[13];
-static int cpu_family, cpu_model;
 #if defined(__x86_64__)
     #include <cpuid.h>
-    #include <string.h>
-    /* Set cpu_vendor, cpu_family and cpu_model. */
-    static void read_model(void) {
-        unsigned a, b, c, d;
-        if (__get_cpuid(0, &a, &b, &c, &d)) {
-            memcpy(cpu_vendor, &b, 4);
-            memcpy(cpu_vendor + 4, &d, 4);
-            memcpy(cpu_vendor + 8, &c, 4);
-        }
-        if (__get_cpuid(1, &a, &b, &c, &d)) {
-            cpu_family = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? a >> 20 & 255 : 0);
-            cpu_model = (a >> 4 & 15) + (a >> 12 & 240);
-        }
-    }
     /* Set the sizes of the data caches of this_machine. */
     static void read_cache_sizes(void) {
         unsigned a, b, c, d, leaf = 4;
@@ -59,10 +43,6 @@ static int cpu_family, cpu_model;
     }
 #else
     static void read_cache_sizes(void) {}
-#endif
-
-#if !defined(__x86_64__)
-    static void read_model(void) {}
 #endif
 
 #ifdef _OPENMP

@@ -3,7 +3,7 @@
 typedef struct {
     Py_ssize_t caches[3];                 /* bytes of the data cache of each level */
     Py_ssize_t groups, members;           /* the grid of all plans; 0: that of the least cost */
-    Py_ssize_t prefetching;               /* whether prefetching weights is faster on this CPU */
+    Py_ssize_t prefetching;               /* whether weights are prefetched */
     Py_ssize_t only_part;                 /* the part that is run alone, to measure it; -1: all parts are run */
     /* The constants of the cost model (cost.pxd), in nanoseconds, and in operations or bytes in a nanosecond. */
     double waking, waking_each;           /* nanoseconds to start a team, and more for each of its threads */

@@ -25,6 +25,6 @@ cdef inline void use_machine(const Machine *this_machine) noexcept:
 cdef inline bint to_prefetch(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:
     """Return whether a thread should prefetch weights, of which it reads its part of `weights` bytes again and again.
 
-    It should where this CPU gains by it, and the part outgrows the second-level cache.
+    It should if the part outgrows the second-level cache.
     """
     return machine.prefetching and weights > parts * machine.caches[L2]
