@@ -121,6 +121,7 @@ def test_spans_of_tile(level):
 def test_loops_of_tile(storage, level):
     text = disassembly(f"_engine_{storage}", level)
     sums: set[tuple[int, int]] = set()  # rows, and the multiply-adds in a loop of theirs
+    starts: list[int] = []  # where loops begin in a cache line; gcc aligns nearly all
     for (rows, function), instructions in functions_of_tile(text).items():
         for loop in inner_loops(instructions):
             products = [name for _, name, _ in loop if re.match(r"vfmadd\w*p[sd]|mulp[sd]", name)]
@@ -128,11 +129,13 @@ def test_loops_of_tile(storage, level):
                 continue
             sums.add((rows, len(products)))
             shown = f"{function}, {len(products)} products:\n" + "\n".join(f"{n} {o}" for _, n, o in loop)
+            starts.append(loop[0][0] % 64)
             assert not [o for _, _, o in loop if "(%rsp" in o or "(%rbp" in o], f"operands on the stack: {shown}"
             moves = [o for _, n, o in loop if re.match(r"v?mov[au]p[sd]|v?movdq", n) and "(" not in o]
             # Without AVX a product is written over one of its factors, which has to be copied while it is needed.
             assert len(moves) <= (len(products) // 2 if level == "base" else 0), f"moves: {shown}"
     assert sums == {(rows, rows * length) for (rows, _), spans in read_table(level)[1].items() for length in spans}
+    assert sum(start != 0 for start in starts) <= len(starts) // 16, starts
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about x86's instructions")
