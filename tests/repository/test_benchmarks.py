@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-import time
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -309,13 +309,15 @@ def test_a_neighbour_is_busy_while_it_is_awake(kind):
         process = neighbours[kind].worker.process
         assert os.sched_getaffinity(process.pid) == {max(cpus)}
         asleep = cpu_seconds(process)
+        pause = threading.Event().wait
         with neighbours["quiet"].awake():
-            time.sleep(0.1)
+            pause(0.1)
         assert cpu_seconds(process) == asleep
         with neighbours[kind].awake():
-            limit = time.time() + 60
-            while cpu_seconds(process) < asleep + 0.1 and time.time() < limit:
-                time.sleep(0.01)
+            for _ in range(6000):  # a minute at most
+                if cpu_seconds(process) >= asleep + 0.1:
+                    break
+                pause(0.01)
         assert cpu_seconds(process) >= asleep + 0.1
     assert process.poll() is not None and os.sched_getaffinity(0) == cpus
 
