@@ -49,8 +49,8 @@ NO_REP = [f"-m{function}-strategy=vector_loop:1024:noalign,libcall:-1:noalign" f
 # gcc, where vectors have masks: a loop over a line, 16 floats, becomes vectors before it is unrolled, and a part of a
 # line is loaded at once.
 VECTORS_FIRST = ["--param=max-completely-peel-times=15"]
-# A loop that begins inside a cache line is up to 30 % slower while the core's other hyperthread is busy. Without the
-# parameter gcc leaves out loops that it takes to be rare, among them half of the tile's.
+# A loop that begins inside a cache line is slower while the core's other hyperthread is busy. Without the parameter gcc
+# leaves out loops that it takes to be rare, among them half of the tile's.
 ALIGNED_LOOPS = ["-falign-loops=64", "--param=align-threshold=65536"]
 MAC = sys.platform == "darwin"
 BREW = os.environ.get("HOMEBREW_PREFIX", "/opt/homebrew")  # Apple's clang comes without OpenMP, Homebrew has a library
@@ -191,11 +191,11 @@ class BuildExt(build_ext):
         if error:
             self.warn(f"OpenMP does not work here ({error}): the kernels will run on one thread")
             compile_flags, link_flags = [], []
-        if not self.failure(PROBE, NO_CALLS, []):
-            compile_flags = NO_CALLS + compile_flags
-        no_rep = [] if self.failure(PROBE, NO_REP, []) else NO_REP
-        aligned_loops = [] if self.failure(PROBE, ["-Werror", *ALIGNED_LOOPS], []) else ALIGNED_LOOPS
-        vectors_first = [] if self.failure(PROBE, ["-Werror", *VECTORS_FIRST], []) else VECTORS_FIRST  # clang warns
+        gcc_flags = NO_CALLS, NO_REP, ALIGNED_LOOPS, VECTORS_FIRST  # clang warns of some
+        no_calls, no_rep, aligned_loops, vectors_first = (
+            [] if self.failure(PROBE, ["-Werror", *flags], []) else flags for flags in gcc_flags
+        )
+        compile_flags = no_calls + compile_flags
         self.extensions = self.chosen_extensions()
         c_files = self.translated({extension.stem: extension.sources for extension in self.extensions})
         # The longest first, so that no core waits for the last one.

@@ -44,7 +44,7 @@ from typing import Any
 import turns
 from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection, start_worker
 from ceiling import multiply_adds
-from neighbour import add_beside, open_neighbours
+from neighbour import QUIET, add_beside, open_neighbours
 from turns import CPUS, Worker, open_workers, select_rounds, spread, take_turns, watch
 
 ONE_AND_ALL = sorted({1, CPUS})
@@ -111,10 +111,10 @@ def points(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
 class Point:
     """Measure a task at one size; ``teams`` are numbers of threads, ``rounds`` the times so far, each with a mark.
 
-    ``beside`` is the kind of a neighbour, or "quiet".
+    ``beside`` is the kind of a neighbour, or QUIET.
     """
 
-    def __init__(self, task: str, dtype: str, sizes: dict[str, int], teams: list[int], beside: str = "quiet") -> None:
+    def __init__(self, task: str, dtype: str, sizes: dict[str, int], teams: list[int], beside: str = QUIET) -> None:
         self.task, self.dtype, self.sizes, self.teams, self.beside = task, dtype, sizes, teams, beside
         self.rounds: list[tuple[Times, bool]] = []
         self.ended: set[Who] = set()
@@ -141,7 +141,7 @@ class Point:
 
     def rows(self) -> list[Row]:
         """Return the rows of the CSV."""
-        rounds = select_rounds(self.rounds) if self.beside == "quiet" else [times for times, _ in self.rounds]
+        rounds = select_rounds(self.rounds, self.beside == QUIET)
         medians = {who: statistics.median(r[who] for r in rounds) for who in rounds[0] if who not in self.ended}
         best: dict[str, Who] = {}
         for who in sorted(medians, key=lambda who: medians[who]):
@@ -164,7 +164,7 @@ def read(path: Path) -> tuple[list[Row], Row]:
     for row in rows:
         row |= {name: int(row.get(name, 0)) for name in ("T", "B", "I", "H", "threads", "rounds", "marked")}
         row |= {name: float(row.get(name, row["ratio"])) for name in ("microseconds", "ratio", "low", "high")}
-        row.setdefault("beside", "quiet")
+        row.setdefault("beside", QUIET)
     return rows, json.loads(path.with_suffix(".json").read_text())
 
 
@@ -250,7 +250,7 @@ def progress_line(point: Point, rows: list[Row]) -> str:
     )
     threads = f"{point.teams[0]} thread(s) " if len(point.teams) == 1 else ""
     marked = f"  {point.count_marked()} of {len(point.rounds)} rounds marked" if point.count_marked() else ""
-    beside = "" if point.beside == "quiet" else f"beside {point.beside} "
+    beside = "" if point.beside == QUIET else f"beside {point.beside} "
     return f"{point.task:17} {sizes} {beside}{threads}{'  '.join(figures)}{marked}"
 
 
@@ -270,7 +270,7 @@ def main() -> None:
         old, before = read(options.again)
         options.level, options.dtype = before["level"], before["dtype"]
         options.peers = {row["candidate"] for row in old}
-        options.beside = sorted({row["beside"] for row in old} - {"quiet"})
+        options.beside = sorted({row["beside"] for row in old} - {QUIET})
         same_threads = before.get("same_threads", False)
         todo = short_points(old, same_threads)
         if not todo:
@@ -282,7 +282,7 @@ def main() -> None:
             Point(task, options.dtype, sizes, team, beside)
             for task, sizes in points(options)
             for team in teams
-            for beside in ("quiet", *options.beside)
+            for beside in (QUIET, *options.beside)
         ]
 
     environment = {"BLOCKCELL_LEVEL": options.level} if options.level else {}
@@ -292,7 +292,7 @@ def main() -> None:
         names = [n for n in names if n != "tensorflow"]  # takes no such limit
     numbers = sorted({threads for point in todo for threads in point.teams})
     with contextlib.ExitStack() as stack:
-        neighbours = stack.enter_context(open_neighbours(options.beside, options.level or "base"))
+        neighbours = stack.enter_context(open_neighbours(options.beside))
         team = {(name, threads): start_worker(name, threads, **environment) for name in names for threads in numbers}
         workers = stack.enter_context(open_workers(team, needed=False))
         missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import statistics
 from functools import partial
 
 from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, start_worker
-from neighbour import add_beside, open_neighbours
+from neighbour import QUIET, add_beside, open_neighbours
 from turns import CPUS, Watch, Worker, ask_all, make_parser, open_workers, select_rounds, spread, watch
 
 STEPS, BATCHES, CELLS = (1, 20, 100), (1, 16, 64), (40, 128, 256, 512)
@@ -36,11 +35,10 @@ def compare(
     measure = partial(ask_all, workers, *question)
     if quiet:
         all_rounds = guard.rounds(threads, measure, ROUNDS)
-        counted = select_rounds(all_rounds)
     else:
         all_rounds = [guard.round(threads, measure) for _ in range(ROUNDS)]
-        counted = [times for times, _ in all_rounds]
-    rounds, marked = [[*times.values()] for times in counted], sum(mark for _, mark in all_rounds)
+    rounds = [[*times.values()] for times in select_rounds(all_rounds, quiet)]
+    marked = sum(mark for _, mark in all_rounds)
     first, second = (statistics.median(times) * 1e6 for times in zip(*rounds, strict=True))
     ratio, low, high = spread([a / b for a, b in rounds])
     marks = f"   {marked} of {len(all_rounds)} rounds marked" if marked else ""
@@ -59,9 +57,8 @@ def main() -> None:
     add_beside(parser)
     options = parser.parse_args()
     threads = options.threads or (1 if options.beside else CPUS)
-    level = os.environ.get("BLOCKCELL_LEVEL") or "base"
     with contextlib.ExitStack() as stack:
-        neighbours = stack.enter_context(open_neighbours(options.beside, level))
+        neighbours = stack.enter_context(open_neighbours(options.beside))
         builds = {k: start_worker("blockcell", threads, PYTHONPATH=path) for k, path in enumerate(options.folders, 1)}
         workers = stack.enter_context(open_workers(builds))
         guard = watch(workers.values())
@@ -71,7 +68,7 @@ def main() -> None:
             question = task, options.dtype, {"T": T, "B": B, "I": H, "H": H}, 0.05
             for name, neighbour in neighbours.items():
                 with neighbour.awake():
-                    ratio, line = compare(guard, threads, workers, name == "quiet", *question)
+                    ratio, line = compare(guard, threads, workers, name == QUIET, *question)
                     if ratio < SLOWER and not options.beside:
                         line += f"   again {compare(guard, threads, workers, True, *question)[0]:.2f}"
                 ratios[name].append(ratio)

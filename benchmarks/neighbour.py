@@ -26,16 +26,17 @@ from ceiling import LEVELS, compile_level, measure_reading, multiply_adds
 from turns import SHARED, Worker, make_parser, print_heads, print_row, run_program
 
 KINDS = ("reads", "multiplies", "both")
+QUIET = "quiet"  # no neighbour
 BYTES = 64 << 20
-MULTIPLY_ADDS = 1_000_000  # rounds of ceiling.py's loop, some milliseconds, about as long as reading BYTES takes
+MULTIPLY_ADDS = 300_000  # rounds of the loop in ceiling.py, of which "both" does so many after it has read BYTES
 SETTLES = 0.05  # seconds that a neighbour gets to wake up or stop
 
 
-def work(kind: str, level: str) -> None:
+def work(kind: str) -> None:
     """Keep the last CPU busy until the process is killed."""
     cpu = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpu})
-    library, array = compile_level(level), np.ones(BYTES // 4 + 16, np.float32)
+    library, array = compile_level("base"), np.ones(BYTES // 4 + 16, np.float32)
     start = array.ctypes.data + -array.ctypes.data % 64
     print("ready", flush=True)
     while True:
@@ -48,11 +49,11 @@ def work(kind: str, level: str) -> None:
 class Neighbour:
     """Run a neighbour in a process that is stopped, except inside of ``with neighbour.awake():``.
 
-    With kind None there is no process, and nobody is beside the benchmark.
+    There is no process if the kind is QUIET.
     """
 
-    def __init__(self, kind: str | None, level: str = "v3") -> None:
-        self.worker = Worker(__file__, "--work", kind, level) if kind else None
+    def __init__(self, kind: str) -> None:
+        self.worker = None if kind == QUIET else Worker(__file__, "--work", kind)
         if self.worker and self.worker.missing:
             sys.exit(f"the neighbour does not run here: {self.worker.missing}")
         self.send(signal.SIGSTOP)
@@ -78,16 +79,18 @@ class Neighbour:
 
 
 @contextlib.contextmanager
-def open_neighbours(kinds: Collection[str], level: str = "v3") -> Iterator[dict[str, Neighbour]]:
-    """Yield a neighbour of each kind, and as "quiet" none; leave the last CPU to them if there are any.
+def open_neighbours(kinds: Collection[str]) -> Iterator[dict[str, Neighbour]]:
+    """Yield a neighbour of each kind, and as QUIET none; leave the last CPU to them if there are any.
 
     Start what is measured inside of the block: a process inherits the CPUs that it may use.
     """
     cpus = os.sched_getaffinity(0)
     if kinds and len(cpus) < 2:
         sys.exit("a neighbour needs a second CPU")
-    neighbours = {"quiet": Neighbour(None)} | {kind: Neighbour(kind, level) for kind in kinds}
+    neighbours: dict[str, Neighbour] = {}
     try:
+        for kind in (QUIET, *kinds):
+            neighbours[kind] = Neighbour(kind)
         if kinds:
             os.sched_setaffinity(0, cpus - {max(cpus)})
         yield neighbours
@@ -113,7 +116,7 @@ def main() -> None:
         print(f"CPUs {cpus[0]} and {cpus[1]} do {ratio:.2f} times the multiply-adds of one: {kind}")
     print_heads(["beside", "multiply-adds, GF/s", "of quiet", "a read of 64 MiB, GB/s", "of quiet"])
     quiet: tuple[float, float] | None = None
-    with open_neighbours(KINDS, level) as neighbours:
+    with open_neighbours(KINDS) as neighbours:
         for name, neighbour in neighbours.items():
             with neighbour.awake():
                 rates = multiply_adds(level, "float32", 1), measure_reading(level, BYTES, 1)

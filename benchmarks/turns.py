@@ -142,10 +142,13 @@ def watch(workers: Collection[Worker]) -> Watch:
     return Watch(workers, partial(multiply_adds, "base", "float32", rounds=500_000, tries=3))
 
 
-def select_rounds(rounds: Sequence[tuple[Round, bool]]) -> list[Round]:
-    """Return the results that figures are made of: of unmarked rounds if they are enough, else of all."""
+def select_rounds(rounds: Sequence[tuple[Round, bool]], quiet: bool = True) -> list[Round]:
+    """Return the results that figures are made of: of unmarked rounds if they are enough, else of all.
+
+    Beside a neighbour (neighbour.py), which is not `quiet`, all rounds count.
+    """
     unmarked = [result for result, marked in rounds if not marked]
-    return unmarked if len(unmarked) >= ENOUGH else [result for result, _ in rounds]
+    return unmarked if quiet and len(unmarked) >= ENOUGH else [result for result, _ in rounds]
 
 
 def take_turns(points: Sequence[list[tuple[Round, bool]]], count: int, more: int) -> Iterator[int]:

@@ -34,8 +34,8 @@ def supported_levels():
 def prefetching(setting):
     """Return whether kernels prefetch weights that outgrow the second-level cache: unless BLOCKCELL_PREFETCH is 0.
 
-    It made LSTMs with H = 512 and more 10 to 24 % faster on a Xeon far from its L3, and 6 to 18 % on a Zen 4.  It cost
-    4 to 12 % on one Zen 3, and gained 3 to 8 % on another, whose L3 neighbours used.
+    The model of a CPU does not tell whether that pays: on a Zen 3 it cost time on a quiet machine, and saved time while
+    others used the third-level cache.
     """
     if setting not in (None, "", "0", "1"):
         raise ImportError(f"BLOCKCELL_PREFETCH is {setting!r}; expected 0 or 1, or no such environment variable")

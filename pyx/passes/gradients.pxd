@@ -364,6 +364,8 @@ cdef inline noinline_void accumulate_tiles(
 ) noexcept nogil:
     """Add the sums of M rows of tiles to one panel's columns of a weight gradient (`add_weight_grad_tiles`).
 
+    This is not inlined, because gcc would keep lines on the stack among the code of the callers.
+
     acc : [M,LINES,L]
     """
     cdef real[LF] total

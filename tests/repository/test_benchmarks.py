@@ -304,7 +304,7 @@ def cpu_seconds(process):
 def test_a_neighbour_is_busy_while_it_is_awake(kind):
     """On the last CPU, which is left to it."""
     cpus = os.sched_getaffinity(0)
-    with neighbour.open_neighbours([kind], "base") as neighbours:
+    with neighbour.open_neighbours([kind]) as neighbours:
         assert neighbours.keys() == {"quiet", kind} and os.sched_getaffinity(0) == cpus - {max(cpus)}
         process = neighbours[kind].worker.process
         assert os.sched_getaffinity(process.pid) == {max(cpus)}
