@@ -2,26 +2,43 @@
 completes models from TensorFlow, `Session` runs them on onnxruntime, `verify` compares what kernels and runtimes give.
 `training_step` writes a step of a layer's training, which `TrainingSession` runs.
 
+A file or folder imports from those above it. All models consist of what ``cells/`` makes, so a change there changes
+`build`, `link`, `export` and `training_step`; ``layers/`` is in the models of layers, which `export` and
+`training_step` make.
+
 =======================  ===========================================================================================
-``lstm.py``              the equations of an LSTM as graph text; so ``gru.py``, ``gru_reset_after.py``, ``rnn.py``
-``activations.py``       activations and their slopes as graph text
 ``text.py``              graph text: ONNX's textual syntax with two additions
-``config.py``            `Config`: what the graph of an op depends on, and checks of that; the oldest opsets
-``build.py``             `build`, the model of an op; its `FORMS` choose the form of the loop for each provider
-``body.py``              the nodes of an op: for all steps at once, or in a loop
 ``nodes.py``             nodes of any kind: made, read, renamed, selected
+``activations.py``       activations and their slopes as graph text
+
+``cells/``               the nodes of an op or of a layer's cell
+``lstm.py``              the equations of an LSTM as graph text; so ``gru.py``, ``gru_reset_after.py``, ``rnn.py``
+``config.py``            `Config`: what the graph of an op depends on, and checks of that; the oldest opsets
 ``loops.py``             loops over steps: Scan, Loop, unrolled; `StepMask` is how ops have ``seq_len_max``
-``export.py``            `export`, the model of a layer
-``layer_graph.py``       `LayerGraph`: the cells of a layer, connected
-``graph_builder.py``     `GraphBuilder`: nodes over the sequences of a batch; `zero_padding` is how layers have lengths
 ``integers.py``          int8 GEMM with quantized activations
-``signature.py``         the inputs and outputs of the models of layers
-``call.py``              `LayerCall`: arguments and results of a layer as those of its model
+``body.py``              `op_function`: the nodes of an op, for all steps at once or in a loop
+
+``forms.py``             the form of a loop, which callers or providers choose
+
+``layers/``              the graph of a layer
+``graph_builder.py``     `GraphBuilder`: nodes over the sequences of a batch; `zero_padding` is how layers have lengths
+``signature.py``         inputs and outputs of the models of layers
+``layer_graph.py``       `LayerGraph`: the cells of a layer, connected
+``writing.py``           arguments that `export` and `training_step` have both, and the file
+
+``training/``            what `training_step` alone needs
+``losses.py``            losses as graph text
+``optimizers.py``        optimizers as graph text
+``step.py``              `training_step`
+
+``build.py``             `build`: the model of an op
 ``link.py``              `link`: functions for the block ops in models from TensorFlow
-``training.py``          `training_step`; ``losses.py`` and ``optimizers.py`` have their graph text
-``training_session.py``  `TrainingSession`
-``session.py``           `Session`
+``export.py``            `export`: the model of a layer, with its weights
+
 ``runtime.py``           onnxruntime, its providers, and what works around their faults
+``call.py``              `LayerCall`: arguments and results of a layer as those of its model
+``session.py``           `Session`
+``training_session.py``  `TrainingSession`
 ``verification.py``      `verify`: kernels and runtimes against the formulas in float64
 =======================  ===========================================================================================
 """

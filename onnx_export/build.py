@@ -4,113 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 
-from blockcell.optable import LETTERS, Array, Tensor, sizes_of
+from blockcell.optable import LETTERS, Tensor, sizes_of
 
-from .body import CELLS, op_nodes
-from .config import Config, Value, input_tensors, make_config
-from .nodes import DOMAIN, make_model, make_node, names_read, names_written, nodes_of, select_needed
-
-NODE_WEIGHTS = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
-# The forms for each provider of onnxruntime, where the caller chooses no loop: the first possible one is built.
-FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "cpu": [{"loop": "scan"}],
-    "cuda": [{"loop": "native", "static": True}, {"loop": "scan", "static": True}],
-    "webgpu": [{"loop": "native", "static": True}, {"loop": "unroll", "static": True}],
-}
-# Which of ONNX's own cells WebGPU has, with which activations, and the only activations that cuDNN has.
-WEBGPU_CELLS, WEBGPU_ACTIVATIONS = ("LSTM", "GRU"), {b"Sigmoid", b"Tanh", b"Relu"}
-CUDNN_ACTIVATIONS = {"LSTM": [b"Sigmoid", b"Tanh", b"Tanh"], "GRU": [b"Sigmoid", b"Tanh"], "RNN": [b"Tanh"]}
-# Nodes that the CPU runs, which fetches the states from the GPU at every step.
-SLOW = {"webgpu": ("Scan", "Loop")}
-
-
-def make_in_form(
-    caller: str, provider: str, loop: str | None, static: bool, make: Callable[[str, bool], ModelProto]
-) -> ModelProto:
-    """Return ``make(loop, static)`` with the given loop or, without one, with the provider's first possible form."""
-    if provider not in FORMS:
-        raise ValueError(f"{caller}: provider is {provider!r}; expected one of {', '.join(FORMS)}")
-    forms = FORMS[provider]
-    if loop is not None:
-        return make(loop, static or bool(forms[0].get("static")))
-    refusals = []
-    for form in forms:
-        try:
-            model = make(form["loop"], static or bool(form.get("static")))
-            if form["loop"] == "native":
-                _check_kernels(caller, provider, model)
-            return model
-        except ValueError as error:
-            refusals.append(error)
-    if len({str(error) for error in refusals}) == 1:  # of an argument that is wrong in any form
-        raise refusals[0]
-    reasons = "; ".join(str(error).removeprefix(f"{caller}: ") for error in refusals)
-    raise ValueError(f"{caller}: there is no form for provider={provider!r}: {reasons}")
-
-
-def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
-    """Raise a ValueError if the provider does not have all of ONNX's own cells in the model."""
-    missing_cell = _missing_on_cudnn if provider == "cuda" else _missing_on_webgpu
-    for node in nodes_of(model):
-        if node.op_type in CELLS and (cell := missing_cell(node)):
-            raise ValueError(f"{caller}: loop='native' is not possible: {provider!r} has no {cell}; expected another")
-
-
-def _missing_on_webgpu(node: NodeProto) -> str:
-    """Return what WebGPU lacks for an LSTM, GRU or RNN, "" if it has a kernel."""
-    if node.op_type not in WEBGPU_CELLS:
-        return node.op_type
-    used = _attributes(node).get("activations", [])
-    return "" if WEBGPU_ACTIVATIONS.issuperset(used) else f"{node.op_type} with {b', '.join(used).decode()}"
-
-
-def _missing_on_cudnn(node: NodeProto) -> str:
-    """Return what cuDNN lacks for an LSTM, GRU or RNN, "" if it computes the node."""
-    attributes, default = _attributes(node), CUDNN_ACTIVATIONS[node.op_type]
-    used = attributes.get("activations", default)
-    if used != default * (len(used) // len(default)):
-        return f"{node.op_type} with {b', '.join(used).decode()}"
-    if node.op_type == "GRU" and not attributes.get("linear_before_reset"):
-        return "GRU that resets before the product"
-    if node.op_type == "LSTM" and (attributes.get("input_forget") or any(node.input[7:])):
-        return "LSTM with peepholes or coupled gates"
-    return ""
-
-
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
-def op_function(c: Config, name: str | None = None) -> FunctionProto:
-    """Return the op as a function of the domain `blockcell`; its inputs are the arguments that matter."""
-    nodes, inputs = op_nodes(c)
-    outputs = [tensor.name for tensor in c.op.outputs]
-    opset = [helper.make_opsetid("", c.opset)]
-    result: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
-    result.doc_string = _doc(c)
-    return result
-
-
-def node_weights(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
-    """Return weights in the layout of ONNX's own LSTM, GRU or RNN; none where a size is 0."""
-    from onnx.reference import ReferenceEvaluator  # takes a while to load, and few need it
-
-    nodes, _ = op_nodes(c)
-    names = [name for name in NODE_WEIGHTS if name in names_written(nodes)]
-    nodes = select_needed(nodes, names)
-    inputs = [name for name in weights if name in names_read(nodes)]
-    packing = helper.make_function(DOMAIN, "packed", inputs, names, nodes, [helper.make_opsetid("", c.opset)])
-    with np.errstate(all="ignore"):
-        arrays = ReferenceEvaluator(packing).run(names, {name: weights[name] for name in inputs}, attributes={})
-    return dict(zip(names, arrays, strict=True))
+from .cells.body import doc_string, op_function, op_nodes
+from .cells.config import Config, Value, input_tensors, make_config
+from .forms import make_in_form
+from .nodes import DOMAIN, make_model, make_node
 
 
 def build(
@@ -176,8 +81,8 @@ def build(
 
     Notes
     -----
-    Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.lstm`, `onnx_export.gru`,
-    `onnx_export.gru_reset_after`, `onnx_export.rnn`, `onnx_export.activations`.
+    Source of the equations: `blockcell.formulas`. The texts of the graphs: `onnx_export.cells` and
+    `onnx_export.activations`.
     """
 
     def make(loop: str, static: bool) -> ModelProto:
@@ -200,7 +105,7 @@ def _model(op: str, c: Config) -> ModelProto:
         c.op.name,
         [_value_info(c, tensor) for tensor in input_tensors(c.op) if tensor.name in inputs],
         [_value_info(c, tensor) for tensor in c.op.outputs],
-        doc_string=_doc(c),
+        doc_string=doc_string(c),
     )
     metadata = {"op": op, "attributes": json.dumps(c.attrs), "loop": c.loop}
     return make_model(graph, c.opset, functions, metadata, with_domain=not c.inlined)
@@ -220,8 +125,3 @@ def _value_info(c: Config, tensor: Tensor) -> ValueInfoProto:
         else:
             shape.append(sizes_of(word, dict(c.sizes))[0])
     return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(c.dtype), shape)
-
-
-def _doc(c: Config) -> str:
-    """Return the equations, from the module that has the text."""
-    return f"{c.op.name} of blockcell.{c.op.module}.\n\n{c.module.__doc__}"

@@ -21,8 +21,8 @@ from blockcell.layers.loading import build_layer
 from blockcell.layers.shared import NoState
 from blockcell.optable import DTYPES, Array, sizes_of
 
-from .build import NODE_WEIGHTS
-from .signature import LayerArrays, Signature, layer_signature
+from .cells.config import NODE_WEIGHTS
+from .layers.signature import LayerArrays, Signature, layer_signature
 
 STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "RNN": RNNState, "Dense": NoState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
@@ -11,17 +11,15 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from blockcell.errors import short
 from blockcell.optable import OPS
 
-from .build import op_function
-from .config import OLDEST_OPSET, Config, Value, input_tensors, make_config
-from .nodes import DOMAIN, bodies, names_read, nodes_of, nodes_within, unused_name
+from .cells.body import op_function
+from .cells.config import OLDEST_OPSET, Config, Value, input_tensors, make_config
+from .nodes import DOMAIN, ElementTypes, drop_import, graphs, names_read, nodes_within, unused_name
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
 WAITING = f"{DOMAIN}.waiting"  # nobody's: a node without a body must not take the function of one that has its own
 MOST_NODES = 2**18
 NEW_OPSET = 18  # for a model that has no ONNX operators yet
-
-ElementTypes = Mapping[str, int]  # ONNX's numbers, by the names of values
 
 
 def link(model: ModelProto) -> ModelProto:
@@ -85,20 +83,6 @@ def link(model: ModelProto) -> ModelProto:
 
 
 # ------------------------------------------------------------------------------------------------------ finding nodes
-def graphs(graph: GraphProto, outer: ElementTypes | None = None) -> Iterator[tuple[GraphProto, ElementTypes]]:
-    """Yield a graph and the bodies in it, each with the types of the values that it sees, as far as they are known."""
-    types = dict(outer or {})
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    types |= {tensor.values.name: tensor.values.data_type for tensor in graph.sparse_initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        if kind := value.type.tensor_type.elem_type:
-            types[value.name] = kind
-    yield graph, types
-    for node in graph.node:
-        for body in bodies(node):
-            yield from graphs(body, types)
-
-
 def _is_block_op(node: NodeProto, with_body: Collection[tuple[str, str]]) -> bool:
     return node.op_type in OPS and node.domain in DOMAINS and (node.domain, node.op_type) not in with_body
 
@@ -271,11 +255,3 @@ def _opset(model: ModelProto, node: NodeProto) -> int:
 def _add_import(model: ModelProto, domain: str, version: int) -> None:
     if all(entry.domain != domain for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(domain, version))
-
-
-def drop_import(model: ModelProto, *domains: str) -> None:
-    """Remove the imports of domains that no node is in any more."""
-    used = {node.domain for node in nodes_of(model)}
-    entries = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]
-    del model.opset_import[:]
-    model.opset_import.extend(entries)

@@ -14,6 +14,7 @@ from blockcell import __version__
 DOMAIN = "blockcell"
 make_node = helper.make_node
 Nodes = list[NodeProto]
+ElementTypes = Mapping[str, int]  # ONNX's numbers, by the names of values
 
 
 def make_value_info(name: str, dtype: int, shape: Sequence[int | None] | None = None) -> ValueInfoProto:
@@ -87,6 +88,28 @@ def nodes_of(model: ModelProto) -> Iterator[NodeProto]:
     """Yield all nodes of a model: those of its graph and its functions, and in their bodies."""
     for container in (model.graph, *model.functions):
         yield from nodes_within(container.node)
+
+
+def graphs(graph: GraphProto, outer: ElementTypes | None = None) -> Iterator[tuple[GraphProto, ElementTypes]]:
+    """Yield a graph and the bodies in it, each with the types of the values that it sees, as far as they are known."""
+    types = dict(outer or {})
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types |= {tensor.values.name: tensor.values.data_type for tensor in graph.sparse_initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if kind := value.type.tensor_type.elem_type:
+            types[value.name] = kind
+    yield graph, types
+    for node in graph.node:
+        for body in bodies(node):
+            yield from graphs(body, types)
+
+
+def drop_import(model: ModelProto, *domains: str) -> None:
+    """Remove the imports of domains that no node is in any more."""
+    used = {node.domain for node in nodes_of(model)}
+    entries = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(entries)
 
 
 # --------------------------------------------------------------------------------------------------- values' names

@@ -17,8 +17,8 @@ from onnx import ModelProto, TensorProto, inliner, parser, shape_inference
 from blockcell.errors import short
 from blockcell.optable import Array
 
-from .link import graphs
-from .signature import NEW
+from .layers.signature import NEW
+from .nodes import graphs
 
 try:
     import onnxruntime

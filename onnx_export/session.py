@@ -20,9 +20,10 @@ from blockcell.errors import short
 from blockcell.files import check, check_regular, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
-from .build import FORMS, SLOW, build
+from .build import build
 from .call import KINDS, LayerCall, Tree
-from .config import LOOPS, Value, check_attributes, input_tensors, native_cell
+from .cells.config import LOOPS, Value, check_attributes, input_tensors, native_cell
+from .forms import FORMS, SLOW
 from .nodes import nodes_of
 from .runtime import PROVIDERS, NodePlacement, RuntimeModel, why_no_dtype, why_not
 

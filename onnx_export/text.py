@@ -30,7 +30,7 @@ have the same output, the one whose condition holds gives it.
 Four names in brackets stand in the order i, ci, f, o and are put into the order of the op's gates; ``gates`` is H for
 each of these. In the equations of cells, ``a_from_b`` is what the gradient to b is multiplied with where it becomes the
 gradient to a, ``d_b * a_from_b``. In graphs, a name that ends in ``_live`` is an array with zeros at padding steps, and
-``Live`` makes it, by `onnx_export.loops.StepMask`.
+``Live`` makes it, by `onnx_export.cells.loops.StepMask`.
 """
 
 from __future__ import annotations

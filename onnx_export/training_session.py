@@ -21,10 +21,10 @@ from blockcell.optable import Array
 from blockcell.optim import OPTIMIZERS, clip_global_norm
 
 from .call import ModelCall, Tree
-from .export import check_layer_and_path
+from .layers.signature import NEW, put_first, step_memory, step_signature
+from .layers.writing import check_layer_and_path
 from .runtime import KeptValues, NodePlacement, SteppingModel, why_no_dtype
 from .session import BaseSession, check_provider, foreign_message, load_model, read_metadata, warn_of_slow
-from .signature import NEW, put_first, step_memory, step_signature
 
 
 class TrainingSession(BaseSession[SteppingModel]):

@@ -19,7 +19,7 @@ from blockcell.formulas import FORMULAS, error_in_eps
 from blockcell.optable import DTYPES, LETTERS, OPS, Op, sizes_of
 
 from .build import build
-from .config import cell_name, make_config
+from .cells.config import cell_name, make_config
 
 Array = NDArray[Any]
 Tell = Callable[[str, int, int], None]

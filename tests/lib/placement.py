@@ -16,8 +16,7 @@ from pathlib import Path
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
 
-from onnx_export.link import graphs
-from onnx_export.nodes import bodies
+from onnx_export.nodes import bodies, graphs
 
 KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())["ops"]
 CONTROL_FLOW = {"If", "Loop", "Scan"}

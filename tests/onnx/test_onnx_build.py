@@ -30,8 +30,8 @@ from graphs import (
 import onnx_export
 from blockcell import __version__
 from blockcell.optable import OPS
-from onnx_export import gru_reset_after
-from onnx_export.loops import SPLIT_MOST
+from onnx_export.cells import gru_reset_after
+from onnx_export.cells.loops import SPLIT_MOST
 from onnx_export.text import Program
 
 LOOPS = ["scan", "unroll", "loop"]

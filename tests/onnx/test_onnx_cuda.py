@@ -31,7 +31,7 @@ from placement import CONTROL_FLOW, KERNELS, constant_outputs, fallbacks, left, 
 import onnx_export
 from blockcell import Bidirectional, Stack
 from blockcell.optable import OPS
-from onnx_export.config import native_cell
+from onnx_export.cells.config import native_cell
 from onnx_export.runtime import RuntimeModel
 
 LOOPS = ["scan", "unroll", "loop"]

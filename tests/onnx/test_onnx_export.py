@@ -36,7 +36,7 @@ from runtimes import RUNTIMES
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 from blockcell.activations import PARAMETERS
-from onnx_export.body import CELLS as OWN
+from onnx_export.cells.body import CELLS as OWN
 
 # ------------------------------------------------------------------------------------------------------------- results
 FORMS = [

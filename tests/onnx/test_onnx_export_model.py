@@ -16,9 +16,8 @@ from placement import fallbacks, refused_by_cuda_graphs, sizes_left
 import onnx_export
 from blockcell import Bidirectional, Stack, __version__
 from blockcell.optable import OPS
-from onnx_export.build import FORMS
-from onnx_export.link import graphs
-from onnx_export.nodes import bodies, nodes_within
+from onnx_export.forms import FORMS
+from onnx_export.nodes import bodies, graphs, nodes_within
 
 
 def test_names():

@@ -23,7 +23,7 @@ from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
 from blockcell.optable import OPS
-from onnx_export.config import native_cell
+from onnx_export.cells.config import native_cell
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "onnx"
 DOCUMENT, TRAINING = FOLDER / "runtimes.md", FOLDER / "training.md"

@@ -21,8 +21,8 @@ from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, loss, optim
-from onnx_export.losses import LOSS_GRAPHS
-from onnx_export.optimizers import OPTIMIZER_GRAPHS
+from onnx_export.training.losses import LOSS_GRAPHS
+from onnx_export.training.optimizers import OPTIMIZER_GRAPHS
 
 LIMIT = 1e-12  # in float64, of the largest entry or of 1, after any number of steps here
 

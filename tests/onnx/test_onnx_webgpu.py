@@ -21,8 +21,8 @@ import onnx_export
 from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
 from blockcell.formulas import error_in_eps
 from blockcell.optable import OPS
-from onnx_export.config import native_cell
-from onnx_export.link import graphs
+from onnx_export.cells.config import native_cell
+from onnx_export.nodes import graphs
 from onnx_export.runtime import CONTROL_FLOW, why_no_dtype, why_not
 from onnx_export.verification import CHAIN
 

@@ -130,7 +130,7 @@ def test_blockcell_needs_numpy_alone(source):
         assert needed <= {"blockcell", "numpy", others.get(_name(source))}
 
 
-@pytest.mark.parametrize("source", sorted(ROOT.glob("onnx_export/*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("source", sorted(ROOT.glob("onnx_export/**/*.py")), ids=_name)
 def test_onnx_export_imports_no_kernels(source):
     """It knows ops from the table and layers from `blockcell.layers.structure`, imports nothing private, and one module
     alone needs onnxruntime."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from .nodes import Nodes, make_node, make_value_info, names_written, rename_values, select_needed
+from ..nodes import Nodes, make_node, make_value_info, names_written, rename_values, select_needed
 
 BOOLS = ("fresh", "h_inside")  # the arrays of bool that a step may read a row of; all others are of floats
 SPLIT_MOST = 7  # outputs: with the input as many arrays as every WebGPU lets a shader have

@@ -16,9 +16,11 @@ from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
 from blockcell.errors import short
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor
 
-from . import activations, gru, gru_reset_after, lstm, rnn
+from .. import activations
+from . import gru, gru_reset_after, lstm, rnn
 
 LOOPS = ("scan", "unroll", "native", "loop")
+NODE_WEIGHTS = ("W", "R", "B", "P")  # what ONNX's own LSTM, GRU and RNN call their weights
 OLDEST_OPSET = 15  # functions; Shape with a start
 REDUCE_AXES_OPSET = 18  # ReduceMax with axes as an input
 

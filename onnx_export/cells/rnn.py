@@ -13,7 +13,7 @@ Backward, from (2) to (1); the slope of (2) is one of its value, and needs no ot
 `onnx_export.text` says how to read the margin, `onnx_export.activations` what Activation and ActivationSlope are.
 """
 
-from .text import Program
+from ..text import Program
 
 FORWARD = Program(
     carried={"h_prev": "h"},

@@ -15,8 +15,8 @@ from onnx import FunctionProto, TensorProto, ValueInfoProto, helper
 
 from blockcell.optable import Array
 
-from .config import compute_dtype
-from .nodes import Nodes, call_function, constant, make_node
+from ..cells.config import compute_dtype
+from ..nodes import Nodes, call_function, constant, make_node
 
 
 @dataclass

@@ -27,13 +27,12 @@ from blockcell.layers.structure import (
 )
 from blockcell.optable import OPS, Array, Op, Tensor
 
-from . import integers
-from .activations import may_overflow
-from .build import NODE_WEIGHTS, node_weights, op_function
-from .config import Config, Value, check_native, make_config
+from ..activations import may_overflow
+from ..cells import integers
+from ..cells.body import node_weights, op_function
+from ..cells.config import NODE_WEIGHTS, Config, Value, check_native, make_config
+from ..nodes import DOMAIN, Nodes, drop_import, make_model, make_node, rename_values, select_needed, unused_name
 from .graph_builder import GraphBuilder
-from .link import drop_import
-from .nodes import DOMAIN, Nodes, make_model, make_node, rename_values, select_needed, unused_name
 from .signature import LayerArrays, Shape, Signature, layer_signature, put_first
 
 

@@ -23,8 +23,8 @@ from onnx import NodeProto
 
 from blockcell.formulas import TOP
 
-from .nodes import Nodes, make_node
-from .text import TextParser
+from ..nodes import Nodes, make_node
+from ..text import TextParser
 
 MOST = 65536
 """Values of k whose sum fits into 32 bits."""

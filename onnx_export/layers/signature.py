@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from blockcell.loss import Loss
 from blockcell.optim import Optimizer
 
-from .config import compute_dtype
+from ..cells.config import compute_dtype
 
 Shape = Sequence[int | str]
 Shapes = Mapping[str, Shape]

@@ -23,14 +23,14 @@ from blockcell.loss import LOSSES, Loss
 from blockcell.optable import Array
 from blockcell.optim import OPTIMIZERS, Optimizer
 
-from .config import REDUCE_AXES_OPSET, check_dtype, check_form
-from .export import check_fixed_sizes, check_layer_and_path, write_model
-from .layer_graph import LayerGraph
+from ..cells.config import REDUCE_AXES_OPSET, check_dtype, check_form
+from ..layers.layer_graph import LayerGraph
+from ..layers.signature import NEW, Signature, put_first, step_signature
+from ..layers.writing import check_fixed_sizes, check_layer_and_path, write_model
+from ..nodes import DOMAIN, constant, names_read, names_written, rename_values
+from ..text import TextParser
 from .losses import LOSS_GRAPHS
-from .nodes import DOMAIN, constant, names_read, names_written, rename_values
 from .optimizers import CLIP_SCALE, LARGEST, NORM, OPTIMIZER_GRAPHS, SQUARES, UNIT
-from .signature import NEW, Signature, put_first, step_signature
-from .text import TextParser
 
 CONSTANTS = {"zero": 0.0, "one": 1.0, "at_last": [-1], "int_1": 1, "int_1_1": [1, 1]}  # that any text may name
 
@@ -137,7 +137,7 @@ def training_step(
     A model cannot raise errors. For a target that is no class, every class has the target 0; a `TrainingSession` raises
     an error instead.
 
-    The texts of the graphs: those of `build`, `onnx_export.losses` and `onnx_export.optimizers`.
+    The texts of the graphs: those of `build`, `losses.py` and `optimizers.py`.
     """
     caller = "training_step"
     check_layer_and_path(caller, layer, path)

@@ -23,8 +23,8 @@ So x and h_prev have one product each, with the rows w_x and w_h of ``[w_ru, w_c
 are.
 """
 
+from ..text import Program
 from .gru import NATIVE_STATES, NATIVE_WEIGHTS
-from .text import Program
 
 FORWARD = Program(
     carried={"h_prev": "h"},

@@ -6,16 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from blockcell.convert.onnx_activations import attributes_of
-from blockcell.optable import LETTERS, Op, Tensor, sizes_of
+from blockcell.optable import LETTERS, Array, Op, Tensor, sizes_of
 
-from . import activations
-from .config import Config, input_tensors, native_cell
-from .integers import CONSTANTS, IntegerProducts
-from .loops import LoopBody, StepMask, divide_step, last_name, loop, names_with_time, scan, unroll, without_gemm
-from .nodes import (
+from .. import activations
+from ..nodes import (
+    DOMAIN,
     Nodes,
     constant,
     make_node,
@@ -26,7 +24,10 @@ from .nodes import (
     rename_values,
     select_needed,
 )
-from .text import Program, TextParser
+from ..text import Program, TextParser
+from .config import NODE_WEIGHTS, Config, input_tensors, native_cell
+from .integers import CONSTANTS, IntegerProducts
+from .loops import LoopBody, StepMask, divide_step, last_name, loop, names_with_time, scan, unroll, without_gemm
 
 CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
 
@@ -52,6 +53,35 @@ def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     undefined = read_names - {*arguments} - names_written(nodes)
     assert not undefined, f"{c.op.name} reads {undefined}"
     return nodes, [name for name in arguments if name in read_names]
+
+
+def op_function(c: Config, name: str | None = None) -> FunctionProto:
+    """Return the op as a function of the domain `blockcell`; its inputs are the arguments that matter."""
+    nodes, inputs = op_nodes(c)
+    outputs = [tensor.name for tensor in c.op.outputs]
+    opset = [helper.make_opsetid("", c.opset)]
+    result: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
+    result.doc_string = doc_string(c)
+    return result
+
+
+def node_weights(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return weights in the layout of ONNX's own LSTM, GRU or RNN; none where a size is 0."""
+    from onnx.reference import ReferenceEvaluator  # takes a while to load, and few need it
+
+    nodes, _ = op_nodes(c)
+    names = [name for name in NODE_WEIGHTS if name in names_written(nodes)]
+    nodes = select_needed(nodes, names)
+    inputs = [name for name in weights if name in names_read(nodes)]
+    packing = helper.make_function(DOMAIN, "packed", inputs, names, nodes, [helper.make_opsetid("", c.opset)])
+    with np.errstate(all="ignore"):
+        arrays = ReferenceEvaluator(packing).run(names, {name: weights[name] for name in inputs}, attributes={})
+    return dict(zip(names, arrays, strict=True))
+
+
+def doc_string(c: Config) -> str:
+    """Return the equations, from the module that has the text."""
+    return f"{c.op.name} of blockcell.{c.op.module}.\n\n{c.module.__doc__}"
 
 
 # ------------------------------------------------------------------------------------------------------- an op's text

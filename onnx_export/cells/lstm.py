@@ -38,7 +38,7 @@ to h comes to m first, and d_m stands for h_grad above::
 and their slopes are.
 """
 
-from .text import Program
+from ..text import Program
 
 FORWARD = Program(
     carried={"cs_prev": "cs", "h_prev": "h"},

@@ -20,7 +20,7 @@ Backward, from (5) to (1); every ``a_from_b`` is what the gradient to a has of t
 are.
 """
 
-from .text import Program
+from ..text import Program
 
 FORWARD = Program(
     carried={"h_prev": "h"},
@@ -117,7 +117,7 @@ sequence | x_hr_rows = Flatten <axis = -1> (x_hr_live)
 """,
 )
 
-# ONNX's own GRU, in parts that `onnx_export.gru_reset_after` has too.
+# ONNX's own GRU, in parts that `gru_reset_after.py` has too.
 NATIVE_WEIGHTS = """\
          | w_ru_T = Transpose <perm = [1, 0]> (w_ru)
          | w_c_T = Transpose <perm = [1, 0]> (w_c)
