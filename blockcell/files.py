@@ -65,12 +65,12 @@ import numpy as np
 
 from .activations import DEFAULTS, canonical
 from .errors import FormatError, short
+from .gates import GATE_ORDERS
 from .optable import (
     ACTIVATIONS,
     DENSE_WEIGHTS,
     DTYPE_NAMES,
     DTYPES,
-    GATE_ORDERS,
     LAYER_OPTIONS,
     OPS,
     SCHEMES,

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .activations import DEFAULTS, Activation, Numbers
+from .gates import COUPLED_GATES, GATE_ORDERS, ORDERS, gate_names
 
 Array = NDArray[Any]
 LETTERS = "TBIH"
@@ -274,9 +275,8 @@ def _outputs(result: type[tuple[Array, ...]], *shapes: str, peepholes: str = "")
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
-_GRU_GATES = ("r", "u")
-_ICFO = ("i", "ci", "f", "o")
-_IFCO = ("i", "f", "ci", "o")
+_GRU_GATES = gate_names(ORDERS["GRU"])[:2]  # the candidate has matrices of its own
+_ICFO, _IFCO = GATE_ORDERS.values()
 
 _GRU_WEIGHTS = {"state": "h_prev[B H]", "matrix": "w_ru[I+H 2H] w_c[I+H H]", "bias": "b_ru[2H] b_c[H]"}
 _GRU_STATES = "r[B H] u[B H] c[B H]"
@@ -510,12 +510,6 @@ OPS: dict[str, Op] = {op.name: op for op in _TABLE}
 
 DENSE_WEIGHTS = (Tensor("w", "I O", "matrix"), Tensor("b", "O", "bias"))
 """The weights of a `Dense` layer, which is no op."""
-
-GATE_ORDERS = {"icfo": OPS["BlockLSTM"].gates, "ifco": OPS["BlockLSTMV2"].gates}
-"""The orders of an LSTM's gates, by the names that layers have for them."""
-
-COUPLED_GATES = _ICFO[1:]
-"""The gates of an LSTM whose input gate is 1 - f."""
 
 
 class LayerOption(NamedTuple):

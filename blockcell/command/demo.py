@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 
 from .. import ops, optim, raw_ops
 from ..formulas import FORMULAS, error_in_eps
+from ..gates import gate_slice, reorder
 from ..layers import GRU, LSTM, Dense, Stack
 from ..loss import softmax_cross_entropy
 from ..optable import OPS, Array
@@ -244,14 +245,10 @@ def at_one_row(network: Classifier, digits: Digits) -> dict[str, Any]:
 
 def for_v2(values: dict[str, Any]) -> dict[str, Any]:
     """Return the LSTM's weights with gates in BlockLSTMV2's order and the forget bias, which V2 lacks, in its bias."""
-    gates = OPS["BlockLSTM"].gates
-    reordered = {}
-    for name in ("w", "b"):
-        parts = dict(zip(gates, np.split(values[name], len(gates), axis=-1), strict=True))
-        if name == "b":
-            parts["f"] = parts["f"] + np.float32(values["forget_bias"])
-        reordered[name] = np.concatenate([parts[gate] for gate in OPS["BlockLSTMV2"].gates], axis=-1)
-    return reordered
+    old, new = OPS["BlockLSTM"].gates, OPS["BlockLSTMV2"].gates
+    w, b = (reorder(values[name], old, new) for name in ("w", "b"))
+    b[gate_slice(new, "f", len(b) // len(new))] += np.float32(values["forget_bias"])
+    return {"w": w, "b": b}
 
 
 def for_reset_after(values: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ and cell_clip=0, are the defaults of all these packages except TensorFlow 1. Dro
 weights, so it is not converted.
 
 =======================  ===========================================================================================
-``shared.py``            orders of gates, arrays to cells and back, refusals of what a format lacks
+``shared.py``            arrays to cells and back, refusals of what a format lacks
 ``comparison.py``        a converted layer and its source on the same random inputs
 ``models.py``            whole models: layers that stand one behind the other, and their initial states
 ``keras.py``             `from_keras`, `to_keras`
@@ -36,6 +36,8 @@ weights, so it is not converted.
 ``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
 ``cudnn.py``             `from_cudnn`, cuDNN's flat buffer
 =======================  ===========================================================================================
+
+The interface for ``onnx_export`` consists of the names of this package and of ``onnx_activations.py``.
 """
 
 from .cudnn import from_cudnn

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import files
 from ..errors import FormatError
+from ..gates import ORDERS, reorder
 from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import constructor_arguments, snapshot_of
@@ -33,13 +34,11 @@ from .onnx_node import (
 from .onnx_run import OnnxPiece, Outcome, compare_pieces
 from .onnx_steps import OnnxAssembly, from_graphs
 from .shared import (
-    ORDERS,
     ConversionError,
     RecurrentCell,
     cells_of,
     clips,
     read_arrays,
-    reorder,
     split_cell,
 )
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from ..activations import Activation
 from ..activations import parts as parts_of
+from ..gates import ORDERS, reorder
 from ..layers import Bidirectional, Layer
 from ..optable import Array
 from .onnx_activations import read_activations
 from .onnx_clip import refuse_clip
 from .onnx_graph import FOLDED, QUANTIZED, OnnxGraph, is_batch_first, is_quantized, is_recurrent
-from .shared import GATE_COUNTS, ORDERS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays, reorder
+from .shared import GATE_COUNTS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays
 
 _INPUTS = {  # ONNX's own names of the inputs, their roles, in order
     "LSTM": ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"),

@@ -1,4 +1,4 @@
-"""What the conversions have in common: orders of gates, refusals, and arrays to cells and back."""
+"""What the conversions have in common: refusals, and arrays to cells and back."""
 
 from __future__ import annotations
 
@@ -10,35 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ..gates import ORDERS, gate_slice, reorder
 from ..layers import GRU, LSTM, RNN, Bidirectional, Quantized
 from ..layers.structure import constructor_arguments
-from ..optable import COUPLED_GATES, DTYPE_NAMES, DTYPES, GATE_ORDERS, OPS, Array, peephole_names
-
-
-def _letters(gates: tuple[str, ...]) -> str:
-    return "".join(gate[0] for gate in gates)  # the candidate is ci in the table
-
-
-ORDERS = {  # of the gates: input i, forget f, output o, reset r, update u; and of the candidate c
-    "LSTM": _letters(GATE_ORDERS["icfo"]),  # the default of blockcell's layer
-    "coupled LSTM": _letters(COUPLED_GATES),
-    "GRU": _letters(OPS["GRUBlockCell"].gates) + "c",
-    "RNN": "c",
-    "TF1 LSTM": "icfo",
-    "Keras LSTM": "ifco",
-    "Keras GRU": "urc",  # Keras writes z for u and h for c
-    "Keras RNN": "c",
-    "PyTorch LSTM": "ifco",
-    "PyTorch GRU": "ruc",  # PyTorch writes z for u and n for c
-    "PyTorch RNN": "c",
-    "ONNX LSTM": "iofc",
-    "ONNX coupled LSTM": "foc",  # once i has become f
-    "ONNX GRU": "urc",  # ONNX writes z for u and h for c
-    "ONNX RNN": "c",
-    "peepholes": "ifo",
-    "ONNX peepholes": "iof",
-}
-"""The orders of gates, by layout: whose weights these are, and of which kind of cell."""
+from ..optable import DTYPE_NAMES, DTYPES, Array, peephole_names
 
 KINDS = {len(ORDERS[kind]): kind for kind in ("GRU", "LSTM", "RNN")}
 """Kinds of cells by their number of gates, the candidate among them."""
@@ -51,12 +26,6 @@ RecurrentCell = LSTM | GRU | RNN
 
 class ConversionError(ValueError):
     """The target of a conversion cannot express what the source computes."""
-
-
-def reorder(weights: Array, old_order: str, new_order: str, axis: int = -1) -> Array:
-    """Put the gates along an axis into another order: ``reorder(b, "iofc", "icfo")``."""
-    parts = dict(zip(old_order, np.split(weights, len(old_order), axis), strict=True))
-    return np.concatenate([parts[gate] for gate in new_order], axis)
 
 
 def make_cell(
@@ -115,16 +84,10 @@ def split_cell(
     w, b = (reorder(a, order, ORDERS[layout]) for a in (w, b))
     b_h = np.zeros_like(b)
     if isinstance(cell, LSTM):
-        b[gate_slice(layout, "f", cell.hidden_size)] += b.dtype.type(cell.forget_bias)
+        b[gate_slice(ORDERS[layout], "f", cell.hidden_size)] += b.dtype.type(cell.forget_bias)
     elif isinstance(cell, GRU) and cell.reset_after:
-        b_h[gate_slice(layout, "c", cell.hidden_size)] = weights["b_hc"]
+        b_h[gate_slice(ORDERS[layout], "c", cell.hidden_size)] = weights["b_hc"]
     return w[: cell.input_size], w[cell.input_size :], b, b_h
-
-
-def gate_slice(layout: str, gate: str, hidden: int) -> slice:
-    """Return where the numbers of a gate are in a bias."""
-    start = ORDERS[layout].index(gate) * hidden
-    return slice(start, start + hidden)
 
 
 def cells_of(caller: str, layer: Any) -> tuple[RecurrentCell, ...]:

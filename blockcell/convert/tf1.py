@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..activations import Activation
+from ..gates import ORDERS
 from ..layers import GRU, LSTM, RNN
 from ..optable import Array, peephole_names
-from .shared import ORDERS, ConversionError, check_shapes, read_arrays, read_names
+from .shared import ConversionError, check_shapes, read_arrays, read_names
 
 FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "LSTMBlockCell": 1.0,

@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike, DTypeLike
 from ..activations import Activation
 from ..argument_reader import ArgumentReader
 from ..errors import short
+from ..gates import COUPLED_GATES, GATE_ORDERS
 from ..misnamed_arguments import explain_arguments
-from ..optable import COUPLED_GATES, DTYPES, GATE_ORDERS, LAYER_OPTIONS, OPS, Array, Tensor, lstm_weights
+from ..optable import DTYPES, LAYER_OPTIONS, OPS, Array, Tensor, lstm_weights
 from .cell import Cell
 from .layer import HALF
 from .shared import GRUState, LSTMState, RNNState

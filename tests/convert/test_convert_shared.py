@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from blockcell import convert
 from blockcell.convert import ConversionError
-from blockcell.convert.shared import ORDERS, cells_of, reorder
+from blockcell.convert.shared import cells_of
+from blockcell.gates import ORDERS, reorder
 from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Stack
 
 

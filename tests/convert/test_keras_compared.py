@@ -16,7 +16,8 @@ from keras_graphs import layers_of, random_graph
 from blockcell import convert
 from blockcell.convert import ConversionError, keras_layers
 from blockcell.convert import keras as keras_module
-from blockcell.convert.shared import ORDERS, make_cell
+from blockcell.convert.shared import make_cell
+from blockcell.gates import ORDERS
 from blockcell.layers import Bidirectional, Stack
 
 pytestmark = pytest.mark.peers

@@ -11,7 +11,7 @@ from copy import copy
 from typing import NamedTuple
 
 from ....activations import Activation
-from ....optable import COUPLED_GATES, GATE_ORDERS
+from ....gates import COUPLED_GATES, GATE_ORDERS
 from ..graph.activations import LINEAR, ActivatedValue, describe_unsupported, find_activation, find_clip
 from ..graph.graph_reader import Place, UnknownValue
 from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch

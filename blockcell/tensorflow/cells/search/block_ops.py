@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ....formulas import FORMULAS
-from ....optable import GATE_ORDERS, OPS, Array, Op
+from ....gates import GATE_ORDERS
+from ....optable import OPS, Array, Op
 from ...graphs import Node
 from ..cell.cell_definition import CellDefinition, CellInGraph, StepFunction
 from ..cell.layer_check import State, Weights

@@ -6,7 +6,7 @@ In come the variables; out go cells, with formulas of steps that their layers ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from ....convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
 from ....formulas import FORMULAS, activated, lstm_layer, sigmoid
-from ....optable import COUPLED_GATES, OPS, Array
+from ....gates import COUPLED_GATES, GATE_ORDERS, ORDERS, reorder
+from ....optable import OPS, Array
 from ...variables import Variables, alike
 from ..cell.cell_definition import CellDefinition
 from ..cell.layer_check import State, Weights
@@ -105,7 +106,7 @@ def _lstm_cell(last: str, sources: dict[str, WeightSource], refusal: str | None)
         "cell_clip": 0.0 if cudnn or tf_class in _NO_CLIP else None,
         "use_peephole": bool(peepholes),
         **({"proj_clip": None} if "w_p" in sources else {}),
-        **({"coupled": True} if coupled else {"gate_order": "icfo"}),
+        **({"coupled": True} if coupled else {"gate_order": ORDERS["TF1 LSTM"]}),
     }
     return CellDefinition(tf_class, sources=sources, attributes=attributes, step=_lstm_step, refusal=refusal)
 
@@ -113,7 +114,7 @@ def _lstm_cell(last: str, sources: dict[str, WeightSource], refusal: str | None)
 def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
     arguments: dict[str, Any] = dict(weights)
     arguments |= {name: attributes[name] for name in ("forget_bias", "cell_clip", "proj_clip") if name in attributes}
-    gates = COUPLED_GATES if attributes.get("coupled") else OPS["BlockLSTM"].gates
+    gates = COUPLED_GATES if attributes.get("coupled") else GATE_ORDERS[ORDERS["TF1 LSTM"]]
     result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], gates=gates, **arguments)
     return result.cs[0], result.h[0]
 
@@ -161,28 +162,28 @@ def _keras_cell(variables: Variables, scope: str) -> CellDefinition | None:
         role = "w_c" if layer_kind == "GRU" else "w"
         return CellDefinition(tf_class, layer_kind=layer_kind, sources={role: kernel}, refusal=refusal)
     attributes: dict[str, Any] = {}
+    keras_order = ORDERS[f"Keras {layer_kind}"]
     op = OPS[{"LSTM": "BlockLSTM", "GRU": "block_gru", "RNN": "block_rnn"}[layer_kind]]
-    columns: dict[str, tuple[int, ...]]
     if layer_kind == "RNN":
-        attributes, columns = {"activation": None}, {"w": (0,), "b": (0,)}
+        attributes = {"activation": None}
     elif layer_kind == "LSTM":
-        attributes = {"forget_bias": 0.0, "cell_clip": 0.0, "use_peephole": False, "gate_order": "ifco"}
-        columns = {"w": (0, 1, 2, 3), "b": (0, 1, 2, 3)}
-    else:
-        columns = {"w_ru": (1, 0), "w_c": (2,), "b_ru": (1, 0), "b_c": (2,)}  # Keras has z, our u, first
+        attributes = {"forget_bias": 0.0, "cell_clip": 0.0, "use_peephole": False, "gate_order": keras_order}
     sources = {}
-    kinds = {tensor.name: tensor.kind for tensor in op.weights}
-    for role, order in columns.items():
-        rows, size, take_gates = kernel.shape[0] + hidden, len(order) * hidden, partial(_gate_columns, order, hidden)
-        if kinds[role] == "matrix":
+    for tensor in op.weights:
+        role, order = tensor.name, {"w_ru": "ru", "b_ru": "ru", "w_c": "c", "b_c": "c"}.get(tensor.name, keras_order)
+        rows, size = kernel.shape[0] + hidden, len(order) * hidden
+        if tensor.kind == "peephole":  # Keras has none
+            continue
+        if tensor.kind == "matrix":
+            take_gates = partial(reorder, old_order=keras_order, new_order=order)
             sources[role] = _combine([kernel, recurrent], (rows, size), lambda k, r, take=take_gates: take(np.r_[k, r]))
         elif bias is None:
             sources[role] = _combine([kernel], (size,), lambda k: np.zeros(k.shape[-1], k.dtype))
         else:
-            sources[role] = _combine([bias], (size,), partial(_merge_bias, order, hidden))
+            sources[role] = _combine([bias], (size,), partial(_merge_bias, keras_order, order))
     if bias is not None and len(bias.shape) == 2:
         attributes = {"reset_after": True}
-        sources["b_hc"] = _combine([bias], (hidden,), lambda b: _gate_columns((2,), hidden, b[1]))
+        sources["b_hc"] = _combine([bias], (hidden,), lambda b: reorder(b[1], keras_order, "c"))
     step = {"LSTM": _keras_lstm_step, "GRU": _keras_gru_step, "RNN": _keras_rnn_step}[layer_kind]
     return CellDefinition(
         tf_class, layer_kind=layer_kind, sources=sources, attributes=attributes, step=step, step_sources=parts
@@ -211,14 +212,9 @@ def _combine(sources: list[WeightSource], shape: tuple[int, ...], combine: Calla
     return WeightSource(" + ".join(names), shape, sources[0].dtype, read, names)
 
 
-def _gate_columns(order: Sequence[int], hidden: int, array: Array) -> Array:
-    """Take the columns of gates, in an order of gates."""
-    return np.concatenate([array[..., k * hidden : (k + 1) * hidden] for k in order], -1)
-
-
-def _merge_bias(order: Sequence[int], hidden: int, bias: Array) -> Array:
+def _merge_bias(keras_order: str, order: str, bias: Array) -> Array:
     """Take the bias of gates from the bias of x, with the bias of h if a layer adds both."""
-    return _gate_columns(order, hidden, bias if bias.ndim == 1 else bias[0] if order == (2,) else bias[0] + bias[1])
+    return reorder(bias if bias.ndim == 1 else bias[0] if order == "c" else bias[0] + bias[1], keras_order, order)
 
 
 def _slice_weights(weights: Weights, x: Array, h: Array, gates: int) -> list[Array]:
