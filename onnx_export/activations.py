@@ -191,7 +191,8 @@ def _activation_nodes(word: NodeProto, activations: Mapping[str, Activation], dt
     argument, texts, input_name, output_name = WORDS[word.op_type]
     activation = activations[argument]
     parameters = _parameters(activation)
-    nodes = TextParser([dtype.name], (), []).nodes(texts[parts(activation)[0]])
+    parser = TextParser([dtype.name], (), [input_name, "zero", "one", *parameters])
+    nodes = parser.nodes(texts[parts(activation)[0]])
 
     def name_in_graph(name: str) -> str:
         if name in parameters:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from numpy.typing import DTypeLike
 from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
@@ -13,7 +12,7 @@ from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 from blockcell.optable import LETTERS, Tensor, sizes_of
 
 from .cells.body import doc_string, op_function, op_nodes
-from .cells.config import Config, Value, input_tensors, make_config
+from .cells.config import Config, Form, Value, input_tensors, op_config
 from .forms import make_in_form
 from .nodes import DOMAIN, make_model, make_node
 
@@ -85,21 +84,19 @@ def build(
     `onnx_export.activations`.
     """
 
-    def make(loop: str, static: bool) -> ModelProto:
-        return _model(op, replace(make_config(op, dtype, sizes, attrs, loop, opset, static), inlined=not functions))
-
-    return make_in_form(op, provider, loop, static, make)
+    form = Form(opset=opset, static=static, inlined=not functions)
+    return make_in_form(op, provider, loop, form, lambda form: _model(op_config(op, dtype, sizes, attrs, form)))
 
 
-def _model(op: str, c: Config) -> ModelProto:
+def _model(c: Config) -> ModelProto:
     """Return the model of an op: a call of its function or, inlined, the nodes themselves."""
     functions: list[FunctionProto] = []
-    if c.inlined:
+    if c.form.inlined:
         nodes, inputs = op_nodes(c)
     else:
         functions = [op_function(c)]
         inputs = list(functions[0].input)
-        nodes = [make_node(functions[0].name, inputs, functions[0].output, name=op, domain=DOMAIN)]
+        nodes = [make_node(functions[0].name, inputs, functions[0].output, name=c.op.name, domain=DOMAIN)]
     graph = helper.make_graph(
         nodes,
         c.op.name,
@@ -107,8 +104,8 @@ def _model(op: str, c: Config) -> ModelProto:
         [_value_info(c, tensor) for tensor in c.op.outputs],
         doc_string=doc_string(c),
     )
-    metadata = {"op": op, "attributes": json.dumps(c.attrs), "loop": c.loop}
-    return make_model(graph, c.opset, functions, metadata, with_domain=not c.inlined)
+    metadata = {"op": c.op.name, "attributes": json.dumps(c.attrs), "loop": c.form.loop}
+    return make_model(graph, c.form.opset, functions, metadata, with_domain=not c.form.inlined)
 
 
 def _value_info(c: Config, tensor: Tensor) -> ValueInfoProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -17,8 +18,9 @@ from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
 from .cells import integers
-from .cells.config import REDUCE_AXES_OPSET, check_dtype, check_form
-from .layers.layer_graph import LayerGraph, is_int8
+from .cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form
+from .layers.layer_graph import LayerGraph
+from .layers.weights import is_int8, stored_weights
 from .layers.writing import check_fixed_sizes, check_layer_and_path, write_model
 
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
@@ -140,20 +142,20 @@ def export(
     fixed = check_fixed_sizes("export", sizes)
     kind = check_dtype("export", layer.dtype if dtype is None else dtype)
     integer = _check_quantized(layer, kind, train, activations)
-    stored = {} if train else _stored(layer, kind, integer)
+    stored = {} if train else stored_weights(layer, kind, integer)
     structure: Layer = layer.dequantize() if isinstance(layer, Quantized) else layer  # type: ignore[assignment]
 
-    def make(loop: str, static: bool) -> ModelProto:
-        check_form("export", loop, opset)
+    def make(form: Form) -> ModelProto:
+        check_form("export", form)
         if integer:
-            _check_integers(structure, stored, loop, opset)
+            _check_integers(structure, stored, form)
         return LayerGraph(
             "export",
             structure,
             kind,
             fixed,
-            options={"loop": loop, "opset": opset, "static": static},
-            inlined=not functions or loop == "native",  # tools such as quantize_dynamic look for the node in the graph
+            # Tools such as quantize_dynamic look for a node of ONNX's own in the graph.
+            replace(form, inlined=not functions or form.loop == "native"),
             train=train,
             lengths=lengths and not streaming,
             reset=reset,
@@ -167,18 +169,7 @@ def export(
     size = sum(array.nbytes for array in stored.values())
     if size >= LARGEST:
         raise ValueError(f"export: the layer has {size} bytes of weights; a model holds less than {LARGEST}")
-    return write_model("export", path, provider, loop, static, make)
-
-
-def _stored(layer: BaseLayer, dtype: np.dtype[Any], integer: bool) -> dict[str, Array]:
-    """Return the weights as a model of this dtype has them."""
-    arrays = stored_arrays(layer)
-    if not isinstance(layer, Quantized):
-        return {name: array.astype(dtype) for name, array in arrays.items()}
-    if integer:  # the bytes of code + 128
-        unsigned = {name: array.view(np.uint8) ^ 128 for name, array in arrays.items() if array.dtype == np.int8}
-        arrays |= unsigned
-    return arrays
+    return write_model("export", path, provider, loop, Form(opset=opset, static=static), make)
 
 
 def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activations: str | None) -> bool:
@@ -198,14 +189,14 @@ def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activa
     return activations != FLOAT32 and any(name.endswith(".scale") for name in stored_arrays(layer))
 
 
-def _check_integers(layer: Layer, weights: Mapping[str, Array], loop: str, opset: int) -> None:
+def _check_integers(layer: Layer, weights: Mapping[str, Array], form: Form) -> None:
     """Raise a ValueError unless a model can have its products in integers."""
     message = "export: activations is 'int8'"
-    if loop == "native":
+    if form.loop == "native":
         expected = "expected another loop, or activations='float32'"
         raise ValueError(f"{message} and loop 'native', whose nodes multiply in float32; {expected}")
-    if opset < REDUCE_AXES_OPSET:
-        raise ValueError(f"{message} and opset {opset}; expected {REDUCE_AXES_OPSET} or newer")
+    if form.opset < REDUCE_AXES_OPSET:
+        raise ValueError(f"{message} and opset {form.opset}; expected {REDUCE_AXES_OPSET} or newer")
     for prefix, cell in leaves_by_prefix(layer).items():
         if not is_int8(cell, prefix, weights):
             continue

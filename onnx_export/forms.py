@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from onnx import ModelProto, NodeProto, helper
 
 from .cells.body import CELLS
+from .cells.config import Form
 from .nodes import nodes_of
 
 # The forms for each provider of onnxruntime, where the caller chooses no loop: the first possible one is built.
@@ -24,19 +26,19 @@ SLOW = {"webgpu": ("Scan", "Loop")}
 
 
 def make_in_form(
-    caller: str, provider: str, loop: str | None, static: bool, make: Callable[[str, bool], ModelProto]
+    caller: str, provider: str, loop: str | None, form: Form, make: Callable[[Form], ModelProto]
 ) -> ModelProto:
-    """Return ``make(loop, static)`` with the given loop or, without one, with the provider's first possible form."""
+    """Return ``make(form)`` with the given loop or, without one, in the provider's first possible form."""
     if provider not in FORMS:
         raise ValueError(f"{caller}: provider is {provider!r}; expected one of {', '.join(FORMS)}")
-    forms = FORMS[provider]
+    forms = [replace(form, loop=row["loop"], static=form.static or bool(row.get("static"))) for row in FORMS[provider]]
     if loop is not None:
-        return make(loop, static or bool(forms[0].get("static")))
+        return make(replace(forms[0], loop=loop))
     refusals = []
     for form in forms:
         try:
-            model = make(form["loop"], static or bool(form.get("static")))
-            if form["loop"] == "native":
+            model = make(form)
+            if form.loop == "native":
                 _check_kernels(caller, provider, model)
             return model
         except ValueError as error:

@@ -12,7 +12,7 @@ from blockcell.errors import short
 from blockcell.optable import OPS
 
 from .cells.body import op_function
-from .cells.config import OLDEST_OPSET, Config, Value, input_tensors, make_config
+from .cells.config import OLDEST_OPSET, Config, Form, Value, input_tensors, op_config
 from .nodes import DOMAIN, ElementTypes, drop_import, graphs, names_read, nodes_within, unused_name
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
@@ -183,7 +183,7 @@ def _node_config(node: NodeProto, kind: int, opset: int) -> Config:
         else:
             attrs[attribute.name] = attribute.f
     try:
-        return make_config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, opset=opset)
+        return op_config(op.name, helper.tensor_dtype_to_np_dtype(kind), attrs=attrs, form=Form(opset=opset))
     except ValueError as error:
         raise ValueError(f"{_label(node)}: {error}") from None
 

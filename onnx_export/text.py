@@ -25,7 +25,8 @@ Where of its second. So the lines that follow need no conditions. ::
             | co = Activation (cs_new)
 
 Without a clip, cs_new is another name of cs_sum, and the second line becomes ``co = Activation (cs_sum)``. If two lines
-have the same output, the one whose condition holds gives it.
+have the same output, the one whose condition holds gives it. Each name must be known, in all lines: a condition, an
+operator, an argument, a constant or an output of a line above.
 
 Four names in brackets stand in the order i, ci, f, o and are put into the order of the op's gates; ``gates`` is H for
 each of these. In the equations of cells, ``a_from_b`` is what the gradient to b is multiplied with where it becomes the
@@ -35,13 +36,22 @@ gradient to a, ``d_b * a_from_b``. In graphs, a name that ends in ``_live`` is a
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from onnx import NodeProto, parser
+from onnx import NodeProto, defs, parser
+
+from blockcell.gates import ORDERS, gate_names
 
 LINE = re.compile(r"(\w*) *\| (?P<outputs>.*?) = (?P<op>\w+ (?:<.*?> )?)\((?P<inputs>.*?)\) *(?:#.*)?")
+CONDITIONS = (
+    *("cell", "sequence", "fused", "split", "peephole", "no_peep", "i_peep", "coupled", "uncoupled", "bias_b"),
+    *("bias_f", "clip", "proj", "no_proj", "p_clip", "cs_grad", "sigmoid", "generic", "float16", "float32", "float64"),
+    *("masked", "full", "eps", "no_eps"),  # of losses and optimizers
+)
+WORDS = ("Activation", "ActivationSlope", "Recurrent", "RecurrentSlope", "Live")  # in place of operators
 BRACKETS = re.compile(r"\[([a-z]\w*(?:, [a-z]\w*){3})\]")
 
 
@@ -59,34 +69,67 @@ class Program:
     after: str = ""
 
 
-class TextParser:
-    """Turns graph text into nodes, given the conditions that hold."""
+def in_onnx_order(layout: str, form: str, **names: str) -> str:
+    """Return names in ONNX's order of the gates, such as "w_i, w_o, w_f, w_ci" of the form "w_{}"; some are given."""
+    return ", ".join(names.get(gate, form.format(gate)) for gate in gate_names(ORDERS[f"ONNX {layout}"]))
 
-    def __init__(self, conditions: Collection[str], gates: tuple[str, ...], names: Iterable[str]) -> None:
+
+class TextParser:
+    """Turns graph text into nodes, given the conditions that hold.
+
+    Lines may read ``names``, arguments and constants, and the outputs of lines above. ``absent`` are arguments and
+    constants that only lines whose conditions do not hold read.
+    """
+
+    def __init__(
+        self, conditions: Collection[str], gates: tuple[str, ...], names: Iterable[str], absent: Iterable[str] = ()
+    ) -> None:
         self.conditions = set(conditions)
         self.gates = gates
         self.defined = set(names)
         self.alias = {"gates": "_".join("H" * len(gates)), "T_B_gates": f"T_B_{len(gates)}H"}
+        self.known = {*self.defined, *self.alias, *absent}
 
     def nodes(self, text: str) -> list[NodeProto]:
-        """Return the nodes of the lines whose conditions hold."""
-        matches = []
-        for line in text.strip().splitlines():
-            match = LINE.fullmatch(line)
-            assert match is not None, line
-            outputs, inputs = ([name.strip(" []") for name in match[side].split(",")] for side in ("outputs", "inputs"))
-            if not match[1] or match[1] in self.conditions:
-                self.defined.update(outputs)
-                matches.append(match)
-            else:
-                self.alias.update(dict.fromkeys(outputs, inputs[1 if match["op"] == "Where " else 0]))
+        """Return the nodes of the lines whose conditions hold.
+
+        Raises
+        ------
+        SyntaxError
+            A line has another form, or a name in it is not known; the message says which, and what may be meant.
+        """
         nodes = []
-        for match in matches:
-            outputs_text, inputs_text = (BRACKETS.sub(self._ordered, match[side]) for side in ("outputs", "inputs"))
-            node = parser.parse_node(f"{outputs_text} = {match['op']}({inputs_text})")
-            node.input[:] = [self.name(name) for name in node.input]
-            nodes.append(node)
+        for number, line in enumerate(text.strip().splitlines(), 1):
+            try:
+                nodes += self._line_nodes(line)
+            except SyntaxError as error:
+                raise SyntaxError(f"graph text, line {number}, {' '.join(line.split())!r}: {error}") from None
         return nodes
+
+    def _line_nodes(self, line: str) -> list[NodeProto]:
+        """Return the node of a line; none, and other names for its outputs, if its condition does not hold."""
+        match = LINE.fullmatch(line)
+        if match is None:
+            raise SyntaxError("expected 'condition | outputs = Operator <attributes> (inputs)'")
+        outputs, inputs = ([name.strip(" []") for name in match[side].split(",")] for side in ("outputs", "inputs"))
+        op_type, holds = match["op"].split()[0], not match[1] or match[1] in self.conditions
+        if match[1]:
+            _check_name("condition", match[1], CONDITIONS)
+        if op_type not in WORDS and not defs.has(op_type):
+            _check_name("operator", op_type, [*WORDS, *(schema.name for schema in defs.get_all_schemas())])
+        for name in inputs:
+            _check_name("name", name, self.known)
+        self.known.update(outputs)
+        if not holds:
+            self.alias.update(dict.fromkeys(outputs, inputs[op_type == "Where"]))
+            return []
+        outputs_text, inputs_text = (BRACKETS.sub(self._ordered, match[side]) for side in ("outputs", "inputs"))
+        node = parser.parse_node(f"{outputs_text} = {match['op']}({inputs_text})")
+        node.input[:] = [self.name(name) for name in node.input]
+        if missing := [name for name in node.input if name not in self.defined]:
+            raise SyntaxError(f"{missing[0]} has no value where the line's condition holds")
+        self.defined.update(outputs)
+        return [node]
 
     def name(self, name: str) -> str:
         """Return the name under which a value is computed; the name given may be another one of it."""
@@ -97,3 +140,11 @@ class TextParser:
     def _ordered(self, match: re.Match[str]) -> str:
         by_gate = dict(zip(("i", "ci", "f", "o"), match[1].split(", "), strict=True))
         return ", ".join(by_gate[gate] for gate in self.gates)
+
+
+def _check_name(kind: str, name: str, known_names: Collection[str]) -> None:
+    """Raise a SyntaxError unless the name is known."""
+    if name not in known_names:
+        nearest = difflib.get_close_matches(name, sorted(known_names), 1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise SyntaxError(f"there is no {kind} {name}{hint}")

@@ -19,7 +19,7 @@ from blockcell.formulas import FORMULAS, error_in_eps
 from blockcell.optable import DTYPES, LETTERS, OPS, Op, sizes_of
 
 from .build import build
-from .cells.config import cell_name, make_config
+from .cells.config import cell_name, op_config
 
 Array = NDArray[Any]
 Tell = Callable[[str, int, int], None]
@@ -171,7 +171,7 @@ def verify(
     """
     names = [ops] if isinstance(ops, str) else list(OPS if ops is None else ops)
     all_sizes = [SIZES | dict(op_sizes) for op_sizes in ([sizes] if isinstance(sizes, Mapping) else sizes)]
-    kinds = [make_config("GRUBlockCell", dtype).dtype for dtype in ([dtypes] if isinstance(dtypes, str) else dtypes)]
+    kinds = [op_config("GRUBlockCell", dtype).dtype for dtype in ([dtypes] if isinstance(dtypes, str) else dtypes)]
     runtimes = available() if providers is None else [providers] if isinstance(providers, str) else list(providers)
     for provider in runtimes:
         if provider not in RUNTIMES:
@@ -209,7 +209,7 @@ def _dtypes_of(provider: str, kinds: list[np.dtype[Any]]) -> list[np.dtype[Any]]
 
 def _rows(name: str, dtype: np.dtype[Any], sizes: dict[str, int], providers: Sequence[str]) -> list[Row]:
     attrs = _all_switches_on(OPS[name]) if name in OPS else {}
-    op = make_config(name, dtype, sizes, attrs).op  # complains of what is unknown
+    op = op_config(name, dtype, sizes, attrs).op  # complains of what is unknown
     return compare(name, numbers(op, sizes, dtype) | attrs, (KERNELS, *providers))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from blockcell.convert.onnx_activations import attributes_of
-from blockcell.optable import LETTERS, Array, Op, Tensor, sizes_of
+from blockcell.optable import LETTERS, OPS, Op, Tensor, sizes_of
 
 from .. import activations
 from ..nodes import (
@@ -25,18 +26,20 @@ from ..nodes import (
     select_needed,
 )
 from ..text import Program, TextParser
-from .config import NODE_WEIGHTS, Config, input_tensors, native_cell
+from .config import Config, input_tensors, native_cell
 from .integers import CONSTANTS, IntegerProducts
 from .loops import LoopBody, StepMask, divide_step, last_name, loop, names_with_time, scan, unroll, without_gemm
 
 CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
+ARGUMENTS = ("fresh", "lengths")  # that only layers have
+ABSENT = {"w_p", *(tensor.name for op in OPS.values() for tensor in op.inputs)}  # in texts, perhaps not in an op
 
 
 def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     """Return the op's nodes, and the names of the arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
     zero_outputs = [tensor for tensor in c.op.outputs if empty or c.is_always_zero(tensor)]
-    nodes, results = (_computed_zeros if c.static and not empty else _constant_zeros)(c, zero_outputs)
+    nodes, results = (_computed_zeros if c.form.static and not empty else _constant_zeros)(c, zero_outputs)
     if not empty:
         computing, computed = _sequence_nodes(c) if c.op.sequence else _cell_nodes(c)
         nodes, results = [*nodes, *computing], results | computed
@@ -44,12 +47,15 @@ def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     if c.node_inputs:
         nodes = [node for node in nodes if not set(c.node_inputs).intersection(node.output)]
         nodes = select_needed(nodes, (tensor.name for tensor in c.op.outputs))
-    nodes = [*_constants(c, names_read(nodes)), *nodes]
+    names = names_read(nodes)
+    constants = [constant(name, value) for name, value in _values(c).items() if name in names]
+    sizes = [node for name, shape in _shapes(c).items() if name in names for node in _shape(c, name, shape.split())]
+    nodes = [*constants, *sizes, *nodes]
     for node in nodes_within(nodes):
         _finish_node(c, node)
     read_names = names_read(nodes)
     inputs = [tensor.name for tensor in input_tensors(c.op)]
-    arguments = [*inputs, "fresh", "lengths", *c.node_inputs, *_scales(c).values()]
+    arguments = [*inputs, *ARGUMENTS, *c.node_inputs, *_scales(c).values()]
     undefined = read_names - {*arguments} - names_written(nodes)
     assert not undefined, f"{c.op.name} reads {undefined}"
     return nodes, [name for name in arguments if name in read_names]
@@ -59,24 +65,10 @@ def op_function(c: Config, name: str | None = None) -> FunctionProto:
     """Return the op as a function of the domain `blockcell`; its inputs are the arguments that matter."""
     nodes, inputs = op_nodes(c)
     outputs = [tensor.name for tensor in c.op.outputs]
-    opset = [helper.make_opsetid("", c.opset)]
+    opset = [helper.make_opsetid("", c.form.opset)]
     result: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
     result.doc_string = doc_string(c)
     return result
-
-
-def node_weights(c: Config, weights: Mapping[str, Array]) -> dict[str, Array]:
-    """Return weights in the layout of ONNX's own LSTM, GRU or RNN; none where a size is 0."""
-    from onnx.reference import ReferenceEvaluator  # takes a while to load, and few need it
-
-    nodes, _ = op_nodes(c)
-    names = [name for name in NODE_WEIGHTS if name in names_written(nodes)]
-    nodes = select_needed(nodes, names)
-    inputs = [name for name in weights if name in names_read(nodes)]
-    packing = helper.make_function(DOMAIN, "packed", inputs, names, nodes, [helper.make_opsetid("", c.opset)])
-    with np.errstate(all="ignore"):
-        arrays = ReferenceEvaluator(packing).run(names, {name: weights[name] for name in inputs}, attributes={})
-    return dict(zip(names, arrays, strict=True))
 
 
 def doc_string(c: Config) -> str:
@@ -101,7 +93,8 @@ class TextNodes:
 def _text_nodes(c: Config) -> TextNodes:
     """Return the nodes of the op's text where `Config.conditions` hold."""
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
-    parser = TextParser(c.conditions, c.op.gates, [*(tensor.name for tensor in c.op.inputs), *program.carried])
+    names = [*ARGUMENTS, *(tensor.name for tensor in c.op.inputs), *program.carried, *_values(c), *_shapes(c)]
+    parser = TextParser(c.conditions, c.op.gates, names, ABSENT)
     parser.alias["cs_grad"] = "cs_grad_next"  # where it is no input
     before, step = parser.nodes(program.before), parser.nodes(program.step)
     step = activations.expand_activations(step, c.activation_of, c.compute)
@@ -109,7 +102,7 @@ def _text_nodes(c: Config) -> TextNodes:
         step = IntegerProducts().of_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
     text = TextNodes(before, step, [], carried, {})
-    if c.loop == "native":
+    if c.native:
         text = _with_native_node(c, parser, text)
     text = replace(text, after=parser.nodes(program.after))
     if c.reset:
@@ -160,7 +153,7 @@ def _in_text(c: Config, output: Tensor) -> str:
     """Return an output's name in the text, where gradients of a GRU and arrays of sequences have other names."""
     name = output.name
     if c.full_length and c.forward:
-        if c.loop == "native":
+        if c.native:
             return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name]
         # With o and co there, one product for all steps is cheaper than a copy of the state at each.
         computes_h = name == "h" and not c.projected and any(tensor.name == "co" for tensor in c.op.outputs)
@@ -205,12 +198,12 @@ def _sequence_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
         reverse=not c.forward,
         dtype=helper.np_dtype_to_tensor_dtype(c.compute),
         rows=c.sizes.get("B"),
-        static=c.static,
-        distinct_outputs=c.inlined and (c.static or c.loop == "native"),
+        static=c.form.static,
+        distinct_outputs=c.form.inlined and (c.form.static or c.native),
     )
     before = [*StepMask.LENGTH, *before, *([] if c.forward else _last_gradients(c, text.carried))]
     after = [*after_loop, *after]
-    if c.loop == "scan" and not (c.static or c.full_length):
+    if c.form.loop == "scan" and not (c.form.static or c.full_length):
         full_length, masked = (_loop_nodes(c, text, body, after, StepMask(is_full)) for is_full in (True, False))
         return [*before, _two_versions(c, full_length, masked)], {name: f"{name}_result" for name in text.results}
     nodes, results = _loop_nodes(c, text, body, after, StepMask(all_live=c.full_length))
@@ -231,10 +224,10 @@ def _loop_nodes(
 ) -> tuple[Nodes, dict[str, str]]:
     """Return the nodes of the loop and of what runs after it, and the outputs' values by their names."""
     nodes = [] if mask.all_live else [*StepMask.CONDITIONS]
-    if body.nodes and (c.loop == "unroll" or (c.loop == "native" and c.static and "T" in c.sizes)):
+    if body.nodes and (c.form.loop == "unroll" or (c.native and c.form.static and "T" in c.sizes)):
         nodes += unroll(body, mask, c.sizes["T"])
     elif body.nodes:  # of ONNX's own LSTM the cs, which it does not give
-        nodes += loop(body, mask) if c.loop == "loop" else scan(body, mask)
+        nodes += loop(body, mask) if c.form.loop == "loop" else scan(body, mask)
     for node in after:
         nodes += mask(*node.input, *node.output) if node.op_type == "Live" else [node]
     results = dict(text.results)
@@ -333,30 +326,25 @@ def _named_outputs(c: Config, nodes: Nodes, results: Mapping[str, str]) -> Nodes
     return rename_values(nodes, names)
 
 
-def _constants(c: Config, names: set[str]) -> Nodes:
-    """Return constants for numbers and sizes that the texts name, where `names` has them."""
+def _values(c: Config) -> dict[str, Any]:
+    """Return the numbers that the texts name."""
     clip, p_clip = c.attribute("cell_clip"), c.attribute("proj_clip")
     floats = {"zero": 0.0, "one": 1.0, "forget_bias": c.attribute("forget_bias"), "clip_low": -clip, "clip_high": clip}
     floats |= {"p_low": -p_clip, "p_high": p_clip} | activations.numbers(c.activation_of)
-    integers = {
-        "at_0": [0],
-        "at_last": [-1],
-        "at_1": [1],
-        "at_1_2": [1, 2],
-        "at_minimum": [-(2**31)],
-        "int_0": 0,
-        "int_1": 1,
+    integers = {"at_0": [0], "at_last": [-1], "at_1": [1], "at_1_2": [1, 2], "at_minimum": [-(2**31)]}
+    return {
+        **{name: c.compute.type(value) for name, value in floats.items()},
+        **{name: np.array(value, np.int64) for name, value in {**integers, "int_0": 0, "int_1": 1}.items()},
+        "true": np.bool_(True),
+        **(CONSTANTS if c.integers else {}),
     }
+
+
+def _shapes(c: Config) -> dict[str, str]:
+    """Return the vectors of sizes that the texts name, as words such as I, H and 4H."""
+    gates = {f"T_B_{word}": f"T B {word}" for word in ("H", "2H", "3H", "4H")}
     sizes = {"T_1": "T", "B_1": "B", "I_H": "I P" if c.projected else "I H", "HH_H": "2H H"}
-    sizes |= {"H_H": "H H", "H_H_H": "H H H", "H_H_H_H": "H H H H"}
-    sizes |= {"T_B_H": "T B H", "T_B_2H": "T B 2H", "T_B_3H": "T B 3H", "T_B_4H": "T B 4H"}
-    return [
-        *(constant(name, c.compute.type(value)) for name, value in floats.items() if name in names),
-        *(constant(name, np.array(value, np.int64)) for name, value in integers.items() if name in names),
-        *(constant(name, np.bool_(True)) for name in ("true",) if name in names),
-        *(constant(name, value) for name, value in (CONSTANTS if c.integers else {}).items() if name in names),
-        *(node for name, words in sizes.items() if name in names for node in _shape(c, name, words.split())),
-    ]
+    return sizes | {"H_H": "H H", "H_H_H": "H H H", "H_H_H_H": "H H H H"} | gates
 
 
 def _finish_node(c: Config, node: NodeProto) -> None:

@@ -1,9 +1,9 @@
-"""`Config`: what the graph of an op depends on, and the checks of its parts."""
+"""`Config`: what the graph of an op or a cell depends on, checked; `op_config` checks the arguments of an op."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -33,18 +33,29 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 @dataclass(frozen=True)
-class Config:
-    """What an op's graph depends on, after every check."""
+class Form:
+    """How a graph is written; `build` explains ``loop``, ``opset`` and ``static``."""
 
+    loop: str = "scan"
+    opset: int = 18
+    static: bool = False
+    inlined: bool = False
+    """Whether the model has the nodes of its functions in their place."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What an op's graph depends on. There is none of what cannot be built: see `__post_init__`."""
+
+    caller: str = field(compare=False)
+    """The op, or the public function and the cell in its layer, with which messages begin."""
     op: Op
+    """A row of the table of ops or, for a layer's cell, a row like these."""
     dtype: np.dtype[Any]
     sizes: Mapping[str, int]
     attrs: Mapping[str, Value]
-    """Attributes of the op, or of the layer."""
-    loop: str
-    opset: int
-    static: bool
-    inlined: bool = False
+    """Attributes of the op, or of the cell."""
+    form: Form = Form()
     full_length: bool = False
     """Whether a sequence always runs all T steps. Then seq_len_max is no argument, and the states after the last step,
     ``cs_last`` and ``h_last``, can be outputs."""
@@ -57,6 +68,46 @@ class Config:
     """Inputs of ONNX's own node that are arguments, instead of computed from the op's: `NODE_WEIGHTS`, ``h_first``."""
     integers: bool = False
     """Whether products are in integers. Each matrix is unsigned bytes then, with an argument ``w_scale``."""
+
+    def __post_init__(self) -> None:
+        """Raise a ValueError if the loop cannot run the op."""
+        if self.form.loop == "unroll" and self.op.sequence and "T" not in self.sizes:
+            needs = "loop='unroll' writes every step out and so needs sizes['T']"
+            raise ValueError(f"{self.caller}: {needs}; 'scan' and 'loop' do not")
+        if self.native and (reason := self._why_not_native()):
+            raise ValueError(f"{self.caller}: loop='native' {reason}")
+
+    def _why_not_native(self) -> str:
+        """Return why ONNX's own LSTM, GRU or RNN does not compute the same, "" if it does."""
+        cell = native_cell(self.op)
+        if not self.forward:
+            return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
+        if not self.op.sequence:
+            return "is not possible: a cell has no loop; expected 'scan', the default"
+        if "clip" in self.conditions:
+            return (
+                "is not exact: ONNX's clip bounds what goes into the gates, not the cell state; "
+                f"expected a cell_clip of 0, not {self.attrs['cell_clip']}, or another loop"
+            )
+        if self.half:
+            return "is not exact: the states would not be rounded to half at every step; expected float32 or float64"
+        if self.sizes.get("I") == 0 and cell != "RNN":
+            return (
+                f"is not possible: onnxruntime's {cell} is wrong, or crashes, without inputs; expected sizes['I'] > 0"
+            )
+        if "H" not in self.sizes:
+            return f"needs sizes['H']: it is an attribute of ONNX's {cell}"
+        if self.reset:
+            return "is not possible with reset; expected 'scan', 'unroll' or 'loop'"
+        if self.projected:
+            return "is not possible: ONNX's LSTM has no projection; expected another loop"
+        if reason := activations.not_in_node(cell, self.activation_of, "coupled" in self.conditions, self.dtype):
+            return f"is not exact: {reason}; expected another loop"
+        return ""
+
+    @property
+    def native(self) -> bool:
+        return self.form.loop == "native"
 
     @property
     def half(self) -> bool:
@@ -99,14 +150,14 @@ class Config:
     def conditions(self) -> set[str]:
         """Return the conditions of the text's lines that hold; `onnx_export.text` explains them."""
         clip, p_clip = self.attribute("cell_clip"), self.attribute("proj_clip")
-        cell, bias = not self.op.sequence or self.loop == "native", self.attribute("forget_bias") != 0
+        cell, bias = not self.op.sequence or self.native, self.attribute("forget_bias") != 0
         coupled, peephole = "f" in self.op.gates and "i" not in self.op.gates, bool(self.attrs.get("use_peephole"))
         sigmoid = self.activation_of["recurrent_activation"] == "sigmoid"
         holds = {
             "cell": cell,
             "fused": cell and not self.integers,
             "split": not cell or self.integers,
-            "sequence": self.op.sequence and self.loop != "native",
+            "sequence": self.op.sequence and not self.native,
             "peephole": peephole,
             "no_peep": not peephole,
             "i_peep": peephole and not coupled,
@@ -127,36 +178,23 @@ class Config:
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
-def make_config(
-    op: str | Op,
+def op_config(
+    op: str,
     dtype: DTypeLike = "float32",
     sizes: Mapping[str, int | None] | None = None,
     attrs: Mapping[str, Value] | None = None,
-    loop: str = "scan",
-    opset: int = 18,
-    static: bool = False,
-    *,
-    caller: str = "",
+    form: Form = Form(),
 ) -> Config:
-    """Check what an op is to be built of; return its configuration.
-
-    Messages begin with `caller`, or with the op's name.
-    """
-    if not isinstance(op, Op) and op not in OPS:
+    """Check what an op is to be built of; return its configuration."""
+    if op not in OPS:
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
-    row = op if isinstance(op, Op) else OPS[op]
-    caller = caller or row.name
-    dtype = check_dtype(caller, dtype)
-    fixed = check_sizes(caller, sizes or {}, LETTERS)
+    row = OPS[op]
+    dtype = check_dtype(op, dtype)
+    fixed = check_sizes(op, sizes or {}, LETTERS)
+    values = check_attributes(op, row, attrs or {})
+    check_form(op, form)
     fixed = {letter: size for letter, size in fixed.items() if letter in row.sources}  # a cell has no T
-    values = check_attributes(caller, row, attrs or {})
-    check_form(caller, loop, opset)
-    checked = Config(row, dtype, fixed, values, loop, opset, static)
-    if row.sequence and loop == "unroll" and "T" not in fixed:
-        needs = "loop='unroll' writes every step out and so needs sizes['T']"
-        raise ValueError(f"{caller}: {needs}; 'scan' and 'loop' do not")
-    check_native(caller, checked)
-    return checked
+    return Config(op, row, dtype, fixed, values, form)
 
 
 def cell_name(op: Op) -> str:
@@ -169,16 +207,11 @@ def native_cell(op: Op) -> str:
     return cell_name(op).partition("_")[0].upper()
 
 
-def check_native(caller: str, c: Config) -> None:
-    """Raise a ValueError if ONNX's own node is to compute what it does not."""
-    if c.loop == "native" and (reason := _not_native(c)):
-        raise ValueError(f"{caller}: loop='native' {reason}")
-
-
-def check_form(caller: str, loop: str, opset: int) -> None:
+def check_form(caller: str, form: Form) -> None:
     """Raise a ValueError unless there are such a loop and such operators."""
-    if loop not in LOOPS:
-        raise ValueError(f"{caller}: loop is {loop!r}; expected one of {', '.join(LOOPS)}")
+    opset = form.opset
+    if form.loop not in LOOPS:
+        raise ValueError(f"{caller}: loop is {form.loop!r}; expected one of {', '.join(LOOPS)}")
     if not isinstance(opset, int) or not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
         newest = f"{onnx.defs.onnx_opset_version()}, the newest that onnx {onnx.__version__} knows"
         raise ValueError(f"{caller}: opset is {opset!r}; expected an integer from {OLDEST_OPSET} to {newest}")
@@ -190,31 +223,6 @@ def check_dtype(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
         return DTYPES[DTYPES.index(np.dtype(dtype))]
     except (TypeError, ValueError):
         raise ValueError(f"{caller}: dtype is {dtype!r}; expected {DTYPE_NAMES}") from None
-
-
-def _not_native(c: Config) -> str:
-    """Return why ONNX's own LSTM, GRU or RNN does not compute the same, "" if it does."""
-    cell = native_cell(c.op)
-    if not c.forward:
-        return f"is not possible: ONNX's {cell} has no gradient; expected 'scan', 'unroll' or 'loop'"
-    if not c.op.sequence:
-        return "is not possible: a cell has no loop; expected 'scan', the default"
-    if "clip" in c.conditions:
-        return (
-            "is not exact: ONNX's clip bounds what goes into the gates, not the cell state; "
-            f"expected a cell_clip of 0, not {c.attrs['cell_clip']}, or another loop"
-        )
-    if c.projected:
-        return "is not possible: ONNX's LSTM has no projection; expected another loop"
-    if reason := activations.not_in_node(cell, c.activation_of, "coupled" in c.conditions, c.dtype):
-        return f"is not exact: {reason}; expected another loop"
-    if c.half:
-        return "is not exact: the states would not be rounded to half at every step; expected float32 or float64"
-    if c.sizes.get("I") == 0 and cell != "RNN":
-        return f"is not possible: onnxruntime's {cell} is wrong, or crashes, without inputs; expected sizes['I'] > 0"
-    if "H" not in c.sizes:
-        return f"needs sizes['H']: it is an attribute of ONNX's {cell}"
-    return ""
 
 
 def check_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:

@@ -23,7 +23,7 @@ So x and h_prev have one product each, with the rows w_x and w_h of ``[w_ru, w_c
 are.
 """
 
-from ..text import Program
+from ..text import Program, in_onnx_order
 from .gru import NATIVE_STATES, NATIVE_WEIGHTS
 
 FORWARD = Program(
@@ -125,7 +125,7 @@ generic  | r_from_h = Mul (c_from_h, r_from_hc)                             # (5
 NATIVE = f"""{NATIVE_WEIGHTS}\
          | b_shape = Shape (b_ru)
          | b_none = Expand (zero, b_shape)                                      # r and u have theirs already
-         | b_both = Concat <axis = 0> (b_u, b_r, b_c, b_none, b_hc)
+         | b_both = Concat <axis = 0> ({in_onnx_order("GRU", "b_{}")}, b_none, b_hc)
          | B = Unsqueeze (b_both, at_0)
          | h_one, h_ends = GRU <linear_before_reset = 1> (x, W, R, B, lengths, h_first)
 {NATIVE_STATES}"""

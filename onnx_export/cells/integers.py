@@ -69,11 +69,23 @@ class IntegerProducts:
         self._rounded: set[str] = set()
 
     def __call__(self, rows: str, w: str, w_scale: str, addend: str, out: str) -> Nodes:
-        """Return the nodes of ``out = addend + rows @ w``."""
-        nodes = [] if rows in self._rounded else self._nodes(ROUNDED, {"rows": rows})
-        self._rounded.add(rows)
+        """Return the nodes of ``out = addend + rows @ w``; names that begin with rows and out begin with these then."""
         names = {"rows": rows, "w": w, "w_scale": w_scale, "addend": addend, "out": out}
-        return nodes + self._nodes(PRODUCT, names)
+        parser = TextParser((), (), [*names, "at_last", *CONSTANTS])
+        rounded_nodes, product_nodes = parser.nodes(ROUNDED), parser.nodes(PRODUCT)
+        nodes = product_nodes if rows in self._rounded else [*rounded_nodes, *product_nodes]
+        self._rounded.add(rows)
+
+        def name_in_graph(name: str) -> str:
+            if name in names:
+                return names[name]
+            start, _, suffix = name.partition("_")
+            return f"{names[start]}_{suffix}" if start in ("rows", "out") else name
+
+        for node in nodes:
+            node.input[:] = [name_in_graph(name) for name in node.input]
+            node.output[:] = [name_in_graph(name) for name in node.output]
+        return nodes
 
     def of_gemms(self, before: Iterable[NodeProto], step: Iterable[NodeProto], scales: Mapping[str, str]) -> Nodes:
         """Return the nodes of a step with integer GEMMs in place of its Gemms.
@@ -95,20 +107,4 @@ class IntegerProducts:
                 nodes += self(rows, w, scale_of[w], addend, node.output[0])
             else:
                 nodes.append(node)
-        return nodes
-
-    def _nodes(self, text: str, names: Mapping[str, str]) -> Nodes:
-        """Return the nodes of a text; names that begin with rows and out begin with these names then."""
-        parser = TextParser((), (), [])
-        nodes = parser.nodes(text)
-
-        def name_in_graph(name: str) -> str:
-            if name in names:
-                return names[name]
-            start, _, suffix = name.partition("_")
-            return f"{names[start]}_{suffix}" if start in ("rows", "out") else name
-
-        for node in nodes:
-            node.input[:] = [name_in_graph(name) for name in node.input]
-            node.output[:] = [name_in_graph(name) for name in node.output]
         return nodes

@@ -38,7 +38,7 @@ to h comes to m first, and d_m stands for h_grad above::
 and their slopes are.
 """
 
-from ..text import Program
+from ..text import Program, in_onnx_order
 
 FORWARD = Program(
     carried={"cs_prev": "cs", "h_prev": "h"},
@@ -173,11 +173,11 @@ proj      | w_p_grad = Gemm <transA = 1> (m_rows, d_p_rows)                  # (
 """,
 )
 
-NATIVE = """
+NATIVE = f"""
           | w_T = Transpose <perm = [1, 0]> (w)
           | [w_i, w_ci, w_f, w_o] = Split <axis = 0> (w_T, gates)
 coupled   | w_i = Neg (w_f)                                                      # 1 - sigmoid(z) is sigmoid(-z)
-          | w_iofc = Concat <axis = 0> (w_i, w_o, w_f, w_ci)                     # ONNX's order of the gates
+          | w_iofc = Concat <axis = 0> ({in_onnx_order("LSTM", "w_{}")})                # ONNX's order of the gates
           | w_one = Unsqueeze (w_iofc, at_0)                                     # one direction
           | W, R = Split <axis = 2> (w_one, I_H)
           | [b_all_i, b_all_ci, b_all_f, b_all_o] = Split <axis = 0> (b_all, gates)
@@ -185,12 +185,12 @@ coupled   | b_all_i = Neg (b_all_f)
 coupled   | b_gates = Concat <axis = 0> (b, b_all_i)
           | b_shape = Shape (b_gates)
           | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
-          | b_both = Concat <axis = 0> (b_all_i, b_all_o, b_all_f, b_all_ci, b_none)
+          | b_both = Concat <axis = 0> ({in_onnx_order("LSTM", "b_all_{}")}, b_none)
           | B = Unsqueeze (b_both, at_0)
           | cs_first = Unsqueeze (cs_prev, at_0)
           | h_first = Unsqueeze (h_prev, at_0)
 coupled   | wci = Neg (wcf)
-peephole  | p_iof = Concat <axis = 0> (wci, wco, wcf)
+peephole  | p_iof = Concat <axis = 0> ({in_onnx_order("peepholes", "wc{}")})
 peephole  | P = Unsqueeze (p_iof, at_0)
 peephole  | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first, P)
 no_peep   | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first)

@@ -4,87 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_helper
 
-from blockcell.activations import unusual
-from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
-from blockcell.layers.layer import Leaf
+from blockcell.layers import Bidirectional, Dense, Layer, Stack
 from blockcell.layers.structure import (
     activations_of,
     description_of,
-    gates_of,
     has_steps,
     input_directions,
     is_in_head,
     leaves_by_prefix,
     passes_dense_alone,
     state_sizes,
-    weight_tensors,
 )
-from blockcell.optable import OPS, Array, Op, Tensor
+from blockcell.optable import Array
 
 from ..activations import may_overflow
 from ..cells import integers
-from ..cells.body import node_weights, op_function
-from ..cells.config import NODE_WEIGHTS, Config, Value, check_native, make_config
+from ..cells.body import op_function
+from ..cells.config import NODE_WEIGHTS, Config, Form
 from ..nodes import DOMAIN, Nodes, drop_import, make_model, make_node, rename_values, select_needed, unused_name
+from .cell_ops import CellOp, describe_cell
 from .graph_builder import GraphBuilder
 from .signature import LayerArrays, Shape, Signature, layer_signature, put_first
+from .weights import is_int8, node_weights
 
 
-def _without_time(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(replace(tensor, shape=tensor.shape.removeprefix("T ")) for tensor in tensors)
-
-
-def _op_of_step(op: Op) -> Op:
-    """Return a sequence's op without the time axis, as the op of a single step."""
-    return replace(op, sequence=False, inputs=_without_time(op.inputs), outputs=_without_time(op.outputs))
-
-
-def _op_of_cell(op: Op, cell: Any) -> Op:
-    """Return the op with the gates and weights of a cell, which may be an LSTM that is coupled or has a projection."""
-    weights: dict[str, Tensor] = {tensor.name: tensor for tensor in weight_tensors(cell)}
-    missing = {tensor.name for tensor in op.weights} - weights.keys()
-
-    def with_cell_shape(tensor: Tensor) -> Tensor:
-        if weight := weights.get(tensor.name.removesuffix("_grad")):
-            return replace(tensor, shape=weight.shape)
-        of_h = "w_p" in weights and tensor.name in ("h", "h_prev", "h_grad", "h_prev_grad")
-        return replace(tensor, shape=tensor.shape.replace("H", "P")) if of_h else tensor
-
-    inputs, outputs = (
-        [with_cell_shape(tensor) for tensor in tensors if tensor.name.removesuffix("_grad") not in missing]
-        for tensors in (op.inputs, op.outputs)
-    )
-    if "w_p" in weights:
-        inputs.append(weights["w_p"])
-        if "grad" in op.kernel:
-            outputs.append(Tensor("w_p_grad", weights["w_p"].shape, "output"))
-    return replace(op, gates=gates_of(cell), inputs=tuple(inputs), outputs=tuple(outputs))
-
-
-# The ops whose texts the functions have, by the order of an LSTM's gates, by where a GRU resets, and of an RNN. A
-# function has no op's name, because its inputs and outputs are not those of the op.
-RESET_AFTER, PLAIN = OPS["block_gru_reset_after"], OPS["block_rnn"]
-OPS_OF = {
-    "icfo": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTM"], "Grad": OPS["BlockLSTMGrad"]},
-    "ifco": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTMV2"], "Grad": OPS["BlockLSTMGradV2"]},
-    "before": {"Step": OPS["GRUBlockCell"], "": OPS["block_gru"], "Grad": OPS["block_gru_grad"]},
-    "after": {"Step": _op_of_step(RESET_AFTER), "": RESET_AFTER, "Grad": OPS["block_gru_reset_after_grad"]},
-    "plain": {"Step": _op_of_step(PLAIN), "": PLAIN, "Grad": OPS["block_rnn_grad"]},
-}
-
-
-def is_int8(cell: Leaf, prefix: str, weights: Mapping[str, Array]) -> bool:
-    """Return whether the matrices of a cell are quantized to int8."""
-    return f"{prefix}{weight_tensors(cell)[0].name}.scale" in weights
-
-
-# ------------------------------------------------------------------------------------------------------------ the graph
 @dataclass(frozen=True)
 class CellTape:
     """What the backward pass of a cell needs of its forward pass."""
@@ -105,10 +54,7 @@ class LayerGraph:
     dtype: np.dtype[Any]
     sizes: dict[str, int]
     """T and B, where they are fixed."""
-    options: Mapping[str, Any]
-    """``loop``, ``opset`` and ``static`` as of `build`."""
-    inlined: bool
-    """Whether the model has the nodes of its functions in their place."""
+    form: Form
     train: bool
     """Whether weights are inputs, for `backward`."""
     lengths: bool
@@ -135,7 +81,7 @@ class LayerGraph:
 
     @property
     def native(self) -> bool:
-        return bool(self.options["loop"] == "native")
+        return self.form.loop == "native"
 
     def model(self) -> ModelProto:
         """Return the model of the layer's call and, with `train`, of its gradients."""
@@ -171,10 +117,10 @@ class LayerGraph:
             [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
             doc_string=repr(self.layer),
         )
-        about_layer = {"layer": json.dumps(description_of(self.layer)), "loop": self.options["loop"]}
+        about_layer = {"layer": json.dumps(description_of(self.layer)), "loop": self.form.loop}
         all_functions = [*(of_cell for _, of_cell in self.functions), *functions]
-        model = make_model(graph, self.options["opset"], all_functions, about_layer | dict(metadata or {}))
-        if self.inlined:
+        model = make_model(graph, self.form.opset, all_functions, about_layer | dict(metadata or {}))
+        if self.form.inlined:
             model = inliner.inline_local_functions(model)
             drop_import(model, DOMAIN)
         return model
@@ -264,7 +210,7 @@ class LayerGraph:
             where = f"{prefix.rstrip('.')} has" if prefix else "layer has"
             raise TypeError(f"{self.caller}: {where} reverse=True and begins at the last step; it cannot be streaming")
         if self.streaming:
-            c = self._config(cell, prefix, "Step", states)
+            c = self._config(cell, prefix, describe_cell(cell, "Step", states))
             results = self._call(cell, prefix, "Step", c, arguments)
             self.results |= {prefix + name: results[name] for name in states}
             return results["h"], tape
@@ -275,16 +221,16 @@ class LayerGraph:
         """Add a cell's forward pass over all steps, in the order in which they run; return y."""
         g, states, arguments = self.graph, state_sizes(cell), tape.arguments
         if self.train:
-            self._config(cell, prefix, "Grad")  # raises if there is none
+            self._config(cell, prefix, describe_cell(cell, "Grad"))  # raises if there is none
         # With lengths, a loop gives the states of all steps; ONNX's own LSTM gives cs only at the rows' last steps.
         gathered = () if not self.lengths else ("h",) if self.native else states
         last_states = [name for name in states if name not in gathered]
-        c = self._config(cell, prefix, "", None if self.train else {"h", *gathered}, last_states)
+        outputs = None if self.train else {"h", *gathered}
+        c = self._config(cell, prefix, describe_cell(cell, "", outputs, last_states))
         if self.native:
-            packed_names = self._pack(cell, prefix, c)
+            names = self._pack(cell, prefix)
             zeros = {} if self.state else {f"{name}_first": self._native_zeros(cell.hidden_size) for name in states}
-            arguments |= {name: self._weight(prefix + name) for name in packed_names} | zeros
-            c = replace(c, node_inputs=(*NODE_WEIGHTS, *zeros))
+            arguments |= {name: self._weight(prefix + name) for name in names} | zeros
         results = self._call(cell, prefix, "", c, arguments)
         arguments |= results
         if self.train and may_overflow(activations_of(cell).values()):
@@ -300,10 +246,8 @@ class LayerGraph:
     def _backward_cell(self, cell: Any, prefix: str, tape: CellTape, d_y: str, needs_d_x: bool) -> str:
         g = self.graph
         d_y = g.zero_padding(d_y) if self._is_in_head(cell) else d_y
-        c = self._config(cell, prefix, "Grad")
-        inputs = tuple(tensor for tensor in c.op.inputs if self.d_state or tensor.name != "cs_grad")
-        outputs = tuple(tensor for tensor in c.op.outputs if needs_d_x or tensor.name != "x_grad")
-        c = replace(c, op=replace(c.op, inputs=inputs, outputs=outputs))
+        unused = [*["cs_grad"] * (not self.d_state), *["x_grad"] * (not needs_d_x)]
+        c = self._config(cell, prefix, describe_cell(cell, "Grad", unused=unused))
         arguments = {**tape.arguments, "h_grad": g.reverse_steps(d_y) if tape.reverse else d_y}
         if self.d_state:
             shape = g.concat(g.size("T"), g.size("B"), g.ints(cell.hidden_size))
@@ -397,51 +341,22 @@ class LayerGraph:
         return columns
 
     # ------------------------------------------------------------------------------------------------------------ cells
-    def _config(
-        self, cell: Any, prefix: str, pass_name: str, outputs: Collection[str] | None = None, last: Iterable[str] = ()
-    ) -> Config:
-        """Return the configuration of a cell's function; `pass_name` is a key of `OPS_OF`.
-
-        `outputs` names outputs of the op, None all of them; `last` names states that are outputs after the last step.
-        """
-        attrs: dict[str, Value] = {}
-        if isinstance(cell, LSTM):
-            ops = OPS_OF[cell.gate_order]
-            attrs["use_peephole"] = "wcf" in cell.weights
-            if pass_name != "Grad":
-                attrs |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
-            if "w_p" in cell.weights:
-                attrs["proj_clip"] = cell.proj_clip
-        elif isinstance(cell, GRU):
-            ops = OPS_OF["after" if cell.reset_after else "before"]
-        else:
-            assert isinstance(cell, RNN)
-            ops = OPS_OF["plain"]
-        attrs |= unusual(activations_of(cell))
-        row = ops[pass_name]
-        caller = f"{self.caller}: {prefix.rstrip('.')}" if prefix else self.caller
-        sizes = {**self.sizes, "I": cell.input_size, "H": cell.hidden_size}
-        op_attrs = {attribute.name: attrs[attribute.name] for attribute in row.attributes if attribute.name in attrs}
-        c = make_config(row, self.dtype, sizes, op_attrs, **self.options, caller=caller)
-        if self.native and self.reset:
-            raise ValueError(f"{caller}: loop='native' is not possible with reset; expected 'scan', 'unroll' or 'loop'")
-        op = _op_of_cell(row, cell)
-        shapes = {tensor.name: tensor.shape.removeprefix("T ") for tensor in op.outputs}
-        selected = [tensor for tensor in op.outputs if outputs is None or tensor.name in outputs]
-        last_tensors = [Tensor(f"{name}_last", shapes[name], "output") for name in last]
-        c = replace(
-            c,
-            op=replace(op, outputs=(*selected, *last_tensors)),
-            sizes={**c.sizes, **({"P": cell.output_size} if "w_p" in cell.weights else {})},
-            attrs=attrs,
-            inlined=self.inlined,
+    def _config(self, cell: Any, prefix: str, described: CellOp) -> Config:
+        """Return the configuration of a cell's function; raise a ValueError if there is none."""
+        firsts = () if self.state else tuple(f"{name}_first" for name in state_sizes(cell))
+        return Config(
+            f"{self.caller}: {prefix.rstrip('.')}" if prefix else self.caller,
+            described.op,
+            self.dtype,
+            {**self.sizes, **described.sizes},
+            described.attrs,
+            self.form,
             full_length=True,
             reset=self.reset,
             lengths=self.lengths and self.native and "cs" in state_sizes(cell),
+            node_inputs=(*NODE_WEIGHTS, *firsts) if self.native else (),
             integers=self._in_integers(cell, prefix),
         )
-        check_native(caller, c)  # once more, of what the cell has and the op has not
-        return c
 
     def _call(self, cell: Any, prefix: str, pass_name: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
         """Add a call of a cell's function; return its results, by the names of the function's outputs."""
@@ -468,26 +383,15 @@ class LayerGraph:
         """Return whether the products of a cell are integer GEMMs."""
         return self.integer and is_int8(cell, prefix, self.weights)
 
-    def _pack(self, cell: Any, prefix: str, c: Config) -> Collection[str]:
+    def _pack(self, cell: Any, prefix: str) -> list[str]:
         """Put a cell's weights into the layout of ONNX's own LSTM, GRU or RNN; return their names there."""
-        stored = {name: self.weights[prefix + name] for name in cell.weights}
-        packings = node_weights(c, {name: array.astype(self.dtype) for name, array in stored.items()})
-        if not packings:
-            return ()
-        of_columns = {name: self.weights.pop(f"{prefix}{name}.scale", None) for name in stored}
-        scales = {name: scale for name, scale in of_columns.items() if scale is not None}
-        if scales:  # packed like the weights; all entries of a row of W have the same one
-            rows = {name: np.broadcast_to(scales.get(name, array), array.shape) for name, array in stored.items()}
-            scale = np.abs(node_weights(c, rows)["W"][0, :, :1])  # where weights are negated, codes are
-            for name in ("W", "R"):
-                packings[name] = packings[name].astype(np.int8)
-                self.weights[f"{prefix}{name}.scale"] = scale
-        elif stored[weight_tensors(cell)[0].name].dtype == np.float16:  # also in a float32 model
-            packings |= {name: packings[name].astype(np.float16) for name in ("W", "R")}
-        for name in stored:
-            del self.weights[prefix + name]
-        self.weights |= {prefix + name: array for name, array in packings.items()}
-        return packings.keys()
+        if not cell.hidden_size:  # there is no such node
+            return []
+        names = [name + ending for name in cell.weights for ending in ("", ".scale")]
+        stored = {name: self.weights.pop(prefix + name) for name in names if prefix + name in self.weights}
+        arrays = node_weights(cell, stored)
+        self.weights |= {prefix + name: array for name, array in arrays.items()}
+        return [name for name in NODE_WEIGHTS if name in arrays]
 
     # ----------------------------------------------------------------------------------------------- states and padding
     def _first_state(self, name: str, size: int) -> str:

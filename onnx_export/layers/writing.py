@@ -13,7 +13,7 @@ from blockcell.errors import short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Quantized, Stack
 
-from ..cells.config import check_sizes
+from ..cells.config import Form, check_sizes
 from ..forms import make_in_form
 
 
@@ -45,12 +45,12 @@ def write_model(
     path: str | PathLike[str] | None,
     provider: str,
     loop: str | None,
-    static: bool,
-    make: Callable[[str, bool], ModelProto],
+    form: Form,
+    make: Callable[[Form], ModelProto],
 ) -> ModelProto:
-    """Write the model that ``make(loop, static)`` makes in a form for the provider; return it."""
+    """Write the model that ``make(form)`` makes, with the loop or in a form for the provider; return it."""
     try:
-        model = make_in_form(caller, provider, loop, static, make)
+        model = make_in_form(caller, provider, loop, form, make)
         if path is not None:
             with replacing(path) as file:
                 file.write(model.SerializeToString())

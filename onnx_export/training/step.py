@@ -23,7 +23,7 @@ from blockcell.loss import LOSSES, Loss
 from blockcell.optable import Array
 from blockcell.optim import OPTIMIZERS, Optimizer
 
-from ..cells.config import REDUCE_AXES_OPSET, check_dtype, check_form
+from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form
 from ..layers.layer_graph import LayerGraph
 from ..layers.signature import NEW, Signature, put_first, step_signature
 from ..layers.writing import check_fixed_sizes, check_layer_and_path, write_model
@@ -155,8 +155,8 @@ def training_step(
     fixed = check_fixed_sizes(caller, sizes)
     kind = check_dtype(caller, layer.dtype if dtype is None else dtype)
 
-    def make(loop: str, static: bool) -> ModelProto:
-        check_form(caller, loop, opset)
+    def make(form: Form) -> ModelProto:
+        check_form(caller, form)
         if opset < REDUCE_AXES_OPSET:
             raise ValueError(f"{caller}: opset is {opset}; expected {REDUCE_AXES_OPSET} or newer")
         layer_graph = LayerGraph(
@@ -164,8 +164,7 @@ def training_step(
             layer,
             kind,
             fixed,
-            options={"loop": loop, "opset": opset, "static": static},
-            inlined=not functions,
+            form,
             train=True,
             lengths=lengths,
             reset=reset,
@@ -173,7 +172,7 @@ def training_step(
         )
         return TrainingGraph(layer_graph, mask, loss_name, optimizer_name, numbers, limit).model()
 
-    return write_model(caller, path, provider, loop, static, make)
+    return write_model(caller, path, provider, loop, Form(opset=opset, static=static, inlined=not functions), make)
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
@@ -303,7 +302,7 @@ class TrainingGraph:
 
         norm = g.constant(np.zeros((), g.compute))
         if nonempty:
-            unit = {}
+            unit = {"unit": ""}
             if self._precision == "float32":
                 largest = compute_each("Largest", LARGEST, "largest")
                 unit = self._call("Unit", UNIT, {"every": largest}, ["unit"], [], numbers)
@@ -354,7 +353,7 @@ class TrainingGraph:
             integers = {name: array.astype(np.int64) for name, array in arrays.items() if array.dtype.kind in "iu"}
             arrays = {name: a.astype(self.graph.compute) for name, a in arrays.items() if name not in integers}
             arrays |= integers
-            opset = self.layer_graph.options["opset"]
+            opset = self.layer_graph.form.opset
             self.functions[name] = _text_function(name, text, arguments, outputs, conditions, arrays, opset)
         return self.graph.call(self.functions[name], arguments, f"{name}_{len(self.graph.nodes)}")
 
@@ -372,7 +371,7 @@ def _text_function(
 
     `arrays` are the constants that the text may name.
     """
-    parser = TextParser(conditions, (), arguments)
+    parser = TextParser(conditions, (), [*arguments, *arrays])
     nodes = rename_values(parser.nodes(text), {parser.name(output): output for output in outputs})
     read_names = names_read(nodes)
     constants = [constant(key, array) for key, array in arrays.items() if key in read_names - {*arguments}]

@@ -13,7 +13,7 @@ from graphs import EPS, on_onnxruntime, on_reference
 from runtimes import RUNTIMES
 
 import onnx_export
-from blockcell import GRU, LSTM, Dense, Stack, convert
+from blockcell import GRU, LSTM, RNN, Dense, RNNState, Stack, convert
 from blockcell.optable import SCHEMES
 
 F32 = np.dtype(np.float32)
@@ -135,6 +135,15 @@ def test_sizes_of_zero(kind, inputs, cells):
         quantized = layer.quantize(scheme)
         y = on_onnxruntime(exported(quantized, state=False, activations="float32"), feeds)[0]
         np.testing.assert_allclose(y, quantized.dequantize()(feeds["x"], lengths=feeds["lengths"])[0], atol=1e-6)
+
+
+@every_scheme
+def test_native_rnn_without_inputs(scheme):
+    quantized = RNN.init(0, 3, seed=1).quantize(scheme)
+    model = exported(quantized, activations="float32", loop="native", lengths=False)
+    feeds = {"x": np.ones((2, 4, 0), F32), "h_prev": np.random.default_rng(2).standard_normal((4, 3)).astype(F32)}
+    right = quantized.dequantize()(feeds["x"], RNNState(feeds["h_prev"]))[0]
+    np.testing.assert_allclose(on_onnxruntime(model, feeds)[0], right, rtol=0, atol=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------- what it is made of
