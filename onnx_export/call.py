@@ -15,16 +15,14 @@ from blockcell.argument_reader import ArgumentReader, conversion, form, is_array
 from blockcell.convert import from_onnx
 from blockcell.errors import short
 from blockcell.files import ArrayInFile, check_arrays, leaf_descriptions, weights_of
-from blockcell.layers import GRUState, Layer, LSTMState, RNNState
-from blockcell.layers.arguments import read_parts
+from blockcell.layers import Layer
 from blockcell.layers.loading import build_layer
-from blockcell.layers.shared import NoState
+from blockcell.layers.structure import STATES, read_parts
 from blockcell.optable import DTYPES, Array, sizes_of
 
 from .cells.config import NODE_WEIGHTS
 from .layers.signature import LayerArrays, Signature, layer_signature
 
-STATES: dict[str, Any] = {"LSTM": LSTMState, "GRU": GRUState, "RNN": RNNState, "Dense": NoState}
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
 

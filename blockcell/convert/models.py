@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..layers import Bidirectional, Dense, Layer, Stack
-from ..layers.cell import Cell
-from ..layers.structure import read_state, state_sizes
+from ..layers.structure import Cell, read_state, state_sizes
 
 _RECURRENT = "LSTM)", "GRU)", "RNN)"  # what the labels of recurrent layers end with
 

@@ -27,8 +27,11 @@ calls: states are arguments and results. Several threads may use one layer.
 ``masks.py``       `CountedSteps`: moves the steps that a mask counts to the front
 ``shared.py``      types of states; packed weights (`LeafWeights`) and their lock; plans
 ``loading.py``     ``blockcell.load``
-``structure.py``   read access to the private parts of layers, for ``convert``, files and ``onnx_export``
+``structure.py``   read access to the private parts of layers
 =================  =================================================================================================
+
+The interface for ``convert``, ``tensorflow``, ``torch`` and ``onnx_export`` consists of the names of this package, of
+``structure.py`` and of ``loading.py``. They import from no other module in here.
 """
 
 from .._stream import Stream

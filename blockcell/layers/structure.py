@@ -1,7 +1,7 @@
 """What layers consist of, for modules that convert, export or store them: leaves, weights, states and directions.
 
 A leaf is a layer with weights of its own: an `LSTM`, `GRU`, `RNN` or `Dense`. Users of layers don't need this module,
-so its functions are no attributes of layers.
+so its functions are no attributes of layers. With `loading.py` it is the interface of the package for others.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from typing import Any
 from ..activations import Activation
 from ..argument_reader import ArgumentReader
 from ..optable import Array, Tensor
+from .arguments import read_parts as read_parts
 from .calls import BaseLayer
-from .cell import Cell
+from .cell import Cell as Cell
 from .containers import Stack
 from .dense import Dense
-from .layer import Layer, Leaf
+from .layer import Layer
+from .layer import Leaf as Leaf
+from .lstm_gru import GRU, LSTM, RNN
 from .shared import Directions
+
+STATES: dict[str, Any] = {kind.__name__: kind._state for kind in (LSTM, GRU, RNN, Dense)}
+"""The types of leaves' states, by the names of their classes."""
 
 
 def snapshot_of(layer: Any) -> Any:

@@ -132,11 +132,28 @@ def test_blockcell_needs_numpy_alone(source):
 
 @pytest.mark.parametrize("source", sorted(ROOT.glob("onnx_export/**/*.py")), ids=_name)
 def test_onnx_export_imports_no_kernels(source):
-    """It knows ops from the table and layers from `blockcell.layers.structure`, imports nothing private, and one module
-    alone needs onnxruntime."""
+    """It imports nothing private, and one module alone needs onnxruntime."""
     imported = {f"{module}.{name}" for module, name in _imported(source)}
     assert {name for name in imported if re.match(r"blockcell\b.*\._", name)} <= {"blockcell.__version__"}
     assert source.name == "runtime.py" or not any(name.partition(".")[0] == "onnxruntime" for name in imported)
+
+
+@pytest.mark.parametrize(
+    ("package", "importers"),
+    [("layers", {"convert", "tensorflow", "torch", "onnx_export"}), ("convert", {"onnx_export"})],
+)
+def test_packages_import_the_interface(package, importers):
+    """Its docstring says for whom it is and which modules it has, beside the names of the package."""
+    text = ast.get_docstring(ast.parse((ROOT / "blockcell" / package / "__init__.py").read_text()))
+    sentence = re.search(r"^The interface for (.*?) consists of (.*?)\.(?: [A-Z]|$)", text, re.MULTILINE | re.DOTALL)
+    assert {*re.findall(r"``(\w+)``", sentence[1])} == importers
+    modules = {_name(source) for source in PURE if _name(source).startswith(f"blockcell.{package}.")}
+    interface = {f"blockcell.{package}.{name}" for name in re.findall(r"``(\w+)\.py``", sentence[2])}
+    assert interface <= modules
+    for source in PURE:
+        if _name(source).removeprefix("blockcell.").partition(".")[0] in importers:
+            imported = {name for module, part in _imported(source) for name in (module, f"{module}.{part}")}
+            assert not imported & modules - interface, _name(source)
 
 
 # ------------------------------------------------------------------------------------------- the map in CONTRIBUTING.md
