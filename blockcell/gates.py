@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 ORDERS = {
     "LSTM": "icfo",  # the default of blockcell's layer, and of TensorFlow's BlockLSTM
-    "BlockLSTMV2": "ifco",
+    "V2 LSTM": "ifco",  # TensorFlow's BlockLSTMV2
     "coupled LSTM": "cfo",
     "GRU": "ruc",
     "RNN": "c",
@@ -39,7 +39,7 @@ def gate_names(order: str) -> tuple[str, ...]:
     return tuple("ci" if gate == "c" and "f" in order else gate for gate in order)
 
 
-GATE_ORDERS = {order: gate_names(order) for order in (ORDERS["LSTM"], ORDERS["BlockLSTMV2"])}
+GATE_ORDERS = {order: gate_names(order) for order in (ORDERS["LSTM"], ORDERS["V2 LSTM"])}
 """The names of an LSTM's gates, by the orders that layers have."""
 
 COUPLED_GATES = gate_names(ORDERS["coupled LSTM"])

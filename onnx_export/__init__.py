@@ -43,6 +43,7 @@ A file or folder imports from those above it. All models consist of what ``cells
 =======================  ===========================================================================================
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -66,16 +67,7 @@ __all__ = ["Session", "TrainingSession", "build", "export", "link", "training_st
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Session":  # onnxruntime is loaded by those who run graphs, not by those who only make them
-        from .session import Session
-
-        return Session
-    if name == "TrainingSession":
-        from .training_session import TrainingSession
-
-        return TrainingSession
-    if name == "verify":
-        from .verification import verify
-
-        return verify
+    modules = {"Session": "session", "TrainingSession": "training_session", "verify": "verification"}
+    if name in modules:  # onnxruntime is loaded by those who run graphs, not by those who only make them
+        return getattr(import_module(f".{modules[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

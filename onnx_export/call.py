@@ -21,7 +21,7 @@ from blockcell.layers.structure import STATES, read_parts
 from blockcell.optable import DTYPES, Array, sizes_of
 
 from .cells.config import NODE_WEIGHTS
-from .layers.signature import LayerArrays, Signature, layer_signature
+from .layers.signature import LayerArrays, Shape, Signature, layer_signature
 
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
@@ -76,8 +76,7 @@ class ModelCall:
             for prefix, cell in leaf_descriptions(self.tree)
             for name in STATES[cell["type"]]._fields
         }
-        y = [*(rows if _has_steps(self.tree) else rows[-1:]), _output_size(self.tree, "", sizes)]
-        return LayerArrays(kind, x, y, states, self._weights)
+        return LayerArrays(kind, x, _y_shape(self.tree, "", rows, sizes), states, self._weights)
 
     def _compare(self, signature: Signature) -> None:
         """Raise a ValueError unless the model's inputs and outputs have these types."""
@@ -289,11 +288,6 @@ def _shapes_of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[s
     return shapes
 
 
-def _has_steps(tree: Tree) -> bool:
-    """Return whether y has a row for each step, not for the last one alone."""
-    return _has_steps(tree["layers"][-1]) if tree["type"] == "Stack" else "last" not in tree
-
-
 def _sizes(cell: Tree, prefix: str, weights: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Return the sizes of the cell state, cs, and of the output, h, which differ where there is a projection."""
     bias = next(tensor for tensor in weights_of(cell) if tensor.kind == "bias")
@@ -301,13 +295,15 @@ def _sizes(cell: Tree, prefix: str, weights: Mapping[str, Sequence[int]]) -> dic
     return {"cs": hidden, "h": weights[f"{prefix}w_p"][1] if "proj_clip" in cell else hidden}
 
 
-def _output_size(tree: Tree, prefix: str, sizes: Mapping[str, Mapping[str, int]]) -> int:
+def _y_shape(tree: Tree, prefix: str, rows: Shape, sizes: Mapping[str, Mapping[str, int]]) -> Shape:
+    """Return the shape of y, which may have a row for the last step alone."""
     if tree["type"] == "Stack":
         last = len(tree["layers"]) - 1
-        return _output_size(tree["layers"][last], f"{prefix}{last}.", sizes)
+        return _y_shape(tree["layers"][last], f"{prefix}{last}.", rows, sizes)
     if tree["type"] == "Bidirectional":
-        return sum(_output_size(tree[name], f"{prefix}{name}.", sizes) for name in ("fw", "bw"))
-    return sizes[prefix]["h"]
+        widths = (_y_shape(tree[name], f"{prefix}{name}.", rows, sizes)[-1] for name in ("fw", "bw"))
+        return [*rows, sum(map(int, widths))]
+    return [*(rows[-1:] if "last" in tree else rows), sizes[prefix]["h"]]
 
 
 def _state_parts(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:

@@ -144,27 +144,18 @@ def export(
     integer = _check_quantized(layer, kind, train, activations)
     stored = {} if train else stored_weights(layer, kind, integer)
     structure: Layer = layer.dequantize() if isinstance(layer, Quantized) else layer  # type: ignore[assignment]
+    inputs = {"lengths": lengths and not streaming, "reset": reset, "state": state, "d_state": state}
+    takes = [name for name, is_input in inputs.items() if is_input]
 
     def make(form: Form) -> ModelProto:
         check_form("export", form)
         if integer:
             _check_integers(structure, stored, form)
-        return LayerGraph(
-            "export",
-            structure,
-            kind,
-            fixed,
-            # Tools such as quantize_dynamic look for a node of ONNX's own in the graph.
-            replace(form, inlined=not functions or form.loop == "native"),
-            train=train,
-            lengths=lengths and not streaming,
-            reset=reset,
-            state=state,
-            d_state=state,
-            streaming=streaming,
-            weights=dict(stored),  # of which a loop "native" makes those of its nodes
-            integer=integer,
-        ).model()
+        # Tools such as quantize_dynamic look for a node of ONNX's own in the graph.
+        form = replace(form, inlined=not functions or form.loop == "native")
+        # Of the weights a loop "native" makes those of its nodes.
+        graph = LayerGraph("export", structure, kind, fixed, form, takes, train, streaming, dict(stored), integer)
+        return graph.model()
 
     size = sum(array.nbytes for array in stored.values())
     if size >= LARGEST:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -195,7 +194,6 @@ def _make_call(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[
     if key not in names:
         names[key] = unused_name(c.op.name, with_body)
         called = op_function(c, names[key])
-        called.doc_string = f"{c.dtype}, {json.dumps(c.attrs)}\n\n{called.doc_string}"
         model.functions.append(called)
         with_body[called.name] = called
     called = with_body[names[key]]

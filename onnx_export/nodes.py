@@ -7,18 +7,14 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from blockcell import __version__
 
 DOMAIN = "blockcell"
-make_node = helper.make_node
+make_node, make_value_info = helper.make_node, helper.make_tensor_value_info
 Nodes = list[NodeProto]
 ElementTypes = Mapping[str, int]  # ONNX's numbers, by the names of values
-
-
-def make_value_info(name: str, dtype: int, shape: Sequence[int | None] | None = None) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
 
 
 def constant(name: str, value: Any) -> NodeProto:

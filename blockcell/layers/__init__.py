@@ -28,10 +28,11 @@ calls: states are arguments and results. Several threads may use one layer.
 ``shared.py``      types of states; packed weights (`LeafWeights`) and their lock; plans
 ``loading.py``     ``blockcell.load``
 ``structure.py``   read access to the private parts of layers
+``cell_ops.py``    the passes of cells in the terms of the table of ops
 =================  =================================================================================================
 
 The interface for ``convert``, ``tensorflow``, ``torch`` and ``onnx_export`` consists of the names of this package, of
-``structure.py`` and of ``loading.py``. They import from no other module in here.
+``structure.py``, ``cell_ops.py`` and ``loading.py``. They import from no other module in here.
 """
 
 from .._stream import Stream

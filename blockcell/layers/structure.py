@@ -45,11 +45,6 @@ def constructor_arguments(leaf: Leaf) -> dict[str, Any]:
     return leaf._arguments()
 
 
-def gates_of(cell: Cell) -> tuple[str, ...]:
-    """Return the gates in the order of the columns of the first matrix."""
-    return cell._gates
-
-
 def activations_of(cell: Cell) -> dict[str, Activation]:
     """Return the activations by the names of the constructor's arguments, in their canonical form."""
     return cell._activations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,12 +63,15 @@ def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
 
 
 def op_function(c: Config, name: str | None = None) -> FunctionProto:
-    """Return the op as a function of the domain `blockcell`; its inputs are the arguments that matter."""
+    """Return the op as a function of the domain `blockcell`; its inputs are the arguments that matter.
+
+    One with a name of its own says for which dtype and attributes it is.
+    """
     nodes, inputs = op_nodes(c)
     outputs = [tensor.name for tensor in c.op.outputs]
     opset = [helper.make_opsetid("", c.form.opset)]
     result: FunctionProto = helper.make_function(DOMAIN, name or c.op.name, inputs, outputs, nodes, opset)
-    result.doc_string = doc_string(c)
+    result.doc_string = doc_string(c) if name is None else f"{c.dtype}, {json.dumps(c.attrs)}\n\n{doc_string(c)}"
     return result
 
 
@@ -93,7 +97,8 @@ class TextNodes:
 def _text_nodes(c: Config) -> TextNodes:
     """Return the nodes of the op's text where `Config.conditions` hold."""
     program: Program = c.module.FORWARD if c.forward else c.module.BACKWARD
-    names = [*ARGUMENTS, *(tensor.name for tensor in c.op.inputs), *program.carried, *_values(c), *_shapes(c)]
+    names = [*(tensor.name for tensor in c.op.inputs), *ARGUMENTS, *c.node_inputs, *program.carried]
+    names += [*_values(c), *_shapes(c)]
     parser = TextParser(c.conditions, c.op.gates, names, ABSENT)
     parser.alias["cs_grad"] = "cs_grad_next"  # where it is no input
     before, step = parser.nodes(program.before), parser.nodes(program.step)
@@ -252,7 +257,7 @@ def _two_versions(
     """Return an If with two versions of the loop: sequences of full length need no masks."""
     branches = {}
     for key, (nodes, results) in {"then_branch": full_length, "else_branch": masked}.items():
-        outputs = [make_value_info(name, helper.np_dtype_to_tensor_dtype(c.compute)) for name in results.values()]
+        outputs = [make_value_info(name, helper.np_dtype_to_tensor_dtype(c.compute), None) for name in results.values()]
         branches[key] = helper.make_graph(select_needed(nodes, results.values()), key, [], outputs)
     return make_node("If", ["all_live"], [f"{name}_result" for name in full_length[1]], **branches)
 

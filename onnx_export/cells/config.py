@@ -248,24 +248,23 @@ def check_attributes(caller: str, op: Op, attrs: Mapping[str, Value]) -> dict[st
             raise ValueError(f"{caller}: attrs has {name!r}; {expected}")
     values: dict[str, Value] = {}
     for attribute in op.attributes:
-        value = attrs.get(attribute.name, attribute.default)
-        if attribute.kind is Numbers:
-            try:
-                values[attribute.name] = canonical(f"{caller}: attrs[{attribute.name!r}]", value)
-            except TypeError as error:
-                raise ValueError(str(error)) from None
-        elif attribute.kind is bool:
-            if not isinstance(value, (bool, np.bool_)):
-                raise ValueError(f"{caller}: attrs[{attribute.name!r}] is {value!r}; expected True or False")
-            values[attribute.name] = bool(value)
-        else:
-            if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-                raise ValueError(f"{caller}: attrs[{attribute.name!r}] is {value!r}; expected a real number")
-            try:
-                values[attribute.name] = float(value)
-            except OverflowError:
-                message = f"{caller}: attrs[{attribute.name!r}] is {short(value)}"
-                raise ValueError(f"{message}; expected a number that a float holds") from None
+        name, value = attribute.name, attrs.get(attribute.name, attribute.default)
+        label = f"{caller}: attrs[{name!r}]"
+        try:
+            if attribute.kind is Numbers:
+                values[name] = canonical(label, value)
+            elif attribute.kind is bool:
+                if not isinstance(value, (bool, np.bool_)):
+                    raise ValueError(f"{label} is {value!r}; expected True or False")
+                values[name] = bool(value)
+            else:
+                if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+                    raise ValueError(f"{label} is {value!r}; expected a real number")
+                values[name] = float(value)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        except OverflowError:
+            raise ValueError(f"{label} is {short(value)}; expected a number that a float holds") from None
     return values
 
 

@@ -157,7 +157,7 @@ def _step_graph(body: LoopBody, name: str, rows: Nodes, inputs: list[ValueInfoPr
 def scan(body: LoopBody, mask: StepMask) -> Nodes:
     """Return the steps as one Scan."""
     inputs = [
-        make_value_info(_step_name(name), TensorProto.BOOL if name in BOOLS else body.dtype)
+        make_value_info(_step_name(name), TensorProto.BOOL if name in BOOLS else body.dtype, None)
         for name in [*body.carried, *body.scan_inputs]
     ]
     graph = _step_graph(body, "step", [], inputs, [])
@@ -184,7 +184,7 @@ def loop(body: LoopBody, mask: StepMask) -> Nodes:
     inputs = [
         make_value_info("step", TensorProto.INT64, []),
         make_value_info("go_on", TensorProto.BOOL, []),
-        *(make_value_info(_step_name(name), body.dtype) for name in body.carried),
+        *(make_value_info(_step_name(name), body.dtype, None) for name in body.carried),
     ]
     graph = _step_graph(body, "step", rows, inputs, [make_node("Identity", ["go_on"], ["going_on"])])
     finals = [last_name(name) for name in body.carried.values()]

@@ -176,22 +176,18 @@ proj      | w_p_grad = Gemm <transA = 1> (m_rows, d_p_rows)                  # (
 NATIVE = f"""
           | w_T = Transpose <perm = [1, 0]> (w)
           | [w_i, w_ci, w_f, w_o] = Split <axis = 0> (w_T, gates)
-coupled   | w_i = Neg (w_f)                                                      # 1 - sigmoid(z) is sigmoid(-z)
           | w_iofc = Concat <axis = 0> ({in_onnx_order("LSTM", "w_{}")})                # ONNX's order of the gates
           | w_one = Unsqueeze (w_iofc, at_0)                                     # one direction
           | W, R = Split <axis = 2> (w_one, I_H)
           | [b_all_i, b_all_ci, b_all_f, b_all_o] = Split <axis = 0> (b_all, gates)
-coupled   | b_all_i = Neg (b_all_f)
-coupled   | b_gates = Concat <axis = 0> (b, b_all_i)
-          | b_shape = Shape (b_gates)
+          | b_shape = Shape (b)
           | b_none = Expand (zero, b_shape)                                      # the one for h adds nothing
           | b_both = Concat <axis = 0> ({in_onnx_order("LSTM", "b_all_{}")}, b_none)
           | B = Unsqueeze (b_both, at_0)
           | cs_first = Unsqueeze (cs_prev, at_0)
           | h_first = Unsqueeze (h_prev, at_0)
-coupled   | wci = Neg (wcf)
-peephole  | p_iof = Concat <axis = 0> ({in_onnx_order("peepholes", "wc{}")})
-peephole  | P = Unsqueeze (p_iof, at_0)
+i_peep    | p_iof = Concat <axis = 0> ({in_onnx_order("peepholes", "wc{}")})
+i_peep    | P = Unsqueeze (p_iof, at_0)
 peephole  | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first, P)
 no_peep   | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_first)
           | h_end = Squeeze (h_ends, at_0)
@@ -200,7 +196,5 @@ no_peep   | h_one, h_ends, cs_ends = LSTM (x, W, R, B, lengths, h_first, cs_firs
           | h_rest = Slice (h_native, at_0, at_last, at_0)
           | h_before = Concat <axis = 0> (h_first, h_rest)                       # h_prev of every step
 """
-"""ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest; only cs runs step by step.
-
-Coupled, it takes 1 - i for f. It has the columns of f all the same, for runtimes that do not know of this.
-"""
+"""ONNX's own LSTM gives h alone; with h known, `FORWARD` gives the rest; only cs runs step by step. Layers bring the
+weights in ONNX's layout: `onnx_export.layers.weights`."""

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_helper
 
 from blockcell.layers import Bidirectional, Dense, Layer, Stack
+from blockcell.layers.cell_ops import CellOp, describe_cell
 from blockcell.layers.structure import (
     activations_of,
     description_of,
@@ -28,7 +29,6 @@ from ..cells import integers
 from ..cells.body import op_function
 from ..cells.config import NODE_WEIGHTS, Config, Form
 from ..nodes import DOMAIN, Nodes, drop_import, make_model, make_node, rename_values, select_needed, unused_name
-from .cell_ops import CellOp, describe_cell
 from .graph_builder import GraphBuilder
 from .signature import LayerArrays, Shape, Signature, layer_signature, put_first
 from .weights import is_int8, node_weights
@@ -55,16 +55,10 @@ class LayerGraph:
     sizes: dict[str, int]
     """T and B, where they are fixed."""
     form: Form
+    takes: Collection[str]
+    """The inputs beside x, of lengths, reset, state, d_state and, in a step of training, mask."""
     train: bool
     """Whether weights are inputs, for `backward`."""
-    lengths: bool
-    """Whether ``lengths`` is an input."""
-    reset: bool
-    """Whether ``reset`` is an input."""
-    state: bool
-    """Whether the states before the first step are inputs."""
-    d_state: bool = False
-    """Whether the gradients to the states after the last step are inputs."""
     streaming: bool = False
     weights: dict[str, Array] = field(default_factory=dict)
     """The initializers; none where weights are inputs."""
@@ -76,6 +70,9 @@ class LayerGraph:
     """The functions of cells, by what they depend on."""
 
     def __post_init__(self) -> None:
+        self.lengths, self.reset, self.state, self.d_state = (
+            name in self.takes for name in ("lengths", "reset", "state", "d_state")
+        )
         self.graph = GraphBuilder(self.dtype, self.sizes, self.streaming, self.lengths)
         self._products = integers.IntegerProducts()
 
@@ -86,8 +83,7 @@ class LayerGraph:
     def model(self) -> ModelProto:
         """Return the model of the layer's call and, with `train`, of its gradients."""
         g, layer, arrays = self.graph, self.layer, self.arrays()
-        flags = {"lengths": self.lengths, "reset": self.reset, "state": self.state, "d_state": self.d_state}
-        signature = layer_signature(arrays, [name for name, is_input in flags.items() if is_input], self.train)
+        signature = layer_signature(arrays, self.takes, self.train)
 
         # A gradient multiplies what lies past a row's length by zero, which NaN survives.
         x = g.zero_padding("x") if self.train or self._head_reads_x else "x"
@@ -364,7 +360,6 @@ class LayerGraph:
         if called is None:
             base, names = f"{type(cell).__name__}{pass_name}", {of_cell.name for _, of_cell in self.functions}
             called = op_function(c, unused_name(base, names))
-            called.doc_string = f"{c.dtype}, {json.dumps(dict(c.attrs))}\n\n{called.doc_string}"
             self.functions.append((c, called))
         return self.graph.call(called, arguments, prefix + called.name)
 

@@ -20,7 +20,6 @@ from blockcell.errors import short
 from blockcell.layers import Layer
 from blockcell.layers.structure import ends_in_softmax, has_steps
 from blockcell.loss import LOSSES, Loss
-from blockcell.optable import Array
 from blockcell.optim import OPTIMIZERS, Optimizer
 
 from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form
@@ -154,23 +153,15 @@ def training_step(
         raise ValueError(f"{caller}: max_norm is 0; expected a number above 0, or None")
     fixed = check_fixed_sizes(caller, sizes)
     kind = check_dtype(caller, layer.dtype if dtype is None else dtype)
+    inputs = {"lengths": lengths, "reset": reset, "mask": mask, "state": state}
+    takes = [name for name, is_input in inputs.items() if is_input]
 
     def make(form: Form) -> ModelProto:
         check_form(caller, form)
         if opset < REDUCE_AXES_OPSET:
             raise ValueError(f"{caller}: opset is {opset}; expected {REDUCE_AXES_OPSET} or newer")
-        layer_graph = LayerGraph(
-            caller,
-            layer,
-            kind,
-            fixed,
-            form,
-            train=True,
-            lengths=lengths,
-            reset=reset,
-            state=state,
-        )
-        return TrainingGraph(layer_graph, mask, loss_name, optimizer_name, numbers, limit).model()
+        graph = LayerGraph(caller, layer, kind, fixed, form, takes, train=True)
+        return TrainingGraph(graph, loss_name, optimizer_name, numbers, limit).model()
 
     return write_model(caller, path, provider, loop, Form(opset=opset, static=static, inlined=not functions), make)
 
@@ -211,8 +202,6 @@ class TrainingGraph:
     """Adds the loss and the optimizer to the graph of a layer. g, in methods, is the builder of its nodes."""
 
     layer_graph: LayerGraph
-    mask: bool
-    """Whether ``mask`` is an input."""
     loss: str
     optimizer: str
     settings: Mapping[str, float]
@@ -231,14 +220,8 @@ class TrainingGraph:
         """Return the model of a step of training."""
         g, layer, layer_graph = self.graph, self.layer, self.layer_graph
         arrays = layer_graph.arrays()
-        flags = {
-            "lengths": layer_graph.lengths,
-            "reset": layer_graph.reset,
-            "mask": self.mask,
-            "state": layer_graph.state,
-        }
-        takes = [name for name, is_input in flags.items() if is_input]
-        signature = step_signature(arrays, takes, self.loss_row, self.optimizer_row, self.max_norm is not None)
+        clips = self.max_norm is not None
+        signature = step_signature(arrays, layer_graph.takes, self.loss_row, self.optimizer_row, clips)
         names, first_states = [*layer.weights], [f"{name}_prev" for name in arrays.states]
         inputs = ["x", "lengths", "reset", "mask", "target", *first_states, "learning_rate", *names, "step"]
         outputs = ["loss", "norm", "y", *arrays.states, *(NEW + name for name in names), NEW + "step"]
@@ -280,10 +263,11 @@ class TrainingGraph:
 
     def _counted_rows(self) -> str:
         """Return which rows of y count in the loss, "" where all do."""
+        mask = "mask" if "mask" in self.layer_graph.takes else ""
         if not (self.layer_graph.lengths and has_steps(self.layer)):
-            return "mask" if self.mask else ""
+            return mask
         live = self.graph.add("Less", self.graph.step_indices(), "lengths")
-        return self.graph.add("And", live, "mask") if self.mask else live
+        return self.graph.add("And", live, "mask") if mask else live
 
     def _clip(self, grads: Mapping[str, str]) -> dict[str, str]:
         """Clip the gradients by their global norm, which is a result."""
@@ -346,39 +330,25 @@ class TrainingGraph:
     ) -> dict[str, str]:
         """Add a call of the function with this text; return its results by the names of the outputs in the text.
 
-        `constants` has numbers and arrays that the text may name; integers become int64, others what is computed in.
+        Its inputs are the arguments that the text reads. `constants` has numbers and arrays that it may name; integers
+        become int64, others what is computed in.
         """
         if name not in self.functions:
-            arrays = {name: np.asarray(value) for name, value in {**CONSTANTS, **constants}.items()}
-            integers = {name: array.astype(np.int64) for name, array in arrays.items() if array.dtype.kind in "iu"}
-            arrays = {name: a.astype(self.graph.compute) for name, a in arrays.items() if name not in integers}
-            arrays |= integers
-            opset = self.layer_graph.form.opset
-            self.functions[name] = _text_function(name, text, arguments, outputs, conditions, arrays, opset)
+            arrays = {key: np.asarray(value) for key, value in {**CONSTANTS, **constants}.items()}
+            integers = [key for key, array in arrays.items() if array.dtype.kind in "iu"]
+            parser = TextParser(conditions, (), [*arguments, *arrays])
+            nodes = rename_values(parser.nodes(text), {parser.name(output): output for output in outputs})
+            for node in nodes:
+                node.name = node.output[0]
+            assert {*outputs} <= names_written(nodes)
+            read_names = names_read(nodes)
+            constant_nodes = [
+                constant(key, arrays[key].astype(np.int64 if key in integers else self.graph.compute))
+                for key in sorted(arrays, key=integers.__contains__)
+                if key in read_names and key not in arguments
+            ]
+            inputs = [argument for argument in arguments if argument in read_names]
+            imports = [helper.make_opsetid("", self.layer_graph.form.opset)]
+            function = helper.make_function(DOMAIN, name, inputs, outputs, [*constant_nodes, *nodes], imports)
+            self.functions[name] = function
         return self.graph.call(self.functions[name], arguments, f"{name}_{len(self.graph.nodes)}")
-
-
-def _text_function(
-    name: str,
-    text: str,
-    arguments: Collection[str],
-    outputs: Sequence[str],
-    conditions: Collection[str],
-    arrays: Mapping[str, Array],
-    opset: int,
-) -> FunctionProto:
-    """Return a text as a function of the domain `blockcell`; its inputs are the arguments that it reads.
-
-    `arrays` are the constants that the text may name.
-    """
-    parser = TextParser(conditions, (), [*arguments, *arrays])
-    nodes = rename_values(parser.nodes(text), {parser.name(output): output for output in outputs})
-    read_names = names_read(nodes)
-    constants = [constant(key, array) for key, array in arrays.items() if key in read_names - {*arguments}]
-    for named_node in nodes:
-        named_node.name = named_node.output[0]
-    assert {*outputs} <= names_written(nodes) and read_names <= {*arguments, *arrays, *names_written(nodes)}
-    inputs = [argument for argument in arguments if argument in read_names]
-    imports = [helper.make_opsetid("", opset)]
-    result: FunctionProto = helper.make_function(DOMAIN, name, inputs, outputs, [*constants, *nodes], imports)
-    return result

@@ -1,15 +1,15 @@
-"""The passes of a layer's cells in the terms of the table of ops. Nothing here knows ONNX."""
+"""The passes of a layer's cells in the terms of the table of ops, for `onnx_export`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from blockcell.activations import Activation, unusual
-from blockcell.layers import GRU, LSTM, RNN
-from blockcell.layers.structure import activations_of, gates_of, weight_tensors
-from blockcell.optable import OPS, Op, Tensor
+from ..activations import Activation, unusual
+from ..optable import OPS, Op, Tensor
+from .cell import Cell
+from .lstm_gru import GRU, LSTM
 
 
 class CellOp(NamedTuple):
@@ -31,8 +31,6 @@ def _op_of_step(op: Op) -> Op:
     return replace(op, sequence=False, inputs=_without_time(op.inputs), outputs=_without_time(op.outputs))
 
 
-# The ops whose texts the functions have, by the order of an LSTM's gates, by where a GRU resets, and of an RNN. A
-# function has no op's name, because its inputs and outputs are not those of the op.
 RESET_AFTER, PLAIN = OPS["block_gru_reset_after"], OPS["block_rnn"]
 OPS_OF = {
     "icfo": {"Step": OPS["LSTMBlockCell"], "": OPS["BlockLSTM"], "Grad": OPS["BlockLSTMGrad"]},
@@ -41,10 +39,12 @@ OPS_OF = {
     "after": {"Step": _op_of_step(RESET_AFTER), "": RESET_AFTER, "Grad": OPS["block_gru_reset_after_grad"]},
     "plain": {"Step": _op_of_step(PLAIN), "": PLAIN, "Grad": OPS["block_rnn_grad"]},
 }
+"""The ops of a step, of all steps and of their gradient, by the order of an LSTM's gates, by where a GRU resets, and of
+an RNN."""
 
 
 def describe_cell(
-    cell: Any,
+    cell: Cell,
     pass_name: str,
     outputs: Collection[str] | None = None,
     last_states: Iterable[str] = (),
@@ -63,11 +63,8 @@ def describe_cell(
             attrs |= {"forget_bias": cell.forget_bias, "cell_clip": cell.cell_clip}
         if "w_p" in cell.weights:
             attrs["proj_clip"] = cell.proj_clip
-    elif isinstance(cell, GRU):
-        ops = OPS_OF["after" if cell.reset_after else "before"]
     else:
-        assert isinstance(cell, RNN)
-        ops = OPS_OF["plain"]
+        ops = OPS_OF[("after" if cell.reset_after else "before") if isinstance(cell, GRU) else "plain"]
     op = _with_weights_of(ops[pass_name], cell)
     shapes = {tensor.name: tensor.shape.removeprefix("T ") for tensor in op.outputs}
     selected = [tensor for tensor in op.outputs if outputs is None or tensor.name in outputs]
@@ -76,12 +73,12 @@ def describe_cell(
     op_inputs, op_outputs = map(tuple, sides)
     sizes = {"I": cell.input_size, "H": cell.hidden_size}
     sizes |= {"P": cell.output_size} if "w_p" in cell.weights else {}
-    return CellOp(replace(op, inputs=op_inputs, outputs=op_outputs), attrs | unusual(activations_of(cell)), sizes)
+    return CellOp(replace(op, inputs=op_inputs, outputs=op_outputs), attrs | unusual(cell._activations), sizes)
 
 
-def _with_weights_of(op: Op, cell: Any) -> Op:
+def _with_weights_of(op: Op, cell: Cell) -> Op:
     """Return the op with the gates and weights of a cell, which may be an LSTM that is coupled or has a projection."""
-    weights: dict[str, Tensor] = {tensor.name: tensor for tensor in weight_tensors(cell)}
+    weights: dict[str, Tensor] = {tensor.name: tensor for tensor in cell._tensors}
     missing = {tensor.name for tensor in op.weights} - weights.keys()
 
     def with_cell_shape(tensor: Tensor) -> Tensor:
@@ -98,4 +95,4 @@ def _with_weights_of(op: Op, cell: Any) -> Op:
         inputs.append(weights["w_p"])
         if "grad" in op.kernel:
             outputs.append(Tensor("w_p_grad", weights["w_p"].shape, "output"))
-    return replace(op, gates=gates_of(cell), inputs=tuple(inputs), outputs=tuple(outputs))
+    return replace(op, gates=cell._gates, inputs=tuple(inputs), outputs=tuple(outputs))
