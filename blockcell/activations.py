@@ -24,6 +24,7 @@ The functions themselves are in `blockcell.formulas`, in numpy, and in ``pyx/cel
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -109,3 +110,11 @@ def numbers(activation: Activation) -> Numbers:
 def unusual(activations: dict[str, Activation]) -> dict[str, Activation]:
     """Return those of a layer's activations that are not the defaults."""
     return {name: value for name, value in activations.items() if value != DEFAULTS[name]}
+
+
+BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid")
+
+
+def may_overflow(activations: Iterable[Activation]) -> bool:
+    """Return whether a cell with these activations can reach inf or NaN from finite weights, if it runs for long."""
+    return any(parts(activation)[0] not in BOUNDED for activation in activations)

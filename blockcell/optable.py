@@ -41,6 +41,11 @@ DTYPE_NAMES = f"{', '.join(map(str, DTYPES[:-1]))} or {DTYPES[-1]}"
 """For messages: ``"float32, float64 or float16"``."""
 
 
+def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which arrays of a dtype are computed: float16 is only for storage."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
 # ------------------------------------------------------------------------------------------------------- the results
 class GRUStates(NamedTuple):
     """Reset gate, update gate, candidate and new state."""

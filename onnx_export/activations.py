@@ -131,14 +131,6 @@ WORDS = {
 """For each word: a layer's argument, its texts, and the texts' names for their input and output."""
 
 
-BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid")
-
-
-def may_overflow(activations: Iterable[Activation]) -> bool:
-    """Return whether a cell with these activations can reach inf or NaN from finite weights, if it runs for long."""
-    return any(parts(activation)[0] not in BOUNDED for activation in activations)
-
-
 def numbers(activations: Mapping[str, Activation]) -> dict[str, float]:
     """Return the numbers that the nodes of these activations name, by their names."""
     return {

@@ -16,12 +16,12 @@ from blockcell.convert import from_onnx
 from blockcell.errors import short
 from blockcell.files import ArrayInFile, check_arrays, leaf_descriptions, weights_of
 from blockcell.layers import Layer
-from blockcell.layers.loading import build_layer
+from blockcell.layers.loading import build_layer, described_output, described_sizes, described_state
 from blockcell.layers.structure import STATES, read_parts
 from blockcell.optable import DTYPES, Array, sizes_of
 
 from .cells.config import NODE_WEIGHTS
-from .layers.signature import LayerArrays, Shape, Signature, layer_signature
+from .layers.signature import LayerArrays, Signature, layer_signature
 
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
@@ -70,13 +70,13 @@ class ModelCall:
             raise ValueError(f"its input x has the type {kind} and shape {x}; expected floats of (T, B, I) or (B, I)")
         dtype = helper.tensor_dtype_to_np_dtype(kind)
         check_arrays(self.tree, {name: ArrayInFile(dtype, tuple(shape), 0) for name, shape in self._weights.items()})
-        sizes = {prefix: _sizes(cell, prefix, self._weights) for prefix, cell in leaf_descriptions(self.tree)}
+        sizes = {prefix: described_sizes(cell, prefix, self._weights) for prefix, cell in leaf_descriptions(self.tree)}
         states = {
             prefix + name: [rows[-1], sizes[prefix][name]]
             for prefix, cell in leaf_descriptions(self.tree)
             for name in STATES[cell["type"]]._fields
         }
-        return LayerArrays(kind, x, _y_shape(self.tree, "", rows, sizes), states, self._weights)
+        return LayerArrays(kind, x, described_output(self.tree, "", rows, sizes), states, self._weights)
 
     def _compare(self, signature: Signature) -> None:
         """Raise a ValueError unless the model's inputs and outputs have these types."""
@@ -133,7 +133,7 @@ class ModelCall:
     # ----------------------------------------------------------------------------------------------------------- states
     def _parts(self, tree: Tree, prefix: str, label: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
         """Yield the names of a state's arrays in the model, each with the name in messages and the value."""
-        fields, children = _state_parts(tree)
+        fields, children = described_state(tree)
         expected = f"({', '.join(fields)})"
         parts = read_parts(self._reader, label, value, fields, expected)
         for field, (part, part_value) in zip(fields, parts.items(), strict=True):
@@ -144,7 +144,7 @@ class ModelCall:
 
     def _state(self, tree: Tree, prefix: str, find: Callable[[str], Array]) -> Any:
         """Return the state whose arrays `find` gives by their names."""
-        fields, children = _state_parts(tree)
+        fields, children = described_state(tree)
         if children:
             return tuple(self._state(children[field], f"{prefix}{field}.", find) for field in fields)
         return STATES[tree["type"]](*(find(prefix + field) for field in fields))
@@ -286,30 +286,3 @@ def _shapes_of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[s
         tensors = [tensor for tensor in weights_of(cell) if tensor.kind != "peephole" or "P" in packed_shapes]
         shapes |= {prefix + tensor.name: sizes_of(tensor.shape, {"I": inputs, "H": hidden}) for tensor in tensors}
     return shapes
-
-
-def _sizes(cell: Tree, prefix: str, weights: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the sizes of the cell state, cs, and of the output, h, which differ where there is a projection."""
-    bias = next(tensor for tensor in weights_of(cell) if tensor.kind == "bias")
-    hidden = weights[prefix + bias.name][0] // int(bias.shape[:-1] or 1)
-    return {"cs": hidden, "h": weights[f"{prefix}w_p"][1] if "proj_clip" in cell else hidden}
-
-
-def _y_shape(tree: Tree, prefix: str, rows: Shape, sizes: Mapping[str, Mapping[str, int]]) -> Shape:
-    """Return the shape of y, which may have a row for the last step alone."""
-    if tree["type"] == "Stack":
-        last = len(tree["layers"]) - 1
-        return _y_shape(tree["layers"][last], f"{prefix}{last}.", rows, sizes)
-    if tree["type"] == "Bidirectional":
-        widths = (_y_shape(tree[name], f"{prefix}{name}.", rows, sizes)[-1] for name in ("fw", "bw"))
-        return [*rows, sum(map(int, widths))]
-    return [*(rows[-1:] if "last" in tree else rows), sizes[prefix]["h"]]
-
-
-def _state_parts(tree: Tree) -> tuple[tuple[str, ...], dict[str, Tree]]:
-    """Return the names of a state's parts, and the layers among these parts."""
-    if tree["type"] == "Stack":
-        children = {str(k): child for k, child in enumerate(tree["layers"])}
-    else:
-        children = {name: tree[name] for name in ("fw", "bw") if name in tree}
-    return tuple(children) or STATES[tree["type"]]._fields, children

@@ -48,16 +48,6 @@ def make_model(
     return model
 
 
-def call_function(function: FunctionProto, arguments: Mapping[str, str], name: str) -> tuple[NodeProto, dict[str, str]]:
-    """Return a node with this name that calls a function, and its results by the names of the function's outputs.
-
-    `arguments` are values by the names of the function's inputs, and may be more than these.
-    """
-    results = {output: f"{name}.{output}" for output in function.output}
-    inputs = [arguments[argument] for argument in function.input]
-    return make_node(function.name, inputs, [*results.values()], name=name, domain=DOMAIN), results
-
-
 def unused_name(base: str, names: Collection[str]) -> str:
     """Return the first of base, base_2, base_3 ... that is not among the names."""
     return base if base not in names else next(name for k in count(2) if (name := f"{base}_{k}") not in names)

@@ -10,18 +10,17 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 from onnx.reference import ReferenceEvaluator
 
 from blockcell import ops as own_ops
 from blockcell import raw_ops
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.optable import DTYPES, LETTERS, OPS, Op, sizes_of
+from blockcell.optable import DTYPES, LETTERS, OPS, Array, Op, sizes_of
 
 from .build import build
 from .cells.config import cell_name, op_config
 
-Array = NDArray[Any]
 Tell = Callable[[str, int, int], None]
 KERNELS = "blockcell"  # the column of the kernels
 RUNTIMES = ("cpu", "cuda", "webgpu", "reference")

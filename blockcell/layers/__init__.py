@@ -26,7 +26,7 @@ calls: states are arguments and results. Several threads may use one layer.
 ``arguments.py``   readers of arguments: arrays, lengths, masks, states, and their error messages
 ``masks.py``       `CountedSteps`: moves the steps that a mask counts to the front
 ``shared.py``      types of states; packed weights (`LeafWeights`) and their lock; plans
-``loading.py``     ``blockcell.load``
+``loading.py``     ``blockcell.load``; what descriptions tell of layers
 ``structure.py``   read access to the private parts of layers
 ``cell_ops.py``    the passes of cells in the terms of the table of ops
 =================  =================================================================================================

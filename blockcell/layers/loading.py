@@ -1,9 +1,9 @@
-"""Layers from files: `blockcell.load`."""
+"""Layers from files: `blockcell.load`; and what the description of a layer in a file tells of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from .. import files
@@ -14,6 +14,7 @@ from .dense import Dense
 from .layer import Layer
 from .lstm_gru import GRU, LSTM, RNN
 from .quantized import Quantized
+from .structure import STATES
 
 
 def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
@@ -107,3 +108,33 @@ def build_leaf(description: Mapping[str, Any], weights: Mapping[str, Array]) -> 
     attributes: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
     classes: dict[str, type[Layer]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
     return classes[description["type"]](**weights, **attributes)
+
+
+# --------------------------------------------------------------------------------------------------------- descriptions
+def described_sizes(leaf: Mapping[str, Any], prefix: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the sizes of cs and h of a leaf, which differ where there is a projection, from its weights' shapes."""
+    bias = next(tensor for tensor in files.weights_of(leaf) if tensor.kind == "bias")
+    hidden = shapes[prefix + bias.name][0] // int(bias.shape[:-1] or 1)
+    return {"cs": hidden, "h": shapes[f"{prefix}w_p"][1] if "proj_clip" in leaf else hidden}
+
+
+def described_output(
+    description: Mapping[str, Any], prefix: str, rows: Sequence[Any], sizes: Mapping[str, Mapping[str, int]]
+) -> list[Any]:
+    """Return the shape of y, whose rows are perhaps the last step's alone; `sizes` are those of leaves by prefix."""
+    if description["type"] == "Stack":
+        last = len(description["layers"]) - 1
+        return described_output(description["layers"][last], f"{prefix}{last}.", rows, sizes)
+    if description["type"] == "Bidirectional":
+        children = [described_output(description[d], f"{prefix}{d}.", rows, sizes) for d in ("fw", "bw")]
+        return [*rows, sum(child[-1] for child in children)]
+    return [*(rows[-1:] if "last" in description else rows), sizes[prefix]["h"]]
+
+
+def described_state(description: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Mapping[str, Any]]]:
+    """Return the names of a state's parts, and the layers among these parts."""
+    if description["type"] == "Stack":
+        children = {str(k): child for k, child in enumerate(description["layers"])}
+    else:
+        children = {name: description[name] for name in ("fw", "bw") if name in description}
+    return tuple(children) or STATES[description["type"]]._fields, children

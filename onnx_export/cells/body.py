@@ -42,7 +42,7 @@ def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     zero_outputs = [tensor for tensor in c.op.outputs if empty or c.is_always_zero(tensor)]
     nodes, results = (_computed_zeros if c.form.static and not empty else _constant_zeros)(c, zero_outputs)
     if not empty:
-        computing, computed = _sequence_nodes(c) if c.op.sequence else _cell_nodes(c)
+        computing, computed = _computing_nodes(c)
         nodes, results = [*nodes, *computing], results | computed
     nodes = _named_outputs(c, nodes, results)
     if c.node_inputs:
@@ -176,19 +176,15 @@ def _scales(c: Config) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------- a cell, a sequence
-def _cell_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """Return the nodes of an op without a loop, and the outputs' values by their names."""
-    text = _text_nodes(c)
-    return [*text.before, *text.step, *text.after], dict(text.results)
+def _computing_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes that compute outputs, and the outputs' values by their names.
 
-
-def _sequence_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
-    """Return the nodes of a sequence's op, and the outputs' values by their names.
-
-    Nodes of a step that need no other step run before or after the loop, for all steps at once. A Scan may have two
-    versions, of which the one for sequences of full length needs no masks.
+    Nodes of a sequence's step that need no other step run before or after the loop, for all steps at once. A Scan may
+    have two versions, of which the one for sequences of full length needs no masks.
     """
     text = _text_nodes(c)
+    if not c.op.sequence:
+        return [*text.before, *text.step, *text.after], dict(text.results)
     last_states = _last_states(c, text)
     after = select_needed(text.after, text.results.values())
     values_after = names_read(after) | {value for name, value in text.results.items() if name not in last_states}

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
 from blockcell.errors import short
-from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor
+from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor, compute_dtype
 
 from .. import activations
 from . import gru, gru_reset_after, lstm, rnn
@@ -25,11 +25,6 @@ OLDEST_OPSET = 15  # functions; Shape with a start
 REDUCE_AXES_OPSET = 18  # ReduceMax with axes as an input
 
 Value = float | bool | Activation
-
-
-def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that arrays of `dtype` are computed in: float16 is only for storage."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, TensorProto, ValueInfoProto, helper
 
-from blockcell.optable import Array
+from blockcell.optable import Array, compute_dtype
 
-from ..cells.config import compute_dtype
-from ..nodes import Nodes, call_function, constant, make_node
+from ..nodes import DOMAIN, Nodes, constant, make_node
 
 
 @dataclass
@@ -83,9 +82,13 @@ class GraphBuilder:
         return array if self.dtype == self.compute else self.add("Cast", array, to=TensorProto.FLOAT16)
 
     def call(self, function: FunctionProto, arguments: Mapping[str, str], name: str) -> dict[str, str]:
-        """Add a call of a function; return its results by the names of the function's outputs."""
-        node, results = call_function(function, arguments, name)
-        self.nodes.append(node)
+        """Add a call of a function with this name; return its results by the names of the function's outputs.
+
+        `arguments` are values by the names of the function's inputs, and may be more than these.
+        """
+        results = {output: f"{name}.{output}" for output in function.output}
+        inputs = [arguments[argument] for argument in function.input]
+        self.nodes.append(make_node(function.name, inputs, [*results.values()], name=name, domain=DOMAIN))
         return results
 
     # --------------------------------------------------------------------------------------------------- steps and rows

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_helper
 
+from blockcell.activations import may_overflow
 from blockcell.layers import Bidirectional, Dense, Layer, Stack
 from blockcell.layers.cell_ops import CellOp, describe_cell
 from blockcell.layers.structure import (
@@ -24,7 +25,6 @@ from blockcell.layers.structure import (
 )
 from blockcell.optable import Array
 
-from ..activations import may_overflow
 from ..cells import integers
 from ..cells.body import op_function
 from ..cells.config import NODE_WEIGHTS, Config, Form

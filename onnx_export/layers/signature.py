@@ -8,9 +8,8 @@ from typing import NamedTuple
 from onnx import TensorProto, helper
 
 from blockcell.loss import Loss
+from blockcell.optable import compute_dtype
 from blockcell.optim import Optimizer
-
-from ..cells.config import compute_dtype
 
 Shape = Sequence[int | str]
 Shapes = Mapping[str, Shape]
