@@ -76,28 +76,6 @@ def nodes_of(model: ModelProto) -> Iterator[NodeProto]:
         yield from nodes_within(container.node)
 
 
-def graphs(graph: GraphProto, outer: ElementTypes | None = None) -> Iterator[tuple[GraphProto, ElementTypes]]:
-    """Yield a graph and the bodies in it, each with the types of the values that it sees, as far as they are known."""
-    types = dict(outer or {})
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    types |= {tensor.values.name: tensor.values.data_type for tensor in graph.sparse_initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        if kind := value.type.tensor_type.elem_type:
-            types[value.name] = kind
-    yield graph, types
-    for node in graph.node:
-        for body in bodies(node):
-            yield from graphs(body, types)
-
-
-def drop_import(model: ModelProto, *domains: str) -> None:
-    """Remove the imports of domains that no node is in any more."""
-    used = {node.domain for node in nodes_of(model)}
-    entries = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]
-    del model.opset_import[:]
-    model.opset_import.extend(entries)
-
-
 # --------------------------------------------------------------------------------------------------- values' names
 def names_read(nodes: Iterable[NodeProto]) -> set[str]:
     """Return the names that nodes read; bodies read values from outside, too."""
@@ -139,3 +117,26 @@ def select_needed(nodes: Iterable[NodeProto], names_wanted: Iterable[str]) -> No
             needed_nodes.append(node)
             names |= names_read([node])
     return needed_nodes[::-1]
+
+
+# ------------------------------------------------------------------------------------------------- graphs and models
+def graphs(graph: GraphProto, outer: ElementTypes | None = None) -> Iterator[tuple[GraphProto, ElementTypes]]:
+    """Yield a graph and the bodies in it, each with the types of the values that it sees, as far as they are known."""
+    types = dict(outer or {})
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types |= {tensor.values.name: tensor.values.data_type for tensor in graph.sparse_initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if kind := value.type.tensor_type.elem_type:
+            types[value.name] = kind
+    yield graph, types
+    for node in graph.node:
+        for body in bodies(node):
+            yield from graphs(body, types)
+
+
+def drop_import(model: ModelProto, *domains: str) -> None:
+    """Remove the imports of domains that no node is in any more."""
+    used = {node.domain for node in nodes_of(model)}
+    entries = [entry for entry in model.opset_import if entry.domain not in domains or entry.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(entries)

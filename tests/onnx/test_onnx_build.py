@@ -31,6 +31,7 @@ import onnx_export
 from blockcell import __version__
 from blockcell.optable import OPS
 from onnx_export.cells import gru_reset_after
+from onnx_export.cells.config import Form, op_config
 from onnx_export.cells.loops import SPLIT_MOST
 from onnx_export.text import Program
 
@@ -476,6 +477,21 @@ def test_two_things_swapped_are_seen(what, monkeypatch):
 def test_mistakes(op, options, message):
     with pytest.raises(ValueError, match=message):
         onnx_export.build(op, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "attrs", "loop", "message"),
+    [
+        ({"H": 2}, {}, "native", "loop='native' is not exact: ONNX's clip bounds"),
+        ({}, {"cell_clip": 0.0}, "native", "loop='native' needs sizes\\['H'\\]"),
+        ({"H": 2}, {}, "unroll", "loop='unroll' writes every step out and so needs sizes\\['T'\\]"),
+    ],
+)
+def test_what_is_checked_is_what_is_built(sizes, attrs, loop, message):
+    """A Config checks itself, also one that is made of another."""
+    checked_config = op_config("BlockLSTM", sizes=sizes, attrs=attrs)
+    with pytest.raises(ValueError, match=f"BlockLSTM: {message}"):
+        dataclasses.replace(checked_config, form=Form(loop))
 
 
 def test_eps():
