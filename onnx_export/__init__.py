@@ -23,6 +23,7 @@ A file or folder imports from those above it. All models consist of what ``cells
 ``layers/``              the graph of a layer
 ``graph_builder.py``     `GraphBuilder`: nodes over the sequences of a batch; `zero_padding` is how layers have lengths
 ``signature.py``         inputs and outputs of the models of layers
+``weights.py``           weights as a model has them: in its dtype, in codes, in the layout of ONNX's own nodes
 ``layer_graph.py``       `LayerGraph`: the cells of a layer, connected
 ``writing.py``           arguments that `export` and `training_step` have both, and the file
 

@@ -47,7 +47,9 @@ def node_weights(cell: Any, weights: Mapping[str, Array]) -> dict[str, Array]:
                 weights["b"][gate_slice(old_order, "f", hidden)] += weights["b"].dtype.type(cell.forget_bias)
 
     def in_new_order(names: Iterable[str]) -> Array:
-        return reorder(np.concatenate([weights[name] for name in names], axis=-1), old_order, new_order)
+        arrays = [weights[name] for name in names]
+        joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=-1)
+        return reorder(joined, old_order, new_order)
 
     w, b = in_new_order(matrices), in_new_order(biases)
     b_h = np.zeros_like(b)
@@ -55,7 +57,7 @@ def node_weights(cell: Any, weights: Mapping[str, Array]) -> dict[str, Array]:
         b_h[gate_slice(new_order, "c", hidden)] = weights["b_hc"]
     if coupled:
         for array in (w, b):
-            array[..., :hidden] *= -1
+            np.negative(array[..., :hidden], out=array[..., :hidden])
         weights |= {"wci": -weights["wcf"]} if "wcf" in weights else {}
     arrays = {"W": w[: cell.input_size].T, "R": w[cell.input_size :].T, "B": np.concatenate([b, b_h])}
     if "wcf" in weights:
