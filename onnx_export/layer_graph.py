@@ -369,9 +369,8 @@ class LayerGraph:
         # Before 1.26, onnxruntime fuses MatMul with Transpose in float64, too, for which it then has no kernel.
         d_x = g.add("Gemm", d_rows, g.cast_to_compute(f"{prefix}w"), transB=1)
         shape = g.concat(g.size("T"), g.size("B"), g.ints(layer.input_size))
-        if layer.last:
-            return self._spread_last_rows(layer, g.cast_to_storage(d_x), shape)
-        return g.cast_to_storage(g.add("Reshape", d_x, shape, allowzero=1))
+        d_x = g.cast_to_storage(d_x if layer.last else g.add("Reshape", d_x, shape, allowzero=1))
+        return self._spread_last_rows(layer, d_x, shape) if layer.last else d_x
 
     def _last_rows(self, layer: Dense, x: str) -> str:
         """Return the rows [B, I] of x [T, B, I] that a layer with `last` reads."""
