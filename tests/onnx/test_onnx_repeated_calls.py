@@ -1,8 +1,8 @@
 """Calls of one session with arrays of other sizes in between give their bits again.
 
 onnxruntime plans its memory by the sizes of a session's first calls; its issue 18672 reports other results in later
-ones, of a GRU. So every form is called with sizes A, B, A and B: 8,900 results of later calls are compared, and more with
-`pytest -m more`.
+ones, of a GRU. So every form is called with sizes A, B, A and B: 8,900 results of later calls are compared, more
+with `pytest -m more`.
 """
 
 from __future__ import annotations
