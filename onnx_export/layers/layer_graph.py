@@ -305,8 +305,11 @@ class LayerGraph:
         self.results[f"d_{prefix}b"] = g.cast_to_storage(g.add("ReduceSum", d_rows, g.ints(0), keepdims=0))
         if not needs_d_x:
             return ""
-        d_x = g.cast_to_storage(g.add("MatMul", d, g.add("Transpose", g.cast_to_compute(f"{prefix}w"))))
-        return self._spread_last_rows(layer, d_x) if layer.last else d_x
+        # Before 1.26, onnxruntime fuses MatMul with Transpose in float64, too, for which it then has no kernel.
+        d_x = g.add("Gemm", d_rows, g.cast_to_compute(f"{prefix}w"), transB=1)
+        shape = g.concat(g.size("T"), g.size("B"), g.ints(layer.input_size))
+        d_x = g.cast_to_storage(d_x if layer.last else g.add("Reshape", d_x, shape, allowzero=1))
+        return self._spread_last_rows(layer, d_x, shape) if layer.last else d_x
 
     def _last_rows(self, layer: Dense, x: str) -> str:
         """Return the rows [B, I] of x [T, B, I] that a layer with `last` reads."""
@@ -317,14 +320,13 @@ class LayerGraph:
             rows.append(g.add("Gather", columns, first, axis=0) if backwards else g.gather_steps(columns, last))
         return g.concat(*rows, axis=1) if len(rows) > 1 else rows[0]
 
-    def _spread_last_rows(self, layer: Dense, d_rows: str) -> str:
-        """Return the gradient to x [T, B, I] of a layer with `last`, from the gradient to the rows that it reads."""
+    def _spread_last_rows(self, layer: Dense, d_rows: str, shape: str) -> str:
+        """Return the gradient to x, of this shape, of a layer with `last`, from the one to the rows that it reads."""
         g, d_columns = self.graph, []
         for columns, backwards in self._columns_by_direction(layer, d_rows, 1):
             step = g.ints(0) if backwards else g.last_steps(self._lengths_of(layer))
             d_columns.append(g.add("Where", g.is_step(step), columns, g.zero()))
         d_x = g.concat(*d_columns, axis=2) if len(d_columns) > 1 else d_columns[0]
-        shape = g.concat(g.size("T"), g.size("B"), g.ints(layer.input_size))
         return g.add("Expand", d_x, shape)  # which some runtimes do not find out
 
     def _columns_by_direction(self, layer: Dense, array: str, axis: int) -> list[tuple[str, bool]]:

@@ -309,6 +309,8 @@ class TrainingGraph:
         outputs = ["new_w", *(f"new_{slot}" for slot in row.slots)]
         for weight, grad in grads.items():
             slots = {name: f"{slot}.{weight}" for name, slot in zip(row.slots, optimizer.slots, strict=True)}
+            # Before 1.27, onnxruntime loses sums with a constant that has no entries, as such a gradient is.
+            grad = grad if self.layer.weights[weight].size else weight
             arguments = {"w": g.cast_to_compute(weight), "g": g.cast_to_compute(grad), **slots, **shared}
             results = self._call(row.function, row.text, arguments, outputs, conditions, constants)
             self.results[f"new_{weight}"] = g.cast_to_storage(results["new_w"])

@@ -17,7 +17,7 @@ from blockcell.optable import OPS
 
 onnxruntime.set_default_logger_severity(3)
 EPS = {np.dtype(np.float64): 2.0**-52, np.dtype(np.float32): 2.0**-23, np.dtype(np.float16): 2.0**-10}
-ONNX = tuple(map(int, onnx.__version__.split(".")[:2]))
+ONNX, ONNXRUNTIME = (tuple(map(int, package.__version__.split(".")[:2])) for package in (onnx, onnxruntime))
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELLS = [name for name, op in OPS.items() if not op.sequence]
 PEEPHOLES = [name for name, op in OPS.items() if any(part.name == "use_peephole" for part in op.attributes)]
@@ -74,11 +74,21 @@ def types(model):
     }
 
 
-def on_reference(model, args):
+def started_on_reference(model):
+    """Return a function that runs the model on onnx.reference."""
     if ONNX < (1, 22) and b"Scan" in model.SerializeToString():
         pytest.skip("onnx.reference lets a Scan's body read values from outside since onnx 1.22")
-    with np.errstate(all="ignore"):
-        return ReferenceEvaluator(model).run(None, feeds(model, args))
+    evaluator = ReferenceEvaluator(model)
+
+    def run(given):
+        with np.errstate(all="ignore"):
+            return evaluator.run(None, given)
+
+    return run
+
+
+def on_reference(model, args):
+    return started_on_reference(model)(feeds(model, args))
 
 
 @cache

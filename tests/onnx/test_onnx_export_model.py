@@ -83,6 +83,15 @@ def test_opsets(opset):
     case.check(exported(layer, case, opset=opset))
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_gradient_multiplies_by_a_transposed_matrix_in_a_matmul(name):
+    """Before 1.26, onnxruntime fuses the two nodes in float64, too, and then has no kernel. It does so with no Gemm."""
+    model = exported(LAYERS[name]("float64"), train=True, loop="unroll", functions=False)
+    transposed = {node.output[0] for node in model.graph.node if node.op_type == "Transpose"}
+    products = [node for node in model.graph.node if node.op_type in ("Gemm", "MatMul")]
+    assert products and not [n.name for n in products if n.op_type == "MatMul" and transposed & {*n.input}]
+
+
 def test_inference_hands_out_no_more_than_it_must():
     """Of all steps the loop keeps h alone, and with lengths also cs; it never keeps the gates."""
     for lengths, collected in ((False, 1), (True, 2)):

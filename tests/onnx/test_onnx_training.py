@@ -15,8 +15,7 @@ import onnxruntime
 import pytest
 from cases import rng
 from export_cases import LAYERS, LOOPS, B, T, dense, drawn, gru, lstm
-from graphs import EPS, checked, feeds, named, on_onnxruntime, on_reference, types
-from onnx.reference import ReferenceEvaluator
+from graphs import EPS, checked, feeds, named, on_onnxruntime, on_reference, started_on_reference, types
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
@@ -31,16 +30,6 @@ def started(model):
     """A function that runs the model on onnxruntime."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda given: session.run(None, given)
-
-
-def on_the_reference(model):
-    evaluator = ReferenceEvaluator(model)
-
-    def run(given):
-        with np.errstate(all="ignore"):
-            return evaluator.run(None, given)
-
-    return run
 
 
 def check(training, model, steps, start=started, limit=LIMIT):
@@ -111,7 +100,7 @@ def test_a_hundred_steps_of_all(name, criterion, optimizer):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("name", "criterion"), LONG)
 def test_a_hundred_steps_on_the_reference(name, criterion, optimizer):
-    check_a_hundred(name, criterion, optimizer, on_the_reference)
+    check_a_hundred(name, criterion, optimizer, started_on_reference)
 
 
 @pytest.mark.meet(1)
@@ -121,7 +110,7 @@ def test_a_hundred_steps_on_the_reference(name, criterion, optimizer):
 def test_on_the_reference(name, criterion, optimizer):
     training = masked(LAYERS[name]("float64"), criterion, optimizer)
     for functions in (True, False):
-        check(training, training.model(functions=functions), 1 if functions else 3, on_the_reference)
+        check(training, training.model(functions=functions), 1 if functions else 3, started_on_reference)
 
 
 OPTIONS = {
