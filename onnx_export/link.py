@@ -13,7 +13,7 @@ from blockcell.optable import OPS
 
 from .build import op_function
 from .config import OLDEST_OPSET, Config, Value, input_tensors, make_config
-from .nodes import DOMAIN, bodies, names_read, nodes_of, nodes_within, unused_name
+from .nodes import DOMAIN, INPUT, bodies, check_outputs, names_read, nodes_of, nodes_within, unused_name
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
@@ -42,8 +42,9 @@ def link(model: ModelProto) -> ModelProto:
     Returns
     -------
     onnx.ModelProto
-        Its graph inputs and outputs are those of ``model``. Arguments that cannot influence the results are no longer
-        inputs of their nodes; those of them that were initializers for nobody else are gone.
+        Its graph inputs and outputs are those of ``model``, also an output that is a constant. Arguments that cannot
+        influence the results are no longer inputs of their nodes; those of them that were initializers for nobody else
+        are gone.
 
     Raises
     ------
@@ -211,6 +212,7 @@ def _make_call(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[
     if key not in names:
         names[key] = unused_name(c.op.name, with_body)
         called = op_function(c, names[key])
+        check_outputs(called.name, called.node, dict.fromkeys(called.input, INPUT), called.output, {})
         called.doc_string = f"{c.dtype}, {json.dumps(c.attrs)}\n\n{called.doc_string}"
         model.functions.append(called)
         with_body[called.name] = called
