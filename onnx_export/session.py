@@ -79,7 +79,9 @@ class Session(BaseSession[RuntimeModel]):
         packages onnxruntime-ep-webgpu and onnxruntime-webgpu, which has no float64. On a GPU, a node that the provider
         cannot run is an error instead of a silent detour over the CPU (WebGPU leaves control flow and what has no
         floats to the CPU); float32 products are computed in float32, not TF32; and an op gets a graph of its own for
-        every set of sizes it is called with, so that no sizes are left to compute, as does a layer's model.
+        every set of sizes it is called with, so that no sizes are left to compute, as does a layer's model. Any number
+        of threads may call a session. On the CPU they run at once; on CUDA one runs a graph, and on WebGPU one runs any
+        graph of the process, while the others wait.
     **build_options
         For an op: what `build` takes, such as ``dtype`` and ``attrs``. Without ``loop``, the form of a sequence is the
         provider's, as in `build`.
