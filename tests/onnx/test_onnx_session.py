@@ -6,9 +6,9 @@ import json
 import os
 import re
 import sys
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -592,7 +592,7 @@ def test_how_many_threads_run_a_model(monkeypatch, providers, most):
     def run(names, feeds):
         counts[0] += 1
         counts[1] = max(counts)
-        time.sleep(0.02)
+        sleep(0.02)
         counts[0] -= 1
 
     monkeypatch.setattr(runtime.RuntimeModel, "_options", lambda model: None)
