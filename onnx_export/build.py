@@ -43,7 +43,7 @@ def build(
         float32, float64 or float16. float16 is for storage: a step computes in float32, as `blockcell.raw_ops` does.
     sizes : dict, optional
         Any of T, B, I and H that are to be fixed; those missing or None stay symbolic. A cell ignores T.
-        With T = 0, which has no step to run, the model is a constant.
+        With T = 0, which has no step to run, all results are zeros.
     attrs : dict, optional
         The op's attributes, such as ``forget_bias``; TensorFlow's defaults for those missing. ``use_peephole`` of a
         gradient has no default. An ``activation`` is a name or a tuple, as of `blockcell.RNN`.
@@ -65,8 +65,8 @@ def build(
         A Scan form has two versions of the loop, of which the one for sequences of full length is spared the masks that
         zero what lies past ``seq_len_max``; and steps that are written out read their arrays from one Split. True: for
         runtimes that do without: only the other version, in "native" a loop only where T is free, no Split with more
-        than 7 outputs, which WebGPU needs, and no Concat with more than 32 inputs and no output that is a constant,
-        which CUDA graphs do not capture. For the providers of a GPU it is True in any case.
+        than 7 outputs, which WebGPU needs, and no Concat with more than 32 inputs, which CUDA graphs do not capture.
+        For the providers of a GPU it is True in any case.
 
     Returns
     -------

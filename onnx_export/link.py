@@ -12,7 +12,17 @@ from blockcell.optable import OPS
 
 from .cells.body import op_function
 from .cells.config import OLDEST_OPSET, Config, Form, Value, input_tensors, op_config
-from .nodes import DOMAIN, ElementTypes, drop_import, graphs, names_read, nodes_within, unused_name
+from .nodes import (
+    DOMAIN,
+    INPUT,
+    ElementTypes,
+    check_outputs,
+    drop_import,
+    graphs,
+    names_read,
+    nodes_within,
+    unused_name,
+)
 
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
@@ -39,8 +49,9 @@ def link(model: ModelProto) -> ModelProto:
     Returns
     -------
     onnx.ModelProto
-        Its graph inputs and outputs are those of ``model``. Arguments that cannot influence the results are no longer
-        inputs of their nodes; those of them that were initializers for nobody else are gone.
+        Its graph inputs and outputs are those of ``model``, also an output that is a constant. Arguments that cannot
+        influence the results are no longer inputs of their nodes; those of them that were initializers for nobody else
+        are gone.
 
     Raises
     ------
@@ -194,6 +205,7 @@ def _make_call(model: ModelProto, node: NodeProto, c: Config, names: dict[tuple[
     if key not in names:
         names[key] = unused_name(c.op.name, with_body)
         called = op_function(c, names[key])
+        check_outputs(called.name, called.node, dict.fromkeys(called.input, INPUT), called.output, {})
         model.functions.append(called)
         with_body[called.name] = called
     called = with_body[names[key]]

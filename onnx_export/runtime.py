@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +49,8 @@ CONTROL_FLOW = {"If", "Loop", "Scan"}
 NO_FLOATS = {TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64}
 HALF = '<ir_version: 8, opset_import: ["": 18]> half (float16[1] a) => (float[1] b) { b = Cast <to = 1> (a) }'
 ANY = '<ir_version: 8, opset_import: ["": 18]> any (float[1] a) => (float[1] b) { b = Tanh (a) }'
+_ON_WEBGPU = Lock()
+"""Whoever starts or runs a model on WebGPU holds it: two sessions at once have ended the process."""
 
 
 class KeptValues:
@@ -126,8 +130,11 @@ class RuntimeModel:
         self.provider = provider
         self._sizes, self._settings, self._provider_options = sizes or {}, settings or {}, provider_options or {}
         self._model = _name_nodes(model) if provider == "webgpu" else model
-        self._outputs = [value.name for value in model.graph.output]
-        self.session = self._start_session(self._options())
+        # On CUDA, because memory of a Scan is free for other runs of the session before its kernels have run.
+        turns: dict[str, AbstractContextManager[Any]] = {"cuda": Lock(), "webgpu": _ON_WEBGPU}
+        self._turn = turns.get(provider, nullcontext())
+        with self._turn:
+            self.session = self._start_session(self._options())
         if provider == "webgpu" and (misplaced := self._float_nodes_on_cpu()):
             nodes = ", ".join(f"{node.op_type} {node.name}" for node in misplaced[:3])
             raise RuntimeError(
@@ -136,9 +143,13 @@ class RuntimeModel:
             )
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """Run the model; return its outputs in their order."""
+        """Run the model; return its outputs in their order.
+
+        onnxruntime gives them on the CPU, so that nothing is left to copy to a GPU behind the run.
+        """
         try:
-            return self._run_once(feeds)
+            with self._turn:
+                return self.session.run(None, feeds)  # type: ignore[no-any-return]
         except Exception as error:  # onnxruntime's own class
             if "Too many storage buffers" not in str(error):
                 raise
@@ -146,18 +157,6 @@ class RuntimeModel:
                 f"{self._model.graph.name}: a node has more inputs and outputs than WebGPU lets it have; expected a "
                 f"model that is built or exported with static=True (onnxruntime: {error})"
             ) from error
-
-    def _run_once(self, feeds: Mapping[str, Array]) -> list[Array]:
-        # Python has no way to the GPU's memory of the WebGPU provider that is built in.
-        if self.provider == "cpu" or (self.provider == "webgpu" and _plugin() is None):
-            return self.session.run(None, feeds)  # type: ignore[no-any-return]
-        bound = self.session.io_binding()
-        for name, array in feeds.items():
-            bound.bind_ortvalue_input(name, _ort_value(array, self.provider))
-        for name in self._outputs:
-            bound.bind_output(name, self.provider)
-        self.session.run_with_iobinding(bound)
-        return bound.copy_outputs_to_cpu()  # type: ignore[no-any-return]
 
     def placement(self) -> list[NodePlacement]:
         """Return where every node runs, also in bodies."""
@@ -249,7 +248,8 @@ class SteppingModel(RuntimeModel):
         self, model: ModelProto, provider: str, kept: KeptValues, sizes: Mapping[str, int] | None = None
     ) -> None:
         super().__init__(model, provider, sizes)
-        self._others = [name for name in self._outputs if name.removeprefix(NEW) not in kept.inputs]
+        outputs = [value.name for value in model.graph.output]
+        self._others = [name for name in outputs if name.removeprefix(NEW) not in kept.inputs]
         self.keep(kept)
 
     def keep(self, kept: KeptValues) -> None:
@@ -271,7 +271,8 @@ class SteppingModel(RuntimeModel):
             for name in self._others:  # in place of arrays of other shapes
                 bound.bind_output(name)
             values = []
-        self.session.run_with_iobinding(bound)
+        with self._turn:
+            self.session.run_with_iobinding(bound)
         self._kept.exchange()
         values = values or bound.get_outputs()[: len(self._others)]
         self._bound[turn] = bound, new_shapes, values

@@ -80,7 +80,9 @@ class Session(BaseSession[RuntimeModel]):
         packages onnxruntime-ep-webgpu and onnxruntime-webgpu, which has no float64. On a GPU, a node that the provider
         cannot run is an error instead of a silent detour over the CPU (WebGPU leaves control flow and what has no
         floats to the CPU); float32 products are computed in float32, not TF32; and an op gets a graph of its own for
-        every set of sizes it is called with, so that no sizes are left to compute, as does a layer's model.
+        every set of sizes it is called with, so that no sizes are left to compute, as does a layer's model. Any number
+        of threads may call a session. On the CPU they run at once; on CUDA one runs a graph, and on WebGPU one runs any
+        graph of the process, while the others wait.
     **build_options
         For an op: what `build` takes, such as ``dtype`` and ``attrs``. Without ``loop``, the form of a sequence is the
         provider's, as in `build`.
@@ -183,10 +185,16 @@ class Session(BaseSession[RuntimeModel]):
         sizes = self._check_sizes(feeds)
         trusted = self.provider == "cpu" and not self._native  # with sizes of 0: some of the others end the process
         if self.op and (sizes.get("T") == 0 or (0 in (sizes.get("B"), sizes.get("H")) and not trusted)):
-            # onnxruntime's Scan fails on no steps.
-            sizes_only = build(self.op.name, dtype=self.dtype, sizes=sizes, attrs=self.attributes)
-            return self._result(*RuntimeModel(sizes_only, "cpu").run({}))
+            return self._result(*self._zeros(self.op, sizes))  # onnxruntime's Scan fails on no steps
         return self._result(*self._model_for(sizes).run(feeds))
+
+    def _zeros(self, op: Op, sizes: dict[str, int]) -> list[Array]:
+        """Return the results without a step, a row or a cell, from the call's sizes and those that the model has."""
+        for value, tensor in zip(self.model.graph.output, op.outputs, strict=False):
+            for dim, word in zip(value.type.tensor_type.shape.dim, tensor.shape.split(), strict=False):
+                if dim.dim_param in ("", "0"):  # as `build` writes the size 0
+                    sizes.setdefault(word, dim.dim_value)
+        return [np.zeros(sizes_of(tensor.shape, sizes), self.dtype) for tensor in op.outputs]
 
     def _start(self, sizes: dict[str, int]) -> RuntimeModel:
         """Build an op for these sizes in the first form that is exact and that the provider runs, or start a model."""

@@ -39,7 +39,8 @@ class TrainingSession(BaseSession[SteppingModel]):
         layer = session.layer()
 
     The weights and what the optimizer keeps stay where the model runs: a step reads them from one set of memory and
-    writes them to another, and the two change places. A session is for one thread at a time.
+    writes them to another, and the two change places. A session is for one thread at a time, and on WebGPU no other
+    thread may use the provider meanwhile.
 
     Parameters
     ----------

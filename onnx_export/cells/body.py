@@ -40,7 +40,10 @@ def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     """Return the op's nodes, and the names of the arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
     zero_outputs = [tensor for tensor in c.op.outputs if empty or c.is_always_zero(tensor)]
-    nodes, results = (_computed_zeros if c.form.static and not empty else _constant_zeros)(c, zero_outputs)
+    if empty or (c.full_length and not c.form.static):
+        nodes, results = _expanded_zeros(c, zero_outputs, empty)
+    else:
+        nodes, results = _summed_zeros(zero_outputs)
     if not empty:
         computing, computed = _computing_nodes(c)
         nodes, results = [*nodes, *computing], results | computed
@@ -259,28 +262,29 @@ def _two_versions(
 
 
 # ------------------------------------------------------------------------------------------------ sizes and constants
-def _computed_zeros(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
-    """Return nodes that compute zeros [H] from cs_prev [B, H], and the zeros' names.
+def _zeros_of(array: str) -> Nodes:
+    """Return nodes that compute zeros of an array's shape, because no output may be a constant (`check_outputs`)."""
+    return [make_node("Less", [array, array], ["never"]), make_node("Where", ["never", array, "zero"], ["zero_rows"])]
 
-    onnxruntime copies outputs that are constants outside of the stream in which its CUDA provider computes. No CUDA
-    graph captures that, and on an H100 results next to such outputs were sometimes wrong.
+
+def _summed_zeros(outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
+    """Return nodes that compute zeros [H] from cs_prev [B, H], and the zeros' names."""
+    names = {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
+    sums = [make_node("ReduceSum", ["zero_rows", "at_0"], [name], keepdims=0) for name in names.values()]
+    return [*_zeros_of("cs_prev"), *sums], names
+
+
+def _expanded_zeros(c: Config, outputs: Collection[Tensor], empty: bool) -> tuple[Nodes, dict[str, str]]:
+    """Return nodes that make zeros of the outputs' shapes, and the zeros' names; free sizes come from the inputs.
+
+    Unless a size is 0, they are those of a layer's function that nobody reads, and need not be computed.
     """
-    if not outputs:
-        return [], {}
-    nodes = [
-        make_node("Less", ["cs_prev", "cs_prev"], ["never"]),
-        make_node("Where", ["never", "cs_prev", "zero"], ["zero_rows"]),
-        *(make_node("ReduceSum", ["zero_rows", "at_0"], [f"{tensor.name}_zeros"], keepdims=0) for tensor in outputs),
-    ]
-    return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
-
-
-def _constant_zeros(c: Config, outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
-    """Return nodes that make zeros of the outputs' shapes, and the zeros' names; free sizes come from the inputs."""
-    nodes = []
+    array = next(tensor.name for tensor in c.op.inputs if tensor.read and not tensor.peephole)
+    nodes = [*_zeros_of(array), make_node("ReduceSum", ["zero_rows"], ["nothing"], keepdims=0)]
     for tensor in outputs:
         nodes += _shape(c, f"{tensor.name}_shape", tensor.shape.split())
-        nodes.append(make_node("Expand", ["zero", f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
+        zero = "nothing" if empty else "zero"
+        nodes.append(make_node("Expand", [zero, f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
     return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
 
 

@@ -284,7 +284,7 @@ class TrainingGraph:
                 numbers.append(results[result])
             return g.concat(*(g.add("Unsqueeze", number, g.ints(0)) for number in numbers))
 
-        norm = g.constant(np.zeros((), g.compute))
+        zero = g.constant(np.zeros((), g.compute))
         if nonempty:
             unit = {"unit": ""}
             if self._precision == "float32":
@@ -292,6 +292,9 @@ class TrainingGraph:
                 unit = self._call("Unit", UNIT, {"every": largest}, ["unit"], [], numbers)
             squares = {"every": compute_each("Squares", SQUARES, "squares", **unit)}
             norm = self._call("Norm", NORM, squares | unit, ["norm"], [self._precision], {})["norm"]
+        else:  # zero, but computed: no output may be a constant
+            loss = self.results["loss"]
+            norm = g.add("Where", g.add("Less", loss, loss), loss, zero)
         scale = self._call("ClipScale", CLIP_SCALE, {"norm": norm}, ["scale"], [], numbers)["scale"]
         self.results["norm"] = norm
         return {name: g.cast_to_storage(g.add("Mul", grad, scale)) for name, grad in computed.items()}

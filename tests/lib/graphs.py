@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -9,9 +10,11 @@ import onnx
 import onnx.parser
 import onnxruntime
 import pytest
+from cases import SIZES, arguments
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+import onnx_export
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
 
@@ -116,6 +119,20 @@ def compare(op, results, expected, limit):
         largest = np.abs(right).max(initial=0)
         error = np.abs(result - right).max(initial=0)
         assert error <= limit * largest, f"{tensor.name}: {error / (largest or 1):.2e} > {limit:.2e}"
+
+
+def same_in_threads(op, provider, calls):
+    """Whether 8 threads at one Session get the bits of one thread, with two numbers of rows: two graphs on a GPU."""
+    cases = [arguments(op, SIZES | {"B": 1 + k % 2}, seed=k, use_peephole=False) for k in range(8)]
+    session = onnx_export.Session(op, provider=provider, attrs=attributes(op, cases[0]))
+    expected = [session(**args) for args in cases]
+
+    def same(k):
+        found = [session(**cases[k]) for _ in range(calls)]
+        return all(a.tobytes() == b.tobytes() for results in found for a, b in zip(results, expected[k], strict=True))
+
+    with ThreadPoolExecutor(8) as threads:
+        return all([*threads.map(same, range(8))])
 
 
 def poisoned(op, args):

@@ -23,6 +23,7 @@ from graphs import (
     compare,
     converted,
     exact,
+    same_in_threads,
     tells_placement,
 )
 from onnx import helper
@@ -31,6 +32,8 @@ from placement import CONTROL_FLOW, KERNELS, constant_outputs, fallbacks, left, 
 import onnx_export
 from blockcell import Bidirectional, Stack
 from blockcell.optable import OPS
+from onnx_export import nodes
+from onnx_export.cells import body
 from onnx_export.cells.config import native_cell
 from onnx_export.runtime import RuntimeModel
 
@@ -219,6 +222,55 @@ def test_the_list_knows_control_flow():
     assert CONTROL_FLOW <= KERNELS.keys()
 
 
+# ----------------------------------------------------------------------------------------------- a GPU that is late
+def constant_zeros(outputs):
+    """As `onnx_export.body` wrote the zeros once, for sizes that are fixed."""
+    names = {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
+    nodes = [helper.make_node("Shape", ["h_prev"], ["cells"], start=1)]
+    return [*nodes, *(helper.make_node("Expand", ["zero", "cells"], [name]) for name in names.values())], names
+
+
+def late_results(op, args, provider, outputs, runs=20, size=4096, products=24):
+    """Return the wrong results of an op behind many large products, whose sum, a zero, is added to its first input."""
+    sizes = {"T": len(args["x"]), "B": args["h_prev"].shape[0], "I": args["x"].shape[2], "H": args["h_prev"].shape[1]}
+    size = size if provider == "cuda" else 8
+    options = {"sizes": sizes, "attrs": attributes(op, args), "loop": "scan", "functions": False, "static": True}
+    model = onnx_export.build(op, **options)
+    made = [helper.make_node("MatMul", [f"late_{k}", "late_0"], [f"late_{k + 1}"]) for k in range(products)]
+    made.append(helper.make_node("ReduceSum", [f"late_{products}"], ["nought"], keepdims=0))
+    made.append(helper.make_node("Add", ["cs_prev", "nought"], ["cs_late"]))
+    inner = nodes.rename_values(model.graph.node, {"cs_prev": "cs_late"})
+    del model.graph.node[:]
+    model.graph.node.extend([*made, *inner])
+    model.graph.input.append(helper.make_tensor_value_info("late_0", onnx.TensorProto.FLOAT, [size, size]))
+    session, wrong = RuntimeModel(model, provider).session, []
+    bound_session, right = session.io_binding(), exact(op, args)
+    given = {**args, "late_0": np.zeros((size, size), np.float32)}
+    for value in model.graph.input:
+        array = np.asarray(given[value.name], order="C")
+        where = provider if array.ndim else "cpu"
+        bound_session.bind_ortvalue_input(value.name, onnxruntime.OrtValue.ortvalue_from_numpy(array, where, 0))
+    for _ in range(runs):
+        for name in right._fields:
+            bound_session.bind_output(name, outputs)
+        session.run_with_iobinding(bound_session)
+        for name, result in zip(right._fields, bound_session.copy_outputs_to_cpu(), strict=True):
+            error = np.abs(result - getattr(right, name)).max()
+            if not error <= bound(op, np.float32) * np.abs(getattr(right, name)).max():
+                wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("constants", [False, True])
+def test_a_late_gpu_on_the_cpu(monkeypatch, constants):
+    """The graphs of the test on a GPU, with and without constants, are right where nothing is late."""
+    args = arguments("BlockLSTMGrad", {"T": 26, "B": 3, "I": 8, "H": 5}, use_peephole=False)
+    if constants:
+        monkeypatch.setattr(body, "_summed_zeros", constant_zeros)
+        monkeypatch.setattr(nodes, "check_outputs", lambda *_: None)
+    assert late_results("BlockLSTMGrad", args, "cpu", "cpu") == []
+
+
 # ------------------------------------------------------------------------------------------------------- with a GPU
 AVAILABLE = onnxruntime.get_available_providers()
 on_cuda = [
@@ -284,14 +336,34 @@ class TestOnAGPU:
         by_cudnn = op in CUDNNS and dtype != "float16" and not (use_peephole and op in PEEPHOLES)
         assert bool({placed.op_type for placed in session.placement} & {"LSTM", "GRU", "RNN"}) == by_cudnn
 
-    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize(("B", "H"), [(1, 64), (3, 5), (5, 24)])
+    @pytest.mark.parametrize("seed", range(7))
     @pytest.mark.parametrize("op", ["BlockLSTMGrad", "BlockLSTMGradV2"])
-    def test_gradients_without_peepholes(self, op, seed):
+    def test_gradients_without_peepholes(self, op, seed, B, H):
         """Of which some were wrong in some runs, when the gradients to the peepholes were constants."""
-        args = arguments(op, {"T": 26, "B": 5, "I": 38, "H": 24}, seed=seed, use_peephole=False)
+        args = arguments(op, {"T": 26, "B": B, "I": 38, "H": H}, seed=seed, use_peephole=False)
         session = onnx_export.Session(op, provider="cuda", attrs=attributes(op, args))
         for _ in range(5):
             compare(op, session(**args), exact(op, args), bound(op, np.float32))
+
+    @pytest.mark.parametrize(
+        ("constants", "outputs", "right"), [(False, "cuda", True), (True, "cpu", True), (True, "cuda", False)]
+    )
+    @pytest.mark.parametrize(("B", "H"), [(1, 64), (3, 5)])
+    def test_constants_beside_a_late_scan(self, monkeypatch, constants, outputs, right, B, H):
+        """States and zeros fit in memory of one size, 256 bytes, and the GPU is late. What is right is either that the
+        zeros are computed or that outputs are on the CPU; without both, some are overwritten in every run.
+        """
+        op = "BlockLSTMGrad"
+        args = arguments(op, {"T": 26, "B": B, "I": 8, "H": H}, use_peephole=False)
+        if constants:
+            monkeypatch.setattr(body, "_summed_zeros", constant_zeros)
+            monkeypatch.setattr(nodes, "check_outputs", lambda *_: None)
+        assert (late_results(op, args, "cuda", outputs) == []) == right
+
+    @pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMGrad", "block_gru"])
+    def test_eight_threads(self, op):
+        assert same_in_threads(op, "cuda", 50)
 
     @pytest.mark.parametrize("op", CUDNNS)
     def test_products_are_not_rounded_to_tf32(self, op):

@@ -7,6 +7,8 @@ import os
 import re
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 from bits import leaves
 from cases import SIZES, arguments
 from fresh import printed
-from graphs import FLOAT64, NATIVE, SEQUENCES, attributes, bound, compare, exact, tells_placement
+from graphs import FLOAT64, NATIVE, SEQUENCES, attributes, bound, compare, exact, same_in_threads, tells_placement
 
 import onnx_export
 from blockcell import GRU, LSTM, Bidirectional, Stack
@@ -577,13 +579,38 @@ def test_dtypes_on_webgpu(monkeypatch):
         onnx_export.Session(onnx_export.export(GRU.init(2, 3, seed=0), None, dtype="float16"), provider="webgpu")
 
 
+@pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMGrad", "block_gru", "GRUBlockCell"])
+def test_eight_threads(op):
+    assert same_in_threads(op, "cpu", 50)
+
+
+@pytest.mark.parametrize(("providers", "most"), [("cpu", 4), ("cuda", 1), ("webgpu", 1), ("webgpu webgpu", 1)])
+def test_how_many_threads_run_a_model(monkeypatch, providers, most):
+    """On the CPU all, on CUDA one, on WebGPU one of all models."""
+    counts = [0, 0]  # now, and at most
+
+    def run(names, feeds):
+        counts[0] += 1
+        counts[1] = max(counts)
+        sleep(0.02)
+        counts[0] -= 1
+
+    monkeypatch.setattr(runtime.RuntimeModel, "_options", lambda model: None)
+    monkeypatch.setattr(runtime.RuntimeModel, "_start_session", lambda model, options: SimpleNamespace(run=run))
+    monkeypatch.setattr(runtime.RuntimeModel, "_float_nodes_on_cpu", lambda model: [])
+    models = [runtime.RuntimeModel(OTHER, provider) for provider in providers.split()]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda k: models[k % len(models)].run({}), range(4)))
+    assert counts == [0, most]
+
+
 def test_too_many_arrays_for_webgpu(monkeypatch):
     ready = onnx_export.Session(OTHER)
 
-    def refuse(feeds):
+    def refuse(names, feeds):
         raise Exception("Too many storage buffers in shader. Current: 13, Max is 12")
 
-    monkeypatch.setattr(ready._running[()], "_run_once", refuse)
+    monkeypatch.setattr(ready._running[()], "session", SimpleNamespace(run=refuse))
     with pytest.raises(RuntimeError, match=r"g: a node has more .* expected a model that is built or exported with st"):
         ready(a=np.float32([1]))
 

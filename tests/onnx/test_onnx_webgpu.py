@@ -14,7 +14,19 @@ import onnxruntime
 import pytest
 from cases import SIZES, arguments, rng
 from export_cases import LAYERS, STREAMING, B, Case, I, T, drawn, exported, flat, random_state
-from graphs import CELLS, EPS, NATIVE, PEEPHOLES, SEQUENCES, attributes, attributes_of, converted, exact, poisoned
+from graphs import (
+    CELLS,
+    EPS,
+    NATIVE,
+    PEEPHOLES,
+    SEQUENCES,
+    attributes,
+    attributes_of,
+    converted,
+    exact,
+    poisoned,
+    same_in_threads,
+)
 from training_cases import LOSSES, OPTIMIZERS, Training
 
 import onnx_export
@@ -505,3 +517,9 @@ def test_dtypes_that_a_gpu_lacks(dtype):
         options = {"dtype": dtype} if isinstance(model, str) else {}
         with pytest.raises(ValueError, match=reason):
             onnx_export.Session(model, provider="webgpu", **options)
+
+
+@pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMGrad"])
+def test_eight_threads(op):
+    """Without a lock that all sessions share they end the process."""
+    assert same_in_threads(op, "webgpu", 10)
