@@ -314,7 +314,7 @@ cdef inline void multiply_rows(
     z_rows : as for `activate_panel`
     """
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    cdef Py_ssize_t panel = LINES * p.L, j = j0, q, m, i, first
+    cdef Py_ssize_t panel = LINES * p.L, j = j0, q, m, i
     while j < j1:
         if rows == 1:
             m = row_panels(&p.w, j, j1)
@@ -325,14 +325,13 @@ cdef inline void multiply_rows(
                 activate_panel(p, y, acc + i * panel, z_rows, j + i, r, numbers, 0, 1)
             j += m
             continue
-        q, first = 0, 0
+        q = 0
         while q < rows:
             m = tile_group_height(rows - q)
             copy_bias(&p.w, j, m, acc)
-            add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc, first)
+            add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc)
             activate_panel(p, y, acc, z_rows + q * p.Os, j, r, numbers, q, m)
             q += m
-            first += GROUP_TILES
         j += 1
 
 

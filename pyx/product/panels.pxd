@@ -38,7 +38,7 @@ from product.lines cimport (
 from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per_code
 from product.real cimport COMPUTES_FLOAT, MATRICES, real
 from product.tile cimport (
-    BLOCK, GROUP_TILES, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, extend_chains, max_row_panels,
+    BLOCK, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, extend_chains, max_row_panels,
     pack_line, packed_line, packed_stride, prefetch_read, tile_group_height, transpose_rows
 )
 
@@ -468,32 +468,25 @@ cdef inline void add_quantized_product(
     add_float16_product(z, z_stride, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
 
 
-cdef inline const real *panel_to_prefetch(const Panels *p, Py_ssize_t j, Py_ssize_t k0) noexcept nogil:
-    """Return what a product with panel j from row k0 on prefetches: the panel that comes next, or NULL for nothing."""
-    if p.prefetches:
-        return panel_at(p, j + 1 if j + 1 < p.count else 0) + k0 * lines_in_panel(p, j) * p.L
-    return <const real *> NULL
+cdef inline Py_ssize_t prefetch_distance(const Panels *p) noexcept nogil:
+    """Return the `distance` of tile.pxd to the panel that comes next."""
+    return p.size * sizeof(real) if p.prefetches else 0
 
 
 cdef inline void add_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t k0, Py_ssize_t K, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t first_tile
+    Py_ssize_t rows, real *z
 ) noexcept nogil:
-    """Add a @ (K rows of panel j, from row k0 on) to z for `rows` rows.
-
-    first_tile : as for `add_panel_product`
-    """
+    """Add a @ (K rows of panel j, from row k0 on) to z for `rows` rows."""
     cdef Py_ssize_t q = 0, height, lines = lines_in_panel(p, j)
     cdef const real *panel = panel_at(p, j) + k0 * lines * p.L
-    cdef const real *next_panel = panel_to_prefetch(p, j, k0)
     if COMPUTES_FLOAT and p.format != UNQUANTIZED:
         add_quantized_product(p, j, 1, k0, K, a, stride, rows, z, 0)
         return
     while q < rows:
         height = tile_group_height(rows - q)
-        add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K, next_panel, first_tile)
+        add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K, prefetch_distance(p))
         q += height
-        first_tile += GROUP_TILES
 
 
 cdef inline Py_ssize_t row_panels(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
@@ -517,8 +510,7 @@ cdef inline inline_void add_row_product(
         add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, j) + k0 * lines * p.L,
                                p.size - k0 * (lines - last_lines) * p.L, K)
     else:  # `add_product` for one row
-        add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * p.L, K,
-                          panel_to_prefetch(p, j, k0), 0)
+        add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * p.L, K, prefetch_distance(p))
 
 
 cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
@@ -606,7 +598,7 @@ cdef inline void add_transposed_product(
             while q < rows:
                 height = tile_group_height(rows - q)
                 add_panel_product(z + j * z_stride + q * LINES * p.L, height, lines_in_panel(p, j),
-                                  a + q * stride + k, stride, block, kb, NULL, 0)
+                                  a + q * stride + k, stride, block, kb, 0)
                 q += height
             k += kb
 
@@ -624,7 +616,7 @@ cdef inline void compute_input_product(
     for j in range(j0, j1):
         copy_bias(p, j, rows, z + j * z_stride)
         if p.h_row == I:
-            add_product(p, j, 0, I, x, stride, rows, z + j * z_stride, 0)
+            add_product(p, j, 0, I, x, stride, rows, z + j * z_stride)
         else:
             add_transposed_product(p, w, 0, I, True, x, stride, rows, z, z_stride, j, j + 1)
 
@@ -649,5 +641,5 @@ cdef inline void add_unpacked_product(
         else:
             pack_block(p, <real *> p.base, 0, w, row + k, kb, of_x, j0, j1)
             for j in range(j0, j1):
-                add_product(p, j, 0, kb, a + k, stride, rows, z + j * z_stride, 0)
+                add_product(p, j, 0, kb, a + k, stride, rows, z + j * z_stride)
         k += kb
