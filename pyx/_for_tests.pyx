@@ -169,6 +169,6 @@ def add_quantized_products(
             panel = <const char *> &panels[j * size]
             if format == INT8:
                 add_integer_product(<float *> &out[0], rows, lines, <const float *> &codes[0], panel, K,
-                                    <const float *> &scales[0])
+                                    <const float *> &scales[0], 0)
             else:
                 add_float16_product(&out[0], 0, rows, 1, lines, &a[0, 0], K, <const half *> panel, 0, K)

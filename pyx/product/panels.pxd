@@ -452,6 +452,11 @@ cdef inline void copy_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real 
                 z[(q * LINES + g) * L + l] = bias[g * L + l]
 
 
+cdef inline Py_ssize_t prefetch_distance(const Panels *p) noexcept nogil:
+    """Return the `distance` of tile.pxd to the panel that comes next."""
+    return p.size * sizeof(real) if p.prefetches else 0
+
+
 cdef inline void add_quantized_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t z_stride
@@ -463,14 +468,9 @@ cdef inline void add_quantized_product(
         for i in range(panels):
             add_integer_product(<float *> (z + i * z_stride), rows, lines, <const float *> a,
                                 weights + i * p.size * sizeof(real), K,
-                                <const float *> (scales_at(p, j, k0) + i * p.size))
+                                <const float *> (scales_at(p, j, k0) + i * p.size), prefetch_distance(p))
         return
     add_float16_product(z, z_stride, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
-
-
-cdef inline Py_ssize_t prefetch_distance(const Panels *p) noexcept nogil:
-    """Return the `distance` of tile.pxd to the panel that comes next."""
-    return p.size * sizeof(real) if p.prefetches else 0
 
 
 cdef inline void add_product(
