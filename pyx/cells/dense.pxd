@@ -55,7 +55,7 @@ from product.tile cimport GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_S
 from schedule.cost cimport (
     Grid, Work, ceil_div, cheapest, parts_of, requirements_of, speed_of, threads_of, use_threads, work_of
 )
-from schedule.machine cimport to_prefetch
+from schedule.machine cimport fewest_prefetching_rows
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport Region, Workspace, guard_zones, lay_out, region, release_zones
 
@@ -224,7 +224,7 @@ cdef inline DenseForward plan_forward(
     p.step_mask, p.activation = NULL, activation
     p.w = panels_with_rows(I, I, 0, O, p.L, 1, format)
     p.grid = choose_forward_grid(rows, I, O, itemsize, format, threads)
-    p.w.prefetches = to_prefetch(I * O * itemsize, p.grid.members)
+    p.w.prefetching_rows = fewest_prefetching_rows(I * O * itemsize, p.grid.members)
     p.chunk = ceil_div(rows, p.grid.groups)
     if p.grid.members == 1:
         p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)

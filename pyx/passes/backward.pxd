@@ -151,9 +151,9 @@ cdef inline const real *packed_h_panel(
     return panel
 
 
-cdef inline Py_ssize_t prefetch_distance(const Backward *p, int n) noexcept nogil:
+cdef inline Py_ssize_t prefetch_distance(const Backward *p, int n, Py_ssize_t rows) noexcept nogil:
     """Return the `distance` of tile.pxd to the panel of matrix n that comes next."""
-    return p.panel_size[n] * sizeof(real) if p.prefetches else 0
+    return p.panel_size[n] * sizeof(real) if rows >= p.prefetching_rows else 0
 
 
 cdef inline void sum_h_grads(
@@ -182,7 +182,7 @@ cdef inline void sum_h_grads(
     if active > 0:
         for n in range(c.traits.state_matrices):
             add_panel_product(acc, active, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n],
-                              prefetch_distance(p, n))
+                              prefetch_distance(p, n, active))
     for q in range(rows):
         if has_flag(&p.steps, k + 1, b + q, RESET):  # step k + 1 did not see the state of step k
             for g in range(lines):
@@ -257,7 +257,7 @@ cdef inline void second_grads_of_panel(
     while b < end:
         rows = tile_group_height(end - b)
         clear(acc, rows * LINES * L)
-        add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], prefetch_distance(p, 1))
+        add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], prefetch_distance(p, 1, rows))
         for q in range(rows):
             c.traits.backward_lines(p, c, 1, inputs, line0, line0 + lines, k, b + q, acc + q * LINES * L, scratch)
         b += rows

@@ -36,7 +36,7 @@ from product.tile cimport (
     add_panel_product, pack_line_transposed, packed_line, packed_stride, prefetch_read, prefetch_write,
     tile_group_height, vec
 )
-from schedule.machine cimport to_prefetch
+from schedule.machine cimport fewest_prefetching_rows
 from schedule.team cimport part_start
 
 cdef enum:
@@ -109,11 +109,13 @@ cdef inline void compute_x_grad_panel(
     cdef real[LF] before
     cdef Py_ssize_t L = lanes_of(acc), lines = panel_lines(lines_in(acc, I), j), first = j * PANEL_LINES * L
     cdef Py_ssize_t d_row = d_row0, t, b, m, q, g, l, column
-    cdef Py_ssize_t line_bytes = lines * L * sizeof(real) if to_prefetch((K + K2) * I * sizeof(real), 1) else 0
+    cdef Py_ssize_t line_bytes = lines * L * sizeof(real)  # of a k of all lines, or 0 not to prefetch
     cdef Array out
     cdef real *sums
     if d_row0 == d_row1:
         return
+    if d_row1 - d_row0 < fewest_prefetching_rows((K + K2) * I * sizeof(real), 1):
+        line_bytes = 0
     t, b = d_row0 // s.B, d_row0 % s.B
     while d_row < d_row1:
         m = tile_group_height(d_row1 - d_row)

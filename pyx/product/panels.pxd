@@ -26,6 +26,7 @@ whether the rows of w for x are meant, or those for h.  Pointers that several fu
     a : rows, a `stride` apart; with INT8 quantized rows (`quantize_row`)
     z : for each row LINES lines, the accumulator of a panel; those of the next panel begin z_stride reals further on
 """
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.stdint cimport uint16_t
 from libc.string cimport memset
 
@@ -68,7 +69,7 @@ cdef struct Panels:
     bint separate  # the last gate's products with x and with h are not added
     bint transposed
     int format  # how packed weights are quantized
-    bint prefetches  # a product prefetches the panel that comes next
+    Py_ssize_t prefetching_rows  # a product of so many rows or more prefetches the panel that comes next
     Py_ssize_t I, R  # rows of w for x, and for h
     Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
     Py_ssize_t h_row  # the row of a packed panel where those for h begin: I, or 0 without those for x
@@ -95,7 +96,8 @@ cdef inline Panels panels_with_rows(
     p.last_lines = gates
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
-    p.matrix_gates[0], p.separate, p.transposed, p.prefetches = gates, False, False, False
+    p.matrix_gates[0], p.separate, p.transposed = gates, False, False
+    p.prefetching_rows = PY_SSIZE_T_MAX
     p.I, p.R, p.K, p.h_row = I, R, K, I
     p.format = format
     p.size = size_of_rows(&p, p.gates * p.unit_lines) + p.gates * p.unit_lines * L * constants_per_column(&p)
@@ -452,9 +454,9 @@ cdef inline void copy_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real 
                 z[(q * LINES + g) * L + l] = bias[g * L + l]
 
 
-cdef inline Py_ssize_t prefetch_distance(const Panels *p) noexcept nogil:
+cdef inline Py_ssize_t prefetch_distance(const Panels *p, Py_ssize_t rows) noexcept nogil:
     """Return the `distance` of tile.pxd to the panel that comes next."""
-    return p.size * sizeof(real) if p.prefetches else 0
+    return p.size * sizeof(real) if rows >= p.prefetching_rows else 0
 
 
 cdef inline void add_quantized_product(
@@ -463,12 +465,13 @@ cdef inline void add_quantized_product(
 ) noexcept nogil:
     """Add a @ (K quantized rows, from row k0 on, of `panels` panels from j on) to z; `rows` or `panels` is 1."""
     cdef Py_ssize_t lines = lines_in_panel(p, j), i
+    cdef Py_ssize_t distance = prefetch_distance(p, max(rows, <Py_ssize_t> 2))  # one row gains, too, at H 512 by AVX2
     cdef const char *weights = <const char *> panel_at(p, j) + code_offset(p, lines, k0, 0)
     if p.format == INT8:
         for i in range(panels):
             add_integer_product(<float *> (z + i * z_stride), rows, lines, <const float *> a,
                                 weights + i * p.size * sizeof(real), K,
-                                <const float *> (scales_at(p, j, k0) + i * p.size), prefetch_distance(p))
+                                <const float *> (scales_at(p, j, k0) + i * p.size), distance)
         return
     add_float16_product(z, z_stride, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
 
@@ -485,7 +488,8 @@ cdef inline void add_product(
         return
     while q < rows:
         height = tile_group_height(rows - q)
-        add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K, prefetch_distance(p))
+        add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K,
+                          prefetch_distance(p, height))
         q += height
 
 
@@ -510,7 +514,8 @@ cdef inline inline_void add_row_product(
         add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, j) + k0 * lines * p.L,
                                p.size - k0 * (lines - last_lines) * p.L, K)
     else:  # `add_product` for one row
-        add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * p.L, K, prefetch_distance(p))
+        add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * p.L, K,
+                          prefetch_distance(p, 1))
 
 
 cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:

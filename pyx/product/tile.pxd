@@ -209,17 +209,17 @@ cdef inline inline_void tile(
 
     a : a[q, k] is at q * rs + k * ks
     block : its sub-panels have `sub` vectors
-    distance : not used by a tile of few rows and several lines, which prefetching slows down
+    distance : not used by few rows at v4, whose sub-panels CPUs prefetch well, as they are four times as long
     """
     cdef vec acc[ACCUMULATORS]
     cdef vec w[ACCUMULATORS]
     cdef Py_ssize_t k = 0, q, v, u
-    cdef Py_ssize_t prefetched = (v0 + nv) // VECTORS - v0 // VECTORS if nv <= VECTORS or rows >= LATENCY_ROWS else 0
+    cdef Py_ssize_t prefetched = (v0 + nv) // VECTORS - v0 // VECTORS if SUB_LINES == 1 or rows >= LATENCY_ROWS else 0
     for q in range(rows):
         for v in range(nv):
             acc[q * nv + v] = ZERO
     while True:
-        for u in range(prefetched):
+        for u in range(prefetched if rows > 1 or distance != 0 else 0):  # to prefetch in vain slows a single row down
             prefetch_read(<const char *> (block + packed_vector((v0 // VECTORS + u) * VECTORS, sub, k, K)) + distance)
         for v in range(nv):
             w[v] = block[packed_vector(v0 + v, sub, k, K)]
