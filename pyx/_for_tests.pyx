@@ -133,7 +133,7 @@ def add_products(real[::1] out, const real[:, ::1] a, const real[::1] panels, Py
     cdef Py_ssize_t K = a.shape[1], size = K * lines * lanes_of(&out[0]), count = panels.shape[0] // size, j, _repeat
     for _repeat in range(times):
         for j in range(count):
-            add_panel_product(&out[0], a.shape[0], lines, &a[0, 0], K, &panels[j * size], K, <const real *> NULL, 0)
+            add_panel_product(&out[0], a.shape[0], lines, &a[0, 0], K, &panels[j * size], K, 0)
 
 
 def add_products_of_columns(
@@ -146,7 +146,7 @@ def add_products_of_columns(
     cdef Py_ssize_t size = BLOCK * lines * lanes_of(&out[0]), count = panels.shape[0] // size, j, _repeat
     for _repeat in range(times):
         for j in range(count):
-            add_block_product(&out[0], rows, lines, &columns[0], 1, &panels[j * size], BLOCK, &panels[j * size], 0)
+            add_block_product(&out[0], rows, lines, &columns[0], 1, &panels[j * size], BLOCK, 0)
 
 
 def add_quantized_products(
@@ -169,6 +169,6 @@ def add_quantized_products(
             panel = <const char *> &panels[j * size]
             if format == INT8:
                 add_integer_product(<float *> &out[0], rows, lines, <const float *> &codes[0], panel, K,
-                                    <const float *> &scales[0])
+                                    <const float *> &scales[0], 0)
             else:
                 add_float16_product(&out[0], 0, rows, 1, lines, &a[0, 0], K, <const half *> panel, 0, K)

@@ -55,7 +55,7 @@ from product.tile cimport GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_S
 from schedule.cost cimport (
     Grid, Work, ceil_div, cheapest, parts_of, requirements_of, speed_of, threads_of, use_threads, work_of
 )
-from schedule.machine cimport to_prefetch
+from schedule.machine cimport fewest_prefetching_rows
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport Region, Workspace, guard_zones, lay_out, region, release_zones
 
@@ -224,7 +224,7 @@ cdef inline DenseForward plan_forward(
     p.step_mask, p.activation = NULL, activation
     p.w = panels_with_rows(I, I, 0, O, p.L, 1, format)
     p.grid = choose_forward_grid(rows, I, O, itemsize, format, threads)
-    p.w.prefetches = to_prefetch(I * O * itemsize, p.grid.members)
+    p.w.prefetching_rows = fewest_prefetching_rows(I * O * itemsize, p.grid.members)
     p.chunk = ceil_div(rows, p.grid.groups)
     if p.grid.members == 1:
         p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)
@@ -314,7 +314,7 @@ cdef inline void multiply_rows(
     z_rows : as for `activate_panel`
     """
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    cdef Py_ssize_t panel = LINES * p.L, j = j0, q, m, i, first
+    cdef Py_ssize_t panel = LINES * p.L, j = j0, q, m, i
     while j < j1:
         if rows == 1:
             m = row_panels(&p.w, j, j1)
@@ -325,14 +325,13 @@ cdef inline void multiply_rows(
                 activate_panel(p, y, acc + i * panel, z_rows, j + i, r, numbers, 0, 1)
             j += m
             continue
-        q, first = 0, 0
+        q = 0
         while q < rows:
             m = tile_group_height(rows - q)
             copy_bias(&p.w, j, m, acc)
-            add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc, first)
+            add_product(&p.w, j, 0, p.I, x + q * stride, stride, m, acc)
             activate_panel(p, y, acc, z_rows + q * p.Os, j, r, numbers, q, m)
             q += m
-            first += GROUP_TILES
         j += 1
 
 

@@ -151,16 +151,14 @@ cdef inline const real *packed_h_panel(
     return panel
 
 
-cdef inline const real *panel_to_prefetch(const Backward *p, const real *panel, int n) noexcept nogil:
-    """Return the panel that is prefetched during the product with a panel of matrix n, NULL for none."""
-    if p.prefetches:
-        return panel + p.panel_size[n]
-    return <const real *> NULL
+cdef inline Py_ssize_t prefetch_distance(const Backward *p, int n, Py_ssize_t rows) noexcept nogil:
+    """Return the `distance` of tile.pxd to the panel of matrix n that comes next."""
+    return p.panel_size[n] * sizeof(real) if rows >= p.prefetching_rows else 0
 
 
 cdef inline void sum_h_grads(
     const Backward *p, const Cell *c, const real *scratch, const real **panels, Py_ssize_t j, Py_ssize_t k,
-    Py_ssize_t b, Py_ssize_t rows, Py_ssize_t first_tile, real *acc
+    Py_ssize_t b, Py_ssize_t rows, real *acc
 ) noexcept nogil:
     """Sum the gradients of h after step number k that later steps give: D_H, and d @ w.T of step k + 1.
 
@@ -169,7 +167,6 @@ cdef inline void sum_h_grads(
 
     panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of types.pxd)
     rows : slots from b on
-    first_tile : the number of these rows' first tile, as `add_panel_product` counts
     acc : written, for all of these rows
     """
     cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.JP, j), q, g, l
@@ -185,7 +182,7 @@ cdef inline void sum_h_grads(
     if active > 0:
         for n in range(c.traits.state_matrices):
             add_panel_product(acc, active, lines, d + p.h_column[n], p.Ns, panels[n], p.N[n],
-                              panel_to_prefetch(p, panels[n], n), first_tile)
+                              prefetch_distance(p, n, active))
     for q in range(rows):
         if has_flag(&p.steps, k + 1, b + q, RESET):  # step k + 1 did not see the state of step k
             for g in range(lines):
@@ -206,13 +203,13 @@ cdef inline void state_grads_of_panel(
 
     panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of types.pxd)
     """
-    cdef Py_ssize_t L = lanes_of(scratch), active = active_end(&p.steps, k, b, end), first_tile = 0, rows, q, l
+    cdef Py_ssize_t L = lanes_of(scratch), active = active_end(&p.steps, k, b, end), rows, q, l
     cdef Py_ssize_t line0 = j * PANEL_LINES, line1 = line0 + panel_lines(p.JP, j)
     cdef real[GROUP_TILES * TILE_SIZE] acc
     end = max(active, active_end(&p.steps, k + 1, b, end))
     while b < end:
         rows = tile_group_height(end - b)
-        sum_h_grads(p, c, scratch, panels, j, k, b, rows, first_tile, acc)
+        sum_h_grads(p, c, scratch, panels, j, k, b, rows, acc)
         for q in range(rows):
             if b + q < active:
                 c.traits.backward_lines(p, c, 0, inputs, line0, line1, k, b + q, acc + q * LINES * L, scratch)
@@ -220,7 +217,6 @@ cdef inline void state_grads_of_panel(
                 for l in range((line1 - line0) * L):
                     scratch[p.start[D_H] + (b + q) * p.Ps + line0 * L + l] = acc[q * LINES * L + l]
         b += rows
-        first_tile += GROUP_TILES
 
 
 cdef inline void first_state_grads_of_panel(
@@ -231,18 +227,17 @@ cdef inline void first_state_grads_of_panel(
 
     panels : panel j of w.T for each matrix that is multiplied with h (`state_matrices` of types.pxd)
     """
-    cdef Py_ssize_t L = lanes_of(scratch), first_tile = 0, rows, q, g, unit
+    cdef Py_ssize_t L = lanes_of(scratch), rows, q, g, unit
     cdef real[GROUP_TILES * TILE_SIZE] acc
     while b < end:
         rows = tile_group_height(end - b)
-        sum_h_grads(p, c, scratch, panels, j, -1, b, rows, first_tile, acc)
+        sum_h_grads(p, c, scratch, panels, j, -1, b, rows, acc)
         for q in range(rows):
             for g in range(panel_lines(p.JP, j)):
                 unit = (j * PANEL_LINES + g) * L
                 store_line(at(outputs[H_PREV_GRAD], row_of_slot(&p.steps, b + q) * p.P + unit),
                            acc + (q * LINES + g) * L, p.P - unit)
         b += rows
-        first_tile += GROUP_TILES
 
 
 cdef inline void second_grads_of_panel(
@@ -255,19 +250,17 @@ cdef inline void second_grads_of_panel(
 
     panel : panel j of w.T of the second matrix
     """
-    cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.J, j), line0 = j * PANEL_LINES, first_tile = 0, rows, q
+    cdef Py_ssize_t L = lanes_of(scratch), lines = panel_lines(p.J, j), line0 = j * PANEL_LINES, rows, q
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef const real *d = scratch + p.start[D] + step_at(&p.steps, k) * p.B * p.Ns + p.column[1]
     end = active_end(&p.steps, k, b, end)
     while b < end:
         rows = tile_group_height(end - b)
         clear(acc, rows * LINES * L)
-        add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], panel_to_prefetch(p, panel, 1),
-                          first_tile)
+        add_panel_product(acc, rows, lines, d + b * p.Ns, p.Ns, panel, p.N[1], prefetch_distance(p, 1, rows))
         for q in range(rows):
             c.traits.backward_lines(p, c, 1, inputs, line0, line0 + lines, k, b + q, acc + q * LINES * L, scratch)
         b += rows
-        first_tile += GROUP_TILES
 
 
 cdef inline void state_grads(

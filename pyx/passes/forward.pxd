@@ -174,7 +174,7 @@ cdef inline void multiply_h_panel(
     cdef const Panels *w = &p.w[n]
     cdef Py_ssize_t L = lanes_of(x)
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    cdef Py_ssize_t b = b0, count, first_tile = 0
+    cdef Py_ssize_t b = b0, count
     cdef bint reads_x = n < x_products_of(c)
     cdef real *sums
     while b < b1:
@@ -185,12 +185,11 @@ cdef inline void multiply_h_panel(
             sums = acc
             copy_bias(w, j, count, sums)
             if reads_x:
-                add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, count, sums, first_tile)
-        add_product(w, j, w.h_row, w.R, h + b * p.h_stride[n], p.h_stride[n], count, sums + w.separate * L, first_tile)
+                add_product(w, j, 0, p.I, x + (b - b0) * p.Is, p.Is, count, sums)
+        add_product(w, j, w.h_row, w.R, h + b * p.h_stride[n], p.h_stride[n], count, sums + w.separate * L)
         expand_gates(w, j, count, sums)
         c.traits.forward_cells[n](p, c, j, j + 1, k, b, b + count, sums, 0, rows, outputs)
         b += count
-        first_tile += GROUP_TILES
 
 
 cdef inline void multiply_h_row(

@@ -36,7 +36,7 @@ from product.tile cimport (
     add_panel_product, pack_line_transposed, packed_line, packed_stride, prefetch_read, prefetch_write,
     tile_group_height, vec
 )
-from schedule.machine cimport to_prefetch
+from schedule.machine cimport fewest_prefetching_rows
 from schedule.team cimport part_start
 
 cdef enum:
@@ -109,20 +109,20 @@ cdef inline void compute_x_grad_panel(
     cdef real[LF] before
     cdef Py_ssize_t L = lanes_of(acc), lines = panel_lines(lines_in(acc, I), j), first = j * PANEL_LINES * L
     cdef Py_ssize_t d_row = d_row0, t, b, m, q, g, l, column
-    cdef bint prefetches = to_prefetch((K + K2) * I * sizeof(real), 1)
+    cdef Py_ssize_t line_bytes = lines * L * sizeof(real)  # of a k of all lines, or 0 not to prefetch
     cdef Array out
     cdef real *sums
     if d_row0 == d_row1:
         return
+    if d_row1 - d_row0 < fewest_prefetching_rows((K + K2) * I * sizeof(real), 1):
+        line_bytes = 0
     t, b = d_row0 // s.B, d_row0 % s.B
     while d_row < d_row1:
         m = tile_group_height(d_row1 - d_row)
         clear(acc, m * LINES * L)
-        add_panel_product(acc, m, lines, d + d_row * ldd, ldd, panel, K,
-                          panel + lines * L * K if prefetches else <const real *> NULL, 0)
+        add_panel_product(acc, m, lines, d + d_row * ldd, ldd, panel, K, K * line_bytes)
         if K2 > 0:
-            add_panel_product(acc, m, lines, d + d_row * ldd + K, ldd, panel2, K2,
-                              panel2 + lines * L * K2 if prefetches else <const real *> NULL, 0)
+            add_panel_product(acc, m, lines, d + d_row * ldd + K, ldd, panel2, K2, K2 * line_bytes)
         for q in range(m):
             out = at(x_grad, offset_of(layout, t, row_of_slot(s, b)))
             for g in range(lines):
@@ -403,8 +403,7 @@ cdef inline void add_weight_grad_tiles(
         first = c * BLOCK * ROWS  # where the chain begins in each tile
         for tile in range(count if block.count[c] > 0 else 0):
             add_block_product(acc + tile * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - tile * ROWS), lines,
-                              tiles + tile * tile_stride + first, 1, panel + c * BLOCK * lines * L, block.count[c],
-                              tiles + (tile + GROUP_TILES) * tile_stride + first, 0)
+                              tiles + tile * tile_stride + first, 1, panel + c * BLOCK * lines * L, block.count[c], 0)
     accumulate_tiles(out, N, M, acc, lines, columns, is_first)
 
 

@@ -31,7 +31,8 @@ cdef extern from "product/integer.h":
     # z [rows,LINES,16] += rows times a panel of so many lines and quads.
     ctypedef void (*Product)(
         float *z, const float *scales, const unsigned char *panel, Py_ssize_t lines, const char *heads,
-        Py_ssize_t head_stride, const signed char *codes, Py_ssize_t stride, Py_ssize_t rows, Py_ssize_t quads
+        Py_ssize_t head_stride, const signed char *codes, Py_ssize_t stride, Py_ssize_t rows, Py_ssize_t quads,
+        Py_ssize_t distance
     ) noexcept nogil
     ctypedef struct ProductInUse:
         Product add
@@ -85,7 +86,8 @@ cdef inline const signed char *codes_at(const char *row, Py_ssize_t K, Py_ssize_
 
 
 cdef inline void add_integer_product(
-    float *z, Py_ssize_t rows, Py_ssize_t lines, const float *a, const char *panel, Py_ssize_t K, const float *scales
+    float *z, Py_ssize_t rows, Py_ssize_t lines, const float *a, const char *panel, Py_ssize_t K, const float *scales,
+    Py_ssize_t distance
 ) noexcept nogil:
     """Add a @ (K rows of a panel of so many lines) to z for `rows` rows.
 
@@ -93,13 +95,15 @@ cdef inline void add_integer_product(
     a : [rows] quantized rows of K values, `quantized_row_stride` apart
     panel : its codes, from the first of the K rows on
     scales : [lines,16], of the panel's columns
+    distance : as in tile.pxd, for the first tile of rows
     """
     cdef const unsigned char *codes = <const unsigned char *> panel
     cdef const char *row = <const char *> a
     cdef Py_ssize_t stride = quantized_row_bytes(K), q, k, n
     cdef RowHead head
     if K <= MOST_K:
-        integer_product.add(z, scales, codes, lines, row, stride, codes_at(row, K, 0), stride, rows, quads_of(K))
+        integer_product.add(z, scales, codes, lines, row, stride, codes_at(row, K, 0), stride, rows, quads_of(K),
+                            distance)
         return
     for q in range(rows):  # in pieces of MOST_K values, each with a head of its own
         row = <const char *> a + q * stride
@@ -109,5 +113,5 @@ cdef inline void add_integer_product(
             n = min(<Py_ssize_t> MOST_K, K - k)
             head.correction = correction(<const signed char *> row + sizeof(RowHead) + k, n)
             integer_product.add(z + q * LINES * LF, scales, codes + k * lines * LF, lines, <const char *> &head,
-                                sizeof(RowHead), codes_at(row, K, k), stride, 1, quads_of(n))
+                                sizeof(RowHead), codes_at(row, K, k), stride, 1, quads_of(n), 0)
             k += n

@@ -55,6 +55,7 @@ ALWAYS_INLINE void add_sums(
 /* The body of a product that computes sums with `PRODUCT` first, for GROUP_ROWS rows at a time, and adds them to z. */
 #define ADD_SUMS_OF(PRODUCT, SIGNED_WEIGHTS) \
     int32_t group_sums[GROUP_ROWS * ROW_SUMS]; \
+    (void) distance; \
     for (ptrdiff_t m; rows > 0; rows -= m, a += m * stride, heads += m * head_stride) { \
         m = rows < GROUP_ROWS ? rows : GROUP_ROWS; \
         PRODUCT(group_sums, panel, lines, a, stride, m, quads); \
@@ -267,7 +268,7 @@ enum { TILE_ROWS = 6 };
     ALWAYS_INLINE_FOR(TARGET) void NAME##_tile( \
         const int R, const int N, float *restrict z, const float *restrict scales, const uint8_t *restrict panel, \
         ptrdiff_t quad_stride, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a, \
-        ptrdiff_t stride, ptrdiff_t quads \
+        ptrdiff_t stride, ptrdiff_t quads, ptrdiff_t distance \
     ) { \
         const int8_t *row_3 = a + 3 * stride; \
         const VECTOR low_bytes = OP(set1_epi16)(0xff); \
@@ -277,6 +278,8 @@ enum { TILE_ROWS = 6 };
             KEEP_IN_REGISTER(sums[r][v]); \
         } \
         for (const int8_t *end = a + 8 * quads; a != end;) { \
+            for (size_t line = 0; line < N * sizeof(VECTOR); line += LINE_BYTES) \
+                _mm_prefetch((const char *) panel + distance + line, _MM_HINT_T1); \
             ADD_PAIRS(NAME, 0, ALL(and)(codes, low_bytes)) \
             __asm__("" : "+r"(panel));  /* so that codes are loaded again: no register is left for them */ \
             ADD_PAIRS(NAME, 1, OP(srli_epi16)(codes, 8)) \
@@ -292,7 +295,7 @@ enum { TILE_ROWS = 6 };
 #define VECTORS_OF_PAIRS(NAME, R, N) \
     NAME##_tile( \
         R, N, z + v * LANES, scales + v * LANES, panel + v * sizeof(VECTOR), lines * LINE_BYTES, heads, head_stride, \
-        a, stride, quads);
+        a, stride, quads, distance);
 #define ROWS_OF_PAIRS(NAME, TARGET, R, N)  /* vectors of columns that do not exist have scales of 0 */ \
     static __attribute__((noinline, target(TARGET))) void NAME##_##R##_rows(PRODUCT_PARAMETERS) { \
         const ptrdiff_t vectors = lines * (LINE / LANES); \
@@ -326,7 +329,8 @@ enum { TILE_ROWS = 6 };
         }; \
         for (ptrdiff_t m; rows > 0; rows -= m, z += m * ROW_SUMS, a += m * stride, heads += m * head_stride) { \
             m = rows_of_tile(rows); \
-            tiles[m - 1](z, scales, panel, lines, heads, head_stride, a, stride, m, quads); \
+            tiles[m - 1](z, scales, panel, lines, heads, head_stride, a, stride, m, quads, distance); \
+            distance = 0; \
         } \
     }
 /* Return how many of the remaining rows the next tile takes, so that no tile of one or two rows is left over. */
@@ -380,7 +384,7 @@ static __attribute__((target(VNNI256))) void product_vnni256(PRODUCT_PARAMETERS)
 ALWAYS_INLINE_FOR(VNNI512) void tile_vnni512(
     const int R, const int N, const int CHAINS, float *restrict z, const float *restrict scales,
     const uint8_t *restrict panel, const char *restrict heads, ptrdiff_t head_stride, const int8_t *restrict a,
-    ptrdiff_t stride, ptrdiff_t quads
+    ptrdiff_t stride, ptrdiff_t quads, ptrdiff_t distance
 ) {
     __m512i acc[6][4], w[4];
     ptrdiff_t q = 0;
@@ -393,8 +397,12 @@ ALWAYS_INLINE_FOR(VNNI512) void tile_vnni512(
             }
     for (; q + CHAINS <= quads; q += CHAINS)
         for (int c = 0; c < CHAINS; c++) {
-            for (int g = 0; g < N; g++)
-                w[g] = _mm512_loadu_si512(panel + ((q + c) * N + g) * LINE_BYTES);
+            for (int g = 0; g < N; g++) {
+                const uint8_t *line = panel + ((q + c) * N + g) * LINE_BYTES;
+                if (R > 2)  /* fewer rows only read, which prefetching slows down */
+                    _mm_prefetch((const char *) line + distance, _MM_HINT_T1);
+                w[g] = _mm512_loadu_si512(line);
+            }
             for (int r = 0; r < R; r++) {
                 const int8_t *row = r < 3 ? a + r * stride : row_3 + (r - 3) * stride;
                 const __m512i x = _mm512_set1_epi32(four_bytes_at(row + 4 * (q + c)));
@@ -428,7 +436,7 @@ ALWAYS_INLINE_FOR(VNNI512) void tile_vnni512(
 }
 /* The tiles that a number of rows takes, for N lines. */
 #define TILE_VNNI512(R, N, CHAINS) \
-    case R: tile_vnni512(R, N, CHAINS, z, scales, panel, heads, head_stride, a, stride, quads); break;
+    case R: tile_vnni512(R, N, CHAINS, z, scales, panel, heads, head_stride, a, stride, quads, distance); break;
 #define ROWS_VNNI512(N) \
     for (; rows > 0; rows -= m, z += m * ROW_SUMS, a += m * stride, heads += m * head_stride) { \
         m = rows_of_tile(rows); \
@@ -436,6 +444,7 @@ ALWAYS_INLINE_FOR(VNNI512) void tile_vnni512(
             TILE_VNNI512(6, N, 1) TILE_VNNI512(5, N, 1) TILE_VNNI512(4, N, 1) \
             TILE_VNNI512(3, N, 1) TILE_VNNI512(2, N, 2) TILE_VNNI512(1, N, 3) \
         } \
+        distance = 0; \
     }
 static __attribute__((target(VNNI512))) void product_vnni512(PRODUCT_PARAMETERS) {
     ptrdiff_t m;
@@ -454,7 +463,7 @@ static __attribute__((target(VNNI512))) void product_vnni512(PRODUCT_PARAMETERS)
 ALWAYS_INLINE_FOR(AMX) void sums_amx(SUMS_PARAMETERS) { SUMS_BY_TILES }
 static __attribute__((target(AMX))) void product_amx(PRODUCT_PARAMETERS) {
     if (rows < 4) {
-        product_vnni512(z, scales, panel, lines, heads, head_stride, a, stride, rows, quads);
+        product_vnni512(z, scales, panel, lines, heads, head_stride, a, stride, rows, quads, distance);
         return;
     }
     ADD_SUMS_OF(sums_amx, 0)

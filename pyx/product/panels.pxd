@@ -26,6 +26,7 @@ whether the rows of w for x are meant, or those for h.  Pointers that several fu
     a : rows, a `stride` apart; with INT8 quantized rows (`quantize_row`)
     z : for each row LINES lines, the accumulator of a panel; those of the next panel begin z_stride reals further on
 """
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.stdint cimport uint16_t
 from libc.string cimport memset
 
@@ -38,7 +39,7 @@ from product.lines cimport (
 from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per_code
 from product.real cimport COMPUTES_FLOAT, MATRICES, real
 from product.tile cimport (
-    BLOCK, GROUP_TILES, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, extend_chains, max_row_panels,
+    BLOCK, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, extend_chains, max_row_panels,
     pack_line, packed_line, packed_stride, prefetch_read, tile_group_height, transpose_rows
 )
 
@@ -68,7 +69,7 @@ cdef struct Panels:
     bint separate  # the last gate's products with x and with h are not added
     bint transposed
     int format  # how packed weights are quantized
-    bint prefetches  # a product prefetches the panel that comes next
+    Py_ssize_t prefetching_rows  # a product of so many rows or more prefetches the panel that comes next
     Py_ssize_t I, R  # rows of w for x, and for h
     Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
     Py_ssize_t h_row  # the row of a packed panel where those for h begin: I, or 0 without those for x
@@ -95,7 +96,8 @@ cdef inline Panels panels_with_rows(
     p.last_lines = gates
     for g in range(LINES):
         p.matrix[g], p.column[g] = 0, g
-    p.matrix_gates[0], p.separate, p.transposed, p.prefetches = gates, False, False, False
+    p.matrix_gates[0], p.separate, p.transposed = gates, False, False
+    p.prefetching_rows = PY_SSIZE_T_MAX
     p.I, p.R, p.K, p.h_row = I, R, K, I
     p.format = format
     p.size = size_of_rows(&p, p.gates * p.unit_lines) + p.gates * p.unit_lines * L * constants_per_column(&p)
@@ -452,48 +454,43 @@ cdef inline void copy_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real 
                 z[(q * LINES + g) * L + l] = bias[g * L + l]
 
 
+cdef inline Py_ssize_t prefetch_distance(const Panels *p, Py_ssize_t rows) noexcept nogil:
+    """Return the `distance` of tile.pxd to the panel that comes next."""
+    return p.size * sizeof(real) if rows >= p.prefetching_rows else 0
+
+
 cdef inline void add_quantized_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t z_stride
 ) noexcept nogil:
     """Add a @ (K quantized rows, from row k0 on, of `panels` panels from j on) to z; `rows` or `panels` is 1."""
     cdef Py_ssize_t lines = lines_in_panel(p, j), i
+    cdef Py_ssize_t distance = prefetch_distance(p, max(rows, <Py_ssize_t> 2))  # one row gains, too, at H 512 by AVX2
     cdef const char *weights = <const char *> panel_at(p, j) + code_offset(p, lines, k0, 0)
     if p.format == INT8:
         for i in range(panels):
             add_integer_product(<float *> (z + i * z_stride), rows, lines, <const float *> a,
                                 weights + i * p.size * sizeof(real), K,
-                                <const float *> (scales_at(p, j, k0) + i * p.size))
+                                <const float *> (scales_at(p, j, k0) + i * p.size), distance)
         return
     add_float16_product(z, z_stride, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
 
 
-cdef inline const real *panel_to_prefetch(const Panels *p, Py_ssize_t j, Py_ssize_t k0) noexcept nogil:
-    """Return what a product with panel j from row k0 on prefetches: the panel that comes next, or NULL for nothing."""
-    if p.prefetches:
-        return panel_at(p, j + 1 if j + 1 < p.count else 0) + k0 * lines_in_panel(p, j) * p.L
-    return <const real *> NULL
-
-
 cdef inline void add_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t k0, Py_ssize_t K, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t first_tile
+    Py_ssize_t rows, real *z
 ) noexcept nogil:
-    """Add a @ (K rows of panel j, from row k0 on) to z for `rows` rows.
-
-    first_tile : as for `add_panel_product`
-    """
+    """Add a @ (K rows of panel j, from row k0 on) to z for `rows` rows."""
     cdef Py_ssize_t q = 0, height, lines = lines_in_panel(p, j)
     cdef const real *panel = panel_at(p, j) + k0 * lines * p.L
-    cdef const real *next_panel = panel_to_prefetch(p, j, k0)
     if COMPUTES_FLOAT and p.format != UNQUANTIZED:
         add_quantized_product(p, j, 1, k0, K, a, stride, rows, z, 0)
         return
     while q < rows:
         height = tile_group_height(rows - q)
-        add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K, next_panel, first_tile)
+        add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K,
+                          prefetch_distance(p, height))
         q += height
-        first_tile += GROUP_TILES
 
 
 cdef inline Py_ssize_t row_panels(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
@@ -518,7 +515,7 @@ cdef inline inline_void add_row_product(
                                p.size - k0 * (lines - last_lines) * p.L, K)
     else:  # `add_product` for one row
         add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * p.L, K,
-                          panel_to_prefetch(p, j, k0), 0)
+                          prefetch_distance(p, 1))
 
 
 cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
@@ -606,7 +603,7 @@ cdef inline void add_transposed_product(
             while q < rows:
                 height = tile_group_height(rows - q)
                 add_panel_product(z + j * z_stride + q * LINES * p.L, height, lines_in_panel(p, j),
-                                  a + q * stride + k, stride, block, kb, NULL, 0)
+                                  a + q * stride + k, stride, block, kb, 0)
                 q += height
             k += kb
 
@@ -624,7 +621,7 @@ cdef inline void compute_input_product(
     for j in range(j0, j1):
         copy_bias(p, j, rows, z + j * z_stride)
         if p.h_row == I:
-            add_product(p, j, 0, I, x, stride, rows, z + j * z_stride, 0)
+            add_product(p, j, 0, I, x, stride, rows, z + j * z_stride)
         else:
             add_transposed_product(p, w, 0, I, True, x, stride, rows, z, z_stride, j, j + 1)
 
@@ -649,5 +646,5 @@ cdef inline void add_unpacked_product(
         else:
             pack_block(p, <real *> p.base, 0, w, row + k, kb, of_x, j0, j1)
             for j in range(j0, j1):
-                add_product(p, j, 0, kb, a + k, stride, rows, z + j * z_stride, 0)
+                add_product(p, j, 0, kb, a + k, stride, rows, z + j * z_stride)
         k += kb

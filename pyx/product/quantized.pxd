@@ -13,7 +13,8 @@ from product.lines cimport LF, align_to_line, inline_void, load_halves, noinline
 from product.real cimport real
 from product.tile cimport (
     ACCUMULATORS, BLOCK, LATENCY_ROWS, LINE_BYTES, LINES, ROW_PANELS, ROW_PANELS_OF_3, ROWS, SUB_LINES, VECTORS, ZERO,
-    add_block_product, multiply_add, packed_line, packed_stride, prefetch_read, tile_height, vec
+    add_block_product, multiply_add, packed_line, packed_stride, packed_vector, prefetch_read,
+    tile_height, vec
 )
 
 cdef extern from "product/quantized.h":
@@ -77,7 +78,7 @@ cdef inline inline_void float16_tile(
                     <const char *> (codes + i * panel_stride + (k * lines + (v0 + v) // VECTORS) * LF),
                     (v0 + v) % VECTORS)
                 if rows >= LATENCY_ROWS:
-                    block[((v0 + v) // sub * K + k) * sub + (v0 + v) % sub] = w[v]
+                    block[packed_vector(v0 + v, sub, k, K)] = w[v]
                 if rows <= 3:  # where registers are left for the values of a; with more rows for the weights
                     for q in range(rows):
                         acc[(q * panels + i) * nv + v] = multiply_add(
@@ -186,6 +187,6 @@ cdef inline noinline_void add_float16_product(
             dequantize_block(block, block_codes, lines, kb)
         while q < rows:
             height = tile_height(rows - q)
-            add_block_product(acc + q * LINES * LF, height, lines, a + q * stride + k0, stride, block, kb, block, 0)
+            add_block_product(acc + q * LINES * LF, height, lines, a + q * stride + k0, stride, block, kb, 0)
             q += height
         k0 += kb

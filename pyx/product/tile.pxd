@@ -17,7 +17,8 @@ panel; v a vector register; l a lane.  Pointers that several functions take:
     a : rows of A, a `stride` apart; or, if that is 1, k columns of ROWS values each; read only
     panel, block : a packed panel, and the part of it for one block of k; read only
     acc, out : [rows,LINES,L], the accumulator, in reals or in vectors; the caller's, aliases nothing
-    prefetch : memory that is prefetched and never read, so it may lie past the end of an array
+    distance : bytes from the weights that a tile reads to those that it prefetches meanwhile, or 0.  These are never
+        read, so they may lie past the end of an array
 """
 from product.lines cimport (
     LF, Array, at, clear, holds_half, inline_void, lanes_of, load_line, load_row, noinline_void
@@ -65,9 +66,7 @@ cdef extern from "product/tile.h":
         ROW_BLOCK  # rows (t, row) of a weight gradient whose chains are summed before they join the total
         ROW_CHAINS  # chains in a ROW_BLOCK
         PACK_ROWS  # rows of a matrix that are packed together: few, as each is a stream of its own to read
-        # Most tiles of rows that share a block of a panel while it is in the first-level cache.  `first_tile`
-        # (`add_panel_product`) counts each such group as so many, even if it has fewer.
-        GROUP_TILES
+        GROUP_TILES  # most tiles of rows that share a block of a panel while it is in the first-level cache
         LATENCY_ROWS  # a tile of fewer rows takes as long as one of these, because it waits for its own sums
         TILE_SIZE  # reals in an accumulator
 
@@ -194,9 +193,14 @@ cdef inline vec multiply_add(vec sum, vec w, const real *a, Py_ssize_t index) no
     return sum + w * scalar_factor(a[index])
 
 
+cdef inline inline_size packed_vector(Py_ssize_t v, Py_ssize_t sub, Py_ssize_t k, Py_ssize_t K) noexcept nogil:
+    """Return where a block of K values of k, whose sub-panels have `sub` vectors, has vector v for a k."""
+    return (v // sub * K + k) * sub + v % sub
+
+
 cdef inline inline_void tile(
     Py_ssize_t rows, Py_ssize_t v0, Py_ssize_t nv, Py_ssize_t sub, vec *restrict out, const real *a, Py_ssize_t rs,
-    Py_ssize_t ks, const vec *restrict block, Py_ssize_t K, const char *prefetch
+    Py_ssize_t ks, const vec *restrict block, Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
     """Add A @ (nv vectors of a block's K >= 1 values of k, from vector v0 on) to `rows` rows of `out`.
 
@@ -205,21 +209,20 @@ cdef inline inline_void tile(
 
     a : a[q, k] is at q * rs + k * ks
     block : its sub-panels have `sub` vectors
-    prefetch : K lines for each sub-panel that ends here; unused by a tile of few rows and several sub-panels, which
-        prefetching slows down
+    distance : not used by few rows at v4, whose sub-panels CPUs prefetch well, as they are four times as long
     """
     cdef vec acc[ACCUMULATORS]
     cdef vec w[ACCUMULATORS]
     cdef Py_ssize_t k = 0, q, v, u
-    cdef Py_ssize_t prefetched = (v0 + nv) // sub - v0 // sub if nv <= sub or rows >= LATENCY_ROWS else 0
+    cdef Py_ssize_t prefetched = (v0 + nv) // VECTORS - v0 // VECTORS if SUB_LINES == 1 or rows >= LATENCY_ROWS else 0
     for q in range(rows):
         for v in range(nv):
             acc[q * nv + v] = ZERO
     while True:
-        for u in range(prefetched):
-            prefetch_read(prefetch + (k * prefetched + u) * LINE_BYTES)
+        for u in range(prefetched if rows > 1 or distance != 0 else 0):  # to prefetch in vain slows a single row down
+            prefetch_read(<const char *> (block + packed_vector((v0 // VECTORS + u) * VECTORS, sub, k, K)) + distance)
         for v in range(nv):
-            w[v] = block[((v0 + v) // sub * K + k) * sub + (v0 + v) % sub]
+            w[v] = block[packed_vector(v0 + v, sub, k, K)]
             if 1 < rows < ROWS:
                 keep_in_register(&w[v])
             if rows <= 3:
@@ -239,58 +242,55 @@ cdef inline inline_void tile(
 
 cdef inline noinline_void four_by_three(
     Py_ssize_t v0, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks, const vec *restrict block,
-    Py_ssize_t K, const char *prefetch
+    Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
     """Run the tile for four rows and three vectors of two lines, those from v0 = 0 or 1 on.
 
     This is not inlined because its addresses would find no registers among those of other tiles.
     """
-    if v0 == 0: tile(4, 0, 3, VECTORS, out, a, rs, ks, block, K, prefetch)
-    else: tile(4, 1, 3, VECTORS, out, a, rs, ks, block, K, prefetch)
+    if v0 == 0: tile(4, 0, 3, VECTORS, out, a, rs, ks, block, K, distance)
+    else: tile(4, 1, 3, VECTORS, out, a, rs, ks, block, K, distance)
 
 
 cdef inline inline_size tile_span(
     Py_ssize_t rows, Py_ssize_t v0, Py_ssize_t nv, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks,
-    const vec *restrict block, Py_ssize_t K, const char *prefetch
+    const vec *restrict block, Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
     """Run the tile for a span of nv vectors, and return the vector after it; inlined with rows and nv constant.
 
     v0 : the span's first vector; 0, or nv % VECTORS where a span of the same length was before (`SPANS`)
     """
     cdef Py_ssize_t sub = nv if SUB_LINES > 1 else VECTORS
-    if nv % sub == 0: tile(rows, 0, nv, sub, out, a, rs, ks, block, K, prefetch)
-    elif rows == 4 and nv == 3: four_by_three(v0, out, a, rs, ks, block, K, prefetch)
-    elif v0 == 0: tile(rows, 0, nv, sub, out, a, rs, ks, block, K, prefetch)
-    else: tile(rows, nv % sub, nv, sub, out, a, rs, ks, block, K, prefetch)
+    if nv % sub == 0: tile(rows, 0, nv, sub, out, a, rs, ks, block, K, distance)
+    elif rows == 4 and nv == 3: four_by_three(v0, out, a, rs, ks, block, K, distance)
+    elif v0 == 0: tile(rows, 0, nv, sub, out, a, rs, ks, block, K, distance)
+    else: tile(rows, nv % sub, nv, sub, out, a, rs, ks, block, K, distance)
     return v0 + nv
 
 
 cdef inline inline_void tile_lines(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks,
-    const vec *restrict block, Py_ssize_t K, const char *prefetch, Py_ssize_t prefetch_step
+    const vec *restrict block, Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
     """Run the tile for all lines of a block, in the spans that SPANS lists; inlined with `rows` constant.
-
-    prefetch : of the first sub-panel; that of the next one begins prefetch_step bytes further on
-    """
+"""
     cdef const unsigned char *spans = SPANS[rows - 1][lines - 1]
     cdef const vec *end = out + lines * VECTORS
     cdef Py_ssize_t v0 = 0, ended_lines  # v0 : the first vector of the next span, from its line on
     while True:  # the last length is not compared, so that tiles that go from line to line look nothing up
-        if IS_SPAN(rows, spans[0], 2): v0 = tile_span(rows, v0, 2, out, a, rs, ks, block, K, prefetch)
-        elif IS_SPAN(rows, spans[0], 3): v0 = tile_span(rows, v0, 3, out, a, rs, ks, block, K, prefetch)
-        elif IS_SPAN(rows, spans[0], 4): v0 = tile_span(rows, v0, 4, out, a, rs, ks, block, K, prefetch)
-        elif IS_SPAN(rows, spans[0], 6): v0 = tile_span(rows, v0, 6, out, a, rs, ks, block, K, prefetch)
-        elif IS_SPAN(rows, spans[0], 8): v0 = tile_span(rows, v0, 8, out, a, rs, ks, block, K, prefetch)
-        elif IS_SPAN(rows, spans[0], 12): v0 = tile_span(rows, v0, 12, out, a, rs, ks, block, K, prefetch)
-        elif IS_SPAN(rows, spans[0], 16): v0 = tile_span(rows, v0, 16, out, a, rs, ks, block, K, prefetch)
-        else: v0 = tile_span(rows, v0, VECTORS, out, a, rs, ks, block, K, prefetch)
+        if IS_SPAN(rows, spans[0], 2): v0 = tile_span(rows, v0, 2, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 3): v0 = tile_span(rows, v0, 3, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 4): v0 = tile_span(rows, v0, 4, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 6): v0 = tile_span(rows, v0, 6, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 8): v0 = tile_span(rows, v0, 8, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 12): v0 = tile_span(rows, v0, 12, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 16): v0 = tile_span(rows, v0, 16, out, a, rs, ks, block, K, distance)
+        else: v0 = tile_span(rows, v0, VECTORS, out, a, rs, ks, block, K, distance)
         spans += 1
         ended_lines = v0 // VECTORS
         v0 %= VECTORS
         out += ended_lines * VECTORS
         block += ended_lines * VECTORS * K
-        prefetch += ended_lines * prefetch_step
         if SUB_LINES > 1 or out == end:  # at v4 the span was all lines
             break
 
@@ -306,32 +306,31 @@ ctypedef fused row_count:
 
 cdef inline noinline_void tile_fixed_rows(
     row_count *_of_size, vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride,
-    Py_ssize_t K, Py_ssize_t lines, const char *prefetch, Py_ssize_t prefetch_step
+    Py_ssize_t K, Py_ssize_t lines, Py_ssize_t distance
 ) noexcept nogil:
     """Run `tile_lines` for as many rows as the type has bytes.
 
-    `tile_rows` calls a function for each number of rows, because gcc keeps the addresses of tiles on the stack where a
-    function has more of them.
+    `add_block_product` calls a function for each number of rows, because gcc keeps the addresses of tiles on the stack
+    where a function has more of them.
     """
-    if stride == 1: tile_lines(sizeof(row_count), lines, out, a, 1, ROWS, block, K, prefetch, prefetch_step)
-    else: tile_lines(sizeof(row_count), lines, out, a, stride, 1, block, K, prefetch, prefetch_step)
+    if stride == 1: tile_lines(sizeof(row_count), lines, out, a, 1, ROWS, block, K, distance)
+    else: tile_lines(sizeof(row_count), lines, out, a, stride, 1, block, K, distance)
 
 
-cdef inline void tile_rows(
-    Py_ssize_t rows, vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride, Py_ssize_t K,
-    Py_ssize_t lines, const char *prefetch, Py_ssize_t prefetch_step
+cdef inline void add_block_product(
+    real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t stride, const real *block, Py_ssize_t K,
+    Py_ssize_t distance
 ) noexcept nogil:
-    """Add A @ block to `out` for 1 to ROWS rows, all lines of the block and K values of k.
-
-    prefetch : K lines for the first sub-panel; those for the next one begin prefetch_step bytes further on
-    """
-    if rows == 1: tile_fixed_rows(<one_row *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
-    elif rows == 2: tile_fixed_rows(<two_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
-    elif rows == 3: tile_fixed_rows(<three_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
+    """Add A @ block to acc for 1 to ROWS rows and a block of K values of k."""
+    cdef vec *out = <vec *> acc
+    cdef const vec *w = <const vec *> block
+    if rows == 1: tile_fixed_rows(<one_row *> NULL, out, w, a, stride, K, lines, distance)
+    elif rows == 2: tile_fixed_rows(<two_rows *> NULL, out, w, a, stride, K, lines, distance)
+    elif rows == 3: tile_fixed_rows(<three_rows *> NULL, out, w, a, stride, K, lines, distance)
     elif ROWS > 3:
-        if rows == 4: tile_fixed_rows(<four_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
-        elif rows == 5: tile_fixed_rows(<five_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
-        elif ROWS > 5: tile_fixed_rows(<six_rows *> NULL, out, block, a, stride, K, lines, prefetch, prefetch_step)
+        if rows == 4: tile_fixed_rows(<four_rows *> NULL, out, w, a, stride, K, lines, distance)
+        elif rows == 5: tile_fixed_rows(<five_rows *> NULL, out, w, a, stride, K, lines, distance)
+        elif ROWS > 5: tile_fixed_rows(<six_rows *> NULL, out, w, a, stride, K, lines, distance)
 
 
 cdef inline inline_void tile_row_panels(
@@ -402,45 +401,25 @@ cdef inline void add_row_panels_product(
         panel_stride -= kb * (lines - last_lines) * lanes  # the last panel's blocks are so much smaller
 
 
-cdef inline void add_block_product(
-    real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t stride, const real *block, Py_ssize_t kb,
-    const real *prefetch, Py_ssize_t prefetch_step
-) noexcept nogil:
-    """Add A @ block to acc for at most ROWS rows and a block of kb values of k.
-
-    prefetch : kb lines for the first sub-panel; those for the next one begin prefetch_step reals further on
-    """
-    tile_rows(rows, <vec *> acc, <const vec *> block, a, stride, kb, lines, <const char *> prefetch,
-              prefetch_step * sizeof(real))
-
-
 cdef inline inline_void add_panel_product(
     real *acc, Py_ssize_t rows, Py_ssize_t lines, const real *a, Py_ssize_t stride, const real *panel, Py_ssize_t K,
-    const real *next_panel, Py_ssize_t first_tile
+    Py_ssize_t distance
 ) noexcept nogil:
     """Add a @ panel to acc for `rows` rows, whose tiles all read one block of the panel before the next.
 
-    next_panel : the panel that is multiplied next, or NULL; each tile prefetches another part of it
-    first_tile : the number of these rows' first tile, where each group of rows before counts as GROUP_TILES tiles.  The
-        tile of this number prefetches the piece of this number, so pieces of tiles that a group does not have are not
-        prefetched: at v4, where panels of 4 lines have 4 pieces, two with 25 to 28 rows and one with 29 to 40
+    distance : for the first tile, which reads each line of the panel before the others
     """
-    cdef Py_ssize_t k0 = 0, kb, q, height, number, lanes = lanes_of(acc), subs = (lines + SUB_LINES - 1) // SUB_LINES
+    cdef Py_ssize_t k0 = 0, kb, q, height, lanes = lanes_of(acc)
     cdef const real *block
-    cdef const real *prefetch
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         block = panel + k0 * lines * lanes
-        q, number = 0, first_tile
+        q = 0
         while q < rows:
             height = tile_height(rows - q)
-            prefetch = block  # is in the cache already, so that this costs little
-            if next_panel is not NULL and number * subs < lines:
-                prefetch = next_panel + (number * K + k0) * subs * lanes
-            add_block_product(acc + q * LINES * lanes, height, lines, a + q * stride + k0, stride, block, kb, prefetch,
-                              kb * lanes)
+            add_block_product(acc + q * LINES * lanes, height, lines, a + q * stride + k0, stride, block, kb,
+                              distance if q == 0 else 0)
             q += height
-            number += 1
         k0 += kb
 
 

@@ -4,6 +4,8 @@
 have it changed, before a plan is made.  machine.h says what each field is.
 """
 
+from cpython.pyport cimport PY_SSIZE_T_MAX
+
 cdef extern from "schedule/machine.h":
     ctypedef struct Machine:
         Py_ssize_t caches[3]
@@ -22,9 +24,13 @@ cdef inline void use_machine(const Machine *this_machine) noexcept:
     machine = this_machine
 
 
-cdef inline bint to_prefetch(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:
-    """Return whether a thread should prefetch weights, of which it reads its part of `weights` bytes again and again.
+cdef inline Py_ssize_t fewest_prefetching_rows(Py_ssize_t weights, Py_ssize_t parts) noexcept nogil:
+    """Return how many rows a product has at least if it prefetches weights, of which a thread reads its part of
+    `weights` bytes again and again.
 
-    It should if the part outgrows the second-level cache.
+    A part that outgrows half of the second-level cache is worth it.  One row is multiplied as fast as CPUs fill that
+    cache by themselves, and gains only where weights outgrow a quarter of the third-level cache, which others use, too.
     """
-    return machine.prefetching and weights > parts * machine.caches[L2]
+    if not machine.prefetching or 2 * weights <= parts * machine.caches[L2]:
+        return PY_SSIZE_T_MAX
+    return 1 if 4 * weights > machine.caches[L3] else 2

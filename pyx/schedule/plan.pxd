@@ -35,7 +35,7 @@ from product.tile cimport LINES, ROW_BLOCK, ROWS
 from schedule.cost cimport (
     Grid, Work, ceil_div, cheapest, cost_of, grid_of, parts_of, requirements_of, speed_of, threads_of, work_of
 )
-from schedule.machine cimport L2, machine, to_prefetch
+from schedule.machine cimport L2, fewest_prefetching_rows, machine
 from schedule.team cimport part_start
 from schedule.workspace cimport Region, Workspace, lay_out, region
 
@@ -310,7 +310,7 @@ cdef inline Forward plan_forward_on(
     if c.format == INT8:
         p.Is = quantized_row_stride(I)
         p.h_stride[0], p.h_stride[1] = quantized_row_stride(P), quantized_row_stride(H)
-    p.w[0].prefetches = p.w[1].prefetches = to_prefetch(recurrent * itemsize, p.grid.members)
+    p.w[0].prefetching_rows = p.w[1].prefetching_rows = fewest_prefetching_rows(recurrent * itemsize, p.grid.members)
     p.gap = max(THREAD_GAP * p.L, PREFETCHED_ROWS * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
     list_forward_regions(&p, c, regions)
     p.workspace = lay_out(regions, FORWARD_REGIONS, p.start)
@@ -460,7 +460,7 @@ cdef struct Backward:  # the plan of a backward pass
     Py_ssize_t[MATRICES] w_grad_at  # where its gradient begins in TRANSPOSED, of float16 alone
     Grid grid
     bint packs_all  # all panels are packed before the steps; else a single step packs what it uses
-    bint prefetches  # as in Panels
+    Py_ssize_t prefetching_rows  # as in Panels
     bint accumulate_x_grad  # the gradient is added to what is in x_grad
     bint transposed  # as in the cell
     Py_ssize_t tile_stride  # reals from one tile of X_TILES or H_TILES to the next
@@ -525,7 +525,7 @@ cdef inline Backward plan_backward_on(
     p.x_panel_count = count_panels(ceil_div(I, p.L))
     p.grid = grid
     p.packs_all = projects(c) or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
-    p.prefetches = to_prefetch(recurrent * itemsize, p.grid.members)
+    p.prefetching_rows = fewest_prefetching_rows(recurrent * itemsize, p.grid.members)
     p.tile_stride = scratch_stride(min(T * B, <Py_ssize_t> ROW_BLOCK) * ROWS, p.L)
     for n in range(matrices_of(c)):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
