@@ -12,7 +12,7 @@ from placement import constant_outputs
 
 import onnx_export
 from blockcell import Stack
-from onnx_export import body
+from onnx_export.cells import body
 from onnx_export.nodes import make_model
 
 FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in ("scan", "unroll", "loop")]

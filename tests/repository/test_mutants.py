@@ -321,7 +321,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "stored in registers: blocks for the other rows": (
         "product/quantized.pxd",
-        {"block[((v0 + v) // sub * K + k)": "block[(v0 // sub * K + k)"},
+        {"block[packed_vector(v0 + v,": "block[packed_vector(v0 // sub * sub + (v0 + v) % sub,"},
     ),
     "stored in registers: two lines as four": ("product/quantized.pxd", {"(lines >= 3 or": "(lines >= 2 or"}),
     "stored in registers: loads past the last panel": (
@@ -376,7 +376,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "tiles of several lines: of one line": (
         "product/tile.pxd",
-        {"block[((v0 + v) // sub * K": "block[(v0 // sub * K"},
+        {"block[packed_vector(v0 + v,": "block[packed_vector(v0 // sub * sub + (v0 + v) % sub,"},
     ),
     "lines in place past the end of an array": ("product/lines.pxd", {"n >= lanes_of(of_type) and": "n >= 0 and"}),
     "float16: states of an LSTM are not rounded": (
@@ -476,7 +476,7 @@ ORDERS = {  # the same for the order of summation
     "the tile from the last k to the first": (
         "product/tile.pxd",
         {
-            "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
+            "packed_vector(v0 + v, sub, k,": "packed_vector(v0 + v, sub, K - 1 - k,",
             "a, q * rs + k * ks)": "a, q * rs + (K - 1 - k) * ks)",
         },
     ),
@@ -503,7 +503,7 @@ ORDERS = {  # the same for the order of summation
         "product/quantized.pxd",
         {
             "i * panel_stride + (k * lines": "i * panel_stride + ((K - 1 - k) * lines",
-            "// sub * K + k) * sub": "// sub * K + K - 1 - k) * sub",
+            "packed_vector(v0 + v, sub, k,": "packed_vector(v0 + v, sub, K - 1 - k,",
             "w[v], a, q * stride + k)": "w[v], a, q * stride + K - 1 - k)",
         },
     ),
