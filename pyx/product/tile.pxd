@@ -220,7 +220,7 @@ cdef inline inline_void tile(
             acc[q * nv + v] = ZERO
     while True:
         for u in range(prefetched if rows > 1 or distance != 0 else 0):  # to prefetch in vain slows a single row down
-            prefetch_read(<const char *> (block + packed_vector((v0 // VECTORS + u) * VECTORS, sub, k, K)) + distance)
+            prefetch_read(<const char *> block + distance + (k * prefetched + u) * LINE_BYTES)
         for v in range(nv):
             w[v] = block[packed_vector(v0 + v, sub, k, K)]
             if 1 < rows < ROWS:
