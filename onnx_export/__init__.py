@@ -8,12 +8,12 @@ A file or folder imports from those above it. All models consist of what ``cells
 
 =======================  ===========================================================================================
 ``text.py``              graph text: ONNX's textual syntax with two additions
-``nodes.py``             nodes of any kind: made, read, renamed, selected
+``nodes.py``             nodes of any kind: made, read, renamed, selected; `check_outputs`: no output is a constant
 ``activations.py``       activations and their slopes as graph text
 
 ``cells/``               the nodes of an op or of a layer's cell
 ``lstm.py``              the equations of an LSTM as graph text; so ``gru.py``, ``gru_reset_after.py``, ``rnn.py``
-``config.py``            `Config`: what the graph of an op depends on, and checks of that; the oldest opsets
+``config.py``            `Config`: what the graph of an op depends on, checked; a layer has checked its own attributes
 ``loops.py``             loops over steps: Scan, Loop, unrolled; `StepMask` is how ops have ``seq_len_max``
 ``integers.py``          int8 GEMM with quantized activations
 ``body.py``              `op_function`: the nodes of an op, for all steps at once or in a loop
