@@ -32,7 +32,7 @@ def supported_levels():
 
 
 def prefetching(setting):
-    """Return whether kernels prefetch weights that outgrow the second-level cache: unless BLOCKCELL_PREFETCH is 0.
+    """Return whether kernels prefetch weights that outgrow caches (machine.pxd): unless BLOCKCELL_PREFETCH is 0.
 
     The model of a CPU does not tell whether that pays: on a Zen 3 it cost time on a quiet machine, and saved time while
     others used the third-level cache.

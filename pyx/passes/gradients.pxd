@@ -109,20 +109,20 @@ cdef inline void compute_x_grad_panel(
     cdef real[LF] before
     cdef Py_ssize_t L = lanes_of(acc), lines = panel_lines(lines_in(acc, I), j), first = j * PANEL_LINES * L
     cdef Py_ssize_t d_row = d_row0, t, b, m, q, g, l, column
-    cdef Py_ssize_t line_bytes = lines * L * sizeof(real)  # of a k of all lines, or 0 not to prefetch
+    cdef Py_ssize_t prefetched = 0  # bytes of all lines of a k, if the next panel is prefetched
     cdef Array out
     cdef real *sums
     if d_row0 == d_row1:
         return
-    if d_row1 - d_row0 < fewest_prefetching_rows((K + K2) * I * sizeof(real), 1):
-        line_bytes = 0
+    if d_row1 - d_row0 >= fewest_prefetching_rows((K + K2) * I * sizeof(real), 1):
+        prefetched = lines * L * sizeof(real)
     t, b = d_row0 // s.B, d_row0 % s.B
     while d_row < d_row1:
         m = tile_group_height(d_row1 - d_row)
         clear(acc, m * LINES * L)
-        add_panel_product(acc, m, lines, d + d_row * ldd, ldd, panel, K, K * line_bytes)
+        add_panel_product(acc, m, lines, d + d_row * ldd, ldd, panel, K, K * prefetched)
         if K2 > 0:
-            add_panel_product(acc, m, lines, d + d_row * ldd + K, ldd, panel2, K2, K2 * line_bytes)
+            add_panel_product(acc, m, lines, d + d_row * ldd + K, ldd, panel2, K2, K2 * prefetched)
         for q in range(m):
             out = at(x_grad, offset_of(layout, t, row_of_slot(s, b)))
             for g in range(lines):

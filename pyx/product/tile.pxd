@@ -272,8 +272,7 @@ cdef inline inline_void tile_lines(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict block, Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
-    """Run the tile for all lines of a block, in the spans that SPANS lists; inlined with `rows` constant.
-"""
+    """Run the tile for all lines of a block, in the spans that SPANS lists; inlined with `rows` constant."""
     cdef const unsigned char *spans = SPANS[rows - 1][lines - 1]
     cdef const vec *end = out + lines * VECTORS
     cdef Py_ssize_t v0 = 0, ended_lines  # v0 : the first vector of the next span, from its line on
