@@ -18,7 +18,7 @@ from product.integer cimport (
     ProductInUse, add_integer_product, quads_of, quantize_row, quantized_row_stride, use_product
 )
 from product.lines cimport LF, lanes_of, lines_in, load_halves, load_reals, store_halves, store_reals
-from product.quantized cimport INT8, add_float16_product, bytes_per_code
+from product.quantized cimport INT8, add_float16_product, bytes_per_weight
 from product.real cimport real
 from product.tile cimport BLOCK, ROWS, add_block_product, add_panel_product
 from source cimport BLOCKCELL_SOURCE
@@ -159,7 +159,8 @@ def add_quantized_products(
     codes : scratch, to which rows of `a` are quantized for int8
     """
     cdef Py_ssize_t K = a.shape[1], rows = a.shape[0], r, j, _repeat
-    cdef Py_ssize_t size = (4 * quads_of(K) if format == INT8 else K) * lines * LF * bytes_per_code(format)
+    cdef Py_ssize_t stored_k = 4 * quads_of(K) if format == INT8 else K
+    cdef Py_ssize_t size = stored_k * lines * LF * bytes_per_weight(format, sizeof(real))
     cdef const char *panel
     if format == INT8:
         for r in range(rows):

@@ -49,7 +49,7 @@ from product.panels cimport (
     THREAD_GAP, Panels, add_product, add_row_product, copy_bias, pack_bias, pack_panels, pack_quantized,
     panels_with_rows, row_panels, scratch_stride, unit_lines_in_panel
 )
-from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
+from product.quantized cimport INT8, UNQUANTIZED, bytes_per_weight
 from product.real cimport COMPUTES_FLOAT, real
 from product.tile cimport GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, tile_group_height
 from schedule.cost cimport (
@@ -164,7 +164,7 @@ cdef inline Grid choose_forward_grid(
     work.lines[0] = work.units = ceil_div(O, work.L)
     work.width[0], work.panels[0], work.panels[1] = LINES, ceil_div(work.lines[0], LINES), 0
     work.K[0], work.x_rows[0] = I, 0
-    work.line_bytes = 64 if format == UNQUANTIZED else work.L * bytes_per_code(format)
+    work.line_bytes = work.L * bytes_per_weight(format, itemsize)
     work.speed, work.cell = speed_of(format, itemsize), 10
     return cheapest(&work, threads, False, False)
 
@@ -224,7 +224,7 @@ cdef inline DenseForward plan_forward(
     p.step_mask, p.activation = NULL, activation
     p.w = panels_with_rows(I, I, 0, O, p.L, 1, format)
     p.grid = choose_forward_grid(rows, I, O, itemsize, format, threads)
-    p.w.prefetching_rows = fewest_prefetching_rows(I * O * itemsize, p.grid.members)
+    p.w.prefetching_rows = fewest_prefetching_rows(I * O * bytes_per_weight(format, itemsize), p.grid.members)
     p.chunk = ceil_div(rows, p.grid.groups)
     if p.grid.members == 1:
         p.chunk = min(p.chunk, <Py_ssize_t> CHUNK)

@@ -36,7 +36,7 @@ from product.lines cimport (
     LF, Array, align_to_line, at, clear, holds_half, inline_void, lanes_of, load_line, load_row, load_values,
     noinline_void, reals, value_at
 )
-from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per_code
+from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per_weight
 from product.real cimport COMPUTES_FLOAT, MATRICES, real
 from product.tile cimport (
     BLOCK, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, extend_chains, max_row_panels,
@@ -108,7 +108,7 @@ cdef inline Py_ssize_t size_of_rows(const Panels *p, Py_ssize_t lines) noexcept 
     """Return how many reals the K rows of a panel of so many lines take: whole cache lines."""
     if p.format == INT8:
         return (quads_of(p.I) + quads_of(p.K - p.I)) * lines * p.L
-    return p.K * lines * p.L if p.format == UNQUANTIZED else (p.K * lines * bytes_per_code(p.format) + 3) // 4 * p.L
+    return (p.K * lines * p.L * bytes_per_weight(p.format, sizeof(real)) + 63) // 64 * p.L
 
 
 cdef inline int constants_per_column(const Panels *p) noexcept nogil:
@@ -350,7 +350,7 @@ cdef inline Py_ssize_t code_offset(const Panels *p, Py_ssize_t lines, Py_ssize_t
     cdef Py_ssize_t quad = k // QUAD if k < p.I else quads_of(p.I) + (k - p.I) // QUAD
     if p.format == INT8:
         return (quad * lines * p.L + lane) * QUAD + (k if k < p.I else k - p.I) % QUAD
-    return (k * lines * p.L + lane) * bytes_per_code(p.format)
+    return (k * lines * p.L + lane) * bytes_per_weight(p.format, sizeof(real))
 
 
 cdef inline Py_ssize_t gate_lane(
@@ -393,7 +393,7 @@ cdef inline noinline_void pack_quantized(
 
     codes, scales : an array for each matrix; the caller's, written with `unpack`; for float16 there are no scales
     """
-    cdef Py_ssize_t L = p.L, n = bytes_per_code(p.format), j, u, gate, k, count, lines
+    cdef Py_ssize_t L = p.L, n = bytes_per_weight(p.format, sizeof(real)), j, u, gate, k, count, lines
     cdef unsigned char sign = 128 if p.format == INT8 else 0
     cdef unsigned char *panel
     cdef unsigned char *row

@@ -26,9 +26,9 @@ cdef extern from "product/quantized.h":
     vec dequantize_vector(const char *line, int v) noexcept nogil  # vector v of a line of float16 weights, in float32
 
 
-cdef inline Py_ssize_t bytes_per_code(int format) noexcept nogil:
-    """Return the bytes of a quantized weight."""
-    return 1 if format == INT8 else 2
+cdef inline Py_ssize_t bytes_per_weight(int format, Py_ssize_t itemsize) noexcept nogil:
+    """Return the bytes of a packed weight; `itemsize` is that of one which is not quantized."""
+    return itemsize if format == UNQUANTIZED else 1 if format == INT8 else 2
 
 
 cdef inline noinline_void dequantize_block(

@@ -29,7 +29,7 @@ from product.integer cimport quantized_row_stride
 from product.panels cimport (
     THREAD_GAP, Panels, compact_gates, omit_x, panels_of, scratch_stride, separate_last_gate, steps_per_chunk
 )
-from product.quantized cimport INT8, UNQUANTIZED, bytes_per_code
+from product.quantized cimport INT8, UNQUANTIZED, bytes_per_weight
 from product.real cimport MATRICES, real
 from product.tile cimport LINES, ROW_BLOCK, ROWS
 from schedule.cost cimport (
@@ -158,7 +158,7 @@ cdef inline Grid choose_forward_grid(
         work.lines[n] = gates * (ceil_div(P, work.L) if n == 1 else work.units)
         work.width[n] = LINES // gates * gates
         work.panels[n] = ceil_div(work.lines[n], work.width[n])
-    work.line_bytes = 64 if c.format == UNQUANTIZED else work.L * bytes_per_code(c.format)
+    work.line_bytes = work.L * bytes_per_weight(c.format, itemsize)
     work.speed = speed_of(c.format, itemsize)
     work.cell = c.traits.forward_time
     work.packs = not packed
@@ -310,7 +310,9 @@ cdef inline Forward plan_forward_on(
     if c.format == INT8:
         p.Is = quantized_row_stride(I)
         p.h_stride[0], p.h_stride[1] = quantized_row_stride(P), quantized_row_stride(H)
-    p.w[0].prefetching_rows = p.w[1].prefetching_rows = fewest_prefetching_rows(recurrent * itemsize, p.grid.members)
+    p.w[0].prefetching_rows = fewest_prefetching_rows(
+        recurrent * bytes_per_weight(c.format, itemsize), p.grid.members)
+    p.w[1].prefetching_rows = p.w[0].prefetching_rows
     p.gap = max(THREAD_GAP * p.L, PREFETCHED_ROWS * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
     list_forward_regions(&p, c, regions)
     p.workspace = lay_out(regions, FORWARD_REGIONS, p.start)

@@ -309,7 +309,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "stored biases begin in the last line of weights": (
         "product/panels.pxd",
-        {"* bytes_per_code(p.format) + 3) // 4": "* bytes_per_code(p.format)) // 4"},
+        {"sizeof(real)) + 63) // 64": "sizeof(real))) // 64"},
     ),
     "stored in registers: half of another vector": (
         "product/quantized.pxd",
