@@ -274,11 +274,32 @@ def test_pages_say_what_ci_runs():
     assert [command for table in tables for command in table if command not in workflows] == [
         "python3.13t tools/freethreading.py"  # as the page says
     ]
+    on_push = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", page, re.MULTILINE)
+    assert [command for command, text in rows if "on every push" in text and command not in on_push] == []
     makefile = (ROOT / "Makefile").read_text().partition("\ntest-all:")[2].partition("\n\n")[0]
     programs = {command.removeprefix("python ") for command in tables[0] if command.startswith("python ")}
     assert programs == set(re.findall(r"\(BIN\)/python (.*)", makefile))
     marks = {command.split()[2] for command in tables[0] if command.startswith("pytest -m ")}
     assert marks == set(re.findall(r"\w+", " ".join(re.findall(r" -m '?([^'\n]+)", makefile)))) - {"or"}
+
+
+def test_ci_runs_the_oldest_versions_that_the_page_names():
+    page = (ROOT / "docs" / "onnx.md").read_text()
+    oldest = re.search(r"the oldest versions \((onnx .*), (onnxruntime .*), (numpy .*)\)", page)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert oldest
+    assert not [name for name in oldest.groups() if name.replace(" ", "==") not in workflow]
+
+
+def test_tests_import_what_they_share_from_its_folders():
+    """Test files import from `tests/lib`, `tests/golden`, `tools` and `benchmarks`, never from each other."""
+    folders = [ROOT / name for name in ("tests/lib", "tests/golden", "tools", "benchmarks")]
+    shared = {path.stem for folder in folders for path in folder.glob("*.py")}
+    tests = {path.stem: path for path in ROOT.glob("tests/*/test_*.py")}
+    assert not shared & set(tests)
+    wrong = [name for name, path in tests.items() for module, _ in _imported(path) if module.startswith("test_")]
+    assert not wrong
 
 
 def test_every_test_is_in_a_folder():

@@ -18,7 +18,7 @@ import pytest
 from tracked import tracked_files
 
 import blockcell
-from blockcell import LSTM, RNN, activations
+from blockcell import LSTM, RNN, _training, activations
 from blockcell.activations import PARAMETERS
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS, Op
@@ -226,6 +226,36 @@ def test_example_of_the_ops():
     for name, value in expected._asdict().items():
         bound = 1e-5 * max(1, np.abs(value).max(initial=0))
         np.testing.assert_allclose(getattr(grads, name), value, rtol=0, atol=bound, err_msg=name)
+
+
+# ----------------------------------------------------------------------------------------------------------- the claims
+def test_layers_that_the_readme_calls_streams():
+    """Each of them computes a step, and the one that is not named refuses."""
+    sentence = re.search(r"([^.]*) also\s+run as streams", README.read_text())[1]
+    cell = {"input_size": 3, "hidden_size": 4, "seed": 1}
+    layers = {name: getattr(blockcell, name).init(**cell) for name in ("LSTM", "GRU", "RNN")}
+    layers |= {"Dense": blockcell.Dense.init(3, 4, seed=1), "Stack": blockcell.Stack([layers["GRU"]])}
+    assert {*re.findall(r"`(\w+)`", sentence)} == {*layers}
+    x = np.ones((1, 2, 3), np.float32)
+    for layer in layers.values():
+        np.testing.assert_array_equal(layer.stream(2).step(x[0]), layer(x)[0][0])
+    with pytest.raises(TypeError, match="backward begins at the last step"):
+        blockcell.Bidirectional(layers["GRU"], layers["GRU"]).stream()
+
+
+def test_ratios_that_the_readme_begins_with():
+    """Half of the time of PyTorch's LSTM and a quarter of its GRU's are medians of the table."""
+    start = " ".join(README.read_text().partition("```python")[0].split())
+    assert "half of the time of PyTorch's LSTM and a quarter of the time of its GRU" in start
+    for layer, times in (("LSTM", 2), ("GRU of PyTorch and Keras", 4)):
+        ratio = re.search(rf"^\| {layer}, inference \| PyTorch [\d.]+ \| ([\d.]+)x", README.read_text(), re.MULTILINE)
+        assert round(float(ratio[1])) == times
+
+
+def test_what_the_changelog_calls_compiled():
+    assert "cross-entropy and the optimizers are compiled" in " ".join((ROOT / "CHANGELOG.md").read_text().split())
+    compiled = {name for name, value in vars(_training).items() if type(value).__name__ == "cython_function_or_method"}
+    assert compiled >= {"cross_entropy", *blockcell.optim.OPTIMIZERS}
 
 
 # ----------------------------------------------------------------------------------------------------------- the tables
