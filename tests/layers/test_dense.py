@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 
+import layer_formulas
 import mpmath
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from kernel_cases import BOUNDS, DTYPES, LARGE, SIZES
 from layer_cases import dense, gru, lstm
 from summation import factors, mates, over_rows, powers, product, real_of, sum_in_double
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, formulas
+from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
 from blockcell.formulas import error_in_eps
 from blockcell.optable import ACTIVATIONS
 
@@ -59,8 +60,8 @@ def test_formulas(activation, dtype):
         weights = layer.weights
         y, *grads = results(layer, x, d_y)
         expected = [
-            formulas.dense(x=x, **weights, activation=activation),
-            *formulas.dense_grad(x=x, w=weights["w"], y=y, d_y=d_y, activation=activation),
+            layer_formulas.dense(x=x, **weights, activation=activation),
+            *layer_formulas.dense_grad(x=x, w=weights["w"], y=y, d_y=d_y, activation=activation),
         ]
         if activation == "softmax" and O == 1:
             assert (y == 1).all() and not any(grad.any() for grad in grads)
@@ -76,13 +77,13 @@ def test_the_formula_of_the_gradient_is_the_derivative(activation):
     layer = dense(3, 4, np.float64, activation)
     x, d_y = draw_arguments(layer, 2, 5)
     arrays = {"x": x, **layer.weights}
-    y = formulas.dense(**arrays, activation=activation)
-    grads = formulas.dense_grad(x=x, w=arrays["w"], y=y, d_y=d_y, activation=activation)
+    y = layer_formulas.dense(**arrays, activation=activation)
+    grads = layer_formulas.dense_grad(x=x, w=arrays["w"], y=y, d_y=d_y, activation=activation)
     for (name, array), grad in zip(arrays.items(), grads, strict=True):
         direction = rng("direction", name).standard_normal(array.shape)
 
         def loss(value, name=name):
-            return (formulas.dense(**arrays | {name: value}, activation=activation) * d_y).sum()
+            return (layer_formulas.dense(**arrays | {name: value}, activation=activation) * d_y).sum()
 
         assert (grad * direction).sum() == pytest.approx(derivative(loss, array, direction), rel=1e-8), name
 
@@ -128,7 +129,7 @@ def test_softmax_of_the_largest_numbers(dtype):
         b = np.array(row, dtype)
         layer.set_weights(w=np.zeros((3, 3), dtype), b=b)
         with np.errstate(all="ignore"):
-            expected = formulas.dense(x=np.zeros(3), **layer.weights, activation="softmax")
+            expected = layer_formulas.dense(x=np.zeros(3), **layer.weights, activation="softmax")
         np.testing.assert_allclose(layer(np.zeros((1, 1, 3), dtype))[0][0, 0], expected, rtol=1e-3)
 
 
@@ -341,7 +342,7 @@ def of_no_steps(layer, row):
     if isinstance(layer, Bidirectional):
         return np.concatenate([of_no_steps(layer.fw, row), of_no_steps(layer.bw, row)])
     if isinstance(layer, Dense):
-        return formulas.dense(x=row, **layer.weights, activation=layer.activation)
+        return layer_formulas.dense(x=row, **layer.weights, activation=layer.activation)
     return np.zeros(layer.output_size)
 
 
@@ -405,9 +406,9 @@ def bias_alone(net, y, d_y, steps):
     """Compare y of the rows without steps with the activation of the bias, and return d_b, both by the formulas."""
     w, b = (net.weights[name] for name in ("1.w", "1.b"))
     head, rows = net.layers[1], np.zeros((5, len(w)))
-    exact = formulas.dense(x=rows[~steps], w=w, b=b, activation=head.activation)
+    exact = layer_formulas.dense(x=rows[~steps], w=w, b=b, activation=head.activation)
     assert error_in_eps(y[~steps], exact, float(np.finfo(y.dtype).eps)) <= BOUNDS[y.dtype.name]
-    return formulas.dense_grad(x=rows, w=w, y=y, d_y=d_y, activation=head.activation)[2]
+    return layer_formulas.dense_grad(x=rows, w=w, y=y, d_y=d_y, activation=head.activation)[2]
 
 
 def below(kind, dtype):
@@ -535,7 +536,7 @@ def test_sizes_of_zero(last, dtype, T, B, I, O):
         y, state, tape = layer.forward(x, lengths=[T] * B)
         assert y.shape == ((B, O) if last else (T, B, O)) and same((y, state), layer(x))
         if (last and not T) or not I:
-            expected = formulas.dense(x=np.zeros((*y.shape[:-1], I)), **layer.weights, activation=activation)
+            expected = layer_formulas.dense(x=np.zeros((*y.shape[:-1], I)), **layer.weights, activation=activation)
             np.testing.assert_allclose(y, expected, rtol=2e-3)
         d_x, _, grads = layer.backward(tape, np.ones_like(y))
         assert d_x.shape == x.shape and [g.shape for g in grads.values()] == [(I, O), (O,)]

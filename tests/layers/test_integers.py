@@ -8,11 +8,11 @@ import pickle
 import numpy as np
 import pytest
 from bits import same
+from layer_formulas import add_product_in_integers, row_codes
 from quantization_cases import ROWS
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _integer, build_info
-from blockcell.formulas import add_product_in_integers, row_codes
 from blockcell.quantization import quantize_matrix
 
 F32 = np.float32

@@ -18,9 +18,9 @@ from by_formulas import check, rounded, step
 from cases import derivative, rng
 from kernel_cases import BOUNDS, DTYPES, SIZES, run
 from layer_cases import ATTRIBUTES, CELLS, LAYERS, SINGLE, draw
+from layer_formulas import dense
 
 from blockcell import LSTM, Bidirectional, Dense, LSTMState, Stack
-from blockcell.formulas import dense
 from blockcell.optable import OPS
 
 

@@ -14,10 +14,10 @@ from by_formulas import check, rounded, step
 from cases import derivative, rng
 from kernel_cases import BOUNDS, DTYPES
 from layer_cases import LAYERS, draw, run_all
+from layer_formulas import dense
 from traced import peak
 
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
-from blockcell.formulas import dense
 
 T, B, I, H = 9, 7, 5, 6
 KINDS = [*LAYERS, "reverse lstm", "reverse gru", "bidirectional with dense"]
