@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ..activations import Activation
+from .._kernels import LSTMOptions
+from ..activations import Activation, numbers
 from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..gates import COUPLED_GATES, GATE_ORDERS
@@ -263,12 +264,18 @@ class LSTM(Cell[LSTMState]):
         peepholes = ["use_peephole=True"] if self._use_peephole else []
         return peepholes + ([f"proj_size={self.output_size}"] if "P" in self._sizes else [])
 
-    def _kernel_options(self) -> tuple[Any, ...]:
-        numbers: Iterable[float] = (self.forget_bias, self.cell_clip, self.proj_clip)
+    def _kernel_options(self) -> LSTMOptions:
+        bounds = {name: getattr(self, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
         if self._dtype_number == HALF:  # in the precision of the arrays
-            numbers = map(ArgumentReader.half, numbers)
-        switches = self.coupled, self._use_peephole, self.gate_order == "ifco"
-        return self._sizes.get("P", 0), *switches, *numbers, *super()._kernel_options()
+            bounds = {name: ArgumentReader.half(value) for name, value in bounds.items()}
+        return LSTMOptions(
+            P=self._sizes.get("P", 0),
+            coupled=self.coupled,
+            use_peephole=self._use_peephole,
+            ifco=self.gate_order == "ifco",
+            **bounds,
+            **{name: numbers(activation) for name, activation in self._activations.items()},
+        )
 
 
 class GRU(Cell[GRUState]):
