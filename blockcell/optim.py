@@ -256,11 +256,11 @@ def _step(
     if state is not None and not isinstance(state, Mapping):
         raise TypeError(f"{name}: state is of type {type(state).__name__}; expected what the step before returned")
     dtypes = {key: compute_dtype(weight.dtype) for key, weight in own_weights.items()}
-    arrays, slopes = (
+    arrays, gradients = (
         {key: as_kernels_take(values[key], dtype) for key, dtype in dtypes.items()}
         for values in (own_weights, own_grads)
     )
-    step = row.kernel(arrays, slopes, _read_state(name, arrays, state) if state else {}, *numbers)
+    step = row.kernel(arrays, gradients, _read_state(name, arrays, state) if state else {}, *numbers)
     assert step is not None  # all arrays have been converted
     new_weights, new_state = step
     return {key: weight.astype(own_weights[key].dtype, copy=False) for key, weight in new_weights.items()}, new_state

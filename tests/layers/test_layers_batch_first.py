@@ -7,12 +7,12 @@ import re
 
 import numpy as np
 import pytest
-from bits import leaves, like, on_threads, same
+from bits import like, on_threads, same
 from forms import backwards, byte_swapped, misaligned, read_only, strided
 from layer_cases import ATTRIBUTES, LAYERS, draw
 from traced import peak
 
-from blockcell import GRU, LSTM, Bidirectional, LSTMState, Stack
+from blockcell import GRU, LSTM, LSTMState, Stack
 
 FORMS = [np.copy, np.copy, strided, backwards, np.asfortranarray, read_only, misaligned, byte_swapped]
 
@@ -176,15 +176,3 @@ def test_refused():
         layer.backward(tape, y, batch_first=True)
     with pytest.raises(ValueError, match=re.escape(TIME_FIRST)):
         layer.backward(tape, y.swapaxes(0, 1))
-
-
-def test_layers_in_each_other():
-    """A Bidirectional of stacks hands parts of y to layers whose y is one of several."""
-    g = np.random.default_rng(0)
-    layer = Stack([Bidirectional(*(Stack([GRU.init(3, 5, seed=k), LSTM.init(5, 4, seed=k)]) for k in (0, 1)))])
-    x, d_y = (g.standard_normal((6, 7, size)).astype(np.float32) for size in (3, 8))
-    y, last, tape = layer.forward(x)
-    d_x, *rest = layer.backward(tape, d_y)
-    found, found_last, tape = layer.forward(turned(x), batch_first=True)
-    assert same((found, leaves(found_last)), (turned(y), leaves(last)))
-    assert same(layer.backward(tape, turned(d_y)), (turned(d_x), *rest))

@@ -10,6 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from bits import leaves, like, on_threads, same, zeros
+from traced import peak_beside
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Dense, Stack
@@ -354,19 +355,6 @@ def test_more_rows(name):
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
-def peak_of(calls):
-    """Bytes that Python, or numpy, has allocated at once in all of them."""
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for call in calls:
-            call()
-        return tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
-
-
 @every_layer
 def test_out_and_indices_allocate_nothing(name):
     """Also where the number of rows changes from step to step."""
@@ -379,9 +367,11 @@ def test_out_and_indices_allocate_nothing(name):
 
     for turn in turns:
         step(turn)
-    assert peak_of([lambda turn=turn: step(turn) for turn in turns]) < 1000 + 100 * len(turns)  # the lambdas themselves
+    assert peak_beside([lambda turn=turn: step(turn) for turn in turns]) < 1000 + 100 * len(
+        turns
+    )  # the lambdas themselves
     rows = [7, 8]
-    assert peak_of([lambda: stream.step(x[:2], out[:2], rows=rows)]) > 100  # what a list costs is noticed
+    assert peak_beside([lambda: stream.step(x[:2], out[:2], rows=rows)]) > 100  # what a list costs is noticed
 
 
 def test_plans_are_bounded(set_num_threads):
