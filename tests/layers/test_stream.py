@@ -108,9 +108,8 @@ def test_out_allocates_nothing(name):
     rows = list(x)
     for row in rows:
         stream.step(row, out=out)
-    assert (
-        peak_beside(partial(stream.step, row, out) for row in rows) < 1000
-    )  # Python's own objects, of a few hundred bytes; no array, whose header is 112
+    steps = [partial(stream.step, row, out) for row in rows]
+    assert peak_beside(steps) < 1000  # Python's own objects, of a few hundred bytes; no array, whose header is 112
 
 
 @every_layer
