@@ -12,7 +12,7 @@ from layer_formulas import add_product_in_integers, row_codes
 from quantization_cases import ROWS
 
 import blockcell
-from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _integer, build_info
+from blockcell import GRU, LSTM, RNN, Dense, Stack, _integer, build_info
 from blockcell.quantization import quantize_matrix
 
 F32 = np.float32
@@ -224,19 +224,6 @@ def test_bits_do_not_depend_on_anything_else(case, seed):
         assert same(np.stack([pickle.loads(pickle.dumps(own)).step(x[0])]), np.stack([own.step(x[0])]))
     finally:
         blockcell.set_num_threads(threads)
-
-
-def test_directions():
-    rng = np.random.default_rng(3)
-    fw, bw = LSTM.init(6, 9, seed=1), LSTM.init(6, 9, seed=2)
-    x, lengths = drawn(rng, 7, 5, 6), np.array([7, 0, 3, 5, 1])
-    y, _ = Bidirectional(fw, bw).quantize("int8")(x, lengths=lengths)
-    backwards = LSTM(**bw.weights, reverse=True).quantize("int8")(x, lengths=lengths)[0]
-    assert same(y, np.concatenate([fw.quantize("int8")(x, lengths=lengths)[0], backwards], axis=2))
-    mask = rng.random((7, 5)) < 0.6
-    y, _ = fw.quantize("int8")(x, mask=mask)
-    for b in range(5):
-        assert same(y[mask[:, b], b], fw.quantize("int8")(x[mask[:, b], b : b + 1])[0][:, 0])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -3,44 +3,37 @@
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from bits import same
-from layer_cases import LAYERS, draw
+from kernel_cases import DTYPES
+from layer_cases import ATTRIBUTES, LAYERS, draw
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Stack, convert
 from onnx_export import export
 
 KINDS = ["lstm", "lstm without peepholes", "lstm ifco", "gru", "gru reset after"]
-ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
 T, B, I, H = 7, 5, 3, 6
 
 
-def reversed_layer(layer):
-    """The same layer in the other direction."""
-    return type(layer)(**(layer._arguments() | {"reverse": not layer.reverse}))
+def pair(kind, dtype="float32"):
+    """Return a layer that runs forwards, and the same backwards."""
+    forwards = LAYERS[kind](I, H, np.dtype(dtype), **(ATTRIBUTES if "lstm" in kind else {}))
+    return forwards, type(forwards)(**(forwards._arguments() | {"reverse": True}))
 
 
-def pair(kind, dtype="float32", sizes=(I, H)):
-    """A layer that runs forwards, and the same backwards."""
-    options = ATTRIBUTES if "lstm" in kind else {}
-    forwards = LAYERS[kind](*sizes, np.dtype(dtype), **options)
-    return forwards, reversed_layer(forwards)
-
-
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_backward_half_of_a_bidirectional(kind):
-    """With resets too."""
-    forwards, backwards = pair(kind)
+def test_the_backward_half_of_a_bidirectional(kind, dtype):
+    """With resets too. That a Bidirectional is right, test_layers.py and test_layers_ragged.py say."""
+    forwards, backwards = pair(kind, dtype)
     x, state, lengths, reset = draw(forwards, T, B, kind)
     both = Bidirectional(forwards, forwards)
     y, (_, last), tape = both.forward(x, (state, state), lengths=lengths, reset=reset)
     alone, own_last, own_tape = backwards.forward(x, state, lengths=lengths, reset=reset)
     assert same((alone, own_last), (np.ascontiguousarray(y[:, :, H:]), last))
-    d_y = np.random.default_rng(0).standard_normal((T, B, H)).astype(np.float32)
+    d_y = np.random.default_rng(0).standard_normal((T, B, H)).astype(dtype)
     _, (_, d_first), grads = both.backward(tape, np.concatenate([0 * d_y, d_y], axis=2))
     _, own_d_first, own_grads = backwards.backward(own_tape, d_y)
     assert same(own_d_first, d_first)
@@ -91,16 +84,3 @@ def test_refused():
             convert.ConversionError, match="the layer has reverse=True, which weights do not tell; make"
         ):
             to(layer)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_onnx_nodes(kind):
-    _, backwards = pair(kind)
-    if "lstm" in kind:
-        backwards = LSTM(**(backwards._arguments() | {"cell_clip": 0.0}))
-    node, arrays = convert.to_onnx(backwards)
-    again = convert.from_onnx(node, arrays)
-    assert again.reverse
-    x = draw(backwards, T, B)[0]
-    np.testing.assert_allclose(again(x)[0], backwards(x)[0], rtol=0, atol=1e-6)  # forget_bias is in the bias now
-    assert json.loads(json.dumps(again._description()))["reverse"] is True

@@ -296,14 +296,6 @@ def test_lengths(name, lengths, form):
         assert same(stream.state, alone.state_of(range(batch)))
 
 
-@pytest.mark.parametrize("name", ["projected LSTM", "GRU that resets after", "RNN"])
-def test_lengths_as_in_a_call(name):
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(8)
-    stream, x, lengths = layer.stream(7), uniform(rng, 9, 7, I), rng.integers(0, 10, 7)
-    first = stream.state = like(zeros(layer, 7), lambda a: uniform(rng, *a.shape))
-    assert same((stream.run(x, lengths=lengths), stream.state), layer(x, first, lengths=lengths))
-
-
 # --------------------------------------------------------------------------------------------------------------- states
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
 @every_layer
