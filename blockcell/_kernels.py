@@ -59,7 +59,10 @@ class PlannedKernel(NamedTuple):
 
 
 class LSTMOptions(NamedTuple):
-    """What `lstm_layer` in ``pyx/_lstm.pyx`` takes as the options of an LSTM; the clips are off where they are 0."""
+    """The options of an LSTM, in the order in which `lstm_layer` in ``pyx/_lstm.pyx`` unpacks a tuple of them.
+
+    The clips are off where they are 0.
+    """
 
     P: int = 0
     """0 without a projection."""

@@ -25,18 +25,8 @@ _LSTM_PLACES = lstm_weights(False, True)
 class LSTM(Cell[LSTMState]):
     """A long short-term memory: `blockcell.raw_ops.BlockLSTM` as a layer, bit for bit.
 
-    .. code-block:: text
-
-        [i_bar | ci_bar | f_bar | o_bar] = [x, h_prev] @ w + b
-                                            with "ifco": i, f, ci, o
-        i = sigmoid(i_bar + cs_prev * wci)
-        f = sigmoid(f_bar + cs_prev * wcf + forget_bias)
-        ci = tanh(ci_bar)
-        cs = i * ci + f * cs_prev           clipped to [-cell_clip, cell_clip]
-        o = sigmoid(o_bar + cs * wco)
-        h = o * tanh(cs)
-
-    tanh, twice, and sigmoid are `activation` and `recurrent_activation` unless given.
+    A step has the equations of `blockcell.raw_ops.LSTMBlockCell`, with peepholes if there are weights for them. tanh,
+    twice, and sigmoid are `activation` and `recurrent_activation` unless given.
 
     With ``coupled=True`` the input gate is ``i = 1 - f``, and w and b have three gates, ci, f, o, as TensorFlow's
     CoupledInputForgetGateLSTMCell has. With `w_p` the output is projected, to P numbers:
@@ -264,11 +254,11 @@ class LSTM(Cell[LSTMState]):
         peepholes = ["use_peephole=True"] if self._use_peephole else []
         return peepholes + ([f"proj_size={self.output_size}"] if "P" in self._sizes else [])
 
-    def _kernel_options(self) -> LSTMOptions:
+    def _kernel_options(self) -> tuple[Any, ...]:
         bounds = {name: getattr(self, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
         if self._dtype_number == HALF:  # in the precision of the arrays
             bounds = {name: ArgumentReader.half(value) for name, value in bounds.items()}
-        return LSTMOptions(
+        options = LSTMOptions(
             P=self._sizes.get("P", 0),
             coupled=self.coupled,
             use_peephole=self._use_peephole,
@@ -276,6 +266,7 @@ class LSTM(Cell[LSTMState]):
             **bounds,
             **{name: numbers(activation) for name, activation in self._activations.items()},
         )
+        return tuple(options)
 
 
 class GRU(Cell[GRUState]):
