@@ -10,31 +10,18 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bits import leaves, like, on_threads, same
+from bits import leaves, on_threads, same
 from cases import rng
 from guarded import SIDES, guarded
-from layer_cases import CELLS, LAYERS, SINGLE, dense, draw, gru, lstm, reset_after
+from layer_cases import CELLS, LAYERS, SINGLE, draw
 from quantization_cases import numbers
 
 from blockcell import GRU, LSTM, Bidirectional, Dense, Quantized, Stack
 from blockcell.layers import BaseLayer
 from blockcell.optable import SCHEMES
-from blockcell.quantization import KERNEL_FORMATS, quantize_matrix
+from blockcell.quantization import quantize_matrix
 
 F32 = np.float32
-FLOAT16, INT8 = KERNEL_FORMATS["float16"], KERNEL_FORMATS["int8"]
-STREAMED = {name: LAYERS[name] for name in SINGLE} | {
-    "stack": lambda I, H, dtype: Stack(
-        [
-            dense(I, H, dtype, "tanh"),
-            Stack([lstm(H, H + 2, dtype), reset_after(H + 2, H, dtype)]),
-            gru(H, 9, dtype),
-            dense(9, 3, dtype, "softmax", last=True),
-        ]
-    )
-}
-
-
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 # I, H: nothing, less than a line, tails of lines, panels and blocks of 64 values of k; several panels for each thread
 SIZES = [(0, 1), (3, 0), (1, 1), (5, 7), (16, 16), (0, 33), (70, 40), (33, 16), (130, 100), (64, 128)]
@@ -66,46 +53,6 @@ def test_calls(name, level):
             turned = {"reset": reset.T, "masked": "repeat", "lengths": lengths, "batch_first": True}
             x = np.ascontiguousarray(x.swapaxes(0, 1))
             assert same(quantized(x, state, **turned), left(x, state, **turned)), (I, H, B, T)
-
-
-@pytest.mark.meet(2)
-@pytest.mark.usefixtures("level")
-@every_scheme
-@pytest.mark.parametrize("name", STREAMED)
-def test_streams(name, scheme, level):
-    """Whatever is done with a stream; the model is a stream of the dequantized layer, or calls of the quantized one."""
-    g = rng("streams", name, scheme, level)
-    for I, H, B in sizes_for(g):
-        quantized = STREAMED[name](I, H, F32).quantize(scheme)
-        stream, model = quantized.stream(B), quantized.dequantize().stream(B)
-        for k in range(12):
-            action = ["step", "run", "reset", "state", "pickle", "refresh"][k] if k < 6 else "step"
-            with on_threads(int(g.integers(1, 5))):
-                if action in ("step", "run"):
-                    x = g.standard_normal((*[int(g.integers(0, 9))] * (action == "run"), B, I), F32)
-                    before, y = stream.state, getattr(stream, action)(x)
-                    if scheme == "float16":
-                        assert same(y, getattr(model, action)(x)), (I, H, B, k)
-                    else:
-                        steps = x if action == "run" else x[None]
-                        expected, last = quantized(steps, before)
-                        if quantized._over_time:
-                            assert same(y, expected if action == "run" else expected[0]), (I, H, B, k)
-                        elif len(steps):  # it gives the last step alone
-                            assert same(y[-1] if action == "run" else y, expected), (I, H, B, k)
-                        assert same(stream.state, last)
-                elif action == "reset":
-                    for runner in (stream, model):
-                        runner.reset(np.arange(B) % 2 == 0)
-                elif action == "state":
-                    state = like(stream.state, lambda a: g.standard_normal(a.shape, F32))
-                    stream.state = model.state = state
-                elif action == "pickle":
-                    stream = pickle.loads(pickle.dumps(stream))
-                    assert stream.layer.quantization == scheme
-                else:  # the layer cannot be changed
-                    stream.refresh()
-            assert scheme == "int8" or same(stream.state, model.state)
 
 
 def any_weights(g, scheme, shape):

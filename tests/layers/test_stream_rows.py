@@ -10,12 +10,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bits import leaves, like, on_threads, same, zeros
+from bits import leaves, like, same, zeros
 from traced import peak_beside
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Dense, Stack
-from blockcell.optable import SCHEMES
 
 N, I, H = 11, 5, 19  # noqa: E741
 LAYERS = {
@@ -88,26 +87,6 @@ def check_turns(stream, alone, rng, dtype):
 def test_same_bits_as_alone(name, dtype):
     layer = LAYERS[name](dtype)
     check_turns(layer.stream(N), Alone(layer, N), np.random.default_rng(0), dtype)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@every_layer
-def test_same_bits_of_a_quantized_layer(name, scheme):
-    quantized, rng = LAYERS[name](np.float32).quantize(scheme), np.random.default_rng(1)
-    for batch in (N, 3):
-        check_turns(quantized.stream(batch), Alone(quantized, batch), rng, np.float32)
-
-
-def test_threads_do_not_change_bits():
-    layer, rng = LSTM.init(64, 160, seed=5), np.random.default_rng(8)
-    rows, x = rng.permutation(50)[:40], uniform(rng, 5, 40, 64)
-    results = []
-    for threads in (1, 2, 3):
-        with on_threads(threads):
-            stream = layer.stream(50)
-            lengths = np.arange(40) % 6
-            results.append([stream.run(x, rows=rows, lengths=lengths), stream.step(x[0], rows=rows), stream.state])
-    assert same(results[0], results[1]) and same(results[0], results[2])
 
 
 # --------------------------------------------------------------------------------------------------- how rows are given
