@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -300,8 +300,10 @@ def _op(
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
-_GRU_GATES = gate_names(ORDERS["GRU"])[:2]  # the candidate has matrices of its own
 _ICFO, _IFCO = GATE_ORDERS.values()
+_lstm_op = partial(_op, gates=_ICFO)
+_gru_op = partial(_op, gates=gate_names(ORDERS["GRU"])[:2])  # the candidate has matrices of its own
+_rnn_op = partial(_op, gates=("h",))
 
 _GRU_WEIGHTS = {"state": "h_prev[B H]", "matrix": "w_ru[I+H 2H] w_c[I+H H]", "bias": "b_ru[2H] b_c[H]"}
 _GRU_STATES = "r[B H] u[B H] c[B H]"
@@ -369,37 +371,33 @@ def _block_lstm(
 
 
 _TABLE = (
-    _op(
+    _gru_op(
         "GRUBlockCell",
         kernel="block_gru",
-        gates=_GRU_GATES,
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS),
         result=GRUStates,
         shapes=("B H",),
         constants=(_ONE_STEP,),
     ),
-    _op(
+    _gru_op(
         "GRUBlockCellGrad",
         kernel="gru_cell_grad",
-        gates=_GRU_GATES,
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="x b_ru b_c"),
         result=GRUCellGrad,
         shapes=("B I", "B H", "B H", "B 2H"),
     ),
-    _op(
+    _lstm_op(
         "LSTMBlockCell",
         kernel="block_lstm",
-        gates=_ICFO,
         inputs=_inputs(input="x[B I]", **_LSTM_WEIGHTS),
         result=LSTMStates,
         shapes=("B H",),
         attributes=_LSTM_ATTRIBUTES,
         constants=(_ONE_STEP, ("ifco", False)),
     ),
-    _op(
+    _lstm_op(
         "LSTMBlockCellGrad",
         kernel="lstm_cell_grad",
-        gates=_ICFO,
         inputs=_inputs(
             input="x[B I]",
             **_LSTM_WEIGHTS,
@@ -413,36 +411,32 @@ _TABLE = (
     ),
     *_block_lstm("", _ICFO, _LSTM_ATTRIBUTES),
     *_block_lstm("V2", _IFCO, (Attribute("cell_clip", 0.0), _PEEPHOLE), constants=(("forget_bias", 0.0),)),
-    _op(
+    _gru_op(
         "block_gru",
         kernel="block_gru",
-        gates=_GRU_GATES,
         inputs=_inputs(input="x[T B I]", **_GRU_WEIGHTS),
         result=GRUStates,
         shapes=("T B H",),
     ),
-    _op(
+    _gru_op(
         "block_gru_grad",
         kernel="block_gru_grad",
-        gates=_GRU_GATES,
         inputs=_inputs(
             input="x[T B I]", **_GRU_WEIGHTS, saved=_GRU_SEQUENCE, gradient="h_grad[T B H]", unread="b_ru b_c"
         ),
         result=GRUGrads,
         shapes=("T B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
     ),
-    _op(
+    _gru_op(
         "block_gru_reset_after",
         kernel="block_gru_reset_after",
-        gates=_GRU_GATES,
         inputs=_inputs(input="x[T B I]", **_RESET_AFTER_WEIGHTS),
         result=GRUResetAfterStates,
         shapes=("T B H",),
     ),
-    _op(
+    _gru_op(
         "block_gru_reset_after_grad",
         kernel="block_gru_reset_after_grad",
-        gates=_GRU_GATES,
         inputs=_inputs(
             input="x[T B I]",
             **_RESET_AFTER_WEIGHTS,
@@ -453,37 +447,33 @@ _TABLE = (
         result=GRUResetAfterGrads,
         shapes=("T B I", "B H", "I+H 2H", "I+H H", "2H", "H", "H"),
     ),
-    _op(
+    _rnn_op(
         "block_rnn",
         kernel="block_rnn",
-        gates=("h",),
         inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS),
         result=RNNStates,
         shapes=("T B H",),
         attributes=(_ACTIVATION,),
     ),
-    _op(
+    _rnn_op(
         "block_rnn_grad",
         kernel="block_rnn_grad",
-        gates=("h",),
         inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS, saved="h[T B H]", gradient="h_grad[T B H]", unread="b"),
         result=RNNGrads,
         shapes=("T B I", "B H", "I+H H", "H"),
         attributes=(_ACTIVATION,),
     ),
-    _op(
+    _gru_op(
         "gru_block_cell_vjp",
         kernel="block_gru_grad",
-        gates=_GRU_GATES,
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="b_ru b_c"),
         result=GRUCellVjp,
         shapes=("B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
         constants=(_ONE_STEP, _NO_H),
     ),
-    _op(
+    _lstm_op(
         "lstm_block_cell_vjp",
         kernel="block_lstm_grad",
-        gates=_ICFO,
         inputs=_inputs(
             input="x[B I]", **_LSTM_WEIGHTS, saved=_LSTM_STATES, gradient="cs_grad[B H] h_grad[B H]", unread="b"
         ),
