@@ -14,12 +14,10 @@ from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..gates import COUPLED_GATES, GATE_ORDERS
 from ..misnamed_arguments import explain_arguments
-from ..optable import DTYPES, LAYER_OPTIONS, OPS, Array, Tensor, lstm_weights
+from ..optable import DTYPES, LAYER_OPTIONS, OPS, Array, lstm_weights
 from .cell import Cell
 from .layer import HALF
 from .shared import GRUState, LSTMState, RNNState
-
-_LSTM_PLACES = lstm_weights(False, True)
 
 
 class LSTM(Cell[LSTMState]):
@@ -247,8 +245,8 @@ class LSTM(Cell[LSTMState]):
         return COUPLED_GATES if self.coupled else GATE_ORDERS[self.gate_order]
 
     @property
-    def _kernel_tensors(self) -> tuple[Tensor, ...]:
-        return _LSTM_PLACES
+    def _weight_names(self) -> tuple[str, ...]:
+        return tuple(tensor.name for tensor in lstm_weights(False, True))
 
     def _repr_weights(self) -> list[str]:
         peepholes = ["use_peephole=True"] if self._use_peephole else []
