@@ -103,8 +103,8 @@ def block_gru_grad(
 ) -> GRUGrads:
     """The gradient of `block_gru` to all its arrays.
 
-    A step has the equations of `gru_block_cell_vjp`. The steps run backwards: what one finds for h_prev is added to
-    h_grad of the step before it. Gradients of weights are sums over the steps. Past seq_len_max nothing is read and
+    A step has the equations of `gru_block_cell_vjp`. The steps run backwards: the gradient to h_prev at a step is added
+    to h_grad of the step before it. Gradients of weights are sums over the steps. Past seq_len_max nothing is read and
     x_grad is zero.
 
     Parameters
@@ -226,7 +226,7 @@ def block_gru_reset_after_grad(
         d_w_ch = h_prev^T @ d_hc
         d_b_ru, d_b_c, d_b_hc = the sums of [d_r_bar | d_u_bar], d_c_bar and d_hc over the batch
 
-    What is said of the steps of `block_gru_grad` holds here too.
+    The steps run as in `block_gru_grad`.
 
     Parameters
     ----------
@@ -320,8 +320,8 @@ def block_rnn_grad(
         d_w = [x, h_prev]^T @ d_h_bar
         d_b = the sum of d_h_bar over the batch
 
-    ``slope(h)`` is the derivative of the activation where its value is h, such as ``1 - h * h`` for tanh. What is said
-    of the steps of `block_gru_grad` holds here too.
+    ``slope(h)`` is the derivative of the activation where its value is h, such as ``1 - h * h`` for tanh. The steps
+    run as in `block_gru_grad`.
 
     Parameters
     ----------

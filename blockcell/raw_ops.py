@@ -366,8 +366,8 @@ def BlockLSTMGrad(
     """The gradient of `BlockLSTM` to all its arrays.
 
     A step has the equations of `LSTMBlockCellGrad` and of `blockcell.ops.lstm_block_cell_vjp`. The steps run backwards:
-    what one finds for cs_prev and h_prev is added to cs_grad and h_grad of the step before it. Gradients of weights are
-    sums over the steps. Past seq_len_max nothing is read and x_grad is zero.
+    the gradients to cs_prev and h_prev at a step are added to cs_grad and h_grad of the step before it. Gradients of
+    weights are sums over the steps. Past seq_len_max nothing is read and x_grad is zero.
 
     Parameters
     ----------
