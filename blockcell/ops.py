@@ -61,7 +61,7 @@ def block_gru(
 ) -> GRUStates:
     """A gated recurrent unit over a sequence: `blockcell.raw_ops.GRUBlockCell` at each step.
 
-    Each step has the h_prev of the step before it. Past seq_len_max nothing is read and all outputs are zero.
+    The h of a step is h_prev of the next one. Past seq_len_max nothing is read and all outputs are zero.
 
     Parameters
     ----------

@@ -307,7 +307,7 @@ def BlockLSTM(
 ) -> LSTMStates:
     """A long short-term memory over a sequence: `LSTMBlockCell` at each step.
 
-    Each step has the cs_prev and h_prev of the step before it. Past seq_len_max nothing is read and all outputs are
+    The cs and h of a step are cs_prev and h_prev of the next one. Past seq_len_max nothing is read and all outputs are
     zero. (TensorFlow leaves all but cs and h undefined there.)
 
     Parameters
