@@ -18,6 +18,7 @@ import numpy as np
 
 from . import _cpu, _gru, _gru_reset_after, _integer, _lstm, _rnn, _threads
 from ._version import __version__
+from .activations import Numbers, numbers
 from .installing import not_built
 from .optable import REALS, STORAGE
 
@@ -55,6 +56,24 @@ class PlannedKernel(NamedTuple):
     """How many of the threads it uses."""
     members: int
     """How many of these share the hidden units of a row."""
+
+
+class LSTMOptions(NamedTuple):
+    """The options of an LSTM, in the order in which `lstm_layer` in ``pyx/_lstm.pyx`` unpacks a tuple of them.
+
+    The clips are off where they are 0.
+    """
+
+    P: int = 0
+    """0 without a projection."""
+    coupled: bool = False
+    use_peephole: bool = False
+    ifco: bool = False
+    forget_bias: float = 0.0
+    cell_clip: float = 0.0
+    proj_clip: float = 0.0
+    activation: Numbers = numbers("tanh")
+    recurrent_activation: Numbers = numbers("sigmoid")
 
 
 Kernels = dict[str, tuple[Kernel, ...]]

@@ -1,4 +1,4 @@
-"""The mathematics of all ops, and of the dense layer, in plain numpy and float64: the oracle.
+"""The mathematics of all ops and of the LSTM layer in plain numpy and float64: the oracle.
 
 Written to be read. Each function has its op's name, keyword arguments and result: nothing here is fast, nothing
 validates. Whatever the inputs' dtype, everything is computed and returned in float64.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -312,88 +312,46 @@ def block_rnn_grad(
 
 
 # ================================================================================================================= LSTM
-# The mathematics is in functions that are told what kind of LSTM it is. The ops follow them, then the layer, which has
-# more than they do.
+# `lstm_layer` and its gradient compute any LSTM; the ops are special cases.
 
 
-class _Lstm(NamedTuple):
-    """What an LSTM has besides w and b."""
-
-    gates: tuple[str, ...]
-    """In the order of w's columns: i, ci, f, o, but of BlockLSTMV2 and its gradient i, f, ci, o. Where there is no i,
-    gates are coupled: it is 1 - f, and has no peephole."""
-    peepholes: tuple[Float64, ...] | None
-    activation: Activation
-    recurrent_activation: Activation
-    forget_bias: float = 0.0
-    cell_clip: float = 0.0
-    w_p: Float64 | None = None
-    proj_clip: float = 0.0
-
-    @property
-    def coupled(self) -> bool:
-        return "i" not in self.gates
-
-
-def _lstm_step(lstm: _Lstm, x: Float64, cs_prev: Float64, h_prev: Float64, w: Float64, b: Float64) -> LSTMStates:
-    gates, peepholes = lstm.gates, lstm.peepholes
-    bar = dict(zip(gates, np.split(_beside(x, h_prev) @ w + b, len(gates), axis=1), strict=True))  # (1)
-    if peepholes is not None:
-        wci, wcf, wco = peepholes
-        if not lstm.coupled:
-            bar["i"] = bar["i"] + cs_prev * wci
-        bar["f"] = bar["f"] + cs_prev * wcf
-    f = activated(bar["f"] + lstm.forget_bias, lstm.recurrent_activation)  # (3) forget gate
-    i = 1 - f if lstm.coupled else activated(bar["i"], lstm.recurrent_activation)  # (2) input gate
-    ci = activated(bar["ci"], lstm.activation)  # (4) candidate
-    cs = i * ci + f * cs_prev  # (5) new cell state
-    if lstm.cell_clip > 0:
-        cs = np.clip(cs, -lstm.cell_clip, lstm.cell_clip)  # (6)
-    co = activated(cs, lstm.activation)  # (7)
-    if peepholes is not None:
-        bar["o"] = bar["o"] + cs * wco
-    o = activated(bar["o"], lstm.recurrent_activation)  # (8) output gate; its peephole sees the new cs, clipped
-    h = o * co  # (9)
-    if lstm.w_p is not None:
-        h = h @ lstm.w_p  # (10)
-        if lstm.proj_clip > 0:
-            h = np.clip(h, -lstm.proj_clip, lstm.proj_clip)  # (11)
-    return LSTMStates(i, cs, f, o, ci, co, h)
-
-
-def _lstm_projection_grad(lstm: _Lstm, states: LSTMStates, h_grad: Float64) -> tuple[Float64, Float64]:
-    """Go back through (11) and (10): the gradients to o * co and to w_p."""
-    assert lstm.w_p is not None
-    if lstm.proj_clip > 0:
-        h_grad = np.where(np.abs(states.h) < lstm.proj_clip, h_grad, 0)  # nothing passes where it clips
-    return h_grad @ lstm.w_p.T, (states.o * states.co).T @ h_grad
+def _peepholes(wci: ArrayLike | None, wcf: ArrayLike | None, wco: ArrayLike | None) -> tuple[Float64, ...] | None:
+    """Return the peephole weights, or None: even zeros would spread a NaN of cs. A coupled LSTM has no wci."""
+    return None if wcf is None or wco is None else _float64(0.0 if wci is None else wci, wcf, wco)
 
 
 def _lstm_step_grad(
-    lstm: _Lstm, cs_prev: Float64, states: LSTMStates, cs_grad: Float64, m_grad: Float64
+    gates: tuple[str, ...],
+    peepholes: tuple[Float64, ...] | None,
+    activation: Activation,
+    recurrent_activation: Activation,
+    cs_prev: Float64,
+    states: LSTMStates,
+    cs_grad: Float64,
+    m_grad: Float64,
 ) -> LSTMCellGrad:
     """Go back through (9) to (2), from the gradients to cs and to o * co; ``dicfo`` in the order of the gates."""
     i, cs, f, o, ci, co, _ = states
-    d_o_bar = m_grad * co * slope(o, lstm.recurrent_activation)  # from (9) through (8)
-    d_cs = m_grad * o * slope(co, lstm.activation) + cs_grad  # from (9) through (7)
-    if lstm.peepholes is not None:
-        wci, wcf, wco = lstm.peepholes
+    d_o_bar = m_grad * co * slope(o, recurrent_activation)  # from (9) through (8)
+    d_cs = m_grad * o * slope(co, activation) + cs_grad  # from (9) through (7)
+    if peepholes is not None:
+        wci, wcf, wco = peepholes
         d_cs = d_cs + d_o_bar * wco  # from (8)
     # (6) is taken for the identity, also where it clipped: straight through, as TF does
-    d_ci_bar = d_cs * i * slope(ci, lstm.activation)  # from (5) through (4)
-    if lstm.coupled:  # from (5) through (3), also through (2), which is 1 - f
-        d_f_bar = d_cs * (cs_prev - ci) * slope(f, lstm.recurrent_activation)
+    d_ci_bar = d_cs * i * slope(ci, activation)  # from (5) through (4)
+    if "i" not in gates:  # coupled: from (5) through (3), also through (2), which is 1 - f
+        d_f_bar = d_cs * (cs_prev - ci) * slope(f, recurrent_activation)
         d_i_bar = np.zeros_like(d_f_bar)
     else:
-        d_f_bar = d_cs * cs_prev * slope(f, lstm.recurrent_activation)  # from (5) through (3)
-        d_i_bar = d_cs * ci * slope(i, lstm.recurrent_activation)  # from (5) through (2)
+        d_f_bar = d_cs * cs_prev * slope(f, recurrent_activation)  # from (5) through (3)
+        d_i_bar = d_cs * ci * slope(i, recurrent_activation)  # from (5) through (2)
     cs_prev_grad = d_cs * f  # from (5)
-    if lstm.peepholes is not None:
+    if peepholes is not None:
         cs_prev_grad = cs_prev_grad + d_i_bar * wci + d_f_bar * wcf  # from (2) and (3)
     bars = {"i": d_i_bar, "ci": d_ci_bar, "f": d_f_bar, "o": d_o_bar}
     return LSTMCellGrad(
         cs_prev_grad,
-        _beside(*(bars[gate] for gate in lstm.gates)),
+        _beside(*(bars[gate] for gate in gates)),
         (d_i_bar * cs_prev).sum(axis=0),
         (d_f_bar * cs_prev).sum(axis=0),
         (d_o_bar * cs).sum(axis=0),
@@ -408,73 +366,7 @@ def _lstm_product_grad(
     return x_grad, h_prev_grad, _beside(x, h_prev).T @ d_bars, d_bars.sum(axis=0)
 
 
-def _lstm_sequence(
-    lstm: _Lstm, n: SupportsIndex, x: Float64, cs: Float64, h: Float64, w: Float64, b: Float64
-) -> LSTMStates:
-    """Run the first n steps; past them all is zero."""
-    shapes = (h.shape if name == "h" else cs.shape for name in LSTMStates._fields)
-    states = LSTMStates(*(np.zeros((len(x), *shape)) for shape in shapes))
-    for t in range(int(n)):
-        step = _lstm_step(lstm, x[t], cs, h, w, b)
-        for state, value in zip(states, step, strict=True):
-            state[t] = value
-        cs, h = step.cs, step.h
-    return states
-
-
-def _lstm_sequence_grad(
-    lstm: _Lstm,
-    n: SupportsIndex,
-    x: Float64,
-    cs_first: Float64,
-    h_first: Float64,
-    w: Float64,
-    states: LSTMStates,
-    cs_grad: Float64,
-    h_grad: Float64,
-    d_cs: Float64,
-    d_h: Float64,
-) -> dict[str, Float64]:
-    """Go back through the first n steps; return the gradients by the arguments' names.
-
-    `cs_grad` and `h_grad` are the gradients to cs and h of each step, `d_cs` and `d_h` those to the last ones from what
-    comes after."""
-    grads = {"x": np.zeros_like(x), "w": np.zeros_like(w), "b": np.zeros(w.shape[1])}
-    grads |= {name: np.zeros(cs_first.shape[1]) for name in ("wci", "wcf", "wco")}
-    if lstm.w_p is not None:
-        grads["w_p"] = np.zeros_like(lstm.w_p)
-    for t in reversed(range(int(n))):
-        cs_before, h_before = (states.cs[t - 1], states.h[t - 1]) if t > 0 else (cs_first, h_first)
-        now = LSTMStates(*(state[t] for state in states))
-        d_m = h_grad[t] + d_h
-        if lstm.w_p is not None:
-            d_m, w_p_step = _lstm_projection_grad(lstm, now, d_m)
-            grads["w_p"] += w_p_step
-        step = _lstm_step_grad(lstm, cs_before, now, cs_grad[t] + d_cs, d_m)
-        d_cs = step.cs_prev_grad
-        grads["x"][t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
-        step_grads = {"w": w_step, "b": b_step, "wci": step.wci_grad, "wcf": step.wcf_grad, "wco": step.wco_grad}
-        for name, value in step_grads.items():
-            grads[name] += value
-    return grads | {"cs_prev": d_cs, "h_prev": d_h}
-
-
-def _peepholes(use_peephole: bool, *weights: ArrayLike | None) -> tuple[Float64, ...] | None:
-    """Return the three peephole weights, or None: even a weight of zero would spread a NaN of cs to its gate."""
-    return _float64(*weights) if use_peephole else None  # type: ignore[arg-type]
-
-
-def _peephole_grads(
-    use_peephole: bool, hidden: int, weights: tuple[ArrayLike | None, ...], grads: Iterable[Float64]
-) -> tuple[Float64, Float64, Float64]:
-    """Return the gradients to peephole weights; without peepholes, zeros of the weights' own lengths."""
-    if not use_peephole:
-        grads = (np.zeros(hidden if weight is None else np.shape(weight)) for weight in weights)
-    wci_grad, wcf_grad, wco_grad = grads
-    return wci_grad, wcf_grad, wco_grad
-
-
-def LSTMBlockCell(
+def lstm_layer(
     *,
     x: ArrayLike,
     cs_prev: ArrayLike,
@@ -484,16 +376,145 @@ def LSTMBlockCell(
     wcf: ArrayLike | None = None,
     wco: ArrayLike | None = None,
     b: ArrayLike,
-    forget_bias: float = 1.0,
-    cell_clip: float = 3.0,
-    use_peephole: bool = False,
+    w_p: ArrayLike | None = None,
+    forget_bias: float = 0.0,
+    cell_clip: float = 0.0,
+    proj_clip: float = 0.0,
+    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
     activation: Activation = "tanh",
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMStates:
-    peepholes = _peepholes(use_peephole, wci, wcf, wco)
-    options = activation, recurrent_activation, forget_bias, cell_clip
-    lstm = _Lstm(OPS["LSTMBlockCell"].gates, peepholes, *options)
-    return _lstm_step(lstm, *_float64(x, cs_prev, h_prev, w, b))
+    """Compute what a `blockcell.LSTM` does over T steps, with `gates` in the order of w's columns.
+
+    Coupled gates are ``("ci", "f", "o")``: i is 1 - f. With a projection w_p [H,P] h is [T,B,P], all else [T,B,H]."""
+    peepholes, coupled = _peepholes(wci, wcf, wco), "i" not in gates
+    x, cs, h, w, b = _float64(x, cs_prev, h_prev, w, b)
+    shapes = (h.shape if name == "h" else cs.shape for name in LSTMStates._fields)
+    states = LSTMStates(*(np.zeros((len(x), *shape)) for shape in shapes))
+    for t in range(len(x)):
+        bar = dict(zip(gates, np.split(_beside(x[t], h) @ w + b, len(gates), axis=1), strict=True))  # (1)
+        if peepholes is not None:
+            i_peephole, f_peephole, o_peephole = peepholes
+            if not coupled:
+                bar["i"] = bar["i"] + cs * i_peephole
+            bar["f"] = bar["f"] + cs * f_peephole
+        f = activated(bar["f"] + forget_bias, recurrent_activation)  # (3) forget gate
+        i = 1 - f if coupled else activated(bar["i"], recurrent_activation)  # (2) input gate
+        ci = activated(bar["ci"], activation)  # (4) candidate
+        cs = i * ci + f * cs  # (5) new cell state
+        if cell_clip > 0:
+            cs = np.clip(cs, -cell_clip, cell_clip)  # (6)
+        co = activated(cs, activation)  # (7)
+        if peepholes is not None:
+            bar["o"] = bar["o"] + cs * o_peephole
+        o = activated(bar["o"], recurrent_activation)  # (8) output gate; its peephole sees the new cs, clipped
+        h = o * co  # (9)
+        if w_p is not None:
+            h = h @ np.asarray(w_p, np.float64)  # (10)
+            if proj_clip > 0:
+                h = np.clip(h, -proj_clip, proj_clip)  # (11)
+        for state, value in zip(states, (i, cs, f, o, ci, co, h), strict=True):
+            state[t] = value
+    return states
+
+
+def lstm_layer_grad(
+    *,
+    x: ArrayLike,
+    cs_prev: ArrayLike,
+    h_prev: ArrayLike,
+    w: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    b: ArrayLike,
+    w_p: ArrayLike | None = None,
+    proj_clip: float = 0.0,
+    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
+    activation: Activation = "tanh",
+    recurrent_activation: Activation = "sigmoid",
+    states: LSTMStates,
+    cs_grad: ArrayLike = 0.0,
+    h_grad: ArrayLike,
+    cs_last_grad: ArrayLike = 0.0,
+    h_last_grad: ArrayLike = 0.0,
+) -> dict[str, Float64]:
+    """Compute the gradients to x, cs_prev, h_prev and the weights, by their names.
+
+    They follow from the gradients to cs and h of each step and to the last ones from what comes after, and from what
+    `lstm_layer` returned."""
+    cell = gates, _peepholes(wci, wcf, wco), activation, recurrent_activation
+    x, cs_first, h_first, w, h_grad, d_cs, d_h = _float64(x, cs_prev, h_prev, w, h_grad, cs_last_grad, h_last_grad)
+    states = LSTMStates(*_float64(*states))
+    cs_grad = np.broadcast_to(np.asarray(cs_grad, np.float64), states.cs.shape)
+    d_cs, d_h = np.broadcast_to(d_cs, cs_first.shape), np.broadcast_to(d_h, h_first.shape)
+    grads = {"x": np.zeros_like(x), "w": np.zeros_like(w), "b": np.zeros(w.shape[1])}
+    grads |= {name: np.zeros(cs_first.shape[1]) for name in ("wci", "wcf", "wco")}
+    projection = None if w_p is None else np.asarray(w_p, np.float64)
+    if projection is not None:
+        grads["w_p"] = np.zeros_like(projection)
+    for t in reversed(range(len(x))):
+        cs_before, h_before = (states.cs[t - 1], states.h[t - 1]) if t > 0 else (cs_first, h_first)
+        now = LSTMStates(*(state[t] for state in states))
+        d_m = h_grad[t] + d_h
+        if projection is not None:
+            if proj_clip > 0:
+                d_m = np.where(np.abs(now.h) < proj_clip, d_m, 0)  # from (11): nothing passes where it clips
+            grads["w_p"] += (now.o * now.co).T @ d_m  # from (10)
+            d_m = d_m @ projection.T
+        step = _lstm_step_grad(*cell, cs_before, now, cs_grad[t] + d_cs, d_m)
+        d_cs = step.cs_prev_grad
+        grads["x"][t], d_h, w_step, b_step = _lstm_product_grad(x[t], h_before, w, step.dicfo)
+        step_grads = {"w": w_step, "b": b_step, "wci": step.wci_grad, "wcf": step.wcf_grad, "wco": step.wco_grad}
+        for name, value in step_grads.items():
+            grads[name] += value
+    missing = {name for name, weight in {"wci": wci, "wcf": wcf, "wco": wco}.items() if weight is None}
+    grads = {name: grad for name, grad in grads.items() if name not in missing}
+    return grads | {"cs_prev": d_cs, "h_prev": d_h}
+
+
+def _until(n: SupportsIndex, *arrays: ArrayLike) -> list[Float64]:
+    """Return the first n steps of arrays over time."""
+    return [array[: int(n)] for array in _float64(*arrays)]
+
+
+def _zeros_after(array: Float64, T: int) -> Float64:
+    """Append zeros up to T steps: the results past seq_len_max."""
+    return np.concatenate([array, np.zeros((T - len(array), *array.shape[1:]))])
+
+
+def BlockLSTM(
+    *,
+    seq_len_max: SupportsIndex,
+    x: ArrayLike,
+    wci: ArrayLike | None = None,
+    wcf: ArrayLike | None = None,
+    wco: ArrayLike | None = None,
+    forget_bias: float = 1.0,
+    cell_clip: float = 3.0,
+    use_peephole: bool = False,
+    **arguments: Any,
+) -> LSTMStates:
+    """Take the other arguments as `lstm_layer` does."""
+    [steps] = _until(seq_len_max, x)
+    arguments |= {"wci": wci, "wcf": wcf, "wco": wco} if use_peephole else {}
+    states = lstm_layer(x=steps, forget_bias=forget_bias, cell_clip=cell_clip, **arguments)
+    return LSTMStates(*(_zeros_after(state, len(np.asarray(x))) for state in states))
+
+
+def LSTMBlockCell(*, x: ArrayLike, **arguments: Any) -> LSTMStates:
+    """Take the arguments of `BlockLSTM`, of one step."""
+    return LSTMStates(*(state[0] for state in BlockLSTM(seq_len_max=1, x=np.asarray(x)[None], **arguments)))
+
+
+def _peephole_grads(
+    use_peephole: bool, hidden: int, weights: Iterable[ArrayLike | None], grads: Iterable[Float64]
+) -> tuple[Float64, Float64, Float64]:
+    """Return the gradients to peephole weights; without peepholes, zeros of the weights' own lengths."""
+    if not use_peephole:
+        grads = (np.zeros(hidden if weight is None else np.shape(weight)) for weight in weights)
+    wci_grad, wcf_grad, wco_grad = grads
+    return wci_grad, wcf_grad, wco_grad
 
 
 def LSTMBlockCellGrad(
@@ -519,9 +540,9 @@ def LSTMBlockCellGrad(
     recurrent_activation: Activation = "sigmoid",
 ) -> LSTMCellGrad:
     cs_prev, i, cs, f, o, ci, co, cs_grad, h_grad = _float64(cs_prev, i, cs, f, o, ci, co, cs_grad, h_grad)
-    peepholes = _peepholes(use_peephole, wci, wcf, wco)
-    lstm = _Lstm(OPS["LSTMBlockCellGrad"].gates, peepholes, activation, recurrent_activation)
-    step = _lstm_step_grad(lstm, cs_prev, LSTMStates(i, cs, f, o, ci, co, o * co), cs_grad, h_grad)
+    peepholes = _peepholes(wci, wcf, wco) if use_peephole else None
+    cell = OPS["LSTMBlockCellGrad"].gates, peepholes, activation, recurrent_activation
+    step = _lstm_step_grad(*cell, cs_prev, LSTMStates(i, cs, f, o, ci, co, o * co), cs_grad, h_grad)
     peephole_grads = _peephole_grads(use_peephole, cs_prev.shape[1], (wci, wcf, wco), step[2:])
     return LSTMCellGrad(step.cs_prev_grad, step.dicfo, *peephole_grads)
 
@@ -529,34 +550,9 @@ def LSTMBlockCellGrad(
 def lstm_block_cell_vjp(*, x: ArrayLike, h_prev: ArrayLike, w: ArrayLike, **arguments: Any) -> LSTMGrads:
     """Take the arguments of `LSTMBlockCellGrad`."""
     cell = LSTMBlockCellGrad(x=x, h_prev=h_prev, w=w, **arguments)
-    x, h_prev, w = _float64(x, h_prev, w)
-    x_grad, h_prev_grad, w_grad, b_grad = _lstm_product_grad(x, h_prev, w, cell.dicfo)
+    x_grad, h_prev_grad, w_grad, b_grad = _lstm_product_grad(*_float64(x, h_prev, w), cell.dicfo)
     peephole_grads = cell.wci_grad, cell.wcf_grad, cell.wco_grad
     return LSTMGrads(x_grad, cell.cs_prev_grad, h_prev_grad, w_grad, *peephole_grads, b_grad)
-
-
-def BlockLSTM(
-    *,
-    seq_len_max: SupportsIndex,
-    x: ArrayLike,
-    cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
-    wci: ArrayLike | None = None,
-    wcf: ArrayLike | None = None,
-    wco: ArrayLike | None = None,
-    b: ArrayLike,
-    forget_bias: float = 1.0,
-    cell_clip: float = 3.0,
-    use_peephole: bool = False,
-    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
-) -> LSTMStates:
-    peepholes = _peepholes(use_peephole, wci, wcf, wco)
-    options = activation, recurrent_activation, forget_bias, cell_clip
-    lstm = _Lstm(gates, peepholes, *options)
-    return _lstm_sequence(lstm, seq_len_max, *_float64(x, cs_prev, h_prev, w, b))
 
 
 def BlockLSTMGrad(
@@ -564,12 +560,9 @@ def BlockLSTMGrad(
     seq_len_max: SupportsIndex,
     x: ArrayLike,
     cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
     wci: ArrayLike | None = None,
     wcf: ArrayLike | None = None,
     wco: ArrayLike | None = None,
-    b: ArrayLike,
     i: ArrayLike,
     cs: ArrayLike,
     f: ArrayLike,
@@ -580,160 +573,20 @@ def BlockLSTMGrad(
     cs_grad: ArrayLike,
     h_grad: ArrayLike,
     use_peephole: bool,
-    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
+    **arguments: Any,
 ) -> LSTMGrads:
-    lstm = _Lstm(gates, _peepholes(use_peephole, wci, wcf, wco), activation, recurrent_activation)
-    x, cs_prev, h_prev, w, cs_grad, h_grad = _float64(x, cs_prev, h_prev, w, cs_grad, h_grad)
-    states = LSTMStates(*_float64(i, cs, f, o, ci, co, h))
-    last = np.zeros_like(cs_prev), np.zeros_like(h_prev)
-    grads = _lstm_sequence_grad(lstm, seq_len_max, x, cs_prev, h_prev, w, states, cs_grad, h_grad, *last)
-    sums = (grads[name] for name in ("wci", "wcf", "wco"))
-    peephole_grads = _peephole_grads(use_peephole, cs_prev.shape[1], (wci, wcf, wco), sums)
-    return LSTMGrads(grads["x"], grads["cs_prev"], grads["h_prev"], grads["w"], *peephole_grads, grads["b"])
+    """Take the other arguments as `lstm_layer` does."""
+    steps, cs_grad, h_grad, *states = _until(seq_len_max, x, cs_grad, h_grad, i, cs, f, o, ci, co, h)
+    weights = {"wci": wci, "wcf": wcf, "wco": wco}
+    arguments |= {"cs_prev": cs_prev, "cs_grad": cs_grad, "h_grad": h_grad} | (weights if use_peephole else {})
+    grads = lstm_layer_grad(x=steps, states=LSTMStates(*states), **arguments)
+    x_grad, hidden = _zeros_after(grads["x"], len(np.asarray(x))), np.shape(cs_prev)[1]
+    peephole_grads = _peephole_grads(use_peephole, hidden, weights.values(), (grads[name] for name in weights))
+    return LSTMGrads(x_grad, grads["cs_prev"], grads["h_prev"], grads["w"], *peephole_grads, grads["b"])
 
 
 BlockLSTMV2 = partial(BlockLSTM, forget_bias=0.0, cell_clip=0.0, gates=OPS["BlockLSTMV2"].gates)
 BlockLSTMGradV2 = partial(BlockLSTMGrad, gates=OPS["BlockLSTMV2"].gates)
-
-
-# ------------------------------------------------------------------------------------------- the layer beyond the ops
-def _lstm_of_layer(
-    gates: tuple[str, ...],
-    wci: ArrayLike | None,
-    wcf: ArrayLike | None,
-    wco: ArrayLike | None,
-    w_p: ArrayLike | None,
-    **options: Any,
-) -> _Lstm:
-    """Return the `_Lstm` of a layer, which has peepholes if it has their weights; a coupled one has no wci."""
-    peepholes = _peepholes(wcf is not None, 0.0 if wci is None else wci, wcf, wco)
-    return _Lstm(gates, peepholes, w_p=None if w_p is None else np.asarray(w_p, np.float64), **options)
-
-
-def lstm_layer(
-    *,
-    x: ArrayLike,
-    cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
-    wci: ArrayLike | None = None,
-    wcf: ArrayLike | None = None,
-    wco: ArrayLike | None = None,
-    b: ArrayLike,
-    w_p: ArrayLike | None = None,
-    forget_bias: float = 0.0,
-    cell_clip: float = 0.0,
-    proj_clip: float = 0.0,
-    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
-) -> LSTMStates:
-    """Compute what a `blockcell.LSTM` does over T steps, with `gates` in the order of w's columns.
-
-    Coupled gates are ``("ci", "f", "o")``. h is [T,B,P] with a projection w_p [H,P]; all else is [T,B,H]."""
-    options = {"activation": activation, "recurrent_activation": recurrent_activation}
-    numbers = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
-    lstm = _lstm_of_layer(gates, wci, wcf, wco, w_p, **options, **numbers)
-    return _lstm_sequence(lstm, len(np.asarray(x)), *_float64(x, cs_prev, h_prev, w, b))
-
-
-def lstm_layer_grad(
-    *,
-    x: ArrayLike,
-    cs_prev: ArrayLike,
-    h_prev: ArrayLike,
-    w: ArrayLike,
-    wci: ArrayLike | None = None,
-    wcf: ArrayLike | None = None,
-    wco: ArrayLike | None = None,
-    b: ArrayLike,
-    w_p: ArrayLike | None = None,
-    proj_clip: float = 0.0,
-    gates: tuple[str, ...] = OPS["BlockLSTM"].gates,
-    activation: Activation = "tanh",
-    recurrent_activation: Activation = "sigmoid",
-    states: LSTMStates,
-    h_grad: ArrayLike,
-    cs_last_grad: ArrayLike,
-    h_last_grad: ArrayLike,
-) -> dict[str, Float64]:
-    """Compute the gradients to x, cs_prev, h_prev and the weights, by their names.
-
-    They follow from the gradients to h [T,B,.] and to the last states, and from what `lstm_layer` returned."""
-    options = {"proj_clip": proj_clip, "activation": activation, "recurrent_activation": recurrent_activation}
-    lstm = _lstm_of_layer(gates, wci, wcf, wco, w_p, **options)
-    x, cs_prev, h_prev, w, h_grad = _float64(x, cs_prev, h_prev, w, h_grad)
-    states, cs_grad = LSTMStates(*_float64(*states)), np.zeros((len(x), *cs_prev.shape))
-    last = _float64(cs_last_grad, h_last_grad)
-    grads = _lstm_sequence_grad(lstm, len(x), x, cs_prev, h_prev, w, states, cs_grad, h_grad, *last)
-    missing = {name for name, weight in {"wci": wci, "wcf": wcf, "wco": wco}.items() if weight is None}
-    return {name: grad for name, grad in grads.items() if name not in missing}
-
-
-# ================================================================================================================ Dense
-def dense(*, x: ArrayLike, w: ArrayLike, b: ArrayLike, activation: str | None = None) -> Float64:
-    """Compute what `blockcell.Dense` does for rows (..., I). With `last`, a row without steps is a row of zeros."""
-    x, w, b = _float64(x, w, b)
-    z = x @ w + b
-    if activation == "softmax":
-        e = np.exp(z - z.max(axis=-1, keepdims=True, initial=-np.inf))
-        y: Float64 = e / e.sum(axis=-1, keepdims=True)
-        return y
-    elementwise: dict[str | None, Callable[[Float64], Float64]] = {
-        None: lambda z: z,
-        "sigmoid": sigmoid,
-        "tanh": np.tanh,
-        "relu": lambda z: np.maximum(z, 0),
-    }
-    return elementwise[activation](z)
-
-
-def dense_grad(
-    *, x: ArrayLike, w: ArrayLike, y: ArrayLike, d_y: ArrayLike, activation: str | None = None
-) -> tuple[Float64, Float64, Float64]:
-    """Compute the gradients of `dense` to x, w and b."""
-    x, w, y, d_y = _float64(x, w, y, d_y)
-    d_z = {
-        None: d_y,
-        "sigmoid": d_y * y * (1 - y),
-        "tanh": d_y * (1 - y * y),
-        "relu": np.where(y > 0, d_y, 0),
-        "softmax": y * (d_y - (d_y * y).sum(axis=-1, keepdims=True)),
-    }[activation]
-    over = [*range(x.ndim - 1)]
-    return d_z @ w.T, np.tensordot(x, d_z, (over, over)), d_z.sum(axis=tuple(over))
-
-
-# ================================================================================================ products in integers
-TOP = 127
-"""The largest code of a row."""
-
-
-def row_codes(rows: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Quantize rows [n,k] as a layer quantized to int8 does before products: codes [n,k] and a scale for each row.
-
-    Unlike all else here this is float32, each operation rounded."""
-    v = np.asarray(rows, dtype=np.float32)
-    with np.errstate(under="ignore"):
-        largest = np.abs(v).max(axis=1, initial=0)
-        scale = np.maximum(largest / np.float32(TOP), np.float32(2.0**-126))
-        finite = np.isfinite(largest)
-        codes = np.rint(np.where(finite[:, None], v, 0) / np.where(finite, scale, 1)[:, None])
-    return codes.astype(np.int64), np.where(finite, scale, np.float32(np.nan)).astype(np.float32)
-
-
-def add_product_in_integers(z: ArrayLike, rows: ArrayLike, w: ArrayLike, w_scale: ArrayLike) -> NDArray[np.float32]:
-    """Compute ``z + rows @ w`` as such a layer does, from weights w [k,n] in int8 and the scales of their columns."""
-    result: NDArray[np.float32] = np.asarray(z, dtype=np.float32)
-    w_scale = np.asarray(w_scale, dtype=np.float32)
-    codes, scale = row_codes(rows)
-    w = np.asarray(w, dtype=np.int64)
-    for k in range(0, max(len(w), 1), 65536):  # a sum of so many fits into 32 bits; that of none is 0, and -0 + 0 is 0
-        total = (codes[:, k : k + 65536] @ w[k : k + 65536]).astype(np.float32)
-        result = result + (scale[:, None] * w_scale) * total
-    return result
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {name: globals()[name] for name in OPS}

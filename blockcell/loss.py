@@ -15,6 +15,9 @@ Pass ``mask=lengths > 0`` to leave such rows out.
 Arrays are float32, float64 or float16, and the gradient has their dtype.  float16 is computed in float32, and its
 gradient is rounded once, at the end.  Means are summed in float64.
 
+Both functions raise a TypeError where an argument's kind or dtype is wrong, and a ValueError where a shape does not
+fit, or a label or a length is out of range.
+
 `LOSSES` has a row for each: its kind of target. The checks here and `onnx_export` read it.
 """
 
@@ -32,7 +35,7 @@ from numpy.typing import ArrayLike
 from . import _training
 from .argument_reader import ArgumentReader, is_array
 from .layers.arguments import read_lengths
-from .optable import DTYPES, Array
+from .optable import DTYPES, Array, compute_dtype
 
 __all__ = ["mean_squared_error", "softmax_cross_entropy"]
 
@@ -71,13 +74,6 @@ def softmax_cross_entropy(
     UserWarning
         The logits are probabilities: none is negative and each row sums to 1, as from a `Dense` with softmax. This
         function takes the softmax again.
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong.
-    ValueError
-        A shape does not fit, or a label or a length is out of range.
 
     Notes
     -----
@@ -130,13 +126,6 @@ def mean_squared_error(
         0 where nothing counts.
     d_y : ndarray (..., H)
         The gradient of the loss to y; zero where an entry does not count.
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong.
-    ValueError
-        A shape does not fit, or a length is out of range.
 
     Notes
     -----
@@ -301,4 +290,4 @@ def _warn_of_probabilities(logits: Array) -> None:
 
 def _copy(array: Array) -> Array:
     """Return a copy in the dtype that is computed in, and in C order, so that sums have one order."""
-    return np.array(array, np.result_type(array.dtype, np.float32), order="C", copy=True)
+    return np.array(array, compute_dtype(array.dtype), order="C", copy=True)

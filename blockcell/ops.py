@@ -6,6 +6,7 @@ What the documentation of `blockcell.raw_ops` says of arguments, dtypes and shap
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
@@ -36,14 +37,14 @@ __all__ = [
     "lstm_block_cell_vjp",
 ]
 
-_block_gru = bind(OPS["block_gru"]).run
-_block_gru_grad = bind(OPS["block_gru_grad"]).run
-_block_gru_reset_after = bind(OPS["block_gru_reset_after"]).run
-_block_gru_reset_after_grad = bind(OPS["block_gru_reset_after_grad"]).run
-_block_rnn = bind(OPS["block_rnn"]).run
-_block_rnn_grad = bind(OPS["block_rnn_grad"]).run
-_gru_block_cell_vjp = bind(OPS["gru_block_cell_vjp"]).run
-_lstm_block_cell_vjp = bind(OPS["lstm_block_cell_vjp"]).run
+_block_gru: Callable[..., GRUStates] = bind(OPS["block_gru"]).run
+_block_gru_grad: Callable[..., GRUGrads] = bind(OPS["block_gru_grad"]).run
+_block_gru_reset_after: Callable[..., GRUResetAfterStates] = bind(OPS["block_gru_reset_after"]).run
+_block_gru_reset_after_grad: Callable[..., GRUResetAfterGrads] = bind(OPS["block_gru_reset_after_grad"]).run
+_block_rnn: Callable[..., RNNStates] = bind(OPS["block_rnn"]).run
+_block_rnn_grad: Callable[..., RNNGrads] = bind(OPS["block_rnn_grad"]).run
+_gru_block_cell_vjp: Callable[..., GRUCellVjp] = bind(OPS["gru_block_cell_vjp"]).run
+_lstm_block_cell_vjp: Callable[..., LSTMGrads] = bind(OPS["lstm_block_cell_vjp"]).run
 
 
 def block_gru(
@@ -60,35 +61,18 @@ def block_gru(
 ) -> GRUStates:
     """A gated recurrent unit over a sequence: `blockcell.raw_ops.GRUBlockCell` at each step.
 
-    At step t, with ``h_prev`` from step t - 1:
-
-    .. code-block:: text
-
-        [r_bar | u_bar] = [x, h_prev] @ w_ru + b_ru
-        r = sigmoid(r_bar)
-        u = sigmoid(u_bar)
-        c = tanh([x, h_prev * r] @ w_c + b_c)
-        h = u * (h_prev - c) + c
-
-    Past seq_len_max all outputs are zero.
+    The h of a step is h_prev of the next one. Past seq_len_max nothing is read and all outputs are zero.
 
     Parameters
     ----------
     seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
+        Number of steps to run, 0 to T: an integer or a 0-d array of integers.
     x : array_like (T, B, I)
         Input, time first.
     h_prev : array_like (B, H)
         Hidden state before the first step.
-    w_ru : array_like (I+H, 2H)
-        Weights of the gates: I rows for x, H rows for h_prev; columns r, u.
-    w_c : array_like (I+H, H)
-        Weights of the candidate: I rows for x, H rows for ``h_prev * r``.
-    b_ru : array_like (2H,)
-        Bias of the gates: r, u.
-    b_c : array_like (H,)
-        Bias of the candidate.
+    w_ru, w_c, b_ru, b_c
+        The arguments of `GRUBlockCell`: w_ru (I+H, 2H) and b_ru (2H,), with the gates r, u; w_c (I+H, H) and b_c (H,).
     out, num_threads : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -96,14 +80,8 @@ def block_gru(
     -------
     GRUStates
         r, u, c, h, each (T, B, H)
-
-    Notes
-    -----
-    Source: the equations of TensorFlow's ``GRUBlockCell``, tensorflow/core/kernels/rnn/gru_ops.cc; TensorFlow
-    has no such op for sequences.
     """
-    result: GRUStates = _block_gru((x, h_prev, w_ru, w_c, b_ru, b_c), out, num_threads, (), seq_len_max)
-    return result
+    return _block_gru((x, h_prev, w_ru, w_c, b_ru, b_c), out, num_threads, (), seq_len_max)
 
 
 def block_gru_grad(
@@ -125,24 +103,9 @@ def block_gru_grad(
 ) -> GRUGrads:
     """The gradient of `block_gru` to all its arrays.
 
-    At each step, with d_h the sum of the gradients from outside and from the step after it:
-
-    .. code-block:: text
-
-        d_c_bar = d_h * (1 - u) * (1 - c * c)
-        d_u_bar = d_h * (h_prev - c) * u * (1 - u)
-        [d_x_2 | d_hr] = d_c_bar @ w_c^T
-        d_r_bar = d_hr * h_prev * r * (1 - r)
-        [d_x_1 | d_h_1] = [d_r_bar | d_u_bar] @ w_ru^T
-        d_x = d_x_1 + d_x_2
-        d_h_prev = d_h_1 + d_hr * r + d_h * u
-        d_w_ru = [x, h_prev]^T @ [d_r_bar | d_u_bar]
-        d_w_c = [x, h_prev * r]^T @ d_c_bar
-        d_b_ru, d_b_c = the sums of [d_r_bar | d_u_bar] and d_c_bar over the batch
-
-    The steps run backwards from ``seq_len_max - 1``. What a step finds for h_prev is added to the gradient
-    that the step before it gets from outside; the weights' gradients are summed over the steps,
-    and x_grad is zero from seq_len_max on.
+    A step has the equations of `gru_block_cell_vjp`. The steps run backwards: the gradient to h_prev at a step is added
+    to h_grad of the step before it. Gradients of weights are sums over the steps. Past seq_len_max nothing is read and
+    x_grad is zero.
 
     Parameters
     ----------
@@ -151,7 +114,7 @@ def block_gru_grad(
     r, u, c, h : array_like (T, B, H)
         What `block_gru` returned.
     h_grad : array_like (T, B, H)
-        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+        Gradient of the loss to h of each step.
     out, num_threads : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -160,15 +123,8 @@ def block_gru_grad(
     GRUGrads
         x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
         b_ru_grad (2H,), b_c_grad (H,)
-
-    Notes
-    -----
-    Source: the equations of TensorFlow's ``GRUBlockCellGrad``, tensorflow/core/kernels/rnn/gru_ops.cc.
     """
-    result: GRUGrads = _block_gru_grad(
-        (x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, h, h_grad), out, num_threads, (), seq_len_max
-    )
-    return result
+    return _block_gru_grad((x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, h, h_grad), out, num_threads, (), seq_len_max)
 
 
 def block_gru_reset_after(
@@ -197,13 +153,12 @@ def block_gru_reset_after(
         c = tanh(x @ w_cx + b_c + r * hc)
         h = u * (h_prev - c) + c
 
-    Past seq_len_max all outputs are zero.
+    Past seq_len_max nothing is read and all outputs are zero.
 
     Parameters
     ----------
     seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
+        Number of steps to run, 0 to T: an integer or a 0-d array of integers.
     x : array_like (T, B, I)
         Input, time first.
     h_prev : array_like (B, H)
@@ -231,10 +186,7 @@ def block_gru_reset_after(
     Source: Cho et al., "Learning phrase representations using RNN encoder-decoder", arXiv:1406.1078v1, and the
     equations of ``torch.nn.GRU``, whose z is u, and of ``keras.layers.GRU(reset_after=True)``.
     """
-    result: GRUResetAfterStates = _block_gru_reset_after(
-        (x, h_prev, w_ru, w_c, b_ru, b_c, b_hc), out, num_threads, (), seq_len_max
-    )
-    return result
+    return _block_gru_reset_after((x, h_prev, w_ru, w_c, b_ru, b_c, b_hc), out, num_threads, (), seq_len_max)
 
 
 def block_gru_reset_after_grad(
@@ -274,9 +226,7 @@ def block_gru_reset_after_grad(
         d_w_ch = h_prev^T @ d_hc
         d_b_ru, d_b_c, d_b_hc = the sums of [d_r_bar | d_u_bar], d_c_bar and d_hc over the batch
 
-    The steps run backwards from ``seq_len_max - 1``. What a step finds for h_prev is added to the gradient
-    that the step before it gets from outside; the weights' gradients are summed over the steps,
-    and x_grad is zero from seq_len_max on.
+    The steps run as in `block_gru_grad`.
 
     Parameters
     ----------
@@ -285,7 +235,7 @@ def block_gru_reset_after_grad(
     r, u, c, hc, h : array_like (T, B, H)
         What `block_gru_reset_after` returned.
     h_grad : array_like (T, B, H)
-        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+        Gradient of the loss to h of each step.
     out, num_threads : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -294,15 +244,10 @@ def block_gru_reset_after_grad(
     GRUResetAfterGrads
         x_grad (T, B, I), h_prev_grad (B, H), w_ru_grad (I+H, 2H), w_c_grad (I+H, H),
         b_ru_grad (2H,), b_c_grad (H,), b_hc_grad (H,)
-
-    Notes
-    -----
-    Source: the derivative of the equations of `block_gru_reset_after`.
     """
-    result: GRUResetAfterGrads = _block_gru_reset_after_grad(
+    return _block_gru_reset_after_grad(
         (x, h_prev, w_ru, w_c, b_ru, b_c, b_hc, r, u, c, hc, h, h_grad), out, num_threads, (), seq_len_max
     )
-    return result
 
 
 def block_rnn(
@@ -324,13 +269,12 @@ def block_rnn(
 
         h = activation([x, h_prev] @ w + b)
 
-    Past seq_len_max h is zero.
+    Past seq_len_max nothing is read and h is zero.
 
     Parameters
     ----------
     seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
+        Number of steps to run, 0 to T: an integer or a 0-d array of integers.
     x : array_like (T, B, I)
         Input, time first.
     h_prev : array_like (B, H)
@@ -338,7 +282,7 @@ def block_rnn(
     w : array_like (I+H, H)
         Weights: I rows for x, H rows for h_prev.
     b : array_like (H,)
-        Bias.
+        Bias: the sum of PyTorch's two.
     activation : str or tuple
         One of Keras' names, or a tuple of a name and parameters: `blockcell.activations` has them.
     out, num_threads : optional
@@ -348,13 +292,8 @@ def block_rnn(
     -------
     RNNStates
         h (T, B, H)
-
-    Notes
-    -----
-    Source: the equations of ``torch.nn.RNN``, whose two biases are added up here, and of ``keras.layers.SimpleRNN``.
     """
-    result: RNNStates = _block_rnn((x, h_prev, w, b), out, num_threads, (activation,), seq_len_max)
-    return result
+    return _block_rnn((x, h_prev, w, b), out, num_threads, (activation,), seq_len_max)
 
 
 def block_rnn_grad(
@@ -381,22 +320,17 @@ def block_rnn_grad(
         d_w = [x, h_prev]^T @ d_h_bar
         d_b = the sum of d_h_bar over the batch
 
-    ``slope(h)`` is the derivative of the activation where its value is h, such as ``1 - h * h`` for tanh.
-
-    The steps run backwards from ``seq_len_max - 1``. What a step finds for h_prev is added to the gradient
-    that the step before it gets from outside; the weights' gradients are summed over the steps,
-    and x_grad is zero from seq_len_max on.
+    ``slope(h)`` is the derivative of the activation where its value is h, such as ``1 - h * h`` for tanh. The steps
+    run as in `block_gru_grad`.
 
     Parameters
     ----------
-    seq_len_max, x, h_prev, w, b
+    seq_len_max, x, h_prev, w, b, activation
         The arguments of `block_rnn`. The values of b are not used.
     h : array_like (T, B, H)
         What `block_rnn` returned.
     h_grad : array_like (T, B, H)
-        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
-    activation : str or tuple
-        As in the forward call.
+        Gradient of the loss to h of each step.
     out, num_threads : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -404,13 +338,8 @@ def block_rnn_grad(
     -------
     RNNGrads
         x_grad (T, B, I), h_prev_grad (B, H), w_grad (I+H, H), b_grad (H,)
-
-    Notes
-    -----
-    Source: the derivative of the equations of `block_rnn`.
     """
-    result: RNNGrads = _block_rnn_grad((x, h_prev, w, b, h, h_grad), out, num_threads, (activation,), seq_len_max)
-    return result
+    return _block_rnn_grad((x, h_prev, w, b, h, h_grad), out, num_threads, (activation,), seq_len_max)
 
 
 def gru_block_cell_vjp(
@@ -430,18 +359,13 @@ def gru_block_cell_vjp(
 ) -> GRUCellVjp:
     """The gradient of `blockcell.raw_ops.GRUBlockCell` to all its arrays.
 
+    The equations are those of `blockcell.raw_ops.GRUBlockCellGrad`, and
+
     .. code-block:: text
 
-        d_c_bar = d_h * (1 - u) * (1 - c * c)
-        d_u_bar = d_h * (h_prev - c) * u * (1 - u)
-        [d_x_2 | d_hr] = d_c_bar @ w_c^T
-        d_r_bar = d_hr * h_prev * r * (1 - r)
-        [d_x_1 | d_h_1] = [d_r_bar | d_u_bar] @ w_ru^T
-        d_x = d_x_1 + d_x_2
-        d_h_prev = d_h_1 + d_hr * r + d_h * u
-        d_w_ru = [x, h_prev]^T @ [d_r_bar | d_u_bar]
+        d_w_ru = [x, h_prev]^T @ d_r_bar_u_bar
         d_w_c = [x, h_prev * r]^T @ d_c_bar
-        d_b_ru, d_b_c = the sums of [d_r_bar | d_u_bar] and d_c_bar over the batch
+        d_b_ru, d_b_c = the sums of d_r_bar_u_bar and d_c_bar over the batch
 
     Parameters
     ----------
@@ -458,14 +382,8 @@ def gru_block_cell_vjp(
     -------
     GRUCellVjp
         d_x (B, I), d_h_prev (B, H), d_w_ru (I+H, 2H), d_w_c (I+H, H), d_b_ru (2H,), d_b_c (H,)
-
-    Notes
-    -----
-    Source: TensorFlow's ``GRUBlockCellGrad``, tensorflow/core/kernels/rnn/gru_ops.cc, and what the Python wrapper of
-    TensorFlow 1 made of it.
     """
-    result: GRUCellVjp = _gru_block_cell_vjp((x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, d_h), out, num_threads)
-    return result
+    return _gru_block_cell_vjp((x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, d_h), out, num_threads)
 
 
 def lstm_block_cell_vjp(
@@ -492,22 +410,13 @@ def lstm_block_cell_vjp(
 ) -> LSTMGrads:
     """The gradient of `blockcell.raw_ops.LSTMBlockCell` to all its arrays.
 
+    The equations are those of `blockcell.raw_ops.LSTMBlockCellGrad`, and
+
     .. code-block:: text
 
-        d_o_bar  = h_grad * co * o * (1 - o)
-        d_cs     = h_grad * o * (1 - co * co) + cs_grad [+ d_o_bar * wco]
-        d_ci_bar = d_cs * i * (1 - ci * ci)
-        d_f_bar  = d_cs * cs_prev * f * (1 - f)
-        d_i_bar  = d_cs * ci * i * (1 - i)
-        cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
-        wci_grad, wcf_grad, wco_grad = the sums of d_i_bar * cs_prev, d_f_bar * cs_prev and d_o_bar * cs over the batch
-        dicfo = [d_i_bar | d_ci_bar | d_f_bar | d_o_bar]
         [x_grad | h_prev_grad] = dicfo @ w^T
         w_grad = [x, h_prev]^T @ dicfo
         b_grad = the sum of dicfo over the batch
-
-    The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
-    own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
 
     Parameters
     ----------
@@ -515,12 +424,10 @@ def lstm_block_cell_vjp(
         The arguments of `LSTMBlockCell`. The values of b are not used.
     i, cs, f, o, ci, co : array_like (B, H)
         What `LSTMBlockCell` returned.
-    cs_grad : array_like (B, H)
-        Gradient of the loss to cs.
-    h_grad : array_like (B, H)
-        Gradient of the loss to h.
+    cs_grad, h_grad : array_like (B, H)
+        Gradients of the loss to cs and to h.
     use_peephole : bool
-        Whether the gates see the cell state, as in the forward call.
+        As in the forward call.
     out, num_threads : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -529,16 +436,10 @@ def lstm_block_cell_vjp(
     LSTMGrads
         x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
         wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
-
-    Notes
-    -----
-    Source: TensorFlow's ``LSTMBlockCellGrad``, tensorflow/core/kernels/rnn/lstm_ops.cc, and what the Python wrapper of
-    TensorFlow 1 made of it.
     """
-    result: LSTMGrads = _lstm_block_cell_vjp(
+    return _lstm_block_cell_vjp(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
         out,
         num_threads,
         (use_peephole,),
     )
-    return result

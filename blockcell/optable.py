@@ -1,7 +1,9 @@
 """The one table of ops.
 
-Everything that must know an op's arguments, shapes or defaults reads them here: validation and its messages,
-allocation, the results' named tuples, test data, ONNX graphs, the table of docs/ops.md.
+Validation and its messages, allocation, the results' named tuples, test data, ONNX graphs and the table of docs/ops.md
+read an op's arguments, shapes and defaults here. Signatures write arguments and defaults out, for readers and editors:
+tests compare those of ``raw_ops.py``, ``ops.py`` and ``formulas.py`` with the table, `_bind.parameter_positions` those
+of the kernels.
 
 Shapes are written over four letters, T time steps, B batch, I inputs, H cells, one word a dimension: ``"I+H 4H"``.
 A letter's value comes from the first input that has a dimension which is just that letter: T, B and I from ``x``,
@@ -13,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -227,19 +229,26 @@ class Op:
     """One op: ``inputs`` and ``outputs`` in TF's order, ``gates`` in the order of the weights' columns."""
 
     name: str
-    module: str
     kernel: str
     gates: tuple[str, ...]
-    sequence: bool
-    """Whether the op runs over T steps: then ``seq_len_max``, an integer, comes before the other inputs."""
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    attributes: tuple[Attribute, ...]
     result: type[tuple[Array, ...]]
     """The named tuple of the outputs, which gives them their names."""
-    constants: tuple[tuple[str, float | bool | None], ...] = ()
+    attributes: tuple[Attribute, ...]
+    constants: tuple[tuple[str, float | bool | None], ...]
     """Parameters of the kernel that are not the op's, and their values: other ops of this kernel have others. A cell op
     is its sequence op with one step."""
+
+    @property
+    def module(self) -> str:
+        """The module of the op's function: names of TensorFlow's ops are in CamelCase, ours in snake_case."""
+        return "raw_ops" if self.name[0].isupper() else "ops"
+
+    @property
+    def sequence(self) -> bool:
+        """Whether the op runs over T steps: then ``seq_len_max``, an integer, comes before the other inputs."""
+        return any(tensor.shape.startswith("T ") for tensor in self.inputs)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -270,18 +279,31 @@ def _inputs(unread: str = "", **kinds: str) -> tuple[Tensor, ...]:
     )
 
 
-def _outputs(result: type[tuple[Array, ...]], *shapes: str, peepholes: str = "") -> tuple[Tensor, ...]:
-    """Return the result's fields as tensors; one shape alone is that of all."""
-    names = result._fields  # type: ignore[attr-defined]
-    return tuple(
-        Tensor(name, shape, "peephole" if name in peepholes.split() else "output")
-        for name, shape in zip(names, shapes * (len(names) // len(shapes)), strict=True)
+def _op(
+    name: str,
+    *,
+    kernel: str,
+    gates: tuple[str, ...],
+    inputs: tuple[Tensor, ...],
+    result: type[tuple[Array, ...]],
+    shapes: tuple[str, ...],
+    attributes: tuple[Attribute, ...] = (),
+    constants: tuple[tuple[str, float | bool | None], ...] = (),
+) -> Op:
+    """Return a row of the table; `shapes` are those of the result's fields, or one of all of them."""
+    fields = result._fields  # type: ignore[attr-defined]
+    outputs = tuple(
+        Tensor(field, shape, "peephole" if field.startswith("wc") else "output")
+        for field, shape in zip(fields, shapes * (len(fields) // len(shapes)), strict=True)
     )
+    return Op(name, kernel, gates, inputs, outputs, result, attributes, constants)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
-_GRU_GATES = gate_names(ORDERS["GRU"])[:2]  # the candidate has matrices of its own
 _ICFO, _IFCO = GATE_ORDERS.values()
+_lstm_op = partial(_op, gates=_ICFO)
+_gru_op = partial(_op, gates=gate_names(ORDERS["GRU"])[:2])  # the candidate has matrices of its own
+_rnn_op = partial(_op, gates=("h",))
 
 _GRU_WEIGHTS = {"state": "h_prev[B H]", "matrix": "w_ru[I+H 2H] w_c[I+H H]", "bias": "b_ru[2H] b_c[H]"}
 _GRU_STATES = "r[B H] u[B H] c[B H]"
@@ -298,7 +320,6 @@ _LSTM_WEIGHTS = {
 _LSTM_STATES = "i[B H] cs[B H] f[B H] o[B H] ci[B H] co[B H]"
 _LSTM_SEQUENCE = "i[T B H] cs[T B H] f[T B H] o[T B H] ci[T B H] co[T B H] h[T B H]"
 _LSTM_GRADS = ("B H", "B H", "I+H 4H", "H", "H", "H", "4H")
-_PEEPHOLE_GRADS = "wci_grad wcf_grad wco_grad"
 
 _ACTIVATION = Attribute("activation", "tanh", Numbers)
 _PEEPHOLE = Attribute("use_peephole", False, bool)
@@ -320,24 +341,20 @@ def _block_lstm(
     """Return a version of BlockLSTM and its gradient; versions differ in the gates' order and in the attributes."""
     order = ("ifco", gates == _IFCO)
     return (
-        Op(
-            name=f"BlockLSTM{version}",
-            module="raw_ops",
+        _op(
+            f"BlockLSTM{version}",
             kernel="block_lstm",
             gates=gates,
-            sequence=True,
             inputs=_inputs(input="x[T B I]", **_LSTM_WEIGHTS),
-            outputs=_outputs(LSTMStates, "T B H"),
-            attributes=attributes,
             result=LSTMStates,
+            shapes=("T B H",),
+            attributes=attributes,
             constants=(order, *constants),
         ),
-        Op(
-            name=f"BlockLSTMGrad{version}",
-            module="raw_ops",
+        _op(
+            f"BlockLSTMGrad{version}",
             kernel="block_lstm_grad",
             gates=gates,
-            sequence=True,
             inputs=_inputs(
                 input="x[T B I]",
                 **_LSTM_WEIGHTS,
@@ -345,56 +362,42 @@ def _block_lstm(
                 gradient="cs_grad[T B H] h_grad[T B H]",
                 unread="b",
             ),
-            outputs=_outputs(LSTMGrads, "T B I", *_LSTM_GRADS, peepholes=_PEEPHOLE_GRADS),
-            attributes=(_PEEPHOLE_REQUIRED,),
             result=LSTMGrads,
+            shapes=("T B I", *_LSTM_GRADS),
+            attributes=(_PEEPHOLE_REQUIRED,),
             constants=(order,),
         ),
     )
 
 
 _TABLE = (
-    Op(
-        name="GRUBlockCell",
-        module="raw_ops",
+    _gru_op(
+        "GRUBlockCell",
         kernel="block_gru",
-        gates=_GRU_GATES,
-        sequence=False,
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS),
-        outputs=_outputs(GRUStates, "B H"),
-        attributes=(),
         result=GRUStates,
+        shapes=("B H",),
         constants=(_ONE_STEP,),
     ),
-    Op(
-        name="GRUBlockCellGrad",
-        module="raw_ops",
+    _gru_op(
+        "GRUBlockCellGrad",
         kernel="gru_cell_grad",
-        gates=_GRU_GATES,
-        sequence=False,
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="x b_ru b_c"),
-        outputs=_outputs(GRUCellGrad, "B I", "B H", "B H", "B 2H"),
-        attributes=(),
         result=GRUCellGrad,
+        shapes=("B I", "B H", "B H", "B 2H"),
     ),
-    Op(
-        name="LSTMBlockCell",
-        module="raw_ops",
+    _lstm_op(
+        "LSTMBlockCell",
         kernel="block_lstm",
-        gates=_ICFO,
-        sequence=False,
         inputs=_inputs(input="x[B I]", **_LSTM_WEIGHTS),
-        outputs=_outputs(LSTMStates, "B H"),
-        attributes=_LSTM_ATTRIBUTES,
         result=LSTMStates,
+        shapes=("B H",),
+        attributes=_LSTM_ATTRIBUTES,
         constants=(_ONE_STEP, ("ifco", False)),
     ),
-    Op(
-        name="LSTMBlockCellGrad",
-        module="raw_ops",
+    _lstm_op(
+        "LSTMBlockCellGrad",
         kernel="lstm_cell_grad",
-        gates=_ICFO,
-        sequence=False,
         inputs=_inputs(
             input="x[B I]",
             **_LSTM_WEIGHTS,
@@ -402,53 +405,38 @@ _TABLE = (
             gradient="cs_grad[B H] h_grad[B H]",
             unread="x h_prev w b",
         ),
-        outputs=_outputs(LSTMCellGrad, "B H", "B 4H", "H", "H", "H", peepholes=_PEEPHOLE_GRADS),
-        attributes=(_PEEPHOLE_REQUIRED,),
         result=LSTMCellGrad,
+        shapes=("B H", "B 4H", "H", "H", "H"),
+        attributes=(_PEEPHOLE_REQUIRED,),
     ),
     *_block_lstm("", _ICFO, _LSTM_ATTRIBUTES),
     *_block_lstm("V2", _IFCO, (Attribute("cell_clip", 0.0), _PEEPHOLE), constants=(("forget_bias", 0.0),)),
-    Op(
-        name="block_gru",
-        module="ops",
+    _gru_op(
+        "block_gru",
         kernel="block_gru",
-        gates=_GRU_GATES,
-        sequence=True,
         inputs=_inputs(input="x[T B I]", **_GRU_WEIGHTS),
-        outputs=_outputs(GRUStates, "T B H"),
-        attributes=(),
         result=GRUStates,
+        shapes=("T B H",),
     ),
-    Op(
-        name="block_gru_grad",
-        module="ops",
+    _gru_op(
+        "block_gru_grad",
         kernel="block_gru_grad",
-        gates=_GRU_GATES,
-        sequence=True,
         inputs=_inputs(
             input="x[T B I]", **_GRU_WEIGHTS, saved=_GRU_SEQUENCE, gradient="h_grad[T B H]", unread="b_ru b_c"
         ),
-        outputs=_outputs(GRUGrads, "T B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
-        attributes=(),
         result=GRUGrads,
+        shapes=("T B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
     ),
-    Op(
-        name="block_gru_reset_after",
-        module="ops",
+    _gru_op(
+        "block_gru_reset_after",
         kernel="block_gru_reset_after",
-        gates=_GRU_GATES,
-        sequence=True,
         inputs=_inputs(input="x[T B I]", **_RESET_AFTER_WEIGHTS),
-        outputs=_outputs(GRUResetAfterStates, "T B H"),
-        attributes=(),
         result=GRUResetAfterStates,
+        shapes=("T B H",),
     ),
-    Op(
-        name="block_gru_reset_after_grad",
-        module="ops",
+    _gru_op(
+        "block_gru_reset_after_grad",
         kernel="block_gru_reset_after_grad",
-        gates=_GRU_GATES,
-        sequence=True,
         inputs=_inputs(
             input="x[T B I]",
             **_RESET_AFTER_WEIGHTS,
@@ -456,56 +444,42 @@ _TABLE = (
             gradient="h_grad[T B H]",
             unread="b_ru b_c b_hc",
         ),
-        outputs=_outputs(GRUResetAfterGrads, "T B I", "B H", "I+H 2H", "I+H H", "2H", "H", "H"),
-        attributes=(),
         result=GRUResetAfterGrads,
+        shapes=("T B I", "B H", "I+H 2H", "I+H H", "2H", "H", "H"),
     ),
-    Op(
-        name="block_rnn",
-        module="ops",
+    _rnn_op(
+        "block_rnn",
         kernel="block_rnn",
-        gates=("h",),
-        sequence=True,
         inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS),
-        outputs=_outputs(RNNStates, "T B H"),
-        attributes=(_ACTIVATION,),
         result=RNNStates,
-    ),
-    Op(
-        name="block_rnn_grad",
-        module="ops",
-        kernel="block_rnn_grad",
-        gates=("h",),
-        sequence=True,
-        inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS, saved="h[T B H]", gradient="h_grad[T B H]", unread="b"),
-        outputs=_outputs(RNNGrads, "T B I", "B H", "I+H H", "H"),
+        shapes=("T B H",),
         attributes=(_ACTIVATION,),
-        result=RNNGrads,
     ),
-    Op(
-        name="gru_block_cell_vjp",
-        module="ops",
+    _rnn_op(
+        "block_rnn_grad",
+        kernel="block_rnn_grad",
+        inputs=_inputs(input="x[T B I]", **_RNN_WEIGHTS, saved="h[T B H]", gradient="h_grad[T B H]", unread="b"),
+        result=RNNGrads,
+        shapes=("T B I", "B H", "I+H H", "H"),
+        attributes=(_ACTIVATION,),
+    ),
+    _gru_op(
+        "gru_block_cell_vjp",
         kernel="block_gru_grad",
-        gates=_GRU_GATES,
-        sequence=False,
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="b_ru b_c"),
-        outputs=_outputs(GRUCellVjp, "B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
-        attributes=(),
         result=GRUCellVjp,
+        shapes=("B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
         constants=(_ONE_STEP, _NO_H),
     ),
-    Op(
-        name="lstm_block_cell_vjp",
-        module="ops",
+    _lstm_op(
+        "lstm_block_cell_vjp",
         kernel="block_lstm_grad",
-        gates=_ICFO,
-        sequence=False,
         inputs=_inputs(
             input="x[B I]", **_LSTM_WEIGHTS, saved=_LSTM_STATES, gradient="cs_grad[B H] h_grad[B H]", unread="b"
         ),
-        outputs=_outputs(LSTMGrads, "B I", *_LSTM_GRADS, peepholes=_PEEPHOLE_GRADS),
-        attributes=(_PEEPHOLE_REQUIRED,),
         result=LSTMGrads,
+        shapes=("B I", *_LSTM_GRADS),
+        attributes=(_PEEPHOLE_REQUIRED,),
         constants=(_ONE_STEP, _NO_H, ("ifco", False)),
     ),
 )

@@ -14,6 +14,9 @@
 none.  Weights keep their dtype; what is between is computed in float32, or in float64 for float64 weights, and so are
 the arrays of the state.  The state is a flat dict of arrays too, which `numpy.savez` takes; it belongs to the caller.
 
+All functions raise a TypeError where an argument's kind or dtype is wrong, and a ValueError where names or shapes
+differ between the arguments, or a number is out of range.
+
 `OPTIMIZERS` has a row for each: what it keeps, and which settings it takes. The checks here and `onnx_export` read it.
 """
 
@@ -24,7 +27,6 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from math import inf, isfinite
 from numbers import Real
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,7 +34,7 @@ from numpy.typing import ArrayLike
 from . import _training
 from .argument_reader import as_kernels_take
 from .misnamed_arguments import explain_arguments
-from .optable import DTYPE_NAMES, DTYPES, Array
+from .optable import DTYPE_NAMES, DTYPES, Array, compute_dtype
 
 __all__ = ["adam", "clip_global_norm", "momentum", "sgd"]
 
@@ -66,16 +68,8 @@ def sgd(
     -------
     weights, state : dict of str to ndarray
         The new weights, and an empty dict.
-
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong.
-    ValueError
-        Names or shapes differ between the arguments, or a number is out of range.
     """
-    rate = _setting("sgd", "learning_rate", learning_rate)
-    return _training.sgd(weights, grads, state, rate) or _convert_and_step("sgd", weights, grads, state, rate)
+    return _step("sgd", weights, grads, state, learning_rate)
 
 
 @explain_arguments
@@ -110,21 +104,11 @@ def momentum(
     weights, state : dict of str to ndarray
         The new weights, and ``velocity.NAME`` for each of them.
 
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong.
-    ValueError
-        Names or shapes differ between the arguments, or a number is out of range.
-
     Notes
     -----
     Source: the equations of TensorFlow's ``MomentumOptimizer`` and of PyTorch's ``SGD`` with momentum, which agree.
     """
-    rate = _setting("momentum", "learning_rate", learning_rate)
-    decay = _setting("momentum", "momentum", momentum)
-    step = _training.momentum(weights, grads, state, rate, decay)
-    return step or _convert_and_step("momentum", weights, grads, state, rate, decay)
+    return _step("momentum", weights, grads, state, learning_rate, momentum)
 
 
 @explain_arguments
@@ -162,27 +146,13 @@ def adam(
     weights, state : dict of str to ndarray
         The new weights; ``step``, the number t of steps taken, and ``m.NAME`` and ``v.NAME`` for each weight.
 
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong.
-    ValueError
-        Names or shapes differ between the arguments, or a number is out of range.
-
     Notes
     -----
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015, algorithm 1; PyTorch computes the same.
     TensorFlow and Keras add epsilon before they correct v's bias: their epsilon at step t is
     ``epsilon / sqrt(1 - beta2^t)`` here, which matters only where gradients are about as small as it.
     """
-    numbers = (
-        _setting("adam", "learning_rate", learning_rate),
-        _setting("adam", "beta1", beta1),
-        _setting("adam", "beta2", beta2),
-        _setting("adam", "epsilon", epsilon),
-    )
-    step = _training.adam(weights, grads, state, *numbers)
-    return step or _convert_and_step("adam", weights, grads, state, *numbers)
+    return _step("adam", weights, grads, state, learning_rate, beta1, beta2, epsilon)
 
 
 @explain_arguments
@@ -208,13 +178,6 @@ def clip_global_norm(grads: Mapping[str, ArrayLike], max_norm: float) -> tuple[A
     norm : float
         Before the scaling; summed in float64.
 
-    Raises
-    ------
-    TypeError
-        An argument's kind or dtype is wrong.
-    ValueError
-        max_norm is not above 0.
-
     Notes
     -----
     Source: the equations of TensorFlow's ``clip_by_global_norm``. PyTorch's ``clip_grad_norm_`` divides by
@@ -227,7 +190,9 @@ def clip_global_norm(grads: Mapping[str, ArrayLike], max_norm: float) -> tuple[A
         raise ValueError(f"{caller}: max_norm is 0; expected a number above 0")
     norm = float(np.sqrt(sum(float(np.square(grad, dtype=np.float64).sum()) for grad in arrays.values())))
     scale = limit / max(norm, limit) if isfinite(norm) else np.nan
-    clipped = {name: np.asarray(grad * _compute_dtype(grad).type(scale), grad.dtype) for name, grad in arrays.items()}
+    clipped = {
+        name: np.asarray(grad * compute_dtype(grad.dtype).type(scale), grad.dtype) for name, grad in arrays.items()
+    }
     return clipped, norm
 
 
@@ -266,85 +231,60 @@ OPTIMIZERS = {
 
 
 # -------------------------------------------------------------------------------------------- what the optimizers share
-def _convert_and_step(
+def _step(
     name: str,
     weights: Mapping[str, ArrayLike],
     grads: Mapping[str, ArrayLike],
     state: Mapping[str, ArrayLike] | None,
-    *numbers: float,
+    *settings: float,
 ) -> tuple[Arrays, Arrays]:
-    """Check an optimizer's arrays, convert them to what its kernel takes, and take a step."""
-    update = _Update(name, weights, grads, state)
-    step = OPTIMIZERS[name].kernel(update.weights, update.grads, update.read_state(), *numbers)
+    """Take a step of an optimizer; convert the arrays to what its kernel takes, or raise."""
+    row = OPTIMIZERS[name]
+    bounds = row.settings.items()
+    numbers = [_number(name, key, value, below) for (key, below), value in zip(bounds, settings, strict=True)]
+    step = row.kernel(weights, grads, state, *numbers)
+    if step is not None:
+        return step
+    own_weights, own_grads = _arrays(name, "weights", weights), _arrays(name, "grads", grads)
+    if own_weights.keys() != own_grads.keys():
+        missing, unknown = sorted(own_weights.keys() - own_grads.keys()), sorted(own_grads.keys() - own_weights.keys())
+        raise ValueError(f"{name}: expected grads with the names of weights; missing {missing}, unknown {unknown}")
+    for key, weight in own_weights.items():
+        if own_grads[key].shape != weight.shape:
+            expected = f"expected {weight.shape}, that of weights[{key!r}]"
+            raise ValueError(f"{name}: grads[{key!r}] has shape {own_grads[key].shape}; {expected}")
+    if state is not None and not isinstance(state, Mapping):
+        raise TypeError(f"{name}: state is of type {type(state).__name__}; expected what the step before returned")
+    dtypes = {key: compute_dtype(weight.dtype) for key, weight in own_weights.items()}
+    arrays, gradients = (
+        {key: as_kernels_take(values[key], dtype) for key, dtype in dtypes.items()}
+        for values in (own_weights, own_grads)
+    )
+    step = row.kernel(arrays, gradients, _read_state(name, arrays, state) if state else {}, *numbers)
     assert step is not None  # all arrays have been converted
     new_weights, new_state = step
-    return {name: weight.astype(update.dtypes[name], copy=False) for name, weight in new_weights.items()}, new_state
+    return {key: weight.astype(own_weights[key].dtype, copy=False) for key, weight in new_weights.items()}, new_state
 
 
-class _Update:
-    """The arguments of one step of an optimizer, checked, and converted to what is computed in."""
-
-    def __init__(
-        self,
-        caller: str,
-        weights: Mapping[str, ArrayLike],
-        grads: Mapping[str, ArrayLike],
-        state: Mapping[str, ArrayLike] | None,
-    ) -> None:
-        self.caller = caller
-        own_weights, own_grads = _arrays(caller, "weights", weights), _arrays(caller, "grads", grads)
-        if own_weights.keys() != own_grads.keys():
-            missing = sorted(own_weights.keys() - own_grads.keys())
-            unknown = sorted(own_grads.keys() - own_weights.keys())
-            raise ValueError(
-                f"{caller}: expected grads with the names of weights; missing {missing}, unknown {unknown}"
-            )
-        for name, weight in own_weights.items():
-            if own_grads[name].shape != weight.shape:
+def _read_state(name: str, weights: Arrays, state: Mapping[str, ArrayLike]) -> Arrays:
+    """Check and return the state as the step before left it."""
+    row, arrays = OPTIMIZERS[name], {}
+    if row.counts_steps:
+        step = np.asarray(state.get("step"))
+        if step.dtype.kind not in "iu" or step.shape or step < 0:
+            raise ValueError(f"{name}: state['step'] is no count of steps; expected what the step before returned")
+        arrays["step"] = np.array(int(step), np.int64)  # of C's long, where long long has the same size
+    for key, weight in weights.items():
+        for place in [f"{slot}.{key}" for slot in row.slots]:
+            array = np.asarray(state.get(place))
+            if array.shape != weight.shape or array.dtype != weight.dtype:
+                has = f"has shape {array.shape} and dtype {array.dtype}" if place in state else "is missing"
                 raise ValueError(
-                    f"{caller}: grads[{name!r}] has shape {own_grads[name].shape}; expected {weight.shape},"
-                    f" that of weights[{name!r}]"
+                    f"{name}: state[{place!r}] {has}; expected {weight.shape} and {weight.dtype}: what the step before"
+                    f" returned, or None at the first"
                 )
-        if state is not None and not isinstance(state, Mapping):
-            raise TypeError(
-                f"{caller}: state is of type {type(state).__name__}; expected what the step before returned"
-            )
-        self.state = state or {}
-        self.dtypes = {name: weight.dtype for name, weight in own_weights.items()}
-        """The weights' own."""
-        self.weights = {name: as_kernels_take(weight, _compute_dtype(weight)) for name, weight in own_weights.items()}
-        self.grads = {
-            name: as_kernels_take(own_grads[name], _compute_dtype(weight)) for name, weight in own_weights.items()
-        }
-
-    def read_state(self) -> Arrays:
-        """Check and return the state as the step before left it; nothing at the first step."""
-        if not self.state:
-            return {}
-        row, arrays = OPTIMIZERS[self.caller], {}
-        if row.counts_steps:
-            step = np.asarray(self.state.get("step"))
-            if step.dtype.kind not in "iu" or step.shape or step < 0:
-                raise ValueError(
-                    f"{self.caller}: state['step'] is no count of steps; expected what the step before returned"
-                )
-            arrays["step"] = np.array(int(step), np.int64)  # of C's long, where long long has the same size
-        for name, weight in self.weights.items():
-            for key in [f"{slot}.{name}" for slot in row.slots]:
-                array = np.asarray(self.state.get(key))
-                if array.shape != weight.shape or array.dtype != weight.dtype:
-                    has = f"has shape {array.shape} and dtype {array.dtype}" if key in self.state else "is missing"
-                    raise ValueError(
-                        f"{self.caller}: state[{key!r}] {has}; expected {weight.shape} and {weight.dtype}:"
-                        f" what the step before returned, or None at the first"
-                    )
-                arrays[key] = as_kernels_take(array, weight.dtype)
-        return arrays
-
-
-def _compute_dtype(array: Array) -> np.dtype[Any]:
-    """Return what is computed in: float16 is storage, as everywhere in blockcell."""
-    return np.result_type(array.dtype, np.float32)
+            arrays[place] = as_kernels_take(array, weight.dtype)
+    return arrays
 
 
 def _arrays(caller: str, argument: str, values: Mapping[str, ArrayLike]) -> Arrays:
@@ -356,11 +296,6 @@ def _arrays(caller: str, argument: str, values: Mapping[str, ArrayLike]) -> Arra
         if array.dtype not in DTYPES:
             raise TypeError(f"{caller}: {argument}[{name!r}] has dtype {array.dtype}; expected {DTYPE_NAMES}")
     return arrays
-
-
-def _setting(optimizer: str, name: str, value: float) -> float:
-    """Return a setting as a float, checked by the optimizer's row."""
-    return _number(optimizer, name, value, OPTIMIZERS[optimizer].settings[name])
 
 
 def _number(caller: str, name: str, value: float, below: float = inf) -> float:

@@ -25,8 +25,10 @@ import numpy as np
 from .errors import short
 from .optable import SCHEMES, Array
 
+LARGEST_CODE = 127
+"""Of int8, for weights and for quantized activations."""
 LEAST_SCALE = np.finfo(np.float32).smallest_normal
-MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+MOST_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(LARGEST_CODE), np.float32(0))
 FLOAT32 = "float32"
 KERNEL_FORMATS = {FLOAT32: 0, "float16": 1, "int8": 2}
 """The numbers that kernels have for packed matrices of each scheme: ``pyx/product/quantized.pxd``."""
@@ -145,7 +147,7 @@ def quantize_matrix(array: Array, scheme: str, name: str = "w") -> QuantizedMatr
     _expect(np.isfinite(array), array, name, f"finite weights, as they are to be quantized to {scheme}")
     if scheme == "int8":
         with np.errstate(under="ignore"):
-            scale = np.clip(np.abs(array).max(axis=0, initial=0) / np.float32(127), LEAST_SCALE, MOST_SCALE)
+            scale = np.clip(np.abs(array).max(axis=0, initial=0) / np.float32(LARGEST_CODE), LEAST_SCALE, MOST_SCALE)
             codes = np.empty(array.shape, np.int8)
             for row, weights in zip(codes, array, strict=True):  # numpy crashes in broadcasts where memory is short
                 row[:] = np.rint(weights / scale)
@@ -187,7 +189,7 @@ def read_matrices(arrays: Mapping[str, Array], schemes: Mapping[str, str]) -> di
         if scale is None:
             _expect(np.isfinite(codes), codes, f"its {name}", "the code of a finite float16")
         else:
-            _expect(codes >= -127, codes, f"its {name}", "-127 to 127")
+            _expect(codes >= -LARGEST_CODE, codes, f"its {name}", "-127 to 127")
             scale = scale.astype(np.float32, copy=False)
             right = (scale >= LEAST_SCALE) & (scale <= MOST_SCALE)
             _expect(right, scale, f"its {name}.scale", f"{LEAST_SCALE!s} to {MOST_SCALE!s}")

@@ -15,12 +15,15 @@ All ops, those of `blockcell.ops` too, have these arguments:
   on it.
 * ``name``, which only the eight have, is accepted for TensorFlow's sake, and ignored.
 
+Each op computes what TensorFlow's of this name does, by gru_ops.cc and lstm_ops.cc in tensorflow/core/kernels/rnn.
+
 All ops raise a TypeError where an argument's kind or dtype is wrong, and a ValueError where a rank, size or range is
 wrong, or an activation is unknown. The message names the argument and what was expected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
@@ -39,14 +42,14 @@ __all__ = [
     "LSTMBlockCellGrad",
 ]
 
-_GRUBlockCell = bind(OPS["GRUBlockCell"]).run
-_GRUBlockCellGrad = bind(OPS["GRUBlockCellGrad"]).run
-_LSTMBlockCell = bind(OPS["LSTMBlockCell"]).run
-_LSTMBlockCellGrad = bind(OPS["LSTMBlockCellGrad"]).run
-_BlockLSTM = bind(OPS["BlockLSTM"]).run
-_BlockLSTMGrad = bind(OPS["BlockLSTMGrad"]).run
-_BlockLSTMV2 = bind(OPS["BlockLSTMV2"]).run
-_BlockLSTMGradV2 = bind(OPS["BlockLSTMGradV2"]).run
+_GRUBlockCell: Callable[..., GRUStates] = bind(OPS["GRUBlockCell"]).run
+_GRUBlockCellGrad: Callable[..., GRUCellGrad] = bind(OPS["GRUBlockCellGrad"]).run
+_LSTMBlockCell: Callable[..., LSTMStates] = bind(OPS["LSTMBlockCell"]).run
+_LSTMBlockCellGrad: Callable[..., LSTMCellGrad] = bind(OPS["LSTMBlockCellGrad"]).run
+_BlockLSTM: Callable[..., LSTMStates] = bind(OPS["BlockLSTM"]).run
+_BlockLSTMGrad: Callable[..., LSTMGrads] = bind(OPS["BlockLSTMGrad"]).run
+_BlockLSTMV2: Callable[..., LSTMStates] = bind(OPS["BlockLSTMV2"]).run
+_BlockLSTMGradV2: Callable[..., LSTMGrads] = bind(OPS["BlockLSTMGradV2"]).run
 
 
 def GRUBlockCell(
@@ -94,13 +97,8 @@ def GRUBlockCell(
     -------
     GRUStates
         r, u, c, h, each (B, H)
-
-    Notes
-    -----
-    Source: TensorFlow's ``GRUBlockCell``, tensorflow/core/kernels/rnn/gru_ops.cc.
     """
-    result: GRUStates = _GRUBlockCell((x, h_prev, w_ru, w_c, b_ru, b_c), out, num_threads)
-    return result
+    return _GRUBlockCell((x, h_prev, w_ru, w_c, b_ru, b_c), out, num_threads)
 
 
 def GRUBlockCellGrad(
@@ -127,10 +125,10 @@ def GRUBlockCellGrad(
         d_u_bar = d_h * (h_prev - c) * u * (1 - u)
         [d_x_2 | d_hr] = d_c_bar @ w_c^T
         d_r_bar = d_hr * h_prev * r * (1 - r)
-        [d_x_1 | d_h_1] = [d_r_bar | d_u_bar] @ w_ru^T
+        d_r_bar_u_bar = [d_r_bar | d_u_bar]
+        [d_x_1 | d_h_1] = d_r_bar_u_bar @ w_ru^T
         d_x = d_x_1 + d_x_2
         d_h_prev = d_h_1 + d_hr * r + d_h * u
-        d_r_bar_u_bar = [d_r_bar | d_u_bar]
 
     `blockcell.ops.gru_block_cell_vjp` gives the gradients to the weights too.
 
@@ -149,13 +147,8 @@ def GRUBlockCellGrad(
     -------
     GRUCellGrad
         d_x (B, I), d_h_prev (B, H), d_c_bar (B, H), d_r_bar_u_bar (B, 2H)
-
-    Notes
-    -----
-    Source: TensorFlow's ``GRUBlockCellGrad``, tensorflow/core/kernels/rnn/gru_ops.cc.
     """
-    result: GRUCellGrad = _GRUBlockCellGrad((x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, d_h), out, num_threads)
-    return result
+    return _GRUBlockCellGrad((x, h_prev, w_ru, w_c, b_ru, b_c, r, u, c, d_h), out, num_threads)
 
 
 def LSTMBlockCell(
@@ -219,18 +212,13 @@ def LSTMBlockCell(
     -------
     LSTMStates
         i, cs, f, o, ci, co, h, each (B, H); cs and h are the new states
-
-    Notes
-    -----
-    Source: TensorFlow's ``LSTMBlockCell``, tensorflow/core/kernels/rnn/lstm_ops.cc.
     """
-    result: LSTMStates = _LSTMBlockCell(
+    return _LSTMBlockCell(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b),
         out,
         num_threads,
         (forget_bias, cell_clip, use_peephole),
     )
-    return result
 
 
 def LSTMBlockCellGrad(
@@ -279,12 +267,10 @@ def LSTMBlockCellGrad(
         The arguments of `LSTMBlockCell`. The values of x, h_prev, w and b are not used.
     i, cs, f, o, ci, co : array_like (B, H)
         What `LSTMBlockCell` returned.
-    cs_grad : array_like (B, H)
-        Gradient of the loss to cs.
-    h_grad : array_like (B, H)
-        Gradient of the loss to h.
+    cs_grad, h_grad : array_like (B, H)
+        Gradients of the loss to cs and to h.
     use_peephole : bool
-        Whether the gates see the cell state, as in the forward call.
+        As in the forward call.
     out, num_threads, name : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -292,18 +278,13 @@ def LSTMBlockCellGrad(
     -------
     LSTMCellGrad
         cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,)
-
-    Notes
-    -----
-    Source: TensorFlow's ``LSTMBlockCellGrad``, tensorflow/core/kernels/rnn/lstm_ops.cc.
     """
-    result: LSTMCellGrad = _LSTMBlockCellGrad(
+    return _LSTMBlockCellGrad(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
         out,
         num_threads,
         (use_peephole,),
     )
-    return result
 
 
 def BlockLSTM(
@@ -326,46 +307,20 @@ def BlockLSTM(
 ) -> LSTMStates:
     """A long short-term memory over a sequence: `LSTMBlockCell` at each step.
 
-    At step t, with ``cs_prev`` and ``h_prev`` from step t - 1:
-
-    .. code-block:: text
-
-        [i_bar | ci_bar | f_bar | o_bar] = [x, h_prev] @ w + b
-        i  = sigmoid(i_bar [+ cs_prev * wci])
-        f  = sigmoid(f_bar + forget_bias [+ cs_prev * wcf])
-        ci = tanh(ci_bar)
-        cs = clip(i * ci + f * cs_prev, -cell_clip, cell_clip)
-        co = tanh(cs)
-        o  = sigmoid(o_bar [+ cs * wco])
-        h  = o * co
-
-    The terms in brackets are there with ``use_peephole``.
-    Past seq_len_max all outputs are zero. (TensorFlow leaves all but cs and h undefined there.)
+    The cs and h of a step are cs_prev and h_prev of the next one. Past seq_len_max nothing is read and all outputs are
+    zero. (TensorFlow leaves all but cs and h undefined there.)
 
     Parameters
     ----------
     seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
+        Number of steps to run, 0 to T: an integer or a 0-d array of integers.
     x : array_like (T, B, I)
         Input, time first.
-    cs_prev : array_like (B, H)
-        Cell state before the first step.
-    h_prev : array_like (B, H)
-        Hidden state before the first step.
-    w : array_like (I+H, 4H)
-        Weights: I rows for x, H rows for h_prev; columns i, ci, f, o, H of each.
-    wci, wcf, wco : array_like (H,), optional
-        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
-        never read.
-    b : array_like (4H,)
-        Bias: i, ci, f, o.
-    forget_bias : float, default 1.0
-        Added to the forget gate before its sigmoid.
-    cell_clip : float, default 3.0
-        The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
-    use_peephole : bool, default False
-        Whether the gates see the cell state.
+    cs_prev, h_prev : array_like (B, H)
+        Cell state and hidden state before the first step.
+    w, wci, wcf, wco, b, forget_bias, cell_clip, use_peephole
+        The arguments of `LSTMBlockCell`: w (I+H, 4H) and b (4H,), with the gates i, ci, f, o; wci, wcf and wco (H,),
+        optional; forget_bias 1.0, cell_clip 3.0 and use_peephole False unless given.
     out, num_threads, name : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -373,19 +328,14 @@ def BlockLSTM(
     -------
     LSTMStates
         i, cs, f, o, ci, co, h, each (T, B, H)
-
-    Notes
-    -----
-    Source: TensorFlow's ``BlockLSTM``, tensorflow/core/kernels/rnn/lstm_ops.cc.
     """
-    result: LSTMStates = _BlockLSTM(
+    return _BlockLSTM(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b),
         out,
         num_threads,
         (forget_bias, cell_clip, use_peephole),
         seq_len_max,
     )
-    return result
 
 
 def BlockLSTMGrad(
@@ -415,28 +365,9 @@ def BlockLSTMGrad(
 ) -> LSTMGrads:
     """The gradient of `BlockLSTM` to all its arrays.
 
-    At each step:
-
-    .. code-block:: text
-
-        d_o_bar  = h_grad * co * o * (1 - o)
-        d_cs     = h_grad * o * (1 - co * co) + cs_grad [+ d_o_bar * wco]
-        d_ci_bar = d_cs * i * (1 - ci * ci)
-        d_f_bar  = d_cs * cs_prev * f * (1 - f)
-        d_i_bar  = d_cs * ci * i * (1 - i)
-        cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
-        wci_grad, wcf_grad, wco_grad = the sums of d_i_bar * cs_prev, d_f_bar * cs_prev and d_o_bar * cs over the batch
-        dicfo = [d_i_bar | d_ci_bar | d_f_bar | d_o_bar]
-        [x_grad | h_prev_grad] = dicfo @ w^T
-        w_grad = [x, h_prev]^T @ dicfo
-        b_grad = the sum of dicfo over the batch
-
-    The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
-    own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
-
-    The steps run backwards from ``seq_len_max - 1``. What a step finds for cs_prev and h_prev is added to the gradient
-    that the step before it gets from outside; the weights' gradients are summed over the steps,
-    and x_grad is zero from seq_len_max on.
+    A step has the equations of `LSTMBlockCellGrad` and of `blockcell.ops.lstm_block_cell_vjp`. The steps run backwards:
+    the gradients to cs_prev and h_prev at a step are added to cs_grad and h_grad of the step before it. Gradients of
+    weights are sums over the steps. Past seq_len_max nothing is read and x_grad is zero.
 
     Parameters
     ----------
@@ -444,12 +375,10 @@ def BlockLSTMGrad(
         The arguments of `BlockLSTM`. The values of b are not used.
     i, cs, f, o, ci, co, h : array_like (T, B, H)
         What `BlockLSTM` returned.
-    cs_grad : array_like (T, B, H)
-        Gradient of the loss to cs at each step; steps from seq_len_max on are not read.
-    h_grad : array_like (T, B, H)
-        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+    cs_grad, h_grad : array_like (T, B, H)
+        Gradients of the loss to cs and to h of each step.
     use_peephole : bool
-        Whether the gates see the cell state, as in the forward call.
+        As in the forward call.
     out, num_threads, name : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -458,19 +387,14 @@ def BlockLSTMGrad(
     LSTMGrads
         x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
         wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
-
-    Notes
-    -----
-    Source: TensorFlow's ``BlockLSTMGrad``, tensorflow/core/kernels/rnn/lstm_ops.cc.
     """
-    result: LSTMGrads = _BlockLSTMGrad(
+    return _BlockLSTMGrad(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
         out,
         num_threads,
         (use_peephole,),
         seq_len_max,
     )
-    return result
 
 
 def BlockLSTMV2(
@@ -492,38 +416,18 @@ def BlockLSTMV2(
 ) -> LSTMStates:
     """`BlockLSTM` with the gates in the order i, f, ci, o, no forget_bias, and no clip by default.
 
-    At step t, with ``cs_prev`` and ``h_prev`` from step t - 1:
-
-    .. code-block:: text
-
-        [i_bar | f_bar | ci_bar | o_bar] = [x, h_prev] @ w + b
-        i  = sigmoid(i_bar [+ cs_prev * wci])
-        f  = sigmoid(f_bar [+ cs_prev * wcf])
-        ci = tanh(ci_bar)
-        cs = clip(i * ci + f * cs_prev, -cell_clip, cell_clip)
-        co = tanh(cs)
-        o  = sigmoid(o_bar [+ cs * wco])
-        h  = o * co
-
-    The terms in brackets are there with ``use_peephole``.
-    Past seq_len_max all outputs are zero. (TensorFlow leaves all but cs and h undefined there.)
-
     Parameters
     ----------
     seq_len_max : int
-        Number of steps to run, one for the whole batch: an integer or a 0-d array of integers, 0 to T.
-        What x, and with it every array over time, holds from there on is never read.
+        Number of steps to run, 0 to T: an integer or a 0-d array of integers.
     x : array_like (T, B, I)
         Input, time first.
-    cs_prev : array_like (B, H)
-        Cell state before the first step.
-    h_prev : array_like (B, H)
-        Hidden state before the first step.
+    cs_prev, h_prev : array_like (B, H)
+        Cell state and hidden state before the first step.
     w : array_like (I+H, 4H)
         Weights: I rows for x, H rows for h_prev; columns i, f, ci, o, H of each.
     wci, wcf, wco : array_like (H,), optional
-        Peephole weights to the gates i, f and o. Without ``use_peephole`` they may be None or of any length and are
-        never read.
+        Peephole weights to the gates i, f and o, as in `LSTMBlockCell`.
     b : array_like (4H,)
         Bias: i, f, ci, o.
     cell_clip : float, default 0.0
@@ -537,19 +441,14 @@ def BlockLSTMV2(
     -------
     LSTMStates
         i, cs, f, o, ci, co, h, each (T, B, H)
-
-    Notes
-    -----
-    Source: TensorFlow's ``BlockLSTMV2``, tensorflow/core/kernels/rnn/lstm_ops.cc.
     """
-    result: LSTMStates = _BlockLSTMV2(
+    return _BlockLSTMV2(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b),
         out,
         num_threads,
         (cell_clip, use_peephole),
         seq_len_max,
     )
-    return result
 
 
 def BlockLSTMGradV2(
@@ -579,29 +478,8 @@ def BlockLSTMGradV2(
 ) -> LSTMGrads:
     """The gradient of `BlockLSTMV2` to all its arrays.
 
-    At each step:
-
-    .. code-block:: text
-
-        d_o_bar  = h_grad * co * o * (1 - o)
-        d_cs     = h_grad * o * (1 - co * co) + cs_grad [+ d_o_bar * wco]
-        d_ci_bar = d_cs * i * (1 - ci * ci)
-        d_f_bar  = d_cs * cs_prev * f * (1 - f)
-        d_i_bar  = d_cs * ci * i * (1 - i)
-        cs_prev_grad = d_cs * f [+ d_i_bar * wci + d_f_bar * wcf]
-        wci_grad, wcf_grad, wco_grad = the sums of d_i_bar * cs_prev, d_f_bar * cs_prev and d_o_bar * cs over the batch
-        [x_grad | h_prev_grad] = [d_i_bar | d_f_bar | d_ci_bar | d_o_bar] @ w^T
-        w_grad = [x, h_prev]^T @ [d_i_bar | d_f_bar | d_ci_bar | d_o_bar]
-        b_grad = the sum of [d_i_bar | d_f_bar | d_ci_bar | d_o_bar] over the batch
-
-    The terms in brackets are there with ``use_peephole``; without, the peepholes' gradients are zeros of the weights'
-    own lengths, or (H,) for None. The clip counts as the identity, as in TensorFlow.
-
-    The steps run backwards from ``seq_len_max - 1``. What a step finds for cs_prev and h_prev is added to the gradient
-    that the step before it gets from outside; the weights' gradients are summed over the steps,
-    and x_grad is zero from seq_len_max on.
-
-    TensorFlow's tape calls ``BlockLSTMGrad`` for both versions, which is wrong for this one.
+    `BlockLSTMGrad` with the gates in the order i, f, ci, o. TensorFlow's tape calls ``BlockLSTMGrad`` for both
+    versions, which is wrong for this one.
 
     Parameters
     ----------
@@ -609,12 +487,10 @@ def BlockLSTMGradV2(
         The arguments of `BlockLSTMV2`. The values of b are not used.
     i, cs, f, o, ci, co, h : array_like (T, B, H)
         What `BlockLSTMV2` returned.
-    cs_grad : array_like (T, B, H)
-        Gradient of the loss to cs at each step; steps from seq_len_max on are not read.
-    h_grad : array_like (T, B, H)
-        Gradient of the loss to h at each step; steps from seq_len_max on are not read.
+    cs_grad, h_grad : array_like (T, B, H)
+        Gradients of the loss to cs and to h of each step.
     use_peephole : bool
-        Whether the gates see the cell state, as in the forward call.
+        As in the forward call.
     out, num_threads, name : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
@@ -623,16 +499,11 @@ def BlockLSTMGradV2(
     LSTMGrads
         x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
         wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
-
-    Notes
-    -----
-    Source: TensorFlow's ``BlockLSTMGradV2``, tensorflow/core/kernels/rnn/lstm_ops.cc.
     """
-    result: LSTMGrads = _BlockLSTMGradV2(
+    return _BlockLSTMGradV2(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
         out,
         num_threads,
         (use_peephole,),
         seq_len_max,
     )
-    return result

@@ -21,7 +21,6 @@ from .layers import BaseLayer
 from .layers.arguments import checked_array
 from .layers.loading import read_any
 from .layers.shared import Directions, columns_of
-from .layers.structure import description_of, has_steps, output_directions, stored_arrays
 from .optable import Array
 from .progress import progress
 
@@ -101,7 +100,7 @@ class Scorer:
         if not callable(output) and (not isinstance(output, str) or output not in OUTPUTS):
             error = ValueError if isinstance(output, str) else TypeError
             raise error(f"{READER.caller}: output is {short(output)}; expected 'last', 'all', 'mean' or a function")
-        if output in ("all", "mean") and not has_steps(layer):
+        if output in ("all", "mean") and not layer._over_time:
             expected = "expected 'last' or a function, as the layer gives only the last step"
             raise ValueError(f"{READER.caller}: output is {output!r}; {expected}")
         self._layer: BaseLayer[Any] | None = layer
@@ -210,10 +209,10 @@ class Scorer:
         for b, array in enumerate(arrays):
             x[: len(array), b] = array
         y, _ = layer._compute(x, None, lengths, None, threads)
-        if has_steps(layer):
+        if layer._over_time:
             if self._output not in ("last", "mean"):
                 return [y[:length, b].copy() for b, length in enumerate(lengths)]
-            y = _mean_rows(y, lengths) if self._output == "mean" else _last_rows(y, lengths, output_directions(layer))
+            y = _mean_rows(y, lengths) if self._output == "mean" else _last_rows(y, lengths, layer._directions(False))
         return [row.copy() for row in y]  # so that none keeps the others in memory
 
     def _load_layer(self) -> BaseLayer[Any]:
@@ -255,7 +254,7 @@ def _read(layer: BaseLayer[Any], k: int, value: Any) -> Array:
         value = np.empty((0, size), dtype)
     name, expected = f"sequences[{k}]", f"(t, I) with I={size} from the layer"
     array = checked_array(READER, name, value, dtype, (None, size), expected)
-    if not len(array) and has_steps(layer):
+    if not len(array) and layer._over_time:
         raise ValueError(f"{READER.caller}: {name} has no steps; expected at least one")
     return array
 
@@ -343,7 +342,7 @@ def _load_once(path: str) -> tuple[BaseLayer[Any], str]:
 @functools.lru_cache(maxsize=8)
 def _read_file(path: str, *version: int) -> tuple[BaseLayer[Any], str]:
     layer = read_any(path)
-    return layer, files.checksum(description_of(layer), stored_arrays(layer))
+    return layer, files.checksum(layer._description(), layer._arrays_of_file())
 
 
 @in_forked_child

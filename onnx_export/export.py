@@ -13,7 +13,6 @@ from onnx import ModelProto
 
 from blockcell.errors import short
 from blockcell.layers import BaseLayer, Dense, Layer, Quantized
-from blockcell.layers.structure import leaves_by_prefix, stored_arrays
 from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
@@ -177,7 +176,7 @@ def _check_quantized(layer: BaseLayer, dtype: np.dtype[Any], train: bool, activa
         raise ValueError(f"{message}; expected the float32 layer: weights are inputs in training")
     if dtype != np.float32:
         raise ValueError(f"export: layer is quantized and dtype {dtype}; expected float32, which scales are in")
-    return activations != FLOAT32 and any(name.endswith(".scale") for name in stored_arrays(layer))
+    return activations != FLOAT32 and any(name.endswith(".scale") for name in layer._arrays_of_file())
 
 
 def _check_integers(layer: Layer, weights: Mapping[str, Array], form: Form) -> None:
@@ -188,7 +187,7 @@ def _check_integers(layer: Layer, weights: Mapping[str, Array], form: Form) -> N
         raise ValueError(f"{message} and loop 'native', whose nodes multiply in float32; {expected}")
     if form.opset < REDUCE_AXES_OPSET:
         raise ValueError(f"{message} and opset {form.opset}; expected {REDUCE_AXES_OPSET} or newer")
-    for prefix, cell in leaves_by_prefix(layer).items():
+    for prefix, cell in layer._leaves().items():
         if not is_int8(cell, prefix, weights):
             continue
         for size in (cell.input_size, *([] if isinstance(cell, Dense) else [cell.hidden_size, cell.output_size])):

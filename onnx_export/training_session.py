@@ -15,7 +15,6 @@ from onnx import ModelProto, helper
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
 from blockcell.layers import Layer
-from blockcell.layers.structure import description_of
 from blockcell.loss import LOSSES
 from blockcell.optable import Array
 from blockcell.optim import OPTIMIZERS, clip_global_norm
@@ -84,7 +83,7 @@ class TrainingSession(BaseSession[SteppingModel]):
         if not metadata.is_step or metadata.tree is None:
             name = short(model.graph.name)
             raise ValueError(f"{caller}: the model {name} is no training step; expected one that training_step made")
-        if (description := json.loads(json.dumps(description_of(layer)))) != metadata.tree:
+        if (description := json.loads(json.dumps(layer._description()))) != metadata.tree:
             of_model = short(json.dumps(metadata.tree))
             message = f"the model is of {of_model}, but layer is {short(json.dumps(description))}"
             raise ValueError(f"{caller}: {message}; expected a layer that differs in nothing but its weights")

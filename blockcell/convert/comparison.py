@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ..layers import Dense, Layer
-from ..layers.structure import leaves_by_prefix
 from ..optable import Array
 from .shared import ConversionError
 
@@ -228,7 +227,7 @@ def _floor(crossing: Crossing) -> float:
     """Return the smallest bound, relative to the largest entry."""
     if crossing.layer.dtype == np.float16:  # storage alone: sums are of float32
         return _HALF_FLOOR * _eps(crossing)
-    leaves = leaves_by_prefix(crossing.layer).values()
+    leaves = crossing.layer._leaves().values()
     size = max(leaf.input_size + (0 if isinstance(leaf, Dense) else leaf.hidden_size) for leaf in leaves)
     return _FLOOR * max(1.0, size / _FLOOR_SIZE) * _eps(crossing)
 

@@ -12,7 +12,7 @@ from ..activations import DEFAULTS, Activation
 from ..errors import FormatError, short
 from ..files import StrPath
 from ..layers import GRU, RNN, Bidirectional, Dense, Layer, Stack
-from ..layers.structure import activations_of, leaves_by_prefix, snapshot_of
+from ..layers.structure import snapshot_of
 from ..optable import Array
 from .comparison import NOT_COMPARED
 from .keras_config import default_gates
@@ -165,8 +165,8 @@ def from_keras(
     layer, ambiguous, left_out, remarks = _from_list(caller, source, reset_after, DEFAULTS | activations, check)
     cells = _cells_in([layer])
     for name, value in activations.items():
-        if not any(name in activations_of(cell) for cell in cells):
-            kinds = ", ".join({type(cell).__name__: None for cell in leaves_by_prefix(layer).values()})
+        if not any(name in cell._activations for cell in cells):
+            kinds = ", ".join({type(cell).__name__: None for cell in layer._leaves().values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
     unknown = _remarks_of_arrays(ambiguous, None if recurrent_activation is not None else "sigmoid")
@@ -236,7 +236,7 @@ def _from_file(
 def _remarks_of_arrays(layers: Sequence[Layer], gates: Activation | None) -> list[str]:
     """Say what arrays do not tell of these layers: `gates` is the recurrent_activation that was not given."""
     texts = []
-    if gates is not None and any("recurrent_activation" in activations_of(cell) for cell in _cells_in(layers)):
+    if gates is not None and any("recurrent_activation" in cell._activations for cell in _cells_in(layers)):
         default = "sigmoid, the default of Keras since 2.3 and of TensorFlow 2. Before, and in TensorFlow 1, it was"
         default += f" hard_sigmoid. Pass recurrent_activation={KERAS_2_HARD_SIGMOID!r} for such a model, else"
         if gates != "sigmoid":
@@ -337,7 +337,7 @@ def _from_list(
 
 def _cells_in(layers: Iterable[Layer]) -> list[RecurrentCell]:
     """Return the cells of layers."""
-    return [cell for layer in layers for cell in leaves_by_prefix(layer).values() if isinstance(cell, RecurrentCell)]
+    return [cell for layer in layers for cell in layer._leaves().values() if isinstance(cell, RecurrentCell)]
 
 
 class ArrayGroup(NamedTuple):

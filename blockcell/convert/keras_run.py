@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..layers import Bidirectional, Layer, Stack
-from ..layers.structure import activations_of, leaves_by_prefix, state_sizes
+from ..layers.structure import state_sizes
 from ..optable import Array
 from .comparison import (
     NOT_COMPARED,
@@ -483,9 +483,9 @@ def _eps_of(source: Any, steps: Mapping[str, Step]) -> float | None:
         value = _value_of(variable)
         errors += [0.0 if "cpu" in str(getattr(value, "device", "cpu")).lower() else _TF32_EPS]
         errors += [0.0 if type(value).__module__.startswith("tensorflow") else _FLOAT32_EPS]
-    leaves = [leaf for step in steps.values() if step.layer for leaf in leaves_by_prefix(step.layer).values()]
+    leaves = [leaf for step in steps.values() if step.layer for leaf in step.layer._leaves().values()]
     cells = [leaf for leaf in leaves if isinstance(leaf, RecurrentCell)]
-    if any("leaky_relu" in str(activations_of(cell)) for cell in cells):  # its slope is float32 in TensorFlow
+    if any("leaky_relu" in str(cell._activations) for cell in cells):  # its slope is float32 in TensorFlow
         errors.append(_FLOAT32_EPS)
     return max(errors, default=0.0) or None
 

@@ -14,7 +14,7 @@ from ..errors import FormatError
 from ..gates import ORDERS, reorder
 from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
-from ..layers.structure import constructor_arguments, snapshot_of
+from ..layers.structure import snapshot_of
 from ..optable import Array, peephole_names
 from .models import Assembly, Converted, join_labels, read_initial_state, warn_once
 from .onnx_activations import written_activations
@@ -363,7 +363,7 @@ def to_onnx(layer: Layer, *, name: str = "rnn") -> tuple[onnx.NodeProto, dict[st
     kind = type(cells[0]).__name__
     if any(type(cell) is not type(cells[0]) for cell in cells):
         raise ConversionError(f"{caller}: the layer has an {kind} and a {type(cells[1]).__name__}; a node has one kind")
-    resets, couples = ({constructor_arguments(cell).get(name) for cell in cells} for name in ("reset_after", "coupled"))
+    resets, couples = ({cell._arguments().get(name) for cell in cells} for name in ("reset_after", "coupled"))
     if len(resets) > 1:
         raise ConversionError(
             f"{caller}: one GRU has reset_after=True and the other has not; an ONNX node has one linear_before_reset"

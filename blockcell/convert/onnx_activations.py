@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..activations import DEFAULTS, PARAMETERS, Activation, parts
-from ..layers.structure import activations_of
 from .shared import ConversionError, RecurrentCell
 
 USES = {
@@ -119,7 +118,7 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
 
 def written_activations(caller: str, kind: str, cells: Sequence[RecurrentCell]) -> dict[str, list[Any]]:
     """Return the attributes of a node with the activations of these cells; none if they are the defaults."""
-    directions = [activations_of(cell) for cell in cells]
+    directions = [cell._activations for cell in cells]
     for cell, activations in zip(cells, directions, strict=True):
         for activation in activations.values():
             name, values = parts(activation)

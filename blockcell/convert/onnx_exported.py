@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..layers import Dense, Layer
-from ..layers.structure import leaves_by_prefix, state_sizes
+from ..layers.structure import state_sizes
 from ..optable import Array
 from .comparison import NOT_COMPARED, Crossing, NotCompared, choose_sizes, compare
 from .models import cell_states, nest_states, read_initial_state
@@ -37,7 +37,7 @@ def compare_exported(caller: str, model: Any, layer: Any) -> Outcome:
     """
     try:
         run = _Run(caller, model, layer)
-        sizes = {size for leaf in leaves_by_prefix(layer).values() for size in (leaf.input_size, leaf.output_size)}
+        sizes = {size for leaf in layer._leaves().values() for size in (leaf.input_size, leaf.output_size)}
         compare(caller, run, choose_sizes(run.fixed.get("T"), run.fixed.get("B"), sizes))
     except NotCompared as error:
         return Outcome([], [f"{NOT_COMPARED}, because {error}"])
@@ -65,7 +65,7 @@ class _Run:
         self.fixed = {name: size for name, size in sizes.items() if size >= 0}
         self.states = {
             f"{prefix}{name}": size
-            for prefix, leaf in leaves_by_prefix(layer).items()
+            for prefix, leaf in layer._leaves().items()
             for name, size in state_sizes(leaf).items()
         }
         if any(tensor.data_type == tensor.UINT8 for tensor in graph.tensors.values()):
@@ -81,7 +81,7 @@ class _Run:
 
     def __call__(self, T: int, B: int, seed: int, scale: float) -> list[Crossing]:
         g, layer = np.random.default_rng(seed), self.layer
-        columns = next(iter(leaves_by_prefix(layer).values())).input_size
+        columns = next(iter(layer._leaves().values())).input_size
         if max(T, 1) * B * max(columns, *self.states.values(), 1) > _LARGEST_INPUT:
             raise NotCompared("its inputs are too large")
         x = (g.standard_normal((T, B, columns)) * scale).astype(layer.dtype)
@@ -107,14 +107,14 @@ class _Run:
         """Return a state as calls take it."""
         cells = [
             {name: arrays[f"{prefix}{name}"] for name in state_sizes(leaf)}
-            for prefix, leaf in leaves_by_prefix(self.layer).items()
+            for prefix, leaf in self.layer._leaves().items()
             if not isinstance(leaf, Dense)
         ]
         return read_initial_state(self.caller, self.layer, nest_states(self.layer, iter(cells)))
 
     def _read(self, y: Array, last: Any) -> Mapping[str, Array]:
         """Return the results of a call by the names that they have in the model."""
-        leaves = {prefix: leaf for prefix, leaf in leaves_by_prefix(self.layer).items() if not isinstance(leaf, Dense)}
+        leaves = {prefix: leaf for prefix, leaf in self.layer._leaves().items() if not isinstance(leaf, Dense)}
         results = {"y": y[0] if self.is_one_step and y.ndim == 3 else y}
         for (prefix, leaf), cell in zip(leaves.items(), cell_states(last), strict=True):
             results |= {f"{prefix}{name}": getattr(cell, name) for name in state_sizes(leaf)}

@@ -17,7 +17,6 @@ from zlib import crc32
 import numpy as np
 
 from ..layers import Bidirectional, Dense, Layer, Stack
-from ..layers.structure import leaves_by_prefix
 from ..optable import ACTIVATIONS, Array
 from .comparison import NOT_COMPARED, Crossing, NotCompared, Sizes, choose_sizes, compare
 from .models import cell_states, read_initial_state
@@ -143,7 +142,7 @@ class _Run:
     def choose_sizes(self, trial_sizes: Sequence[tuple[int, int]]) -> list[Sizes]:
         """Choose the T and B of comparisons, and find which of them the model fixes."""
         bounds = {bound for source in self.sources.values() for bound in source.bounds()}
-        leaves = [leaf for piece in self.pieces for leaf in leaves_by_prefix(piece.layer).values()]
+        leaves = [leaf for piece in self.pieces for leaf in piece.layer._leaves().values()]
         others = bounds | {size for leaf in leaves for size in (leaf.input_size, leaf.output_size)}
         first, second, *long = choose_sizes(None, None, others)
         beyond = max(bounds, default=0) + 8

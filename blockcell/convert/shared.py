@@ -12,7 +12,6 @@ import numpy as np
 
 from ..gates import ORDERS, gate_slice, reorder
 from ..layers import GRU, LSTM, RNN, Bidirectional, Quantized
-from ..layers.structure import constructor_arguments
 from ..optable import DTYPE_NAMES, DTYPES, Array, peephole_names
 
 KINDS = {len(ORDERS[kind]): kind for kind in ("GRU", "LSTM", "RNN")}
@@ -127,7 +126,7 @@ _REFUSALS |= dict.fromkeys(("wcf", "wco"), _REFUSALS["wci"])
 def refuse_others(caller: str, cell: RecurrentCell, target_name: str, takes: Collection[str]) -> None:
     """Refuse a cell with weights or other arguments that are not the defaults and that the target does not take."""
     parameters = inspect.signature(type(cell)).parameters
-    for name, value in constructor_arguments(cell).items():
+    for name, value in cell._arguments().items():
         is_weight = isinstance(value, np.ndarray)
         if name in takes or (name.endswith("_clip") and not clips(value)):
             continue

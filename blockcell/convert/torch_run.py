@@ -24,7 +24,7 @@ from torch.nn.modules.rnn import RNNBase, RNNCellBase
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from ..layers import Layer
-from ..layers.structure import leaves_by_prefix, state_sizes
+from ..layers.structure import state_sizes
 from ..optable import Array
 from .comparison import Crossing, NotCompared, choose_sizes, compare, keep_random_states
 from .models import cell_states, nest_states, read_initial_state
@@ -606,5 +606,5 @@ def _keys_of_permutations(array: Array) -> list[_Key]:
 
 def _state_names(layer: Layer) -> tuple[str, ...]:
     """Return the names of the states of a layer's cells in PyTorch's order; chains of several modules have none."""
-    sizes = state_sizes(next(iter(leaves_by_prefix(layer).values())))
+    sizes = state_sizes(next(iter(layer._leaves().values())))
     return tuple(name for name in ("h", "cs") if name in sizes)

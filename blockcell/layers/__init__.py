@@ -27,7 +27,7 @@ calls: states are arguments and results. Several threads may use one layer.
 ``masks.py``       `CountedSteps`: moves the steps that a mask counts to the front
 ``shared.py``      types of states; packed weights (`LeafWeights`) and their lock; plans
 ``loading.py``     ``blockcell.load``; what descriptions tell of layers
-``structure.py``   read access to the private parts of layers
+``structure.py``   questions of other packages about layers; which attributes are for them
 ``cell_ops.py``    the passes of cells in the terms of the table of ops
 =================  =================================================================================================
 

@@ -28,7 +28,7 @@ def _without_time(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 def _op_of_step(op: Op) -> Op:
     """Return a sequence's op without the time axis, as the op of a single step."""
-    return replace(op, sequence=False, inputs=_without_time(op.inputs), outputs=_without_time(op.outputs))
+    return replace(op, inputs=_without_time(op.inputs), outputs=_without_time(op.outputs))
 
 
 RESET_AFTER, PLAIN = OPS["block_gru_reset_after"], OPS["block_rnn"]

@@ -431,13 +431,8 @@ class Leaf(Layer[S_co]):
 
     @property
     def _weight_names(self) -> tuple[str, ...]:
-        """The names of all weights that the kernels take, in their order."""
-        return tuple(tensor.name for tensor in self._kernel_tensors)
-
-    @property
-    def _kernel_tensors(self) -> tuple[Tensor, ...]:
-        """All weights that the kernels take, in their order; this layer may not have all of them."""
-        return self._tensors
+        """The names of all weights that the kernels take, in their order; this layer may not have all of them."""
+        return tuple(tensor.name for tensor in self._tensors)
 
     @abstractmethod
     def _kernel_options(self) -> tuple[Any, ...]:
@@ -509,10 +504,8 @@ class Leaf(Layer[S_co]):
     # ---------------------------------------------------------------------------------------------------------- weights
     def _initialize(self, values: dict[str, Any]) -> None:
         """Set sizes, dtype and weights from the arrays that the constructor gets."""
-        reader, tensors = (
-            ArgumentReader(type(self).__name__),
-            [tensor for tensor in self._tensors if tensor.name in values],
-        )
+        reader = ArgumentReader(type(self).__name__)
+        tensors = [tensor for tensor in self._tensors if tensor.name in values]
         sizes = [*values.values()][:2]
         if all(isinstance(size, Integral) for size in sizes):  # as other packages' constructors take them
             size_texts = [short(int(size)) for size in sizes]

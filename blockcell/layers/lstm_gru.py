@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ..activations import Activation
+from .._kernels import LSTMOptions
+from ..activations import Activation, numbers
 from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..gates import COUPLED_GATES, GATE_ORDERS
 from ..misnamed_arguments import explain_arguments
-from ..optable import DTYPES, LAYER_OPTIONS, OPS, Array, Tensor, lstm_weights
+from ..optable import DTYPES, LAYER_OPTIONS, OPS, Array, lstm_weights
 from .cell import Cell
 from .layer import HALF
 from .shared import GRUState, LSTMState, RNNState
-
-_LSTM_PLACES = lstm_weights(False, True)
 
 
 class LSTM(Cell[LSTMState]):
     """A long short-term memory: `blockcell.raw_ops.BlockLSTM` as a layer, bit for bit.
 
-    .. code-block:: text
-
-        [i_bar | ci_bar | f_bar | o_bar] = [x, h_prev] @ w + b
-                                            with "ifco": i, f, ci, o
-        i = sigmoid(i_bar + cs_prev * wci)
-        f = sigmoid(f_bar + cs_prev * wcf + forget_bias)
-        ci = tanh(ci_bar)
-        cs = i * ci + f * cs_prev           clipped to [-cell_clip, cell_clip]
-        o = sigmoid(o_bar + cs * wco)
-        h = o * tanh(cs)
-
-    tanh, twice, and sigmoid are `activation` and `recurrent_activation` unless given.
+    A step has the equations of `blockcell.raw_ops.LSTMBlockCell`, with peepholes if there are weights for them. tanh,
+    twice, and sigmoid are `activation` and `recurrent_activation` unless given.
 
     With ``coupled=True`` the input gate is ``i = 1 - f``, and w and b have three gates, ci, f, o, as TensorFlow's
     CoupledInputForgetGateLSTMCell has. With `w_p` the output is projected, to P numbers:
@@ -256,19 +245,26 @@ class LSTM(Cell[LSTMState]):
         return COUPLED_GATES if self.coupled else GATE_ORDERS[self.gate_order]
 
     @property
-    def _kernel_tensors(self) -> tuple[Tensor, ...]:
-        return _LSTM_PLACES
+    def _weight_names(self) -> tuple[str, ...]:
+        return tuple(tensor.name for tensor in lstm_weights(False, True))
 
     def _repr_weights(self) -> list[str]:
         peepholes = ["use_peephole=True"] if self._use_peephole else []
         return peepholes + ([f"proj_size={self.output_size}"] if "P" in self._sizes else [])
 
     def _kernel_options(self) -> tuple[Any, ...]:
-        numbers: Iterable[float] = (self.forget_bias, self.cell_clip, self.proj_clip)
+        bounds = {name: getattr(self, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
         if self._dtype_number == HALF:  # in the precision of the arrays
-            numbers = map(ArgumentReader.half, numbers)
-        switches = self.coupled, self._use_peephole, self.gate_order == "ifco"
-        return self._sizes.get("P", 0), *switches, *numbers, *super()._kernel_options()
+            bounds = {name: ArgumentReader.half(value) for name, value in bounds.items()}
+        options = LSTMOptions(
+            P=self._sizes.get("P", 0),
+            coupled=self.coupled,
+            use_peephole=self._use_peephole,
+            ifco=self.gate_order == "ifco",
+            **bounds,
+            **{name: numbers(activation) for name, activation in self._activations.items()},
+        )
+        return tuple(options)
 
 
 class GRU(Cell[GRUState]):

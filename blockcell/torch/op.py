@@ -276,9 +276,8 @@ class LayerOp:
         if not T * B * H:
             return None
         options: tuple[Any, ...] = self._activations
-        if self.projects:  # an LSTM with the gates in the order i, f, ci, o; the others are off
-            projection, coupled, use_peephole = P if has_projection else 0, False, False
-            options = (projection, coupled, use_peephole, True, 0.0, 0.0, 0.0, *options)
+        if self.projects:  # an LSTM
+            options = tuple(_kernels.LSTMOptions(P=P if has_projection else 0, ifco=True))
         number = list(DTYPES).index(dtype)
         return _kernels.LAYERS[self._kernel](task, (T, B, I, H), threads, number, 0, True, options)
 

@@ -1,6 +1,6 @@
 """Integer (int8) GEMM, ``activations="int8"``, as graphs of ONNX's own operators.
 
-As in `blockcell.formulas.add_product_in_integers`: each row is rounded to codes with a scale of its own, and
+Each row is rounded to codes with a scale of its own, and
 
 .. code-block:: text
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from onnx import NodeProto
 
-from blockcell.formulas import TOP
+from blockcell.quantization import LARGEST_CODE
 
 from ..nodes import Nodes, make_node
 from ..text import TextParser
@@ -54,7 +54,7 @@ PRODUCT = """
 
 
 CONSTANTS: dict[str, np.generic] = {
-    "code_top": np.float32(TOP),
+    "code_top": np.float32(LARGEST_CODE),
     "scale_least": np.float32(2.0**-126),
     "code_middle": np.float32(128),
     "byte_middle": np.uint8(128),

@@ -13,16 +13,7 @@ from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_
 from blockcell.activations import may_overflow
 from blockcell.layers import Bidirectional, Dense, Layer, Stack
 from blockcell.layers.cell_ops import CellOp, describe_cell
-from blockcell.layers.structure import (
-    activations_of,
-    description_of,
-    has_steps,
-    input_directions,
-    is_in_head,
-    leaves_by_prefix,
-    passes_dense_alone,
-    state_sizes,
-)
+from blockcell.layers.structure import passes_dense_alone, state_sizes
 from blockcell.optable import Array
 
 from ..cells import integers
@@ -113,7 +104,7 @@ class LayerGraph:
             [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
             doc_string=repr(self.layer),
         )
-        about_layer = {"layer": json.dumps(description_of(self.layer)), "loop": self.form.loop}
+        about_layer = {"layer": json.dumps(self.layer._description()), "loop": self.form.loop}
         all_functions = [*(of_cell for _, of_cell in self.functions), *functions]
         model = make_model(graph, self.form.opset, all_functions, about_layer | dict(metadata or {}))
         if self.form.inlined:
@@ -137,13 +128,13 @@ class LayerGraph:
         layer, rows = self.layer, ["B"] if self.streaming else ["T", "B"]
         states: dict[str, Shape] = {
             prefix + name: ["B", size]
-            for prefix, cell in leaves_by_prefix(layer).items()
+            for prefix, cell in layer._leaves().items()
             for name, size in state_sizes(cell).items()
         }
         return LayerArrays(
             helper.np_dtype_to_tensor_dtype(self.dtype),
             [*rows, layer.input_size],
-            [*(rows if has_steps(layer) else ["B"]), layer.output_size],
+            [*(rows if layer._over_time else ["B"]), layer.output_size],
             states,
             {name: array.shape for name, array in layer.weights.items()},
         )
@@ -229,7 +220,7 @@ class LayerGraph:
             arguments |= {name: self._weight(prefix + name) for name in names} | zeros
         results = self._call(cell, prefix, "", c, arguments)
         arguments |= results
-        if self.train and may_overflow(activations_of(cell).values()):
+        if self.train and may_overflow(cell._activations.values()):
             # Steps past a row's length run, too, and inf or NaN would survive the zeros that are their gradients.
             arguments |= {name: g.zero_padding(array) for name, array in results.items() if not name.endswith("_last")}
         for name in states:
@@ -331,7 +322,7 @@ class LayerGraph:
 
     def _columns_by_direction(self, layer: Dense, array: str, axis: int) -> list[tuple[str, bool]]:
         """Return the columns of each direction of the layer below, and whether it runs backwards."""
-        directions, columns, start = input_directions(layer), [], 0
+        directions, columns, start = layer._directions_of_x(), [], 0
         for size, backwards in directions:
             limits = map(self.graph.ints, (start, start + size, axis))
             columns.append((self.graph.add("Slice", array, *limits) if len(directions) > 1 else array, bool(backwards)))
@@ -415,13 +406,13 @@ class LayerGraph:
 
     def _is_in_head(self, layer: Any) -> bool:
         """Return whether a dense layer with `last` reads the layer's y, perhaps through other dense layers."""
-        return is_in_head(layer) and not has_steps(self.layer)
+        return layer._in_head and not self.layer._over_time
 
     @property
     def _head_reads_x(self) -> bool:
         """Return whether y is of last steps, and x passes only dense layers on its way."""
-        return not has_steps(self.layer) and passes_dense_alone(self.layer)
+        return not self.layer._over_time and passes_dense_alone(self.layer)
 
     def _zero_padding(self, layer: Layer, array: str) -> str:
         """Set a layer's y, or the gradient to it, to zero at padding steps; a y of last steps has none."""
-        return self.graph.zero_padding(array, self._lengths_of(layer)) if has_steps(layer) else array
+        return self.graph.zero_padding(array, self._lengths_of(layer)) if layer._over_time else array

@@ -9,13 +9,13 @@ import numpy as np
 
 from blockcell.gates import ORDERS, gate_slice, reorder
 from blockcell.layers import GRU, LSTM, BaseLayer, Quantized
-from blockcell.layers.structure import Leaf, stored_arrays, weight_tensors
+from blockcell.layers.structure import Leaf
 from blockcell.optable import Array
 
 
 def stored_weights(layer: BaseLayer, dtype: np.dtype[Any], integer: bool) -> dict[str, Array]:
     """Return the weights as a model of this dtype has them; with `integer`, codes are unsigned."""
-    arrays = stored_arrays(layer)
+    arrays = layer._arrays_of_file()
     if not isinstance(layer, Quantized):
         return {name: array.astype(dtype) for name, array in arrays.items()}
     if integer:  # the bytes of code + 128
@@ -25,7 +25,7 @@ def stored_weights(layer: BaseLayer, dtype: np.dtype[Any], integer: bool) -> dic
 
 def is_int8(leaf: Leaf, prefix: str, weights: Mapping[str, Array]) -> bool:
     """Return whether the matrices of a leaf are quantized to int8."""
-    return f"{prefix}{weight_tensors(leaf)[0].name}.scale" in weights
+    return f"{prefix}{leaf._tensors[0].name}.scale" in weights
 
 
 def node_weights(cell: Any, weights: Mapping[str, Array]) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from onnx import FunctionProto, ModelProto, helper
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
 from blockcell.layers import Layer
-from blockcell.layers.structure import ends_in_softmax, has_steps
+from blockcell.layers.structure import ends_in_softmax
 from blockcell.loss import LOSSES, Loss
 from blockcell.optim import OPTIMIZERS, Optimizer
 
@@ -264,7 +264,7 @@ class TrainingGraph:
     def _counted_rows(self) -> str:
         """Return which rows of y count in the loss, "" where all do."""
         mask = "mask" if "mask" in self.layer_graph.takes else ""
-        if not (self.layer_graph.lengths and has_steps(self.layer)):
+        if not (self.layer_graph.lengths and self.layer._over_time):
             return mask
         live = self.graph.add("Less", self.graph.step_indices(), "lengths")
         return self.graph.add("And", live, "mask") if mask else live

@@ -149,7 +149,7 @@ def test_zeros_past_seq_len_max(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_arguments_follow_the_table(op):
-    """The formula takes the op's arguments, with its defaults, and no others."""
+    """The formula takes the op's arguments, with its defaults, and no others, and gives float64 of any dtype."""
     table = OPS[op]
     defaults = {attribute.name: attribute.default for attribute in table.attributes if attribute.default is not None}
     inputs = {name: value for name, value in arguments(op, use_peephole=False).items() if name not in defaults}
@@ -158,5 +158,7 @@ def test_arguments_follow_the_table(op):
     result = FORMULAS[op](**inputs)
     np.testing.assert_equal(result, FORMULAS[op](**inputs, **defaults))
     assert result._fields == tuple(tensor.name for tensor in table.outputs)
+    assert {value.dtype for value in inputs.values() if isinstance(value, np.ndarray)} == {np.dtype(np.float32)}
+    assert {value.dtype for value in result} == {np.dtype(np.float64)}
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         FORMULAS[op](**inputs, out=None)

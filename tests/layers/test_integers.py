@@ -1,18 +1,15 @@
-"""Layers quantized to int8: sums, z and steps number for number as in plain numpy; bits; what it costs."""
+"""Layers quantized to int8: sums, z and steps number for number as in plain numpy; what it costs."""
 
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from bits import same
+from layer_formulas import add_product_in_integers, row_codes
 from quantization_cases import ROWS
 
-import blockcell
-from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _integer, build_info
-from blockcell.formulas import add_product_in_integers, row_codes
+from blockcell import GRU, LSTM, RNN, Dense, _integer, build_info
 from blockcell.quantization import quantize_matrix
 
 F32 = np.float32
@@ -180,63 +177,6 @@ def test_codes_of_rows():
     codes, scale = row_codes(rows)
     assert codes[0].tolist() == [127, -2, 0, 2] and codes[1:].tolist() == [[0] * 4] * 4
     assert scale[:3].tolist() == [1, 2.0**-126, 2.0**-126] and np.isnan(scale[3:]).all()
-
-
-# ------------------------------------------------------------------------------------------------------------ the bits
-@pytest.mark.parametrize("case", range(12))
-def test_bits_do_not_depend_on_anything_else(case, seed):
-    """Threads, the other rows, how a sequence is cut, streams, instructions, directions: drawn at random."""
-    rng = np.random.default_rng([seed, case])
-    I, H, T, B = (int(rng.integers(1, most)) for most in (90, 150, 12, 60))
-    kind = str(rng.choice(KINDS))
-    first = layers(rng, I, H)[kind]
-    second = layers(rng, first.output_size, 20)[kind]
-    activation = rng.choice([None, "tanh", "softmax"])
-    layer = Stack([first, second, Dense.init(second.output_size, 5, seed=case, activation=activation)])
-    quantized, x = layer.quantize("int8"), drawn(rng, T, B, I)
-    lengths = rng.integers(0, T + 1, B) if case % 2 else None
-    reset = rng.random((T, B)) < 0.1
-    y, state = quantized(x, lengths=lengths, reset=reset)
-    threads = blockcell.get_num_threads()
-    try:
-        for _ in range(4):
-            blockcell.set_num_threads(int(rng.integers(1, 5)))
-            before = _integer.in_use()
-            _integer.use(str(rng.choice(WAYS)))
-            try:
-                rows = rng.permutation(B)[: int(rng.integers(1, B + 1))]
-                of_rows = None if lengths is None else lengths[rows]
-                again, last = quantized(x[:, rows], lengths=of_rows, reset=reset[:, rows])
-                assert same(again, y[:, rows])
-                assert same(last[0].h, state[0].h[rows])
-                turned = quantized(
-                    np.ascontiguousarray(x.swapaxes(0, 1)), lengths=lengths, reset=reset.T, batch_first=True
-                )[0]
-                assert same(turned, np.ascontiguousarray(y.swapaxes(0, 1)))
-            finally:
-                _integer.use(before)
-        whole = quantized(x)[0]
-        stream = pickle.loads(pickle.dumps(quantized)).stream(B)
-        own = quantized.stream(B)
-        cut = int(rng.integers(0, T + 1))
-        assert same(np.concatenate([stream.run(x[:cut]), stream.run(x[cut:])]), whole)
-        assert same(np.stack([own.step(step_x) for step_x in x]), whole)
-        assert same(np.stack([pickle.loads(pickle.dumps(own)).step(x[0])]), np.stack([own.step(x[0])]))
-    finally:
-        blockcell.set_num_threads(threads)
-
-
-def test_directions():
-    rng = np.random.default_rng(3)
-    fw, bw = LSTM.init(6, 9, seed=1), LSTM.init(6, 9, seed=2)
-    x, lengths = drawn(rng, 7, 5, 6), np.array([7, 0, 3, 5, 1])
-    y, _ = Bidirectional(fw, bw).quantize("int8")(x, lengths=lengths)
-    backwards = LSTM(**bw.weights, reverse=True).quantize("int8")(x, lengths=lengths)[0]
-    assert same(y, np.concatenate([fw.quantize("int8")(x, lengths=lengths)[0], backwards], axis=2))
-    mask = rng.random((7, 5)) < 0.6
-    y, _ = fw.quantize("int8")(x, mask=mask)
-    for b in range(5):
-        assert same(y[mask[:, b], b], fw.quantize("int8")(x[mask[:, b], b : b + 1])[0][:, 0])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

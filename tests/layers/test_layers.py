@@ -1,6 +1,6 @@
 """Layers compute what the ops do, bit for bit, and what a plain loop in float64 does; their gradients are derivatives.
 
-Files of their own have the promises about rows (`test_layers_rows.py`), what layers accept and refuse
+Files of their own have the promises about rows (`test_layers_ragged.py`), what layers accept and refuse
 (`test_layers_arguments.py`), weights (`test_layers_weights.py`), memory and threads (`test_layers_resources.py`).
 """
 
@@ -18,9 +18,9 @@ from by_formulas import check, rounded, step
 from cases import derivative, rng
 from kernel_cases import BOUNDS, DTYPES, SIZES, run
 from layer_cases import ATTRIBUTES, CELLS, LAYERS, SINGLE, draw
+from layer_formulas import dense
 
 from blockcell import LSTM, Bidirectional, Dense, LSTMState, Stack
-from blockcell.formulas import dense
 from blockcell.optable import OPS
 
 
@@ -229,23 +229,28 @@ def test_final_gradient_alone():
     assert same([got[0], *leaves(got[1]), *got[2].values()], [expected[0], *leaves(expected[1]), *expected[2].values()])
 
 
-def test_truncated_backpropagation_sees_its_own_steps():
-    """Two halves with carried state equal the whole: the results, and the sums of the gradients.
+def test_nothing_goes_through_where_h_is_clipped():
+    layer = LSTM.init(3, 5, seed=0, dtype=np.float64, proj_size=4)
+    x = np.random.default_rng(0).standard_normal((1, 2, 3))
+    h = layer(x)[0]
+    clip = float(np.median(np.abs(h)))
+    clipped = np.abs(h) > clip
+    bounded = LSTM(**layer.weights, proj_clip=clip)
+    y, _, tape = bounded.forward(x)
+    assert np.array_equal(y, np.clip(h, -clip, clip)) and clipped.any() and not clipped.all()
+    d_y = np.random.default_rng(1).standard_normal(y.shape)
+    open_tape = layer.forward(x)[2]
+    at_bound = np.abs(h) >= clip
+    gradients, expected = bounded.backward(tape, d_y), layer.backward(open_tape, np.where(at_bound, 0, d_y))
+    assert np.array_equal(gradients[0], expected[0])
+    assert all(np.array_equal(gradients[2][name], expected[2][name]) for name in expected[2])
 
-    The second half's gradient to its initial state is passed on as that to the first half's final state.
-    """
-    layer = LAYERS["lstm"](3, 4, np.float64)
-    x, state, _, reset = draw(layer, 8, 4)
-    d_y = rng("tbptt").standard_normal((8, 4, 4))
-    y, last, tape = layer.forward(x, state, reset=reset)
-    d_x, d_state, grads = layer.backward(tape, d_y)
-    y1, middle, tape1 = layer.forward(x[:5], state, reset=reset[:5])
-    y2, last2, tape2 = layer.forward(x[5:], middle, reset=reset[5:])
-    assert same([y, *last], [np.concatenate([y1, y2]), *last2])
-    d_x2, d_middle, grads2 = layer.backward(tape2, d_y[5:])
-    d_x1, d_state1, grads1 = layer.backward(tape1, d_y[:5], d_middle)
-    np.testing.assert_allclose(np.concatenate([d_x1, d_x2]), d_x, rtol=0, atol=1e-14)
-    for part, whole in zip(d_state1, d_state, strict=True):
-        np.testing.assert_allclose(part, whole, rtol=0, atol=1e-14)
-    for key in grads:
-        np.testing.assert_allclose(grads1[key] + grads2[key], grads[key], rtol=0, atol=1e-13)
+
+def test_proj_clip_as_it_is_stored():
+    """In float16 the bound is rounded as the other attributes are, and h at the bound counts as clipped."""
+    layer = LSTM.init(3, 5, seed=0, dtype=np.float16, proj_size=2, proj_clip=0.1)
+    layer.set_weights(w_p=np.full((5, 2), 60, np.float16))
+    x = np.ones((1, 1, 3), np.float16)
+    y, _, tape = layer.forward(x)
+    assert (np.abs(y) == np.float16(0.1)).all()
+    assert not layer.backward(tape, np.ones_like(y))[0].any()

@@ -12,15 +12,14 @@ import pytest
 from bits import same
 from cases import rng
 from kernel_cases import BOUNDS, DTYPES
-from layer_cases import gru, lstm, reset_after, rnn, run_all
+from layer_cases import gru, lstm, reset_after, rnn
 
 from blockcell import GRU, LSTM, RNN, ops
-from blockcell.activations import DEFAULTS, PARAMETERS, WITHOUT_GRADIENT
+from blockcell.activations import PARAMETERS, WITHOUT_GRADIENT
 from blockcell.formulas import FORMULAS, error_in_eps
 
 ALL = [*PARAMETERS, ("leaky_relu", 0.01), ("elu", 0.5), ("hard_sigmoid", 0.2, 0.5)]
 CELLS = {"LSTM": lstm, "GRU": gru, "GRU reset after": reset_after, "RNN": rnn}
-GATED = [name for name in CELLS if name != "RNN"]
 
 
 def make_layer(cell, dtype, activations, I=5, H=37):
@@ -76,17 +75,6 @@ def test_formulas(cell, activations, dtype, level):
     for name, value, true in compared:
         error = error_in_eps(value, true, float(np.finfo(dtype).eps))
         assert error <= BOUNDS[dtype], f"{name} is {error:.1f} eps off"
-
-
-@pytest.mark.parametrize("cell", GATED)
-def test_the_usual_ones_change_nothing(cell):
-    """Named or not, and with a name that is not usual beside them."""
-    T, B = 5, 3
-    plain, named = make_layer(cell, np.float32, {}), make_layer(cell, np.float32, DEFAULTS)
-    x = rng("usual").standard_normal((T, B, 5)).astype(np.float32)
-    state = plain(x)[1]
-    assert same(run_all(plain, x, state), run_all(named, x, state))
-    assert repr(plain) == repr(named) and plain._description() == named._description()
 
 
 @pytest.mark.parametrize("activation", ALL, ids=str)

@@ -1,74 +1,23 @@
-"""`batch_first=True` changes where arrays have their axes, and no bit: any layer, arguments and threads."""
+"""`batch_first=True` changes where arrays have their axes, and no bit.
 
-# ruff: noqa: E741 (I is the number of inputs, as everywhere)
+`test_guards.py` and `test_stateful.py` say it of all arguments of calls, of gradients and of any threads."""
+
 from __future__ import annotations
 
 import re
 
 import numpy as np
 import pytest
-from bits import leaves, like, on_threads, same
-from forms import backwards, byte_swapped, misaligned, read_only, strided
-from layer_cases import ATTRIBUTES, LAYERS, draw
+from bits import same
+from layer_cases import LAYERS, draw
 from traced import peak
 
-from blockcell import GRU, LSTM, Bidirectional, LSTMState, Stack
-
-FORMS = [np.copy, np.copy, strided, backwards, np.asfortranarray, read_only, misaligned, byte_swapped]
+from blockcell import GRU, LSTM, LSTMState, Stack
 
 
 def turned(array):
     """With steps and rows swapped, in new memory."""
     return np.ascontiguousarray(array.swapaxes(0, 1))
-
-
-def any_layer(g, dtype):
-    name = str(g.choice([*LAYERS]))
-    I, H = (int(size) for size in g.choice([1, 3, 16, 33, 64, 70], 2))
-    layer = LAYERS[name](I, H, np.dtype(dtype), **ATTRIBUTES)
-    if isinstance(layer, (LSTM, GRU)) and g.integers(2):
-        layer = type(layer)(**(layer._arguments() | {"reverse": True}))
-    return name, layer
-
-
-def any_arguments(g, layer, *key):
-    """x, options, and d_y; time first."""
-    T, B = int(g.integers(1, 10)), int(g.choice([1, 2, 4, 17, 33, g.integers(1, 71)]))
-    x, state, lengths, reset = draw(layer, T, B, *key)
-    all_options = {"state": state, "lengths": lengths, "reset": reset, "mask": g.random((T, B)) < 0.7}
-    options = {name: value for name, value in all_options.items() if g.integers(2)}
-    if g.integers(3) == 0:
-        options["masked"] = "repeat"
-    d_y = None if g.integers(8) == 0 else g.standard_normal((T, B, layer.output_size)).astype(layer.dtype)
-    return x, options, d_y
-
-
-@pytest.mark.meet(2)
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("case", range(60))
-def test_the_same_bits(case, dtype, seed):
-    g = np.random.default_rng([seed, case, np.dtype(dtype).itemsize])
-    name, layer = any_layer(g, dtype)
-    x, options, d_y = any_arguments(g, layer, seed, case)
-    with on_threads(1):
-        y, last, tape = layer.forward(x, **options)
-        d_last = like(last, lambda a: g.standard_normal(a.shape).astype(dtype))
-        d_x, d_state, grads = layer.backward(tape, d_y, d_last)
-
-    for threads in (1, int(g.integers(2, 5))):
-        form = FORMS[g.integers(len(FORMS))]
-        turned_options = {key: turned(value) if key in ("reset", "mask") else value for key, value in options.items()}
-        print(name, x.shape, list(options), threads, form.__name__)
-        with on_threads(threads):
-            called, called_last = layer(form(turned(x)), **turned_options, batch_first=True)
-            y_found, found_last, found_tape = layer.forward(form(turned(x)), **turned_options, batch_first=True)
-            found_d_x, *rest = layer.backward(
-                found_tape, None if d_y is None else form(turned(d_y)), d_last, batch_first=True
-            )
-        assert same([called, y_found, found_d_x], [turned(y), turned(y), turned(d_x)])
-        assert same([called_last, found_last, *rest], [last, last, d_state, grads])
-        assert all(array.flags.c_contiguous for array in (called, y_found, found_d_x))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -176,15 +125,3 @@ def test_refused():
         layer.backward(tape, y, batch_first=True)
     with pytest.raises(ValueError, match=re.escape(TIME_FIRST)):
         layer.backward(tape, y.swapaxes(0, 1))
-
-
-def test_layers_in_each_other():
-    """A Bidirectional of stacks hands parts of y to layers whose y is one of several."""
-    g = np.random.default_rng(0)
-    layer = Stack([Bidirectional(*(Stack([GRU.init(3, 5, seed=k), LSTM.init(5, 4, seed=k)]) for k in (0, 1)))])
-    x, d_y = (g.standard_normal((6, 7, size)).astype(np.float32) for size in (3, 8))
-    y, last, tape = layer.forward(x)
-    d_x, *rest = layer.backward(tape, d_y)
-    found, found_last, tape = layer.forward(turned(x), batch_first=True)
-    assert same((found, leaves(found_last)), (turned(y), leaves(last)))
-    assert same(layer.backward(tape, turned(d_y)), (turned(d_x), *rest))

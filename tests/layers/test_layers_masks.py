@@ -3,21 +3,17 @@
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
-import copy
-import itertools
 import re
 
 import numpy as np
 import pytest
 from bits import leaves, like, on_threads, same
-from by_formulas import check, rounded, step
-from cases import derivative, rng
-from kernel_cases import BOUNDS, DTYPES
+from cases import rng
+from kernel_cases import DTYPES
 from layer_cases import LAYERS, draw, run_all
 from traced import peak
 
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
-from blockcell.formulas import dense
 
 T, B, I, H = 9, 7, 5, 6
 KINDS = [*LAYERS, "reverse lstm", "reverse gru", "bidirectional with dense"]
@@ -247,97 +243,6 @@ def test_y_repeats(name, dtype, seed):
             layer.backward(other_tape, d_y.swapaxes(0, 1), last)[1:],
             layer.backward(tape, summed.astype(dtype), last)[1:],
         )
-
-
-# --------------------------------------------------------------------------------------------- a plain loop in float64
-def loop(layer, x, state, mask, reset, reverse=False):
-    """Row by row and step by step, as Keras' rnn does: where a step is left out, the output is the one before."""
-    if isinstance(layer, Stack):
-        last = []
-        for part, first in zip(layer.layers, state, strict=True):
-            x, final = loop(part, x, first, mask, reset, reverse)
-            last.append(final)
-        return x, tuple(last)
-    if isinstance(layer, Bidirectional):
-        fw, last_fw = loop(layer.fw, x, state[0], mask, reset, reverse)
-        bw, last_bw = loop(layer.bw, x, state[1], mask, reset, not reverse)
-        return np.concatenate([fw, bw], axis=2), (last_fw, last_bw)
-    T, B, _ = x.shape
-    reverse = not isinstance(layer, Dense) and reverse ^ layer.reverse
-    y, last = np.zeros((T, B, layer.output_size)), like(state, lambda a: a.astype(np.float64))
-    for b in range(B):
-        now, output, fresh = [part[b : b + 1] for part in last], np.zeros(layer.output_size), False
-        begun = False
-        for t in reversed(range(T)) if reverse else range(T):
-            fresh |= not reverse and reset[t, b]
-            if mask[t, b] and isinstance(layer, Dense):
-                row = dense(x=x[t, b], **layer.weights, activation=layer.activation)
-                output = rounded(row, layer.dtype)
-            elif mask[t, b]:
-                if fresh:
-                    now = [np.zeros_like(part) for part in now]
-                now = [rounded(part, layer.dtype) for part in step(layer, x[t, b : b + 1], now)]
-                output, fresh, begun = now[-1][0], False, True
-            fresh |= reverse and begun and reset[t, b]
-            y[t, b] = output
-        for part, value in zip(last, now, strict=True):
-            part[b] = value[0]
-    return y, last
-
-
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", KINDS)
-def test_values(name, dtype):
-    g = rng("values", name)
-    for with_resets in (False, True):
-        layer = layer_of(name, dtype)
-        x, state, _, reset = draw(layer, T, B, name)
-        mask, reset = drawn_mask(g, T, B), reset & with_resets
-        expected, expected_last = loop(layer, x, state, mask, reset)
-        y, last = layer(x, state, mask=mask, masked="repeat", reset=reset)
-        bound = BOUNDS[dtype] * (2 if dtype == "float16" else 1)  # as in test_layers.py
-        check(y, expected, bound, "y")
-        for result, exact in zip(leaves(last), leaves(expected_last), strict=True):
-            check(result, exact, bound, "state")
-
-
-@pytest.mark.parametrize("masked", ["zero", "repeat"])
-@pytest.mark.parametrize("name", KINDS)
-def test_backward_is_the_derivative(name, masked):
-    """Fourth-order central differences in float64, along random directions in every row of x, state and weight."""
-    T, B, I, H = 6, 5, 3, 4
-    layer, g = layer_of(name, np.float64, (I, H)), rng("directions", name)
-    x, state, _, reset = draw(layer, T, B, name)
-    options = {"mask": drawn_mask(g, T, B), "reset": reset, "masked": masked}
-    y, last, tape = layer.forward(x, state, **options)
-    d_y, d_last = g.standard_normal(y.shape), like(last, lambda a: g.standard_normal(a.shape))
-    d_x, d_state, grads = layer.backward(tape, d_y, d_last)
-
-    def loss(x, state, weights):
-        changed = copy.copy(layer)
-        changed.set_weights(**weights)
-        y, last = changed(x, state, **options)
-        return (y * d_y).sum() + sum((a * d).sum() for a, d in zip(leaves(last), leaves(d_last), strict=True))
-
-    def compare(gradient, direction, function, at, place):
-        expected = derivative(function, at, direction)
-        assert (gradient * direction).sum() == pytest.approx(expected, rel=1e-8, abs=1e-9), place
-
-    for t, b in itertools.product(range(T), range(B)):
-        direction = np.zeros_like(x)
-        direction[t, b] = g.standard_normal(I)
-        compare(d_x, direction, lambda value: loss(value, state, {}), x, f"x[{t}, {b}]")
-    for key, weight in layer.weights.items():
-        direction = g.standard_normal(weight.shape)
-        compare(grads[key], direction, lambda value, key=key: loss(x, state, {key: value}), weight, key)
-    for k, (gradient, part) in enumerate(zip(leaves(d_state), leaves(state), strict=True)):
-
-        def changed(value, k=k):
-            parts = iter(range(1000))
-            return loss(x, like(state, lambda a: value if next(parts) == k else a), {})
-
-        compare(gradient, g.standard_normal(part.shape), changed, part, f"part {k} of the state")
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras

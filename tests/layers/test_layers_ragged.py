@@ -1,4 +1,4 @@
-"""Rows that end early take no part from then on: no other row and no thread sees it."""
+"""A row's results depend on the row alone: rows that end early take no part from then on, and no row sees another."""
 
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
@@ -112,6 +112,58 @@ def test_padding_is_not_touched(name, what):
     for threads in (1, 2):
         with on_threads(threads):
             assert same(layer(hidden, state, **options, batch_first=True), expected)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_comes_out_of_padding(name, dtype):
+    """NaN in the padding of x and of d_y reaches no result."""
+    T, B, I, H = 9, 7, 5, 9
+    layer = LAYERS[name](I, H, DTYPES[dtype])
+    x, state, lengths, reset = draw(layer, T, B, name)
+    reset[0] = lengths > 0
+    reset[lengths - 1, np.arange(B)] = True
+    past = np.arange(T)[:, None] >= lengths
+    clean = x.copy()
+    clean[past], x[past] = 0, np.nan
+    d_y = rng("padding").standard_normal((T, B, layer.output_size)).astype(dtype)
+    dirty = d_y.copy()
+    dirty[past] = np.nan
+    expected = run_all(layer, clean, state, d_y, lengths=lengths, reset=reset)
+    results = run_all(layer, x, state, dirty, lengths=lengths, reset=reset)
+    for one, other in zip(results, expected, strict=True):
+        assert same(one, other)
+        assert all(np.isfinite(array).all() for array in one)
+    for array in results[0]:
+        assert not array[past].any()
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_dropped_state_may_be_nan(name):
+    layer = LAYERS[name](3, 4, np.float64)
+    x, state, _, reset = draw(layer, 5, 4, name)
+    reset[0] = [True, False, True, True]
+    for part in state:
+        part[reset[0]] = np.nan
+    results = run_all(layer, x, state, reset=reset)
+    for part in state:
+        part[reset[0]] = 0
+    for one, other in zip(results, run_all(layer, x, state, reset=reset), strict=True):
+        assert same(one, other)
+        assert all(np.isfinite(array).all() for array in one)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_padding_and_no_reset_is_as_without(name):
+    """Lengths of T and resets that are all False change no bit, nor do they in the gradients of the weights."""
+    layer = LAYERS[name](3, 4, np.float32)
+    x, state, _, _ = draw(layer, 5, 4, name)
+    plain = run_all(layer, x, state)
+    for options in ({"lengths": [5] * 4}, {"reset": np.zeros((5, 4), bool)}, {"lengths": np.full(4, 5, np.uint8)}):
+        for one, other in zip(run_all(layer, x, state, **options), plain, strict=True):
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_array_equal(a, b)
 
 
 def test_numbers_that_are_not_finite_stay_in_their_rows():

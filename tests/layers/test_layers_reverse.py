@@ -3,86 +3,37 @@
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
 from __future__ import annotations
 
-import copy
-import json
-import pickle
-
 import numpy as np
 import pytest
 from bits import same
-from layer_cases import LAYERS, draw, run_all
+from kernel_cases import DTYPES
+from layer_cases import ATTRIBUTES, LAYERS, draw
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Stack, convert
 from onnx_export import export
 
 KINDS = ["lstm", "lstm without peepholes", "lstm ifco", "gru", "gru reset after"]
-ATTRIBUTES = {"forget_bias": 0.5, "cell_clip": 0.75}
 T, B, I, H = 7, 5, 3, 6
-SIZES = [(T, B, I, H), (5, 40, 24, 40), (5, 1, 24, 400)]  # on several threads: none; the rows; the cells
 
 
-def reversed_layer(layer):
-    """The same layer in the other direction."""
-    return type(layer)(**(layer._arguments() | {"reverse": not layer.reverse}))
+def pair(kind, dtype="float32"):
+    """Return a layer that runs forwards, and the same backwards."""
+    forwards = LAYERS[kind](I, H, np.dtype(dtype), **(ATTRIBUTES if "lstm" in kind else {}))
+    return forwards, type(forwards)(**(forwards._arguments() | {"reverse": True}))
 
 
-def pair(kind, dtype="float32", sizes=(I, H)):
-    """A layer that runs forwards, and the same backwards."""
-    options = ATTRIBUTES if "lstm" in kind else {}
-    forwards = LAYERS[kind](*sizes, np.dtype(dtype), **options)
-    return forwards, reversed_layer(forwards)
-
-
-def turned(x, lengths):
-    """The steps of each row up to its length in reverse order; what is past it is zero."""
-    y = np.zeros_like(x)
-    for b, n in enumerate(lengths):
-        y[:n, b] = x[:n, b][::-1]
-    return y
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_results_are_those_of_time_turned_around(kind, dtype, sizes, threads):
-    """Bit for bit, with lengths, states and threads; gradients of weights sum in another order."""
-    T, B, I, H = sizes
-    forwards, backwards = pair(kind, dtype, (I, H))
-    if sizes != SIZES[0]:  # work that is worth several threads
-        groups, members = forwards.plan(T, B, threads)[""].forward
-        assert groups * members == threads
-    x, state, lengths, _ = draw(forwards, T, B, kind, dtype)
-    blockcell.set_num_threads(threads)
-    try:
-        for ends_of_rows in (lengths, np.full(B, T)):
-            turn = lambda a: turned(a, ends_of_rows)  # noqa: B023, E731
-            d_y = np.random.default_rng(1).standard_normal((T, B, H)).astype(dtype)
-            (y, d_x), states, weights = run_all(backwards, x, state, d_y, lengths=ends_of_rows)
-            (forward_y, d_right), right_states, right_weights = run_all(
-                forwards, turn(x), state, turn(d_y), lengths=ends_of_rows
-            )
-            assert same([y, d_x, *states], [turn(forward_y), turn(d_right), *right_states])
-            eps = np.finfo(dtype).eps
-            for weight_grad, expected in zip(weights, right_weights, strict=True):
-                np.testing.assert_allclose(weight_grad, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
-            assert same(backwards(x, state, lengths=ends_of_rows), (y, states[: len(states) // 2]))
-        assert same(backwards(x), backwards(x, lengths=[T] * B))
-    finally:
-        blockcell.set_num_threads(None)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_backward_half_of_a_bidirectional(kind):
-    """With resets too."""
-    forwards, backwards = pair(kind)
+def test_the_backward_half_of_a_bidirectional(kind, dtype):
+    """With resets too. That a Bidirectional is right, test_layers.py and test_layers_ragged.py say."""
+    forwards, backwards = pair(kind, dtype)
     x, state, lengths, reset = draw(forwards, T, B, kind)
     both = Bidirectional(forwards, forwards)
     y, (_, last), tape = both.forward(x, (state, state), lengths=lengths, reset=reset)
     alone, own_last, own_tape = backwards.forward(x, state, lengths=lengths, reset=reset)
     assert same((alone, own_last), (np.ascontiguousarray(y[:, :, H:]), last))
-    d_y = np.random.default_rng(0).standard_normal((T, B, H)).astype(np.float32)
+    d_y = np.random.default_rng(0).standard_normal((T, B, H)).astype(dtype)
     _, (_, d_first), grads = both.backward(tape, np.concatenate([0 * d_y, d_y], axis=2))
     _, own_d_first, own_grads = backwards.backward(own_tape, d_y)
     assert same(own_d_first, d_first)
@@ -102,20 +53,6 @@ def test_in_stacks():
     y, _ = Bidirectional(Stack([forwards]), Stack([backwards]))(x, lengths=lengths)
     expected = forwards(x, lengths=lengths)[0]
     assert same(y, np.concatenate([expected, expected], axis=2))
-
-
-@pytest.mark.parametrize("ending", ["npz", "safetensors"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_kept(kind, ending, tmp_path):
-    forwards, backwards = pair(kind)
-    x = draw(forwards, T, B)[0]
-    layer = Stack([backwards, GRU.init(H, 2, seed=0)])
-    layer.save(tmp_path / f"a.{ending}")
-    for again in (blockcell.load(tmp_path / f"a.{ending}"), pickle.loads(pickle.dumps(layer)), copy.copy(layer)):
-        assert again.layers[0].reverse and not again.layers[1].reverse
-        assert repr(again) == repr(layer) and "reverse=True" in repr(again)
-        assert same(again(x), layer(x))
-    assert "reverse" not in repr(forwards)
 
 
 def test_files_of_layers_that_run_forwards_are_as_they_were(tmp_path):
@@ -147,16 +84,3 @@ def test_refused():
             convert.ConversionError, match="the layer has reverse=True, which weights do not tell; make"
         ):
             to(layer)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_onnx_nodes(kind):
-    _, backwards = pair(kind)
-    if "lstm" in kind:
-        backwards = LSTM(**(backwards._arguments() | {"cell_clip": 0.0}))
-    node, arrays = convert.to_onnx(backwards)
-    again = convert.from_onnx(node, arrays)
-    assert again.reverse
-    x = draw(backwards, T, B)[0]
-    np.testing.assert_allclose(again(x)[0], backwards(x)[0], rtol=0, atol=1e-6)  # forget_bias is in the bias now
-    assert json.loads(json.dumps(again._description()))["reverse"] is True

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from bits import same
 from cases import rng
-from kernel_cases import DTYPES
-from layer_cases import ATTRIBUTES, LAYERS, draw, reset_after, run_all
+from layer_cases import LAYERS, draw, reset_after
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, convert
@@ -131,23 +130,6 @@ def test_set_weights(name):
         with pytest.raises((TypeError, ValueError), match=re.escape(next(iter(bad)))):
             layer.set_weights(**new | bad)
         assert same([layer(x, state)[0]], [before])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", LAYERS)
-def test_copies_and_pickles(name, dtype):
-    layer = LAYERS[name](3, 4, dtype, **ATTRIBUTES)
-    x, state, lengths, reset = draw(layer, 5, 4, name)
-    expected = run_all(layer, x, state, lengths=lengths, reset=reset)
-    stored = pickle.dumps(layer)
-    assert len(stored) < sum(value.nbytes for value in layer.weights.values()) + 2500
-    for twin in (pickle.loads(stored), copy.copy(layer), copy.deepcopy(layer)):
-        assert type(twin) is type(layer) and repr(twin) == repr(layer)
-        for one, other in zip(run_all(twin, x, state, lengths=lengths, reset=reset), expected, strict=True):
-            assert same(one, other)
-        twin.set_weights(**{key: np.zeros_like(value) for key, value in twin.weights.items()})
-        assert not any(value.any() for value in twin.weights.values())
-        assert same([layer(x, state, lengths=lengths, reset=reset)[0]], [expected[0][0]])
 
 
 def weights_of_copy(layer):

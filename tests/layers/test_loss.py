@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from blockcell import LSTM, Dense, optim
+from blockcell import Dense
 from blockcell.loss import mean_squared_error, softmax_cross_entropy
 
 DTYPES = [np.float64, np.float32, np.float16]
@@ -92,18 +92,6 @@ def test_gradient_is_that_of_the_loss(name, seed):
         assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(grad[index], abs=1e-9)
 
 
-def test_by_hand():
-    """Two classes: p = 1/4 and 3/4 where the logits are log(1) and log(3)."""
-    logits = np.log([[1.0, 3.0], [3.0, 1.0], [1.0, 1.0]])
-    loss, grad = softmax_cross_entropy(logits, [1, 1, 0])
-    assert loss == pytest.approx((math.log(4 / 3) + math.log(4) + math.log(2)) / 3, rel=1e-15)
-    np.testing.assert_allclose(grad * 3, [[1 / 4, -1 / 4], [3 / 4, -3 / 4], [-1 / 2, 1 / 2]], rtol=1e-15)
-    loss, grad = mean_squared_error([[1.0, 2.0], [3.0, 4.0]], [[0.0, 2.0], [5.0, 4.0]])
-    assert loss == 1.25
-    np.testing.assert_array_equal(grad, [[0.5, 0], [-1, 0]])
-    assert softmax_cross_entropy([0.0, 0.0], 1)[0] == pytest.approx(math.log(2), rel=1e-7)  # lists are float32
-
-
 # ---------------------------------------------------------------------------------------------------- masks and lengths
 def masks(T, B, rng):
     """Of every kind, each with the lengths that go with it."""
@@ -161,21 +149,6 @@ def test_masks_of_other_shapes(shape, name, seed):
         compare(function(values, other, mask=mask), formula(values, other, mask), np.float64, str(share))
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_nothing_counts(name):
-    """The loss is 0 and so is the gradient, although all is NaN."""
-    function, _ = LOSSES[name]
-    values, other = np.full((3, 2, 4), np.nan), np.full((3, 2, 4), np.nan)
-    if name == "softmax_cross_entropy":
-        other = np.full((3, 2), 99)
-    for options in ({"mask": np.zeros((3, 2), bool)}, {"lengths": [0, 0]}):
-        loss, grad = function(values, other, **options)
-        assert loss == 0 and type(loss) is float
-        np.testing.assert_array_equal(grad, np.zeros((3, 2, 4)))
-    no_numbers = mean_squared_error(np.zeros((3, 0)), np.zeros((3, 0)))
-    assert no_numbers[0] == 0 and no_numbers[1].shape == (3, 0)
-
-
 def test_empty_lists():
     """numpy makes float64 of them, whatever they should hold."""
     for options in ({}, {"mask": []}):
@@ -185,6 +158,8 @@ def test_empty_lists():
         ):
             assert loss == 0 and grad.shape == (0, 3)
     assert softmax_cross_entropy(np.zeros((2, 0, 3)), [[], []], lengths=[])[0] == 0
+    loss, grad = mean_squared_error(np.zeros((3, 0)), np.zeros((3, 0)))
+    assert loss == 0 and grad.shape == (3, 0)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -279,34 +254,6 @@ def test_nan_that_counts_is_seen(name, seed):
     values[1, 2] = np.nan
     loss, grad = function(values, other)
     assert math.isnan(loss) and np.isnan(grad[1, 2]) and not np.isnan(grad[[0, 2]]).any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shift", [1.0, -64.0, 128.0])
-def test_shifted_logits(shift, dtype, seed):
-    """Multiples of 1/8, which shift without rounding, so that not a bit changes."""
-    rng = np.random.default_rng(seed)
-    logits, labels = (rng.integers(-16, 17, (50, 7)) / 8).astype(dtype), rng.integers(7, size=50)
-    loss, grad = softmax_cross_entropy(logits, labels)
-    shifted = np.asarray(logits + shift, dtype)
-    np.testing.assert_array_equal(shifted - logits, np.full_like(logits, shift))
-    again, again_grad = softmax_cross_entropy(shifted, labels)
-    assert again == loss
-    np.testing.assert_array_equal(again_grad, grad)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("classes", [1, 2, 10, 1000])
-def test_gradient_of_a_row_sums_to_zero(classes, dtype, seed):
-    rng = np.random.default_rng([seed, classes])
-    logits, labels = rng.normal(0, 3, (40, classes)).astype(dtype), rng.integers(classes, size=40)
-    _, grad = softmax_cross_entropy(logits, labels)
-    rounding = {np.float64: 2.0**-53, np.float32: 2.0**-24, np.float16: 2.0**-11}[dtype]
-    # each entry is off by roundings of its own; half's least numbers are 2^-24 apart
-    bound = 8 * rounding * np.abs(grad).sum(axis=1, dtype=float) + (classes * 2.0**-25 if dtype == np.float16 else 0)
-    assert (np.abs(grad.sum(axis=1, dtype=float)) <= bound).all()
-    if classes == 1:
-        assert not grad.any()
 
 
 def test_half_is_rounded_once(seed):
@@ -517,27 +464,6 @@ def test_probabilities_are_no_logits(dtype, classes, options):
 )
 def test_logits_that_are_no_probabilities(logits):
     softmax_cross_entropy(np.array(logits), np.zeros(len(logits), np.intp))
-
-
-def test_trains_a_layer():
-    """Which of four random symbols came first: at every step, in rows of different lengths, NaN after their ends."""
-    rng = np.random.default_rng(0)
-    layer, readout = LSTM.init(4, 12, seed=0), {"readout": rng.normal(0, 0.3, (12, 4)).astype(np.float32)}
-    lengths = rng.integers(1, 7, 32)
-    symbols = rng.integers(4, size=(6, 32))
-    x, labels = np.eye(4, dtype=np.float32)[symbols], np.broadcast_to(symbols[0], (6, 32))
-    x[np.arange(6)[:, None] >= lengths] = np.nan
-    state, losses = None, []
-    for _ in range(60):
-        y, _, tape = layer.forward(x, lengths=lengths)
-        loss, d_logits = softmax_cross_entropy(y @ readout["readout"], labels, lengths=lengths)
-        _, _, grads = layer.backward(tape, d_logits @ readout["readout"].T)
-        grads["readout"] = np.tensordot(y, d_logits, ((0, 1), (0, 1)))
-        weights, state = optim.adam(layer.weights | readout, grads, state, learning_rate=0.05)
-        readout = {"readout": weights.pop("readout")}
-        layer.set_weights(**weights)
-        losses.append(loss)
-    assert losses[0] == pytest.approx(math.log(4), rel=0.2) and losses[-1] < 0.05
 
 
 # ------------------------------------------------------------------------------------------------------------ the peers

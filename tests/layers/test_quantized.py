@@ -10,31 +10,18 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bits import leaves, like, on_threads, same
+from bits import leaves, on_threads, same
 from cases import rng
 from guarded import SIDES, guarded
-from layer_cases import CELLS, LAYERS, SINGLE, dense, draw, gru, lstm, reset_after
+from layer_cases import CELLS, LAYERS, SINGLE, draw
 from quantization_cases import numbers
 
 from blockcell import GRU, LSTM, Bidirectional, Dense, Quantized, Stack
 from blockcell.layers import BaseLayer
 from blockcell.optable import SCHEMES
-from blockcell.quantization import KERNEL_FORMATS, dequantize_matrix, quantize_matrix
+from blockcell.quantization import quantize_matrix
 
 F32 = np.float32
-FLOAT16, INT8 = KERNEL_FORMATS["float16"], KERNEL_FORMATS["int8"]
-STREAMED = {name: LAYERS[name] for name in SINGLE} | {
-    "stack": lambda I, H, dtype: Stack(
-        [
-            dense(I, H, dtype, "tanh"),
-            Stack([lstm(H, H + 2, dtype), reset_after(H + 2, H, dtype)]),
-            gru(H, 9, dtype),
-            dense(9, 3, dtype, "softmax", last=True),
-        ]
-    )
-}
-
-
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 # I, H: nothing, less than a line, tails of lines, panels and blocks of 64 values of k; several panels for each thread
 SIZES = [(0, 1), (3, 0), (1, 1), (5, 7), (16, 16), (0, 33), (70, 40), (33, 16), (130, 100), (64, 128)]
@@ -66,46 +53,6 @@ def test_calls(name, level):
             turned = {"reset": reset.T, "masked": "repeat", "lengths": lengths, "batch_first": True}
             x = np.ascontiguousarray(x.swapaxes(0, 1))
             assert same(quantized(x, state, **turned), left(x, state, **turned)), (I, H, B, T)
-
-
-@pytest.mark.meet(2)
-@pytest.mark.usefixtures("level")
-@every_scheme
-@pytest.mark.parametrize("name", STREAMED)
-def test_streams(name, scheme, level):
-    """Whatever is done with a stream; the model is a stream of the dequantized layer, or calls of the quantized one."""
-    g = rng("streams", name, scheme, level)
-    for I, H, B in sizes_for(g):
-        quantized = STREAMED[name](I, H, F32).quantize(scheme)
-        stream, model = quantized.stream(B), quantized.dequantize().stream(B)
-        for k in range(12):
-            action = ["step", "run", "reset", "state", "pickle", "refresh"][k] if k < 6 else "step"
-            with on_threads(int(g.integers(1, 5))):
-                if action in ("step", "run"):
-                    x = g.standard_normal((*[int(g.integers(0, 9))] * (action == "run"), B, I), F32)
-                    before, y = stream.state, getattr(stream, action)(x)
-                    if scheme == "float16":
-                        assert same(y, getattr(model, action)(x)), (I, H, B, k)
-                    else:
-                        steps = x if action == "run" else x[None]
-                        expected, last = quantized(steps, before)
-                        if quantized._over_time:
-                            assert same(y, expected if action == "run" else expected[0]), (I, H, B, k)
-                        elif len(steps):  # it gives the last step alone
-                            assert same(y[-1] if action == "run" else y, expected), (I, H, B, k)
-                        assert same(stream.state, last)
-                elif action == "reset":
-                    for runner in (stream, model):
-                        runner.reset(np.arange(B) % 2 == 0)
-                elif action == "state":
-                    state = like(stream.state, lambda a: g.standard_normal(a.shape, F32))
-                    stream.state = model.state = state
-                elif action == "pickle":
-                    stream = pickle.loads(pickle.dumps(stream))
-                    assert stream.layer.quantization == scheme
-                else:  # the layer cannot be changed
-                    stream.refresh()
-            assert scheme == "int8" or same(stream.state, model.state)
 
 
 def any_weights(g, scheme, shape):
@@ -143,20 +90,6 @@ def test_any_weights(name, level, tmp_path):
             x[1, 0, 0], x[1, -1, -1] = np.inf, np.nan
             for result, exact in zip(leaves(quantized(x, state)), leaves(left(x, state)), strict=True):
                 np.testing.assert_array_equal(result, exact, err_msg=f"{I}, {H}, {B}")  # any NaN will do
-
-
-@pytest.mark.usefixtures("level")
-def test_each_weight_is_that_of_its_code(level):
-    """By a product with each unit vector."""
-    g = rng("each weight", "float16", level)
-    for I, H in [(3, 5), (70, 16), (64, 33), (130, 64)]:
-        w = any_weights(g, "float16", (I, H))
-        quantized = Dense(w, np.zeros(H, F32)).quantize("float16")
-        for step in (1, 2, 7, I):  # rows at once
-            x = np.eye(I, dtype=F32)
-            y = np.concatenate([quantized(x[None, k : k + step])[0][0] for k in range(0, I, step)])
-            expected = dequantize_matrix(quantize_matrix(w, "float16")) + F32(0)
-            assert same(y, expected), (I, H, step)  # the sum has no negative zero
 
 
 @every_scheme

@@ -1,20 +1,17 @@
-"""Streams: the bits of one call over all steps, state handling, no allocation."""
+"""Streams: the bits of one call over all steps, no allocation, errors; states and weights are in `test_stateful.py`."""
 
 from __future__ import annotations
 
-import copy
 import ctypes
-import pickle
-import tracemalloc
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import traced
-from bits import leaves, same
-from traced import MALLINFO, in_use
+from bits import same
+from traced import MALLINFO, in_use, peak_beside
 
-import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 
 T, B, I, H = 40, 3, 5, 19  # noqa: E741
@@ -109,91 +106,8 @@ def test_out_allocates_nothing(name):
     rows = list(x)
     for row in rows:
         stream.step(row, out=out)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for row in rows:
-            stream.step(row, out=out)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak - before < 1000  # Python's own objects, of a few hundred bytes; no array, whose header is 112
-
-
-@every_layer
-def test_state(name):
-    layer, x = LAYERS[name](np.float32), inputs()
-    stream = layer.stream(B)
-    stream.run(x[:10])
-    kept = stream.state
-    first = stream.run(x[10:])
-    for array in leaves(stream.state):
-        array[:] = 9  # a copy: the stream does not see it
-    assert not any((array == 9).any() for array in leaves(stream.state))
-    stream.state = kept
-    assert np.array_equal(stream.run(x[10:]), first)
-    other = layer.stream(B)
-    other.state = kept
-    assert np.array_equal(other.run(x[10:]), first)
-
-
-@pytest.mark.parametrize("rows", [[1], np.array([False, True, False]), [-2], [1, 1]], ids=str)
-@every_layer
-def test_reset_of_rows(name, rows):
-    layer, x = LAYERS[name](np.float32), inputs()
-    stream = layer.stream(B)
-    stream.run(x[:10])
-    stream.reset(rows)
-    reset = np.zeros((30, B), bool)
-    reset[0, 1] = True
-    y, _ = layer(x, reset=np.concatenate([np.zeros((10, B), bool), reset]))
-    assert np.array_equal(stream.run(x[10:]), y[10:])
-    stream.reset()
-    assert np.array_equal(stream.run(x), layer(x)[0])
-
-
-@every_layer
-def test_refresh_takes_new_weights_and_keeps_the_state(name):
-    layer, x = LAYERS[name](np.float32), inputs()
-    stream = layer.stream(B)
-    old = layer(x)[0]
-    stream.run(x[:10])
-    layer.set_weights(**{key: 0.5 * array for key, array in layer.weights.items()})
-    copy = pickle.loads(pickle.dumps(stream))
-    assert np.array_equal(stream.run(x[10:20]), old[10:20])
-    assert np.array_equal(copy.run(x[10:20]), old[10:20])
-    state = stream.state
-    stream.refresh()
-    expected, _ = layer(x[20:], state)
-    assert np.array_equal(stream.run(x[20:]), expected)
-
-
-@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
-@pytest.mark.parametrize("dtype", DTYPES)
-@every_layer
-def test_copies_and_pickles(name, dtype, how):
-    """They go on from the same state, each on its own."""
-    layer, x = LAYERS[name](dtype), inputs(dtype)
-    y, last = layer(x)
-    stream = layer.stream(B)
-    stream.run(x[:10])
-    twin = how(stream)
-    assert type(twin) is type(stream) and repr(twin) == repr(stream) and same(twin.state, stream.state)
-    assert np.array_equal(twin.run(x[10:]), y[10:])
-    assert np.array_equal(stream.step(x[10]), y[10])
-    assert same(twin.state, last)
-
-
-def test_conversions_and_empty_blocks():
-    layer, x = LAYERS["LSTM"](np.float32), inputs()
-    expected = layer.stream(B).run(x)
-    stream = layer.stream(B)
-    assert np.array_equal(stream.step(x[0].tolist()), expected[0])
-    assert np.array_equal(stream.step(np.asfortranarray(x[1])), expected[1])
-    assert np.array_equal(stream.step(x[2].astype(">f4")), expected[2])
-    assert stream.run(x[:0]).shape == (0, B, H)
-    assert np.array_equal(stream.run(x[3:].tolist()), expected[3:])
+    steps = [partial(stream.step, row, out) for row in rows]
+    assert peak_beside(steps) < 1000  # Python's own objects, of a few hundred bytes; no array, whose header is 112
 
 
 def test_errors():
@@ -250,16 +164,3 @@ def test_a_state_that_does_not_fit_a_stack_changes_nothing():
         with pytest.raises(error, match=message):
             stream.state = value
         assert same(stream.state, before)
-
-
-def test_threads_do_not_change_bits():
-    layer, x = LSTM.init(64, 300, seed=5), np.random.default_rng(8).normal(size=(5, 40, 64)).astype(np.float32)
-    results = []
-    for threads in (1, 2, 3):
-        blockcell.set_num_threads(threads)
-        try:
-            stream = layer.stream(40)
-            results.append([*stream.run(x[:4]), stream.step(x[4])])
-        finally:
-            blockcell.set_num_threads(None)
-    assert all(np.array_equal(results[0], other) for other in results[1:])

@@ -6,14 +6,15 @@ import copy
 import gc
 import pickle
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
-from bits import leaves, like, on_threads, same, zeros
+from bits import leaves, like, same, zeros
+from traced import peak_beside
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Dense, Stack
-from blockcell.optable import SCHEMES
 
 N, I, H = 11, 5, 19  # noqa: E741
 LAYERS = {
@@ -86,26 +87,6 @@ def check_turns(stream, alone, rng, dtype):
 def test_same_bits_as_alone(name, dtype):
     layer = LAYERS[name](dtype)
     check_turns(layer.stream(N), Alone(layer, N), np.random.default_rng(0), dtype)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@every_layer
-def test_same_bits_of_a_quantized_layer(name, scheme):
-    quantized, rng = LAYERS[name](np.float32).quantize(scheme), np.random.default_rng(1)
-    for batch in (N, 3):
-        check_turns(quantized.stream(batch), Alone(quantized, batch), rng, np.float32)
-
-
-def test_threads_do_not_change_bits():
-    layer, rng = LSTM.init(64, 160, seed=5), np.random.default_rng(8)
-    rows, x = rng.permutation(50)[:40], uniform(rng, 5, 40, 64)
-    results = []
-    for threads in (1, 2, 3):
-        with on_threads(threads):
-            stream = layer.stream(50)
-            lengths = np.arange(40) % 6
-            results.append([stream.run(x, rows=rows, lengths=lengths), stream.step(x[0], rows=rows), stream.state])
-    assert same(results[0], results[1]) and same(results[0], results[2])
 
 
 # --------------------------------------------------------------------------------------------------- how rows are given
@@ -294,14 +275,6 @@ def test_lengths(name, lengths, form):
         assert same(stream.state, alone.state_of(range(batch)))
 
 
-@pytest.mark.parametrize("name", ["projected LSTM", "GRU that resets after", "RNN"])
-def test_lengths_as_in_a_call(name):
-    layer, rng = LAYERS[name](np.float32), np.random.default_rng(8)
-    stream, x, lengths = layer.stream(7), uniform(rng, 9, 7, I), rng.integers(0, 10, 7)
-    first = stream.state = like(zeros(layer, 7), lambda a: uniform(rng, *a.shape))
-    assert same((stream.run(x, lengths=lengths), stream.state), layer(x, first, lengths=lengths))
-
-
 # --------------------------------------------------------------------------------------------------------------- states
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
 @every_layer
@@ -354,19 +327,6 @@ def test_more_rows(name):
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
-def peak_of(calls):
-    """Bytes that Python, or numpy, has allocated at once in all of them."""
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for call in calls:
-            call()
-        return tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
-
-
 @every_layer
 def test_out_and_indices_allocate_nothing(name):
     """Also where the number of rows changes from step to step."""
@@ -379,9 +339,9 @@ def test_out_and_indices_allocate_nothing(name):
 
     for turn in turns:
         step(turn)
-    assert peak_of([lambda turn=turn: step(turn) for turn in turns]) < 1000 + 100 * len(turns)  # the lambdas themselves
+    assert peak_beside([partial(step, turn) for turn in turns]) < 1000
     rows = [7, 8]
-    assert peak_of([lambda: stream.step(x[:2], out[:2], rows=rows)]) > 100  # what a list costs is noticed
+    assert peak_beside([lambda: stream.step(x[:2], out[:2], rows=rows)]) > 100  # what a list costs is noticed
 
 
 def test_plans_are_bounded(set_num_threads):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blockcell import GRU, LSTM, RNN
+from blockcell import LSTM, RNN
 from blockcell.formulas import FORMULAS, error_in_eps, lstm_layer, lstm_layer_grad
 
 
@@ -12,30 +12,19 @@ def rounded(value, dtype):
     return value.astype(dtype).astype(np.float64) if dtype == np.float16 else value
 
 
+def op_of(cell):
+    """Return the name of the op that a GRU or an RNN computes."""
+    return "block_rnn" if isinstance(cell, RNN) else "block_gru_reset_after" if cell.reset_after else "block_gru"
+
+
 def step(layer, x, state):
-    weights = layer.weights | {"activation": layer.activation}
-    if isinstance(layer, RNN):
-        return [FORMULAS["block_rnn"](seq_len_max=1, x=x[None], h_prev=state[0], **weights).h[0]]
-    weights["recurrent_activation"] = layer.recurrent_activation
-    if isinstance(layer, GRU) and layer.reset_after:
-        return [FORMULAS["block_gru_reset_after"](seq_len_max=1, x=x[None], h_prev=state[0], **weights).h[0]]
-    if isinstance(layer, GRU):
-        return [FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **weights).h]
-    if layer.coupled or "w_p" in weights:
-        attributes = {name: getattr(layer, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
-        gates = ("ci", "f", "o") if layer.coupled else ("i", "ci", "f", "o")
-        result = lstm_layer(x=x[None], cs_prev=state[0], h_prev=state[1], **weights, **attributes, gates=gates)
+    """Compute the state after a step of rows x [B,I]."""
+    arguments = {"x": x[None], **layer.weights, **layer._activations}
+    if isinstance(layer, LSTM):
+        options = {name: getattr(layer, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
+        result = lstm_layer(cs_prev=state[0], h_prev=state[1], **arguments, **options, gates=layer._gates)
         return [result.cs[0], result.h[0]]
-    if layer.gate_order == "ifco":
-        for name in ("w", "b"):
-            i, f, ci, o = np.split(weights[name], 4, axis=-1)
-            weights[name] = np.concatenate([i, ci, f, o], axis=-1)
-    unused = {name: None for name in ("wci", "wcf", "wco") if name not in weights}
-    attributes = {"forget_bias": layer.forget_bias, "cell_clip": layer.cell_clip, "use_peephole": not unused}
-    result = FORMULAS["LSTMBlockCell"](
-        x=x, cs_prev=state[0], h_prev=state[1], **weights, **dict.fromkeys(unused, np.zeros(1)), **attributes
-    )
-    return [result.cs, result.h]
+    return [FORMULAS[op_of(layer)](seq_len_max=1, h_prev=state[0], **arguments).h[0]]
 
 
 def row_gradients(cell, x, state, d_y, d_state):
@@ -52,11 +41,10 @@ def row_gradients(cell, x, state, d_y, d_state):
         steps = lstm_layer(**arguments, **options, **bounds)
         last = {f"{name}_last_grad": value for name, value in d_state.items()}
         return steps._asdict(), lstm_layer_grad(**arguments, **options, states=steps, h_grad=d_y, **last)
-    name = "block_rnn" if isinstance(cell, RNN) else "block_gru_reset_after" if cell.reset_after else "block_gru"
-    steps = FORMULAS[name](seq_len_max=len(x), **arguments)._asdict()
+    steps = FORMULAS[op_of(cell)](seq_len_max=len(x), **arguments)._asdict()
     h_grad = d_y.copy()
     h_grad[-1] += d_state["h"]
-    grads = FORMULAS[f"{name}_grad"](seq_len_max=len(x), **arguments, **steps, h_grad=h_grad)._asdict()
+    grads = FORMULAS[f"{op_of(cell)}_grad"](seq_len_max=len(x), **arguments, **steps, h_grad=h_grad)._asdict()
     return steps, {name.removesuffix("_grad"): value for name, value in grads.items()}
 
 

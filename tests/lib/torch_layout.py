@@ -63,8 +63,8 @@ def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, 
     planned, activations = None, (numbers("tanh"), numbers("sigmoid"))
     if T * B * H:
         layer = _kernels.LAYERS["gru_reset_after" if kind == "gru" else kind]
-        ifco = projection, False, False, True, 0.0, 0.0, 0.0
-        options = {"lstm": (*ifco, *activations), "gru": activations, "rnn": activations[:1]}[kind]
+        lstm = tuple(_kernels.LSTMOptions(P=projection, ifco=True))
+        options = {"lstm": lstm, "gru": activations, "rnn": activations[:1]}[kind]
         task = "backward" if back else "forward"
         planned = layer(task, tuple(sizes), threads, DTYPES.index(dtype), 0, True, options)
     P, rows = projection or H, GATES[kind] * H

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -15,6 +15,19 @@ def peak(call: Callable[[], Any]) -> tuple[Any, int]:
     try:
         result = call()
         return result, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def peak_beside(calls: Iterable[Callable[[], Any]]) -> int:
+    """Return the most bytes that all the calls together had allocated at once, beside what there was before."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        for call in calls:
+            call()
+        return tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
 

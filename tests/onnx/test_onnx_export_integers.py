@@ -10,12 +10,12 @@ import pytest
 from bits import same
 from export_cases import LAYERS, STREAMING, B, Case, I, exported, flat, lstm, random_state
 from graphs import on_onnxruntime, on_reference
+from layer_formulas import add_product_in_integers
 from quantization_cases import ROWS
 from runtimes import RUNTIMES
 
 import onnx_export
 from blockcell import GRU, LSTM, Dense, convert
-from blockcell.formulas import add_product_in_integers
 
 F32 = np.dtype(np.float32)
 KINDS = {"LSTM": (LSTM, {}), "GRU": (GRU, {}), "GRU(reset_after)": (GRU, {"reset_after": True})}

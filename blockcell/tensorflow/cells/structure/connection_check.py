@@ -22,7 +22,6 @@ from ....convert.comparison import NotCompared, choose_sizes
 from ....convert.shared import ConversionError
 from ....errors import plain
 from ....layers import Bidirectional, Layer, Stack
-from ....layers.structure import leaves_by_prefix
 from ....optable import Array
 from ...graphs import Node
 from ..cell.cell_definition import CellInGraph
@@ -63,7 +62,7 @@ class MadeLayer:
     def names(self) -> dict[int, str]:
         """The names of the cells by the ids of the leaves that have their weights."""
         remaining, names = [*self.leaves], dict[int, str]()
-        for leaf in leaves_by_prefix(self.layer).values():
+        for leaf in self.layer._leaves().values():
             for k, (name, made) in enumerate(remaining):
                 weights = leaf.weights.keys() == made.weights.keys() and made.weights
                 if weights and all(np.array_equal(leaf.weights[role], array) for role, array in weights.items()):
