@@ -13,8 +13,8 @@ import pytest
 from cases import SIZES, arguments, rng
 from export_cases import Case, exported, gru, lstm, rnn
 from graphs import (
-    CELLS,
     EPS,
+    FORMS,
     PEEPHOLES,
     SEQUENCES,
     attributes,
@@ -34,11 +34,8 @@ from blockcell import Bidirectional, Stack
 from blockcell.optable import OPS
 from onnx_export import nodes
 from onnx_export.cells import body
-from onnx_export.cells.config import native_cell
 from onnx_export.runtime import RuntimeModel
 
-LOOPS = ["scan", "unroll", "loop"]
-FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 DTYPES = ["float64", "float32", "float16"]
 CUDNNS = ["BlockLSTM", "BlockLSTMV2", "block_gru_reset_after", "block_rnn"]  # as ONNX's own LSTM, GRU or RNN
 
@@ -119,21 +116,6 @@ def test_onnx_own_nodes_are_cudnns(op, dtype):
         assert fallbacks(static) == sizes_left(static) == refused_by_cuda_graphs(static) == []
         assert fallbacks(plain) == sizes_left(plain) == []
         assert bool(refused_by_cuda_graphs(plain)) == ("LSTM" in op)
-
-
-@pytest.mark.parametrize(
-    ("op", "attrs", "reason"),
-    [
-        ("BlockLSTM", {"cell_clip": 0.0, "use_peephole": True}, "cuDNN has no peephole"),
-        ("BlockLSTMV2", {"use_peephole": True}, "cuDNN has no peephole"),
-        ("block_gru", {}, "cuDNN resets after the product"),
-        ("block_rnn", {"activation": "relu"}, "cuDNN has no activations but tanh"),
-    ],
-)
-def test_onnx_own_nodes_that_are_not_cudnns(op, attrs, reason):
-    """They stay on the GPU in the other loops only."""
-    (found,) = fallbacks(onnx_export.build(op, attrs=attrs, sizes=SIZES, loop="native", static=True))
-    assert native_cell(OPS[op]) in found and reason in found
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])
@@ -335,16 +317,6 @@ class TestOnAGPU:
             compare(op, session(**args), exact(op, args), limit)
         by_cudnn = op in CUDNNS and dtype != "float16" and not (use_peephole and op in PEEPHOLES)
         assert bool({placed.op_type for placed in session.placement} & {"LSTM", "GRU", "RNN"}) == by_cudnn
-
-    @pytest.mark.parametrize(("B", "H"), [(1, 64), (3, 5), (5, 24)])
-    @pytest.mark.parametrize("seed", range(7))
-    @pytest.mark.parametrize("op", ["BlockLSTMGrad", "BlockLSTMGradV2"])
-    def test_gradients_without_peepholes(self, op, seed, B, H):
-        """Of which some were wrong in some runs, when the gradients to the peepholes were constants."""
-        args = arguments(op, {"T": 26, "B": B, "I": 38, "H": H}, seed=seed, use_peephole=False)
-        session = onnx_export.Session(op, provider="cuda", attrs=attributes(op, args))
-        for _ in range(5):
-            compare(op, session(**args), exact(op, args), bound(op, np.float32))
 
     @pytest.mark.parametrize(
         ("constants", "outputs", "right"), [(False, "cuda", True), (True, "cpu", True), (True, "cuda", False)]

@@ -14,7 +14,7 @@ from quantization_cases import ROWS
 from runtimes import RUNTIMES
 
 import onnx_export
-from blockcell import GRU, LSTM, Dense, convert
+from blockcell import GRU, LSTM, Dense
 from blockcell.formulas import add_product_in_integers
 
 F32 = np.dtype(np.float32)
@@ -175,22 +175,6 @@ def test_rows_of_any_numbers(kind, runtime, form, tmp_path):
     assert np.array_equal(np.isnan(found), np.isnan(y))
     largest = np.abs(np.where(np.isfinite(y[0]), y[0], 1)).max(axis=1, keepdims=True, initial=1)
     assert np.isclose(found[0], y[0], rtol=0, atol=2e-6 * largest, equal_nan=True).all()
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_gives_back_the_dequantized_layer(name):
-    quantized = LAYERS[name]("float32").quantize("int8")
-    with pytest.warns(UserWarning, match="not compared with the model, because it rounds x and h to 8 bits"):
-        found = convert.from_onnx(onnx_export.export(quantized, None))
-    for key, array in quantized.dequantize().weights.items():
-        assert same(found.weights[key], array), key
-
-
-def test_session():
-    layer = LAYERS["Classifier"]("float32")
-    case = Case(layer)
-    found = onnx_export.Session(exported(layer.quantize("int8"), case))(**case.arguments).y
-    np.testing.assert_allclose(found, layer.quantize("int8")(**case.arguments)[0], atol=2e-4)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -18,7 +18,6 @@ from graphs import (
     compare,
     exact,
     on_onnxruntime,
-    on_reference,
 )
 from onnx import TensorProto, helper, numpy_helper
 
@@ -95,13 +94,6 @@ def test_every_op(op, domain, dtype):
         assert [value.name for value in model.graph.input] == taken(op)
         assert {entry.domain for entry in model.opset_import} == {"", DOMAIN}
         compare(op, on_onnxruntime(model, args), exact(op, args), bound(op, dtype))
-
-
-@pytest.mark.parametrize("op", RAW_OPS)
-def test_reference_runs_it_too(op):
-    args = arguments(op, dtype=np.float64)
-    model = linked(single(op, args, attributes(op, args)))
-    compare(op, on_reference(model, args), exact(op, args), FLOAT64)
 
 
 @pytest.mark.parametrize("op", ["LSTMBlockCell", "BlockLSTM", "BlockLSTMV2"])
@@ -204,18 +196,6 @@ def test_steps_one_after_the_other():
     check_sequence(model)
 
 
-@pytest.mark.parametrize("domain", ["", DOMAIN, FROM_TENSORFLOW])
-def test_in_a_scan(domain):
-    """As tf2onnx makes them of dynamic_rnn; the weights come from around the body."""
-    body = helper.make_graph(
-        [cell_in_body(["", "", "", "h_new"], domain=domain), node("Identity", ["h_new"], ["y_t"])],
-        "body",
-        [value("h_t"), value("x_t")],
-        [value("h_new"), value("y_t")],
-    )
-    check_sequence(around([node("Scan", ["h_prev", "x"], ["h", "y"], body=body, num_scan_inputs=1)], domain=domain))
-
-
 def test_in_a_loop():
     body = helper.make_graph(
         [
@@ -257,26 +237,6 @@ def test_in_an_if_within_a_scan():
     assert 0 < sum(x[0, 0] > 0 for x in X) < len(X)
     check_sequence(around([node("Scan", ["h_prev", "x"], ["h", "y"], body=body, num_scan_inputs=1)], more=more),
                    np.stack(expected))  # fmt: skip
-
-
-def test_reversed_in_time():
-    """As TimeReversedFusedRNN: x and h are turned around."""
-    args = arguments("BlockLSTM", dtype=np.float64, seq_len_max=SIZES["T"])
-    inputs = [{"x": "x_back"}.get(name, name) for name in taken("BlockLSTM")]
-    outputs = ["", "", "", "", "", "", "h_back"]
-    ends = {"last": np.int64([-1]), "first": np.int64([-(2**31)]), "axis": np.int64([0])}
-    model = model_of(
-        [
-            node("Slice", ["x", "last", "first", "axis", "last"], ["x_back"]),
-            tensorflow_node("BlockLSTM", attributes("BlockLSTM", args), inputs=inputs, outputs=outputs),
-            node("Slice", ["h_back", "last", "first", "axis", "last"], ["y"]),
-        ],
-        {name: args[name] for name in taken("BlockLSTM")},
-        {"y": (FLOATS, 3)},
-        initializers=ends,
-    )
-    (y,) = on_onnxruntime(linked(model), args)
-    np.testing.assert_allclose(y, exact("BlockLSTM", args | {"x": args["x"][::-1]}).h[::-1], rtol=0, atol=1e-14)
 
 
 def test_forward_and_backward_in_one_model():

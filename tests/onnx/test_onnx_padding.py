@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from by_formulas import row_gradients
-from export_cases import LAYERS, LENGTHS, LOOPS, B, Case, I, dense, drawn, exported, gru, lstm, rnn
-from graphs import EPS, FLOAT64, named, on_onnxruntime
+from export_cases import LAYERS, LENGTHS, B, Case, I, dense, drawn, exported, gru, lstm, rnn
+from graphs import FLOAT64, LOOPS, named, on_onnxruntime
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
@@ -192,15 +192,3 @@ def test_states_of_rows_without_steps(name, bad):
             assert not np.isfinite(found[empty]).any()
             found, right[key] = found[~empty], right[key][~empty]
         np.testing.assert_array_equal(found, right[key], err_msg=key)
-
-
-# ------------------------------------------------------------------------------------------------------------ inference
-@pytest.mark.meet(2)
-@pytest.mark.parametrize("padding", [np.nan, np.inf])
-@pytest.mark.parametrize("loop", [*LOOPS, "native"])
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "GRU after", "Both ends", "Classifier"])
-def test_padding_of_inference(name, loop, padding):
-    """It reaches neither y nor a state."""
-    layer = LAYERS[name]("float32")
-    case = Case(layer, padding=padding)
-    case.check(exported(layer, case, loop=loop), limit=72 * EPS[np.dtype(np.float32)], dtype=np.float32)

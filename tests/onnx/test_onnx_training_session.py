@@ -7,7 +7,6 @@ import re
 from types import SimpleNamespace
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from bits import same
@@ -137,16 +136,6 @@ def test_kept_values_are_copies():
     np.testing.assert_array_equal(kept.array("a"), np.arange(6.0).reshape(2, 3).T)
 
 
-def test_sizes_differ_from_step_to_step():
-    layer = classifier()
-    session = TrainingSession(model_of(layer), layer)
-    for rows, steps in ((5, 6), (1, 3), (7, 1), (5, 6)):
-        x = np.full((steps, rows, I), 0.1)
-        result = session(x=x, target=np.zeros(rows, int))
-        assert result.y.shape == (rows, 3)
-    assert session.optimizer_state["step"] == 4
-
-
 NOTHING = {
     "with all": {"max_norm": 0.5, "reset": True, "mask": True, "state": True},
     "lengths alone": {},
@@ -225,18 +214,6 @@ def test_what_may_be_left_out():
     sgd = TrainingSession(model_of(layer, optimizer="sgd"), layer)
     with pytest.raises(TypeError, match=r"^Stack: learning_rate missing; expected x, target, learning_rate, lengths$"):
         sgd(**data)
-
-
-def test_learns_the_longer_of_two():
-    """From lists of numbers to a trained layer, as in the documentation."""
-    g = np.random.default_rng(0)
-    layer = Stack([lstm(8, "float32", 1), dense(2, "float32", 8, last=True)])
-    session = TrainingSession(model_of(layer, max_norm=1.0), layer)
-    for _ in range(120):
-        x = g.uniform(-1, 1, (8, 32, 1)).astype(np.float32)
-        session(x=x, target=(x.sum(axis=(0, 2)) > 0).astype(int), learning_rate=0.03)
-    x = g.uniform(-1, 1, (8, 500, 1)).astype(np.float32)
-    assert ((session.layer()(x)[0].argmax(axis=1) == 1) == (x.sum(axis=(0, 2)) > 0)).mean() > 0.9
 
 
 @tells_placement
@@ -394,10 +371,3 @@ def test_damaged_models(change, message):
     assert model.metadata_props[-1].key == "blockcell.training"
     with pytest.raises(ValueError, match=re.escape(message)):
         TrainingSession(changed(model, change), layer)
-
-
-def test_metadata_survive_a_file(tmp_path):
-    layer = classifier()
-    onnx.save(model_of(layer), tmp_path / "step.onnx")
-    for path in (tmp_path / "step.onnx", str(tmp_path / "step.onnx")):
-        assert TrainingSession(path, layer)(**batch()).loss > 0
