@@ -57,7 +57,7 @@ except ModuleNotFoundError as error:
 from .build import build
 from .export import export
 from .link import link
-from .training import training_step
+from .training.step import training_step
 
 if TYPE_CHECKING:
     from .session import Session

@@ -45,7 +45,6 @@ class ModelCall:
         self._reader = ArgumentReader(tree["type"])
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
-        self._dtypes: dict[str, np.dtype[Any]] = {}
         self._outputs = [value.name for value in model.graph.output]
         self._states = [
             prefix + name for prefix, cell in leaf_descriptions(tree) for name in STATES[cell["type"]]._fields
@@ -79,7 +78,7 @@ class ModelCall:
         return LayerArrays(kind, x, described_output(self.tree, "", rows, sizes), states, self._weights)
 
     def _compare(self, signature: Signature) -> None:
-        """Raise a ValueError unless the model's inputs and outputs have these types."""
+        """Raise a ValueError unless the model's inputs and outputs have these types; keep the inputs' dtypes."""
         graph = self._model.graph
         for side, values, expected in zip(("input", "output"), (graph.input, graph.output), signature, strict=True):
             names = [value.name for value in values]
@@ -91,6 +90,8 @@ class ModelCall:
                 if (tensor_type.elem_type, dims) != (element_type, shape):
                     has = f"its {side} {value.name} has the type {tensor_type.elem_type} and shape {dims}"
                     raise ValueError(f"{has}; expected {element_type}, {shape}")
+        types = self._inputs.items()
+        self._dtypes = {name: np.dtype(helper.tensor_dtype_to_np_dtype(type_.elem_type)) for name, type_ in types}
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """Check the arguments; return all inputs of the model."""
@@ -150,12 +151,6 @@ class ModelCall:
         return STATES[tree["type"]](*(find(prefix + field) for field in fields))
 
     # ----------------------------------------------------------------------------------------------------------- arrays
-    def _dtype_of(self, name: str) -> np.dtype[Any]:
-        """Return the dtype of an input."""
-        if name not in self._dtypes:
-            self._dtypes[name] = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
-        return self._dtypes[name]
-
     def _read_weights(self, value: Any) -> dict[str, tuple[str, Any]]:
         caller, expected = self._reader.caller, ", ".join(self._weights)
         if not isinstance(value, Mapping):
@@ -168,8 +163,7 @@ class ModelCall:
 
     def _read(self, name: str, label: str, value: Any, sizes: dict[str, int]) -> Array:
         caller = self._reader.caller
-        dtype = self._dtype_of(name)
-        letters = self._dims[name]
+        dtype, letters = self._dtypes[name], self._dims[name]
         shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
         if value is None:
             default = sizes["T"] if name == "lengths" else name == "mask"
@@ -226,9 +220,9 @@ class LayerCall(ModelCall):
 
     def without_rows(self, sizes: Mapping[str, int]) -> list[Array]:
         """Return the model's outputs where B is 0: nothing, and gradients of zero."""
-        kind = helper.tensor_dtype_to_np_dtype(self._inputs["x"].elem_type)
         shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
-        return [np.zeros([sizes.get(dim.dim_param, dim.dim_value) for dim in shape], kind) for shape in shapes]
+        sizes_of_outputs = ([sizes.get(dim.dim_param, dim.dim_value) for dim in shape] for shape in shapes)
+        return [np.zeros(sizes_of_output, self._dtypes["x"]) for sizes_of_output in sizes_of_outputs]
 
     def without_steps(self, feeds: Mapping[str, Array]) -> Any:
         """Compute the layer's results where T is 0 by the layer itself, as onnxruntime's Scan fails on no steps."""

@@ -300,11 +300,6 @@ def _name_nodes(model: ModelProto) -> ModelProto:
 
 
 # ------------------------------------------------------------------------------------------------------ what is here
-def has(provider: str) -> bool:
-    """Return whether the provider can run models here."""
-    return not why_not(provider)
-
-
 def why_not(provider: str) -> str:
     """Return what a provider lacks here and what to install, "" if it can run models."""
     if provider == "webgpu":

@@ -60,10 +60,12 @@ class BaseSession(ABC, Generic[Model]):
         """Return the values of the sizes that the model leaves open."""
         return {letter: feeds[name].shape[axis] for letter, name, axis in self._free}
 
-    def _placement(self, caller: str, advice: str) -> list[NodePlacement]:
-        """Return where every node of the model that was started last runs."""
+    @property
+    def placement(self) -> list[NodePlacement]:
+        """Where every node runs, also in loops. On a GPU, an op or layer must have been called once before."""
         if not self._running:
-            raise RuntimeError(f"{caller}: on a GPU there is a graph for every set of sizes; {advice}")
+            message = "on a GPU there is a graph for every set of sizes; call the session first"
+            raise RuntimeError(f"{self._name}: {message}")
         return [*self._running.values()][-1].placement()
 
 
@@ -143,11 +145,6 @@ class Session(BaseSession[RuntimeModel]):
             warn_of_slow(self._name, self.model, provider)
         if provider == "cpu" or not (self._rebuilt or self._layer):
             self._running[()] = RuntimeModel(model, provider)
-
-    @property
-    def placement(self) -> list[NodePlacement]:
-        """Where every node runs, also in loops. On a GPU, an op or layer must have been called once before."""
-        return self._placement(self._name, "call the session first")
 
     def __call__(self, **arguments: Any) -> Any:
         """Run it.

@@ -142,6 +142,24 @@ class TextParser:
         return ", ".join(by_gate[gate] for gate in self.gates)
 
 
+def expand(
+    text: str, values: Mapping[str, str], names: Iterable[str], conditions: Collection[str] = ()
+) -> list[NodeProto]:
+    """Return the nodes of a text, with values in place of some of its names; it may read `names`, too.
+
+    Where one of the words of another name is such a name, it becomes the value: with h for x, x_exp is h_exp.
+    """
+    nodes = TextParser(conditions, (), [*values, *names]).nodes(text)
+
+    def name_in_graph(name: str) -> str:
+        return values[name] if name in values else "_".join(values.get(word, word) for word in name.split("_"))
+
+    for node in nodes:
+        node.input[:] = map(name_in_graph, node.input)
+        node.output[:] = map(name_in_graph, node.output)
+    return nodes
+
+
 def _check_name(kind: str, name: str, known_names: Collection[str]) -> None:
     """Raise a SyntaxError unless the name is known."""
     if name not in known_names:

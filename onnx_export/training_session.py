@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
 from blockcell.argument_reader import ArgumentReader
 from blockcell.errors import short
@@ -23,7 +23,7 @@ from blockcell.optim import OPTIMIZERS, clip_global_norm
 from .call import ModelCall, Tree
 from .layers.signature import NEW, put_first, step_memory, step_signature
 from .layers.writing import check_layer_and_path
-from .runtime import KeptValues, NodePlacement, SteppingModel, why_no_dtype
+from .runtime import KeptValues, SteppingModel, why_no_dtype
 from .session import BaseSession, check_provider, foreign_message, load_model, read_metadata, warn_of_slow
 
 
@@ -148,11 +148,6 @@ class TrainingSession(BaseSession[SteppingModel]):
         trained.set_weights(**{name: weight.astype(dtype, copy=False) for name, weight in self.weights.items()})
         return trained
 
-    @property
-    def placement(self) -> list[NodePlacement]:
-        """Where every node runs, also in loops. On a GPU, there must have been a step."""
-        return self._placement(type(self).__name__, "take a step")
-
     def _start(self, sizes: dict[str, int]) -> SteppingModel:
         return SteppingModel(self.model, self.provider, self._kept, sizes)
 
@@ -179,8 +174,9 @@ class StepCall(ModelCall):
         arrays = self._arrays()
         self._compare(step_signature(arrays, self._takes, self._loss, self._optimizer, self._max_norm is not None))
         self._classes = arrays.y[-1] if self._loss.target == "classes" else None
-        self.dtype = self._dtype_of("x")
-        self._fixed = {name: self._inputs.pop(name) for name in [*self._weights, *self.memory_names]}
+        self.dtype = self._dtypes["x"]
+        for name in [*self._weights, *self.memory_names]:  # which are no arguments of a step
+            del self._inputs[name]
         self._result: Any = namedtuple("Step", ["loss", *["norm"] * ("norm" in self._outputs), "y", *state])  # type: ignore[misc]
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
@@ -226,9 +222,7 @@ class StepCall(ModelCall):
             raise ValueError(f"{reader.caller}: optimizer_state has {short(names_given)}; expected {expected}")
         arrays = {}
         for name in names:
-            kind = self._fixed[name]
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-            shape = tuple(map(int, self._dims[name]))
+            dtype, shape = self._dtypes[name], tuple(map(int, self._dims[name]))
             array = reader.array(f"optimizer_state[{name!r}]", state[name]) if state else np.zeros(shape, dtype)
             is_same = array.dtype.kind in "iu" if name == "step" else array.dtype.newbyteorder("=") == dtype
             if array.shape != shape or not is_same or (name == "step" and array < 0):

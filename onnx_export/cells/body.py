@@ -28,7 +28,7 @@ from ..nodes import (
 )
 from ..text import Program, TextParser
 from .config import Config, input_tensors, native_cell
-from .integers import CONSTANTS, IntegerProducts
+from .integers import CONSTANTS, replace_gemms
 from .loops import LoopBody, StepMask, divide_step, last_name, loop, names_with_time, scan, unroll, without_gemm
 
 CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
@@ -39,14 +39,12 @@ ABSENT = {"w_p", *(tensor.name for op in OPS.values() for tensor in op.inputs)} 
 def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     """Return the op's nodes, and the names of the arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
-    zero_outputs = [tensor for tensor in c.op.outputs if empty or c.is_always_zero(tensor)]
-    if empty or (c.full_length and not c.form.static):
-        nodes, results = _expanded_zeros(c, zero_outputs, empty)
+    if empty:
+        nodes, results = _expanded_zeros(c)
     else:
-        nodes, results = _summed_zeros(zero_outputs)
-    if not empty:
+        zeros, zero_results = _summed_zeros([tensor for tensor in c.op.outputs if c.is_always_zero(tensor)])
         computing, computed = _computing_nodes(c)
-        nodes, results = [*nodes, *computing], results | computed
+        nodes, results = [*zeros, *computing], zero_results | computed
     nodes = _named_outputs(c, nodes, results)
     if c.node_inputs:
         nodes = [node for node in nodes if not set(c.node_inputs).intersection(node.output)]
@@ -107,7 +105,7 @@ def _text_nodes(c: Config) -> TextNodes:
     before, step = parser.nodes(program.before), parser.nodes(program.step)
     step = activations.expand_activations(step, c.activation_of, c.compute)
     if c.integers:
-        step = IntegerProducts().of_gemms(before, step, _scales(c))
+        step = replace_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
     text = TextNodes(before, step, [], carried, {})
     if c.native:
@@ -274,18 +272,14 @@ def _summed_zeros(outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
     return [*_zeros_of("cs_prev"), *sums], names
 
 
-def _expanded_zeros(c: Config, outputs: Collection[Tensor], empty: bool) -> tuple[Nodes, dict[str, str]]:
-    """Return nodes that make zeros of the outputs' shapes, and the zeros' names; free sizes come from the inputs.
-
-    Unless a size is 0, they are those of a layer's function that nobody reads, and need not be computed.
-    """
+def _expanded_zeros(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Return nodes that make zeros of all outputs' shapes, and the zeros' names; free sizes come from the inputs."""
     array = next(tensor.name for tensor in c.op.inputs if tensor.read and not tensor.peephole)
     nodes = [*_zeros_of(array), make_node("ReduceSum", ["zero_rows"], ["nothing"], keepdims=0)]
-    for tensor in outputs:
+    for tensor in c.op.outputs:
         nodes += _shape(c, f"{tensor.name}_shape", tensor.shape.split())
-        zero = "nothing" if empty else "zero"
-        nodes.append(make_node("Expand", [zero, f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
-    return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
+        nodes.append(make_node("Expand", ["nothing", f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
+    return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in c.op.outputs}
 
 
 def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:

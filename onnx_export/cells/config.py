@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 
-from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
-from blockcell.errors import short
+from blockcell.activations import DEFAULTS, Activation, Numbers
+from blockcell.argument_reader import ArgumentReader
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor, compute_dtype
 
 from .. import activations
@@ -241,26 +241,22 @@ def check_attributes(caller: str, op: Op, attrs: Mapping[str, Value]) -> dict[st
         if name not in names:
             expected = f"expected {', '.join(names)}" if names else "the op has none"
             raise ValueError(f"{caller}: attrs has {name!r}; {expected}")
-    values: dict[str, Value] = {}
+    reader, values = ArgumentReader(caller), {}
+    read = {Numbers: reader.activation, bool: reader.switch, float: partial(read_number, reader)}
     for attribute in op.attributes:
         name, value = attribute.name, attrs.get(attribute.name, attribute.default)
-        label = f"{caller}: attrs[{name!r}]"
         try:
-            if attribute.kind is Numbers:
-                values[name] = canonical(label, value)
-            elif attribute.kind is bool:
-                if not isinstance(value, (bool, np.bool_)):
-                    raise ValueError(f"{label} is {value!r}; expected True or False")
-                values[name] = bool(value)
-            else:
-                if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-                    raise ValueError(f"{label} is {value!r}; expected a real number")
-                values[name] = float(value)
+            values[name] = read[attribute.kind](f"attrs[{name!r}]", value)
         except TypeError as error:
             raise ValueError(str(error)) from None
-        except OverflowError:
-            raise ValueError(f"{label} is {short(value)}; expected a number that a float holds") from None
     return values
+
+
+def read_number(reader: ArgumentReader, name: str, value: Any) -> float:
+    """Return a number, or raise an error: also of True and False, which Python takes for numbers."""
+    if isinstance(value, bool):
+        raise TypeError(f"{reader.caller}: {name} is {value}; expected a real number")
+    return reader.number(name, value)
 
 
 def input_tensors(op: Op) -> list[Tensor]:

@@ -22,7 +22,7 @@ from blockcell.layers.structure import ends_in_softmax, has_steps
 from blockcell.loss import LOSSES, Loss
 from blockcell.optim import OPTIMIZERS, Optimizer
 
-from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form
+from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form, read_number
 from ..layers.layer_graph import LayerGraph
 from ..layers.signature import NEW, Signature, put_first, step_signature
 from ..layers.writing import check_fixed_sizes, check_layer_and_path, write_model
@@ -188,9 +188,7 @@ def _read_settings(caller: str, optimizer: str, values: Mapping[str, Any]) -> di
 
 
 def _number(caller: str, name: str, value: Any, below: float = np.inf) -> float:
-    if isinstance(value, bool):
-        raise TypeError(f"{caller}: {name} is {value}; expected a real number")
-    number = ArgumentReader(caller).number(name, value)
+    number = read_number(ArgumentReader(caller), name, value)
     if not 0 <= number < below:
         raise ValueError(f"{caller}: {name} is {number}; expected 0 <= {name} < {below:g}")
     return number
@@ -206,14 +204,12 @@ class TrainingGraph:
     optimizer: str
     settings: Mapping[str, float]
     max_norm: float | None
-    results: dict[str, str] = field(default_factory=dict)
-    """The values of outputs, by the outputs' names."""
     functions: dict[str, FunctionProto] = field(default_factory=dict)
-    """The functions of the loss and the optimizer."""
+    """The functions of the loss and the optimizer, by their names."""
 
     def __post_init__(self) -> None:
-        self.graph = self.layer_graph.graph
-        self.layer = self.layer_graph.layer
+        self.graph, self.layer = self.layer_graph.graph, self.layer_graph.layer
+        self.results = self.layer_graph.results
         self.loss_row, self.optimizer_row = LOSSES[self.loss], OPTIMIZERS[self.optimizer]
 
     def model(self) -> ModelProto:
@@ -229,15 +225,11 @@ class TrainingGraph:
 
         self.results["y"], tape = layer_graph.forward(layer, "", g.zero_padding("x"), False)
         layer_graph.backward(layer, "", tape, self._add_loss(self.results["y"], arrays.y[:-1]), needs_d_x=False)
-        grads = {name: layer_graph.results[f"d_{name}"] for name in names}
+        grads = {name: self.results[f"d_{name}"] for name in names}
         self._update(grads if self.max_norm is None else self._clip(grads))
         settings = {"loss": self.loss, "optimizer": self.optimizer, "max_norm": self.max_norm, **self.settings}
-        return layer_graph.finish(
-            signature,
-            layer_graph.results | self.results,
-            self.functions.values(),
-            {"training": json.dumps(settings)},
-        )
+        layer_graph.functions |= self.functions  # after those of the cells
+        return layer_graph.finish(signature, {"training": json.dumps(settings)})
 
     def _add_loss(self, y: str, rows: Sequence[int | str]) -> str:
         """Add the loss; return the gradient to y. `rows` is the shape of y without its last axis."""
@@ -335,7 +327,8 @@ class TrainingGraph:
     ) -> dict[str, str]:
         """Add a call of the function with this text; return its results by the names of the outputs in the text.
 
-        Its inputs are the arguments that the text reads. `constants` has numbers and arrays that it may name; integers
+        In a model a name stands for one text, with the same conditions and constants in all calls. The function's
+        inputs are the arguments that the text reads. `constants` has numbers and arrays that it may name; integers
         become int64, others what is computed in.
         """
         if name not in self.functions:
