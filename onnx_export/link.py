@@ -72,8 +72,8 @@ def link(model: ModelProto) -> ModelProto:
     input_names = {name for node in block_nodes for name in node.input}
     for node in block_nodes:
         node.domain = WAITING
-    linked.opset_import.append(helper.make_opsetid(WAITING, 1))
-    _add_import(linked, DOMAIN, 1)
+    domains = {entry.domain for entry in linked.opset_import}
+    linked.opset_import.extend(helper.make_opsetid(name, 1) for name in (WAITING, DOMAIN) if name not in domains)
     linked.ir_version = max(linked.ir_version, 8)  # from where on there are functions
 
     names: dict[tuple[object, ...], str] = {}
@@ -260,8 +260,3 @@ def _opset(model: ModelProto, node: NodeProto) -> int:
             "can be asked for (tf2onnx: --opset 18)"
         )
     return versions[0]
-
-
-def _add_import(model: ModelProto, domain: str, version: int) -> None:
-    if all(entry.domain != domain for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(domain, version))

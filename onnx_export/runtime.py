@@ -61,24 +61,15 @@ class KeptValues:
 
     def __init__(self, arrays: Mapping[str, Array], provider: str) -> None:
         # onnxruntime uses the memory of an array, where it can, so each value has an array of its own.
-        first = {name: _ort_value(np.array(array, order="C"), provider) for name, array in arrays.items()}
-        second = {name: _ort_value(np.zeros(array.shape, array.dtype), provider) for name, array in arrays.items()}
-        self._sets = first, second
-        self.turns = 0
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """Return the values that the next run reads."""
-        return self._sets[self.turns % 2]
-
-    @property
-    def outputs(self) -> dict[str, Any]:
-        """Return the values that the next run writes."""
-        return self._sets[1 - self.turns % 2]
+        self.inputs = {name: _ort_value(np.array(array, order="C"), provider) for name, array in arrays.items()}
+        """The values that the next run reads."""
+        self.outputs = {name: _ort_value(np.zeros_like(array, order="C"), provider) for name, array in arrays.items()}
+        """The values that the next run writes."""
+        self.turn = 0
 
     def exchange(self) -> None:
         """Exchange the two sets: the next run reads what the last one has written."""
-        self.turns += 1
+        self.inputs, self.outputs, self.turn = self.outputs, self.inputs, 1 - self.turn
 
     def array(self, name: str) -> Array:
         """Return a copy of a value."""
@@ -260,7 +251,7 @@ class SteppingModel(RuntimeModel):
 
     def step(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once; return the outputs that are not kept, by name."""
-        turn = self._kept.turns % 2
+        turn = self._kept.turn
         if turn not in self._bound:
             self._bound[turn] = self._bind_kept(), [], []
         bound, shapes, values = self._bound.pop(turn)  # to be put back when it has run

@@ -3,8 +3,8 @@
 A word left of the bar is a condition, one of `Config.conditions`: the line counts only if it holds.
 
 ==========  ============================================================================================
-cell        the op is a cell: one step
-sequence    the op runs all steps of a sequence
+cell        one step alone: of a cell, or of a sequence whose steps a node of ONNX's own runs
+sequence    all steps of a sequence, in a loop that is written here
 fused       x and h have one product together, [x, h_prev] @ w
 split       x and h have a product each
 peephole    with peepholes; ``no_peep``: without; ``i_peep``: i has one, too

@@ -124,9 +124,9 @@ def _text_nodes(c: Config) -> TextNodes:
 def _with_native_node(c: Config, parser: TextParser, text: TextNodes) -> TextNodes:
     """Return the text with ONNX's own LSTM, GRU or RNN in place of the steps that it runs."""
     before = text.before + rename_values(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
-    if not c.full_length:
+    if not c.runs_all_steps:
         parser.conditions.add("sequence")
-    if c.full_length or "h" in names_written(before):
+    if c.runs_all_steps or "h" in names_written(before):
         return replace(text, before=before, step=[], carried={})
     # It gives the h of all steps, so the cell's text computes the rest for all steps at once.
     step = [node for whole in rename_values(text.step, {"h_prev": "h_before"}) for node in without_gemm(whole)]
@@ -158,7 +158,7 @@ def _with_resets(c: Config, text: TextNodes) -> TextNodes:
 def _in_text(c: Config, output: Tensor) -> str:
     """Return an output's name in the text, where gradients of a GRU and arrays of sequences have other names."""
     name = output.name
-    if c.full_length and c.forward:
+    if c.runs_all_steps and c.forward:
         if c.native:
             return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name]
         # With o and co there, one product for all steps is cheaper than a copy of the state at each.
@@ -205,10 +205,10 @@ def _computing_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
     )
     before = [*StepMask.LENGTH, *before, *([] if c.forward else _last_gradients(c, text.carried))]
     after = [*after_loop, *after]
-    if c.form.loop == "scan" and not (c.form.static or c.full_length):
+    if c.form.loop == "scan" and not (c.form.static or c.runs_all_steps):
         full_length, masked = (_loop_nodes(c, text, body, after, StepMask(is_full)) for is_full in (True, False))
         return [*before, _two_versions(c, full_length, masked)], {name: f"{name}_result" for name in text.results}
-    nodes, results = _loop_nodes(c, text, body, after, StepMask(all_live=c.full_length))
+    nodes, results = _loop_nodes(c, text, body, after, StepMask(all_live=c.runs_all_steps))
     return [*before, *nodes], results
 
 

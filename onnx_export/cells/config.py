@@ -51,7 +51,7 @@ class Config:
     attrs: Mapping[str, Value]
     """Attributes of the op, or of the cell."""
     form: Form = Form()
-    full_length: bool = False
+    runs_all_steps: bool = False
     """Whether a sequence always runs all T steps. Then seq_len_max is no argument, and the states after the last step,
     ``cs_last`` and ``h_last``, can be outputs."""
     reset: bool = False

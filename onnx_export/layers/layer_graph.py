@@ -351,7 +351,7 @@ class LayerGraph:
             {**self.sizes, **described.sizes},
             described.attrs,
             self.form,
-            full_length=True,
+            runs_all_steps=True,
             reset=self.reset,
             lengths=self.lengths and self.native and "cs" in state_sizes(cell),
             node_inputs=(*NODE_WEIGHTS, *firsts) if self.native else (),

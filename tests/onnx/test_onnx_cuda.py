@@ -27,7 +27,7 @@ from graphs import (
     tells_placement,
 )
 from onnx import helper
-from placement import CONTROL_FLOW, KERNELS, constant_outputs, fallbacks, left, refused_by_cuda_graphs, sizes_left
+from placement import KERNELS, constant_outputs, fallbacks, left, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
 from blockcell import Bidirectional, Stack
@@ -97,12 +97,6 @@ def test_cuda_graphs_take_many_steps(op):
             assert refused_by_cuda_graphs(onnx_export.build(op, static=True, **options)) == []
             found = refused_by_cuda_graphs(onnx_export.build(op, **options))
             assert any(entry.startswith("Concat") for entry in found) == refused
-
-
-@pytest.mark.parametrize("loop", ["scan", "loop"])
-def test_cuda_graphs_take_no_loops(loop):
-    for model in models("BlockLSTM", loop, "float32", sizes=SIZES, static=True):
-        assert [entry.split()[0] for entry in refused_by_cuda_graphs(model)] == [loop.capitalize()]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -200,10 +194,6 @@ def test_sizes_at_run_time_are_found():
     assert sizes_left(onnx_export.build("BlockLSTM", sizes={**SIZES, "T": None}))
 
 
-def test_the_list_knows_control_flow():
-    assert CONTROL_FLOW <= KERNELS.keys()
-
-
 # ----------------------------------------------------------------------------------------------- a GPU that is late
 def constant_zeros(outputs):
     """As `onnx_export.body` wrote the zeros once, for sizes that are fixed."""
@@ -293,15 +283,6 @@ class TestOnAGPU:
                 limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)
                 compare(op, session(**args), exact(op, args), limit)
             assert {placed.provider for placed in session.placement} == {"CUDAExecutionProvider"}
-
-    @pytest.mark.parametrize("dtype", ["float64", "float32"])
-    @pytest.mark.parametrize("op", CUDNNS)
-    def test_onnx_own_nodes(self, op, dtype):
-        args = arguments(op, dtype=np.dtype(dtype), cell_clip=0.0, use_peephole=False)
-        session = onnx_export.Session(op, provider="cuda", dtype=dtype, loop="native", attrs=attributes(op, args),
-                                      sizes={"H": SIZES["H"]})  # fmt: skip
-        limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)
-        compare(op, session(**args), exact(op, args), limit)
 
     @pytest.mark.parametrize("use_peephole", [False, True])
     @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from bits import same
 from export_cases import DEPTH, LAYERS, STREAMING, B, Case, I, T, exported, flat, lstm, random_state
-from graphs import EPS, on_onnxruntime, on_reference
+from graphs import EPS, on_onnxruntime
 from runtimes import RUNTIMES
 
 import onnx_export
@@ -64,16 +64,6 @@ def test_same_bits_as_the_dequantized_layer(name, scheme, loop):
             codes.graph.output, on_onnxruntime(codes, case.feeds), on_onnxruntime(floats, case.feeds), strict=True
         ):
             assert same(found, right), value.name
-
-
-@every_scheme
-@pytest.mark.parametrize("name", LAYERS)
-def test_same_bits_on_the_reference(name, scheme):
-    layer = LAYERS[name]("float32")
-    case = Case(layer, reset=True)
-    codes, floats = both(layer, scheme, case, functions=False)
-    for found, right in zip(on_reference(codes, case.feeds), on_reference(floats, case.feeds), strict=True):
-        assert same(found, right)
 
 
 @every_scheme

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from by_formulas import row_gradients
 from export_cases import LAYERS, LENGTHS, B, Case, I, dense, drawn, exported, gru, lstm, rnn
-from graphs import FLOAT64, LOOPS, named, on_onnxruntime
+from graphs import LOOPS, named, on_onnxruntime
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
@@ -134,30 +133,10 @@ def test_training_steps_that_overflow(name, criterion, loop, padding):
     batch["reset"][4:] = False
     x = np.where(np.arange(LONG)[:, None, None] >= ENDS[:, None], 0, batch["x"])
     assert not np.isfinite(layer(x, training.state)[0]).all()
-    expected = training.step(batch, layer.weights, None, training.state)
-    given = training.feeds(batch, layer.weights, None, training.state)
-    model = training.model(loop=loop)
-    found = named(model, on_onnxruntime(model, given))
+    found, expected = training.first_step(training.model(loop=loop), batch=batch)
     assert all(np.isfinite(array).all() for array in expected.values())
     off = errors(found, expected)
     assert max(off.values()) <= 1e-12, off
-
-
-@pytest.mark.parametrize(("activation", "factor"), [("relu", 20), ("exponential", 0.6)])
-def test_a_training_step_of_one_row(activation, factor):
-    """Of the formulas: one step of sgd, of a row of two steps in three hundred."""
-    cell = grown(rnn(4, "float64", activation=activation), factor, "activation")
-    training = Training(cell, "mean_squared_error", "sgd", sizes=(300, 1), rate=0.1)
-    batch = batch_of(training, np.array([2]), np.nan)
-    found = on_onnxruntime(training.model(), training.feeds(batch, cell.weights, None))
-    state, x, target = {"h": np.zeros((1, 4))}, batch["x"][:2], batch["target"][:2]
-    y = row_gradients(cell, x, state, np.zeros((2, 1, 4)), state)[0]["h"]
-    grads = row_gradients(cell, x, state, 2 * (y - target) / y.size, state)[1]
-    for name, array in named(training.model(), found).items():
-        if name.startswith("new_"):
-            name = name.removeprefix("new_")
-            right = cell.weights[name] - 0.1 * grads[name]
-            assert np.abs(array - right).max() <= FLOAT64 * np.abs(right).max(), name
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -424,11 +424,7 @@ def test_idle_threads_of_sessions_do_not_wait_long():
     [
         ("block_gru", {}, {"native"}, "native"),
         ("block_gru", {}, set(), "unroll"),
-        ("block_gru_reset_after", {}, {"native"}, "native"),
-        ("block_gru_reset_after_grad", {}, {"native"}, "unroll"),
-        ("BlockLSTM", {"cell_clip": 0.0}, {"native"}, "native"),
         ("BlockLSTM", {"cell_clip": 3.0}, {"native"}, "unroll"),
-        ("BlockLSTMGrad", {"use_peephole": True}, {"native"}, "unroll"),
         ("GRUBlockCell", {}, {"native"}, "unroll"),
     ],
 )

@@ -51,14 +51,8 @@ def check(training, model, steps, start=started, limit=LIMIT):
         assert "new_step" not in found or found["new_step"] == number + 1 == expected["new_step"]
         for name in ours:
             assert np.abs(expected[f"new_{name}"] - ours[name]).max(initial=0) > 0 or not ours[name].size, name
-        ours, our_memory = parted(training, training.after(expected))
-        theirs, their_memory = parted(training, training.after(found))
-
-
-def parted(training, after):
-    """Weights, and what the optimizer keeps."""
-    names = training.layer.weights.keys()
-    return {name: after[name] for name in names}, {name: a for name, a in after.items() if name not in names}
+        ours, our_memory = training.after(expected)
+        theirs, their_memory = training.after(found)
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -153,9 +147,7 @@ def test_other_dtypes(name, criterion, optimizer, dtype):
     and what the optimizer keeps is float32."""
     layer = LAYERS[name](dtype)
     training = masked(layer, criterion, optimizer)
-    batch, model = training.batch(0), training.model()
-    expected = training.step(batch, layer.weights, None)
-    found = named(model, on_onnxruntime(model, training.feeds(batch, layer.weights, None)))
+    found, expected = training.first_step(training.model())
     off = errors(found, expected)
     assert max(off.values()) <= 24 * EPS[np.dtype(dtype)], off
     for key, array in found.items():
@@ -191,11 +183,7 @@ def test_random_training(case, seed):
     said = {"sizes": sizes, "max_norm": max_norm, **takes, **settings}
     training = Training(layer, str(g.choice(LOSSES)), optimizer, seed=case, **said)
     print(f"{layer!r} {training.options} T, B = {sizes} {form}")
-    model = training.model(**form)
-    batch, weights = training.batch(0), training.layer.weights
-    expected = training.step(batch, weights, None, training.state)
-    given = training.feeds(batch, weights, None, training.state)
-    off = errors(named(model, on_onnxruntime(model, given)), expected)
+    off = errors(*training.first_step(training.model(**form)))
     assert max(off.values()) <= LIMIT, off
 
 
@@ -446,7 +434,4 @@ def test_sizes_of_zero(inputs, cells, batch):
     both = Bidirectional(*(GRU.init(inputs, cells, seed=seed, dtype="float64") for seed in (1, 2)))
     layer = Stack([both, LSTM.init(2 * cells, cells, seed=3, dtype="float64")])
     training = Training(layer, criterion, "adam", sizes=(2, batch), max_norm=1.0, mask=True)
-    model, data = training.model(), training.batch(0)
-    expected = training.step(data, layer.weights, None)
-    found = named(model, on_onnxruntime(model, training.feeds(data, layer.weights, None)))
-    assert max(errors(found, expected).values()) <= LIMIT
+    assert max(errors(*training.first_step(training.model())).values()) <= LIMIT

@@ -61,8 +61,7 @@ def test_trains_as_layers_do(name, criterion, optimizer, options, tmp_path):
         result = session(**data, learning_rate=training.rate, **{"state": state} if first else {})
         fields = ["loss", *["norm"] * ("max_norm" in options), "y", *["state"] * ("state" in options)]
         assert result._fields == tuple(fields) and type(result.loss) is float
-        after = training.after(expected)
-        weights, memory = {key: after[key] for key in weights}, {k: a for k, a in after.items() if k not in weights}
+        weights, memory = training.after(expected)
         found = {name: np.asarray(getattr(result, name)) for name in fields if name != "state"}
         if first:
             state = result.state
@@ -169,8 +168,8 @@ def test_no_steps(name, criterion, optimizer, options, dtype):
         assert number != 1 or result.loss == 0
         if number == 1 and training.state:
             assert same(result.state, training.state)
-        after = training.after(found)
-        weights, memory = {key: after[key] for key in weights}, {k: a for k, a in after.items() if k not in weights}
+        weights, memory = training.after(found)
+        after = weights | memory
         for key, array in (session.weights | session.optimizer_state).items():
             largest, limit = (
                 np.abs(after[key]).max(initial=0),
