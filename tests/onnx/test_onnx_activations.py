@@ -139,18 +139,6 @@ def test_native_with_relu_and_tanh(name, runtime, tmp_path):
     case.check(model, lambda model, given: run(runtime, model, given, tmp_path), limit=LIMIT, dtype=F32)
 
 
-def test_attributes_of_native():
-    layer = lstm(4, "float32", activation=("leaky_relu", 0.25), recurrent_activation=("hard_sigmoid", 0.25, 0.5))
-    (node,) = (node for node in exported(layer, loop="native").graph.node if node.op_type == "LSTM")
-    attributes = {part.name: onnx.helper.get_attribute_value(part) for part in node.attribute}
-    assert attributes == {
-        "hidden_size": 4,
-        "activations": [b"HardSigmoid", b"LeakyRelu", b"LeakyRelu"],
-        "activation_alpha": [0.25, 0.25, 0.25],
-        "activation_beta": [0.5],
-    }
-
-
 @pytest.mark.parametrize(
     ("made", "dtype", "message"),
     [

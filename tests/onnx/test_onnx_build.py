@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import onnx
@@ -28,7 +27,6 @@ from graphs import (
 )
 
 import onnx_export
-from blockcell import __version__
 from blockcell.optable import OPS
 from onnx_export.cells.config import Form, op_config
 from onnx_export.cells.loops import SPLIT_MOST
@@ -277,17 +275,6 @@ def test_inputs_are_the_arguments_that_matter(op, use_peephole):
 
 
 # --------------------------------------------------------------------------------------------------------- the model
-def test_model_says_where_it_comes_from():
-    model = onnx_export.build("BlockLSTM", attrs={"cell_clip": 0.5}, loop="loop")
-    facts = {entry.key: entry.value for entry in model.metadata_props}
-    assert facts["blockcell.op"] == "BlockLSTM"
-    assert facts["blockcell.version"] == model.producer_version == __version__
-    assert facts["blockcell.loop"] == "loop"
-    expected = {"forget_bias": 1.0, "cell_clip": 0.5, "use_peephole": False}
-    assert json.loads(facts["blockcell.attributes"]) == expected
-    assert model.producer_name == "blockcell"
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_functions_and_nodes(op):
     attrs = {"use_peephole": True} if op in PEEPHOLES else {}

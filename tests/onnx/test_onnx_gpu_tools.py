@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import onnx
 import pytest
 from placement import left, left_in_loops
 
@@ -99,16 +98,6 @@ def test_a_profile_and_the_list_of_nodes_agree(case, form):
     assert counts == listed == {"nodes": len(left(model)) + 2 * len(left_in_loops(model))}
     assert len(left_in_loops(model)) in (8, 17)
     assert on_cpu == {"all": 1}
-
-
-@pytest.mark.parametrize("case", dispatches.CASES)
-def test_feeds(case):
-    model = dispatches.build_model(case, "scan", 4)
-    feeds = dispatches.draw_feeds(model, 4)
-    for value in model.graph.input:
-        kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-        assert (feeds[value.name].dtype, feeds[value.name].shape) == (kind, shape) and 0 not in shape
 
 
 def test_what_native_code_writes_is_logged(capfd):

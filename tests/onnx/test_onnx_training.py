@@ -124,13 +124,6 @@ def test_fixed_sizes(lengths, fixed):
         assert [dim.dim_value or dim.dim_param for dim in x][:2] == [fixed.get("T", "T"), fixed.get("B", "B")]
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (1, 7), (9, 2), (30, 4)])
-def test_free_sizes(sizes):
-    """One model for all."""
-    model = onnx_export.training_step(LAYERS["Both ends"]("float64"), None, loss=LOSSES[0], optimizer="sgd")
-    check(Training(LAYERS["Both ends"]("float64"), LOSSES[0], "sgd", sizes=sizes, full=sizes == (1, 1)), model, 1)
-
-
 @pytest.mark.parametrize("opset", [18, 19, 20, 21])
 def test_opsets(opset):
     training = Training(LAYERS["Classifier"]("float64"), "softmax_cross_entropy", "adam", max_norm=0.5)

@@ -34,7 +34,6 @@ from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
 from blockcell.formulas import error_in_eps
 from blockcell.optable import OPS
 from onnx_export.cells.config import native_cell
-from onnx_export.nodes import graphs
 from onnx_export.runtime import CONTROL_FLOW, why_no_dtype, why_not
 from onnx_export.verification import CHAIN
 
@@ -386,46 +385,6 @@ def test_random_layers(compare, number, lengths, seed):
 
 
 # ------------------------------------------------------------------------------------------------------------- the rest
-def check_placement(session):
-    """All nodes with floats but loops are on the GPU, by the types that ONNX infers; the kinds of those on the GPU."""
-    floats = set()
-    for graph, types in graphs(
-        onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(session.model)).graph
-    ):
-        for node in graph.node:
-            if onnx.TensorProto.FLOAT in {types.get(name) for name in (*node.input, *node.output)}:
-                floats.add(node.name)
-    on_gpu = [node for node in session.placement if node.provider == "WebGpuExecutionProvider"]
-    others = [node for node in session.placement if node.provider != "WebGpuExecutionProvider"]
-    assert {node.provider for node in others} <= {"CPUExecutionProvider"}
-    assert [node for node in others if node.op_type not in CONTROL_FLOW and node.name in floats] == []
-    kinds = {node.op_type for node in on_gpu}
-    assert {node.name for node in on_gpu if node.op_type in ("Tanh", "LSTM", "GRU")} <= floats
-    return kinds
-
-
-@pytest.mark.parametrize(("op", "loop"), [*FORMS, *((op, "native") for op in NATIVE_HERE)])
-def test_no_float_of_an_op_is_on_the_cpu(op, loop):
-    for attrs in attributes_of(op):
-        if loop == "native" and attrs.get("cell_clip"):
-            continue
-        model = onnx_export.build(op, attrs=attrs, loop=loop, sizes=SIZES, static=True)
-        kinds = check_placement(onnx_export.Session(model, provider="webgpu"))
-        assert "Mul" in kinds or op == "block_rnn"
-        assert kinds & {"Gemm", "MatMul", "LSTM", "GRU"} or op == "LSTMBlockCellGrad"
-
-
-@pytest.mark.parametrize("train", [False, True], ids=["forward", "train"])
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", LAYERS)
-def test_no_float_of_a_layer_is_on_the_cpu(name, loop, train):
-    case = Case(LAYERS[name]("float32"), reset=True, train=train)
-    session = onnx_export.Session(exported(case.layer, case, loop=loop, sizes=fixed_sizes(loop)), provider="webgpu")
-    session(**case.arguments)
-    activations = {"Dense": {"Tanh"}, "RNN": {"Abs"}}.get(name, {"Tanh", "Sigmoid"})
-    assert {"Where", *activations} <= check_placement(session)
-
-
 def test_a_float_on_the_cpu_is_refused():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2,2] a) => (float b) { b = Det (a) }'
