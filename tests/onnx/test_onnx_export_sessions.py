@@ -13,7 +13,7 @@ from export_cases import LAYERS, LENGTHS, B, Case, I, T, dense, exported, flat, 
 from graphs import saturates
 
 import onnx_export
-from blockcell import Bidirectional, LSTMState, Stack
+from blockcell import Bidirectional, Stack
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -127,19 +127,6 @@ def test_a_session_that_trains(name):
     assert result._fields == ("y", "state", "d_x", "d_state", "grads")
     found = case.by_name(result)
     case.check(model, lambda *_: found.values())
-
-
-def test_a_session_takes_a_step():
-    layer = lstm(4, "float32")
-    session = onnx_export.Session(onnx_export.export(layer, None, streaming=True))
-    x = rng("step").uniform(-1, 1, (T, B, I)).astype(np.float32)
-    state = None
-    for x_t in x:
-        y, state = session(x=x_t, state=state)
-    right, last = layer(x)
-    assert type(state) is LSTMState
-    np.testing.assert_allclose(y, right[-1], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(state.cs, last.cs, rtol=0, atol=1e-6)
 
 
 X = np.zeros((4, 2, 3), np.float32)

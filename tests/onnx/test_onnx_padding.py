@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from export_cases import LAYERS, LENGTHS, B, Case, I, dense, drawn, exported, gru, lstm, rnn
+from export_cases import LAYERS, LENGTHS, B, Case, I, drawn, exported, lstm
 from graphs import LOOPS, named, on_onnxruntime
-from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
-from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional
 
 STEPS, ENDS = 20, np.array([3, 0, 2, 1, 3])
 GROWING = ["relu", ("leaky_relu", 0.3), "elu", "selu", "softplus", "exponential", "linear"]
@@ -82,63 +81,6 @@ def test_gradients_of_steps_that_overflow(kind, options, place, activation, loop
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-LONG = 400  # steps, in which the states of these layers overflow, though they grow slowly
-NETWORKS = {
-    "head": lambda: Stack([grown(gru(4, "float64", activation="linear"), 20, "activation"), dense(3, "float64", 4)]),
-    "last": lambda: Stack(
-        [
-            Bidirectional(
-                grown(lstm(4, "float64", activation="relu"), 20, "activation"),
-                Stack([grown(rnn(4, "float64", activation="softplus"), 20, "activation"), gru(4, "float64", 4)]),
-            ),
-            grown(gru(4, "float64", 8, reset_after=True, activation="relu"), 20, "activation"),
-            dense(5, "float64", 4, activation="relu"),
-            dense(3, "float64", 5, last=True),
-        ]
-    ),
-    "reverse": lambda: Stack(
-        [
-            grown(lstm(4, "float64", recurrent_activation="exponential"), 0.5, "recurrent_activation"),
-            grown(rnn(4, "float64", 4, activation="linear", reverse=True), 20, "activation"),
-        ]
-    ),
-}
-
-
-def batch_of(training, ends, padding):
-    """A batch with these lengths, and this value where no step counts."""
-    batch = training.batch(0)
-    batch |= {"lengths": ends, "x": batch["x"].copy(), "target": batch["target"].copy()}
-    past = np.arange(training.sizes[0])[:, None] >= ends
-    counts = ~past if training.layer._over_time else ends > 0
-    batch["x"] = np.where(past[..., None], padding, np.nan_to_num(batch["x"], nan=0.5))
-    if training.loss == "softmax_cross_entropy":
-        batch["target"] = np.where(counts, np.maximum(batch["target"], 0), -7)
-    else:
-        batch["target"] = np.where(counts[..., None], np.nan_to_num(batch["target"], nan=0.5), padding)
-    return batch
-
-
-@pytest.mark.meet(2)
-@pytest.mark.parametrize("padding", [np.nan, np.inf])
-@pytest.mark.parametrize("loop", ["scan", "loop"])
-@pytest.mark.parametrize("criterion", LOSSES)
-@pytest.mark.parametrize("name", NETWORKS)
-def test_training_steps_that_overflow(name, criterion, loop, padding):
-    """The model of a step gives what the layers give, with resets, masks and states."""
-    layer = NETWORKS[name]()
-    options = {"sizes": (LONG, B), "reset": True, "mask": True, "state": True, "max_norm": 1.0}
-    training = Training(layer, criterion, "adam", **OPTIMIZERS["adam"], **options)
-    batch = batch_of(training, ENDS, padding)
-    batch["reset"][4:] = False
-    x = np.where(np.arange(LONG)[:, None, None] >= ENDS[:, None], 0, batch["x"])
-    assert not np.isfinite(layer(x, training.state)[0]).all()
-    found, expected = training.first_step(training.model(loop=loop), batch=batch)
-    assert all(np.isfinite(array).all() for array in expected.values())
-    off = errors(found, expected)
-    assert max(off.values()) <= 1e-12, off
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize(("loop", "static"), FORMS)
 def test_gradients_to_outputs_that_are_clipped(loop, static, bad):

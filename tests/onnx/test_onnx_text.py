@@ -14,7 +14,6 @@ from onnx_export.text import TextParser
 MISTAKES = {  # of the text of a step of the LSTM: what is replaced, where, and the message
     "a name": ("(f_biased, f_see)", "(f_biased, f_sea)", "there is no name f_sea; did you mean f_see?"),
     "a name where the condition does not hold": ("(m, w_p)", "(m, w_pp)", "there is no name w_pp; did you mean w_p?"),
-    "a constant": ("(one, f)", "(ones, f)", "there is no name ones; did you mean one?"),
     "a constant of sizes": (
         "(x_w, T_B_gates)",
         "(x_w, T_B_gate)",
@@ -24,7 +23,6 @@ MISTAKES = {  # of the text of a step of the LSTM: what is replaced, where, and 
     "another op's argument": ("Mul (i, ci)", "Mul (i, b_ru)", "b_ru has no value where the line's condition holds"),
     "a condition": ("clip      |", "clips     |", "there is no condition clips; did you mean clip?"),
     "an operator": ("= Clip (cs_sum", "= Clop (cs_sum", "there is no operator Clop; did you mean Clip?"),
-    "a word": ("co = Activation", "co = Activatoin", "there is no operator Activatoin; did you mean Activation?"),
     "no name at all like it": ("(i, ci)", "(i, zyxwvu)", "there is no name zyxwvu"),
     "brackets": (
         "co = Activation (cs_new)",

@@ -228,12 +228,8 @@ def test_placement():
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"x": None}, TypeError, "Stack: x missing; expected x, target, learning_rate, lengths, mask"),
         ({"target": None}, TypeError, "Stack: target missing"),
         ({"reset": np.zeros((T, B), bool)}, TypeError, "Stack: reset unknown; expected x, target, learning_rate, len"),
-        ({"weights": {}}, TypeError, "Stack: weights unknown"),
-        ({"x": np.zeros((T, B, I + 1))}, ValueError, "Stack: x has shape (6, 5, 4); expected (T, B, 3)"),
-        ({"x": np.zeros((T, B, I), np.float32)}, TypeError, "Stack: x has dtype float32; expected float64"),
         ({"target": [0, 1]}, ValueError, "Stack: target has shape (2,); expected (5,), with B=5 from x"),
         ({"target": np.zeros(B)}, TypeError, "Stack: target has dtype float64; expected int64"),
         ({"target": [0, 1, 3, -1, 0]}, ValueError, "Stack: target[2] is 3; expected 0 to 2, for 3 classes"),

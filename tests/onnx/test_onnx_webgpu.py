@@ -248,15 +248,6 @@ def test_native_layers(compare, name, form):
     check_layer(compare, case, model)
 
 
-@pytest.mark.parametrize("form", ["reset", "lengths and reset"])
-@pytest.mark.parametrize("train", [False, True], ids=["forward", "train"])
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", ["LSTM with all", "Bidirectional"])
-def test_layers_of_many_steps(compare, name, loop, train, form):
-    case = Case(LAYERS[name]("float32"), train=train, sizes=(60, 3), **(FULL | RAGGED)[form])
-    check_layer(compare, case, exported(case.layer, case, loop=loop, static=True, sizes=fixed_sizes(loop, 60)))
-
-
 @pytest.mark.parametrize("form", ["no state", "lengths and reset"])
 @pytest.mark.parametrize("train", [False, True], ids=["forward", "train"])
 @pytest.mark.parametrize("loop", LOOPS)
