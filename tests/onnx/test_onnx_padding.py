@@ -80,7 +80,6 @@ def test_gradients_of_steps_that_overflow(kind, options, place, activation, loop
     case.check(model, limit=1e-11)  # as exp(z) is off by z eps
 
 
-# ------------------------------------------------------------------------------------------------------------- training
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize(("loop", "static"), FORMS)
 def test_gradients_to_outputs_that_are_clipped(loop, static, bad):
