@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from bits import same
 from export_cases import LAYERS, LENGTHS, B, I, T, dense, flat, lstm
-from graphs import EPS, named, tells_placement
+from graphs import EPS, named
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
 import onnx_export
@@ -213,15 +213,6 @@ def test_what_may_be_left_out():
     sgd = TrainingSession(model_of(layer, optimizer="sgd"), layer)
     with pytest.raises(TypeError, match=r"^Stack: learning_rate missing; expected x, target, learning_rate, lengths$"):
         sgd(**data)
-
-
-@tells_placement
-def test_placement():
-    layer = classifier("float32")
-    session = TrainingSession(model_of(layer), layer)
-    kinds = {placed.op_type for placed in session.placement}
-    assert {"Scan", "Sqrt", "Exp", "Gemm"} <= kinds
-    assert repr(session) == "<TrainingSession of Stack on cpu>"
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
