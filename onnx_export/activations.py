@@ -22,7 +22,7 @@ from blockcell.convert.onnx_activations import USES, WRITTEN, are_exact
 from blockcell.formulas import SELU
 
 from .nodes import Nodes
-from .text import expand
+from .text import expand_text
 
 _SELU = dict(zip(("scale", "alpha"), SELU, strict=True)) | {"drop": SELU[0] * SELU[1]}
 """Selu's numbers, which no argument changes; `drop` is how far it falls below 0."""
@@ -185,7 +185,7 @@ def _activation_nodes(word: NodeProto, activations: Mapping[str, Activation], dt
     parameters = _parameters(activation)
     values = {input_name: word.input[0], output_name: word.output[0]}
     values |= {name: f"{argument}_{name}" for name in parameters}
-    nodes = expand(texts[parts(activation)[0]], values, ["zero", "one"], [dtype.name])
+    nodes = expand_text(texts[parts(activation)[0]], values, ["zero", "one"], [dtype.name])
     for node in nodes:
         for attribute in node.attribute:
             attribute.f = parameters[attribute.ref_attr_name]

@@ -132,7 +132,7 @@ def names_written(nodes: Iterable[NodeProto]) -> set[str]:
     return {name for node in nodes for name in node.output if name}
 
 
-def add_new(nodes: Nodes, more_nodes: Iterable[NodeProto]) -> Nodes:
+def add_new_nodes(nodes: Nodes, more_nodes: Iterable[NodeProto]) -> Nodes:
     """Return the nodes and those of the others whose values they do not compute already."""
     known = names_written(nodes)
     return [*nodes, *(node for node in more_nodes if node.output[0] not in known)]

@@ -142,7 +142,7 @@ class TextParser:
         return ", ".join(by_gate[gate] for gate in self.gates)
 
 
-def expand(
+def expand_text(
     text: str, values: Mapping[str, str], names: Iterable[str], conditions: Collection[str] = ()
 ) -> list[NodeProto]:
     """Return the nodes of a text, with values in place of some of its names; it may read `names`, too.

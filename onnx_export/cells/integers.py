@@ -23,8 +23,8 @@ from onnx import NodeProto
 
 from blockcell.formulas import TOP
 
-from ..nodes import Nodes, add_new, make_node
-from ..text import expand
+from ..nodes import Nodes, add_new_nodes, make_node
+from ..text import expand_text
 
 MOST = 65536
 """Values of k whose sum fits into 32 bits."""
@@ -65,7 +65,7 @@ CONSTANTS: dict[str, np.generic] = {
 def write_product(rows: str, w: str, w_scale: str, addend: str, out: str) -> Nodes:
     """Return the nodes of ``out = addend + rows @ w`` for quantized weights in unsigned bytes."""
     values = {"rows": rows, "w": w, "w_scale": w_scale, "addend": addend, "out": out}
-    return expand(ROUNDED + PRODUCT, values, ["at_last", *CONSTANTS])
+    return expand_text(ROUNDED + PRODUCT, values, ["at_last", *CONSTANTS])
 
 
 def replace_gemms(before: Iterable[NodeProto], step: Iterable[NodeProto], scales: Mapping[str, str]) -> Nodes:
@@ -85,7 +85,7 @@ def replace_gemms(before: Iterable[NodeProto], step: Iterable[NodeProto], scales
     for node in step:
         if node.op_type == "Gemm":
             rows, w, addend = [*node.input, "zero"][:3]
-            nodes = add_new(nodes, write_product(rows, w, scale_of[w], addend, node.output[0]))
+            nodes = add_new_nodes(nodes, write_product(rows, w, scale_of[w], addend, node.output[0]))
         else:
             nodes.append(node)
     return nodes

@@ -31,7 +31,7 @@ from ..cells.config import NODE_WEIGHTS, Config, Form
 from ..nodes import (
     DOMAIN,
     Nodes,
-    add_new,
+    add_new_nodes,
     drop_import,
     make_model,
     make_node,
@@ -286,7 +286,7 @@ class LayerGraph:
         z = f"{prefix}z"
         names["at_last"] = self.graph.ints(-1)
         nodes = integers.write_product(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
-        self.graph.nodes = add_new(self.graph.nodes, rename_values(nodes, names))
+        self.graph.nodes = add_new_nodes(self.graph.nodes, rename_values(nodes, names))
         return z
 
     def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str, needs_d_x: bool) -> str:

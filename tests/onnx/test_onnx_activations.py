@@ -162,9 +162,7 @@ def test_a_session_has_the_activation_that_it_was_built_with():
     session = onnx_export.Session("block_rnn", attrs={"activation": ["leaky_relu", 0.1]})
     for given in (args, {name: value for name, value in args.items() if name != "activation"}):
         compare("block_rnn", session(**given), exact("block_rnn", args), LIMIT)
-    with pytest.raises(
-        ValueError, match=r"activation is 'relu'; expected \('leaky_relu', 0.1\), as the model was built"
-    ):
+    with pytest.raises(ValueError, match=r"activation is 'relu'; expected \('leaky_relu', 0.1\), as the model"):
         session(**args | {"activation": "relu"})
     again = onnx_export.Session(session.model)  # by the model's metadata
     assert again.attributes == {"activation": ("leaky_relu", 0.1)}

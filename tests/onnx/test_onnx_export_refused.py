@@ -38,9 +38,7 @@ def test_mistakes(options, message, tmp_path):
 
 def test_native_refusals_that_depend_on_the_layer():
     plain = lstm(4, "float32")
-    with pytest.raises(
-        ValueError, match="export: loop='native' is not possible with reset; expected 'scan', 'unroll' or"
-    ):
+    with pytest.raises(ValueError, match="export: loop='native' is not possible with reset; expected 'scan'"):
         onnx_export.export(plain, None, loop="native", reset=True)
     with pytest.raises(ValueError, match=r"export: 1\.bw: loop='native' is not exact"):
         clipped = lstm(4, "float32", 4, cell_clip=0.3)
@@ -62,9 +60,7 @@ def test_modules_of_torch():
 
 def test_backward_directions_do_not_stream():
     layer = LAYERS["Bidirectional"]("float32")
-    with pytest.raises(
-        TypeError, match="export: layer is a Bidirectional, which begins at the last step; it cannot be"
-    ):
+    with pytest.raises(TypeError, match="export: layer is a Bidirectional, which begins at the last step"):
         onnx_export.export(layer, None, streaming=True)
     with pytest.raises(TypeError, match=r"export: 0 is a Bidirectional, which begins at the last step"):
         onnx_export.export(Stack([layer]), None, streaming=True)

@@ -14,11 +14,6 @@ from onnx_export.text import TextParser
 MISTAKES = {  # of the text of a step of the LSTM: what is replaced, where, and the message
     "a name": ("(f_biased, f_see)", "(f_biased, f_sea)", "there is no name f_sea; did you mean f_see?"),
     "a name where the condition does not hold": ("(m, w_p)", "(m, w_pp)", "there is no name w_pp; did you mean w_p?"),
-    "a constant of sizes": (
-        "(x_w, T_B_gates)",
-        "(x_w, T_B_gate)",
-        "there is no name T_B_gate; did you mean T_B_gates?",
-    ),
     "a line below": ("Mul (i, ci)", "Mul (i, co)", "co has no value where the line's condition holds"),
     "another op's argument": ("Mul (i, ci)", "Mul (i, b_ru)", "b_ru has no value where the line's condition holds"),
     "a condition": ("clip      |", "clips     |", "there is no condition clips; did you mean clip?"),

@@ -288,18 +288,14 @@ def test_other_layers_and_models(tmp_path):
     model = model_of(layer)
     others = [lstm(4, "float64"), Stack([lstm(4, "float64", forget_bias=1.0), dense(3, "float64", 4, last=True)])]
     for other in others:
-        with pytest.raises(
-            ValueError, match=r"TrainingSession: the model is of .*; expected a layer that differs in no"
-        ):
+        with pytest.raises(ValueError, match=r"TrainingSession: the model is of .*; expected a layer that"):
             TrainingSession(model, other)
     wider = Stack([lstm(5, "float64"), dense(3, "float64", 5, last=True)])
     with pytest.raises(ValueError, match=r"layer\.weights\['0\.w'\] has shape \(8, 20\); expected \(7, 16\)"):
         TrainingSession(model, wider)
     for kind in ({}, {"train": True}):
         plain = onnx_export.export(layer, None, **kind)
-        with pytest.raises(
-            ValueError, match="TrainingSession: the model 'Stack' is no training step; expected one that"
-        ):
+        with pytest.raises(ValueError, match="TrainingSession: the model 'Stack' is no training step; expected"):
             TrainingSession(plain, layer)
     with pytest.raises(ValueError, match="Stack: the model is a training step; expected TrainingSession for it"):
         onnx_export.Session(model)
