@@ -6,7 +6,6 @@ import importlib.util
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -31,19 +30,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(message, name="onnxruntime") from None
 
 
-@dataclass(frozen=True)
-class Provider:
-    """One of onnxruntime's execution providers."""
-
-    name: str
-    options: Mapping[str, str] = field(default_factory=dict)
-
-
-PROVIDERS = {
-    "cpu": Provider("CPUExecutionProvider"),
-    "cuda": Provider("CUDAExecutionProvider", {"use_tf32": "0"}),
-    "webgpu": Provider("WebGpuExecutionProvider"),
-}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "webgpu": "WebGpuExecutionProvider"}
+OPTIONS = {"cuda": {"use_tf32": "0"}}
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 # What WebGPU may leave to the CPU beside control flow: lengths, masks and indices, for which it has few kernels.
 NO_FLOATS = {TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64}
@@ -152,7 +140,7 @@ class RuntimeModel:
     def placement(self) -> list[NodePlacement]:
         """Return where every node runs, also in bodies."""
         assigned = self._assignments()
-        if self.provider != "webgpu" or any(node.provider == PROVIDERS["webgpu"].name for node in assigned):
+        if self.provider != "webgpu" or any(node.provider == PROVIDERS["webgpu"] for node in assigned):
             return assigned
         # onnxruntime 1.30 and older do not tell WebGPU's nodes, so they are what is left in the graph.
         with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +150,7 @@ class RuntimeModel:
             model = onnx.load(options.optimized_model_filepath)
         names = {node.name for node in assigned}
         others = (node for graph, _ in graphs(model.graph) for node in graph.node if node.name not in names)
-        return [*assigned, *(NodePlacement(node.op_type, node.name, PROVIDERS["webgpu"].name) for node in others)]
+        return [*assigned, *(NodePlacement(node.op_type, node.name, PROVIDERS["webgpu"]) for node in others)]
 
     # ---------------------------------------------------------------------------------------------------------- private
     def _options(self) -> Any:
@@ -184,13 +172,13 @@ class RuntimeModel:
 
     def _start_session(self, options: Any) -> Any:
         """Return an onnxruntime.InferenceSession, which has no types."""
-        described, content = PROVIDERS[self.provider], self._model.SerializeToString()
+        name, content = PROVIDERS[self.provider], self._model.SerializeToString()
         try:
             if self.provider == "webgpu" and (device := _plugin()) is not None:
                 options.add_provider_for_devices([device], dict(self._provider_options))
                 session = onnxruntime.InferenceSession(content, options, enable_fallback=0)
             else:
-                choice = [(described.name, {**described.options, **self._provider_options})]
+                choice = [(name, OPTIONS.get(self.provider, {}) | dict(self._provider_options))]
                 session = onnxruntime.InferenceSession(content, options, providers=choice, enable_fallback=0)
         except Exception as error:  # onnxruntime's own classes
             if "fallback to CPU EP" in str(error):
@@ -201,11 +189,11 @@ class RuntimeModel:
                     f"loop='loop' needs sizes T and B (onnxruntime: {error})"
                 ) from error
             if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
-                name = short(self._model.graph.name)
-                raise ValueError(f"onnxruntime cannot load the model {name}: {error}") from error
+                graph_name = short(self._model.graph.name)
+                raise ValueError(f"onnxruntime cannot load the model {graph_name}: {error}") from error
             raise
         active = session.get_providers()
-        if active[0] != described.name:
+        if active[0] != name:
             raise RuntimeError(f"provider is {self.provider!r}, but onnxruntime fell back to {', '.join(active)}")
         return session
 
@@ -220,7 +208,7 @@ class RuntimeModel:
         ]
 
     def _float_nodes_on_cpu(self) -> list[NodePlacement]:
-        on_cpu = [node for node in self._assignments() if node.provider == PROVIDERS["cpu"].name]
+        on_cpu = [node for node in self._assignments() if node.provider == PROVIDERS["cpu"]]
         suspects = [node for node in on_cpu if node.op_type not in CONTROL_FLOW]
         if not suspects:
             return []
@@ -296,7 +284,7 @@ def why_not(provider: str) -> str:
     if provider == "webgpu":
         return _why_no_webgpu()
     available = onnxruntime.get_available_providers()
-    if PROVIDERS[provider].name not in available:
+    if PROVIDERS[provider] not in available:
         return (
             f"onnxruntime {onnxruntime.__version__} has only {', '.join(available)} here; the package onnxruntime-gpu "
             "has CUDA"
@@ -340,7 +328,7 @@ def _has_half() -> bool:
 @cache
 def _plugin() -> Any:
     """Return the device of the WebGPU plugin, a package of its own; None if onnxruntime has the provider built in."""
-    name = PROVIDERS["webgpu"].name
+    name = PROVIDERS["webgpu"]
     if name in onnxruntime.get_available_providers():
         return None
     if not hasattr(onnxruntime, "register_execution_provider_library"):

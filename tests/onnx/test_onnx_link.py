@@ -294,9 +294,7 @@ def test_in_functions_of_the_models_own():
     call = node("F", taken(op), ["y"], domain="mine", limit=0.5)
     known = {name: args[name] for name in taken(op)}
     model = model_of([call], known, {"y": (FLOATS, 2)}, domain="mine", functions=[function])
-    with pytest.raises(
-        ValueError, match=r"^LSTMBlockCell node 'cell' is in the function 'F', .* expected a"
-    ):
+    with pytest.raises(ValueError, match=r"^LSTMBlockCell node 'cell' is in the function 'F', .* expected a"):
         onnx_export.link(model)
     (y,) = on_onnxruntime(linked(onnx.inliner.inline_local_functions(model)), known)
     np.testing.assert_allclose(y, exact(op, args).h, rtol=0, atol=1e-14)
