@@ -227,8 +227,13 @@ class LayerCall(ModelCall):
     def _weight_shapes(self) -> Mapping[str, Sequence[Any]]:
         if "d_y" in self._inputs:
             return self._dims
-        initializers = {tensor.name: [*tensor.dims] for tensor in self._model.graph.initializer}
-        shapes = _shapes_before_quantization(initializers)
+        stored = {tensor.name: [*tensor.dims] for tensor in self._model.graph.initializer}
+        shapes: dict[str, Sequence[Any]] = dict(stored)
+        for full_name, shape in stored.items():
+            if full_name.endswith("_quantized"):  # by onnxruntime's quantize_dynamic
+                name = full_name.removesuffix("_quantized")
+                is_transposed = name.rpartition(".")[2] in NODE_WEIGHTS
+                shapes.setdefault(name, [*shape[:1], *shape[:0:-1]] if is_transposed else shape)
         return shapes | _shapes_of_native(self.tree, shapes)
 
     def without_rows(self, sizes: Mapping[str, int]) -> list[Array]:
@@ -370,16 +375,6 @@ class StepCall(ModelCall):
 def _dims(kind: Any) -> list[int | str]:
     """Return the shape of a tensor type, with 0 for a size that is not known."""
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
-
-
-def _shapes_before_quantization(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Return the shapes of arrays, also of those that onnxruntime's quantize_dynamic has replaced."""
-    before: dict[str, Sequence[Any]] = {}
-    for name, shape in stored.items():
-        if name.endswith("_quantized"):
-            name = name.removesuffix("_quantized")
-            before[name] = [*shape[:1], *shape[:0:-1]] if name.rpartition(".")[2] in NODE_WEIGHTS else shape
-    return before | dict(stored)
 
 
 def _shapes_of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

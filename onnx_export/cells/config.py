@@ -185,7 +185,7 @@ def op_config(
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
     row = OPS[op]
     dtype = check_dtype(op, dtype)
-    fixed = check_sizes(op, sizes or {}, LETTERS)
+    fixed = check_sizes(op, sizes, LETTERS)
     values = check_attributes(op, row, attrs or {})
     check_form(op, form)
     fixed = {letter: size for letter, size in fixed.items() if letter in row.sources}  # a cell has no T
@@ -220,16 +220,17 @@ def check_dtype(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
         raise ValueError(f"{caller}: dtype is {dtype!r}; expected {DTYPE_NAMES}") from None
 
 
-def check_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:
+def check_sizes(caller: str, sizes: Mapping[str, int | None] | None, letters: str, least: int = 0) -> dict[str, int]:
     """Check sizes by their letters; return the ones that are not None."""
     fixed = {}
-    for letter, size in sizes.items():
+    for letter, size in (sizes or {}).items():
         if letter not in tuple(letters):
             raise ValueError(f"{caller}: sizes has {letter!r}; expected the letters {', '.join(letters)}")
         if size is None:
             continue
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
-            raise ValueError(f"{caller}: sizes[{letter!r}] is {size!r}; expected an integer >= 0 or None, any size")
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < least:
+            expected = f"expected an integer >= {least} or None, any size"
+            raise ValueError(f"{caller}: sizes[{letter!r}] is {size!r}; {expected}")
         fixed[letter] = int(size)
     return fixed
 

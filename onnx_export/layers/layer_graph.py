@@ -270,24 +270,19 @@ class LayerGraph:
         g = self.graph
         if layer.last and not self.streaming:
             x = self._last_rows(layer, x)
-        if not self._in_integers(layer, prefix):
+        if self._in_integers(layer, prefix):
+            y = f"{prefix}z"
+            nodes = integers.write_product(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", y)
+            names = {name: g.constant(np.asarray(number)) for name, number in integers.CONSTANTS.items()}
+            g.nodes = add_new_nodes(g.nodes, rename_values(nodes, names | {"at_last": g.ints(-1)}))
+        else:
             product = g.add("MatMul", g.cast_to_compute(x), g.cast_to_compute(self._weight(f"{prefix}w")))
             y = g.add("Add", product, g.cast_to_compute(f"{prefix}b"))
-        else:
-            y = self._product_in_integers(prefix, x)
         if layer.activation is not None:
             axis = {"axis": -1} if layer.activation == "softmax" else {}
             y = g.add(layer.activation.capitalize(), y, **axis)
         y = self._zero_padding(layer, g.cast_to_storage(y))
         return y, (x, y)
-
-    def _product_in_integers(self, prefix: str, x: str) -> str:
-        names = {name: self.graph.constant(np.asarray(number)) for name, number in integers.CONSTANTS.items()}
-        z = f"{prefix}z"
-        names["at_last"] = self.graph.ints(-1)
-        nodes = integers.write_product(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
-        self.graph.nodes = add_new_nodes(self.graph.nodes, rename_values(nodes, names))
-        return z
 
     def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str, needs_d_x: bool) -> str:
         g = self.graph

@@ -22,10 +22,10 @@ from blockcell.layers.structure import ends_in_softmax, has_steps
 from blockcell.loss import LOSSES, Loss
 from blockcell.optim import OPTIMIZERS, Optimizer
 
-from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form, read_number
+from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form, check_sizes, read_number
 from ..layers.layer_graph import LayerGraph
 from ..layers.signature import NEW, Signature, put_first, step_signature
-from ..layers.writing import check_fixed_sizes, check_layer_and_path, write_model
+from ..layers.writing import check_layer_and_path, write_model
 from ..nodes import DOMAIN, constant, names_read, names_written, rename_values
 from ..text import TextParser
 from .losses import LOSS_GRAPHS
@@ -151,7 +151,7 @@ def training_step(
     limit = None if max_norm is None else _number(caller, "max_norm", max_norm)
     if limit == 0:
         raise ValueError(f"{caller}: max_norm is 0; expected a number above 0, or None")
-    fixed = check_fixed_sizes(caller, sizes)
+    fixed = check_sizes(caller, sizes, "TB", least=1)
     kind = check_dtype(caller, layer.dtype if dtype is None else dtype)
     inputs = {"lengths": lengths, "reset": reset, "mask": mask, "state": state}
     takes = [name for name, is_input in inputs.items() if is_input]
@@ -249,7 +249,8 @@ class TrainingGraph:
         arguments = {"y": g.cast_to_compute(y), "target": target, "count": count, "counts": counts}
         conditions = ["masked" if counts else "full"]
         constants = row.constants(self.layer.output_size)
-        results = self._call(row.function, row.text, arguments, ["loss", "d_y"], conditions, constants)
+        name = self.loss.title().replace("_", "")
+        results = self._call(name, row.text, arguments, ["loss", "d_y"], conditions, constants)
         self.results["loss"] = results["loss"]
         return g.cast_to_storage(results["d_y"])
 
@@ -294,20 +295,20 @@ class TrainingGraph:
     def _update(self, grads: Mapping[str, str]) -> None:
         """Add the optimizer: new weights, and what it keeps for the next step."""
         g = self.graph
-        row, optimizer = OPTIMIZER_GRAPHS[self.optimizer], self.optimizer_row
+        row, optimizer, name = OPTIMIZER_GRAPHS[self.optimizer], self.optimizer_row, self.optimizer.title()
         constants, conditions = row.constants(self.settings), [self._precision, *row.conditions(self.settings)]
         shared = {name: name for name in [*["step"] * optimizer.counts_steps, "learning_rate"]}
         if row.rate_text:
-            shared |= self._call(row.rate_function, row.rate_text, shared, row.rate_outputs, conditions, constants)
+            shared |= self._call(f"{name}Rate", row.rate_text, shared, row.rate_outputs, conditions, constants)
         if optimizer.counts_steps:
             self.results["new_step"] = shared["new_step"]
         outputs = ["new_w", *(f"new_{slot}" for slot in row.slots)]
         for weight, grad in grads.items():
-            slots = {name: f"{slot}.{weight}" for name, slot in zip(row.slots, optimizer.slots, strict=True)}
+            slots = {key: f"{slot}.{weight}" for key, slot in zip(row.slots, optimizer.slots, strict=True)}
             # Before 1.27, onnxruntime loses sums with a constant that has no entries, as such a gradient is.
             grad = grad if self.layer.weights[weight].size else weight
             arguments = {"w": g.cast_to_compute(weight), "g": g.cast_to_compute(grad), **slots, **shared}
-            results = self._call(row.function, row.text, arguments, outputs, conditions, constants)
+            results = self._call(f"{name}Update", row.text, arguments, outputs, conditions, constants)
             self.results[f"new_{weight}"] = g.cast_to_storage(results["new_w"])
             self.results |= {f"new_{value}": results[f"new_{slot}"] for slot, value in slots.items()}
 

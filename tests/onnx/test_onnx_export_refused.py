@@ -23,7 +23,7 @@ from blockcell import LSTM, Bidirectional, Stack
         ({"loop": "native", "train": True}, "export: loop='native' is not possible: ONNX's LSTM has no gradient"),
         ({"dtype": "int8"}, "export: dtype is 'int8'; expected float32, float64 or float16"),
         ({"sizes": {"H": 4}}, "export: sizes has 'H'; expected the letters T, B"),
-        ({"sizes": {"B": 0}}, "export: sizes['B'] is 0; expected at least 1, or None"),
+        ({"sizes": {"B": 0}}, "export: sizes['B'] is 0; expected an integer >= 1 or None"),
         ({"opset": 14}, "export: opset is 14; expected an integer from 15 to"),
         ({"streaming": True, "train": True}, "export: streaming and train are both True; expected one"),
         ({"streaming": True, "state": False}, "export: state is False; expected True, as a step needs"),
