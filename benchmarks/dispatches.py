@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +196,12 @@ def table(rows: list[dict[str, str]]) -> str:
 def main() -> None:
     from gpu_check import describe_run
 
-    from onnx_export.runtime import PROVIDERS, has, why_not
+    from onnx_export.runtime import PROVIDERS, why_not
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--provider", choices=list(PROVIDERS))
-    provider = parser.parse_args().provider or next(filter(has, ("cuda", "webgpu", "cpu")))
-    if has(provider):
+    provider = parser.parse_args().provider or next(filterfalse(why_not, ("cuda", "webgpu", "cpu")))
+    if not why_not(provider):
         count, about = lambda *case: count_by_profile(*case, provider), f"{describe_run(provider)}. {NOTES[provider]}"
     elif provider == "cuda":
         count, about = count_by_list, NOTES["by list"]

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -294,10 +295,10 @@ def devices(summary: str) -> tuple[str, bool] | None:
 
 def choose_provider(name: str | None) -> str:
     """Return the first provider that runs here, of those that are asked for, else end the program."""
-    from onnx_export.runtime import has, why_not
+    from onnx_export.runtime import why_not
 
     choices = [name] if name else ["cuda", "webgpu"]
-    for provider in filter(has, choices):
+    for provider in filterfalse(why_not, choices):
         return provider
     sys.exit("\n".join(f"provider {provider!r}: {why_not(provider)}" for provider in choices))
 

@@ -37,7 +37,7 @@ A file or folder imports from those above it. All models consist of what ``cells
 ``export.py``            `export`: the model of a layer, with its weights
 
 ``runtime.py``           onnxruntime, its providers, and what works around their faults
-``call.py``              `LayerCall`: arguments and results of a layer as those of its model
+``call.py``              `LayerCall`, `StepCall`: arguments and results of a layer or a step as those of its model
 ``session.py``           `Session`
 ``training_session.py``  `TrainingSession`
 ``verification.py``      `verify`: kernels and runtimes against the formulas in float64
@@ -57,7 +57,7 @@ except ModuleNotFoundError as error:
 from .build import build
 from .export import export
 from .link import link
-from .training import training_step
+from .training.step import training_step
 
 if TYPE_CHECKING:
     from .session import Session

@@ -22,7 +22,7 @@ from blockcell.convert.onnx_activations import USES, WRITTEN, are_exact
 from blockcell.formulas import SELU
 
 from .nodes import Nodes
-from .text import TextParser
+from .text import expand_text
 
 _SELU = dict(zip(("scale", "alpha"), SELU, strict=True)) | {"drop": SELU[0] * SELU[1]}
 """Selu's numbers, which no argument changes; `drop` is how far it falls below 0."""
@@ -183,19 +183,10 @@ def _activation_nodes(word: NodeProto, activations: Mapping[str, Activation], dt
     argument, texts, input_name, output_name = WORDS[word.op_type]
     activation = activations[argument]
     parameters = _parameters(activation)
-    parser = TextParser([dtype.name], (), [input_name, "zero", "one", *parameters])
-    nodes = parser.nodes(texts[parts(activation)[0]])
-
-    def name_in_graph(name: str) -> str:
-        if name in parameters:
-            return f"{argument}_{name}"
-        if name == output_name:
-            return str(word.output[0])
-        return "_".join(word.input[0] if piece == input_name else piece for piece in name.split("_"))
-
+    values = {input_name: word.input[0], output_name: word.output[0]}
+    values |= {name: f"{argument}_{name}" for name in parameters}
+    nodes = expand_text(texts[parts(activation)[0]], values, ["zero", "one"], [dtype.name])
     for node in nodes:
-        node.input[:] = map(name_in_graph, node.input)
-        node.output[:] = map(name_in_graph, node.output)
         for attribute in node.attribute:
             attribute.f = parameters[attribute.ref_attr_name]
             attribute.ClearField("ref_attr_name")

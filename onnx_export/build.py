@@ -100,15 +100,15 @@ def _model(c: Config) -> ModelProto:
     graph = helper.make_graph(
         nodes,
         c.op.name,
-        [_value_info(c, tensor) for tensor in input_tensors(c.op) if tensor.name in inputs],
-        [_value_info(c, tensor) for tensor in c.op.outputs],
+        [_typed_value(c, tensor) for tensor in input_tensors(c.op) if tensor.name in inputs],
+        [_typed_value(c, tensor) for tensor in c.op.outputs],
         doc_string=doc_string(c),
     )
     metadata = {"op": c.op.name, "attributes": json.dumps(c.attrs), "loop": c.form.loop}
     return make_model(graph, c.form.opset, functions, metadata, with_domain=not c.form.inlined)
 
 
-def _value_info(c: Config, tensor: Tensor) -> ValueInfoProto:
+def _typed_value(c: Config, tensor: Tensor) -> ValueInfoProto:
     """Return a tensor's type and shape; free sizes are symbols such as ``I+H`` and ``4*H``."""
     if tensor.name == "seq_len_max":
         return helper.make_tensor_value_info(tensor.name, TensorProto.INT64, [])

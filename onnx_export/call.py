@@ -1,8 +1,11 @@
-"""`LayerCall`: a layer's arguments become the inputs of its model, and the model's outputs the layer's results."""
+"""`LayerCall` and `StepCall`: arguments of a layer, or of a step of its training, become the inputs of its model, and
+the model's outputs become results.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +21,20 @@ from blockcell.files import ArrayInFile, check_arrays, leaf_descriptions, weight
 from blockcell.layers import Layer
 from blockcell.layers.loading import build_layer, described_output, described_sizes, described_state
 from blockcell.layers.structure import STATES, read_parts
+from blockcell.loss import LOSSES
 from blockcell.optable import DTYPES, Array, sizes_of
+from blockcell.optim import OPTIMIZERS, clip_global_norm
 
 from .cells.config import NODE_WEIGHTS
-from .layers.signature import LayerArrays, Signature, layer_signature
+from .layers.signature import (
+    NEW,
+    LayerArrays,
+    Signature,
+    layer_signature,
+    put_first,
+    step_memory,
+    step_signature,
+)
 
 KINDS = [helper.np_dtype_to_tensor_dtype(dtype) for dtype in DTYPES]
 Tree = Mapping[str, Any]  # a layer as `blockcell.files` describes it
@@ -45,7 +58,6 @@ class ModelCall:
         self._reader = ArgumentReader(tree["type"])
         self._inputs = {value.name: value.type.tensor_type for value in model.graph.input}
         self._dims = {name: _dims(type_) for name, type_ in self._inputs.items()}
-        self._dtypes: dict[str, np.dtype[Any]] = {}
         self._outputs = [value.name for value in model.graph.output]
         self._states = [
             prefix + name for prefix, cell in leaf_descriptions(tree) for name in STATES[cell["type"]]._fields
@@ -79,7 +91,7 @@ class ModelCall:
         return LayerArrays(kind, x, described_output(self.tree, "", rows, sizes), states, self._weights)
 
     def _compare(self, signature: Signature) -> None:
-        """Raise a ValueError unless the model's inputs and outputs have these types."""
+        """Raise a ValueError unless the model's inputs and outputs have these types; keep the inputs' dtypes."""
         graph = self._model.graph
         for side, values, expected in zip(("input", "output"), (graph.input, graph.output), signature, strict=True):
             names = [value.name for value in values]
@@ -91,6 +103,8 @@ class ModelCall:
                 if (tensor_type.elem_type, dims) != (element_type, shape):
                     has = f"its {side} {value.name} has the type {tensor_type.elem_type} and shape {dims}"
                     raise ValueError(f"{has}; expected {element_type}, {shape}")
+        types = self._inputs.items()
+        self._dtypes = {name: np.dtype(helper.tensor_dtype_to_np_dtype(type_.elem_type)) for name, type_ in types}
 
     def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """Check the arguments; return all inputs of the model."""
@@ -150,12 +164,6 @@ class ModelCall:
         return STATES[tree["type"]](*(find(prefix + field) for field in fields))
 
     # ----------------------------------------------------------------------------------------------------------- arrays
-    def _dtype_of(self, name: str) -> np.dtype[Any]:
-        """Return the dtype of an input."""
-        if name not in self._dtypes:
-            self._dtypes[name] = np.dtype(helper.tensor_dtype_to_np_dtype(self._inputs[name].elem_type))
-        return self._dtypes[name]
-
     def _read_weights(self, value: Any) -> dict[str, tuple[str, Any]]:
         caller, expected = self._reader.caller, ", ".join(self._weights)
         if not isinstance(value, Mapping):
@@ -168,8 +176,7 @@ class ModelCall:
 
     def _read(self, name: str, label: str, value: Any, sizes: dict[str, int]) -> Array:
         caller = self._reader.caller
-        dtype = self._dtype_of(name)
-        letters = self._dims[name]
+        dtype, letters = self._dtypes[name], self._dims[name]
         shape = [sizes.get(size, size) if isinstance(size, str) else size for size in letters]
         if value is None:
             default = sizes["T"] if name == "lengths" else name == "mask"
@@ -220,15 +227,20 @@ class LayerCall(ModelCall):
     def _weight_shapes(self) -> Mapping[str, Sequence[Any]]:
         if "d_y" in self._inputs:
             return self._dims
-        initializers = {tensor.name: [*tensor.dims] for tensor in self._model.graph.initializer}
-        shapes = _shapes_before_quantization(initializers)
+        stored = {tensor.name: [*tensor.dims] for tensor in self._model.graph.initializer}
+        shapes: dict[str, Sequence[Any]] = dict(stored)
+        for full_name, shape in stored.items():
+            if full_name.endswith("_quantized"):  # by onnxruntime's quantize_dynamic
+                name = full_name.removesuffix("_quantized")
+                is_transposed = name.rpartition(".")[2] in NODE_WEIGHTS
+                shapes.setdefault(name, [*shape[:1], *shape[:0:-1]] if is_transposed else shape)
         return shapes | _shapes_of_native(self.tree, shapes)
 
     def without_rows(self, sizes: Mapping[str, int]) -> list[Array]:
         """Return the model's outputs where B is 0: nothing, and gradients of zero."""
-        kind = helper.tensor_dtype_to_np_dtype(self._inputs["x"].elem_type)
         shapes = (value.type.tensor_type.shape.dim for value in self._model.graph.output)
-        return [np.zeros([sizes.get(dim.dim_param, dim.dim_value) for dim in shape], kind) for shape in shapes]
+        sizes_of_outputs = ([sizes.get(dim.dim_param, dim.dim_value) for dim in shape] for shape in shapes)
+        return [np.zeros(sizes_of_output, self._dtypes["x"]) for sizes_of_output in sizes_of_outputs]
 
     def without_steps(self, feeds: Mapping[str, Array]) -> Any:
         """Compute the layer's results where T is 0 by the layer itself, as onnxruntime's Scan fails on no steps."""
@@ -253,19 +265,116 @@ class LayerCall(ModelCall):
         return self._result(**fields)
 
 
+class StepCall(ModelCall):
+    """Translates the arguments of a step to the inputs of its model, and the model's outputs to the step's results."""
+
+    _required = ("x", "target", "learning_rate")
+
+    def __init__(self, model: ModelProto, tree: Tree, training: Any) -> None:
+        super().__init__(model, tree)
+        settings = training if isinstance(training, dict) else {}
+        loss, optimizer = settings.get("loss"), settings.get("optimizer")
+        if loss not in [*LOSSES] or optimizer not in [*OPTIMIZERS]:
+            raise ValueError(f"blockcell.training is {short(json.dumps(training))}; expected a loss and an optimizer")
+        self.weight_names = [*self._weights]
+        self._loss, self._optimizer, self._max_norm = LOSSES[loss], OPTIMIZERS[optimizer], settings.get("max_norm")
+        self._settings = {name: settings[name] for name in self._optimizer.defaults if name in settings}
+        self._rate = self._optimizer.defaults.get("learning_rate")
+        self.memory_names = [*put_first(step_memory(self._optimizer, self._weights, 0), ["step"])]
+        row_inputs = [name for name in ("lengths", "reset", "mask") if name in self._inputs]
+        state = ["state"] * (self._with_state and bool(self._states))
+        self._takes = ["x", "target", "learning_rate", *row_inputs, *state]
+        arrays = self._arrays()
+        self._compare(step_signature(arrays, self._takes, self._loss, self._optimizer, self._max_norm is not None))
+        self._classes = arrays.y[-1] if self._loss.target == "classes" else None
+        self.dtype = self._dtypes["x"]
+        for name in [*self._weights, *self.memory_names]:  # which are no arguments of a step
+            del self._inputs[name]
+        self._result: Any = namedtuple("Step", ["loss", *["norm"] * ("norm" in self._outputs), "y", *state])  # type: ignore[misc]
+
+    def feeds(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
+        if self._rate is not None and arguments.get("learning_rate") is None:
+            arguments = {**arguments, "learning_rate": self._rate}
+        feeds = super().feeds(arguments)
+        if not 0 <= feeds["learning_rate"] < np.inf:
+            value = short(arguments["learning_rate"])
+            raise ValueError(f"{self._reader.caller}: learning_rate is {value}; expected 0 <= learning_rate < inf")
+        if isinstance(self._classes, int):
+            self._check_labels(feeds, self._classes)
+        return feeds
+
+    def _check_labels(self, feeds: Mapping[str, Array], classes: int) -> None:
+        """Raise a ValueError if a label that counts is no class."""
+        target = feeds["target"]
+        is_wrong = (target < 0) | (target >= classes)
+        if is_wrong.any() and "mask" in feeds:
+            is_wrong &= feeds["mask"]
+        if is_wrong.any() and "lengths" in feeds and target.ndim == 2:
+            is_wrong &= np.arange(len(target))[:, None] < feeds["lengths"]
+        if is_wrong.any():
+            index = np.argwhere(is_wrong)[0].tolist()
+            expected = f"expected 0 to {classes - 1}, for {classes} classes"
+            raise ValueError(f"{self._reader.caller}: target{index} is {target[tuple(index)]}; {expected}")
+
+    def read_weights(self, weights: Mapping[str, Array]) -> dict[str, Array]:
+        """Check the shapes of a layer's weights; return them in the model's dtype."""
+        for name, dims in self._weights.items():
+            if (shape := weights[name].shape) != (expected := tuple(dims)):
+                message = f"layer.weights[{name!r}] has shape {shape}; expected {expected}"
+                raise ValueError(f"{self._reader.caller}: {message}")
+        return {name: weights[name].astype(self.dtype) for name in self._weights}
+
+    def read_memory(self, state: Mapping[str, Any] | None) -> dict[str, Array]:
+        """Check and return what the optimizer keeps, zeros before the first step."""
+        names, reader = self.memory_names, ArgumentReader("TrainingSession")
+        if state is not None and not isinstance(state, Mapping):
+            kind = type(state).__name__
+            raise TypeError(f"{reader.caller}: optimizer_state is of type {kind}; expected a dict of arrays")
+        if state and {*state} != {*names}:
+            names_given, expected = ", ".join(map(str, state)), ", ".join(names) or "nothing"
+            raise ValueError(f"{reader.caller}: optimizer_state has {short(names_given)}; expected {expected}")
+        arrays = {}
+        for name in names:
+            dtype, shape = self._dtypes[name], tuple(map(int, self._dims[name]))
+            array = reader.array(f"optimizer_state[{name!r}]", state[name]) if state else np.zeros(shape, dtype)
+            is_same = array.dtype.kind in "iu" if name == "step" else array.dtype.newbyteorder("=") == dtype
+            if array.shape != shape or not is_same or (name == "step" and array < 0):
+                message = f"optimizer_state[{name!r}] has shape {array.shape} and dtype {array.dtype}"
+                origin = "what the step before returned"
+                raise ValueError(f"{reader.caller}: {message}; expected {shape} and {dtype}, {origin}")
+            arrays[name] = array.astype(dtype)
+        return arrays
+
+    def without_steps(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the outputs of a step, by name, where T or B is 0: by the layer, the loss and the optimizer.
+
+        ``feeds`` are all inputs of the model, with the weights and what the optimizer keeps.
+        """
+        layer = self._layer(feeds)
+        y, _, tape = layer.forward(feeds["x"], self._state_of(feeds, "{}_prev"))
+        value, d_y = self._loss.function(y, feeds["target"], mask=feeds.get("mask"))
+        grads, outputs = layer.backward(tape, d_y)[2], {"loss": np.array(value), "y": y}
+        if self._max_norm is not None:
+            grads, norm = clip_global_norm(grads, self._max_norm)
+            outputs["norm"] = np.array(norm)
+        memory = {name: feeds[name] for name in self.memory_names} or None
+        rate = float(feeds["learning_rate"])
+        for after in self._optimizer.function(layer.weights, grads, memory, learning_rate=rate, **self._settings):
+            outputs |= {NEW + name: array for name, array in after.items()}
+        return outputs | {name: feeds[f"{name}_prev"] for name in self._states if f"{name}_prev" in feeds}
+
+    def step_result(self, outputs: Mapping[str, Array]) -> Any:
+        """Return the step's results, from the outputs by name."""
+        fields: dict[str, Any] = {"y": outputs["y"]}
+        fields |= {name: float(outputs[name]) for name in ("loss", "norm") if name in outputs}
+        if "state" in self._result._fields:
+            fields["state"] = self._state(self.tree, "", outputs.__getitem__)
+        return self._result(**fields)
+
+
 def _dims(kind: Any) -> list[int | str]:
     """Return the shape of a tensor type, with 0 for a size that is not known."""
     return [] if kind is None else [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
-
-
-def _shapes_before_quantization(stored: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Return the shapes of arrays, also of those that onnxruntime's quantize_dynamic has replaced."""
-    before: dict[str, Sequence[Any]] = {}
-    for name, shape in stored.items():
-        if name.endswith("_quantized"):
-            name = name.removesuffix("_quantized")
-            before[name] = [*shape[:1], *shape[:0:-1]] if name.rpartition(".")[2] in NODE_WEIGHTS else shape
-    return before | dict(stored)
 
 
 def _shapes_of_native(tree: Tree, stored: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

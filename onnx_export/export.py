@@ -17,10 +17,10 @@ from blockcell.optable import Array
 from blockcell.quantization import FLOAT32
 
 from .cells import integers
-from .cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form
+from .cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form, check_sizes
 from .layers.layer_graph import LayerGraph
 from .layers.weights import is_int8, stored_weights
-from .layers.writing import check_fixed_sizes, check_layer_and_path, write_model
+from .layers.writing import check_layer_and_path, write_model
 
 LARGEST = 2**31 - 2**20  # bytes: protobuf's limit, less what a model has beside its weights
 
@@ -138,7 +138,7 @@ def export(
         raise ValueError("export: state is False; expected True, as a step needs the state before it")
     if streaming and reset:
         raise ValueError("export: reset is True; expected False, as a step starts anew from a state of zeros")
-    fixed = check_fixed_sizes("export", sizes)
+    fixed = check_sizes("export", sizes, "TB", least=1)
     kind = check_dtype("export", layer.dtype if dtype is None else dtype)
     integer = _check_quantized(layer, kind, train, activations)
     stored = {} if train else stored_weights(layer, kind, integer)

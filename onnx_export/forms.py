@@ -38,8 +38,10 @@ def make_in_form(
     for form in forms:
         try:
             model = make(form)
-            if form.loop == "native":
-                _check_kernels(caller, provider, model)
+            cells = (node for node in nodes_of(model) if node.op_type in CELLS)
+            if missing := next(filter(None, (_missing_cell(provider, node) for node in cells)), ""):
+                reason = f"{provider!r} has no {missing}; expected another"
+                raise ValueError(f"{caller}: loop='native' is not possible: {reason}")
             return model
         except ValueError as error:
             refusals.append(error)
@@ -49,34 +51,21 @@ def make_in_form(
     raise ValueError(f"{caller}: there is no form for provider={provider!r}: {reasons}")
 
 
-def _check_kernels(caller: str, provider: str, model: ModelProto) -> None:
-    """Raise a ValueError if the provider does not have all of ONNX's own cells in the model."""
-    missing_cell = _missing_on_cudnn if provider == "cuda" else _missing_on_webgpu
-    for node in nodes_of(model):
-        if node.op_type in CELLS and (cell := missing_cell(node)):
-            raise ValueError(f"{caller}: loop='native' is not possible: {provider!r} has no {cell}; expected another")
-
-
-def _missing_on_webgpu(node: NodeProto) -> str:
-    """Return what WebGPU lacks for an LSTM, GRU or RNN, "" if it has a kernel."""
-    if node.op_type not in WEBGPU_CELLS:
-        return node.op_type
-    used = _attributes(node).get("activations", [])
-    return "" if WEBGPU_ACTIVATIONS.issuperset(used) else f"{node.op_type} with {b', '.join(used).decode()}"
-
-
-def _missing_on_cudnn(node: NodeProto) -> str:
-    """Return what cuDNN lacks for an LSTM, GRU or RNN, "" if it computes the node."""
-    attributes, default = _attributes(node), CUDNN_ACTIVATIONS[node.op_type]
+def _missing_cell(provider: str, node: NodeProto) -> str:
+    """Return which LSTM, GRU or RNN a GPU's provider has no kernel for, "" if it has one for the node."""
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    cell, default = node.op_type, CUDNN_ACTIVATIONS[node.op_type]
     used = attributes.get("activations", default)
-    if used != default * (len(used) // len(default)):
-        return f"{node.op_type} with {b', '.join(used).decode()}"
-    if node.op_type == "GRU" and not attributes.get("linear_before_reset"):
+    if provider == "webgpu":
+        if cell not in WEBGPU_CELLS:
+            return cell
+        has_activations = WEBGPU_ACTIVATIONS.issuperset(used)
+    else:
+        has_activations = used == default * (len(used) // len(default))
+    if not has_activations:
+        return f"{cell} with {b', '.join(used).decode()}"
+    if provider == "cuda" and cell == "GRU" and not attributes.get("linear_before_reset"):
         return "GRU that resets before the product"
-    if node.op_type == "LSTM" and (attributes.get("input_forget") or any(node.input[7:])):
+    if provider == "cuda" and cell == "LSTM" and (attributes.get("input_forget") or any(node.input[7:])):
         return "LSTM with peepholes or coupled gates"
     return ""
-
-
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

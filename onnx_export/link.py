@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, shape_inference
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from blockcell.errors import short
 from blockcell.optable import OPS
@@ -27,7 +26,6 @@ from .nodes import (
 FROM_TENSORFLOW = "ai.onnx.converters.tensorflow"  # where tf2onnx puts ops that it is told to leave alone
 DOMAINS = ("", "ai.onnx", DOMAIN, FROM_TENSORFLOW)
 WAITING = f"{DOMAIN}.waiting"  # nobody's: a node without a body must not take the function of one that has its own
-MOST_NODES = 2**18
 NEW_OPSET = 18  # for a model that has no ONNX operators yet
 
 
@@ -37,8 +35,8 @@ def link(model: ModelProto) -> ModelProto:
     Converters such as tf2onnx leave nodes like ``BlockLSTM`` as they are, with TensorFlow's arguments in TensorFlow's
     order and nothing that says what they compute. Such a node, in the default domain, in ``blockcell`` or in
     ``ai.onnx.converters.tensorflow``, becomes a call of a function that the model brings along: the graph of `build`
-    for the node's attributes and dtype. Nodes in bodies of Scan, Loop and If are found too. Functions of the model's
-    own that have such nodes in them are inlined, because values in functions have no types.
+    for the node's attributes and dtype. Nodes in bodies of Scan, Loop and If are found too, but not in functions of the
+    model's own, where values have no types: `onnx.inliner.inline_local_functions` gives a model without functions.
 
     Parameters
     ----------
@@ -58,13 +56,20 @@ def link(model: ModelProto) -> ModelProto:
     TypeError
         ``model`` is not a model.
     ValueError
-        The version of ONNX's operators is below 15, or a node cannot be completed: an input or a required attribute is
-        missing, or the dtype cannot be found or is not float32, float64 or float16. The message names the node.
+        The version of ONNX's operators is below 15, or a node cannot be completed: it is in a function, an input or a
+        required attribute is missing, or the dtype cannot be found or is not float32, float64 or float16. The message
+        names the node.
     """
     if not isinstance(model, ModelProto):
         raise TypeError(f"model is of type {type(model).__name__}; expected an onnx.ModelProto")
-    linked = _inline_functions(model)
-    with_body = {(function_proto.domain, function_proto.name) for function_proto in linked.functions}
+    linked = ModelProto()
+    linked.CopyFrom(model)
+    with_body = {(local.domain, local.name) for local in linked.functions}
+    for local in linked.functions:
+        if node := next((node for node in nodes_within(local.node) if _is_block_op(node, with_body)), None):
+            where = f"{_label(node)} is in the function {local.name!r}, where values have no types"
+            mend = "onnx.inliner.inline_local_functions(model) returns one"
+            raise ValueError(f"{where}; expected a model without functions: {mend}")
     block_nodes = [node for graph, _ in graphs(linked.graph) for node in graph.node if _is_block_op(node, with_body)]
     if not block_nodes:
         return linked
@@ -72,15 +77,19 @@ def link(model: ModelProto) -> ModelProto:
     input_names = {name for node in block_nodes for name in node.input}
     for node in block_nodes:
         node.domain = WAITING
-    linked.opset_import.append(helper.make_opsetid(WAITING, 1))
-    _add_import(linked, DOMAIN, 1)
+    domains = {entry.domain for entry in linked.opset_import}
+    linked.opset_import.extend(helper.make_opsetid(name, 1) for name in (WAITING, DOMAIN) if name not in domains)
     linked.ir_version = max(linked.ir_version, 8)  # from where on there are functions
 
     names: dict[tuple[object, ...], str] = {}
     while waiting := [node for node in block_nodes if node.domain == WAITING]:
         # What a node gives may tell the dtype of the next one, through whatever lies between.
-        with _onnx_errors("infer the types of"):
+        try:
             inferred = shape_inference.infer_shapes(linked)
+        except MemoryError:
+            raise
+        except Exception as error:  # of many kinds, where a model is not what onnx takes it for
+            raise ValueError(f"onnx cannot infer the types of the model: {error}") from error
         for (graph, _), (_, types) in zip(graphs(linked.graph), graphs(inferred.graph), strict=True):
             for node in graph.node:
                 if node.domain == WAITING and (kind := _element_type(node, types)):
@@ -95,62 +104,6 @@ def link(model: ModelProto) -> ModelProto:
 # ------------------------------------------------------------------------------------------------------ finding nodes
 def _is_block_op(node: NodeProto, with_body: Collection[tuple[str, str]]) -> bool:
     return node.op_type in OPS and node.domain in DOMAINS and (node.domain, node.op_type) not in with_body
-
-
-@contextmanager
-def _onnx_errors(task: str) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:  # of many kinds, where a model is not what onnx takes it for
-        raise ValueError(f"onnx cannot {task} the model: {error}") from error
-
-
-def _inline_functions(model: ModelProto) -> ModelProto:
-    """Return a copy of the model in which functions with block ops in them are inlined."""
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    while True:
-        with_body = {(local.domain, local.name) for local in copy.functions}
-        blocked = [
-            (local.domain, local.name)
-            for local in copy.functions
-            if any(_is_block_op(node, with_body) for node in nodes_within(local.node))
-        ]
-        if not blocked:
-            return copy
-        _check_growth(copy)
-        with _onnx_errors("inline the functions of"):
-            copy = inliner.inline_selected_functions(copy, blocked)
-
-
-def _check_growth(model: ModelProto) -> None:
-    """Raise a ValueError where a function calls itself, or where there would be too many nodes without functions."""
-    functions = {(local.domain, local.name): local for local in model.functions}
-    sizes: dict[tuple[str, str], int] = {}
-
-    def size(nodes: Iterable[NodeProto], within: Collection[tuple[str, str]]) -> int:
-        total = 0
-        for node in nodes_within(nodes):
-            key = node.domain, node.op_type
-            if key in within:
-                raise ValueError(
-                    f"the function {key[1]} of the domain {key[0]!r} calls itself, which ONNX does not allow"
-                )
-            if key in functions and key not in sizes:
-                sizes[key] = size(functions[key].node, {*within, key})
-            total += sizes.get(key, 1)
-        return total
-
-    try:
-        largest = max(
-            size(nodes_of_part, ()) for nodes_of_part in (model.graph.node, *(local.node for local in model.functions))
-        )
-    except RecursionError:
-        raise ValueError("the model's functions call one another too deeply") from None
-    if largest > MOST_NODES:
-        raise ValueError(f"the model would have {largest} nodes without its functions; expected at most {MOST_NODES}")
 
 
 # --------------------------------------------------------------------------------------------------- completing a node
@@ -260,8 +213,3 @@ def _opset(model: ModelProto, node: NodeProto) -> int:
             "can be asked for (tf2onnx: --opset 18)"
         )
     return versions[0]
-
-
-def _add_import(model: ModelProto, domain: str, version: int) -> None:
-    if all(entry.domain != domain for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(domain, version))

@@ -132,6 +132,12 @@ def names_written(nodes: Iterable[NodeProto]) -> set[str]:
     return {name for node in nodes for name in node.output if name}
 
 
+def add_new_nodes(nodes: Nodes, more_nodes: Iterable[NodeProto]) -> Nodes:
+    """Return the nodes and those of the others whose values they do not compute already."""
+    known = names_written(nodes)
+    return [*nodes, *(node for node in more_nodes if node.output[0] not in known)]
+
+
 def rename_values(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Nodes:
     """Return copies of the nodes with other names, in bodies too."""
     copies = []

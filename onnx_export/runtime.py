@@ -6,7 +6,6 @@ import importlib.util
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -31,19 +30,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(message, name="onnxruntime") from None
 
 
-@dataclass(frozen=True)
-class Provider:
-    """One of onnxruntime's execution providers."""
-
-    name: str
-    options: Mapping[str, str] = field(default_factory=dict)
-
-
-PROVIDERS = {
-    "cpu": Provider("CPUExecutionProvider"),
-    "cuda": Provider("CUDAExecutionProvider", {"use_tf32": "0"}),
-    "webgpu": Provider("WebGpuExecutionProvider"),
-}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "webgpu": "WebGpuExecutionProvider"}
+OPTIONS = {"cuda": {"use_tf32": "0"}}
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 # What WebGPU may leave to the CPU beside control flow: lengths, masks and indices, for which it has few kernels.
 NO_FLOATS = {TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64}
@@ -61,24 +49,15 @@ class KeptValues:
 
     def __init__(self, arrays: Mapping[str, Array], provider: str) -> None:
         # onnxruntime uses the memory of an array, where it can, so each value has an array of its own.
-        first = {name: _ort_value(np.array(array, order="C"), provider) for name, array in arrays.items()}
-        second = {name: _ort_value(np.zeros(array.shape, array.dtype), provider) for name, array in arrays.items()}
-        self._sets = first, second
-        self.turns = 0
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """Return the values that the next run reads."""
-        return self._sets[self.turns % 2]
-
-    @property
-    def outputs(self) -> dict[str, Any]:
-        """Return the values that the next run writes."""
-        return self._sets[1 - self.turns % 2]
+        self.inputs = {name: _ort_value(np.array(array, order="C"), provider) for name, array in arrays.items()}
+        """The values that the next run reads."""
+        self.outputs = {name: _ort_value(np.zeros_like(array, order="C"), provider) for name, array in arrays.items()}
+        """The values that the next run writes."""
+        self.turn = 0
 
     def exchange(self) -> None:
         """Exchange the two sets: the next run reads what the last one has written."""
-        self.turns += 1
+        self.inputs, self.outputs, self.turn = self.outputs, self.inputs, 1 - self.turn
 
     def array(self, name: str) -> Array:
         """Return a copy of a value."""
@@ -161,7 +140,7 @@ class RuntimeModel:
     def placement(self) -> list[NodePlacement]:
         """Return where every node runs, also in bodies."""
         assigned = self._assignments()
-        if self.provider != "webgpu" or any(node.provider == PROVIDERS["webgpu"].name for node in assigned):
+        if self.provider != "webgpu" or any(node.provider == PROVIDERS["webgpu"] for node in assigned):
             return assigned
         # onnxruntime 1.30 and older do not tell WebGPU's nodes, so they are what is left in the graph.
         with tempfile.TemporaryDirectory() as folder:
@@ -171,7 +150,7 @@ class RuntimeModel:
             model = onnx.load(options.optimized_model_filepath)
         names = {node.name for node in assigned}
         others = (node for graph, _ in graphs(model.graph) for node in graph.node if node.name not in names)
-        return [*assigned, *(NodePlacement(node.op_type, node.name, PROVIDERS["webgpu"].name) for node in others)]
+        return [*assigned, *(NodePlacement(node.op_type, node.name, PROVIDERS["webgpu"]) for node in others)]
 
     # ---------------------------------------------------------------------------------------------------------- private
     def _options(self) -> Any:
@@ -193,13 +172,13 @@ class RuntimeModel:
 
     def _start_session(self, options: Any) -> Any:
         """Return an onnxruntime.InferenceSession, which has no types."""
-        described, content = PROVIDERS[self.provider], self._model.SerializeToString()
+        name, content = PROVIDERS[self.provider], self._model.SerializeToString()
         try:
             if self.provider == "webgpu" and (device := _plugin()) is not None:
                 options.add_provider_for_devices([device], dict(self._provider_options))
                 session = onnxruntime.InferenceSession(content, options, enable_fallback=0)
             else:
-                choice = [(described.name, {**described.options, **self._provider_options})]
+                choice = [(name, OPTIONS.get(self.provider, {}) | dict(self._provider_options))]
                 session = onnxruntime.InferenceSession(content, options, providers=choice, enable_fallback=0)
         except Exception as error:  # onnxruntime's own classes
             if "fallback to CPU EP" in str(error):
@@ -210,11 +189,11 @@ class RuntimeModel:
                     f"loop='loop' needs sizes T and B (onnxruntime: {error})"
                 ) from error
             if type(error).__name__ in ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf"):
-                name = short(self._model.graph.name)
-                raise ValueError(f"onnxruntime cannot load the model {name}: {error}") from error
+                graph_name = short(self._model.graph.name)
+                raise ValueError(f"onnxruntime cannot load the model {graph_name}: {error}") from error
             raise
         active = session.get_providers()
-        if active[0] != described.name:
+        if active[0] != name:
             raise RuntimeError(f"provider is {self.provider!r}, but onnxruntime fell back to {', '.join(active)}")
         return session
 
@@ -229,7 +208,7 @@ class RuntimeModel:
         ]
 
     def _float_nodes_on_cpu(self) -> list[NodePlacement]:
-        on_cpu = [node for node in self._assignments() if node.provider == PROVIDERS["cpu"].name]
+        on_cpu = [node for node in self._assignments() if node.provider == PROVIDERS["cpu"]]
         suspects = [node for node in on_cpu if node.op_type not in CONTROL_FLOW]
         if not suspects:
             return []
@@ -260,7 +239,7 @@ class SteppingModel(RuntimeModel):
 
     def step(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model once; return the outputs that are not kept, by name."""
-        turn = self._kept.turns % 2
+        turn = self._kept.turn
         if turn not in self._bound:
             self._bound[turn] = self._bind_kept(), [], []
         bound, shapes, values = self._bound.pop(turn)  # to be put back when it has run
@@ -300,17 +279,12 @@ def _name_nodes(model: ModelProto) -> ModelProto:
 
 
 # ------------------------------------------------------------------------------------------------------ what is here
-def has(provider: str) -> bool:
-    """Return whether the provider can run models here."""
-    return not why_not(provider)
-
-
 def why_not(provider: str) -> str:
     """Return what a provider lacks here and what to install, "" if it can run models."""
     if provider == "webgpu":
         return _why_no_webgpu()
     available = onnxruntime.get_available_providers()
-    if PROVIDERS[provider].name not in available:
+    if PROVIDERS[provider] not in available:
         return (
             f"onnxruntime {onnxruntime.__version__} has only {', '.join(available)} here; the package onnxruntime-gpu "
             "has CUDA"
@@ -354,7 +328,7 @@ def _has_half() -> bool:
 @cache
 def _plugin() -> Any:
     """Return the device of the WebGPU plugin, a package of its own; None if onnxruntime has the provider built in."""
-    name = PROVIDERS["webgpu"].name
+    name = PROVIDERS["webgpu"]
     if name in onnxruntime.get_available_providers():
         return None
     if not hasattr(onnxruntime, "register_execution_provider_library"):

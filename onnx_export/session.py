@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from blockcell.files import check, check_regular, parse
 from blockcell.optable import LETTERS, OPS, Array, Op, sizes_of
 
 from .build import build
-from .call import KINDS, LayerCall, Tree
+from .call import KINDS, LayerCall, StepCall
 from .cells.config import LOOPS, Value, check_attributes, input_tensors, native_cell
 from .forms import FORMS, SLOW
 from .nodes import nodes_of
@@ -60,10 +60,12 @@ class BaseSession(ABC, Generic[Model]):
         """Return the values of the sizes that the model leaves open."""
         return {letter: feeds[name].shape[axis] for letter, name, axis in self._free}
 
-    def _placement(self, caller: str, advice: str) -> list[NodePlacement]:
-        """Return where every node of the model that was started last runs."""
+    @property
+    def placement(self) -> list[NodePlacement]:
+        """Where every node runs, also in loops. On a GPU, an op or layer must have been called once before."""
         if not self._running:
-            raise RuntimeError(f"{caller}: on a GPU there is a graph for every set of sizes; {advice}")
+            message = "on a GPU there is a graph for every set of sizes; call the session first"
+            raise RuntimeError(f"{self._name}: {message}")
         return [*self._running.values()][-1].placement()
 
 
@@ -121,7 +123,7 @@ class Session(BaseSession[RuntimeModel]):
         else:
             model = op_or_model
         metadata = read_metadata(model)
-        if metadata.is_step:
+        if isinstance(metadata.call, StepCall):
             raise ValueError(f"{model.graph.name}: the model is a training step; expected TrainingSession for it")
         super().__init__(metadata.op.name if metadata.op else model.graph.name, provider, model)
         self.op, self.attributes = metadata.op, metadata.attributes
@@ -143,11 +145,6 @@ class Session(BaseSession[RuntimeModel]):
             warn_of_slow(self._name, self.model, provider)
         if provider == "cpu" or not (self._rebuilt or self._layer):
             self._running[()] = RuntimeModel(model, provider)
-
-    @property
-    def placement(self) -> list[NodePlacement]:
-        """Where every node runs, also in loops. On a GPU, an op or layer must have been called once before."""
-        return self._placement(self._name, "call the session first")
 
     def __call__(self, **arguments: Any) -> Any:
         """Run it.
@@ -329,13 +326,8 @@ class Metadata:
     op: Op | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Of the op."""
-    tree: Tree | None = None
-    """The layer, as `blockcell.files` describes it."""
-    call: LayerCall | None = None
-    """How a layer's model is called, but for a training step."""
-    is_step: bool = False
-    """Whether the model is a training step; its loss, optimizer and settings are then in `training`."""
-    training: Any = None
+    call: LayerCall | StepCall | None = None
+    """How the model of a layer, or of a step of its training, is called."""
 
 
 def read_metadata(model: ModelProto) -> Metadata:
@@ -350,28 +342,23 @@ def read_metadata(model: ModelProto) -> Metadata:
     if "op" in texts and ("layer" in texts or texts["op"] not in OPS):
         expected = f"expected one of {', '.join(OPS)}, and no blockcell.layer"
         raise ValueError(f"{name} have blockcell.op {short(texts['op'])}; {expected}")
-    metadata = Metadata(texts.get("loop", ""), is_step="training" in texts)
+    loop = texts.get("loop", "")
     try:
         if "op" in texts:
             op = OPS[texts["op"]]
-            metadata = replace(metadata, op=op, attributes=_read_attributes(op, texts.get("attributes", "{}")))
+            attributes = _read_attributes(op, texts.get("attributes", "{}"))
             _check_model(op, model)
-        elif "layer" in texts:
+            return Metadata(loop, op, attributes)
+        if "layer" in texts:
             tree = parse(texts["layer"])
             check(tree)
-            if metadata.is_step:
-                metadata = replace(metadata, tree=tree, training=parse(texts["training"]))
-            else:
-                metadata = replace(metadata, tree=tree, call=LayerCall(model, tree))
+            is_step = "training" in texts
+            call: LayerCall | StepCall
+            call = StepCall(model, tree, parse(texts["training"])) if is_step else LayerCall(model, tree)
+            return Metadata(loop, call=call)
     except (RecursionError, ValueError) as error:
-        raise ValueError(foreign_message(model, error)) from None
-    return metadata
-
-
-def foreign_message(model: ModelProto, reason: Exception) -> str:
-    """Return the message on a model that is not what its metadata say."""
-    name = f"the metadata of the model {short(model.graph.name)}"
-    return f"{name} and the model are not those that blockcell makes: {reason}"
+        raise ValueError(f"{name} and the model are not those that blockcell makes: {error}") from None
+    return Metadata(loop)
 
 
 def _read_attributes(op: Op, text: str) -> dict[str, Value]:

@@ -3,8 +3,8 @@
 A word left of the bar is a condition, one of `Config.conditions`: the line counts only if it holds.
 
 ==========  ============================================================================================
-cell        the op is a cell: one step
-sequence    the op runs all steps of a sequence
+cell        one step alone: of a cell, or of a sequence whose steps a node of ONNX's own runs
+sequence    all steps of a sequence, in a loop that is written here
 fused       x and h have one product together, [x, h_prev] @ w
 split       x and h have a product each
 peephole    with peepholes; ``no_peep``: without; ``i_peep``: i has one, too
@@ -140,6 +140,24 @@ class TextParser:
     def _ordered(self, match: re.Match[str]) -> str:
         by_gate = dict(zip(("i", "ci", "f", "o"), match[1].split(", "), strict=True))
         return ", ".join(by_gate[gate] for gate in self.gates)
+
+
+def expand_text(
+    text: str, values: Mapping[str, str], names: Iterable[str], conditions: Collection[str] = ()
+) -> list[NodeProto]:
+    """Return the nodes of a text, with values in place of some of its names; it may read `names`, too.
+
+    Where one of the words of another name is such a name, it becomes the value: with h for x, x_exp is h_exp.
+    """
+    nodes = TextParser(conditions, (), [*values, *names]).nodes(text)
+
+    def name_in_graph(name: str) -> str:
+        return values[name] if name in values else "_".join(values.get(word, word) for word in name.split("_"))
+
+    for node in nodes:
+        node.input[:] = map(name_in_graph, node.input)
+        node.output[:] = map(name_in_graph, node.output)
+    return nodes
 
 
 def _check_name(kind: str, name: str, known_names: Collection[str]) -> None:

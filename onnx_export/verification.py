@@ -187,9 +187,9 @@ def verify(
 
 def available() -> list[str]:
     """Return the runtimes that are installed."""
-    from .runtime import has
+    from .runtime import why_not
 
-    return [name for name in RUNTIMES if name == "reference" or has(name)]
+    return [name for name in RUNTIMES if name == "reference" or not why_not(name)]
 
 
 def _dtypes_of(provider: str, kinds: list[np.dtype[Any]]) -> list[np.dtype[Any]]:

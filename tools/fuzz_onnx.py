@@ -222,7 +222,7 @@ def make_models_of_layers() -> Source:
 
 # -------------------------------------------------------------------------------------------------------- onnx_export
 def make_model_of_op(op: str, place: str, **attributes: Any) -> ModelProto:
-    """Return a model of an op of blockcell: plain, in an If or in a function."""
+    """Return a model of an op of blockcell: plain, or in an If."""
     row = OPS[op]
     names = ["seq_len_max"] * row.sequence + [tensor.name for tensor in row.inputs]
     node = helper.make_node(op, names, [tensor.name for tensor in row.outputs], name="cell", **attributes)
@@ -230,23 +230,15 @@ def make_model_of_op(op: str, place: str, **attributes: Any) -> ModelProto:
         helper.make_tensor_value_info(name, TensorProto.INT64 if name == "seq_len_max" else TensorProto.FLOAT, None)
         for name in [*names, node.output[-1], "go_on", "y"]
     ]
-    functions, imports = [], [helper.make_opsetid("", 18)]
+    imports = [helper.make_opsetid("", 18)]
     inputs, outputs = infos[:-3], infos[-3:-2]
     if place == "in an If":
         branch = helper.make_graph([node], "branch", [], outputs)
         node = helper.make_node("If", ["go_on"], ["y"], then_branch=branch, else_branch=branch)
         infos[-2].type.tensor_type.elem_type = TensorProto.BOOL
         inputs, outputs = [*inputs, infos[-2]], infos[-1:]
-    elif place == "in a function":
-        imports.append(helper.make_opsetid("mine", 1))
-        call_inner = helper.make_node("Inner", names, ["y"], domain="mine")
-        functions = [
-            helper.make_function("mine", "Inner", names, [node.output[-1]], [node], imports),
-            helper.make_function("mine", "Outer", names, ["y"], [call_inner], imports),
-        ]
-        node, outputs = helper.make_node("Outer", names, ["y"], domain="mine"), infos[-1:]
     graph = helper.make_graph([node], "g", inputs, outputs)
-    return helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=8)
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
 def make_models_of_ops() -> Source:
@@ -256,7 +248,6 @@ def make_models_of_ops() -> Source:
         make_model_of_op("BlockLSTM", "plain", cell_clip=0.5, use_peephole=1),
         make_model_of_op("BlockLSTMGrad", "plain", use_peephole=0),
         make_model_of_op("LSTMBlockCell", "in an If", forget_bias=0.5),
-        make_model_of_op("GRUBlockCell", "in a function"),
     ]
 
 

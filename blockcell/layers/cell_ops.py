@@ -78,7 +78,7 @@ def describe_cell(
 
 def _with_weights_of(op: Op, cell: Cell) -> Op:
     """Return the op with the gates and weights of a cell, which may be an LSTM that is coupled or has a projection."""
-    weights: dict[str, Tensor] = {tensor.name: tensor for tensor in cell._tensors}
+    weights: dict[str, Tensor] = {tensor.name: tensor for tensor in cell._tensors if tensor.name in cell.weights}
     missing = {tensor.name for tensor in op.weights} - weights.keys()
 
     def with_cell_shape(tensor: Tensor) -> Tensor:

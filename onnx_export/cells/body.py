@@ -28,7 +28,7 @@ from ..nodes import (
 )
 from ..text import Program, TextParser
 from .config import Config, input_tensors, native_cell
-from .integers import CONSTANTS, IntegerProducts
+from .integers import CONSTANTS, replace_gemms
 from .loops import LoopBody, StepMask, divide_step, last_name, loop, names_with_time, scan, unroll, without_gemm
 
 CELLS = ("LSTM", "GRU", "RNN")  # ONNX's own
@@ -39,14 +39,12 @@ ABSENT = {"w_p", *(tensor.name for op in OPS.values() for tensor in op.inputs)} 
 def op_nodes(c: Config) -> tuple[Nodes, list[str]]:
     """Return the op's nodes, and the names of the arguments that they read."""
     empty = any(c.sizes.get(letter) == 0 for letter in "TBH")  # no step, no row or no cell: nothing to compute with
-    zero_outputs = [tensor for tensor in c.op.outputs if empty or c.is_always_zero(tensor)]
-    if empty or (c.full_length and not c.form.static):
-        nodes, results = _expanded_zeros(c, zero_outputs, empty)
+    if empty:
+        nodes, results = _expanded_zeros(c)
     else:
-        nodes, results = _summed_zeros(zero_outputs)
-    if not empty:
+        zeros, zero_results = _summed_zeros([tensor for tensor in c.op.outputs if c.is_always_zero(tensor)])
         computing, computed = _computing_nodes(c)
-        nodes, results = [*nodes, *computing], results | computed
+        nodes, results = [*zeros, *computing], zero_results | computed
     nodes = _named_outputs(c, nodes, results)
     if c.node_inputs:
         nodes = [node for node in nodes if not set(c.node_inputs).intersection(node.output)]
@@ -107,7 +105,7 @@ def _text_nodes(c: Config) -> TextNodes:
     before, step = parser.nodes(program.before), parser.nodes(program.step)
     step = activations.expand_activations(step, c.activation_of, c.compute)
     if c.integers:
-        step = IntegerProducts().of_gemms(before, step, _scales(c))
+        step = replace_gemms(before, step, _scales(c))
     carried = {name: parser.name(value) for name, value in program.carried.items()}
     text = TextNodes(before, step, [], carried, {})
     if c.native:
@@ -126,9 +124,9 @@ def _text_nodes(c: Config) -> TextNodes:
 def _with_native_node(c: Config, parser: TextParser, text: TextNodes) -> TextNodes:
     """Return the text with ONNX's own LSTM, GRU or RNN in place of the steps that it runs."""
     before = text.before + rename_values(parser.nodes(c.module.NATIVE), {} if c.lengths else {"lengths": ""})
-    if not c.full_length:
+    if not c.runs_all_steps:
         parser.conditions.add("sequence")
-    if c.full_length or "h" in names_written(before):
+    if c.runs_all_steps or "h" in names_written(before):
         return replace(text, before=before, step=[], carried={})
     # It gives the h of all steps, so the cell's text computes the rest for all steps at once.
     step = [node for whole in rename_values(text.step, {"h_prev": "h_before"}) for node in without_gemm(whole)]
@@ -160,7 +158,7 @@ def _with_resets(c: Config, text: TextNodes) -> TextNodes:
 def _in_text(c: Config, output: Tensor) -> str:
     """Return an output's name in the text, where gradients of a GRU and arrays of sequences have other names."""
     name = output.name
-    if c.full_length and c.forward:
+    if c.runs_all_steps and c.forward:
         if c.native:
             return {"h": "h_native", "h_last": "h_end", "cs_last": "cs_end"}[name]
         # With o and co there, one product for all steps is cheaper than a copy of the state at each.
@@ -207,10 +205,10 @@ def _computing_nodes(c: Config) -> tuple[Nodes, dict[str, str]]:
     )
     before = [*StepMask.LENGTH, *before, *([] if c.forward else _last_gradients(c, text.carried))]
     after = [*after_loop, *after]
-    if c.form.loop == "scan" and not (c.form.static or c.full_length):
+    if c.form.loop == "scan" and not (c.form.static or c.runs_all_steps):
         full_length, masked = (_loop_nodes(c, text, body, after, StepMask(is_full)) for is_full in (True, False))
         return [*before, _two_versions(c, full_length, masked)], {name: f"{name}_result" for name in text.results}
-    nodes, results = _loop_nodes(c, text, body, after, StepMask(all_live=c.full_length))
+    nodes, results = _loop_nodes(c, text, body, after, StepMask(all_live=c.runs_all_steps))
     return [*before, *nodes], results
 
 
@@ -274,18 +272,14 @@ def _summed_zeros(outputs: Collection[Tensor]) -> tuple[Nodes, dict[str, str]]:
     return [*_zeros_of("cs_prev"), *sums], names
 
 
-def _expanded_zeros(c: Config, outputs: Collection[Tensor], empty: bool) -> tuple[Nodes, dict[str, str]]:
-    """Return nodes that make zeros of the outputs' shapes, and the zeros' names; free sizes come from the inputs.
-
-    Unless a size is 0, they are those of a layer's function that nobody reads, and need not be computed.
-    """
+def _expanded_zeros(c: Config) -> tuple[Nodes, dict[str, str]]:
+    """Return nodes that make zeros of all outputs' shapes, and the zeros' names; free sizes come from the inputs."""
     array = next(tensor.name for tensor in c.op.inputs if tensor.read and not tensor.peephole)
     nodes = [*_zeros_of(array), make_node("ReduceSum", ["zero_rows"], ["nothing"], keepdims=0)]
-    for tensor in outputs:
+    for tensor in c.op.outputs:
         nodes += _shape(c, f"{tensor.name}_shape", tensor.shape.split())
-        zero = "nothing" if empty else "zero"
-        nodes.append(make_node("Expand", [zero, f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
-    return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in outputs}
+        nodes.append(make_node("Expand", ["nothing", f"{tensor.name}_shape"], [f"{tensor.name}_zeros"]))
+    return nodes, {tensor.name: f"{tensor.name}_zeros" for tensor in c.op.outputs}
 
 
 def _shape(c: Config, name: str, words: Sequence[str]) -> Nodes:

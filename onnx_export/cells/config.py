@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from numpy.typing import DTypeLike
 
-from blockcell.activations import DEFAULTS, Activation, Numbers, canonical
-from blockcell.errors import short
+from blockcell.activations import DEFAULTS, Activation, Numbers
+from blockcell.argument_reader import ArgumentReader
 from blockcell.optable import DTYPE_NAMES, DTYPES, LETTERS, OPS, Op, Tensor, compute_dtype
 
 from .. import activations
@@ -51,7 +51,7 @@ class Config:
     attrs: Mapping[str, Value]
     """Attributes of the op, or of the cell."""
     form: Form = Form()
-    full_length: bool = False
+    runs_all_steps: bool = False
     """Whether a sequence always runs all T steps. Then seq_len_max is no argument, and the states after the last step,
     ``cs_last`` and ``h_last``, can be outputs."""
     reset: bool = False
@@ -185,7 +185,7 @@ def op_config(
         raise ValueError(f"op is {op!r}; expected one of {', '.join(OPS)}")
     row = OPS[op]
     dtype = check_dtype(op, dtype)
-    fixed = check_sizes(op, sizes or {}, LETTERS)
+    fixed = check_sizes(op, sizes, LETTERS)
     values = check_attributes(op, row, attrs or {})
     check_form(op, form)
     fixed = {letter: size for letter, size in fixed.items() if letter in row.sources}  # a cell has no T
@@ -220,16 +220,17 @@ def check_dtype(caller: str, dtype: DTypeLike) -> np.dtype[Any]:
         raise ValueError(f"{caller}: dtype is {dtype!r}; expected {DTYPE_NAMES}") from None
 
 
-def check_sizes(caller: str, sizes: Mapping[str, int | None], letters: str) -> dict[str, int]:
+def check_sizes(caller: str, sizes: Mapping[str, int | None] | None, letters: str, least: int = 0) -> dict[str, int]:
     """Check sizes by their letters; return the ones that are not None."""
     fixed = {}
-    for letter, size in sizes.items():
+    for letter, size in (sizes or {}).items():
         if letter not in tuple(letters):
             raise ValueError(f"{caller}: sizes has {letter!r}; expected the letters {', '.join(letters)}")
         if size is None:
             continue
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
-            raise ValueError(f"{caller}: sizes[{letter!r}] is {size!r}; expected an integer >= 0 or None, any size")
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < least:
+            expected = f"expected an integer >= {least} or None, any size"
+            raise ValueError(f"{caller}: sizes[{letter!r}] is {size!r}; {expected}")
         fixed[letter] = int(size)
     return fixed
 
@@ -241,26 +242,22 @@ def check_attributes(caller: str, op: Op, attrs: Mapping[str, Value]) -> dict[st
         if name not in names:
             expected = f"expected {', '.join(names)}" if names else "the op has none"
             raise ValueError(f"{caller}: attrs has {name!r}; {expected}")
-    values: dict[str, Value] = {}
+    reader, values = ArgumentReader(caller), {}
+    read = {Numbers: reader.activation, bool: reader.switch, float: partial(read_number, reader)}
     for attribute in op.attributes:
         name, value = attribute.name, attrs.get(attribute.name, attribute.default)
-        label = f"{caller}: attrs[{name!r}]"
         try:
-            if attribute.kind is Numbers:
-                values[name] = canonical(label, value)
-            elif attribute.kind is bool:
-                if not isinstance(value, (bool, np.bool_)):
-                    raise ValueError(f"{label} is {value!r}; expected True or False")
-                values[name] = bool(value)
-            else:
-                if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
-                    raise ValueError(f"{label} is {value!r}; expected a real number")
-                values[name] = float(value)
+            values[name] = read[attribute.kind](f"attrs[{name!r}]", value)
         except TypeError as error:
             raise ValueError(str(error)) from None
-        except OverflowError:
-            raise ValueError(f"{label} is {short(value)}; expected a number that a float holds") from None
     return values
+
+
+def read_number(reader: ArgumentReader, name: str, value: Any) -> float:
+    """Return a number, or raise an error: also of True and False, which Python takes for numbers."""
+    if isinstance(value, bool):
+        raise TypeError(f"{reader.caller}: {name} is {value}; expected a real number")
+    return reader.number(name, value)
 
 
 def input_tensors(op: Op) -> list[Tensor]:

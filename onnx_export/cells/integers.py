@@ -23,8 +23,8 @@ from onnx import NodeProto
 
 from blockcell.quantization import LARGEST_CODE
 
-from ..nodes import Nodes, make_node
-from ..text import TextParser
+from ..nodes import Nodes, add_new_nodes, make_node
+from ..text import expand_text
 
 MOST = 65536
 """Values of k whose sum fits into 32 bits."""
@@ -43,7 +43,7 @@ ROUNDED = """
 """
 """The codes of rows and their scales."""
 
-PRODUCT = """
+PRODUCT = """\
          | out_sums = MatMulInteger (rows_bytes, w, byte_middle, byte_middle)
          | out_float = Cast <to = 1> (out_sums)
          | out_total = Add (out_float, rows_zero)                     # NaN makes the whole row NaN
@@ -62,49 +62,30 @@ CONSTANTS: dict[str, np.generic] = {
 """The numbers that the texts name."""
 
 
-class IntegerProducts:
-    """Writes integer GEMMs of quantized weights in unsigned bytes. Rows that several read are quantized once."""
+def write_product(rows: str, w: str, w_scale: str, addend: str, out: str) -> Nodes:
+    """Return the nodes of ``out = addend + rows @ w`` for quantized weights in unsigned bytes."""
+    values = {"rows": rows, "w": w, "w_scale": w_scale, "addend": addend, "out": out}
+    return expand_text(ROUNDED + PRODUCT, values, ["at_last", *CONSTANTS])
 
-    def __init__(self) -> None:
-        self._rounded: set[str] = set()
 
-    def __call__(self, rows: str, w: str, w_scale: str, addend: str, out: str) -> Nodes:
-        """Return the nodes of ``out = addend + rows @ w``; names that begin with rows and out begin with these then."""
-        names = {"rows": rows, "w": w, "w_scale": w_scale, "addend": addend, "out": out}
-        parser = TextParser((), (), [*names, "at_last", *CONSTANTS])
-        rounded_nodes, product_nodes = parser.nodes(ROUNDED), parser.nodes(PRODUCT)
-        nodes = product_nodes if rows in self._rounded else [*rounded_nodes, *product_nodes]
-        self._rounded.add(rows)
+def replace_gemms(before: Iterable[NodeProto], step: Iterable[NodeProto], scales: Mapping[str, str]) -> Nodes:
+    """Return the nodes of a step with integer GEMMs in place of its Gemms.
 
-        def name_in_graph(name: str) -> str:
-            if name in names:
-                return names[name]
-            start, _, suffix = name.partition("_")
-            return f"{names[start]}_{suffix}" if start in ("rows", "out") else name
-
-        for node in nodes:
-            node.input[:] = [name_in_graph(name) for name in node.input]
-            node.output[:] = [name_in_graph(name) for name in node.output]
-        return nodes
-
-    def of_gemms(self, before: Iterable[NodeProto], step: Iterable[NodeProto], scales: Mapping[str, str]) -> Nodes:
-        """Return the nodes of a step with integer GEMMs in place of its Gemms.
-
-        `scales` has the names of scales by the names of weights. Where nodes before the step concatenate or split
-        weights, the scales follow them.
-        """
-        scale_of, nodes = dict(scales), Nodes()
-        for node in before:
-            input_scales = [scale_of[name] for name in node.input if name in scale_of]
-            if node.op_type == "Concat" and input_scales:  # weights beside each other
-                scale_of[node.output[0]] = f"{node.output[0]}_scale"
-                nodes.append(make_node("Concat", input_scales, [scale_of[node.output[0]]], axis=0))
-            elif node.op_type == "Split" and input_scales:  # the rows for x, those for h
-                scale_of |= dict.fromkeys(node.output, input_scales[0])
-        for node in step:
-            if node.op_type == "Gemm":
-                rows, w, addend = [*node.input, "zero"][:3]
-                nodes += self(rows, w, scale_of[w], addend, node.output[0])
-            else:
-                nodes.append(node)
-        return nodes
+    `scales` has the names of scales by the names of weights. Where nodes before the step concatenate or split weights,
+    the scales follow them. Rows that several products read are quantized once.
+    """
+    scale_of, nodes = dict(scales), Nodes()
+    for node in before:
+        input_scales = [scale_of[name] for name in node.input if name in scale_of]
+        if node.op_type == "Concat" and input_scales:  # weights beside each other
+            scale_of[node.output[0]] = f"{node.output[0]}_scale"
+            nodes.append(make_node("Concat", input_scales, [scale_of[node.output[0]]], axis=0))
+        elif node.op_type == "Split" and input_scales:  # the rows for x, those for h
+            scale_of |= dict.fromkeys(node.output, input_scales[0])
+    for node in step:
+        if node.op_type == "Gemm":
+            rows, w, addend = [*node.input, "zero"][:3]
+            nodes = add_new_nodes(nodes, write_product(rows, w, scale_of[w], addend, node.output[0]))
+        else:
+            nodes.append(node)
+    return nodes

@@ -41,7 +41,7 @@ class GraphBuilder:
         """The dtype that is computed in."""
         return compute_dtype(self.dtype)
 
-    def value_info(self, name: str, element_type: int, shape: Sequence[int | str]) -> ValueInfoProto:
+    def typed_value(self, name: str, element_type: int, shape: Sequence[int | str]) -> ValueInfoProto:
         """Return an input or output of the graph; `element_type` is ONNX's number of its dtype."""
         # onnxruntime 1.31 fails on a size that it knows to be 0: that one stays unknown.
         sizes = [self.sizes.get(size, size) if isinstance(size, str) else (size or None) for size in shape]

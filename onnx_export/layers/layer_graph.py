@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,17 @@ from blockcell.optable import Array
 from ..cells import integers
 from ..cells.body import op_function
 from ..cells.config import NODE_WEIGHTS, Config, Form
-from ..nodes import DOMAIN, Nodes, drop_import, make_model, make_node, rename_values, select_needed, unused_name
+from ..nodes import (
+    DOMAIN,
+    Nodes,
+    add_new_nodes,
+    drop_import,
+    make_model,
+    make_node,
+    rename_values,
+    select_needed,
+    unused_name,
+)
 from .graph_builder import GraphBuilder
 from .signature import LayerArrays, Shape, Signature, layer_signature, put_first
 from .weights import is_int8, node_weights
@@ -57,7 +67,9 @@ class LayerGraph:
     """Whether products with matrices of int8 codes are in integers."""
     results: dict[str, str] = field(default_factory=dict)
     """The values of outputs, by the outputs' names: states, and gradients to states and weights."""
-    functions: list[tuple[Config, FunctionProto]] = field(default_factory=list)
+    functions: dict[str, FunctionProto] = field(default_factory=dict)
+    """The functions of the model, by their names."""
+    _cells: list[tuple[Config, FunctionProto]] = field(default_factory=list)
     """The functions of cells, by what they depend on."""
 
     def __post_init__(self) -> None:
@@ -65,7 +77,6 @@ class LayerGraph:
             name in self.takes for name in ("lengths", "reset", "state", "d_state")
         )
         self.graph = GraphBuilder(self.dtype, self.sizes, self.streaming, self.lengths)
-        self._products = integers.IntegerProducts()
 
     @property
     def native(self) -> bool:
@@ -83,40 +94,30 @@ class LayerGraph:
             d_x = self.backward(layer, "", tape, self._zero_padding(layer, "d_y"))
             self.results["d_x"] = g.zero_padding(d_x) if self._head_reads_x else d_x
         inputs = put_first(signature.inputs, ["x", "lengths", "reset"])
-        return self.finish(Signature(inputs, signature.outputs), self.results)
+        return self.finish(Signature(inputs, signature.outputs), {})
 
-    def finish(
-        self,
-        signature: Signature,
-        results: Mapping[str, str],
-        functions: Iterable[FunctionProto] = (),
-        metadata: Mapping[str, str] | None = None,
-    ) -> ModelProto:
-        """Return the model of all nodes so far; `results` has the values of its outputs.
-
-        It has these functions and metadata beside its own.
-        """
+    def finish(self, signature: Signature, metadata: Mapping[str, str]) -> ModelProto:
+        """Return the model of all nodes and functions so far, with these metadata beside those of the layer."""
         graph = helper.make_graph(
-            self._output_nodes(signature.inputs.keys(), [*signature.outputs], results),
+            self._output_nodes(signature.inputs.keys(), [*signature.outputs]),
             type(self.layer).__name__,
-            [self.graph.value_info(name, *type_) for name, type_ in signature.inputs.items()],
-            [self.graph.value_info(name, *type_) for name, type_ in signature.outputs.items()],
+            [self.graph.typed_value(name, *type_) for name, type_ in signature.inputs.items()],
+            [self.graph.typed_value(name, *type_) for name, type_ in signature.outputs.items()],
             [numpy_helper.from_array(array, name) for name, array in self.weights.items()],
             doc_string=repr(self.layer),
         )
         about_layer = {"layer": json.dumps(self.layer._description()), "loop": self.form.loop}
-        all_functions = [*(of_cell for _, of_cell in self.functions), *functions]
-        model = make_model(graph, self.form.opset, all_functions, about_layer | dict(metadata or {}))
+        model = make_model(graph, self.form.opset, [*self.functions.values()], about_layer | dict(metadata))
         if self.form.inlined:
             model = inliner.inline_local_functions(model)
             drop_import(model, DOMAIN)
         return model
 
-    def _output_nodes(self, inputs: Collection[str], outputs: Sequence[str], results: Mapping[str, str]) -> Nodes:
+    def _output_nodes(self, inputs: Collection[str], outputs: Sequence[str]) -> Nodes:
         """Return the nodes that the outputs need, with the outputs' names for their values."""
         names: dict[str, str] = {}
         for name in outputs:
-            value = results[name]
+            value = self.results[name]
             if value in inputs or value in names:
                 self.graph.nodes.append(make_node("Identity", [value], [name], name=name))
             else:
@@ -260,23 +261,19 @@ class LayerGraph:
         g = self.graph
         if layer.last and not self.streaming:
             x = self._last_rows(layer, x)
-        if not self._in_integers(layer, prefix):
+        if self._in_integers(layer, prefix):
+            y = f"{prefix}z"
+            nodes = integers.write_product(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", y)
+            names = {name: g.constant(np.asarray(number)) for name, number in integers.CONSTANTS.items()}
+            g.nodes = add_new_nodes(g.nodes, rename_values(nodes, names | {"at_last": g.ints(-1)}))
+        else:
             product = g.add("MatMul", g.cast_to_compute(x), g.cast_to_compute(self._weight(f"{prefix}w")))
             y = g.add("Add", product, g.cast_to_compute(f"{prefix}b"))
-        else:
-            y = self._product_in_integers(prefix, x)
         if layer.activation is not None:
             axis = {"axis": -1} if layer.activation == "softmax" else {}
             y = g.add(layer.activation.capitalize(), y, **axis)
         y = self._zero_padding(layer, g.cast_to_storage(y))
         return y, (x, y)
-
-    def _product_in_integers(self, prefix: str, x: str) -> str:
-        names = {name: self.graph.constant(np.asarray(number)) for name, number in integers.CONSTANTS.items()}
-        z = f"{prefix}z"
-        nodes = self._products(x, f"{prefix}w", f"{prefix}w.scale", f"{prefix}b", z)
-        self.graph.nodes += rename_values(nodes, names | {"at_last": self.graph.ints(-1)})
-        return z
 
     def _backward_dense(self, layer: Dense, prefix: str, tape: tuple[str, str], d_y: str, needs_d_x: bool) -> str:
         g = self.graph
@@ -340,7 +337,7 @@ class LayerGraph:
             {**self.sizes, **described.sizes},
             described.attrs,
             self.form,
-            full_length=True,
+            runs_all_steps=True,
             reset=self.reset,
             lengths=self.lengths and self.native and "cs" in state_sizes(cell),
             node_inputs=(*NODE_WEIGHTS, *firsts) if self.native else (),
@@ -349,11 +346,11 @@ class LayerGraph:
 
     def _call(self, cell: Any, prefix: str, pass_name: str, c: Config, arguments: Mapping[str, str]) -> dict[str, str]:
         """Add a call of a cell's function; return its results, by the names of the function's outputs."""
-        called = next((of_cell for called_config, of_cell in self.functions if called_config == c), None)
+        called = next((of_cell for called_config, of_cell in self._cells if called_config == c), None)
         if called is None:
-            base, names = f"{type(cell).__name__}{pass_name}", {of_cell.name for _, of_cell in self.functions}
-            called = op_function(c, unused_name(base, names))
-            self.functions.append((c, called))
+            called = op_function(c, unused_name(f"{type(cell).__name__}{pass_name}", self.functions))
+            self._cells.append((c, called))
+            self.functions[called.name] = called
         return self.graph.call(called, arguments, prefix + called.name)
 
     # ---------------------------------------------------------------------------------------------------------- weights

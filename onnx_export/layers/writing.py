@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
@@ -13,7 +13,7 @@ from blockcell.errors import short
 from blockcell.files import replacing
 from blockcell.layers import GRU, LSTM, RNN, Bidirectional, Dense, Quantized, Stack
 
-from ..cells.config import Form, check_sizes
+from ..cells.config import Form
 from ..forms import make_in_form
 
 
@@ -29,15 +29,6 @@ def check_layer_and_path(caller: str, layer: Any, path: Any) -> None:
         raise TypeError(f"{caller}: layer is of type {kind}; expected {expected}")
     if not (path is None or isinstance(path, (str, PathLike))):
         raise TypeError(f"{caller}: path is {short(path)}; expected a path or None")
-
-
-def check_fixed_sizes(caller: str, sizes: Mapping[str, int | None] | None) -> dict[str, int]:
-    """Check sizes; return T and B where they are fixed."""
-    fixed = check_sizes(caller, sizes or {}, "TB")
-    for letter, size in fixed.items():
-        if size == 0:
-            raise ValueError(f"{caller}: sizes[{letter!r}] is 0; expected at least 1, or None, any size")
-    return fixed
 
 
 def write_model(

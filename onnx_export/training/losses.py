@@ -84,10 +84,8 @@ masked   | d_y = Where (counts, d_all, zero)
 
 @dataclass(frozen=True)
 class LossGraph:
-    """A loss as a function of ONNX."""
+    """A loss as a function of ONNX, which the model calls SoftmaxCrossEntropy, say."""
 
-    function: str
-    """Its name in the model."""
     text: str
     """Reads y, target, count and counts; computes loss and d_y."""
     constants: Callable[[int], Mapping[str, Any]]
@@ -95,10 +93,6 @@ class LossGraph:
 
 
 LOSS_GRAPHS = {
-    "softmax_cross_entropy": LossGraph(
-        "SoftmaxCrossEntropy", SOFTMAX_CROSS_ENTROPY, lambda width: {"classes": np.arange(width)}
-    ),
-    "mean_squared_error": LossGraph(
-        "MeanSquaredError", MEAN_SQUARED_ERROR, lambda width: {"two": 2.0, "width": float(width)}
-    ),
+    "softmax_cross_entropy": LossGraph(SOFTMAX_CROSS_ENTROPY, lambda width: {"classes": np.arange(width)}),
+    "mean_squared_error": LossGraph(MEAN_SQUARED_ERROR, lambda width: {"two": 2.0, "width": float(width)}),
 }

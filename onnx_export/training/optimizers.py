@@ -126,16 +126,16 @@ CLIP_SCALE = """
 
 @dataclass(frozen=True)
 class OptimizerGraph:
-    """An optimizer as functions of ONNX."""
+    """An optimizer as functions of ONNX, which the model calls AdamUpdate and AdamRate, say.
 
-    function: str
-    """The name of `text` in the model. onnx.reference takes one of ONNX's own name, such as Adam, for that operator."""
+    onnx.reference takes a function of ONNX's own name, such as Adam, for that operator.
+    """
+
     text: str
     """The update of one weight. It reads w, g, the slots, learning_rate, step and the outputs of `rate_text`, and
     computes new_w and the new slots."""
     slots: tuple[str, ...] = ()
     """What the text calls the slots, in their order in `blockcell.optim.OPTIMIZERS`; the new ones begin with new_."""
-    rate_function: str = ""
     rate_text: str = ""
     """What is computed once for all weights, of learning_rate and step."""
     rate_outputs: tuple[str, ...] = ()
@@ -161,13 +161,11 @@ def adam_constants(settings: Mapping[str, float]) -> dict[str, Any]:
 
 
 OPTIMIZER_GRAPHS = {
-    "sgd": OptimizerGraph("SgdUpdate", SGD),
-    "momentum": OptimizerGraph("MomentumUpdate", MOMENTUM, ("v",)),
+    "sgd": OptimizerGraph(SGD),
+    "momentum": OptimizerGraph(MOMENTUM, ("v",)),
     "adam": OptimizerGraph(
-        "AdamUpdate",
         ADAM,
         ("m", "v"),
-        "AdamRate",
         ADAM_RATE,
         ("new_step", "rate", "correct2"),
         adam_constants,

@@ -22,10 +22,10 @@ from blockcell.layers.structure import ends_in_softmax
 from blockcell.loss import LOSSES, Loss
 from blockcell.optim import OPTIMIZERS, Optimizer
 
-from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form
+from ..cells.config import REDUCE_AXES_OPSET, Form, check_dtype, check_form, check_sizes, read_number
 from ..layers.layer_graph import LayerGraph
 from ..layers.signature import NEW, Signature, put_first, step_signature
-from ..layers.writing import check_fixed_sizes, check_layer_and_path, write_model
+from ..layers.writing import check_layer_and_path, write_model
 from ..nodes import DOMAIN, constant, names_read, names_written, rename_values
 from ..text import TextParser
 from .losses import LOSS_GRAPHS
@@ -151,7 +151,7 @@ def training_step(
     limit = None if max_norm is None else _number(caller, "max_norm", max_norm)
     if limit == 0:
         raise ValueError(f"{caller}: max_norm is 0; expected a number above 0, or None")
-    fixed = check_fixed_sizes(caller, sizes)
+    fixed = check_sizes(caller, sizes, "TB", least=1)
     kind = check_dtype(caller, layer.dtype if dtype is None else dtype)
     inputs = {"lengths": lengths, "reset": reset, "mask": mask, "state": state}
     takes = [name for name, is_input in inputs.items() if is_input]
@@ -188,9 +188,7 @@ def _read_settings(caller: str, optimizer: str, values: Mapping[str, Any]) -> di
 
 
 def _number(caller: str, name: str, value: Any, below: float = np.inf) -> float:
-    if isinstance(value, bool):
-        raise TypeError(f"{caller}: {name} is {value}; expected a real number")
-    number = ArgumentReader(caller).number(name, value)
+    number = read_number(ArgumentReader(caller), name, value)
     if not 0 <= number < below:
         raise ValueError(f"{caller}: {name} is {number}; expected 0 <= {name} < {below:g}")
     return number
@@ -206,14 +204,12 @@ class TrainingGraph:
     optimizer: str
     settings: Mapping[str, float]
     max_norm: float | None
-    results: dict[str, str] = field(default_factory=dict)
-    """The values of outputs, by the outputs' names."""
     functions: dict[str, FunctionProto] = field(default_factory=dict)
-    """The functions of the loss and the optimizer."""
+    """The functions of the loss and the optimizer, by their names."""
 
     def __post_init__(self) -> None:
-        self.graph = self.layer_graph.graph
-        self.layer = self.layer_graph.layer
+        self.graph, self.layer = self.layer_graph.graph, self.layer_graph.layer
+        self.results = self.layer_graph.results
         self.loss_row, self.optimizer_row = LOSSES[self.loss], OPTIMIZERS[self.optimizer]
 
     def model(self) -> ModelProto:
@@ -229,15 +225,11 @@ class TrainingGraph:
 
         self.results["y"], tape = layer_graph.forward(layer, "", g.zero_padding("x"), False)
         layer_graph.backward(layer, "", tape, self._add_loss(self.results["y"], arrays.y[:-1]), needs_d_x=False)
-        grads = {name: layer_graph.results[f"d_{name}"] for name in names}
+        grads = {name: self.results[f"d_{name}"] for name in names}
         self._update(grads if self.max_norm is None else self._clip(grads))
         settings = {"loss": self.loss, "optimizer": self.optimizer, "max_norm": self.max_norm, **self.settings}
-        return layer_graph.finish(
-            signature,
-            layer_graph.results | self.results,
-            self.functions.values(),
-            {"training": json.dumps(settings)},
-        )
+        layer_graph.functions |= self.functions  # after those of the cells
+        return layer_graph.finish(signature, {"training": json.dumps(settings)})
 
     def _add_loss(self, y: str, rows: Sequence[int | str]) -> str:
         """Add the loss; return the gradient to y. `rows` is the shape of y without its last axis."""
@@ -257,7 +249,8 @@ class TrainingGraph:
         arguments = {"y": g.cast_to_compute(y), "target": target, "count": count, "counts": counts}
         conditions = ["masked" if counts else "full"]
         constants = row.constants(self.layer.output_size)
-        results = self._call(row.function, row.text, arguments, ["loss", "d_y"], conditions, constants)
+        name = self.loss.title().replace("_", "")
+        results = self._call(name, row.text, arguments, ["loss", "d_y"], conditions, constants)
         self.results["loss"] = results["loss"]
         return g.cast_to_storage(results["d_y"])
 
@@ -302,20 +295,20 @@ class TrainingGraph:
     def _update(self, grads: Mapping[str, str]) -> None:
         """Add the optimizer: new weights, and what it keeps for the next step."""
         g = self.graph
-        row, optimizer = OPTIMIZER_GRAPHS[self.optimizer], self.optimizer_row
+        row, optimizer, name = OPTIMIZER_GRAPHS[self.optimizer], self.optimizer_row, self.optimizer.title()
         constants, conditions = row.constants(self.settings), [self._precision, *row.conditions(self.settings)]
         shared = {name: name for name in [*["step"] * optimizer.counts_steps, "learning_rate"]}
         if row.rate_text:
-            shared |= self._call(row.rate_function, row.rate_text, shared, row.rate_outputs, conditions, constants)
+            shared |= self._call(f"{name}Rate", row.rate_text, shared, row.rate_outputs, conditions, constants)
         if optimizer.counts_steps:
             self.results["new_step"] = shared["new_step"]
         outputs = ["new_w", *(f"new_{slot}" for slot in row.slots)]
         for weight, grad in grads.items():
-            slots = {name: f"{slot}.{weight}" for name, slot in zip(row.slots, optimizer.slots, strict=True)}
+            slots = {key: f"{slot}.{weight}" for key, slot in zip(row.slots, optimizer.slots, strict=True)}
             # Before 1.27, onnxruntime loses sums with a constant that has no entries, as such a gradient is.
             grad = grad if self.layer.weights[weight].size else weight
             arguments = {"w": g.cast_to_compute(weight), "g": g.cast_to_compute(grad), **slots, **shared}
-            results = self._call(row.function, row.text, arguments, outputs, conditions, constants)
+            results = self._call(f"{name}Update", row.text, arguments, outputs, conditions, constants)
             self.results[f"new_{weight}"] = g.cast_to_storage(results["new_w"])
             self.results |= {f"new_{value}": results[f"new_{slot}"] for slot, value in slots.items()}
 
@@ -335,7 +328,8 @@ class TrainingGraph:
     ) -> dict[str, str]:
         """Add a call of the function with this text; return its results by the names of the outputs in the text.
 
-        Its inputs are the arguments that the text reads. `constants` has numbers and arrays that it may name; integers
+        In a model a name stands for one text, with the same conditions and constants in all calls. The function's
+        inputs are the arguments that the text reads. `constants` has numbers and arrays that it may name; integers
         become int64, others what is computed in.
         """
         if name not in self.functions:

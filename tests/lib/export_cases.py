@@ -13,7 +13,6 @@ from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
 
 T, B, I = 6, 5, 3  # noqa: E741
 LENGTHS = np.array([3, 0, 6, 1, 5])
-LOOPS = ["scan", "unroll", "loop"]
 DTYPES = ["float64", "float32", "float16"]
 
 
@@ -145,6 +144,39 @@ STREAMING = {
         ]
     ),
 }
+
+
+ACTIVATIONS = ["tanh", "relu", "elu", "softsign", "hard_sigmoid", ("leaky_relu", 0.3)]  # whose slopes are at most 1
+
+
+def random_layers(g, inputs, dtype, most):
+    """Up to three layers, one on top of the other, of cells and of both directions; their sizes are below ``most``."""
+
+    def cell(inputs, size, reverse):
+        options = {"seed": int(g.integers(1000)), "dtype": dtype, "reverse": reverse}
+        options["activation"] = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
+        kind = g.integers(5)
+        if kind == 0:
+            return drawn(RNN.init(inputs, size, **options))
+        options["recurrent_activation"] = ["sigmoid", "hard_sigmoid"][g.integers(2)]
+        if kind < 3:
+            return drawn(GRU.init(inputs, size, reset_after=bool(kind == 2), **options))
+        options |= {"use_peephole": bool(g.integers(2)), "coupled": bool(kind == 4)}
+        options |= {"cell_clip": float(g.choice([0.0, 0.3])), "forget_bias": float(g.choice([0.0, 0.6]))}
+        options["gate_order"] = "icfo" if options["coupled"] else str(g.choice(["icfo", "ifco"]))
+        if g.integers(2):
+            size, options["proj_size"] = int(g.integers(1, most)), size
+        return drawn(LSTM.init(inputs, size, **options))
+
+    layers = []
+    for _ in range(g.integers(1, 4)):
+        size = int(g.integers(1, most))
+        if g.integers(2):
+            layers.append(Bidirectional(cell(inputs, size, False), cell(inputs, size, False)))
+        else:
+            layers.append(cell(inputs, size, bool(g.integers(2))))
+        inputs = layers[-1].output_size
+    return layers
 
 
 # -------------------------------------------------------------------------------------------- calls and their names

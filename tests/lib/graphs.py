@@ -25,6 +25,8 @@ SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELLS = [name for name, op in OPS.items() if not op.sequence]
 PEEPHOLES = [name for name, op in OPS.items() if any(part.name == "use_peephole" for part in op.attributes)]
 NATIVE = [name for name in SEQUENCES if "grad" not in OPS[name].kernel]  # what ONNX's own LSTM, GRU and RNN compute
+LOOPS = ["scan", "unroll", "loop"]
+FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 FLOAT64 = 1e-13
 tells_placement = pytest.mark.skipif(
     not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from cases import rng
 from export_cases import LENGTHS, B, Case, T, flat, random_state
-from graphs import checked
+from graphs import checked, named, on_onnxruntime
 
 import onnx_export
 from blockcell import Dense, Stack, loss, optim
@@ -120,10 +120,16 @@ class Training:
         found |= flat(layer, last) if self.takes["state"] else {}
         return found | {f"new_{name}": array for name, array in (weights | memory).items()}
 
-    @staticmethod
-    def after(found):
-        """The weights, and what the optimizer keeps, after a step, in one dict."""
-        return {name.removeprefix("new_"): array for name, array in found.items() if name.startswith("new_")}
+    def first_step(self, model, run=on_onnxruntime, batch=None):
+        """The outputs of the first step, by name, of the model, and those expected."""
+        batch = batch or self.batch(0)
+        results = run(model, self.feeds(batch, self.weights, None, self.state))
+        return named(model, results), self.step(batch, self.weights, None, self.state)
+
+    def after(self, found):
+        """The weights, and what the optimizer keeps, after a step."""
+        kept = {name.removeprefix("new_"): array for name, array in found.items() if name.startswith("new_")}
+        return {name: kept.pop(name) for name in self.weights}, kept
 
 
 def errors(found, expected):

@@ -139,18 +139,6 @@ def test_native_with_relu_and_tanh(name, runtime, tmp_path):
     case.check(model, lambda model, given: run(runtime, model, given, tmp_path), limit=LIMIT, dtype=F32)
 
 
-def test_attributes_of_native():
-    layer = lstm(4, "float32", activation=("leaky_relu", 0.25), recurrent_activation=("hard_sigmoid", 0.25, 0.5))
-    (node,) = (node for node in exported(layer, loop="native").graph.node if node.op_type == "LSTM")
-    attributes = {part.name: onnx.helper.get_attribute_value(part) for part in node.attribute}
-    assert attributes == {
-        "hidden_size": 4,
-        "activations": [b"HardSigmoid", b"LeakyRelu", b"LeakyRelu"],
-        "activation_alpha": [0.25, 0.25, 0.25],
-        "activation_beta": [0.5],
-    }
-
-
 @pytest.mark.parametrize(
     ("made", "dtype", "message"),
     [
@@ -168,42 +156,16 @@ def test_native_refused(made, dtype, message):
         onnx_export.export(made(dtype), None, loop="native")
 
 
-def test_webgpu_writes_out_what_it_has_no_nodes_for():
-    """Its LSTM and GRU have sigmoid, tanh and relu, and there is no RNN."""
-    sizes = {"T": T, "B": B}
-    for layer, native in (
-        (lstm(4, "float32", activation="relu"), True),
-        (gru(4, "float32", recurrent_activation="hard_sigmoid"), False),
-        (rnn(4, "float32"), False),
-    ):
-        model = onnx_export.export(layer, None, provider="webgpu", sizes=sizes)
-        facts = {entry.key: entry.value for entry in model.metadata_props}
-        assert facts["blockcell.loop"] == ("native" if native else "unroll")
-    with pytest.raises(ValueError, match=r"'webgpu' has no RNN; expected another; .*so needs sizes"):
-        onnx_export.export(rnn(4, "float32"), None, provider="webgpu")
-
-
 # ------------------------------------------------------------------------------------------------------------- the rest
 def test_a_session_has_the_activation_that_it_was_built_with():
     args = arguments("block_rnn", activation=("leaky_relu", 0.1))
     session = onnx_export.Session("block_rnn", attrs={"activation": ["leaky_relu", 0.1]})
     for given in (args, {name: value for name, value in args.items() if name != "activation"}):
         compare("block_rnn", session(**given), exact("block_rnn", args), LIMIT)
-    with pytest.raises(
-        ValueError, match=r"activation is 'relu'; expected \('leaky_relu', 0.1\), as the model was built"
-    ):
+    with pytest.raises(ValueError, match=r"activation is 'relu'; expected \('leaky_relu', 0.1\), as the model"):
         session(**args | {"activation": "relu"})
     again = onnx_export.Session(session.model)  # by the model's metadata
     assert again.attributes == {"activation": ("leaky_relu", 0.1)}
-
-
-@pytest.mark.parametrize(
-    ("activation", "message"),
-    [("gelu", "is 'gelu', and its gradient does not follow from its value"), (3, "is 3; expected a name or a tuple")],
-)
-def test_activations_that_there_are_not(activation, message):
-    with pytest.raises(ValueError, match=re.escape(f"block_rnn: attrs['activation'] {message}")):
-        onnx_export.build("block_rnn", attrs={"activation": activation})
 
 
 def test_link_takes_an_activation():

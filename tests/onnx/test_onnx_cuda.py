@@ -13,8 +13,8 @@ import pytest
 from cases import SIZES, arguments, rng
 from export_cases import Case, exported, gru, lstm, rnn
 from graphs import (
-    CELLS,
     EPS,
+    FORMS,
     PEEPHOLES,
     SEQUENCES,
     attributes,
@@ -27,18 +27,15 @@ from graphs import (
     tells_placement,
 )
 from onnx import helper
-from placement import CONTROL_FLOW, KERNELS, constant_outputs, fallbacks, left, refused_by_cuda_graphs, sizes_left
+from placement import KERNELS, constant_outputs, fallbacks, left, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
 from blockcell import Bidirectional, Stack
 from blockcell.optable import OPS
 from onnx_export import nodes
 from onnx_export.cells import body
-from onnx_export.cells.config import native_cell
 from onnx_export.runtime import RuntimeModel
 
-LOOPS = ["scan", "unroll", "loop"]
-FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 DTYPES = ["float64", "float32", "float16"]
 CUDNNS = ["BlockLSTM", "BlockLSTMV2", "block_gru_reset_after", "block_rnn"]  # as ONNX's own LSTM, GRU or RNN
 
@@ -102,12 +99,6 @@ def test_cuda_graphs_take_many_steps(op):
             assert any(entry.startswith("Concat") for entry in found) == refused
 
 
-@pytest.mark.parametrize("loop", ["scan", "loop"])
-def test_cuda_graphs_take_no_loops(loop):
-    for model in models("BlockLSTM", loop, "float32", sizes=SIZES, static=True):
-        assert [entry.split()[0] for entry in refused_by_cuda_graphs(model)] == [loop.capitalize()]
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("op", CUDNNS)
 def test_onnx_own_nodes_are_cudnns(op, dtype):
@@ -119,21 +110,6 @@ def test_onnx_own_nodes_are_cudnns(op, dtype):
         assert fallbacks(static) == sizes_left(static) == refused_by_cuda_graphs(static) == []
         assert fallbacks(plain) == sizes_left(plain) == []
         assert bool(refused_by_cuda_graphs(plain)) == ("LSTM" in op)
-
-
-@pytest.mark.parametrize(
-    ("op", "attrs", "reason"),
-    [
-        ("BlockLSTM", {"cell_clip": 0.0, "use_peephole": True}, "cuDNN has no peephole"),
-        ("BlockLSTMV2", {"use_peephole": True}, "cuDNN has no peephole"),
-        ("block_gru", {}, "cuDNN resets after the product"),
-        ("block_rnn", {"activation": "relu"}, "cuDNN has no activations but tanh"),
-    ],
-)
-def test_onnx_own_nodes_that_are_not_cudnns(op, attrs, reason):
-    """They stay on the GPU in the other loops only."""
-    (found,) = fallbacks(onnx_export.build(op, attrs=attrs, sizes=SIZES, loop="native", static=True))
-    assert native_cell(OPS[op]) in found and reason in found
 
 
 @pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])
@@ -189,9 +165,7 @@ def test_a_version_without_a_kernel_is_found():
     ("op_type", "attrs", "peephole", "expected"),
     [
         ("GRU", {}, False, "cuDNN resets after the product"),
-        ("GRU", {"linear_before_reset": 0}, False, "cuDNN resets after the product"),
         ("GRU", {"linear_before_reset": 1}, False, ""),
-        ("GRU", {"linear_before_reset": 1, "clip": 3.0}, False, "cuDNN has no clip"),
         ("GRU", {"linear_before_reset": 1, "activations": ["Sigmoid", "Relu"]}, False, "cuDNN has no activations but"),
         ("LSTM", {}, False, ""),
         ("LSTM", {}, True, "cuDNN has no peephole"),
@@ -216,10 +190,6 @@ def test_rules_for_onnx_own(op_type, attrs, peephole, expected):
 def test_sizes_at_run_time_are_found():
     assert sizes_left(onnx_export.build("BlockLSTM"))
     assert sizes_left(onnx_export.build("BlockLSTM", sizes={**SIZES, "T": None}))
-
-
-def test_the_list_knows_control_flow():
-    assert CONTROL_FLOW <= KERNELS.keys()
 
 
 # ----------------------------------------------------------------------------------------------- a GPU that is late
@@ -312,15 +282,6 @@ class TestOnAGPU:
                 compare(op, session(**args), exact(op, args), limit)
             assert {placed.provider for placed in session.placement} == {"CUDAExecutionProvider"}
 
-    @pytest.mark.parametrize("dtype", ["float64", "float32"])
-    @pytest.mark.parametrize("op", CUDNNS)
-    def test_onnx_own_nodes(self, op, dtype):
-        args = arguments(op, dtype=np.dtype(dtype), cell_clip=0.0, use_peephole=False)
-        session = onnx_export.Session(op, provider="cuda", dtype=dtype, loop="native", attrs=attributes(op, args),
-                                      sizes={"H": SIZES["H"]})  # fmt: skip
-        limit = FLOAT64_ON_CUDA if dtype == "float64" else bound(op, dtype)
-        compare(op, session(**args), exact(op, args), limit)
-
     @pytest.mark.parametrize("use_peephole", [False, True])
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("op", OPS)
@@ -335,16 +296,6 @@ class TestOnAGPU:
             compare(op, session(**args), exact(op, args), limit)
         by_cudnn = op in CUDNNS and dtype != "float16" and not (use_peephole and op in PEEPHOLES)
         assert bool({placed.op_type for placed in session.placement} & {"LSTM", "GRU", "RNN"}) == by_cudnn
-
-    @pytest.mark.parametrize(("B", "H"), [(1, 64), (3, 5), (5, 24)])
-    @pytest.mark.parametrize("seed", range(7))
-    @pytest.mark.parametrize("op", ["BlockLSTMGrad", "BlockLSTMGradV2"])
-    def test_gradients_without_peepholes(self, op, seed, B, H):
-        """Of which some were wrong in some runs, when the gradients to the peepholes were constants."""
-        args = arguments(op, {"T": 26, "B": B, "I": 38, "H": H}, seed=seed, use_peephole=False)
-        session = onnx_export.Session(op, provider="cuda", attrs=attributes(op, args))
-        for _ in range(5):
-            compare(op, session(**args), exact(op, args), bound(op, np.float32))
 
     @pytest.mark.parametrize(
         ("constants", "outputs", "right"), [(False, "cuda", True), (True, "cpu", True), (True, "cuda", False)]

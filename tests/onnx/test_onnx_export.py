@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from cases import rng
 from export_cases import (
     DEPTH,
     DTYPES,
     LAYERS,
-    LOOPS,
     STREAMING,
     B,
     Case,
@@ -29,7 +27,7 @@ from export_cases import (
     random_state,
     rnn,
 )
-from graphs import EPS, FLOAT64, ONNX, on_onnxruntime, on_reference
+from graphs import EPS, FLOAT64, LOOPS, ONNX, on_onnxruntime, on_reference
 from layer_cases import OPTIONS, with_option
 from runtimes import RUNTIMES
 
@@ -47,13 +45,15 @@ FORMS = [
 ]
 
 
-@pytest.mark.meet(2)
+@pytest.mark.meet(3)
+@pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(f"{k}={v}" for k, v in form.items()))
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", LAYERS)
-def test_equals_the_layer(name, loop, form):
+def test_equals_the_layer(name, loop, form, train):
+    """And its gradients."""
     layer = LAYERS[name]("float64")
-    case = Case(layer, **form)
+    case = Case(layer, train=train, **form)
     case.check(exported(layer, case, loop=loop))
 
 
@@ -61,22 +61,6 @@ def test_equals_the_layer(name, loop, form):
 def test_no_option_of_a_cell_is_dropped(cell, name):
     case = Case(with_option(cell, name, "float64")[0])
     case.check(exported(case.layer, case))
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(f"{k}={v}" for k, v in form.items()))
-@pytest.mark.parametrize("name", LAYERS)
-def test_gradients_equal_the_layer(name, form):
-    layer = LAYERS[name]("float64")
-    case = Case(layer, train=True, **form)
-    case.check(exported(layer, case))
-
-
-@pytest.mark.parametrize("loop", ["unroll", "loop"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_gradients_in_other_loops(name, loop):
-    layer = LAYERS[name]("float64")
-    case = Case(layer, train=True, reset=True)
-    case.check(exported(layer, case, loop=loop))
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -125,39 +109,30 @@ def test_sizes(train, fixed):
     assert [dim.dim_value or dim.dim_param for dim in x] == [fixed.get("T", "T"), fixed.get("B", "B"), I]
 
 
-@pytest.mark.parametrize(("inputs", "cells", "batch"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)])
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize(("kind", "options"), [(LSTM, {}), (GRU, {}), (GRU, {"reset_after": True})])
-def test_sizes_of_zero(kind, options, train, inputs, cells, batch):
-    both = Bidirectional(*(kind.init(inputs, cells, seed=seed, dtype="float64", **options) for seed in (1, 2)))
-    layer = Stack([both, kind.init(2 * cells, cells, seed=3, dtype="float64", **options)])
-    x, lengths = np.ones((2, batch, inputs)), np.arange(batch)
-    y, state, tape = layer.forward(x, lengths=lengths)
-    d_x, _, grads = layer.backward(tape, np.ones_like(y))
-    expected = {"y": y, **flat(layer, state)}
-    feeds = {"x": x, "lengths": lengths}
-    if train:
-        expected |= {"d_x": d_x} | {f"d_{name}": grad for name, grad in grads.items()}
-        feeds |= layer.weights | {"d_y": np.ones_like(y)}
-    for sizes in ({}, {"T": 2, "B": batch or None}):
-        model = exported(layer, train=train, state=False, sizes=sizes)
-        for (name, right), result in zip(expected.items(), on_onnxruntime(model, feeds), strict=True):
-            assert result.shape == right.shape, name
-            np.testing.assert_allclose(result, right, rtol=0, atol=1e-14, err_msg=name)
+def cells_of(inputs, outputs, make, **options):
+    both = Bidirectional(*(make(outputs, "float64", inputs, **options) for _ in range(2)))
+    return Stack([both, make(outputs, "float64", 2 * outputs, **options)])
+
+
+def dense_layers_of(inputs, outputs, last):
+    below = dense(inputs, "float64", 2, activation="sigmoid")
+    head = dense(outputs, "float64", 2, activation="tanh", last=last)
+    return Stack([gru(2, "float64", inputs), below, gru(2, "float64", inputs), head])
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "batch"), [(0, 3, 2), (3, 0, 2), (3, 2, 0), (0, 0, 0)])
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("last", [False, True, "ends"])
-def test_sizes_of_zero_of_dense_layers(last, train, inputs, outputs, batch):
-    layer = Stack(
-        [
-            gru(2, "float64", inputs),
-            dense(inputs, "float64", 2, activation="sigmoid"),
-            gru(2, "float64", inputs),
-            dense(outputs, "float64", 2, activation="tanh", last=last),
-        ]
-    )
+@pytest.mark.parametrize(
+    ("make_layer", "options"),
+    [
+        (cells_of, {"make": lstm}),
+        (cells_of, {"make": gru}),
+        (cells_of, {"make": gru, "reset_after": True}),
+        *((dense_layers_of, {"last": last}) for last in (False, True, "ends")),
+    ],
+)
+def test_sizes_of_zero(make_layer, options, train, inputs, outputs, batch):
+    layer = make_layer(inputs, outputs, **options)
     x, lengths = np.ones((2, batch, inputs)), np.arange(batch)
     y, state, tape = layer.forward(x, lengths=lengths)
     d_x, _, grads = layer.backward(tape, np.ones_like(y))
@@ -217,51 +192,36 @@ def compare_with_formulas(layer):
 def test_steps_make_the_sequence(name, dtype):
     layer = STREAMING[name](dtype)
     g = rng("streaming", name, dtype)
-    x = g.uniform(-1, 1, (20, B, I)).astype(dtype)
-    first = random_state(layer, g)
-    model = exported(layer, streaming=True)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    outputs = [value.name for value in session.get_outputs()]
-    exact = Case.exactly(layer).stream(B)
-    double_x, exact.state = Case.double(x, first)
-    right, last = exact.run(double_x), exact.state
+    x, state = g.uniform(-1, 1, (20, B, I)).astype(dtype), random_state(layer, g)
+    model, names = exported(layer, streaming=True), [*flat(layer, state)]
+    assert [value.name for value in model.graph.input] == ["x", *(f"{part}_prev" for part in names)]
+    assert [value.name for value in model.graph.output] == ["y", *names]
+    stream = Case.exactly(layer).stream(B)
+    double_x, stream.state = Case.double(x, state)
+    right = {"y": stream.run(double_x)} | flat(layer, stream.state)
+    session, rows = onnx_export.Session(model), []
+    for x_t in x:
+        y, state = session(x=x_t, state=state)
+        rows.append(y)
+    found = {"y": np.stack(rows)} | flat(layer, state)
     limit = FLOAT64 if dtype == "float64" else 8 * EPS[np.dtype(dtype)]
-    state = flat(layer, first)
-    assert outputs == ["y", *state]
-    assert [value.name for value in session.get_inputs()] == ["x", *(f"{part}_prev" for part in state)]
-    for t, x_t in enumerate(x):
-        results = dict(
-            zip(outputs, session.run(None, {"x": x_t, **{f"{k}_prev": v for k, v in state.items()}}), strict=True)
-        )
-        state = {part: results[part] for part in state}
-        assert np.abs(results["y"] - right[t]).max() <= limit * np.abs(right).max()
-    for part, value in flat(layer, last).items():
-        assert np.abs(state[part] - value).max() <= limit * np.abs(value).max(), part
+    assert type(state) is type(stream.state)
+    for part, array in right.items():
+        assert np.abs(found[part] - array).max() <= limit * np.abs(array).max(), part
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("form", [*({"loop": loop} for loop in LOOPS), {"provider": "webgpu"}])
 @pytest.mark.parametrize("name", [name for name in STREAMING if name != "Dense"])
-def test_a_step_has_no_loop(name, loop):
+def test_a_step_has_no_loop(name, form):
     """So every form is the same, and needs no number of steps."""
     layer = STREAMING[name]("float32")
-    model = onnx_export.export(layer, None, streaming=True, loop=loop)
+    model = onnx_export.export(layer, None, streaming=True, **form)
     assert model.graph == onnx_export.export(layer, None, streaming=True).graph
     kinds = {node.op_type for made in model.functions for node in made.node}
     assert "Gemm" in kinds and not {"Scan", "Loop", "If"} & kinds
     where = {"Stack": "0: ", "Classifier": "1: ", "Variants": "0: "}.get(name, "")
     with pytest.raises(ValueError, match=f"^export: {where}loop='native' is not possible: a cell has no loop"):
         onnx_export.export(layer, None, streaming=True, loop="native")
-
-
-def test_a_step_on_the_reference():
-    layer = STREAMING["Stack"]("float64")
-    state = random_state(layer, rng("step"))
-    x = rng("x").uniform(-1, 1, (1, B, I))
-    feeds = {"x": x[0], **{f"{name}_prev": value for name, value in flat(layer, state).items()}}
-    y, last = layer(x, state)
-    expected = [y[0], *flat(layer, last).values()]
-    for result, right in zip(on_reference(exported(layer, streaming=True), feeds), expected, strict=True):
-        np.testing.assert_allclose(result, right, rtol=0, atol=1e-14)
 
 
 # ---------------------------------------------------------------------------------------------------- ONNX's own nodes

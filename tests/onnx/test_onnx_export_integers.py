@@ -15,7 +15,7 @@ from quantization_cases import ROWS
 from runtimes import RUNTIMES
 
 import onnx_export
-from blockcell import GRU, LSTM, Dense, convert
+from blockcell import GRU, LSTM, Dense
 
 F32 = np.dtype(np.float32)
 KINDS = {"LSTM": (LSTM, {}), "GRU": (GRU, {}), "GRU(reset_after)": (GRU, {"reset_after": True})}
@@ -29,10 +29,6 @@ def layer_of(kind, I, H):  # noqa: E741
 def drawn(g, *shape):
     """Rows of very different sizes, some of them zero."""
     return (g.standard_normal(shape) * g.choice([0, 1e-30, 1e-3, 1, 50], (*shape[:-1], 1))).astype(F32)
-
-
-def error(y, exact):
-    return np.sqrt(np.square(y - exact).mean() / np.square(exact).mean())
 
 
 # ---------------------------------------------------------------------------------------------- the sums, step by step
@@ -117,32 +113,6 @@ def test_sequences(name):
         assert all(map(same, results[-1], results[0]))
 
 
-@pytest.mark.parametrize("run", [on_onnxruntime, on_reference])
-@pytest.mark.parametrize("kind", KINDS)
-def test_error_of_sequences(kind, run):
-    """Beside float64, it is within 5 % of the quantized layer's."""
-    layer = layer_of(kind, 32, 48)
-    x = np.random.default_rng(3).standard_normal((20, 6, 32)).astype(F32)
-    exact = Case.exactly(layer)(x.astype(float))[0]
-    model = exported(layer.quantize("int8"), lengths=False, state=False, functions=False)
-    found, right = error(run(model, {"x": x})[0], exact), error(layer.quantize("int8")(x)[0], exact)
-    assert abs(found - right) <= 0.05 * right, f"{found:.3e} beside {right:.3e}"
-
-
-@pytest.mark.parametrize("run", [on_onnxruntime, on_reference])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_finite_stays_in_its_row(kind, bad, run):
-    layer, x = layer_of(kind, 5, 18), np.random.default_rng(4).standard_normal((5, 4, 5)).astype(F32)
-    model = exported(layer.quantize("int8"), lengths=False, state=False, functions=False)
-    good = run(model, {"x": x})[0].copy()
-    x[2, 1, 3] = bad
-    y = run(model, {"x": x})[0].copy()
-    assert np.isnan(y[2:, 1]).all()
-    y[2:, 1] = good[2:, 1]
-    assert same(y, good)
-
-
 @pytest.mark.meet(1)
 @pytest.mark.parametrize(
     ("runtime", "form"),
@@ -175,22 +145,6 @@ def test_rows_of_any_numbers(kind, runtime, form, tmp_path):
     assert np.array_equal(np.isnan(found), np.isnan(y))
     largest = np.abs(np.where(np.isfinite(y[0]), y[0], 1)).max(axis=1, keepdims=True, initial=1)
     assert np.isclose(found[0], y[0], rtol=0, atol=2e-6 * largest, equal_nan=True).all()
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_gives_back_the_dequantized_layer(name):
-    quantized = LAYERS[name]("float32").quantize("int8")
-    with pytest.warns(UserWarning, match="not compared with the model, because it rounds x and h to 8 bits"):
-        found = convert.from_onnx(onnx_export.export(quantized, None))
-    for key, array in quantized.dequantize().weights.items():
-        assert same(found.weights[key], array), key
-
-
-def test_session():
-    layer = LAYERS["Classifier"]("float32")
-    case = Case(layer)
-    found = onnx_export.Session(exported(layer.quantize("int8"), case))(**case.arguments).y
-    np.testing.assert_allclose(found, layer.quantize("int8")(**case.arguments)[0], atol=2e-4)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 
 import onnx
 import onnxruntime
 import pytest
-from export_cases import LAYERS, LOOPS, STREAMING, B, Case, T, exported, gru, lstm
-from graphs import NATIVE, PEEPHOLES, types
+from export_cases import LAYERS, STREAMING, B, Case, T, exported, gru, lstm, rnn
+from graphs import LOOPS, NATIVE, PEEPHOLES, types
 from placement import fallbacks, refused_by_cuda_graphs, sizes_left
 
 import onnx_export
 from blockcell import Bidirectional, Stack, __version__
 from blockcell.optable import OPS
 from onnx_export.forms import FORMS
-from onnx_export.nodes import bodies, graphs, nodes_within
+from onnx_export.nodes import graphs, nodes_of
 
 
 def test_names():
@@ -64,16 +63,6 @@ def test_cells_that_are_alike_share_a_function():
     assert [made.name for made in model.functions] == ["LSTM", "LSTM_2", "GRU", "GRU_2"]
     calls = [node.op_type for node in model.graph.node if node.domain == "blockcell"]
     assert calls == ["LSTM", "LSTM", "LSTM_2", "GRU", "GRU_2", "GRU", "GRU_2"]
-
-
-@pytest.mark.parametrize("train", [False, True])
-def test_nodes_alone(train):
-    layer = LAYERS["Stack"]("float64")
-    case = Case(layer, train=train)
-    model = exported(layer, case, functions=False)
-    assert not model.functions
-    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
-    case.check(model)
 
 
 @pytest.mark.parametrize("opset", [15, 17, 19, 21])
@@ -158,7 +147,7 @@ def test_native_cells_that_are_alike_have_weights_of_their_own(functions):
 def looped(model):
     """What the metadata say, after a look at the nodes."""
     (loop,) = (entry.value for entry in model.metadata_props if entry.key == "blockcell.loop")
-    kinds = {node.op_type for part in (model.graph, *model.functions) for node in nodes_within(part.node)}
+    kinds = {node.op_type for node in nodes_of(model)}
     assert ("Scan" in kinds, "Loop" in kinds) == (loop == "scan", loop == "loop")
     assert bool({"LSTM", "GRU"} & kinds) == (loop == "native")
     return loop
@@ -196,15 +185,12 @@ def test_no_form_of_a_layer_for_a_provider():
     )
     with pytest.raises(ValueError, match=said):
         exported(lstm(4, "float32", cell_clip=0.5), provider="webgpu")
+    with pytest.raises(ValueError, match=r"'webgpu' has no RNN; expected another; .*so needs sizes"):
+        exported(rnn(4, "float32"), provider="webgpu")
     with pytest.raises(ValueError, match=r"^export: provider is 'gpu'; expected one of cpu, cuda, webgpu$"):
         exported(lstm(4, "float32"), provider="gpu")
     with pytest.raises(ValueError, match=r"^export: opset is 3; expected an integer from 15"):
         exported(lstm(4, "float32"), provider="webgpu", opset=3)
-
-
-def test_a_step_for_webgpu():
-    model = exported(Stack([lstm(4, "float32"), gru(3, "float32", 4)]), provider="webgpu", streaming=True)
-    assert not {"Scan", "Loop"} & {node.op_type for part in model.functions for node in part.node}
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -227,11 +213,8 @@ def test_form_of_an_op_for_a_provider(op):
 # ---------------------------------------------------------------------------------------------------------------- names
 def check_names(model):
     """Every node has one, in functions and bodies too."""
-    waiting = [*model.graph.node, *(node for made in model.functions for node in made.node)]
-    while waiting:
-        node = waiting.pop()
+    for node in nodes_of(model):
         assert node.name, node
-        waiting += [inner for body in bodies(node) for inner in body.node]
 
 
 @pytest.mark.parametrize("functions", [True, False])
@@ -240,23 +223,10 @@ def check_names(model):
     [*({"loop": loop, "reset": True, "train": train} for loop in LOOPS for train in (False, True)), {"loop": "native"}],
     ids=lambda form: " ".join(map(str, form.values())),
 )
-def test_every_node_of_a_layer_has_a_name(form, functions):
+def test_every_node_has_a_name(form, functions):
     check_names(exported(Bidirectional(lstm(3, "float32"), gru(3, "float32")), functions=functions, **form))
     check_names(exported(lstm(3, "float32"), functions=functions, streaming=True))
-
-
-@pytest.mark.parametrize("functions", [True, False])
-@pytest.mark.parametrize("static", [True, False])
-@pytest.mark.parametrize(
-    ("op", "loop"),
-    [*itertools.product(OPS, LOOPS), *itertools.product(NATIVE, ["native"])],
-)
-def test_every_node_of_an_op_has_a_name(op, loop, static, functions):
-    known = {attribute.name for attribute in OPS[op].attributes}
-    attrs = {name: value for name, value in {"cell_clip": -1.0, "use_peephole": True}.items() if name in known}
-    check_names(
-        onnx_export.build(op, attrs=attrs, loop=loop, static=static, functions=functions, sizes={"T": T, "H": 2})
-    )
+    check_names(onnx_export.build("BlockLSTM", functions=functions))
 
 
 # ------------------------------------------------------------------------------------------------------------ on WebGPU

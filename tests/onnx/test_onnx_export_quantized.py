@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import onnx
 import pytest
 from bits import same
 from export_cases import DEPTH, LAYERS, STREAMING, B, Case, I, T, exported, flat, lstm, random_state
-from graphs import EPS, on_onnxruntime, on_reference
+from graphs import EPS, on_onnxruntime
 from runtimes import RUNTIMES
 
 import onnx_export
@@ -63,16 +64,6 @@ def test_same_bits_as_the_dequantized_layer(name, scheme, loop):
             codes.graph.output, on_onnxruntime(codes, case.feeds), on_onnxruntime(floats, case.feeds), strict=True
         ):
             assert same(found, right), value.name
-
-
-@every_scheme
-@pytest.mark.parametrize("name", LAYERS)
-def test_same_bits_on_the_reference(name, scheme):
-    layer = LAYERS[name]("float32")
-    case = Case(layer, reset=True)
-    codes, floats = both(layer, scheme, case, functions=False)
-    for found, right in zip(on_reference(codes, case.feeds), on_reference(floats, case.feeds), strict=True):
-        assert same(found, right)
 
 
 @every_scheme
@@ -212,7 +203,9 @@ def test_mixed(activations):
     expected = quantized if activations == "int8" else quantized.dequantize()
     found = on_onnxruntime(model, case.feeds)[0]
     np.testing.assert_allclose(found, expected(**case.arguments)[0], atol=2e-6 if activations == "float32" else 5e-3)
-    converted = convert.from_onnx(model, check=None if activations == "float32" else False)
+    said = "not compared with the model, because it rounds x and h to 8 bits"
+    with pytest.warns(UserWarning, match=said) if activations == "int8" else nullcontext():
+        converted = convert.from_onnx(model)
     for key, array in quantized.dequantize().weights.items():
         assert same(converted.weights[key], array), key
 

@@ -20,14 +20,10 @@ from blockcell import LSTM, Bidirectional, Stack
         ({"loop": "unroll"}, "export: loop='unroll' writes every step out and so needs sizes['T']"),
         ({"loop": "native"}, "export: loop='native' is not exact: ONNX's clip bounds what goes into the gates, not "
          "the cell state; expected a cell_clip of 0, not 0.3, or another loop"),
-        ({"loop": "native", "dtype": "float16"}, "export: loop='native' is not exact: ONNX's clip"),
-        ({"loop": "native", "streaming": True}, "export: loop='native' is not possible: a cell has no loop"),
         ({"loop": "native", "train": True}, "export: loop='native' is not possible: ONNX's LSTM has no gradient"),
         ({"dtype": "int8"}, "export: dtype is 'int8'; expected float32, float64 or float16"),
         ({"sizes": {"H": 4}}, "export: sizes has 'H'; expected the letters T, B"),
-        ({"sizes": {"B": -1}}, "export: sizes['B'] is -1; expected an integer >= 0 or None, any size"),
-        ({"sizes": {"T": 0}}, "export: sizes['T'] is 0; expected at least 1"),
-        ({"sizes": {"B": 0}}, "export: sizes['B'] is 0; expected at least 1, or None"),
+        ({"sizes": {"B": 0}}, "export: sizes['B'] is 0; expected an integer >= 1 or None"),
         ({"opset": 14}, "export: opset is 14; expected an integer from 15 to"),
         ({"streaming": True, "train": True}, "export: streaming and train are both True; expected one"),
         ({"streaming": True, "state": False}, "export: state is False; expected True, as a step needs"),
@@ -42,17 +38,11 @@ def test_mistakes(options, message, tmp_path):
 
 def test_native_refusals_that_depend_on_the_layer():
     plain = lstm(4, "float32")
-    with pytest.raises(
-        ValueError, match="export: loop='native' is not possible with reset; expected 'scan', 'unroll' or"
-    ):
+    with pytest.raises(ValueError, match="export: loop='native' is not possible with reset; expected 'scan'"):
         onnx_export.export(plain, None, loop="native", reset=True)
-    with pytest.raises(ValueError, match="expected float32 or float64"):
-        onnx_export.export(plain, None, loop="native", dtype="float16")
     with pytest.raises(ValueError, match=r"export: 1\.bw: loop='native' is not exact"):
         clipped = lstm(4, "float32", 4, cell_clip=0.3)
         onnx_export.export(Stack([plain, Bidirectional(lstm(4, "float32", 4), clipped)]), None, loop="native")
-    with pytest.raises(ValueError, match="loop='native' of float64 does not run on onnxruntime's CPU provider"):
-        onnx_export.Session(onnx_export.export(plain, None, loop="native", dtype="float64"))
 
 
 @pytest.mark.parametrize("what", ["LSTM", None, np.zeros(3), LSTM])
@@ -70,9 +60,7 @@ def test_modules_of_torch():
 
 def test_backward_directions_do_not_stream():
     layer = LAYERS["Bidirectional"]("float32")
-    with pytest.raises(
-        TypeError, match="export: layer is a Bidirectional, which begins at the last step; it cannot be"
-    ):
+    with pytest.raises(TypeError, match="export: layer is a Bidirectional, which begins at the last step"):
         onnx_export.export(layer, None, streaming=True)
     with pytest.raises(TypeError, match=r"export: 0 is a Bidirectional, which begins at the last step"):
         onnx_export.export(Stack([layer]), None, streaming=True)

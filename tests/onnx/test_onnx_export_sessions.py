@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 from cases import rng
-from export_cases import LAYERS, LENGTHS, B, I, T, dense, flat, gru, lstm, random_state
+from export_cases import LAYERS, LENGTHS, B, Case, I, T, dense, exported, flat, gru, lstm, random_state
 from graphs import saturates
 
 import onnx_export
-from blockcell import Bidirectional, LSTMState, Stack
+from blockcell import Bidirectional, Stack
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -54,36 +55,24 @@ def test_no_steps_or_no_rows(name, form, sizes):
     """A session gives what the layer gives; without steps the states stay, and so do the gradients to them."""
     layer, options = LAYERS[name]("float32"), dict(FORMS[form])
     scheme = options.pop("scheme", None)
-    made_of = layer if scheme is None else layer.quantize(scheme)
     if options.get("loop") == "native" and name == "Projected":
         pytest.skip("ONNX's nodes have no projection")
+    made_of = layer if scheme is None else layer.quantize(scheme)
     session = onnx_export.Session(onnx_export.export(made_of, None, **options))
-    g, x = rng("empty", name, form, sizes), np.zeros((*sizes, layer.input_size), np.float32)
-    has_state, train = options.get("state", True), options.get("train", False)
-    state = random_state(layer, g, sizes[1]) if has_state else None
-    given = {"state": state} if has_state else {}
-    if scheme is not None:
-        layer = made_of.dequantize()
-    y, last, tape = layer.forward(x, state)
-    if train:
-        given |= {"weights": layer.weights, "d_y": g.uniform(-1, 1, y.shape).astype(np.float32)}
-        d_last = random_state(layer, g, sizes[1]) if has_state else None
-        given |= {"d_state": d_last} if has_state else {}
-    result = session(x=x, **given)
-    expected = {"y": y, **flat(layer, last)}
-    found = {"y": result.y, **flat(layer, result.state)}
-    if has_state:
-        expected |= flat(layer, state)
-    if train:
-        d_x, _, grads = layer.backward(tape, given["d_y"], d_last)
-        expected |= {"d_x": d_x, **{f"d_{key}": grad for key, grad in grads.items()}}
-        found |= {"d_x": result.d_x, **{f"d_{key}": grad for key, grad in result.grads.items()}}
-        if has_state:
-            expected |= {f"d_{key}_prev": grad for key, grad in flat(layer, d_last).items()}
-            found |= {f"d_{key}_prev": grad for key, grad in flat(layer, result.d_state).items()}
+    layer = layer if scheme is None else made_of.dequantize()
+    takes = {key: options[key] for key in ("lengths", "reset", "state", "train") if key in options}
+    case = Case(layer, sizes=sizes, **takes)
+    given = case.arguments
+    found = case.by_name(session(**given))
+    y, last, tape = layer.forward(given["x"], given.get("state"), **case.given)
+    right = {"y": y, "state": last}
+    if "train" in takes:
+        gradients = layer.backward(tape, given["d_y"], given.get("d_state"))
+        right |= zip(("d_x", "d_state", "grads"), gradients, strict=True)
+    expected = case.by_name(SimpleNamespace(**right))
     assert found.keys() == expected.keys()
-    for key, right in expected.items():
-        np.testing.assert_array_equal(found[key], right, err_msg=key, strict=True)
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array, err_msg=key, strict=True)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
@@ -132,33 +121,12 @@ def test_quantize_dynamic(name, lengths, functions, reduce_range, tmp_path):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_session_that_trains(name):
-    layer = LAYERS[name]("float64")
-    g = rng("training", name)
-    x, state, d_last = g.uniform(-1, 1, (T, B, I)), random_state(layer, g), random_state(layer, g)
-    session = onnx_export.Session(onnx_export.export(layer, None, train=True))
-    y, _, tape = layer.forward(x, state)
-    d_y = g.uniform(-1, 1, y.shape)
-    result = session(x=x, state=state, weights=layer.weights, d_y=d_y, d_state=d_last)
+    case = Case(LAYERS[name]("float64"), train=True)
+    model = exported(case.layer, case)
+    result = onnx_export.Session(model)(**case.arguments)
     assert result._fields == ("y", "state", "d_x", "d_state", "grads")
-    d_x, d_first, grads = layer.backward(tape, d_y, d_last)
-    np.testing.assert_allclose(result.d_x, d_x, rtol=0, atol=1e-13)
-    assert list(result.grads) == list(grads)
-    found = flat(layer, result.d_state) | result.grads
-    for part, right in (flat(layer, d_first) | grads).items():
-        np.testing.assert_allclose(found[part], right, rtol=0, atol=1e-13, err_msg=part)
-
-
-def test_a_session_takes_a_step():
-    layer = lstm(4, "float32")
-    session = onnx_export.Session(onnx_export.export(layer, None, streaming=True))
-    x = rng("step").uniform(-1, 1, (T, B, I)).astype(np.float32)
-    state = None
-    for x_t in x:
-        y, state = session(x=x_t, state=state)
-    right, last = layer(x)
-    assert type(state) is LSTMState
-    np.testing.assert_allclose(y, right[-1], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(state.cs, last.cs, rtol=0, atol=1e-6)
+    found = case.by_name(result)
+    case.check(model, lambda *_: found.values())
 
 
 X = np.zeros((4, 2, 3), np.float32)

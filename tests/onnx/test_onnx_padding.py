@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from by_formulas import row_gradients
-from export_cases import LAYERS, LENGTHS, LOOPS, B, Case, I, dense, drawn, exported, gru, lstm, rnn
-from graphs import EPS, FLOAT64, named, on_onnxruntime
-from training_cases import LOSSES, OPTIMIZERS, Training, errors
+from export_cases import LAYERS, LENGTHS, B, Case, I, drawn, exported, lstm
+from graphs import LOOPS, named, on_onnxruntime
 
-from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
+from blockcell import GRU, LSTM, RNN, Bidirectional
 
 STEPS, ENDS = 20, np.array([3, 0, 2, 1, 3])
 GROWING = ["relu", ("leaky_relu", 0.3), "elu", "selu", "softplus", "exponential", "linear"]
@@ -82,84 +80,6 @@ def test_gradients_of_steps_that_overflow(kind, options, place, activation, loop
     case.check(model, limit=1e-11)  # as exp(z) is off by z eps
 
 
-# ------------------------------------------------------------------------------------------------------------- training
-LONG = 400  # steps, in which the states of these layers overflow, though they grow slowly
-NETWORKS = {
-    "head": lambda: Stack([grown(gru(4, "float64", activation="linear"), 20, "activation"), dense(3, "float64", 4)]),
-    "last": lambda: Stack(
-        [
-            Bidirectional(
-                grown(lstm(4, "float64", activation="relu"), 20, "activation"),
-                Stack([grown(rnn(4, "float64", activation="softplus"), 20, "activation"), gru(4, "float64", 4)]),
-            ),
-            grown(gru(4, "float64", 8, reset_after=True, activation="relu"), 20, "activation"),
-            dense(5, "float64", 4, activation="relu"),
-            dense(3, "float64", 5, last=True),
-        ]
-    ),
-    "reverse": lambda: Stack(
-        [
-            grown(lstm(4, "float64", recurrent_activation="exponential"), 0.5, "recurrent_activation"),
-            grown(rnn(4, "float64", 4, activation="linear", reverse=True), 20, "activation"),
-        ]
-    ),
-}
-
-
-def batch_of(training, ends, padding):
-    """A batch with these lengths, and this value where no step counts."""
-    batch = training.batch(0)
-    batch |= {"lengths": ends, "x": batch["x"].copy(), "target": batch["target"].copy()}
-    past = np.arange(training.sizes[0])[:, None] >= ends
-    counts = ~past if training.layer._over_time else ends > 0
-    batch["x"] = np.where(past[..., None], padding, np.nan_to_num(batch["x"], nan=0.5))
-    if training.loss == "softmax_cross_entropy":
-        batch["target"] = np.where(counts, np.maximum(batch["target"], 0), -7)
-    else:
-        batch["target"] = np.where(counts[..., None], np.nan_to_num(batch["target"], nan=0.5), padding)
-    return batch
-
-
-@pytest.mark.meet(2)
-@pytest.mark.parametrize("padding", [np.nan, np.inf])
-@pytest.mark.parametrize("loop", ["scan", "loop"])
-@pytest.mark.parametrize("criterion", LOSSES)
-@pytest.mark.parametrize("name", NETWORKS)
-def test_training_steps_that_overflow(name, criterion, loop, padding):
-    """The model of a step gives what the layers give, with resets, masks and states."""
-    layer = NETWORKS[name]()
-    options = {"sizes": (LONG, B), "reset": True, "mask": True, "state": True, "max_norm": 1.0}
-    training = Training(layer, criterion, "adam", **OPTIMIZERS["adam"], **options)
-    batch = batch_of(training, ENDS, padding)
-    batch["reset"][4:] = False
-    x = np.where(np.arange(LONG)[:, None, None] >= ENDS[:, None], 0, batch["x"])
-    assert not np.isfinite(layer(x, training.state)[0]).all()
-    expected = training.step(batch, layer.weights, None, training.state)
-    given = training.feeds(batch, layer.weights, None, training.state)
-    model = training.model(loop=loop)
-    found = named(model, on_onnxruntime(model, given))
-    assert all(np.isfinite(array).all() for array in expected.values())
-    off = errors(found, expected)
-    assert max(off.values()) <= 1e-12, off
-
-
-@pytest.mark.parametrize(("activation", "factor"), [("relu", 20), ("exponential", 0.6)])
-def test_a_training_step_of_one_row(activation, factor):
-    """Of the formulas: one step of sgd, of a row of two steps in three hundred."""
-    cell = grown(rnn(4, "float64", activation=activation), factor, "activation")
-    training = Training(cell, "mean_squared_error", "sgd", sizes=(300, 1), rate=0.1)
-    batch = batch_of(training, np.array([2]), np.nan)
-    found = on_onnxruntime(training.model(), training.feeds(batch, cell.weights, None))
-    state, x, target = {"h": np.zeros((1, 4))}, batch["x"][:2], batch["target"][:2]
-    y = row_gradients(cell, x, state, np.zeros((2, 1, 4)), state)[0]["h"]
-    grads = row_gradients(cell, x, state, 2 * (y - target) / y.size, state)[1]
-    for name, array in named(training.model(), found).items():
-        if name.startswith("new_"):
-            name = name.removeprefix("new_")
-            right = cell.weights[name] - 0.1 * grads[name]
-            assert np.abs(array - right).max() <= FLOAT64 * np.abs(right).max(), name
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize(("loop", "static"), FORMS)
 def test_gradients_to_outputs_that_are_clipped(loop, static, bad):
@@ -192,15 +112,3 @@ def test_states_of_rows_without_steps(name, bad):
             assert not np.isfinite(found[empty]).any()
             found, right[key] = found[~empty], right[key][~empty]
         np.testing.assert_array_equal(found, right[key], err_msg=key)
-
-
-# ------------------------------------------------------------------------------------------------------------ inference
-@pytest.mark.meet(2)
-@pytest.mark.parametrize("padding", [np.nan, np.inf])
-@pytest.mark.parametrize("loop", [*LOOPS, "native"])
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "GRU after", "Both ends", "Classifier"])
-def test_padding_of_inference(name, loop, padding):
-    """It reaches neither y nor a state."""
-    layer = LAYERS[name]("float32")
-    case = Case(layer, padding=padding)
-    case.check(exported(layer, case, loop=loop), limit=72 * EPS[np.dtype(np.float32)], dtype=np.float32)

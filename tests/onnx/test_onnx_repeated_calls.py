@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from bits import leaves, same
 from cases import arguments
-from export_cases import DTYPES, LAYERS, LOOPS, Case, I, T
-from graphs import CELLS, NATIVE, SEQUENCES, attributes
+from export_cases import DTYPES, LAYERS, Case, I, T
+from graphs import CELLS, LOOPS, NATIVE, SEQUENCES, attributes
 from training_cases import LOSSES, OPTIMIZERS, Training
 
 import onnx_export

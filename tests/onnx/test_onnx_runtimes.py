@@ -8,7 +8,7 @@ seq_len_max; "wrong" is not, without an error; "no" is an error.
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from itertools import cycle, product
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from cases import arguments
 from export_cases import LAYERS, B, T
-from graphs import EPS, NATIVE, PEEPHOLES, attributes, bound, compare, exact, named, poisoned
+from graphs import EPS, NATIVE, PEEPHOLES, attributes, bound, compare, exact, poisoned
 from runtimes import RUNTIMES
 from training_cases import LOSSES, OPTIMIZERS, Training, errors
 
@@ -142,14 +142,12 @@ def step_verdict(form, runtime, path):
     found = []
     for (name, criterion), (optimizer, settings) in zip(product(STEPS_OF, LOSSES), cycle(OPTIMIZERS.items())):
         training = Training(LAYERS[name]("float32"), criterion, optimizer, mask=True, max_norm=0.5, **settings)
-        batch, weights = training.batch(0), training.layer.weights
-        expected = training.step(batch, weights, None)
         model = training.model(functions=False, sizes={"T": T, "B": B}, **STEPS[form])
         try:
-            results = RUNTIMES[runtime](model, training.feeds(batch, weights, None), path)
+            found_outputs, expected = training.first_step(model, partial(RUNTIMES[runtime], path=path))
         except Exception:
             return "no"
-        off = errors(named(model, results), expected)
+        off = errors(found_outputs, expected)
         found.append("yes" if max(off.values()) <= 24 * EPS[np.dtype(np.float32)] else "wrong")
     return max(found, key=["yes", "wrong"].index)
 

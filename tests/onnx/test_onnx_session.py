@@ -163,11 +163,6 @@ def check_refused(ready, args, exception, message):
         ({"x": None}, TypeError, "BlockLSTM: x missing; expected seq_len_max, x, cs_prev, h_prev, w, wci, wcf, wco, b"),
         ({"steps": 3}, TypeError, "BlockLSTM: steps unknown; expected seq_len_max, x"),
         ({"forget_bias": 2.0}, ValueError, "BlockLSTM: forget_bias is 2.0; expected 1.0, as the model was built"),
-        (
-            {"use_peephole": False},
-            ValueError,
-            "BlockLSTM: use_peephole is False; expected True, as the model was built",
-        ),
         ({"x": np.zeros((3, 2), np.float32)}, ValueError, "x has shape (3, 2); expected rank 3, (T, B, I)"),
         ({"b": np.zeros(1, np.float32)}, ValueError, "b has shape (1,); expected (4H,) = (20,) with H=5 from cs_prev"),
         ({"h_prev": np.zeros((2, 5), np.float32)}, ValueError, "h_prev has shape (2, 5); expected (B, H) = (3, 5)"),
@@ -183,19 +178,15 @@ def test_bad_calls(changed, exception, message):
     check_refused(session("BlockLSTM", args), args | changed, exception, message)
 
 
-def test_sizes_other_than_those_built():
-    ready = onnx_export.Session("GRUBlockCell", sizes={"B": 2})
-    check_refused(
-        ready, arguments("GRUBlockCell"), ValueError, "x has shape (3, 2); expected (2, any), as the model was"
-    )
-
-
-def test_weights_with_fewer_rows_than_cells():
-    args = arguments("GRUBlockCellGrad")
-    args |= {"w_ru": args["w_ru"][:4], "w_c": args["w_c"][:4]}
-    check_refused(
-        onnx_export.Session("GRUBlockCellGrad"), args, ValueError, "w_ru has shape (4, 10); expected (I+H, 2H)"
-    )
+@pytest.mark.parametrize(
+    ("op", "sizes", "changed", "message"),
+    [
+        ("GRUBlockCell", {"B": 2}, {}, "x has shape (3, 2); expected (2, any), as the model was"),
+        ("GRUBlockCellGrad", {}, {"w_ru": np.zeros((4, 10), np.float32)}, "w_ru has shape (4, 10); expected (I+H, 2H)"),
+    ],
+)
+def test_bad_sizes(op, sizes, changed, message):
+    check_refused(onnx_export.Session(op, sizes=sizes), arguments(op) | changed, ValueError, message)
 
 
 def test_bad_sessions():
@@ -251,29 +242,12 @@ FLOAT = onnx.TensorProto.FLOAT
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        *(
-            (changed(CELL, attributes=text), message)
-            for text, message in [
-                (
-                    "{",
-                    "model 'LSTMBlockCell' and the model are not those that blockcell makes: Expecting property name",
-                ),
-                ("[" * 100_000, "its JSON is nested too deeply"),
-                ("[]", "blockcell.attributes is '[]'; expected forget_bias, cell_clip, use_peephole"),
-                ("{}", "blockcell.attributes is '{}'; expected forget_bias, cell_clip, use_peephole"),
-                (None, "blockcell.attributes is '{}'; expected forget_bias, cell_clip, use_peephole"),
-                ('{"a": 1, "a": 2}', "its JSON has a name twice among 'a, a'"),
-                (json.dumps(ATTRIBUTES | {"forget_bias": "x"}), "attrs['forget_bias'] is 'x'; expected a real number"),
-                (
-                    json.dumps(ATTRIBUTES | {"forget_bias": True}),
-                    "attrs['forget_bias'] is True; expected a real number",
-                ),
-                (json.dumps(ATTRIBUTES | {"cell_clip": None}), "attrs['cell_clip'] is None; expected a real number"),
-                (json.dumps(ATTRIBUTES | {"cell_clip": 10**400}), "; expected a number that a float holds"),
-                (json.dumps(ATTRIBUTES | {"use_peephole": 2}), "attrs['use_peephole'] is 2; expected True or False"),
-                (json.dumps(ATTRIBUTES | {"more": 2}), "'; expected forget_bias, cell_clip, use_peephole"),
-            ]
-        ),
+        (changed(CELL, attributes="{"), "and the model are not those that blockcell makes: Expecting property name"),
+        (changed(CELL, attributes="[" * 100_000), "its JSON is nested too deeply"),
+        (changed(CELL, attributes="[]"), "blockcell.attributes is '[]'; expected forget_bias, cell_clip, use_peephole"),
+        (changed(CELL, attributes=None), "blockcell.attributes is '{}'; expected forget_bias, cell_clip, use_peephole"),
+        (changed(CELL, attributes=json.dumps(ATTRIBUTES | {"use_peephole": 2})), "use_peephole'] is 2; expected True"),
+        (changed(CELL, attributes=json.dumps(ATTRIBUTES | {"more": 2})), "'; expected forget_bias, cell_clip, use_"),
         (changed(CELL, op="LSTM"), "have blockcell.op 'LSTM'; expected one of GRUBlockCell, "),
         (changed(CELL, op="GRUBlockCell", attributes="{}"), "it has the inputs 'x, cs_prev, "),
         (changed(CELL, op="lstm_block_cell_vjp"), "blockcell.attributes is "),
@@ -281,95 +255,45 @@ FLOAT = onnx.TensorProto.FLOAT
         (changed(CELL, loop=None), "have blockcell.loop None; expected one of scan, unroll, native, loop"),
         (changed(CELL, layer="{}"), "have blockcell.op 'LSTMBlockCell'; expected one of GRUBlockCell"),
         (changed(CELL, inputs={"x": "y"}), "it has the inputs 'y, cs_prev, ..."),
-        (
-            changed(CELL, outputs={"cs": "cs_"}),
-            "; expected some of x, cs_prev, h_prev, w, wci, wcf, wco, b, and i, cs, f",
-        ),
+        (changed(CELL, outputs={"cs": "cs_"}), "expected some of x, cs_prev, h_prev, w, wci, wcf, wco, b, and i, cs"),
         (changed(CELL, kinds={"x": (FLOAT, ["B"])}), "its input x has another dtype or rank than the op's"),
         (changed(CELL, kinds={"x": (onnx.TensorProto.DOUBLE, "BI")}), "its input x has another dtype or rank than"),
         (changed(CELL, kinds={"i": (FLOAT + 76, "BH")}), "its input x has another dtype or rank than the op's"),
         (changed(OTHER, kinds={"b": (77, "N")}), "g: the model has no output, or the first is no tensor of a known"),
-        *(
-            (changed(LAYER, layer=text), message)
-            for text, message in [
-                ("{", "Expecting property name"),
-                ("[" * 100_000, "its JSON is nested too deeply"),
-                ("{}", "it has of type dict for a layer; expected an object with a type"),
-                (
-                    '{"type": "SRU"}',
-                    "it has a layer of type 'SRU'; expected one of LSTM, GRU, RNN, Dense, Bidirectional, Stack",
-                ),
-                ('{"type": "LSTM"}', "its LSTM has the attributes ''; expected ["),
-                (
-                    '{"type": "Stack", "layers": []}',
-                    "its Stack has of type list for layers; expected a list of at least",
-                ),
-                ('{"type": "GRU"}', "it has no w_ru, w_c, b_ru, b_c; expected w_ru, w_c, b_ru, b_c of its GRU"),
-                (
-                    '{"type": "Bidirectional", "fw": {"type": "GRU"}, "bw": {"type": "GRU"}}',
-                    "it has no fw.w_ru, fw.w_c",
-                ),
-            ]
-        ),
+        (changed(LAYER, layer="{"), "Expecting property name"),
+        (changed(LAYER, layer="{}"), "it has of type dict for a layer; expected an object with a type"),
+        (changed(LAYER, layer='{"type": "GRU"}'), "it has no w_ru, w_c, b_ru, b_c; expected w_ru, w_c, b_ru, b_c"),
         (changed(LAYER, loop="while"), "have blockcell.loop 'while'; expected one of scan, unroll, native, loop"),
         (changed(LAYER, inputs={"x": "z"}), "its input x has the type 0 and shape []; expected floats of (T, B, I) or"),
-        (
-            changed(LAYER, inputs={"h_prev": "z"}),
-            "it has the inputs 'x, lengths, cs_prev, z'; expected x, cs_prev, h_p",
-        ),
+        (changed(LAYER, inputs={"h_prev": "z"}), "it has the inputs 'x, lengths, cs_prev, z'; expected x, cs_prev"),
         (changed(LAYER, outputs={"y": "z"}), "it has the outputs 'z, cs, h'; expected y, cs, h"),
         *(
             (stored(NATIVE_LAYER, **shapes), f"its W, R and B have the shapes {found}; expected {expected}")
             for shapes, found, expected in [
-                ({"W": [1, 16, 5, 1]}, "[(1, 16, 5, 1), (1, 16, 4), (1, 32)]", "[(1, 16, 1), (1, 16, 4), (1, 32)]"),
                 ({"W": []}, "[(), (1, 16, 4), (1, 32)]", "[(1, 16, 0), (1, 16, 4), (1, 32)]"),
-                ({"W": None}, "[(1, 16, 4), (1, 32)]", "[(1, 16, 0), (1, 16, 4), (1, 32)]"),
                 ({"R": [1, 16, 5]}, "[(1, 16, 3), (1, 16, 5), (1, 32)]", "[(1, 20, 3), (1, 20, 5), (1, 40)]"),
-                ({"R": []}, "[(1, 16, 3), (), (1, 32)]", "[(1, 0, 3), (1, 0, 0), (1, 0)]"),
-                ({"B": [32]}, "[(1, 16, 3), (1, 16, 4), (32,)]", "[(1, 16, 3), (1, 16, 4), (1, 32)]"),
                 ({"B": None}, "[(1, 16, 3), (1, 16, 4)]", "[(1, 16, 3), (1, 16, 4), (1, 32)]"),
             ]
         ),
-        (changed(LAYER, layer='{"type": "GRU", "reset_after": 1}'), "its GRU has reset_after 1; expected true, or"),
         (changed(GRU_LAYER, layer='{"type": "GRU", "reset_after": true}'), "it has no b_hc; expected w_ru, w_c, b_ru"),
         (stored(NATIVE_LAYER, R=None), "it has no w, b; expected w, b of its LSTM"),
-        (
-            changed(NATIVE_LAYER, layer='{"type": "GRU"}'),
-            "its W, R and B have the shapes [(1, 16, 3), (1, 16, 4), (1, 32)]",
-        ),
+        (changed(NATIVE_LAYER, layer='{"type": "GRU"}'), "W, R and B have the shapes [(1, 16, 3), (1, 16, 4)"),
         (changed(TRAIN, outputs={"d_w": "z"}), "expected y, cs, h, d_x, d_cs_prev, d_h_prev, d_w, d_b"),
         (changed(TRAIN, inputs={"w": "z"}), "it has no w; expected w, b of its LSTM"),
         (changed(TRAIN, kinds={"w": (FLOAT, [8, 16])}), "its output d_w has the type 1 and shape [7, 16]; expected 1"),
-        (
-            changed(TRAIN, kinds={"w": (FLOAT, [7, 2**40])}),
-            "its w has shape '(7, 1099511627776)'; expected (I+H, 4H) w",
-        ),
-        (
-            changed(LAYER, kinds={"x": (77, "TBI")}),
-            "its input x has the type 77 and shape ['T', 'B', 'I']; expected fl",
-        ),
-        (changed(LAYER, kinds={"x": (FLOAT, "QBI")}), "its input x has the type 1 and shape ['Q', 'B', 'I']; expected"),
-        (changed(LAYER, kinds={"x": (FLOAT, [0, -1, 3])}), "its input x has the type 1 and shape [0, -1, 3]; expected"),
-        (changed(LAYER, kinds={"x": (FLOAT, [])}), "its input x has the type 1 and shape []; expected floats of"),
-        (changed(LAYER, kinds={"x": (FLOAT, "I")}), "its input x has the type 1 and shape ['I']; expected floats of"),
-        (
-            changed(LAYER, kinds={"x": (FLOAT, "STBI")}),
-            "its input x has the type 1 and shape ['S', 'T', 'B', 'I']; exp",
+        (changed(TRAIN, kinds={"w": (FLOAT, [7, 2**40])}), "w has shape '(7, 1099511627776)'; expected (I+H, 4H)"),
+        *(
+            (changed(LAYER, kinds={"x": (kind, shape)}), f"x has the type {kind} and shape {[*shape]}; expected floats")
+            for kind, shape in [(77, "TBI"), *((FLOAT, shape) for shape in ("QBI", [0, -1, 3], [], "I", "STBI"))]
         ),
         *(
-            (
-                changed(LAYER, kinds={"cs_prev": (FLOAT, shape)}),
-                f"has the type 1 and shape {shape}; expected 1, ['B', 4]",
-            )
-            for shape in ([-3, 4], [2**40, 4], ["T", 4], ["B", 2**40], ["B"])
-        ),
-        (
-            changed(LAYER, kinds={"lengths": (FLOAT, "B")}),
-            "its input lengths has the type 1 and shape ['B']; expected 7",
-        ),
-        (
-            changed(LAYER, kinds={"cs": (FLOAT, "B")}),
-            "its output cs has the type 1 and shape ['B']; expected 1, ['B', 4]",
+            (changed(LAYER, kinds={name: (FLOAT, shape)}), f"{name} has the type 1 and shape {shape}; expected {right}")
+            for name, shapes, right in [
+                ("cs_prev", ([-3, 4], [2**40, 4], ["T", 4], ["B", 2**40], ["B"]), "1, ['B', 4]"),
+                ("lengths", [["B"]], "7, ['B']"),
+                ("cs", [["B"]], "1, ['B', 4]"),
+            ]
+            for shape in shapes
         ),
     ],
 )
@@ -381,9 +305,7 @@ def test_broken_metadata(model, message):
 def test_metadata_that_stand_twice():
     model = changed(CELL)
     model.metadata_props.add(key="blockcell.op", value="BlockLSTM")
-    with pytest.raises(
-        ValueError, match=r"have an entry of blockcell's twice: blockcell.attributes, blockcell.loop, bl"
-    ):
+    with pytest.raises(ValueError, match=r"have an entry of blockcell's twice: blockcell.attributes, blockcell."):
         onnx_export.Session(model)
 
 
@@ -461,8 +383,7 @@ def test_nodes_with_floats_are_told_from_others(loop):
 
 @tells_placement
 def test_a_node_with_floats_on_the_cpu_is_named(monkeypatch):
-    webgpu = runtime.Provider("CPUExecutionProvider")
-    monkeypatch.setattr(runtime, "PROVIDERS", {"cpu": webgpu, "webgpu": webgpu})
+    monkeypatch.setattr(runtime, "PROVIDERS", dict.fromkeys(("cpu", "webgpu"), "CPUExecutionProvider"))
     monkeypatch.setattr(runtime, "_plugin", lambda: None)
     with pytest.raises(RuntimeError, match=r"would run Tanh b of any on the CPU; expected a model without them or"):
         runtime.RuntimeModel(onnx.parser.parse_model(runtime.ANY), "webgpu")
@@ -496,11 +417,7 @@ def test_idle_threads_of_sessions_do_not_wait_long():
     [
         ("block_gru", {}, {"native"}, "native"),
         ("block_gru", {}, set(), "unroll"),
-        ("block_gru_reset_after", {}, {"native"}, "native"),
-        ("block_gru_reset_after_grad", {}, {"native"}, "unroll"),
-        ("BlockLSTM", {"cell_clip": 0.0}, {"native"}, "native"),
         ("BlockLSTM", {"cell_clip": 3.0}, {"native"}, "unroll"),
-        ("BlockLSTMGrad", {"use_peephole": True}, {"native"}, "unroll"),
         ("GRUBlockCell", {}, {"native"}, "unroll"),
     ],
 )

@@ -13,16 +13,16 @@ import onnx
 import onnxruntime
 import pytest
 from cases import SIZES, arguments, rng
-from export_cases import LAYERS, STREAMING, B, Case, I, T, drawn, exported, flat, random_state
+from export_cases import LAYERS, STREAMING, B, Case, I, T, drawn, exported, flat, random_layers, random_state
 from graphs import (
-    CELLS,
     EPS,
+    FORMS,
+    LOOPS,
     NATIVE,
     PEEPHOLES,
     SEQUENCES,
     attributes,
     attributes_of,
-    converted,
     exact,
     poisoned,
     same_in_threads,
@@ -34,20 +34,15 @@ from blockcell import GRU, LSTM, RNN, Bidirectional, Stack
 from blockcell.formulas import error_in_eps
 from blockcell.optable import OPS
 from onnx_export.cells.config import native_cell
-from onnx_export.nodes import graphs
 from onnx_export.runtime import CONTROL_FLOW, why_no_dtype, why_not
 from onnx_export.verification import CHAIN
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.filterwarnings("ignore:.*its steps run in a")]  # forms that are slow
 
-LOOPS = ["scan", "unroll", "loop"]
-FORMS = [(op, "scan") for op in CELLS] + [(op, loop) for op in SEQUENCES for loop in LOOPS]
 DTYPES = ["float32", "float16"]
 BUILT_IN = "WebGpuExecutionProvider" in onnxruntime.get_available_providers()  # which has no GRU
 NATIVE_HERE = [op for op in NATIVE if native_cell(OPS[op]) in ("LSTM", "GRU")[: 1 if BUILT_IN else 2]]
 RANDOM_OPS, RANDOM_LAYERS = 80, 60  # cases; so many layers with lengths, and so many without
-
-ACTIVATIONS = ["tanh", "relu", "elu", "softsign", "hard_sigmoid"]  # their slopes are at most 1
 
 compared: list[tuple[float, str]] = []  # every output: its error in parts of what is allowed, and in words
 
@@ -213,26 +208,6 @@ def test_wide(compare, op):
         check_op(compare, session, op, args, terms=sizes["I"] + sizes["H"])
 
 
-def test_verify():
-    dtypes = [dtype for dtype in DTYPES if not why_no_dtype("webgpu", np.dtype(dtype))]
-    report = onnx_export.verify(providers="webgpu", dtypes=dtypes)
-    rows = [row for row in report.rows if row.provider == "webgpu"]
-    for row in rows:
-        said = f"{row.error:.2f} of {row.bound:.0f} eps in {row.output} of verify's {row.op}"
-        compared.append((row.error / row.bound, said))
-    assert {(row.op, row.dtype) for row in rows} == {(op, dtype) for op in OPS for dtype in dtypes}
-    assert report.ok, report.table()
-
-
-@pytest.mark.parametrize("op", [name for name in OPS if OPS[name].module == "raw_ops"])
-def test_linked_models(compare, op):
-    args = arguments(op)
-    session = onnx_export.Session(onnx_export.link(converted(op, args)), provider="webgpu")
-    found = session(**{value.name: np.asarray(args[value.name]) for value in session.model.graph.input})
-    assert found._fields == OPS[op].result._fields
-    compare(found._asdict(), lambda: exact(op, args)._asdict(), bound_of("float32", OPS[op].sequence))
-
-
 # --------------------------------------------------------------------------------------------------------------- layers
 FULL = {"no state": {"lengths": False, "state": False}, "reset": {"lengths": False, "reset": True}}
 RAGGED = {"lengths": {"lengths": True}, "lengths and reset": {"lengths": True, "reset": True}}
@@ -271,15 +246,6 @@ def test_native_layers(compare, name, form):
             onnx_export.Session(model, provider="webgpu")(**case.arguments)
         return
     check_layer(compare, case, model)
-
-
-@pytest.mark.parametrize("form", ["reset", "lengths and reset"])
-@pytest.mark.parametrize("train", [False, True], ids=["forward", "train"])
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", ["LSTM with all", "Bidirectional"])
-def test_layers_of_many_steps(compare, name, loop, train, form):
-    case = Case(LAYERS[name]("float32"), train=train, sizes=(60, 3), **(FULL | RAGGED)[form])
-    check_layer(compare, case, exported(case.layer, case, loop=loop, static=True, sizes=fixed_sizes(loop, 60)))
 
 
 @pytest.mark.parametrize("form", ["no state", "lengths and reset"])
@@ -378,7 +344,7 @@ def test_random_ops(compare, case, seed):
         "use_peephole": bool(g.integers(2)),
         "cell_clip": float(g.choice([0.0, 0.2, 1.0])),
         "forget_bias": float(g.choice([0.0, 0.6])),
-        "activation": str(g.choice(ACTIVATIONS)),
+        "activation": str(g.choice(["tanh", "relu", "elu", "softsign", "hard_sigmoid"])),
     }
     dtype = str(g.choice([dtype for dtype in DTYPES if not why_no_dtype("webgpu", np.dtype(dtype))]))
     options = {"functions": bool(g.integers(2)), "opset": int(g.integers(15, 22))}
@@ -392,44 +358,13 @@ def test_random_ops(compare, case, seed):
     check_op(compare, session, op, args)
 
 
-def random_layer(g, inputs, dtype):
-    """Up to three layers on top of each other."""
-
-    def cell(inputs, size, reverse=False, proj_size=0):
-        options = {"dtype": dtype, "seed": 1, "reverse": reverse, "activation": str(g.choice(["tanh", *ACTIVATIONS]))}
-        kind = g.integers(5)
-        if kind == 0:
-            return drawn(RNN.init(inputs, size, **options))
-        options["recurrent_activation"] = str(g.choice(["sigmoid", "hard_sigmoid"]))
-        if kind < 3:
-            return drawn(GRU.init(inputs, size, reset_after=bool(g.integers(2)), **options))
-        options |= {
-            "use_peephole": bool(g.integers(2)),
-            "coupled": bool(g.integers(2)),
-            "proj_size": proj_size,
-            "forget_bias": float(g.choice([0.0, 0.6])),
-            "cell_clip": float(g.choice([0.0, 0.3])),
-        }
-        options["gate_order"] = "icfo" if options["coupled"] else str(g.choice(["icfo", "ifco"]))
-        return drawn(LSTM.init(inputs, size, **options))
-
-    layers = []
-    for _ in range(g.integers(1, 4)):
-        size = int(g.integers(1, 20))
-        if g.integers(2):
-            layers.append(Bidirectional(cell(inputs, size), cell(inputs, size)))
-        else:
-            layers.append(cell(inputs, size, bool(g.integers(2)), int(g.choice([0, 3]))))
-        inputs = layers[-1].output_size
-    return layers[0] if len(layers) == 1 else Stack(layers)
-
-
 @pytest.mark.parametrize("lengths", [False, True], ids=["full", "lengths"])
 @pytest.mark.parametrize("number", range(RANDOM_LAYERS))
 def test_random_layers(compare, number, lengths, seed):
     g = rng("webgpu layers", seed, number, lengths)
     dtype = str(g.choice([dtype for dtype in DTYPES if not why_no_dtype("webgpu", np.dtype(dtype))]))
-    layer = random_layer(g, int(g.integers(1, 20)), dtype)
+    layers = random_layers(g, int(g.integers(1, 20)), dtype, 20)
+    layer = layers[0] if len(layers) == 1 else Stack(layers)
     sizes = int(g.integers(1, 20)), int(g.integers(1, 8))
     reset, state, train, functions = map(bool, g.integers(2, size=4))
     loop = str(g.choice(LOOPS))
@@ -441,46 +376,6 @@ def test_random_layers(compare, number, lengths, seed):
 
 
 # ------------------------------------------------------------------------------------------------------------- the rest
-def check_placement(session):
-    """All nodes with floats but loops are on the GPU, by the types that ONNX infers; the kinds of those on the GPU."""
-    floats = set()
-    for graph, types in graphs(
-        onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(session.model)).graph
-    ):
-        for node in graph.node:
-            if onnx.TensorProto.FLOAT in {types.get(name) for name in (*node.input, *node.output)}:
-                floats.add(node.name)
-    on_gpu = [node for node in session.placement if node.provider == "WebGpuExecutionProvider"]
-    others = [node for node in session.placement if node.provider != "WebGpuExecutionProvider"]
-    assert {node.provider for node in others} <= {"CPUExecutionProvider"}
-    assert [node for node in others if node.op_type not in CONTROL_FLOW and node.name in floats] == []
-    kinds = {node.op_type for node in on_gpu}
-    assert {node.name for node in on_gpu if node.op_type in ("Tanh", "LSTM", "GRU")} <= floats
-    return kinds
-
-
-@pytest.mark.parametrize(("op", "loop"), [*FORMS, *((op, "native") for op in NATIVE_HERE)])
-def test_no_float_of_an_op_is_on_the_cpu(op, loop):
-    for attrs in attributes_of(op):
-        if loop == "native" and attrs.get("cell_clip"):
-            continue
-        model = onnx_export.build(op, attrs=attrs, loop=loop, sizes=SIZES, static=True)
-        kinds = check_placement(onnx_export.Session(model, provider="webgpu"))
-        assert "Mul" in kinds or op == "block_rnn"
-        assert kinds & {"Gemm", "MatMul", "LSTM", "GRU"} or op == "LSTMBlockCellGrad"
-
-
-@pytest.mark.parametrize("train", [False, True], ids=["forward", "train"])
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", LAYERS)
-def test_no_float_of_a_layer_is_on_the_cpu(name, loop, train):
-    case = Case(LAYERS[name]("float32"), reset=True, train=train)
-    session = onnx_export.Session(exported(case.layer, case, loop=loop, sizes=fixed_sizes(loop)), provider="webgpu")
-    session(**case.arguments)
-    activations = {"Dense": {"Tanh"}, "RNN": {"Abs"}}.get(name, {"Tanh", "Sigmoid"})
-    assert {"Where", *activations} <= check_placement(session)
-
-
 def test_a_float_on_the_cpu_is_refused():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2,2] a) => (float b) { b = Det (a) }'
@@ -506,17 +401,6 @@ def test_activations_beside_1():
 def test_tanh_of_small_numbers():
     (result, _), (right, _) = activations([0.1, 0.01, 0.001, 0.0001])
     assert np.abs(result / right - 1).max() <= 24 * EPS[np.dtype(np.float32)]
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
-def test_dtypes_that_a_gpu_lacks(dtype):
-    if dtype == "float16" and not why_no_dtype("webgpu", np.dtype(dtype)):
-        pytest.skip("this GPU has float16")
-    reason = "WebGPU has no float64" if dtype == "float64" else "this GPU or its driver has no float16"
-    for model in ("block_gru", onnx_export.export(LAYERS["GRU"](dtype), None)):
-        options = {"dtype": dtype} if isinstance(model, str) else {}
-        with pytest.raises(ValueError, match=reason):
-            onnx_export.Session(model, provider="webgpu", **options)
 
 
 @pytest.mark.parametrize("op", ["BlockLSTM", "BlockLSTMGrad"])
