@@ -1,4 +1,4 @@
-"""Convert weights from and to Keras, PyTorch, ONNX, TensorFlow 1 and cuDNN.
+"""Convert weights from and to Keras, PyTorch, ONNX and TensorFlow 1.
 
 None of these packages need be installed; only `to_onnx`, and `from_onnx` of a model, need ``onnx``. If the other side
 cannot express a layer, a `ConversionError` names the reason and a remedy.
@@ -34,13 +34,11 @@ weights, so it is not converted.
 ``onnx_exported.py``     models of `onnx_export` on random inputs, with their functions and loops
 ``onnx_clip.py``         the attribute ``clip`` of nodes
 ``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
-``cudnn.py``             `from_cudnn`, cuDNN's flat buffer
 =======================  ===========================================================================================
 
 The interface for ``onnx_export`` consists of the names of this package and of ``onnx_activations.py``.
 """
 
-from .cudnn import from_cudnn
 from .keras import from_keras, to_keras
 from .onnx import from_onnx, to_onnx
 from .shared import ConversionError
@@ -49,7 +47,6 @@ from .torch import from_torch, to_torch
 
 __all__ = [
     "ConversionError",
-    "from_cudnn",
     "from_keras",
     "from_onnx",
     "from_tf1",
