@@ -29,10 +29,9 @@ weights, so it is not converted.
 ``onnx_steps.py``        the layers of an ONNX graph, and their order
 ``onnx_graph.py``        constants of a graph, and what lies between two layers
 ``onnx_node.py``         an LSTM, GRU or RNN node as a layer
-``onnx_activations.py``  activations of nodes
+``onnx_activations.py``  activations of nodes, and their ``clip``
 ``onnx_run.py``          models on random inputs, node by node: the module that imports onnxruntime
 ``onnx_exported.py``     models of `onnx_export` on random inputs, with their functions and loops
-``onnx_clip.py``         the attribute ``clip`` of nodes
 ``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
 =======================  ===========================================================================================
 

@@ -117,8 +117,8 @@ def from_onnx(
         are constants, or constants that the model repeats for each batch. Calls take it for any batch:
         ``y, last = layer(x, state)``. It is None if the layer starts from zeros, and a dict beside a dict of layers.
     ignore_clip : bool
-        Whether to ignore a node's ``clip`` even if it may change results. By default it is ignored only if no input can
-        reach it.
+        Whether to ignore a node's ``clip`` even if it may change results. By default it is ignored only if its
+        activations are constant beyond it.
     check : bool, optional
         Whether the source runs on random inputs and must compute what the layer computes. None, the default, compares
         where nothing but the model's own code is run; True also where the model has hooks of the user's; False does not

@@ -12,8 +12,7 @@ from ..activations import parts as parts_of
 from ..gates import ORDERS, reorder
 from ..layers import Bidirectional, Layer
 from ..optable import Array
-from .onnx_activations import read_activations
-from .onnx_clip import refuse_clip
+from .onnx_activations import read_activations, refuse_clip
 from .onnx_graph import FOLDED, QUANTIZED, OnnxGraph, is_batch_first, is_quantized, is_recurrent
 from .shared import GATE_COUNTS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays
 
@@ -126,7 +125,7 @@ def from_node(
     W, coupled = weights[0], node.integer("input_forget") != 0
     activations = read_activations(node.label, node.kind, node.attributes, node.directions, W.dtype)
     if "clip" in node.attributes and not ignore_clip:
-        refuse_clip(node.label, source, node.attributes["clip"].f, weights, activations, coupled, graph)
+        refuse_clip(node.label, node.attributes["clip"].f, activations, W.dtype)
     options: dict[str, Any] = {"coupled": coupled, "reverse": node.direction == "reverse"}
     if node.kind == "GRU" and is_reset_after(source):
         options["reset_after"] = True

@@ -619,101 +619,13 @@ def test_clip_beside_onnxruntime(kind):
     np.testing.assert_allclose(onnx_y(session.run(None, {"X": x})[0]), layer(x)[0], rtol=0, atol=2e-5)
 
 
-def clipped_models(kind, clip, *, first="Y", before="LSTM", between=(), weights=None, inputs=("", ""), **options):
-    """Return a model of a layer with a clipped one behind it, and the clipped node without its clip."""
-    before_weights = {f"a{name}": 40 * array for name, array in onnx_weights(before).items() if name != "P"}
-    made_weights = {name: array for name, array in onnx_weights(kind).items() if name != "P"} | (weights or {})
-    made_weights["W"] = np.pad(made_weights["W"], ((0, 0), (0, 0), (0, H - I)), "wrap")
-    options = {"hidden_size": H, **options}
-    node = helper.make_node(kind, ["X2", "W", "R", "B"], ["Y"], name="b", **options)
-    places = ["X2", "W", "R", "B", "", *inputs][: 6 + (kind == "LSTM")]
-    arrays = {name: array.astype(np.float32) for name, array in (before_weights | made_weights).items()}
-    arrays |= {"one": np.array([1]), "first": np.full((1, B, H), 3, np.float32)}
-    nodes = [
-        helper.make_node(before, ["X", "aW", "aR", "aB"], ["A", "A_h"], name="a", hidden_size=H),
-        *(between or [made("Squeeze", ["A", "one"], "X2")]),
-        helper.make_node(kind, places, ["Y"], name="b", clip=clip, **options),
-    ]
-    infos = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("X", "Y")]
-    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], tensors)
-    opsets = [helper.make_opsetid("", 18)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8), convert.from_onnx(node, arrays)
-
-
-def clip_limit(*arguments, **options):
-    """Return the clip from where on the message says that it changes nothing."""
-    with pytest.raises(ConversionError, match=r"; .* pass ignore_clip=True$") as error:
-        convert.from_onnx(clipped_models(*arguments, 0.001, **options)[0])
-    text = str(error.value)
-    return float(text.split("only from ")[1].split()[0]) if "only from" in text else np.inf
-
-
-COUPLED = {"input_forget": 1}
-SMALL = {name: 0.2 * array for name, array in onnx_weights().items() if name != "P"}  # a forget gate well below 1
-
-
-@pytest.mark.parametrize("before", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("LSTM", {"weights": SMALL}), ("LSTM", COUPLED), ("GRU", {}), ("GRU", {"linear_before_reset": 1}), ("RNN", {})],
-)
-def test_a_clip_that_cannot_be_reached(kind, options, before):
-    """Beside onnxruntime, with an input that is 1 or -1 nearly everywhere."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    limit = clip_limit(kind, before=before, **options)
-    assert limit < 9  # from 9.02 on, tanh has one value
-    model, expected = clipped_models(kind, 1.001 * limit, before=before, **options)
-    stack = convert.from_onnx(model)
-    assert_same(stack.layers[1], expected)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = 40 * rng().standard_normal((T, B, I)).astype(np.float32)
-    np.testing.assert_allclose(onnx_y(session.run(None, {"X": x})[0]), stack(x)[0], rtol=0, atol=1e-5)
-
-
-def test_what_a_clip_is_compared_with():
-    """Sums by hand: x and h are at most 1, or 3 where a state starts at 3."""
-    weights = {"W": np.full((1, H, I), 0.25), "R": np.full((1, H, H), -0.125), "B": np.full((1, 2 * H), -0.0625)}
-    sum_x, sum_h, bias = 0.25 * H, 0.125 * H, 0.125
-    assert clip_limit("RNN", weights=weights) == sum_x + sum_h + bias
-    assert clip_limit("RNN", weights=weights, inputs=["first"]) == sum_x + 3 * sum_h + bias
-    gru = {name: np.tile(array, (1, 6 if name == "B" else 3, 1)[: array.ndim]) for name, array in weights.items()}
-    gru["B"] = np.full((1, 6 * H), -0.0625)
-    assert clip_limit("GRU", weights=gru) == sum_x + sum_h + bias
-    lstm = {name: np.tile(array, (1, 4, 1)) for name, array in weights.items() if name != "B"}
-    lstm["B"] = np.full((1, 8 * H), -0.0625)
-    forget = 1 / (1 + np.exp(-(sum_x + sum_h + bias)))
-    assert clip_limit("LSTM", weights=lstm) == pytest.approx(1 / (1 - forget), rel=1e-3)
-    assert clip_limit("LSTM", weights=lstm, **COUPLED) == sum_x + sum_h + bias
-    assert clip_limit("LSTM", weights=lstm, inputs=["", "first"], **COUPLED) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "limit"),
-    [
-        ({"between": [made("Squeeze", ["A", "one"], "A2"), made("Relu", ["A2"], "X2")]}, 9.01),
-        ({"between": [made("Squeeze", ["A", "one"], "A2"), made("Concat", ["A2", "first"], "X2", axis=0)]}, 9.01),
-        ({"between": [made("Identity", ["X"], "X2")]}, 9.01),
-        ({"inputs": ["X"]}, 9.01),
-        ({"activations": ["Relu"]}, np.inf),
-        ({"activations": ["Affine"], "activation_alpha": [1.0], "activation_beta": [0.0]}, np.inf),
-    ],
-)
-def test_a_clip_that_may_be_reached(options, limit):
-    """By an input or a state that has no bound: only the activation's own values count."""
-    assert clip_limit("RNN", **options) == pytest.approx(limit, rel=1e-2)
-    assert clip_limit("RNN") < 6
-
-
-def test_a_clip_that_is_to_be_ignored():
-    for kind in ("LSTM", "GRU", "RNN"):
-        model, expected = clipped_models(kind, 0.5)
-        assert_same(convert.from_onnx(model, ignore_clip=True).layers[1], expected)
-        assert_same(convert.from_onnx(model, name="b", ignore_clip=True), expected)
-        arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-        assert_same(convert.from_onnx(model.graph.node[-1], arrays, ignore_clip=True), expected)
+@pytest.mark.parametrize("kind", CLIPPED)
+def test_a_clip_that_is_to_be_ignored(kind):
+    node, weights = onnx_node(kind, clip=0.5), onnx_weights(kind)
+    for source in ((node, weights), (onnx_model(node, weights),)):
+        assert_same(convert.from_onnx(*source, ignore_clip=True), convert.from_onnx(onnx_node(kind), weights))
         with pytest.raises(ConversionError, match=r"If your inputs never reach the limit, pass ignore_clip=True$"):
-            convert.from_onnx(model.graph.node[-1], arrays)
+            convert.from_onnx(*source)
 
 
 @pytest.mark.parametrize("peephole", [False, True])
