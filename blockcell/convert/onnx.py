@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from .onnx_node import (
     Remark,
     dequantize,
     forget_shift,
-    from_graph_node,
     from_node,
     is_reset_after,
     key_of,
@@ -48,46 +47,6 @@ if TYPE_CHECKING:
 _NODE_OPSET = 22  # in which a node without a model runs
 
 
-@overload
-def from_onnx(
-    source: Any,
-    initializers: Any = None,
-    *,
-    name: str | None = None,
-    initial_state: Literal[True],
-    ignore_clip: bool = False,
-    check: bool | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def from_onnx(
-    source: Any,
-    initializers: Mapping[str, Any],
-    *,
-    name: None = None,
-    initial_state: Literal[False] = False,
-    ignore_clip: bool = False,
-    check: bool | None = None,
-) -> Layer: ...
-@overload
-def from_onnx(
-    source: Any,
-    initializers: None = None,
-    *,
-    name: str,
-    initial_state: Literal[False] = False,
-    ignore_clip: bool = False,
-    check: bool | None = None,
-) -> Layer: ...
-@overload
-def from_onnx(
-    source: Any,
-    initializers: None = None,
-    *,
-    name: None = None,
-    initial_state: Literal[False] = False,
-    ignore_clip: bool = False,
-    check: bool | None = None,
-) -> Any: ...
 def from_onnx(
     source: Any,
     initializers: Mapping[str, Any] | None = None,
@@ -212,20 +171,21 @@ def _read_file(caller: str, path: files.StrPath) -> onnx.ModelProto:
 def _from_node(
     caller: str, node: Any, initializers: Mapping[str, Any], remarks: list[Remark], ignore_clip: bool
 ) -> OnnxAssembly:
-    """Convert a node without a model, and make a graph of it."""
-    layer, state = from_node(caller, node, initializers, None, remarks, ignore_clip)
+    """Convert a node without a model, in a graph of it alone."""
     from onnx import helper, numpy_helper
 
-    arrays = {name: np.asarray(initializers[name]) for name in node.input if name in initializers}
-    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = OnnxGraph(
-        caller, helper.make_graph([node], "node", [], [], tensors), [helper.make_opsetid("", _NODE_OPSET)]
-    )
-    return _only(graph, graph.nodes[0], layer, state)
+    graph = OnnxGraph(caller, helper.make_graph([node], "node", [], []), [helper.make_opsetid("", _NODE_OPSET)])
+    graph.inputs |= {*node.input}
+    values = {name: initializers[name] for name in node.input if name in initializers}
+    graph.folded[None] = dict(values)
+    assembly = _single(graph, graph.nodes[0], remarks, ignore_clip)
+    graph.tensors |= {name: numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()}
+    return assembly
 
 
-def _only(graph: OnnxGraph, node: Any, layer: Layer, state: Any) -> OnnxAssembly:
-    """Return what a single node of a graph becomes."""
+def _single(graph: OnnxGraph, node: Any, remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+    """Convert a single node of a graph."""
+    layer, state = from_node(graph, node, remarks, ignore_clip)
     piece = OnnxPiece(f"{node.op_type} {key_of(node)!r}", layer, state, graph, [node], node.output[0], "Y")
     return OnnxAssembly(Assembly(layer, state, (), []), [piece], [], [])
 
@@ -261,7 +221,7 @@ def _from_model(caller: str, model: Any, name: str | None, remarks: list[Remark]
     if len(chosen) != 1:
         names = [key_of(node) for _, node in nodes]
         raise ValueError(f"{caller}: expected one LSTM, GRU or RNN node {name!r}, found {names}")
-    return _only(*chosen[0], *from_graph_node(caller, *chosen[0], remarks, ignore_clip))
+    return _single(*chosen[0], remarks, ignore_clip)
 
 
 def _warn_of_remarks(

@@ -117,9 +117,7 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
     return next((value for value in defaults if np.float32(value) == single), float(str(single)))
 
 
-def refuse_clip(
-    label: str, clip: float, activations: Iterable[Mapping[str, Activation]], dtype: np.dtype[Any]
-) -> None:
+def refuse_clip(label: str, clip: float, activations: Iterable[Mapping[str, Activation]], dtype: np.dtype[Any]) -> None:
     """Refuse a bound of the inputs of a node's activations, unless each has one value on each side beyond the bound."""
     limit = max(_saturation(activation, dtype) for cell in activations for activation in cell.values())
     if not clip >= min(limit, float(np.finfo(np.float32).max)):

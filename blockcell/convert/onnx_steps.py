@@ -22,7 +22,7 @@ from .onnx_graph import (
     is_batch_first,
     is_recurrent,
 )
-from .onnx_node import Remark, from_graph_node, key_of
+from .onnx_node import Remark, from_node, key_of
 from .onnx_run import OnnxPiece
 from .shared import read_arrays
 
@@ -298,7 +298,7 @@ class GraphSteps:
 
     # ----------------------------------------------------------------------------------------------------------- layers
     def _add_recurrent(self, node: Any) -> None:
-        layer, initial_state = from_graph_node(self.caller, self.graph, node, self.remarks, self.ignore_clip)
+        layer, initial_state = from_node(self.graph, node, self.remarks, self.ignore_clip)
         batch_first = is_batch_first(node)
         source = self._source(node.input[0])
         name = [*node.input, *[""] * 5][4]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,28 +30,6 @@ from .shared import (
 )
 
 
-@overload
-def from_torch(
-    source: Any,
-    *,
-    prefix: str | None = None,
-    nonlinearity: str | None = None,
-    initial_state: Sequence[str],
-    check: bool | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def from_torch(
-    source: Any, *, prefix: str, nonlinearity: str | None = None, initial_state: None = None, check: bool | None = None
-) -> Layer: ...
-@overload
-def from_torch(
-    source: Any,
-    *,
-    prefix: None = None,
-    nonlinearity: str | None = None,
-    initial_state: None = None,
-    check: bool | None = None,
-) -> Any: ...
 def from_torch(
     source: Any,
     *,
