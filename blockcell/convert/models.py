@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from ..layers import Bidirectional, Dense, Layer, Stack
@@ -127,6 +128,15 @@ def nest_states(layer: Layer, states: Iterator[Any]) -> Any:
         parts = layer.layers if isinstance(layer, Stack) else (layer.fw, layer.bw)
         return [nest_states(part, states) for part in parts]
     return None if isinstance(layer, Dense) else next(states)
+
+
+def flatten_state(layer: Layer, state: Any) -> list[dict[str, Any]]:
+    """Return the arrays of single cells in an initial state, in the order in which `nest_states` takes them."""
+    if isinstance(layer, (Bidirectional, Stack)):
+        parts = layer.layers if isinstance(layer, Stack) else (layer.fw, layer.bw)
+        pairs = zip(parts, state or repeat(None), strict=False)
+        return [cell for part, part_state in pairs for cell in flatten_state(part, part_state)]
+    return [] if isinstance(layer, Dense) else [dict(state or {})]
 
 
 def cell_states(state: Any) -> list[Any]:

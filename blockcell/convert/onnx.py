@@ -16,6 +16,7 @@ from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import constructor_arguments, snapshot_of
 from ..optable import Array, peephole_names
+from .comparison import Outcome
 from .models import Assembly, Converted, join_labels, read_initial_state, warn_once
 from .onnx_activations import written_activations
 from .onnx_exported import compare_exported
@@ -30,7 +31,7 @@ from .onnx_node import (
     make_node_cell,
     with_forget,
 )
-from .onnx_run import OnnxPiece, Outcome, compare_pieces
+from .onnx_run import OnnxPiece, compare_pieces
 from .onnx_steps import OnnxAssembly, from_graphs
 from .shared import (
     ConversionError,
@@ -134,7 +135,7 @@ def from_onnx(
         raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
     else:
         converted = _from_model(caller, source, name, remarks, ignore_clip)
-    outcome = Outcome([], [])
+    outcome = Outcome()
     is_compared = check is not False and not any(remark.quantized for remark in remarks)
     if is_compared and not converted.pieces:  # `export` wrote the model
         outcome = compare_exported(caller, source, converted.assembly[0])

@@ -14,11 +14,11 @@ import numpy as np
 from ..layers import Dense, Layer
 from ..layers.structure import leaves_by_prefix, state_sizes
 from ..optable import Array
-from .comparison import NOT_COMPARED, Crossing, NotCompared, choose_sizes, compare
+from .comparison import Crossing, NotCompared, Outcome, choose_sizes, compare
 from .models import cell_states, nest_states, read_initial_state
 from .onnx_graph import OnnxGraph, is_recurrent, is_standard
 from .onnx_node import key_of
-from .onnx_run import COMPUTED, LARGEST_RUN, LARGEST_WORK, Engine, Outcome, remarks_on_fixed, size_and_work
+from .onnx_run import COMPUTED, LARGEST_RUN, LARGEST_WORK, Engine, remarks_on_fixed, size_and_work
 
 _COMPUTED = COMPUTED | {"Clip", "Elu", "Exp", "HardSigmoid", "LeakyRelu", "Range", "Selu", "Softplus", "Softsign"}
 _MOST_NODES = 2**14  # that run, with those of each step of a loop
@@ -40,8 +40,8 @@ def compare_exported(caller: str, model: Any, layer: Any) -> Outcome:
         sizes = {size for leaf in leaves_by_prefix(layer).values() for size in (leaf.input_size, leaf.output_size)}
         compare(caller, run, choose_sizes(run.fixed.get("T"), run.fixed.get("B"), sizes))
     except NotCompared as error:
-        return Outcome([], [f"{NOT_COMPARED}, because {error}"])
-    return Outcome([], remarks_on_fixed({} if run.is_one_step else run.fixed))
+        return Outcome(remarks=[error.remark])
+    return Outcome(remarks=remarks_on_fixed({} if run.is_one_step else run.fixed))
 
 
 class _Run:

@@ -57,6 +57,11 @@ def is_batch_first(node: Any) -> bool:
     return any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
 
 
+def input_name(node: Any, position: int) -> str:
+    """Return the name of an input, "" if the node does not have it."""
+    return str(node.input[position]) if len(node.input) > position else ""
+
+
 def attributes_by_name(node: Any) -> dict[str, Any]:
     return {attribute.name: attribute for attribute in node.attribute}
 

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import permutations, product
+from itertools import chain, islice, permutations, product
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from ..layers import Bidirectional, Dense, Layer, Stack
+from ..layers import Layer
 from ..layers.structure import leaves_by_prefix
 from ..optable import ACTIVATIONS, Array
-from .comparison import NOT_COMPARED, Crossing, NotCompared, Sizes, choose_sizes, compare
-from .models import cell_states, read_initial_state
+from .comparison import Crossing, NotCompared, Outcome, Sizes, choose_sizes, compare
+from .models import cell_states, flatten_state, nest_states, read_initial_state
 from .onnx_graph import (
     REPEATED,
     RESHAPING,
     SELECTING,
     OnnxGraph,
     evaluator,
+    input_name,
     is_batch_first,
     is_quantized,
     is_recurrent,
@@ -65,14 +66,6 @@ class OnnxPiece(NamedTuple):
         return [name for name in (self.result, *(name for node in self.nodes for name in node.output)) if name]
 
 
-class Outcome(NamedTuple):
-    """What a comparison has to say, if it found no difference."""
-
-    left_out: list[str]
-    """The labels of nodes that change the order of numbers in front of pieces or behind them."""
-    remarks: list[str]
-
-
 def compare_pieces(
     caller: str,
     pieces: Sequence[OnnxPiece],
@@ -97,6 +90,11 @@ def compare_pieces(
     is_proven_for_rows : bool
         Whether nodes between layers would do nothing for other B than the model's, too.
 
+    Returns
+    -------
+    Outcome
+        With the labels of nodes that change the order of numbers in front of pieces or behind them.
+
     Raises
     ------
     ConversionError
@@ -107,7 +105,7 @@ def compare_pieces(
         sizes = run.choose_sizes(trial_sizes)
         compare(caller, run, sizes, passed_over)
     except NotCompared as error:
-        return Outcome([], [f"{NOT_COMPARED}, because {error}"])
+        return Outcome(remarks=[error.remark])
     hidden = "T" if is_proven_for_rows else "TB"
     fixed = {name: size for name, size in run.fixed.items() if name in hidden}
     return Outcome(run.nodes_around(sizes[0]), remarks_on_fixed(fixed))
@@ -209,8 +207,7 @@ class _Source:
             if any(self.shape(leaf) is None for leaf in self.leaves([name])):
                 self.drawn.add(name)
         names = [name for piece in pieces for node in piece.nodes for name in [*node.input, *piece.results()]]
-        self.free = self._free_sizes(names)
-        self.choices: list[dict[str, str]] = [*map(dict, self._all_choices())]
+        self.choices = [*self._size_choices(names)]
         """Which of T and B each other size of the model may be; one is left once the model has run."""
         self.index_limits = self._index_limits()
         self.lengths: set[str] = set()
@@ -230,8 +227,7 @@ class _Source:
             "initial_c": state,
         }
         for position, role in _ROLES.items():
-            name = node.input[position] if len(node.input) > position else ""
-            if name:
+            if name := input_name(node, position):
                 self.roles.setdefault(name, (role, shapes[role]))
                 for declared, size in zip(self._stated(name) or [], shapes[role], strict=False):
                     if isinstance(size, str) and isinstance(declared, int):
@@ -306,20 +302,18 @@ class _Source:
                 leaves.append(name)
         return leaves
 
-    def _free_sizes(self, names: Iterable[str]) -> list[list[str]]:
-        """Return the names of sizes that are neither fixed nor T or B, for each value that is drawn."""
-        shapes = [self.shape(name) or [] for name in self.leaves(names)]
-        sizes = [[size for size in shape if isinstance(size, str) and size not in ("T", "B")] for shape in shapes]
-        return [free for of_value in sizes if (free := [size for size in of_value if size not in self.aliases])]
+    def _size_choices(self, names: Iterable[str]) -> Iterator[dict[str, str]]:
+        """Yield which of T and B the sizes of drawn values may be that are neither fixed nor T or B.
 
-    def _all_choices(self) -> Iterator[Mapping[str, str]]:
-        """Yield what the free sizes may be; the sizes of one value differ, if there are no more than two."""
-        names = [*dict.fromkeys(name for of_value in self.free for name in of_value)][:6]
-        for letters in product("TB", repeat=len(names)):
-            choice = dict(zip(names, letters, strict=True))
-            if all(
-                len({choice.get(name) for name in of_value}) == min(2, len(set(of_value))) for of_value in self.free
-            ):
+        The sizes of one value differ, if there are no more than two.
+        """
+        known = {"T", "B", *self.aliases}
+        shapes = [self.shape(name) or [] for name in self.leaves(names)]
+        free_sizes = [[size for size in shape if isinstance(size, str) and size not in known] for shape in shapes]
+        free_names = [*dict.fromkeys(chain.from_iterable(free_sizes))][:6]
+        for letters in product("TB", repeat=len(free_names)):
+            choice = dict(zip(free_names, letters, strict=True))
+            if all(len({choice.get(name) for name in sizes}) == min(2, len({*sizes})) for sizes in free_sizes):
                 yield choice
 
     def _index_limits(self) -> dict[str, int]:
@@ -495,6 +489,11 @@ class _Values:
         if all(name in self.source.constants for name in node.input if name):
             self.source.constants |= named
 
+    def states(self, node: Any) -> list[Array]:
+        """Return the last states [D,B,.] of a recurrent node."""
+        states = self.by_node[id(node)][1:]
+        return [array.swapaxes(0, 1) for array in states] if is_batch_first(node) else states
+
     def x(self, piece: OnnxPiece) -> Array:
         """Return what enters a piece [T,B,I]."""
         X = self.known[piece.nodes[0].input[0]]
@@ -517,66 +516,50 @@ class _Values:
 # ------------------------------------------------------------------------------------------------------------ crossings
 def _crossing(caller: str, piece: OnnxPiece, values: _Values) -> Crossing:
     """Return what enters a piece and what leaves it."""
-    expected = {}
-    expected["Y" if piece.form == "Y" else repr(piece.result)] = values.y(piece)
+    expected = {"Y" if piece.form == "Y" else repr(piece.result): values.y(piece)}
     for node in piece.nodes:
-        for k, array in enumerate(values.by_node[id(node)][1:], 1):
-            expected[_state_label(piece, node, k)] = array.swapaxes(0, 1) if is_batch_first(node) else array
+        expected |= zip(_state_labels(piece, node), values.states(node), strict=False)
 
     def read(y: Array, last: Any) -> Mapping[str, Array]:
-        results = dict.fromkeys(expected, y)
-        for node, state in zip(piece.nodes, _recurrent_parts(piece.layer, last), strict=True):
-            cells = cell_states(state)
-            results |= {
-                _state_label(piece, node, k): np.stack([getattr(cell, field) for cell in cells]) * has_steps
-                for k, field in enumerate(["h", "cs"][: len(values.by_node[id(node)]) - 1], 1)
-            }
+        results, states = dict.fromkeys(expected, y), iter(cell_states(last))
+        for node in piece.nodes:
+            cells = [*islice(states, _direction_count(values, node))]
+            for label, field in zip(_state_labels(piece, node)[: len(values.states(node))], ("h", "cs"), strict=False):
+                results[label] = np.stack([getattr(cell, field) for cell in cells]) * has_steps
         return results
 
-    options: dict[str, Any] = {}
     state = read_initial_state(caller, piece.layer, _state(piece, values))
-    options |= {} if state is None else {"state": state}
-    lengths = values.known.get(piece.nodes[0].input[4]) if len(piece.nodes[0].input) > 4 else None
+    options: dict[str, Any] = {} if state is None else {"state": state}
+    lengths = values.known.get(input_name(piece.nodes[0], 4))
     options |= {} if lengths is None else {"lengths": lengths}
     has_steps = np.bool_(True) if lengths is None else lengths[:, None] > 0  # else onnxruntime's states are zeros
     x = np.ascontiguousarray(values.x(piece).astype(piece.layer.dtype))
     return Crossing(piece.label, piece.layer, x, expected, read, options, values.source.engine.eps)
 
 
-def _state_label(piece: OnnxPiece, node: Any, k: int) -> str:
-    label = ("Y_h", "Y_c")[k - 1]
-    return label if len(piece.nodes) == 1 else f"{label} of {node.op_type} {key_of(node)!r}"
+def _state_labels(piece: OnnxPiece, node: Any) -> list[str]:
+    """Return what messages call the last states h and c of a node."""
+    behind = f" of {node.op_type} {key_of(node)!r}" if len(piece.nodes) > 1 else ""
+    return [f"Y_h{behind}", f"Y_c{behind}"]
 
 
-def _recurrent_parts(layer: Layer, parts: Any) -> list[Any]:
-    """Return those of the parts of a layer, or of its state, that belong to recurrent layers."""
-    if not isinstance(layer, Stack):
-        return [parts]
-    return [part for one, part in zip(layer.layers, parts, strict=True) if not isinstance(one, Dense)]
+def _direction_count(values: _Values, node: Any) -> int:
+    return len(values.states(node)[0])
 
 
 def _state(piece: OnnxPiece, values: _Values) -> Any:
     """Return the state that the piece starts from: what the conversion says of it, and else what the model has."""
-    layers = piece.layer.layers if isinstance(piece.layer, Stack) else (piece.layer,)
-    initial_states = piece.initial_state if isinstance(piece.layer, Stack) else (piece.initial_state,)
-    nodes, states = iter(piece.nodes), []
-    for layer, initial_state in zip(layers, initial_states or [None] * len(layers), strict=True):
-        states.append(None if isinstance(layer, Dense) else _node_state(next(nodes), layer, initial_state, values))
-    return states if isinstance(piece.layer, Stack) else states[0]
-
-
-def _node_state(node: Any, layer: Layer, initial_state: Any, values: _Values) -> Any:
-    """Return the state of one layer, as `read_initial_state` takes it."""
-    parts = initial_state if isinstance(layer, Bidirectional) else [initial_state]
-    cells = [dict(part or {}) for part in parts or (None, None)]
-    for position, field in ((5, "h"), (6, "cs")):
-        name = node.input[position] if len(node.input) > position else ""
-        said = name and name not in values.source.drawn and (cells[0].keys() & {field} or values.graph.is_zero(name))
-        if name and not said:
-            array = values.known[name].swapaxes(0, 1) if is_batch_first(node) else values.known[name]
-            for d, cell in enumerate(cells):
-                cell[field] = array[d]
-    return cells if isinstance(layer, Bidirectional) else cells[0]
+    known_cells, cells = iter(flatten_state(piece.layer, piece.initial_state)), []
+    for node in piece.nodes:
+        node_cells = [*islice(known_cells, _direction_count(values, node))]
+        for position, field in ((5, "h"), (6, "cs")):
+            name = input_name(node, position)
+            is_drawn = name in values.source.drawn
+            if name and (is_drawn or not (field in node_cells[0] or values.graph.is_zero(name))):
+                array = values.known[name].swapaxes(0, 1) if is_batch_first(node) else values.known[name]
+                node_cells = [cell | {field: array[d]} for d, cell in enumerate(node_cells)]
+        cells += node_cells
+    return nest_states(piece.layer, iter(cells))
 
 
 def orders_of_steps(array: Array, other: Array) -> set[bool]:

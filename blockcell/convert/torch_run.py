@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from ..layers import Layer
 from ..layers.structure import leaves_by_prefix, state_sizes
 from ..optable import Array
-from .comparison import Crossing, NotCompared, choose_sizes, compare, keep_random_states
+from .comparison import Crossing, NotCompared, Outcome, choose_sizes, compare, keep_random_states
 from .models import cell_states, nest_states, read_initial_state
 from .shared import ConversionError
 
@@ -50,14 +50,6 @@ class Piece(NamedTuple):
         """What messages call it."""
         ends = dict.fromkeys((self.names[0], self.names[-1]))
         return " to ".join(map(repr, ends)) if self.names[0] else "the model"
-
-
-class Verdict(NamedTuple):
-    """What is to be said after a comparison."""
-
-    left_out: Sequence[str] = ()
-    """Labels of what the model's forward does beside the layers and the modules that are left out."""
-    remarks: Sequence[str] = ()
 
 
 class _Call(NamedTuple):
@@ -104,7 +96,7 @@ class _Input(NamedTuple):
 
 def compare_module(
     caller: str, module: torch.nn.Module, pieces: Sequence[Piece], is_whole: bool, check: bool | None
-) -> Verdict:
+) -> Outcome:
     """Compare converted layers with the PyTorch module that they come from.
 
     Parameters
@@ -179,7 +171,7 @@ class _Source:
         self._modules: dict[str, Any] = dict(self._model.named_modules(remove_duplicate=False))
 
     # ------------------------------------------------------------------------------------------------- comparisons
-    def compare(self, is_whole: bool) -> Verdict:
+    def compare(self, is_whole: bool) -> Outcome:
         """Compare the layers with the model, or, if that cannot run, each layer with its modules alone."""
         reason = None
         if not isinstance(self._model, (RNNBase, RNNCellBase, torch.nn.Linear)):
@@ -199,9 +191,9 @@ class _Source:
             raise reason or error from error
         if reason is not None:
             raise NotCompared(f"{reason}; its converted parts alone compute the same")
-        return Verdict()
+        return Outcome()
 
-    def _compare_model(self, is_whole: bool) -> Verdict:
+    def _compare_model(self, is_whole: bool) -> Outcome:
         """Compare the layer with what the model computes, or layers with what their modules compute in it."""
         if self._hooked_names:
             raise NotCompared(_HOOKS)
@@ -215,7 +207,7 @@ class _Source:
             hint = f", or prefix={prefix!r} for that part alone" if is_whole and prefix != "." else ""
             raise ConversionError(f"{error}{hint}") from None
         remarks = [f"compared for B = {B} alone, which the model fixes"] if B else []
-        return Verdict([*(self._more_operations if is_whole else left_out)], remarks)
+        return Outcome([*(self._more_operations if is_whole else left_out)], remarks)
 
     def _is_sequential(self) -> bool:
         return type(self._model) is torch.nn.Sequential
