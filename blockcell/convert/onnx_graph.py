@@ -36,7 +36,7 @@ LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
 QUANTIZED = "DynamicQuantizeLSTM"
 
 Mover = Callable[[Mapping[str, Array]], Array | None]
-Evaluator = Callable[[Mapping[str, Any]], list[Array] | None]
+Evaluator = Callable[[Mapping[str, Any]], dict[str, Array] | None]
 
 
 def is_standard(node: Any) -> bool:
@@ -194,10 +194,7 @@ class OnnxGraph:
             return self._supposed_shape(node, size) if size is not None else {}
         if not _is_moderate(node, arrays):
             return {}
-        inputs_by_name = dict(zip(inputs, arrays, strict=True))
-        names = [*filter(None, node.output)]
-        results = evaluator([node], names, inputs, self.opsets)(inputs_by_name)
-        return {} if results is None else dict(zip(names, results, strict=True))
+        return evaluator(node, inputs, self.opsets)(dict(zip(inputs, arrays, strict=True))) or {}
 
     def _supposed_shape(self, node: Any, size: int) -> dict[str, Array]:
         """Return what a Shape gives, if sizes that are not fixed are this one and values have three axes, as x."""
@@ -315,49 +312,45 @@ class OnnxGraph:
         """Return what computes a value from others than these nodes would get, or None if they cannot take them."""
         constant_names = sorted({value for node in nodes for value in node.input} & self.tensors.keys())
         constants = {value: self.array(value) for value in constant_names if value not in probe_names}
-        names = [[*filter(None, node.output)] for node in nodes]
-        evaluators = [
-            evaluator([node], results, [*filter(None, node.input)], self.opsets)
-            for node, results in zip(nodes, names, strict=True)
-        ]
+        evaluators = [(node, evaluator(node, filter(None, node.input), self.opsets)) for node in nodes]
 
         def move(probes: Mapping[str, Array]) -> Array | None:
             values: dict[str, Array] = constants | dict(probes)
-            for node, result_names, evaluate in zip(nodes, names, evaluators, strict=True):
+            for node, evaluate in evaluators:
                 inputs = {value: values[value] for value in node.input if value in values}
-                if result_size(node, [*inputs.values()]) > LARGEST_REPEATED:
+                is_large = result_size(node, [*inputs.values()]) > LARGEST_REPEATED
+                if is_large or (results := evaluate(inputs)) is None:
                     return None
-                results = evaluate(inputs)
-                if results is None:
-                    return None
-                values |= dict(zip(result_names, results, strict=True))
+                values |= results
             return values.get(name)
 
         return move
 
 
-def evaluator(nodes: list[Any], names: list[str], value_names: Collection[str], opsets: Any) -> Evaluator:
-    """Return what computes, with onnx.reference, results of nodes from values; None if they cannot take these."""
+def evaluator(node: Any, value_names: Iterable[str], opsets: Any) -> Evaluator:
+    """Return what computes, with onnx.reference, the results of a node by name; None if it cannot take the values."""
     from onnx import TensorProto, helper, reference
 
-    def infos(names: Iterable[str]) -> list[Any]:
-        return [helper.make_tensor_value_info(value_name, TensorProto.DOUBLE, None) for value_name in names]
+    names = [*filter(None, node.output)]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in values]
+        for values in (value_names, names)
+    )
+    evaluators: list[Any] = []
 
-    def evaluate(values: Mapping[str, Any]) -> list[Array] | None:
+    def evaluate(values: Mapping[str, Any]) -> dict[str, Array] | None:
         try:
             if not evaluators:
-                graph = helper.make_graph(nodes, "some", infos(value_names), infos(names))
-                model = helper.make_model(graph, opset_imports=opsets)
+                model = helper.make_model(helper.make_graph([node], "some", inputs, outputs), opset_imports=opsets)
                 evaluators.append(reference.ReferenceEvaluator(model))
             results: Any = evaluators[0].run(None, dict(values))
-            return [np.asarray(result) for result in results]
+            return dict(zip(names, map(np.asarray, results), strict=True))
         except MemoryError:
             raise
         except Exception:  # numpy's and onnx's, of many kinds
             return None
 
-    evaluators: list[Any] = []
-    return (lambda values: None) if any(map(_is_split_oddly, nodes)) else evaluate
+    return (lambda values: None) if _is_split_oddly(node) else evaluate
 
 
 def _sizes(value: Any) -> list[int]:

@@ -2,14 +2,14 @@
 
 Nodes run one by one, so how large a result will be is known before its node starts: a model that is not trusted can
 neither take much memory nor much time. Only operators of a list run, and nothing is read from other files. What
-other nodes give is drawn at random, since they are no part of a layer. onnxruntime computes the nodes, or, where it
-cannot, onnx.reference if it is right. No other module of `convert` imports onnxruntime, and only this comparison does.
+other nodes give is drawn at random, since they are no part of a layer. onnxruntime computes the nodes, onnx.reference
+those for which it has no kernel. No other module of `convert` imports onnxruntime, and only this comparison does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, permutations, product
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -25,6 +25,7 @@ from .onnx_graph import (
     REPEATED,
     RESHAPING,
     SELECTING,
+    Evaluator,
     OnnxGraph,
     evaluator,
     input_name,
@@ -598,17 +599,18 @@ def size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
 class Engine:
     """Computes single nodes."""
 
+    eps = _RUNTIME_EPS
+    """The precision of recurrent nodes: onnxruntime has them in float32 alone."""
+
     def __init__(self, opsets: Any, ignore_clip: bool) -> None:
-        self.opsets = [opset for opset in opsets if opset.domain in ("", "ai.onnx")]
-        self.ignored = {"layout", "output_sequence"} | ({"clip"} if ignore_clip else set())
-        self.sessions: dict[tuple[Any, ...], Any] = {}
         try:
             import onnxruntime
         except ImportError:
-            onnxruntime = None
+            raise NotCompared("onnxruntime, which computes its nodes, is not installed") from None
         self.onnxruntime: Any = onnxruntime
-        self.eps = None if onnxruntime is None else _RUNTIME_EPS
-        """The precision of recurrent nodes: onnxruntime has them in float32 alone."""
+        self.opsets = [opset for opset in opsets if opset.domain in ("", "ai.onnx")]
+        self.ignored = {"layout", "output_sequence"} | ({"clip"} if ignore_clip else set())
+        self.sessions: dict[tuple[Any, ...], Evaluator] = {}
 
     def run(self, node: Any, inputs: Sequence[Array | None]) -> list[Array]:
         """Return the results of a node, of a recurrent one all that it can have."""
@@ -616,15 +618,10 @@ class Engine:
             return self._run(node, inputs)
         from onnx import helper
 
-        if self.onnxruntime is None and not _is_computed_by_reference(node):
-            raise NotCompared(f"only onnxruntime, which is not installed, computes {node.op_type} {key_of(node)!r}")
         X = inputs[0]
-        if X is None or any(
-            array is not None and not array.size for array in inputs
-        ):  # this ends onnxruntime's process
+        if X is None or any(array is not None and not array.size for array in inputs):  # it would end the process
             raise NotCompared(f"{node.op_type} {key_of(node)!r} gets no steps or no rows for random inputs")
-        dtype = np.dtype(np.float32) if self.onnxruntime is not None or X.dtype == np.float16 else X.dtype
-        arrays = [None if a is None else a.astype(dtype, copy=False) if a.dtype.kind == "f" else a for a in inputs]
+        arrays = [a if a is None or a.dtype.kind != "f" else a.astype(np.float32, copy=False) for a in inputs]
         if is_batch_first(node):  # which onnxruntime does not compute
             arrays = [a.swapaxes(0, 1) if a is not None and k in (0, 5, 6) else a for k, a in enumerate(arrays)]
         count = 3 if node.op_type == "LSTM" else 2
@@ -640,25 +637,22 @@ class Engine:
         return results
 
     def _run(self, node: Any, inputs: Sequence[Array | None], key: int | None = None) -> list[Array]:
-        names = [*filter(None, node.output)]
         arrays = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
-        kinds = tuple(array.dtype for array in arrays.values())
-        session = self.sessions.get((key or id(node), kinds))
-        if session is None:
-            session = self.sessions[key or id(node), kinds] = self._session(node, names, arrays)
+        session_key = key or id(node), tuple(array.dtype for array in arrays.values())
+        if session_key not in self.sessions:
+            self.sessions[session_key] = self._session(node, arrays)
         try:
-            results = session(arrays)
+            results = self.sessions[session_key](arrays)
         except MemoryError:
             raise
         except Exception as error:  # onnxruntime's, of many kinds
             raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run: {_reason(error)}") from error
         if results is None:
             raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run")
-        by_name = dict(zip(names, results, strict=True))
-        return [by_name.get(name, np.empty(0)) for name in node.output]
+        return [results.get(name, np.empty(0)) for name in node.output]
 
-    def _session(self, node: Any, names: list[str], arrays: Mapping[str, Array]) -> Callable[[Any], Any]:
-        """Return what computes a node's results of these names."""
+    def _session(self, node: Any, arrays: Mapping[str, Array]) -> Evaluator:
+        """Return what computes a node's results by name; None if it cannot take the values."""
         from onnx import helper
 
         for attribute in node.attribute:
@@ -666,14 +660,12 @@ class Engine:
             has_graph = has_graph or attribute.HasField("sparse_tensor")
             if has_graph or attribute.t.data_location == attribute.t.EXTERNAL:
                 raise NotCompared(f"{key_of(node)} ({node.op_type}) has an attribute that is not in it")
-        if self.onnxruntime is None:
-            return evaluator([node], names, arrays, self.opsets)
         infos = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)
             for name, array in arrays.items()
         ]
-        results = [helper.make_empty_tensor_value_info(name) for name in names]
-        graph = helper.make_graph([node], "node", infos, results)
+        names = [*filter(None, node.output)]
+        graph = helper.make_graph([node], "node", infos, [*map(helper.make_empty_tensor_value_info, names)])
         model = helper.make_model(graph, opset_imports=self.opsets, ir_version=8)
         options = self.onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -687,8 +679,8 @@ class Engine:
         except Exception as error:  # it has no kernel for float64, or does not know the opset
             if is_recurrent(node):
                 raise NotCompared(f"onnxruntime does not take {node.op_type}: {_reason(error)}") from error
-            return evaluator([node], names, arrays, self.opsets)
-        return lambda values: session.run(names, dict(values))
+            return evaluator(node, arrays, self.opsets)
+        return lambda values: dict(zip(names, session.run(names, dict(values)), strict=True))
 
 
 def _reason(error: Exception) -> str:
@@ -697,9 +689,3 @@ def _reason(error: Exception) -> str:
     for start in ("[ONNXRuntimeError] : ", "Status Message: ", "was false. "):
         text = text.rpartition(start)[2]
     return text if len(text) < 160 else f"{text[:157]}..."
-
-
-def _is_computed_by_reference(node: Any) -> bool:
-    """Return whether onnx.reference computes a recurrent node as ONNX says: it ignores some attributes and lengths."""
-    defaults = {"direction", "hidden_size", "layout", "linear_before_reset", "output_sequence"}
-    return {attribute.name for attribute in node.attribute} <= defaults and not any(node.input[4:5])
