@@ -16,7 +16,7 @@ from ..layers.structure import leaves_by_prefix, state_sizes
 from ..optable import Array
 from .comparison import Crossing, NotCompared, Outcome, choose_sizes, compare
 from .models import cell_states, nest_states, read_initial_state
-from .onnx_graph import OnnxGraph, is_recurrent, is_standard
+from .onnx_graph import OnnxGraph, fixed_sizes, is_recurrent, is_standard
 from .onnx_node import key_of
 from .onnx_run import COMPUTED, LARGEST_RUN, LARGEST_WORK, Engine, remarks_on_fixed, size_and_work
 
@@ -59,7 +59,7 @@ class _Run:
         self.bodies: dict[int, tuple[Any, list[Any]]] = {}
         """The graphs of loops and their nodes, by the numbers of the loops' nodes."""
         self.constants: dict[str, Array] = {}
-        shape = graph.declared.get("x", [])
+        shape = fixed_sizes(graph.shape("x") or [], -1)
         self.is_one_step = len(shape) == 2
         sizes = {"T": 1, "B": shape[0]} if self.is_one_step else dict(zip("TB", shape, strict=False))
         self.fixed = {name: size for name, size in sizes.items() if size >= 0}

@@ -76,14 +76,9 @@ class OnnxGraph:
         self.is_body = around is not None
         self.opsets = opsets
         self.inputs: set[str] = {value.name for value in graph.input} | (around.inputs if around else set())
-        self.sizes: dict[str, list[int]] = dict(around.sizes) if around else {}
-        """The shapes of inputs that have one; -1 for a size that is not fixed."""
-        self.sizes |= {value.name: _sizes(value) for value in graph.input if value.type.tensor_type.HasField("shape")}
         self.types: dict[str, Any] = dict(around.types) if around else {}
         """What the graph states of values, inputs among them: elem_type and perhaps shape."""
         self.types |= {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input]}
-        self.declared = self.sizes | {value.name: _sizes(value) for value in graph.value_info}
-        """The shapes that the graph states for values, inputs among them."""
         self.outputs = [value.name for value in graph.output]
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}
@@ -153,6 +148,16 @@ class OnnxGraph:
             *(name for graph in graphs for inner_node in graph.node for name in self._read_by(inner_node)),
         ]
 
+    def shape(self, name: str) -> list[int | str] | None:
+        """Return the shape that the graph states for a value, with a name for each size that it does not fix."""
+        described = self.types.get(name)
+        if described is None or not described.HasField("shape"):
+            return None
+        return [
+            size.dim_value if size.HasField("dim_value") else size.dim_param or f"{name}.{axis}"
+            for axis, size in enumerate(described.shape.dim)
+        ]
+
     def array(self, name: str) -> Array:
         """Return the value of an initializer or a Constant."""
         return self._read(name, self.tensors[name])
@@ -200,7 +205,8 @@ class OnnxGraph:
         """Return what a Shape gives, if sizes that are not fixed are this one and values have three axes, as x."""
         if node.op_type != "Shape" or len(node.input) != 1:
             return {}
-        sizes = [size if fixed < 0 else fixed for fixed in self.sizes.get(node.input[0], [-1] * 3)]
+        shape = self.shape(node.input[0]) if node.input[0] in self.inputs else None
+        sizes = fixed_sizes(["", "", ""] if shape is None else shape, size)
         bounds = {attribute.name: attribute.i for attribute in node.attribute}
         return {node.output[0]: np.array(sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))], np.int64)}
 
@@ -209,16 +215,11 @@ class OnnxGraph:
         shape = self.makers.get(node.input[0]) if node.op_type == "Gather" and len(node.input) == 2 else None
         if shape is None or shape.op_type != "Shape" or len(shape.input) != 1 or shape.attribute or node.attribute[1:]:
             return None
-        sizes, indices = self.sizes.get(shape.input[0], ()), self.constant(node.input[1])
-        if (
-            indices is None
-            or indices.dtype.kind != "i"
-            or np.any(indices >= len(sizes))
-            or np.any(indices < -len(sizes))
-        ):
+        stated = self.shape(shape.input[0]) if shape.input[0] in self.inputs else None
+        sizes, indices = np.array(fixed_sizes(stated or [], -1), np.int64), self.constant(node.input[1])
+        if indices is None or indices.dtype.kind != "i" or np.any((indices < -len(sizes)) | (indices >= len(sizes))):
             return None
-        fixed_sizes = np.array(sizes, np.int64)[indices]
-        return None if np.any(fixed_sizes < 0) else fixed_sizes
+        return None if np.any(sizes[indices] < 0) else sizes[indices]
 
     def _read(self, name: str, tensor: Any) -> Array:
         from onnx import numpy_helper
@@ -353,8 +354,9 @@ def evaluator(node: Any, value_names: Iterable[str], opsets: Any) -> Evaluator:
     return (lambda values: None) if _is_split_oddly(node) else evaluate
 
 
-def _sizes(value: Any) -> list[int]:
-    return [size.dim_value if size.HasField("dim_value") else -1 for size in value.type.tensor_type.shape.dim]
+def fixed_sizes(shape: Iterable[int | str], unknown: int) -> list[int]:
+    """Return the sizes of a shape, `unknown` in place of those that are not fixed."""
+    return [size if isinstance(size, int) and size >= 0 else unknown for size in shape]
 
 
 def _is_moderate(node: Any, inputs: list[Array]) -> bool:

@@ -240,7 +240,7 @@ class _Source:
         """Return the shape of an input that the model states or that its constants have."""
         first, second = (self.graph.constant(name, size) for size in (2, 3))
         is_fixed = first is not None and second is not None and first.shape == second.shape
-        return first.shape if is_fixed and first is not None else self._declared(name)
+        return first.shape if is_fixed and first is not None else self.graph.shape(name)
 
     def _weight(self, node: Any, position: int) -> Array:
         weight = self.graph.constant(node.input[position])
@@ -248,19 +248,9 @@ class _Source:
             raise NotCompared(f"the weights of {node.op_type} {key_of(node)!r} are not constant")
         return weight
 
-    def _declared(self, name: str) -> list[int | str] | None:
-        """Return the shape that the model states, with a name for each size that it does not fix."""
-        described = self.graph.types.get(name)
-        if described is None or not described.HasField("shape"):
-            return None
-        return [
-            size.dim_value if size.HasField("dim_value") else size.dim_param or f"{name}.{axis}"
-            for axis, size in enumerate(described.shape.dim)
-        ]
-
     def shape(self, name: str) -> list[int | str] | None:
         """Return the shape of a value that is drawn, None if it is not known."""
-        declared = self._declared(name)
+        declared = self.graph.shape(name)
         if name not in self.roles:
             return declared
         expected = self.roles[name][1]

@@ -19,6 +19,7 @@ from .onnx_graph import (
     Mover,
     OnnxGraph,
     attributes_by_name,
+    fixed_sizes,
     input_name,
     is_batch_first,
     is_recurrent,
@@ -283,10 +284,10 @@ class GraphSteps:
         for origin in origins:
             key = self.key_of_value.get(origin, "")
             if key in self.results:
-                T, B = (unknown if size < 0 else size for size in self.results[key].sizes)
+                T, B = fixed_sizes(self.results[key].sizes, unknown)
                 values |= self.results[key].trial(T, B).values if T * B <= _LARGEST else {}
                 continue
-            sizes = [unknown if size < 0 else size for size in self.graph.declared.get(origin, [])]
+            sizes = fixed_sizes(self.graph.shape(origin) or [], unknown)
             if sizes and math.prod(sizes) <= LARGEST_REPEATED:
                 values[origin] = np.zeros(sizes, np.int64)
         X = self.graph.mover(name, nodes, values)(values) if {*origins} <= values.keys() else None

@@ -23,8 +23,12 @@ FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "CudnnCompatibleLSTMCell": 0.0,
     "CoupledInputForgetGateLSTMCell": 1.0,
 }
-_GRUS = ("GRUBlockCell", "GRUBlockCellV2", "GRUCell", "CudnnCompatibleGRUCell")
-TF1_CELLS = (*FORGET_BIAS, *_GRUS, "BasicRNNCell")
+_KINDS = {  # those in REQUIRED, by class
+    **dict.fromkeys(FORGET_BIAS, "LSTM"),
+    **dict.fromkeys(("GRUBlockCell", "GRUBlockCellV2", "GRUCell"), "GRU"),
+    "CudnnCompatibleGRUCell": "CudnnCompatibleGRU",
+    "BasicRNNCell": "RNN",
+}
 REQUIRED = {
     "GRU": {"w_ru", "w_c", "b_ru", "b_c"},
     "CudnnCompatibleGRU": {"w_ru", "b_ru", "w_cx", "b_cx", "w_ch", "b_hc"},
@@ -138,8 +142,8 @@ def from_tf1(
         raise TypeError(f"{caller}: variables is of type {type(variables).__name__}; {expected}")
     read_names(caller, variables)
     cell = _ALIASES.get(cell, cell) if cell is not None else None
-    if cell is not None and cell not in TF1_CELLS:
-        raise ConversionError(f"{caller}: cell is {cell!r}; expected one of {', '.join(TF1_CELLS)}")
+    if cell is not None and cell not in _KINDS:
+        raise ConversionError(f"{caller}: cell is {cell!r}; expected one of {', '.join(_KINDS)}")
     scope, kind, names = _find(caller, variables, cell, scope)
     arrays = read_arrays(caller, {name: variables[name] for name in names.values()})
     values: dict[str, Any] = {role: arrays[name] for role, name in names.items()}
@@ -195,10 +199,10 @@ def _find(
     if cell == "BasicRNNCell":
         cells |= {(scope, "RNN"): names for (scope, kind), names in cells.items() if kind == "LSTM"}
     scope = None if scope is None else scope.strip("/")
-    kinds = [kind for kind in REQUIRED if cell is None or kind == _kind_of(cell)]
+    kind = None if cell is None else _KINDS[cell]
     complete = [
         key for key, names in cells.items()
-        if REQUIRED[key[1]] <= names.keys() and key[1] in kinds and scope in (None, key[0])
+        if REQUIRED[key[1]] <= names.keys() and kind in (None, key[1]) and scope in (None, key[0])
     ]  # fmt: skip
     if len(complete) > 1:  # dense layers too have a kernel and a bias
         complete = [
@@ -207,12 +211,6 @@ def _find(
     if len(complete) != 1:
         _refuse_cells(caller, variables, cells, complete, scope)
     return *complete[0], cells[complete[0]]
-
-
-def _kind_of(cell: str) -> str:
-    if cell == "CudnnCompatibleGRUCell":
-        return "CudnnCompatibleGRU"
-    return "GRU" if cell in _GRUS else "RNN" if cell == "BasicRNNCell" else "LSTM"
 
 
 def _refuse_cells(
