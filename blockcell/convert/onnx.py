@@ -31,8 +31,8 @@ from .onnx_node import (
     make_node_cell,
     with_forget,
 )
-from .onnx_run import OnnxPiece, compare_pieces
-from .onnx_steps import OnnxAssembly, from_graphs
+from .onnx_run import OnnxAssembly, OnnxPiece, compare_pieces
+from .onnx_steps import from_graphs
 from .shared import (
     ConversionError,
     RecurrentCell,
@@ -140,14 +140,7 @@ def from_onnx(
     if is_compared and not converted.pieces:  # `export` wrote the model
         outcome = compare_exported(caller, source, converted.assembly[0])
     elif is_compared:
-        outcome = compare_pieces(
-            caller,
-            converted.pieces,
-            converted.trial_sizes,
-            converted.passed_over,
-            ignore_clip=ignore_clip,
-            is_proven_for_rows=converted.is_proven_for_rows,
-        )
+        outcome = compare_pieces(caller, converted, ignore_clip)
     layers, state, _, left_out, _ = converted.assembly
     warn_once(caller, [*left_out, *outcome.left_out], outcome.remarks, stacklevel=2)
     _warn_of_remarks(caller, remarks, layers, initial_state, check)
@@ -188,7 +181,7 @@ def _single(graph: OnnxGraph, node: Any, remarks: list[Remark], ignore_clip: boo
     """Convert a single node of a graph."""
     layer, state = from_node(graph, node, remarks, ignore_clip)
     piece = OnnxPiece(f"{node.op_type} {key_of(node)!r}", layer, state, graph, [node], node.output[0], "Y")
-    return OnnxAssembly(Assembly(layer, state, (), []), [piece], [], [])
+    return OnnxAssembly(Assembly(layer, state, (), []), [piece])
 
 
 def _from_model(caller: str, model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
@@ -197,7 +190,7 @@ def _from_model(caller: str, model: Any, name: str | None, remarks: list[Remark]
     descriptions = [entry.value for entry in model.metadata_props if entry.key == "blockcell.layer"]
     if name is None and descriptions:
         layer = _from_exported(caller, graph, descriptions[0], remarks)
-        return OnnxAssembly(Assembly(layer, None, (), []), [], [], [])
+        return OnnxAssembly(Assembly(layer, None, (), []))
     for function in model.functions:
         if any(map(is_recurrent, function.node)):
             raise ConversionError(

@@ -5,13 +5,12 @@ Functions and loops run here, node by node, with the bounds of ``onnx_run.py``; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..layers import Dense, Layer
+from ..layers import Layer
 from ..layers.structure import leaves_by_prefix, state_sizes
 from ..optable import Array
 from .comparison import Crossing, NotCompared, Outcome, choose_sizes, compare
@@ -63,11 +62,10 @@ class _Run:
         self.is_one_step = len(shape) == 2
         sizes = {"T": 1, "B": shape[0]} if self.is_one_step else dict(zip("TB", shape, strict=False))
         self.fixed = {name: size for name, size in sizes.items() if size >= 0}
-        self.states = {
-            f"{prefix}{name}": size
-            for prefix, leaf in leaves_by_prefix(layer).items()
-            for name, size in state_sizes(leaf).items()
-        }
+        cells = {prefix: state_sizes(leaf) for prefix, leaf in leaves_by_prefix(layer).items()}
+        self.cells = {prefix: sizes for prefix, sizes in cells.items() if sizes}
+        """The sizes of each cell's states, by their names."""
+        self.states = {f"{prefix}{name}": size for prefix, cell in cells.items() for name, size in cell.items()}
         if any(tensor.data_type == tensor.UINT8 for tensor in graph.tensors.values()):
             raise NotCompared("it rounds x and h to 8 bits in each step, and the layer does not")
         versions = {
@@ -95,7 +93,8 @@ class _Run:
         first = {name: (g.standard_normal((B, size)) * scale).astype(layer.dtype) for name, size in self.states.items()}
         if first and all(f"{name}_prev" in self.graph.inputs for name in first):
             inputs |= {f"{name}_prev": array for name, array in first.items()}
-            options["state"] = self._nested(first)
+            cells = [{name: first[f"{prefix}{name}"] for name in sizes} for prefix, sizes in self.cells.items()]
+            options["state"] = read_initial_state(self.caller, layer, nest_states(layer, iter(cells)))
         inputs |= {name: options[name] for name in ("lengths", "reset") if name in options}
         try:
             values = self._values(inputs)
@@ -103,21 +102,11 @@ class _Run:
             raise NotCompared(f"it does not run: {error}") from error
         return [Crossing("the model", layer, x, values, self._read, options, self.engine.eps)]
 
-    def _nested(self, arrays: Mapping[str, Array]) -> Any:
-        """Return a state as calls take it."""
-        cells = [
-            {name: arrays[f"{prefix}{name}"] for name in state_sizes(leaf)}
-            for prefix, leaf in leaves_by_prefix(self.layer).items()
-            if not isinstance(leaf, Dense)
-        ]
-        return read_initial_state(self.caller, self.layer, nest_states(self.layer, iter(cells)))
-
     def _read(self, y: Array, last: Any) -> Mapping[str, Array]:
         """Return the results of a call by the names that they have in the model."""
-        leaves = {prefix: leaf for prefix, leaf in leaves_by_prefix(self.layer).items() if not isinstance(leaf, Dense)}
         results = {"y": y[0] if self.is_one_step and y.ndim == 3 else y}
-        for (prefix, leaf), cell in zip(leaves.items(), cell_states(last), strict=True):
-            results |= {f"{prefix}{name}": getattr(cell, name) for name in state_sizes(leaf)}
+        for (prefix, sizes), cell in zip(self.cells.items(), cell_states(last), strict=True):
+            results |= {f"{prefix}{name}": getattr(cell, name) for name in sizes}
         return results
 
     # --------------------------------------------------------------------------------------------------------- nodes
@@ -191,18 +180,10 @@ class _Run:
         """Compute the results of a node of ONNX's own."""
         if not is_standard(node) or not (is_recurrent(node) or node.op_type in _COMPUTED):
             raise NotCompared(f"{key_of(node)} ({node.op_type}) is no operator that runs here")
-        given = [array for array, name in zip(inputs, node.input, strict=True) if name]
-        size, work = size_and_work(node, given)
-        if node.op_type == "Range":
-            start, end, step = (
-                float(array.flat[0]) if array.size else 0.0 for array in (*given, *[np.empty(0)] * 3)[:3]
-            )
-            size = abs(end - start) / abs(step) if step else math.inf
-        self._add(node, size, work)
+        arrays = [array if name else None for array, name in zip(inputs, node.input, strict=True)]
+        self._add(node, *size_and_work(node, [array for array in arrays if array is not None]))
         with np.errstate(all="ignore"):
-            return self.engine.run(
-                node, [array if name else None for array, name in zip(inputs, node.input, strict=True)]
-            )
+            return self.engine.run(node, arrays)
 
     def _add(self, node: Any, size: float, work: float) -> None:
         """Count the numbers and the multiplications of a node that is about to run."""

@@ -386,6 +386,9 @@ def _result_size(node: Any, inputs: list[Array]) -> float:
         sizes = inputs[-1] if inputs else data
         counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else [0]
         return math.prod(count for count in [data.size if len(inputs) > 1 else 1, *counts] if count)
+    if node.op_type == "Range" and len(inputs) == 3 and all(array.size for array in inputs):
+        start, end, step = (float(array.flat[0]) for array in inputs)
+        return abs(end - start) / abs(step) if step else math.inf
     if node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear", "ReduceProd"):
         return max([1, *(array.size for array in inputs)])
     if node.op_type == "Gemm" and len(inputs) > 1:

@@ -20,7 +20,7 @@ from ..layers import Layer
 from ..layers.structure import leaves_by_prefix
 from ..optable import ACTIVATIONS, Array
 from .comparison import Crossing, NotCompared, Outcome, Sizes, choose_sizes, compare
-from .models import cell_states, flatten_state, nest_states, read_initial_state
+from .models import Assembly, cell_states, flatten_state, nest_states, read_initial_state
 from .onnx_graph import (
     REPEATED,
     RESHAPING,
@@ -60,36 +60,28 @@ class OnnxPiece(NamedTuple):
     result: str
     """The name of the value that y is; not used if there is one node alone."""
     form: str
-    """How y is laid out in it: a key of `forms_of`; "last" or "ends", if y has no steps; "Y" for that of a node."""
+    """How y is laid out in it: as in `onnx_steps.Trial.forms`; "last" or "ends", if y has no steps; "Y" for that of a node."""
 
     def results(self) -> list[str]:
         """Return the names of the values that are compared, or looked at."""
         return [name for name in (self.result, *(name for node in self.nodes for name in node.output)) if name]
 
 
-def compare_pieces(
-    caller: str,
-    pieces: Sequence[OnnxPiece],
-    trial_sizes: Sequence[tuple[int, int]] = (),
-    passed_over: Sequence[str] = (),
-    *,
-    ignore_clip: bool = False,
-    is_proven_for_rows: bool = True,
-) -> Outcome:
-    """Compare layers with the pieces of a model that they were made of.
+class OnnxAssembly(NamedTuple):
+    """What the graphs of a model become, and what must be compared."""
 
-    Parameters
-    ----------
-    pieces : sequence of OnnxPiece
-        All layers that the model became.
-    trial_sizes : sequence of tuple of int
-        T and B that nodes between layers can take, if they can take certain ones alone.
-    passed_over : sequence of str
-        The labels of nodes that the conversion took for ones that do nothing.
-    ignore_clip : bool
-        Whether the attribute clip of nodes is no part of the model.
-    is_proven_for_rows : bool
-        Whether nodes between layers would do nothing for other B than the model's, too.
+    assembly: Assembly
+    pieces: Sequence[OnnxPiece] = ()
+    trial_sizes: Sequence[tuple[int, int]] = ()
+    """T and B that nodes between layers can take, if they can take certain ones alone."""
+    passed_over: Sequence[str] = ()
+    """The labels of nodes between layers that do nothing."""
+    is_proven_for_rows: bool = True
+    """Whether they would do nothing for more rows than the model has."""
+
+
+def compare_pieces(caller: str, source: OnnxAssembly, ignore_clip: bool) -> Outcome:
+    """Compare layers with the pieces of a model that they were made of; without the attribute clip if it is ignored.
 
     Returns
     -------
@@ -102,12 +94,12 @@ def compare_pieces(
         A layer computes something else than its piece of the model.
     """
     try:
-        run = _Run(caller, pieces, ignore_clip)
-        sizes = run.choose_sizes(trial_sizes)
-        compare(caller, run, sizes, passed_over)
+        run = _Run(caller, source.pieces, ignore_clip)
+        sizes = run.choose_sizes(source.trial_sizes)
+        compare(caller, run, sizes, source.passed_over)
     except NotCompared as error:
         return Outcome(remarks=[error.remark])
-    hidden = "T" if is_proven_for_rows else "TB"
+    hidden = "T" if source.is_proven_for_rows else "TB"
     fixed = {name: size for name, size in run.fixed.items() if name in hidden}
     return Outcome(run.nodes_around(sizes[0]), remarks_on_fixed(fixed))
 

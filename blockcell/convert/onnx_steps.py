@@ -11,7 +11,7 @@ import numpy as np
 
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
-from .models import Assembly, Step, assemble
+from .models import Step, assemble
 from .onnx_graph import (
     LARGEST_REPEATED,
     RESHAPING,
@@ -25,7 +25,7 @@ from .onnx_graph import (
     is_recurrent,
 )
 from .onnx_node import Remark, from_node, key_of
-from .onnx_run import OnnxPiece
+from .onnx_run import OnnxAssembly, OnnxPiece
 from .shared import read_arrays
 
 _LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
@@ -76,19 +76,6 @@ class Source(NamedTuple):
     """One of the step's `Trial.forms`."""
     nodes: list[Any]
     """The nodes between the step and the value."""
-
-
-class OnnxAssembly(NamedTuple):
-    """What the graphs of a model become, and what must be compared."""
-
-    assembly: Assembly
-    pieces: list[OnnxPiece]
-    trial_sizes: list[tuple[int, int]]
-    """T and B that nodes between layers can take, if they can take certain ones alone."""
-    passed_over: list[str]
-    """The labels of nodes between layers that do nothing."""
-    is_proven_for_rows: bool = True
-    """Whether they would do nothing for more rows than the model has."""
 
 
 def from_graphs(caller: str, graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
