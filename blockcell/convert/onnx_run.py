@@ -60,7 +60,7 @@ class OnnxPiece(NamedTuple):
     result: str
     """The name of the value that y is; not used if there is one node alone."""
     form: str
-    """How y is laid out in it: as in `onnx_steps.Trial.forms`; "last" or "ends", if y has no steps; "Y" for that of a node."""
+    """How y is laid out in it, as `Trial.forms` of ``onnx_steps.py`` has it, or "Y" for that of a node."""
 
     def results(self) -> list[str]:
         """Return the names of the values that are compared, or looked at."""

@@ -31,6 +31,7 @@ from convert_cases import (
     keras_model,
     lstm,
     made,
+    model_of,
     onnx_graph,
     onnx_weights,
     parts_of,
@@ -395,8 +396,7 @@ def onnx_chain(between, *, directions=1, layout=0, second=(), outputs=("Z",), co
     weights |= {"s": np.ones(())}
     a = helper.make_node("LSTM", ["X", "aW", "aR", "aB"], ["A", "A_h"], name="a", direction=direction, layout=layout)
     b = helper.make_node("GRU", ["X2", "bW", "bR", "bB", *second], ["Z"], name="b", layout=layout)
-    opsets = [helper.make_opsetid("", 18)]
-    return helper.make_model(onnx_graph([a, *between, b], weights, outputs), opset_imports=opsets, ir_version=8)
+    return model_of([a, *between, b], weights, outputs)
 
 
 TURN = made("Transpose", ["A"], "A2", perm=[0, 2, 1, 3])
@@ -489,10 +489,11 @@ def onnx_fixed(shape, sizes, directions=1, makers=(), declared=(), head=(), end=
             made("Reshape", [f"t{k}", "sizes"], f"y{k}"),
         ]
     x = "x" if makers else "X"
-    graph = onnx_graph([*nodes, *head], weights, ["Z" if head else "y1"], inputs=())
-    graph.input.append(helper.make_tensor_value_info(x, TensorProto.DOUBLE, shape))
-    graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.DOUBLE, form) for name, form in declared)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = model_of([*nodes, *head], weights, ["Z" if head else "y1"], inputs=())
+    infos = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, form) for name, form in [(x, shape), *declared]]
+    model.graph.input.append(infos[0])
+    model.graph.value_info.extend(infos[1:])
+    return model
 
 
 ROWS_FIRST = made("Transpose", ["x"], "X", perm=[1, 0, 2])
@@ -592,8 +593,7 @@ def onnx_head(makers, **initializers):
         made("Squeeze", ["A", "one"], "A1"),
         made("Transpose", ["A1"], "A2", perm=[1, 0, 2]),
     ]
-    opsets = [helper.make_opsetid("", 18)]
-    return helper.make_model(onnx_graph([*nodes, *makers], weights, ["Z"]), opset_imports=opsets, ir_version=8)
+    return model_of([*nodes, *makers], weights, ["Z"])
 
 
 LAST = made("Gather", ["A2", "last"], "L", axis=1)

@@ -221,15 +221,6 @@ def test_the_model_stays_as_it_was():
     assert model.SerializeToString(deterministic=True) == content
 
 
-def test_clip():
-    """A clip that is ignored is no part of the model."""
-    node, arrays = convert.to_onnx(LSTM.init(3, 4, seed=0))
-    node.attribute.append(helper.make_attribute("clip", 0.1))
-    with pytest.raises(ConversionError, match=r"clip=0\.1"):
-        convert.from_onnx(node, arrays)
-    convert.from_onnx(node, arrays, ignore_clip=True)
-
-
 def test_without_onnxruntime(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     for source in (stacked(), onnx_export.export(LSTM.init(3, 4, seed=0), None)):

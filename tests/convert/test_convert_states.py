@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import warnings
-
 import numpy as np
-import onnx
 import pytest
-from convert_cases import H, I, T, assert_same, from_torch, made, onnx_graph, onnx_weights, rng, torch_weights, warned
+from convert_cases import (
+    H,
+    I,
+    T,
+    assert_same,
+    export_by_torch,
+    from_torch,
+    made,
+    model_of,
+    onnx_weights,
+    rng,
+    torch_weights,
+    warned,
+)
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -30,12 +39,6 @@ def int64_array(*values):
 def random_states(g, *shape):
     """Draw states of a shape."""
     return g.uniform(-1, 1, shape)
-
-
-def model_of(nodes, initializers, results=("Y",), inputs=("X",)):
-    """Make a model of nodes and initializers."""
-    graph = onnx_graph(nodes, initializers, results, inputs=inputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
 def node_of(kind="LSTM", names=("h", "c"), result="Y", x="X", prefix="", **attributes):
@@ -333,8 +336,6 @@ def test_parameters_that_do_not_fit(parameters, names, error, message):
 def test_exports_with_parameters(kind, layers, directions, way, dynamo):
     """A module whose h0 and c0 are parameters: y is PyTorch's for batches of other sizes than that of the export."""
     torch = pytest.importorskip("torch")
-    if dynamo:
-        pytest.importorskip("onnxscript")
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -355,14 +356,10 @@ def test_exports_with_parameters(kind, layers, directions, way, dynamo):
             return self.rnn(x, tuple(first) if kind == "LSTM" else first[0])[0]
 
     torch.manual_seed(layers)
-    model, x, file = Model().eval(), torch.randn(3, T, I), io.BytesIO()
+    model, x = Model().eval(), torch.randn(3, T, I)
     sizes = {"dynamic_shapes": ({0: torch.export.Dim("B", min=1, max=99)},)} if dynamo else {}
     sizes = sizes or {"dynamic_axes": {"x": {0: "B"}}, "input_names": ["x"]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = torch.onnx.export(model, (x,), None if dynamo else file, dynamo=dynamo, **sizes)
-    exported = exported.model_proto if dynamo else onnx.load_from_string(file.getvalue())
-    layer, state = convert.from_onnx(exported, initial_state=True)
+    layer, state = convert.from_onnx(export_by_torch(model, (x,), dynamo, **sizes), initial_state=True)
     for batch in (1, 3, 7):
         x = torch.randn(batch, T, I)
         with torch.no_grad():
