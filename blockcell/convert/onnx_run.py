@@ -138,10 +138,8 @@ class _Run:
         others = bounds | {size for leaf in leaves for size in (leaf.input_size, leaf.output_size)}
         first, second, *long = choose_sizes(None, None, others)
         beyond = max(bounds, default=0) + 8
-        attempts = (
-            [*trial_sizes] if trial_sizes else [first[:2], (first.T, beyond), (beyond, first.B), (beyond, beyond)]
-        )
-        shapes = self._first_shapes(attempts)
+        usual_sizes = [first[:2], (first.T, beyond), (beyond, first.B), (beyond, beyond)]
+        shapes = self._first_shapes(trial_sizes or usual_sizes)
         if trial_sizes:
             self.fixed = dict(zip("TB", shapes[1], strict=True))
             return [Sizes(*shapes[0])]
@@ -203,15 +201,13 @@ class _Source:
         self.choices = [*self._size_choices(names)]
         """Which of T and B each other size of the model may be; one is left once the model has run."""
         self.index_limits = self._index_limits()
-        self.lengths: set[str] = set()
+        self.lengths = {*self.leaves(name for name, (role, _) in self.roles.items() if role == "sequence_lens")}
         """The values that are drawn and that lengths come from."""
-        for name, (role, _) in self.roles.items():
-            self.lengths |= {*self.leaves([name])} if role == "sequence_lens" else set()
 
     def _add_roles(self, node: Any) -> None:
-        self.weights_dtype = self._weight(node, 1).dtype
-        directions, columns = self._weight(node, 1).shape[::2]
-        hidden = self._weight(node, 2).shape[-1]
+        W, R = (np.asarray(self.graph.constant(node.input[k])) for k in (1, 2))
+        self.weights_dtype = W.dtype
+        directions, columns, hidden = *W.shape[::2], R.shape[-1]
         state: list[int | str] = ["B", directions, hidden] if is_batch_first(node) else [directions, "B", hidden]
         shapes: dict[str, list[int | str]] = {
             "X": ["B", "T", columns] if is_batch_first(node) else ["T", "B", columns],
@@ -233,12 +229,6 @@ class _Source:
         first, second = (self.graph.constant(name, size) for size in (2, 3))
         is_fixed = first is not None and second is not None and first.shape == second.shape
         return first.shape if is_fixed and first is not None else self.graph.shape(name)
-
-    def _weight(self, node: Any, position: int) -> Array:
-        weight = self.graph.constant(node.input[position])
-        if weight is None or weight.ndim != 3:
-            raise NotCompared(f"the weights of {node.op_type} {key_of(node)!r} are not constant")
-        return weight
 
     def shape(self, name: str) -> list[int | str] | None:
         """Return the shape of a value that is drawn, None if it is not known."""
