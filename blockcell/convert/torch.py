@@ -12,7 +12,7 @@ import numpy as np
 from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..layers.structure import snapshot_of
 from ..optable import ACTIVATIONS, Array
-from .comparison import NOT_COMPARED, NotCompared
+from .comparison import NotCompared, Outcome
 from .models import Assembly, Converted, Step, assemble, nest_states, read_initial_state, warn_once
 from .shared import (
     GATE_COUNTS,
@@ -112,8 +112,8 @@ def from_torch(
     assembly, remarks = _convert(caller, module, source, prefix, nonlinearity, initial_state or ())
     layers = assembly.layers
     state = None if initial_state is None else _initial_state(caller, source, layers, initial_state)
-    left_out, reasons = _compare(caller, module, prefix, assembly, state, check)
-    warn_once(caller, [*assembly.left_out, *left_out], [*remarks, *reasons], stacklevel=2)
+    outcome = Outcome() if check is False else _compare(caller, module, prefix, assembly, state, check)
+    warn_once(caller, [*assembly.left_out, *outcome.left_out], [*remarks, *outcome.remarks], stacklevel=2)
     return layers if initial_state is None else (layers, state)
 
 
@@ -166,10 +166,8 @@ def _convert(
 
 def _compare(
     caller: str, module: Any, prefix: str | None, assembly: Assembly, state: Any, check: bool | None
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Compare the layers with the module; return labels of what else is left out, and remarks."""
-    if check is False:
-        return (), ()
+) -> Outcome:
+    """Compare the layers with the module."""
     torch, advice = sys.modules.get("torch"), "pass the module, or check=False"
     try:
         if isinstance(module, Mapping):
@@ -186,10 +184,10 @@ def _compare(
         if prefix is not None and state is None and part is not None:
             module, pieces = part, [pieces[0]._replace(names=("",))]
         is_whole = len(pieces) == 1 and not assembly.left_out and prefix is None
-        verdict = compare_module(caller, module, pieces, is_whole, check)
+        outcome = compare_module(caller, module, pieces, is_whole, check)
     except NotCompared as error:
-        return (), [f"{NOT_COMPARED}, because {error}"]
-    return verdict.left_out if prefix is None else (), verdict.remarks
+        return Outcome(remarks=[error.remark])
+    return outcome if prefix is None else Outcome(remarks=outcome.remarks)
 
 
 def _initial_state(caller: str, source: Mapping[str, Any], layer: Converted, names: Sequence[str]) -> Any:
