@@ -306,13 +306,6 @@ def test_onnx_lengths_that_are_the_callers():
         )
 
 
-def test_onnx_constant_lengths_of_a_node():
-    node = onnx_node(inputs=["X", "W", "R", "B", "P"])  # which are no lengths that could be compared
-    layer, text = warned(convert.from_onnx, node, onnx_weights(), check=False)
-    assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
-    assert "'P' (input[4]). Here" in text
-
-
 def test_the_calls_that_warnings_show():
     """They are those that the layer takes, and with the state of the model they give its results."""
     weights = {f"{k}{name}": array for k in "ab" for name, array in onnx_weights("GRU").items()}
