@@ -15,7 +15,7 @@ from ..layers.structure import leaves_by_prefix, state_sizes
 from ..optable import Array
 from .comparison import Crossing, NotCompared, Outcome, choose_sizes, compare
 from .models import cell_states, nest_states, read_initial_state
-from .onnx_graph import OnnxGraph, fixed_sizes, is_recurrent, is_standard
+from .onnx_graph import CALLER, OnnxGraph, fixed_sizes, is_recurrent, is_standard
 from .onnx_node import key_of
 from .onnx_run import COMPUTED, LARGEST_RUN, LARGEST_WORK, Engine, remarks_on_fixed, size_and_work
 
@@ -26,7 +26,7 @@ _DEEPEST = 8  # functions and loops in each other
 _LARGEST_INPUT = 2**20  # numbers
 
 
-def compare_exported(caller: str, model: Any, layer: Any) -> Outcome:
+def compare_exported(model: Any, layer: Any) -> Outcome:
     """Compare the layer that a model describes with what the model computes.
 
     Raises
@@ -35,9 +35,9 @@ def compare_exported(caller: str, model: Any, layer: Any) -> Outcome:
         The model computes something else than it says.
     """
     try:
-        run = _Run(caller, model, layer)
+        run = _Run(model, layer)
         sizes = {size for leaf in leaves_by_prefix(layer).values() for size in (leaf.input_size, leaf.output_size)}
-        compare(caller, run, choose_sizes(run.fixed.get("T"), run.fixed.get("B"), sizes))
+        compare(CALLER, run, choose_sizes(run.fixed.get("T"), run.fixed.get("B"), sizes))
     except NotCompared as error:
         return Outcome(remarks=[error.remark])
     return Outcome(remarks=remarks_on_fixed({} if run.is_one_step else run.fixed))
@@ -46,9 +46,8 @@ def compare_exported(caller: str, model: Any, layer: Any) -> Outcome:
 class _Run:
     """Runs a model: a `comparison.Run`."""
 
-    def __init__(self, caller: str, model: Any, layer: Layer) -> None:
-        self.caller = caller
-        self.graph = graph = OnnxGraph(caller, model.graph, model.opset_import)
+    def __init__(self, model: Any, layer: Layer) -> None:
+        self.graph = graph = OnnxGraph(model.graph, model.opset_import)
         self.layer = layer
         self.engine = Engine(graph.opsets, ignore_clip=False)
         self.nodes = [*graph.nodes]
@@ -94,7 +93,7 @@ class _Run:
         if first and all(f"{name}_prev" in self.graph.inputs for name in first):
             inputs |= {f"{name}_prev": array for name, array in first.items()}
             cells = [{name: first[f"{prefix}{name}"] for name in sizes} for prefix, sizes in self.cells.items()]
-            options["state"] = read_initial_state(self.caller, layer, nest_states(layer, iter(cells)))
+            options["state"] = read_initial_state(CALLER, layer, nest_states(layer, iter(cells)))
         inputs |= {name: options[name] for name in ("lengths", "reset") if name in options}
         try:
             values = self._values(inputs)

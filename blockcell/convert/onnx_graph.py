@@ -34,6 +34,8 @@ REPEATED = {
 LARGEST_CONSTANT = 2**28  # elements
 LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
 QUANTIZED = "DynamicQuantizeLSTM"
+CALLER = "from_onnx"
+"""The name of the function that the user called, for messages."""
 
 Mover = Callable[[Mapping[str, Array]], Array | None]
 Evaluator = Callable[[Mapping[str, Any]], dict[str, Array] | None]
@@ -69,8 +71,7 @@ def attributes_by_name(node: Any) -> dict[str, Any]:
 class OnnxGraph:
     """A graph, or the body of a Loop, a Scan or an If, which also sees the values of the graph around it."""
 
-    def __init__(self, caller: str, graph: Any, opsets: Any, around: OnnxGraph | None = None) -> None:
-        self.caller = caller
+    def __init__(self, graph: Any, opsets: Any, around: OnnxGraph | None = None) -> None:
         self.nodes: list[Any] = []
         """In place of an If whose condition is constant, the nodes of its branch."""
         self.is_body = around is not None
@@ -126,7 +127,7 @@ class OnnxGraph:
         for node in self.nodes:
             for attribute in node.attribute:
                 for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-                    body = OnnxGraph(self.caller, graph, self.opsets, self)
+                    body = OnnxGraph(graph, self.opsets, self)
                     yield body
                     yield from body.bodies()
 
@@ -226,14 +227,14 @@ class OnnxGraph:
 
         if tensor.data_location == tensor.EXTERNAL:
             raise ValueError(
-                f"{self.caller}: {name!r} is in another file; onnx.load(path) of the whole model brings it along"
+                f"{CALLER}: {name!r} is in another file; onnx.load(path) of the whole model brings it along"
             )
         try:
             return numpy_helper.to_array(tensor)
         except MemoryError:
             raise
         except Exception as error:  # onnx raises many kinds if dims, type and data do not agree
-            raise ValueError(f"{self.caller}: the tensor {name!r} cannot be read: {error}") from error
+            raise ValueError(f"{CALLER}: the tensor {name!r} cannot be read: {error}") from error
 
     def is_zero(self, name: str) -> bool:
         """Return whether a value is certainly zero, such as initial states that exporters make for each batch."""

@@ -13,7 +13,7 @@ from ..gates import ORDERS, reorder
 from ..layers import Bidirectional, Layer
 from ..optable import Array
 from .onnx_activations import read_activations, refuse_clip
-from .onnx_graph import FOLDED, QUANTIZED, OnnxGraph, is_batch_first, is_quantized, is_recurrent
+from .onnx_graph import CALLER, FOLDED, QUANTIZED, OnnxGraph, is_batch_first, is_quantized, is_recurrent
 from .shared import GATE_COUNTS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays
 
 _INPUTS = {  # ONNX's own names of the inputs, their roles, in order
@@ -133,9 +133,9 @@ def _read_node(graph: OnnxGraph, source: Any) -> _Node:
     """Read the attributes of a node and the names of its inputs."""
     if not is_recurrent(source):
         raise ConversionError(
-            f"{graph.caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM, GRU or RNN"
+            f"{CALLER}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM, GRU or RNN"
         )
-    label, roles = f"{graph.caller}: {source.op_type} {source.name!r}", _INPUTS[source.op_type]
+    label, roles = f"{CALLER}: {source.op_type} {source.name!r}", _INPUTS[source.op_type]
     values = {key: value for key in source.input if (value := graph.constant(key)) is not None}
     names = {role: name for role, name in zip(roles, source.input, strict=False) if name}
     node = _Node(label, source, _read_attributes(label, source), names, values, graph)
@@ -192,7 +192,7 @@ def _remarks(node: _Node, states: Collection[str]) -> list[Remark]:
     """Return what calls have to bring along, beside the states that are constants, if there is something to say."""
     call_roles = [role for role in _roles_left_to_calls(node) if role not in states]
     remark = Remark(
-        node.label.removeprefix(f"{node.graph.caller}: "),
+        node.label.removeprefix(f"{CALLER}: "),
         [_describe_with_origins(node, role) for role in call_roles],
         {_ARGUMENTS[role] for role in call_roles},
         [node.describe(role) for role in states],

@@ -22,6 +22,7 @@ from ..optable import ACTIVATIONS, Array
 from .comparison import Crossing, NotCompared, Outcome, Sizes, choose_sizes, compare
 from .models import Assembly, cell_states, flatten_state, nest_states, read_initial_state
 from .onnx_graph import (
+    CALLER,
     REPEATED,
     RESHAPING,
     SELECTING,
@@ -80,7 +81,7 @@ class OnnxAssembly(NamedTuple):
     """Whether they would do nothing for more rows than the model has."""
 
 
-def compare_pieces(caller: str, source: OnnxAssembly, ignore_clip: bool) -> Outcome:
+def compare_pieces(source: OnnxAssembly, ignore_clip: bool) -> Outcome:
     """Compare layers with the pieces of a model that they were made of; without the attribute clip if it is ignored.
 
     Returns
@@ -94,9 +95,9 @@ def compare_pieces(caller: str, source: OnnxAssembly, ignore_clip: bool) -> Outc
         A layer computes something else than its piece of the model.
     """
     try:
-        run = _Run(caller, source.pieces, ignore_clip)
+        run = _Run(source.pieces, ignore_clip)
         sizes = run.choose_sizes(source.trial_sizes)
-        compare(caller, run, sizes, source.passed_over)
+        compare(CALLER, run, sizes, source.passed_over)
     except NotCompared as error:
         return Outcome(remarks=[error.remark])
     hidden = "T" if source.is_proven_for_rows else "TB"
@@ -113,8 +114,7 @@ def remarks_on_fixed(fixed: Mapping[str, int]) -> list[str]:
 class _Run:
     """Runs all pieces of a model: a `comparison.Run`."""
 
-    def __init__(self, caller: str, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
-        self.caller = caller
+    def __init__(self, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
         self.pieces = pieces
         graphs = {id(piece.graph): piece.graph for piece in pieces}
         self.sources = {
@@ -126,7 +126,7 @@ class _Run:
 
     def __call__(self, T: int, B: int, seed: int, scale: float) -> list[Crossing]:
         values = self.values(T, B, seed, scale)
-        return [_crossing(self.caller, piece, values[id(piece.graph)]) for piece in self.pieces]
+        return [_crossing(piece, values[id(piece.graph)]) for piece in self.pieces]
 
     def values(self, T: int, B: int, seed: int, scale: float) -> dict[int, _Values]:
         return {key: source.values(T, B, seed, scale) for key, source in self.sources.items()}
@@ -487,7 +487,7 @@ class _Values:
 
 
 # ------------------------------------------------------------------------------------------------------------ crossings
-def _crossing(caller: str, piece: OnnxPiece, values: _Values) -> Crossing:
+def _crossing(piece: OnnxPiece, values: _Values) -> Crossing:
     """Return what enters a piece and what leaves it."""
     expected = {"Y" if piece.form == "Y" else repr(piece.result): values.y(piece)}
     for node in piece.nodes:
@@ -501,7 +501,7 @@ def _crossing(caller: str, piece: OnnxPiece, values: _Values) -> Crossing:
                 results[label] = np.stack([getattr(cell, field) for cell in cells]) * has_steps
         return results
 
-    state = read_initial_state(caller, piece.layer, _state(piece, values))
+    state = read_initial_state(CALLER, piece.layer, _state(piece, values))
     options: dict[str, Any] = {} if state is None else {"state": state}
     lengths = values.known.get(input_name(piece.nodes[0], 4))
     options |= {} if lengths is None else {"lengths": lengths}

@@ -13,6 +13,7 @@ from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
 from .models import Step, assemble
 from .onnx_graph import (
+    CALLER,
     LARGEST_REPEATED,
     RESHAPING,
     SELECTING,
@@ -78,7 +79,7 @@ class Source(NamedTuple):
     """The nodes between the step and the value."""
 
 
-def from_graphs(caller: str, graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+def from_graphs(graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
     """Convert the layers of a model's graphs, and `assemble` them."""
     steps: dict[str, Step] = {}
     results: dict[str, Result] = {}
@@ -92,7 +93,7 @@ def from_graphs(caller: str, graphs: list[OnnxGraph], remarks: list[Remark], ign
         trial_sizes += graph_steps.trial_sizes
         is_proven_for_rows &= graph_steps.is_proven_for_rows
         passed_over += [f"{key_of(node)} ({node.op_type})" for node in graph_steps.nodes_between]
-    assembly = assemble(caller, steps, outputs, _hint(graphs[0]))
+    assembly = assemble(CALLER, steps, outputs, _hint(graphs[0]))
     layers = assembly.layers
     if isinstance(layers, dict):
         parts = [([key], layer, assembly.initial_states[key]) for key, layer in layers.items()]
@@ -321,7 +322,7 @@ class GraphSteps:
         return True
 
     def _dense(self, node: Any, w: Array, bias: Array) -> Dense:
-        arrays = read_arrays(f"{self.graph.caller}: {key_of(node)}", {"w": w, "b": bias.reshape(-1)})
+        arrays = read_arrays(f"{CALLER}: {key_of(node)}", {"w": w, "b": bias.reshape(-1)})
         return Dense(arrays["w"], arrays["b"])
 
     def _add_bias(self, node: Any) -> bool:
