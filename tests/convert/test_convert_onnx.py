@@ -212,6 +212,7 @@ def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
         (onnx_node("RNN", clip=float("nan")), "clip=nan, which limits"),
         (onnx_node(input_forget=1, activations=["Relu", "Tanh", "Tanh"]), "input_forget=1 and the activation 'relu'"),
         (onnx_node("GRU", input_forget=1), "input_forget=1, which only an LSTM has"),
+        (onnx_node(coupled=1), "has the attribute 'coupled', which ONNX does not know"),
         (onnx_node(activations=["Sigmoid", "Relu", "Tanh"]), "'Relu'.*here both are the layer's activation"),
         (onnx_node("GRU", activations=["Sigmoid", "Gelu"]), "has the activation 'Gelu'; expected one of Affine, Elu"),
         (onnx_node("RNN", activations=["Affine"]), "has the activation Affine with no alpha"),
@@ -465,53 +466,50 @@ def test_what_is_no_onnx_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("node", "message"),
     [
-        (lambda: convert.from_onnx(b"model"), TypeError, "of type bytes; expected the path of a model, an onnx.Mod"),
-        (lambda: convert.from_onnx(onnx_node(direction="up"), onnx_weights()), ValueError, "direction='up'"),
-        (lambda: convert.from_onnx(onnx_node(inputs=("X", "W")), onnx_weights()), ValueError, "has no R"),
-        (
-            lambda: convert.from_onnx(onnx_node(hidden_size=5), onnx_weights()),
-            ValueError,
-            "hidden_size=5, but its R has",
-        ),
-        (
-            lambda: convert.from_onnx(onnx_node("GRU", ["X", "W", "R", "B", "", "", "c"]), onnx_weights("GRU")),
-            ValueError,
-            "has 7 inputs; expected at most 6: X, W, R, B, sequence_lens, initial_h",
-        ),
-        (
-            lambda: convert.from_onnx(onnx_node("GRU", linear_before_reset=1.0), onnx_weights("GRU")),
-            ValueError,
-            "has the attribute linear_before_reset twice or not as INT",
-        ),
-        (
-            lambda: convert.from_onnx(onnx_node(coupled=1), onnx_weights()),
-            ConversionError,
-            "has the attribute 'coupled', which ONNX does not know",
-        ),
-        (lambda: convert.from_onnx(bad_model(dims=[3])), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
-        (lambda: convert.from_onnx(bad_model(data_type=77)), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
-        (lambda: convert.from_onnx(bad_model(data_location=1)), ValueError, "'W' is in another file; onnx.load"),
-        (lambda: convert.from_onnx(onnx_node(), onnx_weights("GRU")), ValueError, r"W has shape \(1, 12, 3\)"),
-        (
-            lambda: convert.from_onnx(onnx_node(direction="bidirectional"), onnx_weights()),
-            ValueError,
-            r"W has shape \(1, 16, 3\); expected \(2, 16, I\)",
-        ),
-        (lambda: convert.to_onnx(lstm(rng(), cell_clip=3)), ConversionError, "clips its cell state at 3"),
-        (lambda: convert.to_onnx(Stack([lstm(rng())])), ConversionError, "Convert layer.layers one by one"),
-        (lambda: convert.to_onnx(Bidirectional(lstm(rng()), gru(rng()))), ConversionError, "an LSTM and a GRU; a node"),
-        (
-            lambda: convert.to_onnx(Bidirectional(gru(rng(), reset_after=True), gru(rng()))),
-            ConversionError,
-            "one GRU has reset_after=True and the other has not",
-        ),
+        (onnx_node(direction="up"), "direction='up'"),
+        (onnx_node(inputs=("X", "W")), "has no R"),
+        (onnx_node(hidden_size=5), "hidden_size=5, but its R has"),
+        (onnx_node("GRU", ["X", "W", "R", "B", "", "", "c"]), "has 7 inputs; expected at most 6: X, W, R, B, sequence"),
+        (onnx_node("GRU", linear_before_reset=1.0), "has the attribute linear_before_reset twice or not as INT"),
+        (onnx_node(direction="bidirectional"), r"W has shape \(1, 16, 3\); expected \(2, 16, I\)"),
     ],
 )
-def test_onnx_errors(call, error, message):
+def test_odd_nodes(node, message):
+    with pytest.raises(ValueError, match=message):
+        convert.from_onnx(node, onnx_weights(node.op_type))
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ([b"model"], TypeError, "of type bytes; expected the path of a model, an onnx.Mod"),
+        ([bad_model(dims=[3])], ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        ([bad_model(data_type=77)], ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        ([bad_model(data_location=1)], ValueError, "'W' is in another file; onnx.load"),
+        ([onnx_node(), onnx_weights("GRU")], ValueError, r"W has shape \(1, 12, 3\)"),
+    ],
+)
+def test_odd_sources(source, error, message):
     with pytest.raises(error, match=message):
-        call()
+        convert.from_onnx(*source)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lstm(rng(), cell_clip=3), "clips its cell state at 3"),
+        (Stack([lstm(rng())]), "Convert layer.layers one by one"),
+        (Bidirectional(lstm(rng()), gru(rng())), "an LSTM and a GRU; a node"),
+        (Bidirectional(gru(rng(), reset_after=True), gru(rng())), "one GRU has reset_after=True and the other has not"),
+        (Bidirectional(lstm(rng()), lstm(rng(), coupled=True)), "one LSTM has coupled=True and the other has not"),
+        (lstm(rng(), coupled=True, recurrent_activation="relu"), "the activation 'relu' for its gates"),
+    ],
+)
+def test_to_onnx_refused(layer, message):
+    with pytest.raises(ConversionError, match=message):
+        convert.to_onnx(layer)
 
 
 @pytest.mark.parametrize(
@@ -624,11 +622,3 @@ def test_input_forget(gates, peephole):
         for part in np.split(weights[name], parts, axis=1)[2::4]:
             part[:] = 9
     assert_same(convert.from_onnx(node, weights), layer)
-
-
-def test_input_forget_to_onnx_refused():
-    g = rng()
-    with pytest.raises(ConversionError, match="one LSTM has coupled=True and the other has not"):
-        convert.to_onnx(Bidirectional(lstm(g), lstm(g, coupled=True)))
-    with pytest.raises(ConversionError, match="the activation 'relu' for its gates"):
-        convert.to_onnx(lstm(g, coupled=True, recurrent_activation="relu"))
