@@ -31,7 +31,7 @@ from generate_layers import weights_of
 
 from blockcell import convert
 from blockcell.convert import ConversionError
-from blockcell.layers import Bidirectional, Dense, LSTMState, Stack
+from blockcell.layers import Bidirectional, Dense, Stack
 
 
 def check_torch(arrays):
@@ -308,23 +308,6 @@ def test_zoneout(case):
         layer, message = warned(from_torch, make(), **options)
         assert_same(layer, expected)
         assert message.startswith(f"from_torch: the zoneout around '{prefix}' is not converted. It acts in inference")
-
-
-def test_zoneout_step_by_step():
-    """docs/convert.md says how to compute it with the converted cell."""
-    weights, zoneout = torch_weights(), 0.25
-    layer, x = from_torch(weights), rng().standard_normal((T, B, I))
-    state = LSTMState(*np.zeros((2, B, H)))
-    h, c = np.zeros((2, B, H))
-    bias = weights["bias_ih_l0"] + weights["bias_hh_l0"]
-    for step in x:
-        _, after = layer(step[None], state)
-        state = LSTMState(*(zoneout * old + (1 - zoneout) * new for old, new in zip(state, after, strict=True)))
-        i, f, g, o = np.split(step @ weights["weight_ih_l0"].T + h @ weights["weight_hh_l0"].T + bias, 4, axis=1)
-        new_c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        h = zoneout * h + (1 - zoneout) * sigmoid(o) * np.tanh(new_c)
-        c = zoneout * c + (1 - zoneout) * new_c
-        np.testing.assert_allclose(state.h, h, rtol=0, atol=1e-14)
 
 
 QUANTIZED = {
