@@ -370,9 +370,7 @@ class _Source:
         for name, module in self._modules.items():
             is_outside = not any(_is_within(name, other) or _is_within(other, name) for other in self._piece_names)
             if is_outside or name in self._piece_names:
-                recorder = _Recorder(name, events)
-                handles.append(module.register_forward_pre_hook(recorder.enter, prepend=True, with_kwargs=True))
-                handles.append(module.register_forward_hook(recorder.leave))
+                handles += _record(name, module, events)
         try:
             yield events
         finally:
@@ -433,25 +431,23 @@ class _Source:
         return Crossing(piece.label, layer, call.x.astype(layer.dtype), expected, read, options)
 
 
-class _Recorder:
-    """The hooks that record the calls of one module."""
+def _record(name: str, module: torch.nn.Module, events: list[_Event]) -> list[Any]:
+    """Record the calls of a module from now on; return the handles of the hooks that do so."""
+    begun: list[_Event] = []
 
-    def __init__(self, name: str, events: list[_Event]) -> None:
-        self._name, self._events = name, events
-        self._begun: list[_Event] = []
-
-    def enter(self, _: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        """Record the arguments, before the module may change them in place."""
+    def enter(_: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:  # before it may change them
         values = {"input": None, "hx": None} | dict(zip(("input", "hx"), arguments, strict=False)) | dict(options)
         x, state, *others = *values.values(), *arguments[2:]
         is_packed = isinstance(x, PackedSequence)
         lengths = pad_packed_sequence(x)[1] if is_packed else torch.zeros(1)
         is_plain = all(other is None for other in others) and bool((lengths == lengths[0]).all())
-        self._begun.append(_Event(self._name, [*map(_arrays, (x, state, others))], [], is_packed, is_plain))
+        begun.append(_Event(name, [*map(_arrays, (x, state, others))], [], is_packed, is_plain))
 
-    def leave(self, _module: Any, _arguments: Any, result: Any) -> None:
-        """Record the result."""
-        self._events.append(self._begun.pop()._replace(leaving=_arrays(result)))
+    def leave(_module: Any, _arguments: Any, result: Any) -> None:
+        events.append(begun.pop()._replace(leaving=_arrays(result)))
+
+    entering = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+    return [entering, module.register_forward_hook(leave)]
 
 
 def _names_with_hooks(module: torch.nn.Module) -> list[str]:
