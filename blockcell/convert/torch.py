@@ -30,6 +30,7 @@ from .shared import (
 )
 
 CALLER = "from_torch"
+"""The name of the function that the user called, for messages."""
 
 
 def from_torch(

@@ -720,6 +720,7 @@ def test_onnx_left_out_in_short():
 
 
 def test_exported_models_that_do_not_tell_their_layer():
+    """They get the weights with every call, or their description is none."""
     with pytest.raises(ValueError, match=r"the model has no weights of its LSTM '': it gets them with every call"):
         convert.from_onnx(onnx_export.export(lstm(rng()), None, train=True))
     model = onnx_export.export(lstm(rng()), None)

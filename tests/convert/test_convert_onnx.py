@@ -477,6 +477,7 @@ def test_what_is_no_onnx_file(tmp_path, monkeypatch):
     ],
 )
 def test_odd_nodes(node, message):
+    """Attributes, inputs and shapes that are not as ONNX specifies them."""
     with pytest.raises(ValueError, match=message):
         convert.from_onnx(node, onnx_weights(node.op_type))
 
@@ -492,6 +493,7 @@ def test_odd_nodes(node, message):
     ],
 )
 def test_odd_sources(source, error, message):
+    """No model, tensors that cannot be read, and weights of another kind."""
     with pytest.raises(error, match=message):
         convert.from_onnx(*source)
 
@@ -508,6 +510,7 @@ def test_odd_sources(source, error, message):
     ],
 )
 def test_to_onnx_refused(layer, message):
+    """What a node cannot express."""
     with pytest.raises(ConversionError, match=message):
         convert.to_onnx(layer)
 
@@ -600,6 +603,7 @@ def test_where_a_clip_changes_nothing(dtype, activation):
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_a_clip_that_is_to_be_ignored(kind):
+    """It is refused unless the caller ignores it, and then no part of the comparison."""
     node, weights = onnx_node(kind, clip=0.5), onnx_weights(kind)
     for source in ((node, weights), (onnx_model(node, weights),)):
         assert_same(convert.from_onnx(*source, ignore_clip=True), convert.from_onnx(onnx_node(kind), weights))

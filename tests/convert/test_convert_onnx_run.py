@@ -223,6 +223,7 @@ def test_the_model_stays_as_it_was():
 
 
 def test_without_onnxruntime(monkeypatch):
+    """Nothing is compared, which a warning says."""
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     for source in (stacked(), onnx_export.export(LSTM.init(3, 4, seed=0), None)):
         with pytest.warns(UserWarning, match="^from_onnx: not compared with the model, because onnxruntime, which"):
