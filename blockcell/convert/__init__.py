@@ -1,4 +1,4 @@
-"""Convert weights from and to Keras, PyTorch, ONNX, TensorFlow 1 and cuDNN.
+"""Convert weights from and to Keras, PyTorch, ONNX and TensorFlow 1.
 
 None of these packages need be installed; only `to_onnx`, and `from_onnx` of a model, need ``onnx``. If the other side
 cannot express a layer, a `ConversionError` names the reason and a remedy.
@@ -29,18 +29,15 @@ weights, so it is not converted.
 ``onnx_steps.py``        the layers of an ONNX graph, and their order
 ``onnx_graph.py``        constants of a graph, and what lies between two layers
 ``onnx_node.py``         an LSTM, GRU or RNN node as a layer
-``onnx_activations.py``  activations of nodes
+``onnx_activations.py``  activations of nodes, and their ``clip``
 ``onnx_run.py``          models on random inputs, node by node: the module that imports onnxruntime
 ``onnx_exported.py``     models of `onnx_export` on random inputs, with their functions and loops
-``onnx_clip.py``         the attribute ``clip`` of nodes
 ``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
-``cudnn.py``             `from_cudnn`, cuDNN's flat buffer
 =======================  ===========================================================================================
 
 The interface for ``onnx_export`` consists of the names of this package and of ``onnx_activations.py``.
 """
 
-from .cudnn import from_cudnn
 from .keras import from_keras, to_keras
 from .onnx import from_onnx, to_onnx
 from .shared import ConversionError
@@ -49,7 +46,6 @@ from .torch import from_torch, to_torch
 
 __all__ = [
     "ConversionError",
-    "from_cudnn",
     "from_keras",
     "from_onnx",
     "from_tf1",

@@ -39,6 +39,19 @@ _MOST_CHANGES = 20  # steps, and rows, that are changed one by one
 class NotCompared(Exception):
     """The source cannot be compared with the layer; the message continues "because ..."."""
 
+    @property
+    def remark(self) -> str:
+        """The text for the warning."""
+        return f"{NOT_COMPARED}, because {self}"
+
+
+class Outcome(NamedTuple):
+    """What a comparison has to say, if it found no difference."""
+
+    left_out: Sequence[str] = ()
+    """Labels of what the source does to the arrays beside the layers."""
+    remarks: Sequence[str] = ()
+
 
 class Crossing(NamedTuple):
     """What enters and what leaves a converted layer when its source runs."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from ..layers import Bidirectional, Dense, Layer, Stack
-from ..layers.structure import Cell, read_state, state_sizes
+from ..layers.structure import leaves_by_prefix, read_state, state_sizes
 
 _RECURRENT = "LSTM)", "GRU)", "RNN)"  # what the labels of recurrent layers end with
 
@@ -108,25 +109,35 @@ def read_initial_state(caller: str, layers: Converted, initial_state: Any) -> An
     """
     if isinstance(layers, dict):
         return {key: read_initial_state(caller, layer, initial_state[key]) for key, layer in layers.items()}
-    row_counts = [len(array) for array in _arrays_of_state(initial_state)]
+    cells = flatten_state(layers, initial_state)
+    row_counts = [len(array) for cell in cells for array in cell.values()]
     if not row_counts:
         return None
-    return read_state(layers, caller, _complete_state(layers, initial_state), max(row_counts))
+    all_sizes = filter(None, map(state_sizes, leaves_by_prefix(layers).values()))
+    complete = ({name: cell.get(name) for name in sizes} for cell, sizes in zip(cells, all_sizes, strict=True))
+    return read_state(layers, caller, nest_states(layers, complete), max(row_counts))
 
 
-def _arrays_of_state(state: Any) -> list[Any]:
-    """Return all arrays of an initial state."""
-    if isinstance(state, Mapping):
-        return [*state.values()]
-    return [array for part in state or () for array in _arrays_of_state(part)]
+def _parts_of(layer: Layer) -> Sequence[Layer]:
+    """Return the layers that a `Stack` or a `Bidirectional` consists of; none for others."""
+    if isinstance(layer, Stack):
+        return layer.layers
+    return (layer.fw, layer.bw) if isinstance(layer, Bidirectional) else ()
 
 
 def nest_states(layer: Layer, states: Iterator[Any]) -> Any:
     """Return the states of single cells, in the order of layers and of directions, in the form of a layer's parts."""
-    if isinstance(layer, (Bidirectional, Stack)):
-        parts = layer.layers if isinstance(layer, Stack) else (layer.fw, layer.bw)
+    if parts := _parts_of(layer):
         return [nest_states(part, states) for part in parts]
     return None if isinstance(layer, Dense) else next(states)
+
+
+def flatten_state(layer: Layer, state: Any) -> list[dict[str, Any]]:
+    """Return the arrays of single cells in an initial state, in the order in which `nest_states` takes them."""
+    if parts := _parts_of(layer):
+        pairs = zip(parts, state or repeat(None), strict=False)
+        return [cell for part, part_state in pairs for cell in flatten_state(part, part_state)]
+    return [] if isinstance(layer, Dense) else [dict(state or {})]
 
 
 def cell_states(state: Any) -> list[Any]:
@@ -134,16 +145,6 @@ def cell_states(state: Any) -> list[Any]:
     if state is None:
         return []
     return [state] if hasattr(state, "h") else [cell for part in state for cell in cell_states(part)]
-
-
-def _complete_state(layer: Layer, state: Any) -> Any:
-    """Return an initial state with an entry for every part of the layer and every array of a cell's state."""
-    if state is None:
-        return None
-    if isinstance(layer, (Bidirectional, Stack)):
-        parts = layer.layers if isinstance(layer, Stack) else (layer.fw, layer.bw)
-        return tuple(map(_complete_state, parts, state))
-    return {name: state.get(name) for name in state_sizes(layer)} if isinstance(layer, Cell) else None
 
 
 # -------------------------------------------------------------------------------------------------------------- graphs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,23 +16,23 @@ from ..layers import LSTM, Bidirectional, Layer, Stack
 from ..layers.loading import build_from_leaves, build_leaf
 from ..layers.structure import snapshot_of
 from ..optable import Array, peephole_names
+from .comparison import Outcome
 from .models import Assembly, Converted, join_labels, read_initial_state, warn_once
 from .onnx_activations import written_activations
 from .onnx_exported import compare_exported
-from .onnx_graph import OnnxGraph, is_recurrent
+from .onnx_graph import CALLER, OnnxGraph, is_recurrent
 from .onnx_node import (
     Remark,
     dequantize,
     forget_shift,
-    from_graph_node,
     from_node,
     is_reset_after,
     key_of,
     make_node_cell,
     with_forget,
 )
-from .onnx_run import OnnxPiece, Outcome, compare_pieces
-from .onnx_steps import OnnxAssembly, from_graphs
+from .onnx_run import OnnxAssembly, OnnxPiece, compare_pieces
+from .onnx_steps import from_graphs
 from .shared import (
     ConversionError,
     RecurrentCell,
@@ -48,46 +48,6 @@ if TYPE_CHECKING:
 _NODE_OPSET = 22  # in which a node without a model runs
 
 
-@overload
-def from_onnx(
-    source: Any,
-    initializers: Any = None,
-    *,
-    name: str | None = None,
-    initial_state: Literal[True],
-    ignore_clip: bool = False,
-    check: bool | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def from_onnx(
-    source: Any,
-    initializers: Mapping[str, Any],
-    *,
-    name: None = None,
-    initial_state: Literal[False] = False,
-    ignore_clip: bool = False,
-    check: bool | None = None,
-) -> Layer: ...
-@overload
-def from_onnx(
-    source: Any,
-    initializers: None = None,
-    *,
-    name: str,
-    initial_state: Literal[False] = False,
-    ignore_clip: bool = False,
-    check: bool | None = None,
-) -> Layer: ...
-@overload
-def from_onnx(
-    source: Any,
-    initializers: None = None,
-    *,
-    name: None = None,
-    initial_state: Literal[False] = False,
-    ignore_clip: bool = False,
-    check: bool | None = None,
-) -> Any: ...
 def from_onnx(
     source: Any,
     initializers: Mapping[str, Any] | None = None,
@@ -117,8 +77,8 @@ def from_onnx(
         are constants, or constants that the model repeats for each batch. Calls take it for any batch:
         ``y, last = layer(x, state)``. It is None if the layer starts from zeros, and a dict beside a dict of layers.
     ignore_clip : bool
-        Whether to ignore a node's ``clip`` even if it may change results. By default it is ignored only if no input can
-        reach it.
+        Whether to ignore a node's ``clip`` even if it may change results. By default it is ignored only if its
+        activations are constant beyond it.
     check : bool, optional
         Whether the source runs on random inputs and must compute what the layer computes. None, the default, compares
         where nothing but the model's own code is run; True also where the model has hooks of the user's; False does not
@@ -162,45 +122,37 @@ def from_onnx(
     ValueError
         There is no such node, or its inputs, attributes or shapes are not as ONNX specifies them.
     """
-    caller = "from_onnx"
     remarks: list[Remark] = []
     if isinstance(source, (str, os.PathLike)):
-        source = _read_file(caller, source)
+        source = _read_file(source)
     if not hasattr(source, "graph"):
         if not hasattr(source, "op_type"):
             expected = "expected the path of a model, an onnx.ModelProto or an onnx.NodeProto"
-            raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-        converted = _from_node(caller, source, initializers or {}, remarks, ignore_clip)
+            raise TypeError(f"{CALLER}: the source is of type {type(source).__name__}; {expected}")
+        converted = _from_node(source, initializers or {}, remarks, ignore_clip)
     elif initializers is not None:
-        raise TypeError(f"{caller}: initializers belong to a node; a model has its own")
+        raise TypeError(f"{CALLER}: initializers belong to a node; a model has its own")
     else:
-        converted = _from_model(caller, source, name, remarks, ignore_clip)
-    outcome = Outcome([], [])
+        converted = _from_model(source, name, remarks, ignore_clip)
+    outcome = Outcome()
     is_compared = check is not False and not any(remark.quantized for remark in remarks)
     if is_compared and not converted.pieces:  # `export` wrote the model
-        outcome = compare_exported(caller, source, converted.assembly[0])
+        outcome = compare_exported(source, converted.assembly[0])
     elif is_compared:
-        outcome = compare_pieces(
-            caller,
-            converted.pieces,
-            converted.trial_sizes,
-            converted.passed_over,
-            ignore_clip=ignore_clip,
-            is_proven_for_rows=converted.is_proven_for_rows,
-        )
+        outcome = compare_pieces(converted, ignore_clip)
     layers, state, _, left_out, _ = converted.assembly
-    warn_once(caller, [*left_out, *outcome.left_out], outcome.remarks, stacklevel=2)
-    _warn_of_remarks(caller, remarks, layers, initial_state, check)
-    return (layers, read_initial_state(caller, layers, state)) if initial_state else layers
+    warn_once(CALLER, [*left_out, *outcome.left_out], outcome.remarks, stacklevel=2)
+    _warn_of_remarks(remarks, layers, initial_state, check)
+    return (layers, read_initial_state(CALLER, layers, state)) if initial_state else layers
 
 
-def _read_file(caller: str, path: files.StrPath) -> onnx.ModelProto:
+def _read_file(path: files.StrPath) -> onnx.ModelProto:
     """Read the ONNX model in a file, with the arrays that it has in other files of its folder."""
     files.check_regular(path, "an ONNX model")
     try:
         import onnx
     except ImportError as error:
-        raise ImportError(f"{caller} reads files with onnx, which is not installed: pip install onnx") from error
+        raise ImportError(f"{CALLER} reads files with onnx, which is not installed: pip install onnx") from error
     try:
         return onnx.load(path, format="protobuf")
     except (MemoryError, OSError):
@@ -209,38 +161,37 @@ def _read_file(caller: str, path: files.StrPath) -> onnx.ModelProto:
         raise FormatError(f"{os.fsdecode(path)} cannot be read as an ONNX model: {error}") from error
 
 
-def _from_node(
-    caller: str, node: Any, initializers: Mapping[str, Any], remarks: list[Remark], ignore_clip: bool
-) -> OnnxAssembly:
-    """Convert a node without a model, and make a graph of it."""
-    layer, state = from_node(caller, node, initializers, None, remarks, ignore_clip)
+def _from_node(node: Any, initializers: Mapping[str, Any], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+    """Convert a node without a model, in a graph of it alone."""
     from onnx import helper, numpy_helper
 
-    arrays = {name: np.asarray(initializers[name]) for name in node.input if name in initializers}
-    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = OnnxGraph(
-        caller, helper.make_graph([node], "node", [], [], tensors), [helper.make_opsetid("", _NODE_OPSET)]
-    )
-    return _only(graph, graph.nodes[0], layer, state)
+    graph = OnnxGraph(helper.make_graph([node], "node", [], []), [helper.make_opsetid("", _NODE_OPSET)])
+    graph.inputs |= {*node.input}
+    values = {name: initializers[name] for name in node.input if name in initializers}
+    graph.folded[None] = dict(values)
+    assembly = _single(graph, graph.nodes[0], remarks, ignore_clip)
+    graph.tensors |= {name: numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()}
+    return assembly
 
 
-def _only(graph: OnnxGraph, node: Any, layer: Layer, state: Any) -> OnnxAssembly:
-    """Return what a single node of a graph becomes."""
+def _single(graph: OnnxGraph, node: Any, remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+    """Convert a single node of a graph."""
+    layer, state = from_node(graph, node, remarks, ignore_clip)
     piece = OnnxPiece(f"{node.op_type} {key_of(node)!r}", layer, state, graph, [node], node.output[0], "Y")
-    return OnnxAssembly(Assembly(layer, state, (), []), [piece], [], [])
+    return OnnxAssembly(Assembly(layer, state, (), []), [piece])
 
 
-def _from_model(caller: str, model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+def _from_model(model: Any, name: str | None, remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
     """Convert all of a model, or the node of that name."""
-    graph = OnnxGraph(caller, model.graph, model.opset_import)
+    graph = OnnxGraph(model.graph, model.opset_import)
     descriptions = [entry.value for entry in model.metadata_props if entry.key == "blockcell.layer"]
     if name is None and descriptions:
-        layer = _from_exported(caller, graph, descriptions[0], remarks)
-        return OnnxAssembly(Assembly(layer, None, (), []), [], [], [])
+        layer = _from_exported(graph, descriptions[0], remarks)
+        return OnnxAssembly(Assembly(layer, None, (), []))
     for function in model.functions:
         if any(map(is_recurrent, function.node)):
             raise ConversionError(
-                f"{caller}: there is an LSTM, a GRU or an RNN in the model's function {function.name!r}, which may have"
+                f"{CALLER}: there is an LSTM, a GRU or an RNN in the model's function {function.name!r}, which may have"
                 f" its weights from elsewhere; convert onnx.inliner.inline_local_functions(model)"
             )
     graphs = [graph, *graph.bodies()]
@@ -249,7 +200,7 @@ def _from_model(caller: str, model: Any, name: str | None, remarks: list[Remark]
     resets_before = [key_of(node) for _, node in chosen if node.op_type == "GRU" and not is_reset_after(node)]
     if model.producer_name == "pytorch" and resets_before:
         warnings.warn(
-            f"{caller}: PyTorch exported {join_labels([f'GRU {key!r}' for key in resets_before])} with"
+            f"{CALLER}: PyTorch exported {join_labels([f'GRU {key!r}' for key in resets_before])} with"
             f" linear_before_reset=0, the reset gate before the product. PyTorch's GRU has it behind, which is 1:"
             f" onnxscript 0.6.2 writes 0 for it (microsoft/onnxscript#2852), and every runtime then computes something"
             f" else. Export it anew with onnxscript 0.7.2 or later, set the attribute to 1, or use"
@@ -257,16 +208,14 @@ def _from_model(caller: str, model: Any, name: str | None, remarks: list[Remark]
             stacklevel=3,
         )
     if name is None:
-        return from_graphs(caller, graphs, remarks, ignore_clip)
+        return from_graphs(graphs, remarks, ignore_clip)
     if len(chosen) != 1:
         names = [key_of(node) for _, node in nodes]
-        raise ValueError(f"{caller}: expected one LSTM, GRU or RNN node {name!r}, found {names}")
-    return _only(*chosen[0], *from_graph_node(caller, *chosen[0], remarks, ignore_clip))
+        raise ValueError(f"{CALLER}: expected one LSTM, GRU or RNN node {name!r}, found {names}")
+    return _single(*chosen[0], remarks, ignore_clip)
 
 
-def _warn_of_remarks(
-    caller: str, remarks: list[Remark], layers: Converted, initial_state: bool, check: bool | None
-) -> None:
+def _warn_of_remarks(remarks: list[Remark], layers: Converted, initial_state: bool, check: bool | None) -> None:
     """Warn of what remarks say, at the line that called the caller."""
     by_call = [f"{remark.node} has {' and '.join(remark.inputs)}" for remark in remarks if remark.inputs]
     if by_call:
@@ -274,7 +223,7 @@ def _warn_of_remarks(
         defaults = {"state": "starts from zeros", "lengths": "takes every step"}
         without = " and ".join(text for argument, text in defaults.items() if argument in arguments)
         warnings.warn(
-            f"{caller}: left to the caller: {join_labels(by_call)}. Here a layer {without} unless its call tells it:"
+            f"{CALLER}: left to the caller: {join_labels(by_call)}. Here a layer {without} unless its call tells it:"
             f" {_example_call(arguments, layers)}",
             stacklevel=3,
         )
@@ -285,16 +234,16 @@ def _warn_of_remarks(
         key = f"[{next(iter(layers))!r}]" if isinstance(layers, dict) else ""
         result, states = ("layers", "states") if key else ("layer", "state")
         warnings.warn(
-            f"{caller}: a state of its own to start from: {join_labels(constant)}. Here a layer starts from zeros"
+            f"{CALLER}: a state of its own to start from: {join_labels(constant)}. Here a layer starts from zeros"
             f" unless its call tells it. With initial_state=True, what calls take comes with the layer: {result},"
-            f" {states} = convert.{caller}(..., initial_state=True); y, last = {result}{key}(x, {states}{key})",
+            f" {states} = convert.{CALLER}(..., initial_state=True); y, last = {result}{key}(x, {states}{key})",
             stacklevel=3,
         )
     quantized = [remark.node for remark in remarks if remark.quantized]
     if quantized:
         not_compared = "" if check is False else ", so the layer is not compared with the model"
         warnings.warn(
-            f"{caller}: not rounded: {join_labels(quantized)}. The layer has the weights that the integers stand for."
+            f"{CALLER}: not rounded: {join_labels(quantized)}. The layer has the weights that the integers stand for."
             f" In each step onnxruntime also rounds x and h to 8 bits, the layer does not unless"
             f" it is quantized, by layer.quantize('int8'): results are alike, not equal{not_compared}",
             stacklevel=3,
@@ -422,22 +371,18 @@ def _node_arrays(caller: str, cell: RecurrentCell) -> dict[str, Array]:
 
 
 # ----------------------------------------------------------------------------------- models that blockcell has exported
-def _from_exported(caller: str, graph: OnnxGraph, text: str, remarks: list[Remark]) -> Layer:
+def _from_exported(graph: OnnxGraph, text: str, remarks: list[Remark]) -> Layer:
     """Convert a model that `onnx_export.export` wrote, with the description of its layer."""
     try:
         description = files.parse(text)
         files.check(description)
     except ValueError as error:
-        raise ValueError(f"{caller}: the model's blockcell.layer cannot be read: {error}") from error
+        raise ValueError(f"{CALLER}: the model's blockcell.layer cannot be read: {error}") from error
 
-    return build_from_leaves(
-        description, lambda leaf, prefix: _build_exported_leaf(caller, graph, leaf, prefix, remarks)
-    )
+    return build_from_leaves(description, lambda leaf, prefix: _build_exported_leaf(graph, leaf, prefix, remarks))
 
 
-def _build_exported_leaf(
-    caller: str, graph: OnnxGraph, description: Mapping[str, Any], prefix: str, remarks: list[Remark]
-) -> Layer:
+def _build_exported_leaf(graph: OnnxGraph, description: Mapping[str, Any], prefix: str, remarks: list[Remark]) -> Layer:
     """Build a described cell or `Dense` with the weights whose names begin with the prefix."""
     kind = description["type"]
     names = ["W", "R", "B", "P"]  # those of a node of ONNX's own
@@ -448,22 +393,22 @@ def _build_exported_leaf(
     quantized = [f"{name}_quantized" for name in full_names.values() if name not in graph.tensors]
     if quantized:
         remarks.append(Remark(f"{kind} of {' and '.join(map(repr, quantized))}", [], set(), [], True))
-    weights = {name: _read_weight(caller, graph, full_name, is_native) for name, full_name in full_names.items()}
+    weights = {name: _read_weight(graph, full_name, is_native) for name, full_name in full_names.items()}
     if any(array.dtype == np.float32 for array in weights.values()):  # matrices may be quantized to float16
         weights = {name: array.astype(np.float32) for name, array in weights.items()}
     if is_native:
-        arrays = [array[0] for array in read_arrays(caller, weights).values()]
+        arrays = [array[0] for array in read_arrays(CALLER, weights).values()]
         arguments = ("reset_after", "reverse", "coupled", "activation", "recurrent_activation")
         options = {name: description[name] for name in arguments if name in description}
-        return make_node_cell(caller, kind, arrays, **options)
+        return make_node_cell(CALLER, kind, arrays, **options)
     missing = [prefix + name for name in names if name not in {*weights, *files.PEEPHOLES}]
     if missing and graph.inputs.isdisjoint(missing):
         raise ValueError(
-            f"{caller}: the model has no initializers {', '.join(missing)} of its {kind}, as blockcell exports them:"
+            f"{CALLER}: the model has no initializers {', '.join(missing)} of its {kind}, as blockcell exports them:"
             f" another program has changed it. To convert its nodes as they are: del model.metadata_props[:]"
         )
     if missing:
-        raise ValueError(f"{caller}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
+        raise ValueError(f"{CALLER}: the model has no weights of its {kind} {prefix!r}: it gets them with every call")
     return build_leaf(description, weights)
 
 
@@ -472,12 +417,12 @@ def _has_weight(graph: OnnxGraph, name: str) -> bool:
     return name in graph.tensors or f"{name}_quantized" in graph.tensors
 
 
-def _read_weight(caller: str, graph: OnnxGraph, name: str, is_native: bool) -> Array:
+def _read_weight(graph: OnnxGraph, name: str, is_native: bool) -> Array:
     """Read a weight of such a model, which may be stored in codes with scales; of unsigned ones, 128 is zero."""
     if name not in graph.tensors:
         full_names = {"": f"{name}_quantized", "_scale": f"{name}_scale", "_zero_point": f"{name}_zero_point"}
         arrays = {part: graph.array(key) for part, key in full_names.items() if key in graph.tensors}
-        return dequantize(caller, name, arrays, transposed=is_native)
+        return dequantize(CALLER, name, arrays, transposed=is_native)
     array, scale = graph.array(name), f"{name}.scale"
     if scale not in graph.tensors:
         return array

@@ -1,4 +1,4 @@
-"""The activations of ONNX's nodes as those of layers, and back."""
+"""The activations of ONNX's nodes as those of layers, and back; the attribute `clip`, which bounds their inputs."""
 
 from __future__ import annotations
 
@@ -114,6 +114,30 @@ def _as_written(number: float, dtype: np.dtype[Any]) -> float:
     defaults = [value for values in PARAMETERS.values() for value in values.values()]  # such as 1 / 6
     single = np.float32(number)
     return next((value for value in defaults if np.float32(value) == single), float(str(single)))
+
+
+def refuse_clip(label: str, clip: float, activations: Iterable[Mapping[str, Activation]], dtype: np.dtype[Any]) -> None:
+    """Refuse a bound of the inputs of a node's activations, unless each has one value on each side beyond the bound."""
+    limit = max(_saturation(activation, dtype) for cell in activations for activation in cell.values())
+    if not clip >= min(limit, float(np.finfo(np.float32).max)):
+        begin = f", and only from {limit:.4g} on that changes nothing" if limit < math.inf else ""
+        raise ConversionError(
+            f"{label} has clip={clip:g}, which limits what goes into the activations{begin}; the cell_clip of an LSTM"
+            f" here limits the cell state. If your inputs never reach the limit, pass ignore_clip=True"
+        )
+
+
+def _saturation(activation: Activation, dtype: np.dtype[Any]) -> float:
+    """Return from which distance from 0 on an activation has one value on each side, in this precision."""
+    name, values = parts(activation)
+    info: Any = np.finfo(np.promote_types(dtype, np.float32))  # float16 is computed in float32
+    if name == "tanh":
+        return math.log(8 / info.eps) / 2  # there 1 - tanh is a quarter of eps, half of what is between 1 and the next
+    if name == "sigmoid":
+        return -math.log(info.smallest_normal) + math.log(2 / info.eps)  # where exp(-z) rounds to 0
+    if name == "hard_sigmoid" and values[0] != 0:
+        return float(max(abs(values[1]), abs(1 - values[1])) / abs(values[0]))
+    return math.inf
 
 
 def written_activations(caller: str, kind: str, cells: Sequence[RecurrentCell]) -> dict[str, list[Any]]:

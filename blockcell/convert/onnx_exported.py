@@ -5,20 +5,19 @@ Functions and loops run here, node by node, with the bounds of ``onnx_run.py``; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..layers import Dense, Layer
+from ..layers import Layer
 from ..layers.structure import state_sizes
 from ..optable import Array
-from .comparison import NOT_COMPARED, Crossing, NotCompared, choose_sizes, compare
+from .comparison import Crossing, NotCompared, Outcome, choose_sizes, compare
 from .models import cell_states, nest_states, read_initial_state
-from .onnx_graph import OnnxGraph, is_recurrent, is_standard
+from .onnx_graph import CALLER, OnnxGraph, fixed_sizes, is_recurrent, is_standard
 from .onnx_node import key_of
-from .onnx_run import COMPUTED, LARGEST_RUN, LARGEST_WORK, Engine, Outcome, remarks_on_fixed, size_and_work
+from .onnx_run import COMPUTED, LARGEST_RUN, LARGEST_WORK, Engine, remarks_on_fixed, size_and_work
 
 _COMPUTED = COMPUTED | {"Clip", "Elu", "Exp", "HardSigmoid", "LeakyRelu", "Range", "Selu", "Softplus", "Softsign"}
 _MOST_NODES = 2**14  # that run, with those of each step of a loop
@@ -27,7 +26,7 @@ _DEEPEST = 8  # functions and loops in each other
 _LARGEST_INPUT = 2**20  # numbers
 
 
-def compare_exported(caller: str, model: Any, layer: Any) -> Outcome:
+def compare_exported(model: Any, layer: Any) -> Outcome:
     """Compare the layer that a model describes with what the model computes.
 
     Raises
@@ -36,20 +35,19 @@ def compare_exported(caller: str, model: Any, layer: Any) -> Outcome:
         The model computes something else than it says.
     """
     try:
-        run = _Run(caller, model, layer)
+        run = _Run(model, layer)
         sizes = {size for leaf in layer._leaves().values() for size in (leaf.input_size, leaf.output_size)}
-        compare(caller, run, choose_sizes(run.fixed.get("T"), run.fixed.get("B"), sizes))
+        compare(CALLER, run, choose_sizes(run.fixed.get("T"), run.fixed.get("B"), sizes))
     except NotCompared as error:
-        return Outcome([], [f"{NOT_COMPARED}, because {error}"])
-    return Outcome([], remarks_on_fixed({} if run.is_one_step else run.fixed))
+        return Outcome(remarks=[error.remark])
+    return Outcome(remarks=remarks_on_fixed({} if run.is_one_step else run.fixed))
 
 
 class _Run:
     """Runs a model: a `comparison.Run`."""
 
-    def __init__(self, caller: str, model: Any, layer: Layer) -> None:
-        self.caller = caller
-        self.graph = graph = OnnxGraph(caller, model.graph, model.opset_import)
+    def __init__(self, model: Any, layer: Layer) -> None:
+        self.graph = graph = OnnxGraph(model.graph, model.opset_import)
         self.layer = layer
         self.engine = Engine(graph.opsets, ignore_clip=False)
         self.nodes = [*graph.nodes]
@@ -59,15 +57,14 @@ class _Run:
         self.bodies: dict[int, tuple[Any, list[Any]]] = {}
         """The graphs of loops and their nodes, by the numbers of the loops' nodes."""
         self.constants: dict[str, Array] = {}
-        shape = graph.declared.get("x", [])
+        shape = fixed_sizes(graph.shape("x") or [], -1)
         self.is_one_step = len(shape) == 2
         sizes = {"T": 1, "B": shape[0]} if self.is_one_step else dict(zip("TB", shape, strict=False))
         self.fixed = {name: size for name, size in sizes.items() if size >= 0}
-        self.states = {
-            f"{prefix}{name}": size
-            for prefix, leaf in layer._leaves().items()
-            for name, size in state_sizes(leaf).items()
-        }
+        cells = {prefix: state_sizes(leaf) for prefix, leaf in layer._leaves().items()}
+        self.cells = {prefix: sizes for prefix, sizes in cells.items() if sizes}
+        """The sizes of each cell's states, by their names."""
+        self.states = {f"{prefix}{name}": size for prefix, cell in cells.items() for name, size in cell.items()}
         if any(tensor.data_type == tensor.UINT8 for tensor in graph.tensors.values()):
             raise NotCompared("it rounds x and h to 8 bits in each step, and the layer does not")
         versions = {
@@ -95,7 +92,8 @@ class _Run:
         first = {name: (g.standard_normal((B, size)) * scale).astype(layer.dtype) for name, size in self.states.items()}
         if first and all(f"{name}_prev" in self.graph.inputs for name in first):
             inputs |= {f"{name}_prev": array for name, array in first.items()}
-            options["state"] = self._nested(first)
+            cells = [{name: first[f"{prefix}{name}"] for name in sizes} for prefix, sizes in self.cells.items()]
+            options["state"] = read_initial_state(CALLER, layer, nest_states(layer, iter(cells)))
         inputs |= {name: options[name] for name in ("lengths", "reset") if name in options}
         try:
             values = self._values(inputs)
@@ -103,21 +101,11 @@ class _Run:
             raise NotCompared(f"it does not run: {error}") from error
         return [Crossing("the model", layer, x, values, self._read, options, self.engine.eps)]
 
-    def _nested(self, arrays: Mapping[str, Array]) -> Any:
-        """Return a state as calls take it."""
-        cells = [
-            {name: arrays[f"{prefix}{name}"] for name in state_sizes(leaf)}
-            for prefix, leaf in self.layer._leaves().items()
-            if not isinstance(leaf, Dense)
-        ]
-        return read_initial_state(self.caller, self.layer, nest_states(self.layer, iter(cells)))
-
     def _read(self, y: Array, last: Any) -> Mapping[str, Array]:
         """Return the results of a call by the names that they have in the model."""
-        leaves = {prefix: leaf for prefix, leaf in self.layer._leaves().items() if not isinstance(leaf, Dense)}
         results = {"y": y[0] if self.is_one_step and y.ndim == 3 else y}
-        for (prefix, leaf), cell in zip(leaves.items(), cell_states(last), strict=True):
-            results |= {f"{prefix}{name}": getattr(cell, name) for name in state_sizes(leaf)}
+        for (prefix, sizes), cell in zip(self.cells.items(), cell_states(last), strict=True):
+            results |= {f"{prefix}{name}": getattr(cell, name) for name in sizes}
         return results
 
     # --------------------------------------------------------------------------------------------------------- nodes
@@ -191,18 +179,10 @@ class _Run:
         """Compute the results of a node of ONNX's own."""
         if not is_standard(node) or not (is_recurrent(node) or node.op_type in _COMPUTED):
             raise NotCompared(f"{key_of(node)} ({node.op_type}) is no operator that runs here")
-        given = [array for array, name in zip(inputs, node.input, strict=True) if name]
-        size, work = size_and_work(node, given)
-        if node.op_type == "Range":
-            start, end, step = (
-                float(array.flat[0]) if array.size else 0.0 for array in (*given, *[np.empty(0)] * 3)[:3]
-            )
-            size = abs(end - start) / abs(step) if step else math.inf
-        self._add(node, size, work)
+        arrays = [array if name else None for array, name in zip(inputs, node.input, strict=True)]
+        self._add(node, *size_and_work(node, [array for array in arrays if array is not None]))
         with np.errstate(all="ignore"):
-            return self.engine.run(
-                node, [array if name else None for array, name in zip(inputs, node.input, strict=True)]
-            )
+            return self.engine.run(node, arrays)
 
     def _add(self, node: Any, size: float, work: float) -> None:
         """Count the numbers and the multiplications of a node that is about to run."""

@@ -34,9 +34,11 @@ REPEATED = {
 LARGEST_CONSTANT = 2**28  # elements
 LARGEST_REPEATED = 2**22  # elements of a constant that is made of smaller ones
 QUANTIZED = "DynamicQuantizeLSTM"
+CALLER = "from_onnx"
+"""The name of the function that the user called, for messages."""
 
 Mover = Callable[[Mapping[str, Array]], Array | None]
-Evaluator = Callable[[Mapping[str, Any]], list[Array] | None]
+Evaluator = Callable[[Mapping[str, Any]], dict[str, Array] | None]
 
 
 def is_standard(node: Any) -> bool:
@@ -57,6 +59,11 @@ def is_batch_first(node: Any) -> bool:
     return any(attribute.name == "layout" and attribute.i == 1 for attribute in node.attribute)
 
 
+def input_name(node: Any, position: int) -> str:
+    """Return the name of an input, "" if the node does not have it."""
+    return str(node.input[position]) if len(node.input) > position else ""
+
+
 def attributes_by_name(node: Any) -> dict[str, Any]:
     return {attribute.name: attribute for attribute in node.attribute}
 
@@ -64,21 +71,15 @@ def attributes_by_name(node: Any) -> dict[str, Any]:
 class OnnxGraph:
     """A graph, or the body of a Loop, a Scan or an If, which also sees the values of the graph around it."""
 
-    def __init__(self, caller: str, graph: Any, opsets: Any, around: OnnxGraph | None = None) -> None:
-        self.caller = caller
+    def __init__(self, graph: Any, opsets: Any, around: OnnxGraph | None = None) -> None:
         self.nodes: list[Any] = []
         """In place of an If whose condition is constant, the nodes of its branch."""
         self.is_body = around is not None
         self.opsets = opsets
         self.inputs: set[str] = {value.name for value in graph.input} | (around.inputs if around else set())
-        self.sizes: dict[str, list[int]] = dict(around.sizes) if around else {}
-        """The shapes of inputs that have one; -1 for a size that is not fixed."""
-        self.sizes |= {value.name: _sizes(value) for value in graph.input if value.type.tensor_type.HasField("shape")}
         self.types: dict[str, Any] = dict(around.types) if around else {}
         """What the graph states of values, inputs among them: elem_type and perhaps shape."""
         self.types |= {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input]}
-        self.declared = self.sizes | {value.name: _sizes(value) for value in graph.value_info}
-        """The shapes that the graph states for values, inputs among them."""
         self.outputs = [value.name for value in graph.output]
         self.tensors: dict[str, Any] = dict(around.tensors) if around else {}
         self.tensors |= {tensor.name: tensor for tensor in graph.initializer}
@@ -126,7 +127,7 @@ class OnnxGraph:
         for node in self.nodes:
             for attribute in node.attribute:
                 for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-                    body = OnnxGraph(self.caller, graph, self.opsets, self)
+                    body = OnnxGraph(graph, self.opsets, self)
                     yield body
                     yield from body.bodies()
 
@@ -146,6 +147,16 @@ class OnnxGraph:
         return [
             *node.input,
             *(name for graph in graphs for inner_node in graph.node for name in self._read_by(inner_node)),
+        ]
+
+    def shape(self, name: str) -> list[int | str] | None:
+        """Return the shape that the graph states for a value, with a name for each size that it does not fix."""
+        described = self.types.get(name)
+        if described is None or not described.HasField("shape"):
+            return None
+        return [
+            size.dim_value if size.HasField("dim_value") else size.dim_param or f"{name}.{axis}"
+            for axis, size in enumerate(described.shape.dim)
         ]
 
     def array(self, name: str) -> Array:
@@ -189,16 +200,14 @@ class OnnxGraph:
             return self._supposed_shape(node, size) if size is not None else {}
         if not _is_moderate(node, arrays):
             return {}
-        inputs_by_name = dict(zip(inputs, arrays, strict=True))
-        names = [*filter(None, node.output)]
-        results = evaluator([node], names, inputs, self.opsets)(inputs_by_name)
-        return {} if results is None else dict(zip(names, results, strict=True))
+        return evaluator(node, inputs, self.opsets)(dict(zip(inputs, arrays, strict=True))) or {}
 
     def _supposed_shape(self, node: Any, size: int) -> dict[str, Array]:
         """Return what a Shape gives, if sizes that are not fixed are this one and values have three axes, as x."""
         if node.op_type != "Shape" or len(node.input) != 1:
             return {}
-        sizes = [size if fixed < 0 else fixed for fixed in self.sizes.get(node.input[0], [-1] * 3)]
+        shape = self.shape(node.input[0]) if node.input[0] in self.inputs else None
+        sizes = fixed_sizes(["", "", ""] if shape is None else shape, size)
         bounds = {attribute.name: attribute.i for attribute in node.attribute}
         return {node.output[0]: np.array(sizes[bounds.get("start", 0) : bounds.get("end", len(sizes))], np.int64)}
 
@@ -207,30 +216,25 @@ class OnnxGraph:
         shape = self.makers.get(node.input[0]) if node.op_type == "Gather" and len(node.input) == 2 else None
         if shape is None or shape.op_type != "Shape" or len(shape.input) != 1 or shape.attribute or node.attribute[1:]:
             return None
-        sizes, indices = self.sizes.get(shape.input[0], ()), self.constant(node.input[1])
-        if (
-            indices is None
-            or indices.dtype.kind != "i"
-            or np.any(indices >= len(sizes))
-            or np.any(indices < -len(sizes))
-        ):
+        stated = self.shape(shape.input[0]) if shape.input[0] in self.inputs else None
+        sizes, indices = np.array(fixed_sizes(stated or [], -1), np.int64), self.constant(node.input[1])
+        if indices is None or indices.dtype.kind != "i" or np.any((indices < -len(sizes)) | (indices >= len(sizes))):
             return None
-        fixed_sizes = np.array(sizes, np.int64)[indices]
-        return None if np.any(fixed_sizes < 0) else fixed_sizes
+        return None if np.any(sizes[indices] < 0) else sizes[indices]
 
     def _read(self, name: str, tensor: Any) -> Array:
         from onnx import numpy_helper
 
         if tensor.data_location == tensor.EXTERNAL:
             raise ValueError(
-                f"{self.caller}: {name!r} is in another file; onnx.load(path) of the whole model brings it along"
+                f"{CALLER}: {name!r} is in another file; onnx.load(path) of the whole model brings it along"
             )
         try:
             return numpy_helper.to_array(tensor)
         except MemoryError:
             raise
         except Exception as error:  # onnx raises many kinds if dims, type and data do not agree
-            raise ValueError(f"{self.caller}: the tensor {name!r} cannot be read: {error}") from error
+            raise ValueError(f"{CALLER}: the tensor {name!r} cannot be read: {error}") from error
 
     def is_zero(self, name: str) -> bool:
         """Return whether a value is certainly zero, such as initial states that exporters make for each batch."""
@@ -310,53 +314,50 @@ class OnnxGraph:
         """Return what computes a value from others than these nodes would get, or None if they cannot take them."""
         constant_names = sorted({value for node in nodes for value in node.input} & self.tensors.keys())
         constants = {value: self.array(value) for value in constant_names if value not in probe_names}
-        names = [[*filter(None, node.output)] for node in nodes]
-        evaluators = [
-            evaluator([node], results, [*filter(None, node.input)], self.opsets)
-            for node, results in zip(nodes, names, strict=True)
-        ]
+        evaluators = [(node, evaluator(node, filter(None, node.input), self.opsets)) for node in nodes]
 
         def move(probes: Mapping[str, Array]) -> Array | None:
             values: dict[str, Array] = constants | dict(probes)
-            for node, result_names, evaluate in zip(nodes, names, evaluators, strict=True):
+            for node, evaluate in evaluators:
                 inputs = {value: values[value] for value in node.input if value in values}
-                if result_size(node, [*inputs.values()]) > LARGEST_REPEATED:
+                is_large = result_size(node, [*inputs.values()]) > LARGEST_REPEATED
+                if is_large or (results := evaluate(inputs)) is None:
                     return None
-                results = evaluate(inputs)
-                if results is None:
-                    return None
-                values |= dict(zip(result_names, results, strict=True))
+                values |= results
             return values.get(name)
 
         return move
 
 
-def evaluator(nodes: list[Any], names: list[str], value_names: Collection[str], opsets: Any) -> Evaluator:
-    """Return what computes, with onnx.reference, results of nodes from values; None if they cannot take these."""
+def evaluator(node: Any, value_names: Iterable[str], opsets: Any) -> Evaluator:
+    """Return what computes, with onnx.reference, the results of a node by name; None if it cannot take the values."""
     from onnx import TensorProto, helper, reference
 
-    def infos(names: Iterable[str]) -> list[Any]:
-        return [helper.make_tensor_value_info(value_name, TensorProto.DOUBLE, None) for value_name in names]
+    names = [*filter(None, node.output)]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.DOUBLE, None) for name in values]
+        for values in (value_names, names)
+    )
+    evaluators: list[Any] = []
 
-    def evaluate(values: Mapping[str, Any]) -> list[Array] | None:
+    def evaluate(values: Mapping[str, Any]) -> dict[str, Array] | None:
         try:
             if not evaluators:
-                graph = helper.make_graph(nodes, "some", infos(value_names), infos(names))
-                model = helper.make_model(graph, opset_imports=opsets)
+                model = helper.make_model(helper.make_graph([node], "some", inputs, outputs), opset_imports=opsets)
                 evaluators.append(reference.ReferenceEvaluator(model))
             results: Any = evaluators[0].run(None, dict(values))
-            return [np.asarray(result) for result in results]
+            return dict(zip(names, map(np.asarray, results), strict=True))
         except MemoryError:
             raise
         except Exception:  # numpy's and onnx's, of many kinds
             return None
 
-    evaluators: list[Any] = []
-    return (lambda values: None) if any(map(_is_split_oddly, nodes)) else evaluate
+    return (lambda values: None) if _is_split_oddly(node) else evaluate
 
 
-def _sizes(value: Any) -> list[int]:
-    return [size.dim_value if size.HasField("dim_value") else -1 for size in value.type.tensor_type.shape.dim]
+def fixed_sizes(shape: Iterable[int | str], unknown: int) -> list[int]:
+    """Return the sizes of a shape, `unknown` in place of those that are not fixed."""
+    return [size if isinstance(size, int) and size >= 0 else unknown for size in shape]
 
 
 def _is_moderate(node: Any, inputs: list[Array]) -> bool:
@@ -386,6 +387,9 @@ def _result_size(node: Any, inputs: list[Array]) -> float:
         sizes = inputs[-1] if inputs else data
         counts = [abs(int(count)) for count in sizes.flat] if sizes.dtype.kind == "i" and sizes.size <= 64 else [0]
         return math.prod(count for count in [data.size if len(inputs) > 1 else 1, *counts] if count)
+    if node.op_type == "Range" and len(inputs) == 3 and all(array.size for array in inputs):
+        start, end, step = (float(array.flat[0]) for array in inputs)
+        return abs(end - start) / abs(step) if step else math.inf
     if node.op_type in (*RESHAPING, *SELECTING, "DequantizeLinear", "ReduceProd"):
         return max([1, *(array.size for array in inputs)])
     if node.op_type == "Gemm" and len(inputs) > 1:

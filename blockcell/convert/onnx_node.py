@@ -12,9 +12,8 @@ from ..activations import parts as parts_of
 from ..gates import ORDERS, reorder
 from ..layers import Bidirectional, Layer
 from ..optable import Array
-from .onnx_activations import read_activations
-from .onnx_clip import refuse_clip
-from .onnx_graph import FOLDED, QUANTIZED, OnnxGraph, is_batch_first, is_quantized, is_recurrent
+from .onnx_activations import read_activations, refuse_clip
+from .onnx_graph import CALLER, FOLDED, QUANTIZED, OnnxGraph, is_batch_first, is_quantized, is_recurrent
 from .shared import GATE_COUNTS, ConversionError, RecurrentCell, check_shapes, make_cell, read_arrays
 
 _INPUTS = {  # ONNX's own names of the inputs, their roles, in order
@@ -64,7 +63,7 @@ class _Node(NamedTuple):
     """The names of the inputs that the node has, by their roles."""
     values: Mapping[str, Any]
     """The values of inputs that are known, by name."""
-    graph: OnnxGraph | None
+    graph: OnnxGraph
 
     @property
     def kind(self) -> str:
@@ -86,9 +85,9 @@ class _Node(NamedTuple):
         """Return an attribute; 0 if the node does not have it."""
         return int(self.attributes[name].i) if name in self.attributes else 0
 
-    def position(self, role: str) -> int:
-        """Return the index of an input."""
-        return _INPUTS[self.proto.op_type].index(role)
+    def describe(self, role: str, source: str = "") -> str:
+        """Describe an input for messages."""
+        return f"{role} {self.names[role]!r} (input[{_INPUTS[self.proto.op_type].index(role)}]{source})"
 
 
 def key_of(node: Any) -> str:
@@ -101,32 +100,17 @@ def is_reset_after(node: Any) -> bool:
     return any(attribute.name == "linear_before_reset" and attribute.i != 0 for attribute in node.attribute)
 
 
-def from_graph_node(
-    caller: str, graph: OnnxGraph, node: Any, remarks: list[Remark], ignore_clip: bool
-) -> tuple[Layer, Any]:
-    """Convert a node of a graph, whose weights are constants there; return the layer and its initial state."""
-    values = {key: value for key in node.input if (value := graph.constant(key)) is not None}
-    return from_node(caller, node, values, graph, remarks, ignore_clip)
-
-
-def from_node(
-    caller: str,
-    source: Any,
-    values: Mapping[str, Any],
-    graph: OnnxGraph | None,
-    remarks: list[Remark],
-    ignore_clip: bool,
-) -> tuple[Layer, Any]:
-    """Convert a node with the values of its inputs that are known; return the layer and its initial state.
+def from_node(graph: OnnxGraph, source: Any, remarks: list[Remark], ignore_clip: bool) -> tuple[Layer, Any]:
+    """Convert a node of a graph, whose weights are constants there; return the layer and its initial state.
 
     Add a remark of what calls have to bring along.
     """
-    node = _read_node(caller, source, values, graph)
+    node = _read_node(graph, source)
     weights = _read_weights(node)
     W, coupled = weights[0], node.integer("input_forget") != 0
     activations = read_activations(node.label, node.kind, node.attributes, node.directions, W.dtype)
     if "clip" in node.attributes and not ignore_clip:
-        refuse_clip(node.label, source, node.attributes["clip"].f, weights, activations, coupled, graph)
+        refuse_clip(node.label, node.attributes["clip"].f, activations, W.dtype)
     options: dict[str, Any] = {"coupled": coupled, "reverse": node.direction == "reverse"}
     if node.kind == "GRU" and is_reset_after(source):
         options["reset_after"] = True
@@ -140,19 +124,19 @@ def from_node(
         for role in _STATES
         if role in node.names and (array := _constant_state(node, role, W, hidden)) is not None
     }
-    remark = _remark(caller, node, states)
-    remarks += [] if remark is None else [remark]
+    remarks += _remarks(node, states)
     initial_states = [{_STATES[role]: array[d] for role, array in states.items()} for d in range(node.directions)]
     return (cells[0], initial_states[0]) if node.directions == 1 else (Bidirectional(*cells), initial_states)
 
 
-def _read_node(caller: str, source: Any, values: Mapping[str, Any], graph: OnnxGraph | None) -> _Node:
+def _read_node(graph: OnnxGraph, source: Any) -> _Node:
     """Read the attributes of a node and the names of its inputs."""
     if not is_recurrent(source):
         raise ConversionError(
-            f"{caller}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM, GRU or RNN"
+            f"{CALLER}: the node is a {source.domain}::{source.op_type}; expected an ONNX LSTM, GRU or RNN"
         )
-    label, roles = f"{caller}: {source.op_type} {source.name!r}", _INPUTS[source.op_type]
+    label, roles = f"{CALLER}: {source.op_type} {source.name!r}", _INPUTS[source.op_type]
+    values = {key: value for key in source.input if (value := graph.constant(key)) is not None}
     names = {role: name for role, name in zip(roles, source.input, strict=False) if name}
     node = _Node(label, source, _read_attributes(label, source), names, values, graph)
     if node.direction not in ("forward", "reverse", "bidirectional"):
@@ -204,19 +188,17 @@ def _read_weights(node: _Node) -> list[Array]:
     return [arrays[role] for role in shapes if role in arrays]
 
 
-def _remark(caller: str, node: _Node, states: Collection[str]) -> Remark | None:
-    """Return what calls have to bring along, beside the states that are constants; None if there is nothing to say."""
+def _remarks(node: _Node, states: Collection[str]) -> list[Remark]:
+    """Return what calls have to bring along, beside the states that are constants, if there is something to say."""
     call_roles = [role for role in _roles_left_to_calls(node) if role not in states]
-    quantized = is_quantized(node.proto)
-    if not (call_roles or states or quantized):
-        return None
-    return Remark(
-        node.label.removeprefix(f"{caller}: "),
-        [_describe_input(node, role, node.graph) for role in call_roles],
+    remark = Remark(
+        node.label.removeprefix(f"{CALLER}: "),
+        [_describe_with_origins(node, role) for role in call_roles],
         {_ARGUMENTS[role] for role in call_roles},
-        [_describe_input(node, role, None) for role in states],
-        quantized,
+        [node.describe(role) for role in states],
+        is_quantized(node.proto),
     )
+    return [remark] if call_roles or states or remark.quantized else []
 
 
 def make_node_cell(
@@ -259,12 +241,11 @@ def forget_shift(label: str, activation: Activation) -> float:
     )
 
 
-def _describe_input(node: _Node, role: str, graph: OnnxGraph | None) -> str:
-    """Describe an input of a node for messages, and what it comes from in a graph."""
+def _describe_with_origins(node: _Node, role: str) -> str:
+    """Describe an input of a node for messages, and what it comes from."""
     name = node.names[role]
-    origins = graph.origins(name, ())[1] if graph is not None else []
-    source = "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}"
-    return f"{role} {name!r} (input[{node.position(role)}]{source})"
+    origins = node.graph.origins(name, ())[1]
+    return node.describe(role, "" if name in origins or not origins else f", of {' and '.join(map(repr, origins[:3]))}")
 
 
 def _constant_state(node: _Node, role: str, W: Array, hidden: int) -> Array | None:
@@ -277,12 +258,10 @@ def _constant_state(node: _Node, role: str, W: Array, hidden: int) -> Array | No
         form = (None, len(W), hidden) if batch_first else (len(W), None, hidden)
         check_shapes(node.label, {role: (array, form)}, "B")
         states = [array]
-    elif node.graph is not None:  # perhaps it has as many rows as the batch
+    else:  # perhaps it has as many rows as the batch
         states = [state for size in (2, 3) if (state := node.graph.constant(name, size)) is not None]
         if len(states) < 2 or any(state.ndim != 3 or state.dtype != W.dtype for state in states):
             return None
-    else:
-        return None
     states = [state.swapaxes(0, 1) if batch_first else state for state in states]
     if any(state.size == 0 or state.shape[::2] != (len(W), hidden) for state in states):
         return None
@@ -301,7 +280,7 @@ def _roles_left_to_calls(node: _Node) -> list[str]:
         if constant is not None:
             is_left = is_lengths or bool(np.any(np.asarray(constant)))
         else:
-            is_left = graph is not None and not graph.is_argument(name) and (is_lengths or not graph.is_zero(name))
+            is_left = not graph.is_argument(name) and (is_lengths or not graph.is_zero(name))
         roles += [role] if is_left else []
     return roles
 
@@ -311,9 +290,9 @@ def _refuse_computed(node: _Node, roles: list[str]) -> None:
     if not roles:
         return
     label, names, graph = node.label, [node.names[role] for role in roles], node.graph
-    inputs = " and ".join(f"{role} {node.names[role]!r} (input[{node.position(role)}])" for role in roles)
+    inputs = " and ".join(map(node.describe, roles))
     plural = "are" if len(roles) > 1 else "is"
-    if graph is None:
+    if not graph.outputs:  # of the node alone
         arrays = ", ".join(f"{name!r}: ..." for name in names)
         raise ConversionError(
             f"{label}: its {inputs} {plural} not among the initializers; expected"

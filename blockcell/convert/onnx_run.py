@@ -2,30 +2,33 @@
 
 Nodes run one by one, so how large a result will be is known before its node starts: a model that is not trusted can
 neither take much memory nor much time. Only operators of a list run, and nothing is read from other files. What
-other nodes give is drawn at random, since they are no part of a layer. onnxruntime computes the nodes, or, where it
-cannot, onnx.reference if it is right. No other module of `convert` imports onnxruntime, and only this comparison does.
+other nodes give is drawn at random, since they are no part of a layer. onnxruntime computes the nodes, onnx.reference
+those for which it has no kernel. No other module of `convert` imports onnxruntime, and only this comparison does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import permutations, product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, permutations, product
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from ..layers import Bidirectional, Dense, Layer, Stack
+from ..layers import Layer
 from ..optable import ACTIVATIONS, Array
-from .comparison import NOT_COMPARED, Crossing, NotCompared, Sizes, choose_sizes, compare
-from .models import cell_states, read_initial_state
+from .comparison import Crossing, NotCompared, Outcome, Sizes, choose_sizes, compare
+from .models import Assembly, cell_states, flatten_state, nest_states, read_initial_state
 from .onnx_graph import (
+    CALLER,
     REPEATED,
     RESHAPING,
     SELECTING,
+    Evaluator,
     OnnxGraph,
     evaluator,
+    input_name,
     is_batch_first,
     is_quantized,
     is_recurrent,
@@ -57,44 +60,33 @@ class OnnxPiece(NamedTuple):
     result: str
     """The name of the value that y is; not used if there is one node alone."""
     form: str
-    """How y is laid out in it: a key of `forms_of`; "last" or "ends", if y has no steps; "Y" for that of a node."""
+    """How y is laid out in it, as `Trial.forms` of ``onnx_steps.py`` has it, or "Y" for that of a node."""
 
     def results(self) -> list[str]:
         """Return the names of the values that are compared, or looked at."""
         return [name for name in (self.result, *(name for node in self.nodes for name in node.output)) if name]
 
 
-class Outcome(NamedTuple):
-    """What a comparison has to say, if it found no difference."""
+class OnnxAssembly(NamedTuple):
+    """What the graphs of a model become, and what must be compared."""
 
-    left_out: list[str]
-    """The labels of nodes that change the order of numbers in front of pieces or behind them."""
-    remarks: list[str]
+    assembly: Assembly
+    pieces: Sequence[OnnxPiece] = ()
+    trial_sizes: Sequence[tuple[int, int]] = ()
+    """T and B that nodes between layers can take, if they can take certain ones alone."""
+    passed_over: Sequence[str] = ()
+    """The labels of nodes between layers that do nothing."""
+    is_proven_for_rows: bool = True
+    """Whether they would do nothing for more rows than the model has."""
 
 
-def compare_pieces(
-    caller: str,
-    pieces: Sequence[OnnxPiece],
-    trial_sizes: Sequence[tuple[int, int]] = (),
-    passed_over: Sequence[str] = (),
-    *,
-    ignore_clip: bool = False,
-    is_proven_for_rows: bool = True,
-) -> Outcome:
-    """Compare layers with the pieces of a model that they were made of.
+def compare_pieces(source: OnnxAssembly, ignore_clip: bool) -> Outcome:
+    """Compare layers with the pieces of a model that they were made of; without the attribute clip if it is ignored.
 
-    Parameters
-    ----------
-    pieces : sequence of OnnxPiece
-        All layers that the model became.
-    trial_sizes : sequence of tuple of int
-        T and B that nodes between layers can take, if they can take certain ones alone.
-    passed_over : sequence of str
-        The labels of nodes that the conversion took for ones that do nothing.
-    ignore_clip : bool
-        Whether the attribute clip of nodes is no part of the model.
-    is_proven_for_rows : bool
-        Whether nodes between layers would do nothing for other B than the model's, too.
+    Returns
+    -------
+    Outcome
+        With the labels of nodes that change the order of numbers in front of pieces or behind them.
 
     Raises
     ------
@@ -102,12 +94,12 @@ def compare_pieces(
         A layer computes something else than its piece of the model.
     """
     try:
-        run = _Run(caller, pieces, ignore_clip)
-        sizes = run.choose_sizes(trial_sizes)
-        compare(caller, run, sizes, passed_over)
+        run = _Run(source.pieces, ignore_clip)
+        sizes = run.choose_sizes(source.trial_sizes)
+        compare(CALLER, run, sizes, source.passed_over)
     except NotCompared as error:
-        return Outcome([], [f"{NOT_COMPARED}, because {error}"])
-    hidden = "T" if is_proven_for_rows else "TB"
+        return Outcome(remarks=[error.remark])
+    hidden = "T" if source.is_proven_for_rows else "TB"
     fixed = {name: size for name, size in run.fixed.items() if name in hidden}
     return Outcome(run.nodes_around(sizes[0]), remarks_on_fixed(fixed))
 
@@ -121,8 +113,7 @@ def remarks_on_fixed(fixed: Mapping[str, int]) -> list[str]:
 class _Run:
     """Runs all pieces of a model: a `comparison.Run`."""
 
-    def __init__(self, caller: str, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
-        self.caller = caller
+    def __init__(self, pieces: Sequence[OnnxPiece], ignore_clip: bool) -> None:
         self.pieces = pieces
         graphs = {id(piece.graph): piece.graph for piece in pieces}
         self.sources = {
@@ -134,7 +125,7 @@ class _Run:
 
     def __call__(self, T: int, B: int, seed: int, scale: float) -> list[Crossing]:
         values = self.values(T, B, seed, scale)
-        return [_crossing(self.caller, piece, values[id(piece.graph)]) for piece in self.pieces]
+        return [_crossing(piece, values[id(piece.graph)]) for piece in self.pieces]
 
     def values(self, T: int, B: int, seed: int, scale: float) -> dict[int, _Values]:
         return {key: source.values(T, B, seed, scale) for key, source in self.sources.items()}
@@ -146,10 +137,8 @@ class _Run:
         others = bounds | {size for leaf in leaves for size in (leaf.input_size, leaf.output_size)}
         first, second, *long = choose_sizes(None, None, others)
         beyond = max(bounds, default=0) + 8
-        attempts = (
-            [*trial_sizes] if trial_sizes else [first[:2], (first.T, beyond), (beyond, first.B), (beyond, beyond)]
-        )
-        shapes = self._first_shapes(attempts)
+        usual_sizes = [first[:2], (first.T, beyond), (beyond, first.B), (beyond, beyond)]
+        shapes = self._first_shapes(trial_sizes or usual_sizes)
         if trial_sizes:
             self.fixed = dict(zip("TB", shapes[1], strict=True))
             return [Sizes(*shapes[0])]
@@ -208,19 +197,16 @@ class _Source:
             if any(self.shape(leaf) is None for leaf in self.leaves([name])):
                 self.drawn.add(name)
         names = [name for piece in pieces for node in piece.nodes for name in [*node.input, *piece.results()]]
-        self.free = self._free_sizes(names)
-        self.choices: list[dict[str, str]] = [*map(dict, self._all_choices())]
+        self.choices = [*self._size_choices(names)]
         """Which of T and B each other size of the model may be; one is left once the model has run."""
         self.index_limits = self._index_limits()
-        self.lengths: set[str] = set()
+        self.lengths = {*self.leaves(name for name, (role, _) in self.roles.items() if role == "sequence_lens")}
         """The values that are drawn and that lengths come from."""
-        for name, (role, _) in self.roles.items():
-            self.lengths |= {*self.leaves([name])} if role == "sequence_lens" else set()
 
     def _add_roles(self, node: Any) -> None:
-        self.weights_dtype = self._weight(node, 1).dtype
-        directions, columns = self._weight(node, 1).shape[::2]
-        hidden = self._weight(node, 2).shape[-1]
+        W, R = (np.asarray(self.graph.constant(node.input[k])) for k in (1, 2))
+        self.weights_dtype = W.dtype
+        directions, columns, hidden = *W.shape[::2], R.shape[-1]
         state: list[int | str] = ["B", directions, hidden] if is_batch_first(node) else [directions, "B", hidden]
         shapes: dict[str, list[int | str]] = {
             "X": ["B", "T", columns] if is_batch_first(node) else ["T", "B", columns],
@@ -229,8 +215,7 @@ class _Source:
             "initial_c": state,
         }
         for position, role in _ROLES.items():
-            name = node.input[position] if len(node.input) > position else ""
-            if name:
+            if name := input_name(node, position):
                 self.roles.setdefault(name, (role, shapes[role]))
                 for declared, size in zip(self._stated(name) or [], shapes[role], strict=False):
                     if isinstance(size, str) and isinstance(declared, int):
@@ -242,27 +227,11 @@ class _Source:
         """Return the shape of an input that the model states or that its constants have."""
         first, second = (self.graph.constant(name, size) for size in (2, 3))
         is_fixed = first is not None and second is not None and first.shape == second.shape
-        return first.shape if is_fixed and first is not None else self._declared(name)
-
-    def _weight(self, node: Any, position: int) -> Array:
-        weight = self.graph.constant(node.input[position])
-        if weight is None or weight.ndim != 3:
-            raise NotCompared(f"the weights of {node.op_type} {key_of(node)!r} are not constant")
-        return weight
-
-    def _declared(self, name: str) -> list[int | str] | None:
-        """Return the shape that the model states, with a name for each size that it does not fix."""
-        described = self.graph.types.get(name)
-        if described is None or not described.HasField("shape"):
-            return None
-        return [
-            size.dim_value if size.HasField("dim_value") else size.dim_param or f"{name}.{axis}"
-            for axis, size in enumerate(described.shape.dim)
-        ]
+        return first.shape if is_fixed and first is not None else self.graph.shape(name)
 
     def shape(self, name: str) -> list[int | str] | None:
         """Return the shape of a value that is drawn, None if it is not known."""
-        declared = self._declared(name)
+        declared = self.graph.shape(name)
         if name not in self.roles:
             return declared
         expected = self.roles[name][1]
@@ -305,20 +274,18 @@ class _Source:
                 leaves.append(name)
         return leaves
 
-    def _free_sizes(self, names: Iterable[str]) -> list[list[str]]:
-        """Return the names of sizes that are neither fixed nor T or B, for each value that is drawn."""
-        shapes = [self.shape(name) or [] for name in self.leaves(names)]
-        sizes = [[size for size in shape if isinstance(size, str) and size not in ("T", "B")] for shape in shapes]
-        return [free for of_value in sizes if (free := [size for size in of_value if size not in self.aliases])]
+    def _size_choices(self, names: Iterable[str]) -> Iterator[dict[str, str]]:
+        """Yield which of T and B the sizes of drawn values may be that are neither fixed nor T or B.
 
-    def _all_choices(self) -> Iterator[Mapping[str, str]]:
-        """Yield what the free sizes may be; the sizes of one value differ, if there are no more than two."""
-        names = [*dict.fromkeys(name for of_value in self.free for name in of_value)][:6]
-        for letters in product("TB", repeat=len(names)):
-            choice = dict(zip(names, letters, strict=True))
-            if all(
-                len({choice.get(name) for name in of_value}) == min(2, len(set(of_value))) for of_value in self.free
-            ):
+        The sizes of one value differ, if there are no more than two.
+        """
+        known = {"T", "B", *self.aliases}
+        shapes = [self.shape(name) or [] for name in self.leaves(names)]
+        free_sizes = [[size for size in shape if isinstance(size, str) and size not in known] for shape in shapes]
+        free_names = [*dict.fromkeys(chain.from_iterable(free_sizes))][:6]
+        for letters in product("TB", repeat=len(free_names)):
+            choice = dict(zip(free_names, letters, strict=True))
+            if all(len({choice.get(name) for name in sizes}) == min(2, len({*sizes})) for sizes in free_sizes):
                 yield choice
 
     def _index_limits(self) -> dict[str, int]:
@@ -494,6 +461,11 @@ class _Values:
         if all(name in self.source.constants for name in node.input if name):
             self.source.constants |= named
 
+    def states(self, node: Any) -> list[Array]:
+        """Return the last states [D,B,.] of a recurrent node."""
+        states = self.by_node[id(node)][1:]
+        return [array.swapaxes(0, 1) for array in states] if is_batch_first(node) else states
+
     def x(self, piece: OnnxPiece) -> Array:
         """Return what enters a piece [T,B,I]."""
         X = self.known[piece.nodes[0].input[0]]
@@ -514,68 +486,52 @@ class _Values:
 
 
 # ------------------------------------------------------------------------------------------------------------ crossings
-def _crossing(caller: str, piece: OnnxPiece, values: _Values) -> Crossing:
+def _crossing(piece: OnnxPiece, values: _Values) -> Crossing:
     """Return what enters a piece and what leaves it."""
-    expected = {}
-    expected["Y" if piece.form == "Y" else repr(piece.result)] = values.y(piece)
+    expected = {"Y" if piece.form == "Y" else repr(piece.result): values.y(piece)}
     for node in piece.nodes:
-        for k, array in enumerate(values.by_node[id(node)][1:], 1):
-            expected[_state_label(piece, node, k)] = array.swapaxes(0, 1) if is_batch_first(node) else array
+        expected |= zip(_state_labels(piece, node), values.states(node), strict=False)
 
     def read(y: Array, last: Any) -> Mapping[str, Array]:
-        results = dict.fromkeys(expected, y)
-        for node, state in zip(piece.nodes, _recurrent_parts(piece.layer, last), strict=True):
-            cells = cell_states(state)
-            results |= {
-                _state_label(piece, node, k): np.stack([getattr(cell, field) for cell in cells]) * has_steps
-                for k, field in enumerate(["h", "cs"][: len(values.by_node[id(node)]) - 1], 1)
-            }
+        results, states = dict.fromkeys(expected, y), iter(cell_states(last))
+        for node in piece.nodes:
+            cells = [*islice(states, _direction_count(values, node))]
+            for label, field in zip(_state_labels(piece, node)[: len(values.states(node))], ("h", "cs"), strict=False):
+                results[label] = np.stack([getattr(cell, field) for cell in cells]) * has_steps
         return results
 
-    options: dict[str, Any] = {}
-    state = read_initial_state(caller, piece.layer, _state(piece, values))
-    options |= {} if state is None else {"state": state}
-    lengths = values.known.get(piece.nodes[0].input[4]) if len(piece.nodes[0].input) > 4 else None
+    state = read_initial_state(CALLER, piece.layer, _state(piece, values))
+    options: dict[str, Any] = {} if state is None else {"state": state}
+    lengths = values.known.get(input_name(piece.nodes[0], 4))
     options |= {} if lengths is None else {"lengths": lengths}
     has_steps = np.bool_(True) if lengths is None else lengths[:, None] > 0  # else onnxruntime's states are zeros
     x = np.ascontiguousarray(values.x(piece).astype(piece.layer.dtype))
     return Crossing(piece.label, piece.layer, x, expected, read, options, values.source.engine.eps)
 
 
-def _state_label(piece: OnnxPiece, node: Any, k: int) -> str:
-    label = ("Y_h", "Y_c")[k - 1]
-    return label if len(piece.nodes) == 1 else f"{label} of {node.op_type} {key_of(node)!r}"
+def _state_labels(piece: OnnxPiece, node: Any) -> list[str]:
+    """Return what messages call the last states h and c of a node."""
+    behind = f" of {node.op_type} {key_of(node)!r}" if len(piece.nodes) > 1 else ""
+    return [f"Y_h{behind}", f"Y_c{behind}"]
 
 
-def _recurrent_parts(layer: Layer, parts: Any) -> list[Any]:
-    """Return those of the parts of a layer, or of its state, that belong to recurrent layers."""
-    if not isinstance(layer, Stack):
-        return [parts]
-    return [part for one, part in zip(layer.layers, parts, strict=True) if not isinstance(one, Dense)]
+def _direction_count(values: _Values, node: Any) -> int:
+    return len(values.states(node)[0])
 
 
 def _state(piece: OnnxPiece, values: _Values) -> Any:
     """Return the state that the piece starts from: what the conversion says of it, and else what the model has."""
-    layers = piece.layer.layers if isinstance(piece.layer, Stack) else (piece.layer,)
-    initial_states = piece.initial_state if isinstance(piece.layer, Stack) else (piece.initial_state,)
-    nodes, states = iter(piece.nodes), []
-    for layer, initial_state in zip(layers, initial_states or [None] * len(layers), strict=True):
-        states.append(None if isinstance(layer, Dense) else _node_state(next(nodes), layer, initial_state, values))
-    return states if isinstance(piece.layer, Stack) else states[0]
-
-
-def _node_state(node: Any, layer: Layer, initial_state: Any, values: _Values) -> Any:
-    """Return the state of one layer, as `read_initial_state` takes it."""
-    parts = initial_state if isinstance(layer, Bidirectional) else [initial_state]
-    cells = [dict(part or {}) for part in parts or (None, None)]
-    for position, field in ((5, "h"), (6, "cs")):
-        name = node.input[position] if len(node.input) > position else ""
-        said = name and name not in values.source.drawn and (cells[0].keys() & {field} or values.graph.is_zero(name))
-        if name and not said:
-            array = values.known[name].swapaxes(0, 1) if is_batch_first(node) else values.known[name]
-            for d, cell in enumerate(cells):
-                cell[field] = array[d]
-    return cells if isinstance(layer, Bidirectional) else cells[0]
+    known_cells, cells = iter(flatten_state(piece.layer, piece.initial_state)), []
+    for node in piece.nodes:
+        node_cells = [*islice(known_cells, _direction_count(values, node))]
+        for position, field in ((5, "h"), (6, "cs")):
+            name = input_name(node, position)
+            is_drawn = name in values.source.drawn
+            if name and (is_drawn or not (field in node_cells[0] or values.graph.is_zero(name))):
+                array = values.known[name].swapaxes(0, 1) if is_batch_first(node) else values.known[name]
+                node_cells = [cell | {field: array[d]} for d, cell in enumerate(node_cells)]
+        cells += node_cells
+    return nest_states(piece.layer, iter(cells))
 
 
 def orders_of_steps(array: Array, other: Array) -> set[bool]:
@@ -614,17 +570,18 @@ def size_and_work(node: Any, inputs: list[Array]) -> tuple[float, float]:
 class Engine:
     """Computes single nodes."""
 
+    eps = _RUNTIME_EPS
+    """The precision of recurrent nodes: onnxruntime has them in float32 alone."""
+
     def __init__(self, opsets: Any, ignore_clip: bool) -> None:
-        self.opsets = [opset for opset in opsets if opset.domain in ("", "ai.onnx")]
-        self.ignored = {"layout", "output_sequence"} | ({"clip"} if ignore_clip else set())
-        self.sessions: dict[tuple[Any, ...], Any] = {}
         try:
             import onnxruntime
         except ImportError:
-            onnxruntime = None
+            raise NotCompared("onnxruntime, which computes its nodes, is not installed") from None
         self.onnxruntime: Any = onnxruntime
-        self.eps = None if onnxruntime is None else _RUNTIME_EPS
-        """The precision of recurrent nodes: onnxruntime has them in float32 alone."""
+        self.opsets = [opset for opset in opsets if opset.domain in ("", "ai.onnx")]
+        self.ignored = {"layout", "output_sequence"} | ({"clip"} if ignore_clip else set())
+        self.sessions: dict[tuple[Any, ...], Evaluator] = {}
 
     def run(self, node: Any, inputs: Sequence[Array | None]) -> list[Array]:
         """Return the results of a node, of a recurrent one all that it can have."""
@@ -632,15 +589,10 @@ class Engine:
             return self._run(node, inputs)
         from onnx import helper
 
-        if self.onnxruntime is None and not _is_computed_by_reference(node):
-            raise NotCompared(f"only onnxruntime, which is not installed, computes {node.op_type} {key_of(node)!r}")
         X = inputs[0]
-        if X is None or any(
-            array is not None and not array.size for array in inputs
-        ):  # this ends onnxruntime's process
+        if X is None or any(array is not None and not array.size for array in inputs):  # it would end the process
             raise NotCompared(f"{node.op_type} {key_of(node)!r} gets no steps or no rows for random inputs")
-        dtype = np.dtype(np.float32) if self.onnxruntime is not None or X.dtype == np.float16 else X.dtype
-        arrays = [None if a is None else a.astype(dtype, copy=False) if a.dtype.kind == "f" else a for a in inputs]
+        arrays = [a if a is None or a.dtype.kind != "f" else a.astype(np.float32, copy=False) for a in inputs]
         if is_batch_first(node):  # which onnxruntime does not compute
             arrays = [a.swapaxes(0, 1) if a is not None and k in (0, 5, 6) else a for k, a in enumerate(arrays)]
         count = 3 if node.op_type == "LSTM" else 2
@@ -656,25 +608,22 @@ class Engine:
         return results
 
     def _run(self, node: Any, inputs: Sequence[Array | None], key: int | None = None) -> list[Array]:
-        names = [*filter(None, node.output)]
         arrays = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
-        kinds = tuple(array.dtype for array in arrays.values())
-        session = self.sessions.get((key or id(node), kinds))
-        if session is None:
-            session = self.sessions[key or id(node), kinds] = self._session(node, names, arrays)
+        session_key = key or id(node), tuple(array.dtype for array in arrays.values())
+        if session_key not in self.sessions:
+            self.sessions[session_key] = self._session(node, arrays)
         try:
-            results = session(arrays)
+            results = self.sessions[session_key](arrays)
         except MemoryError:
             raise
         except Exception as error:  # onnxruntime's, of many kinds
             raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run: {_reason(error)}") from error
         if results is None:
             raise NotCompared(f"{key_of(node)} ({node.op_type}) does not run")
-        by_name = dict(zip(names, results, strict=True))
-        return [by_name.get(name, np.empty(0)) for name in node.output]
+        return [results.get(name, np.empty(0)) for name in node.output]
 
-    def _session(self, node: Any, names: list[str], arrays: Mapping[str, Array]) -> Callable[[Any], Any]:
-        """Return what computes a node's results of these names."""
+    def _session(self, node: Any, arrays: Mapping[str, Array]) -> Evaluator:
+        """Return what computes a node's results by name; None if it cannot take the values."""
         from onnx import helper
 
         for attribute in node.attribute:
@@ -682,14 +631,12 @@ class Engine:
             has_graph = has_graph or attribute.HasField("sparse_tensor")
             if has_graph or attribute.t.data_location == attribute.t.EXTERNAL:
                 raise NotCompared(f"{key_of(node)} ({node.op_type}) has an attribute that is not in it")
-        if self.onnxruntime is None:
-            return evaluator([node], names, arrays, self.opsets)
         infos = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)
             for name, array in arrays.items()
         ]
-        results = [helper.make_empty_tensor_value_info(name) for name in names]
-        graph = helper.make_graph([node], "node", infos, results)
+        names = [*filter(None, node.output)]
+        graph = helper.make_graph([node], "node", infos, [*map(helper.make_empty_tensor_value_info, names)])
         model = helper.make_model(graph, opset_imports=self.opsets, ir_version=8)
         options = self.onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -703,8 +650,8 @@ class Engine:
         except Exception as error:  # it has no kernel for float64, or does not know the opset
             if is_recurrent(node):
                 raise NotCompared(f"onnxruntime does not take {node.op_type}: {_reason(error)}") from error
-            return evaluator([node], names, arrays, self.opsets)
-        return lambda values: session.run(names, dict(values))
+            return evaluator(node, arrays, self.opsets)
+        return lambda values: dict(zip(names, session.run(names, dict(values)), strict=True))
 
 
 def _reason(error: Exception) -> str:
@@ -713,9 +660,3 @@ def _reason(error: Exception) -> str:
     for start in ("[ONNXRuntimeError] : ", "Status Message: ", "was false. "):
         text = text.rpartition(start)[2]
     return text if len(text) < 160 else f"{text[:157]}..."
-
-
-def _is_computed_by_reference(node: Any) -> bool:
-    """Return whether onnx.reference computes a recurrent node as ONNX says: it ignores some attributes and lengths."""
-    defaults = {"direction", "hidden_size", "layout", "linear_before_reset", "output_sequence"}
-    return {attribute.name for attribute in node.attribute} <= defaults and not any(node.input[4:5])

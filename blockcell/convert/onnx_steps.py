@@ -11,19 +11,22 @@ import numpy as np
 
 from ..layers import Bidirectional, Dense, Layer
 from ..optable import ACTIVATIONS, Array
-from .models import Assembly, Step, assemble
+from .models import Step, assemble
 from .onnx_graph import (
+    CALLER,
     LARGEST_REPEATED,
     RESHAPING,
     SELECTING,
     Mover,
     OnnxGraph,
     attributes_by_name,
+    fixed_sizes,
+    input_name,
     is_batch_first,
     is_recurrent,
 )
-from .onnx_node import Remark, from_graph_node, key_of
-from .onnx_run import OnnxPiece
+from .onnx_node import Remark, from_node, key_of
+from .onnx_run import OnnxAssembly, OnnxPiece
 from .shared import read_arrays
 
 _LARGEST = 4096  # of T and B and their product, in a trial of what lies between two layers
@@ -47,15 +50,23 @@ class Trial(NamedTuple):
     """y, with its axes in other orders, and parts of it that a dense layer may read, by the names of these forms."""
 
 
-class Output(NamedTuple):
-    """What a recurrent or a dense step gives."""
+class Result(NamedTuple):
+    """What a recurrent or a dense step gives, and where it is in a model."""
 
+    graph: OnnxGraph
+    node: Any
+    """A recurrent node; None if the step is a dense one."""
+    name: str
+    form: str
+    """How y is laid out in the value of this name, as `OnnxPiece.form` says it."""
     trial: Callable[[int, int], Trial]
     """Makes numbers for T and B."""
     sizes: tuple[int, int]
     """T and B, -1 where the model does not fix them."""
     width: int
     """The number of columns of y."""
+    lengths: list[str]
+    """The values that the lengths come from."""
 
 
 class Source(NamedTuple):
@@ -68,45 +79,21 @@ class Source(NamedTuple):
     """The nodes between the step and the value."""
 
 
-class Place(NamedTuple):
-    """Where the result of a step is in a model."""
-
-    graph: OnnxGraph
-    node: Any
-    """A recurrent node; None if the step is a dense one."""
-    result: str
-    form: str
-    """How y is laid out in the result, as `OnnxPiece.form` says it."""
-
-
-class OnnxAssembly(NamedTuple):
-    """What the graphs of a model become, and what must be compared."""
-
-    assembly: Assembly
-    pieces: list[OnnxPiece]
-    trial_sizes: list[tuple[int, int]]
-    """T and B that nodes between layers can take, if they can take certain ones alone."""
-    passed_over: list[str]
-    """The labels of nodes between layers that do nothing."""
-    is_proven_for_rows: bool = True
-    """Whether they would do nothing for more rows than the model has."""
-
-
-def from_graphs(caller: str, graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
+def from_graphs(graphs: list[OnnxGraph], remarks: list[Remark], ignore_clip: bool) -> OnnxAssembly:
     """Convert the layers of a model's graphs, and `assemble` them."""
     steps: dict[str, Step] = {}
-    places: dict[str, Place] = {}
+    results: dict[str, Result] = {}
     outputs: list[str | None] = []
     trial_sizes: list[tuple[int, int]] = []
     passed_over: list[str] = []
     is_proven_for_rows = True
     for graph in graphs:
-        graph_steps = GraphSteps(caller, graph, steps, places, remarks, ignore_clip)
+        graph_steps = GraphSteps(graph, steps, results, remarks, ignore_clip)
         outputs += graph_steps.add()
         trial_sizes += graph_steps.trial_sizes
         is_proven_for_rows &= graph_steps.is_proven_for_rows
         passed_over += [f"{key_of(node)} ({node.op_type})" for node in graph_steps.nodes_between]
-    assembly = assemble(caller, steps, outputs, _hint(graphs[0]))
+    assembly = assemble(CALLER, steps, outputs, _hint(graphs[0]))
     layers = assembly.layers
     if isinstance(layers, dict):
         parts = [([key], layer, assembly.initial_states[key]) for key, layer in layers.items()]
@@ -114,10 +101,10 @@ def from_graphs(caller: str, graphs: list[OnnxGraph], remarks: list[Remark], ign
         parts = [([*assembly.keys], layers, assembly.initial_states)]
     pieces = []
     for keys, layer, initial_state in parts:
-        nodes = [places[key].node for key in keys if places[key].node is not None]
-        last = places[keys[-1]]
+        nodes = [results[key].node for key in keys if results[key].node is not None]
+        last = results[keys[-1]]
         label = "the model" if len(parts) == 1 and not assembly.left_out else f"{nodes[0].op_type} {keys[0]!r}"
-        pieces.append(OnnxPiece(label, layer, initial_state, last.graph, nodes, last.result, last.form))
+        pieces.append(OnnxPiece(label, layer, initial_state, last.graph, nodes, last.name, last.form))
     return OnnxAssembly(
         assembly, pieces, [*dict.fromkeys(trial_sizes)], [*dict.fromkeys(passed_over)], is_proven_for_rows
     )
@@ -154,29 +141,24 @@ class GraphSteps:
 
     def __init__(
         self,
-        caller: str,
         graph: OnnxGraph,
         steps: dict[str, Step],
-        places: dict[str, Place],
+        results: dict[str, Result],
         remarks: list[Remark],
         ignore_clip: bool,
     ) -> None:
-        self.caller = caller
         self.graph = graph
         self.steps = steps
-        self.places = places
+        self.results = results
+        """By the keys of recurrent and dense steps, those of other graphs, too."""
         self.remarks = remarks
         self.ignore_clip = ignore_clip
         self.key_of_value: dict[str, str] = {}
         """The steps that give values, by the values' names."""
         self.states: set[str] = set()
         """The names of values that are last states."""
-        self.outputs: dict[str, Output] = {}
-        """By the keys of recurrent and dense steps."""
-        self.lengths: dict[str, list[str]] = {}
-        """The values that the lengths of recurrent and dense steps come from."""
-        self.products_without_bias: dict[str, str] = {}
-        """The results of dense steps whose bias has not been seen, by the steps' keys."""
+        self.products_without_bias: set[str] = set()
+        """The keys of dense steps whose bias has not been seen."""
         self.readers: dict[str, list[Any]] = {}
         for node in graph.nodes:
             for name in node.input:
@@ -234,23 +216,26 @@ class GraphSteps:
         """
         nodes, origins, shapes = self.graph.origins(name, self.key_of_value)
         keys = {origin: self.key_of_value.get(origin, "") for origin in [*origins, *shapes]}
-        outputs = {key: self.outputs[key] for key in keys.values() if key in self.outputs}
-        if not origins or {*keys.values()} - outputs.keys():
+        results = {key: self.results[key] for key in keys.values() if key in self.results}
+        if not origins or {*keys.values()} - results.keys():
             return None
-        fixed = next((output.sizes for output in outputs.values()), (-1, -1))
+        fixed = next((result.sizes for result in results.values()), (-1, -1))
         move = self.graph.mover(name, nodes, [*keys])
         usual_pairs, other_pairs = self._trial_sizes(nodes, fixed)
-        fits = _all_fits(move, [*keys], outputs, usual_pairs)
+
+        def fit(T: int, B: int) -> list[tuple[str, str]] | None:
+            return _fit(move, [*keys], results, T, B)
+
+        fits = {pair: forms for pair in usual_pairs if (forms := fit(*pair)) is not None}
         if not fits:  # the nodes take certain sizes alone
-            fits = {pair: fit for pair, fit in _all_fits(move, [*keys], outputs, other_pairs).items() if fit}
+            fits = {pair: forms for pair in other_pairs if (forms := fit(*pair))}
             self.trial_sizes += fits
             self.is_proven_for_rows = False
-        common = [form for form in next(iter(fits.values()), ()) if all(form in fit for fit in fits.values())]
+        common = [form for form in next(iter(fits.values()), ()) if all(form in forms for forms in fits.values())]
         if {*origins} <= self.states or any(node.op_type in SELECTING for node in nodes):
             common.sort(key=lambda form: form[1] not in ("last", "ends"))  # one step is the last
         if common and any(0 < size < 3 for size in fixed):
-            fit = _fit(move, [*keys], outputs, 5, 3)
-            self.is_proven_for_rows &= fit is not None and common[0] in fit
+            self.is_proven_for_rows &= common[0] in (fit(5, 3) or ())
         return Source(*common[0], nodes) if common else None
 
     def _trial_sizes(self, nodes: list[Any], fixed: tuple[int, int]) -> tuple[list[_Pair], list[_Pair]]:
@@ -286,11 +271,11 @@ class GraphSteps:
         values: dict[str, Array] = {}
         for origin in origins:
             key = self.key_of_value.get(origin, "")
-            if key in self.outputs:
-                T, B = (unknown if size < 0 else size for size in self.outputs[key].sizes)
-                values |= self.outputs[key].trial(T, B).values if T * B <= _LARGEST else {}
+            if key in self.results:
+                T, B = fixed_sizes(self.results[key].sizes, unknown)
+                values |= self.results[key].trial(T, B).values if T * B <= _LARGEST else {}
                 continue
-            sizes = [unknown if size < 0 else size for size in self.graph.declared.get(origin, [])]
+            sizes = fixed_sizes(self.graph.shape(origin) or [], unknown)
             if sizes and math.prod(sizes) <= LARGEST_REPEATED:
                 values[origin] = np.zeros(sizes, np.int64)
         X = self.graph.mover(name, nodes, values)(values) if {*origins} <= values.keys() else None
@@ -298,13 +283,11 @@ class GraphSteps:
 
     # ----------------------------------------------------------------------------------------------------------- layers
     def _add_recurrent(self, node: Any) -> None:
-        layer, initial_state = from_graph_node(self.caller, self.graph, node, self.remarks, self.ignore_clip)
-        batch_first = is_batch_first(node)
-        source = self._source(node.input[0])
-        name = [*node.input, *[""] * 5][4]
-        lengths = self.graph.origins(name, ())[1] or [name]
-        fits = source is not None and source.form == ("y, batch first" if batch_first else "y")
-        if source is not None and fits and self.lengths[source.key] == lengths:  # which a call of a stack has once
+        layer, initial_state = from_node(self.graph, node, self.remarks, self.ignore_clip)
+        batch_first, source, name = is_batch_first(node), self._source(node.input[0]), input_name(node, 4)
+        lengths = self.graph.origins(name, ())[1] or [name]  # which a call of a stack has once
+        form = "y, batch first" if batch_first else "y"
+        if source is not None and (source.form, self.results[source.key].lengths) == (form, lengths):
             inputs: tuple[str | None, ...] = (source.key,)
             self.nodes_between += source.nodes
         else:
@@ -314,9 +297,8 @@ class GraphSteps:
         sizes = self._read_sizes(node.input[0], batch_first)
         key = self._add_step(node, node.output, inputs, layer=layer, initial_state=initial_state)
         self.states |= {name for name in node.output[1:] if name}
-        self.outputs[key] = Output(_recurrent_trial(node, layer, batch_first), sizes, layer.output_size)
-        self.lengths[key] = lengths
-        self.places[key] = Place(self.graph, node, node.output[0], "Y")
+        trial, width = _recurrent_trial(node, layer, batch_first), layer.output_size
+        self.results[key] = Result(self.graph, node, node.output[0], "Y", trial, sizes, width, lengths)
 
     def _add_dense(self, node: Any) -> bool:
         """Add a MatMul or a Gemm as a dense layer; return whether it is one."""
@@ -336,11 +318,11 @@ class GraphSteps:
         layer = self._dense(node, w, np.zeros(w.shape[1], w.dtype) if bias is None else bias)
         key = self._add_behind(source, node, layer.output_size, layer=layer)
         if node.op_type == "MatMul":
-            self.products_without_bias[key] = node.output[0]
+            self.products_without_bias.add(key)
         return True
 
     def _dense(self, node: Any, w: Array, bias: Array) -> Dense:
-        arrays = read_arrays(f"{self.caller}: {key_of(node)}", {"w": w, "b": bias.reshape(-1)})
+        arrays = read_arrays(f"{CALLER}: {key_of(node)}", {"w": w, "b": bias.reshape(-1)})
         return Dense(arrays["w"], arrays["b"])
 
     def _add_bias(self, node: Any) -> bool:
@@ -357,11 +339,11 @@ class GraphSteps:
         if bias is None or source is None or source.key not in self.products_without_bias:
             return False
         layer = self.steps[source.key].layer
-        is_only_reader = len(self.readers.get(self.products_without_bias[source.key], ())) == 1
+        is_only_reader = len(self.readers.get(self.results[source.key].name, ())) == 1
         if not (isinstance(layer, Dense) and is_only_reader and _is_row(bias, layer.output_size)):
             return False
         self.steps[source.key] = self.steps[source.key]._replace(layer=self._dense(node, layer.weights["w"], bias))
-        del self.products_without_bias[source.key]
+        self.products_without_bias.remove(source.key)
         self.nodes_between += source.nodes
         self._set_output(source.key, source, node.output[0], layer.output_size)
         return True
@@ -395,9 +377,9 @@ class GraphSteps:
     def _set_output(self, key: str, source: Source, result: str, size: int) -> None:
         """Say which value [.,size] a dense step gives, in the form of its source and for the same T and B."""
         self.key_of_value[result] = key
-        self.lengths[key] = self.lengths[source.key]
-        self.places[key] = Place(self.graph, None, result, source.form)
-        self.outputs[key] = Output(_dense_trial(source.form, result, size), self.outputs[source.key].sizes, size)
+        trial = _dense_trial(source.form, result, size)
+        changes = {"node": None, "name": result, "form": source.form, "trial": trial, "width": size}
+        self.results[key] = self.results[source.key]._replace(**changes)
 
 
 def _with_fixed(pair: _Pair, fixed: _Pair) -> _Pair:
@@ -405,26 +387,19 @@ def _with_fixed(pair: _Pair, fixed: _Pair) -> _Pair:
     return T, B
 
 
-def _all_fits(
-    move: Mover, origins: list[str], outputs: Mapping[str, Output], pairs: Iterable[_Pair]
-) -> dict[_Pair, list[tuple[str, str]]]:
-    """Return what `_fit` finds, by those T and B that the nodes can take."""
-    return {pair: fit for pair in pairs if (fit := _fit(move, origins, outputs, *pair)) is not None}
-
-
 def _fit(
-    move: Mover, origins: list[str], outputs: Mapping[str, Output], T: int, B: int
+    move: Mover, origins: list[str], results: Mapping[str, Result], T: int, B: int
 ) -> list[tuple[str, str]] | None:
     """Return whose y, and in which forms, nodes make of results for T steps of B rows; None if they cannot take these.
 
     The `origins` are the values that the nodes read.
     """
     values, forms, shift = dict[str, Array](), dict[tuple[str, str], Array](), 0
-    for key, output in outputs.items():  # no two steps get the same numbers
-        if T * B * output.width > _LARGEST_TRIAL:
+    for key, result in results.items():  # no two steps get the same numbers
+        if T * B * result.width > _LARGEST_TRIAL:
             return None
-        trial = output.trial(T, B)
-        values |= {result: array + shift for result, array in trial.values.items()}
+        trial = result.trial(T, B)
+        values |= {name: array + shift for name, array in trial.values.items()}
         forms |= {(key, form): array + shift for form, array in trial.forms.items()}
         shift += sum(array.size for array in trial.values.values())
     if not values.keys() >= {*origins}:  # such as the cell state

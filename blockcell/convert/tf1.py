@@ -23,8 +23,12 @@ FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "CudnnCompatibleLSTMCell": 0.0,
     "CoupledInputForgetGateLSTMCell": 1.0,
 }
-_GRUS = ("GRUBlockCell", "GRUBlockCellV2", "GRUCell", "CudnnCompatibleGRUCell")
-TF1_CELLS = (*FORGET_BIAS, *_GRUS, "BasicRNNCell")
+_KINDS = {  # those in REQUIRED, by class
+    **dict.fromkeys(FORGET_BIAS, "LSTM"),
+    **dict.fromkeys(("GRUBlockCell", "GRUBlockCellV2", "GRUCell"), "GRU"),
+    "CudnnCompatibleGRUCell": "CudnnCompatibleGRU",
+    "BasicRNNCell": "RNN",
+}
 REQUIRED = {
     "GRU": {"w_ru", "w_c", "b_ru", "b_c"},
     "CudnnCompatibleGRU": {"w_ru", "b_ru", "w_cx", "b_cx", "w_ch", "b_hc"},
@@ -138,8 +142,8 @@ def from_tf1(
         raise TypeError(f"{caller}: variables is of type {type(variables).__name__}; {expected}")
     read_names(caller, variables)
     cell = _ALIASES.get(cell, cell) if cell is not None else None
-    if cell is not None and cell not in TF1_CELLS:
-        raise ConversionError(f"{caller}: cell is {cell!r}; expected one of {', '.join(TF1_CELLS)}")
+    if cell is not None and cell not in _KINDS:
+        raise ConversionError(f"{caller}: cell is {cell!r}; expected one of {', '.join(_KINDS)}")
     scope, kind, names = _find(caller, variables, cell, scope)
     arrays = read_arrays(caller, {name: variables[name] for name in names.values()})
     values: dict[str, Any] = {role: arrays[name] for role, name in names.items()}
@@ -156,14 +160,32 @@ def from_tf1(
             raise ValueError(
                 f"{label} is {'an RNN' if kind == 'RNN' else 'a GRU'}, which has no {' and no '.join(extra)}"
             )
-        return _rnn(label, values, activation) if kind == "RNN" else _gru(label, values, activation)
+        if kind == "RNN":
+            return _build(label, RNN, w=values["w"], b=values["b"], activation=activation)
+        return _build(label, GRU, **_gru_arguments(label, values), activation=activation)
     coupled = _is_coupled(scope, cell, values)
     _check_lstm(label, values, coupled)
     if proj_clip and "w_p" not in values:
         raise ValueError(f"{label} has no projection, which proj_clip is for")
+    cell_class = _class_of_lstm(label, scope, cell, forget_bias)
     options: dict[str, Any] = {"cell_clip": cell_clip, "proj_clip": proj_clip, "coupled": coupled}
-    options["forget_bias"] = _forget_bias(label, scope, cell, forget_bias)
-    return LSTM(**values, **options, gate_order=ORDERS["TF1 LSTM"], activation=activation)
+    options["forget_bias"] = FORGET_BIAS[cell_class] if forget_bias is None else forget_bias
+    layer = _build(label, LSTM, **values, **options, gate_order=ORDERS["TF1 LSTM"], activation=activation)
+    if forget_bias is None:
+        warnings.warn(
+            f"{label}: checkpoints do not hold forget_bias; {FORGET_BIAS[cell_class]} is taken, the default of"
+            f" {cell_class}. Pass forget_bias= to say what it was",
+            stacklevel=2,
+        )
+    return layer
+
+
+def _build(label: str, kind: type[Any], **arguments: Any) -> Any:
+    """Make a layer, which checks the shapes of its weights."""
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{label}: {error}") from error
 
 
 def by_scope(names: Iterable[str]) -> dict[tuple[str, str], dict[str, str]]:
@@ -195,10 +217,10 @@ def _find(
     if cell == "BasicRNNCell":
         cells |= {(scope, "RNN"): names for (scope, kind), names in cells.items() if kind == "LSTM"}
     scope = None if scope is None else scope.strip("/")
-    kinds = [kind for kind in REQUIRED if cell is None or kind == _kind_of(cell)]
+    kind = None if cell is None else _KINDS[cell]
     complete = [
         key for key, names in cells.items()
-        if REQUIRED[key[1]] <= names.keys() and key[1] in kinds and scope in (None, key[0])
+        if REQUIRED[key[1]] <= names.keys() and kind in (None, key[1]) and scope in (None, key[0])
     ]  # fmt: skip
     if len(complete) > 1:  # dense layers too have a kernel and a bias
         complete = [
@@ -207,12 +229,6 @@ def _find(
     if len(complete) != 1:
         _refuse_cells(caller, variables, cells, complete, scope)
     return *complete[0], cells[complete[0]]
-
-
-def _kind_of(cell: str) -> str:
-    if cell == "CudnnCompatibleGRUCell":
-        return "CudnnCompatibleGRU"
-    return "GRU" if cell in _GRUS else "RNN" if cell == "BasicRNNCell" else "LSTM"
 
 
 def _refuse_cells(
@@ -242,45 +258,21 @@ def _refuse_cells(
     )
 
 
-def _rnn(label: str, values: Mapping[str, Array], activation: Activation) -> RNN:
-    w, b = values["w"], values["b"]
-    hidden = w.shape[-1] if w.ndim == 2 else 0
-    check_shapes(label, {"w": (w, (max(len(w), hidden), hidden)), "b": (b, (hidden,))})
-    return RNN(w, b, activation=activation)
-
-
-def _gru(label: str, values: Mapping[str, Array], activation: Activation) -> GRU:
+def _gru_arguments(label: str, values: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the arguments of a GRU, of which one build of TensorFlow exchanged the names."""
     if "w_ch" in values:
-        return _gru_reset_after(label, values, activation)
-    w_ru, w_c = (values[name] for name in ("w_ru", "w_c"))
-    b_ru, b_c = (values[name] for name in ("b_ru", "b_c"))
-    if w_ru.ndim == w_c.ndim == 2 and w_c.shape[1] == 2 * w_ru.shape[1]:
-        w_ru, w_c = w_c, w_ru
-    if b_ru.ndim == b_c.ndim == 1 and len(b_c) == 2 * len(b_ru):
-        b_ru, b_c = b_c, b_ru
-    hidden = w_c.shape[-1] if w_c.ndim == 2 else 0
-    rows = len(w_c) if w_c.ndim == 2 else 0
-    expected = {"w_c": (w_c, (rows, hidden)), "w_ru": (w_ru, (rows, 2 * hidden))}
-    check_shapes(label, expected | {"b_ru": (b_ru, (2 * hidden,)), "b_c": (b_c, (hidden,))})
-    return GRU(w_ru, w_c, b_ru, b_c, activation=activation)
-
-
-def _gru_reset_after(label: str, values: Mapping[str, Array], activation: Activation) -> GRU:
-    w_ru, w_cx, w_ch = (values[name] for name in ("w_ru", "w_cx", "w_ch"))
-    hidden = w_ch.shape[-1] if w_ch.ndim == 2 else 0
-    inputs = len(w_cx) if w_cx.ndim == 2 else 0
-    shapes = {
-        "w_ch": (hidden, hidden),
-        "w_cx": (inputs, hidden),
-        "w_ru": (inputs + hidden, 2 * hidden),
-        "b_ru": (2 * hidden,),
-        "b_cx": (hidden,),
-        "b_hc": (hidden,),
-    }
-    check_shapes(label, {name: (values[name], shape) for name, shape in shapes.items()})
-    w_c = np.concatenate([w_cx, w_ch])
-    biases = values["b_ru"], values["b_cx"]
-    return GRU(w_ru, w_c, *biases, reset_after=True, b_hc=values["b_hc"], activation=activation)
+        w_cx, w_ch = values["w_cx"], values["w_ch"]
+        hidden = w_ch.shape[-1] if w_ch.ndim else 0
+        check_shapes(label, {"w_ch": (w_ch, (hidden, hidden)), "w_cx": (w_cx, (None, hidden))})
+        arguments = {"w_ru": values["w_ru"], "w_c": np.concatenate([w_cx, w_ch]), "b_ru": values["b_ru"]}
+        return arguments | {"b_c": values["b_cx"], "b_hc": values["b_hc"], "reset_after": True}
+    arguments = {}
+    for gates, candidate in (("w_ru", "w_c"), ("b_ru", "b_c")):
+        arrays = values[gates], values[candidate]
+        sizes = [array.shape[-1:] for array in arrays]
+        is_swapped = all(sizes) and sizes[1][0] == 2 * sizes[0][0]
+        arguments |= zip((gates, candidate), arrays[::-1] if is_swapped else arrays, strict=True)
+    return arguments
 
 
 def _is_coupled(scope: str, cell: str | None, values: Mapping[str, Array]) -> bool:
@@ -290,47 +282,23 @@ def _is_coupled(scope: str, cell: str | None, values: Mapping[str, Array]) -> bo
 
 
 def _check_lstm(label: str, values: Mapping[str, Array], coupled: bool) -> None:
-    w, b = values["w"], values["b"]
-    gates = len(ORDERS["coupled LSTM" if coupled else "LSTM"])
     peepholes = [name for name in peephole_names(False) if name in values]
     if "b_p" in values:
         raise ConversionError(f"{label} has a projection with a bias; that of LSTMCell (num_proj) has none")
-    size = "P" if "w_p" in values else "H"
-    form = f"(I+{size}, {gates}H)"
-    if w.ndim != 2 or b.shape != w.shape[1:] or w.shape[1] % gates:
-        raise ValueError(
-            f"{label} has weights of shape {w.shape} and a bias of {b.shape}; expected {form} and ({gates}H,)"
-        )
-    hidden = w.shape[1] // gates
-    least = hidden
-    if "w_p" in values:
-        check_shapes(label, {"w_p": (values["w_p"], (hidden, values["w_p"].shape[-1] if values["w_p"].ndim else 0))})
-        least = values["w_p"].shape[1]
-    if len(w) < least:
-        raise ValueError(f"{label} has weights of shape {w.shape}; expected {form}, so at least {least} rows")
     if peepholes and (*peepholes,) != peephole_names(coupled):
         names = ", ".join(peephole_names(coupled))
         raise ValueError(f"{label} has only {peepholes} of the peephole weights {names}")
-    check_shapes(label, {name: (values[name], (hidden,)) for name in peepholes})
 
 
-def _forget_bias(label: str, scope: str, cell: str | None, forget_bias: float | None) -> float:
-    if forget_bias is not None:
-        return forget_bias
+def _class_of_lstm(label: str, scope: str, cell: str | None, forget_bias: float | None) -> str:
+    """Return the class of an LSTM; refuse a scope of another one if their defaults of forget_bias differ."""
     scope_class = _class_of_scope(scope)
-    cell_class = cell or scope_class or "LSTMCell"
-    default = FORGET_BIAS[cell_class]
-    if cell and scope_class and FORGET_BIAS[scope_class] != default:
+    if forget_bias is None and cell and scope_class and FORGET_BIAS[scope_class] != FORGET_BIAS[cell]:
         raise ValueError(
             f"{label} is named like a {scope_class}, which has forget_bias {FORGET_BIAS[scope_class]}, but cell is"
-            f" {cell}, which has {default} by default; say which with forget_bias="
+            f" {cell}, which has {FORGET_BIAS[cell]} by default; say which with forget_bias="
         )
-    warnings.warn(
-        f"{label}: checkpoints do not hold forget_bias; {default} is taken, the default of"
-        f" {cell_class}. Pass forget_bias= to say what it was",
-        stacklevel=3,
-    )
-    return default
+    return cell or scope_class or "LSTMCell"
 
 
 def _class_of_scope(scope: str) -> str | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..layers import GRU, LSTM, RNN, Bidirectional, Dense, Layer, Stack
 from ..layers.structure import snapshot_of
 from ..optable import ACTIVATIONS, Array
-from .comparison import NOT_COMPARED, NotCompared
+from .comparison import NotCompared, Outcome
 from .models import Assembly, Converted, Step, assemble, nest_states, read_initial_state, warn_once
 from .shared import (
     GATE_COUNTS,
@@ -29,29 +29,10 @@ from .shared import (
     split_cell,
 )
 
+CALLER = "from_torch"
+"""The name of the function that the user called, for messages."""
 
-@overload
-def from_torch(
-    source: Any,
-    *,
-    prefix: str | None = None,
-    nonlinearity: str | None = None,
-    initial_state: Sequence[str],
-    check: bool | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def from_torch(
-    source: Any, *, prefix: str, nonlinearity: str | None = None, initial_state: None = None, check: bool | None = None
-) -> Layer: ...
-@overload
-def from_torch(
-    source: Any,
-    *,
-    prefix: None = None,
-    nonlinearity: str | None = None,
-    initial_state: None = None,
-    check: bool | None = None,
-) -> Any: ...
+
 def from_torch(
     source: Any,
     *,
@@ -121,28 +102,26 @@ def from_torch(
     PyTorch's states are ``(h, c)``, a layer's are ``LSTMState(cs, h)`` or have names, ``state={"h": h, "cs": c}``.
     ``batch_first`` is an argument of the call.
     """
-    caller = "from_torch"
     module = source
     if callable(getattr(source, "state_dict", None)):
         source = source.state_dict()
     if not isinstance(source, Mapping):
         expected = "expected a module or a state_dict: names and tensors"
         expected += "; pass program.module() of a program that torch.export gave" * hasattr(source, "graph_module")
-        raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
+        raise TypeError(f"{CALLER}: the source is of type {type(source).__name__}; {expected}")
     if nonlinearity not in (None, "tanh", "relu"):
-        raise ValueError(f"{caller}: nonlinearity is {nonlinearity!r}; expected 'tanh', 'relu' or None")
-    assembly, remarks = _convert(caller, module, source, prefix, nonlinearity, initial_state or ())
+        raise ValueError(f"{CALLER}: nonlinearity is {nonlinearity!r}; expected 'tanh', 'relu' or None")
+    assembly, remarks = _convert(module, source, prefix, nonlinearity, initial_state or ())
     layers = assembly.layers
-    state = None if initial_state is None else _initial_state(caller, source, layers, initial_state)
-    left_out, reasons = _compare(caller, module, prefix, assembly, state, check)
-    warn_once(caller, [*assembly.left_out, *left_out], [*remarks, *reasons], stacklevel=2)
+    state = None if initial_state is None else _initial_state(source, layers, initial_state)
+    outcome = Outcome() if check is False else _compare(module, prefix, assembly, state, check)
+    warn_once(CALLER, [*assembly.left_out, *outcome.left_out], [*remarks, *outcome.remarks], stacklevel=2)
     return layers if initial_state is None else (layers, state)
 
 
 class _Weights(NamedTuple):
     """The tensors of a state_dict, and which of them are weights of LSTMs, GRUs and RNNs."""
 
-    caller: str
     tensors: Mapping[str, Any]
     groups: Mapping[str, set[str]]
     """The names of the weights of each module by its prefix, without it."""
@@ -151,47 +130,42 @@ class _Weights(NamedTuple):
 
 
 def _convert(
-    caller: str, module: Any, source: Mapping[str, Any], prefix: str | None, nonlinearity: str | None,
-    state_names: Sequence[str],
-) -> tuple[Assembly, list[str]]:  # fmt: skip
+    module: Any, source: Mapping[str, Any], prefix: str | None, nonlinearity: str | None, state_names: Sequence[str]
+) -> tuple[Assembly, list[str]]:
     """Convert the layers of a state_dict, or those with the prefix; return them and remarks for a warning."""
-    source = _without_weight_drop(caller, source)
-    groups = _groups(caller, source)
+    source = _without_weight_drop(source)
+    groups = _groups(source)
     prefixes = groups if prefix is None else [prefix]
-    activations, remarks = _nonlinearities(caller, module, source, prefixes, nonlinearity)
+    activations, remarks = _nonlinearities(module, source, prefixes, nonlinearity)
     remarks += _zoneout_remarks(module, prefixes)
-    weights = _Weights(caller, source, groups, activations)
+    weights = _Weights(source, groups, activations)
     if prefix is not None:
         if prefix in groups or f"{prefix}weight" in source:
             layer = _recurrent(weights, prefix) if prefix in groups else _dense(weights, prefix)
             return Assembly(layer, None, (prefix.removesuffix("."),), []), remarks
         advice = _quantized_advice(source, prefix)
         hint = f". {advice}" if advice else ""
-        raise ValueError(f"{caller}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}{hint}")
+        raise ValueError(f"{CALLER}: no LSTM, GRU or RNN has the prefix {prefix!r}; there are {[*groups]}{hint}")
     if is_of(("torch",), type(module), "Linear"):
         return Assembly(_dense(weights, ""), None, ("",), []), remarks
     if not groups:
         inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
         if advice := _quantized_advice(source):
-            raise ConversionError(f"{caller}: {advice}")
+            raise ConversionError(f"{CALLER}: {advice}")
         advice = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
         expected = "expected the weights of an LSTM, a GRU or an RNN"
-        raise ValueError(f"{caller}: {expected}, found none: no name ends in weight_hh_l0{advice}")
+        raise ValueError(f"{CALLER}: {expected}, found none: no name ends in weight_hh_l0{advice}")
     steps: dict[str, Step] = {}
     if is_of(("torch",), type(module), "Sequential"):
         result = _add_modules(steps, weights, module, "", None)
-        return assemble(caller, steps, [result]), remarks
+        return assemble(CALLER, steps, [result]), remarks
     _add_groups(steps, weights, "")
     _add_others(steps, weights, [name for name in source if name not in state_names and not _NAME.match(name)])
-    return assemble(caller, steps, None), remarks
+    return assemble(CALLER, steps, None), remarks
 
 
-def _compare(
-    caller: str, module: Any, prefix: str | None, assembly: Assembly, state: Any, check: bool | None
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Compare the layers with the module; return labels of what else is left out, and remarks."""
-    if check is False:
-        return (), ()
+def _compare(module: Any, prefix: str | None, assembly: Assembly, state: Any, check: bool | None) -> Outcome:
+    """Compare the layers with the module."""
     torch, advice = sys.modules.get("torch"), "pass the module, or check=False"
     try:
         if isinstance(module, Mapping):
@@ -208,34 +182,34 @@ def _compare(
         if prefix is not None and state is None and part is not None:
             module, pieces = part, [pieces[0]._replace(names=("",))]
         is_whole = len(pieces) == 1 and not assembly.left_out and prefix is None
-        verdict = compare_module(caller, module, pieces, is_whole, check)
+        outcome = compare_module(CALLER, module, pieces, is_whole, check)
     except NotCompared as error:
-        return (), [f"{NOT_COMPARED}, because {error}"]
-    return verdict.left_out if prefix is None else (), verdict.remarks
+        return Outcome(remarks=[error.remark])
+    return outcome if prefix is None else Outcome(remarks=outcome.remarks)
 
 
-def _initial_state(caller: str, source: Mapping[str, Any], layer: Converted, names: Sequence[str]) -> Any:
+def _initial_state(source: Mapping[str, Any], layer: Converted, names: Sequence[str]) -> Any:
     """Read the state of a layer from the parameters of these names."""
     if isinstance(layer, (dict, Dense)):
         prefixes = [f"{key}." if key else "" for key in layer] if isinstance(layer, dict) else []
         expected = f"a prefix, too, of {prefixes}" if prefixes else "an LSTM, a GRU or an RNN"
-        raise ValueError(f"{caller}: initial_state is given; expected {expected}")
+        raise ValueError(f"{CALLER}: initial_state is given; expected {expected}")
     parts = layer.layers if isinstance(layer, Stack) else (layer,)
-    cells = [cell for part in parts if not isinstance(part, Dense) for cell in cells_of(caller, part)]
+    cells = [cell for part in parts if not isinstance(part, Dense) for cell in cells_of(CALLER, part)]
     sizes = {"h": cells[0].output_size} | ({"cs": cells[0].hidden_size} if isinstance(cells[0], LSTM) else {})
     if isinstance(names, str) or len(names) != len(sizes) or not {*names} <= source.keys():
         expected = f"expected the names that {' and '.join(sizes)} have in the source, {('h0', 'c0')[: len(sizes)]} say"
-        raise ValueError(f"{caller}: initial_state is {names!r}; {expected}")
+        raise ValueError(f"{CALLER}: initial_state is {names!r}; {expected}")
     states: list[dict[str, Array]] = [{} for _ in cells]
     for name, (field, size) in zip(names, sizes.items(), strict=True):
-        array = read_arrays(caller, {"its weights": np.empty(0, cells[0].dtype), name: source[name]})[name]
+        array = read_arrays(CALLER, {"its weights": np.empty(0, cells[0].dtype), name: source[name]})[name]
         rows = array[:, None] if array.shape == (len(cells), size) else array
         if rows.ndim != 3 or rows.shape[::2] != (len(cells), size) or not rows.size:
             expected = f"expected ({len(cells)}, 1, {size}) or ({len(cells)}, {size})"
-            raise ValueError(f"{caller}: {name} has shape {array.shape}; {expected}")
+            raise ValueError(f"{CALLER}: {name} has shape {array.shape}; {expected}")
         for state, row in zip(states, rows, strict=True):
             state[field] = row
-    return read_initial_state(caller, layer, nest_states(layer, iter(states)))
+    return read_initial_state(CALLER, layer, nest_states(layer, iter(states)))
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -248,10 +222,10 @@ _QUANTIZED_PART = re.compile(
 _IDENTITIES = ("AlphaDropout", "Dropout", "Dropout1d", "FeatureAlphaDropout", "Identity")  # in inference
 
 
-def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
+def _groups(source: Mapping[str, Any]) -> dict[str, set[str]]:
     """Return the names of the weights of LSTMs, GRUs and RNNs, by prefix and without it."""
     groups: dict[str, set[str]] = {}
-    for name in read_names(caller, source):
+    for name in read_names(CALLER, source):
         if match := _NORMS.match(name):
             weight = (match["before"] or "") + match["new"] if match["new"] else match["old"]
             if _NAME.match(weight):
@@ -262,7 +236,7 @@ def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
                 elif f"{weight}_mask" in source:
                     state, remove = "pruned", "prune.remove"
                 raise ConversionError(
-                    f"{caller}: {weight} is {state}, and {name} is a part of it. Call"
+                    f"{CALLER}: {weight} is {state}, and {name} is a part of it. Call"
                     f" torch.nn.utils.{remove}(module, {weight.split('.')[-1]!r}) first, for every weight that is"
                 )
         if match := _NAME.match(name):
@@ -270,13 +244,13 @@ def _groups(caller: str, source: Mapping[str, Any]) -> dict[str, set[str]]:
     return groups
 
 
-def _without_weight_drop(caller: str, source: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_weight_drop(source: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the tensors with the weights before weight drop, which inference has, in place of their dropped copies.
 
     Of ``rnn.weight_hh_l0_raw`` the copy is ``rnn.module.weight_hh_l0`` in fastai and in AWD-LSTM, or else
     ``rnn.weight_hh_l0``, if it is stored at all.
     """
-    matches = [match for name in read_names(caller, source) if (match := _RAW_WEIGHT.match(name))]
+    matches = [match for name in read_names(CALLER, source) if (match := _RAW_WEIGHT.match(name))]
     tensors = dict(source)
     for match in matches:
         inner = f"{match[1]}module."
@@ -361,7 +335,7 @@ def _add_groups(steps: dict[str, Step], weights: _Weights, start: str) -> None:
 
 
 def _nonlinearities(
-    caller: str, module: Any, source: Mapping[str, Any], prefixes: Iterable[str], nonlinearity: str | None
+    module: Any, source: Mapping[str, Any], prefixes: Iterable[str], nonlinearity: str | None
 ) -> tuple[dict[str, str], list[str]]:
     """Return the activations of plain RNNs by prefix, and a remark on unknown ones; `nonlinearity` is for all."""
     modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
@@ -375,7 +349,7 @@ def _nonlinearities(
             unknown.append(prefix)
         activations[prefix] = str(nonlinearity or (own if own in ("tanh", "relu") else "tanh"))
     if nonlinearity is not None and not activations:
-        raise ValueError(f"{caller}: nonlinearity is {nonlinearity!r}, and there is no plain RNN; expected None")
+        raise ValueError(f"{CALLER}: nonlinearity is {nonlinearity!r}, and there is no plain RNN; expected None")
     remark = (
         f"weights do not tell the nonlinearity of plain RNNs; here it is tanh: {', '.join(map(repr, unknown))}. Pass"
         f" nonlinearity='tanh' or 'relu'"
@@ -404,7 +378,7 @@ def _add_others(steps: dict[str, Step], weights: _Weights, names: Sequence[str])
 def _recurrent(weights: _Weights, prefix: str) -> Layer:
     """Convert the LSTM, GRU or RNN whose weights have the prefix."""
     layers: list[Layer] = []
-    for suffixes in _suffixes(weights.caller, prefix, weights.groups[prefix]):
+    for suffixes in _suffixes(prefix, weights.groups[prefix]):
         cells = [_cell(weights, prefix, suffix) for suffix in suffixes]
         layers.append(Bidirectional(*cells) if len(cells) == 2 else cells[0])
     return layers[0] if len(layers) == 1 else Stack(layers)
@@ -416,16 +390,16 @@ def _dense(weights: _Weights, prefix: str) -> Dense:
     arrays = _read_arrays(weights, (weight_name, bias_name))
     weight = arrays[weight_name]
     if weight.ndim != 2:
-        raise ValueError(f"{weights.caller}: {weight_name} has shape {weight.shape}; expected (O, I), of a Linear")
+        raise ValueError(f"{CALLER}: {weight_name} has shape {weight.shape}; expected (O, I), of a Linear")
     return Dense(weight.T, arrays.get(bias_name, np.zeros(len(weight), weight.dtype)))
 
 
 def _read_arrays(weights: _Weights, names: Iterable[str]) -> dict[str, Array]:
     """Read the tensors that have one of these names."""
-    return read_arrays(weights.caller, {name: weights.tensors[name] for name in names if name in weights.tensors})
+    return read_arrays(CALLER, {name: weights.tensors[name] for name in names if name in weights.tensors})
 
 
-def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
+def _suffixes(prefix: str, names: set[str]) -> list[list[str]]:
     """Return the suffixes of the names, by layer and direction; refuse names if one is missing or left over."""
     numbers = [int(match[1]) for name in names if (match := re.search(r"_l(\d+)(_reverse)?$", name))]
     directions = ["", "_reverse"] if any(name.endswith("_reverse") for name in names) else [""]
@@ -440,13 +414,13 @@ def _suffixes(caller: str, prefix: str, names: set[str]) -> list[list[str]]:
         for name in (kind + suffix for suffix in suffixes[-1] for kind in kinds):
             if name not in extra_names:
                 raise ValueError(
-                    f"{caller}: {prefix}{name} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
+                    f"{CALLER}: {prefix}{name} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
                     f" every layer and direction"
                 )
             extra_names.remove(name)
     if extra_names:
         extra = ", ".join(prefix + name for name in sorted(extra_names))
-        raise ValueError(f"{caller}: {extra} would be left over; remove what is none of its weights")
+        raise ValueError(f"{CALLER}: {extra} would be left over; remove what is none of its weights")
     return suffixes
 
 
@@ -532,7 +506,7 @@ def _cell_arrays(caller: str, cell: RecurrentCell) -> dict[str, Array]:
 def _cell(weights: _Weights, prefix: str, suffix: str) -> RecurrentCell:
     """Convert one direction of a layer, whose weights' names end with the suffix."""
     roles = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-    caller, names = weights.caller, {role: prefix + role + suffix for role in roles}
+    names = {role: prefix + role + suffix for role in roles}
     arrays = _read_arrays(weights, names.values())
     kernel, recurrent = arrays[names["weight_ih"]], arrays[names["weight_hh"]]
     columns = recurrent.shape[0] if recurrent.ndim == 2 else 0
@@ -540,14 +514,14 @@ def _cell(weights: _Weights, prefix: str, suffix: str) -> RecurrentCell:
     if (projection := arrays.get(names["weight_hr"])) is not None:
         gates, size = GATE_COUNTS["LSTM"], len(projection) if projection.ndim else 0
         shapes = {"weight_hr": (projection, (size, columns // gates)), "weight_hh": (recurrent, (columns, size))}
-        check_shapes(caller, {names[role]: shape for role, shape in shapes.items()})
+        check_shapes(CALLER, {names[role]: shape for role, shape in shapes.items()})
         options["w_p"] = projection.T
     else:
-        gates = count_gates(caller, names["weight_hh"], recurrent, axis=0)
+        gates = count_gates(CALLER, names["weight_hh"], recurrent, axis=0)
     zeros = np.zeros(columns, kernel.dtype)
     biases = {names[role]: arrays.get(names[role], zeros) for role in ("bias_ih", "bias_hh")}
-    check_shapes(caller, {names["weight_ih"]: (kernel, (columns, None))})
-    check_shapes(caller, {name: (bias, (columns,)) for name, bias in biases.items()})
+    check_shapes(CALLER, {names["weight_ih"]: (kernel, (columns, None))})
+    check_shapes(CALLER, {name: (bias, (columns,)) for name, bias in biases.items()})
     if KINDS[gates] == "RNN":
         options["activation"] = weights.activations.get(prefix, "tanh")
     elif KINDS[gates] == "GRU":

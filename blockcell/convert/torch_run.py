@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from ..layers import Layer
 from ..layers.structure import state_sizes
 from ..optable import Array
-from .comparison import Crossing, NotCompared, choose_sizes, compare, keep_random_states
+from .comparison import Crossing, NotCompared, Outcome, choose_sizes, compare, keep_random_states
 from .models import cell_states, nest_states, read_initial_state
 from .shared import ConversionError
 
@@ -50,14 +50,6 @@ class Piece(NamedTuple):
         """What messages call it."""
         ends = dict.fromkeys((self.names[0], self.names[-1]))
         return " to ".join(map(repr, ends)) if self.names[0] else "the model"
-
-
-class Verdict(NamedTuple):
-    """What is to be said after a comparison."""
-
-    left_out: Sequence[str] = ()
-    """Labels of what the model's forward does beside the layers and the modules that are left out."""
-    remarks: Sequence[str] = ()
 
 
 class _Call(NamedTuple):
@@ -104,7 +96,7 @@ class _Input(NamedTuple):
 
 def compare_module(
     caller: str, module: torch.nn.Module, pieces: Sequence[Piece], is_whole: bool, check: bool | None
-) -> Verdict:
+) -> Outcome:
     """Compare converted layers with the PyTorch module that they come from.
 
     Parameters
@@ -179,7 +171,7 @@ class _Source:
         self._modules: dict[str, Any] = dict(self._model.named_modules(remove_duplicate=False))
 
     # ------------------------------------------------------------------------------------------------- comparisons
-    def compare(self, is_whole: bool) -> Verdict:
+    def compare(self, is_whole: bool) -> Outcome:
         """Compare the layers with the model, or, if that cannot run, each layer with its modules alone."""
         reason = None
         if not isinstance(self._model, (RNNBase, RNNCellBase, torch.nn.Linear)):
@@ -199,9 +191,9 @@ class _Source:
             raise reason or error from error
         if reason is not None:
             raise NotCompared(f"{reason}; its converted parts alone compute the same")
-        return Verdict()
+        return Outcome()
 
-    def _compare_model(self, is_whole: bool) -> Verdict:
+    def _compare_model(self, is_whole: bool) -> Outcome:
         """Compare the layer with what the model computes, or layers with what their modules compute in it."""
         if self._hooked_names:
             raise NotCompared(_HOOKS)
@@ -215,7 +207,7 @@ class _Source:
             hint = f", or prefix={prefix!r} for that part alone" if is_whole and prefix != "." else ""
             raise ConversionError(f"{error}{hint}") from None
         remarks = [f"compared for B = {B} alone, which the model fixes"] if B else []
-        return Verdict([*(self._more_operations if is_whole else left_out)], remarks)
+        return Outcome([*(self._more_operations if is_whole else left_out)], remarks)
 
     def _is_sequential(self) -> bool:
         return type(self._model) is torch.nn.Sequential
@@ -378,9 +370,7 @@ class _Source:
         for name, module in self._modules.items():
             is_outside = not any(_is_within(name, other) or _is_within(other, name) for other in self._piece_names)
             if is_outside or name in self._piece_names:
-                recorder = _Recorder(name, events)
-                handles.append(module.register_forward_pre_hook(recorder.enter, prepend=True, with_kwargs=True))
-                handles.append(module.register_forward_hook(recorder.leave))
+                handles += _record(name, module, events)
         try:
             yield events
         finally:
@@ -441,25 +431,23 @@ class _Source:
         return Crossing(piece.label, layer, call.x.astype(layer.dtype), expected, read, options)
 
 
-class _Recorder:
-    """The hooks that record the calls of one module."""
+def _record(name: str, module: torch.nn.Module, events: list[_Event]) -> list[Any]:
+    """Record the calls of a module from now on; return the handles of the hooks that do so."""
+    begun: list[_Event] = []
 
-    def __init__(self, name: str, events: list[_Event]) -> None:
-        self._name, self._events = name, events
-        self._begun: list[_Event] = []
-
-    def enter(self, _: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        """Record the arguments, before the module may change them in place."""
+    def enter(_: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:  # before it may change them
         values = {"input": None, "hx": None} | dict(zip(("input", "hx"), arguments, strict=False)) | dict(options)
         x, state, *others = *values.values(), *arguments[2:]
         is_packed = isinstance(x, PackedSequence)
         lengths = pad_packed_sequence(x)[1] if is_packed else torch.zeros(1)
         is_plain = all(other is None for other in others) and bool((lengths == lengths[0]).all())
-        self._begun.append(_Event(self._name, [*map(_arrays, (x, state, others))], [], is_packed, is_plain))
+        begun.append(_Event(name, [*map(_arrays, (x, state, others))], [], is_packed, is_plain))
 
-    def leave(self, _module: Any, _arguments: Any, result: Any) -> None:
-        """Record the result."""
-        self._events.append(self._begun.pop()._replace(leaving=_arrays(result)))
+    def leave(_module: Any, _arguments: Any, result: Any) -> None:
+        events.append(begun.pop()._replace(leaving=_arrays(result)))
+
+    entering = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+    return [entering, module.register_forward_hook(leave)]
 
 
 def _names_with_hooks(module: torch.nn.Module) -> list[str]:

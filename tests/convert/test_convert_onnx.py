@@ -8,11 +8,25 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from convert_cases import B, H, I, T, assert_same, gru, lstm, made, onnx_graph, onnx_weights, rng, rnn, warned
+from convert_cases import (
+    B,
+    H,
+    I,
+    T,
+    assert_same,
+    gru,
+    lstm,
+    made,
+    model_of,
+    onnx_graph,
+    onnx_weights,
+    rng,
+    rnn,
+    warned,
+)
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-import onnx_export
 from blockcell import FormatError, convert, formulas
 from blockcell.activations import PARAMETERS
 from blockcell.convert import ConversionError
@@ -198,6 +212,7 @@ def onnx_node(kind="LSTM", inputs=("X", "W", "R", "B"), **attributes):
         (onnx_node("RNN", clip=float("nan")), "clip=nan, which limits"),
         (onnx_node(input_forget=1, activations=["Relu", "Tanh", "Tanh"]), "input_forget=1 and the activation 'relu'"),
         (onnx_node("GRU", input_forget=1), "input_forget=1, which only an LSTM has"),
+        (onnx_node(coupled=1), "has the attribute 'coupled', which ONNX does not know"),
         (onnx_node(activations=["Sigmoid", "Relu", "Tanh"]), "'Relu'.*here both are the layer's activation"),
         (onnx_node("GRU", activations=["Sigmoid", "Gelu"]), "has the activation 'Gelu'; expected one of Affine, Elu"),
         (onnx_node("RNN", activations=["Affine"]), "has the activation Affine with no alpha"),
@@ -292,13 +307,6 @@ def test_onnx_lengths_that_are_the_callers():
         )
 
 
-def test_onnx_constant_lengths_of_a_node():
-    node = onnx_node(inputs=["X", "W", "R", "B", "P"])  # which are no lengths that could be compared
-    layer, text = warned(convert.from_onnx, node, onnx_weights(), check=False)
-    assert_same(layer, convert.from_onnx(onnx_node(), onnx_weights()))
-    assert "'P' (input[4]). Here" in text
-
-
 def test_the_calls_that_warnings_show():
     """They are those that the layer takes, and with the state of the model they give its results."""
     weights = {f"{k}{name}": array for k in "ab" for name, array in onnx_weights("GRU").items()}
@@ -311,13 +319,7 @@ def test_the_calls_that_warnings_show():
         made("Squeeze", ["A", "one"], "A2"),
         helper.make_node("GRU", ["A2", "bW", "bR", "bB", "", "bs"], ["Z"], name="b"),
     ]
-    info = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None) for name in "XsZ"]
-    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", info[:2], info[2:], tensors),
-        opset_imports=[helper.make_opsetid("", 18)],
-        ir_version=8,
-    )
+    model = model_of(nodes, weights, ["Z"], inputs="Xs")
     layer, text = warned(convert.from_onnx, model)
     assert text.endswith('y, state = layer(x, state={0: {"h": ...}, 1: {"h": ...}})')
     g = rng()
@@ -464,53 +466,53 @@ def test_what_is_no_onnx_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("node", "message"),
     [
-        (lambda: convert.from_onnx(b"model"), TypeError, "of type bytes; expected the path of a model, an onnx.Mod"),
-        (lambda: convert.from_onnx(onnx_node(direction="up"), onnx_weights()), ValueError, "direction='up'"),
-        (lambda: convert.from_onnx(onnx_node(inputs=("X", "W")), onnx_weights()), ValueError, "has no R"),
-        (
-            lambda: convert.from_onnx(onnx_node(hidden_size=5), onnx_weights()),
-            ValueError,
-            "hidden_size=5, but its R has",
-        ),
-        (
-            lambda: convert.from_onnx(onnx_node("GRU", ["X", "W", "R", "B", "", "", "c"]), onnx_weights("GRU")),
-            ValueError,
-            "has 7 inputs; expected at most 6: X, W, R, B, sequence_lens, initial_h",
-        ),
-        (
-            lambda: convert.from_onnx(onnx_node("GRU", linear_before_reset=1.0), onnx_weights("GRU")),
-            ValueError,
-            "has the attribute linear_before_reset twice or not as INT",
-        ),
-        (
-            lambda: convert.from_onnx(onnx_node(coupled=1), onnx_weights()),
-            ConversionError,
-            "has the attribute 'coupled', which ONNX does not know",
-        ),
-        (lambda: convert.from_onnx(bad_model(dims=[3])), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
-        (lambda: convert.from_onnx(bad_model(data_type=77)), ValueError, "from_onnx: the tensor 'W' cannot be read: "),
-        (lambda: convert.from_onnx(bad_model(data_location=1)), ValueError, "'W' is in another file; onnx.load"),
-        (lambda: convert.from_onnx(onnx_node(), onnx_weights("GRU")), ValueError, r"W has shape \(1, 12, 3\)"),
-        (
-            lambda: convert.from_onnx(onnx_node(direction="bidirectional"), onnx_weights()),
-            ValueError,
-            r"W has shape \(1, 16, 3\); expected \(2, 16, I\)",
-        ),
-        (lambda: convert.to_onnx(lstm(rng(), cell_clip=3)), ConversionError, "clips its cell state at 3"),
-        (lambda: convert.to_onnx(Stack([lstm(rng())])), ConversionError, "Convert layer.layers one by one"),
-        (lambda: convert.to_onnx(Bidirectional(lstm(rng()), gru(rng()))), ConversionError, "an LSTM and a GRU; a node"),
-        (
-            lambda: convert.to_onnx(Bidirectional(gru(rng(), reset_after=True), gru(rng()))),
-            ConversionError,
-            "one GRU has reset_after=True and the other has not",
-        ),
+        (onnx_node(direction="up"), "direction='up'"),
+        (onnx_node(inputs=("X", "W")), "has no R"),
+        (onnx_node(hidden_size=5), "hidden_size=5, but its R has"),
+        (onnx_node("GRU", ["X", "W", "R", "B", "", "", "c"]), "has 7 inputs; expected at most 6: X, W, R, B, sequence"),
+        (onnx_node("GRU", linear_before_reset=1.0), "has the attribute linear_before_reset twice or not as INT"),
+        (onnx_node(direction="bidirectional"), r"W has shape \(1, 16, 3\); expected \(2, 16, I\)"),
     ],
 )
-def test_onnx_errors(call, error, message):
+def test_odd_nodes(node, message):
+    """Attributes, inputs and shapes that are not as ONNX specifies them."""
+    with pytest.raises(ValueError, match=message):
+        convert.from_onnx(node, onnx_weights(node.op_type))
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ([b"model"], TypeError, "of type bytes; expected the path of a model, an onnx.Mod"),
+        ([bad_model(dims=[3])], ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        ([bad_model(data_type=77)], ValueError, "from_onnx: the tensor 'W' cannot be read: "),
+        ([bad_model(data_location=1)], ValueError, "'W' is in another file; onnx.load"),
+        ([onnx_node(), onnx_weights("GRU")], ValueError, r"W has shape \(1, 12, 3\)"),
+    ],
+)
+def test_odd_sources(source, error, message):
+    """No model, tensors that cannot be read, and weights of another kind."""
     with pytest.raises(error, match=message):
-        call()
+        convert.from_onnx(*source)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lstm(rng(), cell_clip=3), "clips its cell state at 3"),
+        (Stack([lstm(rng())]), "Convert layer.layers one by one"),
+        (Bidirectional(lstm(rng()), gru(rng())), "an LSTM and a GRU; a node"),
+        (Bidirectional(gru(rng(), reset_after=True), gru(rng())), "one GRU has reset_after=True and the other has not"),
+        (Bidirectional(lstm(rng()), lstm(rng(), coupled=True)), "one LSTM has coupled=True and the other has not"),
+        (lstm(rng(), coupled=True, recurrent_activation="relu"), "the activation 'relu' for its gates"),
+    ],
+)
+def test_to_onnx_refused(layer, message):
+    """What a node cannot express."""
+    with pytest.raises(ConversionError, match=message):
+        convert.to_onnx(layer)
 
 
 @pytest.mark.parametrize(
@@ -599,163 +601,28 @@ def test_where_a_clip_changes_nothing(dtype, activation):
     assert_same(layer, convert.from_onnx(onnx_node("RNN", activations=[activation]), weights))
 
 
-CLIPPED = {  # a clip that changes results, and one that does not
-    "LSTM": {"activations": ["HardSigmoid", "Tanh", "Tanh"], "clip": 9.1},
-    "GRU": {"activations": ["HardSigmoid", "HardSigmoid"], "clip": 2.5},
-    "RNN": {"clip": 9.1},
-}
-
-
-@pytest.mark.parametrize("kind", CLIPPED)
-def test_clip_beside_onnxruntime(kind):
-    """A clip that is taken changes nothing there, either, with weights that reach it."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    weights = {name: (8 * array).astype(np.float32) for name, array in onnx_weights(kind).items() if name != "P"}
-    node = onnx_node(kind, hidden_size=H, **CLIPPED[kind])
-    model = onnx_model(node, weights, np.float32)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = 4 * rng().standard_normal((T, B, I)).astype(np.float32)
-    layer = convert.from_onnx(node, weights)
-    np.testing.assert_allclose(onnx_y(session.run(None, {"X": x})[0]), layer(x)[0], rtol=0, atol=2e-5)
-
-
-def clipped_models(kind, clip, *, first="Y", before="LSTM", between=(), weights=None, inputs=("", ""), **options):
-    """Return a model of a layer with a clipped one behind it, and the clipped node without its clip."""
-    before_weights = {f"a{name}": 40 * array for name, array in onnx_weights(before).items() if name != "P"}
-    made_weights = {name: array for name, array in onnx_weights(kind).items() if name != "P"} | (weights or {})
-    made_weights["W"] = np.pad(made_weights["W"], ((0, 0), (0, 0), (0, H - I)), "wrap")
-    options = {"hidden_size": H, **options}
-    node = helper.make_node(kind, ["X2", "W", "R", "B"], ["Y"], name="b", **options)
-    places = ["X2", "W", "R", "B", "", *inputs][: 6 + (kind == "LSTM")]
-    arrays = {name: array.astype(np.float32) for name, array in (before_weights | made_weights).items()}
-    arrays |= {"one": np.array([1]), "first": np.full((1, B, H), 3, np.float32)}
-    nodes = [
-        helper.make_node(before, ["X", "aW", "aR", "aB"], ["A", "A_h"], name="a", hidden_size=H),
-        *(between or [made("Squeeze", ["A", "one"], "X2")]),
-        helper.make_node(kind, places, ["Y"], name="b", clip=clip, **options),
-    ]
-    infos = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("X", "Y")]
-    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], tensors)
-    opsets = [helper.make_opsetid("", 18)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8), convert.from_onnx(node, arrays)
-
-
-def clip_limit(*arguments, **options):
-    """Return the clip from where on the message says that it changes nothing."""
-    with pytest.raises(ConversionError, match=r"; .* pass ignore_clip=True$") as error:
-        convert.from_onnx(clipped_models(*arguments, 0.001, **options)[0])
-    text = str(error.value)
-    return float(text.split("only from ")[1].split()[0]) if "only from" in text else np.inf
-
-
-COUPLED = {"input_forget": 1}
-SMALL = {name: 0.2 * array for name, array in onnx_weights().items() if name != "P"}  # a forget gate well below 1
-
-
-@pytest.mark.parametrize("before", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("LSTM", {"weights": SMALL}), ("LSTM", COUPLED), ("GRU", {}), ("GRU", {"linear_before_reset": 1}), ("RNN", {})],
-)
-def test_a_clip_that_cannot_be_reached(kind, options, before):
-    """Beside onnxruntime, with an input that is 1 or -1 nearly everywhere."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    limit = clip_limit(kind, before=before, **options)
-    assert limit < 9  # from 9.02 on, tanh has one value
-    model, expected = clipped_models(kind, 1.001 * limit, before=before, **options)
-    stack = convert.from_onnx(model)
-    assert_same(stack.layers[1], expected)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = 40 * rng().standard_normal((T, B, I)).astype(np.float32)
-    np.testing.assert_allclose(onnx_y(session.run(None, {"X": x})[0]), stack(x)[0], rtol=0, atol=1e-5)
-
-
-def test_what_a_clip_is_compared_with():
-    """Sums by hand: x and h are at most 1, or 3 where a state starts at 3."""
-    weights = {"W": np.full((1, H, I), 0.25), "R": np.full((1, H, H), -0.125), "B": np.full((1, 2 * H), -0.0625)}
-    sum_x, sum_h, bias = 0.25 * H, 0.125 * H, 0.125
-    assert clip_limit("RNN", weights=weights) == sum_x + sum_h + bias
-    assert clip_limit("RNN", weights=weights, inputs=["first"]) == sum_x + 3 * sum_h + bias
-    gru = {name: np.tile(array, (1, 6 if name == "B" else 3, 1)[: array.ndim]) for name, array in weights.items()}
-    gru["B"] = np.full((1, 6 * H), -0.0625)
-    assert clip_limit("GRU", weights=gru) == sum_x + sum_h + bias
-    lstm = {name: np.tile(array, (1, 4, 1)) for name, array in weights.items() if name != "B"}
-    lstm["B"] = np.full((1, 8 * H), -0.0625)
-    forget = 1 / (1 + np.exp(-(sum_x + sum_h + bias)))
-    assert clip_limit("LSTM", weights=lstm) == pytest.approx(1 / (1 - forget), rel=1e-3)
-    assert clip_limit("LSTM", weights=lstm, **COUPLED) == sum_x + sum_h + bias
-    assert clip_limit("LSTM", weights=lstm, inputs=["", "first"], **COUPLED) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "limit"),
-    [
-        ({"between": [made("Squeeze", ["A", "one"], "A2"), made("Relu", ["A2"], "X2")]}, 9.01),
-        ({"between": [made("Squeeze", ["A", "one"], "A2"), made("Concat", ["A2", "first"], "X2", axis=0)]}, 9.01),
-        ({"between": [made("Identity", ["X"], "X2")]}, 9.01),
-        ({"inputs": ["X"]}, 9.01),
-        ({"activations": ["Relu"]}, np.inf),
-        ({"activations": ["Affine"], "activation_alpha": [1.0], "activation_beta": [0.0]}, np.inf),
-    ],
-)
-def test_a_clip_that_may_be_reached(options, limit):
-    """By an input or a state that has no bound: only the activation's own values count."""
-    assert clip_limit("RNN", **options) == pytest.approx(limit, rel=1e-2)
-    assert clip_limit("RNN") < 6
-
-
-def test_a_clip_that_is_to_be_ignored():
-    for kind in ("LSTM", "GRU", "RNN"):
-        model, expected = clipped_models(kind, 0.5)
-        assert_same(convert.from_onnx(model, ignore_clip=True).layers[1], expected)
-        assert_same(convert.from_onnx(model, name="b", ignore_clip=True), expected)
-        arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-        assert_same(convert.from_onnx(model.graph.node[-1], arrays, ignore_clip=True), expected)
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_clip_that_is_to_be_ignored(kind):
+    """It is refused unless the caller ignores it, and then no part of the comparison."""
+    node, weights = onnx_node(kind, clip=0.5), onnx_weights(kind)
+    for source in ((node, weights), (onnx_model(node, weights),)):
+        assert_same(convert.from_onnx(*source, ignore_clip=True), convert.from_onnx(onnx_node(kind), weights))
         with pytest.raises(ConversionError, match=r"If your inputs never reach the limit, pass ignore_clip=True$"):
-            convert.from_onnx(model.graph.node[-1], arrays)
+            convert.from_onnx(*source)
 
 
 @pytest.mark.parametrize("peephole", [False, True])
 @pytest.mark.parametrize("gates", [[], [0.2, 0.5], [0.25, 0.125]])
-def test_input_forget_beside_onnxruntime(gates, peephole):
-    """f is 1 - i, and f's own weights count for nothing."""
-    onnxruntime = pytest.importorskip("onnxruntime")
+def test_input_forget(gates, peephole):
+    """f is 1 - i, so f's own weights count for nothing; the node is compared with onnxruntime's results."""
     options = {"activations": ["HardSigmoid", "Tanh", "Tanh"] * 2} if gates else {}
     options |= dict(zip(("activation_alpha", "activation_beta"), ([value] * 2 for value in gates), strict=False))
     inputs = ["X", "W", "R", "B", "", "", "", "P"][: None if peephole else 4]
-    node = onnx_node(inputs=inputs, input_forget=1, hidden_size=H, direction="bidirectional", **options)
-    weights = {name: array.astype(np.float32) for name, array in onnx_weights(directions=2).items() if name in inputs}
-    model = onnx_model(node, weights, np.float32)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = rng().standard_normal((T, B, I)).astype(np.float32)
-    expected = onnx_y(session.run(None, {"X": x})[0])
+    node = onnx_node(inputs=inputs, input_forget=1, direction="bidirectional", **options)
+    weights = onnx_weights(directions=2)
     layer = convert.from_onnx(node, weights)
     assert layer.fw.coupled and layer.bw.coupled
-    np.testing.assert_allclose(layer(x)[0], expected, rtol=0, atol=2e-6)
-    for name in weights:  # those of f, which are the third part of each
-        array = weights[name].reshape(2, -1, *weights[name].shape[2:])
-        parts = {"W": 4, "R": 4, "B": 8, "P": 3}[name]
-        for each in np.split(array, parts, axis=1)[2::4]:
-            each[:] = 9
+    for name, parts in {"W": 4, "R": 4, "B": 8, "P": 3}.items():  # of which the third ones are f's
+        for part in np.split(weights[name], parts, axis=1)[2::4]:
+            part[:] = 9
     assert_same(convert.from_onnx(node, weights), layer)
-    again = convert.from_onnx(*convert.to_onnx(layer))
-    np.testing.assert_allclose(again(x)[0], expected, rtol=0, atol=2e-6)
-
-
-def test_input_forget_to_onnx_refused():
-    g = rng()
-    with pytest.raises(ConversionError, match="one LSTM has coupled=True and the other has not"):
-        convert.to_onnx(Bidirectional(lstm(g), lstm(g, coupled=True)))
-    with pytest.raises(ConversionError, match="the activation 'relu' for its gates"):
-        convert.to_onnx(lstm(g, coupled=True, recurrent_activation="relu"))
-
-
-def test_exported_layers():
-    """The nodes of a model that `onnx_export.export` makes with loop="native" have their weights as initializers."""
-    g = rng()
-    layer = Stack([Bidirectional(lstm(g, peephole=True), gru(g)), lstm(g, inputs=2 * H)])
-    model = onnx_export.export(layer, None, loop="native", functions=False, lengths=False, state=False)
-    nodes = [node for node in model.graph.node if node.op_type in ("LSTM", "GRU")]
-    for cell, node in zip([layer.layers[0].fw, layer.layers[0].bw, layer.layers[1]], nodes, strict=True):
-        assert_same(convert.from_onnx(model, name=node.output[0]), cell)

@@ -7,7 +7,6 @@ heads on final states.
 from __future__ import annotations
 
 import importlib.util
-import io
 import warnings
 from pathlib import Path
 
@@ -23,8 +22,10 @@ from convert_cases import (
     all_warnings,
     assert_same,
     converted,
+    export_by_torch,
     from_torch,
     made,
+    model_of,
     onnx_graph,
     onnx_weights,
     parts_of,
@@ -37,12 +38,6 @@ from onnx.reference import ReferenceEvaluator
 from blockcell import LSTM, Bidirectional, Dense, Stack, convert
 from blockcell.convert import ConversionError
 from onnx_export import export
-
-
-def model_of(nodes, initializers, opset=18, outputs=("Y",), inputs=("X",)):
-    """Make a model of nodes and initializers."""
-    graph = onnx_graph(nodes, initializers, outputs, inputs=inputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def node_of(w="W", r="R", b="B", kind="LSTM", **options):
@@ -95,10 +90,7 @@ def test_constants_in_front_of_weights(makers, initializers):
     """The layer has what onnx.reference makes of them."""
     arrays = WEIGHTS | INTEGERS | initializers
     model = model_of([*makers, node_of("V")], arrays, opset=21)
-    alone = helper.make_graph(makers, "g", [], [helper.make_tensor_value_info("V", TensorProto.DOUBLE, None)],
-                              [numpy_helper.from_array(array, name) for name, array in arrays.items()])  # fmt: skip
-    alone = helper.make_model(alone, opset_imports=model.opset_import, ir_version=8)
-    V = ReferenceEvaluator(alone).run(None, {})[0]
+    V = ReferenceEvaluator(model_of(makers, arrays, ["V"], opset=21, inputs=())).run(None, {})[0]
     assert_same(convert.from_onnx(model), convert.from_onnx(node_of(), WEIGHTS | {"W": V}))
 
 
@@ -106,16 +98,6 @@ def test_axes_as_attributes():
     """As models of an older opset have them."""
     makers = [made("Unsqueeze", ["w"], "v", axes=[0]), made("Slice", ["v"], "V", axes=[1], starts=[0], ends=[4 * H])]
     assert_same(convert.from_onnx(model_of([*makers, node_of("V")], WEIGHTS | {"w": W[0]}, opset=9)), EXPECTED)
-
-
-@pytest.mark.parametrize("place", range(3))
-def test_each_weight_is_folded(place):
-    name = "WRB"[place]
-    makers = [made("Unsqueeze", ["part", "zero"], "V")]
-    names = [*"WRB"]
-    names[place] = "V"
-    arrays = WEIGHTS | INTEGERS | {"part": WEIGHTS[name][0]}
-    assert_same(convert.from_onnx(model_of([*makers, node_of(*names)], arrays)), EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +132,7 @@ def test_what_the_message_says_about_weights_works(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     arrays = {name: array.astype(np.float32) for name, array in WEIGHTS.items()}
     node = helper.make_node("LSTM", ["X", "V", "R", "B"], ["Y"], name="a", hidden_size=H)
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "XY"]
-    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph([made("Neg", ["W"], "V"), node], "g", info[:1], info[1:], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = model_of([made("Neg", ["W"], "V"), node], arrays, dtype=TensorProto.FLOAT)
     with pytest.raises(ConversionError):
         convert.from_onnx(model)
     options = onnxruntime.SessionOptions()
@@ -315,12 +294,8 @@ def test_what_onnxruntime_quantizes(tmp_path):
 
     layer = LSTM.init(16, 32, seed=0)
     node, arrays = convert.to_onnx(layer)
-    info = [helper.make_tensor_value_info(f"rnn_{name}", TensorProto.FLOAT, None) for name in "XY"]
     del node.output[1:]
-    graph = helper.make_graph(
-        [node], "g", info[:1], info[1:], [numpy_helper.from_array(a, n) for n, a in arrays.items()]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    model = model_of([node], arrays, ["rnn_Y"], inputs=["rnn_X"], dtype=TensorProto.FLOAT)
     onnx.save(model, tmp_path / "float.onnx")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -547,8 +522,6 @@ FIXED = "from_onnx: compared for B = 2 alone, which the model fixes"  # by a Res
 def streaming(kind, layers, directions, batch_first, dynamo):
     """Export a PyTorch model that takes and returns states; return its arguments, its results and the export."""
     torch = pytest.importorskip("torch")
-    if dynamo:
-        pytest.importorskip("onnxscript")
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -566,12 +539,7 @@ def streaming(kind, layers, directions, batch_first, dynamo):
     arguments = tuple(torch.randn(size) for size in sizes)
     with torch.no_grad():
         results = [result.numpy() for result in model(*arguments)]
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = torch.onnx.export(model, arguments, None if dynamo else file, dynamo=dynamo)
-    exported = exported.model_proto if dynamo else onnx.load_from_string(file.getvalue())
-    return [argument.numpy() for argument in arguments], results, exported
+    return [argument.numpy() for argument in arguments], results, export_by_torch(model, arguments, dynamo)
 
 
 @pytest.mark.peers
@@ -606,8 +574,6 @@ def test_exports_that_take_states(kind, layers, directions, batch_first, dynamo)
 @pytest.mark.parametrize(("reads", "rows"), [("h", B), ("h", 1), ("y", 1)])
 def test_exported_heads_on_the_last_state(reads, rows, layers, dynamo):
     torch = pytest.importorskip("torch")
-    if dynamo:
-        pytest.importorskip("onnxscript")
     nn = torch.nn
 
     class Classifier(nn.Module):
@@ -621,12 +587,8 @@ def test_exported_heads_on_the_last_state(reads, rows, layers, dynamo):
             return self.head(h[-1] if reads == "h" else y[:, -1])
 
     torch.manual_seed(0)
-    module, x, file = Classifier().eval(), torch.randn(rows, T, I), io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = torch.onnx.export(module, (x,), None if dynamo else file, dynamo=dynamo)
-    model = exported.model_proto if dynamo else onnx.load_from_string(file.getvalue())
-    layer, texts = all_warnings(convert.from_onnx, model)
+    module, x = Classifier().eval(), torch.randn(rows, T, I)
+    layer, texts = all_warnings(convert.from_onnx, export_by_torch(module, (x,), dynamo))
     assert parts_of(layer) == f"{' '.join(['GRU'] * layers)} Dense:relu:False Dense:softmax:True"
     assert texts in ([], [FIXED.replace("2", str(rows))])
     with torch.no_grad():

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import warnings
-
 import numpy as np
-import onnx
 import pytest
-from convert_cases import H, I, T, assert_same, from_torch, made, onnx_graph, onnx_weights, rng, torch_weights, warned
+from convert_cases import (
+    H,
+    I,
+    T,
+    assert_same,
+    export_by_torch,
+    from_torch,
+    made,
+    model_of,
+    onnx_weights,
+    rng,
+    torch_weights,
+    warned,
+)
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -32,12 +41,6 @@ def random_states(g, *shape):
     return g.uniform(-1, 1, shape)
 
 
-def model_of(nodes, initializers, results=("Y",), inputs=("X",)):
-    """Make a model of nodes and initializers."""
-    graph = onnx_graph(nodes, initializers, results, inputs=inputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-
-
 def node_of(kind="LSTM", names=("h", "c"), result="Y", x="X", prefix="", **attributes):
     """Make a recurrent node with initial states of these names."""
     inputs = [x, *(prefix + name for name in "WRB"), "", *names[: 2 if kind == "LSTM" else 1]]
@@ -45,67 +48,47 @@ def node_of(kind="LSTM", names=("h", "c"), result="Y", x="X", prefix="", **attri
 
 
 BATCH = [made("Shape", ["X"], "sizes"), made("Gather", ["sizes", "1"], "batch")]  # X is [T,B,I]
-FORMS = {  # how models make rows for a batch of one: nodes and constants
-    "constant": ([], {"h": random_states(rng(), 1, 1, H)}),
-    "Identity": ([made("Identity", ["h0"], "h")], {"h0": random_states(rng(), 1, 1, H)}),
-    "Expand": (
-        [*BATCH, made("Concat", ["1", "batch", "4"], "shape", axis=0), made("Expand", ["h0", "shape"], "h")],
-        {"h0": random_states(rng(), 1, 1, H)},
-    ),
-    "Expand, as PyTorch's new exporter has it": (
-        [
-            made("Shape", ["X"], "batch", start=1, end=2),
-            made("Concat", ["-1", "batch", "-1"], "shape", axis=0),
-            made("Abs", ["shape"], "positive"),
-            made("Expand", ["h0", "positive"], "h"),
-        ],
-        {"h0": random_states(rng(), 1, 1, H)},
-    ),
-    "Expand, as PyTorch's old exporter has it": (
-        [
-            *BATCH,
-            made("Concat", ["-1", "batch", "-1"], "shape", axis=0),
-            made("ConstantOfShape", ["3"], "ones", value=onnx_tensor(1)),
-            made("Mul", ["ones", "-1"], "negative"),
-            made("Equal", ["shape", "negative"], "is_negative"),
-            made("Where", ["is_negative", "ones", "shape"], "positive"),
-            made("Expand", ["h0", "positive"], "h"),
-        ],
-        {"h0": random_states(rng(), 1, 1, H)},
-    ),
-    "Tile": (
-        [*BATCH, made("Concat", ["1", "batch", "1"], "counts", axis=0), made("Tile", ["h0", "counts"], "h")],
-        {"h0": random_states(rng(), 1, 1, H)},
-    ),
-    "Unsqueeze, Expand, Transpose": (
-        [
-            made("Tanh", ["h0"], "bounded"),
-            *BATCH,
-            made("Concat", ["batch", "4"], "shape", axis=0),
-            made("Expand", ["bounded", "shape"], "rows"),
-            made("Unsqueeze", ["rows", "1"], "B1H"),
-            made("Transpose", ["B1H"], "h", perm=[1, 0, 2]),
-        ],
-        {"h0": random_states(rng(), H)},
-    ),
-    "ConstantOfShape": (
-        [
-            *BATCH,
-            made("Concat", ["1", "batch", "4"], "shape", axis=0),
-            made("ConstantOfShape", ["shape"], "h", value=onnx_tensor(0.25)),
-        ],
-        {},
-    ),
-    "zeros + h0": (
-        [
-            *BATCH,
-            made("Concat", ["1", "batch", "4"], "shape", axis=0),
-            made("ConstantOfShape", ["shape"], "zeros", value=onnx_tensor(0.0)),
-            made("Add", ["zeros", "h0"], "h"),
-        ],
-        {"h0": random_states(rng(), H)},
-    ),
+FORMS = {  # how models make rows of h0 [1,1,H] for a batch: nodes
+    "constant": [],
+    "Identity": [made("Identity", ["h0"], "h")],
+    "Expand": [*BATCH, made("Concat", ["1", "batch", "4"], "shape", axis=0), made("Expand", ["h0", "shape"], "h")],
+    "Expand, as PyTorch's new exporter has it": [
+        made("Shape", ["X"], "batch", start=1, end=2),
+        made("Concat", ["-1", "batch", "-1"], "shape", axis=0),
+        made("Abs", ["shape"], "positive"),
+        made("Expand", ["h0", "positive"], "h"),
+    ],
+    "Expand, as PyTorch's old exporter has it": [
+        *BATCH,
+        made("Concat", ["-1", "batch", "-1"], "shape", axis=0),
+        made("ConstantOfShape", ["3"], "ones", value=onnx_tensor(1)),
+        made("Mul", ["ones", "-1"], "negative"),
+        made("Equal", ["shape", "negative"], "is_negative"),
+        made("Where", ["is_negative", "ones", "shape"], "positive"),
+        made("Expand", ["h0", "positive"], "h"),
+    ],
+    "Tile": [*BATCH, made("Concat", ["1", "batch", "1"], "counts", axis=0), made("Tile", ["h0", "counts"], "h")],
+    "Unsqueeze, Expand, Transpose": [
+        made("Tanh", ["h0"], "bounded"),
+        *BATCH,
+        made("Concat", ["batch", "4"], "shape", axis=0),
+        made("Expand", ["bounded", "shape"], "rows"),
+        made("Unsqueeze", ["rows", "1"], "B1H"),
+        made("Transpose", ["B1H"], "h", perm=[1, 0, 2]),
+    ],
+    "ConstantOfShape": [
+        *BATCH,
+        made("Concat", ["1", "batch", "4"], "shape", axis=0),
+        made("ConstantOfShape", ["shape"], "h", value=onnx_tensor(0.25)),
+    ],
+    "zeros + h0": [
+        *BATCH,
+        made("Concat", ["1", "batch", "4"], "shape", axis=0),
+        made("ConstantOfShape", ["shape"], "zeros", value=onnx_tensor(0.0)),
+        made("Add", ["zeros", "h0"], "h"),
+    ],
 }
+OF_VECTORS = ("Unsqueeze, Expand, Transpose", "zeros + h0")  # h0 is [H]
 NUMBERS = {str(value): int64_array(value) for value in (-1, 1, 3, 4)}
 
 
@@ -113,10 +96,10 @@ NUMBERS = {str(value): int64_array(value) for value in (-1, 1, 3, 4)}
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_made_of_constants(form, kind):
     """The state has one row, calls take it for any batch, and the results are those of the model."""
-    makers, constants = FORMS[form]
-    model = model_of(
-        [*makers, node_of(kind)], onnx_weights(kind) | NUMBERS | constants | {"c": random_states(rng(), 1, 1, H)}
-    )
+    makers, constants = FORMS[form], {"c": random_states(rng(), 1, 1, H)}
+    h0 = random_states(rng(), *((H,) if form in OF_VECTORS else (1, 1, H)))
+    weights = onnx_weights(kind) | NUMBERS | ({"h0": h0} if makers else {"h": h0}) | constants
+    model = model_of([*makers, node_of(kind)], weights)
     layer, state = convert.from_onnx(model, initial_state=True)
     layer_without_state, text = warned(convert.from_onnx, model)
     assert_same(layer_without_state, layer)
@@ -221,30 +204,24 @@ def test_zeros_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("makers", "constants"),
+    "makers",
     [
-        (
-            [made("ReduceMax", ["X"], "m", keepdims=0), made("Mul", ["h0", "m"], "h")],
-            {"h0": random_states(rng(), 1, 1, H)},
-        ),
-        (  # as many times h0 as there are steps
-            [
-                made("Shape", ["X"], "T", start=0, end=1),
-                made("Cast", ["T"], "float", to=11),
-                made("Mul", ["h0", "float"], "h"),
-            ],
-            {"h0": random_states(rng(), 1, 1, H)},
-        ),
-        ([made("Shape", ["X"], "sizes"), made("Expand", ["h0", "sizes"], "h")], {"h0": random_states(rng(), 1, 1, H)}),
-        ([made("Shape", ["X"], "sizes"), made("Tile", ["h0", "huge"], "h")], {"h0": random_states(rng(), 1, 1, H)}),
-        ([made("Expand", ["h0", "huge"], "h")], {"h0": random_states(rng(), 1, 1, H)}),
-        ([made("ConstantOfShape", ["huge"], "h", value=onnx_tensor(1.0))], {}),
-        ([], {}),
+        [made("ReduceMax", ["X"], "m", keepdims=0), made("Mul", ["h0", "m"], "h")],
+        [  # as many times h0 as there are steps
+            made("Shape", ["X"], "T", start=0, end=1),
+            made("Cast", ["T"], "float", to=11),
+            made("Mul", ["h0", "float"], "h"),
+        ],
+        [made("Shape", ["X"], "sizes"), made("Expand", ["h0", "sizes"], "h")],
+        [made("Shape", ["X"], "sizes"), made("Tile", ["h0", "huge"], "h")],
+        [made("Expand", ["h0", "huge"], "h")],
+        [made("ConstantOfShape", ["huge"], "h", value=onnx_tensor(1.0))],
+        [],
     ],
 )
-def test_states_that_are_no_constants(makers, constants):
+def test_states_that_are_no_constants(makers):
     """They are the caller's, as before."""
-    constants = constants | {"c": np.zeros((1, 1, H)), "huge": int64_array(1, 2**40, H)}
+    constants = {"h0": random_states(rng(), 1, 1, H), "c": np.zeros((1, 1, H)), "huge": int64_array(1, 2**40, H)}
     model = model_of([*makers, node_of()], onnx_weights() | constants)
     with pytest.warns(UserWarning) as record:
         _, state = convert.from_onnx(model, initial_state=True)
@@ -333,8 +310,6 @@ def test_parameters_that_do_not_fit(parameters, names, error, message):
 def test_exports_with_parameters(kind, layers, directions, way, dynamo):
     """A module whose h0 and c0 are parameters: y is PyTorch's for batches of other sizes than that of the export."""
     torch = pytest.importorskip("torch")
-    if dynamo:
-        pytest.importorskip("onnxscript")
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -355,14 +330,10 @@ def test_exports_with_parameters(kind, layers, directions, way, dynamo):
             return self.rnn(x, tuple(first) if kind == "LSTM" else first[0])[0]
 
     torch.manual_seed(layers)
-    model, x, file = Model().eval(), torch.randn(3, T, I), io.BytesIO()
+    model, x = Model().eval(), torch.randn(3, T, I)
     sizes = {"dynamic_shapes": ({0: torch.export.Dim("B", min=1, max=99)},)} if dynamo else {}
     sizes = sizes or {"dynamic_axes": {"x": {0: "B"}}, "input_names": ["x"]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exported = torch.onnx.export(model, (x,), None if dynamo else file, dynamo=dynamo, **sizes)
-    exported = exported.model_proto if dynamo else onnx.load_from_string(file.getvalue())
-    layer, state = convert.from_onnx(exported, initial_state=True)
+    layer, state = convert.from_onnx(export_by_torch(model, (x,), dynamo, **sizes), initial_state=True)
     for batch in (1, 3, 7):
         x = torch.randn(batch, T, I)
         with torch.no_grad():

@@ -252,7 +252,7 @@ def test_tf1_refused(variables, options, message):
         (tf1_gru(), {"forget_bias": 1.0}, ValueError, "is a GRU, which has no forget_bias"),
         (tf1_gru(), {"cell": "LSTMCell"}, ValueError, "expected one cell"),
         ({f"{name}/part_0": value for name, value in tf1_lstm().items()}, {}, ValueError, "variables are in parts"),
-        (tf1_lstm() | {"rnn/lstm_cell/bias": np.ones(15, np.float32)}, {}, ValueError, r"a bias of \(15,\)"),
+        (tf1_lstm() | {"rnn/lstm_cell/bias": np.ones(15, np.float32)}, {}, ValueError, r"b has shape \(15,\);"),
         (tf1_lstm() | {"rnn/lstm_cell/w_i_diag": np.ones(H, np.float32)}, {}, ValueError, r"only \['wci'\]"),
         (tf1_gru() | {"rnn/gru_cell/b_c": np.ones(3, np.float32)}, {}, ValueError, r"b_c has shape \(3,\)"),
         (tf1_lstm() | {"rnn/lstm_cell/bias": np.ones(16)}, {}, TypeError, "has dtype float64; expected float32"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 import types
 import warnings
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from cases import SEED
 from onnx import TensorProto, helper, numpy_helper
@@ -163,12 +165,31 @@ def parts_of(layer):
     )
 
 
-def onnx_graph(nodes, initializers, outputs, name="g", inputs=("X",)):
+def onnx_graph(nodes, initializers, outputs, name="g", inputs=("X",), dtype=TensorProto.DOUBLE):
     def info(name):
-        return helper.make_tensor_value_info(name, TensorProto.DOUBLE, None)
+        return helper.make_tensor_value_info(name, dtype, None)
 
     tensors = [numpy_helper.from_array(array, key) for key, array in initializers.items()]
     return helper.make_graph(nodes, name, [*map(info, inputs)], [*map(info, outputs)], initializer=tensors)
+
+
+def model_of(nodes, initializers, outputs=("Y",), opset=18, **options):
+    """Make a model of nodes and initializers; the options are those of `onnx_graph`."""
+    graph, opsets = onnx_graph(nodes, initializers, outputs, **options), [helper.make_opsetid("", opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def export_by_torch(module, arguments, dynamo, **options):
+    """Export a module by one of PyTorch's two exporters."""
+    if dynamo:
+        pytest.importorskip("onnxscript")
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = pytest.importorskip("torch").onnx.export(
+            module, arguments, None if dynamo else file, dynamo=dynamo, **options
+        )
+    return program.model_proto if dynamo else onnx.load_from_string(file.getvalue())
 
 
 def all_warnings(function, *arguments, **options):
