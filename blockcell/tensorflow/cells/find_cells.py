@@ -19,11 +19,9 @@ from .search.block_ops import BLOCKS, read_block_op
 from .search.checkpoint_names import search_names
 from .search.subgraphs import search_subgraphs
 from .structure.connection_check import GraphConnections
-from .structure.directions import CellRun
 from .structure.initial_states import InitialStates
 from .structure.layer_stack import Cells
-from .structure.output_merges import OutputMerges
-from .structure.sequences import Sequences
+from .structure.sequences import CellRun, trace_sequences
 from .weights.saver_names import trace_weights
 from .weights.weight_sources import WeightSources
 
@@ -31,7 +29,6 @@ _MOST_SELECTIONS = 4  # places from a state back to the step before, which a mas
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"
 )
-_CellPair = tuple[CellDefinition, CellDefinition]
 
 
 class _ConnectedCell(NamedTuple):
@@ -46,11 +43,9 @@ class _ConnectedCell(NamedTuple):
 
 
 class _GraphCells(NamedTuple):
-    """The cells of a graph, and pairs of cells whose outputs a node concatenates or merges."""
+    """The cells of a graph, and the connections between them."""
 
     cells: list[_ConnectedCell]
-    concatenated: set[_CellPair]
-    merged: set[_CellPair]
     connections: GraphConnections
     runs: list[CellDefinition]
     """The first step of each run in `connections`."""
@@ -90,12 +85,8 @@ def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
         cell_nodes = [node for cell in copies for node in cell.definition.nodes]
         found_cells[name] = Found(name, copies[0].definition, cell_nodes, groups[number].links(names))
     name_by_cell = {cell.definition: names[k] for k, group in enumerate(groups) for cell in group.copies}
-    concatenated = [pair for graph_cells in by_graph for pair in graph_cells.concatenated]
-    merged = [pair for graph_cells in by_graph for pair in graph_cells.merged]
     return Cells(
         found_cells,
-        {(name_by_cell[left], name_by_cell[right]) for left, right in concatenated},
-        {(name_by_cell[left], name_by_cell[right]) for left, right in merged},
         [(graph_cells.connections, [name_by_cell[cell] for cell in graph_cells.runs]) for graph_cells in by_graph],
     )
 
@@ -110,12 +101,12 @@ def _search_graph(sources: WeightSources, graph_number: int) -> _GraphCells:
 
 # --------------------------------------------------------------------------------------------------------- connections
 def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[CellDefinition]) -> _GraphCells:
-    """Find the direction, the inputs, the merged outputs and the initial states of the cells in a graph."""
+    """Find the direction, the inputs and the initial states of the cells in a graph."""
     reader, state_reader = sources.reader, InitialStates(sources)
     in_graph = {cell: cell.in_graph for cell in cells if cell.refusal is None and cell.in_graph is not None}
     chains = _chain_steps(reader, in_graph)
     runs = [CellRun([in_graph[cell] for cell in chain]) for chain in chains]
-    sequences = Sequences(reader, runs)
+    trace_sequences(reader, runs)
     connected: dict[CellDefinition, _ConnectedCell] = {}
     for chain, run in zip(chains, runs, strict=True):
         parts = run.input_parts or ()
@@ -131,17 +122,8 @@ def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[Ce
                 frozenset((graph_number, *place) for place in places),
                 initial_states,
             )
-    merges = OutputMerges(reader, sequences)
-    concatenated, merged = (
-        {(chains[left][0], chains[right][0]) for left, right in pairs} for pairs in (merges.concatenated, merges.merged)
-    )
-    return _GraphCells(
-        [connected.get(cell, _ConnectedCell(cell)) for cell in cells],
-        concatenated,
-        merged,
-        GraphConnections(sources, runs),
-        [chain[0] for chain in chains],
-    )
+    all_cells = [connected.get(cell, _ConnectedCell(cell)) for cell in cells]
+    return _GraphCells(all_cells, GraphConnections(sources, runs), [chain[0] for chain in chains])
 
 
 def _chain_steps(reader: GraphReader, in_graph: Mapping[CellDefinition, CellInGraph]) -> list[list[CellDefinition]]:

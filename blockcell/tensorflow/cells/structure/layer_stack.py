@@ -7,7 +7,7 @@ their layer. `Cells.levels` says why cells cannot be stacked.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....activations import Activation
@@ -27,16 +27,10 @@ class Cells(Mapping[str, Found]):
     def __init__(
         self,
         cells: Mapping[str, Found],
-        concatenated: Collection[tuple[str, str]] = (),
-        merged: Collection[tuple[str, str]] = (),
         connections: Sequence[tuple[GraphConnections, Sequence[str]]] = (),
     ) -> None:
-        """Keep cells by their names, and pairs of names: whose h a node concatenates in this order, or merges.
-
-        `connections` are those of each graph, with the name of the cell of each run.
-        """
-        self._cells, self._concatenated, self._merged = cells, concatenated, merged
-        self._connections = connections
+        """Keep cells by their names; `connections` are those of each graph, with the name of the cell of each run."""
+        self._cells, self._connections = cells, connections
 
     def __getitem__(self, name: str) -> Found:
         if name not in self._cells:
@@ -178,19 +172,11 @@ class Cells(Mapping[str, Found]):
         return [self._cells[name] for name in cell.input_from]
 
     def _top_level(self, usable: Sequence[Found]) -> list[Found]:
-        """Return the cells that no cell reads: one, or a forward and a backward one whose h the graph concatenates."""
+        """Return the cells that no cell reads: one, or a forward and a backward one."""
         read_names = {name for cell in usable for name in cell.input_from}
         top = sorted((cell for cell in usable if cell.name not in read_names), key=lambda cell: bool(cell.reverse))
         if not _is_level(top):
             raise ValueError(f"the output of several cells is read by none of them: {_list_inputs(top)}")
-        if len(top) == 2:
-            forward, backward = (cell.name for cell in top)
-            pairs = self._concatenated
-            if (backward, forward) in pairs and (forward, backward) not in pairs:
-                raise ValueError(f"the graph has the output of {plain(backward)} before that of {plain(forward)}")
-            if (forward, backward) in self._merged:
-                outputs = f"{plain(forward)} and {plain(backward)}"
-                raise ValueError(f"the graph merges the outputs of {outputs} by other nodes than a concatenation")
         return top
 
     def _extend_down(self, level: Sequence[Found]) -> tuple[list[Found], ...]:
