@@ -27,9 +27,8 @@ Files are mapped into memory, and only requested parts are read. Files are not t
 
 =================  =================================================================================================
 ``model.py``       `open`: which format a path has, and the model in it
-``checkpoint.py``  checkpoints: names and tensors
+``checkpoint.py``  checkpoints: names and tensors, also in slices
 ``table.py``       sorted tables (LevelDB), in which checkpoints are stored
-``slices.py``      slices of partitioned variables
 ``objects.py``     object graphs of TensorFlow 2
 ``variables.py``   the variables of a model
 ``graphs.py``      GraphDef, MetaGraphDef, SavedModel

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Sized
+from collections.abc import Callable, Sequence, Sized
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from ..optable import Array
 from .crc32c import crc32c, masked
 from .mapped import File, Folder
 from .objects import GRAPH, Objects
-from .slices import Slice, joined, size_of
 from .table import Entry, Table
 from .tensors import DTYPES, TEXT, Dtype, Stored, Tensor, check_size, dtype_of, full_shape, values_of
 from .variables import Variables
@@ -30,6 +30,7 @@ from .wire import FIXED32, Message, varint
 
 MOST_VARIABLES = 2**16  # and slices, in a file, besides one for each 200 bytes
 MOST_SHARDS = 10**5  # five digits
+FULL = -1  # the length of a dimension that a slice does not divide
 
 
 class Shards:
@@ -194,7 +195,7 @@ def read_old(*files: File) -> Variables:
         table.check(header.block)
         seen: set[str] = set()
         for meta in saved_slices.inside(1):
-            (name,) = meta.texts(1)
+            (name,) = meta.last_texts(1)
             _count(stored, meta)
             dtype = dtype_of(meta.integer(3))
             if name in seen:
@@ -233,7 +234,7 @@ class OldSlice(Stored):
         self._table.check(self._block)
         saved = self._message.last(2)
         data = saved and saved.last(3)
-        if saved is None or data is None or saved.texts(1) != [self._name]:
+        if saved is None or data is None or saved.last_texts(1) != [self._name]:
             raise self._message.error(f"there is no slice of the variable {self._name!r}")
         return Tensor(data, self._dtype, self.shape).read()
 
@@ -265,3 +266,72 @@ def _tensor(name: str, message: Message, dtype: Dtype, entries: dict[bytes, Mess
             raise entry.error(f"a slice of the variable {name!r} is of {its_dtype.name}")
         variable.add(part, Whole(entry, its_dtype, full_shape(entry.last(2), its_dtype, entry.file), shards))
     return variable or Whole(message, dtype, shape, shards)
+
+
+# --------------------------------------------------------------------------------------------------------------- slices
+class Slice(NamedTuple):
+    """Where a slice begins in each dimension, and how long it is there."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, message: Message) -> Slice:
+        """Read a TensorSliceProto."""
+        starts, lengths = [], []
+        for extent in message.inside(1):
+            starts.append(extent.integer(1))
+            lengths.append(extent.integer(2) if any(number == 2 for number, *_ in extent.fields()) else FULL)
+        return cls(tuple(starts), tuple(lengths))
+
+    def within(self, shape: tuple[int, ...], message: Message) -> tuple[slice, ...]:
+        """Return the index of the slice in an array of a shape."""
+        if len(shape) != len(self.starts):
+            raise message.error(f"a slice has {len(self.starts)} dimensions; its variable has the shape {shape}")
+        part = []
+        for start, length, size in zip(self.starts, self.lengths, shape, strict=True):
+            stop = size if length == FULL else start + length
+            if not 0 <= start <= stop <= size or (length == FULL and start):
+                raise message.error(f"a slice is {start}:{stop} of a dimension of its variable, which has {size}")
+            part.append(slice(start, stop))
+        return tuple(part)
+
+    def key(self, name: str) -> bytes:
+        """Return the key of this slice of a variable in a table. Keys are in the order of names and slices."""
+        escaped = name.encode().replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
+        rank = len(self.starts)
+        numbers = [number for pair in zip(self.starts, self.lengths, strict=True) for number in pair]
+        return b"\0" + escaped + b"\0\1" + (bytes([1, rank]) if rank else b"\0") + b"".join(map(_ordered, numbers))
+
+
+def size_of(part: tuple[slice, ...]) -> tuple[int, ...]:
+    """Return the shape of a part."""
+    return tuple(axis_slice.stop - axis_slice.start for axis_slice in part)
+
+
+def joined(
+    shape: tuple[int, ...], parts: Sequence[tuple[slice, ...]], read: Callable[[int], Array], message: Message
+) -> Array:
+    """Join all parts of an array, reading one at a time. Each number must be in one part."""
+    if len(parts) == 1 and size_of(parts[0]) == shape:
+        return read(0)
+    if not parts or sum(math.prod(size_of(part)) for part in parts) != math.prod(shape):
+        raise message.error(f"the slices of a variable are not the whole of its shape {shape}")
+    whole, seen = np.empty(0), np.zeros(shape, bool)
+    for k, part in enumerate(parts):
+        values = read(k)
+        whole = whole if k else np.empty(shape, values.dtype)
+        whole[part] = values
+        seen[part] = True
+    if not seen.all():
+        raise message.error(f"the slices of a variable of shape {shape} overlap")
+    return whole
+
+
+def _ordered(value: int) -> bytes:
+    """Encode a signed number as OrderedCode does: n ones for n bytes, a zero, and the number; signs inverted."""
+    length = 1
+    while (value if value >= 0 else ~value) >> (7 * length - 1):
+        length += 1
+    ones = (1 << length) - 1 << 8 * length - length  # the n highest bits
+    return ((value & (1 << 8 * length) - 1) ^ ones).to_bytes(length, "big")

@@ -19,7 +19,7 @@ import blockcell.tensorflow
 from blockcell import FormatError
 from blockcell.tensorflow import checkpoint, crc32c, graphs
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.slices import FULL, Slice
+from blockcell.tensorflow.checkpoint import FULL, Slice
 
 
 @pytest.fixture(scope="module")

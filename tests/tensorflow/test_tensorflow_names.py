@@ -12,8 +12,8 @@ from tf_names import BIAS, GIVEN, VALUE, W, cell_of_keras, one_cell, restoring, 
 from blockcell import FormatError, convert
 from blockcell.tensorflow import objects as objects_module
 from blockcell.tensorflow import open as opened
+from blockcell.tensorflow.checkpoint import Slice
 from blockcell.tensorflow.mapped import File
-from blockcell.tensorflow.slices import Slice
 from blockcell.tensorflow.table import Table
 
 
@@ -360,7 +360,7 @@ def test_old_checkpoints_in_several_files(tmp_path):
     for k in range(2):
         metas, entries = b"", {}
         for j, meta in enumerate(whole[b""].last(1).inside(1)):
-            name, slices = meta.texts(1)[0], [*meta.inside(4)]
+            name, slices = meta.last_texts(1)[0], [*meta.inside(4)]
             mine = [saved_slice for i, saved_slice in enumerate(slices) if (i + j) % 2 == k]
             entries |= {(key := Slice.of(saved_slice).key(name)): bytes(whole[key].view) for saved_slice in mine}
             known = field(1, name) + field(2, bytes(meta.last(2).view)) + field(3, meta.integer(3))

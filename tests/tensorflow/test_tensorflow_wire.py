@@ -83,7 +83,7 @@ def test_the_last_of_a_field_counts(message):
     read_message = message(
         field(1, 5) + field(2, "a") + field(1, -7) + field(1, "another kind") + field(2, "b") + field(3, 2.5)
     )
-    assert read_message.integer(1) == -7 and read_message.texts(2, 1, 4) == ["b", "another kind", ""]
+    assert read_message.integer(1) == -7 and read_message.last_texts(2, 1, 4) == ["b", "another kind", ""]
     assert read_message.integer(4) == 0 and read_message.last(4) is None
     assert [text.text() for text in read_message.inside(2)] == ["a", "b"]
 
@@ -172,9 +172,9 @@ def test_numbers_in_many_fields_take_no_more_memory(message, one_field):
 
 
 def test_text_is_utf8(message):
-    assert message(field(1, "Gerät")).texts(1) == ["Gerät"]
+    assert message(field(1, "Gerät")).last_texts(1) == ["Gerät"]
     with pytest.raises(FormatError, match="UTF-8"):
-        message(field(1, b"\xff")).texts(1)
+        message(field(1, b"\xff")).last_texts(1)
 
 
 def test_depth_does_not_matter(message):

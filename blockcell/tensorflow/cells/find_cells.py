@@ -22,8 +22,7 @@ from .structure.connection_check import GraphConnections
 from .structure.initial_states import InitialStates
 from .structure.layer_stack import Cells
 from .structure.sequences import CellRun, trace_sequences
-from .weights.saver_names import trace_weights
-from .weights.weight_sources import WeightSources
+from .weights.weight_sources import WeightSources, trace_weights
 
 _MOST_SELECTIONS = 4  # places from a state back to the step before, which a mask may select
 _ENDINGS = re.compile(

@@ -55,7 +55,7 @@ def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> CellD
         layer_kind=layer_kind,
         sources=sources,
         attributes=attributes,
-        step=_step(op),
+        step=formula_step(op),
         in_graph=in_graph,
         refusal=refusal,
     )
@@ -74,7 +74,7 @@ def _attributes(op: Op, node: Node) -> dict[str, Any]:
     return attributes
 
 
-def _step(op: Op) -> StepFunction:
+def formula_step(op: Op) -> StepFunction:
     """Return the function that computes a step by the formula of an op."""
     formula = FORMULAS[op.name]
 

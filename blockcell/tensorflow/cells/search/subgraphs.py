@@ -253,12 +253,7 @@ def _needed_names(reader: GraphReader, body: str, ends: set[Place]) -> set[str]:
     else:
         used = {name for names in inputs.values() for name in names}
         waiting = [name for name in nodes if name not in used and Place(body, name) not in ends]
-    needed = {*waiting}
-    while waiting:
-        unseen = [name for name in inputs.get(waiting.pop(), ()) if name not in needed]
-        needed.update(unseen)
-        waiting += unseen
-    return needed
+    return {*reader.walk(waiting, inputs.get)}
 
 
 def _cell_class(kernels: dict[str, WeightSource]) -> str:

@@ -29,8 +29,8 @@ from ..cell.cell_definition import CellInGraph
 from ..cell.found_cell import Found
 from ..graph.dependences import Dependences
 from ..graph.graph_evaluation import DEEPEST, Frame, GraphEvaluation, OtherNumbers
-from ..graph.graph_reader import Place, UnknownValue
-from ..graph.node_functions import FLOATS, reverse_rows
+from ..graph.graph_reader import FLOATS, Place, UnknownValue
+from ..graph.node_functions import reverse_rows
 from ..graph.op_table import RANDOM, graph_op
 from ..graph.while_loops import WhileLoops
 from ..weights.weight_sources import WeightSources

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from ..cell.cell_definition import FLOATS, CellInGraph
+from ..cell.cell_definition import CellInGraph
 from ..cell.found_cell import InitialState
-from ..graph.graph_reader import Place, UnknownValue
+from ..graph.graph_reader import FLOATS, Place, UnknownValue
 from ..graph.while_loops import WhileLoops
 from ..weights.weight_slices import WeightSlices, join_slices
 from ..weights.weight_sources import WeightSource, WeightSources
