@@ -36,8 +36,8 @@ FULL = -1  # the length of a dimension that a slice does not divide
 class Shards:
     """The data files of a checkpoint, each opened at its first use."""
 
-    def __init__(self, folder: Folder, prefix: str, count: int, big_endian: bool) -> None:
-        self._folder, self._prefix, self._count, self.big_endian = folder, prefix, count, big_endian
+    def __init__(self, folder: Folder, prefix: str, count: int) -> None:
+        self._folder, self._prefix, self._count = folder, prefix, count
         self._files: dict[int, File] = {}
         self.taken: list[tuple[int, int, int]] = []
         """Data file, first byte and the one past the last, of each tensor."""
@@ -84,10 +84,7 @@ class Whole(Stored):
         data = self.bytes()
         self.file.check(data.start, data.end, self._crc, f"the tensor of {self._size} bytes")
         assert self._dtype.stored is not None
-        view = data.view
-        if self._shards.big_endian:
-            view = np.frombuffer(view, self._dtype.stored).byteswap().data.cast("B")
-        return values_of(view, self._dtype).reshape(self.shape)
+        return values_of(data.view, self._dtype).reshape(self.shape)
 
     def bytes(self) -> Message:
         """Return the bytes in the data file, which must have all of them."""
@@ -104,9 +101,7 @@ class Whole(Stored):
         if length != left or length >= 2**32:
             raise data.error(f"a text of {length} bytes, its length and a checksum are said to be {len(data)} bytes")
         text = Message(data.file, at + 4, data.end)
-        crc = masked(
-            crc32c(length.to_bytes(4, "big" if self._shards.big_endian else "little") + text.file.buffer[at : text.end])
-        )
+        crc = masked(crc32c(length.to_bytes(4, "little") + text.file.buffer[at : text.end]))
         if crc != self._crc:
             raise data.error(f"the checksum of a text of {length} bytes is {crc:#010x}; expected {self._crc:#010x}")
         return text
@@ -150,7 +145,9 @@ def read(folder: Folder, prefix: str) -> Variables:
     count = header.integer(1)
     if not 0 < count <= MOST_SHARDS:
         raise header.error(f"there are said to be {count} data files")
-    shards = Shards(folder, prefix, count, header.integer(2) == 1)
+    if header.integer(2):
+        raise header.error("its numbers are big-endian", "save it again on a little-endian machine")
+    shards = Shards(folder, prefix, count)
     stored: dict[str, Stored] = {}
     skipped: dict[str, str] = {}
     for key, message in [*entries.items()]:

@@ -212,6 +212,8 @@ def test_a_layer_is_checked_once_made(tmp_path, monkeypatch):
     for name, value in {"gate_order": "ifco", "forget_bias": 0.625, "cell_clip": 0.5}.items():
         with monkeypatch.context() as patch:
             patch.setitem(cell.attributes, name, value)
+            check = cell.check()
+            assert check > 1000 > check.bound and not check.ok
             with pytest.raises(ValueError, match="its layer does not compute what its nodes do: it is off by"):
                 cell.layer()
     assert cell.layer().hidden_size == H

@@ -281,7 +281,12 @@ def test_what_is_no_checkpoint(tmp_path, entries, words):
 
 @pytest.mark.parametrize(
     "header, words",
-    [(field(1, 0), "0 data files"), (field(1, 10**6), "1000000 data files"), (field(1, -1), "-1 data files")],
+    [
+        (field(1, 0), "0 data files"),
+        (field(1, 10**6), "1000000 data files"),
+        (field(1, -1), "-1 data files"),
+        (field(1, 1) + field(2, 1), "its numbers are big-endian; save it again on a little-endian machine"),
+    ],
 )
 def test_headers(tmp_path, header, words):
     path = write_checkpoint(tmp_path / "model", {b"v": entry("float32", (), ONE)}, ONE, header=header)

@@ -319,38 +319,6 @@ def test_other_cells_of_keras(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- other files
-def big_endian(folder, name):
-    """Return a checkpoint as a big-endian machine writes it: the header, entries and data."""
-    entries = {entry.key: entry.value for entry in Table(File(folder / f"{name}.index")).entries(check=True)}
-    shards = [bytearray(path.read_bytes()) for path in sorted(folder.glob(f"{name}.data*"))]
-    header, changed = bytes(entries.pop(b"").view) + field(2, 1), {}
-    for key, value in entries.items():
-        dtype, shard, start, size = (value.integer(number) for number in (1, 3, 4, 5))
-        raw, changed[key] = bytes(shards[shard][start : start + size]), bytes(value.view)
-        if dtype == 7:
-            text = raw[next(k for k in range(len(raw)) if raw[k] < 128) + 5 :]
-            changed[key], raw = tf_files.text_entry(text, start, "big")
-        elif size:
-            width = {1: 4, 2: 8, 3: 4, 5: 2, 9: 8, 14: 2, 17: 2, 19: 2}.get(dtype, 1)
-            raw = np.frombuffer(raw, f"u{width}").byteswap().tobytes()
-            changed[key] = changed[key][:-4] + tf_files.masked(raw).to_bytes(4, "little")  # the last of the fields
-        shards[shard][start : start + size] = raw
-    return header, changed, [bytes(shard) for shard in shards]
-
-
-@pytest.mark.parametrize("name", ["v2/model.ckpt", "objects/ckpt-1"])
-def test_big_endian(tmp_path, name):
-    tf_files.unpack(tmp_path)
-    path = tmp_path / name
-    expected = dict(opened(path).variables)
-    header, entries, shards = big_endian(path.parent, path.name)
-    other = write_checkpoint(tmp_path / "big", entries, *shards, header=header)
-    variables = opened(other).variables
-    assert list(variables) == list(expected) and len(expected) > 1
-    for key, value in expected.items():
-        np.testing.assert_array_equal(variables[key], value, strict=True)
-
-
 def test_old_checkpoints_in_several_files(tmp_path):
     """By their name, with question marks, and by one of them; parts of a variable may be in several."""
     tf_files.unpack(tmp_path)
