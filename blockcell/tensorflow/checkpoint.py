@@ -175,41 +175,36 @@ def _objects(message: Message | None, shards: Shards) -> Objects | None:
         return None
 
 
-def read_old(*files: File) -> Variables:
-    """Read the index of a checkpoint in V1 format, of which a sharded Saver wrote several files."""
+def read_old(file: File) -> Variables:
+    """Read the index of a checkpoint in V1 format."""
     stored: dict[str, Stored] = {}
     skipped: dict[str, str] = {}
-    for file in files:
-        table = Table(file)
-        entries: dict[bytes, Entry] = {}
-        for entry in table.entries(check=False):
-            _count(entries, entry.value)
-            entries[entry.key] = entry
-        header = entries.pop(b"", None)
-        saved_slices = header.value.last(1) if header else None
-        if header is None or saved_slices is None:
-            raise file.error(0, "the table has no list of variables", "expected a checkpoint of TensorFlow's")
-        table.check(header.block)
-        seen: set[str] = set()
-        for meta in saved_slices.inside(1):
-            (name,) = meta.last_texts(1)
-            _count(stored, meta)
-            dtype = dtype_of(meta.integer(3))
-            if name in seen:
-                raise meta.error(f"the variable {name!r} is there twice")
-            seen.add(name)
-            if dtype.stored is None:
-                skipped[name] = dtype.name
-                continue
-            variable = stored.get(name) or Partitioned(meta, dtype, full_shape(meta.last(2), dtype, file))
-            assert isinstance(variable, Partitioned)
-            for saved_slice in map(Slice.of, meta.inside(4)):
-                part = saved_slice.within(variable.shape, meta)
-                slot = saved_slice.key(name)
-                if slot not in entries:
-                    raise meta.error(f"there is no slice {saved_slice} of the variable {name!r}")
-                variable.add(part, OldSlice(table, entries.pop(slot), name, dtype, size_of(part)))
-            stored[name] = variable
+    table = Table(file)
+    entries: dict[bytes, Entry] = {}
+    for entry in table.entries(check=False):
+        _count(entries, entry.value)
+        entries[entry.key] = entry
+    header = entries.pop(b"", None)
+    saved_slices = header.value.last(1) if header else None
+    if header is None or saved_slices is None:
+        raise file.error(0, "the table has no list of variables", "expected a checkpoint of TensorFlow's")
+    table.check(header.block)
+    for meta in saved_slices.inside(1):
+        (name,) = meta.last_texts(1)
+        _count(stored, meta)
+        dtype = dtype_of(meta.integer(3))
+        if name in stored or name in skipped:
+            raise meta.error(f"the variable {name!r} is there twice")
+        if dtype.stored is None:
+            skipped[name] = dtype.name
+            continue
+        stored[name] = variable = Partitioned(meta, dtype, full_shape(meta.last(2), dtype, file))
+        for saved_slice in map(Slice.of, meta.inside(4)):
+            part = saved_slice.within(variable.shape, meta)
+            slot = saved_slice.key(name)
+            if slot not in entries:
+                raise meta.error(f"there is no slice {saved_slice} of the variable {name!r}")
+            variable.add(part, OldSlice(table, entries.pop(slot), name, dtype, size_of(part)))
     return Variables(stored, skipped)
 
 

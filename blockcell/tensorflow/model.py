@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Sequence
@@ -38,7 +37,9 @@ _HINTS = {  # for files of other programs, by their endings
 _CHECKPOINT_PATH = re.compile(
     rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE
 )
-_SHARD = re.compile(r"-(\?{5}|\d{5})-of-(\d{5})\Z")  # what follows the name of a checkpoint in V1 format, if anything
+_SHARD = re.compile(
+    r"-(\?{5}|\d{5})-of-(?!00001)\d{5}\Z"
+)  # what follows the name of a checkpoint in V1 format of several files
 _MOST_BYTES = 2**20  # of the file 'checkpoint'
 
 
@@ -118,7 +119,7 @@ def _read_folder(path: str) -> tuple[list[Graph], Variables]:
         return graphs.read_saved_model(file), variables
     if os.path.exists(state):
         prefix = _last_checkpoint(path, folder.file(state))
-        return _graph_of(folder, _SHARD.sub("", prefix)), _checkpoint(folder, prefix)
+        return _graph_of(folder, prefix), _checkpoint(folder, prefix)
     endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_HINTS)
     names = [name for name in sorted(os.listdir(path)) if name.lower().endswith(endings)]
     hint = f"there is {names[0]}: open that" if names else _EXPECTED
@@ -131,9 +132,7 @@ def _read_checkpoint(name: str) -> tuple[list[Graph], Variables] | None:
     prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
     if prefix != name or (not exists and os.path.exists(f"{name}.index")):
         return _graph_of(folder, prefix), checkpoint.read(folder, prefix)
-    shards = _shards(name) if _SHARD.search(name) or not exists else []
-    if shards:
-        return _graph_of(folder, _SHARD.sub("", name)), checkpoint.read_old(*map(folder.file, shards))
+    _refuse_shards(name)
     if not exists and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
     return None
@@ -160,22 +159,18 @@ def _checkpoint(folder: Folder, prefix: str) -> Variables:
     """Read the variables of a checkpoint of either version."""
     if os.path.exists(f"{prefix}.index"):
         return checkpoint.read(folder, prefix)
-    return checkpoint.read_old(*map(folder.file, _shards(prefix) or [prefix]))
+    return checkpoint.read_old(folder.file(prefix))
 
 
-def _shards(name: str) -> list[str]:
-    """List the files of a sharded checkpoint in V1 format, by its name, also with ``-?????-of-00002``."""
-    shard = _SHARD.search(name)
-    prefix = name[: shard.start()] if shard else name
-    pattern = f"{glob.escape(prefix)}-00000-of-{shard[2] if shard else '?????'}"
-    ends = [match for match in (_SHARD.search(path) for path in glob.glob(pattern)) if match]
-    return [f"{prefix}-{k:05}-of-{ends[0][2]}" for k in range(int(ends[0][2]))] if len(ends) == 1 else []
+def _refuse_shards(name: str) -> None:
+    """Refuse a checkpoint in V1 format of several files, each of which has some of the variables."""
+    if _SHARD.search(name):
+        raise FormatError(f"{name} is one of several files in V1 format; save it again as V2, or as one file")
 
 
 def _variables_of(folder: Folder, prefix: str) -> Variables:
     """Read the variables of the checkpoint with a name, if there is one."""
-    exists = os.path.exists(f"{prefix}.index") or bool(_shards(prefix))
-    exists = exists or (os.path.isfile(prefix) and is_table(folder.file(prefix)))
+    exists = os.path.exists(f"{prefix}.index") or (os.path.isfile(prefix) and is_table(folder.file(prefix)))
     return _checkpoint(folder, prefix) if exists else Variables({}, {})
 
 
@@ -198,7 +193,8 @@ def _last_checkpoint(folder: str, file: File) -> str:
     if not name or "\0" in name or ".." in name.split("/"):
         raise file.error(match.start(2), f"it names {name!r}, outside its folder", "open that by its own name")
     prefix = os.path.join(folder, name)
-    if not os.path.exists(f"{prefix}.index") and not os.path.isfile(prefix) and not _shards(prefix):
+    _refuse_shards(prefix)
+    if not os.path.exists(f"{prefix}.index") and not os.path.isfile(prefix):
         raise file.error(match.start(2), f"it names {name!r}, which is not in its folder", "copy that there, too")
     return prefix
 

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 import tf_files
 from tf_cells import H, I, X, agrees, exact, number
-from tf_files import entry, field, graph, node, tracked, write_checkpoint, write_objects
+from tf_files import entry, graph, node, tracked, write_checkpoint, write_objects
 from tf_names import BIAS, GIVEN, VALUE, W, cell_of_keras, one_cell, restoring, texts, variable, write_all, write_saved
 
 from blockcell import FormatError, convert
 from blockcell.tensorflow import objects as objects_module
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.checkpoint import Slice
-from blockcell.tensorflow.mapped import File
-from blockcell.tensorflow.table import Table
 
 
 def numbered(*keys):
@@ -319,30 +316,11 @@ def test_other_cells_of_keras(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- other files
-def test_old_checkpoints_in_several_files(tmp_path):
-    """By their name, with question marks, and by one of them; parts of a variable may be in several."""
+@pytest.mark.parametrize("name", ["m-?????-of-00002", "m-00001-of-00002", ""])
+def test_old_checkpoints_in_several_files_are_refused(tmp_path, name):
+    """Each has some of the variables, and slices of others."""
     tf_files.unpack(tmp_path)
-    path = tmp_path / "v1" / "model.ckpt"
-    expected = dict(opened(path).variables)
-    whole = {entry.key: entry.value for entry in Table(File(path)).entries(check=True)}
-    for k in range(2):
-        metas, entries = b"", {}
-        for j, meta in enumerate(whole[b""].last(1).inside(1)):
-            name, slices = meta.last_texts(1)[0], [*meta.inside(4)]
-            mine = [saved_slice for i, saved_slice in enumerate(slices) if (i + j) % 2 == k]
-            entries |= {(key := Slice.of(saved_slice).key(name)): bytes(whole[key].view) for saved_slice in mine}
-            known = field(1, name) + field(2, bytes(meta.last(2).view)) + field(3, meta.integer(3))
-            metas += (
-                field(1, known + b"".join(field(4, bytes(saved_slice.view)) for saved_slice in mine)) if mine else b""
-            )
-        table = tf_files.table({b"": field(1, metas)} | dict(sorted(entries.items())))
-        (tmp_path / f"m-{k:05}-of-00002").write_bytes(table)
+    (tmp_path / "v1" / "model.ckpt").rename(tmp_path / "m-00001-of-00002")
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "m-?????-of-00002"')
-    for name in ("m", "m-?????-of-00002", "m-00001-of-00002", ""):
-        variables = opened(tmp_path / name).variables
-        assert {*variables} == {*expected} and len(expected) > 5
-        for key, value in expected.items():
-            np.testing.assert_array_equal(variables[key], value, strict=True)
-    (tmp_path / "m-00001-of-00002").unlink()
-    with pytest.raises(FileNotFoundError, match="m-00001-of-00002"):
-        opened(tmp_path / "m")
+    with pytest.raises(FormatError, match="is one of several files in V1 format; save it again as V2"):
+        opened(tmp_path / name)

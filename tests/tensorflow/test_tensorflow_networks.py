@@ -192,7 +192,7 @@ NETWORKS = {  # nodes; the direction and the input of each cell; the layer that 
 
 def connections(model):
     """Return direction and input of each cell."""
-    return {name: (cell.reverse, cell.input_from or cell.input or ()) for name, cell in model.cells.items()}
+    return {name: (cell.reverse, cell.source_cells or cell.input or ()) for name, cell in model.cells.items()}
 
 
 LAST_FIRST = "blockcell.tensorflow: the graph has y of . from the last step to the first, the layer in the order of x"
@@ -399,10 +399,10 @@ def test_tensorflow(tmp_path, name):
     sides = {side: [f"{side}/cell_{k}/lstm_cell" for k in range(count)] for side in ("fw", "bw")}
     for side, names in sides.items():
         assert [cells[name].reverse for name in names] == [side == "bw"] * count
-        assert [cells[name].input_from for name in names] == [(), *[(name,) for name in names[:-1]]]
+        assert [cells[name].source_cells for name in names] == [(), *[(name,) for name in names[:-1]]]
         assert cells[names[0]].input == "x"
-    assert cells["top/cell_0/lstm_cell"].input_from == (sides["fw"][-1], sides["bw"][-1])
-    assert cells["top/cell_1/gru_cell"].input_from == ("top/cell_0/lstm_cell",)
+    assert cells["top/cell_0/lstm_cell"].source_cells == (sides["fw"][-1], sides["bw"][-1])
+    assert cells["top/cell_1/gru_cell"].source_cells == ("top/cell_0/lstm_cell",)
     assert [*cells][-2:] == ["top/cell_0/lstm_cell", "top/cell_1/gru_cell"]
     lengths = None if name == "whole" else stored["lengths"]
     y, _ = cells.layer()(stored["x"], lengths=lengths, batch_first=True)
@@ -477,7 +477,7 @@ def test_steps_that_are_written_out(tmp_path, case):
     known = case not in ("in no order", "every other", "put together in no order")
     cells = model.cells
     assert (cells["a"].reverse, cells["b"].reverse) == (first, second)
-    assert cells["b"].input_from == (("a",) if known else ())
+    assert cells["b"].source_cells == (("a",) if known else ())
     assert cells["b"].input == ("y" if case.startswith("put") else None)
 
 
@@ -506,7 +506,7 @@ def test_masked_steps_that_are_written_out(tmp_path, case, count, repeats):
     nodes += [node("y", "Pack", [f"y_{k}" for k in range(count)]), block("b", "y")]
     cells = write(tmp_path, *consts("a", "b"), ZEROS, *nodes).cells
     assert len(cells["a"].nodes) == count and cells["a"].reverse is reverse
-    assert (cells["b"].reverse, cells["b"].input_from) == (reverse, () if reverse is None else ("a",))
+    assert (cells["b"].reverse, cells["b"].source_cells) == (reverse, () if reverse is None else ("a",))
 
 
 def sliced(name, x, index, **masks):

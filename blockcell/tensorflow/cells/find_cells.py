@@ -65,9 +65,9 @@ class _CopyGroup(NamedTuple):
         if len({tuple(state.name for state in cell.initial_states) for cell in self.copies}) > 1:
             initial_states = (InitialState("several states, of its runs"),)
         origins = [cell.input_origins for cell in self.copies if cell.reverse is not None]
-        input_from = tuple(names[number] for number in self.input_groups)
+        source_cells = tuple(names[number] for number in self.input_groups)
         return CellLinks(
-            self.copies[0].reverse, input_from, self.input_varies, frozenset().union(*origins), initial_states
+            self.copies[0].reverse, source_cells, self.input_varies, frozenset().union(*origins), initial_states
         )
 
 

@@ -49,7 +49,7 @@ class CellLinks(NamedTuple):
     """What comes before a cell in its graph; the defaults are for a bare checkpoint."""
 
     reverse: bool | None = None
-    input_from: tuple[str, ...] = ()
+    source_cells: tuple[str, ...] = ()
     """The names of the cells whose h is x."""
     input_varies: bool = False
     """Whether the cell runs several times, and does not read the same cells each time."""
@@ -136,12 +136,12 @@ class Found:
         return [name for name, value in self.attributes.items() if value is None]
 
     @property
-    def input_from(self) -> tuple[str, ...]:
+    def source_cells(self) -> tuple[str, ...]:
         """The cells whose h is x: one, or both directions side by side. Empty if there is none, or if it is not sure.
 
         The search does not pass nodes that compute, such as dropout: x is then not h alone.
         """
-        return self.links.input_from
+        return self.links.source_cells
 
     @property
     def input(self) -> str | None:
@@ -334,7 +334,7 @@ class Found:
         sizes = "" if self.input_size is None else f" {self.input_size} -> {self.hidden_size}"
         attributes = [f"{name}={format_attribute(value)}" for name, value in self.attributes.items()]
         head = " ".join([f"{self.kind}{sizes}", self.dtype, *attributes, *["reversed"] * bool(self.reverse)]).rstrip()
-        inputs = f"; input: {', '.join(self.input_from)}" if self.input_from else ""
+        inputs = f"; input: {', '.join(self.source_cells)}" if self.source_cells else ""
         return plain(f"<{self.name}: {head}{inputs}{'' if self.refused is None else f'; refused: {self.refused}'}>")
 
 

@@ -102,10 +102,6 @@ def _unpack(attrs: Attributes, array: Array) -> tuple[Array, ...]:
     return tuple(rows)
 
 
-def _split(attrs: Attributes, axis: Array, array: Array) -> tuple[Array, ...]:
-    return tuple(np.split(array, int(attrs["num_split"]), int(axis)))
-
-
 def _split_by_sizes(attrs: Attributes, array: Array, sizes: Array, axis: Array) -> tuple[Array, ...]:
     parts, size = sizes.copy(), array.shape[int(axis)]
     parts[parts == -1] = size - parts[parts != -1].sum()
@@ -162,10 +158,6 @@ def reverse_rows(array: Array, lengths: Array, axis: int, batch_axis: int) -> Ar
     for row, length in zip(rows, _integers(lengths), strict=True):
         row[:length] = row[:length][::-1].copy()
     return np.moveaxis(rows, (0, 1), (batch_axis, axis))
-
-
-def _squeeze(attrs: Attributes, array: Array) -> Array:
-    return np.squeeze(array, tuple(attrs.get("squeeze_dims") or ()) or None)
 
 
 def _tile(attrs: Attributes, array: Array, counts: Array) -> Array:
@@ -225,7 +217,7 @@ _FUNCTIONS: dict[str, Function] = {
     "ConcatV2": lambda attrs, *operands: _concat(operands[:-1], operands[-1]),
     "Pack": _pack,
     "Unpack": _unpack,
-    "Split": _split,
+    "Split": lambda attrs, axis, array: tuple(np.split(array, int(attrs["num_split"]), int(axis))),
     "SplitV": _split_by_sizes,
     "StridedSlice": _slice_strided,
     "Slice": _slice,
@@ -234,7 +226,7 @@ _FUNCTIONS: dict[str, Function] = {
     "Reshape": lambda attrs, array, shape: array.reshape(_integers(shape)),
     "Transpose": lambda attrs, array, axes: array.transpose(_integers(axes)),
     "ExpandDims": lambda attrs, array, axis: np.expand_dims(array, int(axis.reshape(()))),
-    "Squeeze": _squeeze,
+    "Squeeze": lambda attrs, array: np.squeeze(array, tuple(attrs.get("squeeze_dims") or ()) or None),
     "Tile": _tile,
     "BroadcastTo": _broadcast,
     "Fill": _fill,

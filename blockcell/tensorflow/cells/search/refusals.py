@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ...graphs import Node
+from ..cell.cell_definition import CellInGraph
 from ..graph.activations import describe_unsupported
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import SHOWN, graph_op
-from ..patterns.pattern import CellStep, Refusal
+from ..patterns.pattern import Refusal
 from ..weights.weight_sources import WeightSource
 from .recurrences import Recurrence, WeightProduct
 
@@ -101,7 +102,7 @@ def _kernels_before(
 # ------------------------------------------------------------------------------------------- states of cells that match
 def find_misused_states(
     reader: GraphReader,
-    steps: Sequence[CellStep],
+    steps: Sequence[CellInGraph],
     kernels: Collection[str],
     products_by_operand: Mapping[Place, Sequence[WeightProduct]],
     recurrence_places: Collection[Place],
@@ -117,23 +118,23 @@ def find_misused_states(
         for step in steps:
             try:
                 results.add(reader.resolve(step.results[k]))
-                origins[step.end] = reader.state_origins(step.states[k])
+                origins[step.h] = reader.state_origins(step.states[k])
             except UnknownValue as unknown:
-                reasons.setdefault(step.end, f"its state comes from {unknown}")
+                reasons.setdefault(step.h, f"its state comes from {unknown}")
         any_passed_on = any(not results.isdisjoint(places) for places, _ in origins.values())
         mismatch = "cell state is not that" if k < len(steps[0].states) - 1 else "state is not its output"
         for step in steps:
-            places, in_loop = origins.get(step.end, ({}, False))
+            places, in_loop = origins.get(step.h, ({}, False))
             foreign = [place for place in places if in_loop or place._replace(output=0) in recurrence_places]
             if foreign and results.isdisjoint(places) and (in_loop or not any_passed_on):
                 reason = f"its {mismatch} of the step before, but comes from {foreign[0].name!r}"
-                reasons.setdefault(step.end, reason)
+                reasons.setdefault(step.h, reason)
             elif (drawn := _random_node(reader, step.states[k])) is not None:
                 reason = f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
-                reasons.setdefault(step.end, reason)
+                reasons.setdefault(step.h, reason)
     if not reasons:
         return reasons
-    ends, scope = {step.end for step in steps}, next(iter(kernels)).rpartition("/")[0]
+    ends, scope = {step.h for step in steps}, next(iter(kernels)).rpartition("/")[0]
     for product in (product for end in ends for product in products_by_operand.get(end, ())):
         name = product.kernel.name
         if name not in kernels and scope and name.startswith(f"{scope}/"):

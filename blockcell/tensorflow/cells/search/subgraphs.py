@@ -43,7 +43,7 @@ from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import ACTIVATION, OPS, graph_op
 from ..patterns.gru import match_gru
 from ..patterns.lstm import match_lstm, match_projected_lstm
-from ..patterns.pattern import CellCandidate, CellMatch, CellStep, Refusal
+from ..patterns.pattern import CellCandidate, CellMatch, Refusal
 from ..patterns.rnn import match_rnn
 from ..weights.gate_sums import GateSums, NoMatch
 from ..weights.weight_sources import WeightSource, WeightSources
@@ -170,16 +170,16 @@ class _CandidateMatcher:
                     matches[candidate] = candidate.match(number)
             except (Refusal, UnknownValue) as error:
                 reasons[candidate.end] = str(error)
-        ignored_ends = {step.end for step in steps if self._is_uncalled(step)} if matches else set[Place]()
+        ignored_ends = {step.h for step in steps if self._is_uncalled(step)} if matches else set[Place]()
         return matches, unknown | {end: reason for end, reason in reasons.items() if end not in ignored_ends}
 
-    def _is_uncalled(self, step: CellStep) -> bool:
+    def _is_uncalled(self, step: CellInGraph) -> bool:
         """Return whether nothing passes states to a step, as in a function that Keras stores for the cell alone."""
         try:
             for state in step.states:
                 self._reader.state_origins(state)
         except UnknownValue:
-            return step.end.body not in self._reader.running_bodies
+            return step.body not in self._reader.running_bodies
         return False
 
     def _state_keys(self, group: Sequence[CellCandidate]) -> set[_Key]:
@@ -288,7 +288,7 @@ def _define_cells(sums: GateSums, matches: list[CellMatch]) -> Iterator[CellDefi
             layer_kind=match.layer_kind,
             sources=match.sources,
             attributes=match.attributes,
-            in_graph=CellInGraph(end.body, match.x, match.step.states, match.step.results),
+            in_graph=match.step,
             **compiled,
         )
 
@@ -297,7 +297,7 @@ def _compile_step(sums: GateSums, match: CellMatch) -> StepProgram | str:
     """Compile the nodes of a match, or return why they are no function of its input and its states."""
     step, resolve = match.step, sums.reader.resolve
     try:
-        places = [resolve(place) for place in (match.x, *step.states)]
+        places = [resolve(place) for place in (step.x, *step.states)]
         if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
             return "its input and its states are not told apart: they come from one node"
         if not {*places}.isdisjoint(resolve(place) for place in step.results):
@@ -308,7 +308,7 @@ def _compile_step(sums: GateSums, match: CellMatch) -> StepProgram | str:
                 piece = sums.weight_slice(place)
                 if piece.shape[1:] != (size,) or weights & _weight_names([piece.source]):
                     return f"its input or a state is of {piece.source.name}, of the shape {piece.shape}"
-        return StepProgram(sums, match.x, step.states, step.results, match.sizes)
+        return StepProgram(sums, step.x, step.states, step.results, match.sizes)
     except UnknownValue as unknown:
         return f"its nodes are not understood: {unknown}"
 

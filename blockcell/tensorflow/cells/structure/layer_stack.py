@@ -158,7 +158,7 @@ class Cells(Mapping[str, Found]):
         while level:
             chains = self._extend_down(level)
             lowest = [chain[0] for chain in chains]
-            if not lowest[0].input_from and len({cell.links.input_origins or cell for cell in lowest}) != 1:
+            if not lowest[0].source_cells and len({cell.links.input_origins or cell for cell in lowest}) != 1:
                 raise ValueError(f"forward and backward do not read the same: {_list_inputs(lowest)}")
             levels.insert(0, chains)
             level = self._input_cells(lowest[0])
@@ -169,11 +169,11 @@ class Cells(Mapping[str, Found]):
 
     def _input_cells(self, cell: Found) -> list[Found]:
         """Return the cells whose h a cell reads."""
-        return [self._cells[name] for name in cell.input_from]
+        return [self._cells[name] for name in cell.source_cells]
 
     def _top_level(self, usable: Sequence[Found]) -> list[Found]:
         """Return the cells that no cell reads: one, or a forward and a backward one."""
-        read_names = {name for cell in usable for name in cell.input_from}
+        read_names = {name for cell in usable for name in cell.source_cells}
         top = sorted((cell for cell in usable if cell.name not in read_names), key=lambda cell: bool(cell.reverse))
         if not _is_level(top):
             raise ValueError(f"the output of several cells is read by none of them: {_list_inputs(top)}")
@@ -184,7 +184,7 @@ class Cells(Mapping[str, Found]):
         if not _is_level(level):
             raise ValueError(f"{_list_inputs(level)}: these are side by side, and not forward and then backward")
         chains = [[cell] for cell in level]
-        while len(chains) == 2 and chains[0][0].input_from != chains[1][0].input_from:
+        while len(chains) == 2 and chains[0][0].source_cells != chains[1][0].source_cells:
             for chain in chains:
                 inputs = self._input_cells(chain[0])
                 if len(inputs) != 1 or inputs[0].reverse != chain[0].reverse:
@@ -213,5 +213,5 @@ def _stack_states(states: Sequence[dict[Any, Any] | None]) -> dict[Any, Any] | N
 
 def _list_inputs(cells: Iterable[Found]) -> str:
     """List cells with what they read."""
-    descriptions = (f"{cell.name} (of {', '.join(cell.input_from) or cell.input or 'something'})" for cell in cells)
+    descriptions = (f"{cell.name} (of {', '.join(cell.source_cells) or cell.input or 'something'})" for cell in cells)
     return plain(", ".join(descriptions))
