@@ -41,15 +41,6 @@ class _ConnectedCell(NamedTuple):
     initial_states: tuple[InitialState, ...] = ()
 
 
-class _GraphCells(NamedTuple):
-    """The cells of a graph, and the connections between them."""
-
-    cells: list[_ConnectedCell]
-    connections: GraphConnections
-    runs: list[CellDefinition]
-    """The first step of each run in `connections`."""
-
-
 class _CopyGroup(NamedTuple):
     """A cell with its copies: steps of an unrolled cell, and nodes in several functions, all in one direction."""
 
@@ -76,7 +67,7 @@ def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
     if not graphs and variables is not None:
         return Cells({scope: Found(scope, definition) for scope, definition in search_names(variables).items()})
     by_graph = [_search_graph(trace_weights(graph, variables), k) for k, graph in enumerate(graphs)]
-    groups = _merge_copies([cell for graph_cells in by_graph for cell in graph_cells.cells])
+    groups = _merge_copies([cell for cells, _, _ in by_graph for cell in cells])
     names = _name_groups({number: groups[number].copies[0] for number in _order_by_inputs(groups)})
     found_cells = {}
     for number, name in names.items():
@@ -84,24 +75,22 @@ def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
         cell_nodes = [node for cell in copies for node in cell.definition.nodes]
         found_cells[name] = Found(name, copies[0].definition, cell_nodes, groups[number].links(names))
     name_by_cell = {cell.definition: names[k] for k, group in enumerate(groups) for cell in group.copies}
-    return Cells(
-        found_cells,
-        [(graph_cells.connections, [name_by_cell[cell] for cell in graph_cells.runs]) for graph_cells in by_graph],
-    )
+    connections = [
+        (connections, [name_by_cell[cell] for cell in first_steps]) for _, connections, first_steps in by_graph
+    ]
+    return Cells(found_cells, connections)
 
 
-def _search_graph(sources: WeightSources, graph_number: int) -> _GraphCells:
-    """Find the cells of a graph: block ops, and cells of many nodes that have other weights."""
-    nodes = sources.reader.all_nodes()
-    cells = [read_block_op(sources, body, node) for body, node in nodes if node.op in BLOCKS]
-    cells += search_subgraphs(sources, {name for cell in cells for name in cell.weights.values()})
-    return _connect_cells(sources, graph_number, cells)
+def _search_graph(
+    sources: WeightSources, graph_number: int
+) -> tuple[list[_ConnectedCell], GraphConnections, list[CellDefinition]]:
+    """Find the cells of a graph; return them, their connections, and the first step of each run in these.
 
-
-# --------------------------------------------------------------------------------------------------------- connections
-def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[CellDefinition]) -> _GraphCells:
-    """Find the direction, the inputs and the initial states of the cells in a graph."""
+    Cells are block ops, and cells of many nodes that have other weights.
+    """
     reader, state_reader = sources.reader, InitialStates(sources)
+    cells = [read_block_op(sources, body, node) for body, node in reader.all_nodes() if node.op in BLOCKS]
+    cells += search_subgraphs(sources, {name for cell in cells for name in cell.weights.values()})
     in_graph = {cell: cell.in_graph for cell in cells if cell.refusal is None and cell.in_graph is not None}
     chains = _chain_steps(reader, in_graph)
     runs = [CellRun([in_graph[cell] for cell in chain]) for chain in chains]
@@ -122,7 +111,7 @@ def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[Ce
                 initial_states,
             )
     all_cells = [connected.get(cell, _ConnectedCell(cell)) for cell in cells]
-    return _GraphCells(all_cells, GraphConnections(sources, runs), [chain[0] for chain in chains])
+    return all_cells, GraphConnections(sources, runs), [chain[0] for chain in chains]
 
 
 def _chain_steps(reader: GraphReader, in_graph: Mapping[CellDefinition, CellInGraph]) -> list[list[CellDefinition]]:
@@ -200,7 +189,7 @@ def _order_by_inputs(groups: Sequence[_CopyGroup]) -> list[int]:
     """Return the numbers of groups in such an order that each comes after the groups that it reads."""
     done: dict[int, None] = {}
     # ends, as groups read each other in no cycle: `find_reversals` leaves the direction of runs in a cycle unknown,
-    # and `_connect_cells` gives cells of unknown direction no `input_cells`
+    # and `_search_graph` gives cells of unknown direction no `input_cells`
     for number in range(len(groups)):
         waiting = [number]
         while waiting:
