@@ -105,7 +105,7 @@ def open(path: str | os.PathLike[str]) -> Model:
         raise TypeError(f"open: path is of type {type(path).__name__}; expected text or a path")
     if os.path.isdir(name):
         return Model(name, *_read_folder(name))
-    return Model(name, *(_read_checkpoint(name) or _read_graph(name)))
+    return Model(name, *_read_file(name))
 
 
 def _read_folder(path: str) -> tuple[list[Graph], Variables]:
@@ -126,8 +126,8 @@ def _read_folder(path: str) -> tuple[list[Graph], Variables]:
     raise FormatError(f"{path} has neither 'saved_model.pb' nor 'checkpoint'; {hint}")
 
 
-def _read_checkpoint(name: str) -> tuple[list[Graph], Variables] | None:
-    """Read a checkpoint of several files by its name or by one of them; return None if it is none of these."""
+def _read_file(name: str) -> tuple[list[Graph], Variables | None]:
+    """Read a checkpoint by its name or by one of its files, or a graph, with what lies beside it."""
     folder, exists = Folder(os.path.dirname(name)), os.path.exists(name)
     prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
     if prefix != name or (not exists and os.path.exists(f"{name}.index")):
@@ -135,17 +135,11 @@ def _read_checkpoint(name: str) -> tuple[list[Graph], Variables] | None:
     _refuse_shards(name)
     if not exists and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
-    return None
-
-
-def _read_graph(name: str) -> tuple[list[Graph], Variables | None]:
-    """Read a file that is a graph or a V1 checkpoint, with what lies beside it."""
-    folder = Folder(os.path.dirname(name))
-    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and os.path.exists(name):
+    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and exists:
         return _read_folder(os.path.dirname(name))
-    if name.endswith(".meta"):
-        return [graphs.read_meta(File(name))], _variables_of(folder, name.removesuffix(".meta"))
     file = File(name)
+    if name.endswith(".meta"):
+        return [graphs.read_meta(file)], _variables_of(folder, name.removesuffix(".meta"))
     if is_table(file):
         return _graph_of(folder, name), checkpoint.read_old(file)
     if name.endswith(".pbmm"):

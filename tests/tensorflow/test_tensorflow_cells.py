@@ -115,16 +115,15 @@ def test_block_nodes(tmp_path, op, options, where):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_put_together_and_converted(tmp_path, dtype):
-    """Parts of a partitioned variable, a split of two kernels in one variable, and a conversion."""
+    """Parts of a partitioned variable, a conversion, and a split of two biases in one variable."""
     w, b = drawn("w", "b", dtype=dtype).values()
     parts = [real("k/part_0", w[:3]), real("k/part_1", w[3:]), number("axis", 0)]
     parts += [node("k", "ConcatV2", ["k/part_0", "k/part_1", "axis"])]
-    parts += [real("both", np.concatenate([b + 1, b]).astype(dtype)), node("halves", "Split", ["axis", "both"],
-                                                                          num_split=field(3, 2))]  # fmt: skip
-    names = {}
-    for name, role in (("k", "w"), ("halves:1", "b")):
+    parts += [real("both", np.concatenate([b + 1, b]).astype(dtype))]
+    for name, role in (("k", "w"), ("both", "b")):
         parts.append(node(f"to/{role}", "Cast", [name], SrcT=kind_of(dtype), DstT=kind_of("float64")))
-        names[role] = f"to/{role}"
+    parts += [node("halves", "Split", ["axis", "to/b"], num_split=field(3, 2))]
+    names = {"w": "to/w", "b": "halves:1"}
     (cell,) = write(tmp_path, *inputs(), *parts, block("BlockLSTM", "cell", names)).cells.values()
     assert cell.weights == {"w": "k/part_0 + k/part_1", "b": "both, part 1 of 2"} and cell.dtype == "float64"
     layer = cell.layer()
@@ -181,7 +180,7 @@ REFUSED = {
     ),
     "split": (
         [real("v", W), number("axis", 0), node("w", "Split", ["axis", "v"], num_split=field(3, 2))],
-        "splits v of shape (9, 16) in 2",
+        "part 0 of the node 'w', which makes 2 of an axis of 9",
     ),
     "call": ([node("w", "PartitionedCall", ["x"], f=called("gone"))], "a function that is not in the graph"),
 }

@@ -22,6 +22,7 @@ from .structure.connection_check import GraphConnections
 from .structure.initial_states import InitialStates
 from .structure.layer_stack import Cells
 from .structure.sequences import CellRun, trace_sequences
+from .weights.weight_slices import WeightSlices
 from .weights.weight_sources import WeightSources, trace_weights
 
 _MOST_SELECTIONS = 4  # places from a state back to the step before, which a mask may select
@@ -89,7 +90,8 @@ def _search_graph(
     Cells are block ops, and cells of many nodes that have other weights.
     """
     reader, state_reader = sources.reader, InitialStates(sources)
-    cells = [read_block_op(sources, body, node) for body, node in reader.all_nodes() if node.op in BLOCKS]
+    slices = WeightSlices(sources)
+    cells = [read_block_op(slices, body, node) for body, node in reader.all_nodes() if node.op in BLOCKS]
     cells += search_subgraphs(sources, {name for cell in cells for name in cell.weights.values()})
     in_graph = {cell: cell.in_graph for cell in cells if cell.refusal is None and cell.in_graph is not None}
     chains = _chain_steps(reader, in_graph)

@@ -66,28 +66,30 @@ class WeightSlices:
     """Reads slices of the weights in a graph."""
 
     def __init__(self, sources: WeightSources) -> None:
-        self._sources, self._reader = sources, sources.reader
+        self._sources, self.reader = sources, sources.reader
         self.weight_slice = OriginLookup(sources.reader, self._read_slice, lambda piece: (piece.key, piece.source.name))
         """Returns the slice of a variable or constant that a place is."""
 
     def _read_slice(self, place: Place, depth: int) -> WeightSlice:
         if depth > _MOST_VIEWS:
             raise UnknownValue(f"the node {place.name!r}, beyond {_MOST_VIEWS} parts of parts")
-        node = self._reader.node(place)
-        op = self._reader.op(place)
+        node = self.reader.node(place)
+        op = self.reader.op(place)
         if node is None or not op.view:
             source = self._sources.source(place)
             return WeightSlice(source, tuple((0, size) for size in source.shape), tuple(range(len(source.shape))))
-        inputs = self._reader.inputs(place.body, node)
+        inputs = self.reader.inputs(place.body, node)
         if len(inputs) != op.input_count:
             raise UnknownValue(f"the node {node.name!r}, which has {len(inputs)} inputs")
         whole = self.weight_slice(inputs[op.array_inputs][0], depth + 1)
-        return whole.slice(slice_index(self._reader, place, whole.shape))
+        return whole.slice(slice_index(self.reader, place, whole.shape))
 
 
 # ------------------------------------------------------------------------------------------------------------ assembled
 def join_slices(rows: Sequence[Sequence[WeightSlice]]) -> WeightSource:
     """Join rows of slices to one weight, vectors in one row; the slices of a whole source are that source."""
+    if not all(piece.shape for row in rows for piece in row):
+        raise UnknownValue(f"columns of {rows[0][0].source.name} that it does not have")
     blocks = [_merge_neighbours(row, -1) for row in rows]
     if all(len(row) == 1 for row in blocks):
         blocks = [[piece] for piece in _merge_neighbours([row[0] for row in blocks], 0)]

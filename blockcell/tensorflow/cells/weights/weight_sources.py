@@ -1,4 +1,4 @@
-"""What a weight is made of: variables of a checkpoint and constants, whole, joined, split or converted.
+"""What a weight is made of: variables of a checkpoint and constants, whole, joined or converted.
 
 In comes a place; out goes a `WeightSource` with name, shape and dtype, whose `read` reads the values.
 
@@ -23,13 +23,12 @@ from ...graphs import Graph, Node
 from ...objects import Objects, captured
 from ...tensors import Stored, Tensor
 from ...variables import Variables, alike
-from ..graph.array_slices import shape_of, slice_index
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import graph_op
 
 _ROUNDED = "bfloat16, rounded by the graph from"  # how a dtype begins that no layer has: its cell is refused
 AVERAGE = "/ExponentialMovingAverage"
-_DEEPEST = 4  # joins and splits within each other
+_DEEPEST = 4  # joins within each other
 _MOST_PARTS = 4096
 _MOST_REPEATED = 2**22  # entries of a constant that is one number
 _RESTORE = {"RestoreV2", "RestoreSlice", "Restore"}
@@ -111,7 +110,7 @@ class WeightSources:
         if node is None:  # an argument is passed on: origins() has gone past it
             raise UnknownValue(f"the argument {place.name!r} of {place.body!r}")
         if depth > _DEEPEST:
-            raise UnknownValue(f"the node {node.name!r}, beyond {_DEEPEST} joins and splits")
+            raise UnknownValue(f"the node {node.name!r}, beyond {_DEEPEST} joins")
         stored = self.reader.graph.constant(node)
         if stored is not None:
             return _leaf(node, stored)
@@ -120,8 +119,6 @@ class WeightSources:
         inputs = self.reader.inputs(place.body, node)
         if node.op == "ConcatV2" and len(inputs) > 2:
             return self._join_parts(node, inputs, depth)
-        if node.op in ("Split", "SplitV") and len(inputs) == graph_op(node).input_count:
-            return self._split_part(place, self.source(inputs[graph_op(node).array_inputs][0], depth + 1), node)
         if node.op == "Cast" and inputs:
             return self._convert(node, inputs[0], depth)
         raise UnknownValue(f"the node {node.name!r}, which is a {node.op}")
@@ -253,23 +250,6 @@ class WeightSources:
             end += part.shape[axis]
         variable = self._read_stored(stem if named else self.variables.name_of(first.key), SavedTensor(first.key))
         return variable if variable.shape == (*parts[0].shape[:axis], end, *parts[0].shape[axis + 1 :]) else None
-
-    def _split_part(self, place: Place, whole: WeightSource, node: Node) -> WeightSource:
-        """Make the weight of one output of a Split or SplitV."""
-        count = node.attrs.get("num_split")
-        try:
-            index = slice_index(self.reader, place, whole.shape)
-        except UnknownValue:
-            part_name = f"the node {node.name!r}, which splits {whole.name} of shape {whole.shape} in {count}"
-            raise UnknownValue(part_name) from None
-        part_name = f"part {place.output} of {count}"
-        leaves = tuple(f"{leaf}, {part_name}" for leaf in whole.leaves)
-
-        def read(suffix: str) -> Array:
-            part: Array = whole.read(suffix)[index]
-            return part
-
-        return WeightSource(f"{whole.name}, {part_name}", shape_of(whole.shape, index), whole.dtype, read, leaves)
 
     def _convert(self, node: Node, place: Place, depth: int) -> WeightSource:
         unconverted, dtype = self.source(place, depth + 1), str(node.attrs.get("DstT"))
