@@ -298,11 +298,8 @@ def test_composed_gru(tmp_path):
 
 PROJECTED = {"projected": ("MatMul", "h", "=rnn/lstm_cell/projection/kernel"), "h_next": ("NextIteration", "projected")}
 CHANGES = {
-    "relu": {"j": ("Relu", "split:1")},
-    "relu of the state": {"co": ("Relu", "c")},
     "hard sigmoid": {"o": ("HardSigmoid", "split:3")},
     "bias on i": {"more": ("Const", 1.0), "plus": ("Add", "split", "more"), "i": ("Sigmoid", "plus")},
-    "gate twice": {"o": ("Sigmoid", "split")},
     "another split": {"other": ("Split", "axis", "MatMul", {"num_split": 4}), "o": ("Sigmoid", "other:3")},
     "one peephole": {"times": ("Mul", "=rnn/lstm_cell/w_o_diag", "c"), "plus": ("Add", "split:3", "times"),
                      "o": ("Sigmoid", "plus")},
@@ -312,8 +309,6 @@ CHANGES = {
     "a projection with a bias": PROJECTED | {"h_next": ("NextIteration", "more"),
                                              "more": ("BiasAdd", "projected", "=rnn/lstm_cell/projection/bias")},
     "another state": {"h_next": ("NextIteration", "co")},
-    "dropout of the state": {"mask": ("Placeholder",), "dropped": ("Mul", "h", "mask"),
-                             "h_next": ("NextIteration", "dropped")},
 }  # fmt: skip
 
 

@@ -190,7 +190,7 @@ def _merge_copies(cells: Iterable[_ConnectedCell]) -> list[_CopyGroup]:
 def _order_by_inputs(groups: Sequence[_CopyGroup]) -> list[int]:
     """Return the numbers of groups in such an order that each comes after the groups that it reads."""
     done: dict[int, None] = {}
-    # ends, as groups read each other in no cycle: `find_reversals` leaves the direction of runs in a cycle unknown,
+    # ends, as groups read each other in no cycle: `trace_sequences` leaves the direction of runs in a cycle unknown,
     # and `_search_graph` gives cells of unknown direction no `input_cells`
     for number in range(len(groups)):
         waiting = [number]

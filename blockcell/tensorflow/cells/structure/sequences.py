@@ -10,15 +10,16 @@ is taken if there is one, is what the trace began with, or one of the sequences 
 not keep the invariant ends the trace. Of a trace through too many nodes nothing is returned: it raises `UnknownValue`.
 
 The reversals of a run, against the natural order of time, are known only if all sequences that it reads have the same,
-and its mask has them, too. Two equal ones in a row cancel. Runs are done after those that they read. In a cycle the
-first one reads a run that is not done, so that it is unknown, and so are all runs of the cycle and behind it;
-`find_cells` relies on that.
+and its mask has them, too. Two equal ones in a row cancel. Runs in a cycle, and behind one, have none; `find_cells`
+relies on that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from ..cell.cell_definition import CellInGraph
@@ -88,7 +89,7 @@ def trace_sequences(reader: GraphReader, runs: Sequence[CellRun]) -> None:
             run.input_parts = _combine_steps([sequences.trace_input(step.x, run) for step in run.steps])
         except UnknownValue:
             run.input_parts = None
-    _find_reversals(reader, runs)
+    _find_reversals(runs)
 
 
 class _Sequences:
@@ -316,24 +317,15 @@ def _combine_steps(steps: Sequence[tuple[SequencePart, ...]]) -> tuple[SequenceP
 
 
 # -------------------------------------------------------------------------------------------------------- the reversals
-def _find_reversals(reader: GraphReader, runs: Sequence[CellRun]) -> None:
-    """Find the reversals of each run after those of the runs that it reads; None for runs in a cycle."""
-    done: set[int] = set()
-    for start in range(len(runs)):
-        waiting = [start]
-        open_: set[int] = set()
-        while waiting:
-            reader.spend_steps()
-            k = waiting[-1]
-            needed = [run_number for run_number in _runs_before(runs[k]) if run_number not in done]
-            if k in open_ or not needed:
-                waiting.pop()
-                if k not in done:
-                    done.add(k)
-                    runs[k].reversals = _run_reversals(runs, runs[k])
-                continue
-            open_.add(k)
-            waiting += [run_number for run_number in needed if run_number not in open_]
+def _find_reversals(runs: Sequence[CellRun]) -> None:
+    """Find the reversals of each run after those of the runs that it reads; None for runs in a cycle, or behind one."""
+    sorter = TopologicalSorter({k: _runs_before(run) for k, run in enumerate(runs)})
+    with suppress(CycleError):  # what is in no cycle can be sorted nevertheless
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        for k in ready:
+            runs[k].reversals = _run_reversals(runs, runs[k])
+        sorter.done(*ready)
 
 
 def _runs_before(run: CellRun) -> list[int]:
