@@ -1,7 +1,7 @@
 """Read TensorFlow checkpoints, SavedModels and graphs, and find their RNN cells, without TensorFlow.
 
 =====================================  ===============================================================
-``model.ckpt`` (``model.ckpt.index``)  a checkpoint: an index and data files; or, of format V1, one file
+``model.ckpt`` (``model.ckpt.index``)  a checkpoint: an index and data files
 a folder with ``checkpoint``           the checkpoint that it names
 a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
 ``.meta``                              the graph of the checkpoint beside it

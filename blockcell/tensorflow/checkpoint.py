@@ -3,9 +3,6 @@
 The table's first key is empty; its value, a BundleHeaderProto, says how many data files (shards) there are. Other keys
 are names of variables; their values, BundleEntryProtos, have dtype, shape and place. A partitioned variable's entry
 lists its slices, each of which has an entry of its own, under `Slice.key`.
-
-`read_old` is for the checkpoints before those, "V1": one file, a table, that holds all, slices of variables as
-TensorProtos; `read` makes of both what `Variables` takes.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ from ..optable import Array
 from .crc32c import crc32c, masked
 from .mapped import File, Folder
 from .objects import GRAPH, Objects
-from .table import Entry, Table
-from .tensors import DTYPES, TEXT, Dtype, Stored, Tensor, check_size, dtype_of, full_shape, values_of
+from .table import Table
+from .tensors import DTYPES, TEXT, Dtype, Stored, check_size, dtype_of, full_shape, values_of
 from .variables import Variables
 from .wire import FIXED32, Message, varint
 
@@ -115,9 +112,9 @@ class Partitioned(Stored):
     def __init__(self, message: Message, dtype: Dtype, shape: tuple[int, ...]) -> None:
         self._message, self._dtype, self.shape = message, dtype, shape
         self._parts: list[tuple[slice, ...]] = []
-        self._tensors: list[Whole | OldSlice] = []
+        self._tensors: list[Whole] = []
 
-    def add(self, part: tuple[slice, ...], tensor: Whole | OldSlice) -> None:
+    def add(self, part: tuple[slice, ...], tensor: Whole) -> None:
         if tensor.dtype != self.dtype or tensor.shape != size_of(part):
             mismatch = f"a slice of shape {size_of(part)} has {tensor.dtype} and shape {tensor.shape}"
             raise self._message.error(f"{mismatch}; its variable has {self.dtype}")
@@ -136,7 +133,7 @@ def read(folder: Folder, prefix: str) -> Variables:
     """Read the index of a checkpoint in a folder."""
     file = folder.file(f"{prefix}.index")
     entries: dict[bytes, Message] = {}
-    for entry in Table(file).entries(check=True):
+    for entry in Table(file).entries():
         _count(entries, entry.value)
         entries[entry.key] = entry.value
     header = entries.pop(b"", None)
@@ -173,62 +170,6 @@ def _objects(message: Message | None, shards: Shards) -> Objects | None:
         return Objects(Whole(message, DTYPES[TEXT], (), shards).text())
     except FileNotFoundError:  # the index alone says something, too
         return None
-
-
-def read_old(file: File) -> Variables:
-    """Read the index of a checkpoint in V1 format."""
-    stored: dict[str, Stored] = {}
-    skipped: dict[str, str] = {}
-    table = Table(file)
-    entries: dict[bytes, Entry] = {}
-    for entry in table.entries(check=False):
-        _count(entries, entry.value)
-        entries[entry.key] = entry
-    header = entries.pop(b"", None)
-    saved_slices = header.value.last(1) if header else None
-    if header is None or saved_slices is None:
-        raise file.error(0, "the table has no list of variables", "expected a checkpoint of TensorFlow's")
-    table.check(header.block)
-    for meta in saved_slices.inside(1):
-        (name,) = meta.last_texts(1)
-        _count(stored, meta)
-        dtype = dtype_of(meta.integer(3))
-        if name in stored or name in skipped:
-            raise meta.error(f"the variable {name!r} is there twice")
-        if dtype.stored is None:
-            skipped[name] = dtype.name
-            continue
-        stored[name] = variable = Partitioned(meta, dtype, full_shape(meta.last(2), dtype, file))
-        for saved_slice in map(Slice.of, meta.inside(4)):
-            part = saved_slice.within(variable.shape, meta)
-            slot = saved_slice.key(name)
-            if slot not in entries:
-                raise meta.error(f"there is no slice {saved_slice} of the variable {name!r}")
-            variable.add(part, OldSlice(table, entries.pop(slot), name, dtype, size_of(part)))
-    return Variables(stored, skipped)
-
-
-class OldSlice(Stored):
-    """A slice in a checkpoint of V1 format."""
-
-    __slots__ = ("_block", "_message", "_name", "_table")
-
-    def __init__(self, table: Table, entry: Entry, name: str, dtype: Dtype, shape: tuple[int, ...]) -> None:
-        self._table, self._message, self._block = table, entry.value, entry.block
-        self._name, self._dtype, self.shape = name, dtype, shape
-
-    @property
-    def file(self) -> File:
-        return self._table.file
-
-    def read(self) -> Array:
-        """Read the values, after the checksum of their block is compared."""
-        self._table.check(self._block)
-        saved = self._message.last(2)
-        data = saved and saved.last(3)
-        if saved is None or data is None or saved.last_texts(1) != [self._name]:
-            raise self._message.error(f"there is no slice of the variable {self._name!r}")
-        return Tensor(data, self._dtype, self.shape).read()
 
 
 def _count(entries: Sized, message: Message) -> None:

@@ -32,7 +32,6 @@ def golden(tmp_path_factory):
 # -------------------------------------------------------------------------------------------------- TensorFlow's files
 PATHS = {
     "v2": ["v2", "v2/model.ckpt", "v2/model.ckpt.index", "v2/model.ckpt.data-00001-of-00002", "v2/model.ckpt.meta"],
-    "v1": ["v1", "v1/model.ckpt"],
     "saved": ["saved", "saved/saved_model.pb", "saved/variables/variables"],
     "objects": ["objects", "objects/ckpt-1"],
 }
@@ -124,7 +123,7 @@ def test_graphs_of_a_checkpoint_are_beside_it(golden):
     folder, _ = golden
     (read_graph,) = opened(folder / "v2" / "model.ckpt").graphs
     assert "scope/kernel" in read_graph.nodes and read_graph.tags == ()
-    assert opened(folder / "v1").graphs == []
+    assert opened(folder / "objects").graphs == []
     (saved,) = opened(folder / "saved").graphs
     assert saved.tags == ("serve",) and repr(saved).startswith("<graph: serve: ")
     assert repr(read_graph.nodes["scope/kernel"]) == "<VarHandleOp 'scope/kernel'>"
@@ -296,10 +295,8 @@ def test_headers(tmp_path, header, words):
 
 def test_a_table_without_a_header(tmp_path):
     (tmp_path / "m.index").write_bytes(tf_files.table({b"v": entry("float32", (), ONE)}))
-    (tmp_path / "old").write_bytes(tf_files.table({b"v": entry("float32", (), ONE)}))
-    for name in ("m", "old"):
-        with pytest.raises(FormatError, match="the table has no"):
-            opened(tmp_path / name)
+    with pytest.raises(FormatError, match="the table has no header"):
+        opened(tmp_path / "m")
 
 
 def test_too_many_variables(tmp_path, monkeypatch):
@@ -336,7 +333,7 @@ def test_slices_cannot_multiply(tmp_path):
         model.variables["v"]
 
 
-@pytest.mark.parametrize("name", ["v2/model.ckpt.data-00000-of-00002", "v1/model.ckpt"])
+@pytest.mark.parametrize("name", ["v2/model.ckpt.data-00000-of-00002", "v2/model.ckpt.index"])
 def test_a_flipped_bit_in_a_tensor(golden, tmp_path, name):
     tf_files.unpack(tmp_path)
     path = tmp_path / name
@@ -608,6 +605,14 @@ def test_what_is_none_of_the_formats(tmp_path):
         opened(tmp_path / "pipe.pb")
 
 
+@pytest.mark.parametrize("path", ["v1", "v1/model.ckpt", ""])
+def test_old_checkpoints_are_refused_by_name(golden, tmp_path, path):
+    """Also those of several files, by their name with question marks."""
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "m-?????-of-00002"')
+    with pytest.raises(FormatError, match=r"is a checkpoint in V1 format, .*load it with tf\.train\.load_checkpoint"):
+        opened(golden[0] / path if path else tmp_path)
+
+
 @pytest.mark.parametrize(
     "state, name",
     [
@@ -658,7 +663,7 @@ def test_imported_only_when_asked_for():
 
 
 # ------------------------------------------------------------------------------------------------------ symbolic links
-FOLDERS = {"checkpoint": "v2", "saved model": "saved", "old": "v1"}
+FOLDERS = {"checkpoint": "v2", "saved model": "saved"}
 
 
 def linked(folder: Path, name: str, to: Path) -> None:
@@ -689,7 +694,6 @@ OUTSIDE = {
     "by its data": ("v2", "model.ckpt.data-00000-of-00002", "v2/model.ckpt.index"),
     "the graph": ("v2", "model.ckpt.meta", "v2"),
     "the state": ("v2", "checkpoint", "v2"),
-    "an old one": ("v1", "model.ckpt", "v1"),
     "the model": ("saved", "saved_model.pb", "saved"),
     "the model itself": ("saved", "saved_model.pb", "saved/saved_model.pb"),
     "the variables": ("saved", "variables", "saved"),
@@ -710,7 +714,7 @@ def test_what_is_named_may_be_a_link(tmp_path):
     """Its name is not the file's, but the user's."""
     tf_files.unpack(tmp_path)
     (tmp_path / "links").mkdir()
-    for source, name in (("graph.pb", "graph.pb"), ("v2/model.ckpt.meta", "other.meta"), ("v1/model.ckpt", "old")):
+    for source, name in (("graph.pb", "graph.pb"), ("v2/model.ckpt.meta", "other.meta")):
         (tmp_path / "links" / name).symlink_to(tmp_path / source)
         assert opened(tmp_path / "links" / name).path.endswith(name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tf_files
 from tf_cells import H, I, X, agrees, exact, number
 from tf_files import entry, graph, node, tracked, write_checkpoint, write_objects
 from tf_names import BIAS, GIVEN, VALUE, W, cell_of_keras, one_cell, restoring, texts, variable, write_all, write_saved
@@ -313,14 +312,3 @@ def test_other_cells_of_keras(tmp_path):
     (cell,) = cells.values()
     assert (cell.kind, cell.refused, cell.unsaid) == ("Keras SimpleRNN", None, ["activation"])
     assert cell.check(activation="elu").ok
-
-
-# ---------------------------------------------------------------------------------------------------------- other files
-@pytest.mark.parametrize("name", ["m-?????-of-00002", "m-00001-of-00002", ""])
-def test_old_checkpoints_in_several_files_are_refused(tmp_path, name):
-    """Each has some of the variables, and slices of others."""
-    tf_files.unpack(tmp_path)
-    (tmp_path / "v1" / "model.ckpt").rename(tmp_path / "m-00001-of-00002")
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "m-?????-of-00002"')
-    with pytest.raises(FormatError, match="is one of several files in V1 format; save it again as V2"):
-        opened(tmp_path / name)

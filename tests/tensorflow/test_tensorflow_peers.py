@@ -202,8 +202,16 @@ def test_random_networks(tf, case, tmp_path, seed):
 
 
 # ------------------------------------------------------------------------------------------------- names and files
-SAVED = ["checkpoint", "checkpoint", "bare", "V1", "other names", "saved_model", "saved_model.pbtxt", "frozen.pb",
-         "frozen.pbtxt"]  # fmt: skip
+SAVED = [
+    "checkpoint",
+    "checkpoint",
+    "bare",
+    "other names",
+    "saved_model",
+    "saved_model.pbtxt",
+    "frozen.pb",
+    "frozen.pbtxt",
+]
 
 
 def other_names(v1, g):
@@ -237,14 +245,12 @@ def saved_as(tf, g, form, session, x, results, folder):
         v1.train.Saver(
             {"unrelated": v1.global_variables()[0]} if not v1.global_variables()[0]._save_slice_info else None
         )
-    options = {"sharded": bool(g.integers(2)) and form != "V1", "write_version": 1 if form == "V1" else 2}
-    names = other_names(v1, g) if form == "other names" else None
-    path = v1.train.Saver(names, **options).save(session, str(folder / "model.ckpt"), write_meta_graph=form != "bare")
-    return Path(path)
+    saver = v1.train.Saver(other_names(v1, g) if form == "other names" else None, sharded=bool(g.integers(2)))
+    return Path(saver.save(session, str(folder / "model.ckpt"), write_meta_graph=form != "bare"))
 
 
 class Plain(Cell):
-    """One whose variables have a dtype that the format V1 has, and are not cast."""
+    """One whose variables are not cast."""
 
     def _variable(self, name, shape):
         values = (self.g.standard_normal(shape) / 2).astype(self.dtype)
@@ -280,7 +286,7 @@ def test_names_and_files(tf, case, tmp_path, seed):
         outer, cells, results = str(g.choice(["", "a/", "model/b_1/"])), [], []
         for k in range(int(g.integers(1, 4))):
             with tf.device(f"/cpu:{k % 2}"):
-                stored = Plain if form in ("V1", "bare") else Cell
+                stored = Plain if form == "bare" else Cell
                 cell = stored(tf, g, f"{outer}cell_{k}/lstm_cell", int(y.shape[-1]), dtype)
             y = (unrolled if g.integers(2) else looped)(tf, cell, y, [tf.zeros((B, cell.H), dtype)] * cell.states)
             cells.append(cell)

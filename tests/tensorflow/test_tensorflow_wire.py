@@ -67,7 +67,7 @@ def test_messages_that_tensorflow_wrote_are_encoded_to_the_same_bytes(tmp_path):
     """Also with checksums, which are 4 bytes without a length: else no changed entry passes them when it is fuzzed."""
     tf_files.unpack(tmp_path)
     index = Table(File(tmp_path / "v2" / "model.ckpt.index"))
-    messages = [bytes(entry.value.view) for entry in index.entries(check=True)]
+    messages = [bytes(entry.value.view) for entry in index.entries()]
     messages += [(tmp_path / name).read_bytes() for name in ("graph.pb", "saved/saved_model.pb")]
     assert all(encode_fields(decode_fields(data)) == data for data in messages)
     assert {wire_type for data in messages for _, wire_type, _ in decode_fields(data)} >= {wire.BYTES, wire.FIXED32}
@@ -239,7 +239,7 @@ def test_tables_are_what_was_written(tmp_path_factory, entries, per_block, resta
     path.write_bytes(tf_files.table(dict(sorted(entries.items())), per_block, restart))
     table_file = File(path)
     assert is_table(table_file)
-    read = {entry.key: bytes(entry.value.view) for entry in Table(table_file).entries(check=True)}
+    read = {entry.key: bytes(entry.value.view) for entry in Table(table_file).entries()}
     assert read == entries and list(read) == sorted(entries)
 
 
@@ -283,19 +283,19 @@ def index_of(*places: bytes) -> bytes:
 def test_what_is_no_table(file, data, words):
     table_file = file(data)
     with pytest.raises(FormatError, match=f"a file, .*{words}"):
-        list(Table(table_file).entries(check=True))
+        list(Table(table_file).entries())
 
 
 def test_every_byte_of_a_table_counts(file):
     """But those of the footer that nothing reads."""
     data = tf_files.table({b"%03d" % k: b"value" * k for k in range(5)}, 2, 2)
-    whole = [(entry.key, bytes(entry.value.view)) for entry in Table(file(data)).entries(check=True)]
+    whole = [(entry.key, bytes(entry.value.view)) for entry in Table(file(data)).entries()]
     refused = 0
     for k in range(len(data)):
         changed = bytearray(data)
         changed[k] ^= 1 << k % 8
         try:
-            entries = [(entry.key, bytes(entry.value.view)) for entry in Table(file(changed)).entries(check=True)]
+            entries = [(entry.key, bytes(entry.value.view)) for entry in Table(file(changed)).entries()]
         except FormatError:
             refused += 1
         else:
@@ -311,7 +311,7 @@ def test_keys_that_grow_are_refused(file):
 
     def read():
         with pytest.raises(FormatError, match="its keys have more than"):
-            list(Table(table_file).entries(check=True))
+            list(Table(table_file).entries())
 
     _, used = peak(read)
     assert used < 4 * len(table_file) + 2**26
