@@ -333,29 +333,6 @@ def test_slices_cannot_multiply(tmp_path):
         model.variables["v"]
 
 
-@pytest.mark.parametrize("name", ["v2/model.ckpt.data-00000-of-00002", "v2/model.ckpt.index"])
-def test_a_flipped_bit_in_a_tensor(golden, tmp_path, name):
-    tf_files.unpack(tmp_path)
-    path = tmp_path / name
-    whole = opened(path).variables
-    data = path.read_bytes()
-    refused = 0
-    for at in range(3, len(data), len(data) // 12):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
-        try:
-            variables = opened(path).variables
-        except FormatError:
-            refused += 1
-            continue
-        for key in whole:
-            try:
-                assert variables[key].tobytes() == whole[key].tobytes()
-            except FormatError as error:
-                refused += 1
-                assert str(path) in str(error)
-    assert refused >= 10
-
-
 # --------------------------------------------------------------------------------------------------------------- graphs
 def read_all(path: Path) -> None:
     model = opened(path)

@@ -677,15 +677,3 @@ def test_commands(tmp_path, capsys):
         loaded = blockcell.load(out)
         assert repr(loaded) == repr(same) and ("reverse=True" in repr(loaded)) == (name == "b")
         np.testing.assert_array_equal(loaded(X, lengths=LENGTHS)[0], same(X, lengths=LENGTHS)[0])
-
-
-def test_a_network_as_onnx(tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    (tmp_path / "graph.pb").write_bytes(graph(*consts("a", "b", "c", wide="c"), *BI, *TOP))
-    path, out = tmp_path / "graph.pb", tmp_path / "all.onnx"
-    assert main(["extract", str(path), str(out)]) == 0
-    session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-    feeds = {argument.name: np.zeros((B, H), np.float32) for argument in session.get_inputs()}
-    y = session.run(["y"], feeds | {"x": X, "lengths": LENGTHS})[0]
-    expected, _ = opened(path).cells.layer()(X, lengths=LENGTHS)
-    assert formulas.error_in_eps(y, expected.astype(np.float64), float(np.finfo("f4").eps)) <= 16
