@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sized
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -107,26 +107,37 @@ class Whole(Stored):
 class Partitioned(Stored):
     """A tensor in slices."""
 
-    __slots__ = ("_message", "_parts", "_tensors")
+    __slots__ = ("_message", "_slices")
 
     def __init__(self, message: Message, dtype: Dtype, shape: tuple[int, ...]) -> None:
         self._message, self._dtype, self.shape = message, dtype, shape
-        self._parts: list[tuple[slice, ...]] = []
-        self._tensors: list[Whole] = []
+        self._slices: list[tuple[tuple[slice, ...], Whole]] = []
 
     def add(self, part: tuple[slice, ...], tensor: Whole) -> None:
-        if tensor.dtype != self.dtype or tensor.shape != size_of(part):
-            mismatch = f"a slice of shape {size_of(part)} has {tensor.dtype} and shape {tensor.shape}"
+        part_shape = tuple(axis_slice.stop - axis_slice.start for axis_slice in part)
+        if tensor.dtype != self.dtype or tensor.shape != part_shape:
+            mismatch = f"a slice of shape {part_shape} has {tensor.dtype} and shape {tensor.shape}"
             raise self._message.error(f"{mismatch}; its variable has {self.dtype}")
-        self._parts.append(part)
-        self._tensors.append(tensor)
+        self._slices.append((part, tensor))
 
     def read(self) -> Array:
-        """Read the values, copied together if there are several slices."""
+        """Read the values, copied together if there are several slices. Each number must be in one slice."""
         assert self._dtype.stored is not None
-        files = {file.name: len(file) for file in (tensor.file for tensor in self._tensors)}
-        check_size(math.prod(self.shape) * self._dtype.stored.itemsize, sum(files.values()), self._message)
-        return joined(self.shape, self._parts, lambda k: self._tensors[k].read(), self._message)
+        count, files = math.prod(self.shape), {tensor.file.name: len(tensor.file) for _, tensor in self._slices}
+        check_size(count * self._dtype.stored.itemsize, sum(files.values()), self._message)
+        if len(self._slices) == 1 and self._slices[0][1].shape == self.shape:
+            return self._slices[0][1].read()
+        if sum(math.prod(tensor.shape) for _, tensor in self._slices) != count:
+            raise self._message.error(f"the slices of a variable are not the whole of its shape {self.shape}")
+        whole, seen = np.empty(0), np.zeros(self.shape, bool)
+        for k, (part, tensor) in enumerate(self._slices):
+            values = tensor.read()
+            whole = whole if k else np.empty(self.shape, values.dtype)
+            whole[part] = values
+            seen[part] = True
+        if not seen.all():
+            raise self._message.error(f"the slices of a variable of shape {self.shape} overlap")
+        return whole
 
 
 def read(folder: Folder, prefix: str) -> Variables:
@@ -235,30 +246,6 @@ class Slice(NamedTuple):
         rank = len(self.starts)
         numbers = [number for pair in zip(self.starts, self.lengths, strict=True) for number in pair]
         return b"\0" + escaped + b"\0\1" + (bytes([1, rank]) if rank else b"\0") + b"".join(map(_ordered, numbers))
-
-
-def size_of(part: tuple[slice, ...]) -> tuple[int, ...]:
-    """Return the shape of a part."""
-    return tuple(axis_slice.stop - axis_slice.start for axis_slice in part)
-
-
-def joined(
-    shape: tuple[int, ...], parts: Sequence[tuple[slice, ...]], read: Callable[[int], Array], message: Message
-) -> Array:
-    """Join all parts of an array, reading one at a time. Each number must be in one part."""
-    if len(parts) == 1 and size_of(parts[0]) == shape:
-        return read(0)
-    if not parts or sum(math.prod(size_of(part)) for part in parts) != math.prod(shape):
-        raise message.error(f"the slices of a variable are not the whole of its shape {shape}")
-    whole, seen = np.empty(0), np.zeros(shape, bool)
-    for k, part in enumerate(parts):
-        values = read(k)
-        whole = whole if k else np.empty(shape, values.dtype)
-        whole[part] = values
-        seen[part] = True
-    if not seen.all():
-        raise message.error(f"the slices of a variable of shape {shape} overlap")
-    return whole
 
 
 def _ordered(value: int) -> bytes:
