@@ -125,7 +125,7 @@ def test_put_together_and_converted(tmp_path, dtype):
     parts += [node("halves", "Split", ["axis", "to/b"], num_split=field(3, 2))]
     names = {"w": "to/w", "b": "halves:1"}
     (cell,) = write(tmp_path, *inputs(), *parts, block("BlockLSTM", "cell", names)).cells.values()
-    assert cell.weights == {"w": "k/part_0 + k/part_1", "b": "both, part 1 of 2"} and cell.dtype == "float64"
+    assert cell.weights == {"w": "k/part_0 + k/part_1", "b": "both[16:32]"} and cell.dtype == "float64"
     layer = cell.layer()
     np.testing.assert_array_equal(layer.weights["w"], w.astype(np.float64), strict=True)
     np.testing.assert_array_equal(layer.weights["b"], b.astype(np.float64), strict=True)

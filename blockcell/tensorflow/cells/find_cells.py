@@ -211,7 +211,7 @@ def _name_groups(cells: Mapping[int, _ConnectedCell]) -> dict[int, str]:
     """Name cells by the scopes of their weights; cells that share weights, by the scopes of their nodes."""
     numbers_by_name: dict[str, list[int]] = {}
     for number, cell in cells.items():
-        first_weight = next(iter(cell.definition.weights.values()), "").partition(" + ")[0].partition(", ")[0]
+        first_weight = re.split(r" \+ |, |\[", next(iter(cell.definition.weights.values()), ""))[0]
         scope, count = _ENDINGS.subn("", first_weight)
         numbers_by_name.setdefault(scope if count else _cell_scope(cell.definition), []).append(number)
     names: dict[int, str] = {}

@@ -24,7 +24,6 @@ _OTHER = re.compile(
     r"(sru|ugrnn|nas|cfn|((intersection|ind|minimal)_rnn)|((phased|conv\w*|g|indy)_?lstm)|indy_gru)_cell(_\d+)?\Z"
 )
 _ZONEOUT = re.compile("[^/]*zoneout[^/]*", re.IGNORECASE)
-_NORMAL = re.compile(r"layer_?norm|/(gamma|beta)\Z", re.IGNORECASE)
 _MOST_BEFORE = 200  # nodes
 _MOST_AROUND = 4  # scopes around a weight
 
@@ -227,15 +226,18 @@ def _cell_scope(kernel: str) -> str:
 def refuse_by_name(products: Sequence[WeightProduct], covered: set[str]) -> Iterator[tuple[WeightProduct, str]]:
     """Refuse kernels that have the names of cells and are in no known cell."""
     covered_scopes = {scope for name in covered for scope in _enclosing_scopes(name)}
-    kernels_by_scope: dict[str, set[str]] = {}
     for product in products:
-        for scope in _enclosing_scopes(product.kernel.name):
-            kernels_by_scope.setdefault(scope, set()).add(product.kernel.name)
-    for product in products:
-        scope = _cell_scope(product.kernel.name)
-        if _has_cell_name(product.kernel.name) and scope not in covered_scopes:
+        name, scope = product.kernel.name, _cell_scope(product.kernel.name)
+        if _has_cell_name(name) and scope not in covered_scopes:
             covered_scopes.add(scope)
-            yield product, _refusal_by_scope(product, scope, sorted(kernels_by_scope.get(scope, ())))
+            yield (
+                product,
+                refused_cell_name(scope)
+                or (
+                    f"what follows the product {product.node.name!r} with {name} is not what BasicRNNCell, BasicLSTMCell,"
+                    " LSTMCell or GRUCell have: perhaps another activation, or layer normalization"
+                ),
+            )
 
 
 def _enclosing_scopes(name: str) -> Iterator[str]:
@@ -244,16 +246,3 @@ def _enclosing_scopes(name: str) -> Iterator[str]:
         name = name.rpartition("/")[0]
         if name:
             yield name.lstrip("?")
-
-
-def _refusal_by_scope(product: WeightProduct, scope: str, kernels: Sequence[str]) -> str:
-    if reason := refused_cell_name(scope):
-        return reason
-    if len(kernels) > 1 and any("projection" in name for name in kernels):
-        return f"it has other products, {', '.join(kernels[:4])}; the block cells have one"
-    if _NORMAL.search(scope):
-        return "it has layer normalization, which the block cells do not have"
-    return (
-        f"what follows the product {product.node.name!r} with {product.kernel.name} is not what BasicRNNCell,"
-        " BasicLSTMCell, LSTMCell or GRUCell have: perhaps another activation, or layer normalization"
-    )

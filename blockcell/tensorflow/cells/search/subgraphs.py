@@ -33,7 +33,7 @@ An example is the step of a BasicLSTMCell in a loop, which passes h and cs on as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -302,17 +302,12 @@ def _compile_step(sums: GateSums, match: CellMatch) -> StepProgram | str:
             return "its input and its states are not told apart: they come from one node"
         if not {*places}.isdisjoint(resolve(place) for place in step.results):
             return "a step reads what it computes itself"
-        weights = _weight_names(match.sources.values())
+        leaves = {leaf for source in match.sources.values() for leaf in source.leaves}
         for place, size in zip(places, match.sizes, strict=True):
             with suppress(UnknownValue):  # most are computed, or fed
                 piece = sums.weight_slice(place)
-                if piece.shape[1:] != (size,) or weights & _weight_names([piece.source]):
+                if piece.shape[1:] != (size,) or not leaves.isdisjoint(piece.source.leaves):
                     return f"its input or a state is of {piece.source.name}, of the shape {piece.shape}"
         return StepProgram(sums, step.x, step.states, step.results, match.sizes)
     except UnknownValue as unknown:
         return f"its nodes are not understood: {unknown}"
-
-
-def _weight_names(sources: Iterable[WeightSource]) -> set[str]:
-    """Name the variables and constants that weights are made of, in whole or in part."""
-    return {leaf.partition(",")[0] for source in sources for leaf in source.leaves}

@@ -34,6 +34,13 @@ class WeightSlice(NamedTuple):
         return tuple(self.ranges[axis][1] - self.ranges[axis][0] for axis in self.axes)
 
     @property
+    def name(self) -> str:
+        """The name of the source, of a part with its index: ``"kernel[:, 4:8]"``."""
+        sized = zip(self.ranges, self.source.shape, strict=True)
+        index = [":" if limits == (0, size) else "{}:{}".format(*limits) for limits, size in sized]
+        return self.source.name if {*index} <= {":"} else f"{self.source.name}[{', '.join(index)}]"
+
+    @property
     def key(self) -> tuple[object, ...]:
         return self.source.name, self.ranges, self.axes
 
@@ -110,7 +117,9 @@ def join_slices(rows: Sequence[Sequence[WeightSlice]]) -> WeightSource:
     columns = sum(piece.shape[-1] for piece in rows[0])
     shape = (columns,) if len(pieces[0].shape) == 1 else (sum(row[0].shape[0] for row in rows), columns)
     leaves = tuple(dict.fromkeys(leaf for piece in pieces for leaf in piece.source.leaves))
-    return WeightSource(_name_slices(pieces), shape, pieces[0].source.dtype, read, leaves)
+    return WeightSource(
+        " + ".join(dict.fromkeys(piece.name for piece in pieces)), shape, pieces[0].source.dtype, read, leaves
+    )
 
 
 def _merge_neighbours(pieces: Sequence[WeightSlice], axis: int) -> list[WeightSlice]:
@@ -133,27 +142,6 @@ def _join_neighbours(left: WeightSlice, right: WeightSlice, axis: int) -> Weight
     ranges = [*left.ranges]
     ranges[along] = (left.ranges[along][0], right.ranges[along][1])
     return left._replace(ranges=tuple(ranges))
-
-
-def _name_slices(pieces: Sequence[WeightSlice]) -> str:
-    """Name slices ``"kernel, part 1 of 3"``, ``"kernel, row 4:8"`` and so on, joined with " + "."""
-    parts_of_source: dict[str, list[str]] = {}
-    for piece in pieces:
-        source, sized = piece.source, [*zip(piece.ranges, piece.source.shape, strict=True)]
-        rows = [_describe_range("row", *limits, size) for limits, size in sized[:-1]]
-        columns = [_describe_range("part", *limits, size) for limits, size in sized[-1:]]
-        parts_of_source.setdefault(", ".join([source.name, *filter(None, rows)]), []).extend(filter(None, columns))
-    return " + ".join(", ".join([name, " and ".join(dict.fromkeys(parts))] if parts else [name])
-                      for name, parts in parts_of_source.items())  # fmt: skip
-
-
-def _describe_range(word: str, start: int, stop: int, size: int) -> str:
-    """Describe a part of an axis; "" is all of it."""
-    width = stop - start
-    if width == size:
-        return ""
-    even = size % width == start % width == 0
-    return f"{word} {start // width} of {size // width}" if even else f"{word} {start}:{stop}"
 
 
 def add_vectors(sources: Sequence[WeightSource]) -> WeightSource:
