@@ -230,14 +230,12 @@ def refuse_by_name(products: Sequence[WeightProduct], covered: set[str]) -> Iter
         name, scope = product.kernel.name, _cell_scope(product.kernel.name)
         if _has_cell_name(name) and scope not in covered_scopes:
             covered_scopes.add(scope)
-            yield (
-                product,
-                refused_cell_name(scope)
-                or (
-                    f"what follows the product {product.node.name!r} with {name} is not what BasicRNNCell, BasicLSTMCell,"
-                    " LSTMCell or GRUCell have: perhaps another activation, or layer normalization"
-                ),
+            subject = f"{product.node.name!r} with {name}"
+            reason = (
+                f"what follows the product {subject} is not what BasicRNNCell, BasicLSTMCell, LSTMCell or GRUCell have:"
+                " perhaps another activation, or layer normalization"
             )
+            yield product, refused_cell_name(scope) or reason
 
 
 def _enclosing_scopes(name: str) -> Iterator[str]:
