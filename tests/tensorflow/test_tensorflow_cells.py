@@ -101,11 +101,9 @@ def test_block_nodes(tmp_path, op, options, where):
     assert cell.weights == {role: NAMES[role] for role in roles}
     expected = {}
     if op != "GRUBlockCell":
-        default = (
-            {"forget_bias": 0.0, "cell_clip": 0.0} if op.endswith("V2") else {"forget_bias": 1.0, "cell_clip": 3.0}
-        )
-        expected = default | {"use_peephole": False} | options
-        assert cell.attributes == expected | {"gate_order": "ifco" if op.endswith("V2") else "icfo"}
+        forget_bias, cell_clip, order = (0.0, 0.0, "ifco") if op.endswith("V2") else (1.0, 3.0, "icfo")
+        expected = {"forget_bias": forget_bias, "cell_clip": cell_clip, "use_peephole": False} | options
+        assert cell.attributes == expected | {"gate_order": order}
         if op.endswith("V2"):
             del expected["forget_bias"]
     agrees(cell.layer(), exact(op, weights, X, **expected), X)
@@ -373,9 +371,8 @@ def test_checkpoint_asks(tmp_path):
     averages = {f"{name}/ExponentialMovingAverage": value * 2 for name, value in values.items()}
     model = write_variables(tmp_path, values | slots | averages | {"global_step": np.int64(3).reshape(())})
     (cell,) = model.cells.values()
-    assert (
-        cell.name == "rnn/lstm_cell" and cell.unsaid == ["forget_bias", "cell_clip"] and "forget_bias=?" in repr(cell)
-    )
+    assert (cell.name, cell.unsaid) == ("rnn/lstm_cell", ["forget_bias", "cell_clip"])
+    assert "forget_bias=?" in repr(cell)
     with pytest.raises(ValueError, match="does not say its forget_bias; pass forget_bias="):
         cell.layer(cell_clip=0)
     with pytest.raises(ValueError, match="does not say its cell_clip; pass cell_clip="):
@@ -514,10 +511,8 @@ def test_inspect(tmp_path, capsys):
     assert main(["inspect", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     cell, other = sorted(document["cells"], key=lambda summary: summary["refused"] or "")
-    assert (
-        "goes through a tanh, and what is added up to it through relu" in other["refused"]
-        and other["error_eps"] is None
-    )
+    assert "goes through a tanh, and what is added up to it through relu" in other["refused"]
+    assert other["error_eps"] is None
     assert cell["refused"] is None and cell["error_eps"] <= 8 and cell["attributes"]["forget_bias"] == 0.5
 
 
@@ -525,10 +520,8 @@ def test_inspect_what_is_refused_and_unsaid(tmp_path, capsys):
     write_variables(tmp_path, checkpoint_of() | checkpoint_of("p/ugrnn_cell", ("w", "b")))
     assert main(["inspect", str(tmp_path / "model.ckpt")]) == 0
     out = capsys.readouterr().out
-    assert (
-        "not in the file: forget_bias, cell_clip" in out
-        and "refused: it is another cell by its name, ugrnn_cell" in out
-    )
+    assert "not in the file: forget_bias, cell_clip" in out
+    assert "refused: it is another cell by its name, ugrnn_cell" in out
     assert main(["inspect", str(tmp_path / "model.ckpt"), "--json"]) == 0
     cells = {cell["cell"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
     assert cells["rnn/lstm_cell"]["attributes"]["forget_bias"] is None and cells["rnn/lstm_cell"]["error_eps"] is None
@@ -666,10 +659,8 @@ def test_named_cells_are_a_stack(tmp_path, capsys):
 def test_named_cells_that_do_not_fit(tmp_path, capsys, names, words):
     write_variables(tmp_path, checkpoint_of("a/lstm_cell", ("w", "b")) | checkpoint_of("b/lstm_cell", ("w", "b")))
     out = tmp_path / "layer.npz"
-    cells = [text for name in names for text in ("--cell", name)]
-    assert (
-        main(["extract", str(tmp_path / "model.ckpt"), str(out), *cells, "--forget-bias", "1", "--cell-clip", "0"]) == 1
-    )
+    options = [*(text for name in names for text in ("--cell", name)), "--forget-bias", "1", "--cell-clip", "0"]
+    assert main(["extract", str(tmp_path / "model.ckpt"), str(out), *options]) == 1
     error = capsys.readouterr().err
     assert all(word in error for word in words) and not out.exists()
 

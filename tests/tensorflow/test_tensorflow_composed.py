@@ -225,9 +225,8 @@ def test_kernels_that_are_not_told_apart(tmp_path):
     cells = cells_of(tmp_path, keras_lstm(**ends), **lstm_weights())
     assert [cell.refused for cell in cells.values()] == [None]
     (cell,) = cells_of(tmp_path, keras_lstm(**ends), scope="net/lstm_cell", **lstm_weights(H)).values()
-    assert (
-        "it cannot be told which of its kernels, net/lstm_cell/kernel and net/lstm_cell/recurrent, is" in cell.refused
-    )
+    kernels = "net/lstm_cell/kernel and net/lstm_cell/recurrent"
+    assert f"it cannot be told which of its kernels, {kernels}, is" in cell.refused
 
 
 LSTM_CHANGES = {

@@ -63,10 +63,8 @@ def test_a_mapping_that_tells_what_it_has(golden):
     variables = opened(golden[0] / "v2").variables
     assert "scope/kernel" in variables and "nothing" not in variables and len(variables) == len(list(variables)) == 16
     lines = repr(variables).split("\n    ")
-    assert (
-        lines[0] == "<16 variables>" and "scope/kernel  float32 [3, 8]" in lines and "text  string, not read" in lines
-    )
-    assert "scope/bfloat16  bfloat16 [2, 3]" in lines
+    assert lines[0] == "<16 variables>"
+    assert {"scope/kernel  float32 [3, 8]", "text  string, not read", "scope/bfloat16  bfloat16 [2, 3]"} <= {*lines}
     assert repr(variables) in repr(opened(golden[0] / "v2"))
     with pytest.raises(KeyError, match="text is of string, which is not read"):
         variables["text"]
@@ -111,9 +109,8 @@ def test_nodes(golden, path):
         for name, function in read_graph.functions.items():
             expected_body = wanted["functions"][name]
             assert function.name == name and function.returned == expected_body["returned"]
-            assert (
-                list(function.inputs) == expected_body["inputs"] and list(function.outputs) == expected_body["outputs"]
-            )
+            assert list(function.inputs) == expected_body["inputs"]
+            assert list(function.outputs) == expected_body["outputs"]
             assert described(function.nodes) == expected_body["nodes"]
     if path.startswith("graph.pb"):
         assert {"While", "StatelessWhile"} & {node.op for node in graphs[0].nodes.values()} and graphs[0].functions

@@ -408,11 +408,9 @@ def test_checkpoints_of_keras(tf, case, tmp_path, seed):
     g = np.random.default_rng([seed, case, 3])
     inputs, layers = int(g.integers(1, 9)), []
     for _ in range(int(g.integers(1, 4))):
-        more = (
-            {"use_bias": bool(g.integers(2))} if (lstm := bool(g.integers(2))) else {"reset_after": bool(g.integers(2))}
-        )
-        layer = (keras.layers.LSTM if lstm else keras.layers.GRU)(int(g.integers(1, 20)), return_sequences=True, **more)
-        layers.append(layer)
+        kind, option = (("GRU", "reset_after"), ("LSTM", "use_bias"))[g.integers(2)]
+        options = {option: bool(g.integers(2)), "return_sequences": True}
+        layers.append(getattr(keras.layers, kind)(int(g.integers(1, 20)), **options))
     model = keras.Sequential([keras.layers.Input((T, inputs)), *layers])
     for weight in model.trainable_variables:
         weight.assign((g.standard_normal(weight.shape) / 2).astype(np.float32))
