@@ -25,9 +25,7 @@ class Cells(Mapping[str, Found]):
     """The cells that were found, by names."""
 
     def __init__(
-        self,
-        cells: Mapping[str, Found],
-        connections: Sequence[tuple[GraphConnections, Sequence[str]]] = (),
+        self, cells: Mapping[str, Found], connections: Sequence[tuple[GraphConnections, Sequence[str]]] = ()
     ) -> None:
         """Keep cells by their names; `connections` are those of each graph, with the name of the cell of each run."""
         self._cells, self._connections = cells, connections
