@@ -291,7 +291,7 @@ def inspect_file(options: argparse.Namespace) -> int:
             continue
         if cell.attributes:
             say(f"  {' '.join(f'{name}={format_attribute(value)}' for name, value in cell.attributes.items())}")
-        if reads := ", ".join(cell.input_from) or cell.input:
+        if reads := ", ".join(cell.source_cells) or cell.input:
             say(f"  its input is {reads}{', reversed' * bool(cell.reverse)}")
         for role, name in cell.weights.items():
             say(f"  {role} is {name}")
@@ -478,7 +478,7 @@ def _described(cells: Cells, cell: Found, check: Check | None) -> dict[str, Any]
         "shares_weights_with": list(cells.sharing(cell.name)),
         "nodes": list(cell.nodes),
         "reverse": cell.reverse,
-        "input_from": list(cell.input_from),
+        "input_from": list(cell.source_cells),
         "input": cell.input,
         "state_from": cell.state_from,
         "refused": cell.refused,

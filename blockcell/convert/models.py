@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from ..layers import Bidirectional, Dense, Layer, Stack
-from ..layers.structure import leaves_by_prefix, read_state, state_sizes
+from ..layers.structure import read_state, state_sizes
 
 _RECURRENT = "LSTM)", "GRU)", "RNN)"  # what the labels of recurrent layers end with
 
@@ -113,7 +113,7 @@ def read_initial_state(caller: str, layers: Converted, initial_state: Any) -> An
     row_counts = [len(array) for cell in cells for array in cell.values()]
     if not row_counts:
         return None
-    all_sizes = filter(None, map(state_sizes, leaves_by_prefix(layers).values()))
+    all_sizes = filter(None, map(state_sizes, layers._leaves().values()))
     complete = ({name: cell.get(name) for name in sizes} for cell, sizes in zip(cells, all_sizes, strict=True))
     return read_state(layers, caller, nest_states(layers, complete), max(row_counts))
 

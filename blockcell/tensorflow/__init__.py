@@ -1,7 +1,7 @@
 """Read TensorFlow checkpoints, SavedModels and graphs, and find their RNN cells, without TensorFlow.
 
 =====================================  ===============================================================
-``model.ckpt`` (``model.ckpt.index``)  a checkpoint: an index and data files; or, of format V1, one or several
+``model.ckpt`` (``model.ckpt.index``)  a checkpoint: an index and data files
 a folder with ``checkpoint``           the checkpoint that it names
 a folder with ``saved_model.pb``       a SavedModel, its graphs and variables
 ``.meta``                              the graph of the checkpoint beside it
@@ -27,9 +27,8 @@ Files are mapped into memory, and only requested parts are read. Files are not t
 
 =================  =================================================================================================
 ``model.py``       `open`: which format a path has, and the model in it
-``checkpoint.py``  checkpoints: names and tensors
+``checkpoint.py``  checkpoints: names and tensors, also in slices
 ``table.py``       sorted tables (LevelDB), in which checkpoints are stored
-``slices.py``      slices of partitioned variables
 ``objects.py``     object graphs of TensorFlow 2
 ``variables.py``   the variables of a model
 ``graphs.py``      GraphDef, MetaGraphDef, SavedModel

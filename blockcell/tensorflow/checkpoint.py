@@ -3,9 +3,6 @@
 The table's first key is empty; its value, a BundleHeaderProto, says how many data files (shards) there are. Other keys
 are names of variables; their values, BundleEntryProtos, have dtype, shape and place. A partitioned variable's entry
 lists its slices, each of which has an entry of its own, under `Slice.key`.
-
-`read_old` is for the checkpoints before those, "V1": one file, a table, that holds all, slices of variables as
-TensorProtos; `read` makes of both what `Variables` takes.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ import glob
 import math
 from collections.abc import Sized
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,21 +20,21 @@ from ..optable import Array
 from .crc32c import crc32c, masked
 from .mapped import File, Folder
 from .objects import GRAPH, Objects
-from .slices import Slice, joined, size_of
-from .table import Entry, Table
-from .tensors import DTYPES, TEXT, Dtype, Stored, Tensor, check_size, dtype_of, full_shape, values_of
+from .table import Table
+from .tensors import DTYPES, TEXT, Dtype, Stored, check_size, dtype_of, full_shape, values_of
 from .variables import Variables
 from .wire import FIXED32, Message, varint
 
 MOST_VARIABLES = 2**16  # and slices, in a file, besides one for each 200 bytes
 MOST_SHARDS = 10**5  # five digits
+FULL = -1  # the length of a dimension that a slice does not divide
 
 
 class Shards:
     """The data files of a checkpoint, each opened at its first use."""
 
-    def __init__(self, folder: Folder, prefix: str, count: int, big_endian: bool) -> None:
-        self._folder, self._prefix, self._count, self.big_endian = folder, prefix, count, big_endian
+    def __init__(self, folder: Folder, prefix: str, count: int) -> None:
+        self._folder, self._prefix, self._count = folder, prefix, count
         self._files: dict[int, File] = {}
         self.taken: list[tuple[int, int, int]] = []
         """Data file, first byte and the one past the last, of each tensor."""
@@ -83,10 +81,7 @@ class Whole(Stored):
         data = self.bytes()
         self.file.check(data.start, data.end, self._crc, f"the tensor of {self._size} bytes")
         assert self._dtype.stored is not None
-        view = data.view
-        if self._shards.big_endian:
-            view = np.frombuffer(view, self._dtype.stored).byteswap().data.cast("B")
-        return values_of(view, self._dtype).reshape(self.shape)
+        return values_of(data.view, self._dtype).reshape(self.shape)
 
     def bytes(self) -> Message:
         """Return the bytes in the data file, which must have all of them."""
@@ -103,9 +98,7 @@ class Whole(Stored):
         if length != left or length >= 2**32:
             raise data.error(f"a text of {length} bytes, its length and a checksum are said to be {len(data)} bytes")
         text = Message(data.file, at + 4, data.end)
-        crc = masked(
-            crc32c(length.to_bytes(4, "big" if self._shards.big_endian else "little") + text.file.buffer[at : text.end])
-        )
+        crc = masked(crc32c(length.to_bytes(4, "little") + text.file.buffer[at : text.end]))
         if crc != self._crc:
             raise data.error(f"the checksum of a text of {length} bytes is {crc:#010x}; expected {self._crc:#010x}")
         return text
@@ -114,33 +107,44 @@ class Whole(Stored):
 class Partitioned(Stored):
     """A tensor in slices."""
 
-    __slots__ = ("_message", "_parts", "_tensors")
+    __slots__ = ("_message", "_slices")
 
     def __init__(self, message: Message, dtype: Dtype, shape: tuple[int, ...]) -> None:
         self._message, self._dtype, self.shape = message, dtype, shape
-        self._parts: list[tuple[slice, ...]] = []
-        self._tensors: list[Whole | OldSlice] = []
+        self._slices: list[tuple[tuple[slice, ...], Whole]] = []
 
-    def add(self, part: tuple[slice, ...], tensor: Whole | OldSlice) -> None:
-        if tensor.dtype != self.dtype or tensor.shape != size_of(part):
-            mismatch = f"a slice of shape {size_of(part)} has {tensor.dtype} and shape {tensor.shape}"
+    def add(self, part: tuple[slice, ...], tensor: Whole) -> None:
+        part_shape = tuple(axis_slice.stop - axis_slice.start for axis_slice in part)
+        if tensor.dtype != self.dtype or tensor.shape != part_shape:
+            mismatch = f"a slice of shape {part_shape} has {tensor.dtype} and shape {tensor.shape}"
             raise self._message.error(f"{mismatch}; its variable has {self.dtype}")
-        self._parts.append(part)
-        self._tensors.append(tensor)
+        self._slices.append((part, tensor))
 
     def read(self) -> Array:
-        """Read the values, copied together if there are several slices."""
+        """Read the values, copied together if there are several slices. Each number must be in one slice."""
         assert self._dtype.stored is not None
-        files = {file.name: len(file) for file in (tensor.file for tensor in self._tensors)}
-        check_size(math.prod(self.shape) * self._dtype.stored.itemsize, sum(files.values()), self._message)
-        return joined(self.shape, self._parts, lambda k: self._tensors[k].read(), self._message)
+        count, files = math.prod(self.shape), {tensor.file.name: len(tensor.file) for _, tensor in self._slices}
+        check_size(count * self._dtype.stored.itemsize, sum(files.values()), self._message)
+        if len(self._slices) == 1 and self._slices[0][1].shape == self.shape:
+            return self._slices[0][1].read()
+        if sum(math.prod(tensor.shape) for _, tensor in self._slices) != count:
+            raise self._message.error(f"the slices of a variable are not the whole of its shape {self.shape}")
+        whole, seen = np.empty(0), np.zeros(self.shape, bool)
+        for k, (part, tensor) in enumerate(self._slices):
+            values = tensor.read()
+            whole = whole if k else np.empty(self.shape, values.dtype)
+            whole[part] = values
+            seen[part] = True
+        if not seen.all():
+            raise self._message.error(f"the slices of a variable of shape {self.shape} overlap")
+        return whole
 
 
 def read(folder: Folder, prefix: str) -> Variables:
     """Read the index of a checkpoint in a folder."""
     file = folder.file(f"{prefix}.index")
     entries: dict[bytes, Message] = {}
-    for entry in Table(file).entries(check=True):
+    for entry in Table(file).entries():
         _count(entries, entry.value)
         entries[entry.key] = entry.value
     header = entries.pop(b"", None)
@@ -149,7 +153,9 @@ def read(folder: Folder, prefix: str) -> Variables:
     count = header.integer(1)
     if not 0 < count <= MOST_SHARDS:
         raise header.error(f"there are said to be {count} data files")
-    shards = Shards(folder, prefix, count, header.integer(2) == 1)
+    if header.integer(2):
+        raise header.error("its numbers are big-endian", "save it again on a little-endian machine")
+    shards = Shards(folder, prefix, count)
     stored: dict[str, Stored] = {}
     skipped: dict[str, str] = {}
     for key, message in [*entries.items()]:
@@ -175,67 +181,6 @@ def _objects(message: Message | None, shards: Shards) -> Objects | None:
         return Objects(Whole(message, DTYPES[TEXT], (), shards).text())
     except FileNotFoundError:  # the index alone says something, too
         return None
-
-
-def read_old(*files: File) -> Variables:
-    """Read the index of a checkpoint in V1 format, of which a sharded Saver wrote several files."""
-    stored: dict[str, Stored] = {}
-    skipped: dict[str, str] = {}
-    for file in files:
-        table = Table(file)
-        entries: dict[bytes, Entry] = {}
-        for entry in table.entries(check=False):
-            _count(entries, entry.value)
-            entries[entry.key] = entry
-        header = entries.pop(b"", None)
-        saved_slices = header.value.last(1) if header else None
-        if header is None or saved_slices is None:
-            raise file.error(0, "the table has no list of variables", "expected a checkpoint of TensorFlow's")
-        table.check(header.block)
-        seen: set[str] = set()
-        for meta in saved_slices.inside(1):
-            (name,) = meta.texts(1)
-            _count(stored, meta)
-            dtype = dtype_of(meta.integer(3))
-            if name in seen:
-                raise meta.error(f"the variable {name!r} is there twice")
-            seen.add(name)
-            if dtype.stored is None:
-                skipped[name] = dtype.name
-                continue
-            variable = stored.get(name) or Partitioned(meta, dtype, full_shape(meta.last(2), dtype, file))
-            assert isinstance(variable, Partitioned)
-            for saved_slice in map(Slice.of, meta.inside(4)):
-                part = saved_slice.within(variable.shape, meta)
-                slot = saved_slice.key(name)
-                if slot not in entries:
-                    raise meta.error(f"there is no slice {saved_slice} of the variable {name!r}")
-                variable.add(part, OldSlice(table, entries.pop(slot), name, dtype, size_of(part)))
-            stored[name] = variable
-    return Variables(stored, skipped)
-
-
-class OldSlice(Stored):
-    """A slice in a checkpoint of V1 format."""
-
-    __slots__ = ("_block", "_message", "_name", "_table")
-
-    def __init__(self, table: Table, entry: Entry, name: str, dtype: Dtype, shape: tuple[int, ...]) -> None:
-        self._table, self._message, self._block = table, entry.value, entry.block
-        self._name, self._dtype, self.shape = name, dtype, shape
-
-    @property
-    def file(self) -> File:
-        return self._table.file
-
-    def read(self) -> Array:
-        """Read the values, after the checksum of their block is compared."""
-        self._table.check(self._block)
-        saved = self._message.last(2)
-        data = saved and saved.last(3)
-        if saved is None or data is None or saved.texts(1) != [self._name]:
-            raise self._message.error(f"there is no slice of the variable {self._name!r}")
-        return Tensor(data, self._dtype, self.shape).read()
 
 
 def _count(entries: Sized, message: Message) -> None:
@@ -265,3 +210,48 @@ def _tensor(name: str, message: Message, dtype: Dtype, entries: dict[bytes, Mess
             raise entry.error(f"a slice of the variable {name!r} is of {its_dtype.name}")
         variable.add(part, Whole(entry, its_dtype, full_shape(entry.last(2), its_dtype, entry.file), shards))
     return variable or Whole(message, dtype, shape, shards)
+
+
+# --------------------------------------------------------------------------------------------------------------- slices
+class Slice(NamedTuple):
+    """Where a slice begins in each dimension, and how long it is there."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, message: Message) -> Slice:
+        """Read a TensorSliceProto."""
+        starts, lengths = [], []
+        for extent in message.inside(1):
+            starts.append(extent.integer(1))
+            lengths.append(extent.integer(2) if any(number == 2 for number, *_ in extent.fields()) else FULL)
+        return cls(tuple(starts), tuple(lengths))
+
+    def within(self, shape: tuple[int, ...], message: Message) -> tuple[slice, ...]:
+        """Return the index of the slice in an array of a shape."""
+        if len(shape) != len(self.starts):
+            raise message.error(f"a slice has {len(self.starts)} dimensions; its variable has the shape {shape}")
+        part = []
+        for start, length, size in zip(self.starts, self.lengths, shape, strict=True):
+            stop = size if length == FULL else start + length
+            if not 0 <= start <= stop <= size or (length == FULL and start):
+                raise message.error(f"a slice is {start}:{stop} of a dimension of its variable, which has {size}")
+            part.append(slice(start, stop))
+        return tuple(part)
+
+    def key(self, name: str) -> bytes:
+        """Return the key of this slice of a variable in a table. Keys are in the order of names and slices."""
+        escaped = name.encode().replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff")
+        rank = len(self.starts)
+        numbers = [number for pair in zip(self.starts, self.lengths, strict=True) for number in pair]
+        return b"\0" + escaped + b"\0\1" + (bytes([1, rank]) if rank else b"\0") + b"".join(map(_ordered, numbers))
+
+
+def _ordered(value: int) -> bytes:
+    """Encode a signed number as OrderedCode does: n ones for n bytes, a zero, and the number; signs inverted."""
+    length = 1
+    while (value if value >= 0 else ~value) >> (7 * length - 1):
+        length += 1
+    ones = (1 << length) - 1 << 8 * length - length  # the n highest bits
+    return ((value & (1 << 8 * length) - 1) ^ ones).to_bytes(length, "big")

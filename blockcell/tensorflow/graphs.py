@@ -43,7 +43,7 @@ class Node:
 
     def __init__(self, message: Message) -> None:
         self._message = message
-        self.name, self.op = message.texts(NODE.name, NODE.op)
+        self.name, self.op = message.last_texts(NODE.name, NODE.op)
         if not self.name or not self.op:
             raise message.error(f"a node has the name {self.name!r} and the op {self.op!r}")
 
@@ -183,7 +183,7 @@ def read_saved_model(file: File) -> list[Graph]:
 
 def read_package(file: File) -> Graph:
     """Read the graph of a memory-mapped package such as DeepSpeech's ``.pbmm``."""
-    regions = _regions(file)
+    regions = _read_regions(file)
     if PACKAGE + "." not in regions:
         raise file.error(len(file), "its directory names no graph")
     return Graph(regions[PACKAGE + "."], regions=regions)
@@ -196,12 +196,12 @@ def _meta(message: Message, others: int) -> Graph:
     if graph is None:
         raise message.error("it has no graph", "expected a .meta or saved_model.pb of TensorFlow's")
     tags = [tag.text() for tag in _few(info, schema.META_INFO.tags)] if info else ()
-    restore_op_name = saver.texts(schema.SAVER.restore_op_name)[0] if saver else ""
+    restore_op_name = saver.last_texts(schema.SAVER.restore_op_name)[0] if saver else ""
     objects = message.last(fields.object_graph_def)
     return Graph(graph, tags=tags, others=others, saver=restore_op_name, objects=objects)
 
 
-def _regions(file: File) -> dict[str, Message]:
+def _read_regions(file: File) -> dict[str, Message]:
     """Read the directory of a package, whose last 8 bytes say where it begins."""
     end = len(file) - 8
     start = int.from_bytes(file.buffer[max(0, end) :], "little")
@@ -210,7 +210,7 @@ def _regions(file: File) -> dict[str, Message]:
         raise file.error(max(0, end), problem, "expected a memory-mapped package, complete")
     elements: list[tuple[int, int, str]] = []
     for element in Message(file, start, end).inside(1):
-        elements.append((element.integer(1), element.integer(3), element.texts(2)[0]))
+        elements.append((element.integer(1), element.integer(3), element.last_texts(2)[0]))
         if len(elements) > MOST_REGIONS:
             raise element.error(f"it has more than {MOST_REGIONS} parts", "no package has so many")
     regions: dict[str, Message] = {}
@@ -250,11 +250,11 @@ def _function(message: Message, others: int) -> Function:
     if signature is None:
         raise message.error("a function has no signature")
     inputs, outputs = (
-        tuple(argument.texts(schema.ARGUMENT.name)[0] for argument in _few(signature, number))
+        tuple(argument.last_texts(schema.ARGUMENT.name)[0] for argument in _few(signature, number))
         for number in (fields.input_arg, fields.output_arg)
     )
-    results = [result.texts(schema.RETURNED.key, schema.RETURNED.value) for result in _few(message, function.ret)]
-    name = signature.texts(fields.name)[0]
+    results = [result.last_texts(schema.RETURNED.key, schema.RETURNED.value) for result in _few(message, function.ret)]
+    name = signature.last_texts(fields.name)[0]
     nodes = _nodes(message.inside(function.node_def), others)
     return Function(name, inputs, outputs, nodes, {key: value for key, value in results})
 
@@ -271,7 +271,7 @@ def _attrs(message: Message, number: int) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for entry in _few(message, number):
         value = entry.last(ATTRIBUTE.value)
-        attributes[entry.texts(ATTRIBUTE.key)[0]] = _value(value) if value else None
+        attributes[entry.last_texts(ATTRIBUTE.key)[0]] = _value(value) if value else None
     return attributes
 
 
@@ -310,7 +310,7 @@ def _single(file: File, number: int, kind: int, start: int, end: int) -> Any:
         case LIST.tensor, wire.BYTES:
             return Tensor(value)
         case LIST.func, wire.BYTES:
-            return Called(value.texts(schema.CALLED.name)[0], value)
+            return Called(value.last_texts(schema.CALLED.name)[0], value)
     return None
 
 

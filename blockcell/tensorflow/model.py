@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Sequence
@@ -38,7 +37,10 @@ _HINTS = {  # for files of other programs, by their endings
 _CHECKPOINT_PATH = re.compile(
     rb"""^[ \t]*model_checkpoint_path[ \t]*:[ \t]*(["'])((?:(?!\1)[^\\\n]|\\.)*)\1""", re.MULTILINE
 )
-_SHARD = re.compile(r"-(\?{5}|\d{5})-of-(\d{5})\Z")  # what follows the name of a checkpoint in V1 format, if anything
+_OLD = (
+    "is a checkpoint in V1 format, of TensorFlow before 0.12; load it with tf.train.load_checkpoint, and pass its"
+    " variables to blockcell.convert.from_tf1"
+)
 _MOST_BYTES = 2**20  # of the file 'checkpoint'
 
 
@@ -104,7 +106,7 @@ def open(path: str | os.PathLike[str]) -> Model:
         raise TypeError(f"open: path is of type {type(path).__name__}; expected text or a path")
     if os.path.isdir(name):
         return Model(name, *_read_folder(name))
-    return Model(name, *(_read_checkpoint(name) or _read_graph(name)))
+    return Model(name, *_read_file(name))
 
 
 def _read_folder(path: str) -> tuple[list[Graph], Variables]:
@@ -113,42 +115,30 @@ def _read_folder(path: str) -> tuple[list[Graph], Variables]:
     saved, text, state = (os.path.join(path, name) for name in ("saved_model.pb", "saved_model.pbtxt", "checkpoint"))
     if os.path.exists(saved) or os.path.exists(text):
         file = folder.file(saved) if os.path.exists(saved) else binary(folder.file(text), SAVED_MODEL)
-        prefix = os.path.join(path, "variables", "variables")
-        variables = checkpoint.read(folder, prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
-        return graphs.read_saved_model(file), variables
+        return graphs.read_saved_model(file), _read_variables(folder, os.path.join(path, "variables", "variables"))
     if os.path.exists(state):
-        prefix = _last_checkpoint(path, folder.file(state))
-        return _graph_of(folder, _SHARD.sub("", prefix)), _checkpoint(folder, prefix)
+        return _read_prefix(folder, _last_checkpoint(path, folder.file(state)))
     endings = (".index", ".pb", ".pbtxt", ".meta", ".pbmm", *_HINTS)
     names = [name for name in sorted(os.listdir(path)) if name.lower().endswith(endings)]
     hint = f"there is {names[0]}: open that" if names else _EXPECTED
     raise FormatError(f"{path} has neither 'saved_model.pb' nor 'checkpoint'; {hint}")
 
 
-def _read_checkpoint(name: str) -> tuple[list[Graph], Variables] | None:
-    """Read a checkpoint of several files by its name or by one of them; return None if it is none of these."""
+def _read_file(name: str) -> tuple[list[Graph], Variables | None]:
+    """Read a checkpoint by its name or by one of its files, or a graph, with what lies beside it."""
     folder, exists = Folder(os.path.dirname(name)), os.path.exists(name)
     prefix = re.sub(r"\.(index|data-\d{5}-of-\d{5})\Z", "", name)
     if prefix != name or (not exists and os.path.exists(f"{name}.index")):
-        return _graph_of(folder, prefix), checkpoint.read(folder, prefix)
-    shards = _shards(name) if _SHARD.search(name) or not exists else []
-    if shards:
-        return _graph_of(folder, _SHARD.sub("", name)), checkpoint.read_old(*map(folder.file, shards))
+        return _read_prefix(folder, prefix)
     if not exists and os.path.exists(f"{name}.meta"):
         raise FileNotFoundError(2, "there is a .meta, but no .index and no data", name)
-    return None
-
-
-def _read_graph(name: str) -> tuple[list[Graph], Variables | None]:
-    """Read a file that is a graph or a V1 checkpoint, with what lies beside it."""
-    folder = Folder(os.path.dirname(name))
-    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and os.path.exists(name):
+    if os.path.basename(name) in ("saved_model.pb", "saved_model.pbtxt") and exists:
         return _read_folder(os.path.dirname(name))
-    if name.endswith(".meta"):
-        return [graphs.read_meta(File(name))], _variables_of(folder, name.removesuffix(".meta"))
     file = File(name)
+    if name.endswith(".meta"):
+        return [graphs.read_meta(file)], _read_variables(folder, name.removesuffix(".meta"))
     if is_table(file):
-        return _graph_of(folder, name), checkpoint.read_old(file)
+        raise FormatError(f"{name} {_OLD}")
     if name.endswith(".pbmm"):
         return [graphs.read_package(file)], None
     if name.endswith((".pb", ".pbtxt")):
@@ -156,33 +146,16 @@ def _read_graph(name: str) -> tuple[list[Graph], Variables | None]:
     raise FormatError(f"{name} is of an unknown kind; {_HINTS.get(os.path.splitext(name)[1].lower(), _EXPECTED)}")
 
 
-def _checkpoint(folder: Folder, prefix: str) -> Variables:
-    """Read the variables of a checkpoint of either version."""
-    if os.path.exists(f"{prefix}.index"):
-        return checkpoint.read(folder, prefix)
-    return checkpoint.read_old(*map(folder.file, _shards(prefix) or [prefix]))
-
-
-def _shards(name: str) -> list[str]:
-    """List the files of a sharded checkpoint in V1 format, by its name, also with ``-?????-of-00002``."""
-    shard = _SHARD.search(name)
-    prefix = name[: shard.start()] if shard else name
-    pattern = f"{glob.escape(prefix)}-00000-of-{shard[2] if shard else '?????'}"
-    ends = [match for match in (_SHARD.search(path) for path in glob.glob(pattern)) if match]
-    return [f"{prefix}-{k:05}-of-{ends[0][2]}" for k in range(int(ends[0][2]))] if len(ends) == 1 else []
-
-
-def _variables_of(folder: Folder, prefix: str) -> Variables:
-    """Read the variables of the checkpoint with a name, if there is one."""
-    exists = os.path.exists(f"{prefix}.index") or bool(_shards(prefix))
-    exists = exists or (os.path.isfile(prefix) and is_table(folder.file(prefix)))
-    return _checkpoint(folder, prefix) if exists else Variables({}, {})
-
-
-def _graph_of(folder: Folder, prefix: str) -> list[Graph]:
-    """Read the graph of the checkpoint with a name, if it has one."""
+def _read_prefix(folder: Folder, prefix: str) -> tuple[list[Graph], Variables]:
+    """Read the checkpoint with a name, and its graph if it has one."""
     name = f"{prefix}.meta"
-    return [graphs.read_meta(folder.file(name))] if os.path.exists(name) else []
+    graph = [graphs.read_meta(folder.file(name))] if os.path.exists(name) else []
+    return graph, checkpoint.read(folder, prefix)
+
+
+def _read_variables(folder: Folder, prefix: str) -> Variables:
+    """Read the variables of the checkpoint with a name; there are none if there is no such checkpoint."""
+    return checkpoint.read(folder, prefix) if os.path.exists(f"{prefix}.index") else Variables({}, {})
 
 
 def _last_checkpoint(folder: str, file: File) -> str:
@@ -198,7 +171,9 @@ def _last_checkpoint(folder: str, file: File) -> str:
     if not name or "\0" in name or ".." in name.split("/"):
         raise file.error(match.start(2), f"it names {name!r}, outside its folder", "open that by its own name")
     prefix = os.path.join(folder, name)
-    if not os.path.exists(f"{prefix}.index") and not os.path.isfile(prefix) and not _shards(prefix):
+    if not os.path.exists(f"{prefix}.index"):
+        if os.path.isfile(prefix) or "-?????-of-" in name:
+            raise FormatError(f"{prefix} {_OLD}")
         raise file.error(match.start(2), f"it names {name!r}, which is not in its folder", "copy that there, too")
     return prefix
 

@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from .schema import CAPTURED, CAPTURES, CHILD, CONSTANT, OBJECT, OBJECTS
-from .wire import VARINT, Message, varint
+from .wire import Message
 
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 SLOT = "/.OPTIMIZER_SLOT/"
@@ -59,7 +61,7 @@ class Objects:
 
 
 def _name(child: Message) -> str:
-    return child.texts(CHILD.local_name)[0]
+    return child.last_texts(CHILD.local_name)[0]
 
 
 class Named(NamedTuple):
@@ -79,7 +81,7 @@ def named(objects: Objects, keys: Collection[str]) -> Named:
     full: dict[str, str] = {}
     for k in range(len(objects)):
         for attribute in objects[k].inside(_ATTRIBUTES):
-            kind, its_name, key = attribute.texts(_NAME, _FULL_NAME, _KEY)
+            kind, its_name, key = attribute.last_texts(_NAME, _FULL_NAME, _KEY)
             if kind == "VARIABLE_VALUE" and key in keys and key not in full and k not in holders:
                 holders[k], full[key] = key, its_name
     walk = _Walk(objects, holders)
@@ -170,30 +172,19 @@ def captured(saved: Objects, tracked: Objects) -> dict[str, list[Capture]]:
     captures_of: dict[str, list[Capture]] = {}
     count = 0
     for entry in saved.message.inside(OBJECTS.concrete_functions):
-        (function,), value = entry.texts(CAPTURES.key), entry.last(CAPTURES.value)
+        (function,), value = entry.last_texts(CAPTURES.key), entry.last(CAPTURES.value)
         captures = []
-        for number in _numbers(value) if value else ():
+        for number in map(int, value.integers(CAPTURED.bound_inputs, np.dtype(np.int64))) if value else ():
             if not 0 <= number < len(saved):
                 raise entry.error(f"an object has the number {number}; there are {len(saved)}")
             constant = saved[number].last(OBJECT.constant)
-            node = constant.texts(CONSTANT.operation)[0] if constant else ""
+            node = constant.last_texts(CONSTANT.operation)[0] if constant else ""
             captures.append(Capture(keys.get(number, ""), node))
             count += 1
             if count > MOST_CAPTURED + len(saved.message) // 16:
                 raise entry.error("functions capture more than those of any model")
         captures_of[function] = captures
     return captures_of
-
-
-def _numbers(message: Message) -> Iterator[int]:
-    """Yield the numbers of the bound inputs of a function, which are packed or not."""
-    for number, kind, start, end in message.fields():
-        if number == CAPTURED.bound_inputs and kind == VARINT:
-            yield start
-        elif number == CAPTURED.bound_inputs:
-            while start < end:
-                value, start = varint(message.file, start, end)
-                yield value
 
 
 def _keys(saved: Objects, tracked: Objects) -> dict[int, str]:
@@ -209,7 +200,8 @@ def _keys(saved: Objects, tracked: Objects) -> dict[int, str]:
         saved_k, tracked_k = pairs[at], pairs[at + 1]
         at += 2
         if saved[saved_k].last(OBJECT.variable) is not None:
-            key = next((key for kind, key in _attributes(tracked[tracked_k]) if kind == "VARIABLE_VALUE"), "")
+            attributes = (attribute.last_texts(_NAME, _KEY) for attribute in tracked[tracked_k].inside(_ATTRIBUTES))
+            key = next((key for kind, key in attributes if kind == "VARIABLE_VALUE"), "")
             keys.update({saved_k: key} if key else {})
         partners = {_name(message): child for child, message in tracked.children(tracked_k)}
         for child, message in saved.children(saved_k):
@@ -218,10 +210,3 @@ def _keys(saved: Objects, tracked: Objects) -> dict[int, str]:
                 seen[child] = seen_tracked[partner] = 1
                 pairs.extend((child, partner))
     return keys
-
-
-def _attributes(message: Message) -> Iterator[tuple[str, str]]:
-    """Yield kind and key of the attributes of an object."""
-    for attribute in message.inside(_ATTRIBUTES):
-        kind, key = attribute.texts(_NAME, _KEY)
-        yield kind, key

@@ -1,4 +1,4 @@
-"""Sorted tables, the files of LevelDB: a checkpoint's ``.index``, and the whole of an old checkpoint.
+"""Sorted tables, the files of LevelDB: a checkpoint's ``.index``.
 
 .. code-block:: text
 
@@ -37,7 +37,6 @@ class Entry(NamedTuple):
 
     key: bytes
     value: Message
-    block: Block
 
 
 def is_table(file: File) -> bool:
@@ -60,11 +59,10 @@ class Table:
             size, at = varint(file, at, len(file) - len(MAGIC))
         self._index = self._block(footer, offset, size, 0)
         self._key_bytes = 0  # read so far
-        self._checked: set[Block] = set()
 
-    def entries(self, *, check: bool) -> Iterator[Entry]:
-        """Yield all entries. The index is checked; its blocks only with `check=True`, or later by `check`."""
-        self.check(self._index)
+    def entries(self) -> Iterator[Entry]:
+        """Yield all entries, after the checksums of their blocks are compared."""
+        self._check(self._index)
         self._key_bytes = 0
         last, end = None, 0
         for place in self._entries(self._index):
@@ -72,21 +70,17 @@ class Table:
             size, at = varint(self.file, at, place.value.end)
             block = self._block(place.value.start, offset, size, end)
             end = block.end + TRAILER
-            if check:
-                self.check(block)
+            self._check(block)
             for entry in self._entries(block):
                 if last is not None and entry.key <= last:
                     raise entry.value.error(f"the key {entry.key[:40]!r} comes after {last[:40]!r}")
                 last = entry.key
                 yield entry
 
-    def check(self, block: Block) -> None:
-        """Raise a FormatError unless the block is what was written. Looks at each but once."""
-        if block in self._checked:
-            return
+    def _check(self, block: Block) -> None:
+        """Raise a FormatError unless the block is what was written."""
         stored = int.from_bytes(self.file.buffer[block.end + 1 : block.end + TRAILER], "little")
         self.file.check(block.start, block.end + 1, stored, f"the block of {block.end - block.start} bytes")
-        self._checked.add(block)
 
     def _block(self, at: int, offset: int, size: int, first: int) -> Block:
         """Return the block whose place byte `at` gives. It begins at `first` or later, as blocks do not overlap."""
@@ -122,5 +116,5 @@ class Table:
             self._key_bytes += len(key)
             if self._key_bytes > MOST_KEYS + 2 * len(file):
                 raise file.error(start, f"its keys have more than {MOST_KEYS} bytes", "no checkpoint has such names")
-            yield Entry(key, Message(file, value, past), block)
+            yield Entry(key, Message(file, value, past))
             at = past

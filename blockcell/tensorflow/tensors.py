@@ -153,13 +153,10 @@ class Tensor(Stored):
 
     __slots__ = ("_message",)
 
-    def __init__(self, message: Message, dtype: Dtype | None = None, shape: tuple[int, ...] | None = None) -> None:
-        """Read dtype and shape from the message if they are not given."""
+    def __init__(self, message: Message) -> None:
         self._message = message
-        self._dtype = dtype or dtype_of(message.integer(TENSOR.dtype))
-        if shape is None:
-            shape = full_shape(message.last(TENSOR.tensor_shape), self._dtype, message.file)
-        self.shape = shape
+        self._dtype = dtype_of(message.integer(TENSOR.dtype))
+        self.shape = full_shape(message.last(TENSOR.tensor_shape), self._dtype, message.file)
 
     def read(self) -> Array:
         """Read the values, in place if the file has all of them as bytes."""

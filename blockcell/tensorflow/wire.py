@@ -103,7 +103,7 @@ class Message:
             pass
         return message
 
-    def texts(self, *numbers: int) -> list[str]:
+    def last_texts(self, *numbers: int) -> list[str]:
         """Return the last text for each number; an empty one if there is none."""
         messages: list[Message | None] = [None] * len(numbers)
         for number, kind, start, end in self.fields():

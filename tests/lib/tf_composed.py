@@ -12,10 +12,17 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow_cells.npz"
 
 
 def cells_of(tmp_path, lines, *states, scope="net/thing", **weights):
+    """Find the cells in a graph of lines, in a loop of these states; lines take the place of those of the loop."""
     consts = [real(f"{scope}/{name}", value) for name, value in weights.items()]
     around = looped(*states) if states else {}
-    model = write(tmp_path, node("x", "Placeholder"), *consts, *scoped_nodes(scope, lines | around))
+    model = write(tmp_path, node("x", "Placeholder"), *consts, *scoped_nodes(scope, around | lines))
     return model.cells
+
+
+def renamed(lines, names):
+    """Return lines whose names are others, by a mapping; names that it does not have stay."""
+    return {names.get(name, name): (op, *(names.get(part, part) if isinstance(part, str) else part for part in rest))
+            for name, (op, *rest) in lines.items()}  # fmt: skip
 
 
 def cudnn_gru(**change):

@@ -227,14 +227,6 @@ def tracked(children: Mapping[str, int], *attributes: tuple[str, str], kind: byt
     ) + kind  # fmt: skip
 
 
-def text_entry(text: bytes, offset: int, order: str = "little") -> tuple[bytes, bytes]:
-    """Return the BundleEntryProto of a tensor that is one text, and its data."""
-    length = len(text).to_bytes(4, order)
-    checksum = masked(length).to_bytes(4, order)
-    data = varint(len(text)) + checksum + text
-    return entry("string", (), data, offset, stored=masked(length + checksum + text)), data
-
-
 def encode_variables(values: Mapping[str, np.ndarray]) -> tuple[dict[bytes, bytes], bytes]:
     """Return the entries of variables by their names, and their data."""
     entries, data = {}, b""
@@ -252,5 +244,9 @@ def save_variables(prefix: Path, values: Mapping[str, np.ndarray]) -> Path:
 def write_objects(prefix: Path, values: Mapping[str, np.ndarray], objects: bytes) -> Path:
     """Write a checkpoint of variables, by their keys, and of a graph of objects."""
     entries, data = encode_variables(values)
-    entries[b"_CHECKPOINTABLE_OBJECT_GRAPH"], text = text_entry(objects, len(data))
+    length = len(objects).to_bytes(4, "little")
+    checksum = masked(length).to_bytes(4, "little")
+    text = varint(len(objects)) + checksum + objects
+    stored = masked(length + checksum + objects)
+    entries[b"_CHECKPOINTABLE_OBJECT_GRAPH"] = entry("string", (), text, len(data), stored=stored)
     return write_checkpoint(prefix, entries, data + text)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 
 import numpy as np
 import pytest
 from tf_cells import NAMES, block, inputs, real, write, write_variables
 
-import blockcell
-from blockcell.command.cli import main
 from blockcell.tensorflow import Check
 
 I, H = 34, 58  # noqa: E741
@@ -132,13 +129,3 @@ def test_a_wrong_attribute_fails(tmp_path, monkeypatch, scale, bias_scale):
 def test_an_exponential_does_not_overflow(tmp_path):
     cell = cell_of(tmp_path, "Keras SimpleRNN", 20.0, 1.0)
     assert cell.check(activation="exponential").ok
-
-
-def test_the_commands_take_large_weights(tmp_path, capsys):
-    cell_of(tmp_path, "BlockLSTM", 60.0)
-    model, out = str(tmp_path / "graph.pb"), tmp_path / "layer.npz"
-    assert main(["inspect", model, "--json"]) == 0
-    (cell,) = json.loads(capsys.readouterr().out)["cells"]
-    assert 24 < cell["error_eps"] < cell["bound_eps"]
-    assert main(["extract", model, str(out)]) == 0
-    assert blockcell.load(out).hidden_size == H

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from tf_cells import B, H, I, T, drawn, kind_of, looped, real, scoped_nodes, write, write_variables
-from tf_composed import GOLDEN, cells_of, cudnn_gru, gru_weights, keras_lstm, lstm_weights, of_other_kinds
+from tf_cells import B, H, I, T, drawn, kind_of, looped, of_all_kinds, real, scoped_nodes, write, write_variables
+from tf_composed import GOLDEN, cells_of, cudnn_gru, gru_weights, keras_lstm, lstm_weights, of_other_kinds, renamed
 from tf_files import constant, field, graph, node, tensor
 
 from blockcell import formulas
@@ -208,14 +208,10 @@ def test_what_passes_a_value_on_is_no_part_of_a_cell(tmp_path, op, behind):
 def test_steps_that_share_a_kernel_of_parts(tmp_path):
     """Written out, from one tensor of zeros for both states: the join is computed once, for the steps before, too."""
     lines = {"zeros": ("Placeholder",), "kernel": ("ConcatV2", "part_of_0", "part_of_1", "zero_0")}
-    outer_names = {"x": "x", "kernel": "kernel", "recurrent": "recurrent", "bias": "bias"}
     for k in range(3):
-        names = outer_names | dict.fromkeys(("c_prev", "h_prev"), "zeros")
-        names |= {"c_prev": f"c_{k - 1}", "h_prev": f"h_{k - 1}"} if k else {}
+        names = {f"{state}_prev": f"{state}_{k - 1}" if k else "zeros" for state in "ch"}
         step = keras_lstm()
-        names |= {name: f"{name}_{k}" for name in step}
-        for name, (op, *rest) in step.items():
-            lines[names[name]] = (op, *(names.get(value, value) if isinstance(value, str) else value for value in rest))
+        lines |= renamed(step, names | {name: f"{name}_{k}" for name in step})
     lines["y"] = ("Identity", "h_2")
     weights = lstm_weights()
     kernel = weights.pop("kernel")
@@ -229,9 +225,8 @@ def test_kernels_that_are_not_told_apart(tmp_path):
     cells = cells_of(tmp_path, keras_lstm(**ends), **lstm_weights())
     assert [cell.refused for cell in cells.values()] == [None]
     (cell,) = cells_of(tmp_path, keras_lstm(**ends), scope="net/lstm_cell", **lstm_weights(H)).values()
-    assert (
-        "it cannot be told which of its kernels, net/lstm_cell/kernel and net/lstm_cell/recurrent, is" in cell.refused
-    )
+    kernels = "net/lstm_cell/kernel and net/lstm_cell/recurrent"
+    assert f"it cannot be told which of its kernels, {kernels}, is" in cell.refused
 
 
 LSTM_CHANGES = {
@@ -279,23 +274,18 @@ LSTM_CHANGES = {
 def test_changed_lstms_are_refused(tmp_path, change):
     """Under a name that says nothing."""
     lines, reason = LSTM_CHANGES[change]
-    weights = lstm_weights()
-    consts = [real(f"net/thing/{name}", value) for name, value in weights.items()]
-    nodes = scoped_nodes("net/thing", keras_lstm() | looped("c", "h") | lines)
-    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    (cell,) = cells_of(tmp_path, keras_lstm(**lines), "c", "h", **lstm_weights()).values()
     assert cell.refused is not None and reason in cell.refused and names_a_node(cell.refused)
     assert cell.name == "net/thing"
 
 
 def test_selection_by_lengths_is_understood(tmp_path):
     """As dynamic_rnn and masks do it."""
-    chosen = {}
+    lines = keras_lstm(mask=("Placeholder",))
     for state in ("c", "h"):
-        chosen |= {f"{state}_kept": ("SelectV2", "mask", state, f"{state}_prev"),
-                   f"{state}_next": ("NextIteration", f"{state}_kept")}  # fmt: skip
-    lines = keras_lstm() | looped("c", "h") | {"mask": ("Placeholder",)} | chosen
-    consts = [real(f"net/thing/{name}", value) for name, value in lstm_weights().items()]
-    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *scoped_nodes("net/thing", lines)).cells.values()
+        lines |= {f"{state}_kept": ("SelectV2", "mask", state, f"{state}_prev"),
+                  f"{state}_next": ("NextIteration", f"{state}_kept")}  # fmt: skip
+    (cell,) = cells_of(tmp_path, lines, "c", "h", **lstm_weights()).values()
     assert cell.refused is None and cell.check() <= 8
 
 
@@ -403,15 +393,16 @@ def test_a_large_cell_is_checked_in_part(tmp_path):
     assert (cell.input_size, cell.hidden_size) == (inputs, size) and cell.check() <= 8
 
 
-def test_kinds_beside_each_other(tmp_path):
-    (tmp_path / "graph.pb").write_bytes(of_other_kinds())
-    summaries = {name: (cell.kind, cell.refused is None) for name, cell in opened(tmp_path / "graph.pb").cells.items()}
-    assert summaries == {
-        "a": ("CudnnCompatibleGRUCell", True),
-        "b": ("Keras LSTM", True),
-        "c": ("unknown cell", False),
-        "d": ("Keras LSTM", True),
-        "e": ("RNN", True),
-        "f": ("Keras LSTM", True),
-        "g": ("Keras GRU", True),
-    }
+BESIDE = {
+    "all": (of_all_kinds(), ["BlockLSTM", "GRUCell", "LSTMBlockCell", "LSTMCell"]),
+    "others": (of_other_kinds(), ["CudnnCompatibleGRUCell", "Keras GRU", *["Keras LSTM"] * 3, "RNN", "unknown cell"]),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_kinds_beside_each_other(tmp_path, case):
+    definition, kinds = BESIDE[case]
+    (tmp_path / "graph.pb").write_bytes(definition)
+    cells = opened(tmp_path / "graph.pb").cells
+    assert sorted(cell.kind for cell in cells.values()) == kinds
+    assert [cell.kind for cell in cells.values() if cell.refused is not None] == kinds[6:]

@@ -22,17 +22,20 @@ X, STATE, W = G.standard_normal((ROWS, I)), G.standard_normal((ROWS, H)), G.stan
 B = np.linspace(-1, 1, H)
 
 
-def body(tmp_path, lines, inputs=I, hidden=H):
+def body(tmp_path, lines, *weights):
     """Compile the nodes from "/x" and "/h" to "/y"."""
-    placeholders = [node(f"net/{name}", "Placeholder") for name in ("x", "h")]
-    weights = [real("net/w", W), real("net/b", B), *(real(f"net/{k}", np.int32(k)) for k in (-3, -2, -1, 0, 1, 2, 3))]
+    placeholders = [node(f"net/{name}", "Placeholder") for name in ("x", "h") if name not in lines]
+    weights = [
+        *(weights or (real("net/w", W), real("net/b", B))),
+        *(real(f"net/{k}", np.int32(k)) for k in range(-3, 4)),
+    ]
     lines = {
         name: tuple("=net/x" if isinstance(text, str) and text == "x" else text for text in line)
         for name, line in lines.items()
     }
     (read,) = write(tmp_path, *placeholders, *weights, *scoped_nodes("net", lines)).graphs
     x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    return StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [inputs, hidden])
+    return StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [I, H])
 
 
 def ints(*numbers):
@@ -126,17 +129,14 @@ def test_weights_in_pieces_that_steps_share(tmp_path):
     The state is what the step before has made.
     """
     joined = G.standard_normal((H, H))
-    parts = [node("net/x", "Placeholder"), node("net/first", "Placeholder"), real("net/0", np.int32(0)),
-             real("net/top", joined[:1]), real("net/bottom", joined[1:])]  # fmt: skip
     lines = {
+        "first": ("Placeholder",),
         "w": ("ConcatV2", "top", "bottom", "0"),
         "h": ("MatMul", "first", "w"),
         "p": ("MatMul", "h", "w"),
         "y": ("Tanh", "p"),
     }
-    (read,) = write(tmp_path, *parts, *scoped_nodes("net", lines)).graphs
-    x, h, y = (Place("", f"net/{name}") for name in "xhy")
-    program = StepProgram(GateSums(WeightSources(GraphReader(read), None)), x, [h], [y], [I, H])
+    program = body(tmp_path, lines, real("net/top", joined[:1]), real("net/bottom", joined[1:]))
     (result,) = program.step({name: source.read("") for name, source in program.sources.items()}, X, (STATE,), {})
     np.testing.assert_allclose(result, np.tanh(STATE @ joined), rtol=1e-13)
 
@@ -152,16 +152,10 @@ def test_huge_sizes_take_no_memory(tmp_path, size):
         {"t": ("Split", "0", "s", {"num_split": size}), "s": ("Mul", "column", "row"), "y": ("Add", "h", "t")},
         {"j0": ("Identity", "h")} | joins | {"y": ("Split", "1", "j60", {"num_split": 2**60})},
     ):
-        parts = [node("net/x", "Placeholder"), node("net/h", "Placeholder"), column, row, real("net/0", np.int32(0)),
-                 real("net/1", np.int32(1)), *scoped_nodes("net", lines)]  # fmt: skip
-        (read,) = write(tmp_path, *parts).graphs
-        places = [Place("", f"net/{name}") for name in "xhy"]
 
-        def read_it(read=read, places=places):
+        def read_it(lines=lines):
             with pytest.raises(UnknownValue):
-                StepProgram(
-                    GateSums(WeightSources(GraphReader(read), None)), places[0], places[1:2], places[2:], [I, H]
-                )
+                body(tmp_path, lines, column, row)
 
         assert peak(read_it)[1] < 2**20
 
@@ -212,6 +206,8 @@ def test_a_layer_is_checked_once_made(tmp_path, monkeypatch):
     for name, value in {"gate_order": "ifco", "forget_bias": 0.625, "cell_clip": 0.5}.items():
         with monkeypatch.context() as patch:
             patch.setitem(cell.attributes, name, value)
+            check = cell.check()
+            assert check > 1000 > check.bound and not check.ok
             with pytest.raises(ValueError, match="its layer does not compute what its nodes do: it is off by"):
                 cell.layer()
     assert cell.layer().hidden_size == H

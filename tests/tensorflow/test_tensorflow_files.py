@@ -19,7 +19,7 @@ import blockcell.tensorflow
 from blockcell import FormatError
 from blockcell.tensorflow import checkpoint, crc32c, graphs
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.slices import FULL, Slice
+from blockcell.tensorflow.checkpoint import FULL, Slice
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,6 @@ def golden(tmp_path_factory):
 # -------------------------------------------------------------------------------------------------- TensorFlow's files
 PATHS = {
     "v2": ["v2", "v2/model.ckpt", "v2/model.ckpt.index", "v2/model.ckpt.data-00001-of-00002", "v2/model.ckpt.meta"],
-    "v1": ["v1", "v1/model.ckpt"],
     "saved": ["saved", "saved/saved_model.pb", "saved/variables/variables"],
     "objects": ["objects", "objects/ckpt-1"],
 }
@@ -64,10 +63,8 @@ def test_a_mapping_that_tells_what_it_has(golden):
     variables = opened(golden[0] / "v2").variables
     assert "scope/kernel" in variables and "nothing" not in variables and len(variables) == len(list(variables)) == 16
     lines = repr(variables).split("\n    ")
-    assert (
-        lines[0] == "<16 variables>" and "scope/kernel  float32 [3, 8]" in lines and "text  string, not read" in lines
-    )
-    assert "scope/bfloat16  bfloat16 [2, 3]" in lines
+    assert lines[0] == "<16 variables>"
+    assert {"scope/kernel  float32 [3, 8]", "text  string, not read", "scope/bfloat16  bfloat16 [2, 3]"} <= {*lines}
     assert repr(variables) in repr(opened(golden[0] / "v2"))
     with pytest.raises(KeyError, match="text is of string, which is not read"):
         variables["text"]
@@ -112,9 +109,8 @@ def test_nodes(golden, path):
         for name, function in read_graph.functions.items():
             expected_body = wanted["functions"][name]
             assert function.name == name and function.returned == expected_body["returned"]
-            assert (
-                list(function.inputs) == expected_body["inputs"] and list(function.outputs) == expected_body["outputs"]
-            )
+            assert list(function.inputs) == expected_body["inputs"]
+            assert list(function.outputs) == expected_body["outputs"]
             assert described(function.nodes) == expected_body["nodes"]
     if path.startswith("graph.pb"):
         assert {"While", "StatelessWhile"} & {node.op for node in graphs[0].nodes.values()} and graphs[0].functions
@@ -124,7 +120,7 @@ def test_graphs_of_a_checkpoint_are_beside_it(golden):
     folder, _ = golden
     (read_graph,) = opened(folder / "v2" / "model.ckpt").graphs
     assert "scope/kernel" in read_graph.nodes and read_graph.tags == ()
-    assert opened(folder / "v1").graphs == []
+    assert opened(folder / "objects").graphs == []
     (saved,) = opened(folder / "saved").graphs
     assert saved.tags == ("serve",) and repr(saved).startswith("<graph: serve: ")
     assert repr(read_graph.nodes["scope/kernel"]) == "<VarHandleOp 'scope/kernel'>"
@@ -281,7 +277,12 @@ def test_what_is_no_checkpoint(tmp_path, entries, words):
 
 @pytest.mark.parametrize(
     "header, words",
-    [(field(1, 0), "0 data files"), (field(1, 10**6), "1000000 data files"), (field(1, -1), "-1 data files")],
+    [
+        (field(1, 0), "0 data files"),
+        (field(1, 10**6), "1000000 data files"),
+        (field(1, -1), "-1 data files"),
+        (field(1, 1) + field(2, 1), "its numbers are big-endian; save it again on a little-endian machine"),
+    ],
 )
 def test_headers(tmp_path, header, words):
     path = write_checkpoint(tmp_path / "model", {b"v": entry("float32", (), ONE)}, ONE, header=header)
@@ -291,10 +292,8 @@ def test_headers(tmp_path, header, words):
 
 def test_a_table_without_a_header(tmp_path):
     (tmp_path / "m.index").write_bytes(tf_files.table({b"v": entry("float32", (), ONE)}))
-    (tmp_path / "old").write_bytes(tf_files.table({b"v": entry("float32", (), ONE)}))
-    for name in ("m", "old"):
-        with pytest.raises(FormatError, match="the table has no"):
-            opened(tmp_path / name)
+    with pytest.raises(FormatError, match="the table has no header"):
+        opened(tmp_path / "m")
 
 
 def test_too_many_variables(tmp_path, monkeypatch):
@@ -329,29 +328,6 @@ def test_slices_cannot_multiply(tmp_path):
     model = opened(write_checkpoint(tmp_path / "model", entries, data))
     with pytest.raises(FormatError, match="said to have 67108864 bytes, in a file of 1048576 bytes"):
         model.variables["v"]
-
-
-@pytest.mark.parametrize("name", ["v2/model.ckpt.data-00000-of-00002", "v1/model.ckpt"])
-def test_a_flipped_bit_in_a_tensor(golden, tmp_path, name):
-    tf_files.unpack(tmp_path)
-    path = tmp_path / name
-    whole = opened(path).variables
-    data = path.read_bytes()
-    refused = 0
-    for at in range(3, len(data), len(data) // 12):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
-        try:
-            variables = opened(path).variables
-        except FormatError:
-            refused += 1
-            continue
-        for key in whole:
-            try:
-                assert variables[key].tobytes() == whole[key].tobytes()
-            except FormatError as error:
-                refused += 1
-                assert str(path) in str(error)
-    assert refused >= 10
 
 
 # --------------------------------------------------------------------------------------------------------------- graphs
@@ -603,6 +579,14 @@ def test_what_is_none_of_the_formats(tmp_path):
         opened(tmp_path / "pipe.pb")
 
 
+@pytest.mark.parametrize("path", ["v1", "v1/model.ckpt", ""])
+def test_old_checkpoints_are_refused_by_name(golden, tmp_path, path):
+    """Also those of several files, by their name with question marks."""
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "m-?????-of-00002"')
+    with pytest.raises(FormatError, match=r"is a checkpoint in V1 format, .*load it with tf\.train\.load_checkpoint"):
+        opened(golden[0] / path if path else tmp_path)
+
+
 @pytest.mark.parametrize(
     "state, name",
     [
@@ -653,7 +637,7 @@ def test_imported_only_when_asked_for():
 
 
 # ------------------------------------------------------------------------------------------------------ symbolic links
-FOLDERS = {"checkpoint": "v2", "saved model": "saved", "old": "v1"}
+FOLDERS = {"checkpoint": "v2", "saved model": "saved"}
 
 
 def linked(folder: Path, name: str, to: Path) -> None:
@@ -684,7 +668,6 @@ OUTSIDE = {
     "by its data": ("v2", "model.ckpt.data-00000-of-00002", "v2/model.ckpt.index"),
     "the graph": ("v2", "model.ckpt.meta", "v2"),
     "the state": ("v2", "checkpoint", "v2"),
-    "an old one": ("v1", "model.ckpt", "v1"),
     "the model": ("saved", "saved_model.pb", "saved"),
     "the model itself": ("saved", "saved_model.pb", "saved/saved_model.pb"),
     "the variables": ("saved", "variables", "saved"),
@@ -705,7 +688,7 @@ def test_what_is_named_may_be_a_link(tmp_path):
     """Its name is not the file's, but the user's."""
     tf_files.unpack(tmp_path)
     (tmp_path / "links").mkdir()
-    for source, name in (("graph.pb", "graph.pb"), ("v2/model.ckpt.meta", "other.meta"), ("v1/model.ckpt", "old")):
+    for source, name in (("graph.pb", "graph.pb"), ("v2/model.ckpt.meta", "other.meta")):
         (tmp_path / "links" / name).symlink_to(tmp_path / source)
         assert opened(tmp_path / "links" / name).path.endswith(name)
 

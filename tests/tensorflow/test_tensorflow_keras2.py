@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tf_cells import B, H, I, T, called, function, kind_of, library, looped, real, scoped_nodes, write
-from tf_composed import cells_of, keras_gru, keras_gru_weights, keras_lstm, lstm_weights, rnn, rnn_weights
+from tf_composed import cells_of, keras_gru, keras_gru_weights, keras_lstm, lstm_weights, renamed, rnn, rnn_weights
 from tf_files import node
 
 from blockcell import formulas
@@ -170,13 +170,11 @@ def test_written_out_states_times_ones(tmp_path):
         "many": ("OnesLike", "zeros"),
         "axis": ("Const", np.int32(0)),
     }
-    shared = {"x": "x", "many": "many", **{name: name for name in lstm_weights()}}
     for k in range(T):
         step = lstm_of_states_times_ones()
-        names = shared | {name: f"{name}_{k}" for name in step} | {"x": f"steps:{k}"}
+        names = {name: f"{name}_{k}" for name in step} | {"x": f"steps:{k}"}
         names |= {f"{state}_prev": f"{state}_{k - 1}" if k else "zeros" for state in "ch"}
-        for name, (op, *rest) in step.items():
-            lines[names[name]] = (op, *(names.get(part, part) if isinstance(part, str) else part for part in rest))
+        lines |= renamed(step, names)
     lines |= {"steps": ("Unpack", "x", {"num": T, "axis": 0}), "y": ("Pack", *(f"h_{k}" for k in range(T)))}
     (cell,) = cells_of(tmp_path, lines, **lstm_weights()).values()
     assert (cell.refused, len(cell.nodes), cell.reverse, cell.input) == (None, T, False, "x")

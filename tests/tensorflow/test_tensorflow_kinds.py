@@ -7,11 +7,11 @@ import pytest
 from tf_cells import B, H, I, T, X, block, inputs, looped, real, scoped_nodes, write
 from tf_composed import (
     cells_of,
-    gru_weights,
     keras_lstm,
     lstm_weights,
     projected_lstm,
     projected_weights,
+    renamed,
     rnn,
     rnn_weights,
 )
@@ -93,9 +93,7 @@ def test_an_rnn_that_is_written_out(tmp_path, activation):
     weights, lines = rnn_weights(), {"out_kernel": ("Const", np.ones((H, 2), np.float32))}
     for k in range(3):
         step = rnn() | behind("z", "h", activation) | {"out": ("MatMul", "h", "out_kernel"), "y": ("Tanh", "out")}
-        names = {name: f"{name}_{k}" for name in step} | {"h_prev": f"h_{k - 1}" if k else "zeros"}
-        for name, (op, *rest) in step.items():
-            lines[names[name]] = (op, *(names.get(value, value) if isinstance(value, str) else value for value in rest))
+        lines |= renamed(step, {name: f"{name}_{k}" for name in step} | {"h_prev": f"h_{k - 1}" if k else "zeros"})
     lines["zeros"] = ("Const", np.zeros((B, H), np.float32))
     (cell,) = cells_of(tmp_path, lines, **weights).values()
     assert (len(cell.nodes), cell.refused, cell.attributes) == (3, None, {"activation": activation})
@@ -121,7 +119,7 @@ NO_CELLS = {
 @pytest.mark.parametrize("change", NO_CELLS)
 def test_dense_layers_in_loops_are_no_cells(tmp_path, change):
     """Only what reads its own last output is one."""
-    assert not cells_of(tmp_path, rnn("Relu") | looped("h") | NO_CELLS[change], **rnn_weights())
+    assert not cells_of(tmp_path, rnn("Relu", **NO_CELLS[change]), "h", **rnn_weights())
 
 
 @pytest.mark.parametrize("op", ["Relu6", "Softmax", "Sin"])
@@ -232,9 +230,7 @@ STARTS = {  # the nodes, what the state is, and where it is said to come from
 def test_initial_states(tmp_path, start):
     lines, rows, name = STARTS[start]
     weights = rnn_weights()
-    consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
-    nodes = scoped_nodes("net/thing", rnn() | looped("h") | lines)
-    (cell,) = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells.values()
+    (cell,) = cells_of(tmp_path, rnn(**lines), "h", **weights).values()
     assert cell.refused is None and cell.state_from == name
     if rows is None:
         assert cell.initial_state is None
@@ -248,10 +244,8 @@ def test_initial_states(tmp_path, start):
 @pytest.mark.parametrize("operand", ["start:1", "missing", "start:x"])
 def test_initial_states_that_no_node_gives(tmp_path, operand):
     """In a damaged graph the cell may still be right."""
-    weights = rnn_weights()
-    consts = [real(f"net/thing/{key}", value) for key, value in weights.items()]
-    nodes = scoped_nodes("net/thing", rnn() | looped("h") | {"start": ("Const", ROWS), "h_enter": ("Enter", operand)})
-    cells = write(tmp_path, node("x", "Placeholder"), *consts, *nodes).cells
+    lines = rnn(start=("Const", ROWS), h_enter=("Enter", operand))
+    cells = cells_of(tmp_path, lines, "h", **rnn_weights())
     assert all(cell.initial_state is None and cell.state_from for cell in cells.values() if cell.refused is None)
 
 
@@ -297,10 +291,3 @@ def test_initial_states_of_ops(tmp_path, op):
     (cell,) = write(tmp_path, *parts).cells.values()
     assert cell.state_from == "first" and cell.initial_state["h"] is None
     np.testing.assert_array_equal(cell.initial_state["cs"], ROWS)
-
-
-def test_a_gru_that_begins_with_what_is_fed(tmp_path):
-    from tf_composed import cudnn_gru
-
-    (cell,) = cells_of(tmp_path, cudnn_gru(), "h", **gru_weights()).values()
-    assert cell.initial_state is None and cell.state_from == "net/thing/start"

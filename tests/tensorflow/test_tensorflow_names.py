@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tf_files
 from tf_cells import H, I, X, agrees, exact, number
-from tf_files import entry, field, graph, node, tracked, write_checkpoint, write_objects
+from tf_files import entry, graph, node, tracked, write_checkpoint, write_objects
 from tf_names import BIAS, GIVEN, VALUE, W, cell_of_keras, one_cell, restoring, texts, variable, write_all, write_saved
 
 from blockcell import FormatError, convert
 from blockcell.tensorflow import objects as objects_module
 from blockcell.tensorflow import open as opened
-from blockcell.tensorflow.mapped import File
-from blockcell.tensorflow.slices import Slice
-from blockcell.tensorflow.table import Table
 
 
 def numbered(*keys):
@@ -316,65 +312,3 @@ def test_other_cells_of_keras(tmp_path):
     (cell,) = cells.values()
     assert (cell.kind, cell.refused, cell.unsaid) == ("Keras SimpleRNN", None, ["activation"])
     assert cell.check(activation="elu").ok
-
-
-# ---------------------------------------------------------------------------------------------------------- other files
-def big_endian(folder, name):
-    """Return a checkpoint as a big-endian machine writes it: the header, entries and data."""
-    entries = {entry.key: entry.value for entry in Table(File(folder / f"{name}.index")).entries(check=True)}
-    shards = [bytearray(path.read_bytes()) for path in sorted(folder.glob(f"{name}.data*"))]
-    header, changed = bytes(entries.pop(b"").view) + field(2, 1), {}
-    for key, value in entries.items():
-        dtype, shard, start, size = (value.integer(number) for number in (1, 3, 4, 5))
-        raw, changed[key] = bytes(shards[shard][start : start + size]), bytes(value.view)
-        if dtype == 7:
-            text = raw[next(k for k in range(len(raw)) if raw[k] < 128) + 5 :]
-            changed[key], raw = tf_files.text_entry(text, start, "big")
-        elif size:
-            width = {1: 4, 2: 8, 3: 4, 5: 2, 9: 8, 14: 2, 17: 2, 19: 2}.get(dtype, 1)
-            raw = np.frombuffer(raw, f"u{width}").byteswap().tobytes()
-            changed[key] = changed[key][:-4] + tf_files.masked(raw).to_bytes(4, "little")  # the last of the fields
-        shards[shard][start : start + size] = raw
-    return header, changed, [bytes(shard) for shard in shards]
-
-
-@pytest.mark.parametrize("name", ["v2/model.ckpt", "objects/ckpt-1"])
-def test_big_endian(tmp_path, name):
-    tf_files.unpack(tmp_path)
-    path = tmp_path / name
-    expected = dict(opened(path).variables)
-    header, entries, shards = big_endian(path.parent, path.name)
-    other = write_checkpoint(tmp_path / "big", entries, *shards, header=header)
-    variables = opened(other).variables
-    assert list(variables) == list(expected) and len(expected) > 1
-    for key, value in expected.items():
-        np.testing.assert_array_equal(variables[key], value, strict=True)
-
-
-def test_old_checkpoints_in_several_files(tmp_path):
-    """By their name, with question marks, and by one of them; parts of a variable may be in several."""
-    tf_files.unpack(tmp_path)
-    path = tmp_path / "v1" / "model.ckpt"
-    expected = dict(opened(path).variables)
-    whole = {entry.key: entry.value for entry in Table(File(path)).entries(check=True)}
-    for k in range(2):
-        metas, entries = b"", {}
-        for j, meta in enumerate(whole[b""].last(1).inside(1)):
-            name, slices = meta.texts(1)[0], [*meta.inside(4)]
-            mine = [saved_slice for i, saved_slice in enumerate(slices) if (i + j) % 2 == k]
-            entries |= {(key := Slice.of(saved_slice).key(name)): bytes(whole[key].view) for saved_slice in mine}
-            known = field(1, name) + field(2, bytes(meta.last(2).view)) + field(3, meta.integer(3))
-            metas += (
-                field(1, known + b"".join(field(4, bytes(saved_slice.view)) for saved_slice in mine)) if mine else b""
-            )
-        table = tf_files.table({b"": field(1, metas)} | dict(sorted(entries.items())))
-        (tmp_path / f"m-{k:05}-of-00002").write_bytes(table)
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "m-?????-of-00002"')
-    for name in ("m", "m-?????-of-00002", "m-00001-of-00002", ""):
-        variables = opened(tmp_path / name).variables
-        assert {*variables} == {*expected} and len(expected) > 5
-        for key, value in expected.items():
-            np.testing.assert_array_equal(variables[key], value, strict=True)
-    (tmp_path / "m-00001-of-00002").unlink()
-    with pytest.raises(FileNotFoundError, match="m-00001-of-00002"):
-        opened(tmp_path / "m")

@@ -1,25 +1,19 @@
 """Random networks that TensorFlow and Keras write: the layer of all cells is right, refused, or has a remark.
 
-`pytest -m peers`, with tensorflow-cpu, keras and tf_keras in .venv.
+Those of Keras 2, as SavedModels and as frozen graphs, are right, or refused for what no layer has. `pytest -m peers`,
+with tensorflow-cpu, keras and tf_keras in .venv.
 """
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
+from keras2_models import import_keras, run_case
 from tf_connections import draw_graph, draw_keras, judge
 from tf_peers import CASES
 
 pytestmark = pytest.mark.peers
 _MOST_DRAWS = 20  # until the parts of a network fit together
-
-
-@pytest.fixture(scope="module")
-def tf():
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    return pytest.importorskip("tensorflow")
 
 
 @pytest.mark.parametrize("case", range(CASES))
@@ -37,3 +31,20 @@ def test_random_connections(tf, case, tmp_path, seed):
     verdict, why = judge(drawn)
     print(drawn.description, "|", verdict, "|", why)
     assert verdict in ("right", "refused", "remarked, and right", "remarked, and wrong")
+
+
+@pytest.fixture(scope="module")
+def keras():
+    try:
+        return import_keras()
+    except ImportError:
+        pytest.skip("there is no Keras 2")
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_random_models(keras, case, tmp_path, seed):
+    drawn, verdicts = run_case(keras, seed, case, tmp_path)
+    print(drawn.text)
+    for verdict, reason in verdicts.values():
+        assert verdict == ("refused" if drawn.refused else "right"), reason
+        assert verdict == "right" or "activation" in reason

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import numpy as np
@@ -30,12 +29,6 @@ from blockcell.tensorflow import open as opened
 
 pytestmark = pytest.mark.peers
 EPS = float(np.finfo(np.float32).eps)
-
-
-@pytest.fixture(scope="module")
-def tf():
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    return pytest.importorskip("tensorflow")
 
 
 def run(tf, g, kinds, folder):

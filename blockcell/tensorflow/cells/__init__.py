@@ -22,8 +22,7 @@ A folder imports from those above it, and from ``blockcell.tensorflow``:
 ``dependences.py``                which values depend on others, forwards
 
 ``weights/``
-``weight_sources.py``             variables and constants, whole, joined, split or converted
-``saver_names.py``                names of a graph's variables in its checkpoint
+``weight_sources.py``             variables and constants, whole, joined or converted; their names in checkpoints
 ``weight_slices.py``              slices of kernels and biases, joined to the weights of a layer
 ``gate_sums.py``                  products, biases and numbers before the activation of a gate
 
@@ -46,11 +45,9 @@ A folder imports from those above it, and from ``blockcell.tensorflow``:
 ``checkpoint_names.py``           cells of a checkpoint without graph, by names and shapes
 
 ``structure/``
-``directions.py``                 forward or reversed: the reversals of time between cells
 ``sequence_steps.py``             one node back along a sequence, with its lengths and masks
-``sequences.py``                  which sequence a cell reads, through loops, reversals and joins
+``sequences.py``                  which sequence a cell reads, through loops, reversals and joins; its direction
 ``initial_states.py``             states before the first step
-``output_merges.py``              how outputs of cells are concatenated or merged
 ``output_forms.py``               what a value is made of that rearranges the outputs of both directions
 ``connection_check.py``           a layer compared with the nodes between its cells, on random numbers
 ``layer_stack.py``                `Cells`: the layer of all cells, or why they are not one stack

@@ -19,19 +19,16 @@ from .search.block_ops import BLOCKS, read_block_op
 from .search.checkpoint_names import search_names
 from .search.subgraphs import search_subgraphs
 from .structure.connection_check import GraphConnections
-from .structure.directions import CellRun
 from .structure.initial_states import InitialStates
 from .structure.layer_stack import Cells
-from .structure.output_merges import OutputMerges
-from .structure.sequences import Sequences
-from .weights.saver_names import trace_weights
-from .weights.weight_sources import WeightSources
+from .structure.sequences import CellRun, trace_sequences
+from .weights.weight_slices import WeightSlices
+from .weights.weight_sources import WeightSources, trace_weights
 
 _MOST_SELECTIONS = 4  # places from a state back to the step before, which a mask may select
 _ENDINGS = re.compile(
     r"/(gates/|candidate/)?(kernel|bias|weights|biases|w_ru|b_ru|w_c|b_c|W_0|B|w|b)(/(part_\d+|read|ReadVariableOp))*\Z"
 )
-_CellPair = tuple[CellDefinition, CellDefinition]
 
 
 class _ConnectedCell(NamedTuple):
@@ -43,17 +40,6 @@ class _ConnectedCell(NamedTuple):
     """The cells whose h is x, each by its first step."""
     input_origins: frozenset[SequenceOrigin] = frozenset()
     initial_states: tuple[InitialState, ...] = ()
-
-
-class _GraphCells(NamedTuple):
-    """The cells of a graph, and pairs of cells whose outputs a node concatenates or merges."""
-
-    cells: list[_ConnectedCell]
-    concatenated: set[_CellPair]
-    merged: set[_CellPair]
-    connections: GraphConnections
-    runs: list[CellDefinition]
-    """The first step of each run in `connections`."""
 
 
 class _CopyGroup(NamedTuple):
@@ -71,9 +57,9 @@ class _CopyGroup(NamedTuple):
         if len({tuple(state.name for state in cell.initial_states) for cell in self.copies}) > 1:
             initial_states = (InitialState("several states, of its runs"),)
         origins = [cell.input_origins for cell in self.copies if cell.reverse is not None]
-        input_from = tuple(names[number] for number in self.input_groups)
+        source_cells = tuple(names[number] for number in self.input_groups)
         return CellLinks(
-            self.copies[0].reverse, input_from, self.input_varies, frozenset().union(*origins), initial_states
+            self.copies[0].reverse, source_cells, self.input_varies, frozenset().union(*origins), initial_states
         )
 
 
@@ -82,7 +68,7 @@ def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
     if not graphs and variables is not None:
         return Cells({scope: Found(scope, definition) for scope, definition in search_names(variables).items()})
     by_graph = [_search_graph(trace_weights(graph, variables), k) for k, graph in enumerate(graphs)]
-    groups = _merge_copies([cell for graph_cells in by_graph for cell in graph_cells.cells])
+    groups = _merge_copies([cell for cells, _, _ in by_graph for cell in cells])
     names = _name_groups({number: groups[number].copies[0] for number in _order_by_inputs(groups)})
     found_cells = {}
     for number, name in names.items():
@@ -90,32 +76,27 @@ def find_cells(graphs: Sequence[Graph], variables: Variables | None) -> Cells:
         cell_nodes = [node for cell in copies for node in cell.definition.nodes]
         found_cells[name] = Found(name, copies[0].definition, cell_nodes, groups[number].links(names))
     name_by_cell = {cell.definition: names[k] for k, group in enumerate(groups) for cell in group.copies}
-    concatenated = [pair for graph_cells in by_graph for pair in graph_cells.concatenated]
-    merged = [pair for graph_cells in by_graph for pair in graph_cells.merged]
-    return Cells(
-        found_cells,
-        {(name_by_cell[left], name_by_cell[right]) for left, right in concatenated},
-        {(name_by_cell[left], name_by_cell[right]) for left, right in merged},
-        [(graph_cells.connections, [name_by_cell[cell] for cell in graph_cells.runs]) for graph_cells in by_graph],
-    )
+    connections = [
+        (connections, [name_by_cell[cell] for cell in first_steps]) for _, connections, first_steps in by_graph
+    ]
+    return Cells(found_cells, connections)
 
 
-def _search_graph(sources: WeightSources, graph_number: int) -> _GraphCells:
-    """Find the cells of a graph: block ops, and cells of many nodes that have other weights."""
-    nodes = sources.reader.all_nodes()
-    cells = [read_block_op(sources, body, node) for body, node in nodes if node.op in BLOCKS]
-    cells += search_subgraphs(sources, {name for cell in cells for name in cell.weights.values()})
-    return _connect_cells(sources, graph_number, cells)
+def _search_graph(
+    sources: WeightSources, graph_number: int
+) -> tuple[list[_ConnectedCell], GraphConnections, list[CellDefinition]]:
+    """Find the cells of a graph; return them, their connections, and the first step of each run in these.
 
-
-# --------------------------------------------------------------------------------------------------------- connections
-def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[CellDefinition]) -> _GraphCells:
-    """Find the direction, the inputs, the merged outputs and the initial states of the cells in a graph."""
+    Cells are block ops, and cells of many nodes that have other weights.
+    """
     reader, state_reader = sources.reader, InitialStates(sources)
+    slices = WeightSlices(sources)
+    cells = [read_block_op(slices, body, node) for body, node in reader.all_nodes() if node.op in BLOCKS]
+    cells += search_subgraphs(sources, {name for cell in cells for name in cell.weights.values()})
     in_graph = {cell: cell.in_graph for cell in cells if cell.refusal is None and cell.in_graph is not None}
     chains = _chain_steps(reader, in_graph)
     runs = [CellRun([in_graph[cell] for cell in chain]) for chain in chains]
-    sequences = Sequences(reader, runs)
+    trace_sequences(reader, runs)
     connected: dict[CellDefinition, _ConnectedCell] = {}
     for chain, run in zip(chains, runs, strict=True):
         parts = run.input_parts or ()
@@ -131,17 +112,8 @@ def _connect_cells(sources: WeightSources, graph_number: int, cells: Sequence[Ce
                 frozenset((graph_number, *place) for place in places),
                 initial_states,
             )
-    merges = OutputMerges(reader, sequences)
-    concatenated, merged = (
-        {(chains[left][0], chains[right][0]) for left, right in pairs} for pairs in (merges.concatenated, merges.merged)
-    )
-    return _GraphCells(
-        [connected.get(cell, _ConnectedCell(cell)) for cell in cells],
-        concatenated,
-        merged,
-        GraphConnections(sources, runs),
-        [chain[0] for chain in chains],
-    )
+    all_cells = [connected.get(cell, _ConnectedCell(cell)) for cell in cells]
+    return all_cells, GraphConnections(sources, runs), [chain[0] for chain in chains]
 
 
 def _chain_steps(reader: GraphReader, in_graph: Mapping[CellDefinition, CellInGraph]) -> list[list[CellDefinition]]:
@@ -218,8 +190,8 @@ def _merge_copies(cells: Iterable[_ConnectedCell]) -> list[_CopyGroup]:
 def _order_by_inputs(groups: Sequence[_CopyGroup]) -> list[int]:
     """Return the numbers of groups in such an order that each comes after the groups that it reads."""
     done: dict[int, None] = {}
-    # ends, as groups read each other in no cycle: `find_reversals` leaves the direction of runs in a cycle unknown,
-    # and `_connect_cells` gives cells of unknown direction no `input_cells`
+    # ends, as groups read each other in no cycle: `trace_sequences` leaves the direction of runs in a cycle unknown,
+    # and `_search_graph` gives cells of unknown direction no `input_cells`
     for number in range(len(groups)):
         waiting = [number]
         while waiting:
@@ -239,7 +211,7 @@ def _name_groups(cells: Mapping[int, _ConnectedCell]) -> dict[int, str]:
     """Name cells by the scopes of their weights; cells that share weights, by the scopes of their nodes."""
     numbers_by_name: dict[str, list[int]] = {}
     for number, cell in cells.items():
-        first_weight = next(iter(cell.definition.weights.values()), "").partition(" + ")[0].partition(", ")[0]
+        first_weight = re.split(r" \+ |, |\[", next(iter(cell.definition.weights.values()), ""))[0]
         scope, count = _ENDINGS.subn("", first_weight)
         numbers_by_name.setdefault(scope if count else _cell_scope(cell.definition), []).append(number)
     names: dict[int, str] = {}

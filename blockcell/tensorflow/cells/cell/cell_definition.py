@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 from ....errors import plain
 from ....layers import GRU, LSTM, RNN
 from ....optable import OPS, Array, Op, Tensor, lstm_weights, sizes_of
-from ..graph.graph_reader import Place
+from ..graph.graph_reader import FLOATS, Place
 from ..weights.weight_sources import WeightSource
 from .layer_check import State, Weights
 
 StepFunction = Callable[[Weights, Array, State, Mapping[str, Any]], State]
 """Computes one step in float64, from weights, x, the state (h, or cs and h) and attributes to the next state."""
-
-FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
 class LayerSpec(NamedTuple):

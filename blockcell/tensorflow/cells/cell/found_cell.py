@@ -49,7 +49,7 @@ class CellLinks(NamedTuple):
     """What comes before a cell in its graph; the defaults are for a bare checkpoint."""
 
     reverse: bool | None = None
-    input_from: tuple[str, ...] = ()
+    source_cells: tuple[str, ...] = ()
     """The names of the cells whose h is x."""
     input_varies: bool = False
     """Whether the cell runs several times, and does not read the same cells each time."""
@@ -136,12 +136,12 @@ class Found:
         return [name for name, value in self.attributes.items() if value is None]
 
     @property
-    def input_from(self) -> tuple[str, ...]:
+    def source_cells(self) -> tuple[str, ...]:
         """The cells whose h is x: one, or both directions side by side. Empty if there is none, or if it is not sure.
 
         The search does not pass nodes that compute, such as dropout: x is then not h alone.
         """
-        return self.links.input_from
+        return self.links.source_cells
 
     @property
     def input(self) -> str | None:
@@ -185,7 +185,8 @@ class Found:
             not agree.
         """
         backward = bool(self.reverse if reverse is None else reverse)
-        attributes = self._complete_attributes(forget_bias, cell_clip, proj_clip, activation)
+        options = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip, "activation": activation}
+        attributes = self._complete_attributes(options)
         arrays = self._read_weights(average)
         if self.nodes:
             eps = float(np.finfo(np.float64).eps)
@@ -195,23 +196,16 @@ class Found:
                 raise ValueError(f"the cell {self.name!r}: {message}")
         return self._make_layer(arrays, attributes, backward)
 
-    def _complete_attributes(
-        self,
-        forget_bias: float | None,
-        cell_clip: float | None,
-        proj_clip: float | None,
-        activation: Activation | None,
-    ) -> dict[str, Any]:
-        """Return the attributes, completed by arguments for those that the file does not say."""
+    def _complete_attributes(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the attributes, completed by options of `layer` for those that the file does not say."""
         subject = f"the cell {self.name!r}"
         if self.refused is not None:
             raise ValueError(f"{subject} is refused: {self.refused}")
-        arguments: dict[str, Any] = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip}
-        arguments["activation"] = None if activation is None else canonical(f"{subject}: activation", activation)
         completed = dict(self.attributes)
-        for name, value in arguments.items():
-            if value is None:
+        for name, option in options.items():
+            if option is None:
                 continue
+            value = canonical(f"{subject}: activation", option) if name == "activation" else option
             if name not in completed:
                 article = "a" if self._definition.layer_kind == "GRU" else "an"
                 layer_kind = f"{article} {self._definition.layer_kind}"
@@ -295,7 +289,8 @@ class Found:
             entry. If large weights amplify rounding errors, it is 16 times the effect of float32's rounding errors on
             the step.
         """
-        attributes = self._complete_attributes(forget_bias, cell_clip, proj_clip, activation)
+        options = {"forget_bias": forget_bias, "cell_clip": cell_clip, "proj_clip": proj_clip, "activation": activation}
+        attributes = self._complete_attributes(options)
         arrays = self._read_weights(average)
         return self._compare(arrays, attributes, average, arrays[self._definition.layer_spec.main_weight].dtype)
 
@@ -334,7 +329,7 @@ class Found:
         sizes = "" if self.input_size is None else f" {self.input_size} -> {self.hidden_size}"
         attributes = [f"{name}={format_attribute(value)}" for name, value in self.attributes.items()]
         head = " ".join([f"{self.kind}{sizes}", self.dtype, *attributes, *["reversed"] * bool(self.reverse)]).rstrip()
-        inputs = f"; input: {', '.join(self.input_from)}" if self.input_from else ""
+        inputs = f"; input: {', '.join(self.source_cells)}" if self.source_cells else ""
         return plain(f"<{self.name}: {head}{inputs}{'' if self.refused is None else f'; refused: {self.refused}'}>")
 
 

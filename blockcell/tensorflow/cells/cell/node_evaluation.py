@@ -15,11 +15,10 @@ import numpy as np
 from ....optable import Array
 from ...graphs import Node
 from ..graph.array_slices import checked_axis, shape_of, slice_index
-from ..graph.graph_reader import Place, UnknownValue
+from ..graph.graph_reader import FLOATS, Place, UnknownValue
 from ..graph.op_table import graph_op
 from ..weights.gate_sums import GateSums
 from ..weights.weight_sources import WeightSource
-from .cell_definition import FLOATS
 from .layer_check import ROWS, State, Weights
 
 _MOST_NODES = 300

@@ -6,7 +6,7 @@ In come a node and the shape of the array; out go indices and shapes as numpy ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...graphs import Node
 from .graph_reader import GraphReader, Place, UnknownValue
@@ -53,7 +53,7 @@ def slice_index(reader: GraphReader, place: Place, shape: Sequence[int]) -> tupl
     if node.op in ("Split", "SplitV"):
         axis = checked_axis(node, split_axis(reader, node, inputs), rank)
         return *[slice(None)] * axis, slice(*split_range(reader, place, shape[axis]))
-    axis, count = unpacked_axis(node, rank), node.attrs.get("num")
+    axis, count = checked_axis(node, node.attrs.get("axis", 0), rank), node.attrs.get("num")
     if count != shape[axis] or not 0 <= k < shape[axis]:
         raise UnknownValue(f"part {k} of the node {node.name!r}, which makes {count} of the shape {shape}")
     return *[slice(None)] * axis, k
@@ -86,10 +86,10 @@ def shape_of(shape: Sequence[int], index: Sequence[int | slice]) -> tuple[int, .
     return tuple(len(range(size)[part]) for size, part in zip(shape, parts, strict=True) if isinstance(part, slice))
 
 
-def checked_axis(node: Node, axis: int, rank: int) -> int:
+def checked_axis(node: Node, axis: Any, rank: int) -> int:
     """Return an axis of a node as a number from 0, which must be less than the rank."""
-    if not -rank <= axis < rank:
-        raise UnknownValue(f"the node {node.name!r}, which is a {node.op} along the axis {axis} of {rank}")
+    if not isinstance(axis, int) or not -rank <= axis < rank:
+        raise UnknownValue(f"the node {node.name!r}, which is a {node.op} along the axis {axis!r} of {rank}")
     return axis % rank
 
 
@@ -130,11 +130,3 @@ def squeezed_axes(node: Node, shape: Sequence[int]) -> list[int]:
     if not isinstance(axes, list) or not all(isinstance(axis, int) and -rank <= axis < rank for axis in axes):
         raise UnknownValue(f"the node {node.name!r}, which drops {axes!r}")
     return sorted({axis % rank for axis in axes})  # TensorFlow takes one twice
-
-
-def unpacked_axis(node: Node, rank: int) -> int:
-    """Return the axis that an Unpack drops."""
-    axis = node.attrs.get("axis", 0)
-    if not isinstance(axis, int) or not -rank <= axis < rank:
-        raise UnknownValue(f"the node {node.name!r}, which drops the axis {axis!r}")
-    return axis % rank

@@ -31,14 +31,14 @@ class Dependences:
         """Return the nearest one of some places that a place depends on; None if none is near."""
 
         def sources(current: Place) -> list[Place]:
-            return [] if current in origins else self._sources.get(current, [])
+            return [] if current in origins else self._sources_and_readers[0].get(current, [])
 
         near = self._reader.walk([self.joined(place)], sources, most=_MOST_PLACES, near_first=True)
         return next((current for current in near if current in origins), None)
 
     def readers(self, place: Place) -> list[Place]:
         """Return the places that read a place."""
-        return self._readers.get(self.joined(place), [])
+        return self._sources_and_readers[1].get(self.joined(place), [])
 
     def first_merges(self, left: Mapping[Place, None], right: Mapping[Place, None]) -> list[Place]:
         """Return the places that are reached from both sides, while nothing that they read is."""
@@ -55,9 +55,10 @@ class Dependences:
         return bool(graph_op(node).function_attributes) or node.op in self._reader.graph.functions
 
     @cached_property
-    def _pairs(self) -> list[tuple[Place, Place]]:
-        """The places that are read, each with a place that reads it."""
-        all_pairs: list[tuple[Place, Place]] = []
+    def _sources_and_readers(self) -> tuple[dict[Place, list[Place]], dict[Place, list[Place]]]:
+        """The places that each place reads, and those that read it."""
+        sources_of: dict[Place, list[Place]] = {}
+        readers_of: dict[Place, list[Place]] = {}
         for body, node in self._reader.all_nodes():
             self._reader.spend_steps()
             try:
@@ -67,23 +68,10 @@ class Dependences:
                     pairs = [(place, Place(body, node.name)) for place in self._reader.inputs(body, node)]
             except UnknownValue:
                 continue
-            if not graph_op(node).shape_only:
-                all_pairs += [(self.joined(source), reader) for source, reader in pairs]
-        return all_pairs
-
-    @cached_property
-    def _readers(self) -> dict[Place, list[Place]]:
-        readers: dict[Place, list[Place]] = {}
-        for source, reader in self._pairs:
-            readers.setdefault(source, []).append(reader)
-        return readers
-
-    @cached_property
-    def _sources(self) -> dict[Place, list[Place]]:
-        sources: dict[Place, list[Place]] = {}
-        for source, reader in self._pairs:
-            sources.setdefault(reader, []).append(source)
-        return sources
+            for source, reader in pairs if not graph_op(node).shape_only else ():
+                sources_of.setdefault(reader, []).append(self.joined(source))
+                readers_of.setdefault(self.joined(source), []).append(reader)
+        return sources_of, readers_of
 
     def _call_pairs(self, body: str, node: Node) -> list[tuple[Place, Place]]:
         """Return the places that a call or a loop hands on, with the places where they arrive."""

@@ -105,7 +105,11 @@ class GraphEvaluation:
             if self._values_left < 0:
                 raise UnknownValue(f"too many nodes before {place.name!r}")
             try:
-                self._keep(key, self._compute(*key))
+                value = self._compute(*key)
+                self._entries_left -= len(value) if isinstance(value, TensorList) else value.size
+                if self._entries_left < 0:
+                    raise UnknownValue(f"too many numbers before {key[1].name!r}")
+                self._values[key] = value
             except _Missing as missing:
                 if key in opened and not opened.isdisjoint(missing.keys):
                     self._values[key] = UnknownValue(f"{key[1].name!r}, which comes from itself")
@@ -113,12 +117,6 @@ class GraphEvaluation:
                 waiting += missing.keys
             except UnknownValue as unknown:
                 self._values[key] = unknown
-
-    def _keep(self, key: tuple[Frame, Place], value: Value) -> None:
-        self._entries_left -= len(value) if isinstance(value, TensorList) else value.size
-        if self._entries_left < 0:
-            raise UnknownValue(f"too many numbers before {key[1].name!r}")
-        self._values[key] = value
 
     def _get(self, frame: Frame, place: Place) -> Value:
         """Return a value that is evaluated; raise `_Missing` if it is not."""

@@ -11,16 +11,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...graphs import Called, Function, Graph, Node
 from .op_table import GraphOp, graph_op
 
 _STEPS = 200  # for each node of a graph
 _LARGEST = 2**16  # entries of a constant that is read as numbers
-_FLOATS = ("float16", "float32", "float64", "bfloat16")
+FLOATS = ("float16", "float32", "float64", "bfloat16")
 _FILLED = {"ZerosLike": 0.0, "OnesLike": 1.0}
 _ARGUMENT = GraphOp("")
+T = TypeVar("T")
 
 
 class UnknownValue(ValueError):
@@ -126,17 +127,17 @@ class GraphReader:
     # ------------------------------------------------------------------------------------------------------- backwards
     def walk(
         self,
-        starts: Iterable[Place],
-        predecessors: Callable[[Place], Iterable[Place] | None],
+        starts: Iterable[T],
+        predecessors: Callable[[T], Iterable[T] | None],
         *,
         most: int | None = None,
         near_first: bool = False,
-    ) -> list[Place]:
-        """List places and all their predecessors, each once, until `most` places are known.
+    ) -> list[T]:
+        """List places, or names, and all their predecessors, each once, until `most` of them are known.
 
         The walk follows the last predecessor first, or with `near_first` the nearest one.
         """
-        visited: list[Place] = []
+        visited: list[T] = []
         waiting = deque(starts)
         seen = {*waiting}
         while waiting and (most is None or len(seen) < most):
@@ -197,7 +198,7 @@ class GraphReader:
         if name == "Fill":
             _, node = self._single_origin(self.inputs_at(origin)[1])
         stored = None if node is None else self.graph.constant(node)
-        if stored is None or stored.dtype not in _FLOATS or not 0 < math.prod(stored.shape) <= _LARGEST:
+        if stored is None or stored.dtype not in FLOATS or not 0 < math.prod(stored.shape) <= _LARGEST:
             return None
         values = stored.read()
         return float(values.flat[0]) if (values == values.flat[0]).all() else None
@@ -359,12 +360,7 @@ class GraphReader:
         for name, callers in self.callers.items():
             for caller in callers:
                 called.setdefault(caller.body, []).append(name)
-        running, waiting = {""}, [""]
-        while waiting:
-            unseen = [name for name in called.get(waiting.pop(), ()) if name not in running]
-            running.update(unseen)
-            waiting += dict.fromkeys(unseen)
-        return running
+        return {*self.walk([""], called.get)}
 
     # ------------------------------------------------------------------------------------------------------- constants
     def constant_integers(self, place: Place, *, rank: int | None = None) -> list[int] | None:

@@ -15,13 +15,12 @@ import numpy as np
 
 from ....optable import Array
 from ...graphs import Node
-from .graph_reader import UnknownValue
+from .graph_reader import FLOATS, UnknownValue
 from .op_table import graph_op
 
 MOST_ENTRIES = 2**21  # of one array
 Attributes = Mapping[str, Any]
 Function = Callable[..., Array | tuple[Array, ...]]
-FLOATS = ("float16", "float32", "float64", "bfloat16")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
@@ -36,16 +35,7 @@ def find_function(node: Node) -> Function | None:
     """Return the function of a node's op; None if it is not known."""
     op = graph_op(node)
     function = _FUNCTIONS.get(node.op) or _FUNCTIONS.get(op.name)
-    if function is not None or op.compute is None:
-        return function
-    compute, options = op.compute, op.options
-
-    def computed(attrs: Attributes, *arrays: Array) -> Array:
-        check_size(np.broadcast_shapes(*(array.shape for array in arrays)))
-        given = {name: float(attrs.get(name, default)) for name, default in options.items()}
-        return np.asarray(compute(*arrays, **given))
-
-    return computed
+    return _by_entry(op.compute, op.options) if function is None and op.compute is not None else function
 
 
 def check_size(shape: Sequence[int]) -> None:
@@ -54,10 +44,13 @@ def check_size(shape: Sequence[int]) -> None:
         raise UnknownValue(f"an array of the shape {tuple(map(int, shape))}")
 
 
-def _by_entry(compute: Callable[..., Any]) -> Function:
+def _by_entry(compute: Callable[..., Any], options: Mapping[str, float] = {}) -> Function:
+    """Return the function of a node that computes entry by entry; `options` are the defaults of its attributes."""
+
     def computed(attrs: Attributes, *arrays: Array) -> Array:
         check_size(np.broadcast_shapes(*(array.shape for array in arrays)))
-        return np.asarray(compute(*arrays))
+        given = {name: float(attrs.get(name, default)) for name, default in options.items()}
+        return np.asarray(compute(*arrays, **given))
 
     return computed
 
@@ -107,10 +100,6 @@ def _unpack(attrs: Attributes, array: Array) -> tuple[Array, ...]:
     if attrs.get("num") != len(rows):
         raise UnknownValue(f"{attrs.get('num')} parts of the shape {array.shape}")
     return tuple(rows)
-
-
-def _split(attrs: Attributes, axis: Array, array: Array) -> tuple[Array, ...]:
-    return tuple(np.split(array, int(attrs["num_split"]), int(axis)))
 
 
 def _split_by_sizes(attrs: Attributes, array: Array, sizes: Array, axis: Array) -> tuple[Array, ...]:
@@ -171,10 +160,6 @@ def reverse_rows(array: Array, lengths: Array, axis: int, batch_axis: int) -> Ar
     return np.moveaxis(rows, (0, 1), (batch_axis, axis))
 
 
-def _squeeze(attrs: Attributes, array: Array) -> Array:
-    return np.squeeze(array, tuple(attrs.get("squeeze_dims") or ()) or None)
-
-
 def _tile(attrs: Attributes, array: Array, counts: Array) -> Array:
     if len(counts) != array.ndim:
         raise UnknownValue(f"a Tile by {len(counts)} counts of the shape {array.shape}")
@@ -232,7 +217,7 @@ _FUNCTIONS: dict[str, Function] = {
     "ConcatV2": lambda attrs, *operands: _concat(operands[:-1], operands[-1]),
     "Pack": _pack,
     "Unpack": _unpack,
-    "Split": _split,
+    "Split": lambda attrs, axis, array: tuple(np.split(array, int(attrs["num_split"]), int(axis))),
     "SplitV": _split_by_sizes,
     "StridedSlice": _slice_strided,
     "Slice": _slice,
@@ -241,7 +226,7 @@ _FUNCTIONS: dict[str, Function] = {
     "Reshape": lambda attrs, array, shape: array.reshape(_integers(shape)),
     "Transpose": lambda attrs, array, axes: array.transpose(_integers(axes)),
     "ExpandDims": lambda attrs, array, axis: np.expand_dims(array, int(axis.reshape(()))),
-    "Squeeze": _squeeze,
+    "Squeeze": lambda attrs, array: np.squeeze(array, tuple(attrs.get("squeeze_dims") or ()) or None),
     "Tile": _tile,
     "BroadcastTo": _broadcast,
     "Fill": _fill,

@@ -79,10 +79,6 @@ def _activation(name: str, activation: str, **options: float) -> GraphOp:
     return _computing(name, 1, compute)._replace(options=options, activation=activation)
 
 
-def _clipped(a: Array, low: Array, high: Array) -> Array:
-    return np.minimum(np.maximum(a, low), high)
-
-
 _TABLE = (
     # a value goes on as it is
     *(_passing(name, "step") for name in (
@@ -103,7 +99,7 @@ _TABLE = (
     _computing("Select", 3, np.where),
     _computing("Maximum", 2, np.maximum, CLIP),
     _computing("Minimum", 2, np.minimum, CLIP),
-    _computing("ClipByValue", 3, _clipped, CLIP),
+    _computing("ClipByValue", 3, lambda a, low, high: np.minimum(np.maximum(a, low), high), CLIP),
     *(_activation(name, activation) for name, activation in {
         "Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu", "Elu": "elu", "Selu": "selu", "Softplus": "softplus",
         "Softsign": "softsign", "Exp": "exponential"}.items()),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from ..cell.cell_definition import CellInGraph
 from ..graph.activations import LINEAR
 from ..graph.graph_reader import Place
 from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch
 from ..weights.weight_slices import join_slices
 from .pattern import (
     CellMatch,
-    CellStep,
     Operand,
     Refusal,
     UnambiguousCell,
@@ -88,9 +88,9 @@ def _make_gru(sums: GateSums, end: Place, u: Place, candidate: Place, c: Gate, h
     tf_class = "Keras GRU" if not beside else "CudnnCompatibleGRUCell" if inner is not None else ""
     attributes = {} if inner is None else {"reset_after": True}
     attributes |= activation_attributes(c.activation, r.activation)
-    step, sizes = CellStep(end, (h_prev,), (end,)), (w_c[0][0].shape[0], hidden)
+    step, sizes = CellInGraph(end.body, operands[0].place, (h_prev,), (end,)), (w_c[0][0].shape[0], hidden)
     kernels = kernel_sources([*pairs, operands])
-    return CellMatch("GRU", tf_class, operands[0].place, step, sources, kernels, sizes, attributes)
+    return CellMatch("GRU", tf_class, step, sources, kernels, sizes, attributes)
 
 
 def _unknown_operands(sums: GateSums, candidate: Place) -> Refusal:

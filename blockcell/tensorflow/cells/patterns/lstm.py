@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ....activations import Activation
 from ....gates import COUPLED_GATES, GATE_ORDERS
+from ..cell.cell_definition import CellInGraph
 from ..graph.activations import LINEAR, ActivatedValue, describe_unsupported, find_activation, find_clip
 from ..graph.graph_reader import Place, UnknownValue
 from ..weights.gate_sums import Gate, GateSum, GateSums, NoMatch
@@ -19,7 +20,6 @@ from ..weights.weight_slices import WeightSlice, join_slices
 from .pattern import (
     CellCandidate,
     CellMatch,
-    CellStep,
     Refusal,
     activation_attributes,
     activation_name,
@@ -102,8 +102,9 @@ class LstmCandidate(CellCandidate):
         states = [k for k, operand in enumerate(self.operands) if operand.kernel.shape[0] == self._output]
         return states[0] if len(states) == 1 else None
 
-    def step(self, state: int) -> CellStep:
-        return CellStep(self.end, (self._cs_prev, self.operands[state].place), (self._cell.cs, self.end))
+    def step(self, state: int) -> CellInGraph:
+        x, h_prev = self.operands[1 - state].place, self.operands[state].place
+        return CellInGraph(self.end.body, x, (self._cs_prev, h_prev), (self._cell.cs, self.end))
 
     def match(self, state: int) -> CellMatch:
         coupled = "i" not in self._gates
@@ -131,8 +132,7 @@ class LstmCandidate(CellCandidate):
         }
         tf_class = "" if self._joined else "Keras LSTM"
         sizes = kernels[0][0].shape[0], self._hidden, self._output
-        x = operands["ci"][0].place
-        return CellMatch("LSTM", tf_class, x, self.step(state), sources, self.kernels, sizes, attributes)
+        return CellMatch("LSTM", tf_class, self.step(state), sources, self.kernels, sizes, attributes)
 
     def _order(self) -> str:
         """Return the order of the gates in the kernel if layers have it, else "icfo", in which they are joined."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ....activations import Activation, unusual
 from ...graphs import Node
+from ..cell.cell_definition import CellInGraph
 from ..graph.graph_reader import Place, UnknownValue
 from ..weights.gate_sums import Gate, GateSum, GateSums
 from ..weights.weight_slices import WeightSlice, add_vectors, join_slices, zero_bias
@@ -29,16 +30,6 @@ class Refusal(Exception):
         self.is_weak, self.states = is_weak, states
 
 
-class CellStep(NamedTuple):
-    """One of the steps of a cell, which all have the same weights."""
-
-    end: Place
-    states: tuple[Place, ...]
-    """The states before the step: h, or cs and h."""
-    results: tuple[Place, ...]
-    """The states after the step."""
-
-
 @dataclass
 class CellMatch:
     """The nodes of a cell's step, all of which are understood."""
@@ -47,8 +38,7 @@ class CellMatch:
     """"LSTM", "GRU" or "RNN"."""
     tf_class: str
     """The class of TensorFlow or Keras, if the nodes show it, else ""."""
-    x: Place
-    step: CellStep
+    step: CellInGraph
     sources: dict[str, WeightSource]
     kernels: dict[str, WeightSource]
     """The variables and constants of its products, by their names."""
@@ -59,7 +49,7 @@ class CellMatch:
     @property
     def end(self) -> Place:
         """The last node."""
-        return self.step.end
+        return self.step.h
 
 
 @dataclass
@@ -110,7 +100,7 @@ class CellCandidate:
         """Return the number of the operand that is the state, if the shapes of the kernels or their names tell."""
         raise NotImplementedError
 
-    def step(self, state: int) -> CellStep:
+    def step(self, state: int) -> CellInGraph:
         """Return the step, whose state is the operand of this number."""
         raise NotImplementedError
 
@@ -129,7 +119,7 @@ class UnambiguousCell(CellCandidate):
     def guess_state(self) -> int:
         return 0
 
-    def step(self, state: int) -> CellStep:
+    def step(self, state: int) -> CellInGraph:
         return self._match.step
 
     def match(self, state: int) -> CellMatch:

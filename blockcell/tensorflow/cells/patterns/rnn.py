@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from ..cell.cell_definition import CellInGraph
 from ..graph.activations import LINEAR, describe_unsupported
 from ..graph.graph_reader import Place
 from ..weights.gate_sums import Gate, GateSums, NoMatch
@@ -15,7 +16,6 @@ from ..weights.weight_slices import join_slices
 from .pattern import (
     CellCandidate,
     CellMatch,
-    CellStep,
     Refusal,
     activation_name,
     get_operands,
@@ -53,8 +53,8 @@ class RnnCandidate(CellCandidate):
         states = [k for k, name in enumerate(names) if name.rpartition("/")[2] == _KERAS and square[k]]
         return states[0] if len(states) == 1 else None
 
-    def step(self, state: int) -> CellStep:
-        return CellStep(self.end, (self.operands[state].place,), (self.end,))
+    def step(self, state: int) -> CellInGraph:
+        return CellInGraph(self.end.body, self.operands[1 - state].place, (self.operands[state].place,), (self.end,))
 
     def match(self, state: int) -> CellMatch:
         x, h = self.operands[1 - state], self.operands[state]
@@ -67,7 +67,7 @@ class RnnCandidate(CellCandidate):
         tf_class = "" if self._joined else "Keras SimpleRNN"
         attributes = {"activation": self._gate.activation}
         sizes = kernels[0][0].shape[0], self._hidden
-        return CellMatch("RNN", tf_class, x.place, self.step(state), sources, self.kernels, sizes, attributes)
+        return CellMatch("RNN", tf_class, self.step(state), sources, self.kernels, sizes, attributes)
 
 
 def match_rnn(sums: GateSums, end: Place) -> RnnCandidate:

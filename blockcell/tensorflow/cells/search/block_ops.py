@@ -17,13 +17,14 @@ from ...graphs import Node
 from ..cell.cell_definition import CellDefinition, CellInGraph, StepFunction
 from ..cell.layer_check import State, Weights
 from ..graph.graph_reader import Place, UnknownValue
-from ..weights.weight_sources import WeightSource, WeightSources
+from ..weights.weight_slices import WeightSlices, join_slices
+from ..weights.weight_sources import WeightSource
 
 BLOCKS = {name: OPS[name] for name in ("LSTMBlockCell", "BlockLSTM", "BlockLSTMV2", "GRUBlockCell")}
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> CellDefinition:
+def read_block_op(weights: WeightSlices, body: str, node: Node) -> CellDefinition:
     """Define the cell that the node of a block op is, or refuse it."""
     op = BLOCKS[node.op]
     layer_kind = "GRU" if "w_ru" in {tensor.name for tensor in op.weights} else "LSTM"
@@ -34,12 +35,12 @@ def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> CellD
     try:
         attributes = _attributes(op, node)
         roles = ["seq_len_max"] * op.sequence + [tensor.name for tensor in op.inputs]
-        inputs = weight_sources.reader.inputs(body, node)
+        inputs = weights.reader.inputs(body, node)
         for tensor in op.weights:
             if tensor.peephole and not attributes["use_peephole"]:
                 continue  # the op does not read this input
             role = tensor.name
-            sources[role] = weight_sources.source(inputs[roles.index(role)])
+            sources[role] = join_slices([[weights.weight_slice(inputs[roles.index(role)])]])
         state_names = [tensor.name for tensor in op.inputs if tensor.kind == "state"]
         states = tuple(inputs[roles.index(name)] for name in state_names)
         outputs = [tensor.name for tensor in op.outputs]
@@ -55,7 +56,7 @@ def read_block_op(weight_sources: WeightSources, body: str, node: Node) -> CellD
         layer_kind=layer_kind,
         sources=sources,
         attributes=attributes,
-        step=_step(op),
+        step=formula_step(op),
         in_graph=in_graph,
         refusal=refusal,
     )
@@ -74,7 +75,7 @@ def _attributes(op: Op, node: Node) -> dict[str, Any]:
     return attributes
 
 
-def _step(op: Op) -> StepFunction:
+def formula_step(op: Op) -> StepFunction:
     """Return the function that computes a step by the formula of an op."""
     formula = FORMULAS[op.name]
 

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from ....convert.tf1 import FORGET_BIAS, REQUIRED, SCOPES, by_scope
-from ....formulas import FORMULAS, activated, lstm_layer, sigmoid
+from ....formulas import activated, lstm_layer, sigmoid
 from ....gates import COUPLED_GATES, GATE_ORDERS, ORDERS, reorder
 from ....optable import OPS, Array
 from ...variables import Variables, alike
 from ..cell.cell_definition import CellDefinition
 from ..cell.layer_check import State, Weights
 from ..weights.weight_sources import AVERAGE, WeightSource
+from .block_ops import formula_step
 from .refusals import refused_cell_name
 
 _SLOT = re.compile(
@@ -51,10 +52,11 @@ def search_names(variables: Variables) -> dict[str, CellDefinition]:
         elif kind == "CudnnCompatibleGRU":
             cells[scope] = _cudnn_gru(sources, refusal)
         elif kind == "RNN":
-            rnn: dict[str, Any] = {"sources": sources, "attributes": {"activation": None}, "step": _rnn_step}
-            cells[scope] = CellDefinition("BasicRNNCell", layer_kind="RNN", **rnn, refusal=refusal)
+            rnn: dict[str, Any] = {"sources": sources, "attributes": {"activation": None}}
+            step = formula_step(OPS["block_rnn"])
+            cells[scope] = CellDefinition("BasicRNNCell", layer_kind="RNN", **rnn, step=step, refusal=refusal)
         else:
-            gru: dict[str, Any] = {"sources": _swap_by_shape(sources), "step": _gru_step}
+            gru: dict[str, Any] = {"sources": _swap_by_shape(sources), "step": formula_step(OPS["GRUBlockCell"])}
             cells[scope] = CellDefinition("GRUCell", layer_kind="GRU", **gru, refusal=refusal)
     return cells
 
@@ -119,15 +121,6 @@ def _lstm_step(weights: Weights, x: Array, state: State, attributes: Mapping[str
     return result.cs[0], result.h[0]
 
 
-def _rnn_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    arguments = {"activation": attributes["activation"]}
-    return (FORMULAS["block_rnn"](seq_len_max=1, x=x[None], h_prev=state[0], **weights, **arguments).h[0],)
-
-
-def _gru_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    return (FORMULAS["GRUBlockCell"](x=x, h_prev=state[0], **weights).h,)
-
-
 def _cudnn_gru(sources: dict[str, WeightSource], refusal: str | None) -> CellDefinition:
     """Define a GRU that resets after the product, with two kernels for the candidate, one for x and one for h."""
     w_cx, w_ch = sources["w_cx"], sources["w_ch"]
@@ -137,12 +130,9 @@ def _cudnn_gru(sources: dict[str, WeightSource], refusal: str | None) -> CellDef
     shape = (w_cx.shape[0] + w_ch.shape[0], w_ch.shape[1]) if refusal is None else ()
     weights = {"w_ru": sources["w_ru"], "w_c": _combine([w_cx, w_ch], shape, lambda *arrays: np.concatenate(arrays))}
     weights |= {"b_ru": sources["b_ru"], "b_c": sources["b_cx"], "b_hc": sources["b_hc"]}
-    arguments: dict[str, Any] = {"attributes": {"reset_after": True}, "step": _reset_after_step, "refusal": refusal}
-    return CellDefinition("CudnnCompatibleGRUCell", layer_kind="GRU", sources=weights, **arguments)
-
-
-def _reset_after_step(weights: Weights, x: Array, state: State, attributes: Mapping[str, Any]) -> State:
-    return (FORMULAS["block_gru_reset_after"](seq_len_max=1, x=x[None], h_prev=state[0], **weights).h[0],)
+    arguments: dict[str, Any] = {"attributes": {"reset_after": True}, "refusal": refusal}
+    step = formula_step(OPS["block_gru_reset_after"])
+    return CellDefinition("CudnnCompatibleGRUCell", layer_kind="GRU", sources=weights, step=step, **arguments)
 
 
 # -------------------------------------------------------------------------------------------------------------- Keras

@@ -120,16 +120,23 @@ class _Dependencies:
         low: dict[str, int] = {}
         stack: list[str] = []
         on_stack: set[str] = set()
+
+        def enter(name: str) -> tuple[str, Iterator[str]]:
+            index[name] = low[name] = len(index)
+            stack.append(name)
+            on_stack.add(name)
+            return name, iter(self.before(name))
+
         for root in self._roots:
             if root in index:
                 continue
-            open_ = [(root, iter(self._enter(root, index, low, stack, on_stack)))]
+            open_ = [enter(root)]
             while open_:
                 name, predecessors = open_[-1]
                 predecessor = next(predecessors, None)
                 if predecessor is not None:
                     if predecessor not in index:
-                        open_.append((predecessor, iter(self._enter(predecessor, index, low, stack, on_stack))))
+                        open_.append(enter(predecessor))
                     elif predecessor in on_stack:
                         low[name] = min(low[name], index[predecessor])
                     continue
@@ -143,11 +150,3 @@ class _Dependencies:
                     on_stack -= component
                     if len(component) > 1:
                         yield component
-
-    def _enter(
-        self, name: str, index: dict[str, int], low: dict[str, int], stack: list[str], on_stack: set[str]
-    ) -> list[str]:
-        index[name] = low[name] = len(index)
-        stack.append(name)
-        on_stack.add(name)
-        return self.before(name)

@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ...graphs import Node
+from ..cell.cell_definition import CellInGraph
 from ..graph.activations import describe_unsupported
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import SHOWN, graph_op
-from ..patterns.pattern import CellStep, Refusal
+from ..patterns.pattern import Refusal
 from ..weights.weight_sources import WeightSource
 from .recurrences import Recurrence, WeightProduct
 
@@ -23,7 +24,6 @@ _OTHER = re.compile(
     r"(sru|ugrnn|nas|cfn|((intersection|ind|minimal)_rnn)|((phased|conv\w*|g|indy)_?lstm)|indy_gru)_cell(_\d+)?\Z"
 )
 _ZONEOUT = re.compile("[^/]*zoneout[^/]*", re.IGNORECASE)
-_NORMAL = re.compile(r"layer_?norm|/(gamma|beta)\Z", re.IGNORECASE)
 _MOST_BEFORE = 200  # nodes
 _MOST_AROUND = 4  # scopes around a weight
 
@@ -101,7 +101,7 @@ def _kernels_before(
 # ------------------------------------------------------------------------------------------- states of cells that match
 def find_misused_states(
     reader: GraphReader,
-    steps: Sequence[CellStep],
+    steps: Sequence[CellInGraph],
     kernels: Collection[str],
     products_by_operand: Mapping[Place, Sequence[WeightProduct]],
     recurrence_places: Collection[Place],
@@ -117,23 +117,23 @@ def find_misused_states(
         for step in steps:
             try:
                 results.add(reader.resolve(step.results[k]))
-                origins[step.end] = reader.state_origins(step.states[k])
+                origins[step.h] = reader.state_origins(step.states[k])
             except UnknownValue as unknown:
-                reasons.setdefault(step.end, f"its state comes from {unknown}")
+                reasons.setdefault(step.h, f"its state comes from {unknown}")
         any_passed_on = any(not results.isdisjoint(places) for places, _ in origins.values())
         mismatch = "cell state is not that" if k < len(steps[0].states) - 1 else "state is not its output"
         for step in steps:
-            places, in_loop = origins.get(step.end, ({}, False))
+            places, in_loop = origins.get(step.h, ({}, False))
             foreign = [place for place in places if in_loop or place._replace(output=0) in recurrence_places]
             if foreign and results.isdisjoint(places) and (in_loop or not any_passed_on):
                 reason = f"its {mismatch} of the step before, but comes from {foreign[0].name!r}"
-                reasons.setdefault(step.end, reason)
+                reasons.setdefault(step.h, reason)
             elif (drawn := _random_node(reader, step.states[k])) is not None:
                 reason = f"its state is kept at random, by the node {drawn.name!r}, which is a {drawn.op}"
-                reasons.setdefault(step.end, reason)
+                reasons.setdefault(step.h, reason)
     if not reasons:
         return reasons
-    ends, scope = {step.end for step in steps}, next(iter(kernels)).rpartition("/")[0]
+    ends, scope = {step.h for step in steps}, next(iter(kernels)).rpartition("/")[0]
     for product in (product for end in ends for product in products_by_operand.get(end, ())):
         name = product.kernel.name
         if name not in kernels and scope and name.startswith(f"{scope}/"):
@@ -226,15 +226,16 @@ def _cell_scope(kernel: str) -> str:
 def refuse_by_name(products: Sequence[WeightProduct], covered: set[str]) -> Iterator[tuple[WeightProduct, str]]:
     """Refuse kernels that have the names of cells and are in no known cell."""
     covered_scopes = {scope for name in covered for scope in _enclosing_scopes(name)}
-    kernels_by_scope: dict[str, set[str]] = {}
     for product in products:
-        for scope in _enclosing_scopes(product.kernel.name):
-            kernels_by_scope.setdefault(scope, set()).add(product.kernel.name)
-    for product in products:
-        scope = _cell_scope(product.kernel.name)
-        if _has_cell_name(product.kernel.name) and scope not in covered_scopes:
+        name, scope = product.kernel.name, _cell_scope(product.kernel.name)
+        if _has_cell_name(name) and scope not in covered_scopes:
             covered_scopes.add(scope)
-            yield product, _refusal_by_scope(product, scope, sorted(kernels_by_scope.get(scope, ())))
+            subject = f"{product.node.name!r} with {name}"
+            reason = (
+                f"what follows the product {subject} is not what BasicRNNCell, BasicLSTMCell, LSTMCell or GRUCell have:"
+                " perhaps another activation, or layer normalization"
+            )
+            yield product, refused_cell_name(scope) or reason
 
 
 def _enclosing_scopes(name: str) -> Iterator[str]:
@@ -243,16 +244,3 @@ def _enclosing_scopes(name: str) -> Iterator[str]:
         name = name.rpartition("/")[0]
         if name:
             yield name.lstrip("?")
-
-
-def _refusal_by_scope(product: WeightProduct, scope: str, kernels: Sequence[str]) -> str:
-    if reason := refused_cell_name(scope):
-        return reason
-    if len(kernels) > 1 and any("projection" in name for name in kernels):
-        return f"it has other products, {', '.join(kernels[:4])}; the block cells have one"
-    if _NORMAL.search(scope):
-        return "it has layer normalization, which the block cells do not have"
-    return (
-        f"what follows the product {product.node.name!r} with {product.kernel.name} is not what BasicRNNCell,"
-        " BasicLSTMCell, LSTMCell or GRUCell have: perhaps another activation, or layer normalization"
-    )

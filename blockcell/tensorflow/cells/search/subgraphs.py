@@ -33,7 +33,7 @@ An example is the step of a BasicLSTMCell in a loop, which passes h and cs on as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -43,7 +43,7 @@ from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import ACTIVATION, OPS, graph_op
 from ..patterns.gru import match_gru
 from ..patterns.lstm import match_lstm, match_projected_lstm
-from ..patterns.pattern import CellCandidate, CellMatch, CellStep, Refusal
+from ..patterns.pattern import CellCandidate, CellMatch, Refusal
 from ..patterns.rnn import match_rnn
 from ..weights.gate_sums import GateSums, NoMatch
 from ..weights.weight_sources import WeightSource, WeightSources
@@ -170,16 +170,16 @@ class _CandidateMatcher:
                     matches[candidate] = candidate.match(number)
             except (Refusal, UnknownValue) as error:
                 reasons[candidate.end] = str(error)
-        ignored_ends = {step.end for step in steps if self._is_uncalled(step)} if matches else set[Place]()
+        ignored_ends = {step.h for step in steps if self._is_uncalled(step)} if matches else set[Place]()
         return matches, unknown | {end: reason for end, reason in reasons.items() if end not in ignored_ends}
 
-    def _is_uncalled(self, step: CellStep) -> bool:
+    def _is_uncalled(self, step: CellInGraph) -> bool:
         """Return whether nothing passes states to a step, as in a function that Keras stores for the cell alone."""
         try:
             for state in step.states:
                 self._reader.state_origins(state)
         except UnknownValue:
-            return step.end.body not in self._reader.running_bodies
+            return step.body not in self._reader.running_bodies
         return False
 
     def _state_keys(self, group: Sequence[CellCandidate]) -> set[_Key]:
@@ -253,12 +253,7 @@ def _needed_names(reader: GraphReader, body: str, ends: set[Place]) -> set[str]:
     else:
         used = {name for names in inputs.values() for name in names}
         waiting = [name for name in nodes if name not in used and Place(body, name) not in ends]
-    needed = {*waiting}
-    while waiting:
-        unseen = [name for name in inputs.get(waiting.pop(), ()) if name not in needed]
-        needed.update(unseen)
-        waiting += unseen
-    return needed
+    return {*reader.walk(waiting, inputs.get)}
 
 
 def _cell_class(kernels: dict[str, WeightSource]) -> str:
@@ -293,7 +288,7 @@ def _define_cells(sums: GateSums, matches: list[CellMatch]) -> Iterator[CellDefi
             layer_kind=match.layer_kind,
             sources=match.sources,
             attributes=match.attributes,
-            in_graph=CellInGraph(end.body, match.x, match.step.states, match.step.results),
+            in_graph=match.step,
             **compiled,
         )
 
@@ -302,22 +297,17 @@ def _compile_step(sums: GateSums, match: CellMatch) -> StepProgram | str:
     """Compile the nodes of a match, or return why they are no function of its input and its states."""
     step, resolve = match.step, sums.reader.resolve
     try:
-        places = [resolve(place) for place in (match.x, *step.states)]
+        places = [resolve(place) for place in (step.x, *step.states)]
         if len({*places}) < len(places):  # in a first step the states may be one tensor, of zeros
             return "its input and its states are not told apart: they come from one node"
         if not {*places}.isdisjoint(resolve(place) for place in step.results):
             return "a step reads what it computes itself"
-        weights = _weight_names(match.sources.values())
+        leaves = {leaf for source in match.sources.values() for leaf in source.leaves}
         for place, size in zip(places, match.sizes, strict=True):
             with suppress(UnknownValue):  # most are computed, or fed
                 piece = sums.weight_slice(place)
-                if piece.shape[1:] != (size,) or weights & _weight_names([piece.source]):
+                if piece.shape[1:] != (size,) or not leaves.isdisjoint(piece.source.leaves):
                     return f"its input or a state is of {piece.source.name}, of the shape {piece.shape}"
-        return StepProgram(sums, match.x, step.states, step.results, match.sizes)
+        return StepProgram(sums, step.x, step.states, step.results, match.sizes)
     except UnknownValue as unknown:
         return f"its nodes are not understood: {unknown}"
-
-
-def _weight_names(sources: Iterable[WeightSource]) -> set[str]:
-    """Name the variables and constants that weights are made of, in whole or in part."""
-    return {leaf.partition(",")[0] for source in sources for leaf in source.leaves}

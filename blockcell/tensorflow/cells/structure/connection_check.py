@@ -28,13 +28,13 @@ from ..cell.cell_definition import CellInGraph
 from ..cell.found_cell import Found
 from ..graph.dependences import Dependences
 from ..graph.graph_evaluation import DEEPEST, Frame, GraphEvaluation, OtherNumbers
-from ..graph.graph_reader import Place, UnknownValue
-from ..graph.node_functions import FLOATS, reverse_rows
+from ..graph.graph_reader import FLOATS, Place, UnknownValue
+from ..graph.node_functions import reverse_rows
 from ..graph.op_table import RANDOM, graph_op
 from ..graph.while_loops import WhileLoops
 from ..weights.weight_sources import WeightSources
-from .directions import CellRun
 from .output_forms import Form, OutputForms, find_origins
+from .sequences import CellRun
 
 CALLER = "blockcell.tensorflow"
 _NEAR = 1e-6  # of the largest number: nodes that keep all numbers may round them
@@ -411,7 +411,8 @@ class _Trial:
     def _merged_forms(self, y: Array, evaluation: GraphEvaluation) -> dict[Place, Form]:
         """Return the first nodes that merge the outputs of both directions as the layer does, with what they are.
 
-        Other nodes that merge them are refused, unless one of these is y.
+        Other nodes that merge them are refused, unless one of these is y. Last steps with the backward direction first
+        are refused if no other node merges both.
         """
         widths = [self._results[name][-1].shape[2] for name in self._made.top]
         last_states = [
@@ -420,7 +421,7 @@ class _Trial:
         ]
         forms = OutputForms(y, widths[0], last_states)
         found: dict[Place, Form] = {}
-        wrong: list[str] = []
+        wrong, swapped = list[str](), list[str]()
         unknown: list[UnknownValue] = []
         forward, backward = (self._runs_of(name) for name in self._made.top)
         for left, right in product(forward, backward):
@@ -431,12 +432,16 @@ class _Trial:
                         raise UnknownValue(f"the node {place.name!r}, which depends on random numbers")
                     if form is None:
                         wrong.append(f"the node {place.name!r} merges other numbers")
+                    elif form.backward_first:
+                        reason = f"the node {place.name!r} has the output of the backward direction first"
+                        (wrong if form.kind == "all" else swapped).append(reason)
                     else:
                         found[place] = form
                 except OtherNumbers as numbers:
                     wrong.append(f"{numbers} is before the node {place.name!r}, which merges them")
                 except UnknownValue as error:
                     unknown.append(error)
+        wrong += [] if found else swapped
         if wrong and all(form.kind != "all" for form in found.values()):
             names = " and ".join(self._made.top)
             raise _difference(f"it has the outputs of {names} side by side, in the order of x, and {wrong[0]}")

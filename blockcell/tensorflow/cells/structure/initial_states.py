@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from ..cell.cell_definition import FLOATS, CellInGraph
+from ..cell.cell_definition import CellInGraph
 from ..cell.found_cell import InitialState
-from ..graph.graph_reader import Place, UnknownValue
+from ..graph.graph_reader import FLOATS, Place, UnknownValue
 from ..graph.while_loops import WhileLoops
 from ..weights.weight_slices import WeightSlices, join_slices
 from ..weights.weight_sources import WeightSource, WeightSources
@@ -57,8 +57,10 @@ class InitialStates:
         if op == "ZerosLike":
             return None
         if op == "Fill":
-            value = self._reader.constant_number(inputs[1])
-            return None if value == 0 else _repeated(origin.name, value, size)
+            row = np.full(size, self._reader.constant_number(inputs[1]), np.float32)
+            return (
+                WeightSource(origin.name, (size,), "float32", lambda suffix: row, (origin.name,)) if row.any() else None
+            )
         if op in _SHAPES:
             source = self._source(inputs[0], size, depth + 1)
             if source is not None and op == "Tile" and math.prod(source.shape) != size:
@@ -77,7 +79,3 @@ class InitialStates:
             if self._reader.fill_value(zeros) == 0:
                 return self._source(state, size, depth + 1)
         raise UnknownValue(inputs[0].name)
-
-
-def _repeated(name: str, value: float, size: int) -> WeightSource:
-    return WeightSource(name, (size,), "float32", lambda suffix: np.full(size, value, np.float32), (name,))

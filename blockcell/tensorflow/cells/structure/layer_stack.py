@@ -7,7 +7,7 @@ their layer. `Cells.levels` says why cells cannot be stacked.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....activations import Activation
@@ -25,18 +25,10 @@ class Cells(Mapping[str, Found]):
     """The cells that were found, by names."""
 
     def __init__(
-        self,
-        cells: Mapping[str, Found],
-        concatenated: Collection[tuple[str, str]] = (),
-        merged: Collection[tuple[str, str]] = (),
-        connections: Sequence[tuple[GraphConnections, Sequence[str]]] = (),
+        self, cells: Mapping[str, Found], connections: Sequence[tuple[GraphConnections, Sequence[str]]] = ()
     ) -> None:
-        """Keep cells by their names, and pairs of names: whose h a node concatenates in this order, or merges.
-
-        `connections` are those of each graph, with the name of the cell of each run.
-        """
-        self._cells, self._concatenated, self._merged = cells, concatenated, merged
-        self._connections = connections
+        """Keep cells by their names; `connections` are those of each graph, with the name of the cell of each run."""
+        self._cells, self._connections = cells, connections
 
     def __getitem__(self, name: str) -> Found:
         if name not in self._cells:
@@ -164,7 +156,7 @@ class Cells(Mapping[str, Found]):
         while level:
             chains = self._extend_down(level)
             lowest = [chain[0] for chain in chains]
-            if not lowest[0].input_from and len({cell.links.input_origins or cell for cell in lowest}) != 1:
+            if not lowest[0].source_cells and len({cell.links.input_origins or cell for cell in lowest}) != 1:
                 raise ValueError(f"forward and backward do not read the same: {_list_inputs(lowest)}")
             levels.insert(0, chains)
             level = self._input_cells(lowest[0])
@@ -175,22 +167,14 @@ class Cells(Mapping[str, Found]):
 
     def _input_cells(self, cell: Found) -> list[Found]:
         """Return the cells whose h a cell reads."""
-        return [self._cells[name] for name in cell.input_from]
+        return [self._cells[name] for name in cell.source_cells]
 
     def _top_level(self, usable: Sequence[Found]) -> list[Found]:
-        """Return the cells that no cell reads: one, or a forward and a backward one whose h the graph concatenates."""
-        read_names = {name for cell in usable for name in cell.input_from}
+        """Return the cells that no cell reads: one, or a forward and a backward one."""
+        read_names = {name for cell in usable for name in cell.source_cells}
         top = sorted((cell for cell in usable if cell.name not in read_names), key=lambda cell: bool(cell.reverse))
         if not _is_level(top):
             raise ValueError(f"the output of several cells is read by none of them: {_list_inputs(top)}")
-        if len(top) == 2:
-            forward, backward = (cell.name for cell in top)
-            pairs = self._concatenated
-            if (backward, forward) in pairs and (forward, backward) not in pairs:
-                raise ValueError(f"the graph has the output of {plain(backward)} before that of {plain(forward)}")
-            if (forward, backward) in self._merged:
-                outputs = f"{plain(forward)} and {plain(backward)}"
-                raise ValueError(f"the graph merges the outputs of {outputs} by other nodes than a concatenation")
         return top
 
     def _extend_down(self, level: Sequence[Found]) -> tuple[list[Found], ...]:
@@ -198,7 +182,7 @@ class Cells(Mapping[str, Found]):
         if not _is_level(level):
             raise ValueError(f"{_list_inputs(level)}: these are side by side, and not forward and then backward")
         chains = [[cell] for cell in level]
-        while len(chains) == 2 and chains[0][0].input_from != chains[1][0].input_from:
+        while len(chains) == 2 and chains[0][0].source_cells != chains[1][0].source_cells:
             for chain in chains:
                 inputs = self._input_cells(chain[0])
                 if len(inputs) != 1 or inputs[0].reverse != chain[0].reverse:
@@ -227,5 +211,5 @@ def _stack_states(states: Sequence[dict[Any, Any] | None]) -> dict[Any, Any] | N
 
 def _list_inputs(cells: Iterable[Found]) -> str:
     """List cells with what they read."""
-    descriptions = (f"{cell.name} (of {', '.join(cell.input_from) or cell.input or 'something'})" for cell in cells)
+    descriptions = (f"{cell.name} (of {', '.join(cell.source_cells) or cell.input or 'something'})" for cell in cells)
     return plain(", ".join(descriptions))

@@ -13,8 +13,8 @@ import numpy as np
 
 from ....optable import Array
 
-Kind = Literal["all", "step", "ends", "swapped"]
-"""All steps of y, one step, the last states of both directions, or one of these with the backward direction first."""
+Kind = Literal["all", "step", "ends"]
+"""All steps of y, one step, or the last states of both directions."""
 
 
 class Form(NamedTuple):
@@ -23,6 +23,8 @@ class Form(NamedTuple):
     kind: Kind
     origins: tuple[Array, Array, Array]
     """The step, the row and the column of y that each number is from; of last states, the column of both."""
+    backward_first: bool
+    """Whether the backward direction is on the left side."""
 
 
 class OutputForms:
@@ -39,25 +41,21 @@ class OutputForms:
             origins = find_origins(value, array)
             kind = None if origins is None else self._kind(value, *origins, is_last=k > 0)
             if origins is not None and kind is not None:
-                return Form(kind, origins)
+                return Form(kind, origins, bool((origins[2][..., 0] > 0).all()))
         return None
 
     def _kind(self, value: Array, step: Array, row: Array, column: Array, *, is_last: bool) -> Kind | None:
-        width, total = self._width, self._y.shape[2]
+        total = self._y.shape[2]
         if value.ndim < 2 or value.shape[-1] != total or (row != row[..., :1]).any():
             return None
-        swapped = (column == np.roll(np.arange(total), -width)).all()
-        if not swapped and (column != np.arange(total)).any():
+        if not any((column == np.roll(np.arange(total), shift)).all() for shift in (0, -self._width)):
             return None
-        is_backward = column >= width
-        if is_last or (step == np.where(is_backward, 0, len(self._y) - 1)).all():
-            return "swapped" if swapped else "ends"
+        if is_last or (step == np.where(column >= self._width, 0, len(self._y) - 1)).all():
+            return "ends"
         if (step != step[..., :1]).any():
             return None
         count = len(np.unique(step))
-        if count not in (1, len(self._y)):
-            return None
-        return "swapped" if swapped else "step" if count == 1 else "all"
+        return "step" if count == 1 else "all" if count == len(self._y) else None
 
 
 def find_origins(value: Array, array: Array) -> tuple[Array, Array, Array] | None:

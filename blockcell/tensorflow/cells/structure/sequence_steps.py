@@ -6,7 +6,6 @@ reversal, the element or the loop on the way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from ..graph.while_loops import WhileLoops
 _WIDER = {("float16", "float32"), ("float16", "float64"), ("bfloat16", "float32"), ("bfloat16", "float64"),
           ("float32", "float64")}  # fmt: skip
 _MOST_IN_ROW = 16  # conversions and loops, one behind the other
-_LARGEST = 2**16  # entries of a constant that may be zeros
 
 Reversal = tuple[str, Place | None]
 """Of all steps, ("all", None), or of each row up to its length, ("rows", the place that lengths come from)."""
@@ -177,16 +175,7 @@ class SequenceSteps:
             inner, (place, _) = place, self._loops.outside_value(place)
             if place == inner:
                 break
-        node, op = self._reader.node(place), self._reader.op(place).name
-        if node is None:
-            return False
-        if op == "ZerosLike":
-            return True
-        if op == "Fill":
-            return self._reader.constant_number(self._reader.inputs_at(place)[1]) == 0
-        stored = self._reader.graph.constant(node)
-        is_short = stored is not None and stored.is_readable and math.prod(stored.shape) <= _LARGEST
-        return stored is not None and is_short and not stored.read().any()
+        return self._reader.fill_value(place) == 0
 
     # --------------------------------------------------------------------------------------------------- from all steps
     def _step_in_sequence(self, place: Place, node: Node, inputs: Sequence[Place], axis: int) -> list[StepBack] | None:

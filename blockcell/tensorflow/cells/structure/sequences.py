@@ -1,4 +1,4 @@
-"""Which sequence a cell runs over: traced from its x back to other cells, or to nodes that are no cells.
+"""Which sequence a cell runs over, and in which direction: traced from its x back to other cells, or to other nodes.
 
 In come the runs of cells in a graph; the inputs and directions of these runs are filled in. A trace passes only what
 keeps all values: loops that read and write a sequence step by step, transpositions, reversals and joins side by side.
@@ -8,22 +8,60 @@ direction is followed past them where each step is made of the same step.
 Invariant of a trace: the sequence at its point, reversed by `reversals` in this order, of which then the step `element`
 is taken if there is one, is what the trace began with, or one of the sequences side by side in that. A node that does
 not keep the invariant ends the trace. Of a trace through too many nodes nothing is returned: it raises `UnknownValue`.
+
+The reversals of a run, against the natural order of time, are known only if all sequences that it reads have the same,
+and its mask has them, too. Two equal ones in a row cancel. Runs in a cycle, and behind one, have none; `find_cells`
+relies on that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
+from ..cell.cell_definition import CellInGraph
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.while_loops import WhileLoops
-from .directions import CellRun, SequencePart, find_reversals
 from .sequence_steps import ALL_STEPS, Reversal, SequenceSteps, StepBack
 
 _LONGEST = 2000  # nodes from a cell back to what it reads
 _MOST_PARTS = 16  # sequences side by side
 _DEEPEST = 32  # nested traces of steps that other nodes make
 _PACKED = -1  # the axis of time where a Pack joins the unrolled steps of a cell
+
+
+class SequencePart(NamedTuple):
+    """One of the sequences that are side by side in an input."""
+
+    source: int | Place
+    """The number of the run whose h it is; else the place where the trace ends."""
+    axis: int | None
+    """The axis of time at the source: 0, 1, or None for one step."""
+    reversals: tuple[Reversal, ...]
+    """The reversals between the source and the input."""
+    element: tuple[int, int | None] | None = None
+    """The number of the step that is read, and of how many; None if a loop reads all."""
+    made_of: tuple[SequencePart, ...] | None = ()
+    """Where a trace ends at one step: the sequences that make this step, in its order; None if they are not known."""
+
+
+@dataclass
+class CellRun:
+    """One run of a cell over a sequence."""
+
+    steps: list[CellInGraph]
+    in_loop: bool = False
+    masked: bool = False
+    """Whether the states of finished rows stay."""
+    mask_reversals: tuple[Reversal, ...] | None = None
+    """How its mask is reversed, if it reads one step by step; None if it stops by lengths."""
+    input_parts: tuple[SequencePart, ...] | None = None
+    """The sequences that x is, side by side; None if they are not understood."""
+    reversals: tuple[Reversal, ...] | None = None
+    """How x is reversed against the natural order of time; None if it is not known."""
 
 
 class _TracePoint(NamedTuple):
@@ -40,29 +78,33 @@ class _UnknownStep(Exception):
     """A value is made of a step of a sequence, but it is not known of which."""
 
 
-class Sequences:
+def trace_sequences(reader: GraphReader, runs: Sequence[CellRun]) -> None:
+    """Trace the inputs of runs, and fill in their loops, masks, inputs and reversals."""
+    sequences = _Sequences(reader, runs)
+    running = [run for run in runs if run.steps[0].body in reader.running_bodies] or runs
+    for run in running:
+        sequences.read_loop(run)
+    for run in running:
+        try:
+            run.input_parts = _combine_steps([sequences.trace_input(step.x, run) for step in run.steps])
+        except UnknownValue:
+            run.input_parts = None
+    _find_reversals(runs)
+
+
+class _Sequences:
     """The sequences between the runs of cells in a graph."""
 
     def __init__(self, reader: GraphReader, runs: Sequence[CellRun]) -> None:
-        """Trace the inputs of `runs`, and fill in their loops, masks, inputs and reversals."""
-        self._reader, self.runs = reader, runs
+        self._reader, self._runs = reader, runs
         self._loops = WhileLoops(reader)
         self._steps = SequenceSteps(reader, self._loops)
         self._run_by_h = {nodes.h: (k, step) for k, run in enumerate(runs) for step, nodes in enumerate(run.steps)}
         self._parts_of_steps: dict[Place, tuple[SequencePart, ...] | None] = {}
         self._packs: dict[Place, list[StepBack] | None] = {}
         self._depth = 0
-        running = [run for run in runs if run.steps[0].body in reader.running_bodies] or runs
-        for run in running:
-            self._read_loop(run)
-        for run in running:
-            try:
-                run.input_parts = _combine_steps([self._trace_input(step.x, run) for step in run.steps])
-            except UnknownValue:
-                run.input_parts = None
-        find_reversals(reader, runs)
 
-    def _read_loop(self, run: CellRun) -> None:
+    def read_loop(self, run: CellRun) -> None:
         """Find out whether a run is in a loop, and whether lengths or a mask end its rows."""
         states = [step.state for step in run.steps]
         if states[0] is None:
@@ -103,16 +145,8 @@ class Sequences:
         from_the_end = total is not None and numbers == [total - 1 - k for k in range(len(reads))]
         return (*reversals, ALL_STEPS) if from_the_end else None
 
-    def sources(self, place: Place, axis: int | None) -> list[int | Place]:
-        """List what is side by side in a sequence or a step: runs whose h it is, or places where traces end."""
-        return [part.source for part in self._trace(_TracePoint(place, axis, False))]
-
-    def runs_by_h(self) -> dict[Place, int]:
-        """Return the runs by the places of their h, of single steps or of all steps at once."""
-        return {place: run for place, (run, _) in self._run_by_h.items()}
-
     # ------------------------------------------------------------------------------------------------------ the traces
-    def _trace_input(self, x: Place, run: CellRun) -> tuple[SequencePart, ...]:
+    def trace_input(self, x: Place, run: CellRun) -> tuple[SequencePart, ...]:
         """Trace the x of a step, or of all steps, back to its sequences."""
         return self._trace(_TracePoint(x, 0 if run.steps[0].state is None else None, run.in_loop))
 
@@ -128,7 +162,7 @@ class Sequences:
             run_and_step = self._run_of_h(place, axis)
             if run_and_step is not None:
                 run, step = run_and_step
-                count = len(self.runs[run].steps)
+                count = len(self._runs[run].steps)
                 single = axis is None and count > 1
                 parts.append(SequencePart(run, axis, reversals, (step, count) if single else element))
                 continue
@@ -147,7 +181,7 @@ class Sequences:
         run_and_step = self._run_by_h.get(place)
         if run_and_step is None:
             return None
-        all_steps = self.runs[run_and_step[0]].steps[run_and_step[1]].state is None
+        all_steps = self._runs[run_and_step[0]].steps[run_and_step[1]].state is None
         return run_and_step if axis in ((0,) if all_steps else (None, _PACKED)) else None
 
     def _run_of_selected_h(self, place: Place) -> tuple[int, int] | None:
@@ -188,9 +222,9 @@ class Sequences:
             numbers = [step for other_run, step in column if other_run == run]
             if numbers not in (forward := [*range(count)], forward[::-1]):
                 return None
-            if len(self.runs[run].steps) != count or self.runs[run].in_loop:
+            if len(self._runs[run].steps) != count or self._runs[run].in_loop:
                 return None
-            steps_back.append(StepBack(self.runs[run].steps[0].h, _PACKED, None if numbers == forward else ALL_STEPS))
+            steps_back.append(StepBack(self._runs[run].steps[0].h, _PACKED, None if numbers == forward else ALL_STEPS))
         return steps_back
 
     # ------------------------------------------------------------------------------------ steps that other nodes make
@@ -280,3 +314,54 @@ def _combine_steps(steps: Sequence[tuple[SequencePart, ...]]) -> tuple[SequenceP
         else:
             parts.append(first._replace(element=None, made_of=None))
     return tuple(parts)
+
+
+# -------------------------------------------------------------------------------------------------------- the reversals
+def _find_reversals(runs: Sequence[CellRun]) -> None:
+    """Find the reversals of each run after those of the runs that it reads; None for runs in a cycle, or behind one."""
+    sorter = TopologicalSorter({k: _runs_before(run) for k, run in enumerate(runs)})
+    with suppress(CycleError):  # what is in no cycle can be sorted nevertheless
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        for k in ready:
+            runs[k].reversals = _run_reversals(runs, runs[k])
+        sorter.done(*ready)
+
+
+def _runs_before(run: CellRun) -> list[int]:
+    """List the numbers of the runs that a run reads."""
+    parts = [*(run.input_parts or ())]
+    parts += [inner_part for part in parts for inner_part in part.made_of or ()]
+    return [part.source for part in parts if isinstance(part.source, int)]
+
+
+def _run_reversals(runs: Sequence[CellRun], run: CellRun) -> tuple[Reversal, ...] | None:
+    """Return the reversals that all inputs and the mask of a run have in common; None if they differ."""
+    if run.input_parts is None:
+        return None
+    different = {_part_reversals(runs, part) for part in run.input_parts}
+    reversals = different.pop() if len(different) == 1 else None
+    if reversals is not None and len(reversals) > 1:
+        return None
+    if run.mask_reversals is not None:
+        return reversals if run.mask_reversals == reversals else None
+    return None if run.masked and reversals == (ALL_STEPS,) else reversals
+
+
+def _part_reversals(runs: Sequence[CellRun], part: SequencePart) -> tuple[Reversal, ...] | None:
+    """Return the reversals of a part since the sequence was in its natural order; None if they are not known."""
+    earlier: tuple[Reversal, ...] | None = ()
+    if isinstance(part.source, int):
+        earlier = runs[part.source].reversals
+    elif part.made_of:
+        reversals_of_parts = {_part_reversals(runs, inner_part) for inner_part in part.made_of}
+        earlier = reversals_of_parts.pop() if len(reversals_of_parts) == 1 else None
+    if earlier is None or part.made_of is None:
+        return None
+    reversals: list[Reversal] = []
+    for reversal in (*earlier, *part.reversals):
+        if reversals and reversals[-1] == reversal:
+            reversals.pop()
+        else:
+            reversals.append(reversal)
+    return tuple(reversals)

@@ -34,6 +34,13 @@ class WeightSlice(NamedTuple):
         return tuple(self.ranges[axis][1] - self.ranges[axis][0] for axis in self.axes)
 
     @property
+    def name(self) -> str:
+        """The name of the source, of a part with its index: ``"kernel[:, 4:8]"``."""
+        sized = zip(self.ranges, self.source.shape, strict=True)
+        index = [":" if limits == (0, size) else "{}:{}".format(*limits) for limits, size in sized]
+        return self.source.name if {*index} <= {":"} else f"{self.source.name}[{', '.join(index)}]"
+
+    @property
     def key(self) -> tuple[object, ...]:
         return self.source.name, self.ranges, self.axes
 
@@ -66,28 +73,30 @@ class WeightSlices:
     """Reads slices of the weights in a graph."""
 
     def __init__(self, sources: WeightSources) -> None:
-        self._sources, self._reader = sources, sources.reader
+        self._sources, self.reader = sources, sources.reader
         self.weight_slice = OriginLookup(sources.reader, self._read_slice, lambda piece: (piece.key, piece.source.name))
         """Returns the slice of a variable or constant that a place is."""
 
     def _read_slice(self, place: Place, depth: int) -> WeightSlice:
         if depth > _MOST_VIEWS:
             raise UnknownValue(f"the node {place.name!r}, beyond {_MOST_VIEWS} parts of parts")
-        node = self._reader.node(place)
-        op = self._reader.op(place)
+        node = self.reader.node(place)
+        op = self.reader.op(place)
         if node is None or not op.view:
             source = self._sources.source(place)
             return WeightSlice(source, tuple((0, size) for size in source.shape), tuple(range(len(source.shape))))
-        inputs = self._reader.inputs(place.body, node)
+        inputs = self.reader.inputs(place.body, node)
         if len(inputs) != op.input_count:
             raise UnknownValue(f"the node {node.name!r}, which has {len(inputs)} inputs")
         whole = self.weight_slice(inputs[op.array_inputs][0], depth + 1)
-        return whole.slice(slice_index(self._reader, place, whole.shape))
+        return whole.slice(slice_index(self.reader, place, whole.shape))
 
 
 # ------------------------------------------------------------------------------------------------------------ assembled
 def join_slices(rows: Sequence[Sequence[WeightSlice]]) -> WeightSource:
     """Join rows of slices to one weight, vectors in one row; the slices of a whole source are that source."""
+    if not all(piece.shape for row in rows for piece in row):
+        raise UnknownValue(f"columns of {rows[0][0].source.name} that it does not have")
     blocks = [_merge_neighbours(row, -1) for row in rows]
     if all(len(row) == 1 for row in blocks):
         blocks = [[piece] for piece in _merge_neighbours([row[0] for row in blocks], 0)]
@@ -108,7 +117,9 @@ def join_slices(rows: Sequence[Sequence[WeightSlice]]) -> WeightSource:
     columns = sum(piece.shape[-1] for piece in rows[0])
     shape = (columns,) if len(pieces[0].shape) == 1 else (sum(row[0].shape[0] for row in rows), columns)
     leaves = tuple(dict.fromkeys(leaf for piece in pieces for leaf in piece.source.leaves))
-    return WeightSource(_name_slices(pieces), shape, pieces[0].source.dtype, read, leaves)
+    return WeightSource(
+        " + ".join(dict.fromkeys(piece.name for piece in pieces)), shape, pieces[0].source.dtype, read, leaves
+    )
 
 
 def _merge_neighbours(pieces: Sequence[WeightSlice], axis: int) -> list[WeightSlice]:
@@ -131,27 +142,6 @@ def _join_neighbours(left: WeightSlice, right: WeightSlice, axis: int) -> Weight
     ranges = [*left.ranges]
     ranges[along] = (left.ranges[along][0], right.ranges[along][1])
     return left._replace(ranges=tuple(ranges))
-
-
-def _name_slices(pieces: Sequence[WeightSlice]) -> str:
-    """Name slices ``"kernel, part 1 of 3"``, ``"kernel, row 4:8"`` and so on, joined with " + "."""
-    parts_of_source: dict[str, list[str]] = {}
-    for piece in pieces:
-        source, sized = piece.source, [*zip(piece.ranges, piece.source.shape, strict=True)]
-        rows = [_describe_range("row", *limits, size) for limits, size in sized[:-1]]
-        columns = [_describe_range("part", *limits, size) for limits, size in sized[-1:]]
-        parts_of_source.setdefault(", ".join([source.name, *filter(None, rows)]), []).extend(filter(None, columns))
-    return " + ".join(", ".join([name, " and ".join(dict.fromkeys(parts))] if parts else [name])
-                      for name, parts in parts_of_source.items())  # fmt: skip
-
-
-def _describe_range(word: str, start: int, stop: int, size: int) -> str:
-    """Describe a part of an axis; "" is all of it."""
-    width = stop - start
-    if width == size:
-        return ""
-    even = size % width == start % width == 0
-    return f"{word} {start // width} of {size // width}" if even else f"{word} {start}:{stop}"
 
 
 def add_vectors(sources: Sequence[WeightSource]) -> WeightSource:

@@ -1,6 +1,10 @@
-"""What a weight is made of: variables of a checkpoint and constants, whole, joined, split or converted.
+"""What a weight is made of: variables of a checkpoint and constants, whole, joined or converted.
 
 In comes a place; out goes a `WeightSource` with name, shape and dtype, whose `read` reads the values.
+
+`trace_weights` finds the names of a graph's variables in its checkpoint. A Saver of TensorFlow 1 may use other names,
+and a checkpoint of objects has keys; in both cases a node reads a tensor by its name or key in the checkpoint, and
+another node assigns it to a variable. Functions of a SavedModel have captured variables.
 """
 
 from __future__ import annotations
@@ -15,18 +19,21 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ....optable import Array
-from ...graphs import Node
-from ...tensors import Stored
+from ...graphs import Graph, Node
+from ...objects import Objects, captured
+from ...tensors import Stored, Tensor
 from ...variables import Variables, alike
-from ..graph.array_slices import shape_of, slice_index
 from ..graph.graph_reader import GraphReader, Place, UnknownValue
 from ..graph.op_table import graph_op
 
 _ROUNDED = "bfloat16, rounded by the graph from"  # how a dtype begins that no layer has: its cell is refused
 AVERAGE = "/ExponentialMovingAverage"
-_DEEPEST = 4  # joins and splits within each other
+_DEEPEST = 4  # joins within each other
 _MOST_PARTS = 4096
 _MOST_REPEATED = 2**22  # entries of a constant that is one number
+_RESTORE = {"RestoreV2", "RestoreSlice", "Restore"}
+_ASSIGN = {"Assign", "AssignVariableOp"}
+_SLICE = re.compile(r"(?:\d{1,18} )+((?:-|\d{1,18},\d{1,18})(?::(?:-|\d{1,18},\d{1,18}))*)")
 T = TypeVar("T")
 
 
@@ -88,7 +95,7 @@ class OriginLookup(Generic[T]):
 
 
 class WeightSources:
-    """The weights of a graph, with the variables of its checkpoint.  `saver_names.trace_weights` makes it."""
+    """The weights of a graph, with the variables of its checkpoint; `trace_weights` makes it."""
 
     def __init__(self, reader: GraphReader, variables: Variables | None) -> None:
         """`variables` is None for a frozen graph."""
@@ -103,7 +110,7 @@ class WeightSources:
         if node is None:  # an argument is passed on: origins() has gone past it
             raise UnknownValue(f"the argument {place.name!r} of {place.body!r}")
         if depth > _DEEPEST:
-            raise UnknownValue(f"the node {node.name!r}, beyond {_DEEPEST} joins and splits")
+            raise UnknownValue(f"the node {node.name!r}, beyond {_DEEPEST} joins")
         stored = self.reader.graph.constant(node)
         if stored is not None:
             return _leaf(node, stored)
@@ -112,8 +119,6 @@ class WeightSources:
         inputs = self.reader.inputs(place.body, node)
         if node.op == "ConcatV2" and len(inputs) > 2:
             return self._join_parts(node, inputs, depth)
-        if node.op in ("Split", "SplitV") and len(inputs) == graph_op(node).input_count:
-            return self._split_part(place, self.source(inputs[graph_op(node).array_inputs][0], depth + 1), node)
         if node.op == "Cast" and inputs:
             return self._convert(node, inputs[0], depth)
         raise UnknownValue(f"the node {node.name!r}, which is a {node.op}")
@@ -246,23 +251,6 @@ class WeightSources:
         variable = self._read_stored(stem if named else self.variables.name_of(first.key), SavedTensor(first.key))
         return variable if variable.shape == (*parts[0].shape[:axis], end, *parts[0].shape[axis + 1 :]) else None
 
-    def _split_part(self, place: Place, whole: WeightSource, node: Node) -> WeightSource:
-        """Make the weight of one output of a Split or SplitV."""
-        count = node.attrs.get("num_split")
-        try:
-            index = slice_index(self.reader, place, whole.shape)
-        except UnknownValue:
-            part_name = f"the node {node.name!r}, which splits {whole.name} of shape {whole.shape} in {count}"
-            raise UnknownValue(part_name) from None
-        part_name = f"part {place.output} of {count}"
-        leaves = tuple(f"{leaf}, {part_name}" for leaf in whole.leaves)
-
-        def read(suffix: str) -> Array:
-            part: Array = whole.read(suffix)[index]
-            return part
-
-        return WeightSource(f"{whole.name}, {part_name}", shape_of(whole.shape, index), whole.dtype, read, leaves)
-
     def _convert(self, node: Node, place: Place, depth: int) -> WeightSource:
         unconverted, dtype = self.source(place, depth + 1), str(node.attrs.get("DstT"))
         if unconverted.dtype.startswith(_ROUNDED):
@@ -286,3 +274,96 @@ def _leaf(node: Node, stored: Stored) -> WeightSource:
         return array
 
     return WeightSource(name, tuple(stored.shape), stored.dtype, read, (name,))
+
+
+# ------------------------------------------------------------------------------------------------- names in checkpoints
+def trace_weights(graph: Graph, variables: Variables | None) -> WeightSources:
+    """Return a graph's weights, by the names of variables in the checkpoint; a frozen graph has no `variables`."""
+    reader = GraphReader(graph)
+    sources = WeightSources(reader, variables)
+    sources.restored = _find_restored(reader)
+    reader.captures = _find_captures(sources)
+    return sources
+
+
+def _find_restored(reader: GraphReader) -> tuple[SavedNames, SavedNames]:
+    """Find the saved tensors of variables: by the Saver that the file names, and by other Savers."""
+    own: SavedNames = {}
+    other_savers: SavedNames = {}
+    texts: dict[tuple[str, str], list[SavedTensor]] = {}
+    for body, node in reader.all_nodes():
+        if node.op not in _ASSIGN:
+            continue
+        try:
+            variable, value = reader.inputs(body, node)[:2]
+            source = reader.resolve(value)
+            restore = reader.node(source)
+            if restore is None or restore.op not in _RESTORE:
+                continue
+            key = source.body, source.name
+            if key not in texts:
+                texts[key] = _read_restore(reader, source.body, restore)
+            saved = texts[key][source.output]
+            nodes = [reader.node(origin) for origin in reader.origins(variable)]
+            saver_names = own if _is_own(reader, source.body, restore) else other_savers
+        except (UnknownValue, ValueError, IndexError):  # it is not what a Saver makes
+            continue
+        for variable_node in nodes:
+            if variable_node is not None and graph_op(variable_node).variable:
+                saver_names.setdefault(variable_node.name, {})[saved] = None
+    return own, other_savers
+
+
+def _read_restore(reader: GraphReader, body: str, node: Node) -> list[SavedTensor]:
+    """List the saved tensors that a restoring node reads."""
+    inputs = reader.inputs(body, node)
+    names = _constant_texts(reader, inputs[1])
+    slices = _constant_texts(reader, inputs[2]) if len(inputs) > 2 and node.op != "Restore" else [""] * len(names)
+    return [SavedTensor(name, _parse_slice(text)) for name, text in zip(names, slices, strict=True)]
+
+
+def _constant_texts(reader: GraphReader, place: Place) -> list[str]:
+    node = reader.node(reader.resolve(place))
+    tensor = None if node is None else reader.graph.constant(node)
+    if not isinstance(tensor, Tensor) or tensor.dtype != "string":
+        raise UnknownValue(f"{place.name!r}, which is no text")
+    return tensor.texts()
+
+
+def _parse_slice(text: str) -> tuple[tuple[int, int | None], ...] | None:
+    """Parse a slice of a Saver: ``"9 16 0,4:-"`` is ``[0:4, :]`` of an array of shape (9, 16), "" the whole array."""
+    if not text:
+        return None
+    match = _SLICE.fullmatch(text)
+    if match is None:
+        raise UnknownValue(f"{text!r}, which is no slice")
+    part: list[tuple[int, int | None]] = []
+    for dimension in match[1].split(":"):
+        start, _, length = dimension.partition(",")
+        part.append((0, None) if dimension == "-" else (int(start), int(start) + int(length)))
+    return tuple(part)
+
+
+def _is_own(reader: GraphReader, body: str, node: Node) -> bool:
+    """Return whether a node is of the Saver that the file names, by its last node or by the call of its function."""
+    name = reader.graph.saver
+    if body:
+        return any(caller.node.name == name for caller in reader.callers.get(body, ()))
+    scope = name.rpartition("/")[0]
+    return bool(scope) and node.name.startswith(f"{scope}/")
+
+
+def _find_captures(sources: WeightSources) -> dict[str, list[Place | None]]:
+    """Find the last arguments of a SavedModel's functions, whoever calls them; None if one is not known."""
+    variables, graph = sources.variables, sources.reader.graph
+    if graph.objects is None or variables is None or variables.objects is None:
+        return {}
+    nodes: dict[str, Place | None] = {}
+    for name, places in sources.restored[0].items():
+        for saved in places:
+            nodes.setdefault(saved.key, Place("", name))
+    captures: dict[str, list[Place | None]] = {}
+    for function, inputs in captured(Objects(graph.objects), variables.objects).items():
+        if function in graph.functions and len(inputs) <= len(graph.functions[function].inputs):
+            captures[function] = [Place("", node) if node in graph.nodes else nodes.get(key) for key, node in inputs]
+    return captures
