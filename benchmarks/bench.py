@@ -20,7 +20,7 @@ quartiles.  A point falls short if the upper quartile is below 1: the peer was f
 has a line for each point and candidate, and a JSON file beside it tells of the machine; report.py makes docs/benchmarks
 of them.
 
-With --beside everybody has one thread, and every point is measured quiet and beside each neighbour (neighbour.py).  All
+With --beside everybody has one thread, and every point is measured quiet and beside each neighbour (machine.py).  All
 rounds beside a neighbour count, and none is repeated.
 """
 
@@ -28,10 +28,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import importlib.metadata
 import itertools
-import json
 import statistics
 import subprocess
 import sys
@@ -43,9 +41,7 @@ from typing import Any
 
 import turns
 from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection, start_worker
-from ceiling import multiply_adds
-from neighbour import QUIET, add_beside, open_neighbours
-from turns import CPUS, Worker, open_workers, select_rounds, spread, take_turns, watch
+from machine import CPUS, QUIET, add_beside, multiply_adds, open_neighbours
 
 ONE_AND_ALL = sorted({1, CPUS})
 POINT = ["task", "dtype", "T", "B", "I", "H", "beside"]
@@ -119,7 +115,7 @@ class Point:
         self.rounds: list[tuple[Times, bool]] = []
         self.ended: set[Who] = set()
 
-    def ask(self, workers: dict[Who, Worker], budget: float) -> Times:
+    def ask(self, workers: dict[Who, turns.Worker], budget: float) -> Times:
         """Return each candidate's time; a peer whose process ends is left out of this point."""
         times = {}
         for who, worker in workers.items():
@@ -141,14 +137,14 @@ class Point:
 
     def rows(self) -> list[Row]:
         """Return the rows of the CSV."""
-        rounds = select_rounds(self.rounds, self.beside == QUIET)
+        rounds = turns.select_rounds(self.rounds, self.beside == QUIET)
         medians = {who: statistics.median(r[who] for r in rounds) for who in rounds[0] if who not in self.ended}
         best: dict[str, Who] = {}
         for who in sorted(medians, key=lambda who: medians[who]):
             best.setdefault(who[0], who)
         rows = []
         for who in (best[name] for name in CANDIDATES if name in best):
-            ratio = spread([r[who] / r[best["blockcell"]] for r in rounds])
+            ratio = turns.spread([r[who] / r[best["blockcell"]] for r in rounds])
             figures = [round(medians[who] * 1e6, 2), *(round(value, 3) for value in ratio)]
             point = [self.task, self.dtype, *self.sizes.values(), self.beside]
             line = [*point, *who, *figures, len(self.rounds), self.count_marked()]
@@ -159,21 +155,13 @@ class Point:
 # ----------------------------------------------------------------------------------------------------------- the files
 def read(path: Path) -> tuple[list[Row], Row]:
     """Read the rows of a CSV file and its JSON file; older files lack spread, marks and neighbours."""
-    with path.open(newline="") as file:
-        rows: list[Row] = list(csv.DictReader(file))
-    for row in rows:
-        row |= {name: int(row.get(name, 0)) for name in ("T", "B", "I", "H", "threads", "rounds", "marked")}
-        row |= {name: float(row.get(name, row["ratio"])) for name in ("microseconds", "ratio", "low", "high")}
-        row.setdefault("beside", QUIET)
-    return rows, json.loads(path.with_suffix(".json").read_text())
+    rows = [{"low": row["ratio"], "high": row["ratio"], "rounds": 0, "marked": 0, "beside": QUIET} | row
+            for row in turns.read_table(path)]  # fmt: skip
+    return rows, turns.read_about(path)
 
 
 def write(path: Path, rows: list[Row], about: Row) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+    turns.write_table(path, COLUMNS, ([row[column] for column in COLUMNS] for row in rows), about)
 
 
 def group_rows(rows: list[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
@@ -294,7 +282,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         neighbours = stack.enter_context(open_neighbours(options.beside))
         team = {(name, threads): start_worker(name, threads, **environment) for name in names for threads in numbers}
-        workers = stack.enter_context(open_workers(team, needed=False))
+        workers = stack.enter_context(turns.open_workers(team, needed=False))
         missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}
         if missing:
             sys.exit(f"{', '.join(missing)} must run here")
@@ -303,9 +291,9 @@ def main() -> None:
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
         if options.again and before["cpu"] != about["cpu"]:
             sys.exit(f"{options.again} was measured on {before['cpu']}")
-        guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
+        guard, start, all_ = turns.watch(workers.values()), time.time(), options.rounds * len(todo)
         more = 0 if options.quick or options.beside else options.rounds
-        for done, k in enumerate(take_turns([point.rounds for point in todo], options.rounds, more), 1):
+        for done, k in enumerate(turns.take_turns([point.rounds for point in todo], options.rounds, more), 1):
             point = todo[k]
             with neighbours[point.beside].awake():
                 point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))

@@ -9,7 +9,7 @@ The arguments are two checkouts, built in place.  Each runs in a process of its 
 bench.py.  A ratio, the first one's time over the second one's, is the median of the rounds', followed by their
 quartiles; where it is below 0.95 the point is measured once more.  Rounds on a disturbed machine are repeated; see
 turns.py.  BLOCKCELL_LEVEL picks the CPU level of both.  With --beside every point is measured quiet and beside each
-neighbour (neighbour.py) on one thread; there are no points measured again, and beside a neighbour all rounds count.
+neighbour (machine.py) on one thread; there are no points measured again, and beside a neighbour all rounds count.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import statistics
 from functools import partial
 
 from candidates import LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, start_worker
-from neighbour import QUIET, add_beside, open_neighbours
-from turns import CPUS, Watch, Worker, ask_all, make_parser, open_workers, select_rounds, spread, watch
+from machine import CPUS, QUIET, add_beside, open_neighbours
+from turns import Watch, Worker, ask_all, make_parser, open_workers, select_rounds, spread, watch
 
 STEPS, BATCHES, CELLS = (1, 20, 100), (1, 16, 64), (40, 128, 256, 512)
 ROUNDS = 7
