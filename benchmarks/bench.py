@@ -10,6 +10,7 @@ Needed by: docs/performance.md; make bench
     python benchmarks/bench.py --level v3                       # with AVX2 alone, and peers limited to it
     python benchmarks/bench.py --again FILE                     # the points of FILE that fall short, in more rounds
     python benchmarks/bench.py --beside reads both ...          # every point quiet and beside such neighbours
+    python benchmarks/bench.py --builds BEFORE AFTER ...        # two checkouts, built in place, instead of peers
 
 Candidates are those of candidates.py that are installed; the others are named.  Each is asked with one thread and with
 all, and its better median counts; with --threads or --grid everybody has the same number.  A round goes through all
@@ -22,6 +23,9 @@ of them.
 
 With --beside everybody has one thread, and every point is measured quiet and beside each neighbour (machine.py).  All
 rounds beside a neighbour count, and none is repeated.
+
+With --builds "before" is a checkout such as one of another commit (`git clone . /elsewhere`) or by another compiler
+(`CC=clang python setup.py build_ext --inplace`), and both have all threads.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from typing import Any
 
 import turns
 from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection, start_worker
-from machine import CPUS, QUIET, add_beside, multiply_adds, open_neighbours
+from machine import CPUS, KINDS, QUIET, multiply_adds, open_neighbours
 
 ONE_AND_ALL = sorted({1, CPUS})
 POINT = ["task", "dtype", "T", "B", "I", "H", "beside"]
@@ -143,7 +147,7 @@ class Point:
         for who in sorted(medians, key=lambda who: medians[who]):
             best.setdefault(who[0], who)
         rows = []
-        for who in (best[name] for name in CANDIDATES if name in best):
+        for who in (best[name] for name in DOES if name in best):
             ratio = turns.spread([r[who] / r[best["blockcell"]] for r in rounds])
             figures = [round(medians[who] * 1e6, 2), *(round(value, 3) for value in ratio)]
             point = [self.task, self.dtype, *self.sizes.values(), self.beside]
@@ -215,7 +219,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=[*CANDIDATES], help="only these")
     parser.add_argument("--level", help="blockcell's CPU level; with v3, peers are limited to AVX2 as well")
     parser.add_argument("--csv", type=Path, help="write the points to this file")
-    add_beside(parser)
+    parser.add_argument("--builds", nargs=2, metavar="FOLDER", help="compare two checkouts of blockcell")
+    text = "compare quiet and beside each of these neighbours; all rounds count there, and marked ones are told"
+    parser.add_argument("--beside", nargs="+", choices=KINDS, default=[], metavar="KIND", help=text)
     options = parser.parse_args()
     if options.grid:
         tasks, more = ["LSTM inference", "LSTM training"], MORE_LAYERS
@@ -223,7 +229,8 @@ def parse_options() -> argparse.Namespace:
     for name, values in sizes.items():
         setattr(options, name, getattr(options, name) or values)
     options.tasks = options.tasks or (more if options.more else tasks)
-    options.threads = options.threads or ([1] if options.beside else ONE_AND_ALL if options.grid else None)
+    default = [1] if options.beside else ONE_AND_ALL if options.grid else [CPUS] if options.builds else None
+    options.threads = options.threads or default
     options.budget = options.budget or (0.03 if options.quick or options.grid else 0.1)
     options.rounds = options.rounds or (15 if options.again else 5)
     return options
@@ -278,10 +285,17 @@ def main() -> None:
     names = [n for n in CANDIDATES if n == "blockcell" or options.peers is None or n in options.peers]
     if options.level == "v3":
         names = [n for n in names if n != "tensorflow"]  # takes no such limit
+    folders = dict(zip(("before", "blockcell"), options.builds, strict=True)) if options.builds else {}
     numbers = sorted({threads for point in todo for threads in point.teams})
+
+    def start(name: str, threads: int) -> turns.Worker:
+        if name in folders:
+            return start_worker("blockcell", threads, PYTHONPATH=folders[name], **environment)
+        return start_worker(name, threads, **environment)
+
     with contextlib.ExitStack() as stack:
         neighbours = stack.enter_context(open_neighbours(options.beside))
-        team = {(name, threads): start_worker(name, threads, **environment) for name in names for threads in numbers}
+        team = {(name, threads): start(name, threads) for name in folders or names for threads in numbers}
         workers = stack.enter_context(turns.open_workers(team, needed=False))
         missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}
         if missing:

@@ -11,7 +11,7 @@ two CPUs are two cores.  Needs a C compiler.
 A neighbour reads 64 MiB again and again, which takes the third-level cache and the way to memory from others; or it
 multiplies and adds between registers, which takes half of a core where its CPU is one of two hyperthreads; or it does
 both in turn.  It runs on the last CPU, and what is measured on the others.  On a machine with more CPUs pick two of
-them by `taskset -c 0,1`.  bench.py and compare_builds.py have neighbours by --beside.
+them by `taskset -c 0,1`.  bench.py has neighbours by --beside.
 """
 
 from __future__ import annotations
@@ -212,12 +212,6 @@ def open_neighbours(kinds: Collection[str]) -> Iterator[dict[str, Neighbour]]:
         os.sched_setaffinity(0, cpus)
         for neighbour in neighbours.values():
             neighbour.close()
-
-
-def add_beside(parser: argparse.ArgumentParser) -> None:
-    """Add the option by which a benchmark runs all comparisons quiet and beside neighbours."""
-    text = "compare quiet and beside each of these neighbours; all rounds count there, and marked ones are told"
-    parser.add_argument("--beside", nargs="+", choices=KINDS, default=[], metavar="KIND", help=text)
 
 
 @contextlib.contextmanager

@@ -82,9 +82,8 @@ def draw_array(g: Generator, name: str, shape: tuple[int, ...], dtype: str) -> n
 def run_op(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, threads: int) -> Results:  # noqa: E741
     """Run an op on arguments that are drawn, and return its results by name."""
     op = OPS[kind]
-    shapes = {
-        tensor.name: sizes_of(tensor.shape, {"T": T, "B": B, "I": I, "H": H}) for tensor in optable.OPS[kind].inputs
-    }
+    sizes = {"T": T, "B": B, "I": I, "H": H}
+    shapes = {tensor.name: sizes_of(tensor.shape, sizes) for tensor in optable.OPS[kind].inputs}
     arguments: dict[str, Any] = {}
     for name in inspect.signature(op).parameters:
         if name in shapes:
