@@ -2,9 +2,9 @@
 
 Needed by: docs/quantization.md
 
-    python benchmarks/accuracy.py [--csv docs/benchmarks/quantization-errors.csv]   # needs the extra bench
+    python benchmarks/accuracy.py [--csv docs/benchmarks/quantization-scores.csv]   # needs the extra bench
 
-The errors are those of `layer.quantization_report` on what the layers were made for, and the scores of these results:
+The scores are those of layers on what they were made for:
 
 * the networks of `blockcell demo`, and the digits they have not seen: how many are right;
 * an LSTM and a GRU that read Python's language reference, as `help()` shows it, character by character, and the last
@@ -14,7 +14,7 @@ The errors are those of `layer.quantization_report` on what the layers were made
 
 Peers that can express the layer are measured too: the int8 LSTM of onnxruntime and the int8 LSTM and GRU of torch,
 which quantize x and h too, and OpenVINO in bfloat16, its default where the CPU multiplies bfloat16.  A Dense above them
-stays float32.  report.py makes tables of the file.
+stays float32.  docs/quantization.md has a table of the file, by report.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import quantization
 from machine import CPUS
 from turns import make_parser, write_table
 
-COLUMNS = ["data", "layer", "quantized to", "max", "rms", "relative_max", "relative_rms", "nbytes", "score"]
+COLUMNS = ["data", "layer", "quantized to", "score"]
 CELLS, ROWS, CHUNK, EPOCHS, LEARNING_RATE = 192, 32, 64, 6, 0.005  # of the layers that read characters
 THREADS = CPUS  # of peers: onnxruntime has a scale of h for the rows of each
 PEERS = ("onnxruntime int8", "torch int8", "OpenVINO bfloat16")
@@ -60,23 +60,16 @@ def csv_lines(
 ) -> Iterator[Any]:
     """Yield the lines of a layer and a Dense above it, with float32 in front; `mixed` is one more scheme."""
     from blockcell.optable import SCHEMES
-    from blockcell.quantization import report_of
 
-    def line(name: str, cost: Any, y: Any) -> list[Any]:
-        shares = (f"{value:.3g}" for value in (cost.max, cost.rms, cost.relative_max, cost.relative_rms))
-        return [data, title, name, *shares, cost.nbytes or "", score(y)]
-
-    y, weights = net(x)[0], net.weights.values()
-    yield line("float32", report_of("float32", y, y, weights, weights), y)
     schemes: dict[str, Any] = {name: name for name in SCHEMES} | ({"mixed": mixed} if mixed else {})
+    yield [data, title, "float32", score(net(x)[0])]
     for name, scheme in schemes.items():
-        yield line(name, net.quantization_report(scheme, x), net.quantize(scheme)(x)[0])
+        yield [data, title, name, score(net.quantize(scheme)(x)[0])]
     recurrent, dense = net.layers
     for name in PEERS:
         peer_y = run_peer(name, recurrent, x)
         if peer_y is not None:
-            peer_y = dense(peer_y)[0]
-            yield line(name, report_of("", y, peer_y, [], []), peer_y)
+            yield [data, title, name, score(dense(peer_y)[0])]
 
 
 def digits() -> Iterator[list[Any]]:

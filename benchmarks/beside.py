@@ -19,7 +19,6 @@ many milliseconds of CPU time the other library's idle threads spin after a call
 from __future__ import annotations
 
 import importlib
-import os
 import statistics
 import sys
 import tempfile
@@ -44,10 +43,7 @@ IMPORTS = {  # what is imported, whether blockcell has a runtime of its own, env
     f"{ONE}, blockcell first": ("blockcell torch", False, {}),
     TWO: ("blockcell torch", True, {}),
     f"{TWO}, `GOMP_SPINCOUNT=1000`": ("blockcell torch", True, {"GOMP_SPINCOUNT": "1000"}),
-    f"{TWO}, `OMP_WAIT_POLICY=passive`": ("blockcell torch", True, {"OMP_WAIT_POLICY": "passive"}),
-    f"{ONE}, `GOMP_SPINCOUNT=1000`": ("torch blockcell", False, {"GOMP_SPINCOUNT": "1000"}),
     f"{ONE}, `OMP_WAIT_POLICY=passive`": ("torch blockcell", False, {"OMP_WAIT_POLICY": "passive"}),
-    "`OMP_NUM_THREADS=1`": ("torch blockcell", False, {"OMP_NUM_THREADS": "1"}),
 }
 SETTINGS: dict[str, tuple[str, str] | None] = {  # of onnxruntime
     "onnxruntime": None,
@@ -59,7 +55,6 @@ SETTINGS: dict[str, tuple[str, str] | None] = {  # of onnxruntime
             ("session.intra_op.spin_duration_us", "50"),
         )
     },
-    "onnxruntime, one thread": ("threads", "1"),
     "`Session`": None,
     "OpenVINO": None,
 }
@@ -101,25 +96,22 @@ def make_run(way: str, name: str) -> Call:
         return lambda: compiled(feeds)
     import onnxruntime
 
-    settings, (key, value) = onnxruntime.SessionOptions(), SETTINGS[way] or ("threads", "0")
-    if key == "threads":
-        settings.intra_op_num_threads = int(value)
-    else:
-        settings.add_session_config_entry(key, value)
+    settings = onnxruntime.SessionOptions()
+    if entry := SETTINGS[way]:
+        settings.add_session_config_entry(*entry)
     runs = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     return lambda: runs.run(None, feeds)
 
 
 def work(library: str, way: str) -> None:
     """Answer a call of theirs and a budget with microseconds: of it and of ours, alone and in turn, and of spinning."""
-    threads = int(os.environ.get("OMP_NUM_THREADS", CPUS))
     if library == "torch":
         for name in IMPORTS[way][0].split():
             importlib.import_module(name)
-        sys.modules["torch"].set_num_threads(threads)
+        sys.modules["torch"].set_num_threads(CPUS)
     make = make_torch_call if library == "torch" else make_run
     theirs = {name: make(way, name) for name in THEIRS[library]}
-    prepare = candidates.blockcell(threads)
+    prepare = candidates.blockcell(CPUS)
     ours = [prepare(f"LSTM {task}", "float32", {"T": T, "B": B, "I": H, "H": H}) for task in OURS]
 
     def reply(question: tuple[str, float]) -> list[float]:

@@ -1,10 +1,9 @@
-"""Measure blockcell alone: threads, dtypes, padding, quantized layers, small calls, streams, and shares of the ceiling.
+"""Measure blockcell alone: threads, dtypes, padding, small calls, streams, and shares of the ceiling.
 
-Needed by: docs/performance.md, docs/quantization.md
+Needed by: docs/performance.md
 
     python benchmarks/itself.py gains [--rounds 15]      # all threads beside one, float64 and float16 beside float32
     python benchmarks/itself.py padding                  # batches of rows that end early, beside those of full length
-    python benchmarks/itself.py quantized [--kinds LSTM] # quantized layers, where they gain least
     python benchmarks/itself.py calls                    # small calls
     python benchmarks/itself.py loop                     # a training loop in parts, beside PyTorch's if it is installed
     python benchmarks/itself.py streams                  # the slowest steps of a stream, and what they allocate
@@ -38,8 +37,8 @@ from candidates import LAYERS, start_worker
 from machine import CPUS, LEVELS, multiply_adds
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack, _integer, loss, optim
-from blockcell.optable import REALS, SCHEMES
+from blockcell import LSTM, Bidirectional, Dense, Stack, _integer, loss, optim
+from blockcell.optable import REALS
 from blockcell.quantization import KERNEL_FORMATS
 
 Call = Callable[[], object]
@@ -47,15 +46,6 @@ SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), 
 STEPS = 100_000
 RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
 PADDING = [50, 90]  # percent
-KINDS: dict[str, Callable[[int], blockcell.Layer]] = {
-    "LSTM": lambda H: LSTM.init(H, H, seed=1),
-    "GRU": lambda H: GRU.init(H, H, seed=1),
-    "GRU(reset_after)": lambda H: GRU.init(H, H, seed=1, reset_after=True),
-    "Dense": lambda H: Dense.init(H, H, seed=1),
-}
-MOST = 6e7  # cells times those that each reads, rows and steps: in longer calls widening does not count
-WORST = 8  # points that are printed
-STORED = {"H": (64, 128, 256, 512, 1024), "B": (1, 2, 4, 6, 8, 12, 16, 24, 64, 256), "T": (1, 5, 20, 100)}
 SHARED_SIZES = [(20, B, H) for H in (256, 512, 1024) for B in (4, 16, 24, 64)]  # T, B, H, of shares
 INTEGERS = {"base": ("sse2", "c"), "v3": ("avx2",), "v4": ("avx512_vnni", "avx2")}  # integer products of a level
 PANELS, LINES, REDUCED, OPERATIONS = 2, 4, 512, 2e7  # of a call of the tile
@@ -132,36 +122,6 @@ def print_shares(options: argparse.Namespace) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- in this process
-def print_quantized(options: argparse.Namespace) -> None:
-    """Print the calls and stream steps that gain least by quantization, and the geometric mean of all."""
-    gains: dict[tuple[int, str], list[tuple[float, list[object]]]] = {}
-    for kind, H in product(options.kinds, STORED["H"]):
-        layer = KINDS[kind](H)
-        layers = {None: layer} | {scheme: layer.quantize(scheme) for scheme in SCHEMES}
-        for threads, B, T in product((1, CPUS), STORED["B"], (0, *STORED["T"])):  # 0: a stream
-            if max(T, 1) * B * H * H > MOST:
-                continue
-            blockcell.set_num_threads(threads)
-            x = np.random.default_rng(1).standard_normal((T or 1, B, H), np.float32)
-            calls = {k: partial(own, x) if T else partial(own.stream(B).step, x[0]) for k, own in layers.items()}
-            n = max(2, int(3e-4 / min(timeit.repeat(calls[None], number=1, repeat=3))))
-            rounds = [
-                {k: min(timeit.repeat(c, number=1, repeat=n)) for k, c in calls.items()} for _ in range(options.rounds)
-            ]
-            least = min(times[None] for times in rounds) * 1e6
-            for scheme in SCHEMES:
-                gain = statistics.median(times[None] / times[scheme] for times in rounds)
-                point = [kind, H, B, T or "stream", f"{least:.0f}"]
-                gains.setdefault((threads, scheme), []).append((gain, point))
-    turns.print_heads(["threads", "weights", "layer", "I = H", "B", "T", "float32, us", "how many times faster"])
-    for (threads, scheme), own_gains in gains.items():
-        for gain, point in sorted(own_gains, key=lambda pair: pair[0])[:WORST]:
-            turns.print_row([threads, scheme, *point, f"{gain:.2f}x"])
-        of_all = f"all {len(own_gains)}, of which {sum(gain < 0.97 for gain, _ in own_gains)} below 0.97x"
-        mean = statistics.geometric_mean(gain for gain, _ in own_gains)
-        turns.print_row([threads, scheme, of_all, *[""] * 4, f"{mean:.2f}x"])
-
-
 def make_small_calls() -> dict[str, Call]:
     """Return calls of one row and one step, by name: they do hardly any arithmetic."""
     layer, x = LSTM.init(32, 32, seed=0), np.ones((1, 1, 32), np.float32)
@@ -340,7 +300,6 @@ TABLES = {
     "gains": print_gains,
     "padding": print_padding,
     "shares": print_shares,
-    "quantized": print_quantized,
     "calls": print_calls,
     "loop": print_loop,
     "streams": print_streams,
@@ -352,7 +311,6 @@ def main() -> None:
     parser = turns.make_parser(__doc__, rounds=7)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--tasks", nargs="+", default=LAYERS, choices=LAYERS, metavar="TASK", help=", ".join(LAYERS))
-    parser.add_argument("--kinds", nargs="+", default=["LSTM"], choices=KINDS, metavar="LAYER", help=", ".join(KINDS))
     parser.add_argument("--level", default=blockcell.build_info()["level"], choices=LEVELS)
     options = parser.parse_args()
     TABLES[options.table](options)

@@ -6,8 +6,8 @@ Needed by: docs/benchmarks/cpu.md, docs/performance.md, docs/recurrent-policies.
 
 Writes cpu.md beside the first file, and pictures of that file.  Without arguments the files are those of
 docs/benchmarks, whose first table docs/performance.md has, with lines of quantization.csv (`PYTHONPATH=tests/lib python
-tests/repository/test_readme.py` copies it), torch.md and quantization.md there are written of what torch_modules.py,
-quantization.py and accuracy.py have measured, and docs/images/recurrent-policies.png is drawn of the episodes of
+tests/repository/test_readme.py` copies it), torch.md and quantization.md there are written of what torch_modules.py and
+quantization.py have measured, and docs/images/recurrent-policies.png is drawn of the episodes of
 torch_modules.py.  Files of `bench.py --grid` get tables of their own: per task, peer and number of threads.
 """
 
@@ -347,8 +347,8 @@ def episodes_table(path: Path) -> list[str]:
 QUANTIZATION_HEAD = """# Quantized layers beside other libraries
 
 How fast is `layer.quantize("int8")`, and how far is y off? [quantization.md](../quantization.md) has the answer in
-short. `python benchmarks/report.py` writes this page from quantization.csv, which has every size, and
-quantization-errors.csv in this directory; `python benchmarks/quantization.py` and `accuracy.py` measured them.
+short. `python benchmarks/report.py` writes this page from quantization.csv in this directory, which has every size.
+`python benchmarks/quantization.py` measured it.
 
 * Calls are of T = 20 steps. All candidates have the same number of threads.
 * A ratio of 2.00x means that a candidate takes twice as long as "int8", ours: weights and activations in 8 bits.
@@ -416,7 +416,7 @@ def one_row(rows: list[Row]) -> list[str]:
     return table(lines)
 
 
-def quantization_costs(path: Path) -> list[str]:
+def quantization_scores(path: Path) -> list[str]:
     """Make a table of the scores of trained layers, for docs/quantization.md."""
     rows_of_layer = {
         names: {r["quantized to"]: r for r in mine}
@@ -431,17 +431,6 @@ def quantization_costs(path: Path) -> list[str]:
     return table(scores)
 
 
-def quantization_errors(path: Path) -> list[str]:
-    """Make a table of the errors of y."""
-    lines = [["data", "layer", "quantized to", "kB", "y is off by at most", "of the largest y", "RMS, of y's RMS", ""]]
-    for r in read_table(path):
-        shares = [f"{100 * r[name]:.2g} %" for name in ("relative_max", "relative_rms")]
-        kilobytes = f"{r['nbytes'] / 1000:,.{0 if r['nbytes'] > 10_000 else 1}f}" if r["nbytes"] else ""
-        off = ["", "", ""] if r["quantized to"] == "float32" else [f"{r['max']:.2g}", *shares]
-        lines.append([r["data"], r["layer"], r["quantized to"], kilobytes, *off, r["score"]])
-    return table(lines)
-
-
 def quantization_page(path: Path) -> str:
     """Return the text of quantization.md."""
     rows = read_table(path)
@@ -451,8 +440,7 @@ def quantization_page(path: Path) -> str:
     page += [f"At {disturbed} of {len(ours)} points the machine was disturbed in most rounds.", ""]
     page += ["## One row, one input", "", "Microseconds a step; ours with the share of the rate of reading:", ""]
     page += [*one_row(rows), "## How far y is off", "", "Geometric means over all sizes; the largest:", ""]
-    page += [*few_bits_errors(rows), "On what layers were made for:", ""]
-    page += quantization_errors(path.with_name(f"{path.stem}-errors.csv"))
+    page += few_bits_errors(rows)
     return "\n".join(page[:-1]) + "\n"
 
 

@@ -14,8 +14,8 @@ that cores read of each other, as plans assume them; and the barriers, which tak
 
     0.2 + 0.05 n us, or 0.5 + 0.15 n us, among n threads
 
-A table has speed-ups over one core, for either barrier: of the plan; of each product divided by itself, as onnxruntime
-divides it; and of the best of all grids.  "Falls" are cases in which more cores make a call slower by more than 5 %.
+A table has speed-ups over one core, for either barrier: of the plan, and of the best of all grids.  "Falls" are cases
+in which more cores make a call slower by more than 5 %.
 
 With --busy a figure is the mean microseconds of a call, the median of the rounds, with the median of the rounds' ratios
 to one thread in the same place: on a quiet machine, beside busy processes, and between numpy's threaded products.
@@ -159,15 +159,6 @@ def best_time(call: Pass, cores: int, barrier: tuple[float, float]) -> float:
     return min(predict_time(call, grid, barrier) for grid in grids(call, cores))
 
 
-def divided_products(call: Pass, cores: int, barrier: tuple[float, float]) -> float:
-    """Predict the time with each product in equal parts between two barriers, and all other work on one core."""
-    flops = 2 * T * call.B * GATES[call.kind] * 2 * call.H**2 * (2 if call.work == "backward" else 1)
-    alone = part_time(call, Grid(1, 1))
-    product = min(alone, flops / (1000 * COSTS["speed"]))
-    wait = 2 * T * PRODUCTS[call.kind] * (barrier[0] + barrier[1] * cores)
-    return min(alone, alone - product + product / cores + wait)
-
-
 def passes(kind: str, task: str, H: int, B: int) -> list[Pass]:
     return [Pass(kind, work, H, B) for work in TASKS[task]]
 
@@ -176,14 +167,13 @@ def speedups(calls: list[Pass], cores: int, barrier: tuple[float, float]) -> dic
     alone = sum(part_time(call, Grid(1, 1)) for call in calls)
     ways = {
         "plan": lambda call: predict_time(call, plan_grid(call, cores), barrier),
-        "products": lambda call: divided_products(call, cores, barrier),
         "best": lambda call: best_time(call, cores, barrier),
     }
     return {name: alone / sum(map(way, calls)) for name, way in ways.items()}
 
 
 def print_table(options: argparse.Namespace) -> None:
-    names, shares, falls = ("plan", "products", "best"), [], 0
+    names, shares, falls = ("plan", "best"), [], 0
     means: dict[tuple[object, ...], list[list[dict[str, float]]]] = {}
     shapes = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches)]
     measure([passes(*shape) for shape in shapes], options.cores)

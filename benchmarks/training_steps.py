@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -101,8 +102,9 @@ def main() -> None:
         turns.print_heads(["T", "B", "H", "blockcell, ms", *heads])
         guard = turns.watch(workers.values())
         for size in options.only:
-            times = turns.ask_in_rounds(workers, guard, CPUS, options.rounds, size, options.seconds)
-            own, *others = times.values()
+            ask = partial(turns.ask_all, workers, size, options.seconds)
+            rounds = turns.select_rounds(guard.rounds(CPUS, ask, options.rounds))
+            own, *others = ([times[way] for times in rounds] for way in WAYS)
             cells = [f"{1e3 * statistics.median(own):.2f}"]
             for other in others:
                 cells += [f"{1e3 * statistics.median(other):.2f}", turns.ratio_cell(other, own)]

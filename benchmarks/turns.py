@@ -236,14 +236,6 @@ def ask_all(workers: dict[Name, Worker], *question: Any) -> dict[Name, Any]:
     return {name: worker.ask(question) for name, worker in workers.items()}
 
 
-def ask_in_rounds(
-    workers: dict[Name, Worker], guard: Watch, threads: int, count: int, *question: Any
-) -> dict[Name, list[Any]]:
-    """Ask each worker the question in `count` rounds, repeated where disturbed; return the answers that count."""
-    rounds = select_rounds(guard.rounds(threads, partial(ask_all, workers, *question), count))
-    return {name: [answers[name] for answers in rounds] for name in workers}
-
-
 # ----------------------------------------------------------------------------------------------------- the command line
 def make_parser(doc: str | None, rounds: int | None = None, seconds: float | None = None) -> argparse.ArgumentParser:
     """Make a parser with the docstring as its help, and the options that benchmarks share."""
