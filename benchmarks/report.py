@@ -160,19 +160,6 @@ def ratios(rows: list[Row]) -> list[str]:
     return table(lines) if len(lines) > 1 else []
 
 
-def shares(rows: list[Row]) -> list[str]:
-    tasks = layers_of(rows)
-    mine = [r for r in rows if r["candidate"] == "blockcell" and r["task"] in tasks and r["B"] >= 64 and r["H"] >= 256]
-    if not any(r["share"] for r in mine):
-        return []
-    widths = sorted({r["H"] for r in mine})
-    lines = [["task", *(f"H = {H}" for H in widths)]]
-    for task in layers_of(mine):
-        own_shares = [[r["share"] for r in mine if (r["task"], r["H"]) == (task, H)] for H in widths]
-        lines.append([task, *(f"{100 * statistics.median(own):.0f} %" if own else "" for own in own_shares)])
-    return ["Median share of the ceiling with B = 64 and more:", "", *table(lines)]
-
-
 def times(rows: list[Row]) -> list[str]:
     """Make a table of our microseconds at the sizes of `make bench`."""
     mine = {
@@ -252,7 +239,7 @@ def cpu_page(paths: list[Path]) -> str:
         if is_grid(path):
             lines += grid(rows)
             continue
-        lines += [*ratios(rows), *shares(rows)]
+        lines += ratios(rows)
         if path == paths[0]:
             for name, (_, caption) in PICTURES.items():
                 lines += [f"![{caption}]({path.stem}-{name}.png)", ""]
@@ -403,15 +390,14 @@ def few_bits_errors(rows: list[Row]) -> list[str]:
 
 
 def one_row(rows: list[Row]) -> list[str]:
-    """Make a table of microseconds a step of one row with one input, and the share of the rate of reading."""
+    """Make a table of microseconds a step of one row with one input."""
     rows = [r for r in rows if r["I"] == 1]
     names = list(dict.fromkeys(r["candidate"] for r in rows))
     lines = [["", "H", "threads", *names]]
     for (kind, H, threads), mine in group_rows(rows, "kind", "H", "threads").items():
         cells = dict.fromkeys(names, "")
         for r in mine:
-            rate = f" ({100 * r['share']:.0f} %)" if r["share"] else ""
-            cells[r["candidate"]] = microseconds(r["microseconds"] / 20) + rate
+            cells[r["candidate"]] = microseconds(r["microseconds"] / 20)
         lines.append([kind, str(H), str(threads), *cells.values()])
     return table(lines)
 
@@ -438,7 +424,7 @@ def quantization_page(path: Path) -> str:
     disturbed = sum(r["rounds"] - r["marked"] < ENOUGH for r in ours)
     page = [QUANTIZATION_HEAD, *few_bits(path)]
     page += [f"At {disturbed} of {len(ours)} points the machine was disturbed in most rounds.", ""]
-    page += ["## One row, one input", "", "Microseconds a step; ours with the share of the rate of reading:", ""]
+    page += ["## One row, one input", "", "Microseconds a step:", ""]
     page += [*one_row(rows), "## How far y is off", "", "Geometric means over all sizes; the largest:", ""]
     page += few_bits_errors(rows)
     return "\n".join(page[:-1]) + "\n"

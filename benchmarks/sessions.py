@@ -13,7 +13,6 @@ the rounds.
 * a stream each: a stream of one row for every session.
 * a table of states: arrays with a row for each session; the states of those that are ready are gathered for one call of
   the layer, and scattered after it.
-* a mask for all: one call with all rows, of which `mask` counts those that are ready.
 * onnxruntime, gathered: a table of states, by numpy, and a run of an exported model of ONNX's own LSTM nodes.
 """
 
@@ -44,12 +43,10 @@ Step = Callable[[Array, Array], Array]  # rows [n] and their x [n,I] to their y 
 
 
 def make_steps(net: Stack, sessions: int) -> dict[str, Step]:
-    zeros = [np.zeros((sessions, layer.hidden_size), net.dtype) for layer in net.layers for _ in range(2)]
+    table = [np.zeros((sessions, layer.hidden_size), net.dtype) for layer in net.layers for _ in range(2)]
     streams = [net.stream() for _ in range(sessions)]
     of_rows, served = net.stream(sessions), Sessions(net, capacity=sessions)
     ids = [served.open() for _ in range(sessions)]
-    table, masked = [array.copy() for array in zeros], [array.copy() for array in zeros]
-    padded = np.zeros((sessions, net.input_size), net.dtype)
 
     def rows_of_a_stream(rows: Array, x: Array) -> Array:
         return of_rows.step(x, rows=rows)
@@ -69,21 +66,11 @@ def make_steps(net: Stack, sessions: int) -> dict[str, Step]:
             array[rows] = last
         return y[0]
 
-    def mask_for_all(rows: Array, x: Array) -> Array:
-        nonlocal masked
-        padded[rows] = x
-        ready = np.zeros((1, sessions), bool)
-        ready[0, rows] = True
-        y, state = net(padded[None], pair_states(masked), mask=ready)
-        masked = [*itertools.chain(*state)]
-        return y[0, rows]
-
     return {
         "rows of a stream": rows_of_a_stream,
         "Sessions": serve,
         "a stream each": stream_each,
         "a table of states": table_of_states,
-        "a mask for all": mask_for_all,
         ONNXRUNTIME: gather_with_onnxruntime(net, sessions),
     }
 
