@@ -436,6 +436,36 @@ def test_again_from_file_to_file(tmp_path, monkeypatch):
     assert len(rows) == len(POINTS)
 
 
+def test_two_builds(tmp_path, monkeypatch):
+    """Each in processes of blockcell with its own path, and no peers."""
+    started = []
+
+    class Build:
+        missing, waited = None, 0.0
+
+        def __init__(self, name, threads, **environment):
+            started.append((name, threads, environment["PYTHONPATH"]))
+            self.seconds = 3e-6 if environment["PYTHONPATH"] == "old" else 2e-6
+
+        def ask(self, question):
+            return self.seconds
+
+        def close(self):
+            pass
+
+    about = {"cpu": "this", "level": "v3", "dtype": "float32"}
+    monkeypatch.setattr(bench, "start_worker", Build)
+    monkeypatch.setattr(turns, "watch", lambda workers: turns.Watch(workers, Machine().rate))
+    monkeypatch.setattr(bench, "describe_machine", lambda level, dtype, names: about)
+    sizes = ["--tasks", "LSTM training", "--widths", "16", "--batches", "4", "--steps", "20", "--threads", "2"]
+    arguments = ["--builds", "old", "new", *sizes, "--csv", str(tmp_path / "builds.csv")]
+    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
+    bench.main()
+    assert started == [("blockcell", 2, "old"), ("blockcell", 2, "new")]
+    rows, _ = bench.read(tmp_path / "builds.csv")
+    assert [figures(row)[:4] for row in rows] == [["blockcell", 2, 2.0, 1.0], ["before", 2, 3.0, 1.5]]
+
+
 def test_again_leaves_a_file_alone_where_nothing_is_short(tmp_path, monkeypatch):
     bench.write(tmp_path / "a.csv", [row("blockcell"), row("torch", ratio=1.1)], {"level": "v3", "dtype": "float32"})
     monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "a.csv")])
