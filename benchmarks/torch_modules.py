@@ -396,7 +396,8 @@ def main() -> None:
             cells += [f"{statistics.median(ratios[name]):.2f}x" for name in others]
             if case.memory:
                 cells += [f"{max(answers[name][1] for answers in kept):,.0f}" for name in case.candidates]
-                cells.append("yes" if len({own[2] for own in kept[-1].values()}) == 1 else "NO")
+                results = {own[2] for own in kept[-1].values()}
+                cells.append("" if results == {None} else "yes" if len(results) == 1 else "no")
             turns.print_row([*point, *cells])
             last = ratios[others[-1]]
             figures = [round(ratio, 3) for ratio in (statistics.median(last), min(last), max(last))]
