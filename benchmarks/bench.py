@@ -10,6 +10,7 @@ Needed by: docs/performance.md; make bench
     python benchmarks/bench.py --level v3                       # with AVX2 alone, and peers limited to it
     python benchmarks/bench.py --again FILE                     # the points of FILE that fall short, in more rounds
     python benchmarks/bench.py --beside reads both ...          # every point quiet and beside such neighbours
+    python benchmarks/bench.py --builds BEFORE AFTER ...        # two checkouts, built in place, instead of peers
 
 Candidates are those of candidates.py that are installed; the others are named.  Each is asked with one thread and with
 all, and its better median counts; with --threads or --grid everybody has the same number.  A round goes through all
@@ -20,18 +21,19 @@ quartiles.  A point falls short if the upper quartile is below 1: the peer was f
 has a line for each point and candidate, and a JSON file beside it tells of the machine; report.py makes docs/benchmarks
 of them.
 
-With --beside everybody has one thread, and every point is measured quiet and beside each neighbour (neighbour.py).  All
+With --beside everybody has one thread, and every point is measured quiet and beside each neighbour (machine.py).  All
 rounds beside a neighbour count, and none is repeated.
+
+With --builds "before" is a checkout such as one of another commit (`git clone . /elsewhere`) or by another compiler
+(`CC=clang python setup.py build_ext --inplace`), and both have all threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import importlib.metadata
 import itertools
-import json
 import statistics
 import subprocess
 import sys
@@ -43,9 +45,7 @@ from typing import Any
 
 import turns
 from candidates import CANDIDATES, DOES, LAYERS, MORE_LAYERS, MORE_STREAMS, RAW, STREAMS, projection, start_worker
-from ceiling import multiply_adds
-from neighbour import QUIET, add_beside, open_neighbours
-from turns import CPUS, Worker, open_workers, select_rounds, spread, take_turns, watch
+from machine import CPUS, KINDS, QUIET, multiply_adds, open_neighbours
 
 ONE_AND_ALL = sorted({1, CPUS})
 POINT = ["task", "dtype", "T", "B", "I", "H", "beside"]
@@ -119,7 +119,7 @@ class Point:
         self.rounds: list[tuple[Times, bool]] = []
         self.ended: set[Who] = set()
 
-    def ask(self, workers: dict[Who, Worker], budget: float) -> Times:
+    def ask(self, workers: dict[Who, turns.Worker], budget: float) -> Times:
         """Return each candidate's time; a peer whose process ends is left out of this point."""
         times = {}
         for who, worker in workers.items():
@@ -141,14 +141,14 @@ class Point:
 
     def rows(self) -> list[Row]:
         """Return the rows of the CSV."""
-        rounds = select_rounds(self.rounds, self.beside == QUIET)
+        rounds = turns.select_rounds(self.rounds, self.beside == QUIET)
         medians = {who: statistics.median(r[who] for r in rounds) for who in rounds[0] if who not in self.ended}
         best: dict[str, Who] = {}
         for who in sorted(medians, key=lambda who: medians[who]):
             best.setdefault(who[0], who)
         rows = []
-        for who in (best[name] for name in CANDIDATES if name in best):
-            ratio = spread([r[who] / r[best["blockcell"]] for r in rounds])
+        for who in (best[name] for name in DOES if name in best):
+            ratio = turns.spread([r[who] / r[best["blockcell"]] for r in rounds])
             figures = [round(medians[who] * 1e6, 2), *(round(value, 3) for value in ratio)]
             point = [self.task, self.dtype, *self.sizes.values(), self.beside]
             line = [*point, *who, *figures, len(self.rounds), self.count_marked()]
@@ -159,21 +159,13 @@ class Point:
 # ----------------------------------------------------------------------------------------------------------- the files
 def read(path: Path) -> tuple[list[Row], Row]:
     """Read the rows of a CSV file and its JSON file; older files lack spread, marks and neighbours."""
-    with path.open(newline="") as file:
-        rows: list[Row] = list(csv.DictReader(file))
-    for row in rows:
-        row |= {name: int(row.get(name, 0)) for name in ("T", "B", "I", "H", "threads", "rounds", "marked")}
-        row |= {name: float(row.get(name, row["ratio"])) for name in ("microseconds", "ratio", "low", "high")}
-        row.setdefault("beside", QUIET)
-    return rows, json.loads(path.with_suffix(".json").read_text())
+    rows = [{"low": row["ratio"], "high": row["ratio"], "rounds": 0, "marked": 0, "beside": QUIET} | row
+            for row in turns.read_table(path)]  # fmt: skip
+    return rows, turns.read_about(path)
 
 
 def write(path: Path, rows: list[Row], about: Row) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+    turns.write_table(path, COLUMNS, ([row[column] for column in COLUMNS] for row in rows), about)
 
 
 def group_rows(rows: list[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
@@ -227,7 +219,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=[*CANDIDATES], help="only these")
     parser.add_argument("--level", help="blockcell's CPU level; with v3, peers are limited to AVX2 as well")
     parser.add_argument("--csv", type=Path, help="write the points to this file")
-    add_beside(parser)
+    parser.add_argument("--builds", nargs=2, metavar="FOLDER", help="compare two checkouts of blockcell")
+    text = "compare quiet and beside each of these neighbours; all rounds count there, and marked ones are told"
+    parser.add_argument("--beside", nargs="+", choices=KINDS, default=[], metavar="KIND", help=text)
     options = parser.parse_args()
     if options.grid:
         tasks, more = ["LSTM inference", "LSTM training"], MORE_LAYERS
@@ -235,7 +229,8 @@ def parse_options() -> argparse.Namespace:
     for name, values in sizes.items():
         setattr(options, name, getattr(options, name) or values)
     options.tasks = options.tasks or (more if options.more else tasks)
-    options.threads = options.threads or ([1] if options.beside else ONE_AND_ALL if options.grid else None)
+    default = [1] if options.beside else ONE_AND_ALL if options.grid else [CPUS] if options.builds else None
+    options.threads = options.threads or default
     options.budget = options.budget or (0.03 if options.quick or options.grid else 0.1)
     options.rounds = options.rounds or (15 if options.again else 5)
     return options
@@ -290,11 +285,18 @@ def main() -> None:
     names = [n for n in CANDIDATES if n == "blockcell" or options.peers is None or n in options.peers]
     if options.level == "v3":
         names = [n for n in names if n != "tensorflow"]  # takes no such limit
+    folders = dict(zip(("before", "blockcell"), options.builds, strict=True)) if options.builds else {}
     numbers = sorted({threads for point in todo for threads in point.teams})
+
+    def start(name: str, threads: int) -> turns.Worker:
+        if name in folders:
+            return start_worker("blockcell", threads, PYTHONPATH=folders[name], **environment)
+        return start_worker(name, threads, **environment)
+
     with contextlib.ExitStack() as stack:
         neighbours = stack.enter_context(open_neighbours(options.beside))
-        team = {(name, threads): start_worker(name, threads, **environment) for name in names for threads in numbers}
-        workers = stack.enter_context(open_workers(team, needed=False))
+        team = {(name, threads): start(name, threads) for name in folders or names for threads in numbers}
+        workers = stack.enter_context(turns.open_workers(team, needed=False))
         missing = (options.peers if options.again else {"blockcell"}) - {name for name, _ in workers}
         if missing:
             sys.exit(f"{', '.join(missing)} must run here")
@@ -303,9 +305,9 @@ def main() -> None:
         print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
         if options.again and before["cpu"] != about["cpu"]:
             sys.exit(f"{options.again} was measured on {before['cpu']}")
-        guard, start, all_ = watch(workers.values()), time.time(), options.rounds * len(todo)
+        guard, start, all_ = turns.watch(workers.values()), time.time(), options.rounds * len(todo)
         more = 0 if options.quick or options.beside else options.rounds
-        for done, k in enumerate(take_turns([point.rounds for point in todo], options.rounds, more), 1):
+        for done, k in enumerate(turns.take_turns([point.rounds for point in todo], options.rounds, more), 1):
             point = todo[k]
             with neighbours[point.beside].awake():
                 point.rounds.append(guard.round(max(point.teams), partial(point.ask, workers, options.budget)))

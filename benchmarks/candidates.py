@@ -217,8 +217,10 @@ def openvino(threads: int) -> Callable[[str, str, Sizes], Call]:
 
 CANDIDATES = {function.__name__: function for function in (blockcell, tensorflow, torch, onnxruntime, openvino)}
 NATIVE = [task for task in LAYERS + MORE_LAYERS if "inference" in task and "projected" not in task]
+EVERYTHING = (RAW + LAYERS + STREAMS + MORE_LAYERS + MORE_STREAMS, ["float32", "float64", "float16"])
 DOES = {  # what a candidate can be asked, in which dtypes
-    "blockcell": (RAW + LAYERS + STREAMS + MORE_LAYERS + MORE_STREAMS, ["float32", "float64", "float16"]),
+    "blockcell": EVERYTHING,
+    "before": EVERYTHING,  # another build of blockcell
     "tensorflow": (RAW, ["float32", "float16"]),
     "torch": ([task for task in LAYERS + MORE_LAYERS if not task.startswith("GRU ")], ["float32", "float64"]),
     "onnxruntime": (NATIVE, ["float32"]),

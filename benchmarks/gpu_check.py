@@ -3,21 +3,19 @@
 Needed by: make gpu-check, docs/onnx/runtimes.md
 
     make gpu-check PYTHON=python3              # on what that Python has: CUDA, else WebGPU; and torch if it is there
-    python benchmarks/gpu_check.py --provider cpu --output FILE [--steps T] [--quick]    # the same steps, without a GPU
+    python benchmarks/gpu_check.py --provider cpu [--output FILE] [--steps T] [--quick]    # the same, without a GPU
 
 Results: every op, dtype and form through `onnx_export.Session`, which makes a node on the CPU an error, against the
 formulas in float64; the exit status is 1 when one is out of bounds.  Times: forward with all outputs, everything on the
 device, T steps a call; the median of rounds, each of calls for about 0.1 s that end with one synchronisation.  Products
-of float32 are computed in float32, not TF32, by all.  Writes docs/benchmarks/gpu.md for CUDA and webgpu.md for WebGPU;
-without a GPU, or with one that is made of software, it has to be told where to write: those pages are for a GPU's
-figures.
+of float32 are computed in float32, not TF32, by all.  Writes build/gpu-check-PROVIDER.md, and for CUDA
+docs/benchmarks/gpu.md; docs/benchmarks/webgpu.md is such a page of a GPU that is no software.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -38,15 +36,18 @@ import turns
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
-PAGES = {
-    provider: ROOT / "docs" / "benchmarks" / name for provider, name in [("cuda", "gpu.md"), ("webgpu", "webgpu.md")]
-}
+PAGES = {"cuda": ROOT / "docs" / "benchmarks" / "gpu.md"}
 TITLES = {"cuda": "a GPU, by CUDA", "webgpu": "a GPU, by WebGPU", "cpu": "the CPU"}
 SIZES = {"T": 7, "B": 5, "I": 6, "H": 16}
 GRID = [(H, B) for H in (128, 512) for B in (1, 64)]
 CAPTURED = "unroll, CUDA graph"
 FORMS = ["scan", "unroll", CAPTURED, "native"]
-NO_CUDNN_GRU = "not exact: cuDNN's GRU resets after the product"
+PEERS = {  # of ops
+    "BlockLSTM": "torch LSTM (h only)",
+    "block_gru": "compiled loop (h only)",
+    "block_gru_reset_after": "torch GRU (h only)",
+}
+NO_CUDNN_GRU = "not exact"  # cuDNN's resets after the product
 ROUNDS, SECONDS = 9, 0.1
 Run = Callable[[], object]
 
@@ -211,33 +212,23 @@ def prepare_torch(peer: str, sizes: dict[str, int], provider: str) -> tuple[Run,
 
 def time_forms(steps: int, grid: list[tuple[int, int]], provider: str) -> list[list[str]]:
     """Return a row for every op and form: microseconds per step for every H and B, or why there are none."""
-    forms: list[tuple[str, str, Callable[..., tuple[Run, Run]]]] = [
-        *(("BlockLSTM", form, prepare_onnxruntime) for form in FORMS),
-        ("", "torch LSTM (h only)", prepare_torch),
-        *(("block_gru", form, prepare_onnxruntime) for form in FORMS),
-        ("", "compiled loop (h only)", prepare_torch),
-        *(("block_gru_reset_after", form, prepare_onnxruntime) for form in FORMS),
-        ("", "torch GRU (h only)", prepare_torch),
-    ]
+    cases = []
+    for op, peer in PEERS.items():
+        cases += [(op, form) for form in FORMS if form != CAPTURED or provider == "cuda"]
+        cases += [("", peer)] if provider != "webgpu" else []
     rows = []
-    for op, form, candidate in forms:
+    for op, form in cases:
         row = [op, form]
         for H, B in grid:
             sizes = {"T": steps, "B": B, "I": H, "H": H}
-            if candidate is prepare_torch and provider == "webgpu":
-                row.append("torch has no WebGPU")
-            elif candidate is prepare_torch and importlib.util.find_spec("torch") is None:
-                row.append("no torch here")
-            elif form == CAPTURED and provider != "cuda":
-                row.append("needs CUDA")
-            elif op == "block_gru" and form == "native" and provider == "cuda":
+            if op == "block_gru" and form == "native" and provider == "cuda":
                 row.append(NO_CUDNN_GRU)
-            else:
-                try:
-                    runner = candidate(*([op] if op else []), form, sizes, provider)
-                    row.append(f"{seconds_of_call(*runner) / steps * 1e6:.2f}")
-                except Exception as failure:  # the others are still wanted
-                    row.append(describe_failure(failure))
+                continue
+            try:
+                runner = prepare_onnxruntime(op, form, sizes, provider) if op else prepare_torch(form, sizes, provider)
+                row.append(f"{seconds_of_call(*runner) / steps * 1e6:.2f}")
+            except Exception as failure:  # the others are still wanted
+                row.append(describe_failure(failure))
         rows.append(row)
         print(*row, flush=True)
     return rows
@@ -247,6 +238,14 @@ def time_forms(steps: int, grid: list[tuple[int, int]], provider: str) -> list[l
 def table(head: list[str], rows: list[list[str]]) -> str:
     cells = [[part.replace("|", "/") for part in row] for row in (head, ["---"] * len(head), *rows)]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def join_forms(rows: list[list[str]]) -> list[list[str]]:
+    """Return the rows of results with forms of an op and dtype that have the same results in one."""
+    forms: dict[tuple[str, ...], list[str]] = {}
+    for op, dtype, form, *result in rows:
+        forms.setdefault((op, dtype, *result), []).append(form)
+    return [[op, dtype, ", ".join(own), *result] for (op, dtype, *result), own in forms.items()]
 
 
 def describe_run(provider: str) -> str:
@@ -265,32 +264,16 @@ def describe_run(provider: str) -> str:
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         where = "GPU and driver: " + subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     elif provider == "webgpu":
-        where = f"Vulkan device: {adapter()[0]}"
+        where = f"Vulkan devices: {vulkan_devices()}"
     return f"{where}; {', '.join(versions)}"
 
 
-def adapter() -> tuple[str, bool | None]:
-    """Return the device of WebGPU, and whether that is software; None if nothing tells."""
-    if tool := shutil.which("vulkaninfo"):
-        summary = subprocess.run([tool, "--summary"], capture_output=True, text=True).stdout
-        if names := devices(summary):
-            return names
-    for variable in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
-        if driver := os.environ.get(variable):
-            return driver, True if re.search("swiftshader|lvp", driver) else None
-    return "unknown: install vulkan-tools", None
-
-
-def devices(summary: str) -> tuple[str, bool] | None:
-    """Return the GPUs in vulkaninfo's summary, else its software devices, and whether they are software."""
-    all_facts = [
-        dict(re.findall(r"(\w+) += (.*)", part)) for part in re.split(r"^GPU\d+:$", summary, flags=re.MULTILINE)[1:]
-    ]
-    hardware = [facts for facts in all_facts if not facts["deviceType"].endswith("_CPU")]
-    texts = [
-        f"{facts['deviceName']}, {facts['driverName']} {facts['driverInfo']}".strip() for facts in hardware or all_facts
-    ]
-    return (" or ".join(texts), not hardware) if all_facts else None
+def vulkan_devices() -> str:
+    """Return the names of the GPUs in vulkaninfo's summary, among which may be software."""
+    if not shutil.which("vulkaninfo"):
+        return "unknown without vulkan-tools"
+    summary = subprocess.run(["vulkaninfo", "--summary"], capture_output=True, text=True).stdout
+    return ", ".join(re.findall(r"deviceName += (.*)", summary))
 
 
 def choose_provider(name: str | None) -> str:
@@ -298,9 +281,11 @@ def choose_provider(name: str | None) -> str:
     from onnx_export.runtime import why_not
 
     choices = [name] if name else ["cuda", "webgpu"]
-    for provider in filterfalse(why_not, choices):
-        return provider
-    sys.exit("\n".join(f"provider {provider!r}: {why_not(provider)}" for provider in choices))
+    reasons = {provider: why_not(provider) for provider in choices}
+    for provider, reason in reasons.items():
+        if not reason:
+            return provider
+    sys.exit("\n".join(f"provider {provider!r}: {reason}" for provider, reason in reasons.items()))
 
 
 def main() -> None:
@@ -308,29 +293,23 @@ def main() -> None:
     parser.add_argument(
         "--provider", choices=["cuda", "webgpu", "cpu"], help="the first of them that runs, but not cpu"
     )
-    parser.add_argument(
-        "--output", type=Path, help="the page to write; by default one in docs/benchmarks, for a GPU only"
-    )
+    parser.add_argument("--output", type=Path, help="the page to write")
     parser.add_argument("--steps", type=int, default=100, help="T (default: 100)")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     options = parser.parse_args()
     provider = choose_provider(options.provider)
-    device, software = adapter() if provider == "webgpu" else ("", provider == "cpu")
-    output = options.output or (PAGES[provider] if software is False else None)
-    if output is None:
-        parser.error(f"--output is needed where no GPU is known to compute; here it is {device or 'the CPU'}")
+    output = options.output or PAGES.get(provider, ROOT / "build" / f"gpu-check-{provider}.md")
     result_rows, ok = check_results(provider)
     grid = GRID[:1] if options.quick else GRID
     time_rows = time_forms(options.steps, grid, provider)
-    warning = "**This device is made of software: its times mean nothing.**\n\n" if device and software else ""
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(
         f"# On {TITLES[provider]}\n\n"
-        f"Written by `make gpu-check` on {time.strftime('%Y-%m-%d')}. {describe_run(provider)}.\n\n{warning}"
+        f"Written by `make gpu-check` on {time.strftime('%Y-%m-%d')}. {describe_run(provider)}.\n\n"
         f"## Time per step in microseconds, forward, T = {options.steps}, I = H, float32\n\n"
         + table(["op", "form", *(f"H {H}, B {B}" for H, B in grid)], time_rows)
         + "\n## Largest error, relative to the output's largest entry\n\n"
-        + table(["op", "dtype", "form", "error", "output", "verdict"], result_rows)
+        + table(["op", "dtype", "form", "error", "output", "verdict"], join_forms(result_rows))
     )
     print(f"{output}: {sum(row[-1] == 'ok' for row in result_rows)} of {len(result_rows)} within bounds")
     sys.exit(0 if ok else 1)

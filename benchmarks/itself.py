@@ -1,223 +1,319 @@
-"""Compare blockcell with itself: all threads with one, float64 and float16 with float32; measure the slowest steps of
-a stream and the cost of small calls.
+"""Measure blockcell alone: threads, dtypes, padding, small calls, streams, and shares of the ceiling.
 
 Needed by: docs/performance.md
 
-    python benchmarks/itself.py [--rounds 7]
-    python benchmarks/itself.py --small   # instead: what small calls cost
-    python benchmarks/itself.py --ragged  # instead: batches of rows that end early, beside those of full length
-    python benchmarks/itself.py --quantized LSTM    # instead: quantized layers, where they gain least
+    python benchmarks/itself.py gains [--rounds 15]      # all threads beside one, float64 and float16 beside float32
+    python benchmarks/itself.py padding                  # batches of rows that end early, beside those of full length
+    python benchmarks/itself.py calls                    # small calls
+    python benchmarks/itself.py loop                     # a training loop in parts, beside PyTorch's if it is installed
+    python benchmarks/itself.py streams                  # the slowest steps of a stream, and what they allocate
+    python benchmarks/itself.py shares [--level v3]      # shares of the multiply-add ceiling, where arithmetic counts
+    python benchmarks/itself.py tile [--level v3]        # multiply-adds a second of the register tile alone
 
-Two processes of blockcell, with one thread and with all, are asked in turn; a ratio is the median of the rounds'.
-Rounds on a disturbed machine are repeated (turns.py).  Prints Markdown.
+Where processes of blockcell with one thread and with all are asked in turn, rounds on a disturbed machine are repeated
+(turns.py), and a ratio is the median of the rounds'.  A star says that disturbed rounds had to count.  Ceilings
+(machine.py) are of the same level and as many threads, for 8 bits that of float32; shares need a C compiler, and the
+tile a checkout that was built in place.  Prints Markdown.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
+import os
 import statistics
 import time
 import timeit
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product, repeat
+from typing import Any
 
 import numpy as np
+import turns
+from bench import operations
 from candidates import LAYERS, start_worker
-from turns import CPUS, Watch, Worker, make_parser, open_workers, print_heads, print_row, select_rounds, watch
+from machine import CPUS, LEVELS, multiply_adds
 
 import blockcell
-from blockcell.optable import SCHEMES
+from blockcell import LSTM, Bidirectional, Dense, Stack, _integer, loss, optim
+from blockcell.optable import REALS
+from blockcell.quantization import KERNEL_FORMATS
 
+Call = Callable[[], object]
 SIZES = [(20, 4, 40), (20, 4, 128), (20, 16, 128), (20, 64, 128), (20, 1, 256), (20, 16, 256), (20, 64, 256)]  # T, B, H
 STEPS = 100_000
 RAGGED = [(100, 16, 64), (100, 64, 64), (100, 64, 256)]  # T, B, H
 PADDING = [50, 90]  # percent
-KINDS: dict[str, Callable[[int], blockcell.Layer]] = {
-    "LSTM": lambda H: blockcell.LSTM(*draw_normal((2 * H, 4 * H), 4 * H)),
-    "GRU": lambda H: blockcell.GRU(*draw_normal((2 * H, 2 * H), (2 * H, H), 2 * H, H)),
-    "GRU(reset_after)": lambda H: blockcell.GRU(*draw_normal((2 * H, 2 * H), (2 * H, H), 2 * H, H), reset_after=True),
-    "Dense": lambda H: blockcell.Dense(*draw_normal((H, H), H)),
-}
-MOST = 6e7  # cells times those that each reads, rows and steps: in longer calls widening does not count
-WORST = 8  # points that are printed
-STORED = {"H": (64, 128, 256, 512, 1024), "B": (1, 2, 4, 6, 8, 12, 16, 24, 64, 256), "T": (1, 5, 20, 100)}
+SHARED_SIZES = [(20, B, H) for H in (256, 512, 1024) for B in (4, 16, 24, 64)]  # T, B, H, of shares
+INTEGERS = {"base": ("sse2", "c"), "v3": ("avx2",), "v4": ("avx512_vnni", "avx2")}  # integer products of a level
+PANELS, LINES, REDUCED, OPERATIONS = 2, 4, 512, 2e7  # of a call of the tile
 
 
-def time_task(worker: Worker, task: str, dtype: str, T: int, B: int, H: int, padding: int = 0) -> float:
+# ------------------------------------------------------------------------------------------------- processes in turn
+def time_task(worker: turns.Worker, task: str, dtype: str, T: int, B: int, H: int, padding: int = 0) -> float:
     return worker.ask((task, dtype, {"T": T, "B": B, "I": H, "H": H, "padding": padding}, 0.05))
 
 
-def make_stream_step(H: int) -> Callable[[], object]:
-    """Return a call that steps an LSTM with one input."""
-    stream = blockcell.LSTM.init(1, H, seed=0).stream()
-    return partial(stream.step, np.ones((1, 1), np.float32), np.empty((1, H), np.float32))
+def measure_tasks(
+    sizes: Sequence[tuple[int, int, int]], ask: Callable[..., Any], options: argparse.Namespace
+) -> Iterator[tuple[list[object], list[Any], str]]:
+    """Yield the cells of each size and task, the results of its rounds that count, and a star if disturbed ones do.
+
+    ``ask`` gets the process with one thread, the one with all, the task, T, B and H.
+    """
+    level = {"BLOCKCELL_LEVEL": options.level}
+    with turns.open_workers({threads: start_worker("blockcell", threads, **level) for threads in (1, CPUS)}) as workers:
+        guard = turns.watch(workers.values())
+        for (T, B, H), task in product(sizes, options.tasks):
+            measure = partial(ask, workers[1], workers[CPUS], task, T, B, H)
+            rounds = guard.rounds(CPUS, measure, options.rounds)
+            star = "*" if sum(not marked for _, marked in rounds) < turns.ENOUGH else ""
+            yield [T, B, H, task], turns.select_rounds(rounds), star
 
 
-def time_steps(step: Callable[[], object]) -> list[float]:
-    """Return the microseconds of single steps, as Python sees them, the slowest last."""
-    times = []
-    for _ in range(STEPS):
-        start = time.perf_counter_ns()
-        step()
-        times.append((time.perf_counter_ns() - start) / 1e3)
-    return sorted(times)
+def print_gains(options: argparse.Namespace) -> None:
+    """Print what all threads gain, and what float64 and float16 cost."""
+
+    def ask(one: turns.Worker, every: turns.Worker, task: str, *size: int) -> list[float]:
+        times = [time_task(every, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
+        return [time_task(one, task, "float32", *size), *times]
+
+    heads = ["one thread, us", f"{CPUS} threads", "float64 / float32", "float16 / float32"]
+    turns.print_heads(["T", "B", "I = H", "task", *heads])
+    for cells, rounds, star in measure_tasks(SIZES, ask, options):
+        gain, double, half = (
+            statistics.median(times[a] / times[b] for times in rounds) for a, b in ((0, 1), (2, 1), (3, 1))
+        )
+        single = statistics.median(times[0] for times in rounds) * 1e6
+        turns.print_row([*cells, f"{single:.0f}{star}", f"{gain:.2f}x", f"{double:.2f}", f"{half:.2f}"])
 
 
-def measure_peak(step: Callable[[], object]) -> int:
-    """Return the bytes that a thousand steps have allocated at their peak."""
-    step()
-    thousand = repeat(None, 1000)
-    tracemalloc.start()
-    for _ in thousand:
-        step()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
+def print_padding(options: argparse.Namespace) -> None:
+    """Print the time of padded batches as a share of the time of full ones."""
+
+    def ask(one: turns.Worker, every: turns.Worker, *task_and_size: Any) -> list[list[float]]:
+        task, *size = task_and_size
+        return [[time_task(w, task, "float32", *size, padding) for padding in (0, *PADDING)] for w in (one, every)]
+
+    columns = [f"{prefix}{padding} % padding" for prefix in ("", f"{CPUS} threads: ") for padding in PADDING]
+    turns.print_heads(["T", "B", "I = H", "task", "full, one thread, us", *columns])
+    for cells, rounds, star in measure_tasks(RAGGED, ask, options):
+        full = statistics.median(times[0][0] for times in rounds) * 1e6
+        shares = [statistics.median(times[k][n] / times[k][0] for times in rounds) for k in (0, 1) for n in (1, 2)]
+        turns.print_row([*cells, f"{full:.0f}{star}", *[f"{share:.2f}" for share in shares]])
 
 
-def make_small_calls() -> dict[str, Callable[[], object]]:
+def print_shares(options: argparse.Namespace) -> None:
+    """Print shares of the ceiling, which is measured just before each round."""
+
+    def ask(one: turns.Worker, every: turns.Worker, task: str, T: int, B: int, H: int) -> list[float]:
+        shares, done = [], operations(task, {"T": T, "B": B, "I": H, "H": H})
+        for worker, threads in ((one, 1), (every, CPUS)):
+            ceiling = multiply_adds(options.level, "float32", threads, rounds=500_000, tries=3) * 1e9
+            shares.append(done / time_task(worker, task, "float32", T, B, H) / ceiling)
+        return shares
+
+    turns.print_heads(["T", "B", "I = H", "task", "one thread, %", f"{CPUS} threads, %"])
+    for cells, rounds, star in measure_tasks(SHARED_SIZES, ask, options):
+        percents = (f"{100 * statistics.median(shares):.0f}{star}" for shares in zip(*rounds, strict=True))
+        turns.print_row([*cells, *percents])
+
+
+# --------------------------------------------------------------------------------------------------- in this process
+def make_small_calls() -> dict[str, Call]:
     """Return calls of one row and one step, by name: they do hardly any arithmetic."""
-    layer, x = blockcell.LSTM.init(32, 32, seed=0), np.ones((1, 1, 32), np.float32)
-    stack = blockcell.Stack([layer, blockcell.Dense.init(32, 4, seed=1)])
-    classifier = blockcell.Stack([blockcell.LSTM.init(1, 16, seed=2), blockcell.Dense.init(16, 2, seed=3, last=True)])
-    both = blockcell.Bidirectional(layer, layer)
-    x_of_one, lengths, stream, row = x[..., :1].copy(), np.ones(1, int), layer.stream(), x[0]
+    layer, x = LSTM.init(32, 32, seed=0), np.ones((1, 1, 32), np.float32)
+    stack = Stack([layer, Dense.init(32, 4, seed=1)])
+    classifier = Stack([LSTM.init(1, 16, seed=2), Dense.init(16, 2, seed=3, last=True)])
+    both, lengths, stream = Bidirectional(layer, layer), np.ones(1, int), layer.stream()
 
-    def make_training_step(layer: blockcell.Layer, x: np.ndarray) -> Callable[[], object]:
+    def make_training_step(layer: blockcell.Layer, x: np.ndarray) -> Call:
         y = layer(x)[0]
         return lambda: layer.backward(layer.forward(x)[2], y)
 
     return {
-        "a stream's step": lambda: stream.step(row),
+        "a stream's step": lambda: stream.step(x[0]),
         "`layer(x)`": lambda: layer(x),
-        "`layer(x, batch_first=True)`": lambda: layer(x, batch_first=True),
         "`layer(x, lengths=)`": lambda: layer(x, lengths=lengths),
         "a `Stack` of an LSTM and a `Dense`": lambda: stack(x),
         "a `Bidirectional` of two LSTMs": lambda: both(x),
         "`forward` and `backward`": make_training_step(layer, x),
         "`forward` and `backward` of the `Stack`": make_training_step(stack, x),
-        "`forward` and `backward` of the classifier in docs/layers.md": make_training_step(classifier, x_of_one),
+        "`forward` and `backward` of the classifier in docs/layers.md": make_training_step(
+            classifier, x[..., :1].copy()
+        ),
         "the same at T = 10, B = 8": make_training_step(classifier, np.ones((10, 8, 1), np.float32)),
     }
 
 
-def time_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the microseconds of each call, the median of rounds in turn."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(30):
-        for name, call in calls.items():
-            start = time.perf_counter_ns()
-            for _ in repeat(None, 300):
-                call()
-            times[name].append((time.perf_counter_ns() - start) / 3e5)
-    return {name: statistics.median(call_times[5:]) for name, call_times in times.items()}
+def print_calls(options: argparse.Namespace) -> None:
+    """Print the microseconds of small calls, medians of rounds in turn."""
+    calls = make_small_calls()
+    rounds = [{name: timeit.timeit(call, number=300) / 300 for name, call in calls.items()} for _ in range(30)]
+    turns.print_heads(["call, H = 32, T = B = 1", "us"])
+    for name in calls:
+        turns.print_row([name, f"{1e6 * statistics.median(times[name] for times in rounds[5:]):.2f}"])
 
 
-def print_small_calls() -> None:
-    print_heads(["call, H = 32, T = B = 1", "us"])
-    for name, median in time_calls(make_small_calls()).items():
-        print_row([name, f"{median:.2f}"])
+def make_our_step(T: int, B: int) -> Callable[[], Iterator[None]]:
+    """Return a step of the training loop in docs/layers.md, which stops after each part."""
+    (x, labels), memory = draw_batch(T, B), None
+    net = Stack([LSTM.init(1, 16, seed=1), Dense.init(16, 2, seed=2, last=True)])
+
+    def step() -> Iterator[None]:
+        nonlocal memory
+        logits, _, tape = net.forward(x)
+        yield
+        _, d_logits = loss.softmax_cross_entropy(logits, labels)
+        yield
+        _, _, grads = net.backward(tape, d_logits)
+        yield
+        weights, memory = optim.adam(net.weights, grads, memory, learning_rate=0.02)
+        yield
+        net.set_weights(**weights)
+        yield
+
+    return step
 
 
-def print_ragged(workers: Iterable[Worker], guard: Watch, rounds: int) -> None:
-    """Print the time of padded batches as a share of the time of full ones."""
+def make_torch_step(T: int, B: int) -> Callable[[], Iterator[None]]:
+    """Return the same of PyTorch, which updates weights in place."""
+    import torch
 
-    def ask(task: str, *size: int) -> list[list[float]]:
-        return [[time_task(worker, task, "float32", *size, padding) for padding in (0, *PADDING)] for worker in workers]
+    x, labels = map(torch.from_numpy, draw_batch(T, B))
+    lstm, dense = torch.nn.LSTM(1, 16), torch.nn.Linear(16, 2)
+    adam = torch.optim.Adam([*lstm.parameters(), *dense.parameters()], lr=0.02)
 
-    columns = [f"{prefix}{padding} % padding" for prefix in ("", f"{CPUS} threads: ") for padding in PADDING]
-    print_heads(["T", "B", "I = H", "task", "full, one thread, us", *columns])
-    for size, task in product(RAGGED, LAYERS):
-        times = select_rounds(guard.rounds(CPUS, partial(ask, task, *size), rounds))
-        full = statistics.median(t[0][0] for t in times) * 1e6
-        shares = [statistics.median(t[k][n] / t[k][0] for t in times) for k in (0, 1) for n in (1, 2)]
-        print_row([*size, task, f"{full:.0f}", *[f"{share:.2f}" for share in shares]])
+    def step() -> Iterator[None]:
+        logits = dense(lstm(x)[0][-1])
+        yield
+        mean = torch.nn.functional.cross_entropy(logits, labels)
+        yield
+        mean.backward()
+        yield
+        adam.step()
+        adam.zero_grad()
+        yield
 
-
-def print_gains(one_thread: Worker, every: Worker, guard: Watch, rounds: int) -> None:
-    """Print what all threads gain, and what float64 and float16 cost."""
-
-    def ask(task: str, *size: int) -> list[float]:
-        times = [time_task(one_thread, task, "float32", *size)]
-        return times + [time_task(every, task, dtype, *size) for dtype in ("float32", "float64", "float16")]
-
-    heads = ["one thread, us", f"{CPUS} threads", "float64 / float32", "float16 / float32"]
-    print_heads(["T", "B", "I = H", "task", *heads])
-    for size, task in product(SIZES, LAYERS):
-        times = select_rounds(guard.rounds(CPUS, partial(ask, task, *size), rounds))
-        gain, double, half = (
-            statistics.median(ratios)
-            for ratios in ([t[0] / t[1] for t in times], [t[2] / t[1] for t in times], [t[3] / t[1] for t in times])
-        )
-        single = statistics.median(t[0] for t in times) * 1e6
-        print_row([*size, task, f"{single:.0f}", f"{gain:.2f}x", f"{double:.2f}", f"{half:.2f}"])
+    return step
 
 
-def print_streams() -> None:
-    """Print the times of steps of a stream, and the bytes they allocate."""
-    print_heads(["H", "median of a step, us", "99.9 %", "slowest", "bytes allocated"])
+def draw_batch(T: int, B: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).uniform(-1, 1, (T, B, 1)).astype(np.float32)
+    return x, (x[0, :, 0] > 0).astype(int)
+
+
+def print_loop(options: argparse.Namespace) -> None:
+    """Print the microseconds of each part of a training step, in the loop, medians over its steps."""
+    parts = ("forward", "loss", "backward", "adam", "set_weights")
+    turns.print_heads(["T", "B", "", *parts, "step, us"])
+    makers = {"blockcell": make_our_step}
+    if importlib.util.find_spec("torch"):
+        makers["torch.nn"] = make_torch_step
+    for T, B in ((1, 1), (10, 8)):
+        steps = {name: make(T, B) for name, make in makers.items()}
+        stamps: dict[str, list[list[int]]] = {name: [] for name in steps}
+        for _, (name, step) in product(range(10), steps.items()):  # in turn
+            own = [[time.perf_counter_ns(), *(time.perf_counter_ns() for _ in step())] for _ in range(300)]
+            stamps[name] += own[30:]
+        for name, own in stamps.items():
+            shown = [f"{us:.1f}" for us in np.median(np.diff(own), axis=0) / 1e3]
+            whole = statistics.median(ticks[-1] - ticks[0] for ticks in own) / 1e3
+            turns.print_row([T, B, name, *shown, *[""] * (len(parts) - len(shown)), f"{whole:.0f}"])
+
+
+def print_streams(options: argparse.Namespace) -> None:
+    """Print the times of steps of a stream, as Python sees them, and the bytes that a thousand steps allocate."""
+    turns.print_heads(["H", "median of a step, us", "99.9 %", "slowest", "bytes allocated"])
     for H in (16, 40, 128):
-        step = make_stream_step(H)
-        times = time_steps(step)
+        stream = LSTM.init(1, H, seed=0).stream()
+        step = partial(stream.step, np.ones((1, 1), np.float32), np.empty((1, H), np.float32))
+        times = []
+        for _ in range(STEPS):
+            start = time.perf_counter_ns()
+            step()
+            times.append((time.perf_counter_ns() - start) / 1e3)
+        times.sort()
+        thousand = repeat(None, 1000)
+        tracemalloc.start()
+        for _ in thousand:
+            step()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
         median, late = times[STEPS // 2], times[STEPS * 999 // 1000]
-        print_row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", measure_peak(step)])
+        turns.print_row([H, f"{median:.2f}", f"{late:.2f}", f"{times[-1]:.0f}", peak])
 
 
-def draw_normal(*shapes: tuple[int, ...] | int) -> list[np.ndarray]:
-    g = np.random.default_rng(1)
-    return [g.standard_normal(shape, np.float32) / 32 for shape in shapes]
+# ----------------------------------------------------------------------------------------------------------- the tile
+def aligned_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Make an array of small whole numbers that starts at a cache line; its products neither overflow nor vanish."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    room = np.zeros(size + 64, np.uint8)
+    array = room[-room.ctypes.data % 64 :][:size].view(dtype).reshape(shape)
+    array[...] = np.random.default_rng(0).integers(1, 3, shape) if dtype != "uint8" else 1
+    return array
 
 
-def print_quantized(kinds: list[str], rounds: int) -> None:
-    """Print the calls and stream steps that gain least by quantization, and the geometric mean of all."""
-    gains: dict[tuple[int, str], list[tuple[float, list[object]]]] = {}
-    for kind, H in product(kinds, STORED["H"]):
-        layer = KINDS[kind](H)
-        layers = {None: layer} | {scheme: layer.quantize(scheme) for scheme in SCHEMES}
-        for threads, B, T in product((1, CPUS), STORED["B"], (0, *STORED["T"])):  # 0: a stream
-            if max(T, 1) * B * H * H > MOST:
+def tile_call(module: Any, product_name: str, dtype: str, m: int) -> tuple[Callable[[int], None], float]:
+    """Return a call of the tile with m rows, so many times, and the operations of each; of columns 64 are summed."""
+    lanes = 64 // np.dtype(dtype).itemsize
+    out, a = aligned_array((4 * m * LINES * lanes,), dtype), aligned_array((m, REDUCED), dtype)
+    operations = 2.0 * PANELS * m * LINES * lanes
+    if product_name in ("float32", "float64"):
+        panels = aligned_array((PANELS * REDUCED * LINES * lanes,), dtype)
+        return partial(module.add_products, out, a, panels, LINES), operations * REDUCED
+    if product_name == "columns":
+        columns, panels = aligned_array((64 * 8,), dtype), aligned_array((PANELS * 64 * LINES * lanes,), dtype)
+        return partial(module.add_products_of_columns, out, columns, panels, m, LINES), operations * 64
+    scheme, size = ("float16", 2) if product_name == "float16" else ("int8", 1)
+    panels = aligned_array((PANELS * REDUCED * LINES * lanes * size,), "uint8")
+    codes, scales = aligned_array((m * (REDUCED + 256),), dtype), aligned_array((LINES * lanes,), dtype)
+    if scheme == "int8":
+        _integer.use(product_name)
+    arguments = KERNEL_FORMATS[scheme], out, a, panels, scales, codes, LINES
+    return partial(module.add_quantized_products, *arguments), operations * REDUCED
+
+
+def print_tile(options: argparse.Namespace) -> None:
+    """Print GF/s of the tile with 1 to 6 rows on one thread, panels in the second-level cache, and their shares."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    turns.print_heads(["product", "ceiling, GF/s", *(f"{m} row{'s'[: m > 1]}" for m in range(1, 7))])
+    integer = [name for name in INTEGERS[options.level] if name in _integer.available()][:1]
+    for name in ["float32", "float64", "columns", "float16", *integer]:
+        dtype = "float64" if name == "float64" else "float32"
+        module = importlib.import_module(f"blockcell._for_tests_{REALS[np.dtype(dtype)]}_{options.level}")
+        ceiling, cells = multiply_adds(options.level, dtype, 1, 1_000_000), []
+        for m in range(1, 7):
+            if name == "columns" and m > module.TILE_ROWS:  # of which no more are summed at once
+                cells.append("")
                 continue
-            blockcell.set_num_threads(threads)
-            x = draw_normal((T or 1, B, H))[0]
-            calls = {k: partial(own, x) if T else partial(own.stream(B).step, x[0]) for k, own in layers.items()}
-            n = max(2, int(3e-4 / min(timeit.repeat(calls[None], number=1, repeat=3))))
-            turns = [{k: min(timeit.repeat(c, number=1, repeat=n)) for k, c in calls.items()} for _ in range(rounds)]
-            least = min(turn[None] for turn in turns) * 1e6
-            for scheme in SCHEMES:
-                gain = statistics.median(turn[None] / turn[scheme] for turn in turns)
-                point = [kind, H, B, T or "stream", f"{least:.0f}"]
-                gains.setdefault((threads, scheme), []).append((gain, point))
-    print_heads(["threads", "weights", "layer", "I = H", "B", "T", "float32, us", "how many times faster"])
-    for (threads, scheme), own_gains in gains.items():
-        for gain, point in sorted(own_gains, key=lambda pair: pair[0])[:WORST]:
-            print_row([threads, scheme, *point, f"{gain:.2f}x"])
-        short = sum(gain < 0.97 for gain, _ in own_gains)
-        mean = statistics.geometric_mean(gain for gain, _ in own_gains)
-        print_row([threads, scheme, f"all {len(own_gains)}, of which {short} below 0.97x", *[""] * 4, f"{mean:.2f}x"])
+            call, operations = tile_call(module, name, dtype, m)
+            times = max(1, int(OPERATIONS / operations))
+            rate = operations * times / turns.seconds(partial(call, times)) / 1e9
+            cells.append(f"{rate:.0f} ({100 * rate / ceiling:.0f} %)")
+        turns.print_row([name, f"{ceiling:.0f}", *cells])
+
+
+TABLES = {
+    "gains": print_gains,
+    "padding": print_padding,
+    "shares": print_shares,
+    "calls": print_calls,
+    "loop": print_loop,
+    "streams": print_streams,
+    "tile": print_tile,
+}
 
 
 def main() -> None:
-    parser = make_parser(__doc__, rounds=7)
-    parser.add_argument("--small", action="store_true", help="only what small calls cost")
-    parser.add_argument("--ragged", action="store_true")
-    parser.add_argument("--quantized", nargs="+", metavar="LAYER", choices=KINDS)
+    parser = turns.make_parser(__doc__, rounds=7)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--tasks", nargs="+", default=LAYERS, choices=LAYERS, metavar="TASK", help=", ".join(LAYERS))
+    parser.add_argument("--level", default=blockcell.build_info()["level"], choices=LEVELS)
     options = parser.parse_args()
-    if options.quantized:
-        print_quantized(options.quantized, options.rounds)
-    elif not options.small:
-        with open_workers({threads: start_worker("blockcell", threads) for threads in (1, CPUS)}) as workers:
-            guard = watch(workers.values())
-            if options.ragged:
-                print_ragged(workers.values(), guard, options.rounds)
-            else:
-                print_gains(workers[1], workers[CPUS], guard, options.rounds)
-    if not (options.quantized or options.small or options.ragged):
-        print()
-        print_streams()
-        print()
-    if not (options.quantized or options.ragged):
-        print_small_calls()
+    TABLES[options.table](options)
 
 
 if __name__ == "__main__":

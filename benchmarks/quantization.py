@@ -2,7 +2,7 @@
 
 Needed by: docs/quantization.md
 
-    python benchmarks/quantization.py --csv docs/benchmarks/quantization.csv   # an hour; needs a C compiler
+    python benchmarks/quantization.py --csv docs/benchmarks/quantization.csv   # an hour
     python benchmarks/quantization.py --kinds LSTM --widths 512 --batches 16 --threads 1 --rounds 3
 
 A call is of T = 20 steps with I = H, or of one row with one input, which does hardly more than read the recurrent
@@ -14,8 +14,7 @@ bfloat16 where the CPU can.  Of "torch bfloat16" the model and x are bfloat16.
 Candidates are processes of their own, asked in turn (turns.py), all with the same number of threads.  The rounds of a
 point follow each other; those in which the machine was disturbed are marked and repeated.  A ratio is a candidate's
 time over the time of ours quantized to int8: the median of the rounds' ratios, with their quartiles.  An error is the
-root mean square of y's error against float64, relative to y's own.  With one input, a share compares the reading of the
-recurrent weights with ceiling.py's rate for as many bytes and threads.  With --csv, points of the file are replaced.
+root mean square of y's error against float64, relative to y's own.
 
 accuracy.py has the errors of layers on what they were trained for.  report.py makes docs/benchmarks/quantization.md of
 both files.
@@ -24,33 +23,29 @@ both files.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
-import json
 import logging
 import statistics
-import subprocess
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import turns
 from bench import describe_machine
-from ceiling import measure_reading
-from turns import CPUS, Worker, answer, make_parser, open_workers, run_program, seconds, select_rounds, spread, watch
+from machine import CPUS
 
 STEPS = 20
-GATES = {"LSTM": 4, "GRU": 3, "GRU(reset_after)": 3}
+KINDS = ("LSTM", "GRU", "GRU(reset_after)")
 OURS = ("float32", "float16", "int8")
 BASE = "int8"  # whose time is 1
 PEERS = ("onnxruntime float32", "onnxruntime int8", "torch float32", "torch bfloat16", "torch int8", "openvino float32")
 PEERS += ("openvino",)
 POINT = ["kind", "B", "I", "H", "threads"]
-COLUMNS = [*POINT, "candidate", "microseconds", "ratio", "low", "high", "rounds", "marked", "error", "share"]
+COLUMNS = [*POINT, "candidate", "microseconds", "ratio", "low", "high", "rounds", "marked", "error"]
 Point = dict[str, Any]
 Pair = tuple[Callable[[], object], Callable[[], np.ndarray]]  # a call, and one that gives y
 
@@ -172,9 +167,9 @@ def work(candidate: str, threads: str) -> None:
         if path:
             np.save(path, y())
             return 0.0
-        return seconds(call, budget)
+        return turns.seconds(call, budget)
 
-    answer(reply)
+    turns.answer(reply)
 
 
 def has_layer(candidate: str, kind: str) -> bool:
@@ -185,30 +180,13 @@ def has_layer(candidate: str, kind: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------- times
-@cache
-def bandwidth(level: str, nbytes: int, threads: int) -> float:
-    """Return GB/s of reading `nbytes` bytes again and again, or 0 without a C compiler."""
-    try:
-        return measure_reading(level, nbytes, threads)
-    except (OSError, subprocess.CalledProcessError):
-        return 0.0
-
-
-def share_of_bandwidth(point: Point, candidate: str, microseconds: float, level: str) -> float:
-    """Return our share of the rate of reading recurrent weights, of one row with one input; 0 for other points."""
-    itemsize = {"float32": 4, "float16": 2}.get(candidate, 1)
-    nbytes = GATES[point["kind"]] * point["H"] ** 2 * itemsize
-    most = bandwidth(level, nbytes, point["threads"]) if point["I"] == 1 and candidate in OURS else 0.0
-    return round(STEPS * nbytes / microseconds / 1e3 / most, 3) if most else 0.0
-
-
 def points(options: argparse.Namespace) -> Iterator[Point]:
     sizes = [(B, H, H) for H in options.widths for B in options.batches] + [(1, 1, H) for H in options.one_row]
     for threads, kind, (B, I, H) in itertools.product(options.threads, options.kinds, sizes):  # noqa: E741
         yield {"kind": kind, "B": B, "I": I, "H": H, "threads": threads}
 
 
-def errors_of(point: Point, workers: dict[str, Worker]) -> dict[str, float]:
+def errors_of(point: Point, workers: dict[str, turns.Worker]) -> dict[str, float]:
     """Return the relative error of each candidate's y, against float64."""
     layer, x = draw_layer(point)
     weights = {name: w.astype(np.float64) for name, w in layer.weights.items()}
@@ -224,82 +202,53 @@ def errors_of(point: Point, workers: dict[str, Worker]) -> dict[str, float]:
 
 
 def lines_of(
-    point: Point, rounds: list[tuple[dict[str, float], bool]], errors: dict[str, float], level: str
+    point: Point, rounds: list[tuple[dict[str, float], bool]], errors: dict[str, float]
 ) -> Iterator[list[Any]]:
     """Yield the CSV lines of a point."""
-    kept, marked = select_rounds(rounds), sum(mark for _, mark in rounds)
+    kept, marked = turns.select_rounds(rounds), sum(mark for _, mark in rounds)
     for candidate in kept[0]:
         us = statistics.median(times[candidate] for times in kept) * 1e6
-        ratio = spread([times[candidate] / times[BASE] for times in kept])
+        ratio = turns.spread([times[candidate] / times[BASE] for times in kept])
         figures = round(us, 2), *(round(value, 3) for value in ratio), len(rounds), marked, f"{errors[candidate]:.2e}"
-        yield [*point.values(), candidate, *figures, share_of_bandwidth(point, candidate, us, level)]
-
-
-def merge_lines(path: Path, lines: list[list[Any]]) -> list[list[Any]]:
-    """Return the lines and those lines of the file that have other points, in order."""
-
-    def sort_key(line: list[Any]) -> list[Any]:
-        kind, B, I, H, threads = line[: len(POINT)]  # noqa: E741
-        return [int(threads), [*GATES].index(kind), int(I) == 1, int(H), int(B)]
-
-    old = []
-    if path.exists():
-        with path.open(newline="") as file:
-            old = list(csv.reader(file))[1:]
-    new = list(map(sort_key, lines))
-    return sorted([line for line in old if sort_key(line) not in new] + lines, key=sort_key)
-
-
-def write(path: Path, lines: list[list[Any]]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *lines])
+        yield [*point.values(), candidate, *figures]
 
 
 def measure(options: argparse.Namespace) -> None:
-    about = describe_machine(None, "float32", ["onnxruntime", "torch", "openvino"])
+    about, all_lines = describe_machine(None, "float32", ["onnxruntime", "torch", "openvino"]), []
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
     for threads, todo in itertools.groupby(points(options), lambda point: point["threads"]):
         team = {
-            candidate: Worker(__file__, "--work", candidate, str(threads), OPENBLAS_NUM_THREADS="1")
+            candidate: turns.Worker(__file__, "--work", candidate, str(threads), OPENBLAS_NUM_THREADS="1")
             for candidate in (*OURS, *PEERS)
         }
-        with open_workers(team, needed=False) as workers:
-            guard = watch(workers.values())
+        with turns.open_workers(team, needed=False) as workers:
+            guard = turns.watch(workers.values())
             for point in todo:
                 mine = {name: worker for name, worker in workers.items() if has_layer(name, point["kind"])}
                 errors = errors_of(point, mine)
-
-                def ask(point: Point = point, mine: dict[str, Worker] = mine) -> dict[str, float]:
-                    return {name: worker.ask((point, options.budget, "")) for name, worker in mine.items()}
-
-                rounds = guard.rounds(threads, ask, options.rounds)
+                rounds = guard.rounds(threads, partial(turns.ask_all, mine, point, options.seconds, ""), options.rounds)
                 print(*(f"{name}{value}" for name, value in point.items()), flush=True)
-                lines = [*lines_of(point, rounds, errors, about["level"])]
-                if options.csv:
-                    write(options.csv, merge_lines(options.csv, lines))
-                    options.csv.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+                lines = [*lines_of(point, rounds, errors)]
+                all_lines += lines
                 for line in lines:
-                    candidate, us, ratio, low, high, _, _, error, part = line[len(POINT) :]
-                    reads = f", {100 * part:.0f} % of the rate of reading" if part else ""
-                    print(f"  {candidate:20} {us:10.2f} us, {ratio:.2f}x ({low:.2f} to {high:.2f}), {error}{reads}")
+                    candidate, us, ratio, low, high, _, _, error = line[len(POINT) :]
+                    print(f"  {candidate:20} {us:10.2f} us, {ratio:.2f}x ({low:.2f} to {high:.2f}), {error}")
+    if options.csv:
+        turns.write_table(options.csv, COLUMNS, all_lines, about)
 
 
 def main() -> None:
-    parser = make_parser(__doc__, rounds=5)
-    parser.add_argument("--kinds", nargs="+", default=[*GATES], choices=GATES)
+    parser = turns.make_parser(__doc__, rounds=5, seconds=0.04)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--widths", nargs="*", type=int, default=[128, 256, 512, 1024], help="H, and I = H")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64], help="B")
     parser.add_argument(
         "--one-row", nargs="*", type=int, default=[512, 1024, 2048, 4096], help="H with B = 1 and I = 1"
     )
     parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, CPUS}))
-    parser.add_argument("--budget", type=float, default=0.04, help="seconds of a round of one candidate (0.04)")
     parser.add_argument("--csv", type=Path, help="write the points to this file")
-    options = parser.parse_args()
-    start = time.time()
-    measure(options)
-    print(f"{time.time() - start:.0f} s")
+    measure(parser.parse_args())
 
 
 if __name__ == "__main__":
-    run_program(main, work)
+    turns.run_program(main, work)

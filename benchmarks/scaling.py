@@ -2,10 +2,10 @@
 
 Needed by: docs/performance.md
 
-    python benchmarks/scaling.py [--kinds LSTM] [--tasks inference] [--cells 64 256] [--batches 16] [--csv FILE]
+    python benchmarks/scaling.py [--kinds LSTM] [--tasks inference] [--cells 64 256] [--batches 16]
     python benchmarks/scaling.py --vary                      # plans that are wrong by a factor of three about costs
     python benchmarks/scaling.py --check                     # predictions for two threads beside two threads
-    python benchmarks/scaling.py --picture docs/benchmarks/scaling.png
+    python benchmarks/scaling.py --busy [--rounds 5]         # two threads beside one: quiet, busy, between numpy's
 
 Measured is the first part of a grid, the largest one, through all phases of a call.  It runs alone, again and again, on
 one core; so its weights stay in the second-level cache if they fit, and it has the third-level cache to itself.
@@ -14,25 +14,29 @@ that cores read of each other, as plans assume them; and the barriers, which tak
 
     0.2 + 0.05 n us, or 0.5 + 0.15 n us, among n threads
 
-A table has speed-ups over one core, for either barrier: of the present plan; of the plan up to version 0.1, which
-divides rows or hidden units, among one thread or all; of each product divided by itself, as onnxruntime divides it; and
-of the best of all grids.  "Falls" are cases in which more cores make a call slower by more than 5 %.
+A table has speed-ups over one core, for either barrier: of the plan, and of the best of all grids.  "Falls" are cases
+in which more cores make a call slower by more than 5 %.
+
+With --busy a figure is the mean microseconds of a call, the median of the rounds, with the median of the rounds' ratios
+to one thread in the same place: on a quiet machine, beside busy processes, and between numpy's threaded products.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
+import candidates
 import numpy as np
-from turns import make_parser, print_heads, print_row, seconds
+from machine import CPUS, keep_cpus_busy
+from turns import Worker, answer, ask_all, make_parser, open_workers, print_heads, print_row, run_program, seconds
 
 import blockcell
 from blockcell import GRU, LSTM, _cpu, _team
@@ -50,7 +54,6 @@ CELLS, BATCHES, CORES = (64, 128, 256, 512, 1024), (1, 4, 16, 64, 256), (4, 8, 1
 BARRIERS = ((0.2, 0.05), (0.5, 0.15))  # microseconds, and for each thread
 BUDGET = 0.02  # seconds for each part
 ROUNDS = 5
-PICTURED = ((64, 16), (128, 64), (256, 16), (512, 64), (1024, 256))  # H, B
 
 
 class Pass(NamedTuple):
@@ -144,17 +147,6 @@ def plan_grid(call: Pass, threads: int) -> Grid:
     return plan.backward if call.work == "backward" else plan.forward
 
 
-def plan_old_grid(call: Pass, threads: int) -> Grid:
-    """Return the grid of the plan of versions up to 0.1."""
-    L1, L2, _ = COSTS["caches"]
-    recurrent, back = 4 * GATES[call.kind] * call.H**2, call.work == "backward"
-    step = (4.0 if back else 2.0) * call.B * GATES[call.kind] * 2 * call.H**2
-    rows = 16 if recurrent > L2 else 4 if recurrent > 2 * L1 else 2
-    if step * T < 1e6 or (call.B < rows * threads and step < (3e5 if back else 2e5)):
-        return Grid(1, 1)
-    return Grid(threads, 1) if call.B >= rows * threads else Grid(1, threads if back else min(threads, panels(call)))
-
-
 def grids(call: Pass, cores: int) -> Iterator[Grid]:
     """Yield the grids of 1, 2, 3, 4, 6, 8, 12 ... groups and of as many members that fit the cores, rows and panels."""
     counts = sorted({count << shift for count in (1, 3) for shift in range(7)})
@@ -167,15 +159,6 @@ def best_time(call: Pass, cores: int, barrier: tuple[float, float]) -> float:
     return min(predict_time(call, grid, barrier) for grid in grids(call, cores))
 
 
-def divided_products(call: Pass, cores: int, barrier: tuple[float, float]) -> float:
-    """Predict the time with each product in equal parts between two barriers, and all other work on one core."""
-    flops = 2 * T * call.B * GATES[call.kind] * 2 * call.H**2 * (2 if call.work == "backward" else 1)
-    alone = part_time(call, Grid(1, 1))
-    product = min(alone, flops / (1000 * COSTS["speed"]))
-    wait = 2 * T * PRODUCTS[call.kind] * (barrier[0] + barrier[1] * cores)
-    return min(alone, alone - product + product / cores + wait)
-
-
 def passes(kind: str, task: str, H: int, B: int) -> list[Pass]:
     return [Pass(kind, work, H, B) for work in TASKS[task]]
 
@@ -184,52 +167,38 @@ def speedups(calls: list[Pass], cores: int, barrier: tuple[float, float]) -> dic
     alone = sum(part_time(call, Grid(1, 1)) for call in calls)
     ways = {
         "plan": lambda call: predict_time(call, plan_grid(call, cores), barrier),
-        "before": lambda call: predict_time(call, plan_old_grid(call, cores), barrier),
-        "products": lambda call: divided_products(call, cores, barrier),
         "best": lambda call: best_time(call, cores, barrier),
     }
     return {name: alone / sum(map(way, calls)) for name, way in ways.items()}
 
 
 def print_table(options: argparse.Namespace) -> None:
-    rows: list[dict[str, Any]] = []
-    falls = 0
+    names, shares, falls = ("plan", "best"), [], 0
+    means: dict[tuple[object, ...], list[list[dict[str, float]]]] = {}
     shapes = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches)]
     measure([passes(*shape) for shape in shapes], options.cores)
-    print_heads(["kind", "task", "H", "B", "cores", "grid", "plan", "before", "products", "best", "share of best"])
+    print_heads(["kind", "task", "H", "B", "cores", "grid", *names, "share of best"])
     for kind, task, H, B in shapes:
         calls, last = passes(kind, task, H, B), [1.0, 1.0]
         for cores in options.cores:
             results = [speedups(calls, cores, barrier) for barrier in BARRIERS]
+            means.setdefault((kind, task, cores), []).append(results)
             chosen = " ".join("{}x{}".format(*plan_grid(call, cores)) for call in calls)
-            for k, ratios in enumerate(results):
-                falls += ratios["plan"] < 0.95 * last[k]
-                last[k] = max(last[k], ratios["plan"])
-                rows.append({"kind": kind, "task": task, "H": H, "B": B, "cores": cores, "grid": chosen,
-                             "barrier": k, **{name: round(value, 2) for name, value in ratios.items()}})  # fmt: skip
-            cells = [", ".join(f"{ratios[name]:.1f}" for ratios in results) for name in results[0]]
-            share = ", ".join(f"{ratios['plan'] / ratios['best']:.2f}" for ratios in results)
-            print_row([kind, task, H, B, cores, chosen, *cells, share])
+            falls += sum(ratios["plan"] < 0.95 * before for ratios, before in zip(results, last, strict=True))
+            last = [max(before, ratios["plan"]) for ratios, before in zip(results, last, strict=True)]
+            shares += [ratios["plan"] / ratios["best"] for ratios in results]
+            cells = [", ".join(f"{ratios[name]:.1f}" for ratios in results) for name in names]
+            print_row([kind, task, H, B, cores, chosen, *cells, ", ".join(f"{share:.2f}" for share in shares[-2:])])
     print()
-    print_heads(["kind", "task", "cores", "plan", "before", "products", "best"])
-    for kind, task, cores in itertools.product(options.kinds, options.tasks, options.cores):
-        these = [row for row in rows if (row["kind"], row["task"], row["cores"]) == (kind, task, cores)]
-        means = [
-            ", ".join(f"{statistics.mean(row[name] for row in these if row['barrier'] == k):.1f}" for k in (0, 1))
-            for name in ("plan", "before", "products", "best")
-        ]
-        print_row([kind, task, cores, *means])
-    shares = [row["plan"] / row["best"] for row in rows]
-    gains = [row["plan"] / row["before"] for row in rows]
+    print_heads(["kind", "task", "cores", *names])
+    for point, all_results in means.items():
+        both = [*zip(*all_results, strict=True)]
+        cells = [", ".join(f"{statistics.mean(ratios[name] for ratios in own):.1f}" for own in both) for name in names]
+        print_row([*point, *cells])
+    mean = statistics.mean(shares)
     print(
-        f"\n{len(rows)} cases: share of the best {statistics.mean(shares):.2f} in the mean, {min(shares):.2f} at least;"
-        f" {statistics.mean(gains):.2f} times the plan before, {min(gains):.2f} at least; falls: {falls}"
+        f"\n{len(shares)} cases: share of the best {mean:.2f} in the mean, {min(shares):.2f} at least; falls: {falls}"
     )
-    if options.csv:
-        with open(options.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0].keys())
-            writer.writeheader()
-            writer.writerows(rows)
 
 
 def print_variations(options: argparse.Namespace) -> None:
@@ -277,34 +246,51 @@ def print_check(options: argparse.Namespace) -> None:
     print(f"\n{len(errors)} points: the median of their errors is {100 * statistics.median(errors):.1f} %")
 
 
-def draw_picture(path: str) -> None:
-    import matplotlib
+# ------------------------------------------------------------------------------------------------------- busy machines
+CALLS = [  # T, B, H
+    *(("LSTM inference", *sizes) for sizes in ((50, 16, 128), (100, 1, 256), (20, 64, 32))),
+    *(("LSTM training", *sizes) for sizes in ((8, 32, 32), (20, 4, 128))),
+]
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(PICTURED), figsize=(3 * len(PICTURED), 3.2), sharey=True)
-    counts = (1, 2, *CORES)
-    measure([passes("LSTM", "inference", *shape) for shape in PICTURED], counts[1:])
-    for axis, (H, B) in zip(axes, PICTURED, strict=True):
-        calls = passes("LSTM", "inference", H, B)
-        lines = [{"plan": 1.0, "before": 1.0, "products": 1.0, "best": 1.0}]
-        lines += [speedups(calls, cores, BARRIERS[0]) for cores in counts[1:]]
-        for name, style in (("best", "k:"), ("plan", "C0-o"), ("before", "C1-s"), ("products", "C2-^")):
-            axis.plot(counts, [line[name] for line in lines], style, markersize=4, label=name)
-        axis.set(title=f"LSTM, H = {H}, B = {B}", xlabel="cores", xscale="log", yscale="log")
-        axis.set_xticks(counts, map(str, counts))
-        axis.set_yticks(counts, map(str, counts))
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("speed-up, simulated")
-    axes[0].legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+def work(threads: str) -> None:
+    """Answer a call, a budget and a place with the call's mean seconds; at "numpy" a product precedes each."""
+    a, prepare = np.ones((512, 512), np.float32), candidates.blockcell(int(threads))
+
+    def reply(question: tuple[str, int, int, int, float, str]) -> float:
+        task, T, B, H, budget, place = question
+        call, spent, count = prepare(task, "float32", {"T": T, "B": B, "I": H, "H": H}), 0.0, 0
+        call()
+        end = time.perf_counter() + budget
+        while time.perf_counter() < end:
+            if place == "numpy":
+                a @ a
+            start = time.perf_counter()
+            call()
+            spent += time.perf_counter() - start
+            count += 1
+        return spent / count
+
+    answer(reply)
+
+
+def print_busy(options: argparse.Namespace) -> None:
+    numpys = {"OPENBLAS_NUM_THREADS": str(CPUS)}
+    team = {f"{threads} threads": Worker(__file__, "--work", str(threads), **numpys) for threads in (1, CPUS)}
+    with open_workers(team) as workers:
+        print_heads(["place", "call", *workers])
+        for place, call in itertools.product(("quiet", "busy", "numpy"), CALLS):
+            with keep_cpus_busy(place):
+                rounds = [[*ask_all(workers, *call, 0.5, place).values()] for _ in range(options.rounds)]
+            cells = []
+            for k, times in enumerate(zip(*rounds, strict=True)):
+                ratio = statistics.median(times[k] / times[0] for times in rounds)
+                cells.append(f"{statistics.median(times) * 1e6:.0f} ({ratio:.2f})")
+            print_row([place, "{} T{} B{} H{}".format(*call), *cells])
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--kinds", nargs="+", default=[*LAYERS], choices=LAYERS, metavar="KIND")
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=TASKS, metavar="TASK")
     parser.add_argument("--cells", type=int, nargs="+", default=CELLS, metavar="H")
@@ -312,24 +298,15 @@ def main() -> None:
     parser.add_argument("--cores", type=int, nargs="+", default=CORES)
     parser.add_argument("--vary", action="store_true", help="share of the best with other costs in the plan")
     parser.add_argument("--check", action="store_true", help="compare with two threads")
-    parser.add_argument("--barriers-alone", action="store_true", help="as if all other waiting took no time")
-    parser.add_argument("--csv", metavar="FILE")
-    parser.add_argument("--picture", metavar="FILE", help="speed-up by cores for five shapes, as a PNG")
+    parser.add_argument("--busy", action="store_true", help="compare two threads with one in three places")
     options = parser.parse_args()
+    if options.busy:
+        print_busy(options)
+        return
     _team.adapt(False)
     blockcell.set_num_threads(64)
-    if options.barriers_alone:
-        COSTS.update(waking=0, waking_each=0, exchange=0)
-        _cpu.use_machine(**COSTS)
-    if options.picture:
-        draw_picture(options.picture)
-    elif options.check:
-        print_check(options)
-    elif options.vary:
-        print_variations(options)
-    else:
-        print_table(options)
+    (print_check if options.check else print_variations if options.vary else print_table)(options)
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main, work)

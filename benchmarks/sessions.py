@@ -3,7 +3,6 @@
 Needed by: docs/serving.md
 
     python benchmarks/sessions.py [--sessions 200] [--ready 60] [--cells 128] [--rounds 5] [--seconds 0.3]
-    python benchmarks/sessions.py --rows  # instead: what a step of 100 of 10,000 rows costs, in microseconds
 
 The network is two LSTMs, one above the other.  At each turn other sessions, drawn at random, have one step of input.
 All ways but onnxruntime give each session the bits that it has alone; they take turns, and a figure is the median of
@@ -14,12 +13,7 @@ the rounds.
 * a stream each: a stream of one row for every session.
 * a table of states: arrays with a row for each session; the states of those that are ready are gathered for one call of
   the layer, and scattered after it.
-* a stream for all: it runs all rows, and the states of those that were not ready are put back.
-* a mask for all: one call with all rows, of which `mask` counts those that are ready.
 * onnxruntime, gathered: a table of states, by numpy, and a run of an exported model of ONNX's own LSTM nodes.
-
-`--rows` compares a step of some rows of a large stream, drawn at random each time, with that of a stream of so few,
-with steps whose number of rows changes each time, and with onnxruntime on a table of states.
 """
 
 from __future__ import annotations
@@ -35,17 +29,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from turns import make_parser, ratio_cell, seconds, time_in_turn
+import onnxruntime
+from turns import make_parser, seconds
 
 import blockcell
 from blockcell import LSTM, Sessions, Stack
-
-try:
-    import onnxruntime
-
-    from onnx_export import export
-except ImportError:
-    onnxruntime = None
+from onnx_export import export
 
 TURNS = 50
 ONNXRUNTIME = "onnxruntime, gathered"
@@ -54,12 +43,10 @@ Step = Callable[[Array, Array], Array]  # rows [n] and their x [n,I] to their y 
 
 
 def make_steps(net: Stack, sessions: int) -> dict[str, Step]:
-    zeros = [np.zeros((sessions, layer.hidden_size), net.dtype) for layer in net.layers for _ in range(2)]
+    table = [np.zeros((sessions, layer.hidden_size), net.dtype) for layer in net.layers for _ in range(2)]
     streams = [net.stream() for _ in range(sessions)]
-    for_all, of_rows, served = net.stream(sessions), net.stream(sessions), Sessions(net, capacity=sessions)
+    of_rows, served = net.stream(sessions), Sessions(net, capacity=sessions)
     ids = [served.open() for _ in range(sessions)]
-    table, masked = [array.copy() for array in zeros], [array.copy() for array in zeros]
-    padded = np.zeros((sessions, net.input_size), net.dtype)
 
     def rows_of_a_stream(rows: Array, x: Array) -> Array:
         return of_rows.step(x, rows=rows)
@@ -79,34 +66,13 @@ def make_steps(net: Stack, sessions: int) -> dict[str, Step]:
             array[rows] = last
         return y[0]
 
-    def stream_for_all(rows: Array, x: Array) -> Array:
-        padded[rows] = x
-        before = [array.copy() for array in itertools.chain(*for_all.state)]
-        y = for_all.step(padded)
-        after = [*itertools.chain(*for_all.state)]
-        for array, last in zip(before, after, strict=True):
-            array[rows] = last[rows]
-        for_all.state = pair_states(before)
-        return y[rows]
-
-    def mask_for_all(rows: Array, x: Array) -> Array:
-        nonlocal masked
-        padded[rows] = x
-        ready = np.zeros((1, sessions), bool)
-        ready[0, rows] = True
-        y, state = net(padded[None], pair_states(masked), mask=ready)
-        masked = [*itertools.chain(*state)]
-        return y[0, rows]
-
-    steps = {
+    return {
         "rows of a stream": rows_of_a_stream,
         "Sessions": serve,
         "a stream each": stream_each,
         "a table of states": table_of_states,
-        "a stream for all": stream_for_all,
-        "a mask for all": mask_for_all,
+        ONNXRUNTIME: gather_with_onnxruntime(net, sessions),
     }
-    return steps | ({ONNXRUNTIME: gather_with_onnxruntime(net, sessions)} if onnxruntime else {})
 
 
 def gather_with_onnxruntime(net: Stack, sessions: int) -> Step:
@@ -131,54 +97,15 @@ def pair_states(arrays: list[Array]) -> list[tuple[Array, Array]]:
     return [(arrays[k], arrays[k + 1]) for k in range(0, len(arrays), 2)]
 
 
-def print_rows(net: Stack, rounds: int, budget: float, batch: int = 10_000, n: int = 100) -> None:
-    """Print microseconds of steps of some rows of a stream, and their ratio to steps of a stream of so few rows."""
-    rng, H = np.random.default_rng(0), net.hidden_size
-    x, out = (np.zeros((2 * n, H), np.float32) for _ in range(2))
-    many, few = net.stream(batch), {k: net.stream(k) for k in range(n // 2, 3 * n // 2 + 1)}
-    rows = [rng.choice(batch, n, replace=False) for _ in range(TURNS)]
-    changing = [rng.choice(batch, k, replace=False) for k in rng.choice([*few], TURNS)]
-
-    def cycle_rows(step: Callable[[Array], object], rows: list[Array]) -> Callable[[], object]:
-        turns = itertools.cycle(rows)
-        return lambda: step(next(turns))
-
-    def step_few(rows: Array) -> Array:
-        return few[len(rows)].step(x[: len(rows)], out[: len(rows)])
-
-    def step_many(rows: Array) -> Array:
-        return many.step(x[: len(rows)], out[: len(rows)], rows=rows)
-
-    calls = {
-        "": cycle_rows(step_few, rows),
-        f"{n} rows of a stream of {batch}": cycle_rows(step_many, rows),
-        "changing": cycle_rows(step_few, changing),
-        f"{min(few)} to {max(few)} rows": cycle_rows(step_many, changing),
-    }
-    if onnxruntime:
-        session = gather_with_onnxruntime(net, batch)
-        calls["onnxruntime, states gathered by numpy"] = cycle_rows(lambda rows: session(rows, x[:n]), rows)
-    columns = zip(*[time_in_turn([*calls.values()], 5 * budget) for _ in range(rounds)], strict=True)
-    times = dict(zip(calls, columns, strict=True))
-    for name in [name for name in times if name not in ("", "changing")]:
-        base = times["changing" if " to " in name else ""]
-        own, few_rows = (1e6 * statistics.median(column) for column in (times[name], base))
-        print(f"{name:40}{own:6.0f} us, a stream of so many rows {few_rows:6.0f} us: {ratio_cell(times[name], base)}")
-
-
 def main() -> None:
     parser = make_parser(__doc__, rounds=5, seconds=0.3)
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--ready", type=int, default=60, help="at a time")
     parser.add_argument("--cells", type=int, default=128)
-    parser.add_argument("--rows", action="store_true", help="some rows of a large stream")
     options = parser.parse_args()
     blockcell.set_num_threads(1)
     H, n = options.cells, options.ready
     net = Stack([LSTM.init(H, H, seed=1), LSTM.init(H, H, seed=2)])
-    if options.rows:
-        print_rows(net, options.rounds, options.seconds)
-        return
     rng = np.random.default_rng(0)
     rows = [rng.choice(options.sessions, n, replace=False) for _ in range(TURNS)]
     xs = rng.standard_normal((TURNS, n, H)).astype(np.float32)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import json
 import os
 import statistics
@@ -23,13 +24,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from ceiling import multiply_adds
+from machine import SHARED, multiply_adds
 
-SHARED = 1.6  # two threads with less than so many times the multiply-adds of one have no core each
 SLOWED = 0.75  # of the best rate seen: a shared core has half of it, the clock alone moves by a fifth
 WAITED = 0.05  # of a candidate's time
 ENOUGH = 3  # rounds without a mark, for those with one to be left out
-CPUS = len(os.sched_getaffinity(0))  # that this process may use
 Name = TypeVar("Name")
 Round = TypeVar("Round")
 waited = 0.0  # of the time of the last `seconds`, while threads of this process were ready to run and had no CPU
@@ -145,7 +144,7 @@ def watch(workers: Collection[Worker]) -> Watch:
 def select_rounds(rounds: Sequence[tuple[Round, bool]], quiet: bool = True) -> list[Round]:
     """Return the results that figures are made of: of unmarked rounds if they are enough, else of all.
 
-    Beside a neighbour (neighbour.py), which is not `quiet`, all rounds count.
+    Beside a neighbour (machine.py), which is not `quiet`, all rounds count.
     """
     unmarked = [result for result, marked in rounds if not marked]
     return unmarked if quiet and len(unmarked) >= ENOUGH else [result for result, _ in rounds]
@@ -257,7 +256,34 @@ def run_program(main: Callable[[], object], work: Callable[..., object]) -> None
         main()
 
 
-# --------------------------------------------------------------------------------------------------------- the printing
+# ----------------------------------------------------------------------------------------------- the files and tables
+def write_table(path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]], about: Any = None) -> None:
+    """Write a CSV file, and beside it, if it is given, a JSON file about the machine."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *lines])
+    if about:
+        path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a CSV file, where what can be a number is one."""
+    with path.open(newline="") as file:
+        return [{name: parse_cell(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read the JSON file of a CSV file."""
+    about: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+    return about
+
+
+def parse_cell(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
 def print_row(cells: Iterable[object]) -> None:
     """Print a line of a Markdown table."""
     print("|", " | ".join(map(str, cells)), "|", flush=True)

@@ -159,7 +159,7 @@ class RuntimeModel:
             options.add_free_dimension_override_by_name(name, size)
         options.log_severity_level = 4  # errors come as exceptions; the log would repeat them
         # Idle threads look for the next run for 50 microseconds instead of tens of milliseconds, which runs one after
-        # the other do not notice, but blockcell's calls in between do (benchmarks/beside_onnxruntime.py).
+        # the other do not notice, but blockcell's calls in between do (benchmarks/beside.py).
         options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         for name, value in self._settings.items():

@@ -1,4 +1,4 @@
-"""Parts of the kernels that tests and benchmarks/tile.py call alone; wheels do not have this module.
+"""Parts of the kernels that tests and benchmarks/itself.py call alone; wheels do not have this module.
 
 Activations, their slopes and conversions from and to half precision run over arrays in lines of 64 bytes, as in the
 kernels.  `out` has the size of `x`, and the result of a number does not depend on its position.  A function of a line

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import emulation
+from children import ROOT, copy_checkout, run_successfully
 from emulation import files_of, run_tests
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "arm"
 SYSTEM = FOLDER / "system"  # what Debian has in /
 PACKAGES = FOLDER / "packages"
@@ -49,14 +49,7 @@ Debug::NoLocking "true";
 """
 
 
-def run(*command: object, cwd: Path = FOLDER, **environment: str) -> None:
-    """Run a command, and exit with its output if it fails."""
-    words = [str(word) for word in command]
-    result = subprocess.run(
-        words, cwd=cwd, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    if result.returncode:
-        sys.exit(f"{' '.join(words)}\n{result.stdout[-10000:]}\nexit status {result.returncode}; needed: {INSTALL}")
+run = partial(run_successfully, cwd=FOLDER, hint=f"; needed: {INSTALL}")
 
 
 def fetch_system() -> None:
@@ -103,8 +96,7 @@ def build(checkout: Path, *command: str) -> None:
     for leftover in checkout.iterdir():
         if leftover.name not in ("build", "blockcell"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.so", "__pycache__")
-    shutil.copytree(ROOT, checkout, ignore=ignored, dirs_exist_ok=True)
+    copy_checkout(checkout)
     library, include = SYSTEM / f"usr/lib/python{VERSION}", SYSTEM / "usr/include"
     data = library / "_sysconfigdata__aarch64-linux-gnu.py"
     (FOLDER / "sysconfig").mkdir(exist_ok=True)

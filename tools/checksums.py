@@ -1,10 +1,10 @@
 """Record checksums of results, and compare them bit for bit: ``python tools/checksums.py record|compare FILE``.
 
 For a change that must keep every bit of every result: record with the package as it was, compare with it as it is now.
-`compare` lists the cases that differ or are missing, and then fails.  Whichever blockcell is imported is run, by its
-public names alone, so that PYTHONPATH may lead to an older checkout; what that one does not have is not compared.  The
-cases are random: all ops, layers and streams at every CPU level and dtype, with sizes and numbers of threads that take
-every path through the kernels.
+`compare` lists the cases that differ or are missing, and then fails.  Whichever blockcell is imported is run, so that
+PYTHONPATH may lead to another checkout; kinds that were not recorded are not compared.  The cases are random: all ops,
+layers and streams at every CPU level and dtype, with sizes and numbers of threads that take every path through the
+kernels.
 
 Run by hand, before and after such a change.  Takes about half an hour, with `--cases 2` to record few a quarter of a
 minute.
@@ -27,20 +27,22 @@ from typing import Any
 import numpy as np
 
 import blockcell
-from blockcell import GRU, LSTM, Bidirectional, Dense, ops, raw_ops
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, _team, activations, ops, optable, raw_ops
+from blockcell.optable import sizes_of
 
 SEED, CASES = 20240229, 200  # of each level, dtype and kind
 DTYPES = ("float32", "float64", "float16")
 OPS = {name: getattr(module, name) for module in (raw_ops, ops) for name in module.__all__}
-VARIANTS = ("projected LSTM", "coupled LSTM", "projected coupled LSTM") if hasattr(LSTM, "coupled") else ()
-RNN = getattr(blockcell, "RNN", None)
 OTHER_ACTIVATIONS = "with other activations"
-if RNN is not None:
-    VARIANTS += "RNN", f"LSTM {OTHER_ACTIVATIONS}", f"GRU {OTHER_ACTIVATIONS}", f"GRU reset_after {OTHER_ACTIVATIONS}"
-    ACTIVATIONS = [*blockcell.activations.PARAMETERS, ("leaky_relu", 0.01), ("hard_sigmoid", 0.2, 0.5)]
-CELLS = ("LSTM", "GRU", *(["GRU reset_after"] if "block_gru_reset_after" in OPS else []), "Dense", *VARIANTS)
+VARIANTS = ("projected LSTM", "coupled LSTM", "projected coupled LSTM", "RNN")
+VARIANTS += tuple(f"{name} {OTHER_ACTIVATIONS}" for name in ("LSTM", "GRU", "GRU reset_after"))
+ACTIVATIONS = [*activations.PARAMETERS, ("leaky_relu", 0.01), ("hard_sigmoid", 0.2, 0.5)]
+CELLS = ("LSTM", "GRU", "GRU reset_after", "Dense", *VARIANTS)
 QUANTIZED = tuple(f"{name} quantized to {scheme}" for scheme in ("int8", "float16") for name in CELLS)
 KINDS = (*OPS, *(f"{form}{name}" for form in ("", "Bidirectional ", "stream of ") for name in CELLS), *QUANTIZED)
+SHAPES = {
+    tensor.name: tensor.shape for op in ("BlockLSTM", "block_gru_reset_after") for tensor in optable.OPS[op].inputs
+}  # of weights
 MAX_OPERATIONS = 25 * 10**6  # T * B * H * (I + H)
 Generator = np.random.Generator
 Results = dict[str, Any]
@@ -69,26 +71,6 @@ def draw_sizes(g: Generator) -> dict[str, int]:
             return {"T": T, "B": B, "I": I, "H": H, "threads": threads}
 
 
-def argument_shape(name: str, T: int, B: int, I: int, H: int) -> tuple[int, ...]:  # noqa: E741
-    """Return the shape of an argument of an op by its name, as all ops have the same names."""
-    shapes = {
-        "x": (T, B, I),
-        "h_prev": (B, H),
-        "cs_prev": (B, H),
-        "w": (I + H, 4 * H),
-        "w_ru": (I + H, 2 * H),
-        "w_c": (I + H, H),
-        "b": (4 * H,),
-        "b_ru": (2 * H,),
-        "b_c": (H,),
-        "b_hc": (H,),
-        "wci": (H,),
-        "wcf": (H,),
-        "wco": (H,),
-    }
-    return shapes.get(name, (T, B, H))  # saved states and gradients
-
-
 def draw_array(g: Generator, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Draw an array for an argument of this name: a matrix of weights, gates that were saved, or other numbers."""
     low = 0 if name in ("i", "f", "o", "r", "u") else -1  # saved gates
@@ -100,12 +82,13 @@ def draw_array(g: Generator, name: str, shape: tuple[int, ...], dtype: str) -> n
 def run_op(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, threads: int) -> Results:  # noqa: E741
     """Run an op on arguments that are drawn, and return its results by name."""
     op = OPS[kind]
-    names = inspect.signature(op).parameters
+    sizes = {"T": T, "B": B, "I": I, "H": H}
+    shapes = {tensor.name: sizes_of(tensor.shape, sizes) for tensor in optable.OPS[kind].inputs}
     arguments: dict[str, Any] = {}
-    for name in names:
-        if name in ("out", "num_threads", "name"):
-            continue
-        if name == "seq_len_max":
+    for name in inspect.signature(op).parameters:
+        if name in shapes:
+            arguments[name] = draw_array(g, name, shapes[name], dtype)
+        elif name == "seq_len_max":
             arguments[name] = T if g.integers(3) else int(g.integers(T + 1))
         elif name == "use_peephole":
             arguments[name] = bool(g.integers(2))
@@ -113,12 +96,6 @@ def run_op(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, 
             arguments[name] = ACTIVATIONS[g.integers(len(ACTIVATIONS))]
         elif name in ("forget_bias", "cell_clip"):
             arguments[name] = float(g.choice([0, 0.4, 1]))
-        else:
-            shape = (I + H, H) if "rnn" in kind and name == "w" else argument_shape(name, T, B, I, H)
-            shape = (H,) if "rnn" in kind and name == "b" else shape
-            if len(shape) == 3 and "seq_len_max" not in names:
-                shape = shape[1:]
-            arguments[name] = draw_array(g, name, shape, dtype)
     return op(**arguments, num_threads=threads)._asdict()  # type: ignore[no-any-return]
 
 
@@ -127,7 +104,7 @@ def draw_layer(g: Generator, kind: str, dtype: str, I: int, H: int) -> Any:  # n
 
     def draw_weights(*names: str) -> dict[str, np.ndarray]:
         """Draw the weights of these names."""
-        return {name: draw_array(g, name, argument_shape(name, 1, 1, I, H), dtype) for name in names}
+        return {name: draw_array(g, name, sizes_of(SHAPES[name], {"I": I, "H": H}), dtype) for name in names}
 
     options: dict[str, Any] = {}
     if kind.endswith(OTHER_ACTIVATIONS) or kind.endswith("RNN"):
@@ -212,11 +189,10 @@ def run_stream(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: i
 
 
 def run_quantized(g: Generator, kind: str, dtype: str, T: int, B: int, I: int, H: int, threads: int) -> Results:  # noqa: E741
-    """Run a call and a stream of a quantized layer; older packages call `quantize` `packed`."""
+    """Run a call and a stream of a quantized layer."""
     kind, _, scheme = kind.partition(" quantized to ")
     layer = draw_layer(g, kind, dtype, I, H)
-    quantize = getattr(layer, "quantize", None)
-    quantized = quantize(scheme) if quantize else layer.packed(scheme, "int8" if scheme == "int8" else "float32")
+    quantized = layer.quantize(scheme)
     x, state = draw_array(g, "x", (T, B, I), dtype), draw_state(g, layer, B)
     lengths = g.integers(0, T + 1, B) if g.integers(3) == 0 else None
     return {"call": quantized(x, state, lengths=lengths), "run": quantized.stream(B).run(x)}
@@ -245,8 +221,7 @@ def checksum(value: Any) -> str:
 
 def level_checksums(cases: int) -> dict[str, dict[str, str]]:
     """Return the checksums of the results of each case, for the CPU level that is imported."""
-    if hasattr(blockcell, "_team"):
-        blockcell._team.adapt(False)  # else a busy machine has one thread at work where several are meant
+    _team.adapt(False)  # else a busy machine has one thread at work where several are meant
     checksums_of_cases = {}
     for dtype, kind in itertools.product(DTYPES, KINDS):
         if kind in QUANTIZED and dtype != "float32":

@@ -22,10 +22,10 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from children import ROOT, run
 from emulation import files_of, run_tests, write_python
 from numpy._core._multiarray_umath import __cpu_dispatch__
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "cpus"
 OLDEST = 7, 2
 INSTALL = "apt-get install qemu-user"
@@ -98,7 +98,7 @@ def check_cpu(name: str, python: Path) -> None:
     cpu = CPUS[name]
     expected = f"{cpu.levels} / {cpu.levels.split()[-1]} / {cpu.integer_products} / {cpu.features}".strip()
     for command in ([python, "-c", CHECK, FEATURES], [python, "-c", CHILD, "-c", CHECK, FEATURES]):
-        result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        result = run(*command)
         if result.stdout.strip() != expected:
             sys.exit(f"expected of {name}: {expected}; found: {result.stdout}")
     print(f"{name}: {expected}", flush=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from children import last_line, run
 
 NO_TESTS = 5  # pytest's exit status where a file has markers or names of tests alone that are not run
 SKIPPED = {  # and why
@@ -47,16 +48,14 @@ def run_tests(checkout: Path, jobs: list[tuple[str, Path, str]], options: tuple[
     def run_file(job: tuple[str, Path, str]) -> tuple[bool, str]:
         """Return whether the tests of a file passed, and what pytest printed."""
         _, python, file = job
-        command = [str(python), "-m", "pytest", *options, file]
-        result = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        result = run(python, "-m", "pytest", *options, file, cwd=checkout)
         return result.returncode in (0, NO_TESTS), result.stdout.rstrip()
 
     passed, failed = 0, []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for (name, _, _), (passes, output) in zip(jobs, pool.map(run_file, jobs), strict=True):
-            last_line = output.rpartition("\n")[2].strip("= ")
-            print(f"{name}: {last_line}" if passes else f"{output[-20000:]}\n{name} failed", flush=True)
-            passed += sum(int(count) for count in re.findall(r"(\d+) passed", last_line))
+            print(f"{name}: {last_line(output)}" if passes else f"{output[-20000:]}\n{name} failed", flush=True)
+            passed += sum(int(count) for count in re.findall(r"(\d+) passed", last_line(output)))
             failed += [] if passes else [name]
     for name, reason in SKIPPED.items():
         print(f"left out: {name}, as {reason}")

@@ -20,6 +20,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,33 @@ def used_address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def calls_of_layer(name: str, layer: Any, x: np.ndarray) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """Return calls of a layer and of what is made of it, each with what returns the state that it may not change."""
+    y, _, tape = layer.forward(x)
+    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "call": (lambda: layer(x), lambda: 0),
+        "call lengths": (lambda: layer(x, lengths=np.full(B, len(x) - 1)), lambda: 0),
+        "forward": (lambda: layer.forward(x)[:2], lambda: 0),
+        "backward": (lambda: layer.backward(tape, y), lambda: 0),
+    }
+    if can_stream(layer):
+        stream = layer.stream(B)
+        stream.run(x[:3])
+        calls["run"] = lambda: stream.run(x), lambda: stream.state
+        if name != "dense":  # whose stream has no states
+            calls["stream"] = lambda: layer.stream(10**6), lambda: 0
+    if name in ("LSTM", "stack", "bidirectional"):
+        scorer, sequences = Scorer(layer, output="all"), [x[:, b] for b in range(B)]
+        calls["scorer, list"] = lambda: [*scorer(sequences)], lambda: scorer([x[:3, 0]])
+        calls["scorer, iterator"] = lambda: [*scorer(iter(sequences))], lambda: scorer([x[:3, 0]])
+        if can_stream(layer):
+            sessions = Sessions(layer)
+            for sequence in sequences:
+                sessions.feed(sessions.open(), sequence)
+            calls["sessions"] = sessions.step, lambda: sessions.save(3)
+    return calls
+
+
 def little_memory() -> None:
     """Call without memory for large arrays: MemoryError, the object is as it was, and works once there is memory."""
     steps = 5_000  # results of 20 MB; of 12 MB, there would be memory
@@ -91,32 +119,7 @@ def little_memory() -> None:
         "BlockLSTM": (lambda: raw_ops.BlockLSTM(**sequence), lambda: 0)
     }
     for name, layer in layers.items():
-        y, _, tape = layer.forward(x)
-        calls |= {
-            f"{name}: call": (lambda layer=layer: layer(x), lambda: 0),
-            f"{name}: call lengths": (lambda layer=layer: layer(x, lengths=np.full(B, steps - 1)), lambda: 0),
-            f"{name}: forward": (lambda layer=layer: layer.forward(x)[:2], lambda: 0),
-            f"{name}: backward": (lambda layer=layer, tape=tape, y=y: layer.backward(tape, y), lambda: 0),
-        }
-        if can_stream(layer):
-            stream = layer.stream(B)
-            stream.run(x[:3])
-            calls[f"{name}: run"] = lambda stream=stream: stream.run(x), lambda stream=stream: stream.state
-            if name != "dense":  # whose stream has no states
-                calls[f"{name}: stream"] = lambda layer=layer: layer.stream(10**6), lambda: 0
-        if name not in ("LSTM", "stack", "bidirectional"):
-            continue
-        scorer = Scorer(layer, output="all")
-        for form, kind in (("list", list), ("iterator", iter)):
-            calls[f"{name}: scorer, {form}"] = (
-                lambda scorer=scorer, kind=kind: [*scorer(kind([x[:, b] for b in range(B)]))],
-                lambda scorer=scorer: scorer([x[:3, 0]]),
-            )
-        if can_stream(layer):
-            sessions = Sessions(layer)
-            for b in range(B):
-                sessions.feed(sessions.open(), x[:, b])
-            calls[f"{name}: sessions"] = sessions.step, lambda sessions=sessions: sessions.save(3)
+        calls |= {f"{name}: {call}": both for call, both in calls_of_layer(name, layer, x).items()}
     resource.setrlimit(resource.RLIMIT_AS, (used_address_space() + (16 << 20), resource.RLIM_INFINITY))
     for name, (call, state) in calls.items():
         os.write(2, f"{name}\n".encode())
@@ -289,9 +292,8 @@ def fork_during(children: str) -> None:
             assert bits(layer(x)[0]) == expected
         check_all(calls[k::5])
 
-    threads = [threading.Thread(target=act_again, args=(k,)) for k in range(3)] + [
-        threading.Thread(target=swap_weights)
-    ]
+    threads = [threading.Thread(target=act_again, args=(k,)) for k in range(3)]
+    threads.append(threading.Thread(target=swap_weights))
     for thread in threads:
         thread.start()
     try:
@@ -359,71 +361,48 @@ def signals(count: str, seed: str) -> None:
 # ----------------------------------------------------------------------------------------------------- a single stream
 def one_stream(calls: str) -> None:
     """Use one stream from several threads at once: each call works or raises a RuntimeError, and later it works."""
-    layers = {name: layer for name, layer in make_layers().items() if can_stream(layer)}
-    for name, layer in layers.items():
-        stream, x = layer.stream(B), uniform(2 * T, B, I, dtype=layer.dtype)
-        states = like(layer(x)[1], np.copy)
-        refusals: list[RuntimeError] = []
-        failures: list[BaseException] = []
-
-        def use(
-            seed: int,
-            stream: Any = stream,
-            x: Any = x,
-            states: Any = states,
-            refusals: Any = refusals,
-            failures: Any = failures,
-        ) -> None:
-            """Do drawn actions with the stream, and keep the errors."""
-            g = random.Random(seed)
-            actions = (
-                lambda: stream.step(x[0]),
-                lambda: stream.run(x[: g.randrange(2 * T)]),
-                lambda: stream.step(x[0, :3], rows=[2, 1, 7]),
-                lambda: stream.run(x[:, :2], rows=[4, 3], lengths=[g.randrange(2 * T), 2]),
-                lambda: stream.set_state([0, 1], stream.state_of([B - 1, 1])),
-                lambda: stream.state,
-                lambda: setattr(stream, "state", states),
-                lambda: stream.reset([1]),
-                lambda: stream.refresh(),
-                lambda: pickle.dumps(stream),
-                lambda: blockcell.set_num_threads(g.randrange(1, 4)),
-            )
-            for _ in range(int(calls)):
-                try:
-                    g.choice(actions)()  # type: ignore[no-untyped-call]
-                except RuntimeError as error:
-                    refusals.append(error)
-                except BaseException as error:
-                    failures.append(error)
-                    raise
-
-        threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
-        print(f"{name}: {len(refusals)} refused")
-        stream.reset()
-        assert same(stream.run(x), layer(x)[0]) and same(stream.state, layer(x)[1])
+    for name, layer in make_layers().items():
+        if can_stream(layer):
+            print(f"{name}: {share_stream(layer, int(calls))} refused")
 
 
-MODES = {
-    function.__name__: function
-    for function in (
-        disturb,
-        without_threads,
-        little_memory,
-        threads_of_steps,
-        fork_after,
-        fork_inside,
-        fork_during,
-        processes,
-        signals,
-        one_stream,
-    )
-}
+def share_stream(layer: Any, calls: int) -> int:
+    """Use a stream of a layer from four threads at once, and return how many calls were refused."""
+    stream, x = layer.stream(B), uniform(2 * T, B, I, dtype=layer.dtype)
+    states = like(layer(x)[1], np.copy)
+
+    def use(seed: int) -> int:
+        """Do drawn actions with the stream, and return how many were refused."""
+        g, refusals = random.Random(seed), 0
+        actions: tuple[Callable[[], Any], ...] = (
+            lambda: stream.step(x[0]),
+            lambda: stream.run(x[: g.randrange(2 * T)]),
+            lambda: stream.step(x[0, :3], rows=[2, 1, 7]),
+            lambda: stream.run(x[:, :2], rows=[4, 3], lengths=[g.randrange(2 * T), 2]),
+            lambda: stream.set_state([0, 1], stream.state_of([B - 1, 1])),
+            lambda: stream.state,
+            lambda: setattr(stream, "state", states),
+            lambda: stream.reset([1]),
+            lambda: stream.refresh(),
+            lambda: pickle.dumps(stream),
+            lambda: blockcell.set_num_threads(g.randrange(1, 4)),
+        )
+        for _ in range(calls):
+            try:
+                g.choice(actions)()
+            except RuntimeError:
+                refusals += 1
+        return refusals
+
+    with ThreadPoolExecutor(4) as pool:
+        refused = sum(pool.map(use, range(4)))
+    stream.reset()
+    assert same(stream.run(x), layer(x)[0]) and same(stream.state, layer(x)[1])
+    return refused
+
+
+CALLS = (disturb, without_threads, little_memory, threads_of_steps, processes, signals, one_stream)
+MODES = {mode.__name__: mode for mode in (*CALLS, fork_after, fork_inside, fork_during)}
 
 if __name__ == "__main__":
     faulthandler.enable()

@@ -10,7 +10,6 @@ Run by hand after a change of native code; CI never runs it.  Takes a whole buil
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 import tempfile
@@ -19,7 +18,8 @@ import venv
 from functools import partial
 from pathlib import Path
 
-from sanitizers import copy_checkout, find_test_files, run_successfully
+from children import last_line, run_successfully
+from sanitizers import copy_source, find_test_files
 
 NEEDED = ["setuptools>=77", "cython>=3.3", "numpy>=2", "pytest>=8", "mpmath>=1.3"]
 IMPORTS = """
@@ -51,20 +51,20 @@ def main() -> None:
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
         sys.exit(f"{sys.executable} has a GIL: take another Python, such as python3.13t")
     start = time.perf_counter()
-    checkout = copy_checkout("freethreading")
+    checkout = copy_source("freethreading")
     with tempfile.TemporaryDirectory() as name:
         venv.create(name, with_pip=True)
         python = Path(name, "bin", "python")
         run = partial(run_successfully, python, cwd=checkout)
-        run("-m", "pip", "install", "--quiet", "--only-binary=:all:", *NEEDED, environment=os.environ)
-        run("setup.py", "build_ext", "--inplace", environment=os.environ)
-        environment = os.environ | {"PYTHONPATH": f"{checkout}:{checkout}/tools"}
-        print(run("-W", "error", "-c", IMPORTS, environment=environment), flush=True)
-        run = partial(run, environment=environment | {"PYTHON_GIL": "0"})
+        run("-m", "pip", "install", "--quiet", "--only-binary=:all:", *NEEDED)
+        run("setup.py", "build_ext", "--inplace")
+        path = {"PYTHONPATH": f"{checkout}:{checkout}/tools"}
+        print(last_line(run("-W", "error", "-c", IMPORTS, **path)), flush=True)
+        run = partial(run, **path, PYTHON_GIL="0")
         files = [*find_test_files(checkout), "tests/kernels/test_formulas.py"]
         options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-m", "not slow"]
-        print(run("-m", "pytest", *options, *files), flush=True)
-        print(run("-W", "error", "-c", SOAK, RESULTS), flush=True)
+        print(last_line(run("-m", "pytest", *options, *files)), flush=True)
+        print(last_line(run("-W", "error", "-c", SOAK, RESULTS)), flush=True)
     print(f"{time.perf_counter() - start:.0f} s in all")
 
 

@@ -25,11 +25,13 @@ import time
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mutations import Generator, change_array, change_bytes, change_json, draw_value, pick
 
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, convert, files
 from blockcell.layers.loading import read_any
@@ -39,85 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "lib"))  # what the other files of fuzzers import
 MEMORY, SECONDS = 2**28, 30
 SMALL_MEMORY, CPU_SECONDS = 2**26, 2
-Generator = np.random.Generator
-
-# ------------------------------------------------------------------------------------------------------ bytes and JSON
-WORDS = [b"", b"\0", b"\xff" * 4, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\0\0\0\x80", b"PK\3\4", b"PK\1\2", b"PK\5\6",
-         b"\x93NUMPY", b"{", b"}", b'"', b"[" * 3000, b"9" * 5000, b"NaN", b"1e999", b"-1", b"true"]  # fmt: skip
-
-
-def flip_bits(g: Generator, content: bytes) -> bytes:
-    """Flip one to three bits."""
-    new_content = bytearray(content)
-    for _ in range(g.integers(1, 4)):
-        new_content[g.integers(len(new_content))] ^= 1 << g.integers(8)
-    return bytes(new_content)
-
-
-def truncate(g: Generator, content: bytes) -> bytes:
-    """Cut content off somewhere."""
-    return content[: g.integers(len(content))]
-
-
-def splice(g: Generator, content: bytes) -> bytes:
-    """Put a part of the content in place of another, between two others, or take one out."""
-    length = int(g.integers(1, 65))
-    start, to = g.integers(len(content), size=2)
-    part = content[start : start + length] if g.integers(3) else b""
-    return content[:to] + part + content[to + int(g.integers(2)) * length :]
-
-
-def insert_word(g: Generator, content: bytes) -> bytes:
-    """Put a word in that means something to some reader, in place of something or between."""
-    word, to = WORDS[g.integers(len(WORDS))], g.integers(len(content))
-    return content[:to] + word + content[to + int(g.integers(2)) * len(word) :]
-
-
-def change_bytes(g: Generator, content: bytes) -> bytes:
-    """Change bytes anywhere, in one of these ways."""
-    return (flip_bits, flip_bits, truncate, splice, insert_word)[g.integers(5)](g, content)
-
-
-def draw_value(g: Generator) -> Any:
-    """Draw a value that may stand in JSON where another belongs."""
-    choices = [None, True, False, 0, 1, -1, 2, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("inf"), float("nan"), "",
-               "x", "GRU", "LSTM", "RNN", "F64", "fw", "Dense", "ends", "coupled", "proj_clip", "\ud800", [], [0], [[]],
-               {}, {"type": "GRU"}, [True, 2], "int8", "float16", "activation", "relu", "tanh", "gelu",
-               ["leaky_relu", 0.3], ["elu", "1"]]  # fmt: skip
-    return choices[g.integers(len(choices))]
-
-
-def change_json(g: Generator, document: Any) -> str:
-    """Return a JSON text like the one of the document, with one place changed."""
-    document = json.loads(json.dumps(document))
-    positions = [*places_in(document)]
-    holder, key = positions[g.integers(len(positions))]
-    match g.integers(6):
-        case 0:
-            del holder[key]
-        case 1 if isinstance(holder, dict):
-            holder[str(draw_value(g))] = holder.pop(key)
-        case 2 if isinstance(holder, list):
-            holder.append(holder[key])
-        case 3:
-            holder[key] = [holder[key]]
-        case 4:
-            donor, name = positions[g.integers(len(positions))]
-            holder[key] = json.loads(json.dumps(donor[name])) if holder is not donor[name] else draw_value(g)
-        case _:
-            holder[key] = draw_value(g)
-    text = json.dumps(document)
-    if g.integers(20) == 0:  # the same name twice
-        text = text.replace('"type"', '"type": "GRU", "type"', 1).replace('"shape"', '"shape": [1], "shape"', 1)
-    return text
-
-
-def places_in(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every dict and list in a document, with each of its keys or positions."""
-    if isinstance(document, (dict, list)):
-        for key in document if isinstance(document, dict) else range(len(document)):
-            yield document, key
-            yield from places_in(document[key])
+SMALL = ("keras_files", "tf_checkpoint", "tf_graph", "tf_cells", "tf_names", "tf_rewired")  # which may take no more
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -140,7 +64,7 @@ def change_npz(g: Generator, content: bytes) -> bytes:
     """Change arrays, names, metadata or bytes in a zip whose own checksums are right, so that the reader must tell."""
     with np.load(io.BytesIO(content)) as archive:
         arrays = dict(archive)
-    name = [*arrays][g.integers(len(arrays))]
+    name = pick(g, [*arrays])
     kind = g.integers(4)
     if kind == 0 and name != files.KEY:
         arrays[name] = change_array(g, arrays[name])
@@ -170,26 +94,6 @@ def change_safetensors(g: Generator, content: bytes) -> bytes:
         header_text = change_json(g, header)
     encoded = header_text.encode("utf-8", "replace")
     return len(encoded).to_bytes(8, "little") + encoded + data
-
-
-def change_array(g: Generator, array: Any) -> Any:
-    """Return an array of another shape, dtype or contents."""
-    match g.integers(7):
-        case 0:
-            return array[:-1]
-        case 1:
-            dtypes = [np.float32, np.float64, np.float16, np.int64, object, "U3", "V4", np.uint16, np.int8]
-            return array.astype(dtypes[g.integers(len(dtypes))])
-        case 2:
-            return array[None]
-        case 3:
-            return np.zeros_like(array)
-        case 4:
-            return np.zeros((0, *array.shape[1:]), array.dtype)
-        case 5:
-            return array.T.copy()
-        case _:
-            return np.zeros((), array.dtype)
 
 
 def fuzz_files(suffix: str, change_structure: Callable[[Generator, bytes], bytes]) -> Callable[[Generator], bool]:
@@ -231,7 +135,7 @@ def change_weights(g: Generator, weights: dict[str, Any]) -> dict[Any, Any]:
     """Change one to three weights of a dict: their names, their values, or whether they are there."""
     new_weights: dict[Any, Any] = dict(weights)
     for _ in range(g.integers(1, 4)):
-        name = [*new_weights][g.integers(len(new_weights))]
+        name = pick(g, [*new_weights])
         match g.integers(6):
             case 0:
                 del new_weights[name]
@@ -257,7 +161,7 @@ def fuzz_weights(read: Callable[[Any], Any], sources: list[dict[str, Any]]) -> C
 
     def try_mutant(g: Generator) -> bool:
         """Read changed weights, and return whether they were accepted."""
-        return is_accepted(lambda: read(change_weights(g, sources[g.integers(len(sources))])))
+        return is_accepted(lambda: read(change_weights(g, pick(g, sources))))
 
     return try_mutant
 
@@ -318,24 +222,21 @@ def fuzz_models(target: str) -> Callable[[Generator], bool]:
 
     def try_mutant(g: Generator) -> bool:
         """Read a changed model, and return whether it was accepted."""
-        model = change_model(g, contents[g.integers(len(contents))], change_bytes)
+        model = change_model(g, pick(g, contents))
         return is_accepted(lambda: read(model))
 
     return try_mutant
 
 
-def fuzz_tensorflow_files(kind: str) -> Callable[[Generator], bool]:
-    """Return a fuzzer of a kind of TensorFlow's files, or of its graphs with one input rewired."""
+def fuzz_files_of_others(target: str) -> Callable[[Generator], bool]:
+    """Return a fuzzer of Keras' files, of a kind of TensorFlow's, or of its graphs with one input rewired."""
+    if target == "keras_files":
+        from fuzz_keras import fuzz_keras
+
+        return fuzz_keras()
     from fuzz_tensorflow import fuzz_rewired_graphs, fuzz_tensorflow
 
-    return fuzz_rewired_graphs() if kind == "tf_rewired" else fuzz_tensorflow(kind, change_bytes)
-
-
-def fuzz_keras_files() -> Callable[[Generator], bool]:
-    """Return a fuzzer of Keras' files."""
-    from fuzz_keras import fuzz_keras
-
-    return fuzz_keras(change_json, change_bytes, change_array)
+    return fuzz_rewired_graphs() if target == "tf_rewired" else fuzz_tensorflow(target)
 
 
 # ------------------------------------------------------------------------------------------------------------- running
@@ -345,15 +246,8 @@ TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
     "from_torch": fuzz_torch,
     "from_tf1": fuzz_tf1,
     "from_keras": fuzz_keras_weights,
-    "keras_files": fuzz_keras_files,
-    "from_onnx": lambda: fuzz_models("from_onnx"),
-    "link": lambda: fuzz_models("link"),
-    "session": lambda: fuzz_models("session"),
-    "tf_checkpoint": lambda: fuzz_tensorflow_files("tf_checkpoint"),
-    "tf_graph": lambda: fuzz_tensorflow_files("tf_graph"),
-    "tf_cells": lambda: fuzz_tensorflow_files("tf_cells"),
-    "tf_names": lambda: fuzz_tensorflow_files("tf_names"),
-    "tf_rewired": lambda: fuzz_tensorflow_files("tf_rewired"),
+    **{target: partial(fuzz_models, target) for target in ("from_onnx", "link", "session")},
+    **{target: partial(fuzz_files_of_others, target) for target in SMALL},
 }
 
 
@@ -383,7 +277,7 @@ def run(target: str, seed: int, numbers: range, note: int | None) -> dict[str, f
     try_mutant(np.random.default_rng(seed))  # whatever is loaded once
     with open("/proc/self/statm") as file:
         memory_before = int(file.read().split()[0]) * resource.getpagesize()
-    is_small = target.startswith("tf_") or target == "keras_files"
+    is_small = target in SMALL
     limit = memory_before + (SMALL_MEMORY if is_small else MEMORY)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     for number in numbers:

@@ -23,11 +23,11 @@ import h5py
 import keras_forms as forms
 import numpy as np
 from keras_forms import drawn, entry, functional, sequential
+from mutations import Generator, change_array, change_bytes, change_json, pick
 
 from blockcell import FormatError, convert
 from blockcell.convert import ConversionError
 
-Generator = np.random.Generator
 HUGE_SIZE = 2**40
 TEXTS = ["", ".", "..", "/", "a/../b", "kernel:0", "lstm", "x" * 9000, "\0", "\u00e4", "/model_weights", "layers"]
 NUMBERS = [0, 1, 2, 7, 8, 255, 1000, 2**15, 2**16 - 1, 2**24, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
@@ -68,12 +68,7 @@ def list_objects(file: Any) -> list[str]:
     return names
 
 
-def pick_item(g: Generator, items: Any) -> Any:
-    """Draw one of some items."""
-    return items[g.integers(len(items))]
-
-
-def change_text(g: Generator, text: str, change_json: Callable[..., str], change_bytes: Callable[..., bytes]) -> str:
+def change_text(g: Generator, text: str) -> str:
     """Change one place of a JSON text, or its bytes."""
     with suppress(ValueError):  # it is damaged already
         if g.integers(3):
@@ -81,25 +76,25 @@ def change_text(g: Generator, text: str, change_json: Callable[..., str], change
     return change_bytes(g, text.encode()).decode("utf-8", "replace").replace("\0", "")
 
 
-def change_attribute(g: Generator, file: Any, change_json: Any, change_bytes: Any) -> str:
+def change_attribute(g: Generator, file: Any) -> str:
     """Change an attribute, and return its name."""
-    holder = pick_item(g, [file, *(file[name] for name in list_objects(file))])
+    holder = pick(g, [file, *(file[name] for name in list_objects(file))])
     names = [*holder.attrs]
     if not names:
         return ""
-    name = str(pick_item(g, names))
+    name = str(pick(g, names))
     value = holder.attrs[name]
     if name == "model_config" and isinstance(value, str) and g.integers(4):
-        holder.attrs[name] = change_text(g, value, change_json, change_bytes)
+        holder.attrs[name] = change_text(g, value)
     elif name == "keras_version" and g.integers(4):
-        holder.attrs[name] = pick_item(g, VERSIONS)
+        holder.attrs[name] = pick(g, VERSIONS)
     else:
         texts = [str(text) for text in np.ravel(np.array(value, dtype=object))]
         choices: list[Callable[[], Any]] = [
             lambda: 3,
             lambda: np.zeros((2, 2)),
-            lambda: pick_item(g, TEXTS).replace("\0", ""),
-            lambda: [pick_item(g, TEXTS).replace("\0", "") for _ in range(3)],
+            lambda: pick(g, TEXTS).replace("\0", ""),
+            lambda: [pick(g, TEXTS).replace("\0", "") for _ in range(3)],
             lambda: texts * 2,
             lambda: texts[::-1],
             lambda: h5py.Empty("f"),
@@ -107,14 +102,14 @@ def change_attribute(g: Generator, file: Any, change_json: Any, change_bytes: An
         ]
         del holder.attrs[name]
         if g.integers(5):
-            holder.attrs[name] = pick_item(g, choices)()
+            holder.attrs[name] = pick(g, choices)()
     return name
 
 
-def change_object(g: Generator, file: Any, change_array: Any, change_bytes: Any) -> bool:
+def change_object(g: Generator, file: Any) -> bool:
     """Change a dataset or a group, and return whether its numbers may be others."""
     names = list_objects(file)
-    path = pick_item(g, names)
+    path = pick(g, names)
     is_array = isinstance(file[path], h5py.Dataset) and not file[path].external  # and not changed before
     is_array = is_array and file[path].id.get_storage_size() in range(1, 2**12)
     array = np.zeros((2, 2), np.float32)
@@ -122,7 +117,7 @@ def change_object(g: Generator, file: Any, change_array: Any, change_bytes: Any)
         array = file[path][()] if is_array else array
     kind = int(g.integers(16))
     if kind == 0:
-        file[f"{path}_{g.integers(2**60)}"] = h5py.SoftLink("/" + pick_item(g, names))
+        file[f"{path}_{g.integers(2**60)}"] = h5py.SoftLink("/" + pick(g, names))
         return False
     if is_array and kind == 1:
         dataset = file[path]
@@ -137,11 +132,9 @@ def change_object(g: Generator, file: Any, change_array: Any, change_bytes: Any)
     shape, dtype = array.shape, array.dtype
     match kind:
         case 2:
-            file[path] = h5py.SoftLink("/" + pick_item(g, [*names, "nowhere"]))
+            file[path] = h5py.SoftLink("/" + pick(g, [*names, "nowhere"]))
         case 3:
-            file[path] = h5py.ExternalLink(
-                pick_item(g, ["outside.h5", "/etc/passwd", "m.h5"]), "/" + pick_item(g, names)
-            )
+            file[path] = h5py.ExternalLink(pick(g, ["outside.h5", "/etc/passwd", "m.h5"]), "/" + pick(g, names))
         case 4:
             layout = h5py.VirtualLayout(shape or (1,), dtype)
             layout[...] = h5py.VirtualSource("outside.h5", "/x", shape or (1,), dtype)
@@ -156,7 +149,7 @@ def change_object(g: Generator, file: Any, change_array: Any, change_bytes: Any)
         case 8:
             file.create_dataset(path, shape, dtype, track_times=False)  # without numbers
         case 9:
-            donor = pick_item(g, [name for name in list_objects(file)] or ["/"])
+            donor = pick(g, [name for name in list_objects(file)] or ["/"])
             file[path] = file[donor]
             return True
         case 10:
@@ -164,7 +157,7 @@ def change_object(g: Generator, file: Any, change_array: Any, change_bytes: Any)
         case 11 | 12 | 13 | 14 if is_array and array.ndim:
             compress_dataset(g, file, path, array)
             if kind > 12:
-                damage_chunk(g, file[path], change_bytes)
+                damage_chunk(g, file[path])
                 return True
         case _:
             pass
@@ -175,16 +168,16 @@ def compress_dataset(g: Generator, file: Any, path: str, array: Any) -> None:
     """Store an array in compressed chunks."""
     chunk = tuple(int(g.integers(1, size + 1)) for size in array.shape)
     filters = {"shuffle": bool(g.integers(2)), "fletcher32": bool(g.integers(2))}
-    file.create_dataset(path, data=array, chunks=chunk, compression=pick_item(g, ["gzip", "gzip", None]), **filters)
+    file.create_dataset(path, data=array, chunks=chunk, compression=pick(g, ["gzip", "gzip", None]), **filters)
 
 
-def damage_chunk(g: Generator, dataset: Any, change_bytes: Any) -> None:
+def damage_chunk(g: Generator, dataset: Any) -> None:
     """Put something else in place of a chunk: a stream that inflates to more or less, damaged bytes, no filters."""
     size = int(np.prod(dataset.chunks)) * dataset.dtype.itemsize
     place = tuple(int(g.integers(-(-n // step))) * step for n, step in zip(dataset.shape, dataset.chunks, strict=True))
     _, stored = dataset.id.read_direct_chunk(place)
-    once = zlib.compress(bytes(pick_item(g, [0, size - 1, size, size + 1, 2 * size, 2**22])))
-    stream = pick_item(g, [once, zlib.compress(once), once[:-1], once + b"x", change_bytes(g, stored), bytes(size)])
+    once = zlib.compress(bytes(pick(g, [0, size - 1, size, size + 1, 2 * size, 2**22])))
+    stream = pick(g, [once, zlib.compress(once), once[:-1], once + b"x", change_bytes(g, stored), bytes(size)])
     with suppress(OSError):  # libhdf5 has no room for more bytes than the chunk, in a dataset without filters
         dataset.id.write_direct_chunk(place, stream or b"x", filter_mask=int(g.integers(8)) * int(g.integers(2)))
 
@@ -195,32 +188,32 @@ def change_stored(g: Generator, content: bytes) -> bytes:
     heaps = [found.start() for found in re.finditer(b"GCOL", content)]
     place, size = int(g.integers(len(content))), 1
     if heaps and g.integers(3):
-        heap = pick_item(g, heaps)
+        heap = pick(g, heaps)
         pointers = [found.start() for found in re.finditer(re.escape(heap.to_bytes(8, "little")), content)]
-        place, size = pick_item(g, [heap, *pointers]) + int(g.integers(-4, 48)), pick_item(g, [1, 2, 4, 8])
-    new_content[place : place + size] = pick_item(g, NUMBERS + heaps).to_bytes(8, "little")[:size]
+        place, size = pick(g, [heap, *pointers]) + int(g.integers(-4, 48)), pick(g, [1, 2, 4, 8])
+    new_content[place : place + size] = pick(g, NUMBERS + heaps).to_bytes(8, "little")[:size]
     return bytes(new_content)
 
 
 def change_directory(g: Generator, content: bytes) -> bytes:
     """Change a number in the directory of a zip."""
     new_content = bytearray(content)
-    place = pick_item(g, [found.start() for found in re.finditer(b"PK\1\2", content)])
-    offset, size = pick_item(g, [*DIRECTORY.items()])
-    new_content[place + offset : place + offset + size] = pick_item(g, NUMBERS).to_bytes(8, "little")[:size]
+    place = pick(g, [found.start() for found in re.finditer(b"PK\1\2", content)])
+    offset, size = pick(g, [*DIRECTORY.items()])
+    new_content[place + offset : place + offset + size] = pick(g, NUMBERS).to_bytes(8, "little")[:size]
     return bytes(new_content)
 
 
-def change_zip(g: Generator, members: dict[str, bytes], change_json: Any, change_bytes: Any) -> bool:
+def change_zip(g: Generator, members: dict[str, bytes]) -> bool:
     """Change a member of a .keras, and return whether it says what is computed."""
-    name = pick_item(g, [*members])
+    name = pick(g, [*members])
     kind = int(g.integers(4))
     if kind == 0:
         del members[name]
     elif kind == 1:
         members[f"a/{name}"] = members.pop(name)
     elif name.endswith(".json"):
-        members[name] = change_text(g, members[name].decode(), change_json, change_bytes).encode()
+        members[name] = change_text(g, members[name].decode()).encode()
     else:
         members[name] = members[name][: len(members[name]) // 2] if kind == 2 else bytes(2**22)
     return name == "config.json" or name == "metadata.json"
@@ -241,8 +234,8 @@ def cells_of(layer: Any) -> list[bytes]:
     return [b"".join(np.ascontiguousarray(array).tobytes() for array in cell.weights.values()) for cell in cells]
 
 
-def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callable[[Generator], bool]:
-    """Return a fuzzer of Keras' files of all forms; the arguments are fuzz.py's functions that change things."""
+def fuzz_keras() -> Callable[[Generator], bool]:
+    """Return a fuzzer of Keras' files of all forms."""
     folder = Path(tempfile.mkdtemp())
     originals: list[tuple[str, bytes, str | None, Any, list[bytes]]] = []  # with the config that stands apart
     for model, arrays in make_models(np.random.default_rng(0)):
@@ -272,16 +265,16 @@ def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callab
         for _ in range(g.integers(1, 3)):
             kind = int(g.integers(4))
             if kind == 0 and config:
-                config, is_other = change_text(g, config, change_json, change_bytes), True
+                config, is_other = change_text(g, config), True
             elif kind == 1 and members:
-                is_other |= change_zip(g, members, change_json, change_bytes)
+                is_other |= change_zip(g, members)
             else:
                 with h5py.File(content_of, "r+") as file:
                     change = change_object if kind > 1 and len(file) else None
                     if change and list_objects(file):
-                        is_same &= not change_object(g, file, change_array, change_bytes)
+                        is_same &= not change_object(g, file)
                     else:
-                        attribute = change_attribute(g, file, change_json, change_bytes)
+                        attribute = change_attribute(g, file)
                         is_other |= attribute in ("model_config", "keras_version")
                         is_same &= attribute not in ("weight_names", "layer_names", "name")
                 if members:
@@ -292,7 +285,7 @@ def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callab
                 members["model.weights.h5"] = content_of.getvalue()
         if members:
             write_zip(path, members, zipfile.ZIP_DEFLATED if g.integers(2) else zipfile.ZIP_STORED)
-            change = pick_item(g, [None, None, change_bytes, change_directory])
+            change = pick(g, [None, None, change_bytes, change_directory])
             if change:
                 path.write_bytes(change(g, path.read_bytes()))
         else:
@@ -301,7 +294,7 @@ def fuzz_keras(change_json: Any, change_bytes: Any, change_array: Any) -> Callab
 
     def try_mutant(g: Generator) -> bool:
         """Read a changed file, and return whether it was accepted."""
-        name, content, config, original, cells = pick_item(g, originals)
+        name, content, config, original, cells = pick(g, originals)
         path, architecture = folder / f"mutant_{name}", folder / "mutant.json"
         config, is_other, is_same = change_file(g, path, content, config)
         if config:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from mutations import Generator, change_bytes, pick
 from onnx import ModelProto, TensorProto, helper, load_from_string, numpy_helper
 
 import onnx_export
@@ -19,13 +20,12 @@ from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, convert, set_
 from blockcell.optable import OPS
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
-Generator = np.random.Generator
 Source = tuple[Callable[[ModelProto], Any], list[ModelProto]]
 
 
 # -------------------------------------------------------------------------------------------------------------- changes
-def change_model(g: Generator, content: bytes, change_bytes: Callable[[Generator, bytes], bytes]) -> ModelProto:
-    """Return a changed ONNX model that protobuf still reads; ``change_bytes`` is fuzz.py's."""
+def change_model(g: Generator, content: bytes) -> ModelProto:
+    """Return a changed ONNX model that protobuf still reads."""
     if g.integers(2):
         model = ModelProto.FromString(content)
         for _ in range(g.integers(1, 4)):
@@ -50,11 +50,11 @@ def messages_in(message: Any) -> Iterator[Any]:
 def change_field(g: Generator, model: Any) -> None:
     """Change a field of a message that is in the model."""
     all_messages = [*messages_in(model)]
-    message = all_messages[g.integers(len(all_messages))]
+    message = pick(g, all_messages)
     fields = message.DESCRIPTOR.fields if g.integers(2) else [field for field, _ in message.ListFields()]
     if not fields:
         return
-    field = fields[g.integers(len(fields))]
+    field = pick(g, fields)
     name, kind = field.name, g.integers(4)
     value = getattr(message, name)
     if kind == 0:
@@ -62,7 +62,7 @@ def change_field(g: Generator, model: Any) -> None:
     elif field.is_repeated:
         items = [*value]
         if kind == 1 and items:
-            items.append(items[g.integers(len(items))])
+            items.append(pick(g, items))
         elif kind == 2 and items:
             del items[g.integers(len(items))]
         elif field.message_type is None:
@@ -77,14 +77,14 @@ def change_field(g: Generator, model: Any) -> None:
         alike = [candidate for candidate in all_messages if candidate.DESCRIPTOR == field.message_type]
         if alike:
             copy = type(alike[0])()
-            copy.CopyFrom(alike[g.integers(len(alike))])
+            copy.CopyFrom(pick(g, alike))
             value.CopyFrom(copy)
 
 
 def draw_scalar(g: Generator, field: Any) -> Any:
     """Draw a value for a field of this type."""
     if field.enum_type is not None:
-        return field.enum_type.values[g.integers(len(field.enum_type.values))].number
+        return pick(g, field.enum_type.values).number
     numbers = [0, 1, 2, 3, 7, 16, 2**20, 2**31 - 1]
     if field.cpp_type in (field.CPPTYPE_INT32, field.CPPTYPE_INT64):
         more_numbers = [-1, -(2**31)] + ([2**40, 2**63 - 1] if field.cpp_type == field.CPPTYPE_INT64 else [])
@@ -94,7 +94,7 @@ def draw_scalar(g: Generator, field: Any) -> Any:
     if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
         return [0.0, -1.0, 3.0, float("nan"), float("inf")][g.integers(5)]
     texts = ["", "x", "h", "w", "LSTM", "BlockLSTM", "GRUBlockCell", "T", "reverse", "{}", "ai.onnx", "blockcell", "0"]
-    text = texts[g.integers(len(texts))]
+    text = pick(g, texts)
     return text.encode() if field.type == field.TYPE_BYTES else text
 
 

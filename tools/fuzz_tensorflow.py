@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import rewiring
 import tf_files
+from mutations import Generator, change_bytes, pick
 from tf_cells import NAMES, block, checkpoint_of, drawn, inputs, of_all_kinds, write_variables
 from tf_composed import GOLDEN, of_other_kinds
 from tf_files import BYTES, FIXED32, VARINT, Fields, decode_fields, encode_fields, field, varint
@@ -35,7 +36,6 @@ from blockcell.tensorflow import open as opened
 from blockcell.tensorflow.mapped import File
 from blockcell.tensorflow.table import Table
 
-Generator = np.random.Generator
 Change = Callable[[Generator, bytes], bytes]
 NUMBERS = [0, 1, 2, 3, 4, 7, 14, 19, 63, 127, 128, 255, 2**16, 2**20, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1,
            2**63, 2**64 - 1]  # fmt: skip
@@ -58,17 +58,17 @@ def fields_in(data: int | bytes) -> Fields:
 def draw_value(g: Generator, wire_type: int) -> int | bytes:
     """Draw a value for a field of a wire type."""
     if wire_type == VARINT:
-        return NUMBERS[g.integers(len(NUMBERS))]
+        return pick(g, NUMBERS)
     if wire_type == BYTES:
-        return DATA[g.integers(len(DATA))]
-    return struct.pack("<f" if wire_type == FIXED32 else "<d", FLOATS[g.integers(len(FLOATS))])
+        return pick(g, DATA)
+    return struct.pack("<f" if wire_type == FIXED32 else "<d", pick(g, FLOATS))
 
 
 def change_message(g: Generator, data: bytes) -> bytes:
     """Change one field, in a message or in a message that is in it; every other field keeps its bytes."""
     fields = fields_in(data)
     if not fields:
-        return DATA[g.integers(len(DATA))]
+        return pick(g, DATA)
     k = int(g.integers(len(fields)))
     number, wire_type, value = fields[k]
     if wire_type == BYTES and isinstance(value, bytes) and fields_in(value) and g.integers(8):
@@ -78,7 +78,7 @@ def change_message(g: Generator, data: bytes) -> bytes:
         case 0:
             del fields[k]
         case 1:
-            fields.insert(k, fields[g.integers(len(fields))])
+            fields.insert(k, pick(g, fields))
         case 2:
             fields[k] = int(g.integers(1, 18)), wire_type, value
         case 3:
@@ -101,16 +101,16 @@ def change_table(g: Generator, data: bytes) -> bytes:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        items = [(entry.key, bytes(entry.value.view)) for entry in Table(File(file.name)).entries()]
+        items = [(entry.key, bytes(entry.value.view)) for entry in Table(File(file.name)).entries(check=True)]
     k = int(g.integers(len(items)))
     key, value = items[k]
     match g.integers(6):
         case 0:
             del items[k]
         case 1:
-            items[k] = items[g.integers(len(items))][0], value
+            items[k] = pick(g, items)[0], value
         case 2:
-            items[k] = key + DATA[g.integers(len(DATA))], value
+            items[k] = key + pick(g, DATA), value
         case _:
             items[k] = key, change_message(g, value)
     if g.integers(10):
@@ -130,14 +130,14 @@ def change_text(g: Generator, data: bytes) -> bytes:
     words = data.split(b" ")
     for _ in range(g.integers(1, 4)):
         k, donor = g.integers(len(words), size=2)
-        words[k] = words[donor] if g.integers(3) else TEXTS[g.integers(len(TEXTS))]
+        words[k] = words[donor] if g.integers(3) else pick(g, TEXTS)
     return b" ".join(words)
 
 
 def add_tensor(g: Generator, data: bytes) -> bytes:
     """Add a constant of packed varints and such to an otherwise good graph."""
     number = int(g.integers(4, 18))
-    values = b"".join(varint(NUMBERS[g.integers(len(NUMBERS))]) for _ in range(g.integers(40)))
+    values = b"".join(varint(pick(g, NUMBERS)) for _ in range(g.integers(40)))
     sizes = [int(size) for size in g.choice([0, 1, 2, 3, 2**10, 2**20, 2**31, 2**40, 2**62], g.integers(4))]
     value = field(1, int(g.integers(26))) + field(2, tf_files.shape(*sizes)) + field(number, values)
     return data + tf_files.graph(tf_files.constant("blob", value))
@@ -183,6 +183,7 @@ KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file 
         ("v2/model.ckpt", "v2/model.ckpt.index", change_table),
         ("v2/model.ckpt.index", "v2/model.ckpt.data-00000-of-00002", change_table),
         ("v2", "v2/checkpoint", change_table),
+        ("v1", "v1/model.ckpt", change_table),
         ("objects", "objects/ckpt-1.index", change_table),
     ],
     "tf_graph": [
@@ -195,7 +196,7 @@ KINDS: dict[str, list[tuple[str, str, Change]]] = {  # what is opened, the file 
     "tf_cells": [
         *[("cells.pb", "cells.pb", change_message)] * 3,
         *[("others.pb", "others.pb", change_message)] * 3,
-        *[("keras gru 2.pb", "keras gru 2.pb", change_message)] * 2,
+        *[("keras.pb", "keras.pb", change_message)] * 2,
         ("cells.pb", "cells.pb", add_tensor),
         ("v1.pb", "v1.pb", change_message),
         ("v2.pb", "v2.pb", change_message),
@@ -225,111 +226,109 @@ def cell_package() -> bytes:
                             {".": tf_files.graph(*nodes)})  # fmt: skip
 
 
-def write_files(folder: Path) -> list[str]:
-    """Write the files that are damaged, and return the names of the graphs that are rewired."""
+def write_models(folder: Path) -> dict[str, np.ndarray]:
+    """Write models of all kinds; return the variables of the one whose tree of objects mutants write anew."""
     tf_files.unpack(folder)
     (folder / "v2" / "model.ckpt.meta").unlink()  # graphs are the other kind
     kernel = np.arange(12, dtype=np.float32)
     nodes = tf_files.graph(tf_files.immutable("kernel", "float32", (3, 4)))
     (folder / "small.pbmm").write_bytes(tf_files.package({"kernel": kernel.tobytes(), ".": nodes}))
-    (folder / "cells.pbmm").write_bytes(cell_package())
-    graphs = {"cells": of_all_kinds(), "others": of_other_kinds(), "both": both_directions()}
-    with np.load(GOLDEN) as golden:
-        graphs |= {name.removeprefix("graph/"): golden[name].tobytes() for name in golden.files if "graph/" in name}
-    with np.load(GOLDEN.with_name("networks.npz")) as networks:
-        graphs |= {name: networks[f"file/{name}.pb"].tobytes() for name in ("v1", "v2")}
-    for name, content in graphs.items():
-        (folder / f"{name}.pb").write_bytes(content)
-    for name in ("bare", "saver", "kept"):
-        (folder / name).mkdir()
+    graphs = {"cells.pb": of_all_kinds(), "others.pb": of_other_kinds(), "both.pb": both_directions()}
+    with np.load(GOLDEN) as golden, np.load(GOLDEN.with_name("networks.npz")) as networks:
+        graphs["keras.pb"] = golden["graph/keras gru 2"].tobytes()
+        graphs |= {name: networks[f"file/{name}"].tobytes() for name in ("v1.pb", "v2.pb")}
+    for name, content in (graphs | {"cells.pbmm": cell_package()}).items():
+        (folder / name).write_bytes(content)
+    (folder / "bare").mkdir()
     write_variables(folder / "bare", checkpoint_of() | checkpoint_of("", ("w_ru", "w_c", "b_ru", "b_c")))
     zipfile.ZipFile(GOLDEN.with_name("digits.zip")).extractall(folder)
     write_saved(folder / "captured", called=False)
+    (folder / "saver").mkdir()
     restored = GIVEN | {"s/kernel/part_0": ("k", "9 16 0,4:-"), "s/kernel/part_1": ("k", "9 16 4,5:-")}
     cell_nodes = [*one_cell(4, 5), *restoring("save", restored), *restoring("save_1", GIVEN)]
     write_all(folder / "saver", {"k": drawn("w")["w"], "b": drawn("b")["b"]}, *cell_nodes)
+    (folder / "kept").mkdir()
     values, objects = cell_of_keras(3, 3, (2, 12))
     (folder / "kept" / "objects").write_bytes(objects)
     tf_files.write_objects(folder / "kept" / "m", values, objects)
-    return [*graphs]
+    return values
+
+
+def try_reading(g: Generator, folder: Path, path: Path, file: Path, mutant: bytes, read: Callable[[], Any]) -> Any:
+    """Put a mutant in place of a file, inspect it sometimes, and read it; return None if it is refused."""
+    content = file.read_bytes()
+    file.write_bytes(mutant)
+    try:
+        if not g.integers(4):
+            inspect_file(path, bool(g.integers(2)))
+        return read()
+    except FormatError as error:
+        assert str(folder) in str(error) and "; " in str(error), error
+        return None
+    finally:
+        file.write_bytes(content)
 
 
 def fuzz_rewired_graphs() -> Callable[[Generator], bool]:
     """Return a fuzzer of graphs where one input of one node or one whole number is another.
 
     A mutant is accepted if as many cells are taken as before."""
-    folder_owner = tempfile.TemporaryDirectory()
-    folder = Path(folder_owner.name)
-    cases: list[tuple[Path, Path, bytes, int, list[rewiring.Slot]]] = []
+    folder = Path(tempfile.mkdtemp())
+    write_models(folder)
+    with np.load(GOLDEN) as golden:
+        stored = {name.removeprefix("graph/"): golden[name].tobytes() for name in golden.files if "graph/" in name}
+    for name, content in stored.items():
+        (folder / f"{name}.pb").write_bytes(content)
+    files: list[tuple[Any, ...]] = [(f"{name}.pb",) * 2 for name in ("cells", "others", "both", *stored, "v1", "v2")]
+    files += [("digits", "digits/model.ckpt-1800.meta", 2), ("captured", "captured/saved_model.pb", 2, 2)]
 
     def count_usable(path: Path) -> int:
         """Return how many cells a file has that are not refused."""
         return sum(cell.refused is None for cell in opened(path).cells.values())
 
-    def add(name: str, changed_file: str, *wrapped: int) -> None:
-        """Add a case: what is opened, the file that is changed, and the slots of the graph in it."""
-        content = (folder / changed_file).read_bytes()
+    cases = []
+    for name, file, *wrapped in files:
+        content = (folder / file).read_bytes()
         slots = rewiring.list_slots(content, *wrapped)
-        cases.append((folder / name, folder / changed_file, content, count_usable(folder / name), slots))
+        cases.append((folder / name, folder / file, content, count_usable(folder / name), slots))
 
-    for name in write_files(folder):
-        add(f"{name}.pb", f"{name}.pb")
-    add("digits", "digits/model.ckpt-1800.meta", 2)
-    add("captured", "captured/saved_model.pb", 2, 2)
-
-    def try_mutant(g: Generator, folder_owner: object = folder_owner) -> bool:  # the folder lives as long as this
+    def try_mutant(g: Generator) -> bool:
         """Read a graph with one change, and return whether as many cells are taken as before."""
-        path, changed_file, content, usable_before, slots = cases[g.integers(len(cases))]
-        slot = slots[g.integers(len(slots))]
-        changed_file.write_bytes(
-            rewiring.change_slot(content, slot, slot.replacements[g.integers(len(slot.replacements))])
-        )
-        try:
-            if not g.integers(4):
-                inspect_file(path, bool(g.integers(2)))
+        path, file, content, usable_before, slots = pick(g, cases)
+        slot = pick(g, slots)
+        mutant = rewiring.change_slot(content, slot, pick(g, slot.replacements))
+
+        def read() -> int:
+            """Read all, and return how many cells are not refused."""
             read_everything(path)
-            return count_usable(path) == usable_before
-        except FormatError as error:
-            assert str(folder) in str(error) and "; " in str(error), error
-            return False
-        finally:
-            changed_file.write_bytes(content)
+            return count_usable(path)
+
+        return bool(try_reading(g, folder, path, file, mutant, read) == usable_before)
 
     return try_mutant
 
 
-def fuzz_tensorflow(kind: str, change_bytes: Change) -> Callable[[Generator], bool]:
+def fuzz_tensorflow(kind: str) -> Callable[[Generator], bool]:
     """Return a fuzzer of the files of a kind, of KINDS."""
-    folder_owner = tempfile.TemporaryDirectory()
-    folder = Path(folder_owner.name)
-    write_files(folder)
-    values, _ = cell_of_keras(3, 3, (2, 12))
+    folder = Path(tempfile.mkdtemp())
+    values = write_models(folder)
     cases = [
         (folder / path, folder / name, (folder / name).read_bytes(), change, read_everything(folder / path))
         for path, name, change in KINDS[kind]
     ]
 
-    def try_mutant(g: Generator, folder_owner: object = folder_owner) -> bool:  # the folder lives as long as this
+    def try_mutant(g: Generator) -> bool:
         """Read a changed file, and return whether it was accepted."""
-        path, changed_file, content, change_structure, expected = cases[g.integers(len(cases))]
-        is_plain = g.integers(2) or not changed_file.name.endswith(
+        path, file, content, change_structure, expected = pick(g, cases)
+        is_plain = g.integers(2) or not file.name.endswith(
             (".index", "ckpt", ".meta", ".pb", ".pbtxt", ".pbmm", "objects")
         )
         mutant = (change_bytes if is_plain else change_structure)(g, content)
-        changed_file.write_bytes(mutant)
-        if changed_file.name == "objects":
+        if file.name == "objects":
             tf_files.write_objects(folder / "kept" / "m", values, mutant)
-        try:
-            if not g.integers(4):
-                inspect_file(path, bool(g.integers(2)))
-            variables = read_everything(path)
-        except FormatError as error:
-            assert str(folder) in str(error) and "; " in str(error), error
-            return False
-        finally:
-            changed_file.write_bytes(content)
-        if is_plain and kind == "tf_checkpoint":
-            assert all(variables[name].tobytes() == expected[name].tobytes() for name in expected), changed_file
-        return True
+        variables = try_reading(g, folder, path, file, mutant, lambda: read_everything(path))
+        if variables is not None and is_plain and kind == "tf_checkpoint":
+            assert all(variables[name].tobytes() == expected[name].tobytes() for name in expected), file
+        return variables is not None
 
     return try_mutant

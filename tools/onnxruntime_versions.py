@@ -21,7 +21,8 @@ import time
 import tomllib
 from pathlib import Path
 
-from packages import ROOT, new_environment, run
+from children import ROOT
+from packages import new_environment, run
 
 NEEDED = ["numpy", "onnx", "pytest", "pytest-xdist", "sympy"]  # onnxruntime.quantization imports sympy in 1.25 and 1.26
 OPTIONS = ["-q", "-n", "auto", "-W", "error", "-p", "no:cacheprovider", "--tb=line", "-rfE"]

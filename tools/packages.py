@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 import tarfile
 import tempfile
@@ -21,9 +20,11 @@ import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from children import ROOT, run_successfully
+
 GOLDEN = "kernels/test_kernels.py::test_tensorflow"
 LEVELS = ["base", "v3", "v4"] if sysconfig.get_platform() == "linux-x86_64" else ["base"]
 MAX_SECONDS = 2 * 210  # of CPUs, to install from source: three and a half minutes on two
@@ -100,23 +101,10 @@ MISTAKES = (
 )
 
 
-def run(*command: object, cwd: Path, **environment: str) -> str:
-    """Run a command, exit with its output if it fails, and return what it prints."""
-    # What the caller's environment says about Python must not reach the new ones.
-    inherited = {
-        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-    }
-    result = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=inherited | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if result.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{result.stdout}\nexit status {result.returncode}")
-    return result.stdout
+# What the caller's environment says about Python and CPU levels must not reach the new ones.
+OWN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "BLOCKCELL_LEVELS")
+INHERITED = {key: value for key, value in os.environ.items() if key not in OWN}
+run = partial(run_successfully, environment=INHERITED)
 
 
 @contextmanager
@@ -213,7 +201,6 @@ def check_types(python: Path, folder: Path) -> None:
 
 def main() -> None:
     """Build both distributions twice, and try the wheel, an install from source and an editable install."""
-    os.environ.pop("BLOCKCELL_LEVELS", None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tools = new_environment(folder / "tools")

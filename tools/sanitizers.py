@@ -23,10 +23,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from children import ROOT, copy_checkout, last_line, run, run_successfully
+
 TESTED = ["kernels/*", "layers/*", "ops/*", "torch/test_torch_layout.py"]
 EXCLUDED = {
     "kernels/test_dispatch.py": "runs no kernel, but interpreters with other environments",
@@ -135,28 +135,14 @@ def find_test_files(checkout: Path) -> list[str]:
     return [f"tests/{name}" for name in names if "/test_" in name and name not in EXCLUDED]
 
 
-def run_captured(*command: object, cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command, and capture what it prints."""
-    words, pipe = [str(word) for word in command], subprocess.PIPE
-    return subprocess.run(words, cwd=cwd, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-
-
-def run_successfully(*command: object, cwd: Path, environment: Mapping[str, str]) -> str:
-    """Run a command, exit with its output if it fails, and return the last line that it prints."""
-    result = run_captured(*command, cwd=cwd, environment=environment)
-    if result.returncode:
-        sys.exit(f"{result.stdout}\nexit status {result.returncode}")
-    return result.stdout.rstrip().rpartition("\n")[2].strip("= ")
-
-
 # --------------------------------------------------------------------------------------------------------------- build
-def copy_checkout(name: str) -> Path:
-    """Copy the checkout as it is now, without anything built, into a folder of build/, and return that.
+def copy_source(name: str) -> Path:
+    """Copy the checkout into a folder of build/ that is new, and return that.
 
     The copy compiles fast, and stacks have line numbers."""
     folder = ROOT / "build" / name
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.so", "__pycache__"))
+    copy_checkout(folder)
     setup = folder / "setup.py"
     text = setup.read_text()
     for option, replacement in (('"-O3"', '"-O1"'), ('"-g0"', '"-g1"')):
@@ -175,9 +161,7 @@ def build(folder: Path, flags: str, mark: bytes) -> str:
     environment = os.environ | quiet | {"CC": f"gcc {flags}", "CFLAGS": "-fno-omit-frame-pointer -fno-wrapv"}
     environment.pop("BLOCKCELL_LEVELS", None)
     command = sys.executable, "setup.py", "build_ext", "--inplace"
-    result = run_captured(*command, cwd=folder, environment=environment)
-    if result.returncode:
-        sys.exit(f"{result.stdout}\n{INSTALL}, where these are missing")
+    run_successfully(*command, cwd=folder, environment=environment, hint=f"; {INSTALL}, where these are missing")
     modules = list((folder / "blockcell").glob("*.so"))
     assert modules
     for module in modules:
@@ -209,7 +193,7 @@ class Sanitized:
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run this Python with arguments in the copy, and capture what it prints."""
-        return run_captured(sys.executable, *arguments, cwd=self.folder, environment=self.environment | environment)
+        return run(sys.executable, *arguments, cwd=self.folder, environment=self.environment, **environment)
 
     def expect_report(self, fault: str, words: str, *arguments: str, **environment: str) -> None:
         """Run Python with arguments; exit unless it fails with these words of a sanitizer's."""
@@ -219,13 +203,14 @@ class Sanitized:
 
     def run_successfully(self, *arguments: str, **environment: str) -> str:
         """Run Python with arguments, exit if it fails, and return the last line that it prints."""
-        return run_successfully(sys.executable, *arguments, cwd=self.folder, environment=self.environment | environment)
+        command = sys.executable, *arguments
+        return last_line(run_successfully(*command, cwd=self.folder, environment=self.environment, **environment))
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def check_memory() -> None:
     """Find planted faults and regions of workspaces that are too short; then run drawn calls and tests."""
-    folder = copy_checkout("asan")
+    folder = copy_source("asan")
     kernels = folder / "pyx" / "_for_tests.pyx"
     kernels.write_text(kernels.read_text() + OVERFLOWING)
     print(build(folder, "-fsanitize=address,undefined -DRED_ZONES", b"__asan_init"), flush=True)
@@ -284,7 +269,7 @@ def leave_out_barriers(folder: Path) -> list[str]:
 
 def check_threads() -> None:
     """Find every barrier that is left out, and two calls that write to one array; then run races.py."""
-    folder = copy_checkout("tsan")
+    folder = copy_source("tsan")
     places = leave_out_barriers(folder)
     print(build(folder, "-fsanitize=thread", b"__tsan_init"), flush=True)
     # gcc's own OpenMP runtime does not tell the sanitizer where teams of threads begin and end; LLVM's does, by archer.

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,27 +163,23 @@ def soak(calls: int, seed: int) -> None:
     """Do jobs from several threads until all calls are made or one fails."""
     print(f"seed {seed}")
     blockcell.set_num_threads(1)
-    failures: list[BaseException] = []
+    failed = threading.Event()
 
     def work(jobs: Jobs, k: int) -> None:
         """Do jobs until this thread has made its calls or another has failed."""
         g: Any = random.Random(f"{seed}, {k}")
         try:
             for _ in range(calls // PYTHON_THREADS):
-                if not failures:
+                if not failed.is_set():
                     jobs.do_job(g)
-        except BaseException as error:
-            failures.append(error)
+        except BaseException:
+            failed.set()
             raise
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(PYTHON_THREADS) as pool:
         jobs = Jobs(Path(folder))
-        threads = [threading.Thread(target=work, args=(jobs, k)) for k in range(PYTHON_THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures, failures
+        for done in [pool.submit(work, jobs, k) for k in range(PYTHON_THREADS)]:
+            done.result()
 
 
 if __name__ == "__main__":

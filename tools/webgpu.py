@@ -24,7 +24,8 @@ from glob import glob
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from children import ROOT, last_line, run
+
 BUILD = ROOT / "build" / "webgpu" / str(sys.implementation.cache_tag)
 PACKAGES = ["onnxruntime-ep-webgpu", "onnxruntime-webgpu"]  # the plugin, and the one with the provider built in
 VARIABLES = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"]
@@ -87,21 +88,13 @@ def gpus() -> dict[str, Environment]:
         if name in environments:
             continue
         for package in PACKAGES[:1] if name == "the system's GPU" else PACKAGES:  # the plugin knows software from a GPU
-            trial = run(["-c", TRIAL], with_package(package, environment))
+            trial = run(sys.executable, "-c", TRIAL, environment=with_package(package, environment))
             if trial.returncode == 0:
                 environments[name] = environment
                 break
             driver = environment.get("VK_ICD_FILENAMES", name)
-            print(f"{package} is not tried on {driver}: {trial.stdout.strip().rpartition(chr(10))[2]}", flush=True)
+            print(f"{package} is not tried on {driver}: {last_line(trial.stdout)}", flush=True)
     return environments
-
-
-def run(arguments: list[str], environment: Environment) -> subprocess.CompletedProcess[str]:
-    """Run this Python with arguments in the checkout, and capture what it prints."""
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
 
 
 def run_tests(package: str, name: str, environment: Environment) -> bool:
@@ -110,7 +103,8 @@ def run_tests(package: str, name: str, environment: Environment) -> bool:
     report, start = BUILD / "report.xml", time.perf_counter()
     report.unlink(missing_ok=True)
     options = ["-v", "-W", "error", "-p", "no:cacheprovider", "-m", "webgpu", f"--junitxml={report}"]
-    result = run(["-m", "pytest", *options, "tests/onnx/test_onnx_webgpu.py"], with_package(package, environment))
+    command = sys.executable, "-m", "pytest", *options, "tests/onnx/test_onnx_webgpu.py"
+    result = run(*command, environment=with_package(package, environment))
     seconds = time.perf_counter() - start
     properties, counts = {}, {"tests": 0, "skipped": 0}
     if report.exists():

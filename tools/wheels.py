@@ -21,7 +21,8 @@ import zipfile
 from pathlib import Path
 
 import arm
-from packages import LEVELS, ROOT, check_installed, check_wheel, new_environment, run, tests_alone, timed
+from children import ROOT
+from packages import LEVELS, check_installed, check_wheel, new_environment, run, tests_alone, timed
 
 WHEELS = ROOT / "build" / "wheels"
 FOLDERS = ["kernels", "ops", "layers", "command"]

@@ -1,4 +1,4 @@
-"""The page of examples/browser in a browser: what its tests, in_browser.py and browser_pictures.py share."""
+"""The page of examples/browser in a browser, for its tests."""
 
 from __future__ import annotations
 

@@ -26,29 +26,24 @@ DEFAULT_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "
 
 def fallbacks(model: ModelProto) -> list[str]:
     """Return every node without a kernel on CUDA, and why."""
-    return [f"{node.op_type} {node.name}: {why}" for node, why, _ in _examined(model) if why]
+    return [f"{node.op_type} {node.name}: {why}" for node, why in _examined(model) if why]
 
 
 def left(model: ModelProto) -> list[str]:
     """Return the ops of all nodes that are not folded."""
-    return [node.op_type for node, _, _ in _examined(model)]
-
-
-def left_in_loops(model: ModelProto) -> list[str]:
-    """Return the ops of the nodes that run at every step."""
-    return [node.op_type for node, _, looped in _examined(model) if looped]
+    return [node.op_type for node, _ in _examined(model)]
 
 
 def sizes_left(model: ModelProto) -> list[str]:
     """Return every node that computes a size at run time, and so is on the CPU or brings others there."""
-    return [f"{node.op_type} {node.name}" for node, _, _ in _examined(model) if node.op_type in ("Shape", "Size")]
+    return [f"{node.op_type} {node.name}" for node, _ in _examined(model) if node.op_type in ("Shape", "Size")]
 
 
 def refused_by_cuda_graphs(model: ModelProto) -> list[str]:
     """Return every node and output for which onnxruntime refuses to capture a CUDA graph of the model."""
     refused = [
         f"{node.op_type} {node.name}"
-        for node, _, _ in _examined(model)
+        for node, _ in _examined(model)
         if node.op_type in CONTROL_FLOW or (node.op_type == "Concat" and len(node.input) > CAPTURED_MOST)
     ]
     return [*refused, *constant_outputs(model), *fallbacks(model), *sizes_left(model)]
@@ -56,18 +51,17 @@ def refused_by_cuda_graphs(model: ModelProto) -> list[str]:
 
 def constant_outputs(model: ModelProto) -> list[str]:
     """Return the outputs that are constants after folding, which onnxruntime copies outside of the stream."""
-    computed = {name for node, _, _ in _examined(model) for name in node.output}
+    computed = {name for node, _ in _examined(model) for name in node.output}
     return [value.name for value in model.graph.output if value.name not in computed]
 
 
-def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str, bool]]:
-    """The nodes that are left after folding, those in bodies too, each with why it has no kernel, if so, and whether it
-    is in a loop."""
+def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str]]:
+    """Yield the nodes that are left after folding, those in bodies too, each with why it has no kernel, if so."""
     model = shape_inference.infer_shapes(inliner.inline_local_functions(model), strict_mode=True)
     (opset,) = (entry.version for entry in model.opset_import if entry.domain == "")
     scopes = (types for _, types in graphs(model.graph))  # in the order in which bodies are examined
 
-    def examined(graph: GraphProto, constants: set[str], looped: bool) -> Iterator[tuple[NodeProto, str, bool]]:
+    def examined(graph: GraphProto, constants: set[str]) -> Iterator[tuple[NodeProto, str]]:
         types = next(scopes)
         constants = constants | {tensor.name for tensor in graph.initializer}
         values = [*graph.input, *graph.value_info, *graph.output]
@@ -77,11 +71,11 @@ def _examined(model: ModelProto) -> Iterator[tuple[NodeProto, str, bool]]:
             if node.op_type not in CONTROL_FLOW and known_constants.issuperset(filter(None, node.input)):
                 constants.update(node.output)
                 continue
-            yield node, _why_not(node, types, opset), looped
+            yield node, _why_not(node, types, opset)
             for body in bodies(node):
-                yield from examined(body, constants, looped or node.op_type != "If")
+                yield from examined(body, constants)
 
-    return examined(model.graph, set(), False)
+    return examined(model.graph, set())
 
 
 def _is_fixed(value: onnx.ValueInfoProto) -> bool:

@@ -19,11 +19,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import bench  # noqa: E402
 import candidates  # noqa: E402
-import ceiling  # noqa: E402
-import neighbour  # noqa: E402
+import machine  # noqa: E402
 import report  # noqa: E402
-import shares  # noqa: E402
-import torch_episodes  # noqa: E402
 import torch_modules  # noqa: E402
 import turns  # noqa: E402
 
@@ -182,7 +179,7 @@ def test_time_and_waiting_of_calls(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_ceiling_has_a_cpu_for_each_thread(threads):
     cpus, places = os.sched_getaffinity(0), []
-    ceiling.time_threads(lambda k: places.append((k, frozenset(os.sched_getaffinity(0)))), threads, tries=3)
+    machine.time_threads(lambda k: places.append((k, frozenset(os.sched_getaffinity(0)))), threads, tries=3)
     assert sorted(k for k, _ in places) == sorted([*range(threads)] * 3)
     expected = {frozenset(cpus)} if threads == 1 else {frozenset([cpu]) for cpu in sorted(cpus)[:threads]}
     assert {mine for _, mine in places} == expected
@@ -299,14 +296,14 @@ def cpu_seconds(process):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads CPU times of Linux")
-@pytest.mark.skipif(turns.CPUS < 2, reason="needs a CPU for the neighbour")
-@pytest.mark.parametrize("kind", neighbour.KINDS)
+@pytest.mark.skipif(machine.CPUS < 2, reason="needs a CPU for the neighbour")
+@pytest.mark.parametrize("kind", machine.KINDS)
 def test_a_neighbour_is_busy_while_it_is_awake(kind):
     """On the last CPU, which is left to it."""
     cpus = os.sched_getaffinity(0)
-    with neighbour.open_neighbours([kind]) as neighbours:
+    with machine.open_neighbours([kind]) as neighbours:
         assert neighbours.keys() == {"quiet", kind} and os.sched_getaffinity(0) == cpus - {max(cpus)}
-        process = neighbours[kind].worker.process
+        process = neighbours[kind].process
         assert os.sched_getaffinity(process.pid) == {max(cpus)}
         asleep = cpu_seconds(process)
         pause = threading.Event().wait
@@ -418,7 +415,7 @@ def test_again_from_file_to_file(tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(bench, "start_worker", Candidate)
-    monkeypatch.setattr(bench, "watch", lambda workers: turns.Watch(workers, machine.rate))
+    monkeypatch.setattr(turns, "watch", lambda workers: turns.Watch(workers, machine.rate))
     monkeypatch.setattr(bench, "describe_machine", lambda level, dtype, names: about | {"date": "now"})
     monkeypatch.setattr(sys, "argv", ["bench.py", "--again", str(tmp_path / "grid.csv"), "--rounds", "4"])
     bench.main()
@@ -437,6 +434,36 @@ def test_again_from_file_to_file(tmp_path, monkeypatch):
         else:
             assert row in POINTS
     assert len(rows) == len(POINTS)
+
+
+def test_two_builds(tmp_path, monkeypatch):
+    """Each in processes of blockcell with its own path, and no peers."""
+    started = []
+
+    class Build:
+        missing, waited = None, 0.0
+
+        def __init__(self, name, threads, **environment):
+            started.append((name, threads, environment["PYTHONPATH"]))
+            self.seconds = 3e-6 if environment["PYTHONPATH"] == "old" else 2e-6
+
+        def ask(self, question):
+            return self.seconds
+
+        def close(self):
+            pass
+
+    about = {"cpu": "this", "level": "v3", "dtype": "float32"}
+    monkeypatch.setattr(bench, "start_worker", Build)
+    monkeypatch.setattr(turns, "watch", lambda workers: turns.Watch(workers, Machine().rate))
+    monkeypatch.setattr(bench, "describe_machine", lambda level, dtype, names: about)
+    sizes = ["--tasks", "LSTM training", "--widths", "16", "--batches", "4", "--steps", "20", "--threads", "2"]
+    arguments = ["--builds", "old", "new", *sizes, "--csv", str(tmp_path / "builds.csv")]
+    monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
+    bench.main()
+    assert started == [("blockcell", 2, "old"), ("blockcell", 2, "new")]
+    rows, _ = bench.read(tmp_path / "builds.csv")
+    assert [figures(row)[:4] for row in rows] == [["blockcell", 2, 2.0, 1.0], ["before", 2, 3.0, 1.5]]
 
 
 def test_again_leaves_a_file_alone_where_nothing_is_short(tmp_path, monkeypatch):
@@ -459,8 +486,6 @@ def test_the_page_says_what_holds(tmp_path):
         f"| LSTM inference | PyTorch | 1 | 1.50x | 0 of 2 | 0 | 1.50x | {at} |",
         "| LSTM inference | onnxruntime | 1 | 0.99x | 1 of 2 | 0 | 0.90x | T = 20, B = 4, I = 40, H = 40 |",
         f"| LSTM inference | onnxruntime | 2 | 1.17x | 1 of 3 | 1 | 0.80x (0.70 to 0.90) | {at} |",
-        f"| LSTM inference | onnxruntime | 2 | {at} | 0.80x (0.70 to 0.90) | 5 |",
-        "| LSTM inference | onnxruntime | 1 | T = 20, B = 4, I = 40, H = 40 | 0.90x | 5 |",
     ):
         assert line in text.splitlines()
     assert json.loads(path.with_suffix(".json").read_text()) == about
@@ -476,26 +501,10 @@ def test_the_page_has_times_of_each_task_once(tmp_path):
         bench.write(path, [row | {"B": B} for row in rows for B in (1, 16)], about)
     lines = report.cpu_page(paths).splitlines()
     for task in tasks:
-        assert lines.count(f"### {task}, T = 20") == 1
-        assert f"| more | {task} | PyTorch | 1x | 0 of 2 | 0 | 1.5x | 2.00x |" in lines
-    assert lines.index(f"### {tasks[0]}, T = 20") < lines.index("## more") < lines.index(f"### {tasks[1]}, T = 20")
-    assert lines.count("| 16 | 16 | 100 | 2.00x |") == 2
-
-
-def test_table_by_sizes():
-    sizes = {"T": 1, "B": 4, "H": 16, "layers": 1, "directions": 1}
-    tasks = "RNN inference", "projected LSTM training"
-    points = [(task, sizes | {"H": H}) for task in tasks for H in (16, 64)]
-    rounds = [[([k + 1.0, 1.0], False), ([9.0, 1.0], True), *[([k + 1.5, 1.0], False)] * 2] for k in range(4)]
-    assert [*torch_modules.ratio_table_by_sizes(points, rounds)] == [
-        "| T | B | H | RNN | projected LSTM, training |",
-        "| --- | --- | --- | --- | --- |",
-        "| 1 | 4 | 16 | 1.50x | 3.50x |",
-        "| 1 | 4 | 64 | 2.50x | 4.50x |",
-    ]
-    deeper = [(task, sizes | {"layers": 2}) for task, sizes in points]
-    heads, _, first, *_ = torch_modules.ratio_table_by_sizes(points + deeper, rounds + rounds)
-    assert heads.startswith("| stack | T |") and first.startswith("| 1x1 | 1 |")
+        assert lines.count(f"| {task} | 100 | 100 |") == 1
+    first, second = (lines.index(f"| {task} | 100 | 100 |") for task in tasks)
+    assert first < lines.index("## more") < second
+    assert lines.count("| task | H = 16, B = 1 | H = 16, B = 16 |") == 2
 
 
 @pytest.mark.peers
@@ -511,7 +520,7 @@ def test_all_ways_over_episodes_compute_the_same(seed):
     data, d_y = torch.randn(20, 4, 3), torch.randn(20, 4, 5)
     for share in (0.0, 0.2, 1.0):
         start, expected = torch.rand(20, 4) < share, None
-        for way, call in torch_episodes.WAYS.items():
+        for way, call in torch_modules.WAYS.items():
             layer, x = {"cells": cell, "reset": own}.get(way, lstm), data.clone().requires_grad_()
             layer.zero_grad()
             y = call(layer, x, start)
@@ -521,12 +530,6 @@ def test_all_ways_over_episodes_compute_the_same(seed):
             for array, other in zip(results, expected, strict=True):
                 bound = 1e-5 * max(1, other.abs().max().item())
                 np.testing.assert_allclose(array, other, rtol=0, atol=bound, err_msg=way)
-
-
-def test_shares_of_builds_with_a_star_where_marked_rounds_count():
-    rounds = [([0.5, 0.61], False), ([0.7, 0.8], True), ([0.52, 0.6], False), ([0.51, 0.62], False)]
-    assert shares.shares_cell(rounds) == "51 / 61"
-    assert shares.shares_cell(rounds[:3]) == "52 / 61*"
 
 
 # ------------------------------------------------------------------------------------------------------------ the peers

@@ -60,7 +60,7 @@ def test_every_list_of_levels_and_types_has_all(setup):
     assert tuple(setup.LEVELS) == _cpu.LEVELS
     assert set(setup.TYPES) == {*REALS.values()}
     pages = "docs/settings.md", "docs/platforms.md", "docs/engine.md"
-    for path in ("tools/packages.py", "benchmarks/ceiling.py", *pages):
+    for path in ("tools/packages.py", "benchmarks/machine.py", *pages):
         words = set(re.findall(r"\w+", (ROOT / path).read_text()))
         assert words >= {*setup.LEVELS}, path
 

@@ -312,8 +312,8 @@ def table_of_few_bits() -> str:
     return "\n".join(report().few_bits(report().QUANTIZATION))
 
 
-def table_of_errors() -> str:
-    return "\n".join(report().quantization_costs(report().QUANTIZATION.with_name("quantization-errors.csv")))
+def table_of_scores() -> str:
+    return "\n".join(report().quantization_scores(report().QUANTIZATION.with_name("quantization-scores.csv")))
 
 
 TABLES = {
@@ -323,7 +323,7 @@ TABLES = {
     "torch": (PAGES / "torch.md", table_of_torch),
     "episodes": (PAGES / "recurrent-policies.md", table_of_episodes),
     "few-bits": (PAGES / "quantization.md", table_of_few_bits),
-    "errors": (PAGES / "quantization.md", table_of_errors),
+    "scores": (PAGES / "quantization.md", table_of_scores),
 }
 
 
