@@ -288,6 +288,8 @@ class LayerGraph:
         elif layer.activation == "softmax":
             total = g.add("ReduceSum", g.add("Mul", d, y), g.ints(-1), keepdims=1)
             d = g.add("Mul", y, g.add("Sub", d, total))
+        else:
+            assert layer.activation is None, layer.activation
         rows, d_rows = (array if layer.last else g.add("Flatten", array, axis=2) for array in (x, d))
         self.results[f"d_{prefix}w"] = g.cast_to_storage(g.add("Gemm", rows, d_rows, transA=1))
         self.results[f"d_{prefix}b"] = g.cast_to_storage(g.add("ReduceSum", d_rows, g.ints(0), keepdims=0))
