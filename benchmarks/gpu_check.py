@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
