@@ -550,7 +550,8 @@ def LSTMBlockCellGrad(
 def lstm_block_cell_vjp(*, x: ArrayLike, h_prev: ArrayLike, w: ArrayLike, **arguments: Any) -> LSTMGrads:
     """Take the arguments of `LSTMBlockCellGrad`."""
     cell = LSTMBlockCellGrad(x=x, h_prev=h_prev, w=w, **arguments)
-    x_grad, h_prev_grad, w_grad, b_grad = _lstm_product_grad(*_float64(x, h_prev, w), cell.dicfo)
+    x, h_prev, w = _float64(x, h_prev, w)
+    x_grad, h_prev_grad, w_grad, b_grad = _lstm_product_grad(x, h_prev, w, cell.dicfo)
     peephole_grads = cell.wci_grad, cell.wcf_grad, cell.wco_grad
     return LSTMGrads(x_grad, cell.cs_prev_grad, h_prev_grad, w_grad, *peephole_grads, b_grad)
 

@@ -262,7 +262,8 @@ class LSTM(Cell[LSTMState]):
             use_peephole=self._use_peephole,
             ifco=self.gate_order == "ifco",
             **bounds,
-            **{name: numbers(activation) for name, activation in self._activations.items()},
+            activation=numbers(self.activation),
+            recurrent_activation=numbers(self.recurrent_activation),
         )
         return tuple(options)
 

@@ -21,8 +21,8 @@ from kernel_cases import BOUNDS, DTYPES, LARGE, SIZES
 from layer_cases import dense, gru, lstm
 from summation import factors, mates, over_rows, powers, product, real_of, sum_in_double
 
-from blockcell import GRU, LSTM, Bidirectional, Dense, Stack
-from blockcell.formulas import error_in_eps
+from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack
+from blockcell.formulas import error_in_eps, slope
 from blockcell.optable import ACTIVATIONS
 
 ALL = pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
@@ -120,12 +120,16 @@ def test_softmax_of_the_largest_numbers(dtype):
 
 
 def test_relu_of_nan():
-    """It stays, and its gradient is 0, as in the formulas and in ONNX."""
+    """It stays, and its gradient is 0, as in TensorFlow, in the formulas and in ONNX; PyTorch's passes it."""
     layer = Dense(np.eye(4, dtype=np.float32), np.array([np.nan, -np.inf, np.inf, -1], np.float32), "relu")
     y, _, tape = layer.forward(np.zeros((1, 1, 4), np.float32))
     np.testing.assert_array_equal(y[0, 0], [np.nan, 0, np.inf, 0])
     d_x = layer.backward(tape, np.ones_like(y))[0]
     np.testing.assert_array_equal(d_x[0, 0], [0, 0, 1, 0])
+    cell = RNN(np.zeros((8, 4), np.float32), layer.weights["b"], activation="relu")
+    y, _, tape = cell.forward(np.zeros((1, 1, 4), np.float32))
+    np.testing.assert_array_equal(cell.backward(tape, np.ones_like(y))[2]["b"], slope(y[0, 0], "relu"))
+    np.testing.assert_array_equal(slope(y[0, 0], "relu"), [0, 0, 1, 0])
 
 
 # -------------------------------------------------------------------------------------------------- order of summation
