@@ -38,7 +38,7 @@ def make_in_form(
     for form in forms:
         try:
             model = make(form)
-            cells = (node for node in nodes_of(model) if node.op_type in CELLS)
+            cells = (node for node in nodes_of(model) if node.op_type in CELLS and not node.domain)
             if missing := next(filter(None, (_missing_cell(provider, node) for node in cells)), ""):
                 reason = f"{provider!r} has no {missing}; expected another"
                 raise ValueError(f"{caller}: loop='native' is not possible: {reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -242,7 +242,8 @@ def check_attributes(caller: str, op: Op, attrs: Mapping[str, Value]) -> dict[st
         if name not in names:
             expected = f"expected {', '.join(names)}" if names else "the op has none"
             raise ValueError(f"{caller}: attrs has {name!r}; {expected}")
-    reader, values = ArgumentReader(caller), {}
+    reader, values = ArgumentReader(caller), dict[str, Value]()
+    read: dict[type, Callable[[str, Any], Value]]
     read = {Numbers: reader.activation, bool: reader.switch, float: partial(read_number, reader)}
     for attribute in op.attributes:
         name, value = attribute.name, attrs.get(attribute.name, attribute.default)

@@ -104,7 +104,7 @@ def test_training(name, criterion, optimizer, dtype):
     ]
     model = trainings[0].model()
     session = TrainingSession(model, trainings[0].layer)
-    for number, training in enumerate([*trainings, *trainings]):
+    for number, training in enumerate([*trainings, *trainings[::-1]]):  # for each of the two sets of memory both sizes
         restarted = TrainingSession(model, session.layer(), optimizer_state=session.optimizer_state)
         batch = training.batch(number) | {"learning_rate": training.rate}
         result, first_result = ((step(**batch), step.weights, step.optimizer_state) for step in (session, restarted))
