@@ -20,6 +20,11 @@ from typing import IO, Any
 
 import numpy as np
 
+try:
+    import h5py
+except ImportError as error:
+    raise ImportError("files of Keras are HDF5, and h5py is not installed: pip install h5py") from error
+
 from ..errors import FormatError, short
 from ..files import LONGEST_TEXT
 from ..optable import Array
@@ -48,7 +53,7 @@ class OpenFile:
         self.file_size = file_size
         self.reader = ByteReader(self._read_bytes)
         self._content = content
-        self._left = {
+        self.left = {
             "bytes": MOST_DEFLATED * file_size + SMALL,
             "bytes of texts": MOST_DEFLATED * file_size + SMALL,
             "texts": MOST_TEXTS,
@@ -57,16 +62,13 @@ class OpenFile:
 
     def check(self, label: str, count: int, kind: str) -> None:
         """Refuse more of a kind than is left."""
-        if count > self._left[kind]:
-            rest = f"which may have {self._left[kind]} more in all its parts"
+        if count > self.left[kind]:
+            rest = f"which may have {self.left[kind]} more in all its parts"
             raise FormatError(f"{label} has {count} {kind}, in a file of {self.file_size} bytes, {rest}")
-
-    def left(self, kind: str) -> int:
-        return self._left[kind]
 
     def spend(self, label: str, count: int, kind: str) -> None:
         self.check(label, count, kind)
-        self._left[kind] -= count
+        self.left[kind] -= count
 
     def check_heaps(self) -> None:
         """Refuse heaps that libhdf5 would inflate without a limit."""
@@ -91,8 +93,6 @@ class StoredArray:
     """A dataset of numbers, which `read` reads. It is closed meanwhile: open ones take much memory."""
 
     def __init__(self, path: str, parent: Any, name: bytes, file: OpenFile) -> None:
-        import h5py
-
         self.path = path
         self._parent, self._name, self._file = parent, name, file
         dataset = self._open()
@@ -120,8 +120,6 @@ class StoredArray:
                 raise FormatError(f"{path} has {dataset.get_storage_size()} bytes; expected {self.size}")
 
     def _open(self) -> Any:
-        import h5py
-
         self._file.spend(self.path, 1, "objects")
         return h5py.h5d.open(self._parent, self._name)
 
@@ -150,8 +148,6 @@ class StoredArray:
 
     def read(self) -> Array:
         """Read the numbers, in the byte order of this machine."""
-        import h5py
-
         self._file.spend(self.path, self.size, "bytes")
         dataset = self._open()
         array = np.empty(self.shape, self._dtype)
@@ -210,8 +206,6 @@ class Group:
     """A group of a file, or the file itself."""
 
     def __init__(self, path: str, group: Any, file: OpenFile) -> None:
-        import h5py
-
         self.path = path
         self._group, self._file = group, file  # h5py's GroupID
         if (count := h5py.h5o.get_info(group).num_attrs) > MOST_ATTRIBUTES:  # libhdf5 looks for one after the other
@@ -221,11 +215,9 @@ class Group:
 
     def names(self) -> list[str]:
         """Return the names of its members."""
-        import h5py
-
         if self._names is None:
             names: list[bytes] = []
-            left = self._file.left("bytes of texts")
+            left = self._file.left["bytes of texts"]
 
             def add(name: bytes) -> bool | None:
                 """Add a name; return True to see no more."""
@@ -254,8 +246,6 @@ class Group:
 
     def _open_member(self, name: str) -> Group | StoredArray:
         """Open a group or a dataset in it, and keep it."""
-        import h5py
-
         path = f"{self.path}/{name}"
         if len(path) > LONGEST_PATH:
             raise FormatError(f"{path[:80]}... has a path of {len(path)} letters; expected at most {LONGEST_PATH}")
@@ -290,8 +280,6 @@ class Group:
         return member
 
     def has_attribute(self, name: str) -> bool:
-        import h5py
-
         return bool(h5py.h5a.exists(self._group, name.encode()))
 
     def text(self, name: str) -> str:
@@ -303,20 +291,11 @@ class Group:
 
     def texts(self, name: str) -> list[str]:
         """Return an attribute that is a list of texts. Keras divides long ones among attributes with numbers."""
-        if self.has_attribute(name):
-            return self._attribute(name)
-        texts: list[str] = []
-        k = 0
-        while self.has_attribute(f"{name}{k}"):
-            texts += self._attribute(f"{name}{k}")
-            k += 1
-        if not k:
-            raise FormatError(f"{self.path} has no attribute {name}")
-        return texts
+        numbered = (f"{name}{k}" for k in itertools.count())
+        names = [name] if self.has_attribute(name) else [*itertools.takewhile(self.has_attribute, numbered)]
+        return [text for part in names or [name] for text in self._attribute(part)]
 
     def _attribute(self, name: str) -> list[str]:
-        import h5py
-
         if not self.has_attribute(name):
             raise FormatError(f"{self.path} has no attribute {name}")
         label = f"{self.path}: the attribute {name}"
@@ -344,10 +323,6 @@ class Group:
 @contextmanager
 def opened(source: str | IO[bytes], size: int) -> Iterator[Group]:
     """Open the top group of a file of that many bytes. What libhdf5 cannot read is a FormatError."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError("files of Keras are HDF5, and h5py is not installed: pip install h5py") from error
     try:
         with open(source, "rb") if isinstance(source, str) else source as content:
             file = OpenFile(content, size)
