@@ -9,7 +9,6 @@ Layers of blockcell read x as [T,B,I], time first, unless a call has ``batch_fir
 and cell_clip=0, are the defaults of all these packages except TensorFlow 1. Dropout acts in training only and has no
 weights, so it is not converted.
 
-=======================  ===========================================================================================
 ``shared.py``            arrays to cells and back, refusals of what a format lacks
 ``comparison.py``        a converted layer and its source on the same random inputs
 ``models.py``            whole models: layers that stand one behind the other, and their initial states
@@ -34,6 +33,35 @@ weights, so it is not converted.
 ``onnx_exported.py``     models of `onnx_export` on random inputs, with their functions and loops
 ``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
 =======================  ===========================================================================================
+=======
+Each module imports only from those above it:
+
+========================  ==============================================================================================
+``shared.py``             arrays to cells and back, refusals of what a format lacks
+``comparison.py``         a converted layer and its source on the same random inputs
+``models.py``             whole models: layers that stand one behind the other, and their initial states
+``tf1.py``                `from_tf1`, TensorFlow 1 checkpoints
+``torch_run.py``          a PyTorch module on random inputs, beside the layers made of it
+``torch.py``              `from_torch`, `to_torch`
+``onnx_activations.py``   activations of nodes, and their ``clip``
+``onnx_graph.py``         constants of a graph, and what lies between two layers
+``onnx_node.py``          an LSTM, GRU or RNN node as a layer
+``onnx_run.py``           models on random inputs, node by node: the module that imports onnxruntime
+``onnx_exported.py``      models of `onnx_export` on random inputs, with their functions and loops
+``onnx_steps.py``         the layers of an ONNX graph, and their order
+``onnx.py``               `from_onnx`, `to_onnx`
+``hdf5_bytes.py``         what is read of HDF5 files without h5py
+``hdf5.py``               HDF5 files that are not trusted: the module that imports h5py
+``keras_description.py``  `KerasLayer`, which describes a layer or a model of Keras
+``keras_config.py``       descriptions from the JSON of Keras 1, 2 and 3
+``keras_stored.py``       the arrays in an HDF5 file of Keras
+``keras_files.py``        descriptions from files
+``keras_objects.py``      descriptions of layers and models in memory
+``keras_layers.py``       the layers made of descriptions and of arrays
+``keras_inputs.py``       random inputs for models in memory
+``keras_run.py``          models in memory, run and compared with the layers that they became
+``keras.py``              `from_keras`, `to_keras`
+========================  ==============================================================================================
 
 The interface for ``onnx_export`` consists of the names of this package and of ``onnx_activations.py``.
 """

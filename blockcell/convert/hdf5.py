@@ -1,10 +1,9 @@
 """Reading HDF5 files that need not be trusted, with h5py.
 
 Every component of a path is looked at before it is opened: only hard links are followed, so that nothing outside of the
-file is read. Datasets with external storage, virtual datasets and unknown filters are refused. Whatever may take much
-memory or time is counted before it is read: bytes of arrays and texts, members of groups, opened objects. libhdf5
-inflates without a limit and reads texts of variable length without one, so chunks are inflated here, and `hdf5_bytes`
-reads such texts.
+file is read. Datasets with external storage, virtual datasets, and chunks, which libhdf5 would inflate without a limit,
+are refused. Whatever may take much memory or time is counted before it is read: bytes of arrays and texts, members of
+groups, opened objects. libhdf5 reads texts of variable length without a limit, so `hdf5_bytes` reads these.
 """
 
 from __future__ import annotations
@@ -13,20 +12,24 @@ import itertools
 import math
 import re
 import struct
-import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
 
-from ..errors import FormatError, short
+try:
+    import h5py
+except ImportError as error:
+    raise ImportError("files of Keras are HDF5, and h5py is not installed: pip install h5py") from error
+
+from ..errors import FormatError
 from ..files import LONGEST_TEXT
 from ..optable import Array
 from .hdf5_bytes import ByteReader
 
 MOST_TEXTS = 2**18  # that are read of a file, such as the names of layers
-MOST_DEFLATED = 4  # how many times the size of the file all arrays may have; numbers of weights hardly deflate
+MOST_DEFLATED = 4  # how many times the size of a .keras all arrays may have; numbers of weights hardly deflate
 SMALL = 2**20  # bytes that arrays may have in any case
 BYTES_OF_OBJECT = 128  # that an object takes in the file at least; a dataset takes 311, a group 162
 FEW_OBJECTS = 2**11  # that may be opened in any case
@@ -34,9 +37,6 @@ LONGEST_PATH = 2**12
 MOST_ATTRIBUTES = 2**9  # of a group; Keras divides names among attributes of 64 kB
 DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, struct.error)
 """What h5py, zipfile and struct raise for damaged files."""
-_FILTERS = {2: "shuffle", 1: "deflate", 3: "fletcher32"}
-"""The filters that are undone here, by their numbers in HDF5, in the order in which h5py applies them."""
-_OTHER_FILTERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
 _COMPRESSED_HEAP = re.compile(rb"FRHP\0..(?!\0\0)..[\0-\3]", re.DOTALL)
 """The header of a fractal heap, which has links or attributes, with filters: their length is not 0."""
 
@@ -48,7 +48,7 @@ class OpenFile:
         self.file_size = file_size
         self.reader = ByteReader(self._read_bytes)
         self._content = content
-        self._left = {
+        self.left = {
             "bytes": MOST_DEFLATED * file_size + SMALL,
             "bytes of texts": MOST_DEFLATED * file_size + SMALL,
             "texts": MOST_TEXTS,
@@ -57,16 +57,13 @@ class OpenFile:
 
     def check(self, label: str, count: int, kind: str) -> None:
         """Refuse more of a kind than is left."""
-        if count > self._left[kind]:
-            rest = f"which may have {self._left[kind]} more in all its parts"
+        if count > self.left[kind]:
+            rest = f"which may have {self.left[kind]} more in all its parts"
             raise FormatError(f"{label} has {count} {kind}, in a file of {self.file_size} bytes, {rest}")
-
-    def left(self, kind: str) -> int:
-        return self._left[kind]
 
     def spend(self, label: str, count: int, kind: str) -> None:
         self.check(label, count, kind)
-        self._left[kind] -= count
+        self.left[kind] -= count
 
     def check_heaps(self) -> None:
         """Refuse heaps that libhdf5 would inflate without a limit."""
@@ -91,15 +88,13 @@ class StoredArray:
     """A dataset of numbers, which `read` reads. It is closed meanwhile: open ones take much memory."""
 
     def __init__(self, path: str, parent: Any, name: bytes, file: OpenFile) -> None:
-        import h5py
-
         self.path = path
         self._parent, self._name, self._file = parent, name, file
         dataset = self._open()
         properties = dataset.get_create_plist()
-        layout = properties.get_layout()
-        if layout not in (h5py.h5d.COMPACT, h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
-            raise FormatError(f"{path} has an unknown layout")
+        if properties.get_layout() == h5py.h5d.CHUNKED:
+            expected = "expected one block of numbers, as Keras writes it and `h5repack -f NONE -l CONTI` makes it"
+            raise FormatError(f"{path} is stored in chunks, or compressed; {expected}")
         if properties.get_external_count():
             raise FormatError(f"{path} has external storage: its numbers are in another file")
         kind, is_null = dataset.get_type(), dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL
@@ -110,108 +105,28 @@ class StoredArray:
         if h5py.h5t.py_create(self._dtype) != kind:
             raise FormatError(f"{path} has numbers that are of no type of numpy's")
         self.size = math.prod(self.shape) * self._dtype.itemsize
-        self._chunk: tuple[int, ...] = ()
-        self._filters: list[int] = []
-        if layout == h5py.h5d.CHUNKED:
-            self._check_chunks(dataset, properties)
-        else:
-            file.check(path, self.size, "bytes")
-            if dataset.get_storage_size() != self.size:
-                raise FormatError(f"{path} has {dataset.get_storage_size()} bytes; expected {self.size}")
+        file.check(path, self.size, "bytes")
+        if dataset.get_storage_size() != self.size:
+            raise FormatError(f"{path} has {dataset.get_storage_size()} bytes; expected {self.size}")
 
     def _open(self) -> Any:
-        import h5py
-
         self._file.spend(self.path, 1, "objects")
         return h5py.h5d.open(self._parent, self._name)
 
-    def _check_chunks(self, dataset: Any, properties: Any) -> None:
-        """Refuse filters that are not undone here, and chunks that are more or larger than the file can have."""
-        filters = [properties.get_filter(k) for k in range(properties.get_nfilters())]
-        self._filters, self._chunk = [code for code, *_ in filters], properties.get_chunk()
-        if self._filters != [code for code in _FILTERS if code in self._filters]:
-            names = _FILTERS | _OTHER_FILTERS
-            described = ", ".join(names.get(code, f"filter {code}") for code in self._filters[:12])
-            expected = f"expected no others than {', '.join(_FILTERS.values())}, each once and in this order"
-            raise FormatError(f"{self.path} is compressed by {described}; {expected}")
-        for code, _, values, _ in filters:
-            if _FILTERS[code] == "shuffle" and values != (self._dtype.itemsize,):
-                raise FormatError(f"{self.path} is shuffled by {short(values)} bytes; expected {self._dtype.itemsize}")
-        self._file.check(f"a chunk of {self.path}", self._chunk_size, "bytes")
-        count = math.prod(-(-size // part) for size, part in zip(self.shape, self._chunk, strict=True))
-        self._file.check(f"{self.path}, with all of its chunks,", count * self._chunk_size, "bytes")
-        self.size = count * self._chunk_size
-        if count > self._file.file_size // 8 or dataset.get_num_chunks() != count:
-            raise FormatError(f"{self.path} has {dataset.get_num_chunks()} chunks; expected {count}")
-
-    @property
-    def _chunk_size(self) -> int:
-        return math.prod(self._chunk) * self._dtype.itemsize
-
     def read(self) -> Array:
         """Read the numbers, in the byte order of this machine."""
-        import h5py
-
         self._file.spend(self.path, self.size, "bytes")
         dataset = self._open()
         array = np.empty(self.shape, self._dtype)
-        if self._chunk:
-            self._read_chunks(dataset, array)
-        elif array.size:
+        if array.size:
             dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
         return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-    def _read_chunks(self, dataset: Any, array: Array) -> None:
-        largest = self._chunk_size + self._chunk_size // 8 + 64  # deflated in any way
-        stored = bytearray(min(largest, self._file.file_size))
-        ranges = (range(0, size, step) for size, step in zip(self.shape, self._chunk, strict=True))
-        for place in itertools.product(*ranges):
-            try:
-                mask, content = dataset.read_direct_chunk(place, out=stored)
-                used = [_FILTERS[code] for k, code in enumerate(self._filters) if not mask >> k & 1]
-                chunk = undo_filters(content, used, self._dtype.itemsize, self._chunk_size)
-            except (*DAMAGE, zlib.error) as error:
-                raise FormatError(f"the chunk of {self.path} at {place} is damaged: {error}") from error
-            part = array[tuple(slice(start, start + step) for start, step in zip(place, self._chunk, strict=True))]
-            numbers = np.frombuffer(chunk, self._dtype).reshape(self._chunk)
-            part[...] = numbers[tuple(map(slice, part.shape))]  # chunks at the ends are stored whole
-
-
-def undo_filters(content: bytes | memoryview, filters: Collection[str], itemsize: int, size: int) -> bytes | memoryview:
-    """Return the numbers of a chunk of that many bytes. Nothing is inflated to more."""
-    if "fletcher32" in filters:
-        content, checksum = content[:-4], int.from_bytes(content[-4:], "little")
-        if fletcher32(content) != (checksum % 2**16 % 65535, (checksum >> 16) % 65535):
-            raise ValueError("its checksum is another")
-    if "deflate" in filters:
-        inflater = zlib.decompressobj()
-        content = inflater.decompress(content, size + 1)
-        if not inflater.eof:
-            raise ValueError(f"it inflates to more than {size} bytes, or has no end")
-    if len(content) != size:
-        raise ValueError(f"it has {len(content)} bytes; expected {size}")
-    if "shuffle" in filters:
-        content = np.frombuffer(content, np.uint8).reshape(itemsize, -1).T.tobytes()
-    return content
-
-
-def fletcher32(content: bytes | memoryview) -> tuple[int, int]:
-    """Return both sums of Fletcher's checksum as HDF5 has it, modulo 65535: of words of 16 bits, and of these sums."""
-    words = np.frombuffer(bytes(content) + bytes(len(content) % 2), ">u2")
-    first = second = 0
-    for start in range(0, len(words), 2**15):  # of which the sums have at most 46 bits
-        block = words[start : start + 2**15].astype(np.uint64)
-        second = (second + len(block) * first + int(block @ np.arange(len(block), 0, -1, dtype=np.uint64))) % 65535
-        first = (first + int(block.sum())) % 65535
-    return first, second
 
 
 class Group:
     """A group of a file, or the file itself."""
 
     def __init__(self, path: str, group: Any, file: OpenFile) -> None:
-        import h5py
-
         self.path = path
         self._group, self._file = group, file  # h5py's GroupID
         if (count := h5py.h5o.get_info(group).num_attrs) > MOST_ATTRIBUTES:  # libhdf5 looks for one after the other
@@ -221,11 +136,9 @@ class Group:
 
     def names(self) -> list[str]:
         """Return the names of its members."""
-        import h5py
-
         if self._names is None:
             names: list[bytes] = []
-            left = self._file.left("bytes of texts")
+            left = self._file.left["bytes of texts"]
 
             def add(name: bytes) -> bool | None:
                 """Add a name; return True to see no more."""
@@ -254,8 +167,6 @@ class Group:
 
     def _open_member(self, name: str) -> Group | StoredArray:
         """Open a group or a dataset in it, and keep it."""
-        import h5py
-
         path = f"{self.path}/{name}"
         if len(path) > LONGEST_PATH:
             raise FormatError(f"{path[:80]}... has a path of {len(path)} letters; expected at most {LONGEST_PATH}")
@@ -290,8 +201,6 @@ class Group:
         return member
 
     def has_attribute(self, name: str) -> bool:
-        import h5py
-
         return bool(h5py.h5a.exists(self._group, name.encode()))
 
     def text(self, name: str) -> str:
@@ -303,20 +212,11 @@ class Group:
 
     def texts(self, name: str) -> list[str]:
         """Return an attribute that is a list of texts. Keras divides long ones among attributes with numbers."""
-        if self.has_attribute(name):
-            return self._attribute(name)
-        texts: list[str] = []
-        k = 0
-        while self.has_attribute(f"{name}{k}"):
-            texts += self._attribute(f"{name}{k}")
-            k += 1
-        if not k:
-            raise FormatError(f"{self.path} has no attribute {name}")
-        return texts
+        numbered = (f"{name}{k}" for k in itertools.count())
+        names = [name] if self.has_attribute(name) else [*itertools.takewhile(self.has_attribute, numbered)]
+        return [text for part in names or [name] for text in self._attribute(part)]
 
     def _attribute(self, name: str) -> list[str]:
-        import h5py
-
         if not self.has_attribute(name):
             raise FormatError(f"{self.path} has no attribute {name}")
         label = f"{self.path}: the attribute {name}"
@@ -344,10 +244,6 @@ class Group:
 @contextmanager
 def opened(source: str | IO[bytes], size: int) -> Iterator[Group]:
     """Open the top group of a file of that many bytes. What libhdf5 cannot read is a FormatError."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError("files of Keras are HDF5, and h5py is not installed: pip install h5py") from error
     try:
         with open(source, "rb") if isinstance(source, str) else source as content:
             file = OpenFile(content, size)

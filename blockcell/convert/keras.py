@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,47 +17,25 @@ from ..layers.structure import snapshot_of
 from ..optable import Array
 from .comparison import NOT_COMPARED
 from .keras_config import default_gates
-from .keras_files import read_model
+from .keras_description import KERAS_2_HARD_SIGMOID, KerasLayer
 from .keras_layers import (
-    KERAS_2_HARD_SIGMOID,
     OWN_CALL,
-    KerasLayer,
     add_mask_hints,
+    add_model,
     cell_from_arrays,
+    cells_in,
     convert_layer,
     dense_from_arrays,
-    has_open_gates,
     is_cudnn,
     joining_remark,
     step_of_layer,
-    steps_of_model,
 )
 from .keras_objects import describe
 from .keras_run import compare_with_source, is_whole
-from .models import Assembly, assemble, labels_left_out, warn_once
-from .shared import ConversionError, RecurrentCell, cells_of, gates_of_shape, split_cell
+from .models import Assembly, Step, assemble, labels_left_out, warn_once
+from .shared import ConversionError, cells_of, gates_of_shape, split_cell
 
 
-@overload
-def from_keras(
-    source: Sequence[Any],
-    *,
-    weights: StrPath | None = None,
-    reset_after: bool | None = None,
-    activation: Activation | None = None,
-    recurrent_activation: Activation | None = None,
-    check: bool | None = None,
-) -> Layer: ...
-@overload
-def from_keras(
-    source: Any,
-    *,
-    weights: StrPath | None = None,
-    reset_after: bool | None = None,
-    activation: Activation | None = None,
-    recurrent_activation: Activation | None = None,
-    check: bool | None = None,
-) -> Any: ...
 def from_keras(
     source: Any,
     *,
@@ -144,99 +123,112 @@ def from_keras(
         is passed for layers without one, or for a model or layer, which has its own.
     """
     caller = "from_keras"
+    options = {"activation": activation, "recurrent_activation": recurrent_activation, "reset_after": reset_after}
     if isinstance(source, (str, os.PathLike)):
-        options = {"activation": activation, "recurrent_activation": recurrent_activation, "reset_after": reset_after}
-        return _from_file(caller, source, weights, options, check)
-    if weights is not None:
+        converted = _from_file(caller, source, weights, options, check)
+    elif weights is not None:
         raise ValueError(f"{caller}: weights is given; expected the path of an architecture's .json before it")
-    if hasattr(source, "get_config"):
+    elif hasattr(source, "get_config"):
         if activation is not None or recurrent_activation is not None:
             expected = "expected arrays, as a layer has its own"
             raise ValueError(f"{caller}: activation or recurrent_activation is given; {expected}")
-        layers, left_out, remarks = _convert(caller, describe(source), source, check)
-        warn_once(caller, left_out, remarks, stacklevel=2)
-        return layers
-    if isinstance(source, (str, bytes)) or not isinstance(source, Sequence):
+        converted = _convert(caller, describe(source), source, check)
+    elif isinstance(source, bytes) or not isinstance(source, Sequence):
         kinds = "LSTM, GRU, SimpleRNN or Bidirectional layer"
         expected = f"expected a Keras {kinds}, the arrays of its get_weights(), or a list of these"
         raise TypeError(f"{caller}: the source is of type {type(source).__name__}; {expected}")
-    pairs = (("activation", activation), ("recurrent_activation", recurrent_activation))
-    activations = {name: value for name, value in pairs if value is not None}
-    layer, ambiguous, left_out, remarks = _from_list(caller, source, reset_after, DEFAULTS | activations, check)
-    cells = _cells_in([layer])
-    for name, value in activations.items():
-        if not any(name in cell._activations for cell in cells):
-            kinds = ", ".join({type(cell).__name__: None for cell in layer._leaves().values()})
-            expected = "expected None, or the arrays of a cell that has one"
-            raise ValueError(f"{caller}: {name} is {short(value)}, and the arrays are of {kinds}; {expected}")
-    unknown = _remarks_of_arrays(ambiguous, None if recurrent_activation is not None else "sigmoid")
-    warn_once(caller, left_out, [*unknown, *dict.fromkeys(remarks)], stacklevel=2)
-    return layer
+    else:
+        converted = _from_list(caller, source, options, check)
+        _check_activations(caller, converted.layers, options)
+        remarks = _remarks_of_arrays(converted.ambiguous, "sigmoid" if recurrent_activation is None else None)
+        converted = converted._replace(remarks=[*remarks, *dict.fromkeys(converted.remarks)])
+    warn_once(caller, converted.left_out, converted.remarks, stacklevel=2)
+    return converted.layers
 
 
-def _convert(
-    caller: str, described: KerasLayer, source: Any, check: bool | None
-) -> tuple[Layer | dict[str, Layer], list[str], list[str]]:
-    """Convert a layer or a model; compare it with the object in memory, or None for a file.
+class _Converted(NamedTuple):
+    """What a source becomes."""
 
-    Return the converted layers, the labels of what is left out, and remarks.
-    """
+    layers: Any
+    """A layer, or a dict of layers by their names."""
+    left_out: list[str]
+    """The labels of what is left out."""
+    remarks: list[str]
+    ambiguous: Sequence[Layer] = ()
+    """The layers made of arrays that do not tell everything."""
+
+
+def _convert(caller: str, described: KerasLayer, source: Any, check: bool | None) -> _Converted:
+    """Convert a layer or a model; compare it with the object in memory, or None for a file."""
+    steps: dict[str, Step] = {}
     if described.is_model:
-        steps, outputs = steps_of_model(caller, described)
+        outputs = add_model(caller, steps, described)
         assembly = add_mask_hints(steps, assemble(caller, steps, outputs))
     else:
         key = described.name
-        steps = {key: step_of_layer(caller, described, key, ())._replace(source=described)}
+        steps[key] = step_of_layer(caller, described, key, ())._replace(source=described)
         layer = steps[key].layer or convert_layer(caller, described)  # which raises
         outputs = (key,)
         assembly = Assembly(layer, None, outputs, labels_left_out(steps, outputs, outputs))
-    remarks: list[str] = []
-    if check is not False:
-        a_file = "because a file is never run; load it with Keras and pass the model"
-        remarks = (
-            [f"{NOT_COMPARED}, {a_file}"]
-            if source is None
-            else compare_with_source(caller, source, check, steps, outputs, assembly)
-        )
     layers, left_out = assembly.layers, assembly.left_out
+    joining = joining_remark(steps, layers) if isinstance(layers, dict) else ""
+    if check is False:
+        remarks = []
+    elif source is None:
+        remarks = [f"{NOT_COMPARED}, because a file is never run; load it with Keras and pass the model"]
+    else:
+        remarks = compare_with_source(caller, source, check, steps, outputs, assembly)
     is_proven = check is not False and not any(NOT_COMPARED in remark for remark in remarks)
     if outputs is None and not (is_proven and is_whole(assembly)):
         own_call = f"{described.name} ({described.kind}): {OWN_CALL}"
         left_out = [*left_out, own_call if described.name else "the order of the layers, which arrays do not tell"]
-    joining = joining_remark(steps, layers) if isinstance(layers, dict) else ""
-    return layers, left_out, [*([joining] if joining else []), *remarks]
+    return _Converted(layers, left_out, [*filter(None, [joining]), *remarks])
 
 
 def _from_file(
-    caller: str,
-    path: StrPath,
-    weights: StrPath | None,
-    options: Mapping[str, bool | Activation | None],
-    check: bool | None,
-) -> Layer | dict[str, Layer]:
+    caller: str, path: StrPath, weights: StrPath | None, options: Mapping[str, Any], check: bool | None
+) -> _Converted:
     """Convert the model in a file; the options are for files without a config."""
+    from .keras_files import read_model  # which needs h5py
+
     file = read_model(path, weights, options)
     names = [name for name, value in options.items() if value is not None]
     if names and file.has_config:
         raise ValueError(f"{caller}: {' and '.join(names)} is given; expected arrays alone, as a model has its own")
     try:
-        layers, left_out, remarks = _convert(caller, file.model, None, check)
+        converted = _convert(caller, file.model, None, check)
     except ConversionError:
         raise
     except (RecursionError, TypeError, ValueError) as error:  # an object of Keras would not have been built
         raise FormatError(f"{os.fspath(path)}: {error}") from error
-    if not file.has_config:
-        parts = [*(layers.values() if isinstance(layers, dict) else [layers])]
-        is_known = options["recurrent_activation"] is not None or not has_open_gates(file.model)
-        remarks = [*_remarks_of_arrays(parts, None if is_known else default_gates(file.version)), *remarks]
-    warn_once(caller, left_out, remarks, stacklevel=3)
-    return layers
+    if file.has_config:
+        return converted
+    layers = [*converted.layers.values()] if isinstance(converted.layers, dict) else [converted.layers]
+    is_known = options["recurrent_activation"] is not None or not _has_open_gates(file.model)
+    remarks = _remarks_of_arrays(layers, None if is_known else default_gates(file.version))
+    return converted._replace(remarks=[*remarks, *converted.remarks])
+
+
+def _has_open_gates(layer: KerasLayer) -> bool:
+    """Return whether a layer has an LSTM or a GRU whose arrays do not tell its recurrent_activation, as cuDNN's do."""
+    if layer.layers:
+        return any(map(_has_open_gates, layer.layers))
+    return layer.is_cell and "SimpleRNN" not in layer.kind and not is_cudnn(layer.arrays)
+
+
+def _check_activations(caller: str, layer: Layer, options: Mapping[str, Any]) -> None:
+    """Refuse activations that none of the cells has."""
+    for name in ("activation", "recurrent_activation"):
+        if options[name] is not None and not any(name in cell._activations for cell in cells_in([layer])):
+            kinds = ", ".join({type(leaf).__name__: None for leaf in leaves_by_prefix(layer).values()})
+            expected = "expected None, or the arrays of a cell that has one"
+            raise ValueError(f"{caller}: {name} is {short(options[name])}, and the arrays are of {kinds}; {expected}")
 
 
 def _remarks_of_arrays(layers: Sequence[Layer], gates: Activation | None) -> list[str]:
     """Say what arrays do not tell of these layers: `gates` is the recurrent_activation that was not given."""
     texts = []
-    if gates is not None and any("recurrent_activation" in cell._activations for cell in _cells_in(layers)):
+    if gates is not None and any("recurrent_activation" in cell._activations for cell in cells_in(layers)):
         default = "sigmoid, the default of Keras since 2.3 and of TensorFlow 2. Before, and in TensorFlow 1, it was"
         default += f" hard_sigmoid. Pass recurrent_activation={KERAS_2_HARD_SIGMOID!r} for such a model, else"
         if gates != "sigmoid":
@@ -297,47 +289,21 @@ def to_keras(layer: Layer) -> list[Any]:
     return arrays
 
 
-class _ListParts(NamedTuple):
-    """What a list of layers and arrays becomes."""
-
-    layer: Any
-    ambiguous: list[Layer]
-    """The layers whose arrays do not tell everything."""
-    left_out: list[str]
-    remarks: list[str]
-
-
-def _from_list(
-    caller: str,
-    source: Sequence[Any],
-    reset_after: bool | None,
-    activations: Mapping[str, Activation],
-    check: bool | None,
-) -> _ListParts:
-    """Convert a list of layers, of arrays, or of such lists."""
+def _from_list(caller: str, source: Sequence[Any], options: Mapping[str, Any], check: bool | None) -> _Converted:
+    """Convert a list of layers, of arrays, or of such lists; the options are for arrays."""
     if not source or not all(hasattr(part, "get_config") or isinstance(part, (list, tuple)) for part in source):
-        layers, ambiguous = _from_arrays(caller, source, reset_after, activations)
+        layers, ambiguous = _from_arrays(caller, source, options)
         reason = f"{NOT_COMPARED}, because arrays are no model; pass the model or the layer"
         layer = layers[0] if len(layers) == 1 else Stack(layers)
-        return _ListParts(layer, ambiguous, [], [] if check is False else [reason])
-    parts = []
-    for part in source:
-        if hasattr(part, "get_config"):
-            converted, *texts = _convert(caller, describe(part), part, check)
-            parts.append(_ListParts(converted, [], *texts))
-        else:
-            parts.append(_from_list(caller, part, reset_after, activations, check))
-    return _ListParts(
-        Stack([part.layer for part in parts]),
-        [layer for part in parts for layer in part.ambiguous],
-        [label for part in parts for label in part.left_out],
-        [remark for part in parts for remark in part.remarks],
-    )
-
-
-def _cells_in(layers: Iterable[Layer]) -> list[RecurrentCell]:
-    """Return the cells of layers."""
-    return [cell for layer in layers for cell in layer._leaves().values() if isinstance(cell, RecurrentCell)]
+        return _Converted(layer, [], [] if check is False else [reason], ambiguous)
+    parts = [
+        _convert(caller, describe(part), part, check)
+        if hasattr(part, "get_config")
+        else _from_list(caller, part, options, check)
+        for part in source
+    ]
+    parts_of_stack, *texts = zip(*parts, strict=True)
+    return _Converted(Stack(parts_of_stack), *([*chain.from_iterable(lists)] for lists in texts))
 
 
 class ArrayGroup(NamedTuple):
@@ -352,14 +318,13 @@ class ArrayGroup(NamedTuple):
         return len(self.shapes) == 1 or len(self.shapes[1]) == 1
 
 
-def _from_arrays(
-    caller: str, source: Sequence[Any], reset_after: bool | None, activations: Mapping[str, Activation]
-) -> tuple[list[Layer], list[Layer]]:
+def _from_arrays(caller: str, source: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Layer], list[Layer]]:
     """Convert arrays of one layer after the other; return the layers, and those whose arrays do not tell everything."""
+    activations = {name: options[name] or default for name, default in DEFAULTS.items()}
     shapes = [np.shape(array) for array in source]
     is_embedded = [*map(len, shapes)] == [2, 2, 2] and shapes[0][1] != shapes[1][1] == shapes[2][1]  # and has no bias
     if len(source) in (2, 3) and len(shapes[1]) != 1 and not is_embedded:
-        layer = cell_from_arrays(caller, source, reset_after, activations)
+        layer = cell_from_arrays(caller, source, options["reset_after"], activations)
         return [layer], [] if is_cudnn(source) else [layer]
     parts = _parts(caller, source)
     layers: list[Layer] = []
@@ -371,7 +336,8 @@ def _from_arrays(
             layers.append(dense_from_arrays(caller, first.arrays))
             ambiguous.append(layers[-1])
             continue
-        cells = [cell_from_arrays(caller, part.arrays, reset_after, activations) for part in (first, *second)]
+        pair = first, *second
+        cells = [cell_from_arrays(caller, part.arrays, options["reset_after"], activations) for part in pair]
         layers.append(Bidirectional(*cells) if second else cells[0])
         ambiguous += [] if is_cudnn(first.arrays) else layers[-1:]
     return layers, ambiguous

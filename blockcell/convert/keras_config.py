@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..activations import Activation
 from ..errors import FormatError, short
-from .keras_layers import (
+from .keras_description import (
     CELLS,
     CUDNN,
     CUDNN_CONFIG,

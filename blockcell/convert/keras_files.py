@@ -27,7 +27,7 @@ from ..files import LONGEST_TEXT, StrPath, check_regular
 from . import hdf5
 from .hdf5 import MOST_DEFLATED, SMALL, Group
 from .keras_config import Version, describe_config
-from .keras_layers import KerasLayer
+from .keras_description import KerasLayer
 from .keras_stored import VARIABLES, describe_arrays, with_named_arrays, with_variables
 
 _KINDS = "Keras' .h5, .hdf5, .keras, .weights.h5, or the .json of an architecture"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,17 +24,6 @@ class ModelInput(NamedTuple):
     dtype: str
 
 
-def flatten(structure: Any) -> Iterator[Any]:
-    """Yield the leaves of nested lists, tuples and dicts, except None."""
-    if isinstance(structure, Mapping):
-        structure = [*structure.values()]
-    if isinstance(structure, (list, tuple)) and not isinstance(structure, ModelInput):
-        for part in structure:
-            yield from flatten(part)
-    elif structure is not None:
-        yield structure
-
-
 def map_leaves(function: Any, structure: Any) -> Any:
     """Apply a function to the leaves of nested lists, tuples and dicts."""
     if isinstance(structure, Mapping):
@@ -44,21 +33,33 @@ def map_leaves(function: Any, structure: Any) -> Any:
     return function(structure)
 
 
+def flatten(structure: Any) -> list[Any]:
+    """Return the leaves of nested lists, tuples and dicts, except None."""
+    leaves: list[Any] = []
+    map_leaves(leaves.append, structure)
+    return [leaf for leaf in leaves if leaf is not None]
+
+
 # ---------------------------------------------------------------------------------------------------------- the inputs
-def inputs_of(source: Any, steps: Mapping[str, Step], layers: Converted) -> Any:
-    """Return the inputs of a model or a layer: a `ModelInput`, or a structure of these."""
-    if not is_model(source):
-        return _input_of_layer(source, layers)
-    symbolic = getattr(source, "inputs", None)
-    if symbolic:
-        is_functional = len(symbolic) > 1 or isinstance(getattr(source, "input", None), Mapping)
-        return map_leaves(_model_input, source.input if is_functional else symbolic[0])
-    shape = built_shape(source)
-    if shape is None or len(shape) < 2:
-        raise NotCompared("it does not tell the shape of its input; call it once")
-    has_ids = len(shape) == 2 and any(step.source.kind == "Embedding" for step in steps.values())
-    free = (None,) * (2 if has_ids or len(shape) > 2 else 1)
-    return ModelInput("", free + shape[len(free) :], "int32" if has_ids else str(source.compute_dtype))
+def inputs_of(source: Any, steps: Mapping[str, Step], layers: Converted, fixes_steps: bool = False) -> Any:
+    """Return the inputs of a model or a layer: a `ModelInput`, or a structure of these.
+
+    A model of one's own has as many steps as are asked for or, with `fixes_steps`, as it was first called with.
+    """
+    try:
+        if not is_model(source):
+            return _input_of_layer(source, layers)
+        if symbolic := getattr(source, "inputs", None):
+            is_functional = len(symbolic) > 1 or isinstance(getattr(source, "input", None), Mapping)
+            return map_leaves(_model_input, source.input if is_functional else symbolic[0])
+        shape = _built_shape(source)
+        if shape is None or len(shape) < 2:
+            raise NotCompared("it does not tell the shape of its input; call it once")
+        has_ids = len(shape) == 2 and any(step.source.kind == "Embedding" for step in steps.values())
+        free = (None,) * (2 if (has_ids or len(shape) > 2) and not fixes_steps else 1)
+        return ModelInput("", free + shape[len(free) :], "int32" if has_ids else str(source.compute_dtype))
+    except (AttributeError, TypeError) as error:
+        raise NotCompared("it does not tell its inputs as models of Keras do") from error
 
 
 def _model_input(tensor: Any) -> ModelInput:
@@ -74,7 +75,7 @@ def _input_of_layer(source: Any, layers: Converted) -> ModelInput:
     return ModelInput("", (states[0].shape[0] if states else None, None, size), str(source.compute_dtype))
 
 
-def built_shape(source: Any) -> tuple[int | None, ...] | None:
+def _built_shape(source: Any) -> tuple[int | None, ...] | None:
     """Return the shape of the only input that a model of one's own was built for or first called with."""
     shapes = getattr(source, "_build_shapes_dict", None) or getattr(source, "_build_input_shape", None)
     if isinstance(shapes, Mapping):

@@ -1,21 +1,19 @@
-"""The neutral description of Keras' layers, `KerasLayer`, and their conversion to `blockcell.layers`.
-
-`keras_objects` describes layers and models in memory so, `keras_config` those in files. This module converts them, and
-arrays alone.
-"""
+"""Layers and models of Keras, as `KerasLayer` describes them, and arrays alone become layers of blockcell."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..activations import PARAMETERS, Activation
 from ..errors import short
 from ..layers import Bidirectional, Dense, Layer, Stack
+from ..layers.structure import leaves_by_prefix
 from ..optable import ACTIVATIONS, Array
+from .keras_description import CUDNN_CONFIG, LONGEST_NAME, WITHOUT_EFFECT, KerasLayer, tensors_of
 from .models import Assembly, Step, labels_left_out
 from .shared import (
     KINDS,
@@ -28,112 +26,21 @@ from .shared import (
     read_arrays,
 )
 
-CELLS = ("LSTM", "GRU", "SimpleRNN")  # an RNN has one or several of these with "Cell" behind the name
-WITHOUT_EFFECT = (  # in inference
-    "ActivityRegularization",
-    "AlphaDropout",
-    "Dropout",
-    "GaussianDropout",
-    "GaussianNoise",
-    "Identity",
-    "InputLayer",
-    "Masking",
-    "SpatialDropout1D",
-)
-CUDNN = {"CuDNNLSTM": "LSTM", "CuDNNGRU": "GRU"}
-"""Keras 2's layers for cuDNN, and what computes the same."""
-CUDNN_CONFIG = {"activation": "tanh", "recurrent_activation": "sigmoid", "use_bias": True, "reset_after": True}
-ACTIVATION_LAYERS = {"LeakyReLU": "leaky_relu", "ELU": "elu", "ReLU": "relu"}  # which may be activations, too
-KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
 _TIME_DISTRIBUTED = (
     "it calls its layer for each slice x[:, n] of x (B, N, T, I): pass these, or all as the rows of one batch"
 )
-LONGEST_NAME = 2**8  # of a layer, with the names of the models that it is in
-LEAKY_RELU_SLOPE = 0.3  # of the layer, by default; of the function it is 0.2
-
 OWN_CALL = "its call() is its own"
 ZEROS = ", in which y is 0 at masked steps, where Keras gives what its Dense makes of 0"
 
 _Keys = tuple[str | None, ...] | None  # as `Step.inputs`
 
 
-class KerasLayer(NamedTuple):
-    """A layer or a model of Keras."""
-
-    kind: str
-    """The name of its class."""
-    name: str
-    config: Mapping[str, Any]
-    """What its get_config() returns in Keras 2 and 3. Activations are as `known_activation` gives them."""
-    arrays: Sequence[Any] = ()
-    """What its get_weights() returns; empty for kinds that have no counterpart here."""
-    layers: tuple[KerasLayer, ...] = ()
-    """The layers of a model, the two of a Bidirectional, the cells of an RNN, or the one of a TimeDistributed."""
-    is_model: bool = False
-    module: str = ""
-    """The module of a class that is not one of Keras' own; empty for Keras' own."""
-
-    @property
-    def is_cell(self) -> bool:
-        """Whether it is one of Keras' LSTM, GRU and SimpleRNN, or a cell of these."""
-        return self.kind.removesuffix("Cell") in CELLS and not self.module
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether it is a cell, or named like a layer of Keras that has cells."""
-        return self.is_cell or self.kind in ("RNN", "Bidirectional")
-
-    @property
-    def cells(self) -> tuple[KerasLayer, ...]:
-        """The layers that have the weights: of an RNN its cells, one on the other, else the layer itself."""
-        return self.layers if self.kind == "RNN" and not self.module else (self,)
-
-
-def known_activation(value: Any, *, is_older: bool) -> Any:
-    """Return the activation of a config as layers here have it, or the value itself if they have none.
-
-    `is_older` says whether the function is Keras 1's or 2's, whose hard_sigmoid is another.
-    """
-    if value is None:
-        return "linear"
-    if isinstance(value, str):
-        return KERAS_2_HARD_SIGMOID if value == "hard_sigmoid" and is_older else value
-    if not isinstance(value, Mapping) or not isinstance(options := value.get("config"), Mapping):
-        return value
-    kind = value.get("class_name")
-    if kind == "ReLU":
-        slope = options.get("negative_slope") or 0
-        return "relu" if (options.get("max_value"), options.get("threshold") or 0, slope) == (None, 0, 0) else value
-    if kind not in ("LeakyReLU", "ELU"):
-        return value
-    numbers = [options[key] for key in ("negative_slope", "alpha") if options.get(key) is not None]
-    number = numbers[0] if numbers else LEAKY_RELU_SLOPE if kind == "LeakyReLU" else 1.0
-    if isinstance(number, Mapping):  # {"type": "ndarray", "value": 0.3}, or in Keras 3 {"config": {"value": ...}}
-        inner = number.get("config")
-        number = (inner if isinstance(inner, Mapping) else number).get("value")
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.number, np.ndarray)) or not number > 0:
-        return value
-    return ACTIVATION_LAYERS[kind], float(number)
-
-
-def is_known_activation(value: Any) -> bool:
-    """Return whether cells here have the activation, which `known_activation` returned."""
-    return isinstance(value, tuple) or (isinstance(value, str) and value in PARAMETERS)
-
-
 # -------------------------------------------------------------------------------------------------------------- models
-def steps_of_model(caller: str, model: KerasLayer) -> tuple[dict[str, Step], _Keys]:
-    """Convert the layers of a model; return them under their names, and the keys of those that its results come from.
+def add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: str = "", inputs: _Keys = ()) -> _Keys:
+    """Convert the layers of a model, and add them under their names, which begin with the prefix.
 
-    The keys are None for a model whose call() is its own.
+    Return the keys of the steps that the model's results come from, None for a whole model whose call() is its own.
     """
-    steps: dict[str, Step] = {}
-    outputs = _add_model(caller, steps, model, "", ())
-    return steps, outputs
-
-
-def _add_model(caller: str, steps: dict[str, Step], model: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
-    """Add a model's layers under their names; return the keys of the steps that its results come from."""
     if model.kind == "Sequential":
         for layer in model.layers:
             inputs = _add_layer(caller, steps, layer, prefix, inputs)
@@ -213,12 +120,17 @@ def _add_state_hint(steps: dict[str, Step], key: str, origins: Sequence[str], pr
     steps[key] = step._replace(inputs=(x, *states), hint="; ".join(filter(None, (hint, step.hint))))
 
 
+def origin_of(steps: Mapping[str, Step], key: str) -> str:
+    """Return the key of the step whose result a step gives: its own, or the one that a chain of identities reads."""
+    while steps[key].is_identity and (inputs := steps[key].inputs) and inputs[0] is not None:
+        key = inputs[0]
+    return key
+
+
 def is_input(steps: Mapping[str, Step], key: str) -> bool:
     """Return whether a step is an input of the whole model."""
-    step = steps[key]
-    if step.inputs and step.is_identity:
-        return step.inputs[0] is not None and is_input(steps, step.inputs[0])
-    return bool(step.source.kind == "InputLayer")
+    origin = steps[origin_of(steps, key)]
+    return bool(origin.source.kind == "InputLayer" and not origin.inputs)
 
 
 def joining_remark(steps: Mapping[str, Step], layers: Mapping[str, Layer]) -> str:
@@ -226,12 +138,11 @@ def joining_remark(steps: Mapping[str, Step], layers: Mapping[str, Layer]) -> st
     texts = []
     has_one_input = sum(step.source.kind == "InputLayer" and not step.inputs for step in steps.values()) < 2
     for key in [*layers][:12]:
-        source, inputs = key, steps[key].inputs
-        while inputs and inputs[0] is not None and (source == key or steps[source].is_identity):
-            source, inputs = inputs[0], steps[inputs[0]].inputs
-        reads_input = inputs == () and (source == key or is_input(steps, source))
-        label = "the model's input" if reads_input and has_one_input else steps[source].label
-        texts += [f"{key} reads {label}"] if reads_input or source != key else []
+        source = (*(steps[key].inputs or ()), None)[0]
+        origin = key if source is None else origin_of(steps, source)
+        reads_input = steps[origin].inputs == () and (source is None or is_input(steps, origin))
+        label = "the model's input" if reads_input and has_one_input else steps[origin].label
+        texts += [f"{key} reads {label}"] if reads_input or source is not None else []
     return f"the layers are not one behind the other: {', '.join(texts)}" if texts else ""
 
 
@@ -284,24 +195,10 @@ def _order_by_reads(reads: Mapping[str, Iterable[tuple[str, int]]], names: Itera
     return [*order]
 
 
-def tensors_of(nodes: Any) -> Iterator[tuple[str, int]]:
-    """Yield the results that nodes of a model's config read, except masks: the layer and the index of its result."""
-    waiting = [nodes]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping):
-            waiting += [value for name, value in part.items() if name != "mask"][::-1]
-        elif isinstance(part, (list, tuple)):
-            if [type(item) for item in part[:3]] == [str, int, int]:  # with the number of the layer's call
-                yield part[0], part[2]
-                part = part[3:]
-            waiting += part[::-1]
-
-
 def _add_layer(caller: str, steps: dict[str, Step], source: KerasLayer, prefix: str, inputs: _Keys) -> _Keys:
     """Add a layer or a nested model; return the keys of the steps that its results come from."""
     if source.is_model:
-        return _add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
+        return add_model(caller, steps, source, f"{prefix}{source.name}/", inputs)
     key = prefix + source.name
     while key in steps and len(key) <= LONGEST_NAME:  # models that do not know the order may have one name twice
         key += "'"
@@ -353,6 +250,10 @@ def step_of_layer(caller: str, source: KerasLayer, key: str, inputs: _Keys) -> S
 
 def _is_dense_activation(value: Any) -> bool:
     return isinstance(value, str) and (value == "linear" or value in ACTIVATIONS[1:])
+
+
+def _is_cell_activation(value: Any) -> bool:
+    return isinstance(value, tuple) or (isinstance(value, str) and value in PARAMETERS)
 
 
 def _shown(value: Any) -> str:
@@ -431,7 +332,7 @@ def _cell(caller: str, source: KerasLayer, reverse: bool = False) -> RecurrentCe
         raise ConversionError(f"{label} is none of Keras's LSTM, GRU and SimpleRNN, nor a cell of these")
     names = ("activation",) if kind == "SimpleRNN" else ("activation", "recurrent_activation")
     for name in names:
-        if not is_known_activation(config[name]):
+        if not _is_cell_activation(config[name]):
             raise ConversionError(
                 f"{label} has {name}={_shown(config[name])}; expected one of Keras's own {', '.join(PARAMETERS)}. If"
                 f" yours computes one of these, convert the arrays: from_keras(layer.get_weights(), {name}=...)"
@@ -490,19 +391,18 @@ def cell_from_arrays(
     return make_cell(f"Keras {KINDS[gates]}", kernel, recurrent, *biases, reverse=reverse, **options)
 
 
+def cells_in(layers: Iterable[Layer | None]) -> list[RecurrentCell]:
+    """Return the cells of layers, in the order in which the arrays of Keras stand one after the other."""
+    leaves = [leaf for layer in layers if layer is not None for leaf in leaves_by_prefix(layer).values()]
+    return [leaf for leaf in leaves if isinstance(leaf, RecurrentCell)]
+
+
 def is_cudnn(arrays: Sequence[Any]) -> bool:
     """Return whether arrays of a cell are a CuDNNLSTM's or CuDNNGRU's of Keras 2, which have both biases in one."""
     shapes = [np.shape(array) for array in arrays]
     if len(shapes) != 3 or (gates_of_shape(shapes[1]) or 1) == 1:
         return False
     return bool(shapes[2] == (2 * shapes[1][1],) and shapes[1][1] > 0)
-
-
-def has_open_gates(layer: KerasLayer) -> bool:
-    """Return whether a layer has an LSTM or a GRU whose arrays do not tell its recurrent_activation, as cuDNN's do."""
-    if layer.layers:
-        return any(map(has_open_gates, layer.layers))
-    return layer.is_cell and "SimpleRNN" not in layer.kind and not is_cudnn(layer.arrays)
 
 
 def _without_cudnn(kernel: Array, recurrent: Array, bias: Array, gates: int) -> tuple[Array, Array, Array]:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ..activations import PARAMETERS
-from .keras_layers import ACTIVATION_LAYERS, CELLS, CUDNN, CUDNN_CONFIG, KerasLayer, known_activation
+from .keras_description import ACTIVATION_LAYERS, CELLS, CUDNN, CUDNN_CONFIG, KerasLayer, known_activation
 from .shared import is_of
 
 

@@ -8,17 +8,19 @@ variables and attributes and all random states are put back. Nothing here import
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layers import Bidirectional, Layer, Stack
+from ..layers import Bidirectional, Layer
 from ..layers.structure import state_sizes
 from ..optable import Array
 from .comparison import (
@@ -31,15 +33,15 @@ from .comparison import (
     conversion_error,
     keep_random_states,
 )
-from .keras_inputs import ModelInput, built_shape, draw_inputs, flatten, inputs_of
-from .keras_layers import ZEROS, gives_zeros, is_input, repeats_masked_steps
+from .keras_inputs import draw_inputs, flatten, inputs_of
+from .keras_layers import ZEROS, cells_in, gives_zeros, is_input, repeats_masked_steps
 from .keras_objects import is_model
-from .models import Assembly, Step, cell_states
-from .shared import ConversionError, RecurrentCell
+from .models import Assembly, Step, cell_states, nest_states, read_initial_state
 
 _REPEATED = 1e-4  # relative difference of two runs that sum in another order
 _LONGEST = 32  # steps: a model that fixes more is run for one size alone, as each step of a cell takes 2 to 3 ms
 _KERAS = "keras", "tf_keras", "tensorflow"
+_HOOKS = "_forward_hooks", "_forward_pre_hooks"  # of PyTorch's modules, which layers of Keras may be
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _TF32_EPS = 2.0**-10  # of products of float32 on accelerators
 _FLOAT32_EPS = 2.0**-23  # of float64, where Keras computes a part in float32
@@ -72,26 +74,20 @@ def compare_with_source(
     """
     passed_over = [step.label for step in steps.values() if step.is_identity]
     try:
-        _check_callable(source, check)
+        if not check and any(getattr(layer, name, None) for layer in _layers_in(source) for name in _HOOKS):
+            raise NotCompared("hooks of your own would run, too; pass check=True to run them")
         run = _KerasRun(caller, source, steps, outputs, assembly)
         with _left_as_it_was(source) as run.restore:
             try:
                 compare(caller, run, run.choose_sizes(), passed_over)
             except NotCompared:
-                if not run.fix_steps():
+                former, run.inputs = run.inputs, inputs_of(source, steps, assembly.layers, fixes_steps=True)
+                if run.inputs == former:
                     raise
                 compare(caller, run, run.choose_sizes(), passed_over)
     except NotCompared as error:
         return [f"{NOT_COMPARED}, because {error}"]
     return run.remarks()
-
-
-def _check_callable(source: Any, check: bool | None) -> None:
-    if not callable(source):
-        raise NotCompared("it cannot be called")
-    hooks = ("_forward_hooks", "_forward_pre_hooks")
-    if not check and any(getattr(layer, name, None) for layer in _layers_in(source) for name in hooks):
-        raise NotCompared("hooks of your own would run, too; pass check=True to run them")
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -107,28 +103,20 @@ class _KerasRun:
         assembly: Assembly,
     ) -> None:
         self.caller, self.source, self.steps, self.outputs, self.assembly = caller, source, steps, outputs, assembly
+        self.inputs = inputs_of(source, steps, assembly.layers)
         self.restore: Callable[[], None]
-        self._inputs: Any = None
         self._calls: Mapping[str, list[LayerCall]] = {}
         self._is_masked: dict[str, bool] = {}  # by the keys of recurrent layers
         self._has_state: set[str] = set()
         self._gives_zeros = False
         self._sizes: set[tuple[int, int]] = set()  # T and B of x
-        self._last: tuple[tuple[Any, ...], list[Crossing]] | None = None
         self._is_repeatable = False  # whether two runs on equal inputs gave the same
+        self._run_once = functools.lru_cache(maxsize=1)(self._run)  # as each run takes its time
         self._eps = _eps_of(source, steps)
-
-    def _read_inputs(self) -> Any:
-        if self._inputs is None:
-            try:
-                self._inputs = inputs_of(self.source, self.steps, self.assembly.layers)
-            except (AttributeError, TypeError) as error:
-                raise NotCompared("it does not tell its inputs as models of Keras do") from error
-        return self._inputs
 
     def choose_sizes(self) -> list[Sizes]:
         """Choose the sizes of the comparison: a large T for models with a call() of their own alone."""
-        shapes = [model_input.shape for model_input in flatten(self._read_inputs())]
+        shapes = [model_input.shape for model_input in flatten(self.inputs)]
         lengths = [shape[1] for shape in shapes if len(shape) > 1]
         T = None if None in lengths else max((length for length in lengths if length is not None), default=None)
         B = next((shape[0] for shape in shapes if shape and shape[0] is not None), None)
@@ -139,43 +127,23 @@ class _KerasRun:
             sizes = [size if size.is_long else Sizes(size.B, size.T) for size in sizes]
         return [size for size in sizes if not size.is_long or has_own_call(self.source)]
 
-    def fix_steps(self) -> bool:
-        """Fix T to that of the first call, for a model that does not tell it; return whether it was free."""
-        model_input, shape = self._inputs, built_shape(self.source) if is_model(self.source) else None
-        if not isinstance(model_input, ModelInput) or model_input.name or not shape or len(shape) < 2:
-            return False
-        self._inputs = model_input._replace(shape=(*model_input.shape[:1], *shape[1:]))
-        return bool(self._inputs != model_input)
-
     def __call__(self, T: int, B: int, seed: int, scale: float) -> Sequence[Crossing]:
-        """Run the source; run it on equal inputs again until two runs gave the same, as each takes its time."""
-        arguments = T, B, seed, scale
-        former = self._last[1] if self._last and self._last[0] == arguments else []
-        if former and self._is_repeatable:
-            return former
-        drawn = draw_inputs(self._read_inputs(), self.steps, T, B, seed, scale)
+        """Return what enters and leaves each converted layer."""
+        return self._run_once(T, B, seed, scale)
+
+    def _run(self, T: int, B: int, seed: int, scale: float) -> Sequence[Crossing]:
+        """Run the source; the first time twice, as it may be random."""
+        drawn = draw_inputs(self.inputs, self.steps, T, B, seed, scale)
+        former = None if self._is_repeatable else self._record(drawn)
         outputs = self._record(drawn)
-        try:
-            self._check_links([*flatten(drawn)], outputs)
-        except ConversionError:
-            again = self._record(drawn)
-            if all(_is_equal(*pair, _REPEATED) for pair in zip(outputs, again, strict=True)):
-                raise
-            raise NotCompared("it is random: two runs on the same inputs differ") from None
-        layers = self.assembly.layers
-        chains = (
-            [(layer, (key,)) for key, layer in layers.items()]
-            if isinstance(layers, dict)
-            else [(layers, self.assembly.keys)]
-        )
+        if former is not None and not all(_is_equal(*pair, _REPEATED) for pair in zip(former, outputs, strict=False)):
+            raise NotCompared("it is random: two runs on the same inputs differ")
+        self._is_repeatable = True
+        self._check_links([*flatten(drawn)], outputs)
+        layers, keys = self.assembly.layers, self.assembly.keys
+        chains = [(layers, keys)] if isinstance(layers, Layer) else [(part, (key,)) for key, part in layers.items()]
         crossings = [crossing for layer, keys in chains for crossing in self._crossings(layer, keys)]
         self._sizes |= {(crossing.x.shape[1], crossing.x.shape[0]) for crossing in crossings}
-        self._last = arguments, crossings
-        self._is_repeatable = bool(former) and all(
-            _is_equal(first, second, _REPEATED)
-            for pair in zip(former, crossings, strict=False)
-            for first, second in zip(_arrays(pair[0]), _arrays(pair[1]), strict=True)
-        )
         return crossings
 
     def _record(self, drawn: Any) -> list[Array]:
@@ -198,7 +166,7 @@ class _KerasRun:
     # ------------------------------------------------------------------------------------------------ links of layers
     def _check_links(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Refuse a model in which a layer reads something else than the steps say, or that returns something else."""
-        by_name = dict(zip([part.name for part in flatten(self._inputs)], inputs, strict=True))
+        by_name = dict(zip([part.name for part in flatten(self.inputs)], inputs, strict=True))
         known_outputs, keys = self.outputs, self.assembly.keys
         if known_outputs is None and is_whole(self.assembly):
             known_outputs = keys[-1:]
@@ -222,12 +190,12 @@ class _KerasRun:
 
     def _arrays_from(self, key: str, inputs: Mapping[str, Array]) -> Sequence[Array] | None:
         """Return what a step gives, in each of its calls; None if that is not known."""
-        step = self.steps[key]
         if key in self._calls:
             return [call.outputs[0] for call in self._calls[key] if call.outputs]
-        if step.inputs:
-            return self._arrays_from(step.inputs[0], inputs) if step.is_identity and step.inputs[0] else None
-        return [inputs[key]] if key in inputs else None
+        step = self.steps[key]
+        if step.is_identity and step.inputs and step.inputs[0]:
+            return self._arrays_from(step.inputs[0], inputs)
+        return [inputs[key]] if key in inputs and not step.inputs else None
 
     def _check_link(self, arrays: Sequence[Array] | None, calls: Sequence[LayerCall], label: str) -> None:
         """Refuse calls that read none of the arrays."""
@@ -244,52 +212,45 @@ class _KerasRun:
         label = self.steps[keys[0]].label if len(keys) == 1 else "the model"
         if not all(calls) or len({*map(len, calls)}) > 1:
             raise NotCompared(f"not all layers of {label} are called one by one")
-        for chain in zip(*calls, strict=True):
-            yield self._crossing(label, layer, dict(zip(keys, chain, strict=True)))
+        for calls_of_chain in zip(*calls, strict=True):
+            yield self._crossing(label, layer, dict(zip(keys, calls_of_chain, strict=True)))
 
     def _crossing(self, label: str, layer: Layer, calls: Mapping[str, LayerCall]) -> Crossing:
         """Return what enters and leaves a layer in one call of each of the steps that it is made of."""
         steps = {key: self.steps[key] for key in calls}
-        spans = _spans_of(steps)
-        top_key, top_call = [*calls.items()][-1]
-        x = calls[next(iter(calls))].inputs[0]
+        recurrent = {key: call for key, call in calls.items() if steps[key].source.is_recurrent}
+        cells = {key: cells_in([steps[key].layer]) for key in recurrent}
+        keys = [*calls]
+        top, x, y = steps[keys[-1]], calls[keys[0]].inputs[0], calls[keys[-1]].outputs[0]
         if x.ndim != 3:
             raise NotCompared(f"{label} reads an array of shape {x.shape}")
-        options: dict[str, Any] = {"batch_first": True}
-        recurrent = [key for key in calls if steps[key].source.is_recurrent]
-        self._is_masked |= {key: calls[key].mask is not None for key in recurrent}
-        self._has_state |= {key for key in recurrent if calls[key].states}
-        mask = calls[recurrent[0]].mask if recurrent else None
+        self._is_masked |= {key: call.mask is not None for key, call in recurrent.items()}
+        self._has_state |= {key for key, call in recurrent.items() if call.states}
+        states = [state for key, call in recurrent.items() for state in _states_of(cells[key], call.states)]
+        nested = nest_states(layer, chain(states, repeat(None)))
+        options: dict[str, Any] = {"batch_first": True, "state": read_initial_state(self.caller, layer, nested)}
+        mask = next((call.mask for call in recurrent.values()), None)
         if mask is not None:
-            options |= {"mask": mask, "masked": "repeat" if repeats_masked_steps(steps[recurrent[-1]]) else "zero"}
-        states = {
-            k: state
-            for key in recurrent
-            if calls[key].states
-            for k, state in zip(spans[key], _states_of_parts(steps[key].layer, calls[key].states), strict=True)
-        }
-        if states:
-            count = len(layer.layers) if isinstance(layer, Stack) else 0
-            options["state"] = {k: states.get(k) for k in range(count)} or states[0]
-        y = top_call.outputs[0]
-        if mask is not None and gives_zeros(self.steps, [*calls]):
-            self._gives_zeros = True
-            y = np.where(mask[..., np.newaxis], y, 0)
+            options |= {"mask": mask, "masked": "repeat" if repeats_masked_steps(steps[[*recurrent][-1]]) else "zero"}
+            if gives_zeros(self.steps, keys):
+                self._gives_zeros = True
+                y = np.where(mask[..., np.newaxis], y, 0)
         expected = {"y": y}
-        for key in recurrent:
-            names = (f"state {k} of {steps[key].label}" for k in range(len(calls[key].outputs)))
-            expected |= dict(zip(names, calls[key].outputs[1:], strict=False))
+        for key, call in recurrent.items():
+            expected |= {f"state {k} of {steps[key].label}": array for k, array in enumerate(call.outputs[1:])}
 
         def read(y: Array, state: Any) -> Mapping[str, Array]:
             """Return y and the states as Keras' layers return them."""
-            parts = state if isinstance(layer, Stack) else (state,)
-            flat = {key: [array for k in spans[key] for array in _flat_state(parts[k])] for key in recurrent}
-            if steps[top_key].dense_last is not None:
-                y = _last_output(parts[spans[top_key][-1]])
-            arrays = {
-                f"state {k} of {steps[key].label}": array for key in recurrent for k, array in enumerate(flat[key])
-            }
-            return {name: array for name, array in {"y": y, **arrays}.items() if name in expected}
+            last_states = cell_states(state)
+            if top.dense_last is not None:  # Keras' y is h alone, of both directions
+                halves = last_states[-2:] if isinstance(top.layer, Bidirectional) else last_states[-1:]
+                y = np.concatenate([half.h for half in halves], axis=-1)
+            results, waiting = {"y": y}, iter(last_states)
+            for key in recurrent:
+                own = islice(waiting, len(cells[key]))
+                arrays = [getattr(state, name) for state in own for name in ("h", "cs") if hasattr(state, name)]
+                results |= {f"state {k} of {steps[key].label}": array for k, array in enumerate(arrays)}
+            return {name: array for name, array in results.items() if name in expected}
 
         return Crossing(label, layer, x.astype(layer.dtype), expected, read, options, self._eps)
 
@@ -334,43 +295,12 @@ def _labels(steps: Mapping[str, Step], keys: Sequence[str]) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- states
-def _spans_of(steps: Mapping[str, Step]) -> dict[str, range]:
-    """Return which layers of a chain's `Stack` each of its steps became; a single layer is number 0."""
-    spans, start = {}, 0
-    for key, step in steps.items():
-        count = len(step.layer.layers) if isinstance(step.layer, Stack) else step.layer is not None
-        spans[key] = range(start, start + count)
-        start += count
-    return spans
-
-
-def _flat_state(state: Any) -> list[Array]:
-    """Return the arrays of a layer's state in Keras' order: h and c of each cell."""
-    return [getattr(cell, name) for cell in cell_states(state) for name in ("h", "cs") if hasattr(cell, name)]
-
-
-def _states_of_parts(layer: Any, arrays: Sequence[Array]) -> list[Any]:
-    """Return the state of each layer of a `Stack`, or of the one layer, from arrays in Keras' order."""
-    waiting = iter(arrays)
-
-    def take(part: Any) -> Any:
-        """Take the arrays of one layer."""
-        if isinstance(part, Bidirectional):
-            return {"fw": take(part.fw), "bw": take(part.bw)}
-        names = sorted(state_sizes(part), reverse=True)  # h before cs
-        return {name: next(waiting).astype(part.dtype) for name in names}
-
-    return [take(part) for part in (layer.layers if isinstance(layer, Stack) else [layer])]
-
-
-def _last_output(state: Any) -> Array:
-    """Return what a recurrent layer without return_sequences returns: h, of both directions."""
-    return state.h if hasattr(state, "h") else np.concatenate([half.h for half in state], axis=-1)
-
-
-def _arrays(crossing: Crossing) -> list[Array]:
-    """Return what enters and leaves a layer."""
-    return [crossing.x, *crossing.expected.values()]
+def _states_of(cells: Sequence[Any], arrays: Sequence[Array]) -> list[dict[str, Array] | None]:
+    """Return the states of cells from arrays in Keras' order, h before c; None for zeros, if there are none."""
+    if not arrays:
+        return [None] * len(cells)
+    waiting, names = iter(arrays), [sorted(state_sizes(cell), reverse=True) for cell in cells]
+    return [{name: next(waiting).astype(cells[0].dtype) for name in own} for own in names]
 
 
 # ----------------------------------------------------------------------------------------------------- calls of layers
@@ -471,7 +401,7 @@ def _is_equal(array: Array, read: Array, eps: float) -> bool:
     """Return whether an array is another one, perhaps rounded to its dtype, or to one with that eps."""
     if array.shape != read.shape:
         return False
-    largest = float(np.abs(read.astype(np.float64)).max(initial=0))
+    largest = float(np.abs(read.astype(np.float64)).max(initial=0, where=np.isfinite(read)))
     return bool(np.allclose(array.astype(read.dtype), read, rtol=0, atol=eps * largest, equal_nan=True))
 
 
@@ -483,8 +413,7 @@ def _eps_of(source: Any, steps: Mapping[str, Step]) -> float | None:
         value = _value_of(variable)
         errors += [0.0 if "cpu" in str(getattr(value, "device", "cpu")).lower() else _TF32_EPS]
         errors += [0.0 if type(value).__module__.startswith("tensorflow") else _FLOAT32_EPS]
-    leaves = [leaf for step in steps.values() if step.layer for leaf in step.layer._leaves().values()]
-    cells = [leaf for leaf in leaves if isinstance(leaf, RecurrentCell)]
+    cells = cells_in(step.layer for step in steps.values())
     if any("leaky_relu" in str(cell._activations) for cell in cells):  # its slope is float32 in TensorFlow
         errors.append(_FLOAT32_EPS)
     return max(errors, default=0.0) or None

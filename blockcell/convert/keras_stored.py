@@ -12,7 +12,7 @@ from ..errors import FormatError
 from ..optable import Array
 from .hdf5 import Group, StoredArray
 from .keras_config import Version, default_gates, snake_case
-from .keras_layers import CUDNN_CONFIG, LONGEST_NAME, WITHOUT_EFFECT, KerasLayer
+from .keras_description import CUDNN_CONFIG, LONGEST_NAME, WITHOUT_EFFECT, KerasLayer
 from .shared import KINDS
 
 VARIABLES = ("layers", "_layer_checkpoint_dependencies")
@@ -54,12 +54,11 @@ def with_named_arrays(model: KerasLayer, group: Group) -> KerasLayer:
         if group.group(name).texts("weight_names")
     ]:
         raise FormatError(f"{group.path}/{min(extra_names)} has arrays of a layer that the config does not have")
-    layers = []
-    for layer in model.layers:
+    layers = [*model.layers]
+    for k, layer in enumerate(layers):
         if _needs_arrays(layer):
             inner = group.group(stored_name_of[layer.name])
-            layer = _with_arrays(layer, inner, inner.texts("weight_names"))
-        layers.append(layer)
+            layers[k] = _with_arrays(layer, inner, inner.texts("weight_names"))
     return model._replace(layers=tuple(layers))
 
 
@@ -79,12 +78,9 @@ def _with_arrays(layer: KerasLayer, group: Group, names: Sequence[str]) -> Keras
     if layer.is_model:
         shares = _shares_by_name(layer, names) or _shares_by_count(layer, names)
     elif layer.kind == "Bidirectional":
-        directions = (
-            [name for name in names if "backward_" not in name],
-            [name for name in names if "backward_" in name],
-        )
         half = len(names) // 2
-        shares = [*directions] if all(directions) else [names[:half], names[half:]]
+        shares = [[name for name in names if ("backward_" in name) == is_backward] for is_backward in (False, True)]
+        shares = shares if all(shares) else [names[:half], names[half:]]
     elif len(layer.layers) == 1:
         shares = [names]
     else:
@@ -165,18 +161,14 @@ def with_variables(layer: KerasLayer, group: Group) -> KerasLayer:
     """Return the layer or model with the arrays of Keras 3's format, which has a group for each attribute."""
     if not _needs_arrays(layer):
         return layer
-    if layer.is_model:
-        container = _container(group)
-        places = _groups_of_layers(layer, container)
-        parts = [
-            with_variables(inner, container.group(places[k])) if k in places else inner
-            for k, inner in enumerate(layer.layers)
-        ]
-        return layer._replace(layers=tuple(parts))
-    if layer.layers:
-        parts = [with_variables(inner, group.group(path)) for inner, path in _inner_paths(layer)]
-        return layer._replace(layers=tuple(parts))
-    return layer._replace(arrays=_arrays_of(layer, group.path, _variables(layer, group)))
+    if not layer.layers:
+        return layer._replace(arrays=_arrays_of(layer, group.path, _variables_of(layer, group)))
+    layers = [*layer.layers]
+    container = _container(group) if layer.is_model else group
+    paths = _groups_of_layers(layer, container) if layer.is_model else dict(enumerate(_inner_paths(layer)))
+    for k, path in paths.items():
+        layers[k] = with_variables(layers[k], container.group(path))
+    return layer._replace(layers=tuple(layers))
 
 
 def _container(group: Group) -> Group:
@@ -187,15 +179,15 @@ def _container(group: Group) -> Group:
     return group.group(name)
 
 
-def _inner_paths(layer: KerasLayer) -> list[tuple[KerasLayer, str]]:
-    """Return the layers in a layer, and the paths of their groups."""
+def _inner_paths(layer: KerasLayer) -> list[str]:
+    """Return the paths of the groups of the layers in a layer."""
     if layer.kind == "Bidirectional":
-        return [*zip(layer.layers, ("forward_layer", "backward_layer"), strict=True)]
+        return ["forward_layer", "backward_layer"]
     if layer.kind == "TimeDistributed":
-        return [(layer.layers[0], "layer")]
+        return ["layer"]
     if layer.config["cell"]["class_name"] != "StackedRNNCells":
-        return [(layer.layers[0], "cell")]
-    return [(cell, f"cell/cells/{name}") for cell, name in zip(layer.layers, _class_names(layer.layers), strict=True)]
+        return ["cell"]
+    return [f"cell/cells/{name}" for name in _class_names(layer.layers)]
 
 
 def _class_names(layers: Sequence[KerasLayer]) -> list[str]:
@@ -209,12 +201,18 @@ def _class_names(layers: Sequence[KerasLayer]) -> list[str]:
     return names
 
 
-def _variables(layer: KerasLayer, group: Group) -> list[StoredArray]:
+def _variables_of(layer: KerasLayer, group: Group) -> list[StoredArray]:
     """Return the arrays of a cell or a Dense."""
     is_layer = layer.is_cell and not layer.kind.endswith("Cell")
-    variables = group.group("cell/vars" if is_layer and "cell" in group else "vars")  # a CuDNNLSTM has no cell
+    group = group.group("cell") if is_layer and "cell" in group else group  # a CuDNNLSTM has no cell
+    return _variables(group, _MOST_ARRAYS)
+
+
+def _variables(group: Group, most: int = _MOST_LAYERS) -> list[StoredArray]:
+    """Return the arrays of a group, which have numbers in place of names."""
+    variables = group.group("vars")
     names = variables.names()
-    if len(names) > _MOST_ARRAYS or [*sorted(names)] != [str(k) for k in range(len(names))]:
+    if len(names) > most or {*names} != {str(k) for k in range(len(names))}:
         raise FormatError(f"{variables.path} has the members {', '.join(names[:12])}; expected 0, 1 and so on")
     return [variables.array(str(k)) for k in range(len(names))]
 
@@ -289,10 +287,10 @@ def _check_fit(layer: KerasLayer, group: Group) -> None:
     if layer.is_model:
         _container(group)
     elif layer.layers and _needs_arrays(layer):
-        for inner, path in _inner_paths(layer):
+        for inner, path in zip(layer.layers, _inner_paths(layer), strict=True):
             _check_fit(inner, group.group(path))
     elif not layer.layers:
-        _check_shapes(layer, group.path, _variables(layer, group))
+        _check_shapes(layer, group.path, _variables_of(layer, group))
 
 
 # --------------------------------------------------------------------------------------------------------- arrays alone
@@ -305,22 +303,19 @@ def describe_arrays(root: Group, version: Version, options: Options) -> KerasLay
     """
     options = dict(options, activation=options["activation"] or "tanh")
     options["recurrent_activation"] = options["recurrent_activation"] or default_gates(version)
-    layers: Sequence[KerasLayer]
     if any(name in root for name in VARIABLES):
         layers = [*_layers_by_attributes(_container(root), "", options, [0])]
         ordered = _only_order(layers)
-        is_sequential = ordered is not None
-        layers = layers if ordered is None else ordered
     else:
         layers = [layer for name in root.texts("layer_names") for layer in _layers_by_name(root, name, options)]
-        is_sequential = True
+        ordered = layers
     if not layers:
         raise FormatError("it has neither a config nor arrays of layers")
-    return KerasLayer("Sequential" if is_sequential else "Model", "", {}, layers=tuple(layers), is_model=True)
+    return KerasLayer("Model" if ordered is None else "Sequential", "", {}, (), tuple(ordered or layers), True)
 
 
-def _layers_by_name(root: Group, name: str, options: Options) -> Iterator[KerasLayer]:
-    """Yield the layers whose arrays are in the group of a layer or of a nested model."""
+def _layers_by_name(root: Group, name: str, options: Options) -> list[KerasLayer]:
+    """Return the layers whose arrays are in the group of a layer or of a nested model."""
     group = root.group(name)
     parts: dict[str, list[tuple[str, StoredArray]]] = {}
     for full_name in group.texts("weight_names"):
@@ -342,7 +337,7 @@ def _layers_by_name(root: Group, name: str, options: Options) -> Iterator[KerasL
         else:
             layers.append(layer)
         waiting = path if "forward" in path else ""
-    yield from layers
+    return layers
 
 
 def _layers_by_attributes(container: Group, prefix: str, options: Options, count: list[int]) -> Iterator[KerasLayer]:
@@ -362,8 +357,7 @@ def _layers_by_attributes(container: Group, prefix: str, options: Options, count
             yield from _recurrent(name, group, options)
         else:
             inside = group.group("layer") if "layer" in group else group
-            stored = _stored(inside)
-            if stored:
+            if stored := _variables(inside):
                 dense = "Dense" if kind in ("dense", "time_distributed") else kind
                 yield _layer_of(name, group.path, stored, options, False, dense)
 
@@ -376,13 +370,9 @@ def _recurrent(name: str, group: Group, options: Options) -> list[KerasLayer]:
         inside = cell.group("cells")
         cells = [inside.group(member) for member in inside.names()]
     names = [name] if len(cells) == 1 else [f"{name}/{k}" for k in range(len(cells))]
-    layers = [_layer_of(own, part.path, _stored(part), options, True) for own, part in zip(names, cells, strict=True)]
+    pairs = zip(names, cells, strict=True)
+    layers = [_layer_of(own, part.path, _variables(part), options, True) for own, part in pairs]
     return layers if len(layers) == 1 else _only_order(layers) or layers
-
-
-def _stored(group: Group) -> list[StoredArray]:
-    variables = group.group("vars")
-    return [variables.array(str(k)) for k in range(len(variables.names()))]
 
 
 def _layer_of(

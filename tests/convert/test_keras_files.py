@@ -675,6 +675,9 @@ def test_pipes(tmp_path):
 
 def test_without_h5py(tmp_path, monkeypatch):
     path = forms.write_h5(tmp_path / "m.h5", sequential(LAYER), {"a": drawn(rng(), "LSTM", I, H)})
+    for name in ("files", "stored"):
+        monkeypatch.delitem(sys.modules, f"blockcell.convert.keras_{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "blockcell.convert.hdf5", raising=False)
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ImportError, match=r"h5py is not installed: pip install h5py$"):
         from_keras(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
-import zlib
+import zipfile
 
 import keras_bombs
 import keras_forms as forms
@@ -18,6 +18,7 @@ from blockcell import FormatError
 h5py = pytest.importorskip("h5py")
 KERNEL = "model_weights/a/a/cell/kernel:0"
 GROUP = "model_weights/a"
+CHUNKS = "kernel:0 is stored in chunks, or compressed; expected one block .* `h5repack -f NONE -l CONTI` makes it"
 
 
 @pytest.fixture
@@ -92,20 +93,9 @@ def put_empty(shape, **options):
         (KERNEL, put_virtual, "is a virtual dataset, which may read other files"),
         (KERNEL, put_external, "has external storage: its numbers are in another file"),
         (KERNEL, put_empty((I, 4 * H)), "has 0 bytes; expected 192"),
-        (KERNEL, put_empty((2**40, 4 * H), chunks=(1, 4 * H)), "bytes, in a file of"),
-        (KERNEL, put_empty((2**22, 4 * H), compression="gzip"), "bytes, in a file of"),
-        (KERNEL, put_empty((I, 4 * H), chunks=(I, 4 * H)), "has 0 chunks; expected 1"),
-        (
-            KERNEL,
-            put_empty((I, 4 * H), chunks=(2**20, 4 * H), maxshape=(None, 4 * H)),
-            "a chunk of .* bytes, in a file",
-        ),
-        (
-            KERNEL,
-            put_empty((I, 4 * H), chunks=(I, 4 * H), scaleoffset=3),
-            "compressed by scaleoffset; expected no others than shuffle, deflate, fletcher32",
-        ),
-        (KERNEL, put_empty((I, 4 * H), chunks=(I, 4 * H), compression="lzf"), "is compressed by lzf; expected"),
+        (KERNEL, put_empty((2**40, 4 * H)), "bytes, in a file of"),
+        (KERNEL, put_empty((2**40, 4 * H), chunks=(1, 4 * H)), CHUNKS),
+        (KERNEL, put_empty((I, 4 * H), compression="gzip"), CHUNKS),
         (KERNEL, put_null, "is no array of numbers"),
         (KERNEL, put_value("text"), "is no array of numbers"),
         (KERNEL, put_value(np.dtype("f4")), "is no group or dataset"),
@@ -140,109 +130,13 @@ def test_one_dataset_under_many_names(tmp_path):
         from_keras(path)
 
 
-def dataset_of(file, name, array, filters, chunk):
-    """Create a dataset in chunks, with filters by their names in the order in which they are applied."""
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk(chunk)
-    for filter_name in filters:
-        {"s": properties.set_shuffle, "d": properties.set_deflate, "f": properties.set_fletcher32}[filter_name]()
-    space, kind = h5py.h5s.create_simple(array.shape), h5py.h5t.py_create(array.dtype)
-    return h5py.Dataset(h5py.h5d.create(file[name.rpartition("/")[0]].id, b"kernel:0", kind, space, properties))
-
-
-@pytest.mark.parametrize("filters", ["", "s", "d", "f", "sd", "sf", "df", "sdf"])
-@pytest.mark.parametrize("chunk", [(1, 1), (2, 3), (I, 4 * H)])
-@pytest.mark.parametrize("dtype", ["<f4", ">f8", "<f2"])
-def test_filters(path, filters, chunk, dtype):
-    """libhdf5 writes chunks with filters, and the numbers are those that it was given."""
-    values = []
-
-    def put(file, name, array):
-        values.append(array.astype(dtype))
-        dataset_of(file, name, values[0], filters, chunk)[...] = values[0]
-        for side in ("recurrent_kernel:0", "bias:0"):
-            other = file[f"{GROUP}/a/cell"].pop(side)[()]
-            file[f"{GROUP}/a/cell"][side] = other.astype(dtype)
-
-    replace_item(path, KERNEL, put)
-    np.testing.assert_array_equal(from_keras(path).weights["w"][:I], gate_columns(values[0]))
-
-
-def gate_columns(kernel):
-    """Return the columns of a kernel of Keras in the order of a layer: i, c, f, o."""
-    i, f, c, o = np.split(kernel, 4, axis=1)
-    return np.concatenate([i, c, f, o], axis=1)
-
-
-def test_chunks_without_their_filters(path):
-    """A chunk may be stored without some of the filters; a mask says without which."""
-    values = []
-
-    def put(file, name, array):
-        values.append(array)
-        dataset = dataset_of(file, name, array, "sd", (1, 4 * H))
-        dataset[...] = array
-        dataset.id.write_direct_chunk((1, 0), array[1].tobytes(), filter_mask=3)
-
-    replace_item(path, KERNEL, put)
-    np.testing.assert_array_equal(from_keras(path).weights["w"][:I], gate_columns(values[0]))
-
-
-def put_filters(filters):
-    """Return a function that puts a dataset with these filters there."""
-
-    def put(file, name, array):
-        dataset_of(file, name, array, filters, array.shape)[...] = array
-
-    return put
-
-
-def put_chunk(filters, change):
-    """Return a function that puts a dataset there whose only chunk is changed."""
-
-    def put(file, name, array):
-        dataset = dataset_of(file, name, array, filters, array.shape)
-        dataset[...] = array
-        file.flush()
-        content = dataset.id.read_direct_chunk((0, 0))[1]
-        dataset.id.write_direct_chunk((0, 0), change(content))
-
-    return put
-
-
-@pytest.mark.parametrize(
-    ("put", "message"),
-    [
-        (put_filters("dd"), "is compressed by deflate, deflate; expected no others than shuffle, deflate, fletcher32"),
-        (put_filters("ds"), "is compressed by deflate, shuffle; expected .* in this order"),
-        (put_filters("ff"), "is compressed by fletcher32, fletcher32; expected .* each once"),
-        (
-            put_chunk("f", lambda content: b"\1" + content[1:]),
-            r"chunk of .* at \(0, 0\) is damaged: its checksum is an",
-        ),
-        (put_chunk("f", lambda content: content[:3]), "is damaged: its checksum is another"),
-        (put_chunk("d", lambda content: content[:-1]), "inflates to more than 192 bytes, or has no end"),
-        (put_chunk("d", lambda content: zlib.compress(bytes(191))), "it has 191 bytes; expected 192"),
-        (put_chunk("d", lambda content: zlib.compress(bytes(300))), "inflates to more than 192 bytes, or has no end"),
-        (put_chunk("d", lambda content: b"\0" + content[1:]), "is damaged: .*incorrect header"),
-        (put_chunk("s", lambda content: content[:-1]), "it has 191 bytes; expected 192"),
-        (put_chunk("d", lambda content: bytes(1000)), "is damaged: out buffer is only"),
-    ],
-)
-def test_damaged_chunks(path, put, message):
-    with pytest.raises(FormatError, match=message):
-        from_keras(replace_item(path, KERNEL, put))
-
-
-@pytest.mark.parametrize("form", ["deflated", "big-endian", "compact", "fixed names", "numbered names"])
+@pytest.mark.parametrize("form", ["big-endian", "compact", "fixed names", "numbered names"])
 def test_accepted(path, form):
     """What a file may be rewritten to without a change of its numbers."""
     expected = from_keras(path)
 
     def put(file, name, array):
-        if form == "deflated":
-            file.create_dataset(name, data=array, compression="gzip", shuffle=True, fletcher32=True)
-        elif form == "big-endian":
+        if form == "big-endian":
             file[name] = array.astype(">f4")
         else:
             properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -424,21 +318,14 @@ def test_what_a_file_may_take(name, tmp_path):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell a process' peak memory")
 @pytest.mark.parametrize("is_compressed", [False, True])
 def test_what_a_large_layer_takes(is_compressed, tmp_path):
-    """Four times its weights, of which a compressed file may have four times its own bytes."""
+    """Four times its weights, of which a compressed .keras may have four times its own bytes."""
     units = 500
-    path = tmp_path / "m.h5"
     arrays = [rng().integers(0, 64, shape).astype(np.float32) for shape in ((units, 4 * units),) * 2 + ((4 * units,),)]
-    forms.write_h5(path, sequential(entry("LSTM", "a", units=units)), {"a": arrays})
+    content = sequential(entry("LSTM", "a", units=units)), {"a": arrays}
     if is_compressed:
-        with h5py.File(path) as old, h5py.File(tmp_path / "n.h5", "w") as new:
-            new.attrs.update(old.attrs)
-            weights = new.create_group("model_weights")
-            weights.attrs.update(old["model_weights"].attrs)
-            group = weights.create_group("a")
-            group.attrs.update(old[GROUP].attrs)
-            for name, array in zip(old[GROUP].attrs["weight_names"].astype(str), arrays, strict=True):
-                group.create_dataset(name, data=array, chunks=array.shape, compression="gzip", shuffle=True)
-        path = tmp_path / "n.h5"
+        path = forms.write_keras(tmp_path / "m.keras", *content, compression=zipfile.ZIP_DEFLATED)
+    else:
+        path = forms.write_h5(tmp_path / "m.h5", *content)
     seconds, size, outcome = keras_bombs.measure(path)
     file_size, array_size = path.stat().st_size, sum(array.nbytes for array in arrays)
     print(f"{file_size} bytes with arrays of {array_size}: {seconds:.2f} s, {size} bytes")

@@ -1,6 +1,5 @@
 """Random models of Keras 2, saved as Keras 2 saves them, and read by blockcell.tensorflow.
 
-tools/keras2_verdicts.py counts what is right, what is refused and what is wrong of many.
 It needs tensorflow-cpu with tf_keras, or a TensorFlow up to 2.15, whose tf.keras is Keras 2.
 """
 

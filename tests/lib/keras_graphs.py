@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blockcell.convert.keras_layers import tensors_of
+from blockcell.convert.keras_description import tensors_of
 
 LENGTH = 6
 WITHOUT_EFFECT = "InputLayer", "Dropout", "SpatialDropout1D", "GaussianNoise", "ActivityRegularization"

@@ -109,6 +109,19 @@ def test_imports_point_one_way():
     graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the modules
 
 
+def test_conversions_import_from_modules_above_them():
+    """The docstring of `convert` lists its modules in this order."""
+    package = ROOT / "blockcell" / "convert"
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+    modules = {f"blockcell.convert.{path.stem}" for path in package.glob("[!_]*.py")}
+    above: set[str] = set()
+    for name in re.findall(r"^``(\w+)\.py``", docstring, re.MULTILINE):
+        imported = {part for pair in _imported(package / f"{name}.py") for part in (pair[0], ".".join(pair))}
+        assert imported & modules <= above, name
+        above.add(f"blockcell.convert.{name}")
+    assert above == modules
+
+
 @pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
 def test_blockcell_needs_numpy_alone(source):
     """Only the command needs other packages, `blockcell.torch` needs PyTorch and for modules of TorchRL TorchRL,
