@@ -378,7 +378,7 @@ class GraphSteps:
         """Say which value [.,size] a dense step gives, in the form of its source and for the same T and B."""
         self.key_of_value[result] = key
         trial = _dense_trial(source.form, result, size)
-        changes = {"node": None, "name": result, "form": source.form, "trial": trial, "width": size}
+        changes: dict[str, Any] = {"node": None, "name": result, "form": source.form, "trial": trial, "width": size}
         self.results[key] = self.results[source.key]._replace(**changes)
 
 

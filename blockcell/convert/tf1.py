@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ SCOPES = {  # the classes, by TensorFlow's names for their variables' scopes
     "cudnn_compatible_lstm_cell": "CudnnCompatibleLSTMCell",
     "coupled_input_forget_gate_lstm_cell": "CoupledInputForgetGateLSTMCell",
 }
+_Layer = TypeVar("_Layer", LSTM, GRU, RNN)
 _RNN = re.compile(r"(\A|/)(basic_rnn_cell(_\d+)?|BasicRNNCell)\Z")
 _NAMES: dict[str, dict[str, tuple[str, ...]]] = {  # the endings of variables' names, also those of older versions
     "GRU": {
@@ -180,7 +181,7 @@ def from_tf1(
     return layer
 
 
-def _build(label: str, kind: type[Any], **arguments: Any) -> Any:
+def _build(label: str, kind: type[_Layer], **arguments: Any) -> _Layer:
     """Make a layer, which checks the shapes of its weights."""
     try:
         return kind(**arguments)

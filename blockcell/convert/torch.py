@@ -469,7 +469,7 @@ def to_torch(layer: Layer, *, prefix: str = "") -> dict[str, Array]:
             f"{caller}: the stack's layers differ in kind or in H; torch.nn.LSTM, GRU and RNN have one for all"
             f" of them. Convert layer.layers one by one"
         )
-    if len(activations := {cell.activation for _, cell in pairs}) > 1:
+    if len(activations := dict.fromkeys(cell.activation for _, cell in pairs)) > 1:
         raise ConversionError(
             f"{caller}: the layers have the activations {' and '.join(map(str, activations))}; a torch.nn.RNN has one"
         )

@@ -877,8 +877,8 @@ def test_mutants_of_initial_states(swapped, monkeypatch):
     """The states in another order, or not there."""
     initial_state = converter._initial_state
 
-    def mutant(caller, source, layer, names):
-        return initial_state(caller, source, layer, names[::-1]) if swapped else None
+    def mutant(source, layer, names):
+        return initial_state(source, layer, names[::-1]) if swapped else None
 
     states = {name: nn.Parameter(torch.randn(1, 1, 4)) for name in ("h0", "c0")}
     model = Model(lambda m, x: m.rnn(x, tuple(s.repeat(1, x.shape[1], 1) for s in (m.h0, m.c0)))[0], **states)
