@@ -205,7 +205,7 @@ class Found:
         for name, option in options.items():
             if option is None:
                 continue
-            value = canonical(f"{subject}: activation", option) if name == "activation" else option
+            value: Any = canonical(f"{subject}: activation", option) if name == "activation" else option
             if name not in completed:
                 article = "a" if self._definition.layer_kind == "GRU" else "an"
                 layer_kind = f"{article} {self._definition.layer_kind}"
