@@ -220,7 +220,7 @@ def _check_activations(caller: str, layer: Layer, options: Mapping[str, Any]) ->
     """Refuse activations that none of the cells has."""
     for name in ("activation", "recurrent_activation"):
         if options[name] is not None and not any(name in cell._activations for cell in cells_in([layer])):
-            kinds = ", ".join({type(leaf).__name__: None for leaf in leaves_by_prefix(layer).values()})
+            kinds = ", ".join({type(leaf).__name__: None for leaf in layer._leaves().values()})
             expected = "expected None, or the arrays of a cell that has one"
             raise ValueError(f"{caller}: {name} is {short(options[name])}, and the arrays are of {kinds}; {expected}")
 

@@ -11,7 +11,6 @@ import numpy as np
 from ..activations import PARAMETERS, Activation
 from ..errors import short
 from ..layers import Bidirectional, Dense, Layer, Stack
-from ..layers.structure import leaves_by_prefix
 from ..optable import ACTIVATIONS, Array
 from .keras_description import CUDNN_CONFIG, LONGEST_NAME, WITHOUT_EFFECT, KerasLayer, tensors_of
 from .models import Assembly, Step, labels_left_out
@@ -393,7 +392,7 @@ def cell_from_arrays(
 
 def cells_in(layers: Iterable[Layer | None]) -> list[RecurrentCell]:
     """Return the cells of layers, in the order in which the arrays of Keras stand one after the other."""
-    leaves = [leaf for layer in layers if layer is not None for leaf in leaves_by_prefix(layer).values()]
+    leaves = [leaf for layer in layers if layer is not None for leaf in layer._leaves().values()]
     return [leaf for leaf in leaves if isinstance(leaf, RecurrentCell)]
 
 

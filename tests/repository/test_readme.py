@@ -166,7 +166,7 @@ SOURCES = {".py", ".pyx", ".pxd", ".h", ".c", ".toml", ".yml", ".js", ".html"}
 OTHERS_NAMES = """
     ConvLSTM2D IndRNNCell LayerNormBasicLSTMCell save_weights seq_length snapshot_download share_memory_ with_peepholes
     LiGRU MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_ PyanNet SSeRiouSS _flat_weights a_grad d_h_prev_component_1
-    d_h_prevr flatten_parameters mapInArrow int16_t w_u_x ZoneoutLSTMCell
+    d_h_prevr flatten_parameters int16_t mapInArrow w_u_x ZoneoutLSTMCell
 """.split()
 """Names on pages that are other libraries'."""
 
