@@ -467,7 +467,10 @@ END = struct.Struct("<4sHHHHLLH")  # the end of a zip file
 
 def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
     """Write an archive that numpy.load reads, without a copy of an array. Any Python writes the same bytes."""
-    import zipfile  # would be a fifth of `import blockcell`
+    try:
+        import zipfile  # would be a fifth of `import blockcell`
+    except ImportError as error:  # how the dynamic linker says that memory is short
+        raise MemoryError(str(error)) from error
 
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in {KEY: np.array(text), **arrays}.items():

@@ -313,7 +313,10 @@ def test_without_memory(suffix, tmp_path):
     assert result.returncode == 0, result.stderr
     outcomes = result.stdout.split()
     print(suffix, outcomes)
-    assert outcomes[0] == "MemoryError" if suffix == ".onnx" else outcomes == ["saved"] * 4
+    if suffix == ".safetensors":
+        assert outcomes == ["saved"] * 4
+    else:  # the first .npz loads zipfile
+        assert outcomes[0] == "MemoryError" and (suffix == ".onnx" or outcomes[1:] == ["saved"] * 3)
     assert os.listdir(tmp_path) == [path.name]
     assert (path.read_bytes() == b"what was there") == ("saved" not in outcomes)
 
