@@ -378,9 +378,6 @@ def _read_document(text: str) -> tuple[Any, str | None, Any]:
     if version not in (PLAIN, QUANTIZED) or type(version) is not int:
         description = f"its format version is {short(version)}"
         raise ValueError(f"{description}; this blockcell reads {PLAIN} and {QUANTIZED}; a newer one may read it")
-    if version == QUANTIZED and "storage" in document:
-        description = f"it was saved with storage={short(document['storage'])}, which blockcell no longer has"
-        raise ValueError(f"{description}; expected the file of layer.quantize('int8' or 'float16').save(path)")
     names = ["version", "layer"] if version == PLAIN else ["version", "quantization", "layer"]
     if {*names} - document.keys() or document.keys() - {*names, "sha256"}:
         description = ", ".join(sorted(document))
@@ -465,47 +462,25 @@ def _for_suffix(path: StrPath, formats: dict[str, F], others: Mapping[str, str] 
 
 LOCAL = struct.Struct("<4sHHHHHLLLHH")  # the header of an entry of a zip file
 LONG = struct.Struct("<HHQQ")  # the entry's sizes in 64 bits, if the header has 0xFFFFFFFF for both
-LISTED = struct.Struct("<4sBBHHHHHLLLHHHHHLL")  # an entry in the directory of a zip file
-END_64 = struct.Struct("<4sQHHLLQQQQ4sLQL")  # the end of the directory in 64 bits, and where that is
 END = struct.Struct("<4sHHHHLLH")  # the end of a zip file
-FULL, MOST_32, SIZED_64, DAY = 0xFFFFFFFF, 0x7FFFFFFF, 45, 1 << 5 | 1  # a version of the format; 1 January 1980
 
 
 def _write_npz(file: BinaryIO, text: str, arrays: Mapping[str, Array]) -> None:
-    """Write the bytes of numpy.savez. No array is copied; and zipfile alone would be a fifth of `import blockcell`."""
-    listed = []
-    for name, array in {KEY: np.array(text), **arrays}.items():
-        head = BytesIO()
-        np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
-        start, path, content = file.tell(), f"{name}.npy".encode(), _bytes(array)
-        crc = zlib.crc32(content, zlib.crc32(head.getvalue()))
-        size = len(head.getvalue()) + len(content)
-        flags = 0 if path.isascii() else 0x0800
-        file.write(LOCAL.pack(b"PK\3\4", SIZED_64, flags, 0, 0, DAY, crc, FULL, FULL, len(path), LONG.size) + path)
-        file.write(LONG.pack(1, 16, size, size) + head.getvalue())
-        file.write(content)
-        listed.append(_directory_entry(path, flags, crc, size, start))
-    directory = b"".join(listed)
-    file.write(directory + _directory_end(len(listed), len(directory), file.tell()))
+    """Write an archive that numpy.load reads, without a copy of an array. Any Python writes the same bytes."""
+    try:
+        import zipfile  # would be a fifth of `import blockcell`
+    except ImportError as error:  # how the dynamic linker says that memory is short
+        raise MemoryError(str(error)) from error
 
-
-def _directory_entry(path: bytes, flags: int, crc: int, size: int, start: int) -> bytes:
-    """Return an entry of the directory; numbers of more than 31 bits are in an extra field."""
-    long = [size, size] * (size > MOST_32) + [start] * (start > MOST_32)
-    extra = struct.pack(f"<HH{len(long)}Q", 1, 8 * len(long), *long) if long else b""
-    size, start = (FULL if number > MOST_32 else number for number in (size, start))
-    made_by, mode = (SIZED_64, 3), 0o600 << 16  # as on Unix, readable and writable for its owner
-    sizes = crc, size, size, len(path), len(extra), 0, 0, 0
-    return LISTED.pack(b"PK\1\2", *made_by, SIZED_64, flags, 0, 0, DAY, *sizes, mode, start) + path + extra
-
-
-def _directory_end(entries: int, size: int, start: int) -> bytes:
-    """Return what follows a directory of this size that begins at `start`."""
-    end = END.pack(b"PK\5\6", 0, 0, entries, entries, size, min(start, FULL), 0)
-    if start <= MOST_32:
-        return end
-    sizes = 44, SIZED_64, SIZED_64, 0, 0, entries, entries, size, start
-    return END_64.pack(b"PK\6\6", *sizes, b"PK\6\7", 0, start + size, 1) + end
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in {KEY: np.array(text), **arrays}.items():
+            head = BytesIO()
+            np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+            # Before Python 3.11.4 zipfile wrote wrong headers for smaller entries with sizes in 64 bits.
+            is_long = head.tell() + array.nbytes > zipfile.ZIP64_LIMIT
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=is_long) as entry:
+                entry.write(head.getvalue())
+                entry.write(_bytes(array))
 
 
 NPY = re.compile(

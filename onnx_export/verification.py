@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -15,34 +15,17 @@ from onnx.reference import ReferenceEvaluator
 
 from blockcell import ops as own_ops
 from blockcell import raw_ops
-from blockcell.formulas import FORMULAS, error_in_eps
+from blockcell.formulas import FORMULAS
+from blockcell.op_errors import KERNELS, Row, rows_of_outputs, severity
 from blockcell.optable import DTYPES, LETTERS, OPS, Array, Op, sizes_of
 
 from .build import build
 from .cells.config import cell_name, op_config
 
 Tell = Callable[[str, int, int], None]
-KERNELS = "blockcell"  # the column of the kernels
 RUNTIMES = ("cpu", "cuda", "webgpu", "reference")
 CHAIN = 256  # bounds grow from here on: runtimes sum a product in one chain, which rounds with the root of its length
 SIZES = {"T": 12, "B": 5, "I": 24, "H": 40}
-
-
-class Row(NamedTuple):
-    """An output of an op on a runtime: its largest error, in eps of its dtype times its largest entry, and where."""
-
-    op: str
-    dtype: str
-    sizes: Mapping[str, int]
-    provider: str
-    output: str
-    error: float
-    at: tuple[int, ...]
-    bound: float
-
-    @property
-    def ok(self) -> bool:
-        return self.error <= self.bound  # not so for NaN
 
 
 @dataclass(frozen=True)
@@ -75,7 +58,7 @@ class Report:
             for label, provider in zip_longest(case, self.providers, fillvalue=""):
                 own_rows = [row for row in rows if row.provider == provider]
                 if own_rows:
-                    worst = max(own_rows, key=_severity)
+                    worst = max(own_rows, key=severity)
                     place = f"{worst.output}[{','.join(map(str, worst.at))}]"
                     error = f"{worst.error:.2f} of {worst.bound:.0f}"
                     lines.append([label, provider, error, place, all(row.ok for row in own_rows)])
@@ -123,10 +106,6 @@ class Report:
         for row in rows:
             row["error"] = row["error"] if np.isfinite(row["error"]) else None
         return {"ok": self.ok, "providers": self.providers, "rows": rows}
-
-
-def _severity(row: Row) -> tuple[bool, float]:
-    return not row.ok, row.error
 
 
 def verify(
@@ -217,10 +196,17 @@ def _all_switches_on(op: Op) -> dict[str, bool]:
     return {attribute.name: True for attribute in op.attributes if attribute.kind is bool}
 
 
-def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], **options: str) -> list[Row]:
+def compare(
+    name: str,
+    values: Mapping[str, Any],
+    providers: Iterable[str],
+    bounds: Mapping[str, float] | None = None,
+    **options: str,
+) -> list[Row]:
     """Run an op on these arguments, attributes among them; return a row for every output on each runtime.
 
-    ``options`` are those of `build` for onnxruntime, ``loop`` above all; onnx.reference gets every step written out.
+    ``bounds`` are of outputs, by name, and count where they are larger than those of `verify`.  ``options`` are those
+    of `build` for onnxruntime, ``loop`` above all; onnx.reference gets every step written out.
     """
     op = OPS[name]
     dtype = values[op.inputs[0].name].dtype
@@ -231,11 +217,11 @@ def compare(name: str, values: Mapping[str, Any], providers: Iterable[str], **op
     eps = float(np.finfo(dtype).eps)
     bound = 1e-13 / eps if dtype == np.float64 else 24.0 if op.sequence and dtype == np.float32 else 8.0
     bound *= max(1.0, ((sizes["I"] + sizes["H"]) / CHAIN) ** 0.5)
+    all_bounds = {tensor.name: max(bound, (bounds or {}).get(tensor.name, 0.0)) for tensor in op.outputs}
     rows = []
     for provider in providers:
         results = _results(provider, op, dtype, {"sizes": sizes, "attrs": attrs, **options}, values)
-        for tensor, result, exact_result in zip(op.outputs, results, exact, strict=True):
-            rows.append(Row(name, dtype.name, sizes, provider, tensor.name, *_error(result, exact_result, eps), bound))
+        rows += rows_of_outputs(op, dtype, sizes, provider, results, exact, all_bounds)
     return rows
 
 
@@ -255,16 +241,6 @@ def _results(
 
         results = Session(op.name, provider=provider, dtype=dtype, **options)(**values)
     return results
-
-
-def _error(result: Array, exact: Array, eps: float) -> tuple[float, tuple[int, ...]]:
-    """Return the largest error in eps and its index: the first NaN's if there is one; infinite for a wrong shape."""
-    if result.shape != exact.shape:
-        return float("inf"), ()
-    if not exact.size:
-        return 0.0, ()
-    at = np.unravel_index(int(np.abs(result - exact).argmax()), exact.shape)
-    return error_in_eps(result, exact, eps), tuple(int(k) for k in at)
 
 
 def numbers(op: Op, sizes: Mapping[str, int], dtype: np.dtype[Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def layer_info(options: argparse.Namespace) -> int:
     }
     if layer is not saved and options.data is not None:
         raise UsageError(f"--data is for a layer that is not quantized, and {options.path} is")
-    data_name, x = given_data(options.data, layer)
+    data_name, x = read_data(options.data, layer)
     reports, refused = [], {}
     can_be_quantized = layer.dtype == np.float32 and layer is saved
     for scheme in SCHEMES if can_be_quantized else ():
@@ -130,7 +130,7 @@ def layer_info(options: argparse.Namespace) -> int:
     return 0
 
 
-def given_data(path: Path | None, layer: Layer) -> tuple[str, Array]:
+def read_data(path: Path | None, layer: Layer) -> tuple[str, Array]:
     """Return what x is, in words, and x."""
     if path is None:
         shape = 100, 8, layer.input_size
@@ -154,14 +154,19 @@ def demo(options: argparse.Namespace) -> int:
     amplify float32's rounding; a graph may be off by twice as much, and in any case by what `blockcell verify` allows.
     """
     require("matplotlib", "rich", "scikit-learn")
-    if not missing("onnx", "onnxruntime"):
+    runs_graphs, runtimes = not missing_packages("onnx", "onnxruntime"), []
+    if runs_graphs:
         require_own_onnx_export()
     with progress() as tell:
         tell("loading the digits", 0, 1)
         from . import demo
 
+        if runs_graphs:
+            from onnx_export.verification import available
+
+            runtimes = available()
         tell("loading the digits", 1, 1)
-        result = demo.run(options.seed, tell)
+        result = demo.run(options.seed, tell, runtimes)
         demo.draw(result, options.output)
     if options.json:
         print_json(result.as_dict() | {"picture": str(options.output), "machine": build_info()})
@@ -179,12 +184,12 @@ def demo(options: argparse.Namespace) -> int:
         ["network", "weights:", "loss:", "held out, right:", "required:", "time, s:", ""],
         rows,
     )
-    runtimes = list(result.checks[0].runtimes)
+    _, *runtimes = result.checks[0].worst
     rows = []
     for c in result.checks:
-        ours = [c.op, f"{c.ours.error_eps:.2f}", f"{c.ours.bound_eps:.2f}", c.ours.output]
-        theirs = [f"{c.runtimes[name].error_eps:.2f}" for name in runtimes]
-        rows.append([*ours, *theirs, f"{c.time_us:.0f}", c.ok])
+        ours, *theirs = c.worst.values()
+        errors = [f"{row.error:.2f}" for row in theirs]
+        rows.append([c.op, f"{ours.error:.2f}", f"{ours.bound:.2f}", ours.output, *errors, f"{c.time_us:.0f}", c.ok])
     print_table(
         f"Every op on {demo.CHECKED} held-out digits: the largest error in eps, against float64",
         ["op", "blockcell:", "bound:", "in output", *(f"{RUNTIMES[name]}:" for name in runtimes), "time, us:", ""],
@@ -196,8 +201,9 @@ def demo(options: argparse.Namespace) -> int:
     print_machine()
     say(f"The picture is {options.output}")
     failed = [part.network for part in result.trainings if not part.ok]
-    failed += [c.op for c in result.checks if not c.ours.ok]
-    failed += [f"{c.op} on {RUNTIMES[name]}" for c in result.checks for name in runtimes if not c.runtimes[name].ok]
+    for c in result.checks:
+        names = {name: f"{c.op} on {RUNTIMES[name]}" if name in RUNTIMES else c.op for name in c.worst}
+        failed += [names[name] for name, row in c.worst.items() if not row.ok]
     say(f"FAILED: {', '.join(failed)}" if failed else "Both networks and all ops keep their bounds.")
     return 0 if result.ok else 1
 
@@ -212,7 +218,7 @@ def verify(options: argparse.Namespace) -> int:
     """
     require("onnx", "onnxruntime")
     require_own_onnx_export()
-    picture = None if missing("matplotlib") else options.output
+    picture = None if missing_packages("matplotlib") else options.output
     with progress() as tell:
         import onnx_export
 
@@ -267,7 +273,7 @@ def inspect_file(options: argparse.Namespace) -> int:
     ok = all(check is None or check.ok for _, check in checked)
     reason, remarks = _compare_whole(cells)
     if options.json:
-        described = [_described(cells, *pair) for pair in checked]
+        described = [_describe_cell(cells, *pair) for pair in checked]
         document = {"path": options.path, "cells": described, "one_layer": not reason, "warnings": remarks, "ok": ok}
         print_json(document)
         return 0 if ok else 1
@@ -377,7 +383,7 @@ def extract(options: argparse.Namespace) -> int:
         tell("reading", 0, 1)
         cells = tensorflow.open(options.path).cells
         tell("reading", 1, 1)
-        chosen = _chosen(options, cells)
+        chosen = _choose_cells(options, cells)
         names = ("forget_bias", "cell_clip", "proj_clip", "activation", "average")
         choices = {name: getattr(options, name) for name in names}
         options_of_cells = [_options_for_cell(choices, cell, chosen) for cell in chosen]
@@ -404,7 +410,7 @@ def extract(options: argparse.Namespace) -> int:
             layer = layers[0] if len(layers) == 1 else Stack(layers)
         _write(layer, options)
     if options.json:
-        described = [_described(cells, *pair) for pair in zip(chosen, checks, strict=True)]
+        described = [_describe_cell(cells, *pair) for pair in zip(chosen, checks, strict=True)]
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described, "warnings": remarks})
     else:
         say(f"{options.out} is {layer!r}, off by {max(checks):.2f} eps")
@@ -441,7 +447,7 @@ def _options_for_cell(options: Mapping[str, Any], cell: Found, chosen: Sequence[
     return {name: value for name, value in options.items() if name not in unused}
 
 
-def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
+def _choose_cells(options: argparse.Namespace, cells: Cells) -> list[Found]:
     """Return the cells that are named, in their order, or all if they are one layer."""
     if options.cell is not None:
         if unknown := [name for name in options.cell if name not in cells]:
@@ -465,7 +471,7 @@ def _chosen(options: argparse.Namespace, cells: Cells) -> list[Found]:
     return usable
 
 
-def _described(cells: Cells, cell: Found, check: Check | None) -> dict[str, Any]:
+def _describe_cell(cells: Cells, cell: Found, check: Check | None) -> dict[str, Any]:
     return {
         "cell": cell.name,
         "kind": cell.kind,
@@ -519,13 +525,12 @@ def _parser() -> argparse.ArgumentParser:
         reset = "whether a GRU without bias resets after the product"
         command.add_argument("--reset-after", action=argparse.BooleanOptionalAction, default=None, help=reset)
 
+    png, picture = _writable(".png"), "the picture to write (%(default)s)"
     command = add(info, "blockcell info classifier.npz --data x.npy")
     command.add_argument("path", nargs="?", type=Path, metavar="PATH", help="a saved layer, .npz or .safetensors")
     command.add_argument("--data", type=Path, metavar="NPY", help="x for the layer (standard normal numbers)")
     command = add(demo, "blockcell demo --output digits.png")
-    command.add_argument(
-        "--output", type=_png, default="blockcell-demo.png", metavar="PNG", help="the picture to write (%(default)s)"
-    )
+    command.add_argument("--output", type=png, default="blockcell-demo.png", metavar="PNG", help=picture)
     command.add_argument("--seed", type=_seed, default=0, help="of the first weights and the order (%(default)s)")
     command = add(verify, "blockcell verify BlockLSTM block_gru --sizes T=100,B=16,I=64,H=64")
     command.add_argument("ops", nargs="*", type=_op, metavar="OP", help="names of ops (all)")
@@ -535,9 +540,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--sizes", nargs="+", type=_sizes, metavar="T=..,B=..", help="sizes to try; I and H as well")
     any_providers = f"any of {', '.join(RUNTIMES)}, beside the kernels (those that are here)"
     command.add_argument("--providers", nargs="+", choices=RUNTIMES, metavar="PROVIDER", help=any_providers)
-    command.add_argument(
-        "--output", type=_png, default="blockcell-verify.png", metavar="PNG", help="the picture to write (%(default)s)"
-    )
+    command.add_argument("--output", type=png, default="blockcell-verify.png", metavar="PNG", help=picture)
     command = add(inspect_file, "blockcell inspect model.ckpt --json", "inspect")
     known = "a checkpoint, SavedModel, .pb, .pbtxt, .meta or .pbmm, or Keras' .h5, .keras or .json"
     command.add_argument("path", metavar="PATH", help=known)
@@ -547,7 +550,12 @@ def _parser() -> argparse.ArgumentParser:
     of_keras(command)
     command = add(extract, "blockcell extract model.ckpt lstm.npz --cell rnn/lstm_cell")
     command.add_argument("path", metavar="PATH", help="as for `blockcell inspect`")
-    command.add_argument("out", type=_out, metavar="OUT", help="ends in .npz, .safetensors or .onnx")
+    command.add_argument(
+        "out",
+        type=_writable(".npz", ".safetensors", ".onnx"),
+        metavar="OUT",
+        help="ends in .npz, .safetensors or .onnx",
+    )
     command.add_argument(
         "--cell",
         action="append",
@@ -564,13 +572,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _out(text: str) -> Path:
-    path = Path(text)
-    if path.suffix not in (".npz", ".safetensors", ".onnx"):
-        raise argparse.ArgumentTypeError(f"{text} does not end in .npz, .safetensors or .onnx")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
-    return path
+def _writable(*suffixes: str) -> Callable[[str], Path]:
+    """Return a reader of paths of files that end so and can be written: now, and not when all is computed."""
+
+    def read(text: str) -> Path:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes:
+            raise argparse.ArgumentTypeError(f"{text} does not end in {' or '.join(suffixes)}")
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise argparse.ArgumentTypeError(f"{text} cannot be written")
+        return path
+
+    return read
 
 
 def _number(text: str) -> float:
@@ -605,15 +618,6 @@ def _sizes(text: str) -> dict[str, int]:
     return {letter: int(size) for letter, _, size in pairs}
 
 
-def _png(text: str) -> Path:
-    path = Path(text)
-    if path.suffix.lower() != ".png":
-        raise argparse.ArgumentTypeError(f"{text} does not end in .png")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):  # now, and not after the training
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
-    return path
-
-
 def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 up")
@@ -628,14 +632,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {plain(message)} (`{self.prog} --help` tells more)\n")
 
 
-def missing(*packages: str) -> list[str]:
+def missing_packages(*packages: str) -> list[str]:
     """Return those of the packages that are not installed."""
     modules = {"scikit-learn": "sklearn"}
     return [name for name in packages if importlib.util.find_spec(modules.get(name, name)) is None]
 
 
 def require(*packages: str) -> None:
-    if names := missing(*packages):
+    if names := missing_packages(*packages):
         raise MissingPackage(f"{', '.join(names)} not installed: pip install {' '.join(names)}")
 
 

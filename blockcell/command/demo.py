@@ -13,10 +13,10 @@ This module computes and draws; `cli` prints.
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from ..formulas import FORMULAS, error_in_eps
 from ..gates import gate_slice, reorder
 from ..layers import GRU, LSTM, Dense, Stack
 from ..loss import softmax_cross_entropy
+from ..op_errors import KERNELS, Row, rows_of_outputs, severity
 from ..optable import OPS, Array
 from ..progress import Progress
 
@@ -45,6 +46,7 @@ NOISE = 0.2  # standard deviation, added to the pixels (0 to 1) in training: wit
 EVERY_ROW, LAST_ROW = 8 / 17, 9 / 17  # in the loss: the last row decides, but every prediction is to be honest
 HELD_OUT = 0.2
 CHECKED = 64  # held-out digits that the ops run on
+SIZES = {"T": 8, "B": CHECKED, "I": 8, "H": HIDDEN}
 BOUND_EPS = 5.0  # what the tests allow float32; it is more here if the data amplify rounding more than that
 CHAIN = 64  # the kernels' products are sums of chains of so many terms
 ACTIVATION_EPS = 1.0  # the kernels' sigmoid and tanh are within 2 ulp, and an ulp below 1 is half an eps
@@ -142,8 +144,6 @@ def train(network: Classifier, digits: Digits, held_out: Digits, rng: np.random.
             batch = digits.take(order[first : first + BATCH])
             noise = np.float32(NOISE) * rng.standard_normal(batch.x.shape, np.float32)
             loss, grads = network.loss_and_grads(batch._replace(x=batch.x + noise))
-            if not np.isfinite(loss):
-                raise FloatingPointError(f"the {network.name}'s loss became {loss} in epoch {epoch + 1} of {EPOCHS}")
             grads, _ = optim.clip_global_norm(grads, MAX_NORM)
             rate = LEARNING_RATE * (1 - (epoch + first / count) / EPOCHS)
             weights, state = optim.adam(network.net.weights, grads, state, learning_rate=rate)
@@ -159,40 +159,24 @@ def train(network: Classifier, digits: Digits, held_out: Digits, rng: np.random.
 
 # -------------------------------------------------------------------------------------------------------------- the ops
 @dataclass(frozen=True)
-class Error:
-    """The largest error of any output, in eps of that output's largest entry.
-
-    Every output has its own bound. If any of them exceeds it, such an output is taken.
-    """
-
-    error_eps: float
-    output: str
-    bound_eps: float
-
-    @property
-    def ok(self) -> bool:
-        return self.error_eps <= self.bound_eps
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"ok": self.ok}
-
-
-@dataclass(frozen=True)
 class OpCheck:
     """The errors of an op against its formula: the kernel's, and the graph's on every ONNX runtime that is here."""
 
     op: str
     time_us: float
-    ours: Error
-    runtimes: dict[str, Error]
+    worst: dict[str, Row]
+    """The worst output by the names of the kernels and runtimes; every output has its own bound."""
 
     @property
     def ok(self) -> bool:
-        return self.ours.ok and all(error.ok for error in self.runtimes.values())
+        return all(row.ok for row in self.worst.values())
 
     def as_dict(self) -> dict[str, Any]:
-        runtimes = {name: error.as_dict() for name, error in self.runtimes.items()}
-        return {"op": self.op, "time_us": self.time_us, **self.ours.as_dict(), "runtimes": runtimes}
+        figures = {}
+        for name, row in self.worst.items():
+            error = row.error if np.isfinite(row.error) else None
+            figures[name] = {"error_eps": error, "output": row.output, "bound_eps": row.bound, "ok": row.ok}
+        return {"op": self.op, "time_us": self.time_us, **figures.pop(KERNELS), "runtimes": figures}
 
 
 def arguments(gru: Classifier, lstm: Classifier, digits: Digits) -> dict[str, dict[str, Any]]:
@@ -270,47 +254,22 @@ def for_rnn(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(name: str, values: dict[str, Any], runtimes: Collection[str] = ()) -> OpCheck:
-    """Run an op, compare it with its formula and time it; then compare its graph on runtimes."""
-    op = getattr({"ops": ops, "raw_ops": raw_ops}[OPS[name].module], name)
-    results = op(**values)._asdict()
-    exact = FORMULAS[name](**values)._asdict()
-    errors = {}
-    for output, result in results.items():
-        if not np.isfinite(result).all():
-            raise FloatingPointError(f"{name}: {output} is not finite")
-        errors[output] = error_in_eps(result, exact[output], EPS)
-    moved = sensitivity(name, values, exact)
-    bounds = {output: max(BOUND_EPS, CHAIN**0.5 / 2 * moved[output] + ACTIVATION_EPS) for output in errors}
-    ours = worst(errors, bounds)
-    time_us = 1e6 * seconds(lambda: op(**values))
-    theirs = {runtime: on_runtime(runtime, name, values, bounds) for runtime in runtimes}
-    return OpCheck(name, time_us, ours, theirs)
+    """Run an op, compare it with its formula and time it; then compare its graph on runtimes.
 
+    A graph has the bounds of `onnx_export.verify`, or twice the kernel's where the weights amplify rounding.
+    """
+    call = functools.partial(getattr({"ops": ops, "raw_ops": raw_ops}[OPS[name].module], name), **values)
+    exact = FORMULAS[name](**values)
+    moved = sensitivity(name, values, exact._asdict())
+    bounds = {output: max(BOUND_EPS, CHAIN**0.5 / 2 * factor + ACTIVATION_EPS) for output, factor in moved.items()}
+    rows = rows_of_outputs(OPS[name], np.dtype(np.float32), SIZES, KERNELS, call(), exact, bounds)
+    time_us = 1e6 * seconds(call)
+    if runtimes:
+        from onnx_export.verification import compare
 
-def worst(errors: Mapping[str, float], bounds: Mapping[str, float]) -> Error:
-    output = max(errors, key=lambda output: (not errors[output] <= bounds[output], errors[output]))
-    return Error(errors[output], output, bounds[output])
-
-
-def runtimes_here() -> list[str]:
-    """Return the names by which `onnx_export.verify` knows the ONNX runtimes that are installed."""
-    if not (importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime")):
-        return []
-    from onnx_export.verification import available
-
-    return available()
-
-
-def on_runtime(runtime: str, name: str, values: dict[str, Any], bounds: Mapping[str, float]) -> Error:
-    """Run the graph of an op. Bounds are those of `onnx_export.verify`, or the kernels' where the weights amplify."""
-    from onnx_export.verification import compare
-
-    rows = compare(name, values, [runtime])
-    for row in rows:
-        if not np.isfinite(row.error):
-            raise FloatingPointError(f"{name} on {runtime}: {row.output} is not finite")
-    shares = {row.output: max(row.bound, RUNTIMES_SHARE * bounds[row.output]) for row in rows}
-    return worst({row.output: row.error for row in rows}, shares)
+        rows += compare(name, values, runtimes, {output: RUNTIMES_SHARE * bound for output, bound in bounds.items()})
+    worst = {p: max((row for row in rows if row.provider == p), key=severity) for p in (KERNELS, *runtimes)}
+    return OpCheck(name, time_us, worst)
 
 
 def sensitivity(name: str, values: dict[str, Any], exact: Arrays) -> dict[str, float]:
@@ -369,18 +328,21 @@ class Result:
             "held_out": self.held_out,
             "required_accuracy": REQUIRED_ACCURACY,
             "networks": [asdict(training) | {"ok": training.ok} for training in self.trainings],
-            "sizes": {"T": 8, "B": CHECKED, "I": 8, "H": HIDDEN},
+            "sizes": SIZES,
             "ops": [check.as_dict() for check in self.checks],
             "ok": self.ok,
         }
 
 
-def run(seed: int = 0, tell: Progress = lambda activity, done, total: None) -> Result:
-    """Train both networks and check all ops."""
+def run(
+    seed: int = 0,
+    tell: Progress = lambda activity, done, total: None,
+    runtimes: Collection[str] = (),
+) -> Result:
+    """Train both networks and check all ops, on these runtimes too, by the names that `onnx_export.verify` has."""
     digits, held_out = load()
     networks = new_networks(seed)
     checks: list[OpCheck] = []
-    runtimes = runtimes_here()
     trainings = [train(network, digits, held_out, np.random.default_rng(seed), tell) for network in networks]
     with threadpool_limits(1, user_api="blas"):  # else numpy's idle threads, of the formulas, take a core from the ops
         for name, values in arguments(*networks, held_out.take(slice(CHECKED))).items():

@@ -90,6 +90,17 @@ class Base(torch.nn.Module):
             raise TypeError(f"{self._caller()}: {name} is of type {type(hx).__name__}; expected {form}")
         return tensors
 
+    def _read_states(self, hx: Any, shapes: list[tuple[int, ...]], weight: Tensor) -> list[Tensor]:
+        """Read hx as a list of tensors of these shapes; x has been cast to the weight's dtype."""
+        states = [*self._state_tensors("hx", hx)]
+        for k, (state, expected) in enumerate(zip(states, shapes, strict=True)):
+            if state.shape != expected:
+                number = f"[{k}]" if len(states) > 1 else ""
+                raise RuntimeError(f"Expected hidden{number} size {expected}, got {list(state.shape)}")
+            if state.dtype != weight.dtype or not state.is_cpu:
+                states[k] = self._cast("hx", state, weight)
+        return states
+
     def _check_inference(self, weights: op.Tensors) -> None:
         """Refuse other dtypes than float32 and training: quantized weights are for inference."""
         dtype, caller = weights[0].dtype, self._caller()

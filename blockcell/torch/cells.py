@@ -43,7 +43,9 @@ class CellModule(Base, RNNCellBase):
         if x.shape[-1] != self.input_size:
             sizes = f"got {x.shape[-1]}, expected {self.input_size}"
             raise RuntimeError(f"input has inconsistent input_size: {sizes}")
-        states = [] if hx is None else self._states(hx, x.shape[:-1], weights[0])
+        states: list[Tensor] = []
+        if hx is not None:
+            states = self._read_states(hx, [(*x.shape[:-1], self.hidden_size)] * len(self._op.states), weights[0])
         if dims == 1:
             x, states = x.unsqueeze(0), [state.unsqueeze(0) for state in states]
         if self.quantization is None:
@@ -60,17 +62,6 @@ class CellModule(Base, RNNCellBase):
     def _result_dtype(self, input: Tensor, hx: Any, x: Tensor) -> torch.dtype | None:
         """Return `_autocast_dtype` for an input that was cast to x."""
         return self._autocast_dtype(x, input if hx is None else hx[1] if len(self._op.states) == 2 else hx)
-
-    def _states(self, hx: Any, rows: tuple[int, ...], weight: Tensor) -> list[Tensor]:
-        """Read hx as a list, for an input of so many rows: (B,), or () without a batch."""
-        expected, states, dtype = (*rows, self.hidden_size), [*self._state_tensors("hx", hx)], weight.dtype
-        for k, state in enumerate(states):
-            if state.shape != expected:
-                number = f"[{k}]" if len(states) > 1 else ""
-                raise RuntimeError(f"Expected hidden{number} size {tuple(expected)}, got {list(state.shape)}")
-            if state.dtype != dtype or not state.is_cpu:
-                states[k] = self._cast("hx", state, weight)
-        return states
 
 
 class LSTMCell(CellModule):

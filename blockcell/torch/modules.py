@@ -182,13 +182,10 @@ class Recurrent(Base, RNNBase):
             if batch_axis is None:
                 expected = "expected 3 dimensions with it, or input[:length]"
                 raise ValueError(f"{self._caller()}: lengths is given and input has 2 dimensions; {expected}")
-            rows, T = shape[batch_axis], shape[1 - batch_axis]
             if isinstance(lengths, list) and all([isinstance(length, int) for length in lengths]):
-                for b, length in enumerate(lengths):
-                    if abs(length) >= 1 << 63:  # else the step mask's function refuses it
-                        raise ValueError(f"{self._caller()}: lengths[{b}] is {length}; expected 0 to T = {T}")
                 lengths = torch.tensor(lengths, dtype=torch.int64, device="cpu")
-            self._check_option("lengths", lengths, _INTEGERS, "integers", (rows,), "one for each row of input")
+            meaning = "one for each row of input"
+            self._check_option("lengths", lengths, _INTEGERS, "integers", (shape[batch_axis],), meaning)
             if lengths.dtype not in (torch.int64, torch.uint64):
                 op.check_memory("lengths", lengths)
                 lengths = lengths.to(torch.int64)
@@ -224,18 +221,10 @@ class Recurrent(Base, RNNBase):
         """Read hx as a list of tensors [L*D,B,.]; an empty one if there is no hx."""
         if hx is None:
             return []
-        tensors = self._state_tensors("hx", hx)
-        rows = (x.shape[1],) if is_batched else ()
-        widths = self.proj_size or self.hidden_size, self.hidden_size
-        states: list[Tensor] = []
-        for k, state in enumerate(tensors):
-            expected = self.num_layers * (2 if self.bidirectional else 1), *rows, widths[k]
-            if state.shape != expected:
-                number = f"[{k}]" if len(tensors) > 1 else ""
-                raise RuntimeError(f"Expected hidden{number} size {expected}, got {list(state.shape)}")
-            state = self._cast("hx", state, weights[0][0])
-            states.append(state if is_batched else state.unsqueeze(1))
-        return states
+        cells, rows = self.num_layers * (2 if self.bidirectional else 1), (x.shape[1],) if is_batched else ()
+        widths = (self.proj_size or self.hidden_size, self.hidden_size)[: len(self._op.states)]
+        states = self._read_states(hx, [(cells, *rows, width) for width in widths], weights[0][0])
+        return states if is_batched else [state.unsqueeze(1) for state in states]
 
     def _reset_states(self, reset_state: Any, x: Tensor, weights: list[op.Tensors], reset: Any) -> list[Tensor]:
         """Read the states at resets as a list of tensors [L,T,B,.]; x is in the form of the caller's."""

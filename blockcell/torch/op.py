@@ -13,7 +13,7 @@ where the step mask resets them, [T,B,.]; none where these are zero.  Of a singl
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -89,6 +89,9 @@ def _matrix_positions(layout: WeightLayout) -> list[int]:
     return [d * per_direction + k for d in range(layout.directions) for k in of_direction]
 
 
+PassShapes = tuple[LayerSizes, WeightLayout, list[Shape]]  # the list: of the outputs
+
+
 class _Plan(NamedTuple):
     """A pass over tensors of one set of shapes."""
 
@@ -152,8 +155,8 @@ class LayerOp:
         self._activations = (numbers("tanh"), numbers("sigmoid")) if activation is None else (numbers(activation),)
         self.module = f"{kind.upper()}Cell" if single else kind.upper()
         name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
-        self._forward_plan = functools.lru_cache(self._plan_forward)
-        self._backward_plan = functools.lru_cache(self._plan_backward)
+        self._forward_plan = functools.lru_cache(functools.partial(self._plan, "forward", self._forward_shapes))
+        self._backward_plan = functools.lru_cache(functools.partial(self._plan, "backward", self._backward_shapes))
         # Saved graphs have the names of the arguments.
         inputs, common = "Tensor x, Tensor[] weights", "Tensor[] states, Tensor? step_mask, Tensor[]? reset_states=None"
         schema = f"{inputs}, bool bidirectional, bool apart, {common}"
@@ -193,28 +196,10 @@ class LayerOp:
         if needs_dispatcher(x, weights, (*states, *reset_states), step_mask):
             refuse_onnx_export(self.module)
             outputs: Tensors = self._op(x, weights, *options)
-        elif internals.transforms_are_active():
+            return outputs
+        if internals.transforms_are_active():
             raise self._refusal("torch.func's transforms do not go through it")
-        elif _is_recorded(x, weights, states, reset_states):
-            outputs = self._recorded(x, weights, *options)
-        else:
-            outputs = self.forward(x, weights, False, *options)
-        return outputs
-
-    def _recorded(
-        self,
-        x: Tensor,
-        weights: Tensors,
-        bidirectional: bool,
-        separate_y: bool,
-        states: Tensors,
-        step_mask: Mask,
-        reset_states: Tensors,
-    ) -> Tensors:
-        """Compute as `__call__` does, with a history for autograd, which gets all tensors flat."""
-        tensors, counts = (x, *weights, *states, *reset_states), (len(weights), len(states))
-        outputs: Tensors = self._function.apply(bidirectional, separate_y, step_mask, counts, *tensors)
-        return outputs
+        return self._differentiable(x, weights, *options, self.forward)
 
     # --------------------------------------------------------------------------------------------------- sizes, kernels
     def _sizes(self, steps: Shape, I: int, w_hh: Shape, layout: WeightLayout) -> LayerSizes:  # noqa: E741
@@ -241,35 +226,6 @@ class LayerOp:
             shapes["w_hr"] = P, H
         return shapes
 
-    def _output_shapes(self, sizes: LayerSizes, directions: int, keep_tape: bool, separate_y: bool) -> list[Shape]:
-        """Return the shapes of what `forward` returns."""
-        T, B, _, H, P = sizes
-        y: Shape = (B, P) if self.single else (T, B, directions * P)
-        states = self._state_shapes(sizes, directions)
-        shapes = states if self.single else [y, *states]
-        if keep_tape:
-            shapes.append((directions, self.tape_arrays, T, B, H))
-            shapes += [y] if separate_y else []
-        return shapes
-
-    def _gradient_shapes(
-        self,
-        sizes: LayerSizes,
-        layout: WeightLayout,
-        of_weights: bool,
-        needs_x: bool,
-        of_states: bool,
-        of_reset_states: bool,
-    ) -> list[Shape]:
-        """Return the shapes of what `backward` returns: gradients to x, perhaps to the weights and to both states."""
-        shapes: list[Shape] = []
-        if needs_x:
-            shapes.append((sizes.B, sizes.I) if self.single else sizes[:3])
-        if of_weights:
-            shapes += [*self.weight_shapes(sizes, layout).values()] * layout.directions
-        shapes += self._state_shapes(sizes, layout.directions) if of_states else []
-        return shapes + (self._reset_state_shapes(sizes) if of_reset_states else [])
-
     def _plan_kernel(self, task: str, sizes: LayerSizes, dtype: torch.dtype, threads: int, has_projection: bool) -> Any:
         """Plan a kernel for a task, "forward" or "backward"; return None where nothing is to be computed."""
         T, B, I, H, P = sizes  # noqa: E741
@@ -281,10 +237,10 @@ class LayerOp:
         number = list(DTYPES).index(dtype)
         return _kernels.LAYERS[self._kernel](task, (T, B, I, H), threads, number, 0, True, options)
 
-    def _plan(
-        self, task: str, sizes: LayerSizes, layout: WeightLayout, outputs: list[Shape], dtype: torch.dtype, threads: int
-    ) -> _Plan:
-        """Plan a task for tensors of these sizes."""
+    def _plan(self, task: str, read_shapes: Callable[..., PassShapes], *key: Any) -> _Plan:
+        """Plan a task for tensors of these shapes: the arguments of `read_shapes`, then the number of threads."""
+        *arguments, dtype, threads = key
+        sizes, layout, outputs = read_shapes(*arguments, dtype)
         kernel_class = TensorForward if task == "forward" else TensorBackward
         compute = kernel_class(
             self._plan_kernel(task, sizes, dtype, threads, layout.has_projection),
@@ -302,7 +258,9 @@ class LayerOp:
         )
         return _Plan(compute, outputs, sizes.T * sizes.B <= _SMALL, DTYPES[dtype])
 
-    def _plan_forward(
+    # ------------------------------------------------------------------------- shapes, checks of calls made by hand
+    # Of tensors with values, `TensorForward` and `TensorBackward` compare the other shapes.
+    def _forward_shapes(
         self,
         x: Shape,
         w_hh: Shape,
@@ -311,14 +269,26 @@ class LayerOp:
         keep_tape: bool,
         separate_y: bool,
         dtype: torch.dtype,
-        threads: int,
-    ) -> _Plan:
-        """Plan `forward` for tensors of these shapes."""
-        sizes, layout = self._forward_sizes(x, w_hh, weight_count, bidirectional, separate_y, dtype)
-        shapes = self._output_shapes(sizes, layout.directions, keep_tape, separate_y)
-        return self._plan("forward", sizes, layout, shapes, dtype, threads)
+    ) -> PassShapes:
+        """Read the sizes of `forward`; refuse shapes of x and w_hh, and numbers of weights, that do not tell them."""
+        if self.single and (bidirectional or not separate_y):
+            raise ValueError("blockcell: a single step has one direction, and its y is the caller's alone")
+        per_direction = (2, 3, 4, 5) if self.projects else (2, 4)
+        check_count("weights", weight_count, [(1 + bidirectional) * per for per in per_direction])
+        check_rank("x", x, "(B, I)" if self.single else "(T, B, I)")
+        check_rank("w_hh", w_hh, f"({self.gates} H, P)" if self.projects else f"({self.gates} H, H)")
+        _check_dtype("x", dtype)
+        layout = layout_of_weights(weight_count, bidirectional)
+        T, B, _, H, P = sizes = self._sizes(x, x[-1], w_hh, layout)
+        y: Shape = (B, P) if self.single else (T, B, layout.directions * P)
+        states = self._state_shapes(sizes, layout.directions)
+        shapes = states if self.single else [y, *states]
+        if keep_tape:
+            shapes.append((layout.directions, self.tape_arrays, T, B, H))
+            shapes += [y] if separate_y else []
+        return sizes, layout, shapes
 
-    def _plan_backward(
+    def _backward_shapes(
         self,
         y: Shape,
         w_ih: Shape,
@@ -330,33 +300,11 @@ class LayerOp:
         of_states: bool,
         of_reset_states: bool,
         dtype: torch.dtype,
-        threads: int,
-    ) -> _Plan:
-        """Plan `backward` for tensors of these shapes, with the gradients that are asked for."""
-        sizes, layout = self._backward_sizes(y, w_ih, w_hh, matrix_count, has_bias, dtype)
-        shapes = self._gradient_shapes(sizes, layout, of_weights, needs_x, of_states, of_reset_states)
-        return self._plan("backward", sizes, layout, shapes, dtype, threads)
+    ) -> PassShapes:
+        """Read the sizes of `backward`; refuse shapes of y and matrices, and numbers of these, that tell none.
 
-    # ----------------------------------------------------------------------------------- checks of calls made by hand
-    # Of tensors with values, `TensorForward` and `TensorBackward` compare the other shapes.
-    def _forward_sizes(
-        self, x: Shape, w_hh: Shape, weight_count: int, bidirectional: bool, separate_y: bool, dtype: torch.dtype
-    ) -> tuple[LayerSizes, WeightLayout]:
-        """Read the sizes of `forward`; refuse shapes of x and w_hh, and numbers of weights, that do not tell them."""
-        if self.single and (bidirectional or not separate_y):
-            raise ValueError("blockcell: a single step has one direction, and its y is the caller's alone")
-        per_direction = (2, 3, 4, 5) if self.projects else (2, 4)
-        check_count("weights", weight_count, [(1 + bidirectional) * per for per in per_direction])
-        check_rank("x", x, "(B, I)" if self.single else "(T, B, I)")
-        check_rank("w_hh", w_hh, f"({self.gates} H, P)" if self.projects else f"({self.gates} H, H)")
-        _check_dtype("x", dtype)
-        layout = layout_of_weights(weight_count, bidirectional)
-        return self._sizes(x, x[-1], w_hh, layout), layout
-
-    def _backward_sizes(
-        self, y: Shape, w_ih: Shape, w_hh: Shape, matrix_count: int, has_bias: bool, dtype: torch.dtype
-    ) -> tuple[LayerSizes, WeightLayout]:
-        """Read the sizes of `backward`; refuse shapes of y and matrices, and numbers of these, that tell none."""
+        The outputs are the gradients that are asked for: to x, the weights, the states and the states at resets.
+        """
         per_direction = (2, 3) if self.projects else (2,)
         directions = (1,) if self.single else (1, 2)
         check_count("matrices", matrix_count, [D * per for D in directions for per in per_direction])
@@ -365,55 +313,54 @@ class LayerOp:
         check_rank("w_hh", w_hh, f"({self.gates} H, P)" if self.projects else f"({self.gates} H, H)")
         _check_dtype("y", dtype)
         layout = layout_of_matrices(matrix_count, has_bias)
-        return self._sizes(y, w_ih[1], w_hh, layout), layout
+        sizes = self._sizes(y, w_ih[1], w_hh, layout)
+        shapes: list[Shape] = []
+        if needs_x:
+            shapes.append((sizes.B, sizes.I) if self.single else sizes[:3])
+        if of_weights:
+            shapes += [*self.weight_shapes(sizes, layout).values()] * layout.directions
+        shapes += self._state_shapes(sizes, layout.directions) if of_states else []
+        return sizes, layout, shapes + (self._reset_state_shapes(sizes) if of_reset_states else [])
 
     def check_weights(self, weights: Tensors, sizes: LayerSizes, layout: WeightLayout, dtype: torch.dtype) -> None:
         """Refuse weights of other shapes or dtypes."""
         shapes = [*self.weight_shapes(sizes, layout).items()] * layout.directions
         check_tensors((name, weight, shape, dtype) for weight, (name, shape) in zip(weights, shapes, strict=True))
 
-    def _check_states(
-        self, tensors: Sequence[Tensor | None], suffix: str, sizes: LayerSizes, directions: int, dtype: torch.dtype
-    ) -> None:
-        """Refuse states, or their gradients, whose names have a suffix, of other shapes."""
-        names, shapes = [name + suffix for name in self.states], self._state_shapes(sizes, directions)
-        check_tensors((*expected, dtype) for expected in zip(names, tensors, shapes, strict=True))
-
-    def _check_reset_states(
-        self, tensors: Tensors, step_mask: Mask, sizes: LayerSizes, directions: int, dtype: torch.dtype
-    ) -> None:
-        """Refuse states at resets of other shapes, without a step mask, or of a layer that cannot have them."""
-        if tensors:
-            if self.single or directions > 1 or step_mask is None:
-                refuse_reset_states()
-            check_count("reset_states", len(tensors), [len(self.states)])
-            names, shapes = [f"{name}_reset" for name in self.states], self._reset_state_shapes(sizes)
-            check_tensors((*expected, dtype) for expected in zip(names, tensors, shapes, strict=True))
-
-    # ---------------------------------------------------------------------------------------------------------- forward
-    def _outputs(
+    def _check_inputs(
         self,
-        x: Tensor,
-        weights: Tensors,
-        keep_tape: bool,
-        bidirectional: bool,
-        separate_y: bool,
+        sizes: LayerSizes,
+        directions: int,
+        dtype: torch.dtype,
         states: Tensors,
         step_mask: Mask,
         reset_states: Tensors = (),
+    ) -> None:
+        """Refuse a step mask, states and states at resets that do not fit: in number, shape or dtype."""
+        expected: list[Any] = []
+        if states:
+            check_count("states", len(states), [len(self.states)])
+            expected += zip(self.states, states, self._state_shapes(sizes, directions), strict=True)
+        if reset_states:
+            if self.single or directions > 1 or step_mask is None:
+                refuse_reset_states()
+            check_count("reset_states", len(reset_states), [len(self.states)])
+            names = [f"{name}_reset" for name in self.states]
+            expected += zip(names, reset_states, self._reset_state_shapes(sizes), strict=True)
+        check_tensors([("step_mask", step_mask, (2, sizes.T, sizes.B), torch.uint8)])
+        check_tensors((*tensor, dtype) for tensor in expected)
+
+    # ---------------------------------------------------------------------------------------------------------- forward
+    def _outputs(
+        self, x: Tensor, weights: Tensors, keep_tape: bool, bidirectional: bool, separate_y: bool, *inputs: Any
     ) -> list[Tensor]:
         """Return tensors as `forward` does, without values."""
         refuse_onnx_export(self.module)
-        dtype, w_hh = x.dtype, _shape_of(weights, 1)
-        sizes, layout = self._forward_sizes(x.shape, w_hh, len(weights), bidirectional, separate_y, dtype)
-        self.check_weights(weights, sizes, layout, dtype)
-        if states:
-            check_count("states", len(states), [len(self.states)])
-            self._check_states(states, "", sizes, layout.directions, dtype)
-        check_tensors([("step_mask", step_mask, (2, sizes.T, sizes.B), torch.uint8)])
-        self._check_reset_states(reset_states, step_mask, sizes, layout.directions, dtype)
-        shapes = self._output_shapes(sizes, layout.directions, keep_tape, separate_y)
-        return [x.new_empty(shape) for shape in shapes]
+        shapes = x.shape, _shape_of(weights, 1), len(weights)
+        sizes, layout, outputs = self._forward_shapes(*shapes, bidirectional, keep_tape, separate_y, x.dtype)
+        self.check_weights(weights, sizes, layout, x.dtype)
+        self._check_inputs(sizes, layout.directions, x.dtype, *inputs)
+        return [x.new_empty(shape) for shape in outputs]
 
     def forward(
         self,
@@ -445,14 +392,17 @@ class LayerOp:
         states: Tensors,
         step_mask: Mask,
         reset_states: Tensors = (),
+        forward: Callable[..., Tensors] | None = None,
     ) -> Tensors:
-        """Compute as `__call__` does, below the dispatcher."""
-        options = bidirectional, separate_y, states, step_mask, reset_states
+        """Compute as `__call__` does, below the dispatcher, with a history for autograd where something asks for it."""
         if _is_recorded(x, weights, states, reset_states):
-            return self._recorded(x, weights, *options)
-        dispatches = needs_dispatcher(x, weights, (*states, *reset_states), step_mask)
-        outputs: Tensors = (self._forward_op if dispatches else self.forward)(x, weights, False, *options)
-        return outputs
+            tensors, counts = (x, *weights, *states, *reset_states), (len(weights), len(states))
+            outputs: Tensors = self._function.apply(bidirectional, separate_y, step_mask, counts, *tensors)
+            return outputs
+        if forward is None:
+            dispatches = needs_dispatcher(x, weights, (*states, *reset_states), step_mask)
+            forward = self._forward_op if dispatches else self.forward
+        return forward(x, weights, False, bidirectional, separate_y, states, step_mask, reset_states)
 
     def _record(
         self,
@@ -530,29 +480,26 @@ class LayerOp:
         needs_reset_states: bool = False,
     ) -> list[Tensor]:
         """Return tensors as `backward` does, without values."""
-        dtype, w_ih, w_hh = y.dtype, _shape_of(matrices, 0), _shape_of(matrices, 1)
-        sizes, layout = self._backward_sizes(y.shape, w_ih, w_hh, len(matrices), bias, dtype)
+        shapes, dtype = (y.shape, _shape_of(matrices, 0), _shape_of(matrices, 1), len(matrices)), y.dtype
+        gradients = x is not None, needs_x, len(states) > 0, needs_reset_states
+        sizes, layout, outputs = self._backward_shapes(*shapes, bias, *gradients, dtype)
         (T, B, I, H, P), D = sizes, layout.directions  # noqa: E741
         self.check_weights(matrices, sizes, layout._replace(has_bias=False), dtype)
         rows = (B,) if self.single else (T, B)
+        check_count("grads", len(grads), [len(self.states) + (not self.single)])
+        y_grad, *state_grads = [None, *grads] if self.single else grads
+        names = [f"{name}_grad" for name in self.states]
         check_tensors(
             [
                 ("x", x, (*rows, I), dtype),
                 ("y", y, (*rows, D * P), dtype),
                 ("tape", tape, (D, self.tape_arrays, T, B, H), dtype),
-                ("step_mask", step_mask, (2, T, B), torch.uint8),
+                ("y_grad", y_grad, y.shape, dtype),
+                *((*t, dtype) for t in zip(names, state_grads, self._state_shapes(sizes, D), strict=True)),
             ]
         )
-        check_count("grads", len(grads), [len(self.states) + (not self.single)])
-        y_grad, *state_grads = [None, *grads] if self.single else grads
-        check_tensors([("y_grad", y_grad, y.shape, dtype)])
-        self._check_states(state_grads, "_grad", sizes, D, dtype)
-        if states:
-            check_count("states", len(states), [len(self.states)])
-            self._check_states(states, "", sizes, D, dtype)
-        self._check_reset_states(reset_states, step_mask, sizes, D, dtype)
-        shapes = self._gradient_shapes(sizes, layout, x is not None, needs_x, len(states) > 0, needs_reset_states)
-        return [y.new_empty(shape) for shape in shapes]
+        self._check_inputs(sizes, D, dtype, states, step_mask, reset_states)
+        return [y.new_empty(shape) for shape in outputs]
 
     def backward(
         self,

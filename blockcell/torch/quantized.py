@@ -7,7 +7,7 @@ keep nothing of it, so that they are copied, saved and compiled like any other.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from .. import _threads
 from .._tensors import array_of, hold_storage, refuse_reset_states
 from ..argument_reader import rows_as_kernels_take
 from ..layers import Quantized
-from ..optable import Array
 from . import internals, op
 from .op import Tensors, check_count, check_rank, check_tensors, layout_of_weights, needs_dispatcher
 from .step_mask import expected_lengths, read_lengths, read_reset
@@ -122,15 +121,8 @@ class QuantizedOp:
         self._check_numbers(x, weights, bidirectional, states)
         H, D = self._check_weights(weights, bidirectional), 1 + bidirectional
         T, B, _ = x.shape
-        check_tensors(
-            [
-                ("x", x, (T, B, weights[0].shape[1]), torch.float32),
-                *[(name, state, (D, B, H), torch.float32) for name, state in zip(self.states, states, strict=False)],
-                expected_lengths(lengths, B),
-                ("reset", reset, (T, B), torch.bool),
-                *self._expected_reset_states(reset_states, (T, B, H), bidirectional, reset),
-            ]
-        )
+        sizes = op.LayerSizes(T, B, weights[0].shape[1], H, H)
+        self._check_inputs(x, sizes, bidirectional, states, lengths, reset, reset_states)
         return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
 
     def forward(
@@ -147,43 +139,52 @@ class QuantizedOp:
         """Compute y and the last states."""
         self._check_numbers(x, weights, bidirectional, states)
         layer = _layer_of(self, weights, bidirectional, scheme)
-        (T, B, _), row_lengths, initial_state, resets = x.shape, None, None, None
-        x_array = _array("x", x, (T, B, layer.input_size), torch.float32)
+        T, B, _ = x.shape
+        sizes = op.LayerSizes(T, B, layer.input_size, layer.hidden_size, layer.hidden_size)
+        self._check_inputs(x, sizes, bidirectional, states, lengths, reset, reset_states)
+        x_array, initial_state = array_of("x", x), None
         if x_array.strides[2] != x_array.itemsize:
             x_array = np.ascontiguousarray(x_array)
-        if lengths is not None:
-            row_lengths = read_lengths(lengths, T, B)
-        if reset is not None:
-            resets = read_reset(reset, T, B)
+        row_lengths = None if lengths is None else read_lengths(lengths, T, B)
+        resets = None if reset is None else read_reset(reset, T, B)
         if states:
-            D, H = 1 + bidirectional, layer.hidden_size
-            arrays = [
-                np.ascontiguousarray(_array(name, state, (D, B, H), torch.float32))
-                for name, state in zip(self.states, states, strict=True)
-            ]
-            directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(D)]  # layers have h last
+            arrays = [np.ascontiguousarray(array_of(*pair)) for pair in zip(self.states, states, strict=True)]
+            directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(1 + bidirectional)]  # h is last
             initial_state = tuple(directions) if bidirectional else directions[0]
-        reset_state = None
-        if reset_states:
-            expected = self._expected_reset_states(reset_states, (T, B, layer.hidden_size), bidirectional, reset)
-            rows = [rows_as_kernels_take(_array(*tensor), np.dtype(np.float32)) for tensor in expected]
-            reset_state = tuple(rows[::-1])
+        named = zip(self.states, reset_states, strict=False)
+        rows = [rows_as_kernels_take(array_of(f"{name}_reset", state), x_array.dtype) for name, state in named]
         threads = _threads.num_threads(torch.get_num_threads())
+        reset_state = tuple(rows[::-1]) or None
         y, last = layer._compute(x_array, initial_state, row_lengths, resets, threads, reset_state)
         last_states = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
         return [torch.from_numpy(array) for array in (y, *last_states[::-1])]
 
-    def _expected_reset_states(
-        self, reset_states: Tensors, shape: op.Shape, bidirectional: bool, reset: Tensor | None
-    ) -> list[op.Expected]:
-        """Return what the states at resets have to be; refuse them in two directions, and without resets."""
-        if not reset_states:
-            return []
-        if bidirectional or reset is None:
-            refuse_reset_states()
-        check_count("reset_states", len(reset_states), [len(self.states)])
-        pairs = zip(self.states, reset_states, strict=True)
-        return [(f"{name}_reset", state, shape, torch.float32) for name, state in pairs]
+    def _check_inputs(
+        self,
+        x: Tensor,
+        sizes: op.LayerSizes,
+        bidirectional: bool,
+        states: Tensors,
+        lengths: Tensor | None,
+        reset: Tensor | None,
+        reset_states: Tensors,
+    ) -> None:
+        """Refuse inputs of other shapes or dtypes, and states at resets in two directions or without resets."""
+        T, B, I, H, _ = sizes  # noqa: E741
+        if reset_states:
+            if bidirectional or reset is None:
+                refuse_reset_states()
+            check_count("reset_states", len(reset_states), [len(self.states)])
+        names, shape = [f"{name}_reset" for name in self.states], (1 + bidirectional, B, H)
+        check_tensors(
+            [
+                ("x", x, (T, B, I), torch.float32),
+                *[(name, state, shape, torch.float32) for name, state in zip(self.states, states, strict=False)],
+                expected_lengths(lengths, B),
+                ("reset", reset, (T, B), torch.bool),
+                *[(name, state, (T, B, H), torch.float32) for name, state in zip(names, reset_states, strict=False)],
+            ]
+        )
 
 
 class CellOp(QuantizedOp):
@@ -231,7 +232,7 @@ def _layer_of(owner: QuantizedOp, weights: Tensors, bidirectional: bool, scheme:
     """Return the quantized layer with these weights, from an earlier call if they have not changed since."""
     key = scheme, bidirectional, *map(id, weights)
     cached = _cache.get(key)
-    if cached is not None and all(map(_is_unchanged, weights, cached.versions, cached.tensors)):
+    if cached is not None and all(map(_is_as_before, weights, cached.versions, cached.tensors)):
         return cached.layer
     from ..convert import from_torch  # only here, since it takes a while to import
 
@@ -254,18 +255,13 @@ def _layer_of(owner: QuantizedOp, weights: Tensors, bidirectional: bool, scheme:
     return layer
 
 
-def _is_unchanged(weight: Tensor, version: int | None, tensor: Tensor) -> bool:
-    if version is None:  # PyTorch does not count the changes of a tensor that was made under inference_mode
+def _is_as_before(weight: Tensor, old_version: int | None, old_tensor: Tensor) -> bool:
+    """Return whether a weight is as it was when a `_CachedLayer` with this version and tensor was made."""
+    if old_version is None:  # PyTorch does not count the changes of a tensor that was made under inference_mode
         hold_storage("a weight", weight)
-        return bool(torch.equal(weight, tensor))
+        return bool(torch.equal(weight, old_tensor))
     # Of a tensor that is to be negated, `is_set_to` would read all memory before `hold_storage` has looked at it.
-    return bool(weight._version == version and not weight.is_neg() and weight.is_set_to(tensor))
-
-
-def _array(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Array:
-    """Return the memory of a tensor, which must have this shape and dtype, also if it is from a call by hand."""
-    check_tensors([(name, tensor, shape, dtype)])
-    return array_of(name, tensor)
+    return bool(weight._version == old_version and not weight.is_neg() and weight.is_set_to(old_tensor))
 
 
 def forget(weights: Iterable[Tensor]) -> None:

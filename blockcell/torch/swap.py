@@ -17,7 +17,7 @@ from . import op, quantized
 from .cells import GRUCell, LSTMCell, RNNCell
 from .modules import GRU, LSTM, RNN
 
-_OURS = {
+_REPLACEMENTS = {
     torch.nn.LSTM: LSTM,
     torch.nn.GRU: GRU,
     torch.nn.RNN: RNN,
@@ -25,8 +25,8 @@ _OURS = {
     torch.nn.GRUCell: GRUCell,
     torch.nn.RNNCell: RNNCell,
 }
-_THEIRS = {ours: theirs for theirs, ours in _OURS.items()}
-_NAMES = {ours.__name__ for ours in _THEIRS}
+_ORIGINALS = {replacement: original for original, replacement in _REPLACEMENTS.items()}
+_NAMES = {replacement.__name__ for replacement in _ORIGINALS}
 _COMPILED = re.compile(r"\baten(?:\.|::)((?:quantized_)?(?:lstm|gru|rnn_tanh|rnn_relu)(?:_cell)?)\b")
 _UNQUANTIZED = "load the model without that (in EasyOCR by quantize=False), then replace(model, quantize='int8')"
 
@@ -105,7 +105,7 @@ def replace(model: torch.nn.Module, quantize: Schemes = None) -> Report:
         schemes = dict.fromkeys(names, FLOAT32)
     else:
         schemes = read_schemes("blockcell.torch.replace", quantize, names, np.dtype(np.float32), "quantize")
-    return _swap("replace", model, _OURS, {name.removesuffix("."): scheme for name, scheme in schemes.items()})
+    return _swap("replace", model, _REPLACEMENTS, {name.removesuffix("."): scheme for name, scheme in schemes.items()})
 
 
 def restore(model: torch.nn.Module) -> Report:
@@ -126,7 +126,7 @@ def restore(model: torch.nn.Module) -> Report:
         `model` is not a module.
     """
     _check_model("restore", model)
-    return _swap("restore", model, _THEIRS, {})
+    return _swap("restore", model, _ORIGINALS, {})
 
 
 def _check_model(caller: str, model: Any) -> None:
@@ -139,19 +139,19 @@ def _check_model(caller: str, model: Any) -> None:
 def _swap(caller: str, model: Any, classes: dict[Any, Any], schemes: Mapping[str, str]) -> Report:
     report = Report(action=f"{caller}d")
     torchrl = _torchrl_adapters()
-    kept = torchrl.derived_modules(model) if torchrl and classes is _OURS else {}
+    kept = torchrl.derived_modules(model) if torchrl and classes is _REPLACEMENTS else {}
     inner_modules: set[torch.nn.Module] = set()
     for name, module in model.named_modules():  # each once, however often it occurs
         if module in inner_modules:
             continue
         scheme = schemes.get(name, FLOAT32)
         reason, kind = kept.get(module) or _reason(module, classes, scheme), type(module)
-        if kind in _THEIRS:
+        if kind in _ORIGINALS:
             quantized.forget(module.parameters())
         if reason:
             report.left[name] = reason
             inner_modules.update(module.modules() if _is_quantized(module) else ())
-        elif kind in _OURS or kind in _THEIRS:
+        elif kind in _REPLACEMENTS or kind in _ORIGINALS:
             module.__class__ = classes.get(kind, kind)
             vars(module).pop("quantization", None)
             if scheme != FLOAT32:
@@ -175,7 +175,7 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> st
     """Return why a recurrent module stays as it is; None if it does not, or is none."""
     kind, quantizes = type(module), scheme != FLOAT32
     if _is_quantized(module):
-        advice = f"; {_UNQUANTIZED}" if classes is _OURS else ""
+        advice = f"; {_UNQUANTIZED}" if classes is _REPLACEMENTS else ""
         return f"it is {kind.__module__}.{kind.__name__}, for PyTorch's quantization{advice}"
     if isinstance(module, torch.jit.ScriptModule):
         is_recurrent = getattr(module, "original_name", "") in _NAMES or _compiled_op(module)
@@ -186,8 +186,8 @@ def _reason(module: torch.nn.Module, classes: dict[Any, Any], scheme: str) -> st
         return None
     if kind in classes.values() and (getattr(module, "quantization", None) or FLOAT32) == scheme:
         return "it is one already"
-    if kind not in _OURS and kind not in _THEIRS:
-        bases = [base.__name__ for base in (*_OURS, *_THEIRS) if issubclass(kind, base)]
+    if kind not in _REPLACEMENTS and kind not in _ORIGINALS:
+        bases = [base.__name__ for base in (*_REPLACEMENTS, *_ORIGINALS) if issubclass(kind, base)]
         return f"{kind.__name__} is derived from {(*bases, 'RNNBase')[0]}, and may compute something else"
     if getattr(module, "nonlinearity", "tanh") not in op.RNN:
         return f"its nonlinearity is {module.nonlinearity!r}"

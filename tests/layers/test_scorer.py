@@ -20,7 +20,6 @@ from traced import peak
 
 import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Scorer, Stack, scorer
-from blockcell.optable import SCHEMES
 
 OUTPUTS = ["last", "all", "mean", "function"]
 
@@ -105,28 +104,6 @@ def test_last_of_a_layer_that_runs_backwards(reverse):
     layer = LSTM(**layer.weights, reverse=reverse)
     xs = sequences(rng("reverse"), layer, 20)
     assert same(Scorer(layer)(xs), [layer(x[:, None])[1].h[0] for x in xs])
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_quantized(scheme, tmp_path):
-    layer = Stack([LSTM.init(4, 70, seed=1), LSTM.init(70, 9, seed=2)])
-    quantized = layer.quantize(scheme)
-    xs = sequences(rng("quantized"), layer, 50)
-    expected = [quantized(x[:, None])[0][-1, 0] for x in xs]
-    quantized.save(tmp_path / "a.npz")
-    scorers = Scorer(quantized, batch=9), pickle.loads(pickle.dumps(Scorer(quantized))), Scorer(tmp_path / "a.npz")
-    for score in scorers:
-        assert same(score(xs), expected)
-    assert len(pickle.dumps(Scorer(quantized))) < 0.6 * len(pickle.dumps(Scorer(layer)))
-
-
-def test_a_scorer_keeps_its_weights():
-    layer = LSTM.init(3, 5, seed=1)
-    xs = sequences(rng("keeps"), layer, 5)
-    score = Scorer(layer)
-    before = score(xs)
-    layer.set_weights(b=np.ones(20, np.float32))
-    assert same(score(xs), before) and not same(Scorer(layer)(xs), before)
 
 
 # ---------------------------------------------------------------------------------------------------------- the batches
@@ -352,19 +329,6 @@ def test_the_memory_of_an_iterator_is_bounded():
     number_of(300)
     (few, least), (many, most) = peak(lambda: number_of(300)), peak(lambda: number_of(30_000))
     assert (few, many) == (300, 30_000) and most < 1.5 * least
-
-
-def test_an_iterable_may_use_its_arrays_again():
-    layer = GRU.init(2, 3, seed=1)
-    score, buffer = Scorer(layer, output="all", batch=3), np.empty((5, 2), np.float32)
-
-    def filled():
-        for k in range(50):
-            buffer[...] = k
-            yield buffer[: 1 + k % 5]
-
-    expected = score([x.copy() for x in filled()])
-    assert same(list(score(filled())), expected)
 
 
 def test_results_are_arrays_of_their_own():

@@ -16,9 +16,7 @@ from injectors import Interrupts, attempt
 from scenarios import make_sessions, outcome
 from traced import peak
 
-import blockcell
 from blockcell import GRU, LSTM, Bidirectional, Dense, Sessions, Stack
-from blockcell.optable import SCHEMES
 
 I, H = 5, 19  # noqa: E741
 SECONDS = 20
@@ -37,75 +35,6 @@ def alone(net, x):
     """y of one session that has all of x [t,I], a step at a time as `net` has a Dense with `last`."""
     stream = net.stream()
     return stream.run(x[:, None])[:, 0], stream.state
-
-
-def test_what_step_returns(net):
-    sessions, x = Sessions(net), inputs(9)
-    a, b, c, d = (sessions.open() for _ in range(4))
-    sessions.feed(a, x[0])
-    sessions.feed(b, x[:1])
-    sessions.feed(c, x[0])
-    sessions.feed(c, x[1:4].tolist())
-    outputs, (y, _) = sessions.step(), alone(net, x)
-    assert list(outputs) == [a, b, c] and same(outputs, {a: y[0], b: y[:1], c: y[:4]})
-    assert sessions.step() == {} and len(sessions) == 4
-    sessions.feed(d, x[:0])  # nothing to wait for
-    assert sessions.step() == {}
-    sessions.feed(a, x[1:].astype(">f4"))
-    assert same(sessions.step(), {a: y[1:]})
-
-
-def test_a_limit(net):
-    sessions, x = Sessions(net, capacity=1), inputs(9)
-    a, b = sessions.open(), sessions.open()
-    sessions.feed(a, x[:5])
-    sessions.feed(a, x[5])
-    sessions.feed(a, x[6:])
-    sessions.feed(b, x[0])
-    sessions.feed(b, x[1])
-    y = alone(net, x)[0]
-    assert same(sessions.step(limit=2), {a: y[:2], b: y[:2]})
-    assert same(sessions.step(limit=np.int64(3)), {a: y[2:5]})
-    assert same(sessions.step(1), {a: y[5]})  # [H]: a single x of [I]
-    assert same(sessions.step(1), {a: y[6:7]})
-    sessions.feed(b, x[2])
-    assert same(sessions.step(), {a: y[7:], b: y[2]})
-
-
-def test_room_grows_and_ids_are_new(net):
-    """Whoever comes later, each session has its own bits; ids are never those of sessions that are closed."""
-    sessions, x = Sessions(net, capacity=2), inputs(30, 2)
-    y = [alone(net, x[k])[0] for k in range(30)]
-    ids = [sessions.open() for _ in range(30)]
-    for k in (0, 1, 2):
-        sessions.feed(ids[k], x[k, 0])
-    assert same(sessions.step(), {ids[k]: y[k][0] for k in (0, 1, 2)})
-    sessions.close(ids[1])
-    for k in range(3, 30):
-        sessions.feed(ids[k], x[k])
-    sessions.feed(ids[0], x[0, 1])
-    assert same(sessions.step(), {ids[0]: y[0][1]} | {ids[k]: y[k] for k in range(3, 30)} | {})
-    new = sessions.open()  # it may get the row of one that is closed
-    assert new not in ids and len(sessions) == 30
-    sessions.feed(new, x[0, 0])
-    assert same(sessions.step(), {new: y[0][0]})
-    assert repr(sessions) == f"<Sessions of {net!r}, 30 open, capacity={sessions._stream.batch}>"
-    assert sessions._stream.batch < 64
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_quantized_layer(scheme):
-    quantized, x = LSTM.init(I, H, seed=4).quantize(scheme), inputs(4)
-    sessions = Sessions(quantized, capacity=1)
-    ids = [sessions.open() for _ in range(3)]  # more than there is room for
-    for id in ids:
-        sessions.feed(id, x)
-    assert same(sessions.step(), dict.fromkeys(ids, quantized(x[:, None])[0][:, 0]))
-    moved = pickle.loads(pickle.dumps(sessions))
-    there = moved.restore(sessions.save(ids[0]))
-    for place, id in ((sessions, ids[0]), (moved, there)):
-        place.feed(id, x)
-    assert same(sessions.step()[ids[0]], moved.step()[there])
 
 
 def test_sessions_move(net):
@@ -179,6 +108,7 @@ def test_errors(net):
     assert len(sessions) == 1 and sessions.step() == {}
     sessions.feed(id, x)
     assert same(sessions.step(), {id: alone(net, x)[0]})
+    assert repr(sessions) == f"<Sessions of {net!r}, 1 open, capacity=64>"
 
 
 # ----------------------------------------------------------------------------------------------- threads, forks, memory
@@ -311,21 +241,6 @@ def test_a_child_goes_on_whatever_the_parent_was_doing(net):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_copies_have_what_waits(net):
-    sessions, x = Sessions(net, capacity=2), inputs(5)
-    ids = [sessions.open() for _ in range(3)]
-    for id in ids:
-        sessions.feed(id, x[:3])
-    sessions.step()
-    sessions.feed(ids[1], x[3:])
-    sessions.close(ids[0])
-    twin = pickle.loads(pickle.dumps(sessions))
-    assert len(twin) == 2 and repr(twin) == repr(sessions)
-    for twin_or_sessions in (twin, sessions):
-        assert same(twin_or_sessions.step(), {ids[1]: alone(net, x)[0][3:]})
-    assert twin.open() == sessions.open()
-
-
 def test_little_is_padding(net):
     """One session with many steps beside many with few takes no memory for all of them."""
     sessions, long = Sessions(net, capacity=400), inputs(20_000)
@@ -336,24 +251,3 @@ def test_little_is_padding(net):
     results, most = peak(sessions.step)
     assert same(results[ids[0]], alone(net, long)[0]) and len(results) == 400
     assert most < 50e6  # a y of 400 rows and 20,000 steps would have 600 MB
-
-
-def test_results_keep_no_others(net):
-    sessions = Sessions(net, capacity=400)
-    for _ in range(400):
-        sessions.feed(sessions.open(), inputs(2))
-    assert all(y.base is None for y in sessions.step().values())
-
-
-def test_set_num_threads_is_what_counts(net, set_num_threads):
-    layer, x = LSTM.init(64, 160, seed=5), np.random.default_rng(1).uniform(-1, 1, (40, 3, 64)).astype(np.float32)
-    results = []
-    for threads in (1, 2, 3):
-        set_num_threads(threads)
-        sessions = Sessions(layer)
-        for row_x in x:
-            sessions.feed(sessions.open(), row_x)
-        results.append(sessions.step())
-    assert same(results[0], results[1]) and same(results[0], results[2])
-    assert same(results[0][7], layer(x[7][:, None])[0][:, 0])
-    assert blockcell.get_num_threads() == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -29,6 +29,25 @@ def hx_of(kind: str, states: Any) -> Any:
 def states_of(last: Any) -> list[Any]:
     """The reverse of `hx_of`."""
     return [*last] if isinstance(last, tuple) else [last]
+
+
+def flat_tensors(value: Any) -> list[Any]:
+    """List the tensors in a result or an argument; of a PackedSequence its data."""
+    if isinstance(value, torch.nn.utils.rnn.PackedSequence):
+        return [value.data]
+    if isinstance(value, (tuple, list)):
+        return [tensor for part in value for tensor in flat_tensors(part)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def training_step(module: Any, call: Callable[..., Any], *inputs: Any) -> list[Any]:
+    """Return the results of a call, and their gradients to the inputs that require one and to the parameters."""
+    leaves = [tensor for tensor in flat_tensors(inputs) if tensor.requires_grad and tensor.is_leaf]
+    for tensor in (*leaves, *module.parameters()):
+        tensor.grad = None
+    results = flat_tensors(call(*inputs))
+    torch.autograd.backward(results, [torch.cos(a.detach()) for a in results])
+    return [a.detach() for a in results] + [a.grad for a in (*leaves, *module.parameters())]
 
 
 SHARE = 1e-6
@@ -146,16 +165,6 @@ def check_operators(recorder: Recorder, whole: Any, name: str, passes: tuple[int
         if "forward" in str(function):
             for requires_grad in (False, True):
                 torch.library.opcheck(whole, tuple(copied(a, requires_grad) for a in (*args[:2], *args[3:])))
-
-
-def tensors_that_do_not_fit(inputs: tuple[Any, ...]) -> Iterator[list[tuple[Any, ...]]]:
-    """For each tensor among the inputs of an operator: the inputs with tensors of other shapes or another dtype."""
-    for k, value in enumerate(inputs):
-        for j, tensor in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(tensor, torch.Tensor):
-                wrongs = tensor[:-1], tensor[..., :-1], tensor[None], tensor.to(torch.int8)
-                given = [[*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong for wrong in wrongs]
-                yield [(*inputs[:k], each, *inputs[k + 1 :]) for each in given]
 
 
 def check_refused(cases: Iterable[tuple[Callable[..., Any], tuple[Any, ...], type[Exception], str]]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from bits import same
 from peer_cases import BOUNDS, check_configurations, parts_of, random_sizes, worst_of
-from torch_cases import MARKS
+from torch_cases import MARKS, hx_of, states_of
 
 from blockcell import convert
 
@@ -133,23 +133,30 @@ def test_random_configurations(kind, dtype, seed):
     check_configurations(compare_drawn, BOUNDS[dtype], seed, CONFIGURATIONS)
 
 
-@pytest.mark.parametrize("form", ["batched", "unsorted"])
+@pytest.mark.parametrize("form", ["batched", "unsorted", "reset", "reset_state"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradcheck(kind, form, seed):
     torch.manual_seed(seed)
-    module = getattr(nn, kind)(3, 2, num_layers=2, bidirectional=True, batch_first=True, dtype=torch.float64)
+    options = {"num_layers": 2, "bidirectional": form != "reset_state", "batch_first": form == "unsorted"}
+    module = getattr(nn, kind)(3, 2, **options, dtype=torch.float64)
     names, weights = zip(*module.named_parameters(), strict=True)
     x = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
-    hx = [torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(1 + (kind == "LSTM"))]
+    n, B = 1 + (kind == "LSTM"), 3 if form == "unsorted" else 4
+    shapes = [(2 + 2 * module.bidirectional, B, 2)] * n + [(2, 3, 4, 2)] * n * (form == "reset_state")
+    states = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    reset = torch.tensor([[1, 0, 0, 1], [0, 1, 0, 0], [0, 1, 0, 1]], dtype=torch.bool)
 
     def function(x, *tensors):
-        given, own = tensors[: len(hx)], dict(zip(names, tensors[len(hx) :], strict=True))
+        given, own = tensors[: len(states)], dict(zip(names, tensors[len(states) :], strict=True))
+        options = {"reset": reset} if form.startswith("reset") else {}
+        if form == "reset_state":
+            options["reset_state"] = hx_of(kind, given[n:])
         if form == "unsorted":
             x = rnn.pack_padded_sequence(x, [2, 4, 1], batch_first=True, enforce_sorted=False)
-        y, last = torch.func.functional_call(module, own, (x, given[0] if kind != "LSTM" else given))
-        return y.data if form == "unsorted" else y, *([last] if kind != "LSTM" else last)
+        y, last = torch.func.functional_call(module, own, (x, hx_of(kind, given[:n])), options)
+        return y.data if form == "unsorted" else y, *states_of(last)
 
-    assert torch.autograd.gradcheck(function, (x, *hx, *weights))
+    assert torch.autograd.gradcheck(function, (x, *states, *weights))
 
 
 def restore_and_replace(module):
@@ -215,63 +222,6 @@ def test_bits_after_any_calls_on_any_threads(kind, seed):
     assert {1, 2} <= planned
 
 
-def random_lengths(g, T, B):
-    """Draw lengths of rows that are all, mostly or partly padding, or not at all."""
-    short = np.append(g.integers(1, max(2, T // 10), B - 1), T)
-    return g.permutation([g.integers(1, T + 1, B), short, np.full(B, T)][g.choice(3, p=[0.5, 0.4, 0.1])])
-
-
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_any_lengths(kind, dtype, seed):
-    """Calls with gradients and without give the same bits, and PyTorch's numbers."""
-    g = np.random.default_rng([seed, 3])
-    for k in range(25):
-        config = {"sizes": (0, 0, 48, 96), "layers": int(g.integers(1, 3)), "frozen": 0}
-        config |= {name: bool(g.integers(2)) for name in ("bidirectional", "bias", "hx")} | {"batch_first": False}
-        ours, theirs = module_pair(kind, config, g, dtype)
-        T, B, cells = int(g.integers(1, 80)), int(g.integers(2, 25)), config["layers"] * (1 + config["bidirectional"])
-        lengths = torch.from_numpy(random_lengths(g, T, B))
-        x = rnn.pack_padded_sequence(torch.from_numpy(g.standard_normal((T, B, 48))), lengths, enforce_sorted=False)
-        hx = torch.from_numpy(g.uniform(-0.8, 0.8, (2, cells, B, 96))) if config["hx"] else None
-        torch.set_num_threads(int(g.integers(1, 3)))
-        results = []
-        for module, training in ((ours, True), (ours, False), (theirs, False)):
-            to = next(module.parameters()).dtype
-            given = None if hx is None else hx[0].to(to) if kind != "LSTM" else tuple(hx.to(to))
-            with torch.set_grad_enabled(training):
-                y, last = module(x.to(to), given)
-            results.append([y.data, *([last] if kind != "LSTM" else last)])
-        where = f"call {k}: {config}, {T=}, {lengths=}"
-        training, inference, expected = results
-        assert all(torch.equal(a, b) for a, b in zip(training, inference, strict=True)), where
-        pairs = {str(n): (a.numpy(), b) for n, (a, b) in enumerate(zip(inference, expected, strict=True))}
-        assert worst_of(pairs, dtype)[0] <= BOUNDS[dtype], where
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_step_mask(kind, seed):
-    """Rows that end, start anew and go on at any step: each has the bits that it has alone, without its end."""
-    g, module = np.random.default_rng([seed, 4]), getattr(nn, kind)(48, 96, bidirectional=True)
-    weights = [parameter.detach() for parameter in module.parameters()]
-    for k in range(20):
-        T, B = int(g.integers(1, 80)), int(g.integers(1, 20))
-        step_mask = g.choice([0, 1, 2, 4], (2, T, B), p=[0.94, 0.02, 0.02, 0.02])
-        lengths = g.permutation(np.append(g.integers(0, T + 1, B - 1), T))
-        step_mask[:, np.arange(T)[:, None] >= lengths] = 1
-        step_mask = torch.from_numpy(step_mask.astype(np.uint8))
-        x, states = torch.randn(T, B, 48), list(torch.randn(1 + (kind == "LSTM"), 2, B, 96))
-        torch.set_num_threads(int(g.integers(1, 3)))
-        y, *last = module._op.forward(x, weights, bool(k % 2), True, False, states, step_mask)[: 1 + len(states)]
-        for b, length in enumerate(lengths):
-            row = slice(b, b + 1)
-            inputs = [x[:length, row], weights, False, True, False, [state[:, row] for state in states]]
-            y1, *last1 = module._op.forward(*inputs, step_mask[:, :length, row].contiguous())
-            where = f"call {k}: {T=}, {B=}, row {b}"
-            assert torch.equal(y[:length, row], y1) and not y[length:, row].any(), where
-            assert all(torch.equal(a[:, row], b) for a, b in zip(last, last1, strict=True)), where
-
-
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_of_blockcells_own_layers(kind, dtype, seed):
@@ -290,48 +240,28 @@ def test_bits_of_blockcells_own_layers(kind, dtype, seed):
         assert same([a[k].numpy() for a in last], [*part])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fifty_steps_of_adam(kind, seed):
-    torch.manual_seed(seed)
-    theirs = torch.nn.Sequential(getattr(torch.nn, kind)(6, 12, num_layers=2, batch_first=True, dtype=torch.float64))
-    ours = torch.nn.Sequential(getattr(nn, kind)(6, 12, num_layers=2, batch_first=True, dtype=torch.float64))
-    ours.load_state_dict(theirs.state_dict())
-    x, target = torch.randn(8, 15, 6, dtype=torch.float64), torch.randn(8, 15, 12, dtype=torch.float64) / 2
-    losses = []
-    for model in (theirs, ours):
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        losses.append([])
-        for _ in range(50):
-            optimizer.zero_grad()
-            loss = (model(x)[0] - target).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses[-1].append(loss.item())
-    assert losses[1][-1] < 0.9 * losses[1][0]
-    assert np.abs(np.subtract(*losses)).max() < 1e-10
-    weights = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (theirs, ours)]
-    assert (weights[0] - weights[1]).abs().max() < 1e-9
-
-
-@pytest.mark.parametrize("form", ["batched", "batch_first", "unsorted"])
+@pytest.mark.parametrize("form", ["batched", "batch_first", "unsorted", "lengths"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_draws_the_same_numbers(kind, form, seed):
-    options = {"num_layers": 3, "dropout": 0.4, "bidirectional": True, "batch_first": form == "batch_first"}
-    theirs = getattr(torch.nn, kind)(6, 16, dtype=torch.float64, **options)
-    ours = getattr(nn, kind)(6, 16, dtype=torch.float64, **options)
+    """With lengths, those that torch.nn's module draws for the padded input."""
+    options = {"num_layers": 3, "dropout": 0.4, "batch_first": form == "batch_first"}
+    options |= {"bidirectional": form != "lengths", "dtype": torch.float64}
+    theirs, ours = getattr(torch.nn, kind)(6, 16, **options), getattr(nn, kind)(6, 16, **options)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(5, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    lengths = torch.tensor([2, 5, 1, 4])
+    is_step = (torch.arange(5)[:, None] < lengths)[:, :, None] if form == "lengths" else 1
     if form == "unsorted":
-        x = rnn.pack_padded_sequence(x, [2, 5, 1, 4], enforce_sorted=False)
+        x = rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
     results = []
-    for module in (theirs, ours):
+    for module, call in ((theirs, {}), (ours, {"lengths": lengths} if form == "lengths" else {})):
         torch.manual_seed(seed)
-        y = module(x)[0]
+        y = module(x, **call)[0]
         module.zero_grad()
-        (y.data if form == "unsorted" else y).square().sum().backward()
-        results.append([y.data, *[parameter.grad for parameter in module.parameters()]])
+        (y.data * is_step if form == "unsorted" else y * is_step).square().sum().backward()
+        results.append([y.data * is_step, *[parameter.grad for parameter in module.parameters()]])
         assert not torch.equal(module(x)[0].data, y.data)
         module.eval()
-        results[-1].append(module(x)[0].data)
+        results[-1].append(module(x, **call)[0].data * is_step)
     for found, expected in zip(*results, strict=True):
         assert (found - expected).abs().max() <= 1e-12 * expected.abs().max()

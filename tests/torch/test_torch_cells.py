@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-import re
 import warnings
 
 import numpy as np
@@ -17,13 +14,11 @@ from peer_cases import BOUNDS, CONFIGURATIONS, check_configurations, worst_of
 from torch_cases import (
     MARKS,
     SHARE,
-    Recorder,
-    check_operators,
     check_refused,
     hx_of,
     nudged,
     states_of,
-    tensors_that_do_not_fit,
+    training_step,
 )
 
 from blockcell import convert
@@ -35,7 +30,6 @@ forward_ad = torch.autograd.forward_ad
 pytestmark = MARKS
 KINDS = ["LSTMCell", "GRUCell", "RNNCell"]
 QUANTIZED = ["LSTMCell", "GRUCell"]
-OPERATORS = {"LSTMCell": "lstm_cell", "GRUCell": "gru_cell", "RNNCell": "rnn_tanh_cell"}
 
 
 def cell_of(kind, *sizes, **options):
@@ -62,16 +56,6 @@ class Loop(torch.nn.Module):
             hx = self.cell(row, hx)
             states += states_of(hx)
         return states
-
-
-def training_step(module, call, *inputs):
-    """Return results and gradients of a training step."""
-    leaves = [a for value in inputs for a in states_of(value)] if isinstance(inputs[1], (tuple, torch.Tensor)) else []
-    for tensor in (*leaves, *module.parameters()):
-        tensor.grad = None
-    results = call(*inputs)
-    torch.autograd.backward(results, [torch.cos(a.detach()) for a in results])
-    return [a.detach() for a in results] + [a.grad for a in (*leaves, *module.parameters())]
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
@@ -194,66 +178,17 @@ def test_exported_and_traced(kind):
         assert all(map(torch.equal, states_of(found), states_of(wanted)))
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
 @pytest.mark.parametrize("kind", KINDS)
-def test_operators_pass_opcheck(kind):
-    recorder = Recorder()
-    for bias in (True, False):
-        module, x = cell_of(kind, 3, 4, bias=bias), torch.randn(5, 3, requires_grad=True)
-        hx = hx_of(kind, torch.randn(2, 5, 4).unbind())
-        with recorder:
-            for given in (None, hx):
-                torch.autograd.backward(states_of(module(x, given)), [torch.ones(5, 4)] * count_of(kind))
-            with torch.no_grad():
-                module(x, hx)
-    check_operators(recorder, module._op._op, OPERATORS[kind], (6, 4))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_operators_called_by_hand_do_not_read_beyond(kind):
-    """Every tensor of another shape or dtype is refused, and so no memory is touched."""
-    module, x = cell_of(kind), torch.zeros(3, 5)
-    op, weights, n = module._op, [*module.parameters()], count_of(kind)
-    states = [torch.zeros(3, 8)] * n
-    forward = x, weights, True, False, True, states, None
-    *last, tape, y = op._forward_op(*forward)
-    backward = y, tape, weights[:2], last, x, True, True, states, None
-    whole = *forward[:2], *forward[3:]
-    for operator, inputs in ((op._op, whole), (op._forward_op, forward), (op._backward_op, backward)):
-        operator(*inputs)
-        tried = [*tensors_that_do_not_fit(inputs)]
-        assert len(tried) == (5 + 2 * n if operator is op._backward_op else 5 + n)
-        for wrong in (wrong for each in tried for wrong in each):
-            with pytest.raises((ValueError, TypeError, RuntimeError)):
-                operator(*wrong)
+def test_operators_called_by_hand_have_one_direction(kind):
+    module = cell_of(kind)
+    inputs = torch.zeros(3, 5), [*module.parameters()], False, True, [torch.zeros(3, 8)] * count_of(kind), None
+    module._op._op(*inputs)
     for k, wrong in ((2, True), (3, False)):
         with pytest.raises(ValueError, match="a single step has one direction, and its y is the caller's alone"):
-            op._op(*whole[:k], wrong, *whole[k + 1 :])
+            module._op._op(*inputs[:k], wrong, *inputs[k + 1 :])
 
 
 # ------------------------------------------------------------------------------------------ what a module is in PyTorch
-@pytest.mark.parametrize("options", [{}, {"bias": False, "dtype": torch.float64}], ids=["default", "options"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_initial_values_and_state_dicts(kind, options):
-    modules, drawn = [], []
-    for package in (torch.nn, nn):
-        torch.manual_seed(11)
-        modules.append(getattr(package, kind)(4, 6, **options))
-        drawn.append(torch.rand(3))
-    theirs, ours = modules
-    assert torch.equal(*drawn) and repr(ours) == repr(theirs)
-    assert [*ours.state_dict()] == [*theirs.state_dict()]
-    assert all(map(torch.equal, ours.state_dict().values(), theirs.state_dict().values()))
-    for a, b in ((theirs, ours), (ours, theirs)):
-        a.reset_parameters()
-        b.load_state_dict(a.state_dict())
-        assert all(map(torch.equal, a.parameters(), b.parameters()))
-    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert type(other) is type(ours) and repr(other) == repr(ours)
-        x = torch.randn(3, 4, dtype=options.get("dtype"))
-        assert all(map(torch.equal, states_of(other(x)), states_of(ours(x))))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_may_be_changed_in_place(kind):
     module, x = cell_of(kind), torch.randn(3, 5)
@@ -280,49 +215,10 @@ def test_weights_are_read_at_each_call(kind):
     assert module.parametrizations.weight_hh.original1.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("of_hx", [None, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("of_x", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", KINDS)
-def test_autocast(kind, dtype, of_x, of_hx):
-    """What is computed in float32 is rounded to the dtypes of torch.nn's results."""
-    ours, theirs, x = cell_of(kind), getattr(torch.nn, kind)(5, 8), torch.randn(3, 5).to(of_x)
-    hx = full = None
-    if of_hx is not None:
-        states = torch.randn(2, 3, 8).to(of_hx)
-        hx, full = hx_of(kind, states.unbind()), hx_of(kind, states.float().unbind())
-    expected = states_of(ours(x.float(), full))
-    with torch.autocast("cpu", dtype=dtype):
-        found, dtypes = states_of(ours(x, hx)), [a.dtype for a in states_of(theirs(x, hx))]
-    assert [a.dtype for a in found] == dtypes
-    assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(found, expected, strict=True))
-    sum(a.float().sum() for a in found).backward()
-    assert all(p.grad.dtype == torch.float32 for p in ours.parameters()) and ours.weight_ih.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_it_does_not_have(kind):
-    module, x = cell_of(kind), torch.randn(3, 5, requires_grad=True)
-    (grad,) = torch.autograd.grad(states_of(module(x))[0].square().sum(), x, create_graph=True)
-    prefix = f"^blockcell.torch.{kind}: "
-    with pytest.raises(RuntimeError, match=f"{prefix}there are no second derivatives; use torch.nn.{kind}, see"):
-        grad.square().sum().backward()
-    with pytest.raises(RuntimeError, match=f"{prefix}torch.func's transforms do not go through it"):
-        torch.func.grad(lambda x: states_of(module(x))[0].sum())(x.detach())
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{prefix}there are no forward-mode deriv"):
-        module(forward_ad.make_dual(x.detach(), torch.ones(3, 5)))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_refused(kind):
     prefix, x = f"blockcell.torch.{kind}: ", torch.zeros(3, 5)
     number, pair = ("[0]", "a pair of tensors (h_0, c_0)") if kind == "LSTMCell" else ("", "a tensor")
-    for options, error, message in (
-        ({"device": "cuda"}, ValueError, f"device is cuda; expected cpu, or use torch.nn.{kind}"),
-        ({"dtype": torch.float16}, TypeError, "dtype is torch.float16; expected torch.float32 or torch.float64"),
-    ):
-        with pytest.raises(error, match=f"^{re.escape(prefix + message)}$"):
-            cell_of(kind, 5, 8, **options)
 
     def zero_hx(*shape, dtype=torch.float32):
         return hx_of(kind, [torch.zeros(shape, dtype=dtype)] * 2)
@@ -341,45 +237,6 @@ def test_refused(kind):
         (cell_of(kind), (x, zero_hx(3, 8, dtype=torch.float64)), ValueError, "RNN hx dtype (torch.float64) does not"),
     ]
     check_refused(cases)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_rows(kind):
-    results = []
-    for package in (torch.nn, nn):
-        module, x = getattr(package, kind)(5, 8), torch.randn(0, 5, requires_grad=True)
-        states = states_of(module(x))
-        sum(state.sum() for state in states).backward()
-        results.append([a.shape for a in (*states, x.grad)])
-        assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in module.parameters())
-    assert results[0] == results[1]
-
-
-# ---------------------------------------------------------------------------------------------------- replace, restore
-class Own(torch.nn.LSTMCell):
-    """A class of the user's."""
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_replace_and_restore(kind, seed):
-    torch.manual_seed(seed)
-    model = torch.nn.ModuleDict({"cell": getattr(torch.nn, kind)(5, 8), "own": Own(5, 8)})
-    model["small"] = getattr(torch.nn, kind)(5, 8).bfloat16()
-    cell, x, before = model["cell"], torch.randn(3, 5), [id(p) for p in model.parameters()]
-    expected = states_of(cell(x))
-    report = nn.replace(model)
-    assert report.changed == {"cell": f"{kind}(5, 8)"}
-    assert report.left == {
-        "own": "Own is derived from LSTMCell, and may compute something else",
-        "small": "its weights are torch.bfloat16",
-    }
-    assert model["cell"] is cell and type(cell) is getattr(nn, kind)
-    assert before == [id(p) for p in model.parameters()]
-    for found, wanted in zip(states_of(cell(x)), expected, strict=True):
-        torch.testing.assert_close(found, wanted)
-    assert nn.replace(model).left["cell"] == "it is one already"
-    assert [*nn.restore(model).changed] == ["cell"] and type(cell) is getattr(torch.nn, kind)
-    assert all(map(torch.equal, states_of(cell(x)), expected))
 
 
 @pytest.mark.parametrize("scheme", ["int8", "float16"])

@@ -1,4 +1,4 @@
-"""Padded rows of different lengths, with resets or without: calls with `lengths` beside loops over torch.nn's cells.
+"""Calls with `lengths`, `reset` and `reset_state`, for padded rows and episodes, beside loops over torch.nn's cells.
 
 `pytest -m peers`, with torch in .venv.
 """
@@ -10,9 +10,20 @@ import warnings
 
 import numpy as np
 import pytest
-from bits import same
-from peer_cases import BOUNDS, CONFIGURATIONS, check_configurations, parts_of, random_sizes, state_of, worst_of
-from torch_cases import MARKS, SHARE, hx_of, loop_over_cells, nudged, random_resets, states_of
+from peer_cases import BOUNDS, CONFIGURATIONS, check_configurations, random_sizes, worst_of
+from torch_cases import (
+    MARKS,
+    SHARE,
+    Recorder,
+    check_operators,
+    flat_tensors,
+    hx_of,
+    loop_over_cells,
+    nudged,
+    random_resets,
+    states_of,
+    training_step,
+)
 
 from blockcell import convert
 
@@ -209,85 +220,129 @@ def test_bits_of_packed_sequences(kind, seed):
         assert all(map(torch.equal, *results)), f"{k}: {T=}, {lengths=}, {inputs=}, {hidden=}, {options}"
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_dropout_draws_the_same_numbers(kind, batch_first, seed):
-    """As torch.nn's module does for the padded input."""
-    options = {"num_layers": 3, "dropout": 0.4, "batch_first": batch_first, "dtype": torch.float64}
-    theirs, ours = getattr(torch.nn, kind)(6, 16, **options), getattr(nn, kind)(6, 16, **options)
-    ours.load_state_dict(theirs.state_dict())
-    x, lengths = torch.randn(5, 4, 6, dtype=torch.float64), torch.tensor([2, 5, 0, 4])
-    results = []
-    for module, given in ((theirs, {}), (ours, {"lengths": lengths})):
-        torch.manual_seed(seed)
-        y = module(x.transpose(0, 1) if batch_first else x, **given)[0]
-        results.append(y.transpose(0, 1) if batch_first else y)
-    assert torch.allclose(fill_padding(results[0], lengths, 0.0), results[1], rtol=0, atol=1e-12)
-
-
 class Reader(torch.nn.Module):
-    """A model that reads padded rows."""
+    """A model that reads padded rows, and episodes within them."""
 
-    def __init__(self, kind, **options):
+    def __init__(self, kind, seed, **options):
         super().__init__()
-        torch.manual_seed(0)
-        self.rnn = getattr(nn, kind)(5, 8, **options)
+        torch.manual_seed(seed)
+        self.rnn = getattr(nn, kind)(5, 8, 2, **options)
 
-    def forward(self, x, lengths, reset):
-        return self.rnn(x, lengths=lengths, reset=reset)
-
-
-def training_step(model, call, *inputs):
-    """Return results and gradients of a training step."""
-    model.zero_grad()
-    y, last = call(*inputs)
-    y.square().sum().backward()
-    return [y.detach(), *[state.detach() for state in states_of(last)], *[p.grad for p in model.parameters()]]
+    def forward(self, x, lengths, reset, reset_state=None):
+        return self.rnn(x, lengths=lengths, reset=reset, reset_state=reset_state)
 
 
-def random_inputs(T, B, batch_first=False):
-    x, reset = torch.randn(T, B, 5), torch.rand(T, B) < 0.3
+def random_inputs(T, B, batch_first=False, dtype=torch.float32):
+    """Draw x, lengths and reset."""
+    x, reset = torch.randn(T, B, 5, dtype=dtype), torch.rand(T, B) < 0.3
     lengths = torch.randint(0, T + 1, (B,))
+    lengths[0], reset[2, 0] = T, True
     return (x.transpose(0, 1), lengths, reset.T) if batch_first else (x, lengths, reset)
 
 
-@pytest.mark.parametrize("form", ["lengths", "reset", "both"])
+def random_states(kind, T, B, **options):
+    """Draw states at resets, of two layers."""
+    return hx_of(kind, [torch.randn(2, T, B, 8, **options) for _ in range(1 + (kind == "LSTM"))])
+
+
+@pytest.mark.parametrize("form", ["lengths", "reset", "both", "reset_state"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_exported_traced(kind, form, dynamo, tmp_path):
+def test_compiled_exported_traced(kind, form, seed, dynamo, tmp_path):
     batch_first = form == "both"
-    model = Reader(kind, num_layers=2, bidirectional=True, batch_first=batch_first)
+    model = Reader(kind, seed, bidirectional=form != "reset_state", batch_first=batch_first)
     drawn = []
     for T, B in ((4, 3), (7, 3), (5, 2)):
         x, lengths, reset = random_inputs(T, B, batch_first)
         drawn.append((x, None if form == "reset" else lengths, None if form == "lengths" else reset))
+        if form == "reset_state":
+            drawn[-1] += (random_states(kind, T, B),)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     compilers = [compiled, torch.compile(model, fullgraph=True)]
     T, B = torch.export.Dim("T", min=2), torch.export.Dim("B", min=2)
     sizes = {0: B, 1: T} if batch_first else {0: T, 1: B}
     sizes = sizes, None if form == "reset" else {0: B}, None if form == "lengths" else sizes
+    sizes += (hx_of(kind, [{1: T, 2: B}] * 2),) * (form == "reset_state")
     program = torch.export.export(model, drawn[0], dynamic_shapes=sizes)
     torch.export.save(program, tmp_path / "program.pt2")
     programs = [each.module() for each in (program, torch.export.load(tmp_path / "program.pt2"))]
-    calls = [*compilers, torch.fx.symbolic_trace(model)]
+    calls = compilers
     if form == "both":
+        calls.append(torch.fx.symbolic_trace(model))
+        nodes = [node for node in calls[2].graph.nodes if node.op == "call_module"]
+        assert [(node.target, [*node.kwargs]) for node in nodes] == [("rnn", ["lengths", "reset", "reset_state"])]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.jit is deprecated
             calls.append(torch.jit.trace(model, drawn[0]))
-        nodes = [node for node in calls[2].graph.nodes if node.op == "call_module"]
-        assert [(node.target, [*node.kwargs]) for node in nodes] == [("rnn", ["lengths", "reset"])]
     for inputs in drawn:
+        for state in flat_tensors(inputs[3:]):
+            state.requires_grad_()
         expected = training_step(model, model, *inputs)
         for call in calls:
             assert all(map(torch.equal, training_step(model, call, *inputs), expected))
         with torch.no_grad():
             for program in programs:
-                y, last = program(*inputs)
-                assert all(map(torch.equal, [y, *states_of(last)], expected[: 1 + len(states_of(last))]))
-    if form != "reset":
+                assert all(map(torch.equal, flat_tensors(program(*inputs)), expected))
+    if form in ("lengths", "both"):
         x, lengths, reset = drawn[0]
         for call in (model, compiled, *programs):
             with pytest.raises(ValueError, match=r"^blockcell: lengths\[1\] is 5; expected 0 to T = 4$"):
                 call(x, torch.tensor([4, 5, -1]), reset)
+
+
+@pytest.mark.usefixtures("new_memory_differs")
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_of_states_at_resets_pass_opcheck(kind, seed):
+    model, inputs = Reader(kind, seed, dtype=torch.float64), random_inputs(7, 3, dtype=torch.float64)
+    with Recorder() as recorder:
+        training_step(model, model, *inputs, random_states(kind, 7, 3, dtype=torch.float64, requires_grad=True))
+    recorder.calls = [call for call in recorder.calls if "step_mask" not in str(call[0])]
+    check_operators(recorder, model.rnn._op._op, {"RNN": "rnn_tanh"}.get(kind, kind.lower()), (2, 2))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learned_state(kind, batch_first, seed):
+    """A view of one state for all episodes reaches the operator without a copy; gradients are summed."""
+    module, (x, _, reset) = Reader(kind, seed, batch_first=batch_first).rnn, random_inputs(7, 3, batch_first)
+    learned = [torch.randn(2, 1, 1, 8, requires_grad=True) for _ in range(1 + (kind == "LSTM"))]
+    views = [state.expand(2, *reset.shape, 8) for state in learned]
+    whole = [view.detach().clone().requires_grad_() for view in views]
+    results = []
+    for states in (views, whole):
+        module.zero_grad()
+        with Recorder() as recorder:
+            y, _ = module(x, reset=reset, reset_state=hx_of(kind, states))
+        y.square().sum().backward()
+        results.append([y, *[p.grad for p in module.parameters()]])
+        given = [args[-1] for function, args in recorder.calls if "forward" in str(function)]
+        assert len(given) == 2 and all((a.stride()[:2] == (0, 0)) == (states is views) for part in given for a in part)
+    assert all(map(torch.equal, *results))
+    for state, every in zip(learned, whole, strict=True):
+        assert torch.allclose(state.grad, every.grad.sum((1, 2), keepdim=True), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_gradients_where_somebody_asks(asks, seed):
+    """The operator computes none otherwise."""
+    model, inputs, states = Reader("GRU", seed), random_inputs(7, 3), random_states("GRU", 7, 3, requires_grad=asks)
+    with Recorder() as recorder:
+        model(*inputs, states)[0].sum().backward()
+    needs = [args[-1] is True for function, args in recorder.calls if "backward" in str(function)]
+    assert needs == [asks] * 2 and (states.grad is not None) == asks
+
+
+@pytest.mark.parametrize("scheme", ["int8", "float16"])
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantized_with_states_at_resets(kind, scheme, seed, dynamo):
+    """The bits of the quantized layer."""
+    model, (x, lengths, reset), states = Reader(kind, seed).eval(), random_inputs(7, 3), random_states(kind, 7, 3)
+    layer = convert.from_torch(model.rnn).quantize(scheme)
+    arrays = [dict(zip(["h", "cs"], [a[k].numpy() for a in states_of(states)], strict=False)) for k in range(2)]
+    y, _ = layer(x.numpy(), lengths=lengths.numpy(), reset=reset.numpy(), reset_state=tuple(arrays))
+    nn.replace(model, quantize=scheme)
+    with torch.no_grad():
+        for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+            assert torch.equal(call(x, lengths, reset, states)[0], torch.from_numpy(y))
 
 
 def test_operator_passes_opcheck():
@@ -303,80 +358,131 @@ def test_operator_passes_opcheck():
         torch.ops.blockcell.step_mask(x, None, None)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "float16"])
-@pytest.mark.parametrize("kind", QUANTIZED)
-def test_quantized(kind, scheme, dynamo, seed):
-    """The bits of the quantized layer."""
-    g = np.random.default_rng([seed, 2])
-    for k in range(15):
-        layers, D = int(g.integers(1, 3)), int(g.integers(1, 3))
-        module = getattr(torch.nn, kind)(5, 40, layers, bidirectional=D == 2).eval()
-        nn.replace(module, scheme)
-        T, B = int(g.integers(1, 12)), int(g.integers(1, 20))
-        options = {"lengths": random_lengths(g, T, B), "reset": torch.from_numpy(random_resets(g, T, B))}
-        options = dict([*options.items()][k % 3 == 1 : 1 + (k % 3 > 0)])
-        x = fill_padding(torch.randn(T, B, 5), options.get("lengths", torch.full((B,), T)), np.nan)
-        arrays = g.uniform(-0.8, 0.8, (1 + (kind == "LSTM"), layers * D, B, 40)).astype(np.float32)
-        given = x, hx_of(kind, [*torch.from_numpy(arrays)])
-        y, last = module(*given, **options)
-        state = state_of([*arrays.swapaxes(0, 1)], layers, D)
-        numpy_options = {name: tensor.numpy() for name, tensor in options.items()}
-        expected, final = convert.from_torch(module).quantize(scheme)(x.numpy(), state, **numpy_options)
-        where = f"{k}: {T=}, {B=}, {layers=}, {D=}, {options}"
-        assert same(y.numpy(), expected), where
-        for j, part in enumerate(parts_of(final, layers, D)):
-            assert same([a[j].numpy() for a in states_of(last)], [*part]), where
-        if k == 2:
-            with torch.no_grad():
-                compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-                assert torch.equal(compiled(*given, **options)[0], y)
-                with pytest.raises(ValueError, match=r"^blockcell: lengths\[0\] is -1; expected 0 to T = "):
-                    module(x, lengths=torch.full((B,), -1))
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_gradient_goes_through_a_reset(kind, seed):
+    """Nor does any number, not even one that is not finite."""
+    torch.manual_seed(seed)
+    module = getattr(nn, kind)(5, 8, num_layers=2, bidirectional=True)
+    reset = torch.zeros(6, 3, dtype=torch.bool)
+    reset[2, 0] = reset[4, 0] = reset[3, 2] = True
+    x = torch.randn(6, 3, 5, requires_grad=True)
+    states = [torch.randn(4, 3, 8, requires_grad=True) for _ in range(1 + (kind == "LSTM"))]
+    y, _ = module(x, hx_of(kind, states), reset=reset)
+    y[2:4, 0].sum().backward()  # an episode between two others
+    reached = torch.zeros(6, 3, dtype=torch.bool)
+    reached[2:4, 0] = True
+    assert torch.equal((x.grad != 0).any(2), reached)
+    assert not any(state.grad.any() for state in states)
+    spoilt = x.detach().clone()
+    spoilt[:2, 0] = spoilt[4:, 0] = spoilt[:, 1] = np.nan
+    assert torch.equal(module(spoilt, hx_of(kind, states), reset=reset)[0][2:4, 0], y[2:4, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_refused(kind):
-    module, x = getattr(nn, kind)(5, 8), torch.zeros(4, 3, 5)
-    first = getattr(nn, kind)(5, 8, batch_first=True)
-    prefix, lengths = f"blockcell.torch.{kind}: ", torch.tensor([4, 0, 2])
-    rows, integers = "one for each row of input", "expected a tensor of integers"
-    packed = rnn.pack_padded_sequence(x, [4, 2, 1])
-    cases = [
-        (module, x, lengths.float(), TypeError, f"lengths is of type torch.float32; {integers}"),
-        (module, x, lengths.bool(), TypeError, f"lengths is of type torch.bool; {integers}"),
-        (module, x, lengths.numpy(), TypeError, f"lengths is of type ndarray; {integers}"),
-        (module, x, [4.0, 0, 2], TypeError, f"lengths is of type list; {integers}"),
-        (module, x, 4, TypeError, f"lengths is of type int; {integers}"),
-        (module, x, lengths[:2], ValueError, f"lengths has shape (2,); expected (3,), {rows}"),
-        (module, x, [4, 0], ValueError, f"lengths has shape (2,); expected (3,), {rows}"),
-        (module, x, lengths[:, None], ValueError, f"lengths has shape (3, 1); expected (3,), {rows}"),
-        (first, x, lengths, ValueError, f"lengths has shape (3,); expected (4,), {rows}"),
-        (module, x, lengths.to("meta"), ValueError, "lengths is on meta; expected cpu"),
-        (module, x, [4, 2**70, 0], ValueError, f"lengths[1] is {2**70}; expected 0 to T = 4"),
-        (first, x, [4, 0, 2, -(2**63)], ValueError, f"lengths[3] is -{2**63}; expected 0 to T = 3"),
-        (
-            module,
-            x[:, 0],
-            lengths[:1],
-            ValueError,
-            "lengths is given and input has 2 dimensions; expected 3 dimensions with it, or input[:length]",
-        ),
-        (
-            module,
-            packed,
-            lengths,
-            ValueError,
-            "lengths is given and input is a PackedSequence; expected a padded tensor with it",
-        ),
-    ]
-    for rnn_module, given, wrong, error, message in cases:
-        with pytest.raises(error, match=f"^{re.escape(prefix + message)}$"):
-            rnn_module(given, lengths=wrong)
-    for wrong, message in (
-        (lengths + 1, "lengths[0] is 5"),
-        (lengths - 1, "lengths[1] is -1"),
+def test_resets_may_be_overwritten(kind, seed):
+    """Before the gradients are computed, by the next rollout; and y, as without resets."""
+    torch.manual_seed(seed)
+    module, x = getattr(nn, kind)(5, 8), torch.randn(6, 3, 5)
+    results = []
+    for overwrites in (False, True):
+        module.zero_grad()
+        reset = torch.zeros(6, 3, dtype=torch.bool)
+        reset[2] = True
+        y, _ = module(x, reset=reset)
+        if overwrites:
+            reset.fill_(True)
+            y.relu_()
+        else:
+            y = y.relu()
+        y.sum().backward()
+        results.append([p.grad for p in module.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+LENGTHS, RESET = torch.tensor([4, 0, 2]), torch.zeros(4, 3, dtype=torch.bool)
+STATE = torch.zeros(1, 4, 3, 8)
+ROWS, SHAPE = "one for each row of input", "as that of input without its last dimension"
+REFUSED = [  # the form of the call, its keywords, the error
+    ("batch", {"lengths": LENGTHS.float()}, TypeError, "lengths is of type torch.float32; {integers}"),
+    ("batch", {"lengths": LENGTHS.bool()}, TypeError, "lengths is of type torch.bool; {integers}"),
+    ("batch", {"lengths": LENGTHS.numpy()}, TypeError, "lengths is of type ndarray; {integers}"),
+    ("batch", {"lengths": [4.0, 0, 2]}, TypeError, "lengths is of type list; {integers}"),
+    ("batch", {"lengths": 4}, TypeError, "lengths is of type int; {integers}"),
+    ("batch", {"lengths": LENGTHS[:2]}, ValueError, f"lengths has shape (2,); expected (3,), {ROWS}"),
+    ("batch", {"lengths": [4, 0]}, ValueError, f"lengths has shape (2,); expected (3,), {ROWS}"),
+    ("batch", {"lengths": LENGTHS[:, None]}, ValueError, f"lengths has shape (3, 1); expected (3,), {ROWS}"),
+    ("batch first", {"lengths": LENGTHS}, ValueError, f"lengths has shape (3,); expected (4,), {ROWS}"),
+    ("batch", {"lengths": LENGTHS.to("meta")}, ValueError, "lengths is on meta; expected cpu"),
+    ("unbatched", {"lengths": LENGTHS[:1]}, ValueError, "lengths is given and input has 2 dimensions; {no_batch}"),
+    ("packed", {"lengths": LENGTHS}, ValueError, "lengths {packed}"),
+    ("batch", {"reset": RESET.float()}, TypeError, "reset is of type torch.float32; expected a tensor of torch.bool"),
+    ("batch", {"reset": RESET.numpy()}, TypeError, "reset is of type ndarray; expected a tensor of torch.bool"),
+    ("batch", {"reset": RESET.T}, ValueError, f"reset has shape (3, 4); expected (4, 3), {SHAPE}"),
+    ("batch", {"reset": RESET[:, :, None]}, ValueError, f"reset has shape (4, 3, 1); expected (4, 3), {SHAPE}"),
+    ("batch first", {"reset": RESET[:3]}, ValueError, f"reset has shape (3, 3); expected (4, 3), {SHAPE}"),
+    ("unbatched", {"reset": RESET}, ValueError, f"reset has shape (4, 3); expected (4,), {SHAPE}"),
+    ("batch", {"reset": RESET.to("meta")}, ValueError, "reset is on meta; expected cpu"),
+    ("packed", {"reset": RESET}, ValueError, "reset {packed}"),
+    ("batch", {"reset_state": STATE}, ValueError, "reset_state is given; expected reset, too"),
+    ("two directions", {"reset": RESET, "reset_state": STATE}, ValueError, "reset_state is given; {one_direction}"),
+    ("batch", {"reset": RESET, "reset_state": 3}, TypeError, "reset_state is of type int; expected {pair}"),
+    ("batch", {"reset": RESET, "reset_state": STATE[:, 0]}, ValueError, "reset_state has shape (1, 3, 8); {sizes}"),
+    ("packed", {"reset_state": STATE}, ValueError, "reset_state {packed}"),
+]
+EXPECTED = {
+    "integers": "expected a tensor of integers",
+    "no_batch": "expected 3 dimensions with it, or input[:length]",
+    "packed": "is given and input is a PackedSequence; expected a padded tensor with it",
+    "one_direction": "expected one direction, not bidirectional=True",
+    "sizes": "expected (1, 4, 3, 8), the sizes of hx with those of input's steps and rows",
+}
+
+
+@pytest.mark.parametrize(("form", "given", "error", "message"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_refused(kind, form, given, error, message):
+    module = getattr(nn, kind)(5, 8, batch_first=form == "batch first", bidirectional=form == "two directions")
+    x = torch.zeros(4, 3, 5)
+    x = {"unbatched": x[:, 0], "packed": rnn.pack_padded_sequence(x, [4, 2, 1])}.get(form, x)
+    if isinstance(given.get("reset_state"), torch.Tensor):
+        given = given | {"reset_state": hx_of(kind, [given["reset_state"]] * 2)}
+    pair = "a pair of tensors (h_0, c_0)" if kind == "LSTM" else "a tensor"
+    text = f"blockcell.torch.{kind}: {message.format(pair=pair, **EXPECTED)}"
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        module(x, **given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (LENGTHS + 1, "lengths[0] is 5"),
+        (LENGTHS - 1, "lengths[1] is -1"),
         ([4, 2, 9], "lengths[2] is 9"),
         (torch.tensor([4, 0, 2**63 + 1], dtype=torch.uint64), f"lengths[2] is {2**63 + 1}"),
-    ):
-        with pytest.raises(ValueError, match=f"^blockcell: {re.escape(message)}; expected 0 to T = 4$"):
-            module(x, lengths=wrong)
+    ],
+)
+def test_other_lengths_than_0_to_T_are_refused(wrong, message):
+    """By the operator, so by compiled programs, too."""
+    with pytest.raises(ValueError, match=f"^blockcell: {re.escape(message)}; expected 0 to T = 4$"):
+        nn.GRU(5, 8)(torch.zeros(4, 3, 5), lengths=wrong)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_operators_refuse_states_at_resets(device):
+    """Calls by hand in two directions, without resets, of a single step."""
+    x, rows = torch.zeros(7, 3, 5, device=device), [torch.zeros(7, 3, 8, device=device)]
+    weights = [torch.zeros(24, width, device=device) for width in (5, 8)]
+    mask = torch.zeros(2, 7, 3, dtype=torch.uint8, device=device)
+    reset = torch.zeros(7, 3, dtype=torch.bool, device=device)
+    calls = [
+        (torch.ops.blockcell.gru, (x, 2 * weights, True, True, [], mask, rows)),
+        (torch.ops.blockcell.gru, (x, weights, False, True, [], None, rows)),
+        (torch.ops.blockcell.gru_cell, (x[0], weights, False, True, [], mask[:, :1], rows)),
+        (torch.ops.blockcell.gru_quantized, (x, 2 * weights, True, [], None, reset, "float16", rows)),
+        (torch.ops.blockcell.gru_quantized, (x, weights, False, [], None, None, "float16", rows)),
+    ]
+    for operator, inputs in calls:
+        with pytest.raises(
+            ValueError, match=r"^blockcell: there are reset_states; expected a sequence in one direction"
+        ):
+            operator(*inputs)

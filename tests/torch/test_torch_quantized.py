@@ -16,11 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from bits import same
-from fresh import printed
 from peer_cases import parts_of, state_of
 from torch_cases import MARKS
 
-import blockcell
 from blockcell import convert
 
 torch = pytest.importorskip("torch")
@@ -53,25 +51,34 @@ def make_module(kind, *sizes, scheme="int8", training=False, **options):
 
 
 def random_call(g, module, B=None):
-    """Draw an input and an hx of any form: what a module takes, and what the layer does."""
+    """Draw an input, an hx and options of any form: what a module takes, and what the layer does."""
     T, B, inputs = int(g.integers(1, 12)), B or int(g.integers(1, 20)), module.input_size
     form = str(g.choice(["batched", "batched", "unbatched", "sorted", "unsorted", "equal"]))
     B = 1 if form == "unbatched" else B
-    x = g.standard_normal((T, B, inputs)).astype(np.float32)
-    module_input, lengths = torch.from_numpy(x), None
+    x, options = g.standard_normal((T, B, inputs)).astype(np.float32), {}
+    if form == "batched":
+        drawn = {"lengths": g.integers(0, T + 1, B), "reset": g.random((T, B)) < 0.2}
+        options = {name: array for name, array in drawn.items() if g.integers(2)}
+        if "lengths" in options:
+            x[np.arange(T)[:, None] >= options["lengths"]] = np.nan
+    module_input, module_options = torch.from_numpy(x), {}
     if form in ("sorted", "unsorted", "equal"):
         lengths = np.full(B, T) if form == "equal" else g.integers(1, T + 1, B)
         lengths = np.sort(lengths)[::-1].copy() if form == "sorted" else lengths
         module_input = rnn.pack_padded_sequence(
             module_input, torch.from_numpy(lengths), enforce_sorted=form != "unsorted"
         )
-        x = x[: lengths.max()]
+        x, options = x[: lengths.max()], {"lengths": lengths}
     elif form == "unbatched":
         module_input = module_input[:, 0]
-    elif module.batch_first:
-        module_input = module_input.transpose(0, 1)
-        if g.integers(2):
-            module_input = module_input.contiguous()
+    else:
+        module_options = {name: torch.from_numpy(array) for name, array in options.items()}
+        if module.batch_first:
+            module_input = module_input.transpose(0, 1)
+            if "reset" in options:
+                module_options["reset"] = module_options["reset"].T
+            if g.integers(2):
+                module_input = module_input.contiguous()
     hx = state = None
     if g.integers(2):
         cells = module.num_layers * (1 + module.bidirectional)
@@ -79,13 +86,13 @@ def random_call(g, module, B=None):
         state = state_of([*arrays.swapaxes(0, 1)], module.num_layers, 1 + module.bidirectional)
         tensors = [torch.from_numpy(array[:, 0] if form == "unbatched" else array) for array in arrays]
         hx = tuple(tensors) if module.mode == "LSTM" else tensors[0]
-    return (module_input, hx), (x, state, lengths), form
+    return (module_input, hx, module_options), (x, state, options), form
 
 
 def assert_bits(module, call, scheme):
     """Assert that y and the last states have the bits of the layer."""
-    (module_input, hx), (x, state, lengths), form = call
-    y, last = module(module_input, hx)
+    (module_input, hx, module_options), (x, state, options), form = call
+    y, last = module(module_input, hx, **module_options)
     assert not y.requires_grad if form in ("batched", "unbatched") else not y.data.requires_grad
     if isinstance(y, rnn.PackedSequence):
         y = rnn.pad_packed_sequence(y)[0]
@@ -94,7 +101,7 @@ def assert_bits(module, call, scheme):
     elif module.batch_first:
         y = y.transpose(0, 1)
     layer = convert.from_torch({name: tensor.detach() for name, tensor in module.state_dict().items()}, check=False)
-    expected, state = layer.quantize(scheme)(x, state, lengths=lengths)
+    expected, state = layer.quantize(scheme)(x, state, **options)
     assert same(y.numpy(), expected)
     last = [last] if module.mode == "GRU" else [*last]
     for k, part in enumerate(parts_of(state, module.num_layers, 1 + module.bidirectional)):
@@ -366,21 +373,6 @@ def test_dropout_in_training_without_gradients(kind, form, seed):
     torch.testing.assert_close(results[0].data, results[1].data)
 
 
-def test_no_rows_and_any_strides():
-    module = make_module("GRU", 6, 8, bidirectional=True)
-    assert [a.shape for a in module(torch.zeros(4, 0, 6))] == [(4, 0, 16), (2, 0, 8)]
-    x, hx = torch.randn(4, 3, 6), torch.randn(2, 3, 8)
-    expected = module(x, hx)
-    wide, transposed_hx = torch.zeros(4, 3, 12), hx.transpose(0, 2).contiguous().transpose(0, 2)
-    wide[:, :, ::2] = x
-    for layout in (
-        wide[:, :, ::2],
-        x.transpose(0, 1).contiguous().transpose(0, 1),
-        x.permute(2, 1, 0).clone().permute(2, 1, 0),
-    ):
-        assert torch.equal(layout, x) and all(map(torch.equal, module(layout, transposed_hx), expected))
-
-
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast(kind, given):
@@ -413,57 +405,12 @@ def test_compiled(kind, backend, dynamo, layers_made):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_with_packed_sequences(kind, dynamo):
-    module = make_module(kind, num_layers=2, bidirectional=True)
-    packed = rnn.pack_padded_sequence(torch.randn(6, 3, 5), [4, 6, 1], enforce_sorted=False)
-
-    def call(data):
-        return module(rnn.PackedSequence(data, *packed[1:]))[0].data
-
-    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(packed.data), call(packed.data))
-
-
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_exported(kind, strict, dynamo):
-    module = make_module(kind, num_layers=2, bidirectional=True, batch_first=True)
-    sizes = {0: torch.export.Dim("B", min=2), 1: torch.export.Dim("T", min=2)}
-    program = torch.export.export(module, (torch.randn(3, 4, 5),), dynamic_shapes=(sizes,), strict=strict)
-    exported, lowered = program.module(), program.run_decompositions().module()
-    x = torch.randn(2, 9, 5)
-    for each in (exported, lowered):
-        assert torch.equal(each(x)[0], module(x)[0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_traced(kind):
-    module, x = make_module(kind, num_layers=2, bidirectional=True), torch.randn(4, 3, 5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated
-        traced = torch.jit.trace(module, (torch.randn(4, 3, 5),))
-        assert torch.equal(traced(x)[0], module(x)[0])
-    model = torch.nn.Sequential(module)
-    graph = torch.fx.symbolic_trace(model)
-    assert [n.target for n in graph.graph.nodes if n.op == "call_module"] == ["0"]
-    assert torch.equal(graph(x)[0], module(x)[0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_operators_pass_opcheck(kind):
     module = make_module(kind, 5, 8, bidirectional=True)
     weights, states = [p.detach() for p in module.parameters()], [torch.randn(2, 3, 8)] * (1 + (kind == "LSTM"))
     start = torch.tensor([[False, True, False]] * 4)
     for given, lengths, reset in (([], None, None), (states, torch.tensor([4, 0, 2]), start)):
         torch.library.opcheck(module._quantized_op._op, (SMALL, weights, True, given, lengths, reset, "int8"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_internals(kind, monkeypatch):
-    module, x = make_module(kind, num_layers=2), torch.randn(4, 3, 5)
-    expected = module(x)[0]
-    monkeypatch.setattr(internals, "COMPLETE", False)
-    monkeypatch.setattr(internals, "_C", None)  # nothing of it is used
-    assert torch.equal(module(x)[0], expected) and not module(x)[0].requires_grad
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -544,36 +491,16 @@ def test_refused_weights(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operators_called_by_hand_do_not_read_beyond(kind):
-    """Every tensor of another shape or dtype is refused, and so no memory is touched."""
-    module = make_module(kind)
-    weights, states = [p.detach() for p in module.parameters()], [torch.zeros(1, 3, 8)] * (1 + (kind == "LSTM"))
-    start = torch.tensor([[False, True, False]] * 4)
-    inputs = SMALL, weights, False, states, torch.tensor([4, 3, 0]), start, "int8"
-    operator, tried = module._quantized_op._op, 0
-    operator(*inputs)
-    for k, value in enumerate(inputs):
-        for j, tensor in enumerate(value if isinstance(value, list) else [value]):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            others = [tensor.to(torch.int8), *([] if tensor.dtype == torch.bool else [tensor - 9])]
-            for wrong in (tensor[:-1], tensor[..., :-1], tensor[None], *others):
-                if wrong.dtype == torch.float32 and wrong.shape == tensor.shape:  # other values, which are right
-                    continue
-                given = [*value[:j], wrong, *value[j + 1 :]] if isinstance(value, list) else wrong
-                tried += 1
-                with pytest.raises((ValueError, TypeError)):
-                    operator(*inputs[:k], given, *inputs[k + 1 :])
-        if isinstance(value, list):
-            for given in (value[:-1] or value * 3, value + value[-1:]):  # no states are zeros
-                with pytest.raises((ValueError, TypeError)):
-                    operator(*inputs[:k], given, *inputs[k + 1 :])
-    assert tried == 4 + 4 * 4 + 4 * len(states) + 5 + 4
-    other = make_module({"LSTM": "GRU", "GRU": "LSTM"}[kind])
+def test_weights_of_another_kind_or_scheme_are_refused(kind):
+    """In operators that are called by hand."""
+    module, other = make_module(kind), make_module({"LSTM": "GRU", "GRU": "LSTM"}[kind])
+    operator, states = module._quantized_op._op, [torch.zeros(1, 3, 8)] * (1 + (kind == "LSTM"))
+    inputs = SMALL, [p.detach() for p in module.parameters()], False, states, None, None
+    operator(*inputs, "int8")
     with pytest.raises(ValueError, match=rf"blockcell: w_ih has shape \({8 * (7 - len(states) - 2)}, 5\)"):
-        operator(SMALL, [p.detach() for p in other.parameters()], *inputs[2:])
+        operator(SMALL, [p.detach() for p in other.parameters()], *inputs[2:], "int8")
     with pytest.raises(ValueError, match="expected"):
-        operator(*inputs[:6], "int4")
+        operator(*inputs, "int4")
 
 
 # ---------------------------------------------------------------------------------------------------- replace, restore
@@ -624,41 +551,3 @@ def test_refused_by_replace(quantize, error, message):
     with pytest.raises(error, match=f"^blockcell.torch.replace: {re.escape(message)}"):
         nn.replace(module, quantize)
     assert type(module) is torch.nn.LSTM
-
-
-def test_threads_are_those_of_torch(monkeypatch):
-    seen = []
-    plan_layer = blockcell._kernels.LAYERS["gru_reset_after"]
-
-    def record_threads(task, sizes, threads, *options):
-        if task == "forward":
-            seen.append(threads)
-        return plan_layer(task, sizes, threads, *options)
-
-    module = make_module("GRU")
-    monkeypatch.setitem(blockcell._kernels.LAYERS, "gru_reset_after", record_threads)
-    for threads in (1, 3, 2):
-        torch.set_num_threads(threads)
-        module(SMALL)
-    assert seen == [1, 3, 2]
-
-
-def test_forked_child():
-    """It has one thread, and the same results."""
-    code = """
-import os
-import signal
-import torch
-import blockcell.torch
-
-torch.set_num_threads(2)
-module, x = torch.nn.LSTM(64, 128).eval(), torch.randn(50, 32, 64)
-blockcell.torch.replace(module, quantize="int8")
-expected = module(x)[0].numpy().tobytes()
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    os._exit(0 if module(x)[0].numpy().tobytes() == expected else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    assert printed(code) == "0"
