@@ -9,31 +9,6 @@ Layers of blockcell read x as [T,B,I], time first, unless a call has ``batch_fir
 and cell_clip=0, are the defaults of all these packages except TensorFlow 1. Dropout acts in training only and has no
 weights, so it is not converted.
 
-``shared.py``            arrays to cells and back, refusals of what a format lacks
-``comparison.py``        a converted layer and its source on the same random inputs
-``models.py``            whole models: layers that stand one behind the other, and their initial states
-``keras.py``             `from_keras`, `to_keras`
-``keras_layers.py``      `KerasLayer`, a neutral description of a layer of Keras, and the layers made of it
-``keras_objects.py``     descriptions of layers and models in memory
-``keras_config.py``      descriptions from the JSON of Keras 1, 2 and 3
-``keras_run.py``         models in memory, run and compared with the layers that they became
-``keras_inputs.py``      random inputs for them
-``keras_files.py``       descriptions from files
-``keras_stored.py``      the arrays in an HDF5 file of Keras
-``hdf5.py``              HDF5 files that are not trusted
-``hdf5_bytes.py``        what is read of these without h5py
-``torch.py``             `from_torch`, `to_torch`
-``torch_run.py``         a PyTorch module on random inputs, beside the layers made of it
-``onnx.py``              `from_onnx`, `to_onnx`
-``onnx_steps.py``        the layers of an ONNX graph, and their order
-``onnx_graph.py``        constants of a graph, and what lies between two layers
-``onnx_node.py``         an LSTM, GRU or RNN node as a layer
-``onnx_activations.py``  activations of nodes, and their ``clip``
-``onnx_run.py``          models on random inputs, node by node: the module that imports onnxruntime
-``onnx_exported.py``     models of `onnx_export` on random inputs, with their functions and loops
-``tf1.py``               `from_tf1`, TensorFlow 1 checkpoints
-=======================  ===========================================================================================
-=======
 Each module imports only from those above it:
 
 ========================  ==============================================================================================
