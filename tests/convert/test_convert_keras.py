@@ -307,6 +307,10 @@ def test_keras_rnn_of_several_cells():
         from_keras(keras_rnn(cells, go_backwards=True, return_sequences=True))
     with pytest.raises(ConversionError, match="SRUCell 'a_layer' is none of Keras's LSTM, GRU and SimpleRNN, nor a"):
         from_keras(keras_rnn([cells[0], keras("SRUCell")]))
+    model = keras("Sequential")
+    model.layers = [keras_rnn(keras("SRUCell"))]
+    with pytest.raises(ValueError, match=r"expected a model with an LSTM, .*, found a_layer \(RNN of SRUCell\)"):
+        from_keras(model)
 
 
 # --------------------------------------------------------------------------------------------------------------- cuDNN
@@ -579,33 +583,6 @@ def test_keras_weights_of_a_model_itself(kind, form):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("package", ["keras", "tf_keras"])
-def test_keras_rnn_of_cells_itself(package):
-    keras = pytest.importorskip(package)
-    layers, x = keras.layers, rng().standard_normal((B, T, I)).astype(np.float32)
-    cells = [layers.LSTMCell(H), layers.GRUCell(H), layers.GRUCell(5, reset_after=False), layers.SimpleRNNCell(3)]
-    for rnn_layers, parts in (
-        ([layers.RNN(cells[0], return_sequences=True), layers.RNN(cells[1])], 2),
-        ([layers.RNN([layers.LSTMCell(H), *cells[2:]])], 3),
-        ([layers.RNN([layers.GRUCell(H), layers.LSTMCell(5)], go_backwards=True)], 2),
-        ([layers.Bidirectional(layers.RNN(layers.GRUCell(H), return_sequences=True)), layers.LSTM(H)], 2),
-    ):
-        model = keras.Sequential([keras.Input((T, I)), *rnn_layers, layers.Dense(2, activation="tanh")])
-        g = rng()
-        model.set_weights([g.uniform(-1, 1, array.shape).astype(np.float32) for array in model.get_weights()])
-        stack = from_keras(model)
-        assert len(stack.layers) == parts + 1
-        np.testing.assert_allclose(stack(x, batch_first=True)[0], np.asarray(model(x)), rtol=0, atol=1e-6)
-
-    class Own(layers.LSTMCell):
-        pass
-
-    model = keras.Sequential([keras.Input((T, I)), layers.RNN(Own(H), name="a")])
-    with pytest.raises(ValueError, match=r"expected a model with an LSTM, .*, found a \(RNN of Own\)"):
-        from_keras(model)
-
-
-@pytest.mark.peers
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
 @pytest.mark.parametrize("form", ["one dense", "two dense", "bidirectional"])
 def test_keras_classifiers_of_rows_without_steps(kind, form):
@@ -623,27 +600,3 @@ def test_keras_classifiers_of_rows_without_steps(kind, form):
     stack, _ = warned(from_keras, model)
     y, _ = stack(x, mask=x.any(axis=2), batch_first=True)
     np.testing.assert_allclose(y, keras.ops.convert_to_numpy(model(x)), rtol=0, atol=1e-6)
-
-
-@pytest.mark.peers
-def test_keras_itself_refused():
-    layers = pytest.importorskip("keras").layers
-
-    def own(z):
-        return z
-
-    for layer, message in (
-        (layers.LSTM(H, activation="gelu"), "activation='gelu'"),
-        (layers.LSTM(H, recurrent_activation=own), "recurrent_activation="),
-        (layers.LSTM(H, go_backwards=True, return_sequences=True), "go_backwards"),
-        (layers.Bidirectional(layers.LSTM(H), merge_mode="sum"), "merge_mode"),
-    ):
-        layer.build((B, T, I))
-        with pytest.raises(ConversionError, match=message):
-            from_keras(layer)
-    with pytest.raises(ValueError, match="no weights yet"):
-        from_keras(layers.LSTM(H))
-    first, second = layers.LSTM(H), layers.GRU(2, reset_after=False)
-    first.build((B, T, I))
-    second.build((B, T, H))
-    assert isinstance(from_keras([first, second]), Stack)

@@ -9,13 +9,23 @@ import json
 import os
 import re
 import sys
-import warnings
 import zipfile
 
 import keras_forms as forms
 import numpy as np
 import pytest
-from convert_cases import H, I, assert_same, converted, from_keras, keras_model, rng, stored
+from convert_cases import (
+    H,
+    I,
+    all_warnings,
+    assert_all_same,
+    assert_same,
+    converted,
+    from_keras,
+    keras_model,
+    rng,
+    stored,
+)
 from generate_layers import weights_of
 from keras_forms import COLUMNS, drawn, entry, functional, sequential
 
@@ -28,28 +38,9 @@ pytest.importorskip("h5py")
 KERAS_2_HARD_SIGMOID = ("hard_sigmoid", 0.2, 0.5)
 
 
-def messages_of(function, *arguments, **options):
-    """Return what a function returns, and its warnings, which are at a line of this file."""
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        result = function(*arguments, **options)
-    assert {warning.filename for warning in record} <= {__file__}
-    return result, [str(warning.message) for warning in record]
-
-
 def result_of(function, *arguments, **options):
     """Return what a function returns, whatever it warns of."""
-    return messages_of(function, *arguments, **options)[0]
-
-
-def assert_all_same(layers, expected):
-    """Assert that two layers are the same, or those of two dicts."""
-    if not isinstance(expected, dict):
-        assert_same(layers, expected)
-        return
-    assert layers.keys() == expected.keys()
-    for name, layer in expected.items():
-        assert_same(layers[name], layer)
+    return all_warnings(function, *arguments, **options)[0]
 
 
 def stored_model(case):
@@ -66,7 +57,7 @@ def stored_model(case):
 def test_stored_models(case, tmp_path):
     """Files of all forms give what the model in memory gives, with the same words for what is left out."""
     model, arrays, _ = stored_model(case)
-    expected, expected_messages = messages_of(from_keras, keras_model(model, arrays))
+    expected, expected_messages = all_warnings(from_keras, keras_model(model, arrays))
     architecture = tmp_path / "model.json"
     architecture.write_text(json.dumps(model))
     files = [
@@ -84,7 +75,7 @@ def test_stored_models(case, tmp_path):
         ),
     ]
     for path, weights in files:
-        layers, messages = messages_of(from_keras, path, weights=weights)
+        layers, messages = all_warnings(from_keras, path, weights=weights)
         assert messages == expected_messages
         assert_all_same(layers, expected)
 
@@ -178,7 +169,7 @@ def test_nested_and_functional_models_of_keras_2(tmp_path):
     assert_same(from_keras(path), Stack(cells))
     model = functional(entry("InputLayer", "x"), lstm, lstm_1, nodes=[[], ["x"], ["x"]], results=["lstm", "lstm_1"])
     path = forms.write_h5(tmp_path / "two.h5", model, arrays)
-    layers, (message,) = messages_of(from_keras, path)
+    layers, (message,) = all_warnings(from_keras, path)
     assert_all_same(layers, {"lstm": cells[0], "lstm_1": cells[1]})
     assert message.endswith("not one behind the other: lstm reads the model's input, lstm_1 reads the model's input")
 
@@ -267,12 +258,12 @@ def test_classes_of_ones_own(tmp_path):
     model = sequential(entry("LSTM", "a", units=H), own, code, entry("own>LSTM", "c", units=H))
     path = forms.write_h5(tmp_path / "m.h5", model, arrays)
     text = r"b \(LSTM\), own>LSTM|c \(own>LSTM\)".partition("|")
-    layer, (message,) = messages_of(from_keras, path)
+    layer, (message,) = all_warnings(from_keras, path)
     assert_same(layer, cell_of("LSTM", arrays["a"]))
     assert message == "from_keras: left out: b (LSTM), c (own>LSTM), run (Lambda)" and text
     model["class_name"] = "Own"  # whose call() may be another
     path = forms.write_h5(tmp_path / "n.h5", model, arrays)
-    layer, (message,) = messages_of(from_keras, path)
+    layer, (message,) = all_warnings(from_keras, path)
     own_call = "sequential (Own): its call() is its own"
     assert message == f"from_keras: left out: b (LSTM), c (own>LSTM), run (Lambda), {own_call}"
 
@@ -296,52 +287,23 @@ def keras_1_entry(kind, name, units, **config):
     return entry(kind, name, **options | ({"inner_activation": "hard_sigmoid"} if kind in forms.KERAS_1 else {}))
 
 
-def lstm_of_gates(x, arrays):
-    """Compute Keras 1's LSTM with its default hard_sigmoid, from arrays by name; x is [T,B,I]."""
-    h = c = np.zeros((x.shape[1], len(arrays["U_i"])))
-    gates = {}
-    ys = []
-    for step in x:
-        for gate in "ifco":
-            gates[gate] = step @ arrays[f"W_{gate}"] + h @ arrays[f"U_{gate}"] + arrays[f"b_{gate}"]
-        i, f, o = (np.clip(0.2 * gates[gate] + 0.5, 0, 1) for gate in "ifo")
-        c = f * c + i * np.tanh(gates["c"])
-        h = o * np.tanh(c)
-        ys.append(h)
-    return np.stack(ys)
-
-
-def gru_of_gates(x, arrays):
-    """Compute Keras 1's GRU with its default hard_sigmoid, from arrays by name; x is [T,B,I]."""
-    h = np.zeros((x.shape[1], len(arrays["U_z"])))
-    ys = []
-    for step in x:
-        z, r = (
-            np.clip(0.2 * (step @ arrays[f"W_{k}"] + h @ arrays[f"U_{k}"] + arrays[f"b_{k}"]) + 0.5, 0, 1) for k in "zr"
-        )
-        candidate = np.tanh(step @ arrays["W_h"] + (r * h) @ arrays["U_h"] + arrays["b_h"])
-        h = z * h + (1 - z) * candidate
-        ys.append(h)
-    return np.stack(ys)
-
-
 @pytest.mark.parametrize("version", ["1.2.2", None])
-@pytest.mark.parametrize(("kind", "formula"), [("LSTM", lstm_of_gates), ("GRU", gru_of_gates)])
-def test_keras_1_has_arrays_for_each_gate(kind, formula, version, tmp_path):
-    """Their names say which gate they are of; the file has them in the order of Keras 1."""
+@pytest.mark.parametrize(("kind", "order"), [("LSTM", "ifco"), ("GRU", "zrh")])
+def test_keras_1_has_arrays_for_each_gate(kind, order, version, tmp_path):
+    """Their names say which gate they are of; the file has them in the order of Keras 1, a layer in that of Keras 2."""
     g = rng()
     gates = {
         f"{role}_{gate}": g.uniform(-1, 1, shape)
         for gate in forms.KERAS_1[kind]
         for role, shape in {"W": (I, H), "U": (H, H), "b": (H,)}.items()
     }
+    whole = [np.concatenate([gates[f"{role}_{gate}"] for gate in order], axis=-1) for role in "WUb"]
     model = {"class_name": "Sequential", "config": [keras_1_entry(kind, "a", H)]}  # a list, before Keras 2.2.3
     path = forms.write_h5(tmp_path / "m.h5", model, {"a": [*gates.values()]}, version)
-    x = g.standard_normal((5, 2, I))
-    np.testing.assert_allclose(from_keras(path)(x)[0], formula(x, gates), rtol=0, atol=1e-14)
+    assert_same(from_keras(path), cell_of(kind, whole, gates=KERAS_2_HARD_SIGMOID))
     del model["config"][0]["config"]["inner_activation"]  # it is the default
     path = forms.write_h5(tmp_path / "n.h5", model, {"a": [*gates.values()]}, version)
-    np.testing.assert_allclose(from_keras(path)(x)[0], formula(x, gates), rtol=0, atol=1e-14)
+    assert_same(from_keras(path), cell_of(kind, whole, gates=KERAS_2_HARD_SIGMOID))
 
 
 def test_a_model_of_keras_1(tmp_path):
@@ -480,7 +442,7 @@ def test_arrays_alone(form, tmp_path):
     path = write_arrays(form, tmp_path / "m.weights.h5", model, arrays)
     for gates in ("sigmoid", KERAS_2_HARD_SIGMOID, None):
         options = {} if gates is None else {"recurrent_activation": gates, "activation": "relu"}
-        stack, messages = messages_of(from_keras, path, **options)
+        stack, messages = all_warnings(from_keras, path, **options)
         activation = "tanh" if gates is None else "relu"
         cells = [
             cell_of("LSTM", arrays["lstm"], activation, gates or "sigmoid"),
@@ -504,7 +466,7 @@ def test_arrays_alone_of_old_versions(version, tmp_path):
     path = write_arrays(
         "names", tmp_path / "m.h5", sequential(entry("LSTM", "lstm"), entry("GRU", "gru")), arrays, version
     )
-    stack, (message,) = messages_of(from_keras, path)
+    stack, (message,) = all_warnings(from_keras, path)
     cells = [cell_of("LSTM", lstm, gates=KERAS_2_HARD_SIGMOID), cell_of("GRU", gru, gates=KERAS_2_HARD_SIGMOID)]
     assert_same(stack, Stack(cells))
     told = [eval(text.split(" or")[0].rstrip(",")) for text in re.findall(r"Pass that, (\(.*?\)), or", message)]
@@ -531,7 +493,7 @@ def test_arrays_alone_with_others_between(form, tmp_path):
     arrays = {"a": drawn(g, "LSTM", I, H), "norm": [np.ones(H, np.float32)] * 2, "b": drawn(g, "LSTM", H, H)}
     model = sequential(entry("LSTM", "a"), entry("LayerNormalization", "norm"), entry("LSTM", "b"))
     path = write_arrays(form, tmp_path / "m.h5", model, arrays)
-    layers, (message,) = messages_of(from_keras, path)
+    layers, (message,) = all_warnings(from_keras, path)
     assert_all_same(layers, {name: cell_of("LSTM", arrays[name]) for name in "ab"})
     order = ", the order of the layers, which arrays do not tell" if form == "attributes" else ""
     assert re.match(rf"from_keras: left out: norm \((unknown|layer_normalization)\){order}; ", message)

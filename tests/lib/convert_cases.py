@@ -190,13 +190,21 @@ def export_by_torch(module, arguments, dynamo, **options):
             module, arguments, None if dynamo else file, dynamo=dynamo, **options
         )
     return program.model_proto if dynamo else onnx.load_from_string(file.getvalue())
+def assert_all_same(layers, expected):
+    """Assert that two layers are the same, or those of two dicts."""
+    assert isinstance(layers, dict) == isinstance(expected, dict)
+    layers, expected = (each if isinstance(each, dict) else {"": each} for each in (layers, expected))
+    assert layers.keys() == expected.keys()
+    for name, layer in expected.items():
+        assert_same(layers[name], layer)
 
 
 def all_warnings(function, *arguments, **options):
-    """Return the result of a function, and the texts of all its warnings."""
+    """Return the result of a function, and the texts of all its warnings, which are at a line of this file."""
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         result = function(*arguments, **options)
+    assert {warning.filename for warning in record} <= {__file__}
     return result, [str(warning.message) for warning in record]
 
 

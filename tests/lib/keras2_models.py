@@ -1,4 +1,4 @@
-"""Random models of Keras 2, saved as Keras 2 saves them, and read by blockcell.tensorflow.
+"""Random models of Keras, and those of Keras 2 as it saves them, read by blockcell.tensorflow.
 
 It needs tensorflow-cpu with tf_keras, or a TensorFlow up to 2.15, whose tf.keras is Keras 2.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ BOUND = 2e-5
 FORMS = ("saved_model", "frozen")
 ACTIVATIONS = ["sigmoid", "relu", "elu", "selu", "softplus", "softsign", "exponential", "hard_sigmoid", "linear"]
 GATES = ["hard_sigmoid", "hard_sigmoid", "softsign", "tanh", "relu", "linear"]
+MERGE_MODES = "concat", "concat", "sum", "mul", "ave"
 WITHOUT_LAYER = ["swish", "gelu", "softmax"]  # activations that layers do not have
 
 
@@ -49,7 +51,6 @@ class Drawn:
     """The size of x."""
     embedding: bool
     masked: bool
-    text: str
     refused: bool
     """Whether it has something that no layer has."""
     joined: bool
@@ -72,14 +73,13 @@ def import_keras() -> Any:
     return tf_keras
 
 
-def draw_model(keras: Any, g: np.random.Generator) -> Drawn:
+def draw_model(keras: Any, g: np.random.Generator, merge_modes: Sequence[str] = MERGE_MODES) -> Drawn:
     """Draw a model of one to three recurrent layers."""
     layers = keras.layers
     steps, batch = (T if g.integers(2) else None), (B if g.integers(3) == 0 else None)
     first, embedding = int(g.integers(1, 9)), not g.integers(8)
     masked = not g.integers(4)
     stack: list[Any] = []
-    texts: list[str] = []
     if embedding:
         stack.append(layers.Embedding(11, first, mask_zero=masked))
     elif masked:
@@ -99,11 +99,9 @@ def draw_model(keras: Any, g: np.random.Generator) -> Drawn:
                 "time distributed": [layers.TimeDistributed(layers.Dense(size))],
                 "normalization": [layers.LayerNormalization()],
             }[between]
-            texts += [between] * bool(between)
         turned = turned or any(getattr(layer, "go_backwards", False) for layer in stack)
-        layer, text, other = draw_layer(keras, g, steps, batch, last, masked)
+        layer, other = draw_layer(keras, g, steps, batch, last, masked, merge_modes)
         refused = refused or other
-        texts.append(text)
         stack.append(layer)
     head = not g.integers(2) and not isinstance(stack[-1], layers.Bidirectional)
     if head:
@@ -115,18 +113,22 @@ def draw_model(keras: Any, g: np.random.Generator) -> Drawn:
             y = y[0]
         y = layer(y)
     model = keras.Model(given, y)
-    form = f"T={steps} B={batch} I={first}{' embedding' * embedding}{' masked' * masked}{' head' * head}"
     weights = [g.uniform(-1, 1, np.shape(w)) / max(1, np.shape(w)[0]) ** 0.5 for w in model.get_weights()]
     model.set_weights([w.astype(np.float32) for w in weights])
     stateful = any(getattr(layer, "stateful", False) for layer in stack)
-    text = f"{form}: {'; '.join(texts)}"
-    return Drawn(model, stack, first, embedding, masked, text, refused, joined, turned, stateful)
+    return Drawn(model, stack, first, embedding, masked, refused, joined, turned, stateful)
 
 
 def draw_layer(
-    keras: Any, g: np.random.Generator, steps: int | None, batch: int | None, last: bool, masked: bool
-) -> tuple[Any, str, bool]:
-    """Draw a recurrent layer: what it is in words, and whether it has something that no layer has."""
+    keras: Any,
+    g: np.random.Generator,
+    steps: int | None,
+    batch: int | None,
+    last: bool,
+    masked: bool,
+    merge_modes: Sequence[str],
+) -> tuple[Any, bool]:
+    """Draw a recurrent layer, and whether it has something that no layer has."""
     layers, size = keras.layers, int(g.integers(1, 9))
     both = not g.integers(3)
     kind = str(g.choice(["LSTM", "LSTM", "GRU", "GRU", "SimpleRNN"]))
@@ -139,7 +141,7 @@ def draw_layer(
     if special:
         options["activation"] = str(g.choice(WITHOUT_LAYER))
     if kind != "SimpleRNN":
-        if g.integers(2):
+        if g.integers(2) and keras.__version__.startswith("2."):
             options["implementation"] = int(g.integers(1, 3))
         if g.integers(3) == 0 and options.get("activation") != "exponential":
             options["recurrent_activation"] = str(g.choice(GATES))
@@ -165,24 +167,18 @@ def draw_layer(
         more["unroll"] = True
     if masked and sequences and g.integers(4) == 0:
         more["zero_output_for_mask"] = True
-    text = f"{kind}({size}, {', '.join(f'{key}={value}' for key, value in {**options, **more}.items())})"
     if g.integers(5) == 0:
-        cell_options = {key: value for key, value in options.items()}
-        made = [getattr(layers, f"{kind}Cell")(size, **cell_options)]
-        text = f"RNN of {text}"
+        made = [getattr(layers, f"{kind}Cell")(size, **options)]
         if g.integers(2) == 0:
             other = str(g.choice(["LSTM", "GRU", "SimpleRNN"]))
             made.append(getattr(layers, f"{other}Cell")(size + 1))
-            text += f" and {other}({size + 1})"
         layer = layers.RNN(made if len(made) > 1 else made[0], **more)
     else:
         layer = getattr(layers, kind)(size, **options, **more)
     if both:
-        modes = ["concat", "concat", "sum", "mul", "ave", *[None] * last]
-        mode = modes[g.integers(len(modes))]
-        text = f"Bidirectional({text}, merge_mode={mode})"
-        layer = layers.Bidirectional(layer, merge_mode=mode)
-    return layer, text, options.get("activation") in WITHOUT_LAYER
+        modes = [*merge_modes, *[None] * last]
+        layer = layers.Bidirectional(layer, merge_mode=modes[g.integers(len(modes))])
+    return layer, options.get("activation") in WITHOUT_LAYER
 
 
 def parts_of(layer: Any) -> list[Any]:

@@ -123,42 +123,41 @@ def snake_case(name):
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def write_variables(group, model, arrays, names=True, container="layers", number=str):
-    """What Keras 3 writes for a model, with the layers' names or without; `number` makes names of numbers."""
-    counts = {}
-    inside = group.create_group(container)
-    for part in inner_of(model):
+def class_names(parts, number=str):
+    """The names of the layers' groups: their classes', numbered from the second of a class on."""
+    counts, names = {}, []
+    for part in parts:
         kind = snake_case(part["class_name"])
         counts[kind] = counts.get(kind, -1) + 1
-        own = inside.create_group(f"{kind}_{number(counts[kind])}" if counts[kind] else kind)
-        write_layer(own, part, arrays, names, container)
+        names.append(f"{kind}_{number(counts[kind])}" if counts[kind] else kind)
+    return names
+
+
+def write_variables(group, model, arrays, names=True, container="layers", number=str):
+    """What Keras 3 writes for a model, with the layers' names or without; `number` makes names of numbers."""
+    inside = group.create_group(container)
+    for part, name in zip(inner_of(model), class_names(inner_of(model), number), strict=True):
+        write_layer(inside.create_group(name), part, arrays, names, container)
     return group
 
 
 def write_layer(group, part, arrays, names, container):
-    kind, name, own = part["class_name"], name_of(part), arrays.get(name_of(part), [])
+    """What Keras 3 writes for a layer."""
+    kind, own = part["class_name"], arrays.get(name_of(part), [])
     variables = group.create_group("vars")
     if names:
-        variables.attrs["name"] = name
+        variables.attrs["name"] = name_of(part)
     if inner_of(part):
         write_variables(group, part, arrays, names, container)
     elif kind == "Bidirectional":
         half = len(own) // 2
-        for side, part_arrays in zip(("forward", "backward"), (own[:half], own[half:]), strict=True):
-            write_cell(group.create_group(f"{side}_layer/cell"), part_arrays)
-    elif kind == "RNN":
-        stacked = part["config"]["cell"]["class_name"] == "StackedRNNCells"
-        cells = part["config"]["cell"]["config"]["cells"] if stacked else [part["config"]["cell"]]
-        counts = {}
-        for k, cell in enumerate(cells):
-            inner = snake_case(cell["class_name"])
-            counts[inner] = counts.get(inner, -1) + 1
-            place = f"cells/{inner}_{counts[inner]}" if counts[inner] else f"cells/{inner}"
-            write_cell(group.create_group(f"cell/{place}" if stacked else "cell"), own[3 * k : 3 * k + 3])
-    elif kind in COLUMNS:
-        write_cell(group.create_group("cell"), own)
-    elif kind == "TimeDistributed":
-        write_cell(group.create_group("layer"), own)
+        write_cell(group.create_group("forward_layer/cell"), own[:half])
+        write_cell(group.create_group("backward_layer/cell"), own[half:])
+    elif kind == "RNN" and part["config"]["cell"]["class_name"] == "StackedRNNCells":
+        for k, name in enumerate(class_names(part["config"]["cell"]["config"]["cells"])):
+            write_cell(group.create_group(f"cell/cells/{name}"), own[3 * k : 3 * k + 3])
+    elif kind in (*COLUMNS, "RNN", "TimeDistributed"):
+        write_cell(group.create_group("layer" if kind == "TimeDistributed" else "cell"), own)
     else:
         for k, array in enumerate(own):
             variables[str(k)] = array
