@@ -190,6 +190,8 @@ def export_by_torch(module, arguments, dynamo, **options):
             module, arguments, None if dynamo else file, dynamo=dynamo, **options
         )
     return program.model_proto if dynamo else onnx.load_from_string(file.getvalue())
+
+
 def assert_all_same(layers, expected):
     """Assert that two layers are the same, or those of two dicts."""
     assert isinstance(layers, dict) == isinstance(expected, dict)
