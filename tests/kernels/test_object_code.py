@@ -148,7 +148,7 @@ def test_what_every_cpu_runs_has_no_avx():
         if not any(m in path.name for m in levels)
     ]
     names = {path.name.partition(".")[0] for path in files}
-    assert {"_lstm", "_gru", "_args", "_layers"} <= names
+    assert {"_ops", "_args", "_layers"} <= names
     if OBJDUMP is None:
         pytest.skip("needs objdump")
     for path in files:

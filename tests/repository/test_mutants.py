@@ -40,7 +40,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {"ci_line = CI_BAR": "ci_line = O_BAR", "o_line = O_BAR": "o_line = CI_BAR"},
     ),
     "lstm icfo and ifco": (
-        "_lstm.pyx",
+        "_ops.pyx",
         {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"},
     ),
     "lstm wci and wcf": (
