@@ -88,7 +88,7 @@ def main() -> None:
     rows = options.rows
     print_heads(["level", "product", "ceiling, GF/s", *(f"{m} row{'s'[: m > 1]}" for m in rows)])
     for level in options.levels:
-        integer = [name for name in LEVELS[level] if name in _integer.available()][:1]
+        integer = [name for name in LEVELS[level] if name in _integer.available_instruction_sets()][:1]
         for product in ["float32", "float64", "columns", "float16", *integer]:
             ceiling = multiply_adds(level, "float64" if product == "float64" else "float32", 1, 1_000_000)
             own_rates = measure_rates(level, product, rows, options.reduce, options.lines)

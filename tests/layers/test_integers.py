@@ -16,7 +16,7 @@ from blockcell.formulas import add_product_in_integers, row_codes
 from blockcell.quantization import quantize_matrix
 
 F32 = np.float32
-WAYS = _integer.available()
+WAYS = _integer.available_instruction_sets()
 KINDS = ["LSTM", "LSTM(w_p)", "LSTM(coupled, w_p)", "GRU", "GRU(reset_after)", "RNN"]
 
 
