@@ -126,17 +126,18 @@ def load(level: str) -> tuple[Kernels, Requirements, Layers]:
     layers : dict of str to callable
         For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
     """
+    ops: Any = _ops  # has no stub
     engines = [_engine(name, level) for name in REALS.values()]
     are_half = [dtype == np.float16 for dtype in REALS]
     planners = [partial(engine.plan_layer, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
     dense_planners = [partial(engine.plan_dense, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
     kernels: Kernels = {}
     requirements: Requirements = {}
-    for name, task in _ops.REQUIREMENTS.items():
-        functions = [getattr(_ops, name)[storage] for storage in STORAGE.values()]
+    for name, task in ops.REQUIREMENTS.items():
+        functions = [getattr(ops, name)[storage] for storage in STORAGE.values()]
         kernels[name] = tuple(Kernel(*pair) for pair in zip(functions, [e.ENGINE for e in engines], strict=True))
         requirements[name] = partial(_requirements, engines, *task)
-    layers: Layers = {kind: partial(_plan_cell, planners, cell) for kind, cell in _ops.LAYERS.items()}
+    layers: Layers = {kind: partial(_plan_cell, planners, cell) for kind, cell in ops.LAYERS.items()}
     return kernels, requirements, layers | {"dense": partial(_plan_dense, dense_planners)}
 
 
