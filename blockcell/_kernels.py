@@ -220,6 +220,9 @@ def build_info() -> dict[str, Any]:
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 with briefly_awake():
+    KERNELS: Kernels
+    REQUIREMENTS: Requirements
+    LAYERS: Layers
     KERNELS, REQUIREMENTS, LAYERS = load(LEVEL)
 TAPE_ARRAYS: dict[str, int] = _engine("float", LEVEL).TAPE_ARRAYS
 """How many arrays [T,B,H] the tape of each kind of cell has beside h."""
