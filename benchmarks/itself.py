@@ -280,7 +280,7 @@ def print_tile(options: argparse.Namespace) -> None:
     """Print GF/s of the tile with 1 to 6 rows on one thread, panels in the second-level cache, and their shares."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     turns.print_heads(["product", "ceiling, GF/s", *(f"{m} row{'s'[: m > 1]}" for m in range(1, 7))])
-    integer = [name for name in INTEGERS[options.level] if name in _integer.available()][:1]
+    integer = [name for name in INTEGERS[options.level] if name in _integer.available_instruction_sets()][:1]
     for name in ["float32", "float64", "columns", "float16", *integer]:
         dtype = "float64" if name == "float64" else "float32"
         module = importlib.import_module(f"blockcell._for_tests_{REALS[np.dtype(dtype)]}_{options.level}")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _cpu, _gru, _gru_reset_after, _integer, _lstm, _rnn, _threads
+from . import _cpu, _integer, _ops, _threads
 from ._version import __version__
 from .activations import Numbers, numbers
 from .installing import not_built
@@ -24,8 +24,6 @@ from .optable import REALS, STORAGE
 
 ENGINE = "_engine"
 """The module of a CPU level, compiled for each of REALS: ``_engine_float_v3``, for example."""
-CELLS: tuple[Any, ...] = (_lstm, _gru, _gru_reset_after, _rnn)
-"""The modules of the kernels of ops."""
 # What gcc's and LLVM's OpenMP runtimes read when they are loaded: how long idle threads spin, in iterations and in
 # milliseconds.  By default they spin long, and take the CPUs from other work, such as numpy's.
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
@@ -147,21 +145,19 @@ def load(level: str) -> tuple[Kernels, Requirements, Layers]:
     layers : dict of str to callable
         For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
     """
+    ops: Any = _ops  # has no stub
     engines = [_engine(name, level) for name in REALS.values()]
     are_half = [dtype == np.float16 for dtype in REALS]
     planners = [partial(engine.plan_layer, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
     dense_planners = [partial(engine.plan_dense, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
     kernels: Kernels = {}
     requirements: Requirements = {}
-    layers: Layers = {"dense": partial(_plan_dense, dense_planners)}
-    for module in CELLS:
-        for name, task in module.REQUIREMENTS.items():
-            functions = [getattr(module, name)[storage] for storage in STORAGE.values()]
-            kernels[name] = tuple(Kernel(*pair) for pair in zip(functions, [e.ENGINE for e in engines], strict=True))
-            requirements[name] = partial(_requirements, engines, *task)
-        kind = module.__name__.removeprefix("blockcell._")
-        layers[kind] = partial(getattr(module, f"{kind}_layer"), planners)
-    return kernels, requirements, layers
+    for name, task in ops.REQUIREMENTS.items():
+        functions = [getattr(ops, name)[storage] for storage in STORAGE.values()]
+        kernels[name] = tuple(Kernel(*pair) for pair in zip(functions, [e.ENGINE for e in engines], strict=True))
+        requirements[name] = partial(_requirements, engines, *task)
+    layers: Layers = {kind: partial(_plan_cell, planners, cell) for kind, cell in ops.LAYERS.items()}
+    return kernels, requirements, layers | {"dense": partial(_plan_dense, dense_planners)}
 
 
 def _module_name(real: str, level: str) -> str:
@@ -183,6 +179,14 @@ def _requirements(engines: list[Any], kind: int, task: str, *numbers: int) -> An
     """Return what an op requires, for T, B, I, H, the number of the dtype, and how many threads there may be."""
     *sizes, dtype_number, threads = numbers
     return engines[dtype_number].requirements(kind, task, tuple(sizes), threads)
+
+
+def _plan_cell(
+    planners: list[Any], cell: Callable[..., bytes], task: str, sizes: tuple[int, ...], threads: int, number: int,
+    format: int, transposed: bool, options: tuple[Any, ...],
+) -> Any:  # fmt: skip
+    """Plan a kernel of an LSTM, GRU or RNN; `cell` returns its bytes, by the options of the layer."""
+    return planners[number](cell(*options), task, sizes, threads, format, transposed)
 
 
 def _plan_dense(
@@ -235,6 +239,9 @@ def build_info() -> dict[str, Any]:
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 with briefly_awake():
+    KERNELS: Kernels
+    REQUIREMENTS: Requirements
+    LAYERS: Layers
     KERNELS, REQUIREMENTS, LAYERS = load(LEVEL)
 TAPE_ARRAYS: dict[str, int] = _engine("float", LEVEL).TAPE_ARRAYS
 """How many arrays [T,B,H] the tape of each kind of cell has beside h."""

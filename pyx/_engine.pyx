@@ -62,13 +62,13 @@ def requirements(int kind, task, tuple sizes, int threads):
     T, B, I, H = sizes
     use_traits(&c, &traits[kind])
     if task == "forward":
-        p = plan_forward(&c, T, B, I, H, sizeof(real), False, threads)
-        return requirements_of(&p.workspace, p.L, &p.grid)
+        p = plan_forward(&c, T, B, I, H, False, threads)
+        return requirements_of(p.workspace.size, &p.grid)
     if task == "cell_grad":
-        back = cell_grad.plan_dicfo(B, H, cell_grad.threads_of_dicfo(B, H, threads))
+        back = cell_grad.plan_dicfo(B, H, threads)
     else:
-        back = plan_backward(&c, T, B, I, H, sizeof(real), task == "backward", threads)
-    return requirements_of(&back.workspace, back.L, &back.grid)
+        back = plan_backward(&c, T, B, I, H, task == "backward", threads)
+    return requirements_of(back.workspace.size, &back.grid)
 
 
 cdef inline void set_call_arrays(const OpCall *call, Array *inputs, Array *outputs) noexcept nogil:
@@ -84,12 +84,12 @@ cdef long long run_forward(const OpCall *call, void *scratch, int ready) noexcep
     cdef Array[INPUTS] inputs
     cdef Array[OUTPUTS] outputs
     use_traits(&c, &traits[c.kind])
-    p = plan_forward_on(&c, call.T, call.B, call.I, call.H, sizeof(real), False,
+    p = plan_forward_on(&c, call.T, call.B, call.I, call.H, False,
                         grid_of(call.threads // call.members, call.members))
-    scratch = align_to_line(scratch)
-    use_panels(&p, scratch)
+    p.inputs, p.outputs, p.scratch = inputs, outputs, <real *> align_to_line(scratch)
+    use_panels(&p, p.scratch)
     set_call_arrays(call, inputs, outputs)
-    return forward.run_forward(&p, &c, inputs, outputs, scratch, ready)
+    return forward.run_forward(&p, ready)
 
 
 cdef long long run_backward(const OpCall *call, void *scratch, int ready) noexcept nogil:
@@ -99,10 +99,11 @@ cdef long long run_backward(const OpCall *call, void *scratch, int ready) noexce
     cdef Array[INPUTS] inputs
     cdef Array[OUTPUTS] outputs
     use_traits(&c, &traits[c.kind])
-    p = plan_backward_on(&c, call.T, call.B, call.I, call.H, sizeof(real), call.with_weight_grads,
+    p = plan_backward_on(&c, call.T, call.B, call.I, call.H, call.with_weight_grads,
                          grid_of(call.threads // call.members, call.members))
+    p.inputs, p.outputs, p.scratch = inputs, outputs, <real *> align_to_line(scratch)
     set_call_arrays(call, inputs, outputs)
-    return backward.run_backward(&p, &c, inputs, outputs, align_to_line(scratch), ready)
+    return backward.run_backward(&p, ready)
 
 
 cdef long long run_cell_grad(const OpCall *call, void *scratch, int ready) noexcept nogil:
@@ -110,8 +111,9 @@ cdef long long run_cell_grad(const OpCall *call, void *scratch, int ready) noexc
     cdef Backward p = cell_grad.plan_dicfo(call.B, call.H, call.threads)
     cdef Array[INPUTS] inputs
     cdef Array[OUTPUTS] outputs
+    p.c, p.inputs, p.outputs, p.scratch = &call.cell, inputs, outputs, <real *> align_to_line(scratch)
     set_call_arrays(call, inputs, outputs)
-    return cell_grad.run_dicfo(&p, &call.cell, inputs, outputs, <real *> align_to_line(scratch), ready)
+    return cell_grad.run_dicfo(&p, ready)
 
 
 cdef Engine engine

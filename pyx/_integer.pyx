@@ -19,7 +19,7 @@ cdef extern from "product/integer_instructions.h":
 PRODUCT = PyCapsule_New(PRODUCT_IN_USE, "blockcell._integer.PRODUCT", NULL)  # for the kernels
 
 
-def available():
+def available_instruction_sets():
     """Return the names of the instruction sets that this CPU has, the best first; the last ones are for tests alone."""
     return tuple(
         [instruction_sets[k].name.decode() for k in range(INSTRUCTION_SETS) if instruction_sets[k].is_supported()]
@@ -37,4 +37,4 @@ def use(name):
         if instruction_sets[k].name.decode() == name and instruction_sets[k].is_supported():
             use_instructions(&instruction_sets[k])
             return
-    raise ValueError(f"name is {name!r}; expected one of {', '.join(available())}")
+    raise ValueError(f"name is {name!r}; expected one of {', '.join(available_instruction_sets())}")

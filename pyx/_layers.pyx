@@ -6,7 +6,7 @@ goes through these levels:
     try_forward     try_backward      a user's arguments; None unless they are canonical, as kernels read them
     forward_layer   backward_layer    the layer that is called, on canonical arguments
     forward_part    backward_part     one part of it
-    run_forward_kernel, run_backward_kernel
+    plan_and_run_forward, plan_and_run_backward
 
 After None, blockcell/layers converts the arguments, or raises, and calls `forward_layer` or `backward_layer`.
 
@@ -106,19 +106,12 @@ cdef KernelPlan plan_from(
     return plan
 
 
-cdef bint is_plan_for(KernelPlan plan, int format, Py_ssize_t T, Py_ssize_t B, int threads) noexcept:
-    """Return whether there is a plan and it is for these sizes, threads and format."""
-    return plan is not None and plan.T == T and plan.B == B and plan.threads == threads and plan.format == format
-
-
-cdef KernelPlan plan_for(
-    KernelPlan last_plan, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=0
-):
+cdef KernelPlan plan_for(KernelPlan last, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=0):
     """Return the plan of a call: that of the last call of this kernel, if it had the same sizes, or a new one.
 
     Parameters
     ----------
-    last_plan : KernelPlan or None
+    last : KernelPlan or None
     layer : Leaf
         Plans its kernels by `_plan_kernel`.
     task : {"forward", "backward"}
@@ -128,8 +121,8 @@ cdef KernelPlan plan_for(
         How many there may be; 0 for as many as users have set.
     """
     threads = threads or load_number(number_of_threads)
-    if is_plan_for(last_plan, format, T, B, threads):
-        return last_plan
+    if last is not None and last.T == T and last.B == B and last.threads == threads and last.format == format:
+        return last
     planned = layer._plan_kernel(task, format, T, B, threads)
     return plan_from(planned, format, T, B, layer.input_size, layer.hidden_size, threads)
 
@@ -274,12 +267,12 @@ the parts of x by `Dense._directions_of_x`, of which those of a reverse directio
 
 
 # -------------------------------------------------------------------------------------------------------------- lengths
-cdef Py_ssize_t row_out_of_range(ndarray lengths, Py_ssize_t T) noexcept:
-    """Return the first batch row whose length is not 0 to T, by lengths [B]; -1 if there is none."""
+cdef Py_ssize_t row_out_of_range(ndarray lengths, Py_ssize_t least, Py_ssize_t most) noexcept:
+    """Return the first batch row whose length is not `least` to `most`, by lengths [B]; -1 if there is none."""
     cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
     cdef Py_ssize_t b
     for b in range(PyArray_DIMS(lengths)[0]):
-        if length[b] < 0 or length[b] > T:
+        if length[b] < least or length[b] > most:
             return b
     return -1
 
@@ -297,7 +290,7 @@ def check_lengths(caller, ndarray lengths, Py_ssize_t T, values):
     values : ndarray (B,)
         What the user gave, for the message: `lengths` may have wrapped around.
     """
-    cdef Py_ssize_t b = row_out_of_range(lengths, T)
+    cdef Py_ssize_t b = row_out_of_range(lengths, 0, T)
     if b >= 0:
         raise ValueError(f"{caller}: lengths[{b}] is {values[b]}; expected 0 to T = {T}")
 
@@ -309,26 +302,6 @@ cdef Py_ssize_t longest_length(object lengths) noexcept:
     for b in range(PyArray_DIMS(<ndarray> lengths)[0]):
         longest = max(longest, <Py_ssize_t> length[b])
     return longest
-
-
-cdef bint has_empty_row(ndarray lengths) noexcept:
-    """Return whether one of lengths [B] is 0."""
-    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
-    cdef Py_ssize_t b
-    for b in range(PyArray_DIMS(lengths)[0]):
-        if length[b] == 0:
-            return True
-    return False
-
-
-cdef ndarray at_least_one_step(ndarray lengths):
-    """Return a copy of lengths [B] in which rows without steps have one."""
-    cdef ndarray result = PyArray_NewCopy(lengths, NPY_CORDER)
-    cdef int64_t *length = <int64_t *> PyArray_BYTES(result)
-    cdef Py_ssize_t b
-    for b in range(PyArray_DIMS(result)[0]):
-        length[b] = max(length[b], <int64_t> 1)
-    return result
 
 
 cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
@@ -357,8 +330,6 @@ cdef class ForwardContext:
 
     cdef step_mask(self, bint reverse):
         """Return the step mask of one direction; None if there is none."""
-        if self.lengths is None and self.reset is None:
-            return None
         if reverse:
             if self.reverse_mask is None:
                 self.reverse_mask = step_mask_of(self.T, self.B, self.lengths, self.reset, True)
@@ -467,7 +438,7 @@ cdef class Runner:
             if not is_plain(lengths, NPY_INT64, 1) or PyArray_DIMS(<ndarray> lengths)[0] != B:
                 return None
             lengths = PyArray_NewCopy(<ndarray> lengths, NPY_CORDER)  # which no other thread changes
-            if row_out_of_range(<ndarray> lengths, T) >= 0:
+            if row_out_of_range(<ndarray> lengths, 0, T) >= 0:
                 return None
         return self.forward_layer(weights, x, state, lengths, None, None, None, batch_first, training)
 
@@ -558,15 +529,16 @@ cdef class Runner:
         if context.T == 0:
             context.T, x = 1, numpy.zeros((1, context.B, self.input_size), self.dtype)
             context.lengths = numpy.zeros(context.B, numpy.int64)
-            context.head_lengths = at_least_one_step(context.lengths)
+            context.head_lengths = numpy.ones(context.B, numpy.int64)
         else:
             context.head_lengths = context.lengths
-            has_empty = context.lengths is not None and has_empty_row(<ndarray> context.lengths)
+            if context.lengths is not None:
+                has_empty = row_out_of_range(<ndarray> context.lengths, 1, context.T) >= 0
             if is_users_x and (context.training or has_empty):
                 x = PyArray_NewCopy(x, NPY_CORDER)
             if has_empty:
                 clear_first_step(x, context.lengths)
-                context.head_lengths = at_least_one_step(context.lengths)
+                context.head_lengths = numpy.maximum(context.lengths, 1)
         y = None
         if context.training:  # the caller's; a tape has its own
             y = new_array(self.dtype, self.type_number, 2, context.B, self.output_size)
@@ -686,15 +658,15 @@ cdef class LeafRunner(Runner):
                 PyArray_CopyInto(<ndarray> copy[k], <ndarray> (<tuple> state)[k])
         return copy
 
-    cdef int run_forward_kernel(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B, int threads) except -1:
-        """Run the forward kernel.
+    cdef int plan_and_run_forward(self, weights, Pass *a, Py_ssize_t T, Py_ssize_t B, int threads) except -1:
+        """Run the forward kernel, by the plan of the last call if that had the same sizes.
 
         weights : the layer's LeafWeights
         a : the caller's; `packed` is set here
+        threads : as for `plan_for`
         """
         cdef KernelPlan plan
         cdef int format
-        threads = threads or load_number(number_of_threads)
         with cython.critical_section(self):  # in Pythons without a GIL, where another thread may replace it
             plan = self.forward_plan
         _, packed, format = <tuple> weights  # faster than by their names
@@ -705,8 +677,9 @@ cdef class LeafRunner(Runner):
         plan.execute(NULL, a)
         return 0
 
-    cdef dict run_backward_kernel(self, dict weights, Pass *a, Py_ssize_t T, Py_ssize_t B):
-        """Run the backward kernel; return the gradients to the weights, by their names.
+    cdef dict plan_and_run_backward(self, dict weights, Pass *a, Py_ssize_t T, Py_ssize_t B):
+        """Run the backward kernel, by the plan of the last call if that had the same sizes; return the gradients to the
+        weights, by their names.
 
         weights : the arrays by their names
         a : the caller's; `weights` and `weight_grads` are set here
@@ -783,7 +756,7 @@ cdef class CellRunner(LeafRunner):
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(h)
             set_layout(&a.x_layout, x)
             set_layout(&a.y_layout, h)
-            self.run_forward_kernel(weights, &a, T, B, context.threads)
+            self.plan_and_run_forward(weights, &a, T, B, context.threads)
         else:
             step_mask, last_state = context.step_mask(a.reverse), self.copy_state(state, B)
         if y is None:
@@ -829,7 +802,7 @@ cdef class CellRunner(LeafRunner):
         a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(x_grad)
         set_layout(&a.y_grad_layout, d_y)
         set_layout(&a.x_grad_layout, x_grad)
-        return x_grad, d_initial, self.run_backward_kernel(weights, &a, T, B)
+        return x_grad, d_initial, self.plan_and_run_backward(weights, &a, T, B)
 
 
 @cython.final
@@ -851,15 +824,16 @@ cdef class DenseRunner(LeafRunner):
                     step_mask = context.step_mask(reverse)
         else:
             last_steps = LastSteps(T, self.find_last_steps(context), self.layer._directions_of_x())
-            x, T = self.gather_last_rows(x, last_steps), 1
-            y = None if y is None else y[None]
+            rows = self.new_rows(1, B, self.input_size)
+            self.copy_last_rows(last_steps, rows, x, True)
+            x, T, y = rows, 1, None if y is None else y[None]
         rows = self.new_rows(T, B, self.output_size) if y is None or context.training else y
         if PyArray_SIZE(rows):
             a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
             a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(rows)
             set_layout(&a.x_layout, x)
             set_layout(&a.y_layout, rows)
-            self.run_forward_kernel(weights, &a, T, B, context.threads)
+            self.plan_and_run_forward(weights, &a, T, B, context.threads)
         if y is None:
             y = rows
         elif y is not rows:
@@ -884,7 +858,7 @@ cdef class DenseRunner(LeafRunner):
             a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(x_grad)
             set_layout(&a.y_grad_layout, d_y)
             set_layout(&a.x_grad_layout, x_grad)
-            grads = self.run_backward_kernel(weights, &a, T, B)
+            grads = self.plan_and_run_backward(weights, &a, T, B)
         else:
             x_grad[...] = 0
             grads = self.zero_grads(weights)
@@ -908,12 +882,6 @@ cdef class DenseRunner(LeafRunner):
             if context.head_lengths is not None:
                 step[b] = (<const int64_t *> PyArray_BYTES(<ndarray> context.head_lengths))[b] - 1
         return steps
-
-    cdef ndarray gather_last_rows(self, ndarray x, last_steps):
-        """Copy the rows of x [T,B,I] that are read to a new array [1,B,I]."""
-        cdef ndarray rows = self.new_rows(1, PyArray_DIMS(x)[1], self.input_size)
-        self.copy_last_rows(last_steps, rows, x, True)
-        return rows
 
     cdef int copy_last_rows(self, last_steps, ndarray rows, ndarray x, bint gathers) except -1:
         """Copy to `rows` [1,B,I] from the last steps of x [T,B,I], or to x unless it `gathers`."""

@@ -556,23 +556,14 @@ def copy_states(tuple streams, rows):
     rows : of the user, as of `Stream.state_of`
     """
     cdef Stream stream = streams[0]
-    cdef const npy_intp *numbers
-    cdef Py_ssize_t k, n
-    cdef ndarray state
     cdef list arrays = []
     rows = read_rows(stream, rows)
-    n = stream.batch if rows is None else PyArray_DIMS(<ndarray> rows)[0]
-    claim(streams)
-    try:
-        numbers = row_numbers_of(streams[0], rows)
-        for k in range(len(streams)):
-            stream = streams[k]
-            for state in stream.states:
-                array = numpy.empty((n, PyArray_DIMS(state)[1]), stream.dtype)
-                copy_rows(state, array, numbers, n, False)
-                arrays.append(array)
-    finally:
-        release(streams, len(streams))
+    n = stream.batch if rows is None else len(rows)
+    for stream in streams:
+        for size in stream.leaf._state_sizes:
+            array = numpy.empty((n, size), stream.dtype)
+            arrays.append(array)
+    exchange_states(streams, rows, arrays, False)
     return arrays
 
 
@@ -590,20 +581,26 @@ def set_states(tuple streams, rows, state_arrays, value):
         The user's state.
     """
     cdef Stream stream = streams[0]
-    cdef const npy_intp *numbers
-    cdef Py_ssize_t k, n, number = 0
-    cdef ndarray state
-    cdef list arrays
     rows = read_rows(stream, rows)
-    n = stream.batch if rows is None else PyArray_DIMS(<ndarray> rows)[0]
-    arrays = state_arrays(value, n)
+    exchange_states(streams, rows, state_arrays(value, stream.batch if rows is None else len(rows)), True)
+
+
+cdef exchange_states(tuple streams, rows, list arrays, bint to_states):
+    """Copy the rows that `read_rows` gave of the states of all streams to arrays, or from these `to_states`.
+
+    arrays : an array for each state of each stream
+    """
+    cdef const npy_intp *numbers
+    cdef Stream stream
+    cdef ndarray state
+    cdef Py_ssize_t k = 0
     claim(streams)
     try:
         numbers = row_numbers_of(streams[0], rows)
-        for k in range(len(streams)):
-            for state in (<Stream> streams[k]).states:
-                copy_rows(state, arrays[number], numbers, n, True)
-                number += 1
+        for stream in streams:
+            for state in stream.states:
+                copy_rows(state, arrays[k], numbers, PyArray_DIMS(<ndarray> arrays[k])[0], to_states)
+                k += 1
     finally:
         release(streams, len(streams))
 

@@ -14,8 +14,6 @@ from cpython.pycapsule cimport PyCapsule_New
 
 import warnings
 
-import numpy
-
 from schedule.backoff cimport BackOff, allowed_threads, count_cost, count_limited_time, reset_back_off
 from schedule.runs cimport KernelFunction
 from schedule.team cimport nanoseconds
@@ -110,32 +108,11 @@ cdef int run(int planned, KernelFunction kernel, void *context) except -1:
 RUN = PyCapsule_New(<void *> run, "blockcell._team.RUN", NULL)  # for other compiled modules: runs.pxd
 
 
-cdef long long call_kernel(void *context, int ready) except? -1:
-    """Call a kernel that is Python's on the threads that are ready.
-
-    context : a tuple of the kernel and of its other arguments
-    """
-    kernel, arguments = <tuple> context
-    arguments += (ready,)
-    return kernel(*arguments)
+cdef long long call_kernel(void *kernel, int ready) except? -1:
+    """Call a kernel that is a function of Python's on the threads that are ready."""
+    return (<object> kernel)(ready)
 
 
-def compute(kernel, requirements, tuple sizes, int threads, tuple arguments):
-    """Run a kernel that is a function of Python's.
-
-    Parameters
-    ----------
-    kernel : callable
-        Takes the arguments, scratch memory, `threads` and the number of threads that are ready.
-    requirements : callable
-        Returns for `sizes` and `threads` the bytes of scratch, the threads that are planned, and a third number.
-    sizes : tuple of int
-    threads : int
-        How many there may be.
-    arguments : tuple
-    """
-    cdef int planned
-    size, planned, _ = requirements(*sizes, threads)
-    # By +: where memory is short, Cython's (*arguments, more) crashes.
-    context = kernel, arguments + (numpy.empty(size, numpy.uint8), threads)
-    run(planned, call_kernel, <void *> context)
+def run_for_tests(kernel, int planned):
+    """Run a kernel that is a function of Python's, which takes the number of threads that are ready."""
+    run(planned, call_kernel, <void *> kernel)

@@ -147,15 +147,14 @@ cdef int check_count(name, tensors, Py_ssize_t expected) except -1:
     return 0
 
 
-cdef void clear_bytes(char *memory, Py_ssize_t size) noexcept nogil:
-    """Write zeros to `size` bytes.  With none, `memory` may be NULL, which C's own function must not get."""
-    if size:
-        memset(memory, 0, size)
-
-
-cdef void copy_bytes(char *target, const char *source, Py_ssize_t size) noexcept nogil:
-    """Copy `size` bytes.  With none, both pointers may be NULL, which C's own function must not get."""
-    if size:
+cdef void copy_or_clear(char *target, const char *source, Py_ssize_t size) noexcept nogil:
+    """Copy `size` bytes, or clear them if the source is NULL.  With none, both pointers may be NULL, which C's own
+    functions must not get."""
+    if size == 0:
+        return
+    if source is NULL:
+        memset(target, 0, size)
+    else:
         memcpy(target, source, size)
 
 
@@ -225,6 +224,21 @@ cdef class TensorKernel:
         for k in range(len(states)):
             self.state_bytes[k] = B * widths[k] * itemsize
 
+    cdef int read_weights(self, list storages, weights, int per_direction, char **addresses) except -1:
+        """Read the weights of all directions, or those without biases.
+
+        addresses : the caller's; written
+        """
+        cdef int k, j
+        for k in range(self.directions * per_direction):
+            j = k % per_direction
+            if j == 2 and per_direction < self.weights_per_direction:  # the projection, behind the biases
+                j = self.weights_per_direction - 1
+            addresses[k] = read_tensor(
+                storages, self.weight_names[j], weights[k], self.weight_shapes[j], self.dtype, self.itemsize, NULL
+            )
+        return 0
+
     cdef int read_states(self, list storages, states, char **addresses, suffix="") except -1:
         """Read states, or gradients to them, whose names have a suffix.
 
@@ -264,10 +278,7 @@ cdef class TensorKernel:
         """Copy the states, or gradients to them, of all directions; they are zero where the source is NULL."""
         cdef int k
         for k in range(len(self.states)):
-            if source[k] is NULL:
-                clear_bytes(target[k], self.directions * self.state_bytes[k])
-            else:
-                copy_bytes(target[k], source[k], self.directions * self.state_bytes[k])
+            copy_or_clear(target[k], source[k], self.directions * self.state_bytes[k])
 
     cdef const unsigned char *read_step_mask(self, list storages, step_mask) except? NULL:
         """Return the address of a step mask for both directions; NULL for None."""
@@ -292,18 +303,14 @@ cdef class TensorForward(TensorKernel):
         cdef char *block  # memory for biases, then the kernel's
         cdef const unsigned char *flags
         cdef Py_ssize_t itemsize = self.itemsize, bias_bytes = (self.bias_size * itemsize + 63) // 64 * 64
-        cdef int k, j, n = len(self.states), per = self.weights_per_direction, tape = n if self.single else n + 1
+        cdef int k, n = len(self.states), per = self.weights_per_direction, tape = n if self.single else n + 1
         cdef char **last = output + (tape - n)
         cdef list storages = []
         check_count("weights", weights, self.directions * per)
         if len(states) != 0:
             check_count("states", states, n)
         a.x = read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
-        for k in range(self.directions * per):
-            j = k % per
-            weight[k] = read_tensor(
-                storages, self.weight_names[j], weights[k], self.weight_shapes[j], self.dtype, itemsize, NULL
-            )
+        self.read_weights(storages, weights, per, weight)
         self.read_states(storages, states, initial)
         flags = self.read_step_mask(storages, step_mask)
         self.read_reset_states(storages, reset_states, step_mask, &a)
@@ -414,11 +421,7 @@ cdef class TensorBackward(TensorKernel):
         a.x = NULL if x is None else read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
         a.y = read_tensor(storages, "y", y, self.y_shape, self.dtype, itemsize, &a.y_layout)
         tape_data = read_tensor(storages, "tape", tape, self.tape_shape, self.dtype, itemsize, NULL)
-        for k in range(self.directions * per):
-            j = self.weights_per_direction - 1 if k % per == 2 else k % per
-            weight[k] = read_tensor(
-                storages, self.weight_names[j], matrices[k], self.weight_shapes[j], self.dtype, itemsize, NULL
-            )
+        self.read_weights(storages, matrices, per, weight)
         self.read_states(storages, states, initial)
         if grads[0] is not None:
             y_grad = read_tensor(storages, "y_grad", grads[0], self.y_shape, self.dtype, itemsize, &a.y_grad_layout)
@@ -428,15 +431,16 @@ cdef class TensorBackward(TensorKernel):
         for k in range(len(outputs)):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
         for k in range(n if needs_reset_states else 0):  # zero where there is no reset
-            clear_bytes(reset_grads[k], self.T * self.state_bytes[k])
+            copy_or_clear(reset_grads[k], NULL, self.T * self.state_bytes[k])
             a.reset_state_grad[n - 1 - k] = reset_grads[k]
             a.reset_grad_layout[n - 1 - k].row = self.state_bytes[k] // self.B // itemsize if self.B else 0
             a.reset_grad_layout[n - 1 - k].step = self.state_bytes[k] // itemsize
         x_grad = output[0] if needs_x else NULL
-        if self.plan is None:
-            self.fill_without_steps(
-                x_grad, NULL if x is None else weight_grads, initial_grads if has_states else NULL, last_grad
-            )
+        if self.plan is None:  # there is no step
+            for tensor in outputs:
+                tensor.zero_()
+            if has_states:
+                self.copy_states(initial_grads, last_grad)
             return
         a.x_grad_layout.step, a.x_grad_layout.row = self.B * self.I, self.I
         zeros = <char *> PyMem_RawMalloc((1 + STATES) * state_bytes + 2 * bias_bytes + self.plan.size)
@@ -502,23 +506,3 @@ cdef class TensorBackward(TensorKernel):
         self.plan.execute(scratch, a)
         if grads is not NULL:
             memcpy(b_hh, b_ih, self.summed_size * itemsize)
-
-    cdef fill_without_steps(self, char *x_grad, char **weight_grads, char **initial_grads, char **last_grad):
-        """Fill the gradients of a pass without steps: copy the gradients to last states to those to initial states, and
-        set all others to zero.
-
-        x_grad, weight_grads, initial_grads : of all directions; written; NULL if nobody asks for them
-        last_grad : of all directions; NULL for zeros
-        """
-        cdef Py_ssize_t length, size
-        cdef int k
-        if x_grad is not NULL:
-            clear_bytes(x_grad, self.T * self.B * self.I * self.itemsize)
-        if weight_grads is not NULL:
-            for k in range(self.directions * self.weights_per_direction):
-                size = self.itemsize
-                for length in self.weight_shapes[k % self.weights_per_direction]:
-                    size *= length
-                clear_bytes(weight_grads[k], size)
-        if initial_grads is not NULL:
-            self.copy_states(initial_grads, last_grad)

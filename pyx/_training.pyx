@@ -154,10 +154,11 @@ cdef void update_weight(
         apply_rule(rule, hyper, u, n, <const double *> u.w)
 
 
-cdef bint update_weights(
-    Rule rule, const Hyperparameters *hyper, tuple slots, weights, grads, state, dict new_weights, dict new_state
-) except -1:
-    """Make one step with all weights; return whether all arrays could be taken as they are.
+cdef tuple update_weights(
+    Rule rule, const Hyperparameters *hyper, tuple slots, weights, grads, state, dict new_state
+):
+    """Make one step with all weights; return the new weights and the new state, or None unless all arrays could be
+    taken as they are.
 
     Parameters
     ----------
@@ -165,22 +166,23 @@ cdef bint update_weights(
         The names of what the optimizer keeps for each weight; the keys of a state are "slot.weight".
     weights, grads, state : dict of str to ndarray
         Of the user, so of any type; the state may be None, before the first step.
-    new_weights, new_state : dict of str to ndarray
-        Are filled with new arrays.
+    new_state : dict of str to ndarray
+        Is filled with new arrays.
     """
+    cdef dict new_weights = {}
     cdef WeightUpdate u
     cdef int k
     cdef Py_ssize_t n
     cdef int type_number
     cdef list references  # to the arrays that `u` points to, as another thread may change the dict `state`
     if not isinstance(weights, dict) or type(grads) is not dict or (state is not None and type(state) is not dict):
-        return False
+        return None
     if len(<dict> weights) != len(<dict> grads):
-        return False
+        return None
     for name, w in (<dict> weights).items():
         grad = (<dict> grads).get(name)
         if not is_real_array(w) or not is_like(grad, <ndarray> w):
-            return False
+            return None
         n, type_number = PyArray_SIZE(<ndarray> w), PyArray_TYPE(<ndarray> w)
         new_w = new_like(<ndarray> w)
         u.w, u.grad = PyArray_BYTES(<ndarray> w), PyArray_BYTES(<ndarray> grad)
@@ -192,7 +194,7 @@ cdef bint update_weights(
             if state:
                 before = (<dict> state).get(key)
                 if not is_like(before, <ndarray> w):
-                    return False
+                    return None
             else:
                 before = PyArray_ZEROS(PyArray_NDIM(<ndarray> w), PyArray_DIMS(<ndarray> w), type_number, False)
             after = new_like(<ndarray> w)
@@ -204,32 +206,27 @@ cdef bint update_weights(
         else:
             with nogil:
                 update_weight(rule, hyper, &u, n, type_number)
-    return True
+    return new_weights, new_state
 
 
 def sgd(weights, grads, state, double rate):
     """Return the new weights and an empty state; None where an argument has to be converted, or explained."""
     cdef Hyperparameters hyper
-    cdef dict new_weights = {}
     hyper.rate = rate
-    return (new_weights, {}) if update_weights(SGD, &hyper, (), weights, grads, state, new_weights, {}) else None
+    return update_weights(SGD, &hyper, (), weights, grads, state, {})
 
 
 def momentum(weights, grads, state, double rate, double decay):
     """Return the new weights and the new state; None where an argument has to be converted, or explained."""
     cdef Hyperparameters hyper
-    cdef dict new_weights = {}, new_state = {}
     hyper.rate, hyper.decay1 = rate, decay
-    if not update_weights(MOMENTUM, &hyper, ("velocity",), weights, grads, state, new_weights, new_state):
-        return None
-    return new_weights, new_state
+    return update_weights(MOMENTUM, &hyper, ("velocity",), weights, grads, state, {})
 
 
 def adam(weights, grads, state, double rate, double decay1, double decay2, double epsilon):
     """Return the new weights and the new state; None where an argument has to be converted, or explained."""
     cdef Hyperparameters hyper
     cdef long long steps = 0
-    cdef dict new_weights = {}, new_state = {}
     if type(state) is dict and state:
         before = (<dict> state).get("step")
         if not is_plain(before, NPY_INT64, 0):
@@ -239,12 +236,9 @@ def adam(weights, grads, state, double rate, double decay1, double decay2, doubl
             return None
     step = PyArray_SimpleNew(0, NULL, NPY_INT64)
     (<long long *> PyArray_BYTES(<ndarray> step))[0] = steps + 1
-    new_state["step"] = step
     hyper.rate, hyper.decay1, hyper.decay2, hyper.epsilon = rate, decay1, decay2, epsilon
     hyper.correct1, hyper.correct2 = 1 - pow(decay1, steps + 1), 1 - pow(decay2, steps + 1)
-    if not update_weights(ADAM, &hyper, ("m", "v"), weights, grads, state, new_weights, new_state):
-        return None
-    return new_weights, new_state
+    return update_weights(ADAM, &hyper, ("m", "v"), weights, grads, state, {"step": step})
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
@@ -295,13 +289,6 @@ cdef void subtract_largest(
         logits += C
 
 
-cdef void clear_largest(real *p, const npy_intp *top, Py_ssize_t N, Py_ssize_t C) noexcept nogil:
-    """Set p [N,C] to zero at the class of each row's largest logit, `top` [N]."""
-    cdef Py_ssize_t i
-    for i in range(N):
-        p[i * C + top[i]] = 0
-
-
 cdef void losses_and_gradients(
     real *p, const npy_intp *label, const npy_intp *top, const real *other_sum, real *loss, const real *z_label,
     Py_ssize_t N, Py_ssize_t C
@@ -339,21 +326,20 @@ cdef mean_cross_entropy(
     grad : an array of N * C numbers of the logits' dtype; the gradient is written to it
     """
     cdef real *p = <real *> PyArray_BYTES(grad)
-    top = PyArray_SimpleNew(1, &N, NPY_INTP)
-    z_label = PyArray_SimpleNew(1, &N, type_number)
+    cdef ndarray top_classes = PyArray_SimpleNew(1, &N, NPY_INTP), z_labels = PyArray_SimpleNew(1, &N, type_number)
+    cdef npy_intp *top = <npy_intp *> PyArray_BYTES(top_classes)
+    cdef real *z_label = <real *> PyArray_BYTES(z_labels)
+    cdef Py_ssize_t i
     with nogil:
-        subtract_largest(logits, label, p, <npy_intp *> PyArray_BYTES(<ndarray> top),
-                         <real *> PyArray_BYTES(<ndarray> z_label), N, C)
+        subtract_largest(logits, label, p, top, z_label, N, C)
     exp(grad, grad)
-    with nogil:
-        clear_largest(p, <npy_intp *> PyArray_BYTES(<ndarray> top), N, C)
+    for i in range(N):
+        p[i * C + top[i]] = 0
     other_sums = add_reduce(grad if PyArray_NDIM(grad) == 2 else grad.reshape(N, C), 1)
     losses = log1p(other_sums)
     with nogil:
-        losses_and_gradients(
-            p, label, <npy_intp *> PyArray_BYTES(<ndarray> top), <real *> PyArray_BYTES(<ndarray> other_sums),
-            <real *> PyArray_BYTES(<ndarray> losses), <real *> PyArray_BYTES(<ndarray> z_label), N, C
-        )
+        losses_and_gradients(p, label, top, <real *> PyArray_BYTES(<ndarray> other_sums),
+                             <real *> PyArray_BYTES(<ndarray> losses), z_label, N, C)
     if N == 1:
         return float((<real *> PyArray_BYTES(<ndarray> losses))[0])
     return float(add_reduce(losses, 0, DOUBLE)) / N

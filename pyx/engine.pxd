@@ -46,8 +46,3 @@ cdef inline long long run(OpPass run_pass, const OpCall *call, unsigned char[::1
     with nogil:
         nanoseconds = run_pass(call, &scratch[0], ready)
     return nanoseconds
-
-
-cdef inline bytes bytes_of(const Cell *c):
-    """Return a cell as bytes, in which `plan_layer` of _engine.pyx takes it."""
-    return (<const char *> c)[:sizeof(Cell)]

@@ -151,8 +151,7 @@ def check_wheel(wheel: Path, levels: list[str]) -> None:
     packages = {name.partition("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert packages <= {"blockcell", "blockcell.libs", "onnx_export"}, packages
     modules = {"_args", "_cpu", "_cyutility", "_integer", "_layers", "_stream", "_team", "_tensors", "_training"}
-    modules |= {"_gru", "_gru_reset_after", "_lstm", "_rnn"}
-    modules |= {f"_engine_{real}_{level}" for real in ("float", "double") for level in levels}
+    modules |= {"_ops"} | {f"_engine_{real}_{level}" for real in ("float", "double") for level in levels}
     assert {Path(name).name.partition(".")[0] for name in names if name.endswith(".so")} == modules
     assert {"blockcell/py.typed", "blockcell/__pyinstaller/hook-blockcell.py"} <= {*names}
     assert any(name.endswith("/licenses/LICENSE") for name in names)

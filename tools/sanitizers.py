@@ -51,11 +51,11 @@ def overflowing(int x):
 """
 MEMORY_FAULTS = {  # calls, and what the sanitizer says of them
     "a number read past the end of an array": (
-        "kernels.sigmoid(longer(np.ones(1000, np.float32), (1001,)), np.ones(1001, np.float32))",
+        "kernels.activate(longer(np.ones(1000, np.float32), (1001,)), np.ones(1001, np.float32), (0, 0, 0))",
         "heap-buffer-overflow",
     ),
     "a number written past the end of an array": (
-        "kernels.tanh(np.ones(1001, np.float32), longer(np.ones(1000, np.float32), (1001,)))",
+        "kernels.activate(np.ones(1001, np.float32), longer(np.ones(1000, np.float32), (1001,)), (0, 0, 0))",
         "heap-buffer-overflow",
     ),
     "a signed overflow": ("kernels.overflowing(2**31 - 1)", "signed integer overflow"),

@@ -20,9 +20,7 @@ cdef class KernelPlan:
 cdef KernelPlan plan_from(
     planned, int format, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, int threads
 )
-cdef KernelPlan plan_for(
-    KernelPlan last_plan, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=*
-)
+cdef KernelPlan plan_for(KernelPlan last, layer, task, int format, Py_ssize_t T, Py_ssize_t B, int threads=*)
 cdef char *packed_address(object packed) noexcept
 cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept
 cdef Py_ssize_t longest_length(object lengths) noexcept

@@ -7,6 +7,10 @@
 #define SELU_SCALE 1.0507009873554804934
 #define SELU_EDGE 1.7580993408473768599  /* its scale times its alpha */
 
+/* What a pointer to a cell points to: a cell with the default activations, or with any. */
+typedef void default_activations;
+typedef void any_activations;
+
 /* 2^k from the k + bias in the lowest bits of a number */
 static inline float exp2_of_low_bits_f(float x) {
     uint32_t i; memcpy(&i, &x, sizeof x); i <<= 23; memcpy(&x, &i, sizeof x); return x;

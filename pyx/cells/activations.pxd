@@ -3,6 +3,8 @@
 All activations of blockcell/activations.py are in `activate`, for a line of units, and their derivatives, from the
 value, in `slope`.  Cells apply them by `activate_gate` and `activate_state`, and their derivatives by `gate_grad` and
 `state_slope`: these compile the loops of the defaults, sigmoid of gates and tanh of states, into the cells' functions.
+A cell's functions are compiled twice, for each type of `activations`: with the defaults alone, values stay in
+registers.  A pointer to that type is one to a Cell.
 
 sigmoid and tanh need one exponential and one division.  Results are within 2 ulp of the true value (of subnormal
 results too), for every float and for double; +-0, infinities and NaN give what they should.  Largest errors found, in
@@ -17,12 +19,15 @@ Compilers may contract products and sums to fused multiply-adds or not: the boun
 from libc.math cimport copysign, copysignf, fabs, fabsf
 
 from cells.types cimport (
-    ELU, EXPONENTIAL, HARD_SIGMOID, LEAKY_RELU, RELU, SELU, SIGMOID, SOFTPLUS, SOFTSIGN, TANH, Activation
+    ELU, EXPONENTIAL, HARD_SIGMOID, LEAKY_RELU, RELU, SELU, SIGMOID, SOFTPLUS, SOFTSIGN, TANH, Activation,
+    Cell
 )
-from product.lines cimport LF, inline_void, lanes_of, noinline_void
+from product.lines cimport LF, L, inline_void, noinline_void
 from product.real cimport COMPUTES_FLOAT, real
 
 cdef extern from "cells/activations.h":
+    ctypedef struct default_activations: pass
+    ctypedef struct any_activations: pass
     const double LOG2_E, SELU_SCALE, SELU_EDGE
     float exp2_of_low_bits_f(float x) noexcept nogil
     double exp2_of_low_bits_d(double x) noexcept nogil
@@ -30,6 +35,10 @@ cdef extern from "cells/activations.h":
     double[3] bounds_d
     float[3] exp_bounds_f
     double[3] exp_bounds_d
+
+ctypedef fused activations:
+    default_activations
+    any_activations
 
 
 cdef inline inline_void exp_parts(real x, real scale, real rate, real shift, real *two_n, real *p) noexcept nogil:
@@ -178,7 +187,7 @@ cdef inline real softplus(real x) noexcept nogil:
 # --------------------------------------------------------------------------------------------- the activations of cells
 cdef inline noinline_void activate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
     """Compute y = f(z) for one line."""
-    cdef Py_ssize_t l, L = lanes_of(z)
+    cdef Py_ssize_t l
     cdef real a = <real> f.a, b = <real> f.b, zero = 0, one = 1, v
     if f.number == TANH:
         for l in range(L):
@@ -224,7 +233,7 @@ cdef inline noinline_void activate(const Activation *f, const real *restrict z, 
 
 cdef inline noinline_void slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
     """Compute the derivative s of f where its value is y, for one line."""
-    cdef Py_ssize_t l, L = lanes_of(y)
+    cdef Py_ssize_t l
     cdef real a = <real> f.a, b, zero = 0, one = 1, v
     if f.number == TANH:
         for l in range(L):
@@ -266,51 +275,56 @@ cdef inline noinline_void slope(const Activation *f, const real *restrict y, rea
             s[l] = one
 
 
-cdef inline inline_void activate_gate(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
+cdef inline inline_void activate_gate(const activations *cell, const real *restrict z, real *restrict y) noexcept nogil:
     """Compute y = f(z) for a line of gates, whose default is sigmoid."""
+    cdef const Activation *f = &(<const Cell *> cell).recurrent
     cdef Py_ssize_t l
-    if f.number != SIGMOID:
-        activate(f, z, y)
-    else:
-        for l in range(lanes_of(z)):
-            y[l] = sigmoid(z[l])
+    if activations is any_activations:
+        if f.number != SIGMOID:
+            activate(f, z, y)
+            return
+    for l in range(L):
+        y[l] = sigmoid(z[l])
 
 
-cdef inline inline_void activate_state(const Activation *f, const real *restrict z, real *restrict y) noexcept nogil:
+cdef inline inline_void activate_state(
+    const activations *cell, const real *restrict z, real *restrict y
+) noexcept nogil:
     """Compute y = f(z) for a line of states or candidates, whose default is tanh."""
+    cdef const Activation *f = &(<const Cell *> cell).activation
     cdef Py_ssize_t l
-    if f.number != TANH:
-        activate(f, z, y)
-    else:
-        for l in range(lanes_of(z)):
-            y[l] = tanh(z[l])
+    if activations is any_activations:
+        if f.number != TANH:
+            activate(f, z, y)
+            return
+    for l in range(L):
+        y[l] = tanh(z[l])
 
 
-cdef inline inline_void gate_grad(const Activation *f, const real *restrict y, real *restrict d) noexcept nogil:
+cdef inline inline_void gate_grad(const activations *cell, const real *restrict y, real *restrict d) noexcept nogil:
     """Turn the gradient d of a line of gates y = f(z) into that of z: multiply d by f'(z)."""
+    cdef const Activation *f = &(<const Cell *> cell).recurrent
     cdef Py_ssize_t l
     cdef real one = 1
     cdef real[LF] s
-    if f.number != SIGMOID:
-        slope(f, y, s)
-        for l in range(lanes_of(y)):
-            d[l] = d[l] * s[l]
-    else:
-        for l in range(lanes_of(y)):
-            d[l] = d[l] * y[l] * (one - y[l])
+    if activations is any_activations:
+        if f.number != SIGMOID:
+            slope(f, y, s)
+            for l in range(L):
+                d[l] = d[l] * s[l]
+            return
+    for l in range(L):
+        d[l] = d[l] * y[l] * (one - y[l])
 
 
-cdef inline inline_void state_slope(const Activation *f, const real *restrict y, real *restrict s) noexcept nogil:
+cdef inline inline_void state_slope(const activations *cell, const real *restrict y, real *restrict s) noexcept nogil:
     """Compute s = f'(z) for a line of states or candidates y = f(z)."""
+    cdef const Activation *f = &(<const Cell *> cell).activation
     cdef Py_ssize_t l
     cdef real one = 1
-    if f.number != TANH:
-        slope(f, y, s)
-    else:
-        for l in range(lanes_of(y)):
-            s[l] = one - y[l] * y[l]
-
-
-cdef inline bint are_default(const Activation *gates, const Activation *states) noexcept nogil:
-    """Return whether these are sigmoid and tanh."""
-    return gates.number == SIGMOID and states.number == TANH
+    if activations is any_activations:
+        if f.number != TANH:
+            slope(f, y, s)
+            return
+    for l in range(L):
+        s[l] = one - y[l] * y[l]

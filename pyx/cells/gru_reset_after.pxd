@@ -28,15 +28,15 @@ lines of L numbers, which do not overlap:
 
 A step has one product, so n of `backward_lines` (types.pxd) is always 0.
 """
-from cells.activations cimport activate_gate, activate_state, are_default, gate_grad, state_slope
-from cells.types cimport Cell, CellTraits, no_traits
+from cells.activations cimport (
+    activate_gate, activate_state, activations, any_activations, default_activations, gate_grad, state_slope
+)
+from cells.types cimport BackwardLines, CellTraits, ForwardCells, StepProduct, no_traits
 from passes.gradients cimport add_line, state_line
 from passes.indices cimport H_GRAD, H_PREV, OUT_C, OUT_H, OUT_HC, OUT_R, OUT_U
-from passes.outputs cimport store_output_line
-from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at
-from product.lines cimport (
-    LF, Array, can_stay, inline_void, lanes_of, line_at, noinline_void, round_to_half, store_reals
-)
+from passes.outputs cimport hand_on_line, store_output_line
+from passes.steps cimport offset_of, previous_row, row_of_slot, step_at
+from product.lines cimport LF, Array, L, can_stay, line_at, noinline_void, store_reals
 from product.real cimport real
 from product.tile cimport LINES
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
@@ -53,45 +53,35 @@ cdef enum:
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline inline_void compute_new_state(
-    const Cell *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
+cdef inline noinline_void new_state(
+    const activations *cell, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
 ) noexcept nogil:
     """Compute h, and r, u, c, hc, h in y, from z and h_prev."""
-    cdef Py_ssize_t l, L = lanes_of(z)
+    cdef Py_ssize_t l
     cdef real[LF] c_bar
-    activate_gate(&gru.recurrent, z + R_BAR * L, y + OUT_R * L)
-    activate_gate(&gru.recurrent, z + U_BAR * L, y + OUT_U * L)
+    activate_gate(cell, z + R_BAR * L, y + OUT_R * L)
+    activate_gate(cell, z + U_BAR * L, y + OUT_U * L)
     for l in range(L):
         c_bar[l] = z[XC * L + l] + y[OUT_R * L + l] * z[HC * L + l]
-    activate_state(&gru.activation, c_bar, y + OUT_C * L)
+    activate_state(cell, c_bar, y + OUT_C * L)
     for l in range(L):
         y[OUT_HC * L + l] = z[HC * L + l]
         h[l] = y[OUT_U * L + l] * (h_prev[l] - y[OUT_C * L + l]) + y[OUT_C * L + l]
         y[OUT_H * L + l] = h[l]
 
 
-cdef inline noinline_void new_state(
-    const Cell *gru, const real *restrict z, const real *restrict h_prev, real *restrict h, real *restrict y
-) noexcept nogil:
-    """Call `compute_new_state`, compiled twice: with the default activations values stay in registers."""
-    if are_default(&gru.recurrent, &gru.activation):
-        compute_new_state(gru, z, h_prev, h, y)
-    else:
-        compute_new_state(gru, z, h_prev, h, y)
-
-
-cdef inline inline_void compute_pre_activation_grads(
-    const Cell *gru, const real *restrict r, const real *restrict u, const real *restrict c,
+cdef inline noinline_void pre_activation_grads(
+    const activations *cell, const real *restrict r, const real *restrict u, const real *restrict c,
     const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, in d, from d_h.
 
     d_h : the gradient of h, which becomes the part of d_h_prev that is not a product
     """
-    cdef Py_ssize_t l, L = lanes_of(d)
+    cdef Py_ssize_t l
     cdef real d_c_bar, one = 1  # a literal 1 would make all of it double
     cdef real[LF] s_c
-    state_slope(&gru.activation, c, s_c)
+    state_slope(cell, c, s_c)
     for l in range(L):
         d_c_bar = d_h[l] * (one - u[l]) * s_c[l]
         d[D_U_BAR * L + l] = d_h[l] * (h_prev[l] - c[l])
@@ -99,73 +89,58 @@ cdef inline inline_void compute_pre_activation_grads(
         d[D_R_BAR * L + l] = d_c_bar * hc[l]
         d[D_HC * L + l] = d_c_bar * r[l]
         d_h[l] = d_h[l] * u[l]
-    gate_grad(&gru.recurrent, u, d + D_U_BAR * L)
-    gate_grad(&gru.recurrent, r, d + D_R_BAR * L)
-
-
-cdef inline noinline_void pre_activation_grads(
-    const Cell *gru, const real *restrict r, const real *restrict u, const real *restrict c,
-    const real *restrict hc, const real *restrict h_prev, real *restrict d_h, real *restrict d
-) noexcept nogil:
-    """Call `compute_pre_activation_grads`, compiled twice: with the default activations values stay in registers."""
-    if are_default(&gru.recurrent, &gru.activation):
-        compute_pre_activation_grads(gru, r, u, c, hc, h_prev, d_h, d)
-    else:
-        compute_pre_activation_grads(gru, r, u, c, hc, h_prev, d_h, d)
+    gate_grad(cell, u, d + D_U_BAR * L)
+    gate_grad(cell, r, d + D_R_BAR * L)
 
 
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void forward_cells(
-    const void *plan, const Cell *gru, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0,
-    Py_ssize_t b1, const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
+    const activations *call, const StepProduct *step, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z
 ) noexcept nogil:
     """Compute the states and outputs of a step; a panel has the gates of one line."""
-    cdef const Forward *p = <const Forward *> plan
-    cdef Py_ssize_t L = lanes_of(z)
+    cdef const Forward *p = <const Forward *> call
+    cdef const activations *cell = <const activations *> p.c
     cdef real[Y_LINES * LF] y
-    cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
+    cdef Py_ssize_t j, b, row, unit, out, k = step.k, t = step_at(&p.steps, k)
     cdef const real *h_prev
     cdef real *h
     for j in range(j0, j1):
         for b in range(b0, b1):
-            h_prev = h_before(p, rows, k) + b * p.Hs + j * L
-            h = h_before(p, rows, k + 1) + b * p.Hs + j * L
-            new_state(gru, z + (j - j0) * z_panel + (b - b0) * LINES * L, h_prev, h, y)
+            unit = j * L
+            h_prev = h_before(p, step.rows, k) + b * p.Hs + unit
+            h = h_before(p, step.rows, k + 1) + b * p.Hs + unit
+            new_state(cell, z + (j - j0) * step.z_panel + (b - b0) * LINES * L, h_prev, h, y)
             row = row_of_slot(&p.steps, b)
-            store_output_line(p, outputs, OUT_R, j, t, row, y)
-            store_output_line(p, outputs, OUT_U, j, t, row, y)
-            store_output_line(p, outputs, OUT_C, j, t, row, y)
-            store_output_line(p, outputs, OUT_HC, j, t, row, y)
-            store_output_line(p, outputs, OUT_H, j, t, row, y)
-            if gru.is_half:  # the next step reads the state as it is stored
-                round_to_half(h)
-            if has_flag(&p.steps, k + 1, b, RESET):
-                load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H)
+            for out in range(Y_LINES):
+                store_output_line(p, out, t, row, unit, unit + L, y + out * L)
+            hand_on_line(p, &p.steps.h_reset, k, b, h, unit, p.H)
 
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline noinline_void backward_lines(
-    const void *plan, const Cell *gru, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t b, const real *product, real *scratch
+    const activations *call, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b, const real *product
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, and turn d_h into the part of d_h_prev that is not a product."""
-    cdef const Backward *p = <const Backward *> plan
-    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
+    cdef const Backward *p = <const Backward *> call
+    cdef const activations *cell = <const activations *> p.c
+    cdef const Array *inputs = p.inputs
+    cdef Py_ssize_t t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
     cdef Py_ssize_t j, line, saved_line, width  # saved_line: where line j begins in a saved output
     cdef bint in_place
     cdef real[Y_LINES * LF] saved  # for lines of saved outputs that cannot be read where they are
     cdef real[LF] h_prev_space  # for h_prev, where that cannot be
     cdef real[D_LINES * LF] d
-    cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
-    cdef real *d_h = scratch + p.start[D_H] + b * p.Ps
+    cdef real *d_row = p.scratch + p.start[D] + (t * p.B + b) * p.Ns
+    cdef real *d_h = p.scratch + p.start[D_H] + b * p.Ps
     cdef Array h_prev = previous_row(&p.steps, inputs[H_PREV], &p.steps.h_reset, p.H, inputs[OUT_H], &p.h_layout, t,
                                      row)
     for j in range(j0, j1):
         saved_line, width = (t * p.B + row) * p.H + j * L, p.H - j * L
-        in_place = can_stay(scratch, width, gru.is_half)
+        in_place = can_stay(width, p.c.is_half)
         add_line(in_place, d_h + j * L, product + (j - j0) * L, inputs[H_GRAD],
                  offset_of(&p.d_y_layout, t, row) + j * L, width)
-        pre_activation_grads(gru, line_at(in_place, &saved[OUT_R * L], inputs[OUT_R], saved_line, width),
+        pre_activation_grads(cell, line_at(in_place, &saved[OUT_R * L], inputs[OUT_R], saved_line, width),
                              line_at(in_place, &saved[OUT_U * L], inputs[OUT_U], saved_line, width),
                              line_at(in_place, &saved[OUT_C * L], inputs[OUT_C], saved_line, width),
                              line_at(in_place, &saved[OUT_HC * L], inputs[OUT_HC], saved_line, width),
@@ -180,6 +155,8 @@ cdef inline CellTraits gru_reset_after_traits() noexcept nogil:
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 2, 2, [2, 1]
     traits.separate, traits.states, traits.biases, traits.saved = 1, 1, 3, 4
     traits.forward_time, traits.backward_time = 20, 45
-    traits.forward_cells = [forward_cells, NULL]
-    traits.backward_lines = backward_lines
+    traits.forward_cells = [<ForwardCells> forward_cells[any_activations], NULL]
+    traits.default_forward_cells = [<ForwardCells> forward_cells[default_activations], NULL]
+    traits.backward_lines = <BackwardLines> backward_lines[any_activations]
+    traits.default_backward_lines = <BackwardLines> backward_lines[default_activations]
     return traits

@@ -45,20 +45,20 @@ are lines of L numbers, which do not overlap:
     cs_grad             in scratch memory or on the stack
     dicfo               a line for the gradient of each pre-activation, one behind the other, on the stack
 """
-from cells.activations cimport activate_gate, activate_state, are_default, gate_grad, state_slope
-from cells.types cimport Cell, CellTraits, no_traits
+from cells.activations cimport (
+    activate_gate, activate_state, activations, any_activations, default_activations, gate_grad, state_slope
+)
+from cells.types cimport BackwardLines, Cell, CellTraits, ForwardCells, StepProduct, no_traits
 from passes.gradients cimport add_line, compute_peephole_grad, state_line
 from passes.indices cimport (
     CS_GRAD, CS_PREV, CS_PREV_GRAD, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, STEP_OUTPUTS, WCF,
     WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD
 )
-from passes.outputs cimport store_h_line, store_output_line
-from passes.steps cimport (
-    RESET, has_flag, load_reset_line, offset_of, previous_row, row_of_slot, step_at, store_reset_grad_line
-)
+from passes.outputs cimport hand_on_line, store_output_line
+from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at, store_reset_grad_line
 from product.lines cimport (
-    LF, Array, at, can_stay, clear, inline_void, lanes_of, line_at, load_line, no_array, noinline_void, round_to_half,
-    store_reals, store_row
+    LF, Array, L, at, can_stay, clear, line_at, load_line, no_array, noinline_void, store_reals,
+    store_row
 )
 from product.panels cimport unit_lines_in_panel
 from product.real cimport real
@@ -76,14 +76,16 @@ cdef enum:  # the lines of the peepholes
 
 
 # -------------------------------------------------------------------------------------- the equations, for one line
-cdef inline inline_void compute_cell_state(
-    const Cell *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
+cdef inline noinline_void cell_state(
+    const activations *cell, const real *restrict z, const real *restrict peep, real *restrict cs_state,
+    real *restrict y
 ) noexcept nogil:
     """Compute cs, and i, f, ci, cs in y, from z.
 
     cs_state : cs_prev, which becomes cs
     """
-    cdef Py_ssize_t l, L = lanes_of(y), ci_line = CI_BAR - lstm.coupled, f_line = F_BAR - lstm.coupled
+    cdef const Cell *lstm = <const Cell *> cell
+    cdef Py_ssize_t l, ci_line = CI_BAR - lstm.coupled, f_line = F_BAR - lstm.coupled
     cdef real forget_bias = <real> lstm.forget_bias, clip = <real> lstm.cell_clip, one = 1
     cdef real[LF] i_bar, f_bar, cs
     for l in range(L):
@@ -94,9 +96,9 @@ cdef inline inline_void compute_cell_state(
             i_bar[l] = i_bar[l] + cs_state[l] * peep[PEEP_I * L + l]
         for l in range(L):
             f_bar[l] = f_bar[l] + cs_state[l] * peep[PEEP_F * L + l]
-    activate_gate(&lstm.recurrent, i_bar, y + OUT_I * L)
-    activate_gate(&lstm.recurrent, f_bar, y + OUT_F * L)
-    activate_state(&lstm.activation, z + ci_line * L, y + OUT_CI * L)
+    activate_gate(cell, i_bar, y + OUT_I * L)
+    activate_gate(cell, f_bar, y + OUT_F * L)
+    activate_state(cell, z + ci_line * L, y + OUT_CI * L)
     if lstm.coupled:
         for l in range(L):
             y[OUT_I * L + l] = one - y[OUT_F * L + l]
@@ -111,18 +113,8 @@ cdef inline inline_void compute_cell_state(
         cs_state[l] = cs[l]
 
 
-cdef inline noinline_void cell_state(
-    const Cell *lstm, const real *restrict z, const real *restrict peep, real *restrict cs_state, real *restrict y
-) noexcept nogil:
-    """Call `compute_cell_state`, compiled twice: with the default activations values stay in registers."""
-    if are_default(&lstm.recurrent, &lstm.activation):
-        compute_cell_state(lstm, z, peep, cs_state, y)
-    else:
-        compute_cell_state(lstm, z, peep, cs_state, y)
-
-
-cdef inline inline_void compute_cell_output(
-    const Cell *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
+cdef inline noinline_void cell_output(
+    const activations *cell, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
     real *restrict h_state, real *restrict y
 ) noexcept nogil:
     """Compute h, and o, co, h in y, from z and the new cs.
@@ -130,49 +122,40 @@ cdef inline inline_void compute_cell_output(
     cs_state : cs, read only
     h_state : written
     """
-    cdef Py_ssize_t l, L = lanes_of(y), o_line = O_BAR - lstm.coupled
+    cdef const Cell *lstm = <const Cell *> cell
+    cdef Py_ssize_t l, o_line = O_BAR - lstm.coupled
     cdef real[LF] o_bar
     for l in range(L):
         o_bar[l] = z[o_line * L + l]
     if lstm.peephole:
         for l in range(L):
             o_bar[l] = o_bar[l] + cs_state[l] * peep[PEEP_O * L + l]
-    activate_gate(&lstm.recurrent, o_bar, y + OUT_O * L)
-    activate_state(&lstm.activation, cs_state, y + OUT_CO * L)
+    activate_gate(cell, o_bar, y + OUT_O * L)
+    activate_state(cell, cs_state, y + OUT_CO * L)
     for l in range(L):
         y[OUT_H * L + l] = y[OUT_O * L + l] * y[OUT_CO * L + l]
         h_state[l] = y[OUT_H * L + l]
 
 
-cdef inline noinline_void cell_output(
-    const Cell *lstm, const real *restrict z, const real *restrict peep, const real *restrict cs_state,
-    real *restrict h_state, real *restrict y
-) noexcept nogil:
-    """Call `compute_cell_output`, compiled twice: with the default activations values stay in registers."""
-    if are_default(&lstm.recurrent, &lstm.activation):
-        compute_cell_output(lstm, z, peep, cs_state, h_state, y)
-    else:
-        compute_cell_output(lstm, z, peep, cs_state, h_state, y)
-
-
-cdef inline inline_void compute_cell_grad(
-    const Cell *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
-    const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
-    real *restrict cs_grad, real *restrict dicfo
+cdef inline noinline_void cell_grad(
+    const activations *cell, const real *restrict i, const real *restrict f, const real *restrict o,
+    const real *restrict ci, const real *restrict co, const real *restrict cs_prev, const real *restrict peep,
+    const real *restrict h_grad, real *restrict cs_grad, real *restrict dicfo
 ) noexcept nogil:
     """Compute dicfo from the saved outputs and the gradients of h and cs.  The clip counts as the identity, as in
     TensorFlow.
 
     cs_grad : the gradient of cs, which becomes that of cs_prev
     """
-    cdef Py_ssize_t l, L = lanes_of(dicfo)
+    cdef const Cell *lstm = <const Cell *> cell
+    cdef Py_ssize_t l
     cdef real[LF] d_cs, s_ci, s_co
-    state_slope(&lstm.activation, co, s_co)
-    state_slope(&lstm.activation, ci, s_ci)
+    state_slope(cell, co, s_co)
+    state_slope(cell, ci, s_ci)
     for l in range(L):
         dicfo[O_BAR * L + l] = h_grad[l] * co[l]
         d_cs[l] = h_grad[l] * o[l] * s_co[l] + cs_grad[l]
-    gate_grad(&lstm.recurrent, o, dicfo + O_BAR * L)
+    gate_grad(cell, o, dicfo + O_BAR * L)
     if lstm.peephole:
         for l in range(L):
             d_cs[l] = d_cs[l] + dicfo[O_BAR * L + l] * peep[PEEP_O * L + l]
@@ -180,8 +163,8 @@ cdef inline inline_void compute_cell_grad(
         dicfo[I_BAR * L + l] = d_cs[l] * ci[l]  # coupled: not used
         dicfo[CI_BAR * L + l] = d_cs[l] * i[l] * s_ci[l]
         dicfo[F_BAR * L + l] = d_cs[l] * (cs_prev[l] - ci[l] if lstm.coupled else cs_prev[l])
-    gate_grad(&lstm.recurrent, i, dicfo + I_BAR * L)
-    gate_grad(&lstm.recurrent, f, dicfo + F_BAR * L)
+    gate_grad(cell, i, dicfo + I_BAR * L)
+    gate_grad(cell, f, dicfo + F_BAR * L)
     for l in range(L):
         cs_grad[l] = d_cs[l] * f[l]
     if lstm.peephole:
@@ -191,94 +174,72 @@ cdef inline inline_void compute_cell_grad(
             cs_grad[l] = cs_grad[l] + dicfo[F_BAR * L + l] * peep[PEEP_F * L + l]
 
 
-cdef inline noinline_void cell_grad(
-    const Cell *lstm, const real *restrict i, const real *restrict f, const real *restrict o, const real *restrict ci,
-    const real *restrict co, const real *restrict cs_prev, const real *restrict peep, const real *restrict h_grad,
-    real *restrict cs_grad, real *restrict dicfo
-) noexcept nogil:
-    """Call `compute_cell_grad`, compiled twice: with the default activations values stay in registers."""
-    if are_default(&lstm.recurrent, &lstm.activation):
-        compute_cell_grad(lstm, i, f, o, ci, co, cs_prev, peep, h_grad, cs_grad, dicfo)
-    else:
-        compute_cell_grad(lstm, i, f, o, ci, co, cs_prev, peep, h_grad, cs_grad, dicfo)
-
-
 # ------------------------------------------------------------------------------------------- forward: a step's cells
 cdef inline void lstm_cells(
-    const void *plan, const Cell *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
+    const activations *call, const StepProduct *step, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z
 ) noexcept nogil:
     """Compute cs and h, or m in place of h where that is projected, from z; a panel has the gates of one line.
 
     All cs come first, then all h, so that the CPU can begin the next cs while one is not finished."""
-    cdef const Forward *p = <const Forward *> plan
-    cdef Py_ssize_t L = lanes_of(z)
+    cdef const Forward *p = <const Forward *> call
+    cdef const Cell *lstm = p.c
     cdef real[STEP_OUTPUTS * LF] y
-    cdef Py_ssize_t j, b, row, t = step_at(&p.steps, k)
-    cdef bint projected = lstm.P > 0
-    cdef real *h_next = rows + p.start[M] if projected else h_before(p, rows, k + 1)
+    cdef Py_ssize_t j, b, row, unit, k = step.k, t = step_at(&p.steps, k)
+    cdef real *h_next = step.rows + p.start[M] if lstm.projects else h_before(p, step.rows, k + 1)
+    cdef real *cs_rows = step.rows + p.start[CS]
     cdef const real *peep
     cdef real *cs
     cdef real *h
     for j in range(j0, j1):
-        peep = <const real *> p.peep + PEEP_LINES * j * L
+        peep, unit = p.peep + PEEP_LINES * j * L, j * L
         for b in range(b0, b1):
-            cs = rows + p.start[CS] + b * p.Hs + j * L
-            cell_state(lstm, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, y)
+            cs = cs_rows + b * p.Hs + unit
+            cell_state(<const activations *> lstm, z + (j - j0) * step.z_panel + (b - b0) * LINES * L, peep, cs, y)
             row = row_of_slot(&p.steps, b)
-            store_output_line(p, outputs, OUT_I, j, t, row, y)
-            store_output_line(p, outputs, OUT_CS, j, t, row, y)
-            store_output_line(p, outputs, OUT_F, j, t, row, y)
-            store_output_line(p, outputs, OUT_CI, j, t, row, y)
+            store_output_line(p, OUT_I, t, row, unit, unit + L, y + OUT_I * L)
+            store_output_line(p, OUT_CS, t, row, unit, unit + L, y + OUT_CS * L)
+            store_output_line(p, OUT_F, t, row, unit, unit + L, y + OUT_F * L)
+            store_output_line(p, OUT_CI, t, row, unit, unit + L, y + OUT_CI * L)
     for j in range(j0, j1):
-        peep = <const real *> p.peep + PEEP_LINES * j * L
+        peep, unit = p.peep + PEEP_LINES * j * L, j * L
         for b in range(b0, b1):
-            cs = rows + p.start[CS] + b * p.Hs + j * L
-            h = h_next + b * p.Hs + j * L
-            cell_output(lstm, z + (j - j0) * z_panel + (b - b0) * LINES * L, peep, cs, h, y)
+            cs, h = cs_rows + b * p.Hs + unit, h_next + b * p.Hs + unit
+            cell_output(<const activations *> lstm, z + (j - j0) * step.z_panel + (b - b0) * LINES * L, peep, cs, h, y)
             row = row_of_slot(&p.steps, b)
-            store_output_line(p, outputs, OUT_O, j, t, row, y)
-            store_output_line(p, outputs, OUT_CO, j, t, row, y)
-            if not projected:
-                store_output_line(p, outputs, OUT_H, j, t, row, y)
-            if lstm.is_half:  # the next step reads the states as they are stored
-                round_to_half(cs)
-                if not projected:
-                    round_to_half(h)
-            if has_flag(&p.steps, k + 1, b, RESET):
-                load_reset_line(&p.steps, &p.steps.cs_reset, k + 1, b, cs, j * L, p.H)
-                if not projected:
-                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, j * L, p.H)
+            store_output_line(p, OUT_O, t, row, unit, unit + L, y + OUT_O * L)
+            store_output_line(p, OUT_CO, t, row, unit, unit + L, y + OUT_CO * L)
+            hand_on_line(p, &p.steps.cs_reset, k, b, cs, unit, p.H)
+            if not lstm.projects:
+                store_output_line(p, OUT_H, t, row, unit, unit + L, y + OUT_H * L)
+                hand_on_line(p, &p.steps.h_reset, k, b, h, unit, p.H)
 
 
 cdef inline void projected_cells(
-    const void *plan, const Cell *lstm, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
+    const void *call, const StepProduct *step, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z
 ) noexcept nogil:
     """Compute h from z = m @ w_p."""
-    cdef const Forward *p = <const Forward *> plan
-    cdef Py_ssize_t L = lanes_of(z), units = p.w[1].unit_lines, t = step_at(&p.steps, k)
+    cdef const Forward *p = <const Forward *> call
+    cdef Py_ssize_t units = p.w[1].unit_lines, k = step.k, t = step_at(&p.steps, k)
     cdef Py_ssize_t j, b, unit_line, unit, l
-    cdef real clip = <real> lstm.proj_clip
+    cdef real clip = <real> p.c.proj_clip
     cdef real *h
     cdef const real *value
     for j in range(j0, j1):
         for b in range(b0, b1):
             for unit_line in range(unit_lines_in_panel(&p.w[1], j)):
                 unit = (j * units + unit_line) * L
-                h = h_before(p, rows, k + 1) + b * p.Ps + unit
-                value = z + (j - j0) * z_panel + ((b - b0) * LINES + unit_line) * L
+                h = h_before(p, step.rows, k + 1) + b * p.Ps + unit
+                value = z + (j - j0) * step.z_panel + ((b - b0) * LINES + unit_line) * L
                 for l in range(L):
                     h[l] = value[l]
                 if clip > 0:
                     for l in range(L):
                         h[l] = clip if h[l] > clip else h[l]
                         h[l] = -clip if h[l] < -clip else h[l]
-                store_h_line(p, outputs, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
-                if lstm.is_half:
-                    round_to_half(h)
-                if has_flag(&p.steps, k + 1, b, RESET):
-                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.P)
+                store_output_line(p, OUT_H, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
+                hand_on_line(p, &p.steps.h_reset, k, b, h, unit, p.P)
 
 
 cdef inline void load_peepholes(
@@ -289,7 +250,7 @@ cdef inline void load_peepholes(
     peep : [J, 3, L] in scratch memory
     inputs : wci, wcf, wco [H], the caller's
     """
-    cdef Py_ssize_t L = lanes_of(peep), unit = j * L
+    cdef Py_ssize_t unit = j * L
     if not lstm.coupled:
         load_line(peep + (PEEP_LINES * j + PEEP_I) * L, at(inputs[WCI], unit), H - unit)
     load_line(peep + (PEEP_LINES * j + PEEP_F) * L, at(inputs[WCF], unit), H - unit)
@@ -298,8 +259,8 @@ cdef inline void load_peepholes(
 
 # ------------------------------------------------------------------------------------------- backward: a step's lines
 cdef inline void lstm_grad_line(
-    const Backward *p, const Cell *lstm, const Array *inputs, Array cs_prev, const real *peep, Py_ssize_t j,
-    Py_ssize_t t, Py_ssize_t row, const real *d_h, real *d_cs, real *d_row
+    const activations *call, Array cs_prev, const real *peep, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row,
+    const real *d_h, real *d_cs, real *d_row
 ) noexcept nogil:
     """Compute line j of row (t, row) of dicfo, in d_row.  Prefetching the saved lines gained nothing.
 
@@ -308,22 +269,25 @@ cdef inline void lstm_grad_line(
     d_cs : the line of the gradient of cs, which becomes that of cs_prev
     d_row : the row of dicfo
     """
-    cdef Py_ssize_t L = lanes_of(d_row), l, gate, width = p.H - j * L
-    cdef bint in_place = can_stay(d_row, width, lstm.is_half)
+    cdef const Backward *p = <const Backward *> call
+    cdef const Cell *lstm = p.c
+    cdef const Array *inputs = p.inputs
+    cdef Py_ssize_t l, gate, width = p.H - j * L
+    cdef bint in_place = can_stay(width, lstm.is_half)
     cdef Py_ssize_t saved_line = (t * p.B + row) * p.H + j * L  # where line j begins in a saved output
     cdef real[STEP_OUTPUTS * LF] saved  # for lines of saved outputs that cannot be read where they are
     cdef real[LF] cs_grad_space, cs_prev_space  # for cs_grad and cs_prev, where these cannot be
     cdef real[GATES * LF] dicfo
     cdef real[LF] h_grad
     cdef const real *cs_grad
-    if lstm.P == 0:
+    if not lstm.projects:
         add_line(in_place, &h_grad[0], d_h, inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L, width)
         d_h = h_grad
     if inputs[CS_GRAD].data is not NULL:
         cs_grad = line_at(in_place, &cs_grad_space[0], inputs[CS_GRAD], saved_line, width)
         for l in range(L):
             d_cs[l] = d_cs[l] + cs_grad[l]
-    cell_grad(lstm, line_at(in_place, &saved[OUT_I * L], inputs[OUT_I], saved_line, width),
+    cell_grad(<const activations *> lstm, line_at(in_place, &saved[OUT_I * L], inputs[OUT_I], saved_line, width),
               line_at(in_place, &saved[OUT_F * L], inputs[OUT_F], saved_line, width),
               line_at(in_place, &saved[OUT_O * L], inputs[OUT_O], saved_line, width),
               line_at(in_place, &saved[OUT_CI * L], inputs[OUT_CI], saved_line, width),
@@ -334,31 +298,29 @@ cdef inline void lstm_grad_line(
 
 
 cdef inline void projected_grad_line(
-    const Backward *p, const Cell *lstm, const Array *inputs, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row,
-    const real *carry, real *d_h_row
+    const Backward *p, Py_ssize_t j, Py_ssize_t t, Py_ssize_t row, const real *carry, real *d_h_row
 ) noexcept nogil:
     """Compute line j of row (t, row) of d_h, the gradient of the projection before its clip.
 
     carry : the line of the gradient of h that the steps after this one give
     d_h_row : the row, written
     """
-    cdef Py_ssize_t L = lanes_of(d_h_row), l, width = p.P - j * L
-    cdef bint in_place = can_stay(d_h_row, width, lstm.is_half)
-    cdef real clip = <real> lstm.proj_clip
+    cdef Py_ssize_t l, width = p.P - j * L
+    cdef bint in_place = can_stay(width, p.c.is_half)
+    cdef real clip = <real> p.c.proj_clip
     cdef real[LF] h_space  # for a line that cannot be read where it is
     cdef real[LF] total
     cdef const real *h
-    add_line(in_place, &total[0], carry, inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L, width)
+    add_line(in_place, &total[0], carry, p.inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L, width)
     if clip > 0:
-        h = line_at(in_place, &h_space[0], inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L, width)
+        h = line_at(in_place, &h_space[0], p.inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L, width)
         for l in range(L):
             total[l] = 0 if h[l] >= clip or h[l] <= -clip else total[l]
     store_reals(d_h_row + j * L, total, width)
 
 
 cdef inline noinline_void backward_lines(
-    const void *plan, const Cell *lstm, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t b, const real *product, real *scratch
+    const activations *call, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b, const real *product
 ) noexcept nogil:
     """Compute dicfo, and turn d_cs into the gradient of cs_prev (types.pxd has the arguments).
 
@@ -367,57 +329,54 @@ cdef inline noinline_void backward_lines(
 
     What D_H carries becomes zero: the gradient of the h before is a product alone.
     """
-    cdef const Backward *p = <const Backward *> plan
-    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j
-    cdef real *d_row = scratch + p.start[D] + (t * p.B + b) * p.Ns
-    cdef real *d_cs = scratch + p.start[D_CS] + b * p.Hs
-    cdef const real *peep = scratch + p.start[PEEPHOLES]
-    cdef Array cs_prev = previous_row(&p.steps, inputs[CS_PREV], &p.steps.cs_reset, p.H, inputs[OUT_CS], &p.cs_layout,
-                                      t, row)
+    cdef const Backward *p = <const Backward *> call
+    cdef Py_ssize_t t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j
+    cdef real *d_row = p.scratch + p.start[D] + (t * p.B + b) * p.Ns
+    cdef real *d_cs = p.scratch + p.start[D_CS] + b * p.Hs
+    cdef const real *peep = p.scratch + p.start[PEEPHOLES]
+    cdef Array cs_prev = previous_row(&p.steps, p.inputs[CS_PREV], &p.steps.cs_reset, p.H, p.inputs[OUT_CS],
+                                      &p.cs_layout, t, row)
     for j in range(j0, j1):
         if n == 0:
-            clear(scratch + p.start[D_H] + b * p.Ps + j * L, L)
-        if n == 0 and lstm.P > 0:
-            projected_grad_line(p, lstm, inputs, j, t, row, product + (j - j0) * L, d_row + p.column[1])
+            clear(p.scratch + p.start[D_H] + b * p.Ps + j * L, L)
+        if n == 0 and p.c.projects:
+            projected_grad_line(p, j, t, row, product + (j - j0) * L, d_row + p.column[1])
             continue
-        lstm_grad_line(p, lstm, inputs, cs_prev, peep, j, t, row, product + (j - j0) * L, d_cs + j * L, d_row)
+        lstm_grad_line(call, cs_prev, peep, j, t, row, product + (j - j0) * L, d_cs + j * L, d_row)
         if has_flag(&p.steps, k, b, RESET):  # the step before did not lead here
             store_reset_grad_line(&p.steps, &p.steps.cs_reset, k, b, d_cs + j * L, j * L, p.H)
 
 
 cdef inline void store_peephole_grads(
-    const Backward *p, const Cell *lstm, const Array *inputs, const Array *outputs, const real *d, Py_ssize_t part,
-    Py_ssize_t parts
+    const Backward *p, const real *d, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Store one part of the lines of wci_grad and wcf_grad, sums of products of d with cs before a step, and of
     wco_grad, with cs after it; nothing without peepholes.
 
     d : dicfo of all steps and slots
-    outputs : wci_grad, wcf_grad, wco_grad [H], the caller's
     """
-    cdef Py_ssize_t L = lanes_of(d), j
-    cdef Array cs_prev = inputs[CS_PREV]
-    cdef Array cs = inputs[OUT_CS]
+    cdef const Cell *lstm = p.c
+    cdef Py_ssize_t j
+    cdef Array cs_prev = p.inputs[CS_PREV]
+    cdef Array cs = p.inputs[OUT_CS]
     for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts) if lstm.peephole else 0):
         if not lstm.coupled:
-            compute_peephole_grad(outputs[WCI_GRAD], d + lstm.column[I_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
-                                  &p.cs_layout, j * L)
-        compute_peephole_grad(outputs[WCF_GRAD], d + lstm.column[F_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
-                              &p.cs_layout, j * L)
-        compute_peephole_grad(outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, no_array(), p.H, cs,
-                              &p.cs_layout, j * L)
+            compute_peephole_grad(p.outputs[WCI_GRAD], d + lstm.column[I_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
+                                  j * L)
+        compute_peephole_grad(p.outputs[WCF_GRAD], d + lstm.column[F_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
+                              j * L)
+        compute_peephole_grad(p.outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, no_array(), p.H, cs,
+                              j * L)
 
 
-cdef inline void store_remaining_grads(
-    const void *plan, const Cell *lstm, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part,
-    Py_ssize_t parts
-) noexcept nogil:
+cdef inline void store_remaining_grads(const void *call, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
     """Store one part of cs_prev_grad and of the peepholes' gradients."""
-    cdef const Backward *p = <const Backward *> plan
+    cdef const Backward *p = <const Backward *> call
     cdef Py_ssize_t b
     for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
-        store_row(at(outputs[CS_PREV_GRAD], row_of_slot(&p.steps, b) * p.H), scratch + p.start[D_CS] + b * p.Hs, p.H)
-    store_peephole_grads(p, lstm, inputs, outputs, scratch + p.start[D], part, parts)
+        store_row(at(p.outputs[CS_PREV_GRAD], row_of_slot(&p.steps, b) * p.H), p.scratch + p.start[D_CS] + b * p.Hs,
+                  p.H)
+    store_peephole_grads(p, p.scratch + p.start[D], part, parts)
 
 
 cdef inline CellTraits lstm_traits() noexcept nogil:
@@ -426,7 +385,9 @@ cdef inline CellTraits lstm_traits() noexcept nogil:
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [GATES, 0]
     traits.states, traits.biases, traits.peepholes, traits.saved, traits.factor = 2, 1, PEEP_LINES, 6, OUT_CO
     traits.forward_time, traits.backward_time = 30, 50
-    traits.forward_cells = [lstm_cells, projected_cells]
-    traits.backward_lines = backward_lines
+    traits.forward_cells = [<ForwardCells> lstm_cells[any_activations], projected_cells]
+    traits.default_forward_cells = [<ForwardCells> lstm_cells[default_activations], projected_cells]
+    traits.backward_lines = <BackwardLines> backward_lines[any_activations]
+    traits.default_backward_lines = <BackwardLines> backward_lines[default_activations]
     traits.load_peepholes, traits.store_remaining_grads = load_peepholes, store_remaining_grads
     return traits

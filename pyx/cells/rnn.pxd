@@ -10,12 +10,12 @@ has its rows for x above those for h:
 product, so n of `backward_lines` (types.pxd) is always 0.
 """
 from cells.activations cimport activate, slope
-from cells.types cimport Cell, CellTraits, no_traits
+from cells.types cimport CellTraits, StepProduct, no_traits
 from passes.gradients cimport add_line
 from passes.indices cimport H_GRAD, OUT_H
-from passes.outputs cimport store_h_line
-from passes.steps cimport RESET, has_flag, load_reset_line, offset_of, row_of_slot, step_at
-from product.lines cimport LF, Array, can_stay, clear, lanes_of, line_at, noinline_void, round_to_half, store_reals
+from passes.outputs cimport hand_on_line, store_output_line
+from passes.steps cimport offset_of, row_of_slot, step_at
+from product.lines cimport LF, L, can_stay, clear, line_at, noinline_void, store_reals
 from product.panels cimport unit_lines_in_panel
 from product.real cimport real
 from product.tile cimport LINES
@@ -23,34 +23,30 @@ from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
 
 cdef inline void forward_cells(
-    const void *plan, const Cell *rnn, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
+    const void *call, const StepProduct *step, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z
 ) noexcept nogil:
     """Compute h, which is the new state."""
-    cdef const Forward *p = <const Forward *> plan
-    cdef Py_ssize_t L = lanes_of(z), units = p.w[0].unit_lines, t = step_at(&p.steps, k)
+    cdef const Forward *p = <const Forward *> call
+    cdef Py_ssize_t units = p.w[0].unit_lines, k = step.k, t = step_at(&p.steps, k)
     cdef Py_ssize_t j, b, unit_line, unit
     cdef real *h
     for j in range(j0, j1):
         for b in range(b0, b1):
             for unit_line in range(unit_lines_in_panel(&p.w[0], j)):
                 unit = (j * units + unit_line) * L
-                h = h_before(p, rows, k + 1) + b * p.Hs + unit
-                activate(&rnn.activation, z + (j - j0) * z_panel + ((b - b0) * LINES + unit_line) * L, h)
-                store_h_line(p, outputs, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
-                if rnn.is_half:  # the next step reads the state as it is stored
-                    round_to_half(h)
-                if has_flag(&p.steps, k + 1, b, RESET):
-                    load_reset_line(&p.steps, &p.steps.h_reset, k + 1, b, h, unit, p.H)
+                h = h_before(p, step.rows, k + 1) + b * p.Hs + unit
+                activate(&p.c.activation, z + (j - j0) * step.z_panel + ((b - b0) * LINES + unit_line) * L, h)
+                store_output_line(p, OUT_H, t, row_of_slot(&p.steps, b), unit, unit + units * L, h)
+                hand_on_line(p, &p.steps.h_reset, k, b, h, unit, p.H)
 
 
 cdef inline noinline_void backward_lines(
-    const void *plan, const Cell *rnn, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t b, const real *product, real *scratch
+    const void *call, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b, const real *product
 ) noexcept nogil:
     """Compute d_h_bar.  The gradient of h that is carried becomes zero, as all of d_h_prev is a product."""
-    cdef const Backward *p = <const Backward *> plan
-    cdef Py_ssize_t L = lanes_of(scratch), t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j, l, width
+    cdef const Backward *p = <const Backward *> call
+    cdef Py_ssize_t t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b), j, l, width
     cdef bint in_place
     cdef real[LF] h_space  # for a line that cannot be read where it is
     cdef real[LF] d_h
@@ -58,15 +54,15 @@ cdef inline noinline_void backward_lines(
     cdef const real *h
     for j in range(j0, j1):
         width = p.H - j * L
-        in_place = can_stay(scratch, width, rnn.is_half)
-        add_line(in_place, &d_h[0], product + (j - j0) * L, inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L,
+        in_place = can_stay(width, p.c.is_half)
+        add_line(in_place, &d_h[0], product + (j - j0) * L, p.inputs[H_GRAD], offset_of(&p.d_y_layout, t, row) + j * L,
                  width)
-        h = line_at(in_place, &h_space[0], inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L, width)
-        slope(&rnn.activation, h, s)
+        h = line_at(in_place, &h_space[0], p.inputs[OUT_H], offset_of(&p.h_layout, t, row) + j * L, width)
+        slope(&p.c.activation, h, s)
         for l in range(L):
             d_h[l] = d_h[l] * s[l]
-        store_reals(scratch + p.start[D] + (t * p.B + b) * p.Ns + j * L, d_h, width)
-        clear(scratch + p.start[D_H] + b * p.Ps + j * L, L)
+        store_reals(p.scratch + p.start[D] + (t * p.B + b) * p.Ns + j * L, d_h, width)
+        clear(p.scratch + p.start[D_H] + b * p.Ps + j * L, L)
 
 
 cdef inline CellTraits rnn_traits() noexcept nogil:
@@ -76,5 +72,7 @@ cdef inline CellTraits rnn_traits() noexcept nogil:
     traits.states, traits.biases = 1, 1
     traits.forward_time, traits.backward_time = 9, 20
     traits.forward_cells = [forward_cells, NULL]
+    traits.default_forward_cells = [forward_cells, NULL]
     traits.backward_lines = backward_lines
+    traits.default_backward_lines = backward_lines
     return traits

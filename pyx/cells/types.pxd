@@ -9,18 +9,15 @@ of the step that is processed as number k:
 
 Their arguments:
 
-    plan      a Forward or a Backward (plan.pxd): sizes, strides, the steps, and where everything is in scratch memory
-    c         the cell
-    n         the product of the step, 0 or 1; backward, 1 is the second matrix, whose product follows that of n = 0
-    inputs    the caller's arrays by the indices of indices.pxd
-    outputs   the caller's arrays by these indices; the rows (t, row) of y and of saved values are written here, and no
-              pass reads them back
-    z         the product: for each panel, z_panel reals apart, and for each slot from b0 on LINES lines, of which line
-              u * gates + gate has a gate of line u of the panel's units (panels.pxd); read only
-    rows      the scratch memory of the thread's group: the states of all slots are read, and written for step k + 1
+    call      a Forward or a Backward (plan.pxd): the cell, sizes, strides, the steps, the caller's arrays and scratch
+              memory.  Forward, the rows (t, row) of y and of saved values are written, and no pass reads them back.
+              Backward, the function writes the lines j0 to j1 of d, d_h and d_cs in scratch memory alone
+    step      the product of a step; the states of all slots are read, and written for the next step
+    n         backward, 1 is the second matrix, whose product follows that of n = 0
+    z         the product: for each panel, step.z_panel reals apart, and for each slot from b0 on LINES lines, of which
+              line u * gates + gate has a gate of line u of the panel's units (panels.pxd); read only
     product   the lines j0 to j1 of the product; n = 0: of the gradient of h that the steps after this one give;
-              read only, and outside `scratch`
-    scratch   the workspace of the call: the function writes the lines j0 to j1 of d, d_h and d_cs alone
+              read only, and outside of scratch memory
 
 Two more may be NULL.  `load_peepholes` loads line j of the peepholes, weights that no product has, to `lines` in
 scratch memory; a cell with peepholes has one line of units in a panel.  `store_remaining_grads` stores one part of the
@@ -50,22 +47,29 @@ cdef struct Activation:
     double a, b  # its parameters
 
 
+cdef struct StepProduct:  # a product of a step with the rows of a part
+    int n  # which one, 0 or 1
+    Py_ssize_t k  # the number of the step
+    real *rows  # scratch as the rows of the part's group lie in it
+    Py_ssize_t b0, b1  # the slots with active rows
+    const real *h  # what the product reads: h of the step before, h_prev * r or m, or its codes; the row of slot 0
+    const real *x  # the rows of x, that of slot b0 first; read if z has no product with x
+    real *z  # panel 0 of x @ w_x + b, that of slot b0 first; NULL where product n has no such z
+    Py_ssize_t z_panel  # reals from one panel of z to the next
+
+
 cdef struct Cell
 ctypedef void (*ForwardCells)(
-    const void *plan, const Cell *c, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b0, Py_ssize_t b1,
-    const real *z, Py_ssize_t z_panel, real *rows, const Array *outputs
+    const void *call, const StepProduct *step, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t b0, Py_ssize_t b1,
+    const real *z
 ) noexcept nogil
 ctypedef void (*BackwardLines)(
-    const void *plan, const Cell *c, int n, const Array *inputs, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k,
-    Py_ssize_t b, const real *product, real *scratch
+    const void *call, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b, const real *product
 ) noexcept nogil
 ctypedef void (*LoadPeepholes)(
     const Cell *c, real *lines, const Array *inputs, Py_ssize_t H, Py_ssize_t j
 ) noexcept nogil
-ctypedef void (*StoreGrads)(
-    const void *plan, const Cell *c, const Array *inputs, const Array *outputs, real *scratch, Py_ssize_t part,
-    Py_ssize_t parts
-) noexcept nogil
+ctypedef void (*StoreGrads)(const void *call, Py_ssize_t part, Py_ssize_t parts) noexcept nogil
 
 
 cdef struct CellTraits:  # what all cells of a kind have; a projected LSTM has one product and one matrix more
@@ -80,8 +84,9 @@ cdef struct CellTraits:  # what all cells of a kind have; a projected LSTM has o
     int saved  # arrays [T,B,H] on the tape of a layer beside h, in the order of the enum in indices.pxd
     double forward_time, backward_time  # nanoseconds of a line of units of one row in a step, beside the products
     int factor  # the saved output that is a factor of the second product's input: r of h_prev * r, co of o * co
-    ForwardCells[PRODUCTS] forward_cells  # of each product of a step
-    BackwardLines backward_lines  # set alone: in a tuple, clang does not take the attributes of `noinline_void`
+    ForwardCells[PRODUCTS] forward_cells, default_forward_cells  # of each product of a step; with default activations
+    # Set alone: in a tuple, clang does not take the attributes of `noinline_void`
+    BackwardLines backward_lines, default_backward_lines
     LoadPeepholes load_peepholes
     StoreGrads store_remaining_grads
 
@@ -101,6 +106,10 @@ cdef struct Cell:  # the options of an op or a layer, and below what `use_traits
     double proj_clip
     const CellTraits *traits
     Py_ssize_t[MATRICES] gates  # of each matrix of weights
+    bint projects  # h is a projection; it has the last product and the last matrix, without rows for x or a bias
+    int products, matrices  # of a step, of weights
+    const ForwardCells *forward_cells  # those of its traits for its activations
+    BackwardLines backward_lines
 
 
 cdef inline CellTraits no_traits() noexcept nogil:
@@ -108,13 +117,6 @@ cdef inline CellTraits no_traits() noexcept nogil:
     cdef CellTraits traits
     memset(&traits, 0, sizeof(CellTraits))
     return traits
-
-
-cdef inline Activation without_parameters(int number) noexcept nogil:
-    """Return the activation of this number, which has no parameters."""
-    cdef Activation f
-    f.number, f.a, f.b = number, 0, 0
-    return f
 
 
 cdef inline Activation activation_of(numbers):
@@ -130,14 +132,19 @@ cdef inline Cell cell_of(int kind, bint is_half) noexcept nogil:
     memset(&c, 0, sizeof(Cell))
     c.kind, c.is_half = kind, is_half
     c.column = [0, 1, 2, 3]
-    c.activation, c.recurrent = without_parameters(TANH), without_parameters(SIGMOID)
+    c.activation.number, c.recurrent.number = TANH, SIGMOID
     return c
 
 
 cdef inline void use_traits(Cell *c, const CellTraits *traits) noexcept nogil:
-    """Give a cell the traits of its kind, and the gates that it has."""
+    """Give a cell the traits of its kind, and what it has of these by its options."""
     cdef int n
     c.traits = traits
     for n in range(MATRICES):
         c.gates[n] = traits.gates[n]
     c.gates[0] = c.gates[0] - c.coupled
+    c.projects = c.P > 0
+    c.products, c.matrices = traits.products + c.projects, traits.matrices + c.projects
+    c.forward_cells, c.backward_lines = traits.forward_cells, traits.backward_lines
+    if c.recurrent.number == SIGMOID and c.activation.number == TANH:
+        c.forward_cells, c.backward_lines = traits.default_forward_cells, traits.default_backward_lines

@@ -13,7 +13,6 @@ t : a step
 b, row : a slot, a batch row
 r, r0 : a row (t, row) of the caller's, r = t * B + row; the first one of a block
 d_row : a row of d, t * B + b
-I, K, K2 : inputs; rows of a panel of w.T, and of the second matrix
 L, l : reals in a cache line, one of these
 j, g : a packed panel, one of its lines
 column : the first column of a line
@@ -23,18 +22,19 @@ s : the `Steps` of the call
 part, parts : the index of a part of the work, and how many there are
 """
 from passes.steps cimport (
-    Layout, Steps, active_end, clear_finished_rows, current_row, has_step, offset_of, previous_row, row_of_slot,
-    slot_of_row, step_at
+    Layout, Steps, active_end, clear_finished_rows, contiguous_layout, current_row, has_step, offset_of, previous_row,
+    row_of_slot, slot_of_row, step_at
 )
 from product.lines cimport (
-    LF, Array, array_of, at, clear, inline_void, lanes_of, line_at, lines_in, load_line, load_reals, load_values,
+    LF, REAL_BYTES, Array, L, array_of, at, clear, inline_void, line_at, lines_in, load_line, load_reals, load_values,
     noinline_void, store_line, store_reals, store_value, value_at
 )
+from product.panels cimport scratch_stride
 from product.real cimport real
 from product.tile cimport (
     BLOCK, GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROW_CHAINS, ROWS, TILE_SIZE, VECTORS, add_block_product,
-    add_panel_product, pack_line_transposed, packed_line, packed_stride, prefetch_read, prefetch_write,
-    tile_group_height, vec
+    add_panel_product, packed_line, packed_stride, prefetch_read, prefetch_write, tile_group_height,
+    transpose_rows, vec
 )
 from schedule.machine cimport fewest_prefetching_rows
 from schedule.team cimport part_start
@@ -62,7 +62,6 @@ cdef inline const real *state_line(
     state : a row of an array of the caller's, or no array for zeros
     n : values from the line on to the end of the row
     """
-    cdef Py_ssize_t L = lanes_of(space)
     if state.data is NULL:
         clear(space, L)
         return space
@@ -76,7 +75,7 @@ cdef inline void add_line(
 
     in_place : as of `line_at`
     """
-    cdef Py_ssize_t l, L = lanes_of(sum)
+    cdef Py_ssize_t l
     cdef real[LF] space
     cdef const real *addend = line_at(in_place, &space[0], values, offset, n)
     for l in range(L):
@@ -87,51 +86,65 @@ cdef inline void pack_transposed_panel(
     real *panel, Array w, Py_ssize_t N, Py_ssize_t rows, Py_ssize_t j
 ) noexcept nogil:
     """Pack panel j of w.T, for w [rows,N] of the caller's.  Prefetching rows meanwhile gained nothing."""
-    cdef Py_ssize_t L = lanes_of(panel), lines = panel_lines(lines_in(panel, rows), j), g, first
+    cdef Py_ssize_t lines = panel_lines(lines_in(rows), j), g, first, k0, kb
     for g in range(lines):
-        first = (j * PANEL_LINES + g) * L
-        pack_line_transposed(panel, lines, g, at(w, first * N), N, rows - first, N)
+        first, k0 = (j * PANEL_LINES + g) * L, 0
+        while k0 < N:
+            kb = min(<Py_ssize_t> BLOCK, N - k0)
+            transpose_rows(packed_line(panel, lines, g, k0, kb), packed_stride(lines, g), at(w, first * N + k0), N,
+                           rows - first, kb)
+            k0 += kb
 
 
 # ---------------------------------------------------------------------------------------------------- x_grad = d @ w.T
+cdef struct XGrad:  # the gradient of x, d @ w.T
+    const Steps *steps
+    Array x_grad  # [T,B,I] with `layout`, the caller's
+    Layout layout
+    bint accumulate  # the product is added to what is in x_grad
+    Py_ssize_t I
+    const real *d
+    Py_ssize_t ldd
+    Py_ssize_t K, K2  # columns of d, first those of one matrix, then those of a second; K2 = 0: there is no second one
+
+
 cdef inline void compute_x_grad_panel(
-    Array x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t I, const real *d, Py_ssize_t ldd,
-    Py_ssize_t d_row0, Py_ssize_t d_row1, const real *panel, Py_ssize_t K, const real *panel2, Py_ssize_t K2,
-    Py_ssize_t j
+    const XGrad *x, Py_ssize_t d_row0, Py_ssize_t d_row1, const real *panel, const real *panel2, Py_ssize_t j
 ) noexcept nogil:
     """Compute the columns of x_grad of panel j, for the rows d_row0 to d_row1 of d.
 
-    x_grad : [T,B,I] with `layout`, the caller's; with `accumulate` the product is added to it
-    panel, panel2 : panels j of two matrices, of K and K2 rows; the columns of d belong to the rows of the first one,
-        then to those of the second.  K2 = 0: there is no second one
+    panel, panel2 : panel j of each matrix
     """
     cdef real[GROUP_TILES * TILE_SIZE] acc
     cdef real[LF] before
-    cdef Py_ssize_t L = lanes_of(acc), lines = panel_lines(lines_in(acc, I), j), first = j * PANEL_LINES * L
+    cdef const Steps *s = x.steps
+    cdef const real *d
+    cdef Py_ssize_t lines = panel_lines(lines_in(x.I), j), first = j * PANEL_LINES * L
     cdef Py_ssize_t d_row = d_row0, t, b, m, q, g, l, column
     cdef Py_ssize_t prefetched = 0  # bytes of all lines of a k, if the next panel is prefetched
     cdef Array out
     cdef real *sums
     if d_row0 == d_row1:
         return
-    if d_row1 - d_row0 >= fewest_prefetching_rows((K + K2) * I * sizeof(real), 1):
-        prefetched = lines * L * sizeof(real)
+    if d_row1 - d_row0 >= fewest_prefetching_rows((x.K + x.K2) * x.I * REAL_BYTES, 1):
+        prefetched = lines * L * REAL_BYTES
     t, b = d_row0 // s.B, d_row0 % s.B
     while d_row < d_row1:
         m = tile_group_height(d_row1 - d_row)
+        d = x.d + d_row * x.ldd
         clear(acc, m * LINES * L)
-        add_panel_product(acc, m, lines, d + d_row * ldd, ldd, panel, K, K * prefetched)
-        if K2 > 0:
-            add_panel_product(acc, m, lines, d + d_row * ldd + K, ldd, panel2, K2, K2 * prefetched)
+        add_panel_product(acc, m, lines, d, x.ldd, panel, x.K, x.K * prefetched)
+        if x.K2 > 0:
+            add_panel_product(acc, m, lines, d + x.K, x.ldd, panel2, x.K2, x.K2 * prefetched)
         for q in range(m):
-            out = at(x_grad, offset_of(layout, t, row_of_slot(s, b)))
+            out = at(x.x_grad, offset_of(&x.layout, t, row_of_slot(s, b)))
             for g in range(lines):
                 column, sums = first + g * L, acc + (q * LINES + g) * L
-                if accumulate:
-                    load_line(before, at(out, column), I - column)
+                if x.accumulate:
+                    load_line(before, at(out, column), x.I - column)
                     for l in range(L):
                         sums[l] = before[l] + sums[l]
-                store_line(at(out, column), sums, I - column)
+                store_line(at(out, column), sums, x.I - column)
             b += 1
             if b == s.B:
                 t, b = t + 1, 0
@@ -139,17 +152,19 @@ cdef inline void compute_x_grad_panel(
 
 
 cdef inline void compute_x_grad_part(
-    Array x_grad, const Layout *layout, bint accumulate, const Steps *s, Py_ssize_t groups, Py_ssize_t I,
-    const real *d, Py_ssize_t ldd, const real *panels, Py_ssize_t K, const real *panels2, Py_ssize_t K2,
-    Py_ssize_t part, Py_ssize_t parts
+    const XGrad *x, const real *panels, const real *panels2, Py_ssize_t groups, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
     """Compute one part of x_grad, a few tiles of rows times one panel after the other.
 
     If all rows have T steps, a part is a range of the pairs (rows, panel), which all take as long.  Else it is every
-    `parts`-th step, of which the active rows are the first slots of each group.  The arguments are those of
-    `compute_x_grad_panel`; `panels` and `panels2` begin with panel 0, and `groups` is that of `set_step_mask`.
+    `parts`-th step, of which the active rows are the first slots of each group.
+
+    panels, panels2 : panel 0 of each matrix
+    groups : that of `set_step_mask`
     """
-    cdef Py_ssize_t L = lanes_of(d), count = count_panels(lines_in(d, I)), most = GROUP_TILES * ROWS, rows = s.T * s.B
+    cdef const Steps *s = x.steps
+    cdef Py_ssize_t count = count_panels(lines_in(x.I)), most = GROUP_TILES * ROWS, rows = s.T * s.B
+    cdef Py_ssize_t size = PANEL_LINES * L * x.K, size2 = PANEL_LINES * L * x.K2  # of a panel of each matrix
     cdef Py_ssize_t pair, tiles = count_tiles(rows), blocks, t = part, group, block, b, end, d_row, j
     if count == 0:
         return
@@ -158,11 +173,10 @@ cdef inline void compute_x_grad_part(
         for pair in range(part_start(blocks * count, part, parts), part_start(blocks * count, part + 1, parts)):
             block, j = pair // count, pair % count
             d_row, end = part_start(tiles, block, blocks) * ROWS, min(part_start(tiles, block + 1, blocks) * ROWS, rows)
-            compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, d_row, end,
-                                 panels + j * PANEL_LINES * L * K, K, panels2 + j * PANEL_LINES * L * K2, K2, j)
+            compute_x_grad_panel(x, d_row, end, panels + j * size, panels2 + j * size2, j)
         return
-    if not accumulate:
-        clear_finished_rows(s, x_grad, layout, I, part, parts)
+    if not x.accumulate:
+        clear_finished_rows(s, x.x_grad, &x.layout, x.I, part, parts)
     while t < s.T:
         for group in range(groups):
             b = part_start(s.B, group, groups)
@@ -171,9 +185,7 @@ cdef inline void compute_x_grad_part(
                 d_row = t * s.B + b
                 b = min(b + most, end)
                 for j in range(count):
-                    compute_x_grad_panel(x_grad, layout, accumulate, s, I, d, ldd, d_row, t * s.B + b,
-                                         panels + j * PANEL_LINES * L * K, K, panels2 + j * PANEL_LINES * L * K2, K2,
-                                         j)
+                    compute_x_grad_panel(x, d_row, t * s.B + b, panels + j * size, panels2 + j * size2, j)
         t += parts
 
 
@@ -184,6 +196,8 @@ cdef inline Py_ssize_t count_tiles(Py_ssize_t rows) noexcept nogil:
 
 
 cdef struct RowBlock:  # the active ones of ROW_BLOCK rows r = t * B + row, or of what is left at the end
+    bint is_first, is_last
+    Py_ssize_t tile_stride  # reals from one tile of the block's rows to the next
     Py_ssize_t rows, chains  # of the block, with its finished rows
     Py_ssize_t active  # active rows
     Py_ssize_t[ROW_CHAINS] count  # active rows of each chain; those of chain c begin at c * BLOCK in the arrays below
@@ -191,9 +205,16 @@ cdef struct RowBlock:  # the active ones of ROW_BLOCK rows r = t * B + row, or o
     Py_ssize_t[ROW_BLOCK] d_row  # their row of d
 
 
+cdef inline Py_ssize_t tile_stride_of(const Steps *s) noexcept nogil:
+    """Return the distance from one tile of a block of rows to the next, for the largest block."""
+    return scratch_stride(min(s.T * s.B, <Py_ssize_t> ROW_BLOCK) * ROWS)
+
+
 cdef inline void list_active_rows(RowBlock *block, const Steps *s, Py_ssize_t r0) noexcept nogil:
     """List the active rows of the block that begins with row r0."""
     cdef Py_ssize_t t = r0 // s.B, row0 = r0 % s.B, c, r = r0, n, q, row, end, to  # row0: the batch row of row r
+    block.is_first, block.is_last = r0 == 0, r0 + ROW_BLOCK >= s.T * s.B
+    block.tile_stride = tile_stride_of(s)
     block.rows = min(<Py_ssize_t> ROW_BLOCK, s.T * s.B - r0)
     block.chains = (block.rows + BLOCK - 1) // BLOCK
     block.active = 0
@@ -258,7 +279,7 @@ cdef inline void pack_columns(
 
     d : from the first column on
     """
-    cdef Py_ssize_t c, k, g, count, L = lanes_of(panel)
+    cdef Py_ssize_t c, k, g, count
     cdef const Py_ssize_t *rows
     cdef const real *line
     cdef const real *later_line
@@ -268,7 +289,7 @@ cdef inline void pack_columns(
             line, later_line = d + rows[k] * ldd, d + rows[min(k + PACK_ROWS, count - 1)] * ldd
             for g in range(lines):
                 prefetch_read(later_line + g * L)
-                load_reals(packed_line(panel, lines, g, c * BLOCK, count) + k * packed_stride(panel, lines, g),
+                load_reals(packed_line(panel, lines, g, c * BLOCK, count) + k * packed_stride(lines, g),
                            line + g * L, n - g * L)
 
 
@@ -328,15 +349,15 @@ cdef inline void pack_row(
     panels : in scratch, each for block.rows rows
     row : of M values
     """
-    cdef Py_ssize_t L = lanes_of(panels), j, lines, g, column, l
+    cdef Py_ssize_t j, lines, g, column, l
     cdef real[LF] factor
     cdef real *panel
     cdef real *to
-    for j in range(count_panels(lines_in(panels, M))):
+    for j in range(count_panels(lines_in(M))):
         panel = panels + j * PANEL_LINES * L * block.rows
-        lines = panel_lines(lines_in(panels, M), j)
+        lines = panel_lines(lines_in(M), j)
         for g in range(lines):
-            to = packed_line(panel, lines, g, c * BLOCK, block.count[c]) + k * packed_stride(panel, lines, g)
+            to = packed_line(panel, lines, g, c * BLOCK, block.count[c]) + k * packed_stride(lines, g)
             column = (j * PANEL_LINES + g) * L
             if row.values.data is NULL:
                 clear(to, L)
@@ -369,7 +390,7 @@ cdef inline noinline_void accumulate_tiles(
     acc : [M,LINES,L]
     """
     cdef real[LF] total
-    cdef Py_ssize_t L = lanes_of(out), q, g
+    cdef Py_ssize_t q, g
     for q in range(M):
         if columns >= lines * L:
             accumulate_lines(out + q * N, acc + q * LINES * L, lines, is_first)
@@ -380,13 +401,13 @@ cdef inline noinline_void accumulate_tiles(
             store_reals(out + q * N + g * L, total, columns - g * L)
 
 
-cdef inline void add_weight_grad_tiles(
-    real *out, Py_ssize_t N, Py_ssize_t M, const real *tiles, Py_ssize_t tile_stride, const real *panel,
-    Py_ssize_t lines, Py_ssize_t columns, const RowBlock *block, bint is_first
+cdef inline void add_weight_grad_rows(
+    real *out, Py_ssize_t N, Py_ssize_t M, const real *tiles, const real *panel, Py_ssize_t lines, Py_ssize_t columns,
+    const RowBlock *block
 ) noexcept nogil:
-    """Add the product of a block of rows to one panel's columns of a weight gradient, for M <= GROUP_TILES * ROWS rows.
+    """Add the product of a block of rows to one panel's columns of a weight gradient.
 
-    All tiles use a chain of the panel while it is in cache.
+    Some tiles of rows of the gradient use a chain of the panel while it is in cache.
 
     out : [M,N], from the panel's first column on, the caller's or scratch; overwritten if the block is the first one
     tiles : of `pack_tiles`, those of the M rows
@@ -394,34 +415,22 @@ cdef inline void add_weight_grad_tiles(
     columns : of out, from the panel's first one on to the end of a row
     """
     cdef real[GROUP_TILES * TILE_SIZE] acc
-    cdef Py_ssize_t L = lanes_of(out), count = count_tiles(M), tile, c, first, q, g
-    clear(acc, count * ROWS * LINES * L)
-    for q in range(M):
-        for g in range(lines):
-            prefetch_write(out + q * N + g * L)
-    for c in range(block.chains):
-        first = c * BLOCK * ROWS  # where the chain begins in each tile
-        for tile in range(count if block.count[c] > 0 else 0):
-            add_block_product(acc + tile * ROWS * LINES * L, min(<Py_ssize_t> ROWS, M - tile * ROWS), lines,
-                              tiles + tile * tile_stride + first, 1, panel + c * BLOCK * lines * L, block.count[c], 0)
-    accumulate_tiles(out, N, M, acc, lines, columns, is_first)
-
-
-cdef inline void add_weight_grad_rows(
-    real *out, Py_ssize_t N, Py_ssize_t M, const real *tiles, Py_ssize_t tile_stride, const real *panel,
-    Py_ssize_t lines, Py_ssize_t columns, const RowBlock *block, bint is_first
-) noexcept nogil:
-    """Add the product of a block of rows to one panel's columns of a weight gradient, for any number M of its rows.
-
-    The arguments are those of `add_weight_grad_tiles`.
-    """
-    cdef Py_ssize_t m = 0, most = GROUP_TILES * ROWS
-    if block.active == 0 and not is_first:
+    cdef Py_ssize_t m, c, q, g
+    if block.active == 0 and not block.is_first:
         return
-    while m < M:
-        add_weight_grad_tiles(out + m * N, N, min(most, M - m), tiles + m // ROWS * tile_stride, tile_stride, panel,
-                              lines, columns, block, is_first)
-        m += most
+    while M > 0:
+        m = min(M, <Py_ssize_t> GROUP_TILES * ROWS)
+        clear(acc, count_tiles(m) * ROWS * LINES * L)
+        for q in range(m):
+            for g in range(lines):
+                prefetch_write(out + q * N + g * L)
+        for c in range(block.chains):
+            for q in range(count_tiles(m) if block.count[c] > 0 else 0):
+                add_block_product(acc + q * ROWS * LINES * L, min(<Py_ssize_t> ROWS, m - q * ROWS), lines,
+                                  tiles + q * block.tile_stride + c * BLOCK * ROWS, 1, panel + c * BLOCK * lines * L,
+                                  block.count[c], 0)
+        accumulate_tiles(out, N, m, acc, lines, columns, block.is_first)
+        out, tiles, M = out + m * N, tiles + count_tiles(m) * block.tile_stride, M - m
 
 
 cdef inline void add_column_sums(
@@ -439,7 +448,7 @@ cdef inline void add_column_sums(
     cdef const real *line
     cdef Py_ssize_t column = 0, c, k, l, n_columns
     while column < n:
-        n_columns = min(<Py_ssize_t> PANEL_LINES * lanes_of(d), n - column)
+        n_columns = min(<Py_ssize_t> PANEL_LINES * L, n - column)
         for l in range(n_columns):
             total[l] = 0
         for c in range(block.chains):
@@ -459,21 +468,22 @@ cdef inline void add_column_sums(
 # ----------------------------------------------------------------------------------------------------------- peepholes
 cdef inline void compute_peephole_grad(
     Array out, const real *d, Py_ssize_t ldd, const Steps *s, Array initial, Py_ssize_t H, Array states,
-    const Layout *layout, Py_ssize_t unit
+    Py_ssize_t unit
 ) noexcept nogil:
     """Sum d * cs over all rows to the gradient of a peephole, for one line of it.
 
     out : [H], the gradient, the caller's
     d : [T * B,ldd] in scratch, from the columns of the gate on
     initial : [B,H], to multiply with the states before each step; no array: with those after it
-    states : the states after each step, [T,B,H] with `layout`
+    states : the states after each step, [T,B,H] without gaps
     unit : the first unit of the line
     """
+    cdef Layout layout = contiguous_layout(s.B, H)
     cdef double[LF] total
     cdef double[LF] block
     cdef double[LF] chain
     cdef real[LF] factor
-    cdef Py_ssize_t n = min(H - unit, lanes_of(d)), rows = s.T * s.B, r, t, row, l
+    cdef Py_ssize_t n = min(H - unit, L), rows = s.T * s.B, r, t, row, l
     cdef Array state
     cdef const real *line
     for l in range(n):
@@ -481,9 +491,9 @@ cdef inline void compute_peephole_grad(
     for r in range(rows):
         t, row = r // s.B, r % s.B
         if initial.data is NULL:
-            state = current_row(s, states, layout, t, row)
+            state = current_row(s, states, &layout, t, row)
         else:
-            state = previous_row(s, initial, &s.cs_reset, H, states, layout, t, row)
+            state = previous_row(s, initial, &s.cs_reset, H, states, &layout, t, row)
         line = d + (t * s.B + slot_of_row(s, row)) * ldd + unit
         if has_step(s, t, row):
             clear(factor, LF)

@@ -8,7 +8,6 @@ from passes.arrays cimport Pass
 from passes.indices cimport BIAS, W, W_C, W_C_H, W_H, W_P, W_P_H, WCI
 from passes.steps cimport ResetState, Steps
 from product.lines cimport Array, array_of, at, no_array, set_arrays
-from schedule.plan cimport projects
 
 cdef inline void set_weights(const Cell *c, const void *const *weights, Array *operands) noexcept nogil:
     """Set the operands of a layer's weights.
@@ -20,7 +19,7 @@ cdef inline void set_weights(const Cell *c, const void *const *weights, Array *o
     set_arrays(&operands[W], weights, matrices, c.is_half)
     set_arrays(&operands[WCI], &weights[matrices], peepholes, c.is_half)
     set_arrays(&operands[BIAS], &weights[matrices + peepholes], biases, c.is_half)
-    if projects(c):
+    if c.projects:
         operands[W_P] = array_of(weights[matrices + peepholes + biases], c.is_half)
         operands[BIAS + 1] = no_array()
 
@@ -38,7 +37,7 @@ cdef inline void set_torch_weights(
     if c.traits.separate and weights[0] is not NULL:
         operands[W_C], operands[W_C_H] = at(operands[W], c.gates[0] * H * I), at(operands[W_H], c.gates[0] * H * H)
     set_arrays(&operands[BIAS], &weights[2], c.traits.biases, c.is_half)
-    if projects(c):
+    if c.projects:
         operands[W_P_H], operands[BIAS + 1] = array_of(weights[3], c.is_half), no_array()
 
 

@@ -15,10 +15,8 @@ layout : of an array of the caller's; its rows are numbered as batch rows
 from libc.stdlib cimport qsort
 from libc.string cimport memset
 
-from product.integer cimport quantize_row
-from product.lines cimport Array, at, clear, itemsize_of, lanes_of, load_line, load_row, no_array, store_line
-from product.quantized cimport INT8
-from product.real cimport COMPUTES_FLOAT, real
+from product.lines cimport Array, L, at, clear, itemsize_of, load_line, no_array, store_line
+from product.real cimport real
 from schedule.team cimport part_start
 
 cdef enum:  # flags of a step mask
@@ -76,8 +74,8 @@ cdef inline Py_ssize_t step_at(const Steps *s, Py_ssize_t k) noexcept nogil:
 
 
 # --------------------------------------------------------------------------------------------------------------- slots
-cdef inline Py_ssize_t size_of_slots(Py_ssize_t B, Py_ssize_t L) noexcept nogil:
-    """Return the size of the slots that `set_step_mask` takes for B rows, in reals, of which L fill a cache line."""
+cdef inline Py_ssize_t size_of_slots(Py_ssize_t B) noexcept nogil:
+    """Return the size of the slots that `set_step_mask` takes for B rows, in reals."""
     return (2 * B * <Py_ssize_t> sizeof(Slot) + 63) // 64 * L
 
 
@@ -91,15 +89,16 @@ cdef inline int compare_slots(const void *slot, const void *other) noexcept nogi
 
 
 cdef inline void set_step_mask(
-    Steps *s, const unsigned char *step_mask, Slot *slots, Py_ssize_t groups
+    Steps *s, const unsigned char *step_mask, void *memory, Py_ssize_t groups
 ) noexcept nogil:
     """Set the step mask and, unless all rows have T steps, deal the rows out to slots by their lengths.
 
     Every group of threads gets the next longest row in turn, for the work to be even, and has its longest rows first.
 
     step_mask : [T,B], the caller's, as long as s
-    slots : [2 * B] in scratch, as long as s; the second half is for sorting
+    memory : of `size_of_slots` in scratch, as long as s: the slots, and as many for sorting
     """
+    cdef Slot *slots = <Slot *> memory
     cdef Slot *sorted_rows = slots + s.B
     cdef Py_ssize_t row, length, b, n = 0, group, turn
     cdef bint is_sorted = True, all_full = True
@@ -195,31 +194,6 @@ cdef inline bint has_flag(const Steps *s, Py_ssize_t k, Py_ssize_t b, int flag) 
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
-cdef inline void load_active_rows(
-    const Steps *s, real *dst, Py_ssize_t stride, Array x, const Layout *layout, Py_ssize_t I, Py_ssize_t k,
-    Py_ssize_t b0, Py_ssize_t b1, Py_ssize_t r0, Py_ssize_t r1, int format
-) noexcept nogil:
-    """Load rows of x, as reals, or quantized if `format`, that of the weights, is INT8.
-
-    The active rows of the slots b0 to b1 are numbered from 0 on, step after step, beginning with step number k.  Of
-    these the rows r0 to r1 are loaded, each to dst + r * stride.
-
-    x : [T,B,I] with `layout`, the caller's; of reals if `format` is INT8
-    """
-    cdef Py_ssize_t first = 0, n, q  # first: the number r of the step's first row; its rows are q < n
-    cdef Array x_row
-    while first < r1:
-        n = active_end(s, k, b0, b1) - b0
-        for q in range(max(r0 - first, <Py_ssize_t> 0), min(r1 - first, n)):
-            x_row = at(x, offset_of(layout, step_at(s, k), row_of_slot(s, b0 + q)))
-            if COMPUTES_FLOAT and format == INT8:
-                quantize_row(<float *> (dst + (first + q) * stride), <const float *> x_row.data, I)
-            else:
-                load_row(dst + (first + q) * stride, x_row, I)
-        first += n
-        k += 1
-
-
 cdef inline void clear_finished_rows(
     const Steps *s, Array rows, const Layout *layout, Py_ssize_t n, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
@@ -267,7 +241,7 @@ cdef inline void load_reset_line(
     """
     cdef Array row = reset_row(reset, step_at(s, k), row_of_slot(s, b))
     if row.data is NULL:
-        clear(state, lanes_of(state))
+        clear(state, L)
     else:
         load_line(state, at(row, unit), n - unit)
 
@@ -284,7 +258,7 @@ cdef inline void store_reset_grad_line(
     cdef Py_ssize_t row = offset_of(&reset.grads_layout, step_at(s, k), row_of_slot(s, b))
     if reset.grads.data is not NULL:
         store_line(at(reset.grads, row + unit), grad, n - unit)
-    clear(grad, lanes_of(grad))
+    clear(grad, L)
 
 
 cdef inline Array previous_row(

@@ -5,7 +5,6 @@ convert float16 to float, which is exact, and round a float to float16 once.
 
     dst, src, line, space : lines of L reals, in scratch memory or on the stack
     n : numbers of an array, from where it begins to the end of a row; may be more or fewer than a line has
-    of_type : only its type counts; may be NULL
 """
 from product.half cimport HAS_LINE_CONVERSIONS, float_to_half, half, half_to_float, line_to_float, line_to_half
 from product.real cimport COMPUTES_FLOAT, real
@@ -17,22 +16,19 @@ ctypedef fused cleared:
 cdef extern from "product/tile.h":
     ctypedef void inline_void "ALWAYS_INLINE_VOID"  # of functions that are inlined everywhere
     ctypedef void noinline_void "NOINLINE_VOID"  # of functions that are never inlined
+    const Py_ssize_t L "LANES"  # reals in a line
+    const Py_ssize_t REAL_BYTES
     enum:
-        LF, LD  # floats and doubles in a line
+        LF  # floats in a line
 
 cdef struct Array:  # numbers one behind the other, the caller's or in scratch memory
     char *data  # NULL: there is no such array
     bint is_half  # they are float16, not reals
 
 
-cdef inline Py_ssize_t lanes_of(const real *of_type) noexcept nogil:
-    """Return how many numbers a line holds."""
-    return LF if COMPUTES_FLOAT else LD
-
-
-cdef inline Py_ssize_t lines_in(const real *of_type, Py_ssize_t n) noexcept nogil:
+cdef inline Py_ssize_t lines_in(Py_ssize_t n) noexcept nogil:
     """Return how many lines hold n values."""
-    return (n + lanes_of(of_type) - 1) // lanes_of(of_type)
+    return (n + L - 1) // L
 
 
 # -------------------------------------------------------------------------------------------------------------- arrays
@@ -60,7 +56,7 @@ cdef inline bint holds_half(Array array) noexcept nogil:
 
 cdef inline Py_ssize_t itemsize_of(Array array) noexcept nogil:
     """Return the bytes of a number of the array."""
-    return <Py_ssize_t> sizeof(real) >> holds_half(array)  # a float16 has half the bytes of a float
+    return REAL_BYTES >> holds_half(array)  # a float16 has half the bytes of a float
 
 
 cdef inline Array at(Array array, Py_ssize_t n) noexcept nogil:
@@ -78,12 +74,12 @@ cdef inline void set_arrays(Array *arrays, const void *const *data, Py_ssize_t c
 # ---------------------------------------------------------------------------------------------- lines of reals, float16
 cdef inline void load_reals(real *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """Copy n reals as a line, padded with zeros."""
-    cdef Py_ssize_t l, lanes = lanes_of(dst)
-    if n >= lanes:
-        for l in range(lanes):
+    cdef Py_ssize_t l
+    if n >= L:
+        for l in range(L):
             dst[l] = src[l]
         return
-    for l in range(lanes):
+    for l in range(L):
         dst[l] = src[l] if l < n else 0
 
 
@@ -112,9 +108,9 @@ cdef inline noinline_void load_halves_one_by_one(
 
 cdef inline void store_reals(real *restrict dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """Copy the first n lanes of a line."""
-    cdef Py_ssize_t l, lanes = lanes_of(src)
-    if n >= lanes:
-        for l in range(lanes):
+    cdef Py_ssize_t l
+    if n >= L:
+        for l in range(L):
             dst[l] = src[l]
         return
     for l in range(n):
@@ -147,9 +143,9 @@ cdef inline inline_void load_line(real *restrict dst, Array src, Py_ssize_t n) n
         load_reals(dst, <const real *> src.data, n)
 
 
-cdef inline bint can_stay(const real *of_type, Py_ssize_t n, bint is_half) noexcept nogil:
+cdef inline bint can_stay(Py_ssize_t n, bint is_half) noexcept nogil:
     """Return whether a line of n values, of float16 or not, can be read where it is: whether it is whole, and reals."""
-    return n >= lanes_of(of_type) and not is_half
+    return n >= L and not is_half
 
 
 cdef inline const real *line_at(
@@ -176,16 +172,16 @@ cdef inline void store_line(Array dst, const real *restrict src, Py_ssize_t n) n
 
 cdef inline void load_row(real *restrict dst, Array src, Py_ssize_t n) noexcept nogil:
     """Load n values of an array as whole lines, the last one padded with zeros."""
-    cdef Py_ssize_t j, lanes = lanes_of(dst)
-    for j in range(lines_in(dst, n)):
-        load_line(dst + j * lanes, at(src, j * lanes), n - j * lanes)
+    cdef Py_ssize_t j
+    for j in range(lines_in(n)):
+        load_line(dst + j * L, at(src, j * L), n - j * L)
 
 
 cdef inline void store_row(Array dst, const real *restrict src, Py_ssize_t n) noexcept nogil:
     """Store n values, which stand in whole lines, to an array."""
-    cdef Py_ssize_t j, lanes = lanes_of(src)
-    for j in range(lines_in(src, n)):
-        store_line(at(dst, j * lanes), src + j * lanes, n - j * lanes)
+    cdef Py_ssize_t j
+    for j in range(lines_in(n)):
+        store_line(at(dst, j * L), src + j * L, n - j * L)
 
 
 cdef inline real value_at(Array array, Py_ssize_t i) noexcept nogil:

@@ -22,24 +22,23 @@ Letters: j a panel; u a line of units in it; g a line of it; k a row of w; q a r
 whether the rows of w for x are meant, or those for h.  Pointers that several functions take:
 
     w : the matrices, [MATRICES], and if transposed those of h behind them, [2 * MATRICES]; the caller's
-    panels, p.base : `count` panels, `size` reals apart; a layer's, or in scratch
+    p.base : `count` panels, `size` reals apart; a layer's, or in scratch
     a : rows, a `stride` apart; with INT8 quantized rows (`quantize_row`)
     z : for each row LINES lines, the accumulator of a panel; those of the next panel begin z_stride reals further on
 """
 from cpython.pyport cimport PY_SSIZE_T_MAX
-from libc.stdint cimport uint16_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from product.half cimport half
-from product.integer cimport QUAD, add_integer_product, quads_of
+from product.integer cimport QUAD, add_integer_product, quads_of, quantize_row
 from product.lines cimport (
-    LF, Array, align_to_line, at, clear, holds_half, inline_void, lanes_of, load_line, load_row, load_values,
-    noinline_void, reals, value_at
+    LF, REAL_BYTES, Array, L, align_to_line, at, clear, holds_half, inline_void, lines_in, load_line, load_row,
+    load_values, noinline_void, reals, value_at
 )
 from product.quantized cimport INT8, UNQUANTIZED, add_float16_product, bytes_per_weight
 from product.real cimport COMPUTES_FLOAT, MATRICES, real
 from product.tile cimport (
-    BLOCK, LINES, PACK_ROWS, add_panel_product, add_row_panels_product, extend_chains, max_row_panels,
+    BLOCK, LINES, PACK_ROWS, ROW_PANELS, ROW_PANELS_OF_3, add_panel_product, add_row_panels_product, extend_chains,
     pack_line, packed_line, packed_stride, prefetch_read, tile_group_height, transpose_rows
 )
 
@@ -49,19 +48,14 @@ cdef enum:
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
-cdef inline Py_ssize_t scratch_stride(Py_ssize_t n, Py_ssize_t L) noexcept nogil:
+cdef inline Py_ssize_t scratch_stride(Py_ssize_t n) noexcept nogil:
     """Return the stride of rows of n values in scratch: an odd number of lines, because rows that are a power of two
     apart share cache sets."""
-    return ((n + L - 1) // L | 1) * L
-
-
-cdef inline Py_ssize_t steps_per_chunk(Py_ssize_t T, Py_ssize_t B, Py_ssize_t groups) noexcept nogil:
-    """Return for how many steps the input products are computed at once: so many that a group has about 96 rows."""
-    return max(<Py_ssize_t> 1, min(T, 96 // (B // groups)))
+    return (lines_in(n) | 1) * L
 
 
 cdef struct Panels:
-    Py_ssize_t H, L, J  # cells, units in a line, lines of units
+    Py_ssize_t H, J  # cells, lines of units
     Py_ssize_t gates, unit_lines, count  # gates in w, lines of units in a panel, panels
     Py_ssize_t[LINES] matrix, column  # of each gate: which matrix has it, and where in a row of that, in units of H
     Py_ssize_t[MATRICES] matrix_gates  # how many gates each matrix has
@@ -78,19 +72,19 @@ cdef struct Panels:
 
 
 cdef inline Panels panels_of(
-    bint packs_all, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int format
+    bint packs_all, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t gates, int format
 ) noexcept nogil:
     """Return panels that hold all rows of w with `packs_all`, or otherwise one block of rows at a time."""
-    return panels_with_rows(I + R if packs_all else min(<Py_ssize_t> BLOCK, max(I, R)), I, R, H, L, gates, format)
+    return panels_with_rows(I + R if packs_all else min(<Py_ssize_t> BLOCK, max(I, R)), I, R, H, gates, format)
 
 
 cdef inline Panels panels_with_rows(
-    Py_ssize_t K, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t L, Py_ssize_t gates, int format
+    Py_ssize_t K, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t gates, int format
 ) noexcept nogil:
     """Return panels that hold K rows of a matrix with I rows for x and R for h."""
     cdef Panels p
     cdef Py_ssize_t g
-    p.H, p.L, p.J, p.gates = H, L, (H + L - 1) // L, gates
+    p.H, p.J, p.gates = H, lines_in(H), gates
     p.unit_lines = LINES // gates
     p.count = (p.J + p.unit_lines - 1) // p.unit_lines
     p.last_lines = gates
@@ -107,8 +101,8 @@ cdef inline Panels panels_with_rows(
 cdef inline Py_ssize_t size_of_rows(const Panels *p, Py_ssize_t lines) noexcept nogil:
     """Return how many reals the K rows of a panel of so many lines take: whole cache lines."""
     if p.format == INT8:
-        return (quads_of(p.I) + quads_of(p.K - p.I)) * lines * p.L
-    return (p.K * lines * p.L * bytes_per_weight(p.format, sizeof(real)) + 63) // 64 * p.L
+        return (quads_of(p.I) + quads_of(p.K - p.I)) * lines * L
+    return (p.K * lines * L * bytes_per_weight(p.format) + 63) // 64 * L
 
 
 cdef inline int constants_per_column(const Panels *p) noexcept nogil:
@@ -120,19 +114,19 @@ cdef inline void separate_last_gate(Panels *p, Py_ssize_t gates) noexcept nogil:
     """Keep the last gate's products with x and h separate; it has a matrix of its own beside that of `gates` gates."""
     p.matrix[gates], p.column[gates], p.separate = 1, 0, True
     p.matrix_gates[0], p.matrix_gates[1] = gates, 1
-    p.size += p.L * constants_per_column(p)  # for one more bias
+    p.size += L * constants_per_column(p)  # for one more bias
 
 
 cdef inline void compact_gates(Panels *p) noexcept nogil:
     """Put the gates of the last line of units one behind the other, where that saves lines."""
     if p.J > 0 and not p.separate:
-        p.last_lines = (p.gates * (p.H - (p.J - 1) * p.L) + p.L - 1) // p.L
+        p.last_lines = (p.gates * (p.H - (p.J - 1) * L) + L - 1) // L
 
 
 cdef inline void omit_x(Panels *p) noexcept nogil:
     """Hold no rows for x, which `add_transposed_product` packs when it uses them.  Weights are not quantized."""
     p.K, p.h_row = p.R, 0
-    p.size -= p.I * p.gates * p.unit_lines * p.L
+    p.size -= p.I * p.gates * p.unit_lines * L
 
 
 cdef inline bint has_compact_gates(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
@@ -164,12 +158,12 @@ cdef inline Py_ssize_t z_lines(const Panels *p, Py_ssize_t j) noexcept nogil:
 
 cdef inline Py_ssize_t gate_column(const Panels *p, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate) noexcept nogil:
     """Return the column of a gate's matrix at which line u of units of panel j begins."""
-    return p.column[gate] * p.H + (j * p.unit_lines + u) * p.L
+    return p.column[gate] * p.H + (j * p.unit_lines + u) * L
 
 
 cdef inline Py_ssize_t columns_left(const Panels *p, Py_ssize_t j, Py_ssize_t u) noexcept nogil:
     """Return how many columns a gate has from line u of units of panel j on, which may be more than a line."""
-    return p.H - (j * p.unit_lines + u) * p.L
+    return p.H - (j * p.unit_lines + u) * L
 
 
 # ------------------------------------------------------------------------------------------------------------- packing
@@ -181,49 +175,47 @@ cdef inline Py_ssize_t weight_stride(const Panels *p, Py_ssize_t gate, bint of_x
 
 
 cdef inline Array weights_from(
-    const Panels *p, const Array *w, Py_ssize_t gate, Py_ssize_t row, Py_ssize_t column, bint of_x
+    const Panels *p, const Array *w, Py_ssize_t gate, Py_ssize_t row, Py_ssize_t column
 ) noexcept nogil:
     """Return a gate's weights from this row of w and this column of its matrix on."""
     cdef int n = p.matrix[gate]
     if not p.transposed:
-        return at(w[n], row * weight_stride(p, gate, of_x) + column)
-    if of_x:
+        return at(w[n], row * weight_stride(p, gate, True) + column)
+    if row < p.I:
         return at(w[n], column * p.I + row)
     return at(w[MATRICES + n], column * p.R + row - p.I)
 
 
 cdef inline void pack_compact_gate(
-    const Panels *p, real *panel, Py_ssize_t lines, const Array *w, Py_ssize_t row, Py_ssize_t first, Py_ssize_t count,
-    Py_ssize_t kb, bint of_x, Py_ssize_t j, Py_ssize_t u, Py_ssize_t gate
+    const Panels *p, real *panel, const Array *w, Py_ssize_t row, Py_ssize_t kb, Py_ssize_t k, Py_ssize_t j,
+    Py_ssize_t gate
 ) noexcept nogil:
-    """Pack the rows `first` to first + count of a block for one compact gate, of line u of units of panel j.
+    """Pack row k of a block of kb rows for one compact gate, of the last line of units of panel j.
 
-    panel : where the block of kb rows begins in a panel of so many lines
+    panel : where the block begins in the panel
     w : the block begins in its row `row`
     """
-    cdef Py_ssize_t width = columns_left(p, j, u), l0 = gate * width, l1 = l0 + width, k, l, g
+    cdef Py_ssize_t lines = lines_in_panel(p, j), u = unit_lines_in_panel(p, j) - 1, width = columns_left(p, j, u)
+    cdef Py_ssize_t l0 = gate * width, l1 = p.last_lines * L if gate == p.gates - 1 else l0 + width, l, g
     cdef real *value
-    if gate == p.gates - 1:
-        l1 = p.last_lines * p.L
-    for k in range(first, first + count):
-        for l in range(l0, l1):
-            g = u * p.gates + l // p.L
-            value = packed_line(panel, lines, g, 0, kb) + k * packed_stride(panel, lines, g) + l % p.L
-            if l < l0 + width:
-                value[0] = value_at(weights_from(p, w, gate, row + k, gate_column(p, j, u, gate) + l - l0, of_x), 0)
-            else:
-                value[0] = 0
+    for l in range(l0, l1):
+        g = u * p.gates + l // L
+        value = packed_line(panel, lines, g, 0, kb) + k * packed_stride(lines, g) + l % L
+        if l < l0 + width:
+            value[0] = value_at(weights_from(p, w, gate, row + k, gate_column(p, j, u, gate) + l - l0), 0)
+        else:
+            value[0] = 0
 
 
 cdef inline void pack_block(
-    const Panels *p, real *panels, Py_ssize_t k0, const Array *w, Py_ssize_t row, Py_ssize_t kb, bint of_x,
-    Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, Py_ssize_t k0, const Array *w, Py_ssize_t row, Py_ssize_t kb, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Pack a block of kb rows of w, from `row` on, as the rows k0 to k0 + kb of the panels j0 to j1.
 
     PACK_ROWS rows are packed at a time, because each is a separate stream for the prefetcher.
     """
-    cdef Py_ssize_t k = 0, n, gate, j, u, g, lines, ld
+    cdef Py_ssize_t k = 0, n, i, gate, j, u, g, lines, ld
+    cdef bint of_x = row < p.I
     cdef real *panel
     cdef Array columns
     while k < kb:
@@ -232,42 +224,42 @@ cdef inline void pack_block(
             ld = weight_stride(p, gate, of_x)
             for j in range(j0, j1):
                 lines = lines_in_panel(p, j)
-                panel = panels + j * p.size + k0 * lines * p.L
+                panel = panel_at(p, j) + k0 * lines * L
                 for u in range(unit_lines_in_panel(p, j)):
                     if has_compact_gates(p, j, u):
-                        pack_compact_gate(p, panel, lines, w, row, k, n, kb, of_x, j, u, gate)
+                        for i in range(n):
+                            pack_compact_gate(p, panel, w, row, kb, k + i, j, gate)
                         continue
                     g = gate_line(p, u, gate, of_x)
-                    columns = weights_from(p, w, gate, row, gate_column(p, j, u, gate), of_x)
-                    pack_line(packed_line(panel, lines, g, 0, kb), packed_stride(panel, lines, g), k, n, columns, ld,
+                    columns = weights_from(p, w, gate, row, gate_column(p, j, u, gate))
+                    pack_line(packed_line(panel, lines, g, 0, kb), packed_stride(lines, g), k, n, columns, ld,
                               columns_left(p, j, u))
         k += n
 
 
 cdef inline void pack_transposed_compact_gates(
-    const Panels *p, real *block, const Array *w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j, Py_ssize_t u
+    const Panels *p, real *block, const Array *w, Py_ssize_t row, Py_ssize_t kb, Py_ssize_t j, Py_ssize_t u
 ) noexcept nogil:
     """Pack a block of kb rows of a transposed w, from `row` on, for the compact gates of line u of units of panel j.
 
     block : [kb,lines,L], written
     """
     cdef real[LF * BLOCK] rows  # of w transposed: one for each lane
-    cdef Py_ssize_t L = p.L, width = columns_left(p, j, u), lines = lines_in_panel(p, j), line, l, column, g
+    cdef Py_ssize_t width = columns_left(p, j, u), lines = lines_in_panel(p, j), line, l, column, g
     for line in range(p.last_lines):
         for l in range(L):
             column = line * L + l
             if column < p.gates * width:
                 load_row(rows + l * BLOCK, weights_from(p, w, column // width, row,
-                                                        gate_column(p, j, u, column // width) + column % width, of_x),
-                         kb)
+                                                        gate_column(p, j, u, column // width) + column % width), kb)
             else:
                 clear(rows + l * BLOCK, BLOCK)
         g = u * p.gates + line
-        transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g), reals(rows), BLOCK, L, kb)
+        transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(lines, g), reals(rows), BLOCK, L, kb)
 
 
 cdef inline noinline_void pack_transposed_block(
-    const Panels *p, real *block, const Array *w, Py_ssize_t row, Py_ssize_t kb, bint of_x, Py_ssize_t j
+    const Panels *p, real *block, const Array *w, Py_ssize_t row, Py_ssize_t kb, Py_ssize_t j
 ) noexcept nogil:
     """Pack a block of kb rows of a transposed w, from `row` on, for panel j.
 
@@ -276,27 +268,26 @@ cdef inline noinline_void pack_transposed_block(
 
     block : [kb,lines,L], written
     """
-    cdef Py_ssize_t L = p.L, lines = lines_in_panel(p, j), row_in_matrix = row if of_x else row - p.I, gate, u, g, k, ld
+    cdef bint of_x = row < p.I
+    cdef Py_ssize_t lines = lines_in_panel(p, j), row_in_matrix = row if of_x else row - p.I, gate, u, g, k, ld
     cdef Array columns
     cdef Array next_rows
     for u in range(unit_lines_in_panel(p, j)):
         if has_compact_gates(p, j, u):
-            pack_transposed_compact_gates(p, block, w, row, kb, of_x, j, u)
+            pack_transposed_compact_gates(p, block, w, row, kb, j, u)
             continue
         for gate in range(p.gates):
             g, ld = gate_line(p, u, gate, of_x), weight_stride(p, gate, of_x)
-            columns = weights_from(p, w, gate, row, gate_column(p, j, u, gate), of_x)
+            columns = weights_from(p, w, gate, row, gate_column(p, j, u, gate))
             if j + 1 < p.count:
                 next_rows = at(columns, p.unit_lines * L * ld + row_in_matrix * (L - 1))
                 for k in range(kb):
                     prefetch_read(at(next_rows, k * L).data)
-            transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g), columns, ld,
+            transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(lines, g), columns, ld,
                            columns_left(p, j, u), kb)
 
 
-cdef inline void pack_panels(
-    const Panels *p, real *panels, const Array *w, Py_ssize_t j0, Py_ssize_t j1
-) noexcept nogil:
+cdef inline void pack_panels(const Panels *p, const Array *w, Py_ssize_t j0, Py_ssize_t j1) noexcept nogil:
     """Pack the rows of w that panels hold into the panels j0 to j1.  Those for h, if there are any, begin a new block.
 
     A transposed w is packed panel by panel, so that its memory is read row by row.
@@ -308,10 +299,9 @@ cdef inline void pack_panels(
         while k < p.K:
             kb = min(<Py_ssize_t> BLOCK, (p.h_row if k < p.h_row else p.K) - k)
             if p.transposed:
-                pack_transposed_block(p, panels + j * p.size + k * lines_in_panel(p, j) * p.L, w, first + k, kb,
-                                      k < p.h_row, j)
+                pack_transposed_block(p, panel_at(p, j) + k * lines_in_panel(p, j) * L, w, first + k, kb, j)
             else:
-                pack_block(p, panels, k, w, k, kb, k < p.h_row, j, end)
+                pack_block(p, k, w, k, kb, j, end)
             k += kb
         j = end
 
@@ -328,29 +318,29 @@ cdef inline void pack_bias(
     for j in range(j0, j1):
         bias = bias_at(p, j)
         if b is NULL:
-            clear(bias, lines_in_panel(p, j) * p.L)
+            clear(bias, lines_in_panel(p, j) * L)
             continue
         for u in range(unit_lines_in_panel(p, j)):
             width = columns_left(p, j, u)
             if has_compact_gates(p, j, u):
-                clear(bias + u * p.gates * p.L, p.last_lines * p.L)
+                clear(bias + u * p.gates * L, p.last_lines * L)
                 for gate in range(p.gates):
-                    load_values(bias + u * p.gates * p.L + gate * width,
+                    load_values(bias + u * p.gates * L + gate * width,
                                 at(b[p.matrix[gate]], gate_column(p, j, u, gate)), width)
                 continue
             for gate in range(p.gates):
-                load_line(bias + gate_line(p, u, gate, True) * p.L, at(b[p.matrix[gate]], gate_column(p, j, u, gate)),
+                load_line(bias + gate_line(p, u, gate, True) * L, at(b[p.matrix[gate]], gate_column(p, j, u, gate)),
                           width)
         if p.separate:
-            load_line(bias + p.gates * p.L, at(b[MATRICES], j * p.L), columns_left(p, j, 0))
+            load_line(bias + p.gates * L, at(b[MATRICES], j * L), columns_left(p, j, 0))
 
 
 cdef inline Py_ssize_t code_offset(const Panels *p, Py_ssize_t lines, Py_ssize_t k, Py_ssize_t lane) noexcept nogil:
     """Return the byte of a panel of so many lines at which the code of row k of w and of a lane of the lines begins."""
     cdef Py_ssize_t quad = k // QUAD if k < p.I else quads_of(p.I) + (k - p.I) // QUAD
     if p.format == INT8:
-        return (quad * lines * p.L + lane) * QUAD + (k if k < p.I else k - p.I) % QUAD
-    return (k * lines * p.L + lane) * bytes_per_weight(p.format, sizeof(real))
+        return (quad * lines * L + lane) * QUAD + (k if k < p.I else k - p.I) % QUAD
+    return (k * lines * L + lane) * bytes_per_weight(p.format)
 
 
 cdef inline Py_ssize_t gate_lane(
@@ -358,8 +348,8 @@ cdef inline Py_ssize_t gate_lane(
 ) noexcept nogil:
     """Return the first lane of a gate of line u of units, in the lines of panel j for x or for h."""
     if has_compact_gates(p, j, u):
-        return u * p.gates * p.L + gate * columns_left(p, j, u)
-    return gate_line(p, u, gate, of_x) * p.L
+        return u * p.gates * L + gate * columns_left(p, j, u)
+    return gate_line(p, u, gate, of_x) * L
 
 
 cdef inline void copy_codes(
@@ -371,16 +361,14 @@ cdef inline void copy_codes(
     codes : where a matrix has the first one
     """
     cdef Py_ssize_t l
+    if size > 1:
+        memcpy(codes if unpack else packed, packed if unpack else codes, count * size)
+        return
     for l in range(count):
-        if size == 1:
-            if unpack:
-                codes[l] = packed[QUAD * l] ^ sign
-            else:
-                packed[QUAD * l] = codes[l] ^ sign
-        elif unpack:
-            (<uint16_t *> codes)[l] = (<uint16_t *> packed)[l]
+        if unpack:
+            codes[l] = packed[QUAD * l] ^ sign
         else:
-            (<uint16_t *> packed)[l] = (<uint16_t *> codes)[l]
+            packed[QUAD * l] = codes[l] ^ sign
 
 
 cdef inline noinline_void pack_quantized(
@@ -393,7 +381,7 @@ cdef inline noinline_void pack_quantized(
 
     codes, scales : an array for each matrix; the caller's, written with `unpack`; for float16 there are no scales
     """
-    cdef Py_ssize_t L = p.L, n = bytes_per_weight(p.format, sizeof(real)), j, u, gate, k, count, lines
+    cdef Py_ssize_t n = bytes_per_weight(p.format), j, u, gate, k, count, lines
     cdef unsigned char sign = 128 if p.format == INT8 else 0
     cdef unsigned char *panel
     cdef unsigned char *row
@@ -404,7 +392,7 @@ cdef inline noinline_void pack_quantized(
         panel = <unsigned char *> panel_at(p, j)
         packed_scales = bias_at(p, j) + z_lines(p, j) * L
         if not unpack:
-            memset(panel, sign, size_of_rows(p, lines) * sizeof(real))
+            memset(panel, sign, size_of_rows(p, lines) * REAL_BYTES)
             if p.format == INT8:
                 clear(packed_scales, z_lines(p, j) * L)
         for u in range(unit_lines_in_panel(p, j)):
@@ -446,7 +434,7 @@ cdef inline const real *scales_at(const Panels *p, Py_ssize_t j, Py_ssize_t k) n
 
 cdef inline void copy_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """Copy the biases of panel j to each of `rows` rows of z."""
-    cdef Py_ssize_t L = lanes_of(z), lines = z_lines(p, j), q, g, l
+    cdef Py_ssize_t lines = z_lines(p, j), q, g, l
     cdef const real *bias = bias_at(p, j)
     for q in range(rows):
         for g in range(lines):
@@ -456,7 +444,7 @@ cdef inline void copy_bias(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real 
 
 cdef inline Py_ssize_t prefetch_distance(const Panels *p, Py_ssize_t rows) noexcept nogil:
     """Return the `distance` of tile.pxd to the panel that comes next."""
-    return p.size * sizeof(real) if rows >= p.prefetching_rows else 0
+    return p.size * REAL_BYTES if rows >= p.prefetching_rows else 0
 
 
 cdef inline void add_quantized_product(
@@ -470,7 +458,7 @@ cdef inline void add_quantized_product(
     if p.format == INT8:
         for i in range(panels):
             add_integer_product(<float *> (z + i * z_stride), rows, lines, <const float *> a,
-                                weights + i * p.size * sizeof(real), K,
+                                weights + i * p.size * REAL_BYTES, K,
                                 <const float *> (scales_at(p, j, k0) + i * p.size), distance)
         return
     add_float16_product(z, z_stride, rows, panels, lines, a, stride, <const half *> weights, 2 * p.size, K)
@@ -482,20 +470,20 @@ cdef inline void add_product(
 ) noexcept nogil:
     """Add a @ (K rows of panel j, from row k0 on) to z for `rows` rows."""
     cdef Py_ssize_t q = 0, height, lines = lines_in_panel(p, j)
-    cdef const real *panel = panel_at(p, j) + k0 * lines * p.L
+    cdef const real *panel = panel_at(p, j) + k0 * lines * L
     if COMPUTES_FLOAT and p.format != UNQUANTIZED:
         add_quantized_product(p, j, 1, k0, K, a, stride, rows, z, 0)
         return
     while q < rows:
         height = tile_group_height(rows - q)
-        add_panel_product(z + q * LINES * p.L, height, lines, a + q * stride, stride, panel, K,
+        add_panel_product(z + q * LINES * L, height, lines, a + q * stride, stride, panel, K,
                           prefetch_distance(p, height))
         q += height
 
 
 cdef inline Py_ssize_t row_panels(const Panels *p, Py_ssize_t j, Py_ssize_t end) noexcept nogil:
     """Return how many panels from j on, before `end`, a single row is multiplied with at once."""
-    cdef Py_ssize_t lines = p.gates * p.unit_lines, most = max_row_panels(lines)
+    cdef Py_ssize_t lines = p.gates * p.unit_lines, most = ROW_PANELS_OF_3 if lines == 3 else ROW_PANELS
     if j + most > end or ((p.format != UNQUANTIZED or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):
         return 1
     return most
@@ -511,16 +499,16 @@ cdef inline inline_void add_row_product(
         add_quantized_product(p, j, panels, k0, K, a, 0, 1, z, z_stride)
         return
     if panels > 1:
-        add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, j) + k0 * lines * p.L,
-                               p.size - k0 * (lines - last_lines) * p.L, K)
+        add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, j) + k0 * lines * L,
+                               p.size - k0 * (lines - last_lines) * L, K)
     else:  # `add_product` for one row
-        add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * p.L, K,
+        add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * L, K,
                           prefetch_distance(p, 1))
 
 
 cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, real *z) noexcept nogil:
     """Give each gate a line of z, where the gates of panel j stand one behind the other."""
-    cdef Py_ssize_t L = lanes_of(z), u = unit_lines_in_panel(p, j) - 1, width = columns_left(p, j, u), q, gate, l
+    cdef Py_ssize_t u = unit_lines_in_panel(p, j) - 1, width = columns_left(p, j, u), q, gate, l
     cdef real[LF] line
     cdef real *row
     if not has_compact_gates(p, j, u):
@@ -536,21 +524,44 @@ cdef inline void expand_gates(const Panels *p, Py_ssize_t j, Py_ssize_t rows, re
             gate -= 1
 
 
+cdef inline void load_product_row(real *row, Array src, Py_ssize_t n, int format) noexcept nogil:
+    """Load n values of an array as a row of a product with weights of this format: as reals, or quantized.
+
+    src : of reals with INT8
+    """
+    if COMPUTES_FLOAT and format == INT8:
+        quantize_row(<float *> row, <const float *> src.data, n)
+    else:
+        load_row(row, src, n)
+
+
+cdef struct ProductRows:  # the rows of a product with several panels
+    const real *a
+    Py_ssize_t stride, count
+    real *z  # of panel 0
+    Py_ssize_t z_stride
+
+
 cdef inline void add_unpacked_block(
-    const Panels *p, const Array *w, Py_ssize_t row, Py_ssize_t kb, bint of_x, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, const Array *w, Py_ssize_t row, Py_ssize_t kb, const real *a, const ProductRows *product,
+    Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
     """Add a @ (a block of kb rows of w, from `row` on) to z for the panels j0 to j1, without packing w.
+
+    a : the rows of the product, from the first k of the block on
 
     w is read as it lies, PACK_ROWS rows at a time.  The memory of the panels, which need not hold weights here, holds
     the sums of the block, [gates,rows,lines,L].  The order of summation is that of the tile.
     """
     cdef real[PACK_ROWS * LINES * LF] space  # for lines that cannot be read as they lie
     cdef Py_ssize_t first_line = j0 * p.unit_lines, lines = min(j1 * p.unit_lines, p.J) - first_line
-    cdef Py_ssize_t whole_lines = max(<Py_ssize_t> 0, min(lines, p.H // p.L - first_line))  # a thread may have no lines
-    cdef Py_ssize_t k = 0, n, n_lines, gate, line, j, u, q, l, ld, sums_stride = lines * p.L
+    cdef Py_ssize_t whole_lines = max(<Py_ssize_t> 0, min(lines, p.H // L - first_line))  # a thread may have no lines
+    cdef Py_ssize_t k = 0, n, n_lines, gate, line, j, u, q, l, ld, sums_stride = lines * L
+    cdef Py_ssize_t rows = product.count, stride = product.stride
+    cdef bint of_x = row < p.I
     cdef real *block = panel_at(p, j0)
     cdef real *sums
+    cdef real *z
     cdef Array columns
     if holds_half(w[0]):  # has to be converted, some lines at a time
         whole_lines = 0
@@ -561,7 +572,7 @@ cdef inline void add_unpacked_block(
         for gate in range(p.gates):
             sums = block + gate * rows * sums_stride
             ld = weight_stride(p, gate, of_x)
-            columns = weights_from(p, w, gate, row + k, gate_column(p, j0, 0, gate), of_x)
+            columns = weights_from(p, w, gate, row + k, gate_column(p, j0, 0, gate))
             extend_chains(sums, sums_stride, rows, whole_lines, a + k, stride, <const real *> columns.data, ld, n)
             line = whole_lines
             while line < lines:
@@ -569,82 +580,81 @@ cdef inline void add_unpacked_block(
                 if holds_half(columns):
                     n_lines = min(<Py_ssize_t> LINES, lines - line)
                 for u in range(n_lines):
-                    pack_line(&space[u * p.L], n_lines * p.L, 0, n, at(columns, (line + u) * p.L), ld,
-                              p.H - (first_line + line + u) * p.L)
-                extend_chains(sums + line * p.L, sums_stride, rows, n_lines, a + k, stride, &space[0], n_lines * p.L, n)
+                    pack_line(&space[u * L], n_lines * L, 0, n, at(columns, (line + u) * L), ld,
+                              p.H - (first_line + line + u) * L)
+                extend_chains(sums + line * L, sums_stride, rows, n_lines, a + k, stride, &space[0], n_lines * L, n)
                 line += n_lines
         k += n
     for j in range(j0, j1):
         for u in range(unit_lines_in_panel(p, j)):
             for gate in range(p.gates):
                 for q in range(rows):
-                    sums = block + (gate * rows + q) * sums_stride + ((j - j0) * p.unit_lines + u) * p.L
-                    for l in range(p.L):
-                        z[j * z_stride + (q * LINES + gate_line(p, u, gate, of_x)) * p.L + l] += sums[l]
+                    sums = block + (gate * rows + q) * sums_stride + ((j - j0) * p.unit_lines + u) * L
+                    z = product.z + j * product.z_stride + (q * LINES + gate_line(p, u, gate, of_x)) * L
+                    for l in range(L):
+                        z[l] += sums[l]
 
 
 cdef inline void add_transposed_product(
-    const Panels *p, const Array *w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, const Array *w, bint of_x, const ProductRows *product, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, where w is transposed and not packed before.
+    """Add a @ (the rows of w for x or for h) to z for the panels j0 to j1, where w is transposed and not packed before.
 
     Each block of a panel is packed when all rows of a use it, and stays in the first-level cache meanwhile.
     """
     cdef real[BLOCK * LINES * LF + LF] space
     cdef real *block = <real *> align_to_line(space)
-    cdef Py_ssize_t j, k, kb, q, height
+    cdef Py_ssize_t row = 0 if of_x else p.I, K = p.I if of_x else p.R, j, k, kb, q, height
     for j in range(j0, j1):
         k = 0
         while k < K:
             kb = min(<Py_ssize_t> BLOCK, K - k)
-            pack_transposed_block(p, block, w, row + k, kb, of_x, j)
+            pack_transposed_block(p, block, w, row + k, kb, j)
             q = 0
-            while q < rows:
-                height = tile_group_height(rows - q)
-                add_panel_product(z + j * z_stride + q * LINES * p.L, height, lines_in_panel(p, j),
-                                  a + q * stride + k, stride, block, kb, 0)
+            while q < product.count:
+                height = tile_group_height(product.count - q)
+                add_panel_product(product.z + j * product.z_stride + q * LINES * L, height, lines_in_panel(p, j),
+                                  product.a + q * product.stride + k, product.stride, block, kb, 0)
                 q += height
             k += kb
 
 
 cdef inline void compute_input_product(
-    const Panels *p, const Array *w, Py_ssize_t I, const real *x, Py_ssize_t stride, Py_ssize_t rows, real *z,
-    Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, const Array *w, const ProductRows *product, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Compute z = b + x @ w_x for the panels j0 to j1.
+    """Compute z = b + a @ w_x for the panels j0 to j1.
 
     w : the matrices, which are read if the panels hold no rows for x
-    x : rows for x, a `stride` apart
     """
     cdef Py_ssize_t j
+    cdef real *z
     for j in range(j0, j1):
-        copy_bias(p, j, rows, z + j * z_stride)
-        if p.h_row == I:
-            add_product(p, j, 0, I, x, stride, rows, z + j * z_stride)
+        z = product.z + j * product.z_stride
+        copy_bias(p, j, product.count, z)
+        if p.h_row == p.I:
+            add_product(p, j, 0, p.I, product.a, product.stride, product.count, z)
         else:
-            add_transposed_product(p, w, 0, I, True, x, stride, rows, z, z_stride, j, j + 1)
+            add_transposed_product(p, w, True, product, j, j + 1)
 
 
 cdef inline void add_unpacked_product(
-    const Panels *p, const Array *w, Py_ssize_t row, Py_ssize_t K, bint of_x, const real *a, Py_ssize_t stride,
-    Py_ssize_t rows, real *z, Py_ssize_t z_stride, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, const Array *w, bint of_x, const ProductRows *product, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Add a @ (K rows of w, from `row` on) to z for the panels j0 to j1, where w is not packed before.
+    """Add a @ (the rows of w for x or for h) to z for the panels j0 to j1, where w is not packed before.
 
     For a single step, which uses a weight only once for each row: a block is packed when it is used, or, for few rows,
     not at all.  The sums of these rows take the place of a panel's p.K rows.
     """
-    cdef Py_ssize_t k = 0, kb, j
+    cdef Py_ssize_t row = 0 if of_x else p.I, K = p.I if of_x else p.R, k = 0, kb, j
     if p.transposed:
-        add_transposed_product(p, w, row, K, of_x, a, stride, rows, z, z_stride, j0, j1)
+        add_transposed_product(p, w, of_x, product, j0, j1)
         return
     while k < K:
         kb = min(<Py_ssize_t> BLOCK, K - k)
-        if rows <= MAX_UNPACKED_ROWS and rows <= p.K:
-            add_unpacked_block(p, w, row + k, kb, of_x, a + k, stride, rows, z, z_stride, j0, j1)
+        if product.count <= MAX_UNPACKED_ROWS and product.count <= p.K:
+            add_unpacked_block(p, w, row + k, kb, product.a + k, product, j0, j1)
         else:
-            pack_block(p, <real *> p.base, 0, w, row + k, kb, of_x, j0, j1)
+            pack_block(p, 0, w, row + k, kb, j0, j1)
             for j in range(j0, j1):
-                add_product(p, j, 0, kb, a + k, stride, rows, z + j * z_stride)
+                add_product(p, j, 0, kb, product.a + k, product.stride, product.count, product.z + j * product.z_stride)
         k += kb

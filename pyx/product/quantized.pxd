@@ -9,7 +9,7 @@ Letters and pointers are those of tile.pxd.  `codes` are the float16 weights of 
 first one of a block on; the next panel begins panel_stride numbers further on.
 """
 from product.half cimport half
-from product.lines cimport LF, align_to_line, inline_void, load_halves, noinline_void
+from product.lines cimport LF, REAL_BYTES, align_to_line, inline_void, load_halves, noinline_void
 from product.real cimport real
 from product.tile cimport (
     ACCUMULATORS, BLOCK, LATENCY_ROWS, LINE_BYTES, LINES, ROW_PANELS, ROW_PANELS_OF_3, ROWS, SUB_LINES, VECTORS, ZERO,
@@ -26,9 +26,9 @@ cdef extern from "product/quantized.h":
     vec dequantize_vector(const char *line, int v) noexcept nogil  # vector v of a line of float16 weights, in float32
 
 
-cdef inline Py_ssize_t bytes_per_weight(int format, Py_ssize_t itemsize) noexcept nogil:
-    """Return the bytes of a packed weight; `itemsize` is that of one which is not quantized."""
-    return itemsize if format == UNQUANTIZED else 1 if format == INT8 else 2
+cdef inline Py_ssize_t bytes_per_weight(int format) noexcept nogil:
+    """Return the bytes of a packed weight."""
+    return REAL_BYTES if format == UNQUANTIZED else 1 if format == INT8 else 2
 
 
 cdef inline noinline_void dequantize_block(
@@ -39,7 +39,7 @@ cdef inline noinline_void dequantize_block(
     cdef real *line
     cdef const half *line_codes
     for g in range(lines):
-        line, stride = packed_line(block, lines, g, 0, kb), packed_stride(block, lines, g)
+        line, stride = packed_line(block, lines, g, 0, kb), packed_stride(lines, g)
         for k in range(kb):
             line_codes = codes + (k * lines + g) * LF
             if HAS_DEQUANTIZE_VECTOR:
@@ -49,7 +49,7 @@ cdef inline noinline_void dequantize_block(
                 load_halves(line + k * stride, line_codes, LF)
 
 
-cdef inline inline_void float16_tile(
+cdef inline inline_void run_float16_tile(
     Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t v0, Py_ssize_t nv, Py_ssize_t lines, vec *restrict out,
     Py_ssize_t out_stride, const real *a, Py_ssize_t stride, const half *restrict codes, Py_ssize_t panel_stride,
     vec *restrict block, Py_ssize_t K, const char *prefetch
@@ -57,7 +57,7 @@ cdef inline inline_void float16_tile(
     """Add A @ (nv vectors of K values of k, from vector v0 on) to `out`, for rows and a panel or a row and some panels.
 
     Each vector of weights is dequantized once and then used for all rows.  LATENCY_ROWS rows or more, after which there
-    may be other tiles (`tile_height`), store it in `block` as well.  Inlined with constant bounds, as `tile` is.
+    may be other tiles (`tile_height`), store it in `block` as well.  Inlined with constant bounds, as `run_tile` is.
 
     out : the accumulators of the panels, out_stride vectors apart
     codes : panels of so many lines
@@ -97,7 +97,7 @@ cdef inline inline_void float16_tile(
                     out[q * LINES * VECTORS + i * out_stride + v0 + v] + acc[(q * panels + i) * nv + v])
 
 
-cdef inline inline_void float16_tile_lines(
+cdef inline inline_void run_float16_lines(
     Py_ssize_t rows, Py_ssize_t max_vectors, Py_ssize_t lines, vec *restrict out, const real *a, Py_ssize_t stride,
     const half *restrict codes, vec *restrict block, Py_ssize_t K
 ) noexcept nogil:
@@ -108,56 +108,56 @@ cdef inline inline_void float16_tile_lines(
     cdef const char *prefetch = <const char *> (codes + K * lines * LF)
     cdef const char *prefetch_more = prefetch + K * LINE_BYTES
     if VECTORS == 1:
-        if lines == 3: float16_tile(rows, 1, 0, 3, 3, out, 0, a, stride, codes, 0, block, K, NULL)
-        else: float16_tile(rows, 1, 0, LINES, LINES, out, 0, a, stride, codes, 0, block, K, NULL)
+        if lines == 3: run_float16_tile(rows, 1, 0, 3, 3, out, 0, a, stride, codes, 0, block, K, NULL)
+        else: run_float16_tile(rows, 1, 0, LINES, LINES, out, 0, a, stride, codes, 0, block, K, NULL)
     elif VECTORS == 4:  # two lines of up to three rows, one of more
         if max_vectors == 4:
-            float16_tile(rows, 1, 0, 8, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
-            if lines == 3: float16_tile(rows, 1, 8, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
-            else: float16_tile(rows, 1, 8, 8, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
+            run_float16_tile(rows, 1, 0, 8, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
+            if lines == 3: run_float16_tile(rows, 1, 8, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
+            else: run_float16_tile(rows, 1, 8, 8, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
         else:
-            float16_tile(rows, 1, 0, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
-            float16_tile(rows, 1, 4, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
-            float16_tile(rows, 1, 8, 4, lines, out, 0, a, stride, codes, 0, block, K, NULL)
-            if lines > 3: float16_tile(rows, 1, 12, 4, lines, out, 0, a, stride, codes, 0, block, K, NULL)
+            run_float16_tile(rows, 1, 0, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
+            run_float16_tile(rows, 1, 4, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
+            run_float16_tile(rows, 1, 8, 4, lines, out, 0, a, stride, codes, 0, block, K, NULL)
+            if lines > 3: run_float16_tile(rows, 1, 12, 4, lines, out, 0, a, stride, codes, 0, block, K, NULL)
     elif max_vectors == 4:
-        float16_tile(rows, 1, 0, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
-        if lines == 3: float16_tile(rows, 1, 4, 2, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
-        else: float16_tile(rows, 1, 4, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
+        run_float16_tile(rows, 1, 0, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
+        if lines == 3: run_float16_tile(rows, 1, 4, 2, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
+        else: run_float16_tile(rows, 1, 4, 4, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
     elif max_vectors == 3:
-        float16_tile(rows, 1, 0, 3, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
-        float16_tile(rows, 1, 3, 3, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
-        if lines > 3: float16_tile(rows, 1, 6, 2, lines, out, 0, a, stride, codes, 0, block, K, NULL)
+        run_float16_tile(rows, 1, 0, 3, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
+        run_float16_tile(rows, 1, 3, 3, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
+        if lines > 3: run_float16_tile(rows, 1, 6, 2, lines, out, 0, a, stride, codes, 0, block, K, NULL)
     else:
-        float16_tile(rows, 1, 0, 2, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
-        float16_tile(rows, 1, 2, 2, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
-        float16_tile(rows, 1, 4, 2, lines, out, 0, a, stride, codes, 0, block, K, NULL)
-        if lines > 3: float16_tile(rows, 1, 6, 2, lines, out, 0, a, stride, codes, 0, block, K, NULL)
+        run_float16_tile(rows, 1, 0, 2, lines, out, 0, a, stride, codes, 0, block, K, prefetch)
+        run_float16_tile(rows, 1, 2, 2, lines, out, 0, a, stride, codes, 0, block, K, prefetch_more)
+        run_float16_tile(rows, 1, 4, 2, lines, out, 0, a, stride, codes, 0, block, K, NULL)
+        if lines > 3: run_float16_tile(rows, 1, 6, 2, lines, out, 0, a, stride, codes, 0, block, K, NULL)
 
 
-cdef inline noinline_void float16_tile_rows(
+cdef inline noinline_void run_float16_rows(
     Py_ssize_t rows, Py_ssize_t panels, Py_ssize_t lines, vec *restrict out, Py_ssize_t out_stride,
     const real *a, Py_ssize_t stride, const half *restrict codes, Py_ssize_t panel_stride, vec *restrict block,
     Py_ssize_t K
 ) noexcept nogil:
     """Run the tile for 1 to ROWS rows and 3 or 4 lines, for a single row also for fewer lines or several panels."""
     if rows == 1:
-        if lines == 1: float16_tile(1, 1, 0, VECTORS, 1, out, 0, a, 0, codes, 0, block, K, NULL)
-        elif lines == 2: float16_tile(1, 1, 0, 2 * VECTORS, 2, out, 0, a, 0, codes, 0, block, K, NULL)
+        if lines == 1: run_float16_tile(1, 1, 0, VECTORS, 1, out, 0, a, 0, codes, 0, block, K, NULL)
+        elif lines == 2: run_float16_tile(1, 1, 0, 2 * VECTORS, 2, out, 0, a, 0, codes, 0, block, K, NULL)
         elif lines == 3:
             if ROW_PANELS_OF_3 > 1 and panels > 1:
-                float16_tile(1, ROW_PANELS_OF_3, 0, 3 * VECTORS, 3, out, out_stride, a, 0, codes, panel_stride, block,
-                             K, NULL)
-            else: float16_tile(1, 1, 0, 3 * VECTORS, 3, out, 0, a, 0, codes, 0, block, K, NULL)
+                run_float16_tile(1, ROW_PANELS_OF_3, 0, 3 * VECTORS, 3, out, out_stride, a, 0, codes, panel_stride,
+                                 block, K, NULL)
+            else: run_float16_tile(1, 1, 0, 3 * VECTORS, 3, out, 0, a, 0, codes, 0, block, K, NULL)
         elif ROW_PANELS > 1 and panels > 1:
-            float16_tile(1, ROW_PANELS, 0, LINES * VECTORS, LINES, out, out_stride, a, 0, codes, panel_stride, block, K,
-                         NULL)
-        else: float16_tile(1, 1, 0, LINES * VECTORS, LINES, out, 0, a, 0, codes, 0, block, K, NULL)
-    elif rows == 2: float16_tile_lines(2, 4, lines, out, a, stride, codes, block, K)
-    elif rows == 3: float16_tile_lines(3, 4, lines, out, a, stride, codes, block, K)
-    elif rows == 4: float16_tile_lines(4, 3, lines, out, a, stride, codes, block, K)
-    elif rows == 5: float16_tile_lines(5, 2, lines, out, a, stride, codes, block, K)
-    else: float16_tile_lines(ROWS, 2, lines, out, a, stride, codes, block, K)
+            run_float16_tile(1, ROW_PANELS, 0, LINES * VECTORS, LINES, out, out_stride, a, 0, codes, panel_stride,
+                             block, K, NULL)
+        else: run_float16_tile(1, 1, 0, LINES * VECTORS, LINES, out, 0, a, 0, codes, 0, block, K, NULL)
+    elif rows == 2: run_float16_lines(2, 4, lines, out, a, stride, codes, block, K)
+    elif rows == 3: run_float16_lines(3, 4, lines, out, a, stride, codes, block, K)
+    elif rows == 4: run_float16_lines(4, 3, lines, out, a, stride, codes, block, K)
+    elif rows == 5: run_float16_lines(5, 2, lines, out, a, stride, codes, block, K)
+    else: run_float16_lines(ROWS, 2, lines, out, a, stride, codes, block, K)
 
 
 cdef inline noinline_void add_float16_product(
@@ -181,8 +181,8 @@ cdef inline noinline_void add_float16_product(
         q = 0
         if HAS_DEQUANTIZE_VECTOR and (lines >= 3 or rows == 1):
             q = tile_height(rows)
-            float16_tile_rows(q, panels, lines, <vec *> acc, acc_stride * VECTORS // LF, a + k0, stride, block_codes,
-                              panel_stride, <vec *> block, kb)
+            run_float16_rows(q, panels, lines, <vec *> acc, acc_stride * VECTORS // LF, a + k0, stride, block_codes,
+                             panel_stride, <vec *> block, kb)
         else:
             dequantize_block(block, block_codes, lines, kb)
         while q < rows:

@@ -5,7 +5,7 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-enum { LF = 16, LD = 8, LINES = 4 };
+enum { LF = 16, REAL_BYTES = sizeof(real), LANES = LINE_BYTES / REAL_BYTES, LINES = 4 };
 /* SPANS is the schedule of the register tile.  A tile multiplies some rows with some lines of a block.  It takes the
    lines in spans of neighbouring vectors, each for all k of the block before the next span.  SPANS[rows - 1][lines - 1]
    lists the lengths of the spans in order, in vectors, of which a line has VECTORS.  The table has a row for each number

@@ -21,7 +21,7 @@ panel; v a vector register; l a lane.  Pointers that several functions take:
         read, so they may lie past the end of an array
 """
 from product.lines cimport (
-    LF, Array, at, clear, holds_half, inline_void, lanes_of, load_line, load_row, noinline_void
+    LF, Array, L, at, clear, holds_half, inline_void, load_line, load_row, noinline_void
 )
 from product.real cimport COMPUTES_FLOAT, real
 
@@ -74,13 +74,12 @@ cdef extern from "product/tile.h":
 # ------------------------------------------------------------------------------------------------------------ packing
 cdef inline real *packed_line(real *panel, Py_ssize_t lines, Py_ssize_t g, Py_ssize_t k0, Py_ssize_t kb) noexcept nogil:
     """Return where a panel of so many lines has line g of the kb values of k from k0 on."""
-    cdef Py_ssize_t L = lanes_of(panel)
     return panel + k0 * lines * L + (g // SUB_LINES) * SUB_LINES * L * kb + (g % SUB_LINES) * L
 
 
-cdef inline Py_ssize_t packed_stride(const real *panel, Py_ssize_t lines, Py_ssize_t g) noexcept nogil:
+cdef inline Py_ssize_t packed_stride(Py_ssize_t lines, Py_ssize_t g) noexcept nogil:
     """Return the distance from one k to the next in the sub-panel of line g."""
-    return min(<Py_ssize_t> SUB_LINES, lines - g // SUB_LINES * SUB_LINES) * lanes_of(panel)
+    return min(<Py_ssize_t> SUB_LINES, lines - g // SUB_LINES * SUB_LINES) * L
 
 
 cdef inline void pack_line(
@@ -101,14 +100,14 @@ cdef inline void pack_rows(
     real *panel, Py_ssize_t lines, Array rows, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
 ) noexcept nogil:
     """Pack n columns of K rows, `ld` apart, into a panel of so many lines, padded with zeros."""
-    cdef Py_ssize_t k0 = 0, k, g, kb, lanes = lanes_of(panel)
+    cdef Py_ssize_t k0 = 0, k, g, kb
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         for k in range(kb):
             for g in range(lines):
-                prefetch_read(at(rows, (k0 + k + PACK_ROWS) * ld + g * lanes).data)
-                load_line(packed_line(panel, lines, g, k0, kb) + k * packed_stride(panel, lines, g),
-                          at(rows, (k0 + k) * ld + g * lanes), n - g * lanes)
+                prefetch_read(at(rows, (k0 + k + PACK_ROWS) * ld + g * L).data)
+                load_line(packed_line(panel, lines, g, k0, kb) + k * packed_stride(lines, g),
+                          at(rows, (k0 + k) * ld + g * L), n - g * L)
         k0 += kb
 
 
@@ -156,35 +155,21 @@ cdef inline void transpose_rows(
     dst : [kb] lines, a `stride` apart
     w : [n,kb], rows `ld` apart; n may be more than the lanes of a line
     """
-    cdef Py_ssize_t k, l, v, lanes = lanes_of(dst), side = 16 // sizeof(real), squares = kb // side
-    cdef Py_ssize_t count = min(n, lanes), row_stride = ld
+    cdef Py_ssize_t k, l, v, side = 16 // sizeof(real), squares = kb // side
+    cdef Py_ssize_t count = min(n, L), row_stride = ld
     cdef real[LF * BLOCK] space  # rows as reals, and rows of zeros
     cdef const real *rows = <const real *> w.data
-    if holds_half(w) or count < lanes:
+    if holds_half(w) or count < L:
         rows, row_stride = space, BLOCK
         for l in range(count):
             load_row(space + l * BLOCK, at(w, l * ld), kb)
-        clear(space + count * BLOCK, (lanes - count) * BLOCK)
+        clear(space + count * BLOCK, (L - count) * BLOCK)
     for v in range(SQUARES_VECTORS):
-        l = v * (lanes // SQUARES_VECTORS)
+        l = v * (L // SQUARES_VECTORS)
         transpose_squares(dst + l, stride, rows + l * row_stride, row_stride, squares)
     for k in range(squares * side, kb):  # columns that fill no square
-        for l in range(lanes):
+        for l in range(L):
             dst[k * stride + l] = rows[l * row_stride + k]
-
-
-cdef inline void pack_line_transposed(
-    real *panel, Py_ssize_t lines, Py_ssize_t g, Array w, Py_ssize_t ld, Py_ssize_t n, Py_ssize_t K
-) noexcept nogil:
-    """Pack n rows of K values as line g of a panel of w transposed, padded with zeros.
-
-    w : [n,K], rows `ld` apart, from the first row of this line on
-    """
-    cdef Py_ssize_t block, k0, kb
-    for block in range((K + BLOCK - 1) // BLOCK):
-        k0 = block * BLOCK
-        kb = min(<Py_ssize_t> BLOCK, K - k0)
-        transpose_rows(packed_line(panel, lines, g, k0, kb), packed_stride(panel, lines, g), at(w, k0), ld, n, kb)
 
 
 # --------------------------------------------------------------------------------------------------------------- tile
@@ -198,7 +183,7 @@ cdef inline inline_size packed_vector(Py_ssize_t v, Py_ssize_t sub, Py_ssize_t k
     return (v // sub * K + k) * sub + v % sub
 
 
-cdef inline inline_void tile(
+cdef inline inline_void run_tile(
     Py_ssize_t rows, Py_ssize_t v0, Py_ssize_t nv, Py_ssize_t sub, vec *restrict out, const real *a, Py_ssize_t rs,
     Py_ssize_t ks, const vec *restrict block, Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
@@ -240,7 +225,7 @@ cdef inline inline_void tile(
             out[q * LINES * VECTORS + v0 + v] = out[q * LINES * VECTORS + v0 + v] + acc[q * nv + v]
 
 
-cdef inline noinline_void four_by_three(
+cdef inline noinline_void run_four_by_three(
     Py_ssize_t v0, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks, const vec *restrict block,
     Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
@@ -248,11 +233,11 @@ cdef inline noinline_void four_by_three(
 
     This is not inlined because its addresses would find no registers among those of other tiles.
     """
-    if v0 == 0: tile(4, 0, 3, VECTORS, out, a, rs, ks, block, K, distance)
-    else: tile(4, 1, 3, VECTORS, out, a, rs, ks, block, K, distance)
+    if v0 == 0: run_tile(4, 0, 3, VECTORS, out, a, rs, ks, block, K, distance)
+    else: run_tile(4, 1, 3, VECTORS, out, a, rs, ks, block, K, distance)
 
 
-cdef inline inline_size tile_span(
+cdef inline inline_size run_span(
     Py_ssize_t rows, Py_ssize_t v0, Py_ssize_t nv, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict block, Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
@@ -261,14 +246,14 @@ cdef inline inline_size tile_span(
     v0 : the span's first vector; 0, or nv % VECTORS where a span of the same length was before (`SPANS`)
     """
     cdef Py_ssize_t sub = nv if SUB_LINES > 1 else VECTORS
-    if nv % sub == 0: tile(rows, 0, nv, sub, out, a, rs, ks, block, K, distance)
-    elif rows == 4 and nv == 3: four_by_three(v0, out, a, rs, ks, block, K, distance)
-    elif v0 == 0: tile(rows, 0, nv, sub, out, a, rs, ks, block, K, distance)
-    else: tile(rows, nv % sub, nv, sub, out, a, rs, ks, block, K, distance)
+    if nv % sub == 0: run_tile(rows, 0, nv, sub, out, a, rs, ks, block, K, distance)
+    elif rows == 4 and nv == 3: run_four_by_three(v0, out, a, rs, ks, block, K, distance)
+    elif v0 == 0: run_tile(rows, 0, nv, sub, out, a, rs, ks, block, K, distance)
+    else: run_tile(rows, nv % sub, nv, sub, out, a, rs, ks, block, K, distance)
     return v0 + nv
 
 
-cdef inline inline_void tile_lines(
+cdef inline inline_void run_lines(
     Py_ssize_t rows, Py_ssize_t lines, vec *restrict out, const real *a, Py_ssize_t rs, Py_ssize_t ks,
     const vec *restrict block, Py_ssize_t K, Py_ssize_t distance
 ) noexcept nogil:
@@ -277,14 +262,14 @@ cdef inline inline_void tile_lines(
     cdef const vec *end = out + lines * VECTORS
     cdef Py_ssize_t v0 = 0, ended_lines  # v0 : the first vector of the next span, from its line on
     while True:  # the last length is not compared, so that tiles that go from line to line look nothing up
-        if IS_SPAN(rows, spans[0], 2): v0 = tile_span(rows, v0, 2, out, a, rs, ks, block, K, distance)
-        elif IS_SPAN(rows, spans[0], 3): v0 = tile_span(rows, v0, 3, out, a, rs, ks, block, K, distance)
-        elif IS_SPAN(rows, spans[0], 4): v0 = tile_span(rows, v0, 4, out, a, rs, ks, block, K, distance)
-        elif IS_SPAN(rows, spans[0], 6): v0 = tile_span(rows, v0, 6, out, a, rs, ks, block, K, distance)
-        elif IS_SPAN(rows, spans[0], 8): v0 = tile_span(rows, v0, 8, out, a, rs, ks, block, K, distance)
-        elif IS_SPAN(rows, spans[0], 12): v0 = tile_span(rows, v0, 12, out, a, rs, ks, block, K, distance)
-        elif IS_SPAN(rows, spans[0], 16): v0 = tile_span(rows, v0, 16, out, a, rs, ks, block, K, distance)
-        else: v0 = tile_span(rows, v0, VECTORS, out, a, rs, ks, block, K, distance)
+        if IS_SPAN(rows, spans[0], 2): v0 = run_span(rows, v0, 2, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 3): v0 = run_span(rows, v0, 3, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 4): v0 = run_span(rows, v0, 4, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 6): v0 = run_span(rows, v0, 6, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 8): v0 = run_span(rows, v0, 8, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 12): v0 = run_span(rows, v0, 12, out, a, rs, ks, block, K, distance)
+        elif IS_SPAN(rows, spans[0], 16): v0 = run_span(rows, v0, 16, out, a, rs, ks, block, K, distance)
+        else: v0 = run_span(rows, v0, VECTORS, out, a, rs, ks, block, K, distance)
         spans += 1
         ended_lines = v0 // VECTORS
         v0 %= VECTORS
@@ -303,17 +288,17 @@ ctypedef fused row_count:
     six_rows
 
 
-cdef inline noinline_void tile_fixed_rows(
+cdef inline noinline_void run_fixed_rows(
     row_count *_of_size, vec *restrict out, const vec *restrict block, const real *a, Py_ssize_t stride,
     Py_ssize_t K, Py_ssize_t lines, Py_ssize_t distance
 ) noexcept nogil:
-    """Run `tile_lines` for as many rows as the type has bytes.
+    """Run `run_lines` for as many rows as the type has bytes.
 
     `add_block_product` calls a function for each number of rows, because gcc keeps the addresses of tiles on the stack
     where a function has more of them.
     """
-    if stride == 1: tile_lines(sizeof(row_count), lines, out, a, 1, ROWS, block, K, distance)
-    else: tile_lines(sizeof(row_count), lines, out, a, stride, 1, block, K, distance)
+    if stride == 1: run_lines(sizeof(row_count), lines, out, a, 1, ROWS, block, K, distance)
+    else: run_lines(sizeof(row_count), lines, out, a, stride, 1, block, K, distance)
 
 
 cdef inline void add_block_product(
@@ -323,16 +308,16 @@ cdef inline void add_block_product(
     """Add A @ block to acc for 1 to ROWS rows and a block of K values of k."""
     cdef vec *out = <vec *> acc
     cdef const vec *w = <const vec *> block
-    if rows == 1: tile_fixed_rows(<one_row *> NULL, out, w, a, stride, K, lines, distance)
-    elif rows == 2: tile_fixed_rows(<two_rows *> NULL, out, w, a, stride, K, lines, distance)
-    elif rows == 3: tile_fixed_rows(<three_rows *> NULL, out, w, a, stride, K, lines, distance)
+    if rows == 1: run_fixed_rows(<one_row *> NULL, out, w, a, stride, K, lines, distance)
+    elif rows == 2: run_fixed_rows(<two_rows *> NULL, out, w, a, stride, K, lines, distance)
+    elif rows == 3: run_fixed_rows(<three_rows *> NULL, out, w, a, stride, K, lines, distance)
     elif ROWS > 3:
-        if rows == 4: tile_fixed_rows(<four_rows *> NULL, out, w, a, stride, K, lines, distance)
-        elif rows == 5: tile_fixed_rows(<five_rows *> NULL, out, w, a, stride, K, lines, distance)
-        elif ROWS > 5: tile_fixed_rows(<six_rows *> NULL, out, w, a, stride, K, lines, distance)
+        if rows == 4: run_fixed_rows(<four_rows *> NULL, out, w, a, stride, K, lines, distance)
+        elif rows == 5: run_fixed_rows(<five_rows *> NULL, out, w, a, stride, K, lines, distance)
+        elif ROWS > 5: run_fixed_rows(<six_rows *> NULL, out, w, a, stride, K, lines, distance)
 
 
-cdef inline inline_void tile_row_panels(
+cdef inline inline_void run_row_panels(
     Py_ssize_t panels, Py_ssize_t lines, Py_ssize_t last_lines, vec *restrict out, Py_ssize_t out_stride, const real *a,
     const vec *restrict block, Py_ssize_t panel_stride, Py_ssize_t K
 ) noexcept nogil:
@@ -363,41 +348,36 @@ cdef inline inline_void tile_row_panels(
             out[i * out_stride + v] = out[i * out_stride + v] + acc[i * n + v]
 
 
-cdef inline noinline_void one_row_of_panels(
+cdef inline noinline_void run_one_row(
     Py_ssize_t lines, Py_ssize_t last_lines, vec *restrict out, Py_ssize_t out_stride, const real *a,
     const vec *restrict block, Py_ssize_t panel_stride, Py_ssize_t K
 ) noexcept nogil:
-    """Call `tile_row_panels` with constants for as many panels of 3 or LINES lines as the level takes at once."""
+    """Call `run_row_panels` with constants for as many panels of 3 or LINES lines as the level takes at once."""
     if lines == 3:
-        if ROW_PANELS_OF_3 > 1: tile_row_panels(ROW_PANELS_OF_3, 3, 3, out, out_stride, a, block, panel_stride, K)
+        if ROW_PANELS_OF_3 > 1: run_row_panels(ROW_PANELS_OF_3, 3, 3, out, out_stride, a, block, panel_stride, K)
     elif ROW_PANELS > 1:
-        if last_lines == 1: tile_row_panels(ROW_PANELS, LINES, 1, out, out_stride, a, block, panel_stride, K)
-        elif last_lines == 2: tile_row_panels(ROW_PANELS, LINES, 2, out, out_stride, a, block, panel_stride, K)
-        elif last_lines == 3: tile_row_panels(ROW_PANELS, LINES, 3, out, out_stride, a, block, panel_stride, K)
-        else: tile_row_panels(ROW_PANELS, LINES, LINES, out, out_stride, a, block, panel_stride, K)
-
-
-cdef inline Py_ssize_t max_row_panels(Py_ssize_t lines) noexcept nogil:
-    """Return how many panels of 3 or LINES lines a single row is multiplied with at once."""
-    return ROW_PANELS_OF_3 if lines == 3 else ROW_PANELS
+        if last_lines == 1: run_row_panels(ROW_PANELS, LINES, 1, out, out_stride, a, block, panel_stride, K)
+        elif last_lines == 2: run_row_panels(ROW_PANELS, LINES, 2, out, out_stride, a, block, panel_stride, K)
+        elif last_lines == 3: run_row_panels(ROW_PANELS, LINES, 3, out, out_stride, a, block, panel_stride, K)
+        else: run_row_panels(ROW_PANELS, LINES, LINES, out, out_stride, a, block, panel_stride, K)
 
 
 cdef inline void add_row_panels_product(
     Py_ssize_t lines, Py_ssize_t last_lines, real *acc, Py_ssize_t acc_stride, const real *a, const real *panel,
     Py_ssize_t panel_stride, Py_ssize_t K
 ) noexcept nogil:
-    """Add a @ panel for one row and each of `max_row_panels` panels, more than one, of 3 or LINES lines.
+    """Add a @ panel for one row and each of ROW_PANELS panels of LINES lines, or of ROW_PANELS_OF_3 of 3 lines.
 
     acc : the accumulators of the panels, acc_stride reals apart
     panel : the first one, panel_stride reals before the next; of two panels with LINES lines the last may have fewer
     """
-    cdef Py_ssize_t k0 = 0, kb, lanes = lanes_of(acc)
+    cdef Py_ssize_t k0 = 0, kb
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        one_row_of_panels(lines, last_lines, <vec *> acc, acc_stride * VECTORS // lanes, a + k0,
-                          <const vec *> (panel + k0 * lines * lanes), panel_stride * VECTORS // lanes, kb)
+        run_one_row(lines, last_lines, <vec *> acc, acc_stride * VECTORS // L, a + k0,
+                    <const vec *> (panel + k0 * lines * L), panel_stride * VECTORS // L, kb)
         k0 += kb
-        panel_stride -= kb * (lines - last_lines) * lanes  # the last panel's blocks are so much smaller
+        panel_stride -= kb * (lines - last_lines) * L  # the last panel's blocks are so much smaller
 
 
 cdef inline inline_void add_panel_product(
@@ -408,15 +388,15 @@ cdef inline inline_void add_panel_product(
 
     distance : for the first tile, which reads each line of the panel before the others
     """
-    cdef Py_ssize_t k0 = 0, kb, q, height, lanes = lanes_of(acc)
+    cdef Py_ssize_t k0 = 0, kb, q, height
     cdef const real *block
     while k0 < K:
         kb = min(<Py_ssize_t> BLOCK, K - k0)
-        block = panel + k0 * lines * lanes
+        block = panel + k0 * lines * L
         q = 0
         while q < rows:
             height = tile_height(rows - q)
-            add_block_product(acc + q * LINES * lanes, height, lines, a + q * stride + k0, stride, block, kb,
+            add_block_product(acc + q * LINES * L, height, lines, a + q * stride + k0, stride, block, kb,
                               distance if q == 0 else 0)
             q += height
         k0 += kb
@@ -478,10 +458,10 @@ cdef inline void extend_chains(
     a : [rows,K], rows a `stride` apart
     w : [K,ld], so many whole lines of weights that are not packed
     """
-    cdef Py_ssize_t q = 0, height, lanes = lanes_of(sums)
+    cdef Py_ssize_t q = 0, height
     while q < rows:
         height = min(tile_height(rows - q), <Py_ssize_t> 4)
-        extend_chains_of_rows(height, lines, <vec *> (sums + q * sums_stride), sums_stride * VECTORS // lanes,
+        extend_chains_of_rows(height, lines, <vec *> (sums + q * sums_stride), sums_stride * VECTORS // L,
                               a + q * stride, stride, w, ld, K)
         q += height
 

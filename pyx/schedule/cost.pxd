@@ -1,16 +1,16 @@
 """The grid of a call: how many threads take part, and how they share its rows and its hidden units.
 
 A grid has `groups` of threads, which share the batch rows, and in each group `members`, which share the hidden units.
-Groups do not wait for each other; the members of a group wait for each other in every step.  `cheapest` predicts in
+Groups do not wait for each other; the members of a group wait for each other in every step.  `cost_of` predicts in
 nanoseconds when the largest part would be finished: from its arithmetic, the weights that it reads, its barriers and
 the start of the team.  `_cpu.pyx`, plan.pxd and the files of cells have the constants.  The grid with the least cost
 is chosen.
 """
+from product.lines cimport REAL_BYTES, L
 from product.quantized cimport INT8
 from product.tile cimport GROUP_TILES, LATENCY_ROWS, ROWS
 from schedule.machine cimport L1, L2, L3, machine
 from schedule.team cimport GROUPS
-from schedule.workspace cimport Workspace
 
 cdef extern from *:
     """
@@ -52,15 +52,15 @@ cdef inline void use_threads(Grid *g, Py_ssize_t ready) noexcept nogil:
         g[0] = grid_of(min(g.groups, ready), max(<Py_ssize_t> 1, ready // g.groups))
 
 
-cdef inline tuple requirements_of(const Workspace *workspace, Py_ssize_t L, const Grid *g):
-    """Return what a plan requires: the bytes of its workspace from any address on, its threads, and how many of these
-    are members of one group; L is the numbers in a line."""
-    return workspace.size * (64 // L) + 64, threads_of(g), g.members
+cdef inline tuple requirements_of(Py_ssize_t size, const Grid *g):
+    """Return what a plan requires: the bytes of its workspace of `size` reals from any address on, its threads, and how
+    many of these are members of one group."""
+    return size * REAL_BYTES + 64, threads_of(g), g.members
 
 
 # --------------------------------------------------------------------------------------------------------------- costs
 cdef struct Work:  # what a pass computes, reads and waits for; times are nanoseconds of one thread
-    Py_ssize_t T, B, L  # L: numbers in a line
+    Py_ssize_t T, B
     int products  # of a step; each needs the results of the one before
     Py_ssize_t[2] lines, width, panels  # of each product: its lines of columns, the lines of a panel, its panels
     Py_ssize_t[2] K  # rows of weights that are multiplied with states
@@ -78,26 +78,21 @@ cdef struct Work:  # what a pass computes, reads and waits for; times are nanose
     double sleep_cost  # time by which several threads cost more, because they may have slept
 
 
-cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, Py_ssize_t L, int products) noexcept nogil:
+cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, int products) noexcept nogil:
     """Return the work of the steps alone; the caller adds what a pass does beside them."""
     cdef Work w
-    w.T, w.B, w.L, w.products = T, B, L, products
+    w.T, w.B, w.products = T, B, products
     w.packs, w.divisible_time, w.column_time, w.column_lines = False, 0, 0, 1
     w.lines_read_in_part, w.lines_read_by_all, w.barriers, w.sleep_cost = 0, 0, 0, 0
     return w
 
 
-cdef inline double speed_of(int format, Py_ssize_t itemsize) noexcept nogil:
+cdef inline double speed_of(int format) noexcept nogil:
     """Return how many operations a core computes in a nanosecond with weights of this format."""
     cdef double speed = machine.speed / 2 if SHORT_VECTORS else machine.speed
     if format == INT8:
         return 3 * speed
-    return speed * 4 / itemsize
-
-
-cdef inline double start_cost(Py_ssize_t threads) noexcept nogil:
-    """Return what it costs to wake so many threads, and to wait for all of them at the end."""
-    return machine.waking + machine.waking_each * threads
+    return speed * 4 / REAL_BYTES
 
 
 cdef inline double barrier_cost(Py_ssize_t threads) noexcept nogil:
@@ -137,7 +132,7 @@ cdef inline double product_cost(
     # One row takes 2.3 times as long as a quarter of four, two 1.4 times as long as half of them.
     if rows < LATENCY_ROWS:
         slow += 0.45 * (LATENCY_ROWS - rows) / rows
-    computing = 2.0 * rows * lines * w.L * (slow * w.K[n] + w.x_rows[n]) / w.speed
+    computing = 2.0 * rows * lines * L * (slow * w.K[n] + w.x_rows[n]) / w.speed
     read = ceil_div(rows, GROUP_TILES * ROWS) * rows_read(w, n) * lines * w.line_bytes
     return max(computing, reading_cost(nbytes, read))
 
@@ -145,6 +140,8 @@ cdef inline double product_cost(
 cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
     """Return the time of the largest part of this grid, with all waiting."""
     cdef Py_ssize_t threads = groups * members, rows = ceil_div(w.B, groups)
+    # To wake the threads, and to wait for all of them at the end.
+    cdef double start = machine.waking + machine.waking_each * threads + w.sleep_cost if threads > 1 else 0
     cdef double nbytes = 0, step = rows * ceil_div(w.units, members) * w.cell, others = (threads - 1.0) / threads
     cdef double packed = 0  # lines of weights that other groups have packed
     cdef int n
@@ -153,18 +150,17 @@ cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members)
     for n in range(w.products):
         step += product_cost(w, n, rows, members, nbytes)
         if members > 1:
-            step += barrier_cost(members) + machine.exchange / 2 * rows * (w.K[n] // w.L) * (members - 1.0) / members
+            step += barrier_cost(members) + machine.exchange / 2 * rows * (w.K[n] // L) * (members - 1.0) / members
     if w.packs:
         packed = nbytes / 64 * (groups - 1.0) / groups
     return (w.T * step + w.divisible_time / threads + w.column_time * ceil_div(w.column_lines, threads) / w.column_lines
-            + w.barriers * barrier_cost(threads) + (start_cost(threads) + w.sleep_cost if threads > 1 else 0)
-            + machine.exchange / 2 * packed
+            + w.barriers * barrier_cost(threads) + start + machine.exchange / 2 * packed
             + machine.exchange * others * (w.lines_read_in_part / threads + w.lines_read_by_all))
 
 
-cdef inline Grid cheapest(const Work *w, Py_ssize_t threads, bint whole_rows, bint whole_units) noexcept nogil:
-    """Return the grid with the least cost on at most so many threads.  With `whole_rows` rows are not divided, with
-    `whole_units` hidden units are not."""
+cdef inline Grid choose_grid(const Work *w, Py_ssize_t threads, bint whole_rows, bint whole_units) noexcept nogil:
+    """Return the grid with the least cost on at most so many threads, or the one that a test forces.  With `whole_rows`
+    rows are not divided, with `whole_units` hidden units are not."""
     cdef Py_ssize_t groups = 1, most, rows, members, panels = 1
     cdef double alone = cost_of(w, 1, 1), least = 0.9 * alone, cost  # others are not woken to gain less
     cdef Grid best = grid_of(1, 1)

@@ -1,7 +1,8 @@
 """Plans of the passes over cells: how a call is divided into parts, and where everything is in its workspace.
 
-A plan is a struct, `Forward` or `Backward`.  It depends on the cell and on sizes alone, so calls of the same sizes
-share it.  dense.pxd has the plans of a dense layer.
+A pass is a struct, `Forward` or `Backward`.  Its plan depends on the cell and on sizes alone, so calls of the same
+sizes share it.  A call copies it, and sets the fields from `c` to `scratch` and the layouts of its arrays.  dense.pxd
+has the passes of a dense layer.
 
 A call has a part for each thread.  The parts of a group have the same batch rows, and each its own hidden units: its
 own panels of the packed weights.  Parts of different groups do not wait for each other.  In a group each product of a
@@ -10,11 +11,10 @@ step needs the results of all parts of the product before.  cost.pxd chooses the
     T, B, I, H, P   steps, batch rows, inputs, cells, numbers in a row of h (H, or those of a projection)
     L, J            numbers in a cache line; lines of H
     n               the number of a product of a step (0, 1), or of a matrix of weights
-    w               of a plan: the packed panels of each product
+    p               the pass; p.c is the cell, p.w are the packed panels of each product
     k               the number by which a step is processed
     b, b0, b1       a slot of a batch row (steps.pxd), a range of slots
     j, j0, j1       a packed panel, a range of panels
-    c               the cell
     part            the index of a part: group * members + member
     share           the slots and panels of a part
     work            what a pass computes, reads and waits for (cost.pxd)
@@ -22,18 +22,19 @@ step needs the results of all parts of the product before.  cost.pxd chooses the
 Sizes and strides of scratch memory are in reals, and whole lines.
 """
 from cells.types cimport PRODUCTS, Cell
-from passes.gradients cimport PANEL_LINES, count_panels, count_tiles
+from passes.gradients cimport PANEL_LINES, count_panels, count_tiles, tile_stride_of
 from passes.indices cimport H_PREV, OUT_O
-from passes.steps cimport Layout, Slot, Steps, active_end, contiguous_layout, set_step_mask, size_of_slots, steps_of
+from passes.steps cimport Layout, Steps, active_end, contiguous_layout, size_of_slots, steps_of
 from product.integer cimport quantized_row_stride
+from product.lines cimport REAL_BYTES, Array, L, lines_in
 from product.panels cimport (
-    THREAD_GAP, Panels, compact_gates, omit_x, panels_of, scratch_stride, separate_last_gate, steps_per_chunk
+    THREAD_GAP, Panels, compact_gates, omit_x, panels_of, scratch_stride, separate_last_gate
 )
 from product.quantized cimport INT8, UNQUANTIZED, bytes_per_weight
 from product.real cimport MATRICES, real
-from product.tile cimport LINES, ROW_BLOCK, ROWS
+from product.tile cimport LINES, ROW_BLOCK
 from schedule.cost cimport (
-    Grid, Work, ceil_div, cheapest, cost_of, grid_of, parts_of, requirements_of, speed_of, threads_of, work_of
+    Grid, Work, ceil_div, choose_grid, cost_of, parts_of, speed_of, threads_of, work_of
 )
 from schedule.machine cimport L2, fewest_prefetching_rows, machine
 from schedule.team cimport part_start
@@ -42,6 +43,7 @@ from schedule.workspace cimport Region, Workspace, lay_out, region
 cdef enum:
     PREFETCHED_ROWS = 16  # CPUs prefetch along a column of lines for fewer rows than this
     PACKING = 16  # arithmetic operations that take as long as to pack a weight
+    CHUNK_ROWS = 96  # rows of a group, about, whose products with x are computed at once
 
 # Thresholds chosen by hand, where single steps became faster.  No command measures them alone; single steps are in
 # `python benchmarks/bench.py --tasks GRUBlockCell GRUBlockCellGrad LSTMBlockCell LSTMBlockCellGrad`.
@@ -52,35 +54,9 @@ cdef enum:
     SINGLE_STEP_ROWS = 32  # rows of a part, from which on a GRU's backward single step divides rows instead of units
 
 
-cdef inline Py_ssize_t projection_of(const Cell *c) noexcept nogil:
-    """Return to how many numbers a step's output is projected, by a matrix without rows for x and without a bias; 0:
-    it is not."""
-    return c.P
-
-
-cdef inline bint projects(const Cell *c) noexcept nogil:
-    """Return whether the step's output is projected."""
-    return projection_of(c) > 0
-
-
 cdef inline Py_ssize_t size_of_h(const Cell *c, Py_ssize_t H) noexcept nogil:
     """Return how many numbers a row of h has."""
-    return projection_of(c) if projects(c) else H
-
-
-cdef inline int products_of(const Cell *c) noexcept nogil:
-    """Return how many products a step has; each needs the results of the one before."""
-    return c.traits.products + projects(c)
-
-
-cdef inline int x_products_of(const Cell *c) noexcept nogil:
-    """Return how many of a step's products, the first ones, have rows of x."""
-    return c.traits.products
-
-
-cdef inline int matrices_of(const Cell *c) noexcept nogil:
-    """Return how many matrices of weights there are."""
-    return c.traits.matrices + projects(c)
+    return c.P if c.projects else H
 
 
 cdef inline Py_ssize_t gates_of(const Cell *c) noexcept nogil:
@@ -90,19 +66,14 @@ cdef inline Py_ssize_t gates_of(const Cell *c) noexcept nogil:
 
 cdef inline Py_ssize_t gates_of_product(const Cell *c, int n) noexcept nogil:
     """Return how many gates product n of a step computes; a projection is one."""
-    if n >= x_products_of(c):
+    if n >= c.traits.products:
         return 1
-    return c.gates[n] if x_products_of(c) > 1 else gates_of(c)
+    return c.gates[n] if c.traits.products > 1 else gates_of(c)
 
 
 cdef inline Py_ssize_t recurrent_weights(const Cell *c, Py_ssize_t H) noexcept nogil:
     """Return how many weights a step multiplies with its states."""
-    return gates_of(c) * H * size_of_h(c, H) + H * projection_of(c)
-
-
-cdef inline Py_ssize_t columns_of(const Cell *c, Py_ssize_t H) noexcept nogil:
-    """Return how many numbers a row of gradients d has: H for each gate, H for d_hc, and d_h of a projection."""
-    return (gates_of(c) + c.traits.separate) * H + projection_of(c)
+    return gates_of(c) * H * size_of_h(c, H) + H * c.P
 
 
 # --------------------------------------------------------------------------------------------------------------- grids
@@ -115,18 +86,13 @@ cdef inline Py_ssize_t packing_threads(Py_ssize_t B, Py_ssize_t nbytes, Py_ssize
     return min(threads, B // (PACKED_ROWS if nbytes <= B * BYTES_PER_ROW else MANY_PACKED_ROWS))
 
 
-cdef inline bint gains_by_packing(Py_ssize_t B, Py_ssize_t nbytes) noexcept nogil:
-    """Return whether a single step of B rows on one thread packs all weights, of `nbytes`, before it uses them."""
-    return packing_threads(B, nbytes, 1) > 0
-
-
 cdef inline Grid choose_single_step_grid(const Work *work, Py_ssize_t nbytes, Py_ssize_t threads) noexcept nogil:
     """Return the grid of a single step with weights of `nbytes` that the layer has not packed: its threads share either
     the hidden units or the rows."""
-    cdef Grid by_units = cheapest(work, threads, True, False), by_rows
+    cdef Grid by_units = choose_grid(work, threads, True, False), by_rows
     if packing_threads(work.B, nbytes, threads) == 0:
         return by_units
-    by_rows = cheapest(work, packing_threads(work.B, nbytes, threads), False, True)
+    by_rows = choose_grid(work, packing_threads(work.B, nbytes, threads), False, True)
     if by_rows.groups == 1:
         return by_units
     if by_units.members == 1 or machine.groups > 0:
@@ -137,57 +103,55 @@ cdef inline Grid choose_single_step_grid(const Work *work, Py_ssize_t nbytes, Py
 cdef inline bint packs_before(const Grid *grid, Py_ssize_t T, Py_ssize_t B, Py_ssize_t nbytes) noexcept nogil:
     """Return whether all weights, of `nbytes`, are packed before the steps.  A single step whose hidden units are
     divided packs block by block."""
-    return T > 1 or (grid.members == 1 and gains_by_packing(B, nbytes))
+    return T > 1 or (grid.members == 1 and packing_threads(B, nbytes, 1) > 0)
 
 
 cdef inline Grid choose_forward_grid(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
-    Py_ssize_t threads
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint packed, Py_ssize_t threads
 ) noexcept nogil:
     """Return the grid of a forward pass with the least predicted cost on at most so many threads.
 
     packed : whether the layer has packed the weights before
     """
-    cdef Work work = work_of(T, B, 64 // itemsize, products_of(c))
+    cdef Work work = work_of(T, B, c.products)
     cdef Py_ssize_t P = size_of_h(c, H), weights = gates_of(c) * H * I + recurrent_weights(c, H), gates, n
-    work.units = ceil_div(H, work.L)
-    work.K[0], work.x_rows[0], work.K[1], work.x_rows[1] = P, I, H, 0 if projects(c) else I
+    work.units = lines_in(H)
+    work.K[0], work.x_rows[0], work.K[1], work.x_rows[1] = P, I, H, 0 if c.projects else I
     work.panels[1] = 0
     for n in range(work.products):
         gates = gates_of_product(c, n)
-        work.lines[n] = gates * (ceil_div(P, work.L) if n == 1 else work.units)
+        work.lines[n] = gates * (lines_in(P) if n == 1 else work.units)
         work.width[n] = LINES // gates * gates
         work.panels[n] = ceil_div(work.lines[n], work.width[n])
-    work.line_bytes = work.L * bytes_per_weight(c.format, itemsize)
-    work.speed = speed_of(c.format, itemsize)
+    work.line_bytes = L * bytes_per_weight(c.format)
+    work.speed = speed_of(c.format)
     work.cell = c.traits.forward_time
     work.packs = not packed
     work.divisible_time = 0 if packed else PACKING * weights / work.speed
     work.barriers = 1 if packed else 2
     if packed or T > 1:
-        return cheapest(&work, threads, False, False)
-    return choose_single_step_grid(&work, weights * itemsize, threads)
+        return choose_grid(&work, threads, False, False)
+    return choose_single_step_grid(&work, weights * REAL_BYTES, threads)
 
 
 cdef inline Grid choose_backward_grid(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
-    Py_ssize_t threads
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint with_weight_grads, Py_ssize_t threads
 ) noexcept nogil:
     """Return the grid of a backward pass with the least predicted cost on at most so many threads.
 
     with_weight_grads : whether it computes gradients of the weights, too
     """
-    cdef Work work = work_of(T, B, 64 // itemsize, products_of(c))
-    cdef Grid forward_grid = choose_forward_grid(c, T, B, I, H, itemsize, True, threads)
-    cdef Py_ssize_t P = size_of_h(c, H), N = gates_of(c) * H, all_weights = N * I + recurrent_weights(c, H)
-    work.units = ceil_div(H, work.L)
+    cdef Work work = work_of(T, B, c.products)
+    cdef Grid forward_grid = choose_forward_grid(c, T, B, I, H, True, threads)
+    cdef Py_ssize_t P = size_of_h(c, H), N = gates_of(c) * H, all_weights = N * I + recurrent_weights(c, H), nbytes
+    work.units = lines_in(H)
     work.K[0] = gates_of_product(c, 0) * H
-    work.K[1] = P if projects(c) else N - work.K[0]
-    work.lines[0], work.lines[1], work.x_rows[0], work.x_rows[1] = ceil_div(P, work.L), work.units, 0, 0
+    work.K[1] = P if c.projects else N - work.K[0]
+    work.lines[0], work.lines[1], work.x_rows[0], work.x_rows[1] = lines_in(P), work.units, 0, 0
     work.width[0] = work.width[1] = PANEL_LINES
     work.panels[0] = count_panels(work.lines[0])
     work.panels[1] = count_panels(work.lines[1]) if work.products > 1 else 0
-    work.line_bytes, work.speed = 64, speed_of(UNQUANTIZED, itemsize)
+    work.line_bytes, work.speed = 64, speed_of(UNQUANTIZED)
     work.cell = c.traits.backward_time
     # Threads that the forward pass did not need may be asleep; those that it needs next time should not fall asleep.
     work.sleep_cost = -machine.sleep_cost if threads_of(&forward_grid) > 1 else machine.sleep_cost
@@ -195,15 +159,16 @@ cdef inline Grid choose_backward_grid(
     # x_grad, packing, storing gradients
     work.divisible_time = 2.0 * (T * B * I * N + PACKING * all_weights) / work.speed
     work.column_time = 2.0 * T * B * all_weights / work.speed if with_weight_grads else 0
-    work.column_lines = ceil_div(c.gates[0] * H, work.L)
-    work.barriers = 3 + (2 * matrices_of(c) * ceil_div(T * B, ROW_BLOCK) if with_weight_grads else 0)
-    work.lines_read_in_part = T * B * ceil_div(N, work.L) * (2 if with_weight_grads else 1)
-    work.lines_read_by_all = T * B * (ceil_div(I, work.L) + ceil_div(P, work.L)) if with_weight_grads else 0
-    if projects(c) or T > 1:
-        return cheapest(&work, threads, False, False)
-    if products_of(c) > 1 and B >= SINGLE_STEP_ROWS * threads and not gains_by_packing(B, all_weights * itemsize):
-        return cheapest(&work, threads, False, True)
-    return choose_single_step_grid(&work, all_weights * itemsize, threads)
+    work.column_lines = lines_in(c.gates[0] * H)
+    work.barriers = 3 + (2 * c.matrices * ceil_div(T * B, ROW_BLOCK) if with_weight_grads else 0)
+    work.lines_read_in_part = T * B * lines_in(N) * (2 if with_weight_grads else 1)
+    work.lines_read_by_all = T * B * (lines_in(I) + lines_in(P)) if with_weight_grads else 0
+    if c.projects or T > 1:
+        return choose_grid(&work, threads, False, False)
+    nbytes = all_weights * REAL_BYTES
+    if c.products > 1 and B >= SINGLE_STEP_ROWS * threads and packing_threads(B, nbytes, 1) == 0:
+        return choose_grid(&work, threads, False, True)
+    return choose_single_step_grid(&work, nbytes, threads)
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
@@ -220,9 +185,13 @@ cdef enum:  # the regions of the forward pass's workspace.  The rows of each gro
     SLOTS  # the slots of batch rows (steps.pxd)
     FORWARD_REGIONS
 
-cdef struct Forward:  # the plan of a forward pass
+cdef struct Forward:  # a forward pass
+    const Cell *c
+    const Array *inputs  # the caller's arrays, at the indices of indices.pxd
+    const Array *outputs
+    real *scratch  # the workspace, which begins at a cache line
     Steps steps  # that are processed
-    Py_ssize_t B, I, H, P, L
+    Py_ssize_t B, I, H, P
     Py_ssize_t Is, Hs, Ps  # strides in scratch of rows of I, H and P numbers
     Py_ssize_t[PRODUCTS] h_stride  # of the rows that a product reads, of h, h_prev * r or m, or of their codes
     Layout x_layout, y_layout  # of x and of the output h
@@ -232,7 +201,7 @@ cdef struct Forward:  # the plan of a forward pass
     bint packs_all  # all panels are packed before the steps; else a single step packs what it uses
     Py_ssize_t gap  # reals between the rows of two groups in a region
     Panels[PRODUCTS] w
-    void *peep  # the three peepholes of each line, behind the panels
+    real *peep  # the three peepholes of each line, behind the panels
     Py_ssize_t packed_size  # reals of all panels and of the peepholes
     Py_ssize_t z_panel_count  # that Z has space for
     Py_ssize_t[FORWARD_REGIONS] start  # of each region
@@ -243,35 +212,41 @@ cdef struct ForwardShare:  # of a part of a forward pass
     Py_ssize_t member  # the part's index in its group
     Py_ssize_t b0, b1  # slots of batch rows
     Py_ssize_t[PRODUCTS] j0, j1  # panels of each product
-    Py_ssize_t shift  # group * gap: slot b of a region is at start + shift + b * stride
+    real *rows  # scratch + group * gap: slot b of a region is at rows + start + b * stride
 
 
-cdef inline void list_forward_regions(const Forward *p, const Cell *c, Region *regions) noexcept nogil:
+cdef inline void list_forward_regions(const Forward *p, Region *regions) noexcept nogil:
     """List the regions of a forward pass's workspace.
 
     regions : [FORWARD_REGIONS], written
     """
+    cdef const Cell *c = p.c
     cdef Py_ssize_t gaps = p.grid.groups * p.gap, code_rows = p.grid.members * p.B, z_rows = 0
-    cdef bint quantizes = c.format == INT8, two = products_of(c) > 1
+    cdef bint quantizes = c.format == INT8, two = c.products > 1
     if p.chunk > 1 or not p.packs_all:
         z_rows = p.z_panel_count * p.chunk * p.B * LINES
     regions[WEIGHTS] = region("weights", 0 if p.packed else 1, p.packed_size, 0)
     regions[H_EVEN] = region("h", p.B, p.Ps, gaps)
     regions[H_ODD] = region("h of odd steps", 0 if two else p.B, p.Ps, gaps)
     regions[CS] = region("cs", p.B if c.traits.states > 1 else 0, p.Hs, gaps)
-    regions[M] = region("m", p.B if projects(c) else 0, p.Hs, gaps)
-    regions[HR] = region("h_prev * r", p.B if two and not projects(c) else 0, p.Hs, gaps)
-    regions[U] = region("u", p.B if two and not projects(c) else 0, p.Hs, gaps)
+    regions[M] = region("m", p.B if c.projects else 0, p.Hs, gaps)
+    regions[HR] = region("h_prev * r", p.B if two and not c.projects else 0, p.Hs, gaps)
+    regions[U] = region("u", p.B if two and not c.projects else 0, p.Hs, gaps)
     regions[X_CHUNK] = region("x", p.chunk * p.B, p.Is, gaps)
     regions[CODES] = region("codes of h", code_rows if quantizes else 0, p.h_stride[0], p.grid.members * gaps)
-    regions[M_CODES] = region("codes of m", code_rows if quantizes and projects(c) else 0, p.h_stride[1],
+    regions[M_CODES] = region("codes of m", code_rows if quantizes and c.projects else 0, p.h_stride[1],
                               p.grid.members * gaps)
-    regions[Z] = region("z", z_rows, p.L, gaps)
-    regions[SLOTS] = region("slots", 1, size_of_slots(p.B, p.L), 0)
+    regions[Z] = region("z", z_rows, L, gaps)
+    regions[SLOTS] = region("slots", 1, size_of_slots(p.B), 0)
+
+
+cdef struct ForwardPlan:  # of a layer, for its forward pass and the kernels that pack
+    Forward p
+    Cell c
 
 
 cdef inline Forward plan_forward_on(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed, Grid grid
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint packed, Grid grid
 ) noexcept nogil:
     """Plan a forward pass on this grid.
 
@@ -281,15 +256,15 @@ cdef inline Forward plan_forward_on(
     cdef Region[FORWARD_REGIONS] regions
     cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), gate
     cdef int n
+    p.c = c
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
     p.x_layout, p.y_layout = contiguous_layout(B, I), contiguous_layout(B, P)
-    p.L = 64 // itemsize
     p.packed = packed
     p.grid = grid
-    p.chunk = steps_per_chunk(T, B, p.grid.groups)
-    p.packs_all = packed or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
-    p.w[0] = panels_of(p.packs_all, I, P, H, p.L, gates_of_product(c, 0), c.format)
+    p.chunk = max(<Py_ssize_t> 1, min(T, CHUNK_ROWS // (B // p.grid.groups)))
+    p.packs_all = packed or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * REAL_BYTES)
+    p.w[0] = panels_of(p.packs_all, I, P, H, gates_of_product(c, 0), c.format)
     if c.traits.separate:
         separate_last_gate(&p.w[0], c.gates[0])
     if p.packs_all:
@@ -297,42 +272,39 @@ cdef inline Forward plan_forward_on(
     for gate in range(c.gates[0]):
         p.w[0].column[gate] = c.column[gate + c.coupled]
     p.w[1].count = p.w[1].size = 0
-    if products_of(c) > 1:
-        p.w[1] = panels_of(p.packs_all, 0 if projects(c) else I, H, P, p.L, gates_of_product(c, 1), c.format)
+    if c.products > 1:
+        p.w[1] = panels_of(p.packs_all, 0 if c.projects else I, H, P, gates_of_product(c, 1), c.format)
     p.w[0].transposed = p.w[1].transposed = c.transposed
     if not packed and c.transposed and 1 < T == p.chunk and grid.groups == 1:  # x @ w_x is one product
-        for n in range(products_of(c)):
+        for n in range(c.products):
             omit_x(&p.w[n])
-    p.packed_size = p.w[0].size * p.w[0].count + p.w[1].size * p.w[1].count + c.traits.peepholes * p.w[0].J * p.L
-    p.z_panel_count = max(p.w[0].count, p.w[1].count) if projects(c) else p.w[0].count + p.w[1].count
-    p.Is, p.Hs, p.Ps = scratch_stride(I, p.L), scratch_stride(H, p.L), scratch_stride(P, p.L)
+    p.packed_size = p.w[0].size * p.w[0].count + p.w[1].size * p.w[1].count + c.traits.peepholes * p.w[0].J * L
+    p.z_panel_count = max(p.w[0].count, p.w[1].count) if c.projects else p.w[0].count + p.w[1].count
+    p.Is, p.Hs, p.Ps = scratch_stride(I), scratch_stride(H), scratch_stride(P)
     p.h_stride[0], p.h_stride[1] = p.Ps, p.Hs
     if c.format == INT8:
         p.Is = quantized_row_stride(I)
         p.h_stride[0], p.h_stride[1] = quantized_row_stride(P), quantized_row_stride(H)
-    p.w[0].prefetching_rows = fewest_prefetching_rows(
-        recurrent * bytes_per_weight(c.format, itemsize), p.grid.members)
+    p.w[0].prefetching_rows = fewest_prefetching_rows(recurrent * bytes_per_weight(c.format), p.grid.members)
     p.w[1].prefetching_rows = p.w[0].prefetching_rows
-    p.gap = max(THREAD_GAP * p.L, PREFETCHED_ROWS * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
-    list_forward_regions(&p, c, regions)
+    p.gap = max(THREAD_GAP * L, PREFETCHED_ROWS * max(p.Hs, p.Ps)) if p.grid.groups > 1 else 0
+    list_forward_regions(&p, regions)
     p.workspace = lay_out(regions, FORWARD_REGIONS, p.start)
-    if products_of(c) > 1:
+    if c.products > 1:
         p.start[H_ODD] = p.start[H_EVEN]
-    if not projects(c):
+    if not c.projects:
         p.start[M_CODES] = p.start[CODES]
     return p
 
 
 cdef inline Forward plan_forward(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint packed,
-    Py_ssize_t threads
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint packed, Py_ssize_t threads
 ) noexcept nogil:
     """Plan a forward pass on the grid of the least cost with at most so many threads.
 
     packed : as for `plan_forward_on`
     """
-    cdef Grid grid = choose_forward_grid(c, T, B, I, H, itemsize, packed, threads)
-    return plan_forward_on(c, T, B, I, H, itemsize, packed, grid)
+    return plan_forward_on(c, T, B, I, H, packed, choose_forward_grid(c, T, B, I, H, packed, threads))
 
 
 cdef inline bint stores_rows(const Forward *p) noexcept nogil:
@@ -343,24 +315,14 @@ cdef inline bint stores_rows(const Forward *p) noexcept nogil:
     return p.gap > 0 and p.grid.members == 1 and p.steps.step_mask is NULL
 
 
-cdef inline void use_forward_step_mask(Forward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
-    """Let rows end, and start anew, where the mask says so (steps.pxd); they get slots in `scratch`.
-
-    step_mask : [T,B], the caller's, which has to live as long as the pass runs
-    """
-    cdef char *slots = <char *> scratch + p.start[SLOTS] * (64 // p.L)
-    set_step_mask(&p.steps, step_mask, <Slot *> slots, p.grid.groups)
-
-
 cdef inline void use_panels(Forward *p, void *panels) noexcept nogil:
     """Set where packed weights are, or will be.
 
     panels : `p.packed_size` reals from a cache line on; the workspace's, or the layer's
     """
-    cdef Py_ssize_t itemsize = 64 // p.L
-    cdef char *second = <char *> panels + p.w[0].size * p.w[0].count * itemsize
+    cdef real *second = <real *> panels + p.w[0].size * p.w[0].count
     p.w[0].base, p.w[1].base = panels, second
-    p.peep = second + p.w[1].size * p.w[1].count * itemsize
+    p.peep = second + p.w[1].size * p.w[1].count
 
 
 cdef inline ForwardShare forward_share(const Forward *p, Py_ssize_t part) noexcept nogil:
@@ -368,7 +330,7 @@ cdef inline ForwardShare forward_share(const Forward *p, Py_ssize_t part) noexce
     cdef ForwardShare share
     cdef Py_ssize_t groups = p.grid.groups, members = p.grid.members, group = part // members
     cdef int n
-    share.member, share.shift = part % members, group * p.gap
+    share.member, share.rows = part % members, p.scratch + group * p.gap
     share.b0, share.b1 = part_start(p.B, group, groups), part_start(p.B, group + 1, groups)
     for n in range(PRODUCTS):
         share.j0[n] = part_start(p.w[n].count, share.member, members)
@@ -401,33 +363,20 @@ cdef inline Py_ssize_t end_of_common_chunk(const Forward *p, Py_ssize_t k) noexc
 
 
 cdef inline real *h_before(const Forward *p, real *rows, Py_ssize_t k) noexcept nogil:
-    """Return where h is before step k, and after step k - 1.
-
-    rows : the scratch memory of the thread's group (`ForwardShare.shift`)
-    """
+    """Return where h is before step k, and after step k - 1; `rows` as in ForwardShare."""
     return rows + p.start[H_ODD if k % 2 else H_EVEN]
 
 
-cdef inline real *x_of(const Forward *p, real *scratch, const ForwardShare *share) noexcept nogil:
+cdef inline real *x_of(const Forward *p, const ForwardShare *share) noexcept nogil:
     """Return where a part has the rows of x of a chunk."""
-    return scratch + share.shift + p.start[X_CHUNK] + p.chunk * share.b0 * p.Is
+    return share.rows + p.start[X_CHUNK] + p.chunk * share.b0 * p.Is
 
 
-cdef inline Py_ssize_t codes_of_member(const Forward *p, int n) noexcept nogil:
-    """Return how many reals the codes of all rows take that product n reads; each member of a group has its own."""
-    return p.B * p.h_stride[n] + p.grid.groups * p.gap
-
-
-cdef inline real *codes_of(const Forward *p, real *scratch, const ForwardShare *share, int n) noexcept nogil:
-    """Return where a part has its codes for product n, with those of slot 0 first."""
-    return scratch + share.shift + p.start[M_CODES if n else CODES] + share.member * codes_of_member(p, n)
-
-
-cdef inline real *z_of(const Forward *p, real *scratch, const ForwardShare *share, int n) noexcept nogil:
+cdef inline real *z_of(const Forward *p, const ForwardShare *share, int n) noexcept nogil:
     """Return where a part has x @ w_x + b of product n for a chunk of steps, panel after panel."""
-    cdef Py_ssize_t slot_size = p.chunk * LINES * p.L
-    scratch += share.shift + p.start[Z] + p.z_panel_count * share.b0 * slot_size
-    return scratch + p.w[0].count * (share.b1 - share.b0) * slot_size if n else scratch
+    cdef Py_ssize_t slot_size = p.chunk * LINES * L
+    cdef real *z = share.rows + p.start[Z] + p.z_panel_count * share.b0 * slot_size
+    return z + p.w[0].count * (share.b1 - share.b0) * slot_size if n else z
 
 
 # ------------------------------------------------------------------------------------------------------------ backward
@@ -435,18 +384,22 @@ cdef enum:  # the regions of the backward pass's workspace
     TRANSPOSED  # packed panels of w.T, read until x_grad is computed; then float16's weight gradients, in float32
     D_H, D_CS  # the gradients of the states that the steps processed so far give [B, P], [B, H]
     PEEPHOLES  # three lines side by side for each line of units
-    D  # the gradients of the pre-activations, d [T * B, columns_of]
+    D  # the gradients of the pre-activations, d [T * B, Ns]
     X_TILES, H_TILES  # of a block of rows: x and h in tiles for `weight_grads`, d for `transposed_grads`
     SUMS  # of the columns of d, in double
     PANELS  # of a block of rows: each part's panel of d for `weight_grads`, all of x and h for `transposed_grads`
     BACKWARD_SLOTS  # the slots of batch rows (steps.pxd)
     BACKWARD_REGIONS
 
-cdef struct Backward:  # the plan of a backward pass
+cdef struct Backward:  # a backward pass
+    const Cell *c
+    const Array *inputs  # the caller's arrays, at the indices of indices.pxd
+    const Array *outputs
+    real *scratch  # the workspace, which begins at a cache line
     Steps steps  # that are processed
     Layout x_layout, h_layout, cs_layout  # of x, the output h, and cs
     Layout d_y_layout, d_x_layout  # of the incoming gradient of h, and of x_grad
-    Py_ssize_t B, I, H, P, L, J
+    Py_ssize_t B, I, H, P, J
     Py_ssize_t JP  # lines of P
     Py_ssize_t Hs, Ps, Ns  # strides in scratch of rows of H and of P numbers, and of d
     # For each matrix of weights:
@@ -464,25 +417,22 @@ cdef struct Backward:  # the plan of a backward pass
     bint packs_all  # all panels are packed before the steps; else a single step packs what it uses
     Py_ssize_t prefetching_rows  # as in Panels
     bint accumulate_x_grad  # the gradient is added to what is in x_grad
-    bint transposed  # as in the cell
-    Py_ssize_t tile_stride  # reals from one tile of X_TILES or H_TILES to the next
     Py_ssize_t[BACKWARD_REGIONS] start  # of each region
     Workspace workspace
 
 
-cdef inline void list_backward_regions(
-    const Backward *p, const Cell *c, bint with_weight_grads, Region *regions
-) noexcept nogil:
+cdef inline void list_backward_regions(const Backward *p, bint with_weight_grads, Region *regions) noexcept nogil:
     """List the regions of a backward pass's workspace.
 
     with_weight_grads : whether it computes gradients of the weights, too
     regions : [BACKWARD_REGIONS], written
     """
+    cdef const Cell *c = p.c
     cdef Py_ssize_t T = p.steps.T, block = min(T * p.B, <Py_ssize_t> ROW_BLOCK), parts = parts_of(&p.grid)
-    cdef Py_ssize_t all_panels = 0, own_panels = 0, N = max(p.N[0], p.N[matrices_of(c) - 1]), x_tiles, h_tiles
+    cdef Py_ssize_t all_panels = 0, own_panels = 0, N = max(p.N[0], p.N[c.matrices - 1]), x_tiles, h_tiles
     cdef Py_ssize_t panels = parts
     cdef int n
-    for n in range(matrices_of(c)):
+    for n in range(c.matrices):
         all_panels += (p.h_panel_count[n] + (p.x_panel_count if p.x_rows[n] > 0 else 0)) * p.panel_size[n]
         own_panels += p.panel_size[n]
     x_tiles, h_tiles = count_tiles(p.I), count_tiles(max(p.P, p.H))
@@ -492,19 +442,23 @@ cdef inline void list_backward_regions(
     regions[TRANSPOSED] = region("w.T", 1, max(all_panels, parts * own_panels), 0)
     regions[D_H] = region("d_h", p.B, p.Ps, 0)
     regions[D_CS] = region("d_cs", p.B if c.traits.states > 1 else 0, p.Hs, 0)
-    regions[PEEPHOLES] = region("peepholes", p.J, c.traits.peepholes * p.L, 0)
+    regions[PEEPHOLES] = region("peepholes", p.J, c.traits.peepholes * L, 0)
     regions[D] = region("d", T * p.B, p.Ns, 0)
-    regions[X_TILES] = region("tiles of x", x_tiles if with_weight_grads else 0, p.tile_stride, 0)
-    regions[H_TILES] = region("tiles of h", h_tiles if with_weight_grads else 0, p.tile_stride, 0)
+    regions[X_TILES] = region("tiles of x", x_tiles if with_weight_grads else 0, tile_stride_of(&p.steps), 0)
+    regions[H_TILES] = region("tiles of h", h_tiles if with_weight_grads else 0, tile_stride_of(&p.steps), 0)
     # A double takes two reals; the GRU that resets after the product sums d_c_bar and d_hc side by side.
-    regions[SUMS] = region("sums of d", 2 if with_weight_grads else 0, max(ceil_div(p.N[0], p.L), 2 * p.J) * p.L, 0)
-    regions[PANELS] = region("panels", panels if with_weight_grads else 0, block * PANEL_LINES * p.L, 0)
-    regions[BACKWARD_SLOTS] = region("slots", 1, size_of_slots(p.B, p.L), 0)
+    regions[SUMS] = region("sums of d", 2 if with_weight_grads else 0, max(lines_in(p.N[0]), 2 * p.J) * L, 0)
+    regions[PANELS] = region("panels", panels if with_weight_grads else 0, block * PANEL_LINES * L, 0)
+    regions[BACKWARD_SLOTS] = region("slots", 1, size_of_slots(p.B), 0)
+
+
+cdef struct BackwardPlan:  # of a layer
+    Backward p
+    Cell c
 
 
 cdef inline Backward plan_backward_on(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
-    Grid grid
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint with_weight_grads, Grid grid
 ) noexcept nogil:
     """Plan a backward pass on this grid.
 
@@ -514,48 +468,47 @@ cdef inline Backward plan_backward_on(
     cdef Region[BACKWARD_REGIONS] regions
     cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), panels = 0
     cdef int n
+    p.c = c
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
     p.x_layout = p.d_x_layout = contiguous_layout(B, I)
     p.h_layout = p.d_y_layout = contiguous_layout(B, P)
     p.cs_layout = contiguous_layout(B, H)
-    p.accumulate_x_grad, p.transposed = False, c.transposed
-    p.L = 64 // itemsize
-    p.J, p.JP = ceil_div(H, p.L), ceil_div(P, p.L)
-    p.Hs, p.Ps, p.Ns = scratch_stride(H, p.L), scratch_stride(P, p.L), scratch_stride(columns_of(c, H), p.L)
+    p.accumulate_x_grad = False
+    p.J, p.JP = lines_in(H), lines_in(P)
+    p.Hs, p.Ps = scratch_stride(H), scratch_stride(P)
+    p.Ns = scratch_stride((gates_of(c) + c.traits.separate) * H + c.P)  # each gate, d_hc, d_h of a projection
     p.h_panel_count[0], p.h_panel_count[1] = count_panels(p.JP), count_panels(p.J)
-    p.x_panel_count = count_panels(ceil_div(I, p.L))
+    p.x_panel_count = count_panels(lines_in(I))
     p.grid = grid
-    p.packs_all = projects(c) or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * itemsize)
-    p.prefetching_rows = fewest_prefetching_rows(recurrent * itemsize, p.grid.members)
-    p.tile_stride = scratch_stride(min(T * B, <Py_ssize_t> ROW_BLOCK) * ROWS, p.L)
-    for n in range(matrices_of(c)):
+    p.packs_all = c.projects or packs_before(&grid, T, B, (gates_of(c) * H * I + recurrent) * REAL_BYTES)
+    p.prefetching_rows = fewest_prefetching_rows(recurrent * REAL_BYTES, p.grid.members)
+    for n in range(c.matrices):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
         p.x_rows[n], p.h_rows[n] = I, P
-        p.h_source[n], p.h_factor[n] = H_PREV, c.traits.factor if n == 1 and products_of(c) > 1 else 0
-        if n == 1 and projects(c):
+        p.h_source[n], p.h_factor[n] = H_PREV, c.traits.factor if n == 1 and c.products > 1 else 0
+        if n == 1 and c.projects:
             p.N[n], p.x_rows[n], p.h_rows[n], p.h_source[n] = P, 0, H, OUT_O
         p.separate[n] = n == 1 and c.traits.separate
         p.h_column[n] = p.column[n] + (H if p.separate[n] else 0)
-        p.panel_size[n] = PANEL_LINES * p.L * p.N[n]
+        p.panel_size[n] = PANEL_LINES * L * p.N[n]
         p.w_grad_at[n] = n * (I + P) * p.N[0]
         p.h_panels_at[n] = panels
         panels += p.h_panel_count[n] * p.panel_size[n]
-    for n in range(matrices_of(c)):
+    for n in range(c.matrices):
         p.x_panels_at[n] = panels
         panels += p.x_panel_count * p.panel_size[n] if p.x_rows[n] > 0 else 0
-    list_backward_regions(&p, c, with_weight_grads, regions)
+    list_backward_regions(&p, with_weight_grads, regions)
     p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)
     return p
 
 
 cdef inline Backward plan_backward(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, Py_ssize_t itemsize, bint with_weight_grads,
-    Py_ssize_t threads
+    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint with_weight_grads, Py_ssize_t threads
 ) noexcept nogil:
     """Plan a backward pass on the grid of the least cost with at most so many threads."""
-    cdef Grid grid = choose_backward_grid(c, T, B, I, H, itemsize, with_weight_grads, threads)
-    return plan_backward_on(c, T, B, I, H, itemsize, with_weight_grads, grid)
+    cdef Grid grid = choose_backward_grid(c, T, B, I, H, with_weight_grads, threads)
+    return plan_backward_on(c, T, B, I, H, with_weight_grads, grid)
 
 
 cdef struct BackwardShare:  # of a part of a backward pass in a phase
@@ -570,12 +523,3 @@ cdef inline BackwardShare backward_share(const Backward *p, Py_ssize_t part, Py_
     share.b0, share.b1 = part_start(p.B, group, groups), part_start(p.B, group + 1, groups)
     share.j0, share.j1 = part_start(panels, member, members), part_start(panels, member + 1, members)
     return share
-
-
-cdef inline void use_backward_step_mask(Backward *p, const unsigned char *step_mask, void *scratch) noexcept nogil:
-    """Let rows end, and start anew, where the mask says so (steps.pxd); they get slots in `scratch`.
-
-    step_mask : [T,B], the caller's, which has to live as long as the pass runs
-    """
-    cdef char *slots = <char *> scratch + p.start[BACKWARD_SLOTS] * (64 // p.L)
-    set_step_mask(&p.steps, step_mask, <Slot *> slots, p.grid.groups)

@@ -1,5 +1,6 @@
 /* The regions of a workspace, one behind the other; with RED_ZONES there are protected zones between them. */
 #pragma once
+#include "product/real.h"
 #ifdef RED_ZONES
 #include <sanitizer/asan_interface.h>
 #include <stdlib.h>
@@ -49,19 +50,19 @@ static inline Workspace lay_out(Region *regions, int count, Py_ssize_t *starts) 
 }
 
 /* Forbid to touch the zones of `times` workspaces like this one, one behind the other in memory. */
-static inline void guard_zones(const Workspace *workspace, void *memory, Py_ssize_t itemsize, Py_ssize_t times) {
+static inline void guard_zones(const Workspace *workspace, void *memory, Py_ssize_t times) {
 #ifdef RED_ZONES
     for (Py_ssize_t n = 0; n < times; n++)
         for (int k = 0; k < workspace->regions; k++)
             ASAN_POISON_MEMORY_REGION(
-                (char *) memory + (n * workspace->size + workspace->ends[k]) * itemsize, ZONE * itemsize);
+                (real *) memory + n * workspace->size + workspace->ends[k], ZONE * sizeof(real));
 #endif
 }
 
 /* Allow it again. */
-static inline void release_zones(const Workspace *workspace, void *memory, Py_ssize_t itemsize, Py_ssize_t times) {
+static inline void release_zones(const Workspace *workspace, void *memory, Py_ssize_t times) {
 #ifdef RED_ZONES
     for (Py_ssize_t n = 0; n < times; n++)
-        ASAN_UNPOISON_MEMORY_REGION((char *) memory + n * workspace->size * itemsize, workspace->size * itemsize);
+        ASAN_UNPOISON_MEMORY_REGION((real *) memory + n * workspace->size, workspace->size * sizeof(real));
 #endif
 }

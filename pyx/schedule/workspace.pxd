@@ -16,8 +16,8 @@ cdef extern from "schedule/workspace.h":
     Region region(const char *name, Py_ssize_t rows, Py_ssize_t stride, Py_ssize_t gap) noexcept nogil
     Workspace lay_out(Region *regions, int count, Py_ssize_t *starts) noexcept nogil
     # Forbid to touch the zones of `times` workspaces like this one, one behind the other in memory; allow it again.
-    void guard_zones(const Workspace *workspace, void *memory, Py_ssize_t itemsize, Py_ssize_t times) noexcept nogil
-    void release_zones(const Workspace *workspace, void *memory, Py_ssize_t itemsize, Py_ssize_t times) noexcept nogil
+    void guard_zones(const Workspace *workspace, void *memory, Py_ssize_t times) noexcept nogil
+    void release_zones(const Workspace *workspace, void *memory, Py_ssize_t times) noexcept nogil
 
 
 cdef inline list describe_regions(const Region *regions, int count):

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from cases import FORWARD, arguments, arguments_of, derivative, golden, rng
+from kernel_cases import compare_with_tensorflow
 
 from blockcell.formulas import FORMULAS
 from blockcell.optable import OPS
@@ -28,17 +29,7 @@ def test_tensorflow(case):
     """TF computes in float32 or, badly, in float16: the bounds are its errors, in its eps of the largest entry."""
     results = _results(case)
     assert set(case["outputs"]) <= set(results)
-    eps = {"f32": 2.0**-23, "f16": 2.0**-10}[case["dtype"]]
-    for name, tf in case["outputs"].items():
-        steps = slice(case["compared"][name])
-        expected, result = tf[steps].astype(np.float64), results[name][steps]
-        assert result.shape == expected.shape
-        finite = np.isfinite(expected)
-        np.testing.assert_array_equal(finite, np.isfinite(result), err_msg=name)
-        np.testing.assert_array_equal(expected[~finite], result[~finite], err_msg=name)
-        scale = max(1.0, np.abs(expected[finite]).max(initial=0))
-        error = np.abs(expected - result)[finite].max(initial=0) / (eps * scale)
-        assert error <= (20 if case["kind"] == "saturated" else 12), f"{name} is {error:.1f} eps off"
+    compare_with_tensorflow(case, results, saturated=20, usual=12)
 
 
 GRADIENTS = {  # gradient op: the input that each of its outputs belongs to

@@ -201,14 +201,19 @@ def weight_grad(x, states, d):
 
 
 def lstm_backward(a):
+    """Also of a projected LSTM, by the gradient of m, which comes from that of h."""
     x, (w_x, w_h), cs_prev = a["x"], parts(a["w"], a["x"]), before(a["cs_prev"], a["cs"])
-    d_h = d_cs = 0
-    d = [None] * len(x)
+    d_h, d_cs = a.get("h_last_grad", 0), a.get("cs_last_grad", 0)
+    d, d_out = [None] * len(x), [None] * len(x)
     for t in reversed(range(len(x))):
         i, f, o, ci, co = (a[key][t] for key in ("i", "f", "o", "ci", "co"))
-        d_h, d_cs = d_h + a["h_grad"][t], d_cs + a["cs_grad"][t]
-        d_o = d_h * co * o * (1 - o)
-        d_cs = d_h * o * (1 - co * co) + d_cs + d_o * a["wco"]
+        d_out[t] = d_m = d_h + a["h_grad"][t]
+        if "w_p" in a:
+            d_m = product(0, d_m, a["w_p"].T)
+        if "cs_grad" in a:
+            d_cs = d_cs + a["cs_grad"][t]
+        d_o = d_m * co * o * (1 - o)
+        d_cs = d_m * o * (1 - co * co) + d_cs + d_o * a["wco"]
         d_i, d_ci, d_f = d_cs * ci * i * (1 - i), d_cs * i * (1 - ci * ci), d_cs * cs_prev[t] * f * (1 - f)
         d_cs = d_cs * f + d_i * a["wci"] + d_f * a["wcf"]
         d[t] = np.concatenate([d_i, d_ci, d_f, d_o], axis=1)
@@ -217,7 +222,9 @@ def lstm_backward(a):
     d_i, _, d_f, d_o = np.split(d, 4, axis=1)
     x_grad, w_grad = product(0, d, w_x.T).reshape(x.shape), weight_grad(x, before(a["h_prev"], a["h"]), d)
     peepholes = sum_in_double(d_i, cs_prev), sum_in_double(d_f, cs_prev), sum_in_double(d_o, cs)
-    return x_grad, d_cs, d_h, w_grad, *peepholes, sum_in_double(d)
+    m, d_out = np.concatenate(a["o"] * a["co"]), np.concatenate(d_out)
+    w_p_grad = [over_rows(lambda r: m[r, :, None] * d_out[r], len(m))] if "w_p" in a else []
+    return x_grad, d_cs, d_h, w_grad, *peepholes, sum_in_double(d), *w_p_grad
 
 
 def gru_backward(a):
@@ -393,32 +400,6 @@ def descending_product(a, w):
     return total
 
 
-def projected_backward(a, w_p):
-    """As `lstm_backward`, where the gradient of m comes from that of h."""
-    x, (w_x, w_h), cs_prev = a["x"], parts(a["w"], a["x"]), before(a["cs_prev"], a["cs"])
-    d_h, d_cs = a["h_last_grad"], a["cs_last_grad"]
-    d, d_out = [None] * len(x), [None] * len(x)
-    for t in reversed(range(len(x))):
-        i, f, o, ci, co = (a[key][t] for key in ("i", "f", "o", "ci", "co"))
-        d_out[t] = d_h + a["h_grad"][t]
-        d_m = product(0, d_out[t], w_p.T)
-        d_o = d_m * co * o * (1 - o)
-        d_cs = d_m * o * (1 - co * co) + d_cs + d_o * a["wco"]
-        d_i, d_ci, d_f = d_cs * ci * i * (1 - i), d_cs * i * (1 - ci * ci), d_cs * cs_prev[t] * f * (1 - f)
-        d_cs = d_cs * f + d_i * a["wci"] + d_f * a["wcf"]
-        d[t] = np.concatenate([d_i, d_ci, d_f, d_o], axis=1)
-        d_h = product(0, d[t], w_h.T)
-    d, m, d_out = np.concatenate(d), np.concatenate(a["o"] * a["co"]), np.concatenate(d_out)
-    return {
-        "x": product(0, d, w_x.T).reshape(x.shape),
-        "cs": d_cs,
-        "h": d_h,
-        "w": weight_grad(x, before(a["h_prev"], a["h"]), d),
-        "b": sum_in_double(d),
-        "w_p": over_rows(lambda r: m[r, :, None] * d_out[r], len(m)),
-    }
-
-
 @pytest.mark.meet(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
@@ -448,12 +429,11 @@ def test_projection_backward(path, dtype):
     tape = dataclasses.replace(tape, content=tape.content._replace(saved=saved, h=args["h"]))
     with on_threads(threads):
         d_x, d_state, grads = layer.backward(tape, args["h_grad"], (args["cs_last_grad"], args["h_last_grad"]))
-    a = widened(args)
-    expected = projected_backward(a, a["w_p"])
+    names = ["x", "cs", "h", "w", "wci", "wcf", "wco", "b", "w_p"]
+    expected = dict(zip(names, lstm_backward(widened(args)), strict=True))
     results = {"x": d_x, "cs": d_state.cs, "h": d_state.h, **grads}
     with np.errstate(over="ignore"):
-        differing = [name for name, e in expected.items() if not same([results[name]], [e.astype(dtype)])]
-    assert not differing
+        assert not [name for name in names if not same([results[name]], [expected[name].astype(dtype)])]
 
 
 def descending(term, start, stop, ascending=chains):

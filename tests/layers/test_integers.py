@@ -13,7 +13,7 @@ from blockcell import GRU, LSTM, RNN, Dense, _integer, build_info
 from blockcell.quantization import quantize_matrix
 
 F32 = np.float32
-WAYS = _integer.available()
+WAYS = _integer.available_instruction_sets()
 KINDS = ["LSTM", "LSTM(w_p)", "LSTM(coupled, w_p)", "GRU", "GRU(reset_after)", "RNN"]
 
 

@@ -53,12 +53,12 @@ def threads_of_call(planned: int, loss: int = 0, seconds: float = 0) -> int:
     """
     threads = []
 
-    def kernel(_work: Any, _planned: int, ready: int) -> int:
+    def kernel(ready: int) -> int:
         threads.append(ready)
         time.sleep(seconds)
         return loss
 
-    _team.compute(kernel, lambda _: (0, planned, 1), (), planned, ())
+    _team.run_for_tests(kernel, planned)
     return threads[0]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
 from cases import as_passed
 
@@ -49,3 +51,18 @@ def run(name, args, level=_kernels.LEVEL, num_threads=None, out=None, call=None)
 
 def sizes_of(T, B, I, H):  # noqa: E741
     return {"T": T, "B": B, "I": I, "H": H}
+
+
+def compare_with_tensorflow(case: Any, results: Any, saturated: float, usual: float) -> None:
+    """Expect TensorFlow's patterns of NaN and infinities, and values within so many of its eps of the largest entry."""
+    eps = {"f32": 2.0**-23, "f16": 2.0**-10}[case["dtype"]]
+    for name in case["outputs"].keys() & results.keys():
+        steps = slice(case["compared"][name])
+        expected, result = (a[steps].astype(np.float64) for a in (case["outputs"][name], results[name]))
+        place = f"{case['op']} {case['case']} {name}"
+        assert result.shape == expected.shape, place
+        finite = np.isfinite(expected)
+        np.testing.assert_array_equal(expected[~finite], result[~finite], err_msg=place)
+        scale = max(1.0, np.abs(expected[finite]).max(initial=0))
+        error = np.abs(expected - result)[finite].max(initial=0) / (eps * scale)
+        assert error <= (saturated if case["kind"] == "saturated" else usual), f"{place} is {error:.1f} eps off"

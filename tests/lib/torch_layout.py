@@ -41,6 +41,9 @@ class Lent:
     def clone(self) -> Lent:
         return Lent(self.array.copy())
 
+    def zero_(self) -> None:
+        self.array[...] = 0
+
     def is_neg(self) -> bool:
         return False
 

@@ -44,9 +44,10 @@ SEEDS = st.integers(0, 2**32 - 1)
 DTYPES = [np.float32, np.float32, np.float64, np.float16]  # twice the usual one
 THREADS = [1, 2, 3, 8]
 SCHEMES = [None, "float16", "int8"]  # of quantization
-WAYS = st.sampled_from(_integer.available())  # of products in integers
-# Rows are split over threads from 2, 4 or 16 rows a thread on, by the size of w; else lines of units are; and one
-# thread does what is less than 1e6 operations, or 2e5 a step (panels.pxd). B and H stand around these, and between.
+WAYS = st.sampled_from(_integer.available_instruction_sets())  # of products in integers
+# A single step packs its weights before it uses them from 16 rows a thread on (plan.pxd), and up to 16 rows reads them
+# as they lie (panels.pxd); a call below 12 microseconds has one thread (_cpu.pyx). B and H stand around these, and
+# between.
 BATCHES = st.sampled_from([1, 2, 3, 4, 4, 6, 7, 8, 8, 15, 16, 17, 32, 33, 48, 64, 70]) | st.integers(1, 70)
 HIDDEN = st.sampled_from([64, 64, 128, 128, 1, 15, 16, 17, 33, 47, 63, 65, 69]) | st.integers(0, 70)
 INPUTS = st.sampled_from([0, 1, 16, 64, 70]) | st.integers(0, 70)

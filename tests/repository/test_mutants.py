@@ -22,13 +22,13 @@ QUANTIZATION = "../blockcell/quantization.py"  # from pyx/ on
 MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm i and f": (
         "cells/lstm.pxd",
-        {"recurrent, i_bar,": "recurrent, f_bar,", "recurrent, f_bar,": "recurrent, i_bar,"},
+        {"cell, i_bar,": "cell, f_bar,", "cell, f_bar,": "cell, i_bar,"},
     ),
     "lstm i and ci": (
         "cells/lstm.pxd",
         {
             "i_bar[l] = z[I_BAR * L + l]": "i_bar[l] = z[CI_BAR * L + l]",
-            "activation, z + ci_line * L,": "activation, z + I_BAR * L,",
+            "cell, z + ci_line * L,": "cell, z + I_BAR * L,",
         },
     ),
     "lstm f and o": (
@@ -40,7 +40,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {"ci_line = CI_BAR": "ci_line = O_BAR", "o_line = O_BAR": "o_line = CI_BAR"},
     ),
     "lstm icfo and ifco": (
-        "_lstm.pyx",
+        "_ops.pyx",
         {"2 if ifco else 1, 1 if ifco else 2": "1 if ifco else 2, 2 if ifco else 1"},
     ),
     "lstm wci and wcf": (
@@ -70,8 +70,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {
             "dicfo[I_BAR * L + l] = d_cs": "dicfo[F_BAR * L + l] = d_cs",
             "dicfo[F_BAR * L + l] = d_cs": "dicfo[I_BAR * L + l] = d_cs",
-            "recurrent, i, dicfo + I_BAR": "recurrent, i, dicfo + F_BAR",
-            "recurrent, f, dicfo + F_BAR": "recurrent, f, dicfo + I_BAR",
+            "cell, i, dicfo + I_BAR": "cell, i, dicfo + F_BAR",
+            "cell, f, dicfo + F_BAR": "cell, f, dicfo + I_BAR",
         },
     ),
     "lstm d_ci and d_o": (
@@ -114,7 +114,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "coupled d_f without i's part": ("cells/lstm.pxd", {"cs_prev[l] - ci[l] if": "cs_prev[l] if"}),
     "projected from cs": (
         "passes/forward.pxd",
-        {"p.start[M if projects(c) else HR]": "p.start[CS if projects(c) else HR]"},
+        {"p.start[M if p.c.projects else HR]": "p.start[CS if p.c.projects else HR]"},
     ),
     "projected without its clip": ("cells/lstm.pxd", {"h[l] = -clip if h[l] < -clip else h[l]": "h[l] = h[l]"}),
     "projected: the gradient passes the clip": (
@@ -132,13 +132,13 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "rows of h that are stored whole are those of the step before": (
         "passes/forward.pxd",
-        {"                  h_before(p, rows, k + 1) + b * p.Ps, p.P": "h_before(p, rows, k) + b * p.Ps, p.P"},
+        {"h_before(p, step.rows, step.k + 1) + b * p.Ps, p.P": "h_before(p, step.rows, step.k) + b * p.Ps, p.P"},
     ),
     "gru r and u": (
         "cells/gru.pxd",
         {
-            "recurrent, z + R_BAR": "recurrent, z + U_BAR",
-            "recurrent, z + U_BAR": "recurrent, z + R_BAR",
+            "cell, z + R_BAR": "cell, z + U_BAR",
+            "cell, z + U_BAR": "cell, z + R_BAR",
         },
     ),
     "gru c and h_prev": ("cells/gru.pxd", {"u[l] * (h[l] - c[l]) + c[l]": "u[l] * (c[l] - h[l]) + h[l]"}),
@@ -173,7 +173,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "gates that share lines are packed side by side": (
         "product/panels.pxd",
-        {"g = u * p.gates + l // p.L": "g = u * p.gates + gate"},
+        {"g = u * p.gates + l // L": "g = u * p.gates + gate"},
     ),
     "gates that share lines are packed in another order": (
         "product/panels.pxd",
@@ -181,7 +181,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "biases of gates that share lines stand side by side": (
         "product/panels.pxd",
-        {"bias + u * p.gates * p.L + gate * width": "bias + u * p.gates * p.L + gate * p.L"},
+        {"bias + u * p.gates * L + gate * width": "bias + u * p.gates * L + gate * L"},
     ),
     "gates share lines in the first panel": (
         "product/panels.pxd",
@@ -189,7 +189,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "gates share too few lines": (
         "product/panels.pxd",
-        {"(p.J - 1) * p.L) + p.L - 1) // p.L": "(p.J - 1) * p.L)) // p.L"},
+        {"(p.J - 1) * L) + L - 1) // L": "(p.J - 1) * L)) // L"},
     ),
     "gates share lines where weights are not packed": (
         "schedule/plan.pxd",
@@ -198,8 +198,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "reset after: r and u": (
         "cells/gru_reset_after.pxd",
         {
-            "recurrent, z + R_BAR": "recurrent, z + U_BAR",
-            "recurrent, z + U_BAR": "recurrent, z + R_BAR",
+            "cell, z + R_BAR": "cell, z + U_BAR",
+            "cell, z + U_BAR": "cell, z + R_BAR",
         },
     ),
     "reset after: xc and hc": (
@@ -225,11 +225,11 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "reset after: b_c_grad for b_hc_grad": ("passes/backward.pxd", {"<real> sums_h[l]": "<real> sums[l]"}),
     "reset after: d_c_bar for d_hc": (
         "passes/backward.pxd",
-        {"*d_h = scratch + p.start[D] + p.h_column[n]": "*d_h = scratch + p.start[D] + p.column[n]"},
+        {"*d_h = p.scratch + p.start[D] + p.h_column[n]": "*d_h = p.scratch + p.start[D] + p.column[n]"},
     ),
     "rnn: the slope at the gradient": (
         "cells/rnn.pxd",
-        {"slope(&rnn.activation, h, s)": "slope(&rnn.activation, d_h, s)"},
+        {"slope(&p.c.activation, h, s)": "slope(&p.c.activation, d_h, s)"},
     ),
     "rnn: one state for two steps": (
         "schedule/plan.pxd",
@@ -239,18 +239,12 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "cells/rnn.pxd",
         {"((b - b0) * LINES + unit_line) * L, h)": "(b - b0) * LINES * L, h)"},
     ),
-    "activations: tanh's for sigmoid's in an LSTM": (
-        "cells/lstm.pxd",
-        {"gate(&lstm.recurrent, o_bar": "gate(&lstm.activation, o_bar"},
-    ),
-    "activations: sigmoid's for tanh's in the gradient": (
-        "cells/lstm.pxd",
-        {"slope(&lstm.activation, co,": "slope(&lstm.recurrent, co,"},
-    ),
-    "activations: of u in a GRU": ("cells/gru.pxd", {"grad(&gru.recurrent, u,": "grad(&gru.activation, u,"}),
+    "activations: tanh's for sigmoid's": ("cells/activations.pxd", {"cell).recurrent\n": "cell).activation\n"}),
+    "activations: sigmoid's for tanh's": ("cells/activations.pxd", {"cell).activation\n": "cell).recurrent\n"}),
+    "activations: of c for that of u in a GRU": ("cells/gru.pxd", {"grad(cell, u,": "grad(cell, c,"}),
     "activations: c before its reset": (
         "cells/gru_reset_after.pxd",
-        {"state(&gru.activation, c_bar,": "state(&gru.activation, z + XC * L,"},
+        {"state(cell, c_bar,": "state(cell, z + XC * L,"},
     ),
     "activations: scale and shift": ("cells/activations.pxd", {"v = a * z[l] + b\n": "v = b * z[l] + a\n"}),
     "activations: elu's slope without alpha": ("cells/activations.pxd", {"v = y[l] + a\n": "v = y[l]\n"}),
@@ -275,7 +269,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch w_h for w_x that is not packed": (
         "product/panels.pxd",
-        {"w, 0, I, True, x, stride, rows": "w, 0, I, False, x, stride, rows"},
+        {"add_transposed_product(p, w, True, product, j,": "add_transposed_product(p, w, False, product, j,"},
     ),
     "torch columns of d_c_bar for those of d_hc": (
         "passes/backward.pxd",
@@ -283,7 +277,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "torch y without gaps": (
         "passes/backward.pxd",
-        {"OUT_H], &p.h_layout,\n": "OUT_H], &p.cs_layout,\n"},
+        {"                                          &p.h_layout, t, row)": "&p.cs_layout, t, row)"},
     ),
     "dense relu left out": ("cells/dense.pxd", {"z[l] = 0 if z[l] < 0 else z[l]": "z[l] = z[l]"}),
     "dense softmax of what is beyond a row": ("cells/dense.pxd", {"z[l] = -INFINITY": "z[l] = 0"}),
@@ -305,11 +299,11 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "stored gates that share lines": (
         "product/panels.pxd",
-        {"u * p.gates * p.L + gate * columns_left(p, j, u)": "(u * p.gates + gate) * p.L"},
+        {"u * p.gates * L + gate * columns_left(p, j, u)": "(u * p.gates + gate) * L"},
     ),
     "stored biases begin in the last line of weights": (
         "product/panels.pxd",
-        {"sizeof(real)) + 63) // 64": "sizeof(real))) // 64"},
+        {"bytes_per_weight(p.format) + 63) // 64": "bytes_per_weight(p.format)) // 64"},
     ),
     "stored in registers: half of another vector": (
         "product/quantized.pxd",
@@ -350,11 +344,11 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "panels of two: rows of h as far apart as those of x": (
         "product/panels.pxd",
-        {"p.size - k0 * (lines - last_lines) * p.L, K)": "p.size, K)"},
+        {"p.size - k0 * (lines - last_lines) * L, K)": "p.size, K)"},
     ),
     "panels of two: blocks as far apart as the first": (
         "product/tile.pxd",
-        {"panel_stride -= kb * (lines - last_lines) * lanes": "pass"},
+        {"panel_stride -= kb * (lines - last_lines) * L": "pass"},
     ),
     "panels of two: as many lines in the last": (
         "product/panels.pxd",
@@ -378,19 +372,15 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "product/tile.pxd",
         {"block[packed_vector(v0 + v,": "block[packed_vector(v0 // sub * sub + (v0 + v) % sub,"},
     ),
-    "lines in place past the end of an array": ("product/lines.pxd", {"n >= lanes_of(of_type) and": "n >= 0 and"}),
-    "float16: states of an LSTM are not rounded": (
-        "cells/lstm.pxd",
-        {"            if lstm.is_half:": "            if False:"},
-    ),
-    "float16: a GRU's state is not rounded": ("cells/gru.pxd", {"if gru.is_half:": "if False:"}),
+    "lines in place past the end of an array": ("product/lines.pxd", {"n >= L and": "n >= 0 and"}),
+    "float16: states are not rounded": ("passes/outputs.pxd", {"if p.c.is_half:": "if False:"}),
     "float16: gradients of weights are summed where they are stored": (
         "passes/backward.pxd",
-        {"    if holds_half(outputs[W_GRAD]):\n        return": "    if False:\n        return"},
+        {"    if holds_half(p.outputs[W_GRAD]):\n        return": "    if False:\n        return"},
     ),
     "weight gradients without the factor of the second product": (
         "schedule/plan.pxd",
-        {"c.traits.factor if n == 1 and products_of(c) > 1 else 0": "0"},
+        {"c.traits.factor if n == 1 and c.products > 1 else 0": "0"},
     ),
     "ragged runs of rows across the end of a chain": (
         "passes/gradients.pxd",
@@ -423,7 +413,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "reset state: h for cs": ("passes/operands.pxd", {"&s.cs_reset, a, 0,": "&s.cs_reset, a, 1,"}),
     "reset state: no gradient": ("passes/steps.pxd", {"if reset.grads.data is not NULL:": "if False:"}),
-    "reset state: its gradient goes on": ("passes/steps.pxd", {"clear(grad, lanes_of(grad))": "pass"}),
+    "reset state: its gradient goes on": ("passes/steps.pxd", {"clear(grad, L)": "pass"}),
     "reset state: zeros in the weights' gradients": (
         "passes/steps.pxd",
         {"return reset_row(reset, t, row)": "return no_array()"},
