@@ -1,6 +1,6 @@
 """Compare blockcell.torch with PyTorch and TorchRL: layers, cells, padding, episodes and a whole network.
 
-Needed by: README.md, docs/torch.md, docs/recurrent-policies.md
+Needed by: docs/torch.md, docs/recurrent-policies.md
 
     python benchmarks/torch_modules.py layers --csv docs/benchmarks/torch-modules.csv    # every size, 15 minutes
     python benchmarks/torch_modules.py layers --tasks "GRU training" --widths 32 --batches 1 --steps 1 --stacks 1x1

@@ -436,7 +436,7 @@ class Leaf(Layer[S_co]):
 
     @abstractmethod
     def _kernel_options(self) -> tuple[Any, ...]:
-        """Return the options of the function that plans the kernels (`lstm_layer` in ``pyx/_lstm.pyx``)."""
+        """Return the options of the function that plans the kernels (`lstm_layer` in ``pyx/_ops.pyx``)."""
 
     @abstractmethod
     def _sizes_of(self, arrays: Mapping[str, Array], message: str) -> dict[str, int]:

@@ -7,19 +7,19 @@ import pytest
 from tracked import ROOT, tracked_files
 
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
-    "pyx": 11900,
-    "blockcell": 11300,
-    "blockcell/convert": 4500,
-    "blockcell/tensorflow": 7300,
-    "onnx_export": 5500,
-    "tests": 39000,
-    "tools": 3700,
-    "benchmarks": 3800,
+    "pyx": 12380,
+    "blockcell": 12410,
+    "blockcell/convert": 7690,
+    "blockcell/tensorflow": 8840,
+    "onnx_export": 5750,
+    "tests": 45020,
+    "tools": 4310,
+    "benchmarks": 4020,
     "examples": 2636,
     "docs": 122,
     "": 313,
 }
-PAGES = 350_000  # bytes of Markdown
+PAGES = 381_000  # bytes of Markdown
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".js", ".css", ".html"}
 
 
