@@ -8,18 +8,18 @@ from tracked import ROOT, tracked_files
 
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 12380,
-    "blockcell": 12410,
+    "blockcell": 12990,
     "blockcell/convert": 7690,
     "blockcell/tensorflow": 8840,
     "onnx_export": 5750,
-    "tests": 45020,
+    "tests": 45460,
     "tools": 4310,
-    "benchmarks": 4020,
-    "examples": 2636,
-    "docs": 122,
+    "benchmarks": 4110,
+    "examples": 2870,
+    "docs": 123,
     "": 313,
 }
-PAGES = 381_000  # bytes of Markdown
+PAGES = 391_000  # bytes of Markdown
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".js", ".css", ".html"}
 
 
