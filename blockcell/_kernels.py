@@ -57,7 +57,7 @@ class PlannedKernel(NamedTuple):
 
 
 class LSTMOptions(NamedTuple):
-    """The options of an LSTM, in the order in which `lstm_layer` in ``pyx/_ops.pyx`` unpacks a tuple of them.
+    """The options of an LSTM, in the order of the arguments of `lstm_layer` in ``pyx/_ops.pyx``.
 
     The clips are off where they are 0.
     """

@@ -313,7 +313,7 @@ def BlockLSTM(
     Parameters
     ----------
     seq_len_max : int
-        Number of steps to run, 0 to T: an integer or a 0-d array of integers.
+        Number of steps to run, 0 to T, the same for all rows: an integer or a 0-d array of integers.
     x : array_like (T, B, I)
         Input, time first.
     cs_prev, h_prev : array_like (B, H)
@@ -419,7 +419,7 @@ def BlockLSTMV2(
     Parameters
     ----------
     seq_len_max : int
-        Number of steps to run, 0 to T: an integer or a 0-d array of integers.
+        Number of steps to run, 0 to T, the same for all rows: an integer or a 0-d array of integers.
     x : array_like (T, B, I)
         Input, time first.
     cs_prev, h_prev : array_like (B, H)

@@ -50,7 +50,7 @@ def describe_cell(
     last_states: Iterable[str] = (),
     unused: Collection[str] = (),
 ) -> CellOp:
-    """Describe a pass of a cell; `pass_name` is a key of `OPS_OF`.
+    """Describe a pass of a cell; `pass_name` is "Step", "" for all steps, or "Grad", as in `OPS_OF`.
 
     `outputs` names outputs of the op, None all of them; `last_states` names states that are outputs after the last
     step; `unused` names inputs and outputs that are left out.
