@@ -234,3 +234,27 @@ def test_live_compares():
     assert expected.std() > 0 and np.array_equal(live.stream_by_steps(network, x), expected)
     (served,) = live.serve_packets(network, [x], np.random.default_rng(1))
     assert np.array_equal(served, expected)
+
+
+@pytest.mark.peers
+def test_vad():
+    """The probabilities are the package's own; a lost state or context would be seen."""
+    pytest.importorskip("silero_vad")
+    vad = example("vad")
+    rng = np.random.default_rng(0)
+    sound = vad.speak() if shutil.which("espeak-ng") else rng.standard_normal(3 * vad.RATE).astype(np.float32) / 10
+    lines = []
+    assert vad.main(sound, [1, 3], report=lines.append) < 1e-5
+    assert len(lines) == 5
+    model, chunks = vad.onnx.load(vad.model_path()), sound[: 80 * vad.CHUNK].reshape(-1, vad.CHUNK)
+    detector = vad.Detector(model)
+    one, other = detector.open(), detector.open()
+    results = []
+    for k, chunk in enumerate(chunks):
+        results.append([*detector.step({one: chunk, other: chunk}).values()])
+        if k % 10 == 9:
+            detector._contexts[other][:] = 0
+    a, b = np.transpose(results)
+    assert np.abs(a - b).max() > 1e-4
+    detector.close(one)
+    assert [*detector.step({other: chunks[0]})] == [other]
