@@ -30,6 +30,7 @@ from .sessions import Sessions
 
 if TYPE_CHECKING:
     from . import convert as convert
+    from . import keras as keras
     from . import tensorflow as tensorflow
     from . import torch as torch
 
@@ -60,8 +61,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `convert`, `tensorflow` or `torch` when it is first used; most programs do without them."""
-    if name in ("convert", "tensorflow", "torch"):
+    """Import `convert`, `keras`, `tensorflow` or `torch` when it is first used; most programs do without them."""
+    if name in ("convert", "keras", "tensorflow", "torch"):
         return importlib.import_module(f".{name}", __name__)
     places = [module.__name__ for module in (raw_ops, ops, loss, optim) if name in module.__all__]
     advice = f"; expected {places[0]}.{name}" if places else ""

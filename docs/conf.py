@@ -18,6 +18,7 @@ torch.nn.Module, torch.nn.modules.rnn.RNNBase, torch.nn.modules.rnn.RNNCellBase,
 sys.modules |= {"torch": torch, "torch.autograd": torch.autograd, "torch.fx": torch.fx, "torch.nn": torch.nn}
 sys.modules |= {"torch.nn.modules.rnn": torch.nn.modules.rnn, "torch.nn.utils.rnn": torch.nn.utils.rnn}
 sys.modules |= {"torch.overrides": torch.overrides}
+sys.modules["keras"] = MagicMock(__version__="3.0")  # nor `blockcell.keras` Keras
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 

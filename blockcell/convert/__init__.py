@@ -38,7 +38,8 @@ Each module imports only from those above it:
 ``keras.py``              `from_keras`, `to_keras`
 ========================  ==============================================================================================
 
-The interface for ``onnx_export`` consists of the names of this package and of ``onnx_activations.py``.
+The interface for ``keras`` and ``onnx_export`` consists of the names of this package, of ``onnx_activations.py``,
+``shared.py``, ``keras_layers.py`` and ``keras_objects.py``.
 """
 
 from .keras import from_keras, to_keras

@@ -251,7 +251,8 @@ def _is_dense_activation(value: Any) -> bool:
     return isinstance(value, str) and (value == "linear" or value in ACTIVATIONS[1:])
 
 
-def _is_cell_activation(value: Any) -> bool:
+def is_cell_activation(value: Any) -> bool:
+    """Return whether cells here have the activation, which `known_activation` returned."""
     return isinstance(value, tuple) or (isinstance(value, str) and value in PARAMETERS)
 
 
@@ -331,7 +332,7 @@ def _cell(caller: str, source: KerasLayer, reverse: bool = False) -> RecurrentCe
         raise ConversionError(f"{label} is none of Keras's LSTM, GRU and SimpleRNN, nor a cell of these")
     names = ("activation",) if kind == "SimpleRNN" else ("activation", "recurrent_activation")
     for name in names:
-        if not _is_cell_activation(config[name]):
+        if not is_cell_activation(config[name]):
             raise ConversionError(
                 f"{label} has {name}={_shown(config[name])}; expected one of Keras's own {', '.join(PARAMETERS)}. If"
                 f" yours computes one of these, convert the arrays: from_keras(layer.get_weights(), {name}=...)"

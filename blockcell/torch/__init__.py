@@ -25,9 +25,10 @@ try:
 except ImportError as error:
     raise ImportError(f"blockcell.torch needs PyTorch: pip install torch ({error})") from error
 
+from ..replacement import Report
 from .cells import GRUCell, LSTMCell, RNNCell
 from .modules import GRU, LSTM, RNN
-from .swap import Report, replace, restore
+from .swap import replace, restore
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell", "Report", "replace", "restore"]
 for _module in (LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
 
 from ..quantization import FLOAT32, read_schemes
+from ..replacement import Report
 from . import op, quantized
 from .cells import GRUCell, LSTMCell, RNNCell
 from .modules import GRU, LSTM, RNN
@@ -31,36 +31,6 @@ _COMPILED = re.compile(r"\baten(?:\.|::)((?:quantized_)?(?:lstm|gru|rnn_tanh|rnn
 _UNQUANTIZED = "load the model without that (in EasyOCR by quantize=False), then replace(model, quantize='int8')"
 
 Schemes = str | Mapping[str, str] | None
-
-
-@dataclass(repr=False)
-class Report:
-    """What `replace` or `restore` did to a model; its repr is for reading.
-
-    Attributes
-    ----------
-    changed : dict of str to str
-        The modules that are of another class now, by name, and what they are. The model itself has the name "".
-    left : dict of str to str
-        The recurrent modules that are as before, and why.
-    """
-
-    changed: dict[str, str] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    action: str = "replaced"
-
-    def __repr__(self) -> str:
-        count = len(self.changed)
-        lines = [f"{self.action} {count} module{'s' * (count != 1)}{':' * (count > 0)}", *_report_lines(self.changed)]
-        if self.left:
-            lines += [f"left {len(self.left)}:", *_report_lines(self.left)]
-        elif not self.changed:
-            lines[0] += ": the model has no LSTM, no GRU and no RNN"
-        return "\n".join(lines)
-
-
-def _report_lines(modules: dict[str, str]) -> list[str]:
-    return [f"  {name or '(the model)'}: {text}" for name, text in modules.items()]
 
 
 def replace(model: torch.nn.Module, quantize: Schemes = None) -> Report:

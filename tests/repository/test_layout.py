@@ -31,10 +31,11 @@ def test_import_loads_numpy_and_the_standard_library_alone():
 
 
 def test_modules_that_are_imported_when_they_are_used():
-    code = "import sys, blockcell; names = 'blockcell.convert', 'blockcell.tensorflow', 'blockcell.torch'; "
-    code += "print([name in sys.modules for name in names], blockcell.convert.from_keras, blockcell.tensorflow.open)"
+    code = "import sys, blockcell; names = 'convert', 'keras', 'tensorflow', 'torch'; "
+    code += "print([f'blockcell.{name}' in sys.modules for name in names], blockcell.convert.from_keras, "
+    code += "blockcell.tensorflow.open)"
     text = printed(code)
-    assert text.startswith("[False, False, False] <function from_keras") and "<function open" in text
+    assert text.startswith("[False, False, False, False] <function from_keras") and "<function open" in text
 
 
 @pytest.mark.parametrize(
@@ -125,8 +126,9 @@ def test_conversions_import_from_modules_above_them():
 @pytest.mark.parametrize("source", [path for path in PURE if path.is_relative_to(ROOT / "blockcell")], ids=_name)
 def test_blockcell_needs_numpy_alone(source):
     """Only the command needs other packages, `blockcell.torch` needs PyTorch and for modules of TorchRL TorchRL,
-    `convert` needs onnx and, to compare, onnxruntime for models of ONNX and h5py for files of Keras, progress is drawn
-    by rich, and type checkers come with typing_extensions."""
+    `blockcell.keras` needs Keras and what Keras computes by, `convert` needs onnx and, to compare, onnxruntime for
+    models of ONNX and h5py for files of Keras, progress is drawn by rich, and type checkers come with
+    typing_extensions."""
     needed = {module.partition(".")[0] for module, _ in _imported(source)} - set(sys.stdlib_module_names)
     more = {"onnx_export", "matplotlib", "rich", "sklearn", "threadpoolctl"}
     if _name(source).startswith("blockcell.command."):
@@ -134,6 +136,9 @@ def test_blockcell_needs_numpy_alone(source):
     elif f"{_name(source)}.".startswith("blockcell.torch."):
         torchrl = {"tensordict", "torchrl"} if _name(source) == "blockcell.torch.torchrl" else set()
         assert needed <= {"blockcell", "numpy", "torch"} | torchrl
+    elif f"{_name(source)}.".startswith("blockcell.keras."):
+        backends = {"by_jax": {"jax"}, "by_tf": {"tensorflow"}, "by_torch": {"torch"}}
+        assert needed <= {"blockcell", "keras", "numpy"} | backends.get(source.stem, set())
     elif _name(source) == "blockcell.convert.onnx_run":
         assert needed <= {"blockcell", "numpy", "onnx", "onnxruntime"}
     else:
@@ -153,7 +158,7 @@ def test_onnx_export_imports_no_kernels(source):
 
 @pytest.mark.parametrize(
     ("package", "importers"),
-    [("layers", {"convert", "tensorflow", "torch", "onnx_export"}), ("convert", {"onnx_export"})],
+    [("layers", {"convert", "tensorflow", "torch", "onnx_export"}), ("convert", {"keras", "onnx_export"})],
 )
 def test_packages_import_the_interface(package, importers):
     """Its docstring says for whom it is and which modules it has, beside the names of the package."""

@@ -31,6 +31,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
 TUTORIAL = PAGES / "tutorial.md"
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TORCH = re.compile(r"^(import|from) (blockcell\.)?torch\b", re.MULTILINE)
+KERAS = re.compile(r"^import keras\b", re.MULTILINE)
 ENGINES = re.compile(r"^(import|from) (dask|pyspark|ray)\b", re.MULTILINE)
 
 
@@ -51,6 +52,8 @@ def code_blocks():
             if ENGINES.search(block[1]):
                 continue  # tests/engines runs it, on a cluster
             marks = [pytest.mark.peers] if TORCH.search(block[1]) else []
+            if KERAS.search(block[1]):
+                marks = [pytest.mark.peers, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # Keras' own
             yield pytest.param("\n" * line + block[1], document, id=f"{name}:{line + 1}", marks=marks)
 
 
@@ -59,6 +62,8 @@ def test_code_runs(code, document, tmp_path, monkeypatch, capsys):
     """As a reader would run it: each block by itself. It prints what it says."""
     if TORCH.search(code):
         pytest.importorskip("torch")
+    if KERAS.search(code):
+        pytest.importorskip("keras", minversion="3.0")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, document, "exec"), {})
     printed = capsys.readouterr().out
@@ -385,14 +390,14 @@ def test_every_page_can_be_reached_from_the_readme():
 
 
 # -------------------------------------------------------------------------------------------------------- the reference
-PARTS = ("convert", "layers", "loss", "ops", "optim", "raw_ops", "tensorflow", "torch")
+PARTS = ("convert", "keras", "layers", "loss", "ops", "optim", "raw_ops", "tensorflow", "torch")
 
 
 @pytest.mark.parametrize("module", ["blockcell", *(f"blockcell.{part}" for part in PARTS), "onnx_export"])
 def test_reference_has_every_public_name(module):
     """Those of `blockcell` that are in `blockcell.layers`, too, once."""
-    if module == "blockcell.torch":
-        pytest.importorskip("torch")
+    if module in ("blockcell.keras", "blockcell.torch"):
+        pytest.importorskip(module.partition(".")[2])
     listed = {}
     for page in PAGES.glob("reference/*.rst"):
         parts = re.split(r"^\.\. currentmodule:: (\S+)$", page.read_text(), flags=re.MULTILINE)

@@ -1,0 +1,20 @@
+"""A computation for Keras' backend "numpy", which has no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .computation import Computation
+
+
+def compute(
+    computation: Computation, x: Any, mask: Any, states: Sequence[Any], weights: Sequence[Any], training: bool
+) -> list[Any]:
+    """Return y and the last states."""
+    return computation.forward(x, mask, states, weights, False)[0]
+
+
+def device(weight: Any) -> str:
+    """Return where Keras computes."""
+    return "cpu"

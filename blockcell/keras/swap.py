@@ -1,0 +1,210 @@
+"""`replace` and `restore`: the layers of a model, by their method ``inner_loop``.
+
+Keras' `RNN.call` calls ``inner_loop`` for the loop over steps.  It reads states, draws dropout masks, and keeps the
+states of a stateful layer itself, before and after that.  So a layer that has another ``inner_loop`` is still Keras'
+own in everything else: class, config, weights and files.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import keras
+
+from ..convert.keras_layers import is_cell_activation
+from ..convert.keras_objects import describe
+from ..replacement import Report
+from .computation import Computation
+
+KINDS = {keras.layers.LSTM: "LSTM", keras.layers.GRU: "GRU", keras.layers.SimpleRNN: "RNN"}
+_BACKENDS = {"torch": "by_torch", "tensorflow": "by_tf", "jax": "by_jax", "numpy": "by_numpy"}
+_COMPILED_FUNCTIONS = "train_function", "test_function", "predict_function"
+
+
+def replace(model: keras.Layer) -> Report:
+    """Make every LSTM, GRU and SimpleRNN of a built Keras 3 model compute by blockcell, in place.
+
+    Those of a `Bidirectional` and of models within the model are among them.  Weights, names and configs stay, so
+    ``model.save`` writes a file that Keras reads without blockcell.  Outputs, states and gradients are Keras' within
+    rounding, with masks and with dropout, too.
+
+    .. code-block:: python
+
+        print(blockcell.keras.replace(model))
+
+    Parameters
+    ----------
+    model : keras.Layer
+        A model, or a layer alone.
+
+    Returns
+    -------
+    Report
+        The dicts `changed` and `left`, by names of layers: what was replaced, and what was left and why. Layers stay
+        that are not built, on a GPU, of classes derived from Keras', with recurrent dropout, with other activations
+        than blockcell has, or in other dtypes than float32 and float64; and RNNs of cells.
+
+    Raises
+    ------
+    TypeError
+        `model` is no layer of Keras 3.
+    ValueError
+        Keras computes by another backend, or by PyTorch or TensorFlow and the model is compiled with
+        ``jit_compile=True``.
+    """
+    _check_model("replace", model)
+    name = keras.backend.backend()
+    if name not in _BACKENDS:
+        raise ValueError(f"blockcell.keras.replace: Keras computes by {name}; expected {', '.join(_BACKENDS)}")
+    backend = importlib.import_module(f".{_BACKENDS[name]}", __package__)
+    models = [part for part in _parts(model) if isinstance(part, keras.Model)]
+    is_compiled = name in ("torch", "tensorflow")
+    for part in models if is_compiled else ():
+        config = getattr(part, "_compile_config", None)
+        if config is not None and config.config.get("jit_compile") is True:
+            raise ValueError(
+                f"blockcell.keras.replace: {part.name} is compiled with jit_compile=True, which compiles no function of"
+                " Python; expected compile(..., jit_compile=False)"
+            )
+    report = Report(noun="layer")
+    for part in _parts(model):
+        if not isinstance(part, (keras.layers.RNN, keras.layers.ConvLSTM1D)):
+            continue
+        reason = _reason(part, backend)
+        if reason:
+            report.left[part.name] = reason
+            continue
+        vars(part)["inner_loop"] = _InnerLoop(part, backend.compute)
+        vars(part)["supports_jit"] = part.supports_jit and not is_compiled
+        report.changed[part.name] = f"{type(part).__name__}({part.units})"
+    _forget_functions(models)
+    for part in models if report.changed else ():
+        vars(part)["export"] = _refuse_export
+    return report
+
+
+def restore(model: keras.Layer) -> Report:
+    """Undo `replace`: every layer of a model computes by Keras again, in place.
+
+    Parameters
+    ----------
+    model : keras.Layer
+
+    Returns
+    -------
+    Report
+        What was restored.
+
+    Raises
+    ------
+    TypeError
+        `model` is no layer of Keras 3.
+    """
+    _check_model("restore", model)
+    report, models = Report(action="restored", noun="layer"), []
+    for part in _parts(model):
+        loop = vars(part).get("inner_loop")
+        if isinstance(loop, _InnerLoop):
+            del vars(part)["inner_loop"]
+            vars(part)["supports_jit"] = loop.supported_jit
+            report.changed[part.name] = f"{type(part).__name__}({part.units})"
+        if isinstance(part, keras.Model):
+            models.append(part)
+            vars(part).pop("export", None)
+    _forget_functions(models)
+    return report
+
+
+class _InnerLoop:
+    """The loop over the steps of a layer, in place of Keras' own."""
+
+    def __init__(self, layer: Any, compute: Any) -> None:
+        self.layer, self.compute, self.supported_jit = layer, compute, layer.supports_jit
+        kind, config = KINDS[type(layer)], describe(layer).config
+        options = {name: config[name] for name in ("activation", "recurrent_activation") if name in config}
+        if kind == "GRU":
+            options["reset_after"] = config["reset_after"]
+        weight_count = 2 + bool(layer.use_bias)
+        returns_sequences = bool(layer.return_sequences)
+        self.computation = Computation(kind, options, weight_count, returns_sequences, bool(layer.zero_output_for_mask))
+
+    def __call__(
+        self, sequences: Any, initial_state: Any, mask: Any = None, training: Any = False
+    ) -> tuple[Any, Any, list[Any]]:
+        """Compute all steps; return the last output, all outputs, and the last states, as Keras' own loop does."""
+        layer, cell = self.layer, self.layer.cell
+        ops = keras.ops
+        if isinstance(mask, (list, tuple)):
+            mask = mask[0]
+        if training and cell.dropout > 0:
+            sequences = sequences * ops.expand_dims(cell.get_dropout_mask(sequences[:, 0, :]), 1)
+        if layer.go_backwards:
+            sequences = ops.flip(sequences, 1)
+            mask = None if mask is None else ops.flip(mask, 1)
+        if mask is not None:
+            mask = ops.cast(mask, "bool")
+        weights = [cell.kernel, cell.recurrent_kernel, *([cell.bias] if layer.use_bias else [])]
+        tensors = [ops.convert_to_tensor(weight) for weight in weights]
+        arguments = sequences, mask, list(initial_state), tensors, bool(training)
+        y, *states = self.compute(self.computation, *arguments)
+        if layer.return_sequences:
+            return y[:, -1], y, states
+        return y, ops.expand_dims(y, 1), states
+
+
+def _check_model(caller: str, model: Any) -> None:
+    if not isinstance(model, keras.Layer):
+        raise TypeError(
+            f"blockcell.keras.{caller}: model is of type {type(model).__module__}.{type(model).__name__}; expected a"
+            " model or a layer of Keras 3"
+        )
+
+
+def _parts(model: Any) -> Iterator[Any]:
+    """Iterate over a model and all layers in it, each once."""
+    yield from model._flatten_layers()
+
+
+def _reason(layer: Any, backend: Any) -> str | None:
+    """Return why a layer stays as it is; None if it does not."""
+    kind = type(layer)
+    if kind not in KINDS:
+        bases = [base.__name__ for base in KINDS if issubclass(kind, base)]
+        if bases:
+            return f"{kind.__name__} is derived from {bases[0]}, and may compute something else"
+        return f"its class is {kind.__name__}; expected LSTM, GRU or SimpleRNN"
+    if isinstance(vars(layer).get("inner_loop"), _InnerLoop):
+        return "it is replaced already"
+    if not layer.built:
+        return "it is not built; call the model once"
+    cell = layer.cell
+    if cell.recurrent_dropout:
+        return f"recurrent_dropout is {cell.recurrent_dropout}"
+    if cell.dropout and getattr(cell, "implementation", 2) == 1:
+        return "implementation is 1, which draws a dropout mask for each gate"
+    if layer.compute_dtype != layer.variable_dtype or layer.compute_dtype not in ("float32", "float64"):
+        return f"its dtype policy is {layer.dtype_policy.name}; expected float32 or float64"
+    config = describe(layer).config
+    for name in ("activation", "recurrent_activation"):
+        if name in config and not is_cell_activation(config[name]):
+            return f"its {name} is none of blockcell's"
+    device = backend.device(keras.ops.convert_to_tensor(cell.kernel))
+    return None if device == "cpu" else f"Keras computes on {device}"
+
+
+def _forget_functions(models: list[Any]) -> None:
+    """Make Keras compile its functions anew, which have the old loops in them."""
+    for model in models:
+        for name in _COMPILED_FUNCTIONS:
+            if hasattr(model, name):
+                setattr(model, name, None)
+        if getattr(model, "_jit_compile", None) is not None and model.compiled:
+            config = getattr(model, "_compile_config", None)
+            if config is not None and config.config.get("jit_compile", "auto") == "auto":
+                model._jit_compile = None
+
+
+def _refuse_export(*_: Any, **__: Any) -> NoReturn:
+    raise ValueError("export: layers of this model compute by blockcell; call blockcell.keras.restore(model) before")

@@ -1,0 +1,174 @@
+"""`blockcell.keras.replace` and `restore`, by the backend that Keras was started with (KERAS_BACKEND)."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+keras = pytest.importorskip("keras", minversion="3.0")
+import blockcell.keras  # noqa: E402
+
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # Keras has some of its own
+BACKEND = keras.backend.backend()
+X = np.random.default_rng(0).standard_normal((4, 6, 3)).astype(np.float32)
+
+
+def small_model(layer=None):
+    return keras.Sequential([keras.Input((6, 3)), layer or keras.layers.LSTM(5), keras.layers.Dense(2)])
+
+
+def predict(model):
+    return model.predict(X, verbose=0)
+
+
+def test_report_is_a_table():
+    model = small_model(keras.layers.Bidirectional(keras.layers.GRU(5), name="both"))
+    left = keras.layers.LSTM(4, recurrent_dropout=0.5, name="noisy")
+    model = keras.Sequential(
+        [
+            keras.Input((6, 3)),
+            keras.layers.RNN(keras.layers.LSTMCell(3), return_sequences=True, name="cells"),
+            left,
+            keras.layers.RepeatVector(6),
+            model.layers[0],
+        ]
+    )
+    report = blockcell.keras.replace(model)
+    assert repr(report).splitlines() == [
+        "replaced 2 layers:",
+        "  backward_gru: GRU(5)",
+        "  forward_gru: GRU(5)",
+        "left 2:",
+        "  cells: its class is RNN; expected LSTM, GRU or SimpleRNN",
+        "  noisy: recurrent_dropout is 0.5",
+    ]
+    assert [*blockcell.keras.restore(model).changed] == ["backward_gru", "forward_gru"]
+
+
+def test_restored_model_has_the_bits_from_before():
+    model = small_model()
+    before = predict(model)
+    blockcell.keras.replace(model)
+    replaced = predict(model)
+    np.testing.assert_allclose(replaced, before, rtol=0, atol=1e-6)
+    blockcell.keras.restore(model)
+    np.testing.assert_array_equal(predict(model), before)
+    assert not [name for layer in model._flatten_layers() for name in ("inner_loop", "export") if name in vars(layer)]
+
+
+def test_replacing_twice_says_so():
+    model = small_model()
+    blockcell.keras.replace(model)
+    assert [*blockcell.keras.replace(model).left.values()] == ["it is replaced already"]
+
+
+def test_new_weights_count():
+    model = small_model()
+    blockcell.keras.replace(model)
+    first = predict(model)
+    model.set_weights([2 * weight for weight in model.get_weights()])
+    twice = predict(model)
+    blockcell.keras.restore(model)
+    np.testing.assert_allclose(twice, predict(model), rtol=0, atol=1e-6)
+    assert np.abs(twice - first).max() > 0.01
+
+
+class Derived(keras.layers.LSTM):
+    """A layer of a user's own."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (lambda: Derived(3), "Derived is derived from LSTM, and may compute something else"),
+        (lambda: keras.layers.LSTM(3, recurrent_dropout=0.1), "recurrent_dropout is 0.1"),
+        (lambda: keras.layers.GRU(3, activation="gelu"), "its activation is none of blockcell's"),
+        (lambda: keras.layers.LSTM(3, dtype="mixed_bfloat16"), "its dtype policy is mixed_bfloat16; expected float"),
+        (lambda: keras.layers.RNN(keras.layers.GRUCell(3)), "its class is RNN; expected LSTM, GRU or SimpleRNN"),
+    ],
+)
+def test_layers_that_are_left(layer, reason):
+    model = small_model(layer())
+    before = predict(model)
+    report = blockcell.keras.replace(model)
+    [told] = report.left.values()
+    assert told.startswith(reason)
+    assert not report.changed
+    np.testing.assert_array_equal(predict(model), before)
+
+
+def test_layers_that_are_not_built_are_left():
+    model = keras.Sequential([keras.layers.LSTM(3)])
+    assert [*blockcell.keras.replace(model).left.values()] == ["it is not built; call the model once"]
+
+
+@pytest.mark.parametrize("model", [None, object(), np.zeros(3)])
+def test_what_is_no_layer(model):
+    for function in (blockcell.keras.replace, blockcell.keras.restore):
+        with pytest.raises(TypeError, match=rf"blockcell.keras.{function.__name__}: model is of type .*; expected a"):
+            function(model)
+
+
+def test_export_asks_for_restore(tmp_path):
+    model = small_model()
+    blockcell.keras.replace(model)
+    with pytest.raises(ValueError, match=r"call blockcell.keras.restore\(model\) before"):
+        model.export(str(tmp_path / "model"))
+
+
+@pytest.mark.skipif(BACKEND not in ("tensorflow", "torch"), reason="JAX compiles around callbacks; numpy nothing")
+def test_compiled_models_are_refused():
+    model = small_model()
+    model.compile(optimizer="sgd", loss="mse", jit_compile=True)
+    with pytest.raises(ValueError, match=r"compiled with jit_compile=True.*; expected compile\(..., jit_compile=False"):
+        blockcell.keras.replace(model)
+
+
+@pytest.mark.skipif(BACKEND == "numpy", reason="numpy has no fit")
+def test_a_model_that_was_trained_before_forgets_its_functions():
+    model = small_model()
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    y = np.zeros((4, 2), np.float32)
+    model.fit(X, y, verbose=0)
+    report = blockcell.keras.replace(model)
+    [loop] = [vars(layer)["inner_loop"] for layer in model._flatten_layers() if layer.name in report.changed]
+    calls, compute = [], loop.compute
+    loop.compute = lambda *arguments: calls.append(arguments) or compute(*arguments)
+    model.fit(X, y, verbose=0)
+    predict(model)
+    assert len(calls) >= 2
+
+
+def test_a_model_in_a_model():
+    inner = small_model(keras.layers.LSTM(5, name="inner_lstm"))
+    model = keras.Sequential([keras.Input((6, 3)), keras.layers.TimeDistributed(keras.layers.Dense(3)), inner])
+    before = predict(model)
+    assert [*blockcell.keras.replace(model).changed] == ["inner_lstm"]
+    np.testing.assert_allclose(predict(model), before, rtol=0, atol=1e-6)
+
+
+def test_two_threads():
+    """Neither waits for the other forever, as a callback would that calls JAX."""
+    models = [small_model() for _ in range(2)]
+    expected = [predict(model) for model in models]
+    for model in models:
+        blockcell.keras.replace(model)
+    results: list[list[np.ndarray]] = [[], []]
+
+    def run(k):
+        for _ in range(20):
+            results[k].append(np.asarray(keras.ops.convert_to_numpy(predict(models[k]))))
+
+    threads = [threading.Thread(target=run, args=(k,), daemon=True) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not [thread for thread in threads if thread.is_alive()]
+    for k in range(2):
+        for result in results[k]:
+            np.testing.assert_allclose(result, expected[k], rtol=0, atol=1e-6)

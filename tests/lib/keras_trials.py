@@ -1,0 +1,156 @@
+"""Random models of Keras whose layers `blockcell.keras.replace` replaces, beside the same models as they were.
+
+    KERAS_BACKEND=jax python tests/lib/keras_trials.py FOLDER 300     # prints a line for each model, and saves it
+    KERAS_BACKEND=jax python tests/lib/keras_trials.py FOLDER load    # loads them without blockcell
+
+Each model is compared: its outputs twice, in case a layer is stateful; its loss in each of three steps of training by
+plain gradient descent, its weights after them, which have the gradients in them; and the outputs of the saved file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from cases import SEED
+
+CELLS = "LSTM", "GRU", "SimpleRNN"
+ACTIVATIONS = ["tanh"] * 4 + ["relu", "softsign", "elu", "linear"]
+
+
+def draw_layer(rng: np.random.Generator, sequences: bool, is_stateful: bool) -> Any:
+    """Return a recurrent layer with random options."""
+    kind, units = str(rng.choice(CELLS)), int(rng.integers(1, 20))
+    options: dict[str, Any] = {
+        "return_sequences": sequences,
+        "use_bias": bool(rng.random() < 0.8),
+        "activation": str(rng.choice(ACTIVATIONS)),
+        "dropout": float(rng.choice([0, 0, 0.4])),
+        "go_backwards": bool(rng.random() < 0.2),
+        "unroll": False,
+        "stateful": is_stateful,
+        "seed": int(rng.integers(1000)),
+        "bias_initializer": "random_normal",
+    }
+    # Keras 3.15 unrolls no masked sequence backwards on PyTorch, and on numpy with other outputs than without unrolling
+    if not options["go_backwards"] and keras.backend.backend() != "numpy":
+        options["unroll"] = bool(rng.random() < 0.1)
+    if kind != "SimpleRNN":
+        options["recurrent_activation"] = str(rng.choice(["sigmoid", "sigmoid", "hard_sigmoid"]))
+    if kind == "GRU":
+        options["reset_after"] = bool(rng.random() < 0.6)
+    layer = getattr(keras.layers, kind)(units, **options)
+    if is_stateful or rng.random() > 0.3:
+        return layer
+    merge = [None, "concat", "sum", "ave", "mul"][rng.integers(1, 5)]
+    layer = getattr(keras.layers, kind)(units, **options | {"go_backwards": False})
+    return keras.layers.Bidirectional(layer, merge_mode=merge)
+
+
+def draw_model(rng: np.random.Generator) -> tuple[Any, list[Any], Any]:
+    """Return a model, its inputs and what it is to learn."""
+    B, T, I = (int(rng.integers(1, n)) for n in (5, 8, 7))  # noqa: E741
+    is_stateful, has_mask = bool(rng.random() < 0.15), bool(rng.random() < 0.5)
+    x = keras.Input(batch_shape=(B if is_stateful else None, T, I))
+    arrays = [rng.standard_normal((B, T, I)).astype(keras.config.floatx())]
+    inputs, y = [x], x
+    if has_mask:
+        counts = rng.random((B, T)) < 0.7
+        if rng.random() < 0.5:
+            counts = np.sort(counts, axis=1)[:, ::-1]
+        arrays[0] *= counts[..., None]
+        y = keras.layers.Masking()(y)
+    if rng.random() < 0.5:
+        y = keras.layers.Dense(int(rng.integers(1, 6)))(y)
+    depth = int(rng.integers(1, 4))
+    for k in range(depth):
+        sequences = k < depth - 1 or rng.random() < 0.4
+        layer = draw_layer(rng, sequences, is_stateful)
+        is_cell = not isinstance(layer, keras.layers.Bidirectional)
+        if is_cell and not is_stateful and rng.random() < 0.3:  # the state of another input
+            s = keras.Input((3,))
+            inputs.append(s)
+            arrays.append(rng.standard_normal((B, 3)).astype(keras.config.floatx()))
+            y = layer(y, initial_state=[keras.layers.Dense(layer.units)(s) for _ in layer.state_size])
+        elif is_cell and rng.random() < 0.3:
+            layer.return_state = True
+            y, *states = layer(y)
+            if not sequences:
+                y = keras.layers.Concatenate()([y, *states])
+        else:
+            y = layer(y)
+    y = keras.layers.Dense(2)(y)
+    return keras.Model(inputs, y), arrays, rng.standard_normal((B, *y.shape[1:])).astype(keras.config.floatx())
+
+
+def error_in_eps(result: Any, expected: Any) -> float:
+    """Return the largest error, in eps of the largest expected entry."""
+    result, expected = np.asarray(result), np.asarray(expected)
+    if not expected.size:
+        return 0.0
+    return float(np.abs(result - expected).max() / (np.finfo(expected.dtype).eps * max(np.abs(expected).max(), 1e-3)))
+
+
+def compare(number: int, folder: Path) -> dict[str, Any]:
+    """Draw a model, compare it with its copy, and save the one whose layers were replaced."""
+    import blockcell.keras
+
+    rng = np.random.default_rng([SEED, number])
+    keras.utils.set_random_seed(number)
+    model, x, target = draw_model(rng)  # never called before it is copied: a call moves states and seeds
+    replaced = keras.models.clone_model(model)
+    replaced.set_weights(model.get_weights())
+    for old, new in zip(model._flatten_layers(), replaced._flatten_layers(), strict=True):
+        if hasattr(old, "seed_generator"):  # SimpleRNN's config has no seed
+            new.seed_generator.state.assign(keras.ops.convert_to_numpy(old.seed_generator.state).copy())
+            new.seed_generator._initial_seed = old.seed_generator._initial_seed
+    report = blockcell.keras.replace(replaced)
+    assert report.changed and not report.left, report
+    errors, histories = [], []
+    for _ in range(2):
+        errors.append(error_in_eps(*[m.predict(x, verbose=0, batch_size=len(x[0])) for m in (replaced, model)]))
+    backend, is_stateful = keras.backend.backend(), any(getattr(layer, "stateful", False) for layer in model.layers)
+    trains = backend != "numpy" and not (backend == "torch" and is_stateful)  # Keras' own cannot be trained there
+    for each in (replaced, model) if trains else ():
+        keras.utils.set_random_seed(number)  # Keras on PyTorch draws by it where a layer has no seed
+        each.compile(optimizer=keras.optimizers.SGD(0.1, clipvalue=1.0), loss="mse")
+        options = {"epochs": 3, "batch_size": len(x[0]), "shuffle": False, "verbose": 0}
+        histories.append(each.fit(x, target, **options).history["loss"])
+    weights = [error_in_eps(a, b) for a, b in zip(replaced.get_weights(), model.get_weights(), strict=True)]
+    replaced.save(folder / f"{number}.keras")
+    for layer in replaced.layers:
+        if getattr(layer, "stateful", False):
+            layer.reset_state()
+    y = replaced.predict(x, verbose=0, batch_size=len(x[0]))
+    np.savez(folder / f"{number}.npz", y=y, **{f"x{k}": array for k, array in enumerate(x)})
+    loss = max(np.abs(np.subtract(*histories)).max() / max(1, np.abs(histories).max()) if histories else 0, 0)
+    return {"number": number, "outputs": max(errors), "loss": float(loss), "weights": max(weights)}
+
+
+def load(folder: Path) -> float:
+    """Return the largest error of the saved models, in a process that has no blockcell."""
+    errors = []
+    for path in sorted(folder.glob("*.keras")):
+        data = np.load(path.with_suffix(".npz"))
+        model = keras.models.load_model(path)
+        for layer in model.layers:
+            if getattr(layer, "stateful", False):
+                layer.reset_state()
+        x = [data[f"x{k}"] for k in range(len(data.files) - 1)]
+        errors.append(error_in_eps(model.predict(x, verbose=0, batch_size=len(x[0])), data["y"]))
+    assert "blockcell" not in sys.modules
+    return max(errors)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    if sys.argv[2] == "load":
+        print(json.dumps({"loaded": load(folder)}))
+    else:
+        for number in range(int(sys.argv[2])):
+            print(json.dumps(compare(number, folder)), flush=True)
