@@ -7,5 +7,5 @@ _file_names = [
     file.name for file in Path(__file__).parents[1].iterdir() if file.name.endswith(tuple(EXTENSION_SUFFIXES))
 ]
 hiddenimports = [f"blockcell.{name.partition('.')[0]}" for name in _file_names]
-# A program that passes modules of PyTorch to blockcell, or has onnxruntime run a model, imports these itself.
-excludedimports = ["onnxruntime", "tensordict", "torch", "torchrl"]
+# A program that passes models of PyTorch or Keras to blockcell, or has onnxruntime run a model, imports these itself.
+excludedimports = ["jax", "keras", "onnxruntime", "tensordict", "tensorflow", "torch", "torchrl"]
