@@ -148,7 +148,7 @@ def onnx_cases():
         inputs_by_name = dict(zip([key for key in node.input if key], inputs, strict=True))
         cases[name] = node, inputs_by_name, dict(zip([key for key in node.output if key], outputs, strict=True))
 
-    with np.errstate(invalid="ignore"):  # numpy's dot has warned in onnx's own code, once, of numbers that are all finite
+    with np.errstate(invalid="ignore"):  # dot has warned in code of onnx, of numbers that are finite
         for kind in ("LSTM", "GRU", "RNN"):
             module = importlib.import_module(f"onnx.backend.test.case.node.{kind.lower()}")
             exporter = getattr(module, kind)
