@@ -70,9 +70,7 @@ def _arrays(value: Any) -> Any:
 
 
 def _result_shapes(computation: Computation, x: Any, states: Any) -> Any:
-    B, T = x.shape[:2]
-    H = states[0].shape[-1]
-    shapes = [(B, T, H) if computation.returns_sequences else (B, H), *[(B, H)] * len(states)]
+    shapes = [computation.y_shape(x, states[0].shape[-1]), *(state.shape for state in states)]
     return tuple(jax.ShapeDtypeStruct(shape, x.dtype) for shape in shapes)
 
 

@@ -42,8 +42,7 @@ def compute(
                 d_input.set_shape(of_input.shape)
             return d_inputs
 
-        B, T = x.shape[:2]
-        results[0].set_shape((B, T, weights[1].shape[0]) if computation.returns_sequences else (B, weights[1].shape[0]))
+        results[0].set_shape(computation.y_shape(x, weights[1].shape[0]))
         for result, state in zip(results[1:], states, strict=True):
             result.set_shape(state.shape)
         return results, gradient

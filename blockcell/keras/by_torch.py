@@ -34,8 +34,7 @@ def compute(
 ) -> list[Any]:
     """Return y and the last states, as tensors that know their gradients."""
     if x.device.type == "meta":  # Keras asks for the shapes alone, before it trains
-        y = x.new_empty((*x.shape[: 1 + computation.returns_sequences], weights[1].shape[0]))
-        return [y, *map(torch.empty_like, states)]
+        return [x.new_empty(computation.y_shape(x, len(weights[1]))), *map(torch.empty_like, states)]
     return [*_Compute.apply(computation, mask, torch.is_grad_enabled(), x, *states, *weights)]
 
 

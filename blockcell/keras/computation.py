@@ -47,6 +47,10 @@ class Computation:
         self._kept: tuple[int, Tape | None] = 0, None
         self._tokens = itertools.count(1)
 
+    def y_shape(self, x: Any, hidden: int) -> tuple[Any, ...]:
+        """Return the shape of y for an x [B,T,I], of which a backend may not know all sizes yet."""
+        return (*x.shape[: 1 + self.returns_sequences], hidden)
+
     def forward(
         self, x: Array, mask: Array | None, states: Sequence[Array], weights: Sequence[Array], training: bool
     ) -> tuple[list[Array], Tape | None]:
@@ -99,7 +103,9 @@ class Computation:
         layer that is called twice, is computed again.
         """
         kept, tape = self._kept
-        if kept != token or tape is None:
+        if kept == token:
+            self._kept = 0, None  # which frees the tape's arrays
+        else:
             tape = self.forward(x, mask, states, weights, True)[1]
         assert tape is not None
         return self.backward(tape, d_results)

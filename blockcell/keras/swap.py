@@ -20,6 +20,7 @@ from .computation import Computation
 
 KINDS = {keras.layers.LSTM: "LSTM", keras.layers.GRU: "GRU", keras.layers.SimpleRNN: "RNN"}
 _BACKENDS = {"torch": "by_torch", "tensorflow": "by_tf", "jax": "by_jax", "numpy": "by_numpy"}
+_ACTIVATIONS = "activation", "recurrent_activation"
 _COMPILED_FUNCTIONS = "train_function", "test_function", "predict_function"
 
 
@@ -70,7 +71,7 @@ def replace(model: keras.Layer) -> Report:
             )
     report = Report(noun="layer")
     for part in _parts(model):
-        if not isinstance(part, (keras.layers.RNN, keras.layers.ConvLSTM1D)):
+        if not isinstance(part, keras.layers.RNN):
             continue
         reason = _reason(part, backend)
         if reason:
@@ -122,13 +123,13 @@ class _InnerLoop:
 
     def __init__(self, layer: Any, compute: Any) -> None:
         self.layer, self.compute, self.supported_jit = layer, compute, layer.supports_jit
-        kind, config = KINDS[type(layer)], describe(layer).config
-        options = {name: config[name] for name in ("activation", "recurrent_activation") if name in config}
-        if kind == "GRU":
-            options["reset_after"] = config["reset_after"]
-        weight_count = 2 + bool(layer.use_bias)
-        returns_sequences = bool(layer.return_sequences)
-        self.computation = Computation(kind, options, weight_count, returns_sequences, bool(layer.zero_output_for_mask))
+        self.computation = Computation(
+            KINDS[type(layer)],
+            _read_options(layer),
+            weight_count=2 + bool(layer.use_bias),
+            returns_sequences=bool(layer.return_sequences),
+            zero_masked=bool(layer.zero_output_for_mask),
+        )
 
     def __call__(
         self, sequences: Any, initial_state: Any, mask: Any = None, training: Any = False
@@ -167,6 +168,12 @@ def _parts(model: Any) -> Iterator[Any]:
     yield from model._flatten_layers()
 
 
+def _read_options(layer: Any) -> dict[str, Any]:
+    """Return the options of a layer that blockcell's layer has, too."""
+    config = describe(layer).config
+    return {name: config[name] for name in (*_ACTIVATIONS, "reset_after") if name in config}
+
+
 def _reason(layer: Any, backend: Any) -> str | None:
     """Return why a layer stays as it is; None if it does not."""
     kind = type(layer)
@@ -186,9 +193,9 @@ def _reason(layer: Any, backend: Any) -> str | None:
         return "implementation is 1, which draws a dropout mask for each gate"
     if layer.compute_dtype != layer.variable_dtype or layer.compute_dtype not in ("float32", "float64"):
         return f"its dtype policy is {layer.dtype_policy.name}; expected float32 or float64"
-    config = describe(layer).config
-    for name in ("activation", "recurrent_activation"):
-        if name in config and not is_cell_activation(config[name]):
+    options = _read_options(layer)
+    for name in _ACTIVATIONS:
+        if name in options and not is_cell_activation(options[name]):
             return f"its {name} is none of blockcell's"
     device = backend.device(keras.ops.convert_to_tensor(cell.kernel))
     return None if device == "cpu" else f"Keras computes on {device}"

@@ -256,7 +256,7 @@ class LSTM(Cell[LSTMState]):
         bounds = {name: getattr(self, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
         if self._dtype_number == HALF:  # in the precision of the arrays
             bounds = {name: ArgumentReader.half(value) for name, value in bounds.items()}
-        options = LSTMOptions(
+        return LSTMOptions(
             P=self._sizes.get("P", 0),
             coupled=self.coupled,
             use_peephole=self._use_peephole,
@@ -265,7 +265,6 @@ class LSTM(Cell[LSTMState]):
             activation=numbers(self.activation),
             recurrent_activation=numbers(self.recurrent_activation),
         )
-        return tuple(options)
 
 
 class GRU(Cell[GRUState]):

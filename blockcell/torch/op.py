@@ -233,7 +233,7 @@ class LayerOp:
             return None
         options: tuple[Any, ...] = self._activations
         if self.projects:  # an LSTM
-            options = tuple(_kernels.LSTMOptions(P=P if has_projection else 0, ifco=True))
+            options = _kernels.LSTMOptions(P=P if has_projection else 0, ifco=True)
         number = list(DTYPES).index(dtype)
         return _kernels.LAYERS[self._kernel](task, (T, B, I, H), threads, number, 0, True, options)
 

@@ -11,6 +11,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 keras = pytest.importorskip("keras", minversion="3.0")
 import blockcell.keras  # noqa: E402
+from blockcell.keras.computation import Computation  # noqa: E402
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]  # Keras has some of its own
 BACKEND = keras.backend.backend()
@@ -23,6 +24,11 @@ def small_model(layer=None):
 
 def predict(model):
     return model.predict(X, verbose=0)
+
+
+def predict_all(model, x):
+    """Call a model without Keras' functions for batches, which belong to one thread."""
+    return keras.ops.convert_to_numpy(model(x, training=False)).copy()
 
 
 def test_report_is_a_table():
@@ -169,6 +175,43 @@ def test_two_threads():
     for thread in threads:
         thread.join(120)
     assert not [thread for thread in threads if thread.is_alive()]
+    for k in range(2):
+        for result in results[k]:
+            np.testing.assert_allclose(result, expected[k], rtol=0, atol=1e-6)
+
+
+def test_gradients_of_an_earlier_call():
+    """Only the last tape is kept, until it is used: another call's gradient is computed from its own arguments."""
+    rng, options = np.random.default_rng(1), {"reset_after": True}
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((3, 15), (5, 15), (2, 15))]
+    calls = [(x, None, [rng.standard_normal((4, 5)).astype(np.float32)], weights) for x in (X, -X)]
+    d_results = [rng.standard_normal(shape).astype(np.float32) for shape in ((4, 6, 5), (4, 5))]
+    computation = Computation("GRU", options, weight_count=3, returns_sequences=True, zero_masked=False)
+    tokens = [int(computation.forward_with_token(*call, True)[0]) for call in calls]
+    for token, call in zip(tokens, calls, strict=True):
+        alone = Computation("GRU", options, weight_count=3, returns_sequences=True, zero_masked=False)
+        expected = alone.backward(alone.forward(*call, True)[1], d_results)
+        for grad, expected_grad in zip(computation.backward_of_token(token, *call, d_results), expected, strict=True):
+            np.testing.assert_array_equal(grad, expected_grad)
+    assert computation._kept == (0, None)
+
+
+def test_one_model_in_two_threads():
+    """Each thread gets what it would alone, for batches of its own."""
+    model = small_model()
+    xs = [X, -X[:3]]
+    expected = [predict_all(model, x) for x in xs]
+    blockcell.keras.replace(model)
+    results: list[list[np.ndarray]] = [[], []]
+
+    def run(k):
+        results[k] += [predict_all(model, xs[k]) for _ in range(20)]
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for k in range(2):
         for result in results[k]:
             np.testing.assert_allclose(result, expected[k], rtol=0, atol=1e-6)

@@ -66,7 +66,7 @@ def pass_of(kind, sizes, dtype, directions=1, bias=True, threads=1, back=False, 
     planned, activations = None, (numbers("tanh"), numbers("sigmoid"))
     if T * B * H:
         layer = _kernels.LAYERS["gru_reset_after" if kind == "gru" else kind]
-        lstm = tuple(_kernels.LSTMOptions(P=projection, ifco=True))
+        lstm = _kernels.LSTMOptions(P=projection, ifco=True)
         options = {"lstm": lstm, "gru": activations, "rnn": activations[:1]}[kind]
         task = "backward" if back else "forward"
         planned = layer(task, tuple(sizes), threads, DTYPES.index(dtype), 0, True, options)
