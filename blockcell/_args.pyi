@@ -4,7 +4,6 @@ from typing import Any
 import numpy as np
 
 from ._bind import Converter
-from ._kernels import Kernel
 from .argument_reader import ArgumentReader
 from .optable import Op
 
@@ -15,8 +14,8 @@ class OpRunner:
     def __init__(
         self,
         op: Op,
-        kernels: tuple[Kernel, ...],
-        requirements: Callable[..., tuple[int, int, int]],
+        functions: tuple[Callable[..., int], ...],
+        plan_kernel: Callable[..., tuple[object, bytes, int, int, int]],
         positions: dict[str, int],
         reader: ArgumentReader,
         converter: Converter,

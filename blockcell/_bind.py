@@ -16,25 +16,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._args import OpRunner, empty
-from ._kernels import KERNELS, REQUIREMENTS, Kernels, Requirements
+from ._kernels import OP_FUNCTIONS, OP_PLANNERS, OpFunctions, Planners
 from .argument_reader import ArgumentReader, as_kernels_take, form
 from .errors import short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
 
 
-def bind(op: Op, kernels: Kernels = KERNELS, requirements: Requirements = REQUIREMENTS) -> OpRunner:
-    """Return a runner of the op with its kernel, one of `kernels`."""
+def bind(op: Op, functions: OpFunctions = OP_FUNCTIONS, planners: Planners = OP_PLANNERS) -> OpRunner:
+    """Return a runner of the op with its function, one of `functions`, and the planner of its kernel."""
     reader = ArgumentReader(op.name)
-    positions = parameter_positions(op, kernels[op.kernel][0].function)
-    return OpRunner(op, kernels[op.kernel], requirements[op.kernel], positions, reader, Converter(op, reader))
+    positions = parameter_positions(op, functions[op.kernel][0])
+    return OpRunner(op, functions[op.kernel], planners[op.kernel], positions, reader, Converter(op, reader))
 
 
-def parameter_positions(op: Op, kernel: Callable[..., int]) -> dict[str, int]:
-    """Return the position of each of the kernel's parameters by name; the names must be those of the op's row."""
+def parameter_positions(op: Op, function: Callable[..., int]) -> dict[str, int]:
+    """Return the position of each of the function's parameters by name; the names must be those of the op's row."""
     names = [tensor.parameter for tensor in op.inputs if tensor.read] + [tensor.parameter for tensor in op.outputs]
-    names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
-    names += ["seq_len_max"] * op.sequence + ["scratch", "engine", "threads", "members", "ready"]
-    parameters = list(inspect.signature(kernel).parameters)
+    names += [name for name, value in op.constants if value is None] + ["scratch", "kernel", "plan", "ready"]
+    parameters = list(inspect.signature(function).parameters)
     unknown, missing = Counter(parameters) - Counter(names), Counter(names) - Counter(parameters)
     if unknown or missing:
         wrong = [f"takes {name}, which it is not given" for name in unknown]

@@ -29,20 +29,8 @@ ENGINE = "_engine"
 BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 
 
-class Kernel(NamedTuple):
-    """The kernel of an op for arrays of one dtype."""
-
-    function: Callable[..., int]
-    """Takes validated, C-contiguous arrays and writes its results into some of them.
-
-    It returns how many nanoseconds it lost by using several threads, for `_team`.
-    """
-    engine: object
-    """A capsule with the functions of a CPU level, which it takes as an argument."""
-
-
 class PlannedKernel(NamedTuple):
-    """A kernel of a layer, and how it runs: what functions of `LAYERS` return."""
+    """A kernel of a CPU level, and how it runs: what functions of `OP_PLANNERS` and `LAYERS` return."""
 
     kernel: object
     """A capsule with the address of the function."""
@@ -57,7 +45,7 @@ class PlannedKernel(NamedTuple):
 
 
 class LSTMOptions(NamedTuple):
-    """The options of an LSTM, in the order of the arguments of `lstm_layer` in ``pyx/_ops.pyx``.
+    """The options of an LSTM, in the order of the arguments of `lstm_cell` in ``pyx/_ops.pyx``.
 
     The clips are off where they are 0.
     """
@@ -74,9 +62,8 @@ class LSTMOptions(NamedTuple):
     recurrent_activation: Numbers = numbers("sigmoid")
 
 
-Kernels = dict[str, tuple[Kernel, ...]]
-Requirements = dict[str, Callable[..., tuple[int, int, int]]]
-Layers = dict[str, Callable[..., tuple[object, bytes, int, int, int]]]
+OpFunctions = dict[str, tuple[Callable[..., int], ...]]
+Planners = dict[str, Callable[..., tuple[object, bytes, int, int, int]]]
 
 
 def _keep_freed_memory() -> None:
@@ -132,32 +119,32 @@ def briefly_awake() -> Iterator[None]:
             del os.environ[name]
 
 
-def load(level: str) -> tuple[Kernels, Requirements, Layers]:
-    """Return what a CPU level has compiled.
+def load(level: str) -> tuple[OpFunctions, Planners, Planners]:
+    """Return the functions of ops, and what plans the kernels of a CPU level, each as a `PlannedKernel`.
 
     Returns
     -------
-    kernels : dict of str to tuple
-        The kernels of ops by name, each for every one of DTYPES.
-    requirements : dict of str to callable
-        For each of these, a function of T, B, I, H, the number of the dtype, and how many threads there may be: the
-        bytes of scratch, the threads of the plan, and the members of a group.
+    functions : dict of str to tuple
+        The functions of ops by name, each for every one of DTYPES.  They take validated, C-contiguous arrays and write
+        results into some of them.  They return how many nanoseconds several threads have cost, for `_team`.
+    op_planners : dict of str to callable
+        For each of these, a function of T, B, I, H, the number of the dtype, how many threads there may be, and a dict
+        of the op's options.
     layers : dict of str to callable
-        For each kind of layer, the function that plans its kernels: `plan_layer` in ``pyx/passes/layer.pxd``.
+        For each kind of layer, the function that plans its kernels: `plan_kernel` in ``pyx/passes/layer.pxd``.
     """
     ops: Any = _ops  # has no stub
     engines = [_engine(name, level) for name in REALS.values()]
     are_half = [dtype == np.float16 for dtype in REALS]
-    planners = [partial(engine.plan_layer, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
+    planners = [partial(engine.plan_cell, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
     dense_planners = [partial(engine.plan_dense, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
-    kernels: Kernels = {}
-    requirements: Requirements = {}
-    for name, task in ops.REQUIREMENTS.items():
-        functions = [getattr(ops, name)[storage] for storage in STORAGE.values()]
-        kernels[name] = tuple(Kernel(*pair) for pair in zip(functions, [e.ENGINE for e in engines], strict=True))
-        requirements[name] = partial(_requirements, engines, *task)
-    layers: Layers = {kind: partial(_plan_cell, planners, cell) for kind, cell in ops.LAYERS.items()}
-    return kernels, requirements, layers | {"dense": partial(_plan_dense, dense_planners)}
+    functions: OpFunctions = {}
+    op_planners: Planners = {}
+    for name, (function, kind, task) in ops.FUNCTIONS.items():
+        functions[name] = tuple(getattr(ops, function)[storage] for storage in STORAGE.values())
+        op_planners[name] = partial(_plan_op, planners, ops.CELLS[kind], kind, task)
+    layers: Planners = {kind: partial(_plan_cell, planners, cell) for kind, cell in ops.CELLS.items()}
+    return functions, op_planners, layers | {"dense": partial(_plan_dense, dense_planners)}
 
 
 def _module_name(real: str, level: str) -> str:
@@ -175,18 +162,21 @@ def _engine(real: str, level: str) -> Any:
     return engine
 
 
-def _requirements(engines: list[Any], kind: int, task: str, *numbers: int) -> Any:
-    """Return what an op requires, for T, B, I, H, the number of the dtype, and how many threads there may be."""
-    *sizes, dtype_number, threads = numbers
-    return engines[dtype_number].requirements(kind, task, tuple(sizes), threads)
+def _plan_op(planners: list[Any], cell: Callable[..., bytes], kind: str, task: str, *arguments: Any) -> Any:
+    """Plan the kernel of an op; `cell` returns the bytes of its cell by its options, in their order."""
+    *sizes, number, threads, options = arguments
+    default_activations = numbers("tanh"), numbers("sigmoid")
+    values = LSTMOptions(**options) if kind == "lstm" else tuple(options.values()) or default_activations
+    return planners[number](cell(*values), task, tuple(sizes), threads, 0, False, False)
 
 
 def _plan_cell(
     planners: list[Any], cell: Callable[..., bytes], task: str, sizes: tuple[int, ...], threads: int, number: int,
     format: int, transposed: bool, options: tuple[Any, ...],
 ) -> Any:  # fmt: skip
-    """Plan a kernel of an LSTM, GRU or RNN; `cell` returns its bytes, by the options of the layer."""
-    return planners[number](cell(*options), task, sizes, threads, format, transposed)
+    """Plan a kernel of an LSTM, GRU or RNN layer, which packs its weights unless they are `transposed`; `cell` returns
+    the bytes of its cell by its options."""
+    return planners[number](cell(*options), task, sizes, threads, format, transposed, not transposed)
 
 
 def _plan_dense(
@@ -239,9 +229,9 @@ def build_info() -> dict[str, Any]:
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 with briefly_awake():
-    KERNELS: Kernels
-    REQUIREMENTS: Requirements
-    LAYERS: Layers
-    KERNELS, REQUIREMENTS, LAYERS = load(LEVEL)
+    OP_FUNCTIONS: OpFunctions
+    OP_PLANNERS: Planners
+    LAYERS: Planners
+    OP_FUNCTIONS, OP_PLANNERS, LAYERS = load(LEVEL)
 TAPE_ARRAYS: dict[str, int] = _engine("float", LEVEL).TAPE_ARRAYS
 """How many arrays [T,B,H] the tape of each kind of cell has beside h."""

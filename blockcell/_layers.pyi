@@ -11,7 +11,11 @@ from .optable import Array
 from .quantization import QuantizedMatrix
 
 def run_packing_kernel(
-    planned: PlannedKernel, packed: Array, weights: list[Array | None], matrices: list[QuantizedMatrix | None]
+    planned: PlannedKernel,
+    packed: Array,
+    weights: dict[str, Array],
+    matrices: Mapping[str, QuantizedMatrix],
+    unpacks: bool = False,
 ) -> None: ...
 def check_lengths(caller: str, lengths: Array, T: int, values: Array) -> None: ...
 def step_mask_of(T: int, B: int, lengths: Array | None, reset: Array | None, reverse: bool) -> Array | None: ...
@@ -34,8 +38,6 @@ class RunnableLayer(Protocol):
 class RunnableLeaf(RunnableLayer, Protocol):
     """A layer with weights of its own, which plans its kernels."""
 
-    @property
-    def _weight_names(self) -> tuple[str, ...]: ...
     @property
     def _state(self) -> type[Any]: ...
     @property

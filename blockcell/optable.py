@@ -237,8 +237,7 @@ class Op:
     """The named tuple of the outputs, which gives them their names."""
     attributes: tuple[Attribute, ...]
     constants: tuple[tuple[str, float | bool | None], ...]
-    """Parameters of the kernel that are not the op's, and their values: other ops of this kernel have others. A cell op
-    is its sequence op with one step."""
+    """What other ops of this kernel take, and this one does not: arrays, which are None, and options of the cell."""
 
     @property
     def module(self) -> str:
@@ -326,10 +325,11 @@ _PEEPHOLE = Attribute("use_peephole", False, bool)
 _PEEPHOLE_REQUIRED = Attribute("use_peephole", None, bool)
 _LSTM_ATTRIBUTES = (Attribute("forget_bias", 1.0), Attribute("cell_clip", 3.0), _PEEPHOLE)
 
-# Constants of cell ops, which call the kernel of their sequence op: there is one step, and its gradient reads h_prev
-# but no h.
-_ONE_STEP = ("seq_len_max", 1)
+# Constants of ops that call the kernel of another op: the gradient of one step reads h_prev but no h, and a GRU that
+# resets before the product has no hc.
 _NO_H = ("h", None)
+_NO_HC = (("b_hc", None), ("hc", None))
+_NO_HC_GRAD = (("b_hc_grad", None), ("hc", None))
 
 
 def _block_lstm(
@@ -377,7 +377,7 @@ _TABLE = (
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS),
         result=GRUStates,
         shapes=("B H",),
-        constants=(_ONE_STEP,),
+        constants=_NO_HC,
     ),
     _gru_op(
         "GRUBlockCellGrad",
@@ -393,7 +393,7 @@ _TABLE = (
         result=LSTMStates,
         shapes=("B H",),
         attributes=_LSTM_ATTRIBUTES,
-        constants=(_ONE_STEP, ("ifco", False)),
+        constants=(("ifco", False),),
     ),
     _lstm_op(
         "LSTMBlockCellGrad",
@@ -417,6 +417,7 @@ _TABLE = (
         inputs=_inputs(input="x[T B I]", **_GRU_WEIGHTS),
         result=GRUStates,
         shapes=("T B H",),
+        constants=_NO_HC,
     ),
     _gru_op(
         "block_gru_grad",
@@ -426,6 +427,7 @@ _TABLE = (
         ),
         result=GRUGrads,
         shapes=("T B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
+        constants=_NO_HC_GRAD,
     ),
     _gru_op(
         "block_gru_reset_after",
@@ -469,7 +471,7 @@ _TABLE = (
         inputs=_inputs(input="x[B I]", **_GRU_WEIGHTS, saved=_GRU_STATES, gradient="d_h[B H]", unread="b_ru b_c"),
         result=GRUCellVjp,
         shapes=("B I", "B H", "I+H 2H", "I+H H", "2H", "H"),
-        constants=(_ONE_STEP, _NO_H),
+        constants=(_NO_H, *_NO_HC_GRAD),
     ),
     _lstm_op(
         "lstm_block_cell_vjp",
@@ -480,7 +482,7 @@ _TABLE = (
         result=LSTMGrads,
         shapes=("B I", *_LSTM_GRADS),
         attributes=(_PEEPHOLE_REQUIRED,),
-        constants=(_ONE_STEP, _NO_H, ("ifco", False)),
+        constants=(_NO_H, ("ifco", False)),
     ),
 )
 

@@ -12,8 +12,7 @@ from cython.view cimport memoryview
 from libc.string cimport memcmp, memcpy, memset
 from numpy cimport (
     NPY_ARRAY_WRITEABLE, NPY_UINT8, PyArray_BYTES, PyArray_CheckExact, PyArray_CLEARFLAGS, PyArray_DIMS,
-    PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM, PyArray_SAMESHAPE, PyArray_SimpleNew, PyArray_TYPE, import_array,
-    ndarray, npy_intp
+    PyArray_ISWRITEABLE, PyArray_NBYTES, PyArray_NDIM, PyArray_SimpleNew, PyArray_TYPE, import_array, ndarray, npy_intp
 )
 
 import math
@@ -23,7 +22,7 @@ import numpy
 from blockcell._team import NUMBER, RUN
 from blockcell.optable import DTYPES, STORAGE, dims
 
-from numpy_arrays cimport is_plain, overlap
+from numpy_arrays cimport is_like, is_plain, overlap
 from product.real cimport number
 from schedule.runs cimport RunKernel, load_number
 
@@ -47,7 +46,7 @@ cdef enum:
     LARGE = 1 << 19  # while every dimension is below it, no result's number of bytes overflows
 
 
-cdef struct TensorSpec:  # a tensor of the op's row in the table
+cdef struct TensorSpec:  # a tensor of the op, by the table of ops
     int rank
     bint peephole, read, over_time  # `peephole` and `read` as in the table; whether the first dimension is T
     npy_intp[RANKS][LETTERS] factors  # by which the letters are multiplied in the sum that is a dimension: I + H, 4H
@@ -67,7 +66,7 @@ def empty(shape, dtype):
 
 def frozen_copy(array, ndarray other):
     """Return a read-only copy of an array that is plain and has the other's dtype and shape; else None."""
-    if not is_plain(array, PyArray_TYPE(other), PyArray_NDIM(other)) or not PyArray_SAMESHAPE(<ndarray> array, other):
+    if not is_like(array, other):
         return None
     copy = PyArray_SimpleNew(PyArray_NDIM(other), PyArray_DIMS(other), PyArray_TYPE(other))
     memcpy(PyArray_BYTES(<ndarray> copy), PyArray_BYTES(<ndarray> array), PyArray_NBYTES(other))
@@ -115,30 +114,30 @@ cdef void point_view(memoryview view, char *data, npy_intp nbytes, int ndim, npy
     view.view.ndim, view.view.shape, view.view.strides = ndim, <Py_ssize_t *> shape, NULL
 
 
-cdef class KernelArguments:
-    """The arguments of an op's kernel, for one call at a time.
+cdef class OpArguments:
+    """The arguments of an op's function, for one call at a time.
 
-    A kernel takes memoryviews.  Making new ones for each call would add 0.7 us to the 2.0 us of a GRUBlockCell (B = 1,
+    It takes memoryviews.  Making new ones for each call would add 0.7 us to the 2.0 us of a GRUBlockCell (B = 1,
     I = H = 32), and 1.1 us to the 1.9 us of a small LSTMBlockCellGrad.  So they are made once: `set_array` directs one
     at an array that the call keeps alive, and after `release_arrays` they refer to no memory.
     """
 
-    cdef object kernel
-    cdef list values  # in the order of the kernel's parameters
+    cdef object function
+    cdef list values  # in the order of the function's parameters
     cdef int ready_position  # of the number of threads that are ready
     cdef list views  # the memoryviews among them: of the op's tensors, None for one that is not read, then of scratch
     cdef npy_intp[TENSORS][2] matrices  # the shapes of views of arrays of rank 3
     cdef npy_intp[LETTERS + 1] planned_sizes  # T, B, I, H and threads of the last call,
+    cdef tuple planned_attributes  # its attributes,
     cdef npy_intp scratch_size  # and its plan: bytes of scratch,
     cdef int planned_threads  # and the threads that are of use
 
     def __init__(
-        self, kernel, int dtype_number, list arguments, list view_positions, int engine_position, int ready_position
+        self, function, int dtype_number, int count, list view_positions, int ready_position
     ):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
-        self.kernel, self.ready_position = kernel.function, ready_position
-        self.values, self.views = arguments[:], []
-        self.values[engine_position] = kernel.engine
+        self.function, self.ready_position = function, ready_position
+        self.values, self.views = [None] * count, []
         for position in view_positions[: len(view_positions) - 1]:
             view = None if position is None else TYPED_VIEWS[dtype_number](EMPTY_FOR_VIEWS[dtype_number])
             self.views.append(view)
@@ -168,29 +167,29 @@ cdef class KernelArguments:
                 point_view(<memoryview> view, NULL, 0, 0, NULL)
 
 
-cdef long long call_kernel(void *context, int ready) except? -1:
-    """Call a kernel on the threads that are ready; return the nanoseconds that having several cost.
+cdef long long call_function(void *context, int ready) except? -1:
+    """Call an op's function on the threads that are ready; return the nanoseconds that having several cost.
 
-    context : its `KernelArguments`
+    context : its `OpArguments`
     """
-    cdef KernelArguments arguments = <KernelArguments> context
+    cdef OpArguments arguments = <OpArguments> context
     arguments.values[arguments.ready_position] = ready
-    return arguments.kernel(*arguments.values)
+    return arguments.function(*arguments.values)
 
 
 cdef class OpRunner:
-    """Runs one op: has the op's row of the table as numbers, and the kernels, one for each dtype.
+    """Runs one op: has what the table says of it as numbers, and the functions, one for each dtype.
 
     Parameters
     ----------
     op : Op
-    kernels : tuple of Kernel
-        A kernel for each dtype.
-    requirements : callable
-        Returns for T, B, I, H, the number of the dtype and threads the bytes of scratch, the threads and the members of
-        a group.
+    functions : tuple of callable
+        A function of _ops.pyx for each dtype.
+    plan_kernel : callable
+        Returns for T, B, I, H, the number of the dtype, threads and a dict of options a PlannedKernel
+        (blockcell/_kernels.py).
     positions : dict of str to int
-        The position of each of the kernels' parameters by name.
+        The position of each of the functions' parameters by name.
     reader, converter : ArgumentReader, Converter
         Convert attributes and arrays that a kernel cannot take as they are, or raise.
     """
@@ -202,16 +201,17 @@ cdef class OpRunner:
     cdef type result
     cdef tuple attributes, attribute_types
     cdef int peephole_attribute  # the position of use_peephole among the attributes; -1: none
-    cdef tuple kernels
-    cdef object requirements, reader, converter
-    cdef list arguments  # with which every `KernelArguments` begins: the constants of a kernel, None for all others
-    cdef list view_positions, attribute_positions  # in the arguments; None for a tensor that is not read
-    cdef int steps_position, threads_position, members_position, engine_position, ready_position
-    cdef tuple idle_arguments  # for each dtype a list of the KernelArguments that no call uses now
+    cdef tuple functions
+    cdef object plan_kernel, reader, converter
+    cdef tuple attribute_names
+    cdef dict constant_options
+    cdef list view_positions  # in the arguments of a function; None for a tensor that is not read
+    cdef int argument_count, kernel_position, plan_position, ready_position
+    cdef tuple idle_arguments  # for each dtype a list of the OpArguments that no call uses now
 
-    def __init__(self, op, tuple kernels, requirements, dict positions, reader, converter):
+    def __init__(self, op, tuple functions, plan_kernel, dict positions, reader, converter):
         cdef int k, d, letter
-        self.kernels, self.requirements, self.reader, self.converter = kernels, requirements, reader, converter
+        self.functions, self.plan_kernel, self.reader, self.converter = functions, plan_kernel, reader, converter
         self.result, self.sequence = op.result, op.sequence
         self.input_count, self.output_count = len(op.inputs), len(op.outputs)
         tensors = op.inputs + op.outputs
@@ -233,16 +233,16 @@ cdef class OpRunner:
         self.attributes, self.attribute_types = op.attributes, tuple([attribute.kind for attribute in op.attributes])
         self.peephole_attribute = names.index("use_peephole") if "use_peephole" in names else -1
 
-        self.arguments = [None] * len(positions)
+        self.attribute_names, self.constant_options = tuple(names), {}
         for name, value in op.constants:
-            self.arguments[positions[name]] = value
+            if value is not None:
+                self.constant_options[name] = value
+        self.argument_count = len(positions)
         self.view_positions = [positions[tensor.parameter] if tensor.read else None for tensor in tensors]
         self.view_positions.append(positions["scratch"])
-        self.attribute_positions = [positions[name] for name in names]
-        self.steps_position = positions["seq_len_max"] if op.sequence else -1
-        self.threads_position, self.members_position = positions["threads"], positions["members"]
-        self.engine_position, self.ready_position = positions["engine"], positions["ready"]
-        self.idle_arguments = tuple([[] for _ in kernels])
+        self.kernel_position, self.plan_position = positions["kernel"], positions["plan"]
+        self.ready_position = positions["ready"]
+        self.idle_arguments = tuple([[] for _ in functions])
 
     def run(self, tuple arrays, out, num_threads, tuple attributes=(), seq_len_max=None):
         """Run the op.
@@ -313,28 +313,23 @@ cdef class OpRunner:
         self, int dtype_number, tuple arrays, outputs, tuple attributes, bint use_peephole, const npy_intp *sizes,
         int threads
     ):
-        """Run the kernel of this dtype.
+        """Call the function of this dtype.
 
         sizes : T, B, I, H of this call; T are the steps that are computed
         """
-        cdef int k
-        cdef KernelArguments arguments
+        cdef OpArguments arguments
         try:
             arguments = self.idle_arguments[dtype_number].pop()
         except IndexError:  # the first call, or more at once than ever before
-            arguments = KernelArguments(
-                self.kernels[dtype_number], dtype_number, self.arguments, self.view_positions, self.engine_position,
+            arguments = OpArguments(
+                self.functions[dtype_number], dtype_number, self.argument_count, self.view_positions,
                 self.ready_position
             )
         try:
             self.set_arrays(arguments, arrays, outputs, use_peephole, EMPTY[dtype_number])
-            scratch = self.new_scratch(arguments, sizes, dtype_number, threads)
+            scratch = self.new_scratch(arguments, attributes, sizes, dtype_number, threads)
             arguments.set_array(self.input_count + self.output_count, scratch)
-            for k in range(len(attributes)):
-                arguments.values[<int> self.attribute_positions[k]] = attributes[k]
-            if self.sequence:
-                arguments.values[self.steps_position] = sizes[0]
-            run_kernel(arguments.planned_threads, call_kernel, <void *> arguments)
+            run_kernel(arguments.planned_threads, call_function, <void *> arguments)
         finally:
             arguments.release_arrays()
             self.idle_arguments[dtype_number].append(arguments)
@@ -347,7 +342,7 @@ cdef class OpRunner:
             values.append(self.reader.half(attributes[k]) if self.attribute_types[k] is float else attributes[k])
         return tuple(values)
 
-    cdef set_arrays(self, KernelArguments arguments, tuple arrays, outputs, bint use_peephole, empty):
+    cdef set_arrays(self, OpArguments arguments, tuple arrays, outputs, bint use_peephole, empty):
         """Point the memoryviews at the arrays; set gradients of peepholes that are not used to zero."""
         cdef const TensorSpec *spec
         cdef int k
@@ -360,19 +355,24 @@ cdef class OpRunner:
                 clear_array(outputs[k])
             arguments.set_array(self.input_count + k, outputs[k])
 
-    cdef new_scratch(self, KernelArguments arguments, const npy_intp *sizes, int dtype_number, int threads):
-        """Return new scratch for a call, after a new plan if the last call had other sizes.
+    cdef new_scratch(
+        self, OpArguments arguments, tuple attributes, const npy_intp *sizes, int dtype_number, int threads
+    ):
+        """Return new scratch for a call, after a new plan if the last call had other sizes or attributes.
 
         sizes : T, B, I, H
         """
         cdef npy_intp[LETTERS + 1] plan_sizes = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
-        if memcmp(plan_sizes, arguments.planned_sizes, sizeof(plan_sizes)) != 0:
-            arguments.scratch_size, planned, members = self.requirements(
-                sizes[0], sizes[1], sizes[2], sizes[3], dtype_number, threads
+        if (
+            memcmp(plan_sizes, arguments.planned_sizes, sizeof(plan_sizes)) != 0
+            or attributes != arguments.planned_attributes
+        ):
+            options = self.constant_options | dict(zip(self.attribute_names, attributes))
+            kernel, plan, arguments.scratch_size, arguments.planned_threads, _ = self.plan_kernel(
+                sizes[0], sizes[1], sizes[2], sizes[3], dtype_number, threads, options
             )
-            arguments.planned_threads = planned
-            arguments.values[self.threads_position] = planned
-            arguments.values[self.members_position] = members
+            arguments.values[self.kernel_position], arguments.values[self.plan_position] = kernel, plan
+            arguments.planned_attributes = attributes
             memcpy(arguments.planned_sizes, plan_sizes, sizeof(plan_sizes))
         return PyArray_SimpleNew(1, &arguments.scratch_size, NPY_UINT8)
 

@@ -1,9 +1,9 @@
-"""Parts of the kernels that tests and benchmarks/itself.py call alone; wheels do not have this module.
+"""Functions of the kernels that tests and benchmarks/itself.py call alone; wheels do not have this module.
 
 Activations, their derivatives and conversions from and to half precision run over arrays in lines of 64 bytes, as in
-the kernels.  `out` has the size of `x`, and the result of a number does not depend on its position.  A function of a
-line takes `x` and `out` from the line's first number on, and n, the numbers from there to the end of the array, which
-may be more or fewer than a line has.  j is a line or a panel, l a lane of a line.
+the kernels; float16 where float is computed.  `out` has the size of `x`, and the result of a number does not depend on
+its position.  n is how many numbers there are from a line's first one to the end of the array, which may be more or
+fewer than a line has.  j is a line or a panel.
 
 Products are those of one register tile: `a` has its rows, `panels` are packed panels, one behind the other, of `lines`
 lines each, and each of the products is added to `out`, whose rows are as wide as the tile.
@@ -17,7 +17,7 @@ from product.half cimport half
 from product.integer cimport (
     ProductInUse, add_integer_product, quads_of, quantize_row, quantized_row_stride, use_product
 )
-from product.lines cimport LF, L, lines_in, load_halves, load_reals, store_halves, store_reals
+from product.lines cimport LF, Array, L, array_of, lines_in, load_line, reals, store_line
 from product.quantized cimport INT8, add_float16_product, bytes_per_weight
 from product.real cimport real
 from product.tile cimport BLOCK, ROWS, add_block_product, add_panel_product
@@ -28,32 +28,19 @@ TILE_ROWS = ROWS
 use_product(<ProductInUse *> PyCapsule_Import("blockcell._integer.PRODUCT", 0))
 
 
-cdef inline void activate_line(
-    const Activation *f, bint derivative, const real *restrict x, real *restrict out, Py_ssize_t n
-) noexcept nogil:
-    """Compute the activation f of a line, or for a line of its results its `derivative`."""
+cdef inline void compute_line(const Activation *f, bint derivative, Array x, Array out, Py_ssize_t n) noexcept nogil:
+    """Convert a line; with an activation f compute that, or for a line of its results its `derivative`."""
     cdef real[LF] z
     cdef real[LF] y
-    load_reals(&z[0], x, n)
-    if derivative:
+    load_line(&z[0], x, n)
+    if f is NULL:
+        store_line(out, &z[0], n)
+    elif derivative:
         activations.slope(f, z, y)
+        store_line(out, &y[0], n)
     else:
         activations.activate(f, z, y)
-    store_reals(out, &y[0], n)
-
-
-cdef inline void to_half_line(const real *restrict x, half *restrict out, Py_ssize_t n) noexcept nogil:
-    """Round a line to float16."""
-    cdef real[LF] z
-    load_reals(&z[0], x, n)
-    store_halves(out, &z[0], n)
-
-
-cdef inline void from_half_line(const half *restrict x, real *restrict out, Py_ssize_t n) noexcept nogil:
-    """Convert a line from float16."""
-    cdef real[LF] z
-    load_halves(&z[0], x, n)
-    store_reals(out, &z[0], n)
+        store_line(out, &y[0], n)
 
 
 def activate(const real[::1] x, real[::1] out, activation, bint derivative=False, int num_threads=1):
@@ -64,21 +51,21 @@ def activate(const real[::1] x, real[::1] out, activation, bint derivative=False
     cdef Activation f = activation_of(activation)
     cdef Py_ssize_t j, n = x.shape[0]
     for j in prange(lines_in(n), nogil=True, num_threads=num_threads):
-        activate_line(&f, derivative, &x[j * L], &out[j * L], n - j * L)
+        compute_line(&f, derivative, reals(&x[j * L]), reals(&out[j * L]), n - j * L)
 
 
 def to_half(const real[::1] x, half[::1] out, int num_threads=1):
     """Round x to float16, whose bits are those of uint16."""
     cdef Py_ssize_t j, n = x.shape[0]
     for j in prange(lines_in(n), nogil=True, num_threads=num_threads):
-        to_half_line(&x[j * LF], &out[j * LF], n - j * LF)
+        compute_line(NULL, False, reals(&x[j * L]), array_of(&out[j * L], True), n - j * L)
 
 
 def from_half(const half[::1] x, real[::1] out, int num_threads=1):
     """Convert x from float16, whose bits are those of uint16."""
     cdef Py_ssize_t j, n = x.shape[0]
     for j in prange(lines_in(n), nogil=True, num_threads=num_threads):
-        from_half_line(&x[j * LF], &out[j * LF], n - j * LF)
+        compute_line(NULL, False, array_of(&x[j * L], True), reals(&out[j * L]), n - j * L)
 
 
 def add_products(real[::1] out, const real[:, ::1] a, const real[::1] panels, Py_ssize_t lines, Py_ssize_t times):

@@ -1,17 +1,17 @@
 """Passes of layers, forward and backward.
 
-There is one `Runner` for each layer, and the runner of a `Stack` or a `Bidirectional` has those of its parts.  A pass
+There is one `Runner` for each layer, and the runner of a `Stack` or a `Bidirectional` has those of its layers.  A pass
 goes through these levels:
 
-    try_forward     try_backward      a user's arguments; None unless they are canonical, as kernels read them
-    forward_layer   backward_layer    the layer that is called, on canonical arguments
-    forward_part    backward_part     one part of it
+    try_forward       try_backward       a user's arguments; None unless they are canonical, as kernels read them
+    forward_layer     backward_layer     the layer that is called, on canonical arguments
+    forward_sublayer  backward_sublayer  the same, or a layer in it
     plan_and_run_forward, plan_and_run_backward
 
 After None, blockcell/layers converts the arguments, or raises, and calls `forward_layer` or `backward_layer`.
 
-Letters: T time, B batch, I input, H cell; t is a step, b a batch row, and k the index of a weight, a state or a part of
-a layer.  Arrays are time first: x is [T,B,I], y is [T,B,output size].  The gradient of a loss to an array has its name
+Letters: T time, B batch, I input, H cell; t is a step, b a batch row, and k the index of a weight, a state or a
+layer.  Arrays are time first: x is [T,B,I], y is [T,B,output size].  The gradient of a loss to an array has its name
 after "d_".
 """
 cimport cython
@@ -34,8 +34,12 @@ from blockcell._kernels import TAPE_ARRAYS
 from blockcell._team import NUMBER, RUN
 
 from numpy_arrays cimport is_plain
-from passes.arrays cimport STATES, WEIGHTS, LayerKernel, Pass
+from passes.arrays cimport STATES, Kernel, Pass, clear_pass
+from passes.indices cimport (
+    BIAS, BIAS_C, BIAS_HC, BIAS_RU, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, OUT_H, W, W_C, W_P, W_RU, WCF, WCI, WCO, X
+)
 from passes.steps cimport FINISHED, INITIAL, RESET, Layout
+from product.lines cimport align_to_line
 from schedule.runs cimport RunKernel, load_number
 
 import_array()
@@ -47,10 +51,15 @@ cdef enum:
     SHORT = 1 << 15  # multiplications, above which a pass leaves other Python threads running
     SMALL = 1 << 17  # bytes, as in _args.pyx
 
+cdef dict WEIGHTS = {  # the indices of a layer's weights
+    "w": W, "w_ru": W_RU, "w_c": W_C, "w_p": W_P, "wci": WCI, "wcf": WCF, "wco": WCO, "b": BIAS, "b_ru": BIAS_RU,
+    "b_c": BIAS_C, "b_hc": BIAS_HC
+}
+
 
 # -------------------------------------------------------------------------------------------------------------- kernels
 cdef struct KernelCall:  # what `call_kernel` gets; on the stack of `KernelPlan.execute`
-    LayerKernel kernel
+    Kernel kernel
     const void *plan
     void *scratch
     const Pass *arrays
@@ -87,7 +96,7 @@ cdef class KernelPlan:
             if allocated is NULL:
                 raise MemoryError()
         call.kernel, call.plan, call.arrays = self.kernel, PyBytes_AS_STRING(self.parameters), a
-        call.scratch, call.keeps_gil = scratch + (-<size_t> scratch & 63), self.keeps_gil
+        call.scratch, call.keeps_gil = align_to_line(scratch), self.keeps_gil
         try:
             run_kernel(self.planned_threads, call_kernel, &call)
         finally:
@@ -100,7 +109,7 @@ cdef KernelPlan plan_from(
     """Return the plan of a kernel that is `planned`, a PlannedKernel (blockcell/_kernels.py) or such a tuple."""
     cdef KernelPlan plan = KernelPlan.__new__(KernelPlan)
     kernel, plan.parameters, plan.size, plan.planned_threads, _ = planned
-    plan.kernel = <LayerKernel> PyCapsule_GetPointer(kernel, NULL)
+    plan.kernel = <Kernel> PyCapsule_GetPointer(kernel, NULL)
     plan.T, plan.B, plan.format, plan.threads = T, B, format, threads
     plan.keeps_gil = T * B * (I + H) * H < SHORT
     return plan
@@ -127,29 +136,32 @@ cdef KernelPlan plan_for(KernelPlan last, layer, task, int format, Py_ssize_t T,
     return plan_from(planned, format, T, B, layer.input_size, layer.hidden_size, threads)
 
 
-def run_packing_kernel(planned, ndarray packed, list weights, list matrices):
+def run_packing_kernel(planned, ndarray packed, dict weights, dict matrices, bint unpacks=False):
     """Pack a layer's weights, or unpack its quantized matrices.
 
     Parameters
     ----------
     planned : PlannedKernel
-        Of the task "pack" or "unpack".
+        Of the task "pack".
     packed : ndarray of uint8
         As many bytes as are planned.
-    weights : list of ndarray or None
-        The float weights to pack, C-contiguous, in the kernels' order.
-    matrices : list of QuantizedMatrix or None
-        The quantized matrices at their places in this order, C-contiguous; codes and scales are written by "unpack".
+    weights : dict of str to ndarray
+        The float weights to pack, C-contiguous.
+    matrices : dict of str to QuantizedMatrix
+        The quantized matrices, C-contiguous.
+    unpacks : bool
+        Whether codes and scales are written, and nothing is packed.
     """
     cdef Pass a
-    cdef int k
     cdef KernelPlan plan = plan_from(planned, 0, 1, 1, 0, 0, 1)
     plan.keeps_gil = PyArray_SIZE(packed) < SMALL
-    for k, array in enumerate(weights):
-        a.weights[k] = data_or_null(array)
-    for k, matrix in enumerate(matrices):
-        a.codes[k] = <unsigned char *> data_or_null(None if matrix is None else matrix.codes)
-        a.scales[k] = <float *> data_or_null(None if matrix is None else matrix.scale)
+    clear_pass(&a)
+    a.unpacks = unpacks
+    for name, array in weights.items():
+        a.inputs[<int> WEIGHTS[name]] = data_or_null(array)
+    for name, matrix in matrices.items():
+        a.codes[<int> WEIGHTS[name] - W] = <unsigned char *> data_or_null(matrix.codes)
+        a.scales[<int> WEIGHTS[name] - W] = <float *> data_or_null(matrix.scale)
     plan.execute(PyArray_BYTES(packed), &a)
 
 
@@ -164,8 +176,7 @@ cdef void *data_or_null(array) except? NULL:
 
 cdef char *packed_address(object packed) noexcept:
     """Return the address of the packed weights in their array: its first cache line."""
-    cdef char *start = PyArray_BYTES(<ndarray> packed)
-    return start + (-<size_t> start & 63)
+    return <char *> align_to_line(PyArray_BYTES(<ndarray> packed))
 
 
 cdef bint is_shaped(array, int type_number, int rank, Py_ssize_t T, Py_ssize_t B, Py_ssize_t width) noexcept:
@@ -261,9 +272,9 @@ CellTape = namedtuple("CellTape", "weights x state reset_state saved h step_mask
 CellTape.__doc__ = "What a cell keeps of a forward pass."
 DenseTape = namedtuple("DenseTape", "weights x y step_mask last_steps")
 DenseTape.__doc__ = "What a dense layer keeps of a forward pass: the rows that it computed, each from a row of x."
-LastSteps = namedtuple("LastSteps", "T last_step parts")
+LastSteps = namedtuple("LastSteps", "T last_step directions")
 LastSteps.__doc__ = """Which rows of x a dense layer with `last` reads: of T steps the last one of each row, [B]; and
-the parts of x by `Dense._directions_of_x`, of which those of a reverse direction end at the first step."""
+the sizes and directions of x's halves by `Dense._directions_of_x`; those of a reverse one end at the first step."""
 
 
 # -------------------------------------------------------------------------------------------------------------- lengths
@@ -317,14 +328,14 @@ cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
 @cython.final
 @cython.freelist(8)
 cdef class ForwardContext:
-    """What all parts of a layer share in one forward pass."""
+    """What the layers in the one that is called share in one forward pass."""
 
-    cdef dict weights  # the `LeafWeights` of each part with weights
+    cdef dict weights  # the `LeafWeights` of each layer with weights
     cdef Py_ssize_t T, B  # T: the steps until every row has finished
     cdef object lengths, reset  # as for `step_mask_of`
     # Of the leaves in the head (`Leaf._in_head`): at least one step for each row. None if y has all steps.
     cdef object head_lengths
-    cdef object forward_mask, reverse_mask, head_mask  # step masks, made when a part asks first
+    cdef object forward_mask, reverse_mask, head_mask  # step masks, made when a layer asks first
     cdef bint training  # whether a tape is kept
     cdef int threads  # as for `plan_for`
 
@@ -367,8 +378,8 @@ cdef class Runner:
         """Return whether `state` is a state of B rows that kernels can read as it is; None stands for zeros."""
         raise NotImplementedError
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
-        """Run the forward pass of one part of the layer that is called.
+    cdef tuple forward_sublayer(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
+        """Run the forward pass of the layer that is called, or of a layer in it.
 
         Parameters
         ----------
@@ -381,7 +392,7 @@ cdef class Runner:
             What the state is where it is reset: of the form of `state` with arrays [T,B,.], whose rows may lie
             anywhere.  None stands for zeros, in place of an array, too.
         reverse : bool
-            Whether the directions of this part are reversed, as it is in the second layer of a `Bidirectional`.
+            Whether the directions of this layer are reversed, as it is in the second layer of a `Bidirectional`.
         y : ndarray or None
             Is filled and returned, and may have gaps between rows; None for a new array, to which the tape may refer.
 
@@ -390,17 +401,17 @@ cdef class Runner:
         y : ndarray
         last_state
         tape
-            What `backward_part` needs; None unless in training.
+            What `backward_sublayer` needs; None unless in training.
         """
         raise NotImplementedError
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
-        """Run the backward pass of one part of the layer that is called.
+    cdef tuple backward_sublayer(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
+        """Run the backward pass of the layer that is called, or of a layer in it.
 
         Parameters
         ----------
         tape
-            What `forward_part` returned.
+            What `forward_sublayer` returned.
         d_y : ndarray
             There may be gaps between rows.
         d_last
@@ -459,7 +470,7 @@ cdef class Runner:
         lengths, reset
             As for `step_mask_of`, for the steps of x.
         reset_state
-            As for `forward_part`.
+            As for `forward_sublayer`.
         counted : CountedSteps or None
             Which of the user's steps are those of x, if a mask has moved them.
         batch_first : bool
@@ -501,14 +512,14 @@ cdef class Runner:
         T : the number of the user's steps
         """
         if not context.training and context.T == T and not batch_first and counted is None:
-            return self.forward_part(context, x, state, reset_state, False, None)
+            return self.forward_sublayer(context, x, state, reset_state, False, None)
         if batch_first:
             result = self.new_rows(context.B, T, self.output_size)
             y = PyArray_SwapAxes(<ndarray> result, 0, 1)
         else:
             result = y = self.new_rows(T, context.B, self.output_size)
         if counted is not None:
-            counted_y, last_state, content = self.forward_part(context, x, state, reset_state, False, None)
+            counted_y, last_state, content = self.forward_sublayer(context, x, state, reset_state, False, None)
             counted.scatter_y(counted_y, self.layer._directions(False), y)
             return result, last_state, content
         if context.training:  # the tape's own
@@ -516,7 +527,7 @@ cdef class Runner:
         if context.T < T:
             y[context.T :] = 0
             y = y[: context.T]
-        _, last_state, content = self.forward_part(context, x, state, reset_state, False, y)
+        _, last_state, content = self.forward_sublayer(context, x, state, reset_state, False, y)
         return result, last_state, content
 
     cdef tuple forward_last_steps(self, ForwardContext context, ndarray x, state, reset_state, bint is_users_x):
@@ -542,27 +553,22 @@ cdef class Runner:
         y = None
         if context.training:  # the caller's; a tape has its own
             y = new_array(self.dtype, self.type_number, 2, context.B, self.output_size)
-        return self.forward_part(context, x, state, reset_state, False, y)
+        return self.forward_sublayer(context, x, state, reset_state, False, y)
 
     # ------------------------------------------------------------------------------------------------- backward passes
     def try_backward(self, tape, d_y, d_last, d_reset_state):
         """Run the backward pass on a user's arguments; return None if one is not canonical, or wrong."""
         cdef Py_ssize_t T = tape.T, B = tape.B, step_count = tape.step_count
-        cdef bint batch_first = tape.batch_first
+        cdef bint swaps = self.over_time and tape.batch_first
+        cdef int rank = 3 if self.over_time else 2
         if tape.counted is not None:
             return None
-        if not self.over_time:
-            if not is_shaped(d_y, self.type_number, 2, -1, B, self.output_size):
-                return None
-        else:
-            if not is_shaped(
-                d_y, self.type_number, 3, B if batch_first else T, T if batch_first else B, self.output_size
-            ):
-                return None
-            if batch_first:
-                d_y = PyArray_SwapAxes(<ndarray> d_y, 0, 1)
-            if step_count < T:
-                d_y = d_y[:step_count]
+        if not is_shaped(d_y, self.type_number, rank, B if swaps else T, T if swaps else B, self.output_size):
+            return None
+        if swaps:
+            d_y = PyArray_SwapAxes(<ndarray> d_y, 0, 1)
+        if self.over_time and step_count < T:
+            d_y = d_y[:step_count]
         if not self.takes_state(d_last, B):
             return None
         return self.backward_layer(tape, d_y, d_last, d_reset_state)
@@ -578,26 +584,26 @@ cdef class Runner:
         d_last
             Gradient to the last state; None for zeros.
         d_reset_state
-            As for `backward_part`, with all steps of the user's.
+            As for `backward_sublayer`, with all steps of the user's.
 
         Returns
         -------
         d_x, d_initial, grads
-            As of `backward_part`; d_x has all steps of the user's, in the form of x.
+            As of `backward_sublayer`; d_x has all steps of the user's, in the form of x.
         """
         cdef Py_ssize_t T = tape.T, B = tape.B, step_count = tape.step_count
         result = self.new_rows(B, T, self.input_size) if tape.batch_first else self.new_rows(T, B, self.input_size)
         d_x = PyArray_SwapAxes(<ndarray> result, 0, 1) if tape.batch_first else result
         if tape.counted is not None:
-            counted_d_x, d_initial, grads = self.backward_part(tape.content, d_y, d_last, d_reset_state, None)
+            counted_d_x, d_initial, grads = self.backward_sublayer(tape.content, d_y, d_last, d_reset_state, None)
             tape.counted.scatter(counted_d_x, d_x)
         elif step_count > T:  # a step of zeros that no row has
-            _, d_initial, grads = self.backward_part(tape.content, d_y, d_last, d_reset_state, None)
+            _, d_initial, grads = self.backward_sublayer(tape.content, d_y, d_last, d_reset_state, None)
         else:
             if step_count < T:
                 d_x[step_count:] = 0
                 d_x = d_x[:step_count]
-            _, d_initial, grads = self.backward_part(tape.content, d_y, d_last, d_reset_state, d_x)
+            _, d_initial, grads = self.backward_sublayer(tape.content, d_y, d_last, d_reset_state, d_x)
             if not self.over_time and tape.lengths is not None:
                 clear_first_step(d_x, tape.lengths)
         return result, d_initial, grads
@@ -606,7 +612,6 @@ cdef class Runner:
 cdef class LeafRunner(Runner):
     """Runs a layer with weights of its own."""
 
-    cdef tuple weight_names  # in the kernels' order
     cdef type state_type
     cdef int state_count
     cdef Py_ssize_t[STATES] state_sizes  # numbers in a row of each state
@@ -614,8 +619,6 @@ cdef class LeafRunner(Runner):
 
     def __init__(self, layer):
         Runner.__init__(self, layer)
-        self.weight_names = layer._weight_names
-        assert len(self.weight_names) <= WEIGHTS
         self.state_count = len(layer._state._fields)
         self.state_type = layer._state if self.state_count else tuple  # a layer without a state has the empty tuple
         for k in range(self.state_count):
@@ -634,17 +637,27 @@ cdef class LeafRunner(Runner):
         return True
 
     cdef new_state(self, Py_ssize_t B, void **addresses):
-        """Return a state without values.
-
-        addresses : the caller's; the address of each array of the state is written
-        """
+        """Return a state without values, whose addresses are written: that of h first."""
         cdef list arrays = []
         cdef int k
         for k in range(self.state_count):
             array = new_array(self.dtype, self.type_number, 2, B, self.state_sizes[k])
-            addresses[k] = PyArray_BYTES(<ndarray> array)
+            addresses[self.state_count - 1 - k] = PyArray_BYTES(<ndarray> array)
             arrays.append(array)
         return tuple.__new__(self.state_type, arrays)
+
+    cdef void set_state(self, state, const void **addresses, Layout *layouts=NULL) noexcept:
+        """Set where the arrays of a state are, that of h first: NULL where there is none.
+
+        layouts : of arrays [T,B,.]; NULL for a state whose arrays [B,.] have no gaps
+        """
+        cdef int k, i
+        for k in range(self.state_count if state is not None else 0):
+            i = self.state_count - 1 - k
+            if (<tuple> state)[k] is not None:
+                addresses[i] = PyArray_BYTES(<ndarray> (<tuple> state)[k])
+                if layouts is not NULL:
+                    set_layout(&layouts[i], <ndarray> (<tuple> state)[k])
 
     cdef copy_state(self, state, Py_ssize_t B):
         """Return a copy of a state, or zeros for None."""
@@ -653,7 +666,7 @@ cdef class LeafRunner(Runner):
         copy = self.new_state(B, addresses)
         for k in range(self.state_count):
             if state is None:
-                memset(addresses[k], 0, B * self.state_sizes[k] * self.dtype.itemsize)
+                memset(addresses[self.state_count - 1 - k], 0, B * self.state_sizes[k] * self.dtype.itemsize)
             else:
                 PyArray_CopyInto(<ndarray> copy[k], <ndarray> (<tuple> state)[k])
         return copy
@@ -662,7 +675,7 @@ cdef class LeafRunner(Runner):
         """Run the forward kernel, by the plan of the last call if that had the same sizes.
 
         weights : the layer's LeafWeights
-        a : the caller's; `packed` is set here
+        a : the caller's; `packed` and `has_layouts` are set here
         threads : as for `plan_for`
         """
         cdef KernelPlan plan
@@ -670,7 +683,7 @@ cdef class LeafRunner(Runner):
         with cython.critical_section(self):  # in Pythons without a GIL, where another thread may replace it
             plan = self.forward_plan
         _, packed, format = <tuple> weights  # faster than by their names
-        a.packed = packed_address(packed)
+        a.packed, a.has_layouts = packed_address(packed), True
         plan = plan_for(plan, self.layer, "forward", format, T, B, threads)
         with cython.critical_section(self):
             self.forward_plan = plan
@@ -682,18 +695,16 @@ cdef class LeafRunner(Runner):
         weights, by their names.
 
         weights : the arrays by their names
-        a : the caller's; `weights` and `weight_grads` are set here
+        a : the caller's; weights, their gradients and `has_layouts` are set here
         """
         cdef KernelPlan plan
         cdef dict grads = {}
-        cdef int k
-        for k in range(len(self.weight_names)):
-            array, a.weights[k], a.weight_grads[k] = weights.get(self.weight_names[k]), NULL, NULL
-            if array is not None:
-                grad = self.new_grad(<ndarray> array)
-                grads[self.weight_names[k]] = grad
-                a.weights[k] = PyArray_BYTES(<ndarray> array)
-                a.weight_grads[k] = PyArray_BYTES(<ndarray> grad)
+        cdef int index
+        a.has_layouts = True
+        for name, array in weights.items():
+            grad = self.new_grad(<ndarray> array)
+            grads[name], index = grad, WEIGHTS[name]
+            a.inputs[index], a.grads[index] = PyArray_BYTES(<ndarray> array), PyArray_BYTES(<ndarray> grad)
         with cython.critical_section(self):
             plan = self.backward_plan
         plan = plan_for(plan, self.layer, "backward", 0, T, B)
@@ -728,32 +739,31 @@ cdef class CellRunner(LeafRunner):
         LeafRunner.__init__(self, layer)
         self.reverse, self.saved_count, self.hidden_size = layer.reverse, TAPE_ARRAYS[layer._kernel], layer.hidden_size
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
+    cdef tuple forward_sublayer(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Run the cell over all steps; in training keep what each of them saves."""
         cdef Pass a
         cdef Py_ssize_t T = context.T, B = context.B
-        cdef int k
         cdef ndarray h
         weights = context.weights[self.layer]
         saved = tape = None
-        a.saved, a.step_mask, a.reverse = NULL, NULL, reverse ^ self.reverse
+        clear_pass(&a)
+        a.reverse = reverse ^ self.reverse
         if context.training:
             saved = new_array(self.dtype, self.type_number, 4, self.saved_count, T, B, self.hidden_size)
             state = self.copy_state(state, B)
             if reset_state is not None:
                 reset = context.reset[:T]
-                reset_state = tuple([None if part is None else copy_reset_rows(part, reset) for part in reset_state])
-            a.saved = PyArray_BYTES(<ndarray> saved)
+                reset_state = tuple([None if rows is None else copy_reset_rows(rows, reset) for rows in reset_state])
+            self.set_saved(saved, <const void **> a.outputs)
         h = self.new_rows(T, B, self.output_size) if y is None or context.training else y
         if T and B and self.output_size:
-            last_state = self.new_state(B, a.last_state)
-            for k in range(self.state_count):
-                a.initial_state[k] = NULL if state is None else PyArray_BYTES(<ndarray> (<tuple> state)[k])
-            self.set_reset_rows(reset_state, a.reset_state, a.reset_layout)
+            last_state = self.new_state(B, &a.outputs[H_LAST])
+            self.set_state(state, &a.inputs[H_PREV])
+            self.set_state(reset_state, a.reset_state, a.reset_layout)
             step_mask = context.step_mask(a.reverse)
             if step_mask is not None:
                 a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
-            a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(h)
+            a.inputs[X], a.outputs[OUT_H] = PyArray_BYTES(x), PyArray_BYTES(h)
             set_layout(&a.x_layout, x)
             set_layout(&a.y_layout, h)
             self.plan_and_run_forward(weights, &a, T, B, context.threads)
@@ -767,39 +777,34 @@ cdef class CellRunner(LeafRunner):
             tape = CellTape(weights.arrays, x, state, reset_state, saved, h, step_mask, bool(a.reverse))
         return y, last_state, tape
 
-    cdef void set_reset_rows(self, state, const void **addresses, Layout *layouts) noexcept:
-        """Set where the arrays of a reset state, or of a gradient to one, are, and how their rows lie in memory.
-
-        addresses, layouts : [STATES], the caller's; written
-        """
+    cdef void set_saved(self, ndarray saved, const void **outputs) noexcept:
+        """Set where the outputs of the steps beside h are, one behind the other."""
         cdef int k
-        for k in range(self.state_count):
-            addresses[k] = NULL
-            if state is not None and (<tuple> state)[k] is not None:
-                addresses[k] = PyArray_BYTES(<ndarray> (<tuple> state)[k])
-                set_layout(&layouts[k], <ndarray> (<tuple> state)[k])
+        for k in range(self.saved_count):
+            outputs[OUT_H + 1 + k] = PyArray_BYTES(saved) + k * PyArray_STRIDES(saved)[0]
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
+    cdef tuple backward_sublayer(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Compute the gradients of all steps from what they saved."""
         cdef Pass a
         cdef ndarray x, h, x_grad
         cdef Py_ssize_t T, B
-        cdef int k
+        clear_pass(&a)
         weights, x, state, reset_state, saved, h, step_mask, a.reverse = tape
         T, B = PyArray_DIMS(x)[0], PyArray_DIMS(x)[1]
         x_grad = self.new_rows(T, B, self.input_size) if d_x is None else d_x
         if PyArray_SIZE(h) == 0:
             x_grad[...] = 0
             return x_grad, self.copy_state(d_last, B), self.zero_grads(weights)
-        d_initial = self.new_state(B, a.initial_state_grad)
-        for k in range(self.state_count):
-            a.initial_state[k] = PyArray_BYTES(<ndarray?> state[k])
-            a.last_state_grad[k] = NULL if d_last is None else PyArray_BYTES(<ndarray> (<tuple> d_last)[k])
-        a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray?> step_mask)
-        self.set_reset_rows(reset_state, a.reset_state, a.reset_layout)
-        self.set_reset_rows(d_reset_state, <const void **> a.reset_state_grad, a.reset_grad_layout)
-        a.x, a.y, a.saved = PyArray_BYTES(x), PyArray_BYTES(h), PyArray_BYTES(<ndarray?> saved)
-        a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(x_grad)
+        d_initial = self.new_state(B, &a.grads[H_PREV])
+        self.set_state(state, &a.inputs[H_PREV])
+        self.set_state(d_last, &a.inputs[H_LAST_GRAD])
+        self.set_state(reset_state, a.reset_state, a.reset_layout)
+        self.set_state(d_reset_state, <const void **> a.reset_state_grad, a.reset_grad_layout)
+        self.set_saved(saved, a.inputs)
+        if step_mask is not None:
+            a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray?> step_mask)
+        a.inputs[X], a.inputs[OUT_H], a.inputs[H_GRAD] = PyArray_BYTES(x), PyArray_BYTES(h), PyArray_BYTES(d_y)
+        a.grads[X] = PyArray_BYTES(x_grad)
         set_layout(&a.y_grad_layout, d_y)
         set_layout(&a.x_grad_layout, x_grad)
         return x_grad, d_initial, self.plan_and_run_backward(weights, &a, T, B)
@@ -809,7 +814,7 @@ cdef class CellRunner(LeafRunner):
 cdef class DenseRunner(LeafRunner):
     """Runs a dense layer, for all steps or, with `last`, for the last step of each row."""
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
+    cdef tuple forward_sublayer(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Compute y at all steps or, with `last`, at the last step of each row."""
         cdef Pass a
         cdef Py_ssize_t T = context.T, B = context.B
@@ -818,7 +823,7 @@ cdef class DenseRunner(LeafRunner):
         step_mask = last_steps = tape = None
         if self.over_time:
             if context.lengths is not None:
-                if self.layer._in_head and context.head_lengths is not None:  # None where a part is called alone
+                if self.layer._in_head and context.head_lengths is not None:  # None where it is called alone
                     step_mask = context.head_step_mask()
                 else:
                     step_mask = context.step_mask(reverse)
@@ -830,7 +835,7 @@ cdef class DenseRunner(LeafRunner):
         rows = self.new_rows(T, B, self.output_size) if y is None or context.training else y
         if PyArray_SIZE(rows):
             a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
-            a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(rows)
+            a.inputs[X], a.outputs[OUT_H] = PyArray_BYTES(x), PyArray_BYTES(rows)
             set_layout(&a.x_layout, x)
             set_layout(&a.y_layout, rows)
             self.plan_and_run_forward(weights, &a, T, B, context.threads)
@@ -842,7 +847,7 @@ cdef class DenseRunner(LeafRunner):
             tape = DenseTape(weights.arrays, x, rows, step_mask, last_steps)
         return y if last_steps is None else y[0], (), tape
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
+    cdef tuple backward_sublayer(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Compute the gradients; with `last` the gradient to x is zero at steps that were not read."""
         cdef Pass a
         cdef ndarray x, y, x_grad
@@ -854,8 +859,8 @@ cdef class DenseRunner(LeafRunner):
         x_grad = self.new_rows(T, B, self.input_size) if d_x is None or last_steps is not None else d_x
         if PyArray_SIZE(y):
             a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
-            a.x, a.y = PyArray_BYTES(x), PyArray_BYTES(y)
-            a.y_grad, a.x_grad = PyArray_BYTES(d_y), PyArray_BYTES(x_grad)
+            a.inputs[X], a.inputs[OUT_H], a.inputs[H_GRAD] = PyArray_BYTES(x), PyArray_BYTES(y), PyArray_BYTES(d_y)
+            a.grads[X] = PyArray_BYTES(x_grad)
             set_layout(&a.y_grad_layout, d_y)
             set_layout(&a.x_grad_layout, x_grad)
             grads = self.plan_and_run_backward(weights, &a, T, B)
@@ -889,8 +894,8 @@ cdef class DenseRunner(LeafRunner):
         cdef const int64_t *last_step = <const int64_t *> PyArray_BYTES(<ndarray> last_steps.last_step)
         cdef char *row
         cdef char *step
-        for part_size, is_reverse in last_steps.parts:
-            size = part_size * itemsize
+        for direction_size, is_reverse in last_steps.directions:
+            size = direction_size * itemsize
             for b in range(B):
                 row = PyArray_BYTES(rows) + b * self.input_size * itemsize + offset
                 step = PyArray_BYTES(x) + b * PyArray_STRIDES(x)[1] + offset
@@ -907,34 +912,34 @@ cdef class DenseRunner(LeafRunner):
 cdef class CompositeRunner(Runner):
     """Runs a layer that consists of other layers, by their runners."""
 
-    cdef tuple part_names, parts
+    cdef tuple names, runners  # of the layers
 
     def __init__(self, layer):
         Runner.__init__(self, layer)
-        self.part_names, self.parts = tuple(layer._layers), ()
-        for part in layer._layers.values():
-            self.parts += (part._runner,)
+        self.names, self.runners = tuple(layer._layers), ()
+        for sublayer in layer._layers.values():
+            self.runners += (sublayer._runner,)
 
     cdef bint takes_state(self, state, Py_ssize_t B) except -1:
-        """Return whether `state` is None or a tuple of states that the parts take."""
+        """Return whether `state` is None or a tuple of states that the layers take."""
         cdef Py_ssize_t k
         if state is None:
             return True
-        if type(state) is not tuple or len(<tuple> state) != len(self.parts):
+        if type(state) is not tuple or len(<tuple> state) != len(self.runners):
             return False
-        for k in range(len(self.parts)):
-            if not (<Runner> self.parts[k]).takes_state((<tuple> state)[k], B):
+        for k in range(len(self.runners)):
+            if not (<Runner> self.runners[k]).takes_state((<tuple> state)[k], B):
                 return False
         return True
 
-    cdef dict join_grads(self, list part_grads):
-        """Return the gradients of all parts by the names that the layer has for its weights."""
+    cdef dict join_grads(self, list layer_grads):
+        """Return the gradients of all layers by the names that this one has for its weights."""
         cdef dict grads = {}
         cdef Py_ssize_t k
-        for k in range(len(self.parts)):
-            part_name = self.part_names[k]
-            for name, array in (<dict> part_grads[k]).items():
-                grads[f"{part_name}.{name}"] = array
+        for k in range(len(self.runners)):
+            layer_name = self.names[k]
+            for name, array in (<dict> layer_grads[k]).items():
+                grads[f"{layer_name}.{name}"] = array
         return grads
 
 
@@ -942,59 +947,60 @@ cdef class CompositeRunner(Runner):
 cdef class StackRunner(CompositeRunner):
     """Runs a `Stack`."""
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
+    cdef tuple forward_sublayer(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Run the layers from the lowest to the highest, which alone writes to y if that is an array."""
         cdef list last_states = [], tapes = []
-        cdef Py_ssize_t k, top = len(self.parts) - 1
+        cdef Py_ssize_t k, top = len(self.runners) - 1
         for k in range(top + 1):
-            part_state = None if state is None else (<tuple> state)[k]
-            part_reset_state = None if reset_state is None else (<tuple> reset_state)[k]
-            x, part_state, tape = (<Runner> self.parts[k]).forward_part(
-                context, x, part_state, part_reset_state, reverse, y if k == top else None
+            layer_state = None if state is None else (<tuple> state)[k]
+            layer_reset_state = None if reset_state is None else (<tuple> reset_state)[k]
+            x, layer_state, tape = (<Runner> self.runners[k]).forward_sublayer(
+                context, x, layer_state, layer_reset_state, reverse, y if k == top else None
             )
-            last_states.append(part_state)
+            last_states.append(layer_state)
             tapes.append(tape)
         return x, tuple(last_states), tapes
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
+    cdef tuple backward_sublayer(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Run the backward passes of the layers from the highest to the lowest."""
-        cdef list d_states = [], part_grads = []
+        cdef list d_states = [], layer_grads = []
         cdef Py_ssize_t k
-        for k in range(len(self.parts) - 1, -1, -1):
+        for k in range(len(self.runners) - 1, -1, -1):
             d_state = None if d_last is None else (<tuple> d_last)[k]
-            part_d_reset_state = None if d_reset_state is None else (<tuple> d_reset_state)[k]
-            part = (<Runner> self.parts[k]).backward_part(
-                tape[k], d_y, d_state, part_d_reset_state, None if k else d_x
+            layer_d_reset_state = None if d_reset_state is None else (<tuple> d_reset_state)[k]
+            results = (<Runner> self.runners[k]).backward_sublayer(
+                tape[k], d_y, d_state, layer_d_reset_state, None if k else d_x
             )
-            d_y = part[0]
-            d_states.append(part[1])
-            part_grads.append(part[2])
+            d_y = results[0]
+            d_states.append(results[1])
+            layer_grads.append(results[2])
         d_states.reverse()
-        part_grads.reverse()
-        return d_y, tuple(d_states), self.join_grads(part_grads)
+        layer_grads.reverse()
+        return d_y, tuple(d_states), self.join_grads(layer_grads)
 
 
 @cython.final
 cdef class BidirectionalRunner(CompositeRunner):
     """Runs a `Bidirectional`: two layers side by side, of which the second one runs in the other direction."""
 
-    cdef tuple forward_part(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
+    cdef tuple forward_sublayer(self, ForwardContext context, ndarray x, state, reset_state, bint reverse, y):
         """Run both layers over x; each of them writes to its half of y."""
         cdef Py_ssize_t half = self.output_size // 2
         if y is None:
             y = self.new_rows(context.T, context.B, self.output_size)
         fw, bw = (None, None) if state is None else state
-        _, last_fw, tape_fw = (<Runner> self.parts[0]).forward_part(context, x, fw, None, reverse, y[:, :, :half])
-        _, last_bw, tape_bw = (<Runner> self.parts[1]).forward_part(context, x, bw, None, not reverse, y[:, :, half:])
+        y_fw, y_bw = y[:, :, :half], y[:, :, half:]
+        _, last_fw, tape_fw = (<Runner> self.runners[0]).forward_sublayer(context, x, fw, None, reverse, y_fw)
+        _, last_bw, tape_bw = (<Runner> self.runners[1]).forward_sublayer(context, x, bw, None, not reverse, y_bw)
         return y, (last_fw, last_bw), (tape_fw, tape_bw)
 
-    cdef tuple backward_part(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
+    cdef tuple backward_sublayer(self, tape, ndarray d_y, d_last, d_reset_state, d_x):
         """Run the backward passes of both layers, and add up their gradients to x."""
         cdef Py_ssize_t half = self.output_size // 2
         fw, bw = (None, None) if d_last is None else d_last
         tape_fw, tape_bw = tape
-        d_x, d_fw, grads_fw = (<Runner> self.parts[0]).backward_part(tape_fw, d_y[:, :, :half], fw, None, d_x)
-        d_x_bw, d_bw, grads_bw = (<Runner> self.parts[1]).backward_part(tape_bw, d_y[:, :, half:], bw, None, None)
+        d_x, d_fw, grads_fw = (<Runner> self.runners[0]).backward_sublayer(tape_fw, d_y[:, :, :half], fw, None, d_x)
+        d_x_bw, d_bw, grads_bw = (<Runner> self.runners[1]).backward_sublayer(tape_bw, d_y[:, :, half:], bw, None, None)
         with numpy.errstate(over="ignore", invalid="ignore"):
             numpy.add(d_x, d_x_bw, out=d_x)
         return d_x, (d_fw, d_bw), self.join_grads([grads_fw, grads_bw])

@@ -3,7 +3,7 @@
 A stack has a stream for each of its layers.  Functions at the end of the file take such a tuple of streams, the lowest
 one first, and change all of them or none.
 
-Letters: T time, B batch, I input, H cell; n is the number of rows that take part, of which each has a number from 0 to
+Letters: T time, B batch, I input, H cell; n is the number of rows that advance, of which each has a number from 0 to
 B - 1; k is the position of a stream, a state or a row.
 """
 from libc.string cimport memcpy, memset
@@ -21,7 +21,8 @@ from blockcell.argument_reader import ArgumentReader
 
 from blockcell._layers cimport KernelPlan, is_shaped, longest_length, packed_address, plan_for
 from numpy_arrays cimport is_plain, overlap
-from passes.arrays cimport STATES, Pass
+from passes.arrays cimport STATES, Pass, clear_pass
+from passes.indices cimport H_LAST, H_PREV, OUT_H, X
 
 import_array()
 
@@ -75,7 +76,7 @@ cdef class Stream:
     cdef char *packed  # the address of the packed weights
     cdef int format  # how the matrices of weights are quantized
     cdef list states, next_states  # arrays [B,H] or [B,P]: the current ones, and those that a step writes
-    cdef const void *state_data[STATES]  # the addresses of their numbers
+    cdef void *state_data[STATES]  # the addresses of their numbers, that of h first; NULL where there is no state
     cdef void *next_state_data[STATES]
     cdef object row_numbers  # intp [B], once a call has named rows: the numbers of these rows
     cdef object is_named  # uint8 [B], then: scratch of `set_row_numbers`, zero between calls
@@ -108,10 +109,10 @@ cdef class Stream:
 
     cdef void set_addresses(self) noexcept:
         """Note the addresses of the states."""
-        cdef Py_ssize_t k
-        for k in range(len(self.states)):
-            self.state_data[k] = PyArray_BYTES(<ndarray> self.states[k])
-            self.next_state_data[k] = PyArray_BYTES(<ndarray> self.next_states[k])
+        cdef Py_ssize_t k, count = len(self.states)
+        for k in range(count):
+            self.state_data[count - 1 - k] = PyArray_BYTES(<ndarray> self.states[k])
+            self.next_state_data[count - 1 - k] = PyArray_BYTES(<ndarray> self.next_states[k])
 
     cdef void swap_states(self) noexcept:
         """Make the next states the current ones, after a step of all rows."""
@@ -216,7 +217,7 @@ cdef class Stream:
         """
         cdef KernelPlan last_plan, plan
         cdef Pass a
-        cdef int k
+        cdef void **initial = self.next_state_data
         cdef Py_ssize_t index = (n + 7 * T) % PLANS
         if self.output_size == 0:
             return
@@ -227,16 +228,15 @@ cdef class Stream:
         if plan.size > self.scratch_size:
             self.scratch = numpy.empty(plan.size, numpy.uint8)
             self.scratch_size = plan.size
-        a.x, a.y = PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y)
-        a.packed = self.packed
-        a.saved, a.step_mask, a.reverse = NULL, NULL, False
+        clear_pass(&a)
+        a.inputs[X], a.outputs[OUT_H] = PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y)
+        a.packed, a.has_layouts = self.packed, True
         if step_mask is not None:
             a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
-        for k in range(STATES):
-            a.initial_state[k], a.last_state[k] = self.state_data[k], self.next_state_data[k]
-            a.reset_state[k] = NULL
-            if in_place:
-                a.initial_state[k] = self.next_state_data[k]
+        if not in_place:
+            initial = self.state_data
+        memcpy(&a.inputs[H_PREV], initial, STATES * sizeof(void *))
+        memcpy(&a.outputs[H_LAST], self.next_state_data, STATES * sizeof(void *))
         a.x_layout.step, a.x_layout.row = n * self.input_size, self.input_size
         a.y_layout.step, a.y_layout.row = n * self.output_size, self.output_size
         plan.execute(PyArray_BYTES(<ndarray> self.scratch), &a)

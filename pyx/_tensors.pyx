@@ -12,7 +12,10 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.string cimport memcpy, memset
 
 from blockcell._layers cimport KernelPlan, plan_from
-from passes.arrays cimport STATES, Pass
+from passes.arrays cimport STATES, Pass, clear_pass
+from passes.indices cimport (
+    BIAS, BIAS_C, BIAS_HC, H_GRAD, H_LAST, H_LAST_GRAD, H_PREV, OUT_H, W, W_C, W_C_H, W_H, W_P_H, X
+)
 from passes.steps cimport Layout
 from product.half cimport float_to_half, half, half_to_float
 from product.real cimport number
@@ -257,20 +260,18 @@ cdef class TensorKernel:
     cdef int read_reset_states(self, list storages, states, step_mask, Pass *a) except -1:
         """Read the states at resets, of which there are none where they are zero.
 
-        a : what it has of them is set; no gradients to them are wanted
+        a : what it has of them is set
         """
-        cdef int k, n = len(self.states)
-        for k in range(n):
-            a.reset_state[k] = a.reset_state_grad[k] = NULL
+        cdef int k
         if len(states) == 0:
             return 0
-        check_count("reset_states", states, n)
+        check_count("reset_states", states, len(self.states))
         if self.single or self.directions > 1 or step_mask is None:
             refuse_reset_states()
-        for k in range(n):  # the kernels have h last
-            a.reset_state[n - 1 - k] = read_tensor(
+        for k in range(len(self.states)):
+            a.reset_state[k] = read_tensor(
                 storages, self.states[k] + "_reset", states[k], self.reset_state_shapes[k], self.dtype, self.itemsize,
-                &a.reset_layout[n - 1 - k]
+                &a.reset_layout[k]
             )
         return 0
 
@@ -279,6 +280,27 @@ cdef class TensorKernel:
         cdef int k
         for k in range(len(self.states)):
             copy_or_clear(target[k], source[k], self.directions * self.state_bytes[k])
+
+    cdef void set_saved(self, char *tape, int direction, const void **outputs) noexcept:
+        """Set where the tape of all directions has the outputs of the steps of one direction, beside h."""
+        cdef Py_ssize_t size = self.T * self.B * self.H * self.itemsize
+        cdef int k
+        for k in range(self.tape_arrays):
+            outputs[OUT_H + 1 + k] = tape + (direction * self.tape_arrays + k) * size
+
+    cdef void set_matrices(self, char **weight, int projection, const void **arrays) noexcept:
+        """Set where the matrices of one direction are, or their gradients.
+
+        Gates whose two biases are not summed are a second matrix, the lower rows of w_ih and w_hh.
+
+        weight : w_ih, w_hh and, if there is a projection, at the index `projection` w_hr
+        arrays : the inputs or the gradients of a call; written
+        """
+        arrays[W], arrays[W_H] = weight[0], weight[1]
+        arrays[W_C] = weight[0] + self.summed_size * self.I * self.itemsize
+        arrays[W_C_H] = weight[1] + self.summed_size * self.P * self.itemsize
+        if self.projected:
+            arrays[W_P_H] = weight[projection]
 
     cdef const unsigned char *read_step_mask(self, list storages, step_mask) except? NULL:
         """Return the address of a step mask for both directions; NULL for None."""
@@ -309,7 +331,9 @@ cdef class TensorForward(TensorKernel):
         check_count("weights", weights, self.directions * per)
         if len(states) != 0:
             check_count("states", states, n)
-        a.x = read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
+        clear_pass(&a)
+        a.has_layouts = True
+        a.inputs[X] = read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
         self.read_weights(storages, weights, per, weight)
         self.read_states(storages, states, initial)
         flags = self.read_step_mask(storages, step_mask)
@@ -349,17 +373,17 @@ cdef class TensorForward(TensorKernel):
         sums : written: a bias, the sum of both
         scratch : for the kernel
         """
-        cdef int k, n = len(self.states)
-        for k in range(n):  # the kernels have h last
-            a.initial_state[n - 1 - k] = NULL if initial[k] is NULL else initial[k] + direction * self.state_bytes[k]
-            a.last_state[n - 1 - k] = last[k] + direction * self.state_bytes[k]
-        a.y = NULL if self.single else output[0] + direction * self.P * self.itemsize  # a single step's is the state h
-        a.saved = NULL
+        cdef int k
+        for k in range(len(self.states)):
+            a.inputs[H_PREV + k] = NULL if initial[k] is NULL else initial[k] + direction * self.state_bytes[k]
+            a.outputs[H_LAST + k] = last[k] + direction * self.state_bytes[k]
+        if not self.single:  # whose y is the state h
+            a.outputs[OUT_H] = output[0] + direction * self.P * self.itemsize
         if tape is not NULL:
-            a.saved = tape + direction * self.tape_arrays * self.T * self.B * self.H * self.itemsize
+            self.set_saved(tape, direction, <const void **> a.outputs)
         a.reverse = direction == 1
-        a.weights[0], a.weights[1] = weight[0], weight[1]
-        a.weights[2] = a.weights[3] = a.weights[4] = sums
+        self.set_matrices(weight, self.weights_per_direction - 1, a.inputs)
+        a.inputs[BIAS] = a.inputs[BIAS_C] = a.inputs[BIAS_HC] = sums
         if self.bias:
             if self.itemsize == 8:
                 add_biases(<const double *> weight[2], <const double *> weight[3], <double *> sums, self.summed_size)
@@ -367,12 +391,10 @@ cdef class TensorForward(TensorKernel):
                 add_biases(<const float *> weight[2], <const float *> weight[3], <float *> sums, self.summed_size)
             else:
                 add_biases(<const half *> weight[2], <const half *> weight[3], <half *> sums, self.summed_size)
-            a.weights[3] = weight[2] + self.summed_size * self.itemsize
-            a.weights[4] = weight[3] + self.summed_size * self.itemsize
+            a.inputs[BIAS_C] = weight[2] + self.summed_size * self.itemsize
+            a.inputs[BIAS_HC] = weight[3] + self.summed_size * self.itemsize
         else:
             memset(sums, 0, self.bias_size * self.itemsize)
-        if self.projected:
-            a.weights[3] = weight[self.weights_per_direction - 1]
         self.plan.execute(scratch, a)
 
 
@@ -395,8 +417,8 @@ cdef class TensorBackward(TensorKernel):
         cdef char *initial[STATES]
         cdef char *last_grad[STATES]
         cdef char *output[1 + DIRECTIONS * WEIGHTS_PER_DIRECTION + 2 * STATES]
+        cdef char *y_data
         cdef char *tape_data
-        cdef char *x_grad
         cdef char *y_grad = NULL
         cdef char **weight_grads = output + needs_x
         cdef char **initial_grads = weight_grads + (0 if x is None else self.directions * self.weights_per_direction)
@@ -404,10 +426,8 @@ cdef class TensorBackward(TensorKernel):
         cdef const unsigned char *flags
         cdef Py_ssize_t itemsize = self.itemsize
         cdef Py_ssize_t state_bytes = (self.B * max(self.H, self.P) * itemsize + 63) // 64 * 64
-        cdef Py_ssize_t bias_bytes = (self.bias_size * itemsize + 63) // 64 * 64
         cdef char *zeros  # memory for a state of zeros, which begins the block,
         cdef char *no_initial_grads  # for gradients to states that nobody asks for,
-        cdef char *no_bias_grads  # for gradients to biases that nobody asks for,
         cdef char *scratch  # and for the kernel
         cdef int k, j, n = len(self.states), per = 3 if self.projected else 2
         cdef bint has_states = len(states) != 0
@@ -418,8 +438,11 @@ cdef class TensorBackward(TensorKernel):
             check_count("states", states, n)
         reset_grads = initial_grads + (n if has_states else 0)
         check_count("outputs", outputs, reset_grads - output + (n if needs_reset_states else 0))
-        a.x = NULL if x is None else read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
-        a.y = read_tensor(storages, "y", y, self.y_shape, self.dtype, itemsize, &a.y_layout)
+        clear_pass(&a)
+        a.has_layouts = True
+        if x is not None:
+            a.inputs[X] = read_tensor(storages, "x", x, self.x_shape, self.dtype, itemsize, &a.x_layout)
+        y_data = read_tensor(storages, "y", y, self.y_shape, self.dtype, itemsize, &a.y_layout)
         tape_data = read_tensor(storages, "tape", tape, self.tape_shape, self.dtype, itemsize, NULL)
         self.read_weights(storages, matrices, per, weight)
         self.read_states(storages, states, initial)
@@ -432,10 +455,9 @@ cdef class TensorBackward(TensorKernel):
             output[k] = <char *> <size_t> outputs[k].data_ptr()
         for k in range(n if needs_reset_states else 0):  # zero where there is no reset
             copy_or_clear(reset_grads[k], NULL, self.T * self.state_bytes[k])
-            a.reset_state_grad[n - 1 - k] = reset_grads[k]
-            a.reset_grad_layout[n - 1 - k].row = self.state_bytes[k] // self.B // itemsize if self.B else 0
-            a.reset_grad_layout[n - 1 - k].step = self.state_bytes[k] // itemsize
-        x_grad = output[0] if needs_x else NULL
+            a.reset_state_grad[k] = reset_grads[k]
+            a.reset_grad_layout[k].row = self.state_bytes[k] // self.B // itemsize if self.B else 0
+            a.reset_grad_layout[k].step = self.state_bytes[k] // itemsize
         if self.plan is None:  # there is no step
             for tensor in outputs:
                 tensor.zero_()
@@ -443,66 +465,53 @@ cdef class TensorBackward(TensorKernel):
                 self.copy_states(initial_grads, last_grad)
             return
         a.x_grad_layout.step, a.x_grad_layout.row = self.B * self.I, self.I
-        zeros = <char *> PyMem_RawMalloc((1 + STATES) * state_bytes + 2 * bias_bytes + self.plan.size)
+        zeros = <char *> PyMem_RawMalloc((1 + STATES) * state_bytes + self.plan.size)
         if zeros is NULL:
             raise MemoryError()
         memset(zeros, 0, state_bytes)
         no_initial_grads = zeros + state_bytes
-        no_bias_grads = no_initial_grads + STATES * state_bytes
-        scratch = no_bias_grads + 2 * bias_bytes
+        scratch = no_initial_grads + STATES * state_bytes
         if y_grad is NULL:
             a.y_grad_layout.step = a.y_grad_layout.row = 0
         try:
             for k in range(self.directions):
-                for j in range(n):  # the kernels have h last
-                    a.initial_state[n - 1 - j] = initial[j] + k * self.state_bytes[j] if has_states else zeros
-                    a.last_state_grad[n - 1 - j] = NULL
+                for j in range(n):
+                    a.inputs[H_PREV + j] = initial[j] + k * self.state_bytes[j] if has_states else zeros
                     if last_grad[j] is not NULL:
-                        a.last_state_grad[n - 1 - j] = last_grad[j] + k * self.state_bytes[j]
-                    a.initial_state_grad[n - 1 - j] = no_initial_grads + j * state_bytes
+                        a.inputs[H_LAST_GRAD + j] = last_grad[j] + k * self.state_bytes[j]
+                    a.grads[H_PREV + j] = no_initial_grads + j * state_bytes
                     if has_states:
-                        a.initial_state_grad[n - 1 - j] = initial_grads[j] + k * self.state_bytes[j]
-                a.y_grad = zeros if y_grad is NULL else y_grad + k * self.P * itemsize
+                        a.grads[H_PREV + j] = initial_grads[j] + k * self.state_bytes[j]
+                a.inputs[OUT_H] = y_data + k * self.P * itemsize
+                a.inputs[H_GRAD] = zeros if y_grad is NULL else y_grad + k * self.P * itemsize
                 a.step_mask = NULL if flags is NULL else flags + k * self.T * self.B
-                a.x_grad, a.accumulate_x_grad, a.reverse = x_grad, k == 1, k == 1
+                a.grads[X] = output[0] if needs_x else NULL
+                a.accumulate_x_grad = a.reverse = k == 1
                 self.run_direction(
                     &a, k, tape_data, weight + k * per,
-                    NULL if x is None else weight_grads + k * self.weights_per_direction, no_bias_grads, scratch
+                    NULL if x is None else weight_grads + k * self.weights_per_direction, scratch
                 )
-                a.y = <char *> a.y + self.P * itemsize
         finally:
             PyMem_RawFree(zeros)
 
-    cdef run_direction(
-        self, Pass *a, int direction, char *tape, char **weight, char **grads, char *no_bias_grads, char *scratch
-    ):
+    cdef run_direction(self, Pass *a, int direction, char *tape, char **weight, char **grads, char *scratch):
         """Run the kernel for one direction.
 
         a : what belongs to the direction is set, but for what is set here: the tape, the weights and their gradients
         tape : of all directions
         weight : of this direction: w_ih, w_hh and, if there is a projection, w_hr
         grads : of this direction, in the order of all its weights; written; NULL if nobody asks for them
-        no_bias_grads : memory for gradients to two biases, which is written if the layer has none
         scratch : for the kernel
         """
-        cdef Py_ssize_t itemsize = self.itemsize
-        cdef char *b_ih = no_bias_grads
-        cdef char *b_hh = no_bias_grads + self.bias_size * itemsize
-        cdef int k
-        a.saved = tape + direction * self.tape_arrays * self.T * self.B * self.H * itemsize
-        a.weights[0], a.weights[1] = weight[0], weight[1]
-        if self.projected:
-            a.weights[3] = weight[2]
-        for k in range(WEIGHTS_PER_DIRECTION):
-            a.weight_grads[k] = NULL
+        cdef Py_ssize_t summed_bytes = self.summed_size * self.itemsize
+        self.set_saved(tape, direction, a.inputs)
+        self.set_matrices(weight, 2, a.inputs)
         if grads is not NULL:
+            self.set_matrices(grads, self.weights_per_direction - 1, <const void **> a.grads)
             if self.bias:
-                b_ih, b_hh = grads[2], grads[3]
-            a.weight_grads[0], a.weight_grads[1], a.weight_grads[2] = grads[0], grads[1], b_ih
-            a.weight_grads[3] = b_ih + self.summed_size * itemsize
-            a.weight_grads[4] = b_hh + self.summed_size * itemsize
-            if self.projected:
-                a.weight_grads[3] = grads[self.weights_per_direction - 1]
+                a.grads[BIAS], a.grads[BIAS_HC] = grads[2], grads[3] + summed_bytes
+                if not self.projected:  # the projection, its second matrix, has no bias
+                    a.grads[BIAS_C] = grads[2] + summed_bytes
         self.plan.execute(scratch, a)
-        if grads is not NULL:
-            memcpy(b_hh, b_ih, self.summed_size * itemsize)
+        if grads is not NULL and self.bias:
+            memcpy(grads[3], grads[2], summed_bytes)

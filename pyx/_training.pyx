@@ -13,13 +13,12 @@ class c, and of a weight i is an element; lane l of line j is a number of a vect
 from libc.math cimport INFINITY, pow, sqrt, sqrtf
 from numpy cimport (
     NPY_DOUBLE, NPY_FLOAT, NPY_INT64, NPY_INTP, PyArray_BYTES, PyArray_CheckExact, PyArray_DIMS, PyArray_ISCARRAY_RO,
-    PyArray_NDIM, PyArray_SAMESHAPE, PyArray_SIZE, PyArray_SimpleNew, PyArray_TYPE, PyArray_ZEROS, import_array,
-    ndarray, npy_intp
+    PyArray_NDIM, PyArray_SIZE, PyArray_SimpleNew, PyArray_TYPE, PyArray_ZEROS, import_array, ndarray, npy_intp
 )
 
 import numpy
 
-from numpy_arrays cimport is_plain
+from numpy_arrays cimport is_like, is_plain
 
 import_array()
 
@@ -41,15 +40,6 @@ cdef inline bint is_real_array(array) noexcept:
         PyArray_CheckExact(array)
         and PyArray_ISCARRAY_RO(<ndarray> array)
         and (PyArray_TYPE(<ndarray> array) == NPY_FLOAT or PyArray_TYPE(<ndarray> array) == NPY_DOUBLE)
-    )
-
-
-cdef inline bint is_like(array, ndarray other) noexcept:
-    """Return whether `array` has the other's dtype and shape, and `is_real_array`."""
-    return (
-        is_real_array(array)
-        and PyArray_TYPE(<ndarray> array) == PyArray_TYPE(other)
-        and PyArray_SAMESHAPE(<ndarray> array, other)
     )
 
 

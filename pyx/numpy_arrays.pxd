@@ -1,6 +1,6 @@
 """Checks of numpy arrays that go to a kernel.  No check raises."""
 from numpy cimport (
-    PyArray_BYTES, PyArray_CheckExact, PyArray_ISCARRAY_RO, PyArray_NBYTES, PyArray_NDIM,
+    PyArray_BYTES, PyArray_CheckExact, PyArray_ISCARRAY_RO, PyArray_NBYTES, PyArray_NDIM, PyArray_SAMESHAPE,
     PyArray_TYPE, ndarray, npy_intp
 )
 
@@ -13,6 +13,11 @@ cdef inline bint is_plain(array, int type_number, int rank) noexcept:
         and PyArray_TYPE(<ndarray> array) == type_number
         and PyArray_NDIM(<ndarray> array) == rank
     )
+
+
+cdef inline bint is_like(array, ndarray other) noexcept:
+    """Return whether `array` is plain, and has the other's type and shape."""
+    return is_plain(array, PyArray_TYPE(other), PyArray_NDIM(other)) and PyArray_SAMESHAPE(<ndarray> array, other)
 
 
 cdef inline bint overlap(ndarray a, ndarray b) noexcept:

@@ -75,7 +75,7 @@ FAMILIES = {"lstm_cell_grad.pxd": "lstm", "dense.pxd": "dense"}  # whose kernels
 # Barriers whose removal goes unnoticed, as nothing that follows reads what another thread wrote before them: the file,
 # the function, and how many it has.
 SPARE = {
-    "lstm_cell_grad.pxd run_dicfo": 1,
+    "lstm_cell_grad.pxd compute_dicfo": 1,
     # The last one, and the one after `single_step_grads`, which orders nothing today: a single step that packs panel by
     # panel has one group, or is a GRU's, whose weight gradients read d only after the next barrier. It stays so that a
     # cell with other reads is right.

@@ -429,14 +429,9 @@ class Leaf(Layer[S_co]):
     _in_head = False
     """Whether a `Dense` with `last` reads y, perhaps through other dense layers."""
 
-    @property
-    def _weight_names(self) -> tuple[str, ...]:
-        """The names of all weights that the kernels take, in their order; this layer may not have all of them."""
-        return tuple(tensor.name for tensor in self._tensors)
-
     @abstractmethod
     def _kernel_options(self) -> tuple[Any, ...]:
-        """Return the options of the function that plans the kernels (`lstm_layer` in ``pyx/_ops.pyx``)."""
+        """Return the options of the function that plans the kernels (`lstm_cell` in ``pyx/_ops.pyx``)."""
 
     @abstractmethod
     def _sizes_of(self, arrays: Mapping[str, Array], message: str) -> dict[str, int]:
@@ -557,10 +552,10 @@ class Leaf(Layer[S_co]):
         self, arrays: dict[str, Array], matrices: Mapping[str, QuantizedMatrix] | None = None, format: int = 0
     ) -> LeafWeights:
         """Return the arrays with all weights packed: these, and the quantized matrices of this format."""
-        kernel, names = self._plan_kernel("pack", format, 1, 1, 1), self._weight_names
+        kernel = self._plan_kernel("pack", format, 1, 1, 1)
         packed = np.empty(kernel.size, np.uint8)  # huge pages made no difference below 4 MiB, numpy's own limit
         if self.hidden_size:
-            run_packing_kernel(kernel, packed, [*map(arrays.get, names)], [*map((matrices or {}).get, names)])
+            run_packing_kernel(kernel, packed, arrays, matrices or {})
         return LeafWeights(arrays, packed, format)
 
     def _without_weights(self) -> Self:
@@ -596,8 +591,8 @@ class Leaf(Layer[S_co]):
             for name, shape in shapes.items()
         }
         if self.hidden_size:
-            kernel = self._plan_kernel("unpack", weights.format, 1, 1, 1)
-            run_packing_kernel(kernel, weights.packed, [], [*map(matrices.get, self._weight_names)])
+            kernel = self._plan_kernel("pack", weights.format, 1, 1, 1)
+            run_packing_kernel(kernel, weights.packed, {}, matrices, unpacks=True)
         return matrices
 
     # ---------------------------------------------------------------------------------------------------------- streams
@@ -628,7 +623,7 @@ class Leaf(Layer[S_co]):
 
         Parameters
         ----------
-        task : {"pack", "unpack", "forward", "backward"}
+        task : {"pack", "forward", "backward"}
         format : int
             How the matrices of weights are quantized.
         T, B, threads : int

@@ -244,10 +244,6 @@ class LSTM(Cell[LSTMState]):
     def _gates(self) -> tuple[str, ...]:
         return COUPLED_GATES if self.coupled else GATE_ORDERS[self.gate_order]
 
-    @property
-    def _weight_names(self) -> tuple[str, ...]:
-        return tuple(tensor.name for tensor in lstm_weights(False, True))
-
     def _repr_weights(self) -> list[str]:
         peepholes = ["use_peephole=True"] if self._use_peephole else []
         return peepholes + ([f"proj_size={self.output_size}"] if "P" in self._sizes else [])

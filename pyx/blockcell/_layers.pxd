@@ -1,14 +1,14 @@
 """The plan of a layer's call, and what else `_stream.pyx` and `_tensors.pyx` cimport from `_layers.pyx`.
 
 The folder is named `blockcell` because Cython looks for a module's .pxd file by the module's full name."""
-from passes.arrays cimport LayerKernel, Pass
+from passes.arrays cimport Kernel, Pass
 
 
 cdef class KernelPlan:
     """A kernel of a layer, and how it runs T steps of B rows."""
 
     cdef object parameters  # bytes: the plan as a struct of the kernel's module
-    cdef LayerKernel kernel
+    cdef Kernel kernel
     cdef Py_ssize_t T, B, size  # size: bytes of scratch
     cdef int format  # how the matrices of weights are quantized
     cdef int threads, planned_threads  # that there may be; that the kernel uses

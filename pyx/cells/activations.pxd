@@ -41,8 +41,8 @@ ctypedef fused activations:
     any_activations
 
 
-cdef inline inline_void exp_parts(real x, real scale, real rate, real shift, real *two_n, real *p) noexcept nogil:
-    """Compute exp(scale * x) in two parts: two_n * (1 + scale * p) = 2**shift * exp(scale * x), two_n a power of two.
+cdef inline inline_void split_exp(real x, real scale, real rate, real shift, real *two_n, real *p) noexcept nogil:
+    """Compute exp(scale * x) as two numbers: two_n * (1 + scale * p) = 2**shift * exp(scale * x), two_n a power of two.
 
     `scale` is a power of two, with a sign: the constants below scale without rounding.  `rate`, about scale / ln 2,
     decides on the power of two; scale / ln 2 itself makes p smallest.
@@ -60,7 +60,7 @@ cdef inline inline_void exp_parts(real x, real scale, real rate, real shift, rea
     else:
         two_n[0] = exp2_of_low_bits_d(n)
     n = n - magic
-    # r = x - n * ln 2 / scale, with ln 2 in two parts, the first so short that its product with n is exact.
+    # r = x - n * ln 2 / scale, with ln 2 as a sum of two numbers, the first so short that its product with n is exact.
     # p = r + r**2 * (c2 * scale + c3 * scale**2 * r + ...), minimax in relative error for |scale * r| <= ln 2 / 2.
     s2 = scale * scale
     s4 = s2 * s2
@@ -73,7 +73,7 @@ cdef inline inline_void exp_parts(real x, real scale, real rate, real shift, rea
     else:
         high = x - n * (<real> 0.693145751953125 / scale)
         low = n * (<real> 1.42860682030941723212e-6 / scale)
-        r = high - low  # its rounding alone would take tanh past 2 ulp, so p is made of the parts
+        r = high - low  # its rounding alone would take tanh past 2 ulp, so p is made of both
         rr = r * r
         c23 = <real> 0.5 * scale + <real> 0.16666666666666677 * s2 * r
         c45 = <real> 0.04166666666666665 * s2 * scale + <real> 0.008333333333321563 * s4 * r
@@ -93,12 +93,12 @@ cdef inline real sigmoid(real x) noexcept nogil:
         x = bounds_f[0] if x < bounds_f[0] else x
         x = bounds_f[1] if bounds_f[1] < x else x
         one = <real> 5.421010862427522e-20
-        exp_parts(x, <real> -1.0, <real> -LOG2_E, <real> -64.0, &e, &p)
+        split_exp(x, <real> -1.0, <real> -LOG2_E, <real> -64.0, &e, &p)
     else:
         x = bounds_d[0] if x < bounds_d[0] else x
         x = bounds_d[1] if bounds_d[1] < x else x
         one = <real> 7.458340731200207e-155
-        exp_parts(x, <real> -1.0, <real> -LOG2_E, <real> -512.0, &e, &p)
+        split_exp(x, <real> -1.0, <real> -LOG2_E, <real> -512.0, &e, &p)
     return one / (e + (one - e * p))
 
 
@@ -109,12 +109,12 @@ cdef inline real tanh(real x) noexcept nogil:
     if COMPUTES_FLOAT:
         a = fabsf(x)
         a = bounds_f[2] if bounds_f[2] < a else a
-        exp_parts(a, <real> -2.0, <real> (-2.0 * LOG2_E), <real> 0.0, &e, &p)
+        split_exp(a, <real> -2.0, <real> (-2.0 * LOG2_E), <real> 0.0, &e, &p)
     else:
         a = fabs(x)
         a = bounds_d[2] if bounds_d[2] < a else a
         # A rate 3 % too high: from a = 0.505, not 0.520, p enters with a fourth and no longer with half of its error.
-        exp_parts(a, <real> -2.0, <real> -2.96875, <real> 0.0, &e, &p)
+        split_exp(a, <real> -2.0, <real> -2.96875, <real> 0.0, &e, &p)
     a = ((half - half * e) + e * p) / ((half + half * e) - e * p)
     return copysignf(a, x) if COMPUTES_FLOAT else copysign(a, x)
 
@@ -125,10 +125,10 @@ cdef inline real scaled_exp(real x) noexcept nogil:
     cdef real two_n, p
     if COMPUTES_FLOAT:
         x = bounds_f[0] if x < bounds_f[0] else x
-        exp_parts(x, <real> 1.0, <real> LOG2_E, <real> 64.0, &two_n, &p)
+        split_exp(x, <real> 1.0, <real> LOG2_E, <real> 64.0, &two_n, &p)
     else:
         x = bounds_d[0] if x < bounds_d[0] else x
-        exp_parts(x, <real> 1.0, <real> LOG2_E, <real> 512.0, &two_n, &p)
+        split_exp(x, <real> 1.0, <real> LOG2_E, <real> 512.0, &two_n, &p)
     return two_n + two_n * p
 
 
@@ -139,7 +139,7 @@ cdef inline real exp_minus_one(real x) noexcept nogil:
         x = exp_bounds_f[0] if x < exp_bounds_f[0] else x
     else:
         x = exp_bounds_d[0] if x < exp_bounds_d[0] else x
-    exp_parts(x, <real> 1.0, <real> LOG2_E, <real> 0.0, &two_n, &p)
+    split_exp(x, <real> 1.0, <real> LOG2_E, <real> 0.0, &two_n, &p)
     return (two_n - one) + two_n * p
 
 
@@ -157,7 +157,7 @@ cdef inline real exponential(real x) noexcept nogil:
         x = exp_bounds_d[2] if exp_bounds_d[2] < x else x
         shift = <real> -512.0 if x > 0 else <real> 512.0
         scale = <real> 1.3407807929942597e154 if x > 0 else <real> 7.458340731200207e-155
-    exp_parts(x, <real> 1.0, <real> LOG2_E, shift, &two_n, &p)
+    split_exp(x, <real> 1.0, <real> LOG2_E, shift, &two_n, &p)
     return (two_n + two_n * p) * scale
 
 

@@ -29,29 +29,31 @@ from libc.math cimport INFINITY
 from libc.string cimport memset
 
 from cells.activations cimport scaled_exp, sigmoid, tanh
-from passes.arrays cimport Pass, kernel_with_plan
+from passes.arrays cimport Pass
 from passes.gradients cimport (
     PANEL_LINES, InputRow, RowBlock, RowRun, XGrad, add_column_sums, add_weight_grad_rows, compute_x_grad_part,
     count_panels, count_tiles, list_active_rows, next_run, pack_columns, pack_tiles, pack_transposed_panel, panel_lines,
     runs_of, tile_stride_of
 )
+from passes.indices cimport BIAS, H_GRAD, OUT_H, W, X
+from passes.layer cimport planned_kernel
 from passes.steps cimport (
     FINISHED, Layout, Steps, has_step, offset_of, set_step_mask, size_of_slots, slot_of_row, steps_of
 )
-from product.integer cimport READ_PAST, quantized_row_stride
+from product.integer cimport quantized_row_stride
 from product.lines cimport (
-    LF, REAL_BYTES, Array, L, array_of, at, clear, holds_half, itemsize_of, lines_in, load_row, no_array, noinline_void,
-    store_line, store_row, store_value
+    LF, Array, L, array_of, at, clear, holds_half, itemsize_of, lines_in, load_row, no_array, noinline_void, store_line,
+    store_row, store_value
 )
 from product.panels cimport (
     THREAD_GAP, Panels, add_product, add_row_product, copy_bias, load_product_row, pack_bias, pack_panels,
-    pack_quantized, panels_with_rows, row_panels, scratch_stride, unit_lines_in_panel
+    pack_quantized, panels_of, row_panels, scratch_stride, size_read_past, unit_lines_in_panel
 )
 from product.quantized cimport INT8, UNQUANTIZED, bytes_per_weight
 from product.real cimport real
 from product.tile cimport GROUP_TILES, LINES, PACK_ROWS, ROW_BLOCK, ROWS, TILE_SIZE, tile_group_height
 from schedule.cost cimport (
-    Grid, Work, ceil_div, choose_grid, parts_of, requirements_of, speed_of, threads_of, use_threads, work_of
+    Grid, Work, ceil_div, choose_grid, parts_of, speed_of, threads_of, use_threads, work_of
 )
 from schedule.machine cimport fewest_prefetching_rows
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
@@ -161,7 +163,7 @@ cdef inline Grid choose_forward_grid(
     cdef Work work = work_of(1, rows, 1)
     work.lines[0] = work.units = lines_in(O)
     work.width[0], work.panels[0], work.panels[1] = LINES, ceil_div(work.lines[0], LINES), 0
-    work.K[0], work.x_rows[0] = I, 0
+    work.K[0], work.x_size[0] = I, 0
     work.line_bytes = L * bytes_per_weight(format)
     work.speed, work.cell = speed_of(format), 10
     return choose_grid(&work, threads, False, False)
@@ -215,7 +217,7 @@ cdef inline DenseForward plan_forward(
     cdef Py_ssize_t rows = T * B
     p.rows, p.B, p.I, p.O, p.activation = rows, B, I, O, activation
     p.Is, p.Os = quantized_row_stride(I) if format == INT8 else scratch_stride(I), scratch_stride(O)
-    p.w = panels_with_rows(I, I, 0, O, 1, format)
+    p.w = panels_of(True, I, 0, O, 1, format)
     p.grid = choose_forward_grid(rows, I, O, format, threads)
     p.w.prefetching_rows = fewest_prefetching_rows(I * O * bytes_per_weight(format), p.grid.members)
     p.chunk = ceil_div(rows, p.grid.groups)
@@ -329,7 +331,7 @@ cdef inline DenseShare dense_share(const DenseForward *p, Py_ssize_t part) noexc
     return share
 
 
-cdef inline void multiply(const DenseForward *p, Py_ssize_t part) noexcept nogil:
+cdef inline void compute_y(const DenseForward *p, Py_ssize_t part) noexcept nogil:
     """Compute one part of y: its rows, its panels.
 
     Rows of x are gathered if some are finished, or if the product does not read them as they are.
@@ -384,13 +386,13 @@ cdef inline long long forward(const DenseForward *p) noexcept nogil:
     cdef Team team
     cdef Py_ssize_t part
     if parts_of(&p.grid) == 1:
-        multiply(p, 0)
+        compute_y(p, 0)
         return 0
     start_team(&team, p.grid.groups, p.grid.members)
     with nogil, parallel(num_threads=threads_of(&p.grid)):
         adopt_rounding(&team)
         for part in prange(p.grid.first, p.grid.end, schedule="static"):
-            multiply(p, part)
+            compute_y(p, part)
         if p.activation == SOFTMAX and p.grid.members > 1:
             group_barrier(&team)
             for part in prange(p.grid.first, p.grid.end, schedule="static"):
@@ -399,12 +401,13 @@ cdef inline long long forward(const DenseForward *p) noexcept nogil:
     return measured_cost(&team)
 
 
-cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
+cdef inline long long forward_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the forward pass of a plan, a `DenseForward`; return the nanoseconds that having several threads cost."""
     cdef DenseForward p = (<const DenseForward *> plan)[0]
     cdef Py_ssize_t r = 0, parts = parts_of(&p.grid)
     cdef long long nanoseconds
-    p.x, p.y, p.x_layout, p.y_layout = array_of(a.x, p.is_half), array_of(a.y, p.is_half), a.x_layout, a.y_layout
+    p.x, p.x_layout = array_of(a.inputs[X], p.is_half), a.x_layout
+    p.y, p.y_layout = array_of(a.outputs[OUT_H], p.is_half), a.y_layout
     p.scratch, p.w.base, p.step_mask = <real *> scratch, a.packed, a.step_mask
     if a.step_mask is not NULL:
         while r < p.rows and not is_finished(a.step_mask, r):
@@ -419,31 +422,19 @@ cdef inline long long forward_layer(const void *plan, int ready, void *scratch, 
 
 
 # ------------------------------------------------------------------------------------------------------ packed weights
-cdef inline void exchange_codes(const Panels *w, const Pass *a, bint back) noexcept nogil:
-    """Pack `a.codes` and `a.scales` of a quantized layer to its panels, or copy them `back` from there."""
-    cdef Array codes = array_of(a.codes[0], False), scales = array_of(a.scales[0], False)
-    pack_quantized(w, &codes, &scales, back)
-
-
-cdef inline long long pack_layer(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
-    """Pack a layer's weights to `packed`, in the panels of a plan, a `DenseForward`."""
+cdef inline long long pack_weights(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
+    """Pack a layer's weights to `packed`, or with `a.unpacks` copy quantized ones back, by a plan, a `DenseForward`."""
     cdef const DenseForward *p = <const DenseForward *> plan
     cdef Panels w = p.w
-    cdef Array weights = array_of(a.weights[0], p.is_half), bias = array_of(a.weights[1], p.is_half)
+    cdef Array weights = array_of(a.inputs[W], p.is_half), bias = array_of(a.inputs[BIAS], p.is_half)
+    cdef Array codes = array_of(a.codes[0], False), scales = array_of(a.scales[0], False)
     w.base = packed
-    pack_bias(&w, &bias, 0, w.count)
+    if not a.unpacks:
+        pack_bias(&w, &bias, 0, w.count)
     if w.format == UNQUANTIZED:
         pack_panels(&w, &weights, 0, w.count)
     else:
-        exchange_codes(&w, a, False)
-    return 0
-
-
-cdef inline long long copy_codes_back(const void *plan, int ready, void *packed, const Pass *a) noexcept nogil:
-    """Copy the codes and scales of a quantized layer's weights back from `packed`."""
-    cdef Panels w = (<const DenseForward *> plan).w
-    w.base = packed
-    exchange_codes(&w, a, True)
+        pack_quantized(&w, &codes, &scales, a.unpacks)
     return 0
 
 
@@ -471,7 +462,7 @@ cdef struct DenseBackward:  # a backward pass
     Py_ssize_t x_panel_count, panel_size  # panels of w.T, and the reals of one
     Py_ssize_t d_panel_count  # panels of d_z
     Grid grid  # groups of one
-    bint by_inputs  # parts divide the rows of w_grad, not its columns
+    bint by_inputs  # parts divide the inputs of w_grad, not its columns
     Py_ssize_t[BACKWARD_REGIONS] start  # of each region
     Py_ssize_t[BACKWARD_PART_REGIONS] part_start  # of each region of a part
     Workspace shared, part  # of all parts together, and of each part
@@ -513,8 +504,8 @@ cdef inline real *part_scratch(const DenseBackward *p, Py_ssize_t part, int n) n
 
 cdef inline void z_grads(const DenseBackward *p, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
     """Compute one part of the rows of d_z."""
-    cdef Array y = array_of(p.a.y, p.is_half)
-    cdef Array y_grad = array_of(p.a.y_grad, p.is_half)
+    cdef Array y = array_of(p.a.inputs[OUT_H], p.is_half)
+    cdef Array y_grad = array_of(p.a.inputs[H_GRAD], p.is_half)
     cdef Py_ssize_t lines = lines_in(p.O), r, t, row, j
     cdef real *y_row = part_scratch(p, part, Y_ROW)
     cdef real *d
@@ -523,9 +514,6 @@ cdef inline void z_grads(const DenseBackward *p, Py_ssize_t part, Py_ssize_t par
         if not has_step(&p.steps, t, row):
             continue
         d = p.scratch + p.start[D] + (t * p.B + slot_of_row(&p.steps, row)) * p.Ns
-        if is_finished(p.steps.step_mask, r):
-            clear(d, p.Ns)
-            continue
         load_row(d, at(y_grad, place_of(&p.a.y_grad_layout, p.B, r)), p.O)
         if p.activation == NONE:
             continue
@@ -539,7 +527,7 @@ cdef inline void z_grads(const DenseBackward *p, Py_ssize_t part, Py_ssize_t par
 
 cdef inline void pack_transposed_weights(const DenseBackward *p, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
     """Pack one part of the panels of w.T, w : [I, O]."""
-    cdef Array w = array_of(p.a.weights[0], p.is_half)
+    cdef Array w = array_of(p.a.inputs[W], p.is_half)
     cdef Py_ssize_t j
     for j in range(part_start(p.x_panel_count, part, parts), part_start(p.x_panel_count, part + 1, parts)):
         pack_transposed_panel(p.scratch + p.start[TRANSPOSED] + j * p.panel_size, w, p.O, p.I, j)
@@ -549,7 +537,7 @@ cdef inline void x_grads(const DenseBackward *p, Py_ssize_t part, Py_ssize_t par
     """Compute one part of the tiles of x_grad, d_z @ w.T."""
     cdef XGrad x
     cdef const real *panels = p.scratch + p.start[TRANSPOSED]
-    x.steps, x.x_grad, x.layout, x.accumulate = &p.steps, array_of(p.a.x_grad, p.is_half), p.a.x_grad_layout, False
+    x.steps, x.x_grad, x.layout, x.accumulate = &p.steps, array_of(p.a.grads[X], p.is_half), p.a.x_grad_layout, False
     x.I, x.d, x.ldd, x.K, x.K2 = p.I, p.scratch + p.start[D], p.Ns, p.O, 0
     compute_x_grad_part(&x, panels, panels, 1, part, parts)
 
@@ -557,29 +545,29 @@ cdef inline void x_grads(const DenseBackward *p, Py_ssize_t part, Py_ssize_t par
 cdef inline void pack_x_tiles(
     const DenseBackward *p, real *tiles, Py_ssize_t i0, Py_ssize_t i1, const RowBlock *block
 ) noexcept nogil:
-    """Pack the inputs i0 to i1 of a block's active rows of x to tiles; zeros for rows that are finished."""
-    cdef Array x = array_of(p.a.x, p.is_half)
+    """Pack the inputs i0 to i1 of a block's active rows of x to tiles."""
+    cdef Array x = array_of(p.a.inputs[X], p.is_half)
     cdef InputRow[PACK_ROWS] rows
     cdef RowRun run = runs_of(block, 0, 1)
     cdef Py_ssize_t q, r
     while next_run(&run, block):
         for q in range(run.count):
             r = block.t[run.first + q] * p.B + block.row[run.first + q]
-            rows[q].values = no_array() if is_finished(p.steps.step_mask, r) else at(x, r * p.I + i0)
+            rows[q].values = at(x, r * p.I + i0)
             rows[q].factor = no_array()
         pack_tiles(p.is_half, tiles + run.first * ROWS, block.tile_stride, rows, i1 - i0, run.count)
 
 
 cdef inline void weight_grads(const DenseBackward *p, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
-    """Compute one part of the rows or of the columns of w_grad [I, O], and of the columns of b_grad [O]: block after
+    """Compute one part of the inputs or of the columns of w_grad [I, O], and of the columns of b_grad [O]: block after
     block of rows of x and d_z.  No part waits for another: what two of them need, both pack.
     """
-    # i0, i1 and j0, j1: the part's rows, and its panels of columns, of w_grad; bias0, bias1: its panels of b_grad
+    # i0, i1 and j0, j1: the part's inputs, and its panels of columns, of w_grad; bias0, bias1: its panels of b_grad
     cdef Py_ssize_t O = p.O, i0 = 0, i1 = p.I, j0 = 0, j1 = p.d_panel_count, r0 = 0, i, j, l, lines, unit, end
     cdef Py_ssize_t bias0 = part_start(p.d_panel_count, part, parts)
     cdef Py_ssize_t bias1 = part_start(p.d_panel_count, part + 1, parts)
-    cdef Array w_grad = array_of(p.a.weight_grads[0], p.is_half)
-    cdef Array b_grad = array_of(p.a.weight_grads[1], p.is_half)
+    cdef Array w_grad = array_of(p.a.grads[W], p.is_half)
+    cdef Array b_grad = array_of(p.a.grads[BIAS], p.is_half)
     cdef real *tiles = part_scratch(p, part, X_TILES)
     cdef real *panel = part_scratch(p, part, D_PANEL)
     cdef real *d = p.scratch + p.start[D]
@@ -637,7 +625,7 @@ cdef inline long long backward(const DenseBackward *p) noexcept nogil:
     return measured_cost(&team)
 
 
-cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
+cdef inline long long backward_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
     """Run the backward pass of a plan, a `DenseBackward`; return the nanoseconds that having several threads cost."""
     cdef DenseBackward p = (<const DenseBackward *> plan)[0]
     cdef Py_ssize_t parts = parts_of(&p.grid)
@@ -655,7 +643,7 @@ cdef inline long long backward_layer(const void *plan, int ready, void *scratch,
 
 
 cdef inline tuple plan_dense(bint is_half, int activation, task, tuple sizes, int threads, int format):
-    """Plan a kernel, as `plan_layer` in layer.pxd does for layers of cells.
+    """Plan a kernel, as `plan_kernel` in layer.pxd does for cells.
 
     is_half : whether all arrays of a call are float16
     activation : a number of `ACTIVATIONS` in blockcell/optable.py
@@ -663,18 +651,17 @@ cdef inline tuple plan_dense(bint is_half, int activation, task, tuple sizes, in
     """
     cdef DenseForward p
     cdef DenseBackward back
-    cdef Py_ssize_t T, B, I, O
+    cdef Py_ssize_t T, B, I, O, size
     T, B, I, O = sizes
     if task == "backward":
         back = plan_backward(T, B, I, O, activation, threads)
         back.is_half = is_half
-        requirements = requirements_of(back.shared.size + parts_of(&back.grid) * back.part.size, &back.grid)
-        return kernel_with_plan(backward_layer, &back, sizeof(DenseBackward), requirements)
+        size = back.shared.size + parts_of(&back.grid) * back.part.size
+        return planned_kernel(backward_pass, &back, sizeof(DenseBackward), size, &back.grid)
     p = plan_forward(T, B, I, O, format, activation, threads)
     p.is_half = is_half
     if task == "forward":
-        requirements = requirements_of(parts_of(&p.grid) * p.part.size, &p.grid)
-        return kernel_with_plan(forward_layer, &p, sizeof(DenseForward), requirements)
-    assert task in ("pack", "unpack"), task
-    requirements = p.w.count * p.w.size * REAL_BYTES + 64 + READ_PAST * (format == INT8), 1, 1
-    return kernel_with_plan(pack_layer if task == "pack" else copy_codes_back, &p, sizeof(DenseForward), requirements)
+        return planned_kernel(forward_pass, &p, sizeof(DenseForward), parts_of(&p.grid) * p.part.size, &p.grid)
+    assert task == "pack", task
+    size = p.w.count * p.w.size + size_read_past(format)
+    return planned_kernel(pack_weights, &p, sizeof(DenseForward), size, &p.grid)

@@ -1,7 +1,7 @@
 """The GRU's cell: its equations, its gradient, and where a step finds their operands.
 
-A matrix has its rows for x above those for h: w_ru = [w_rux; w_ruh], and w_c = [w_cx; w_ch].  One step; the reset gate
-acts before the product, and u near 1 keeps the old state:
+w_ru = [w_rux; w_ruh] and w_c = [w_cx; w_ch], for x and h each.  One step; the reset gate acts before the product, and u
+near 1 keeps the old state:
 
     [r_bar, u_bar] = [x, h_prev] @ w_ru + b_ru     r = sigmoid(r_bar)     u = sigmoid(u_bar)
     c_bar = [x, h_prev * r] @ w_c + b_c            c = tanh(c_bar)        h = u * (h_prev - c) + c
@@ -94,7 +94,7 @@ cdef inline noinline_void gates_grad(
 ) noexcept nogil:
     """Compute d_r_bar from d_hr.
 
-    d_h : the gradient of h, which becomes the part of d_h_prev that does not come through r and u
+    d_h : the gradient of h, which becomes the term of d_h_prev that does not come through r and u
     """
     cdef Py_ssize_t l
     for l in range(L):
@@ -110,7 +110,7 @@ cdef inline void gates_cells(
 ) noexcept nogil:
     """Compute r, u and h_prev * r of step k from product RU."""
     cdef const Forward *p = <const Forward *> call
-    cdef const activations *cell = <const activations *> p.c
+    cdef const activations *cell = <const activations *> &p.c
     cdef Py_ssize_t units = p.w[RU].unit_lines, j, b, row, unit_line, unit
     cdef Py_ssize_t t = step_at(&p.steps, step.k)
     cdef real[LF] gate_r
@@ -134,7 +134,7 @@ cdef inline void candidate_cells(
 ) noexcept nogil:
     """Compute c and h of step k from product C."""
     cdef const Forward *p = <const Forward *> call
-    cdef const activations *cell = <const activations *> p.c
+    cdef const activations *cell = <const activations *> &p.c
     cdef Py_ssize_t units = p.w[C].unit_lines, j, b, row, unit_line, unit
     cdef Py_ssize_t k = step.k, t = step_at(&p.steps, k)
     cdef real[LF] c
@@ -157,10 +157,10 @@ cdef inline void candidate_cells(
 cdef inline noinline_void backward_lines(
     const activations *call, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b, const real *product
 ) noexcept nogil:
-    """Compute d_u_bar and d_c_bar; or d_r_bar from the product of d_c_bar, d_hr, and turn d_h into the part of d_h_prev
+    """Compute d_u_bar and d_c_bar; or d_r_bar from the product of d_c_bar, d_hr, and turn d_h into the term of d_h_prev
     that does not come through r and u."""
     cdef const Backward *p = <const Backward *> call
-    cdef const activations *cell = <const activations *> p.c
+    cdef const activations *cell = <const activations *> &p.c
     cdef const Array *inputs = p.inputs
     cdef Py_ssize_t t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
     cdef Py_ssize_t j, saved_line, width  # saved_line: where line j begins in a saved output
@@ -196,19 +196,19 @@ cdef inline void store_remaining_grads(const void *call, Py_ssize_t part, Py_ssi
     cdef const Backward *p = <const Backward *> call
     cdef const real *d
     cdef Py_ssize_t b
-    if p.outputs[D_C_BAR].data is NULL:
+    if p.grads[D_C_BAR].data is NULL:
         return
     for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
         d = p.scratch + p.start[D] + b * p.Ns
-        store_row(at(p.outputs[D_R_BAR_U_BAR], b * p.N[0]), d, p.N[0])
-        store_row(at(p.outputs[D_C_BAR], b * p.N[1]), d + p.column[1], p.N[1])
+        store_row(at(p.grads[D_R_BAR_U_BAR], b * p.N[0]), d, p.N[0])
+        store_row(at(p.grads[D_C_BAR], b * p.N[1]), d + p.column[1], p.N[1])
 
 
 cdef inline CellTraits gru_traits() noexcept nogil:
     """Return the traits of the GRU."""
     cdef CellTraits traits = no_traits()
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 2, 2, 1, [2, 1]
-    traits.states, traits.biases, traits.saved, traits.factor = 1, 2, 3, OUT_R
+    traits.states, traits.saved, traits.factor = 1, 3, OUT_R
     traits.forward_time, traits.backward_time = 20, 45
     traits.forward_cells = [
         <ForwardCells> gates_cells[any_activations], <ForwardCells> candidate_cells[any_activations]

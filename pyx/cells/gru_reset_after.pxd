@@ -1,7 +1,6 @@
 """The GRU that resets after the product: its equations, its gradient, and where a step finds their operands.
 
-This is the GRU of PyTorch, Keras and cuDNN.  A matrix has its rows for x above those for h: w_ru = [w_rux; w_ruh], and
-w_c = [w_cx; w_ch].  One step:
+This is the GRU of PyTorch, Keras and cuDNN.  w_ru = [w_rux; w_ruh] and w_c = [w_cx; w_ch], for x and h each.  One step:
 
     [r_bar, u_bar] = [x, h_prev] @ w_ru + b_ru     r = sigmoid(r_bar)     u = sigmoid(u_bar)
     xc = x @ w_cx + b_c                            hc = h_prev @ w_ch + b_hc
@@ -41,7 +40,7 @@ from product.real cimport real
 from product.tile cimport LINES
 from schedule.plan cimport D, D_H, Backward, Forward, h_before
 
-cdef enum:  # the lines of z: x's part of c_bar, what goes into both gates, and h's part of c_bar before the reset
+cdef enum:  # the lines of z: x's term of c_bar, what goes into both gates, and h's term of c_bar before the reset
     XC, R_BAR, U_BAR, HC
 
 cdef enum:  # the lines of d, and where they are in a row of gradients, in units of H
@@ -76,7 +75,7 @@ cdef inline noinline_void pre_activation_grads(
 ) noexcept nogil:
     """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, in d, from d_h.
 
-    d_h : the gradient of h, which becomes the part of d_h_prev that is not a product
+    d_h : the gradient of h, which becomes the term of d_h_prev that is not a product
     """
     cdef Py_ssize_t l
     cdef real d_c_bar, one = 1  # a literal 1 would make all of it double
@@ -100,7 +99,7 @@ cdef inline void forward_cells(
 ) noexcept nogil:
     """Compute the states and outputs of a step; a panel has the gates of one line."""
     cdef const Forward *p = <const Forward *> call
-    cdef const activations *cell = <const activations *> p.c
+    cdef const activations *cell = <const activations *> &p.c
     cdef real[Y_LINES * LF] y
     cdef Py_ssize_t j, b, row, unit, out, k = step.k, t = step_at(&p.steps, k)
     cdef const real *h_prev
@@ -121,9 +120,9 @@ cdef inline void forward_cells(
 cdef inline noinline_void backward_lines(
     const activations *call, int n, Py_ssize_t j0, Py_ssize_t j1, Py_ssize_t k, Py_ssize_t b, const real *product
 ) noexcept nogil:
-    """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, and turn d_h into the part of d_h_prev that is not a product."""
+    """Compute d_r_bar, d_u_bar, d_c_bar and d_hc, and turn d_h into the term of d_h_prev that is not a product."""
     cdef const Backward *p = <const Backward *> call
-    cdef const activations *cell = <const activations *> p.c
+    cdef const activations *cell = <const activations *> &p.c
     cdef const Array *inputs = p.inputs
     cdef Py_ssize_t t = step_at(&p.steps, k), row = row_of_slot(&p.steps, b)
     cdef Py_ssize_t j, line, saved_line, width  # saved_line: where line j begins in a saved output
@@ -153,7 +152,7 @@ cdef inline CellTraits gru_reset_after_traits() noexcept nogil:
     """Return the traits of the GRU that resets after the product."""
     cdef CellTraits traits = no_traits()
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 2, 2, [2, 1]
-    traits.separate, traits.states, traits.biases, traits.saved = 1, 1, 3, 4
+    traits.separate, traits.states, traits.saved = 1, 1, 4
     traits.forward_time, traits.backward_time = 20, 45
     traits.forward_cells = [<ForwardCells> forward_cells[any_activations], NULL]
     traits.default_forward_cells = [<ForwardCells> forward_cells[default_activations], NULL]

@@ -51,8 +51,7 @@ from cells.activations cimport (
 from cells.types cimport BackwardLines, Cell, CellTraits, ForwardCells, StepProduct, no_traits
 from passes.gradients cimport add_line, compute_peephole_grad, state_line
 from passes.indices cimport (
-    CS_GRAD, CS_PREV, CS_PREV_GRAD, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, STEP_OUTPUTS, WCF,
-    WCF_GRAD, WCI, WCI_GRAD, WCO, WCO_GRAD
+    CS_GRAD, CS_PREV, H_GRAD, OUT_CI, OUT_CO, OUT_CS, OUT_F, OUT_H, OUT_I, OUT_O, STEP_OUTPUTS, WCF, WCI, WCO
 )
 from passes.outputs cimport hand_on_line, store_output_line
 from passes.steps cimport RESET, has_flag, offset_of, previous_row, row_of_slot, step_at, store_reset_grad_line
@@ -183,7 +182,7 @@ cdef inline void lstm_cells(
 
     All cs come first, then all h, so that the CPU can begin the next cs while one is not finished."""
     cdef const Forward *p = <const Forward *> call
-    cdef const Cell *lstm = p.c
+    cdef const Cell *lstm = &p.c
     cdef real[STEP_OUTPUTS * LF] y
     cdef Py_ssize_t j, b, row, unit, k = step.k, t = step_at(&p.steps, k)
     cdef real *h_next = step.rows + p.start[M] if lstm.projects else h_before(p, step.rows, k + 1)
@@ -270,7 +269,7 @@ cdef inline void lstm_grad_line(
     d_row : the row of dicfo
     """
     cdef const Backward *p = <const Backward *> call
-    cdef const Cell *lstm = p.c
+    cdef const Cell *lstm = &p.c
     cdef const Array *inputs = p.inputs
     cdef Py_ssize_t l, gate, width = p.H - j * L
     cdef bint in_place = can_stay(width, lstm.is_half)
@@ -355,18 +354,15 @@ cdef inline void store_peephole_grads(
 
     d : dicfo of all steps and slots
     """
-    cdef const Cell *lstm = p.c
+    cdef const Cell *lstm = &p.c
     cdef Py_ssize_t j
     cdef Array cs_prev = p.inputs[CS_PREV]
     cdef Array cs = p.inputs[OUT_CS]
     for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts) if lstm.peephole else 0):
         if not lstm.coupled:
-            compute_peephole_grad(p.outputs[WCI_GRAD], d + lstm.column[I_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
-                                  j * L)
-        compute_peephole_grad(p.outputs[WCF_GRAD], d + lstm.column[F_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs,
-                              j * L)
-        compute_peephole_grad(p.outputs[WCO_GRAD], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, no_array(), p.H, cs,
-                              j * L)
+            compute_peephole_grad(p.grads[WCI], d + lstm.column[I_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs, j * L)
+        compute_peephole_grad(p.grads[WCF], d + lstm.column[F_BAR] * p.H, p.Ns, &p.steps, cs_prev, p.H, cs, j * L)
+        compute_peephole_grad(p.grads[WCO], d + lstm.column[O_BAR] * p.H, p.Ns, &p.steps, no_array(), p.H, cs, j * L)
 
 
 cdef inline void store_remaining_grads(const void *call, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
@@ -374,8 +370,7 @@ cdef inline void store_remaining_grads(const void *call, Py_ssize_t part, Py_ssi
     cdef const Backward *p = <const Backward *> call
     cdef Py_ssize_t b
     for b in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
-        store_row(at(p.outputs[CS_PREV_GRAD], row_of_slot(&p.steps, b) * p.H), p.scratch + p.start[D_CS] + b * p.Hs,
-                  p.H)
+        store_row(at(p.grads[CS_PREV], row_of_slot(&p.steps, b) * p.H), p.scratch + p.start[D_CS] + b * p.Hs, p.H)
     store_peephole_grads(p, p.scratch + p.start[D], part, parts)
 
 
@@ -383,7 +378,7 @@ cdef inline CellTraits lstm_traits() noexcept nogil:
     """Return the traits of the LSTM."""
     cdef CellTraits traits = no_traits()
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [GATES, 0]
-    traits.states, traits.biases, traits.peepholes, traits.saved, traits.factor = 2, 1, PEEP_LINES, 6, OUT_CO
+    traits.states, traits.peepholes, traits.saved, traits.factor = 2, PEEP_LINES, 6, OUT_CO
     traits.forward_time, traits.backward_time = 30, 50
     traits.forward_cells = [<ForwardCells> lstm_cells[any_activations], projected_cells]
     traits.default_forward_cells = [<ForwardCells> lstm_cells[default_activations], projected_cells]

@@ -7,9 +7,12 @@ from cython.parallel cimport parallel, prange
 
 from cells.activations cimport default_activations
 from cells.lstm cimport PEEP_LINES, load_peepholes, lstm_grad_line, store_peephole_grads
-from passes.indices cimport CS_PREV, CS_PREV_GRAD, DICFO
+from cells.types cimport Cell
+from passes.arrays cimport Pass
+from passes.indices cimport CS_PREV, DICFO, GRADS, INPUTS
+from passes.layer cimport planned_kernel
 from passes.steps cimport contiguous_layout, steps_of
-from product.lines cimport LF, L, at, clear, lines_in, noinline_void, store_line, store_row
+from product.lines cimport LF, Array, L, at, clear, lines_in, noinline_void, set_arrays, store_line, store_row
 from product.real cimport real
 from schedule.cost cimport grid_of, parts_of, use_threads
 from schedule.plan cimport BACKWARD_REGIONS, D, PEEPHOLES, Backward
@@ -18,26 +21,6 @@ from schedule.workspace cimport Region, guard_zones, lay_out, region, release_zo
 
 cdef enum:
     CELL_GRAD_UNITS = 8192  # B * H from which on there are several threads; chosen by hand, as in plan.pxd
-
-
-cdef inline Backward plan_dicfo(Py_ssize_t B, Py_ssize_t H, Py_ssize_t threads) noexcept nogil:
-    """Plan `LSTMBlockCellGrad` on at most so many threads, which share the rows.  Rows of d are rows of dicfo; float16
-    has d in scratch memory."""
-    cdef Backward p
-    cdef Region[BACKWARD_REGIONS] regions
-    cdef int i
-    p.steps = steps_of(1, B)
-    p.B, p.I, p.H = B, 0, H
-    p.cs_layout = p.d_y_layout = contiguous_layout(B, H)
-    p.J = lines_in(H)
-    p.N[0] = p.Ns = 4 * H
-    p.grid = grid_of(1 if B * H < CELL_GRAD_UNITS else min(threads, B), 1)
-    for i in range(BACKWARD_REGIONS):
-        regions[i] = region("", 0, 0, 0)
-    regions[PEEPHOLES] = region("peepholes", p.grid.groups * p.J, PEEP_LINES * L, 0)
-    regions[D] = region("d", B, p.Ns, 0)
-    p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)
-    return p
 
 
 cdef inline noinline_void store_dicfo_rows(
@@ -51,40 +34,76 @@ cdef inline noinline_void store_dicfo_rows(
     cdef real[LF] d_cs
     clear(zero, L)
     for j in range(p.J if p.c.peephole else 0):
-        load_peepholes(p.c, peep, p.inputs, p.H, j)
+        load_peepholes(&p.c, peep, p.inputs, p.H, j)
     for row in range(part_start(p.B, part, parts), part_start(p.B, part + 1, parts)):
         for j in range(p.J):
             clear(d_cs, L)
             lstm_grad_line(<const default_activations *> p, at(p.inputs[CS_PREV], row * p.H), peep, j, 0, row, zero,
                            d_cs, d + row * p.Ns)
-            store_line(at(p.outputs[CS_PREV_GRAD], row * p.H + j * L), d_cs, p.H - j * L)
+            store_line(at(p.grads[CS_PREV], row * p.H + j * L), d_cs, p.H - j * L)
         if p.c.is_half:
-            store_row(at(p.outputs[DICFO], row * p.N[0]), d + row * p.Ns, p.N[0])
+            store_row(at(p.grads[DICFO], row * p.N[0]), d + row * p.Ns, p.N[0])
 
 
-cdef inline long long run_dicfo(Backward *p, int ready) noexcept nogil:
-    """Run the gradient of a step without its product; return the nanoseconds that having several threads cost."""
+cdef inline long long compute_dicfo(const Backward *p, real *d) noexcept nogil:
+    """Compute the gradient, with dicfo in the rows d; return the nanoseconds that having several threads cost."""
     cdef Team team
-    cdef Py_ssize_t part, parts
-    cdef long long nanoseconds = 0
-    cdef real *d = p.scratch + p.start[D] if p.c.is_half else <real *> p.outputs[DICFO].data
-    use_threads(&p.grid, ready)
-    parts = parts_of(&p.grid)
-    guard_zones(&p.workspace, p.scratch, 1)
+    cdef Py_ssize_t part, parts = parts_of(&p.grid)
     if parts == 1:
         store_dicfo_rows(p, d, 0, 1)
         store_peephole_grads(p, d, 0, 1)
-    else:
-        start_team(&team, parts, 1)
-        with nogil, parallel(num_threads=parts):
-            adopt_rounding(&team)
+        return 0
+    start_team(&team, parts, 1)
+    with nogil, parallel(num_threads=parts):
+        adopt_rounding(&team)
+        for part in prange(parts, schedule="static"):
+            store_dicfo_rows(p, d, part, parts)
+        if p.c.peephole:
+            barrier(&team)
             for part in prange(parts, schedule="static"):
-                store_dicfo_rows(p, d, part, parts)
-            if p.c.peephole:
-                barrier(&team)
-                for part in prange(parts, schedule="static"):
-                    store_peephole_grads(p, d, part, parts)
-            barrier(&team)  # as in `forward`
-        nanoseconds = measured_cost(&team)
-    release_zones(&p.workspace, p.scratch, 1)
+                store_peephole_grads(p, d, part, parts)
+        barrier(&team)  # as in `forward`
+    return measured_cost(&team)
+
+
+cdef inline long long dicfo_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
+    """Run `LSTMBlockCellGrad`, whose plan is a Backward, on at most `ready` threads; return the nanoseconds that having
+    several cost."""
+    cdef Backward p = (<const Backward *> plan)[0]
+    cdef Array[INPUTS] inputs
+    cdef Array[GRADS] grads
+    cdef long long nanoseconds
+    p.inputs, p.grads, p.scratch = inputs, grads, <real *> scratch
+    set_arrays(inputs, a.inputs, INPUTS, p.c.is_half)
+    set_arrays(grads, <const void *const *> a.grads, GRADS, p.c.is_half)
+    use_threads(&p.grid, ready)
+    guard_zones(&p.workspace, scratch, 1)
+    nanoseconds = compute_dicfo(&p, p.scratch + p.start[D] if p.c.is_half else <real *> a.grads[DICFO])
+    release_zones(&p.workspace, scratch, 1)
     return nanoseconds
+
+
+cdef inline tuple plan_cell_grad(const Cell *c, tuple sizes, int threads):
+    """Plan `LSTMBlockCellGrad` on at most so many threads, which share the rows.  Rows of d are rows of dicfo; float16
+    has d in scratch memory.
+
+    sizes : T, B, I, H
+    """
+    cdef Backward p
+    cdef Region[BACKWARD_REGIONS] regions
+    cdef Py_ssize_t B, H
+    cdef int i
+    _, B, _, H = sizes
+    p.c = c[0]
+    p.steps = steps_of(1, B)
+    p.B, p.I, p.H = B, 0, H
+    p.cs_layout = p.d_y_layout = contiguous_layout(B, H)
+    p.J = lines_in(H)
+    p.N[0] = p.Ns = 4 * H
+    p.grid = grid_of(1 if B * H < CELL_GRAD_UNITS else min(threads, B), 1)
+    for i in range(BACKWARD_REGIONS):
+        regions[i] = region("", 0, 0, 0)
+    regions[PEEPHOLES] = region("peepholes", p.grid.groups * p.J, PEEP_LINES * L, 0)
+    regions[D] = region("d", B, p.Ns, 0)
+    p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)
+    return planned_kernel(dicfo_pass, &p, sizeof(Backward), p.workspace.size, &p.grid)

@@ -69,8 +69,7 @@ cdef inline CellTraits rnn_traits() noexcept nogil:
     """Return the traits of the plain RNN."""
     cdef CellTraits traits = no_traits()
     traits.products, traits.matrices, traits.state_matrices, traits.gates = 1, 1, 1, [1, 0]
-    traits.states, traits.biases = 1, 1
-    traits.forward_time, traits.backward_time = 9, 20
+    traits.states, traits.forward_time, traits.backward_time = 1, 9, 20
     traits.forward_cells = [forward_cells, NULL]
     traits.default_forward_cells = [forward_cells, NULL]
     traits.backward_lines = backward_lines

@@ -1,4 +1,4 @@
-"""What a cell is to plans and passes: `Cell`, the options of a call, and `CellTraits`, what all cells of its kind have.
+"""What a cell is to plans and passes: `Cell`, the options of an op or layer, and `CellTraits`, what its kind has.
 
 Each file of a cell ends with its traits: numbers, and the functions that the passes call.  A step has one product with
 its states, or a second one that needs the results of the first.  Two kinds of functions compute what follows product n
@@ -74,12 +74,11 @@ ctypedef void (*StoreGrads)(const void *call, Py_ssize_t part, Py_ssize_t parts)
 
 cdef struct CellTraits:  # what all cells of a kind have; a projected LSTM has one product and one matrix more
     int products  # of a step that read x; each needs the results of the one before
-    int matrices  # of weights, each with rows for x and rows for the state
+    int matrices  # of weights, [w_x; w_h] each
     int state_matrices  # by which a step's d is multiplied for the gradient of the state before it
     int[MATRICES] gates  # of each matrix: its columns in units of H; a coupled LSTM has no first gate
     int separate  # 1 if the last gate's products with x and with h are not added
     int states  # that a step hands on: h, or cs and h
-    int biases
     int peepholes
     int saved  # arrays [T,B,H] on the tape of a layer beside h, in the order of the enum in indices.pxd
     double forward_time, backward_time  # nanoseconds of a line of units of one row in a step, beside the products
@@ -100,13 +99,13 @@ cdef struct Cell:  # the options of an op or a layer, and below what `use_traits
     # Of an LSTM alone, else zeros:
     double forget_bias, cell_clip
     bint peephole
-    Py_ssize_t[4] column  # where the gates i, ci, f, o begin in a row of w, in units of H
+    Py_ssize_t[4] column  # where the gates i, ci, f, o begin among the columns of w, in units of H
     bint coupled  # i = 1 - f, and w has no columns for i
     Py_ssize_t P  # the size of h, a projection of o * co; 0: h is o * co
     double proj_clip
     const CellTraits *traits
     Py_ssize_t[MATRICES] gates  # of each matrix of weights
-    bint projects  # h is a projection; it has the last product and the last matrix, without rows for x or a bias
+    bint projects  # h is a projection; it has the last product and the last matrix, without w_x or a bias
     int products, matrices  # of a step, of weights
     const ForwardCells *forward_cells  # those of its traits for its activations
     BackwardLines backward_lines
@@ -126,13 +125,15 @@ cdef inline Activation activation_of(numbers):
     return f
 
 
-cdef inline Cell cell_of(int kind, bint is_half) noexcept nogil:
-    """Return a cell of this kind with the default options, and weights as TensorFlow lays them out."""
+cdef inline Cell cell_of(int kind, activation, recurrent_activation):
+    """Return a cell of this kind with these activations, weights as TensorFlow has them, and all other options off.
+
+    activation, recurrent_activation : `Numbers` of blockcell/activations.py
+    """
     cdef Cell c
     memset(&c, 0, sizeof(Cell))
-    c.kind, c.is_half = kind, is_half
-    c.column = [0, 1, 2, 3]
-    c.activation.number, c.recurrent.number = TANH, SIGMOID
+    c.kind, c.column = kind, [0, 1, 2, 3]
+    c.activation, c.recurrent = activation_of(activation), activation_of(recurrent_activation)
     return c
 
 

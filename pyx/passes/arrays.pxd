@@ -1,7 +1,7 @@
-"""The arrays of a call of a layer, as its kernels get them; `Pass` has the arrays of one pass.
+"""A call of a kernel: `Pass` has its arrays and options.  Ops, layers, streams and tensors fill it in.
 
-The forward pass reads x, the packed weights and the initial state, and writes y, the last state and, for a tape, the
-saved outputs.  A cell's kernel does not write those that are NULL.
+The forward pass reads x, the initial state and the weights, and writes y, the last state and the saved outputs of all
+steps.  A cell's kernel does not write those that are NULL.
 
 The backward pass reads x, y, the initial state and the saved outputs, all without gaps, and weights; further the
 gradients of y and of the last state.  It writes the other gradients.
@@ -9,56 +9,54 @@ gradients of y and of the last state.  It writes the other gradients.
 With weights as in PyTorch rows of x and y may lie anywhere, and gradients of x and of weights are not computed where
 they are NULL.
 
-Packing reads `weights`, and of quantized matrices `codes` and `scales` at the same indices; unpacking writes these two.
+Packing reads the weights, and of quantized matrices `codes` and `scales`; with `unpacks` it writes these two.
 
 The caller owns all arrays.  None that is written overlaps another, but the last state may be the initial one.
 """
-from cpython.pycapsule cimport PyCapsule_New
+from libc.string cimport memset
 
-from passes.steps cimport Layout
+from passes.indices cimport GRADS, INPUTS, OUTPUTS
+from passes.steps cimport Layout, Steps
+from product.lines cimport array_of
+from product.real cimport MATRICES
 
 cdef enum:
-    STATES = 2  # at most
-    WEIGHTS = 6  # at most; in the order of the table of ops, then those that only layers have
+    STATES = 2  # at most: h [T,B,P] or [B,P], and cs [T,B,H] or [B,H]
 
 
 cdef struct Pass:  # a pointer is NULL where there is no array; for states and their gradients that stands for zeros
-    const void *x  # [T,B,I]
-    void *y  # [T,B,P]
-    const void *initial_state[STATES]  # [B,H] but h, the last one, [B,P]
-    void *last_state[STATES]  # [B,H] but h, the last one, [B,P]
-    void *saved  # outputs of the steps beside h, one array [T,B,H] after the other
+    const void *inputs[INPUTS]  # indices.pxd has the indices of these three
+    void *outputs[OUTPUTS]
+    void *grads[GRADS]
     const unsigned char *step_mask  # [T,B]
-    const void *reset_state[STATES]  # [T,B,H] but h, [T,B,P]; read where the step mask resets, if there is one
+    const void *reset_state[STATES]  # read where the step mask resets, if there is one
+    void *reset_state_grad[STATES]  # written there; NULL if nobody asks for it
     Layout reset_layout[STATES]
-    bint reverse  # the last step is processed first
-    void *packed  # the packed weights
-    Layout x_layout, y_layout
-    const void *weights[WEIGHTS]
-    unsigned char *codes[WEIGHTS]  # of the shape of the matrix
-    float *scales[WEIGHTS]  # [columns of the matrix]; NULL but for int8
-    const void *y_grad  # this gradient and all below have the shapes of their arrays
-    const void *last_state_grad[STATES]
-    void *x_grad
-    void *initial_state_grad[STATES]
-    void *reset_state_grad[STATES]  # written where the step mask resets; NULL if nobody asks for it
     Layout reset_grad_layout[STATES]
-    void *weight_grads[WEIGHTS]
-    Layout y_grad_layout, x_grad_layout
-    bint accumulate_x_grad  # with weights as in PyTorch: the gradient is added to what is in x_grad
+    bint has_layouts  # of a layer, the following ones; an op's arrays have no gaps
+    Layout x_layout, y_layout, y_grad_layout, x_grad_layout
+    bint reverse  # the last step is processed first
+    bint accumulate_x_grad  # with weights as in PyTorch: the gradient is added to what is in grads[X]
+    void *packed  # the packed weights
+    unsigned char *codes[MATRICES]  # of the shape of the matrix
+    float *scales[MATRICES]  # [columns of the matrix]; NULL but for int8
+    bint unpacks
 
 
-# The type of a layer's kernel.  It runs on at most `ready` threads, and returns the nanoseconds that having several of
-# them cost.
+# A kernel runs on at most `ready` threads, and returns the nanoseconds that having several of them cost.
 # plan : the bytes of its plan
 # scratch : its workspace, which begins at a cache line
-ctypedef long long (*LayerKernel)(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil
+ctypedef long long (*Kernel)(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil
 
 
-cdef inline tuple kernel_with_plan(LayerKernel kernel, const void *plan, Py_ssize_t size, tuple requirements):
-    """Return a kernel, a copy of its plan and what the plan requires, as `plan_from` in _layers.pyx takes them.
+cdef inline void clear_pass(Pass *a) noexcept nogil:
+    """Give a call no arrays, and options that are all off."""
+    memset(a, 0, sizeof(Pass))
 
-    plan : of `size` bytes; it is copied
-    requirements : of `requirements_of` in cost.pxd
-    """
-    return (PyCapsule_New(<void *> kernel, NULL, NULL), (<const char *> plan)[:size]) + requirements
+
+cdef inline void set_reset_states(const Pass *a, bint is_half, Steps *s) noexcept nogil:
+    """Set what h and cs are where they are reset, and where their gradients go, for a call with a step mask."""
+    s.h_reset.rows, s.h_reset.layout = array_of(a.reset_state[0], is_half), a.reset_layout[0]
+    s.h_reset.grads, s.h_reset.grads_layout = array_of(a.reset_state_grad[0], is_half), a.reset_grad_layout[0]
+    s.cs_reset.rows, s.cs_reset.layout = array_of(a.reset_state[1], is_half), a.reset_layout[1]
+    s.cs_reset.grads, s.cs_reset.grads_layout = array_of(a.reset_state_grad[1], is_half), a.reset_grad_layout[1]

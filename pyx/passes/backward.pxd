@@ -19,7 +19,7 @@ of a plain RNN.  `backward_lines` in each cell's file computes them from the gra
 
 p : the pass: the cell, sizes, strides, the caller's arrays, and where each region of scratch starts (plan.pxd)
 part, parts : the index of a part, and how many there are; `share` has the slots and panels of one
-n : a matrix of weights, 0 or 1, with p.N[n] columns; of its rows p.x_rows[n] are for x, p.h_rows[n] for h or m
+n : a matrix of weights w = [w_x; w_h], 0 or 1, with p.N[n] columns; w_x has p.x_size[n] inputs, w_h p.h_size[n]
 k, t : the number of a step in the order in which the forward pass processes them (here k + 1 comes before k); the step
 b, end, b0, b1 : a slot of a batch row (steps.pxd), where a range of them ends, a range of slots
 row : a batch row, as the caller numbers it
@@ -32,24 +32,19 @@ L, g, l, q : reals in a cache line, a line of a panel, a real of a line, a row
 """
 from cython.parallel cimport parallel, prange
 
-from cells.types cimport Cell
-from passes.arrays cimport Pass
+from passes.arrays cimport Pass, set_reset_states
 from passes.gradients cimport (
     PANEL_LINES, InputRow, RowBlock, RowRun, XGrad, add_column_sums, add_weight_grad_rows, compute_x_grad_panel,
     compute_x_grad_part, count_panels, count_tiles, list_active_rows, next_run, pack_columns, pack_row, pack_tiles,
     pack_transposed_panel, panel_lines, runs_of
 )
-from passes.indices cimport (
-    BIAS_GRAD, BIAS_HC_GRAD, CS_GRAD, CS_LAST_GRAD, D_C_BAR, GRAD, H_GRAD, H_LAST_GRAD, H_PREV, H_PREV_GRAD, INPUTS,
-    OUT_H, OUTPUTS, W, W_GRAD, W_H, W_H_GRAD, X, X_GRAD
-)
-from passes.operands cimport set_reset_states, set_states, set_torch_weights, set_weights
+from passes.indices cimport BIAS, BIAS_HC, CS_LAST_GRAD, GRADS, H_LAST_GRAD, H_PREV, INPUTS, OUT_H, W, W_H, X
 from passes.steps cimport (
-    RESET, active_end, clear_finished_rows, current_row, has_flag, previous_row, row_of_slot, set_step_mask, step_at,
+    RESET, active_end, clear_finished_rows, has_flag, offset_of, previous_row, row_of_slot, set_step_mask, step_at,
     store_reset_grad_line
 )
 from product.lines cimport (
-    REAL_BYTES, Array, L, array_of, at, clear, holds_half, lines_in, load_row, no_array, reals, store_line, store_row,
+    REAL_BYTES, Array, L, at, clear, holds_half, lines_in, load_row, no_array, reals, set_arrays, store_line, store_row,
     store_value
 )
 from product.real cimport MATRICES, real
@@ -58,8 +53,8 @@ from product.tile cimport (
 )
 from schedule.cost cimport packing_part, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    BACKWARD_SLOTS, D, D_CS, D_H, H_TILES, PANELS, PEEPHOLES, SUMS, TRANSPOSED, X_TILES, Backward, BackwardPlan,
-    BackwardShare, backward_share
+    BACKWARD_SLOTS, D, D_CS, D_H, H_TILES, PANELS, PEEPHOLES, SUMS, TRANSPOSED, X_TILES, Backward, BackwardShare,
+    backward_share
 )
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
@@ -89,27 +84,23 @@ cdef inline void load_gradients(const Backward *p, Py_ssize_t part, Py_ssize_t p
             load_last_state_grad(p, p.scratch + p.start[D_CS], p.Hs, p.inputs[CS_LAST_GRAD], p.H, b)
     if p.c.peephole:
         for j in range(part_start(p.J, part, parts), part_start(p.J, part + 1, parts)):
-            p.c.traits.load_peepholes(p.c, p.scratch + p.start[PEEPHOLES], p.inputs, p.H, j)
+            p.c.traits.load_peepholes(&p.c, p.scratch + p.start[PEEPHOLES], p.inputs, p.H, j)
 
 
 cdef inline void pack_weight_panel(const Backward *p, real *panel, int n, bint of_x, Py_ssize_t j) noexcept nogil:
-    """Pack panel j of w.T for matrix n, either of its rows for x or of those for h."""
-    cdef Py_ssize_t rows = p.x_rows[n] if of_x else p.h_rows[n], first = j * PANEL_LINES * L, left = rows - first
+    """Pack panel j of w.T for matrix n, either of w_x or of w_h."""
+    cdef Py_ssize_t size = p.x_size[n] if of_x else p.h_size[n], first = j * PANEL_LINES * L, left = size - first
     if p.c.transposed:
         pack_rows(panel, min(<Py_ssize_t> PANEL_LINES, lines_in(left)),
-                  at(p.inputs[(W if of_x else W_H) + n], first), rows, left, p.N[n])
+                  at(p.inputs[(W if of_x else W_H) + n], first), size, left, p.N[n])
     else:
-        pack_transposed_panel(panel, at(p.inputs[W + n], 0 if of_x else p.x_rows[n] * p.N[n]), p.N[n], rows, j)
+        pack_transposed_panel(panel, at(p.inputs[W + n], 0 if of_x else p.x_size[n] * p.N[n]), p.N[n], size, j)
 
 
-cdef inline real *h_panel(const Backward *p, int n, Py_ssize_t j) noexcept nogil:
-    """Return where panel j of w.T of matrix n's rows for h is, if all panels are packed before the steps."""
-    return p.scratch + p.start[TRANSPOSED] + p.h_panels_at[n] + j * p.panel_size[n]
-
-
-cdef inline real *x_panel(const Backward *p, int n, Py_ssize_t j) noexcept nogil:
-    """Return where panel j of w.T of matrix n's rows for x is, if all panels are packed before the steps."""
-    return p.scratch + p.start[TRANSPOSED] + p.x_panels_at[n] + j * p.panel_size[n]
+cdef inline real *packed_panel(const Backward *p, int n, bint of_x, Py_ssize_t j) noexcept nogil:
+    """Return where panel j of w.T for matrix n is, of w_x or of w_h, if all panels are packed before the steps."""
+    cdef Py_ssize_t start = p.x_panels_at[n] if of_x else p.h_panels_at[n]
+    return p.scratch + p.start[TRANSPOSED] + start + j * p.panel_size[n]
 
 
 cdef inline void pack_transposed_weights(const Backward *p, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
@@ -118,29 +109,28 @@ cdef inline void pack_transposed_weights(const Backward *p, Py_ssize_t part, Py_
     Where there are few panels, those for h and those for x are packed by different parts.  It was no faster for an LSTM
     if every part packed all panels for itself, which needs no barrier.
     """
-    cdef Py_ssize_t h_part = packing_part(&p.grid, part), x_part = parts - 1 - h_part, count, j
-    cdef int n
+    cdef Py_ssize_t h_part = packing_part(&p.grid, part), panel_part, count, j
+    cdef int n, of_x
     for n in range(p.c.matrices):
-        count = p.h_panel_count[n]
-        for j in range(part_start(count, h_part, parts), part_start(count, h_part + 1, parts)):
-            pack_weight_panel(p, h_panel(p, n, j), n, False, j)
-        count = p.x_panel_count if p.x_rows[n] > 0 else 0
-        for j in range(part_start(count, x_part, parts), part_start(count, x_part + 1, parts)):
-            pack_weight_panel(p, x_panel(p, n, j), n, True, j)
+        for of_x in range(2 if p.x_size[n] > 0 else 1):
+            count = p.x_panel_count if of_x else p.h_panel_count[n]
+            panel_part = parts - 1 - h_part if of_x else h_part
+            for j in range(part_start(count, panel_part, parts), part_start(count, panel_part + 1, parts)):
+                pack_weight_panel(p, packed_panel(p, n, of_x, j), n, of_x, j)
 
 
 # --------------------------------------------------------------------------------------------------------------- a step
 cdef inline real *own_panel(const Backward *p, Py_ssize_t part, int n) noexcept nogil:
     """Return the memory of a part's own panel of matrix n: in a single step it packs one after the other there."""
     cdef Py_ssize_t size = p.panel_size[0] + p.panel_size[1] if p.c.matrices > 1 else p.panel_size[0]
-    return h_panel(p, 0, 0) + part * size + (p.panel_size[0] if n else 0)
+    return packed_panel(p, 0, False, 0) + part * size + (p.panel_size[0] if n else 0)
 
 
 cdef inline const real *packed_h_panel(const Backward *p, Py_ssize_t part, int n, Py_ssize_t j) noexcept nogil:
-    """Return panel j of w.T of matrix n's rows for h; in a single step pack it first."""
+    """Return panel j of w_h.T of matrix n; in a single step pack it first."""
     cdef real *panel
     if p.packs_all:
-        return h_panel(p, n, j)
+        return packed_panel(p, n, False, j)
     panel = own_panel(p, part, n)
     pack_weight_panel(p, panel, n, False, j)
     return panel
@@ -227,7 +217,7 @@ cdef inline void first_state_grads_of_panel(
         for q in range(rows):
             for g in range(panel_lines(p.JP, j)):
                 unit = (j * PANEL_LINES + g) * L
-                store_line(at(p.outputs[H_PREV_GRAD], row_of_slot(&p.steps, b + q) * p.P + unit),
+                store_line(at(p.grads[H_PREV], row_of_slot(&p.steps, b + q) * p.P + unit),
                            acc + (q * LINES + g) * L, p.P - unit)
         b += rows
 
@@ -267,7 +257,7 @@ cdef inline void state_grads(const Backward *p, Py_ssize_t part, Py_ssize_t k) n
         share.b0, share.b1 = part_start(p.B, part, parts_of(&p.grid)), part_start(p.B, part + 1, parts_of(&p.grid))
     for j in range(share.j0, share.j1):
         for n in range(p.c.traits.state_matrices):
-            panels[n] = h_panel(p, n, j)
+            panels[n] = packed_panel(p, n, False, j)
         state_grads_of_panel(p, panels, j, k, share.b0, share.b1)
 
 
@@ -279,7 +269,7 @@ cdef inline void first_state_grads(const Backward *p, Py_ssize_t part) noexcept 
     cdef int n
     for j in range(share.j0, share.j1):
         for n in range(p.c.traits.state_matrices):
-            panels[n] = h_panel(p, n, j)
+            panels[n] = packed_panel(p, n, False, j)
         first_state_grads_of_panel(p, panels, j, share.b0, share.b1)
 
 
@@ -305,7 +295,7 @@ cdef inline void all_steps_back(const Backward *p, Py_ssize_t part) noexcept nog
 cdef inline XGrad x_grad_of(const Backward *p) noexcept nogil:
     """Return how the gradient of x is computed."""
     cdef XGrad x
-    x.steps, x.x_grad, x.layout, x.accumulate = &p.steps, p.outputs[X_GRAD], p.d_x_layout, p.accumulate_x_grad
+    x.steps, x.x_grad, x.layout, x.accumulate = &p.steps, p.grads[X], p.d_x_layout, p.accumulate_x_grad
     x.I, x.d, x.ldd, x.K = p.I, p.scratch + p.start[D], p.Ns, p.N[0]
     x.K2 = p.N[1] if p.c.traits.matrices > 1 else 0
     return x
@@ -315,7 +305,8 @@ cdef inline void x_grads(const Backward *p, Py_ssize_t part, Py_ssize_t parts) n
     """Compute one part of x_grad, d @ w_x.T for all steps, unless it is not wanted or x has no columns."""
     cdef XGrad x = x_grad_of(p)
     if p.x_panel_count > 0:
-        compute_x_grad_part(&x, x_panel(p, 0, 0), x_panel(p, 1 if x.K2 > 0 else 0, 0), p.grid.groups, part, parts)
+        compute_x_grad_part(&x, packed_panel(p, 0, True, 0), packed_panel(p, 1 if x.K2 > 0 else 0, True, 0),
+                            p.grid.groups, part, parts)
 
 
 cdef inline void single_step_grads(const Backward *p, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
@@ -328,7 +319,7 @@ cdef inline void single_step_grads(const Backward *p, Py_ssize_t part, Py_ssize_
     cdef const real *panels[MATRICES]
     cdef int n
     if p.x_panel_count > 0 and not p.accumulate_x_grad:
-        clear_finished_rows(&p.steps, p.outputs[X_GRAD], &p.d_x_layout, p.I, part, parts)
+        clear_finished_rows(&p.steps, p.grads[X], &p.d_x_layout, p.I, part, parts)
     for j in range(share.j0, share.j1):
         if j < h_panels:
             for n in range(p.c.traits.state_matrices):
@@ -350,7 +341,7 @@ cdef inline Py_ssize_t h_panels_offset(const Backward *p, Py_ssize_t rows) noexc
 cdef inline void find_input_rows(
     const Backward *p, int n, bint of_x, const RowBlock *block, const RowRun *run, InputRow *rows
 ) noexcept nogil:
-    """Find the rows of x, or those that matrix n's rows for h were multiplied with, for a run of active rows.
+    """Find the rows of x, or those that w_h of matrix n was multiplied with, for a run of active rows.
 
     rows : [run.count], written
     """
@@ -359,7 +350,7 @@ cdef inline void find_input_rows(
     for q in range(run.count):
         t, row = block.t[run.first + q], block.row[run.first + q]
         if of_x:
-            rows[q].values = current_row(&p.steps, p.inputs[X], &p.x_layout, t, row)
+            rows[q].values = at(p.inputs[X], offset_of(&p.x_layout, t, row))
         elif source == H_PREV:
             rows[q].values = previous_row(&p.steps, p.inputs[H_PREV], &p.steps.h_reset, p.P, p.inputs[OUT_H],
                                           &p.h_layout, t, row)
@@ -372,7 +363,7 @@ cdef inline void pack_input_rows(
     const Backward *p, int n, bint of_x, const RowBlock *block, const RowRun *run
 ) noexcept nogil:
     """Pack a run of rows of `find_input_rows` to tiles; to panels if weights are transposed."""
-    cdef Py_ssize_t columns = p.x_rows[n] if of_x else p.h_rows[n], q
+    cdef Py_ssize_t columns = p.x_size[n] if of_x else p.h_size[n], q
     cdef real *tiles = p.scratch + p.start[X_TILES if of_x else H_TILES] + run.first * ROWS
     cdef real *panels = p.scratch + p.start[PANELS] + (0 if of_x else h_panels_offset(p, block.rows))
     cdef InputRow[PACK_ROWS] rows
@@ -418,28 +409,28 @@ cdef inline void pack_row_block(
 
 
 cdef inline real *weight_grad_of(const Backward *p, int n, bint of_x) noexcept nogil:
-    """Return where the gradient of matrix n is summed, its rows for x or those for h.
+    """Return where the gradient of matrix n is summed, of w_x or of w_h.
 
     That is the output or, in float32, scratch if the output is float16.
     """
-    cdef Py_ssize_t offset = 0 if of_x else p.x_rows[n] * p.N[n]
-    if holds_half(p.outputs[W_GRAD]):
+    cdef Py_ssize_t offset = 0 if of_x else p.x_size[n] * p.N[n]
+    if holds_half(p.grads[W]):
         return p.scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + offset
     elif p.c.transposed:
-        return <real *> p.outputs[(W_GRAD if of_x else W_H_GRAD) + n].data
+        return <real *> p.grads[(W if of_x else W_H) + n].data
     else:
-        return <real *> p.outputs[W_GRAD + n].data + offset
+        return <real *> p.grads[W + n].data + offset
 
 
 cdef inline void add_transposed_grad(
     const Backward *p, int n, bint of_x, const real *tiles, const RowBlock *block, Py_ssize_t part, Py_ssize_t parts
 ) noexcept nogil:
-    """Add a block of rows to one part of the rows of matrix n's transposed gradient, those for x or for h, or set these
-    if the block is the first one.
+    """Add a block of rows to one part of the columns of matrix n's transposed gradient, of w_x or w_h, or set these if
+    the block is the first one.
 
     tiles : the block's columns of d, packed
     """
-    cdef Py_ssize_t N = p.N[n], M = p.x_rows[n] if of_x else p.h_rows[n], tile = part_start(count_tiles(N), part, parts)
+    cdef Py_ssize_t N = p.N[n], M = p.x_size[n] if of_x else p.h_size[n], tile = part_start(count_tiles(N), part, parts)
     cdef Py_ssize_t rows = min(part_start(count_tiles(N), part + 1, parts) * ROWS, N) - tile * ROWS, first, j
     cdef const real *panels = p.scratch + p.start[PANELS] + (0 if of_x else h_panels_offset(p, block.rows))
     cdef real *out = weight_grad_of(p, n, of_x) + tile * ROWS * M
@@ -452,7 +443,7 @@ cdef inline void add_transposed_grad(
 cdef inline void transposed_grads(
     const Backward *p, Py_ssize_t part, Py_ssize_t parts, int n, Py_ssize_t r0
 ) noexcept nogil:
-    """Add a block of rows to one part of the rows of matrix n's transposed gradient d.T @ [x, h_prev], and of d's sums.
+    """Add a block of rows to one part of the columns of matrix n's gradient, and of d's sums: d.T @ [x, h_prev].
 
     The gradients to the weights for x and for h are arrays of their own, [N,I] and [N,H].
     """
@@ -477,7 +468,7 @@ cdef inline void add_bias_grads(
     cdef double *sums = <double *> (p.scratch + p.start[SUMS])
     cdef double *sums_h = sums + lines_in(N) * L
     cdef bint separate = p.separate[n]
-    if columns <= 0 or p.outputs[BIAS_GRAD + n].data is NULL:
+    if columns <= 0 or p.grads[BIAS + n].data is NULL:
         return
     if block.is_first:
         clear(sums + first, (line1 - line0) * L)
@@ -488,9 +479,9 @@ cdef inline void add_bias_grads(
         add_column_sums(sums_h + first, d + p.h_column[n], p.Ns, columns, block)
     if block.is_last:
         for l in range(first, first + columns):
-            store_value(at(p.outputs[BIAS_GRAD + n], l), <real> sums[l])
+            store_value(at(p.grads[BIAS + n], l), <real> sums[l])
             if separate:
-                store_value(at(p.outputs[BIAS_HC_GRAD], l), <real> sums_h[l])
+                store_value(at(p.grads[BIAS_HC], l), <real> sums_h[l])
 
 
 cdef inline void weight_grads(
@@ -517,28 +508,28 @@ cdef inline void weight_grads(
         lines, left = min(<Py_ssize_t> PANEL_LINES, end - line), N - line * L
         pack_columns(panel, lines, &block, d + line * L, p.Ns, left)
         add_bias_grads(p, line, line + lines, n, &block)
-        add_weight_grad_rows(out + line * L, N, p.x_rows[n], x_tiles, panel, lines, left, &block)
+        add_weight_grad_rows(out + line * L, N, p.x_size[n], x_tiles, panel, lines, left, &block)
         if p.separate[n]:
             pack_columns(panel, lines, &block, d_h + line * L, p.Ns, left)
-        add_weight_grad_rows(out_h + line * L, N, p.h_rows[n], h_tiles, panel, lines, left, &block)
+        add_weight_grad_rows(out_h + line * L, N, p.h_size[n], h_tiles, panel, lines, left, &block)
         line += lines
 
 
 cdef inline void store_weight_grads(const Backward *p, Py_ssize_t part, Py_ssize_t parts) noexcept nogil:
-    """Store one part of the rows of the weight gradients of float16.
+    """Store one part of the weight gradients of float16.
 
-    The gradient of a matrix is copied as x_rows + h_rows pieces of N values; PyTorch's two arrays have as many.
+    The gradient of a matrix is copied as x_size + h_size pieces of N values; PyTorch's two arrays have as many.
     """
-    cdef Py_ssize_t rows, i
+    cdef Py_ssize_t pieces, i
     cdef Array dst
     cdef int n
     for n in range(p.c.matrices):
-        rows = p.x_rows[n] + p.h_rows[n]
-        for i in range(part_start(rows, part, parts), part_start(rows, part + 1, parts)):
-            if p.c.transposed and i >= p.x_rows[n]:
-                dst = at(p.outputs[W_H_GRAD + n], (i - p.x_rows[n]) * p.N[n])
+        pieces = p.x_size[n] + p.h_size[n]
+        for i in range(part_start(pieces, part, parts), part_start(pieces, part + 1, parts)):
+            if p.c.transposed and i >= p.x_size[n]:
+                dst = at(p.grads[W_H + n], (i - p.x_size[n]) * p.N[n])
             else:
-                dst = at(p.outputs[W_GRAD + n], i * p.N[n])
+                dst = at(p.grads[W + n], i * p.N[n])
             store_row(dst, p.scratch + p.start[TRANSPOSED] + p.w_grad_at[n] + i * p.N[n], p.N[n])
 
 
@@ -552,7 +543,7 @@ cdef inline void all_weight_grads(const Backward *p) noexcept nogil:
             pack_row_block(p, 0, 1, n, r0)
             weight_grads(p, 0, 1, n, r0)
             r0 += ROW_BLOCK
-    if holds_half(p.outputs[W_GRAD]):
+    if holds_half(p.grads[W]):
         store_weight_grads(p, 0, 1)
 
 
@@ -564,7 +555,7 @@ cdef inline long long backward(const Backward *p) noexcept nogil:
     # In the parallel region each thread has its own k, r0 and n; there, Cython would take `k -= 1` for a reduction.
     cdef Py_ssize_t k = p.steps.T - 1, r0 = 0
     cdef int n = 0
-    cdef bint has_weight_grads = p.outputs[W_GRAD].data is not NULL
+    cdef bint has_weight_grads = p.grads[W].data is not NULL
     if parts == 1:  # entering a parallel region costs time even with one thread
         load_gradients(p, 0, 1)
         if p.packs_all:
@@ -626,57 +617,35 @@ cdef inline long long backward(const Backward *p) noexcept nogil:
                 barrier(&team)
                 r0 = r0 + ROW_BLOCK
             n = n + 1
-        if has_weight_grads and holds_half(p.outputs[W_GRAD]):
+        if has_weight_grads and holds_half(p.grads[W]):
             for part in prange(first, end_part, schedule="static"):
                 store_weight_grads(p, part, parts)
         barrier(&team)  # results do not need it, but waiting here is short and measured, unlike in the runtime
     return measured_cost(&team)
 
 
-cdef inline long long run_backward(Backward *p, int ready) noexcept nogil:
-    """Run `backward`.
-
-    p : changed to no more threads than are `ready`
-    """
-    cdef long long nanoseconds
-    use_threads(&p.grid, ready)
-    guard_zones(&p.workspace, p.scratch, 1)
-    nanoseconds = backward(p)
-    release_zones(&p.workspace, p.scratch, 1)
-    return nanoseconds
-
-
-# --------------------------------------------------------------------------------------------------------------- layers
-cdef inline long long backward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
-    """Run the backward pass of a layer, whose plan is a BackwardPlan, on at most `ready` threads; return the
+cdef inline long long backward_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
+    """Run the backward pass of an op or a layer, whose plan is a Backward, on at most `ready` threads; return the
     nanoseconds that having several cost."""
-    cdef const Cell *c = &(<const BackwardPlan *> plan).c
-    cdef Backward p = (<const BackwardPlan *> plan).p
+    cdef Backward p = (<const Backward *> plan)[0]
     cdef Array[INPUTS] inputs
-    cdef Array[OUTPUTS] outputs
-    cdef int i
-    p.c, p.inputs, p.outputs, p.scratch = c, inputs, outputs, <real *> scratch
-    for i in range(c.traits.saved):
-        inputs[OUT_H + 1 + i] = at(array_of(a.saved, c.is_half), i * p.steps.T * p.B * p.H)
-    inputs[X], inputs[OUT_H] = array_of(a.x, c.is_half), array_of(a.y, c.is_half)
-    inputs[H_GRAD], outputs[X_GRAD] = array_of(a.y_grad, c.is_half), array_of(a.x_grad, c.is_half)
-    inputs[CS_GRAD], outputs[D_C_BAR] = no_array(), no_array()  # which only ops have
-    set_states(c, a.initial_state, &inputs[H_PREV])
-    set_states(c, a.last_state_grad, &inputs[H_LAST_GRAD])
-    set_states(c, <const void *const *> a.initial_state_grad, &outputs[H_PREV_GRAD])
-    if c.transposed:
-        set_torch_weights(c, p.I, p.H, a.weights, inputs)
-        set_torch_weights(c, p.I, p.H, <const void *const *> a.weight_grads, &outputs[GRAD])
-        p.x_layout, p.h_layout, p.accumulate_x_grad = a.x_layout, a.y_layout, a.accumulate_x_grad
-        if a.x_grad is NULL:
-            p.x_panel_count = 0
-    else:
-        set_weights(c, a.weights, inputs)
-        set_weights(c, <const void *const *> a.weight_grads, &outputs[GRAD])
-    p.d_y_layout, p.d_x_layout, p.steps.reverse = a.y_grad_layout, a.x_grad_layout, a.reverse
+    cdef Array[GRADS] grads
+    cdef long long nanoseconds
+    p.inputs, p.grads, p.scratch = inputs, grads, <real *> scratch
+    set_arrays(inputs, a.inputs, INPUTS, p.c.is_half)
+    set_arrays(grads, <const void *const *> a.grads, GRADS, p.c.is_half)
+    use_threads(&p.grid, ready)
     guard_zones(&p.workspace, scratch, 1)
+    p.steps.reverse = a.reverse
+    if a.has_layouts:
+        p.d_y_layout, p.d_x_layout = a.y_grad_layout, a.x_grad_layout
+    if p.c.transposed:
+        p.x_layout, p.h_layout, p.accumulate_x_grad = a.x_layout, a.y_layout, a.accumulate_x_grad
+        if a.grads[X] is NULL:
+            p.x_panel_count = 0
     if a.step_mask is not NULL:
-        use_threads(&p.grid, ready)
         set_step_mask(&p.steps, a.step_mask, p.scratch + p.start[BACKWARD_SLOTS], p.grid.groups)
-        set_reset_states(c, a, &p.steps, True)
-    return run_backward(&p, ready)
+        set_reset_states(a, p.c.is_half, &p.steps)
+    nanoseconds = backward(&p)
+    release_zones(&p.workspace, scratch, 1)
+    return nanoseconds

@@ -29,15 +29,14 @@ L : reals in a cache line
 """
 from cython.parallel cimport parallel, prange
 
-from cells.types cimport Cell, StepProduct
-from passes.arrays cimport Pass
-from passes.indices cimport BIAS, CS_LAST, CS_PREV, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, STEP_OUTPUTS, W, X
-from passes.operands cimport set_reset_states, set_states, set_torch_weights
+from cells.types cimport StepProduct
+from passes.arrays cimport Pass, set_reset_states
+from passes.indices cimport BIAS, CS_LAST, CS_PREV, H_GRAD, H_LAST, H_PREV, INPUTS, OUT_H, OUTPUTS, W, X
 from passes.steps cimport (
     RESET, Layout, ResetState, active_end, clear_finished_rows, contiguous_layout, count_active_rows, end_step_of,
     first_step_of, has_flag, offset_of, reset_row, row_of_slot, set_step_mask, step_at
 )
-from product.lines cimport Array, L, array_of, at, clear, load_row, no_array, reals, store_row
+from product.lines cimport Array, L, at, clear, load_row, reals, set_arrays, store_row
 from product.panels cimport (
     Panels, ProductRows, add_product, add_row_product, add_unpacked_product, compute_input_product, copy_bias,
     expand_gates, load_product_row, pack_bias, pack_panels, row_panels
@@ -47,8 +46,8 @@ from product.real cimport real
 from product.tile cimport GROUP_TILES, LINES, ROW_PANELS, ROWS, TILE_SIZE, tile_group_height
 from schedule.cost cimport packing_part, parts_of, threads_of, use_threads
 from schedule.plan cimport (
-    CODES, CS, HR, M, M_CODES, SLOTS, X_CHUNK, Z, Forward, ForwardPlan, ForwardShare, end_of_chunk,
-    end_of_common_chunk, forward_share, h_before, stores_rows, use_panels, x_of, z_of
+    CODES, CS, HR, M, M_CODES, SLOTS, X_CHUNK, Z, Forward, ForwardShare, end_of_chunk, end_of_common_chunk,
+    forward_share, h_before, stores_rows, use_panels, x_of, z_of
 )
 from schedule.team cimport Team, adopt_rounding, barrier, group_barrier, measured_cost, part_start, start_team
 from schedule.workspace cimport guard_zones, release_zones
@@ -118,7 +117,7 @@ cdef inline void pack_layer_weights(const Forward *p, Py_ssize_t part, Py_ssize_
             pack_panels(w, &p.inputs[W + n], j0, j1)
         if p.c.peephole and n == 0:
             for j in range(j0, j1):
-                p.c.traits.load_peepholes(p.c, p.peep, p.inputs, p.H, j)
+                p.c.traits.load_peepholes(&p.c, p.peep, p.inputs, p.H, j)
 
 
 # -------------------------------------------------------------------------------------------------------------- a chunk
@@ -171,7 +170,7 @@ cdef inline void multiply_h_panel(const Forward *p, const StepProduct *step, Py_
             copy_bias(w, j, count, sums)
             if n < p.c.traits.products:
                 add_product(w, j, 0, p.I, step.x + (b - step.b0) * p.Is, p.Is, count, sums)
-        add_product(w, j, w.h_row, w.R, step.h + b * p.h_stride[n], p.h_stride[n], count, sums + w.separate * L)
+        add_product(w, j, w.h_k, w.R, step.h + b * p.h_stride[n], p.h_stride[n], count, sums + w.separate * L)
         expand_gates(w, j, count, sums)
         p.c.forward_cells[n](p, step, j, j + 1, b, b + count, sums)
         b += count
@@ -207,7 +206,7 @@ cdef inline void multiply_h_row(
                     copy_bias(w, i + q, 1, panel_sums + q * z_panel)
                 if n < p.c.traits.products:
                     add_row_product(w, i, count, 0, p.I, step.x, panel_sums, z_panel)
-            add_row_product(w, i, count, w.h_row, w.R, h, panel_sums + w.separate * L, z_panel)
+            add_row_product(w, i, count, w.h_k, w.R, h, panel_sums + w.separate * L, z_panel)
             i += count
             expand_gates(w, i - 1, 1, panel_sums + (count - 1) * z_panel)
         p.c.forward_cells[n](p, step, j, end, step.b0, step.b1, sums)
@@ -308,27 +307,7 @@ cdef inline void store_states(const Forward *p, Py_ssize_t part) noexcept nogil:
             store_row(at(p.outputs[CS_LAST], row * p.H), share.rows + p.start[CS] + b * p.Hs, p.H)
 
 
-# ----------------------------------------------------------------------------------------------- a part by its number
-cdef inline void load_x_part(const Forward *p, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end) noexcept nogil:
-    """Load one part of x for a chunk of steps, number k to `end`."""
-    cdef ForwardShare share = forward_share(p, part)
-    load_x(p, &share, k, end)
-
-
-cdef inline void multiply_x_part(const Forward *p, Py_ssize_t part, Py_ssize_t k, Py_ssize_t end) noexcept nogil:
-    """Compute one part of z = x @ w_x + b for a chunk of steps, number k to `end`."""
-    cdef ForwardShare share = forward_share(p, part)
-    multiply_x(p, &share, k, end)
-
-
-cdef inline void multiply_h_part(
-    const Forward *p, Py_ssize_t part, int n, Py_ssize_t k, Py_ssize_t start
-) noexcept nogil:
-    """Compute one part of product n of step number k, and of its cells; the step's chunk begins with number `start`."""
-    cdef ForwardShare share = forward_share(p, part)
-    multiply_h(p, &share, n, k, count_active_rows(&p.steps, start, k, share.b0, share.b1))
-
-
+# ------------------------------------------------------------------------------------------------ without barriers
 cdef inline void all_steps(const Forward *p, Py_ssize_t part) noexcept nogil:
     """Compute all steps of one part, whose group has no other part."""
     cdef ForwardShare share = forward_share(p, part)
@@ -352,6 +331,7 @@ cdef inline long long forward(const Forward *p) noexcept nogil:
     cdef Py_ssize_t part, parts = parts_of(&p.grid), first = p.grid.first, end_part = p.grid.end
     # In the parallel region each thread has its own; there, Cython would take `k += 1` for a reduction.
     cdef Py_ssize_t k = 0, start = 0, end = 0
+    cdef ForwardShare share
     if parts == 1:  # entering a parallel region costs time even with one thread
         load_states(p, 0)
         if not p.packed:
@@ -375,17 +355,21 @@ cdef inline long long forward(const Forward *p) noexcept nogil:
             while k < p.steps.T:
                 start, end = k, end_of_common_chunk(p, k)
                 for part in prange(first, end_part, schedule="static"):
-                    load_x_part(p, part, start, end)
+                    share = forward_share(p, part)
+                    load_x(p, &share, start, end)
                 group_barrier(&team)
                 for part in prange(first, end_part, schedule="static"):
-                    multiply_x_part(p, part, start, end)
+                    share = forward_share(p, part)
+                    multiply_x(p, &share, start, end)
                 while k < end:
                     for part in prange(first, end_part, schedule="static"):
-                        multiply_h_part(p, part, 0, k, start)
+                        share = forward_share(p, part)
+                        multiply_h(p, &share, 0, k, count_active_rows(&p.steps, start, k, share.b0, share.b1))
                     group_barrier(&team)
                     if p.c.products > 1:
                         for part in prange(first, end_part, schedule="static"):
-                            multiply_h_part(p, part, 1, k, start)
+                            share = forward_share(p, part)
+                            multiply_h(p, &share, 1, k, count_active_rows(&p.steps, start, k, share.b0, share.b1))
                         group_barrier(&team)
                     k = k + 1
         for part in prange(first, end_part, schedule="static"):
@@ -394,46 +378,25 @@ cdef inline long long forward(const Forward *p) noexcept nogil:
     return measured_cost(&team)
 
 
-cdef inline long long run_forward(Forward *p, int ready) noexcept nogil:
-    """Run `forward`.
-
-    p : changed to no more threads than are `ready`
-    """
-    cdef long long nanoseconds
-    use_threads(&p.grid, ready)
-    guard_zones(&p.workspace, p.scratch, 1)
-    nanoseconds = forward(p)
-    release_zones(&p.workspace, p.scratch, 1)
-    return nanoseconds
-
-
-# --------------------------------------------------------------------------------------------------------------- layers
-cdef inline long long forward_layer(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
-    """Run the forward pass of a layer, whose plan is a ForwardPlan, on at most `ready` threads; return the nanoseconds
-    that having several cost."""
-    cdef const Cell *c = &(<const ForwardPlan *> plan).c
-    cdef Forward p = (<const ForwardPlan *> plan).p
+cdef inline long long forward_pass(const void *plan, int ready, void *scratch, const Pass *a) noexcept nogil:
+    """Run the forward pass of an op or a layer, whose plan is a Forward, on at most `ready` threads; return the
+    nanoseconds that having several cost."""
+    cdef Forward p = (<const Forward *> plan)[0]
     cdef Array[INPUTS] inputs
     cdef Array[OUTPUTS] outputs
-    cdef int i
-    p.c, p.inputs, p.outputs, p.scratch = c, inputs, outputs, <real *> scratch
-    for i in range(STEP_OUTPUTS):
-        outputs[i] = no_array()
-    if a.saved is not NULL:
-        for i in range(c.traits.saved):
-            outputs[OUT_H + 1 + i] = at(array_of(a.saved, c.is_half), i * p.steps.T * p.B * p.H)
-    inputs[X], outputs[OUT_H] = array_of(a.x, c.is_half), array_of(a.y, c.is_half)
-    set_states(c, a.initial_state, &inputs[H_PREV])
-    set_states(c, <const void *const *> a.last_state, &outputs[H_LAST])
-    p.x_layout, p.y_layout, p.steps.reverse = a.x_layout, a.y_layout, a.reverse
+    cdef long long nanoseconds
+    p.inputs, p.outputs, p.scratch = inputs, outputs, <real *> scratch
+    set_arrays(&inputs[X], &a.inputs[X], (W if p.packed else H_GRAD) - X, p.c.is_half)  # no others are read
+    set_arrays(outputs, <const void *const *> a.outputs, OUTPUTS, p.c.is_half)
+    use_panels(&p, a.packed if p.packed else scratch)
+    use_threads(&p.grid, ready)
     guard_zones(&p.workspace, scratch, 1)
+    if a.has_layouts:
+        p.x_layout, p.y_layout = a.x_layout, a.y_layout
+    p.steps.reverse = a.reverse
     if a.step_mask is not NULL:
-        use_threads(&p.grid, ready)
         set_step_mask(&p.steps, a.step_mask, p.scratch + p.start[SLOTS], p.grid.groups)
-        set_reset_states(c, a, &p.steps, False)
-    if p.packed:
-        use_panels(&p, a.packed)
-    else:
-        set_torch_weights(c, p.I, p.H, a.weights, inputs)
-        use_panels(&p, scratch)
-    return run_forward(&p, ready)
+        set_reset_states(a, p.c.is_half, &p.steps)
+    nanoseconds = forward(&p)
+    release_zones(&p.workspace, scratch, 1)
+    return nanoseconds

@@ -22,8 +22,8 @@ s : the `Steps` of the call
 part, parts : the index of a part of the work, and how many there are
 """
 from passes.steps cimport (
-    Layout, Steps, active_end, clear_finished_rows, contiguous_layout, current_row, has_step, offset_of, previous_row,
-    row_of_slot, slot_of_row, step_at
+    Layout, Steps, active_end, clear_finished_rows, contiguous_layout, has_step, offset_of, previous_row, row_of_slot,
+    slot_of_row, step_at
 )
 from product.lines cimport (
     LF, REAL_BYTES, Array, L, array_of, at, clear, inline_void, line_at, lines_in, load_line, load_reals, load_values,
@@ -490,12 +490,12 @@ cdef inline void compute_peephole_grad(
         total[l] = block[l] = chain[l] = 0
     for r in range(rows):
         t, row = r // s.B, r % s.B
-        if initial.data is NULL:
-            state = current_row(s, states, &layout, t, row)
-        else:
-            state = previous_row(s, initial, &s.cs_reset, H, states, &layout, t, row)
-        line = d + (t * s.B + slot_of_row(s, row)) * ldd + unit
         if has_step(s, t, row):
+            if initial.data is NULL:
+                state = at(states, offset_of(&layout, t, row))
+            else:
+                state = previous_row(s, initial, &s.cs_reset, H, states, &layout, t, row)
+            line = d + (t * s.B + slot_of_row(s, row)) * ldd + unit
             clear(factor, LF)
             if state.data is not NULL:
                 load_values(factor, at(state, unit), n)

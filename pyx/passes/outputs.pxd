@@ -1,7 +1,7 @@
 """Stores of a step's outputs, and its states for the next step, line by line."""
 from passes.indices cimport OUT_H
-from passes.steps cimport RESET, ResetState, has_flag, load_reset_line, offset_of
-from product.lines cimport Array, at, round_to_half, store_line
+from passes.steps cimport RESET, ResetState, has_flag, offset_of, reset_row, row_of_slot, step_at
+from product.lines cimport Array, L, at, clear, load_line, round_to_half, store_line
 from product.real cimport real
 from product.tile cimport prefetch_write
 from schedule.plan cimport Forward, stores_rows
@@ -35,7 +35,12 @@ cdef inline void hand_on_line(
     state : [L], of the row in slot b; read and written
     unit, n : the first unit of the line; numbers in a row of the state
     """
+    cdef Array reset_state
     if p.c.is_half:
         round_to_half(state)
     if has_flag(&p.steps, k + 1, b, RESET):
-        load_reset_line(&p.steps, reset, k + 1, b, state, unit, n)
+        reset_state = reset_row(reset, step_at(&p.steps, k + 1), row_of_slot(&p.steps, b))
+        if reset_state.data is NULL:
+            clear(state, L)
+        else:
+            load_line(state, at(reset_state, unit), n - unit)

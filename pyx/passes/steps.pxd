@@ -1,6 +1,6 @@
 """The steps of a sequence: their order, where their rows lie in memory, and which rows are finished or reset.
 
-A step mask [T,B] has flags for every row (t, row).  Without one all rows take part in all steps, and start from the
+A step mask [T,B] has flags for every row (t, row).  Without one all rows are active in all steps, and start from the
 initial state.  A row is finished from its length on, and active before: finished rows cost nothing.  In scratch memory
 each batch row has a slot.  Within the slots of a group of threads rows are sorted by length, the longest first, so the
 active rows of a step are the first ones of a group.
@@ -15,7 +15,7 @@ layout : of an array of the caller's; its rows are numbered as batch rows
 from libc.stdlib cimport qsort
 from libc.string cimport memset
 
-from product.lines cimport Array, L, at, clear, itemsize_of, load_line, no_array, store_line
+from product.lines cimport Array, L, at, clear, itemsize_of, no_array, store_line
 from product.real cimport real
 from schedule.team cimport part_start
 
@@ -212,15 +212,6 @@ cdef inline void clear_finished_rows(
         t += parts
 
 
-cdef inline Array current_row(
-    const Steps *s, Array x, const Layout *layout, Py_ssize_t t, Py_ssize_t row
-) noexcept nogil:
-    """Return row (t, row) of an array of the caller's, or no array if the step mask has it finished."""
-    if s.step_mask is not NULL and s.step_mask[t * s.B + row] & FINISHED:
-        return no_array()
-    return at(x, offset_of(layout, t, row))
-
-
 cdef inline Array reset_row(
     const ResetState *reset, Py_ssize_t t, Py_ssize_t row
 ) noexcept nogil:
@@ -230,22 +221,6 @@ cdef inline Array reset_row(
     return at(reset.rows, offset_of(&reset.layout, t, row))
 
 
-cdef inline void load_reset_line(
-    const Steps *s, const ResetState *reset, Py_ssize_t k, Py_ssize_t b, real *state, Py_ssize_t unit, Py_ssize_t n
-) noexcept nogil:
-    """Load a line of the state that the row in slot b starts from in step number k, where it has the flag RESET.
-
-    state : [L], written
-    unit : the first unit of the line
-    n : numbers in a row of the state
-    """
-    cdef Array row = reset_row(reset, step_at(s, k), row_of_slot(s, b))
-    if row.data is NULL:
-        clear(state, L)
-    else:
-        load_line(state, at(row, unit), n - unit)
-
-
 cdef inline void store_reset_grad_line(
     const Steps *s, const ResetState *reset, Py_ssize_t k, Py_ssize_t b, real *grad, Py_ssize_t unit, Py_ssize_t n
 ) noexcept nogil:
@@ -253,7 +228,7 @@ cdef inline void store_reset_grad_line(
     flag RESET, and clear it: none of it is of the step before.
 
     grad : [L]
-    unit, n : as of `load_reset_line`
+    unit, n : the first unit of the line; numbers in a row of the state
     """
     cdef Py_ssize_t row = offset_of(&reset.grads_layout, step_at(s, k), row_of_slot(s, b))
     if reset.grads.data is not NULL:
@@ -265,15 +240,13 @@ cdef inline Array previous_row(
     const Steps *s, Array initial, const ResetState *reset, Py_ssize_t n, Array states,
     const Layout *layout, Py_ssize_t t, Py_ssize_t row
 ) noexcept nogil:
-    """Return the state that row (t, row) started from, or no array if that is zero or the row is finished.
+    """Return the state that an active row (t, row) started from, or no array if that is zero.
 
     initial : the states before the first step, [B,n]
     reset : the states where rows are reset
     states : those after each step, [T,B,n] with `layout`
     """
     cdef int flags = s.step_mask[t * s.B + row] if s.step_mask is not NULL else 0
-    if flags & FINISHED:
-        return no_array()
     if flags & RESET:
         return reset_row(reset, t, row)
     if flags & INITIAL or t == step_at(s, 0):

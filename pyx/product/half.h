@@ -1,18 +1,19 @@
-/* Conversions of whole lines, 16 numbers, between float16 and float, and the bits of single floats. */
+/* Conversions of vectors and whole lines, 16 numbers, between float16 and float, and the bits of single floats. */
 #pragma once
 #include <stdint.h>
 #include <string.h>
+#include "product/tile.h"
 static inline int32_t bits_of_float(float x) { int32_t i; memcpy(&i, &x, sizeof x); return i; }
 static inline float float_of_bits(int32_t i) { float x; memcpy(&x, &i, sizeof x); return x; }
-#if defined(__F16C__)
-#include <immintrin.h>
+#if defined(__AVX2__)  /* v3 and v4, which have F16C */
 enum { HAS_LINE_CONVERSIONS = 1 };
-static inline void line_to_float(float *dst, const uint16_t *src) {
+/* Return vector v of a line, as floats. */
+static inline vec dequantize_vector(const uint16_t *line, int v) {
 #if defined(__AVX512F__)
-    _mm512_storeu_ps(dst, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) src)));
+    (void) v;
+    return (vec) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) line));
 #else
-    for (int l = 0; l < 16; l += 8)
-        _mm256_storeu_ps(dst + l, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (src + l))));
+    return (vec) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) line + v));
 #endif
 }
 static inline void line_to_half(uint16_t *dst, const float *src) {
@@ -31,9 +32,8 @@ static inline void line_to_half(uint16_t *dst, const float *src) {
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 enum { HAS_LINE_CONVERSIONS = 1 };
-static inline void line_to_float(float *dst, const uint16_t *src) {
-    for (int l = 0; l < 16; l += 4)
-        vst1q_f32(dst + l, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(src + l))));
+static inline vec dequantize_vector(const uint16_t *line, int v) {
+    return (vec) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(line + 4 * v)));
 }
 static inline void line_to_half(uint16_t *dst, const float *src) {
     const uint16x8_t sign = vdupq_n_u16(0x8000);
@@ -47,6 +47,10 @@ static inline void line_to_half(uint16_t *dst, const float *src) {
 }
 #else
 enum { HAS_LINE_CONVERSIONS = 0 };
-static inline void line_to_float(float *dst, const uint16_t *src) { (void) dst; (void) src; }
+static inline vec dequantize_vector(const uint16_t *line, int v) { (void) line; (void) v; return ZERO; }
 static inline void line_to_half(uint16_t *dst, const float *src) { (void) dst; (void) src; }
 #endif
+static inline void line_to_float(float *dst, const uint16_t *src) {
+    for (int v = 0; v < VECTORS; v++)
+        ((vec *) dst)[v] = dequantize_vector(src, v);
+}

@@ -1,6 +1,6 @@
 """int8 matrix products: int8 weights with a scale for each column, times activations that are quantized row by row.
 
-A panel has its rows of w for x and then those for h, [k / 4][line][lane][4 values of k], each a byte, the code + 128.
+A panel has w_x and then w_h, [k / 4][line][lane][4 values of k], each a byte, the code + 128.
 A row of activations is quantized just before it is multiplied (`quantize_row`).  A *quantized row* is a head, with a
 scale and a correction, then a code of 8 bits for each value, and codes of 0 up to the end of a cache line.  Behind them
 is space for *wide codes*, the same codes in 16 bits each, which are there if the instructions in use read them.  Sums
@@ -89,11 +89,11 @@ cdef inline void add_integer_product(
     float *z, Py_ssize_t rows, Py_ssize_t lines, const float *a, const char *panel, Py_ssize_t K, const float *scales,
     Py_ssize_t distance
 ) noexcept nogil:
-    """Add a @ (K rows of a panel of so many lines) to z for `rows` rows.
+    """Add a @ (K values of k of a panel of so many lines) to z for `rows` rows.
 
     z : [rows,LINES,16], the accumulator
     a : [rows] quantized rows of K values, `quantized_row_stride` apart
-    panel : its codes, from the first of the K rows on
+    panel : its codes, from the first of the K values on
     scales : [lines,16], of the panel's columns
     distance : as in tile.pxd, for the first tile of rows
     """

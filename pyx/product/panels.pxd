@@ -1,7 +1,7 @@
 """Weight matrices in packed panels, and products with them: what the forward passes of all cells share.
 
-w [I+H, gates * H] holds gate after gate; it may consist of two matrices side by side.  `transposed` it is as PyTorch
-has it, [gates * H, I] and [gates * H, H]: the rows for x and those for h in an array each, and these transposed.
+w = [w_x; w_h], [I+H, gates * H], holds gate after gate; it may consist of two matrices side by side.  `transposed` it
+is as PyTorch has it, [gates * H, I] and [gates * H, H]: w_x and w_h in an array each, and these transposed.
 
 A panel holds `unit_lines` lines of hidden units with all of their gates: its line g is gate g % gates of line of units
 j * unit_lines + g // gates, so that the gates of a unit meet in one accumulator.  The last line of units may have fewer
@@ -9,8 +9,8 @@ than L units.  Where all of w is packed its gates are then compact, one behind t
 `expand_gates` gives each a line of z again.
 
 A GRU that resets after the product needs the last gate's product with x separate from that with h.  Its z has a line
-more: the last gate's with x, the other gates' with both, the last gate's with h.  So the panel's rows for x have the
-last gate first, and the product with its rows for h goes to z one line further on.
+more: the last gate's with x, the other gates' with both, the last gate's with h.  So a panel of w_x has the last gate
+first, and the product with w_h goes to z one line further on.
 
 Weights may be quantized: `pack_quantized`.
 
@@ -18,8 +18,9 @@ A sequence packs all of w once.  A single step uses each weight once for every b
 block by block, where the block is still in cache when it is used, or for few rows reads w as it lies.  A short sequence
 multiplies all of x at once, and packs a transposed w_x block by block, too (`omit_x`).
 
-Letters: j a panel; u a line of units in it; g a line of it; k a row of w; q a row of a and z; l a lane.  `of_x` says
-whether the rows of w for x are meant, or those for h.  Pointers that several functions take:
+Letters: j a panel; u a line of units in it; g a line of it; k a number of x or, from I on, of h, by which w is
+multiplied; q a row of a and z; l a lane.  `of_x` says whether w_x is meant, or w_h.  Pointers that several functions
+take:
 
     w : the matrices, [MATRICES], and if transposed those of h behind them, [2 * MATRICES]; the caller's
     p.base : `count` panels, `size` reals apart; a layer's, or in scratch
@@ -30,7 +31,7 @@ from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.string cimport memcpy, memset
 
 from product.half cimport half
-from product.integer cimport QUAD, add_integer_product, quads_of, quantize_row
+from product.integer cimport QUAD, READ_PAST, add_integer_product, quads_of, quantize_row
 from product.lines cimport (
     LF, REAL_BYTES, Array, L, align_to_line, at, clear, holds_half, inline_void, lines_in, load_line, load_row,
     load_values, noinline_void, reals, value_at
@@ -57,16 +58,17 @@ cdef inline Py_ssize_t scratch_stride(Py_ssize_t n) noexcept nogil:
 cdef struct Panels:
     Py_ssize_t H, J  # cells, lines of units
     Py_ssize_t gates, unit_lines, count  # gates in w, lines of units in a panel, panels
-    Py_ssize_t[LINES] matrix, column  # of each gate: which matrix has it, and where in a row of that, in units of H
+    Py_ssize_t[LINES] matrix, column  # of each gate: which matrix has it, and at which of its columns, in units of H
     Py_ssize_t[MATRICES] matrix_gates  # how many gates each matrix has
     Py_ssize_t last_lines  # lines that the gates of the last line of units take: fewer than `gates` if they are compact
     bint separate  # the last gate's products with x and with h are not added
     bint transposed
     int format  # how packed weights are quantized
+    int constants  # numbers that a column has besides its weights: a bias, and with INT8 a scale
     Py_ssize_t prefetching_rows  # a product of so many rows or more prefetches the panel that comes next
-    Py_ssize_t I, R  # rows of w for x, and for h
-    Py_ssize_t K  # rows of a packed panel; its biases follow, and with INT8 the scales
-    Py_ssize_t h_row  # the row of a packed panel where those for h begin: I, or 0 without those for x
+    Py_ssize_t I, R  # values of k of w_x, and of w_h
+    Py_ssize_t K  # values of k of a packed panel; its biases follow, and with INT8 the scales
+    Py_ssize_t h_k  # the k of a packed panel where w_h begins: I, or 0 without w_x
     Py_ssize_t size  # reals from one panel to the next
     void *base  # the first panel
 
@@ -74,14 +76,7 @@ cdef struct Panels:
 cdef inline Panels panels_of(
     bint packs_all, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t gates, int format
 ) noexcept nogil:
-    """Return panels that hold all rows of w with `packs_all`, or otherwise one block of rows at a time."""
-    return panels_with_rows(I + R if packs_all else min(<Py_ssize_t> BLOCK, max(I, R)), I, R, H, gates, format)
-
-
-cdef inline Panels panels_with_rows(
-    Py_ssize_t K, Py_ssize_t I, Py_ssize_t R, Py_ssize_t H, Py_ssize_t gates, int format
-) noexcept nogil:
-    """Return panels that hold K rows of a matrix with I rows for x and R for h."""
+    """Return panels that hold all of w, [I+R, gates * H], with `packs_all`, or otherwise one block of k at a time."""
     cdef Panels p
     cdef Py_ssize_t g
     p.H, p.J, p.gates = H, lines_in(H), gates
@@ -92,29 +87,29 @@ cdef inline Panels panels_with_rows(
         p.matrix[g], p.column[g] = 0, g
     p.matrix_gates[0], p.separate, p.transposed = gates, False, False
     p.prefetching_rows = PY_SSIZE_T_MAX
-    p.I, p.R, p.K, p.h_row = I, R, K, I
-    p.format = format
-    p.size = size_of_rows(&p, p.gates * p.unit_lines) + p.gates * p.unit_lines * L * constants_per_column(&p)
+    p.I, p.R, p.K, p.h_k = I, R, I + R if packs_all else min(<Py_ssize_t> BLOCK, max(I, R)), I
+    p.format, p.constants = format, 2 if format == INT8 else 1
+    p.size = size_of_lines(&p, p.gates * p.unit_lines) + p.gates * p.unit_lines * L * p.constants
     return p
 
 
-cdef inline Py_ssize_t size_of_rows(const Panels *p, Py_ssize_t lines) noexcept nogil:
-    """Return how many reals the K rows of a panel of so many lines take: whole cache lines."""
+cdef inline Py_ssize_t size_of_lines(const Panels *p, Py_ssize_t lines) noexcept nogil:
+    """Return how many reals the weights of a panel of so many lines take: whole cache lines."""
     if p.format == INT8:
         return (quads_of(p.I) + quads_of(p.K - p.I)) * lines * L
     return (p.K * lines * L * bytes_per_weight(p.format) + 63) // 64 * L
 
 
-cdef inline int constants_per_column(const Panels *p) noexcept nogil:
-    """Return how many numbers a column has besides its weights: a bias and perhaps a scale."""
-    return 2 if p.format == INT8 else 1
+cdef inline Py_ssize_t size_read_past(int format) noexcept nogil:
+    """Return how many reals behind the last panel a product may read."""
+    return READ_PAST // REAL_BYTES if format == INT8 else 0
 
 
 cdef inline void separate_last_gate(Panels *p, Py_ssize_t gates) noexcept nogil:
     """Keep the last gate's products with x and h separate; it has a matrix of its own beside that of `gates` gates."""
     p.matrix[gates], p.column[gates], p.separate = 1, 0, True
     p.matrix_gates[0], p.matrix_gates[1] = gates, 1
-    p.size += L * constants_per_column(p)  # for one more bias
+    p.size += L * p.constants  # for one more bias
 
 
 cdef inline void compact_gates(Panels *p) noexcept nogil:
@@ -124,8 +119,8 @@ cdef inline void compact_gates(Panels *p) noexcept nogil:
 
 
 cdef inline void omit_x(Panels *p) noexcept nogil:
-    """Hold no rows for x, which `add_transposed_product` packs when it uses them.  Weights are not quantized."""
-    p.K, p.h_row = p.R, 0
+    """Do not hold w_x, which `add_transposed_product` packs when it uses it.  Weights are not quantized."""
+    p.K, p.h_k = p.R, 0
     p.size -= p.I * p.gates * p.unit_lines * L
 
 
@@ -140,12 +135,12 @@ cdef inline Py_ssize_t unit_lines_in_panel(const Panels *p, Py_ssize_t j) noexce
 
 
 cdef inline Py_ssize_t lines_in_panel(const Panels *p, Py_ssize_t j) noexcept nogil:
-    """Return how many lines the rows of panel j have."""
+    """Return how many lines panel j has."""
     return p.gates * unit_lines_in_panel(p, j) - (p.gates - p.last_lines if j == p.count - 1 else 0)
 
 
 cdef inline Py_ssize_t gate_line(const Panels *p, Py_ssize_t u, Py_ssize_t gate, bint of_x) noexcept nogil:
-    """Return the line of a gate of line u of units, in a panel's rows for x or for h."""
+    """Return the line of a gate of line u of units, in a panel of w_x or of w_h."""
     if p.separate and of_x:
         return 0 if gate == p.gates - 1 else gate + 1
     return u * p.gates + gate
@@ -168,32 +163,32 @@ cdef inline Py_ssize_t columns_left(const Panels *p, Py_ssize_t j, Py_ssize_t u)
 
 # ------------------------------------------------------------------------------------------------------------- packing
 cdef inline Py_ssize_t weight_stride(const Panels *p, Py_ssize_t gate, bint of_x) noexcept nogil:
-    """Return the distance from one row of a gate's matrix to the next, or if transposed from one column to the next."""
+    """Return the distance from one k of a gate's matrix to the next, or if transposed from one column to the next."""
     if p.transposed:
         return p.I if of_x else p.R
     return p.matrix_gates[p.matrix[gate]] * p.H
 
 
 cdef inline Array weights_from(
-    const Panels *p, const Array *w, Py_ssize_t gate, Py_ssize_t row, Py_ssize_t column
+    const Panels *p, const Array *w, Py_ssize_t gate, Py_ssize_t k, Py_ssize_t column
 ) noexcept nogil:
-    """Return a gate's weights from this row of w and this column of its matrix on."""
+    """Return a gate's weights from this k and this column of its matrix on."""
     cdef int n = p.matrix[gate]
     if not p.transposed:
-        return at(w[n], row * weight_stride(p, gate, True) + column)
-    if row < p.I:
-        return at(w[n], column * p.I + row)
-    return at(w[MATRICES + n], column * p.R + row - p.I)
+        return at(w[n], k * weight_stride(p, gate, True) + column)
+    if k < p.I:
+        return at(w[n], column * p.I + k)
+    return at(w[MATRICES + n], column * p.R + k - p.I)
 
 
 cdef inline void pack_compact_gate(
-    const Panels *p, real *panel, const Array *w, Py_ssize_t row, Py_ssize_t kb, Py_ssize_t k, Py_ssize_t j,
+    const Panels *p, real *panel, const Array *w, Py_ssize_t w_k, Py_ssize_t kb, Py_ssize_t k, Py_ssize_t j,
     Py_ssize_t gate
 ) noexcept nogil:
-    """Pack row k of a block of kb rows for one compact gate, of the last line of units of panel j.
+    """Pack value k of a block of kb values for one compact gate, of the last line of units of panel j.
 
     panel : where the block begins in the panel
-    w : the block begins in its row `row`
+    w_k : where it begins in w
     """
     cdef Py_ssize_t lines = lines_in_panel(p, j), u = unit_lines_in_panel(p, j) - 1, width = columns_left(p, j, u)
     cdef Py_ssize_t l0 = gate * width, l1 = p.last_lines * L if gate == p.gates - 1 else l0 + width, l, g
@@ -202,20 +197,20 @@ cdef inline void pack_compact_gate(
         g = u * p.gates + l // L
         value = packed_line(panel, lines, g, 0, kb) + k * packed_stride(lines, g) + l % L
         if l < l0 + width:
-            value[0] = value_at(weights_from(p, w, gate, row + k, gate_column(p, j, u, gate) + l - l0), 0)
+            value[0] = value_at(weights_from(p, w, gate, w_k + k, gate_column(p, j, u, gate) + l - l0), 0)
         else:
             value[0] = 0
 
 
 cdef inline void pack_block(
-    const Panels *p, Py_ssize_t k0, const Array *w, Py_ssize_t row, Py_ssize_t kb, Py_ssize_t j0, Py_ssize_t j1
+    const Panels *p, Py_ssize_t k0, const Array *w, Py_ssize_t w_k, Py_ssize_t kb, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Pack a block of kb rows of w, from `row` on, as the rows k0 to k0 + kb of the panels j0 to j1.
+    """Pack a block of kb values of k of w, from w_k on, as the values k0 to k0 + kb of the panels j0 to j1.
 
-    PACK_ROWS rows are packed at a time, because each is a separate stream for the prefetcher.
+    PACK_ROWS values are packed at a time, because the weights of each are a separate stream for the prefetcher.
     """
     cdef Py_ssize_t k = 0, n, i, gate, j, u, g, lines, ld
-    cdef bint of_x = row < p.I
+    cdef bint of_x = w_k < p.I
     cdef real *panel
     cdef Array columns
     while k < kb:
@@ -228,76 +223,76 @@ cdef inline void pack_block(
                 for u in range(unit_lines_in_panel(p, j)):
                     if has_compact_gates(p, j, u):
                         for i in range(n):
-                            pack_compact_gate(p, panel, w, row, kb, k + i, j, gate)
+                            pack_compact_gate(p, panel, w, w_k, kb, k + i, j, gate)
                         continue
                     g = gate_line(p, u, gate, of_x)
-                    columns = weights_from(p, w, gate, row, gate_column(p, j, u, gate))
+                    columns = weights_from(p, w, gate, w_k, gate_column(p, j, u, gate))
                     pack_line(packed_line(panel, lines, g, 0, kb), packed_stride(lines, g), k, n, columns, ld,
                               columns_left(p, j, u))
         k += n
 
 
 cdef inline void pack_transposed_compact_gates(
-    const Panels *p, real *block, const Array *w, Py_ssize_t row, Py_ssize_t kb, Py_ssize_t j, Py_ssize_t u
+    const Panels *p, real *block, const Array *w, Py_ssize_t w_k, Py_ssize_t kb, Py_ssize_t j, Py_ssize_t u
 ) noexcept nogil:
-    """Pack a block of kb rows of a transposed w, from `row` on, for the compact gates of line u of units of panel j.
+    """Pack a block of kb values of k of a transposed w, from w_k on, for compact gates: of line u of units of panel j.
 
     block : [kb,lines,L], written
     """
-    cdef real[LF * BLOCK] rows  # of w transposed: one for each lane
+    cdef real[LF * BLOCK] columns  # of w: kb weights for each lane
     cdef Py_ssize_t width = columns_left(p, j, u), lines = lines_in_panel(p, j), line, l, column, g
     for line in range(p.last_lines):
         for l in range(L):
             column = line * L + l
             if column < p.gates * width:
-                load_row(rows + l * BLOCK, weights_from(p, w, column // width, row,
-                                                        gate_column(p, j, u, column // width) + column % width), kb)
+                load_row(columns + l * BLOCK, weights_from(p, w, column // width, w_k,
+                                                           gate_column(p, j, u, column // width) + column % width), kb)
             else:
-                clear(rows + l * BLOCK, BLOCK)
+                clear(columns + l * BLOCK, BLOCK)
         g = u * p.gates + line
-        transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(lines, g), reals(rows), BLOCK, L, kb)
+        transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(lines, g), reals(columns), BLOCK, L, kb)
 
 
 cdef inline noinline_void pack_transposed_block(
-    const Panels *p, real *block, const Array *w, Py_ssize_t row, Py_ssize_t kb, Py_ssize_t j
+    const Panels *p, real *block, const Array *w, Py_ssize_t w_k, Py_ssize_t kb, Py_ssize_t j
 ) noexcept nogil:
-    """Pack a block of kb rows of a transposed w, from `row` on, for panel j.
+    """Pack a block of kb values of k of a transposed w, from w_k on, for panel j.
 
-    A block has a piece of many rows of memory, which CPUs do not prefetch.  So kb lines of what the next panel has of
-    each line of columns are prefetched meanwhile: its rows lie one behind the other.
+    A block has a piece of many columns, far apart in memory, which CPUs do not prefetch.  So kb lines of what the next
+    panel has of each line of columns are prefetched meanwhile: these columns lie one behind the other.
 
     block : [kb,lines,L], written
     """
-    cdef bint of_x = row < p.I
-    cdef Py_ssize_t lines = lines_in_panel(p, j), row_in_matrix = row if of_x else row - p.I, gate, u, g, k, ld
+    cdef bint of_x = w_k < p.I
+    cdef Py_ssize_t lines = lines_in_panel(p, j), k_in_array = w_k if of_x else w_k - p.I, gate, u, g, k, ld
     cdef Array columns
-    cdef Array next_rows
+    cdef Array next_columns
     for u in range(unit_lines_in_panel(p, j)):
         if has_compact_gates(p, j, u):
-            pack_transposed_compact_gates(p, block, w, row, kb, j, u)
+            pack_transposed_compact_gates(p, block, w, w_k, kb, j, u)
             continue
         for gate in range(p.gates):
             g, ld = gate_line(p, u, gate, of_x), weight_stride(p, gate, of_x)
-            columns = weights_from(p, w, gate, row, gate_column(p, j, u, gate))
+            columns = weights_from(p, w, gate, w_k, gate_column(p, j, u, gate))
             if j + 1 < p.count:
-                next_rows = at(columns, p.unit_lines * L * ld + row_in_matrix * (L - 1))
+                next_columns = at(columns, p.unit_lines * L * ld + k_in_array * (L - 1))
                 for k in range(kb):
-                    prefetch_read(at(next_rows, k * L).data)
+                    prefetch_read(at(next_columns, k * L).data)
             transpose_rows(packed_line(block, lines, g, 0, kb), packed_stride(lines, g), columns, ld,
                            columns_left(p, j, u), kb)
 
 
 cdef inline void pack_panels(const Panels *p, const Array *w, Py_ssize_t j0, Py_ssize_t j1) noexcept nogil:
-    """Pack the rows of w that panels hold into the panels j0 to j1.  Those for h, if there are any, begin a new block.
+    """Pack what panels hold of w into the panels j0 to j1.  w_h, if it is there, begins a new block.
 
-    A transposed w is packed panel by panel, so that its memory is read row by row.
+    A transposed w is packed panel by panel, so that its memory is read in order.
     """
-    cdef Py_ssize_t first = p.I - p.h_row, j = j0, end, k, kb
+    cdef Py_ssize_t first = p.I - p.h_k, j = j0, end, k, kb
     while j < j1:
         end = j + 1 if p.transposed else j1
         k = 0
         while k < p.K:
-            kb = min(<Py_ssize_t> BLOCK, (p.h_row if k < p.h_row else p.K) - k)
+            kb = min(<Py_ssize_t> BLOCK, (p.h_k if k < p.h_k else p.K) - k)
             if p.transposed:
                 pack_transposed_block(p, panel_at(p, j) + k * lines_in_panel(p, j) * L, w, first + k, kb, j)
             else:
@@ -336,7 +331,7 @@ cdef inline void pack_bias(
 
 
 cdef inline Py_ssize_t code_offset(const Panels *p, Py_ssize_t lines, Py_ssize_t k, Py_ssize_t lane) noexcept nogil:
-    """Return the byte of a panel of so many lines at which the code of row k of w and of a lane of the lines begins."""
+    """Return the byte of a panel of so many lines at which the code for k and a lane of the lines begins."""
     cdef Py_ssize_t quad = k // QUAD if k < p.I else quads_of(p.I) + (k - p.I) // QUAD
     if p.format == INT8:
         return (quad * lines * L + lane) * QUAD + (k if k < p.I else k - p.I) % QUAD
@@ -355,7 +350,7 @@ cdef inline Py_ssize_t gate_lane(
 cdef inline void copy_codes(
     unsigned char *packed, unsigned char *codes, Py_ssize_t count, Py_ssize_t size, unsigned char sign, bint unpack
 ) noexcept nogil:
-    """Pack `count` codes of a row of w, of `size` bytes each, or with `unpack` copy them back.
+    """Pack `count` codes of w, side by side, of `size` bytes each, or with `unpack` copy them back.
 
     packed : where a panel has the first one; of int8 codes, whose sign is flipped, one is QUAD bytes before the next
     codes : where a matrix has the first one
@@ -376,15 +371,15 @@ cdef inline noinline_void pack_quantized(
 ) noexcept nogil:
     """Pack all of a quantized w, or with `unpack` copy it back from the panels.
 
-    A panel has its lines for one row of w, or four, after the other, because a single row of activations reads all of
-    them at once.  int8 codes are packed without a sign.
+    A panel has its lines for one k, or four, after the other, because a single row of activations reads all of them at
+    once.  int8 codes are packed without a sign.
 
     codes, scales : an array for each matrix; the caller's, written with `unpack`; for float16 there are no scales
     """
     cdef Py_ssize_t n = bytes_per_weight(p.format), j, u, gate, k, count, lines
     cdef unsigned char sign = 128 if p.format == INT8 else 0
     cdef unsigned char *panel
-    cdef unsigned char *row
+    cdef unsigned char *gate_codes
     cdef real *packed_scales
     cdef real *gate_scales
     for j in range(p.count):
@@ -392,17 +387,17 @@ cdef inline noinline_void pack_quantized(
         panel = <unsigned char *> panel_at(p, j)
         packed_scales = bias_at(p, j) + z_lines(p, j) * L
         if not unpack:
-            memset(panel, sign, size_of_rows(p, lines) * REAL_BYTES)
+            memset(panel, sign, size_of_lines(p, lines) * REAL_BYTES)
             if p.format == INT8:
                 clear(packed_scales, z_lines(p, j) * L)
         for u in range(unit_lines_in_panel(p, j)):
             count = min(L, columns_left(p, j, u))
             for gate in range(p.gates):
                 for k in range(p.K):
-                    row = <unsigned char *> codes[p.matrix[gate]].data
-                    row += (gate_column(p, j, u, gate) + k * weight_stride(p, gate, k < p.I)) * n
-                    copy_codes(panel + code_offset(p, lines, k, gate_lane(p, j, u, gate, k < p.I)), row, count, n, sign,
-                               unpack)
+                    gate_codes = <unsigned char *> codes[p.matrix[gate]].data
+                    gate_codes += (gate_column(p, j, u, gate) + k * weight_stride(p, gate, k < p.I)) * n
+                    copy_codes(panel + code_offset(p, lines, k, gate_lane(p, j, u, gate, k < p.I)), gate_codes, count,
+                               n, sign, unpack)
                 if p.format == INT8:
                     gate_scales = <real *> scales[p.matrix[gate]].data + gate_column(p, j, u, gate)
                     if unpack:
@@ -420,12 +415,12 @@ cdef inline real *panel_at(const Panels *p, Py_ssize_t j) noexcept nogil:
 
 
 cdef inline real *bias_at(const Panels *p, Py_ssize_t j) noexcept nogil:
-    """Return the address of the biases of panel j, which are behind its rows."""
-    return panel_at(p, j) + size_of_rows(p, lines_in_panel(p, j))
+    """Return the address of the biases of panel j, which are behind its weights."""
+    return panel_at(p, j) + size_of_lines(p, lines_in_panel(p, j))
 
 
 cdef inline const real *scales_at(const Panels *p, Py_ssize_t j, Py_ssize_t k) noexcept nogil:
-    """Return the address of the scales of panel j for row k of w; only with INT8."""
+    """Return the address of the scales of panel j for k; only with INT8."""
     cdef Py_ssize_t line = z_lines(p, j)
     if k >= p.I:
         line += p.separate
@@ -451,7 +446,7 @@ cdef inline void add_quantized_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z, Py_ssize_t z_stride
 ) noexcept nogil:
-    """Add a @ (K quantized rows, from row k0 on, of `panels` panels from j on) to z; `rows` or `panels` is 1."""
+    """Add a @ (K quantized values of k, from k0 on, of `panels` panels from j on) to z; `rows` or `panels` is 1."""
     cdef Py_ssize_t lines = lines_in_panel(p, j), i
     cdef Py_ssize_t distance = prefetch_distance(p, max(rows, <Py_ssize_t> 2))  # one row gains, too, at H 512 by AVX2
     cdef const char *weights = <const char *> panel_at(p, j) + code_offset(p, lines, k0, 0)
@@ -468,7 +463,7 @@ cdef inline void add_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t k0, Py_ssize_t K, const real *a, Py_ssize_t stride,
     Py_ssize_t rows, real *z
 ) noexcept nogil:
-    """Add a @ (K rows of panel j, from row k0 on) to z for `rows` rows."""
+    """Add a @ (K values of k of panel j, from k0 on) to z for `rows` rows."""
     cdef Py_ssize_t q = 0, height, lines = lines_in_panel(p, j)
     cdef const real *panel = panel_at(p, j) + k0 * lines * L
     if COMPUTES_FLOAT and p.format != UNQUANTIZED:
@@ -493,16 +488,19 @@ cdef inline inline_void add_row_product(
     const Panels *p, Py_ssize_t j, Py_ssize_t panels, Py_ssize_t k0, Py_ssize_t K, const real *a, real *z,
     Py_ssize_t z_stride
 ) noexcept nogil:
-    """Add a @ (K rows, from row k0 on, of `panels` panels from j on) to z for a single row."""
+    """Add a @ (K values of k, from k0 on, of `panels` panels from j on) to z for a single row.
+
+    It has no next row, but is passed on with a stride: for a constant, gcc would copy the tiles of more rows, too.
+    """
     cdef Py_ssize_t lines = p.gates * p.unit_lines, last_lines = lines_in_panel(p, j + panels - 1)
     if COMPUTES_FLOAT and p.format != UNQUANTIZED:
-        add_quantized_product(p, j, panels, k0, K, a, 0, 1, z, z_stride)
+        add_quantized_product(p, j, panels, k0, K, a, p.size, 1, z, z_stride)
         return
     if panels > 1:
         add_row_panels_product(lines, last_lines, z, z_stride, a, panel_at(p, j) + k0 * lines * L,
                                p.size - k0 * (lines - last_lines) * L, K)
     else:  # `add_product` for one row
-        add_panel_product(z, 1, last_lines, a, 0, panel_at(p, j) + k0 * last_lines * L, K,
+        add_panel_product(z, 1, last_lines, a, p.size, panel_at(p, j) + k0 * last_lines * L, K,
                           prefetch_distance(p, 1))
 
 
@@ -543,22 +541,22 @@ cdef struct ProductRows:  # the rows of a product with several panels
 
 
 cdef inline void add_unpacked_block(
-    const Panels *p, const Array *w, Py_ssize_t row, Py_ssize_t kb, const real *a, const ProductRows *product,
+    const Panels *p, const Array *w, Py_ssize_t w_k, Py_ssize_t kb, const real *a, const ProductRows *product,
     Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Add a @ (a block of kb rows of w, from `row` on) to z for the panels j0 to j1, without packing w.
+    """Add a @ (a block of kb values of k of w, from w_k on) to z for the panels j0 to j1, without packing w.
 
     a : the rows of the product, from the first k of the block on
 
-    w is read as it lies, PACK_ROWS rows at a time.  The memory of the panels, which need not hold weights here, holds
-    the sums of the block, [gates,rows,lines,L].  The order of summation is that of the tile.
+    w is read as it lies, PACK_ROWS values of k at a time.  The memory of the panels, which need not hold weights here,
+    holds the sums of the block, [gates,rows,lines,L].  The order of summation is that of the tile.
     """
     cdef real[PACK_ROWS * LINES * LF] space  # for lines that cannot be read as they lie
     cdef Py_ssize_t first_line = j0 * p.unit_lines, lines = min(j1 * p.unit_lines, p.J) - first_line
     cdef Py_ssize_t whole_lines = max(<Py_ssize_t> 0, min(lines, p.H // L - first_line))  # a thread may have no lines
     cdef Py_ssize_t k = 0, n, n_lines, gate, line, j, u, q, l, ld, sums_stride = lines * L
     cdef Py_ssize_t rows = product.count, stride = product.stride
-    cdef bint of_x = row < p.I
+    cdef bint of_x = w_k < p.I
     cdef real *block = panel_at(p, j0)
     cdef real *sums
     cdef real *z
@@ -572,7 +570,7 @@ cdef inline void add_unpacked_block(
         for gate in range(p.gates):
             sums = block + gate * rows * sums_stride
             ld = weight_stride(p, gate, of_x)
-            columns = weights_from(p, w, gate, row + k, gate_column(p, j0, 0, gate))
+            columns = weights_from(p, w, gate, w_k + k, gate_column(p, j0, 0, gate))
             extend_chains(sums, sums_stride, rows, whole_lines, a + k, stride, <const real *> columns.data, ld, n)
             line = whole_lines
             while line < lines:
@@ -598,18 +596,18 @@ cdef inline void add_unpacked_block(
 cdef inline void add_transposed_product(
     const Panels *p, const Array *w, bint of_x, const ProductRows *product, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Add a @ (the rows of w for x or for h) to z for the panels j0 to j1, where w is transposed and not packed before.
+    """Add a @ (w_x or w_h) to z for the panels j0 to j1, where w is transposed and not packed before.
 
     Each block of a panel is packed when all rows of a use it, and stays in the first-level cache meanwhile.
     """
     cdef real[BLOCK * LINES * LF + LF] space
     cdef real *block = <real *> align_to_line(space)
-    cdef Py_ssize_t row = 0 if of_x else p.I, K = p.I if of_x else p.R, j, k, kb, q, height
+    cdef Py_ssize_t w_k = 0 if of_x else p.I, K = p.I if of_x else p.R, j, k, kb, q, height
     for j in range(j0, j1):
         k = 0
         while k < K:
             kb = min(<Py_ssize_t> BLOCK, K - k)
-            pack_transposed_block(p, block, w, row + k, kb, j)
+            pack_transposed_block(p, block, w, w_k + k, kb, j)
             q = 0
             while q < product.count:
                 height = tile_group_height(product.count - q)
@@ -624,14 +622,14 @@ cdef inline void compute_input_product(
 ) noexcept nogil:
     """Compute z = b + a @ w_x for the panels j0 to j1.
 
-    w : the matrices, which are read if the panels hold no rows for x
+    w : the matrices, which are read if the panels do not hold w_x
     """
     cdef Py_ssize_t j
     cdef real *z
     for j in range(j0, j1):
         z = product.z + j * product.z_stride
         copy_bias(p, j, product.count, z)
-        if p.h_row == p.I:
+        if p.h_k == p.I:
             add_product(p, j, 0, p.I, product.a, product.stride, product.count, z)
         else:
             add_transposed_product(p, w, True, product, j, j + 1)
@@ -640,21 +638,21 @@ cdef inline void compute_input_product(
 cdef inline void add_unpacked_product(
     const Panels *p, const Array *w, bint of_x, const ProductRows *product, Py_ssize_t j0, Py_ssize_t j1
 ) noexcept nogil:
-    """Add a @ (the rows of w for x or for h) to z for the panels j0 to j1, where w is not packed before.
+    """Add a @ (w_x or w_h) to z for the panels j0 to j1, where w is not packed before.
 
     For a single step, which uses a weight only once for each row: a block is packed when it is used, or, for few rows,
-    not at all.  The sums of these rows take the place of a panel's p.K rows.
+    not at all.  The sums of these rows take the place of a panel's weights.
     """
-    cdef Py_ssize_t row = 0 if of_x else p.I, K = p.I if of_x else p.R, k = 0, kb, j
+    cdef Py_ssize_t w_k = 0 if of_x else p.I, K = p.I if of_x else p.R, k = 0, kb, j
     if p.transposed:
         add_transposed_product(p, w, of_x, product, j0, j1)
         return
     while k < K:
         kb = min(<Py_ssize_t> BLOCK, K - k)
         if product.count <= MAX_UNPACKED_ROWS and product.count <= p.K:
-            add_unpacked_block(p, w, row + k, kb, product.a + k, product, j0, j1)
+            add_unpacked_block(p, w, w_k + k, kb, product.a + k, product, j0, j1)
         else:
-            pack_block(p, 0, w, row + k, kb, j0, j1)
+            pack_block(p, 0, w, w_k + k, kb, j0, j1)
             for j in range(j0, j1):
                 add_product(p, j, 0, kb, product.a + k, product.stride, product.count, product.z + j * product.z_stride)
         k += kb

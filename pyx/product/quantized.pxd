@@ -8,7 +8,7 @@ that blockcell/quantization.py defines.
 Letters and pointers are those of tile.pxd.  `codes` are the float16 weights of a panel, from its first k or from the
 first one of a block on; the next panel begins panel_stride numbers further on.
 """
-from product.half cimport half
+from product.half cimport HAS_LINE_CONVERSIONS, half
 from product.lines cimport LF, REAL_BYTES, align_to_line, inline_void, load_halves, noinline_void
 from product.real cimport real
 from product.tile cimport (
@@ -17,13 +17,13 @@ from product.tile cimport (
     tile_height, vec
 )
 
-cdef extern from "product/quantized.h":
-    enum:  # how packed weights are stored, in the order of KERNEL_FORMATS in blockcell/quantization.py
-        UNQUANTIZED
-        FLOAT16
-        INT8
-        HAS_DEQUANTIZE_VECTOR  # whether the level has instructions for it
-    vec dequantize_vector(const char *line, int v) noexcept nogil  # vector v of a line of float16 weights, in float32
+cdef extern from "product/half.h":
+    vec dequantize_vector(const half *line, int v) noexcept nogil  # vector v of a line, if HAS_LINE_CONVERSIONS
+
+cdef enum:  # how packed weights are stored, in the order of KERNEL_FORMATS in blockcell/quantization.py
+    UNQUANTIZED
+    FLOAT16
+    INT8
 
 
 cdef inline Py_ssize_t bytes_per_weight(int format) noexcept nogil:
@@ -35,18 +35,12 @@ cdef inline noinline_void dequantize_block(
     real *restrict block, const half *restrict codes, Py_ssize_t lines, Py_ssize_t kb
 ) noexcept nogil:
     """Dequantize kb values of k of a panel of so many lines to `block`, in the order in which the tile reads it."""
-    cdef Py_ssize_t k, g, v, stride
+    cdef Py_ssize_t k, g, stride
     cdef real *line
-    cdef const half *line_codes
     for g in range(lines):
         line, stride = packed_line(block, lines, g, 0, kb), packed_stride(lines, g)
         for k in range(kb):
-            line_codes = codes + (k * lines + g) * LF
-            if HAS_DEQUANTIZE_VECTOR:
-                for v in range(VECTORS):
-                    (<vec *> (line + k * stride))[v] = dequantize_vector(<const char *> line_codes, v)
-            else:
-                load_halves(line + k * stride, line_codes, LF)
+            load_halves(line + k * stride, codes + (k * lines + g) * LF, LF)
 
 
 cdef inline inline_void run_float16_tile(
@@ -75,8 +69,7 @@ cdef inline inline_void run_float16_tile(
         for i in range(panels):
             for v in range(nv):
                 w[v] = dequantize_vector(
-                    <const char *> (codes + i * panel_stride + (k * lines + (v0 + v) // VECTORS) * LF),
-                    (v0 + v) % VECTORS)
+                    codes + i * panel_stride + (k * lines + (v0 + v) // VECTORS) * LF, (v0 + v) % VECTORS)
                 if rows >= LATENCY_ROWS:
                     block[packed_vector(v0 + v, sub, k, K)] = w[v]
                 if rows <= 3:  # where registers are left for the values of a; with more rows for the weights
@@ -179,7 +172,7 @@ cdef inline noinline_void add_float16_product(
         kb = min(<Py_ssize_t> BLOCK, K - k0)
         block_codes = codes + k0 * lines * LF
         q = 0
-        if HAS_DEQUANTIZE_VECTOR and (lines >= 3 or rows == 1):
+        if HAS_LINE_CONVERSIONS and (lines >= 3 or rows == 1):
             q = tile_height(rows)
             run_float16_rows(q, panels, lines, <vec *> acc, acc_stride * VECTORS // LF, a + k0, stride, block_codes,
                              panel_stride, <vec *> block, kb)

@@ -11,11 +11,12 @@ Order of summation, a promise to users: k is cut into blocks.  Each block is one
 zero and ascends in k.  The blocks are added in ascending order to what the accumulator holds.  So the result of a row
 depends on that row and on the panel alone, and is bit-identical for any number of rows and of threads.
 
-Letters: K and k values that are summed, k0 the first one of a block and kb their number in it; q a row; g a line of a
-panel; v a vector register; l a lane.  Pointers that several functions take:
+Letters: K and k values that are summed, k0 the first one of a block and kb their number in it; q a row of A, which is
+a batch row, or in gradients of weights an input; g a line of a panel; v a vector register; l a lane.  Pointers that
+several functions take:
 
     a : rows of A, a `stride` apart; or, if that is 1, k columns of ROWS values each; read only
-    panel, block : a packed panel, and the part of it for one block of k; read only
+    panel, block : a packed panel, and what it has for one block of k; read only
     acc, out : [rows,LINES,L], the accumulator, in reals or in vectors; the caller's, aliases nothing
     distance : bytes from the weights that a tile reads to those that it prefetches meanwhile, or 0.  These are never
         read, so they may lie past the end of an array

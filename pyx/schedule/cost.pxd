@@ -1,4 +1,4 @@
-"""The grid of a call: how many threads take part, and how they share its rows and its hidden units.
+"""The grid of a call: how many threads there are, and how they share its rows and its hidden units.
 
 A grid has `groups` of threads, which share the batch rows, and in each group `members`, which share the hidden units.
 Groups do not wait for each other; the members of a group wait for each other in every step.  `cost_of` predicts in
@@ -8,15 +8,9 @@ is chosen.
 """
 from product.lines cimport REAL_BYTES, L
 from product.quantized cimport INT8
-from product.tile cimport GROUP_TILES, LATENCY_ROWS, ROWS
+from product.tile cimport GROUP_TILES, LATENCY_ROWS, ROWS, VECTORS
 from schedule.machine cimport L1, L2, L3, machine
 from schedule.team cimport GROUPS
-
-cdef extern from *:
-    """
-    enum { SHORT_VECTORS = VECTOR_BYTES < 32 };
-    """
-    bint SHORT_VECTORS
 
 
 cdef struct Grid:
@@ -52,19 +46,13 @@ cdef inline void use_threads(Grid *g, Py_ssize_t ready) noexcept nogil:
         g[0] = grid_of(min(g.groups, ready), max(<Py_ssize_t> 1, ready // g.groups))
 
 
-cdef inline tuple requirements_of(Py_ssize_t size, const Grid *g):
-    """Return what a plan requires: the bytes of its workspace of `size` reals from any address on, its threads, and how
-    many of these are members of one group."""
-    return size * REAL_BYTES + 64, threads_of(g), g.members
-
-
 # --------------------------------------------------------------------------------------------------------------- costs
 cdef struct Work:  # what a pass computes, reads and waits for; times are nanoseconds of one thread
     Py_ssize_t T, B
     int products  # of a step; each needs the results of the one before
     Py_ssize_t[2] lines, width, panels  # of each product: its lines of columns, the lines of a panel, its panels
-    Py_ssize_t[2] K  # rows of weights that are multiplied with states
-    Py_ssize_t[2] x_rows  # rows of weights that are multiplied with x, for several steps at once
+    Py_ssize_t[2] K  # the numbers of states with which its weights are multiplied
+    Py_ssize_t[2] x_size  # and those of x, for several steps at once
     double line_bytes  # bytes of a line of weights, as it is read
     double speed  # operations in a nanosecond
     Py_ssize_t units  # lines of units
@@ -89,7 +77,7 @@ cdef inline Work work_of(Py_ssize_t T, Py_ssize_t B, int products) noexcept nogi
 
 cdef inline double speed_of(int format) noexcept nogil:
     """Return how many operations a core computes in a nanosecond with weights of this format."""
-    cdef double speed = machine.speed / 2 if SHORT_VECTORS else machine.speed
+    cdef double speed = machine.speed / 2 if VECTORS > 2 else machine.speed  # of 16 bytes
     if format == INT8:
         return 3 * speed
     return speed * 4 / REAL_BYTES
@@ -105,36 +93,33 @@ cdef inline Py_ssize_t ceil_div(Py_ssize_t n, Py_ssize_t parts) noexcept nogil:
     return (n + parts - 1) // parts
 
 
-cdef inline double reading_cost(double nbytes, double read) noexcept nogil:
-    """Return what it costs to read `read` bytes of weights that have `nbytes` in all, and so stay in some cache."""
-    if nbytes <= machine.caches[L1] / 2:
-        return 0
-    return read / machine.read_speed[0 if nbytes <= machine.caches[L2] else 1 if nbytes <= machine.caches[L3] else 2]
-
-
 cdef inline Py_ssize_t lines_of_member(const Work *w, int n, Py_ssize_t members) noexcept nogil:
     """Return how many lines of columns of product n the largest part has."""
     return min(w.lines[n], ceil_div(w.panels[n], members) * w.width[n])
 
 
-cdef inline Py_ssize_t rows_read(const Work *w, int n) noexcept nogil:
-    """Return how many rows of weights of product n each step reads."""
-    return w.K[n] + (w.x_rows[n] if w.T == 1 else 0)
+cdef inline Py_ssize_t values_read(const Work *w, int n) noexcept nogil:
+    """Return for how many values of k each step reads the weights of product n."""
+    return w.K[n] + (w.x_size[n] if w.T == 1 else 0)
 
 
 cdef inline double product_cost(
     const Work *w, int n, Py_ssize_t rows, Py_ssize_t members, double nbytes
 ) noexcept nogil:
     """Return what product n of a step of so many rows costs one of the members, which reads `nbytes` of weights in all
-    products of a step."""
+    products of a step, and so from some cache."""
     cdef Py_ssize_t lines = lines_of_member(w, n, members)
     cdef double slow = 1, computing, read
+    cdef int cache
     # One row takes 2.3 times as long as a quarter of four, two 1.4 times as long as half of them.
     if rows < LATENCY_ROWS:
         slow += 0.45 * (LATENCY_ROWS - rows) / rows
-    computing = 2.0 * rows * lines * L * (slow * w.K[n] + w.x_rows[n]) / w.speed
-    read = ceil_div(rows, GROUP_TILES * ROWS) * rows_read(w, n) * lines * w.line_bytes
-    return max(computing, reading_cost(nbytes, read))
+    computing = 2.0 * rows * lines * L * (slow * w.K[n] + w.x_size[n]) / w.speed
+    read = ceil_div(rows, GROUP_TILES * ROWS) * values_read(w, n) * lines * w.line_bytes
+    if nbytes <= machine.caches[L1] / 2:
+        return computing
+    cache = 0 if nbytes <= machine.caches[L2] else 1 if nbytes <= machine.caches[L3] else 2
+    return max(computing, read / machine.read_speed[cache])
 
 
 cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members) noexcept nogil:
@@ -146,7 +131,7 @@ cdef inline double cost_of(const Work *w, Py_ssize_t groups, Py_ssize_t members)
     cdef double packed = 0  # lines of weights that other groups have packed
     cdef int n
     for n in range(w.products):
-        nbytes += rows_read(w, n) * lines_of_member(w, n, members) * w.line_bytes
+        nbytes += values_read(w, n) * lines_of_member(w, n, members) * w.line_bytes
     for n in range(w.products):
         step += product_cost(w, n, rows, members, nbytes)
         if members > 1:

@@ -1,8 +1,8 @@
 """Plans of the passes over cells: how a call is divided into parts, and where everything is in its workspace.
 
 A pass is a struct, `Forward` or `Backward`.  Its plan depends on the cell and on sizes alone, so calls of the same
-sizes share it.  A call copies it, and sets the fields from `c` to `scratch` and the layouts of its arrays.  dense.pxd
-has the passes of a dense layer.
+sizes share it.  A call copies it, and sets the fields from `inputs` to `scratch` and the layouts of its arrays.
+dense.pxd has the passes of a dense layer.
 
 A call has a part for each thread.  The parts of a group have the same batch rows, and each its own hidden units: its
 own panels of the packed weights.  Parts of different groups do not wait for each other.  In a group each product of a
@@ -116,7 +116,7 @@ cdef inline Grid choose_forward_grid(
     cdef Work work = work_of(T, B, c.products)
     cdef Py_ssize_t P = size_of_h(c, H), weights = gates_of(c) * H * I + recurrent_weights(c, H), gates, n
     work.units = lines_in(H)
-    work.K[0], work.x_rows[0], work.K[1], work.x_rows[1] = P, I, H, 0 if c.projects else I
+    work.K[0], work.x_size[0], work.K[1], work.x_size[1] = P, I, H, 0 if c.projects else I
     work.panels[1] = 0
     for n in range(work.products):
         gates = gates_of_product(c, n)
@@ -147,7 +147,7 @@ cdef inline Grid choose_backward_grid(
     work.units = lines_in(H)
     work.K[0] = gates_of_product(c, 0) * H
     work.K[1] = P if c.projects else N - work.K[0]
-    work.lines[0], work.lines[1], work.x_rows[0], work.x_rows[1] = lines_in(P), work.units, 0, 0
+    work.lines[0], work.lines[1], work.x_size[0], work.x_size[1] = lines_in(P), work.units, 0, 0
     work.width[0] = work.width[1] = PANEL_LINES
     work.panels[0] = count_panels(work.lines[0])
     work.panels[1] = count_panels(work.lines[1]) if work.products > 1 else 0
@@ -186,7 +186,7 @@ cdef enum:  # the regions of the forward pass's workspace.  The rows of each gro
     FORWARD_REGIONS
 
 cdef struct Forward:  # a forward pass
-    const Cell *c
+    Cell c
     const Array *inputs  # the caller's arrays, at the indices of indices.pxd
     const Array *outputs
     real *scratch  # the workspace, which begins at a cache line
@@ -195,7 +195,7 @@ cdef struct Forward:  # a forward pass
     Py_ssize_t Is, Hs, Ps  # strides in scratch of rows of I, H and P numbers
     Py_ssize_t[PRODUCTS] h_stride  # of the rows that a product reads, of h, h_prev * r or m, or of their codes
     Layout x_layout, y_layout  # of x and of the output h
-    Py_ssize_t chunk  # steps whose products with x are computed at once; 1: as a part of the step
+    Py_ssize_t chunk  # steps whose products with x are computed at once; 1: in the step itself
     Grid grid
     bint packed  # the layer has packed the weights
     bint packs_all  # all panels are packed before the steps; else a single step packs what it uses
@@ -220,7 +220,7 @@ cdef inline void list_forward_regions(const Forward *p, Region *regions) noexcep
 
     regions : [FORWARD_REGIONS], written
     """
-    cdef const Cell *c = p.c
+    cdef const Cell *c = &p.c
     cdef Py_ssize_t gaps = p.grid.groups * p.gap, code_rows = p.grid.members * p.B, z_rows = 0
     cdef bint quantizes = c.format == INT8, two = c.products > 1
     if p.chunk > 1 or not p.packs_all:
@@ -240,12 +240,7 @@ cdef inline void list_forward_regions(const Forward *p, Region *regions) noexcep
     regions[SLOTS] = region("slots", 1, size_of_slots(p.B), 0)
 
 
-cdef struct ForwardPlan:  # of a layer, for its forward pass and the kernels that pack
-    Forward p
-    Cell c
-
-
-cdef inline Forward plan_forward_on(
+cdef inline Forward plan_forward(
     const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint packed, Grid grid
 ) noexcept nogil:
     """Plan a forward pass on this grid.
@@ -256,7 +251,7 @@ cdef inline Forward plan_forward_on(
     cdef Region[FORWARD_REGIONS] regions
     cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), gate
     cdef int n
-    p.c = c
+    p.c = c[0]
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
     p.x_layout, p.y_layout = contiguous_layout(B, I), contiguous_layout(B, P)
@@ -295,16 +290,6 @@ cdef inline Forward plan_forward_on(
     if not c.projects:
         p.start[M_CODES] = p.start[CODES]
     return p
-
-
-cdef inline Forward plan_forward(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint packed, Py_ssize_t threads
-) noexcept nogil:
-    """Plan a forward pass on the grid of the least cost with at most so many threads.
-
-    packed : as for `plan_forward_on`
-    """
-    return plan_forward_on(c, T, B, I, H, packed, choose_forward_grid(c, T, B, I, H, packed, threads))
 
 
 cdef inline bint stores_rows(const Forward *p) noexcept nogil:
@@ -392,9 +377,9 @@ cdef enum:  # the regions of the backward pass's workspace
     BACKWARD_REGIONS
 
 cdef struct Backward:  # a backward pass
-    const Cell *c
+    Cell c
     const Array *inputs  # the caller's arrays, at the indices of indices.pxd
-    const Array *outputs
+    const Array *grads
     real *scratch  # the workspace, which begins at a cache line
     Steps steps  # that are processed
     Layout x_layout, h_layout, cs_layout  # of x, the output h, and cs
@@ -403,10 +388,10 @@ cdef struct Backward:  # a backward pass
     Py_ssize_t JP  # lines of P
     Py_ssize_t Hs, Ps, Ns  # strides in scratch of rows of H and of P numbers, and of d
     # For each matrix of weights:
-    Py_ssize_t[MATRICES] x_rows, h_rows  # its rows for x, and for h or m
+    Py_ssize_t[MATRICES] x_size, h_size  # the numbers of x, and of h or m, that it is multiplied with
     Py_ssize_t[MATRICES] N  # its columns
-    Py_ssize_t[MATRICES] column, h_column  # where their gradients begin in a row of d, for its rows for x and for h
-    int[MATRICES] h_source, h_factor  # its rows for h were multiplied with this input (indices.pxd) times that, 0: none
+    Py_ssize_t[MATRICES] column, h_column  # where their gradients begin in a row of d, for w_x and for w_h
+    int[MATRICES] h_source, h_factor  # its w_h was multiplied with this input (indices.pxd) times that, 0: none
     bint[MATRICES] separate  # these differ: of a GRU that resets after the product d_c_bar for x, and d_hc for h
     Py_ssize_t[MATRICES] h_panel_count  # panels of w.T that give gradients of h or m
     Py_ssize_t x_panel_count  # panels of w.T that give gradients of x, the same for each matrix; 0: these are skipped
@@ -427,13 +412,13 @@ cdef inline void list_backward_regions(const Backward *p, bint with_weight_grads
     with_weight_grads : whether it computes gradients of the weights, too
     regions : [BACKWARD_REGIONS], written
     """
-    cdef const Cell *c = p.c
+    cdef const Cell *c = &p.c
     cdef Py_ssize_t T = p.steps.T, block = min(T * p.B, <Py_ssize_t> ROW_BLOCK), parts = parts_of(&p.grid)
     cdef Py_ssize_t all_panels = 0, own_panels = 0, N = max(p.N[0], p.N[c.matrices - 1]), x_tiles, h_tiles
     cdef Py_ssize_t panels = parts
     cdef int n
     for n in range(c.matrices):
-        all_panels += (p.h_panel_count[n] + (p.x_panel_count if p.x_rows[n] > 0 else 0)) * p.panel_size[n]
+        all_panels += (p.h_panel_count[n] + (p.x_panel_count if p.x_size[n] > 0 else 0)) * p.panel_size[n]
         own_panels += p.panel_size[n]
     x_tiles, h_tiles = count_tiles(p.I), count_tiles(max(p.P, p.H))
     if c.transposed:
@@ -452,12 +437,7 @@ cdef inline void list_backward_regions(const Backward *p, bint with_weight_grads
     regions[BACKWARD_SLOTS] = region("slots", 1, size_of_slots(p.B), 0)
 
 
-cdef struct BackwardPlan:  # of a layer
-    Backward p
-    Cell c
-
-
-cdef inline Backward plan_backward_on(
+cdef inline Backward plan_backward(
     const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint with_weight_grads, Grid grid
 ) noexcept nogil:
     """Plan a backward pass on this grid.
@@ -468,7 +448,7 @@ cdef inline Backward plan_backward_on(
     cdef Region[BACKWARD_REGIONS] regions
     cdef Py_ssize_t P = size_of_h(c, H), recurrent = recurrent_weights(c, H), panels = 0
     cdef int n
-    p.c = c
+    p.c = c[0]
     p.steps = steps_of(T, B)
     p.B, p.I, p.H, p.P = B, I, H, P
     p.x_layout = p.d_x_layout = contiguous_layout(B, I)
@@ -485,10 +465,10 @@ cdef inline Backward plan_backward_on(
     p.prefetching_rows = fewest_prefetching_rows(recurrent * REAL_BYTES, p.grid.members)
     for n in range(c.matrices):
         p.N[n], p.column[n] = c.gates[n] * H, n * c.gates[0] * H
-        p.x_rows[n], p.h_rows[n] = I, P
+        p.x_size[n], p.h_size[n] = I, P
         p.h_source[n], p.h_factor[n] = H_PREV, c.traits.factor if n == 1 and c.products > 1 else 0
         if n == 1 and c.projects:
-            p.N[n], p.x_rows[n], p.h_rows[n], p.h_source[n] = P, 0, H, OUT_O
+            p.N[n], p.x_size[n], p.h_size[n], p.h_source[n] = P, 0, H, OUT_O
         p.separate[n] = n == 1 and c.traits.separate
         p.h_column[n] = p.column[n] + (H if p.separate[n] else 0)
         p.panel_size[n] = PANEL_LINES * L * p.N[n]
@@ -497,18 +477,10 @@ cdef inline Backward plan_backward_on(
         panels += p.h_panel_count[n] * p.panel_size[n]
     for n in range(c.matrices):
         p.x_panels_at[n] = panels
-        panels += p.x_panel_count * p.panel_size[n] if p.x_rows[n] > 0 else 0
+        panels += p.x_panel_count * p.panel_size[n] if p.x_size[n] > 0 else 0
     list_backward_regions(&p, with_weight_grads, regions)
     p.workspace = lay_out(regions, BACKWARD_REGIONS, p.start)
     return p
-
-
-cdef inline Backward plan_backward(
-    const Cell *c, Py_ssize_t T, Py_ssize_t B, Py_ssize_t I, Py_ssize_t H, bint with_weight_grads, Py_ssize_t threads
-) noexcept nogil:
-    """Plan a backward pass on the grid of the least cost with at most so many threads."""
-    cdef Grid grid = choose_backward_grid(c, T, B, I, H, with_weight_grads, threads)
-    return plan_backward_on(c, T, B, I, H, with_weight_grads, grid)
 
 
 cdef struct BackwardShare:  # of a part of a backward pass in a phase

@@ -1,7 +1,7 @@
 """The workspace of a call: a block of scratch memory, which consists of regions, one behind the other.
 
 A plan lists its regions, each with a name, rows and the stride of these, and `lay_out` says where each one starts.
-`plan_layer` returns them for the task "workspace": `describe_regions`.
+`plan_kernel` returns them for the task "workspace": `describe_regions`.
 
 Compiled with RED_ZONES, as by tools/sanitizers.py, a zone lies behind each region, and AddressSanitizer reports
 whoever touches one while a kernel runs.  The environment variable SHORT_REGION is then the name of a region that is

@@ -222,8 +222,8 @@ def test_past_seq_len_max(name):
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_scratch_is_enough(name, steps):
     """A kernel writes nothing behind the scratch that it asks for, whatever seq_len_max is."""
-    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
-    function, guard = kernels[op.kernel][0].function, 1 << 20
+    op, (functions, planners, _) = OPS[name], _kernels.load(_kernels.LEVEL)
+    function, guard = functions[op.kernel][0], 1 << 20
     k = [*inspect.signature(function).parameters].index("scratch")
 
     @wraps(function)
@@ -235,8 +235,7 @@ def test_scratch_is_enough(name, steps):
 
     for caches, grid in [*((caches, GRIDS[0]) for caches in CACHES), *((CACHES[0], grid) for grid in GRIDS[1:])]:
         with with_machine(caches=caches, groups=grid[0], members=grid[1]):
-            by_dtype = tuple(kernel._replace(function=guarded) for kernel in kernels[op.kernel])
-            call = bind(op, {op.kernel: by_dtype}, requirements).run
+            call = bind(op, {op.kernel: (guarded,) * 3}, planners).run
             for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
                 args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
                 for threads in (1, 2, 3):
@@ -247,17 +246,17 @@ def test_scratch_is_enough(name, steps):
 @pytest.mark.parametrize("name", OPS)
 def test_call_within_a_call(name, dtype):
     """As of a finalizer, or of another thread where there is no GIL: neither sees the other's arrays."""
-    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
+    op, (functions, planners, _) = OPS[name], _kernels.load(_kernels.LEVEL)
     outer, inner = (arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype]) for sizes in [(3, 2, 4, 5), (2, 3, 20, 33)])
     expected, results = [run(name, outer), run(name, inner)], []
 
-    def size_of_scratch(*sizes):  # is asked between the arrays and the kernel
+    def plan_kernel(*sizes):  # is asked between the arrays and the kernel
         if not results:
             results.append(None)
             results[0] = run(name, inner, call=call)
-        return requirements[op.kernel](*sizes)
+        return planners[op.kernel](*sizes)
 
-    call = bind(op, kernels, {op.kernel: size_of_scratch}).run
+    call = bind(op, functions, {op.kernel: plan_kernel}).run
     assert same(run(name, outer, call=call), expected[0])
     assert same(results[0], expected[1])
 
@@ -283,9 +282,9 @@ def test_clip_passes_nan_and_bounds_infinity():
     assert np.isnan(cs[0]).all() and (cs[1] == 2).all() and (cs[2] == -2).all()
 
 
-# ------------------------------------------------------------------------------------------ the kernels' parameters
+# --------------------------------------------------------------------------------------------- parameters, options
 def with_parameters(names, function):
-    """A kernel that takes these parameters, in this order, and hands them to `function` by name."""
+    """A function that takes these parameters, in this order, and hands them to `function` by name."""
 
     def kernel(*args):
         return function(**dict(zip(names, args, strict=True)))
@@ -297,14 +296,14 @@ def with_parameters(names, function):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_the_order_of_parameters_is_the_kernels_own(name, dtype):
-    """Attributes or tensors exchanged there arrive all the same."""
-    op, (kernels, requirements, _) = OPS[name], _kernels.load(_kernels.LEVEL)
+    """Tensors exchanged there arrive all the same."""
+    op, (functions, planners, _) = OPS[name], _kernels.load(_kernels.LEVEL)
     args = arguments(name, sizes_of(4, 3, 6, 5), dtype=DTYPES[dtype], seq_len_max=3, cell_clip=0.75, forget_bias=0.5)
     expected = run(name, args)
-    names = [*inspect.signature(kernels[op.kernel][0].function).parameters]
+    names = [*inspect.signature(functions[op.kernel][0]).parameters]
     for order in (names[::-1], names[1::2] + names[::2], sorted(names)):
-        moved = tuple(k._replace(function=with_parameters(order, k.function)) for k in kernels[op.kernel])
-        assert same(run(name, args, call=bind(op, {op.kernel: moved}, requirements).run), expected)
+        moved = tuple(with_parameters(order, function) for function in functions[op.kernel])
+        assert same(run(name, args, call=bind(op, {op.kernel: moved}, planners).run), expected)
 
 
 CELL = OPS["LSTMBlockCell"]
@@ -313,7 +312,7 @@ MORE = dataclasses.replace(  # a row with more of everything
     inputs=(Tensor("mask", "B H", "input"), *CELL.inputs, Tensor("ignored", "B I", "saved", read=False)),
     outputs=(*CELL.outputs, Tensor("kept", "B H", "output")),
     attributes=(Attribute("zoneout", None), *CELL.attributes, Attribute("coupled", False, bool)),
-    constants=(("phase", 7.0),),
+    constants=(("phase", 7.0), ("trace", None)),
     result=tuple,
 )
 MORE_WEIGHTS = [
@@ -321,36 +320,49 @@ MORE_WEIGHTS = [
     Tensor("offset", "H", "bias"),
     Tensor("diagonal", "H", "peephole"),
 ]
-MORE_NAMES = ["coupled", "kept", "zoneout", "ready", "phase", "mask", "scratch", "engine", "threads", "members"]
-MORE_NAMES += ["use_peephole", "cell_clip", "forget_bias", *(tensor.name for tensor in (*CELL.outputs, *CELL.inputs))]
+MORE_NAMES = ["kept", "ready", "trace", "mask", "scratch", "kernel", "plan"]
+MORE_NAMES += [tensor.name for tensor in (*CELL.outputs, *CELL.inputs)]
 
 
-def bind_more(names, function):
-    kernel = _kernels.Kernel(with_parameters(names, function), None)
-    return bind(MORE, {MORE.kernel: (kernel,) * 3}, {MORE.kernel: lambda *sizes: (64, 1, 1)})
+def bind_more(names, function, planned=None):
+    """Bind MORE to a function; the arguments of each plan are appended to `planned`."""
+
+    def plan_kernel(*arguments):
+        planned.append(arguments)
+        return "kernel", b"plan", 64, 1, 1
+
+    return bind(MORE, {MORE.kernel: (with_parameters(names, function),) * 3}, {MORE.kernel: plan_kernel})
 
 
 def test_what_is_new_in_the_table_reaches_the_kernel():
-    read_arguments = {}
+    read_arguments, planned = {}, []
 
     def kernel(**tensors):
-        read_arguments.update({k: v if isinstance(v, (int, float)) else np.array(v) for k, v in tensors.items()})
+        read_arguments.update(
+            {k: v if v is None or isinstance(v, (int, str, bytes)) else np.array(v) for k, v in tensors.items()}
+        )
         np.asarray(tensors["kept"])[...] = 9
         return 0
 
     args = arguments(CELL.name) | {"mask": np.full((3, 5), 3, np.float32), "ignored": np.full((3, 2), 4, np.float32)}
     inputs = tuple(args[tensor.name] for tensor in MORE.inputs)
-    results = bind_more(MORE_NAMES, kernel).run(inputs, None, 1, (0.5, np.float32(1.25), 2.5, True, np.True_))
+    run_more = bind_more(MORE_NAMES, kernel, planned).run
+    results = run_more(inputs, None, 1, (0.5, np.float32(1.25), 2.5, True, np.True_))
     assert len(results) == 8 and (results[-1] == 9).all()
     for tensor in MORE.inputs:
         if tensor.read:
             np.testing.assert_array_equal(read_arguments.pop(tensor.name), args[tensor.name])
     assert not {tensor.name for tensor in MORE.outputs} - read_arguments.keys() and read_arguments["scratch"].size == 64
     values = {name: value for name, value in read_arguments.items() if not isinstance(value, np.ndarray)}
+    assert values == {"trace": None, "kernel": "kernel", "plan": b"plan", "ready": 1}
     expected = {"zoneout": 0.5, "forget_bias": 1.25, "cell_clip": 2.5, "use_peephole": True, "coupled": True}
-    assert values == expected | {"phase": 7.0, "threads": 1, "members": 1, "ready": 1}
+    assert planned == [(1, 3, 2, 5, 0, 1, expected | {"phase": 7.0})]
+    run_more(inputs, None, 1, (0.5, 1.25, 2.5, True, True))
+    assert len(planned) == 1, "the last plan was for this"
+    run_more(inputs, None, 1, (0.5, 1.5, 2.5, True, True))
+    assert planned[1:] == [(1, 3, 2, 5, 0, 1, expected | {"phase": 7.0, "forget_bias": 1.5})]
     with pytest.raises(TypeError, match=r"^LSTMBlockCell: zoneout is 'no'; expected a real number"):
-        bind_more(MORE_NAMES, kernel).run(inputs, None, 1, ("no", 1.0, 3.0, False, False))
+        run_more(inputs, None, 1, ("no", 1.0, 3.0, False, False))
 
 
 def test_weights_are_told_by_their_kind():
@@ -386,7 +398,7 @@ def test_parameters_that_the_table_does_not_have(name):
 
 
 def test_two_of_one_name_in_the_table():
-    op = dataclasses.replace(CELL, attributes=(*CELL.attributes, Attribute("h", 0.0)))
+    op = dataclasses.replace(CELL, constants=(*CELL.constants, ("h", None)))
     with pytest.raises(TypeError, match=r"its kernel block_lstm does not take h, which it is given$"):
         bind(op)
 

@@ -98,8 +98,8 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "lstm wci_grad and wcf_grad": (
         "cells/lstm.pxd",
         {
-            "outputs[WCI_GRAD], d": "outputs[WCF_GRAD], d",
-            "outputs[WCF_GRAD], d": "outputs[WCI_GRAD], d",
+            "grads[WCI], d": "grads[WCF], d",
+            "grads[WCF], d": "grads[WCI], d",
         },
     ),
     "coupled ci and f": (
@@ -256,7 +256,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         "cells/dense.pxd",
         {"z[l] = sigmoid(z[l])": "z[l] = tanh(z[l])", "z[l] = tanh(z[l])": "z[l] = sigmoid(z[l])"},
     ),
-    "torch w_hh from the start": ("product/panels.pxd", {"column * p.R + row - p.I": "column * p.R + row"}),
+    "torch w_hh from the start": ("product/panels.pxd", {"column * p.R + k - p.I": "column * p.R + k"}),
     "torch w_ih for w_hh in the gradient": (
         "passes/backward.pxd",
         {"(W if of_x else W_H) + n], first": "W + n], first"},
@@ -328,7 +328,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "stored in panels of two: one place for both": (
         "product/quantized.pxd",
-        {"<const char *> (codes + i * panel_stride +": "<const char *> (codes +"},
+        {"codes + i * panel_stride +": "codes +"},
     ),
     "stored in panels of two: of other numbers of lines": (
         "product/panels.pxd",
@@ -376,7 +376,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     "float16: states are not rounded": ("passes/outputs.pxd", {"if p.c.is_half:": "if False:"}),
     "float16: gradients of weights are summed where they are stored": (
         "passes/backward.pxd",
-        {"    if holds_half(p.outputs[W_GRAD]):\n        return": "    if False:\n        return"},
+        {"    if holds_half(p.grads[W]):\n        return": "    if False:\n        return"},
     ),
     "weight gradients without the factor of the second product": (
         "schedule/plan.pxd",
@@ -408,10 +408,10 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
         {"t, row, t * s.B + slot_of_row(s, row)": "t, row, t * s.B + row"},
     ),
     "reset state: that of the step before": (
-        "passes/steps.pxd",
-        {"reset_row(reset, step_at(s, k), row": "reset_row(reset, step_at(s, k - 1), row"},
+        "passes/outputs.pxd",
+        {"reset_row(reset, step_at(&p.steps, k + 1), row": "reset_row(reset, step_at(&p.steps, k), row"},
     ),
-    "reset state: h for cs": ("passes/operands.pxd", {"&s.cs_reset, a, 0,": "&s.cs_reset, a, 1,"}),
+    "reset state: h for cs": ("passes/arrays.pxd", {"array_of(a.reset_state[1]": "array_of(a.reset_state[0]"}),
     "reset state: no gradient": ("passes/steps.pxd", {"if reset.grads.data is not NULL:": "if False:"}),
     "reset state: its gradient goes on": ("passes/steps.pxd", {"clear(grad, L)": "pass"}),
     "reset state: zeros in the weights' gradients": (
@@ -432,7 +432,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "rows of a stream: from the states of the first rows": (
         "_stream.pyx",
-        {"a.initial_state[k] = self.next_state_data[k]": "pass"},
+        {"initial = self.next_state_data": "initial = self.state_data"},
     ),
     "rows of a stream: given twice": ("_stream.pyx", {" or is_named[row]:": ":"}),
     "integers: pairs of wide codes": ("product/integer.h", {"unpacklo_epi32(even, odd)": "unpacklo_epi32(odd, even)"}),

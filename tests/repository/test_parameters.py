@@ -11,7 +11,7 @@ MANY = 10  # of which there are at most MOST functions, with the kernels of ops
 MOST = 20
 MORE = {  # functions with more than FEW parameters, beside the kernels of ops, which take an op's arrays
     "_layers.pyx": {"forward_layer"},
-    "_ops.pyx": {"lstm_layer"},
+    "_ops.pyx": {"lstm_cell"},
     "_tensors.pyx": {"__init__", "__call__", "run_direction"},
     "_training.pyx": {"adam_step"},
     "cells/lstm.pxd": {"cell_grad", "lstm_grad_line"},
