@@ -124,6 +124,21 @@ print(one - before, len(os.listdir("/proc/self/task")) - before)
 
 @needs_openmp
 @pytest.mark.skipif(not TASKS.exists(), reason="threads are counted in /proc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Only Linux moves a thread to a CPU at once")
+def test_each_thread_takes_a_cpu_of_its_own_while_there_are_any():
+    """Linux may wake both on one CPU, and leave them there."""
+    allowed = os.sched_getaffinity(0)
+    cpus = _team.take_cpus_for_tests(len(allowed))
+    assert sorted(cpus) == sorted(allowed)
+    assert os.sched_getaffinity(0) == allowed
+    try:
+        os.sched_setaffinity(0, {cpus[0]})
+        assert _team.take_cpus_for_tests(3) == [cpus[0]] * 3
+        assert os.sched_getaffinity(0) == {cpus[0]}
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def test_a_change_reaches_a_stream_that_exists():
     assert printed(CHANGES) == "0 2"
 
