@@ -11,7 +11,7 @@ from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from ._bind import bind
+from ._kernels import bind
 from .activations import Activation
 from .optable import (
     OPS,

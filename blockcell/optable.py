@@ -2,7 +2,7 @@
 
 Validation and its messages, allocation, the results' named tuples, test data, ONNX graphs and the table of docs/ops.md
 read an op's arguments, shapes and defaults here. Signatures write arguments and defaults out, for readers and editors:
-tests compare those of ``raw_ops.py``, ``ops.py`` and ``formulas.py`` with the table, `_bind.parameter_positions` those
+tests compare those of ``raw_ops.py``, ``ops.py`` and ``formulas.py`` with the table, `_kernels.parameter_positions` those
 of the kernels.
 
 Shapes are written over four letters, T time steps, B batch, I inputs, H cells, one word a dimension: ``"I+H 4H"``.

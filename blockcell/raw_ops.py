@@ -28,7 +28,7 @@ from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from ._bind import bind
+from ._kernels import bind
 from .optable import OPS, Array, GRUCellGrad, GRUStates, LSTMCellGrad, LSTMGrads, LSTMStates
 
 __all__ = [

@@ -417,7 +417,7 @@ class Leaf(Layer[S_co]):
     """A layer with weights of its own, not of other layers. `Cell` and `Dense` set the attributes below."""
 
     _kernel: str
-    """The kind of its kernels: a key of `_kernels.LAYERS`."""
+    """The kind of its kernels: as `_kernels.plan_layer` takes it."""
     _tensors: tuple[Tensor, ...]
     """The weights that the constructor takes, in the order of the kernels."""
     _state: ClassVar[type[LSTMState] | type[GRUState] | type[RNNState] | type[NoState]]
@@ -635,8 +635,8 @@ class Leaf(Layer[S_co]):
             Steps, batch rows, and the most threads.
         """
         sizes, options = (T, B, self.input_size, self.hidden_size), self._kernel_options()
-        plan = _kernels.LAYERS[self._kernel]
-        return PlannedKernel(*plan(task, sizes, threads, self._dtype_number, format, False, options))
+        arguments = task, sizes, threads, self._dtype_number, format, False, options
+        return PlannedKernel(*_kernels.plan_layer(self._kernel, *arguments))
 
     def _parts_of(self, reader: ArgumentReader, name: str, state: State) -> Iterator[tuple[str, Any, int, str]]:
         """Iterate over the parts of a user's state: name in messages, value, last dimension, and the letter of this."""

@@ -235,7 +235,7 @@ class LayerOp:
         if self.projects:  # an LSTM
             options = _kernels.LSTMOptions(P=P if has_projection else 0, ifco=True)
         number = list(DTYPES).index(dtype)
-        return _kernels.LAYERS[self._kernel](task, (T, B, I, H), threads, number, 0, True, options)
+        return _kernels.plan_layer(self._kernel, task, (T, B, I, H), threads, number, 0, True, options)
 
     def _plan(self, task: str, read_shapes: Callable[..., PassShapes], *key: Any) -> _Plan:
         """Plan a task for tensors of these shapes: the arguments of `read_shapes`, then the number of threads."""

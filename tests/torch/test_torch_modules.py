@@ -645,14 +645,14 @@ def test_second_derivatives_are_refused(kind, compiled, monkeypatch):
 @pytest.mark.parametrize("scheme", [None, "int8"])
 def test_threads_are_those_of_torch(scheme, monkeypatch):
     seen = []
-    plan_layer = _kernels.LAYERS["gru_reset_after"]
+    plan_layer = _kernels.plan_layer
 
-    def record_threads(task, sizes, threads, *options):
+    def record_threads(kind, task, sizes, threads, *options):
         if task == "forward":
             seen.append(threads)
-        return plan_layer(task, sizes, threads, *options)
+        return plan_layer(kind, task, sizes, threads, *options)
 
-    monkeypatch.setitem(_kernels.LAYERS, "gru_reset_after", record_threads)
+    monkeypatch.setattr(_kernels, "plan_layer", record_threads)
     module, x = make_module("GRU", scheme=scheme), torch.randn(4, 3, 5)
     module._op._forward_plan.cache_clear()  # that of calls before
     for threads in (1, 3, 2):

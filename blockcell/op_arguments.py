@@ -1,46 +1,18 @@
-"""From a call's arguments to its kernel: validation, conversion, allocation, ``out=``.
-
-`bind` makes the `OpRunner` of an op, compiled, which passes on what a kernel can take as it is. Other arrays go to a
-`Converter`, which converts them or says what is wrong with them. Both work from the op's row in the table.
-"""
+"""Arrays of an op's call that its kernel cannot take as they are: validation, conversion, allocation, ``out=``."""
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._args import OpRunner, empty
-from ._kernels import KERNELS, REQUIREMENTS, Kernels, Requirements
+from ._args import empty
 from .argument_reader import ArgumentReader, as_kernels_take, form
 from .errors import short
 from .optable import DTYPES, LETTERS, Array, Op, Tensor, sizes_of
-
-
-def bind(op: Op, kernels: Kernels = KERNELS, requirements: Requirements = REQUIREMENTS) -> OpRunner:
-    """Return a runner of the op with its kernel, one of `kernels`."""
-    reader = ArgumentReader(op.name)
-    positions = parameter_positions(op, kernels[op.kernel][0].function)
-    return OpRunner(op, kernels[op.kernel], requirements[op.kernel], positions, reader, Converter(op, reader))
-
-
-def parameter_positions(op: Op, kernel: Callable[..., int]) -> dict[str, int]:
-    """Return the position of each of the kernel's parameters by name; the names must be those of the op's row."""
-    names = [tensor.parameter for tensor in op.inputs if tensor.read] + [tensor.parameter for tensor in op.outputs]
-    names += [attribute.name for attribute in op.attributes] + [name for name, _ in op.constants]
-    names += ["seq_len_max"] * op.sequence + ["scratch", "engine", "threads", "members", "ready"]
-    parameters = list(inspect.signature(kernel).parameters)
-    unknown, missing = Counter(parameters) - Counter(names), Counter(names) - Counter(parameters)
-    if unknown or missing:
-        wrong = [f"takes {name}, which it is not given" for name in unknown]
-        wrong += [f"does not take {name}, which it is given" for name in missing]
-        raise TypeError(f"{op.name}: its kernel {op.kernel} {'; '.join(wrong)}")
-    return {name: position for position, name in enumerate(parameters)}
 
 
 class Sizes(NamedTuple):
