@@ -94,13 +94,11 @@ def build_from_leaves(
 
     `leaf_of` gets the description of one of these and what the names of its weights begin with.
     """
-    kind = description["type"]
-    if kind == "Bidirectional":
-        return Bidirectional(*(build_from_leaves(description[d], leaf_of, f"{prefix}{d}.") for d in ("fw", "bw")))
-    if kind == "Stack":
-        parts = enumerate(description["layers"])
-        return Stack([build_from_leaves(part, leaf_of, f"{prefix}{k}.") for k, part in parts])
-    return leaf_of(description, prefix)
+    described = files.parts_of(description).items()
+    parts = [build_from_leaves(part, leaf_of, f"{prefix}{name}.") for name, part in described]
+    if not parts:
+        return leaf_of(description, prefix)
+    return Stack(parts) if description["type"] == "Stack" else Bidirectional(*parts)
 
 
 def build_leaf(description: Mapping[str, Any], weights: Mapping[str, Array]) -> Layer:
@@ -122,19 +120,16 @@ def described_output(
     description: Mapping[str, Any], prefix: str, rows: Sequence[Any], sizes: Mapping[str, Mapping[str, int]]
 ) -> list[Any]:
     """Return the shape of y, whose rows are perhaps the last step's alone; `sizes` are those of leaves by prefix."""
+    described = files.parts_of(description).items()
+    shapes = [described_output(part, f"{prefix}{name}.", rows, sizes) for name, part in described]
     if description["type"] == "Stack":
-        last = len(description["layers"]) - 1
-        return described_output(description["layers"][last], f"{prefix}{last}.", rows, sizes)
-    if description["type"] == "Bidirectional":
-        children = [described_output(description[d], f"{prefix}{d}.", rows, sizes) for d in ("fw", "bw")]
-        return [*rows, sum(child[-1] for child in children)]
+        return shapes[-1]
+    if shapes:
+        return [*rows, sum(shape[-1] for shape in shapes)]
     return [*(rows[-1:] if "last" in description else rows), sizes[prefix]["h"]]
 
 
 def described_state(description: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Mapping[str, Any]]]:
     """Return the names of a state's parts, and the layers among these parts."""
-    if description["type"] == "Stack":
-        children = {str(k): child for k, child in enumerate(description["layers"])}
-    else:
-        children = {name: description[name] for name in ("fw", "bw") if name in description}
+    children = files.parts_of(description)
     return tuple(children) or STATES[description["type"]]._fields, children

@@ -530,7 +530,7 @@ GRU_ARRAYS = [  # in place of those that a GRU has
 DENSE_CASES = [  # attributes of the layer, arrays in place of those that it has
     *(
         ({"activation": value}, {}, f"its Dense has activation {shown}")
-        for value, shown in [("gelu", "'gelu'; expected one of null, \"sigmoid\""), (1, "1"), ([], "of type list")]
+        for value, shown in [("gelu", "'gelu'; expected null or \"sigmoid\""), (1, "1"), ([], "of type list")]
     ),
     *(
         ({"last": value}, {}, f"its Dense has last {shown}")
