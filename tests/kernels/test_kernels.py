@@ -16,7 +16,7 @@ from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, compare_with_tens
 from blockcell import _kernels
 from blockcell._kernels import bind
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.optable import OPS, STORAGE, Attribute, Tensor, _inputs
+from blockcell.optable import OPS, STORAGE, Attribute, Tensor
 
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELL_OF = {"BlockLSTM": "LSTMBlockCell", "block_gru": "GRUBlockCell"}
@@ -369,7 +369,7 @@ def test_what_is_new_in_the_table_reaches_the_kernel():
 
 
 def test_weights_are_told_by_their_kind():
-    """Whatever they, and other inputs, are called; there is no tensor of an unknown kind."""
+    """Whatever they, and other inputs, are called."""
     others = [Tensor("beta", "B H", "state"), Tensor("weight", "B H", "saved"), Tensor("bar_grad", "B H", "gradient")]
     op = dataclasses.replace(CELL, inputs=(*MORE_WEIGHTS, *others, *CELL.inputs))
     assert op.weights == (*MORE_WEIGHTS, *CELL.weights)
@@ -378,8 +378,6 @@ def test_weights_are_told_by_their_kind():
         assert {tensor.kind for tensor in op.outputs} <= {"output", "peephole"}
     with pytest.raises(TypeError, match="kind"):
         Tensor("w", "I+H 4H")
-    with pytest.raises(AssertionError):
-        _inputs(matrices="w[I+H 4H]")
 
 
 @pytest.mark.parametrize("name", MORE_NAMES)
