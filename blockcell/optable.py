@@ -2,8 +2,8 @@
 
 Validation and its messages, allocation, the results' named tuples, test data, ONNX graphs and the table of docs/ops.md
 read an op's arguments, shapes and defaults here. Signatures write arguments and defaults out, for readers and editors:
-tests compare those of ``raw_ops.py``, ``ops.py`` and ``formulas.py`` with the table, `_kernels.parameter_positions` those
-of the kernels.
+tests compare those of ``raw_ops.py``, ``ops.py`` and ``formulas.py`` with the table, and
+`_kernels.parameter_positions` those of the kernels.
 
 Shapes are written over four letters, T time steps, B batch, I inputs, H cells, one word a dimension: ``"I+H 4H"``.
 A letter's value comes from the first input that has a dimension which is just that letter: T, B and I from ``x``,
@@ -270,8 +270,8 @@ class _Cell(NamedTuple):
     """What the ops of a cell have in common."""
 
     gates: tuple[str, ...]
-    states: type[tuple[Array, ...]]
-    """The result of its forward ops."""
+    states: type[Any]
+    """The result of its forward ops: a named tuple."""
     weights: dict[Kind, str]
     """The inputs of all its ops between x and those that only gradients have."""
     attributes: tuple[Attribute, ...] = ()
@@ -283,7 +283,7 @@ def _op(
     kernel: str,
     cell: _Cell,
     x: str,
-    gradients: type[tuple[Array, ...]] | None = None,
+    gradients: type[Any] | None = None,
     incoming: str = "",
     unread: str = "",
     constants: tuple[tuple[str, float | bool | None], ...] = (),
@@ -292,7 +292,8 @@ def _op(
 
     `x` is the shape of x, and that of states and of their gradients with H in place of I. `gradients` is the result of
     a gradient op, whose last inputs are all states, but h only of a sequence, and the `incoming` gradients. An output
-    that is the gradient of an input has its shape. Names are interned as in source, since ``op(**arguments)`` compares them.
+    that is the gradient of an input has its shape. Names are interned as in source, since ``op(**arguments)`` compares
+    them.
     """
     state, result = x.replace("I", "H"), gradients or cell.states
     inputs = [Tensor("x", x, "input", "x" not in unread.split())]
@@ -300,12 +301,12 @@ def _op(
         tensors = re.findall(r"(\w+)\[([^]]*)\]", text)
         inputs += [Tensor(sys.intern(name), shape, kind, name not in unread.split()) for name, shape in tensors]
     if gradients:
-        saved: list[str] = [name for name in cell.states._fields if name != "h" or "T" in x]  # type: ignore[attr-defined]
+        saved = [name for name in cell.states._fields if name != "h" or "T" in x]
         inputs += [Tensor(name, state, "saved") for name in saved]
         inputs += [Tensor(sys.intern(name), state, "gradient") for name in incoming.split()]
     shapes = {f"{tensor.name}_grad": tensor.shape for tensor in inputs} | _SHAPES_OF_PRE_ACTIVATIONS
     outputs = []
-    for field in result._fields:  # type: ignore[attr-defined]
+    for field in result._fields:
         output = Tensor(field, state, "peephole" if field.startswith("wc") else "output")
         outputs.append(replace(output, shape=shapes.get(output.parameter, state)))
     attributes = cell.gradient_attributes if gradients else cell.attributes
