@@ -19,23 +19,17 @@ class Cell(Leaf[S_co]):
 
     _op: Op
     """The op that the layer computes: it has the same weights and outputs."""
-    _reverse: bool = False
     _activations: dict[str, Activation]
     """By the arguments' names, in their canonical form."""
+    activation: Activation
+    """The activation of the candidate and of an LSTM's output, or of an RNN's h: a name, or a tuple of a name and
+    parameters that are not the defaults."""
+    reverse: bool
+    """Whether the layer runs from each row's last step to its first."""
 
-    @property
-    def reverse(self) -> bool:
-        """Whether the layer runs from each row's last step to its first."""
-        return self._reverse
-
-    @property
-    def activation(self) -> Activation:
-        """The activation of the candidate and of an LSTM's output, or of an RNN's h: a name, or a tuple of a name and
-        parameters that are not the defaults."""
-        return self._activations["activation"]
-
-    def _read_activations(self, reader: ArgumentReader, **values: Any) -> None:
-        self._activations = {name: reader.activation(name, value) for name, value in values.items()}
+    def _read_cell_options(self, reader: ArgumentReader, reverse: Any, **activations: Any) -> None:
+        self._activations = {name: reader.activation(name, value) for name, value in activations.items()}
+        self._set_options(**self._activations, reverse=reader.switch("reverse", reverse))
 
     def _new_runner(self) -> CellRunner:
         return CellRunner(self)

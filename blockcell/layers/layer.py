@@ -485,6 +485,10 @@ class Leaf(Layer[S_co]):
         """Return the part of the repr about weights that the layer may have or not, as arguments of `init`."""
         return []
 
+    def _set_options(self, **values: Any) -> None:
+        """Set options, the attributes that `__setattr__` refuses to set."""
+        vars(self).update(values)
+
     def _option_values(self) -> dict[str, Any]:
         """Return the options by name."""
         return {option.name: getattr(self, option.name) for option in self._options}
