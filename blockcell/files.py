@@ -133,8 +133,6 @@ class Content(NamedTuple):
     sha256: str | None
     quantization: Any
     """As it was given to `Layer.quantize`; None if it was not."""
-    schemes: dict[str, str]
-    """Of each quantized matrix, by its name."""
 
 
 def write(path: StrPath, description: Any, arrays: Mapping[str, Array], quantization: Any = None) -> None:
@@ -195,10 +193,9 @@ def reading(source: StrPath | IO[bytes]) -> Iterator[Content]:
             file.seek(0)
             text, stored = find(file, size)
             description, sha256, quantization = _read_document(text)
-            schemes = schemes_of(description, quantization)
-            check_arrays(description, stored, quantization, schemes)
+            check_arrays(description, stored, quantization)
             arrays = {name: _read_array(file, name, stored_array) for name, stored_array in stored.items()}
-            yield Content(description, arrays, sha256, quantization, schemes)
+            yield Content(description, arrays, sha256, quantization)
         except (RecursionError, TypeError, ValueError) as error:
             raise FormatError(f"{name} cannot be read as a layer of blockcell: {error}") from error
 
@@ -379,15 +376,10 @@ def _check_count(arrays: int) -> None:
         raise ValueError(f"it has {arrays} arrays or more; expected at most {MOST_ARRAYS}")
 
 
-def check_arrays(
-    description: Any,
-    stored: Mapping[str, ArrayInFile],
-    quantization: Any = None,
-    schemes: Mapping[str, str] | None = None,
-) -> None:
+def check_arrays(description: Any, stored: Mapping[str, ArrayInFile], quantization: Any = None) -> None:
     """Raise a ValueError unless these are the arrays of the layer, by what is known before they are read."""
     forms: dict[str, str] = {}  # shapes in letters, by the arrays' names
-    schemes = schemes or {}
+    schemes = schemes_of(description, quantization)
     for prefix, leaf in leaf_descriptions(description):
         missing_peepholes = PEEPHOLES if not any(prefix + name in stored for name in PEEPHOLES) else ()
         tensors = [tensor for tensor in weights_of(leaf) if tensor.name not in missing_peepholes]

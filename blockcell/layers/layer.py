@@ -25,6 +25,7 @@ from ..quantization import (
     QuantizationReport,
     QuantizedMatrix,
     Scheme,
+    dequantize_matrix,
     quantize_matrix,
     read_schemes,
     report_of,
@@ -41,7 +42,6 @@ from .shared import (
     LeafWeights,
     LSTMState,
     NoState,
-    Parts,
     Plan,
     RNNState,
     S_co,
@@ -50,8 +50,6 @@ from .shared import (
     Weights,
 )
 from .tape import Tape
-
-HALF = DTYPES.index(np.dtype(np.float16))
 
 
 class Layer(BaseLayer[S_co]):
@@ -399,10 +397,6 @@ class Layer(BaseLayer[S_co]):
         layer._share(SharedWeights({own: change(prefix, leaf, weights[leaf]) for (prefix, leaf), own in leaves}))
         return layer
 
-    def _pickled(self) -> Parts:
-        """Return the layer for the pickle of a quantized one."""
-        return Parts(type(self), {name: _pickled(value) for name, value in self._arguments().items()})
-
     @abstractmethod
     def _new_runner(self) -> Runner:
         """Return a runner of the layer, or of its parts' runners."""
@@ -583,9 +577,14 @@ class Leaf(Layer[S_co]):
                 matrices[name] = quantize_matrix(vectors.pop(name), scheme, f"{reader.caller}: {prefix}{name}")
         return self._pack(vectors, matrices, KERNEL_FORMATS[scheme])
 
-    def _pickled(self) -> Parts:
-        parts, weights = super()._pickled(), self._shared.weights[self]
-        return parts._replace(arguments=parts.arguments | self._matrices(weights))
+    def _dequantize(self, weights: LeafWeights) -> LeafWeights:
+        """Return float32 weights in place of quantized ones."""
+        arrays = dict(weights.arrays)
+        for name, matrix in self._matrices(weights).items():
+            arrays[name] = dequantize_matrix(matrix)
+            arrays[name].flags.writeable = False
+        names = [tensor.name for tensor in self._tensors if tensor.name in arrays]
+        return self._pack({name: arrays[name] for name in names})
 
     def _matrices(self, weights: LeafWeights) -> dict[str, QuantizedMatrix]:
         """Return the matrices that `_quantize` has packed; none where they are float32."""
@@ -692,10 +691,3 @@ def _time_first(state: State) -> State:
     if isinstance(state, tuple):
         return tuple(map(_time_first, state))
     return None if state is None else state.swapaxes(0, 1)
-
-
-def _pickled(value: Any) -> Any:
-    """Return an argument of a layer as a pickle has it."""
-    if isinstance(value, Layer):
-        return value._pickled()
-    return tuple(map(_pickled, value)) if type(value) is tuple else value  # those of a Stack's layers

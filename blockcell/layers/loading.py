@@ -52,7 +52,15 @@ def _read_quantized(path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
     return _read(path, True)  # type: ignore[return-value]
 
 
-Quantized._read = _read_quantized
+def rebuild(description: Any, arrays: dict[str, Array], quantization: Any) -> Layer | Quantized[Any]:
+    """Build a layer, perhaps a quantized one, from what a file or a pickle has of it."""
+    matrices = read_matrices(arrays, files.schemes_of(description, quantization))
+    weights = arrays | {name: dequantize_matrix(matrix) for name, matrix in matrices.items()}
+    layer = build_layer(description, weights)
+    return layer if quantization is None else Quantized(layer, quantization)
+
+
+Quantized._read, Quantized._rebuild = _read_quantized, rebuild
 
 
 def read_any(path: str | os.PathLike[str] | IO[bytes]) -> Layer | Quantized[Any]:
@@ -61,17 +69,13 @@ def read_any(path: str | os.PathLike[str] | IO[bytes]) -> Layer | Quantized[Any]
 
 
 def _read(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | None) -> Layer | Quantized[Any]:
-    with files.reading(path) as (description, arrays, sha256, quantization, schemes):
+    with files.reading(path) as (description, arrays, sha256, quantization):
         if expects_quantized is False and quantization is not None:
             expected = "expected a file of a layer's own save: read this one with blockcell.Quantized.load(path)"
             raise ValueError(f"it is quantized, to {quantization!r}; {expected}")
         if expects_quantized and quantization is None:
             raise ValueError("it is not quantized; read it with blockcell.load(path), and then call quantize(scheme)")
-        matrices = read_matrices(arrays, schemes)
-        weights = arrays | {name: dequantize_matrix(matrix) for name, matrix in matrices.items()}
-        layer: Layer | Quantized[Any] = build_layer(description, weights)
-        if quantization is not None:
-            layer = Quantized(layer, quantization)
+        layer = rebuild(description, arrays, quantization)
         if sha256 is not None and files.checksum(layer._description(), layer._arrays_of_file()) != sha256:
             raise ValueError("it is not what was saved: its sha256 is another")
     return layer

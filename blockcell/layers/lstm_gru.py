@@ -16,7 +16,6 @@ from ..gates import COUPLED_GATES, GATE_ORDERS
 from ..misnamed_arguments import explain_arguments
 from ..optable import DTYPES, LAYER_OPTIONS, OPS, Array, lstm_weights
 from .cell import Cell
-from .layer import HALF
 from .shared import GRUState, LSTMState, RNNState
 
 
@@ -237,7 +236,7 @@ class LSTM(Cell[LSTMState]):
 
     def _kernel_options(self) -> tuple[Any, ...]:
         bounds = {name: getattr(self, name) for name in ("forget_bias", "cell_clip", "proj_clip")}
-        if self._dtype_number == HALF:  # in the precision of the arrays
+        if self.dtype == np.float16:  # in the precision of the arrays
             bounds = {name: ArgumentReader.half(value) for name, value in bounds.items()}
         return LSTMOptions(
             P=self._sizes.get("P", 0),

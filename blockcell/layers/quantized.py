@@ -8,6 +8,7 @@ from typing import IO, Any, ClassVar, NoReturn, SupportsIndex
 
 import numpy as np
 
+from .. import files
 from ..argument_reader import ArgumentReader
 from ..optable import Array
 from ..quantization import (
@@ -15,12 +16,11 @@ from ..quantization import (
     QuantizedMatrix,
     Scheme,
     arrays_of_file,
-    dequantize_matrix,
     read_schemes,
 )
 from .arguments import CallReader
 from .calls import BaseLayer
-from .shared import Directions, LeafWeights, Parts, S_co, State
+from .shared import Directions, LeafWeights, S_co, State
 
 
 class Quantized(BaseLayer[S_co]):
@@ -39,7 +39,8 @@ class Quantized(BaseLayer[S_co]):
     """
 
     _read: ClassVar[Callable[[Any], Quantized[Any]]]
-    """Reads a file; set by `loading`, which builds layers of all kinds."""
+    _rebuild: ClassVar[Callable[..., Any]]
+    """Functions of `loading`, which builds layers of all kinds: they read a file, and what a pickle has."""
 
     def __init__(self, layer: Any, scheme: Scheme) -> None:
         caller = f"{type(layer).__name__}.quantize"
@@ -52,9 +53,8 @@ class Quantized(BaseLayer[S_co]):
 
         self._quantization: Scheme = scheme if isinstance(scheme, str) else dict(scheme)
         snapshot = layer._snapshot(quantize)
-        self._layer: BaseLayer[S_co] = snapshot
-        self._leaves, self._pickled = snapshot._leaves, snapshot._pickled
-        self._shared, self._runner = snapshot._shared, snapshot._runner
+        self._layer: Any = snapshot
+        self._leaves, self._shared, self._runner = snapshot._leaves, snapshot._shared, snapshot._runner
 
     @property
     def quantization(self) -> str | dict[str, str]:
@@ -67,7 +67,7 @@ class Quantized(BaseLayer[S_co]):
 
     def dequantize(self) -> Any:
         """Return the float32 layer with the weights that are left. Calls of a float16 layer have its bits."""
-        return _joined(self._pickled())
+        return self._layer._snapshot(lambda _, leaf, weights: leaf._dequantize(weights))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
@@ -177,20 +177,11 @@ class Quantized(BaseLayer[S_co]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._pickled(), self._quantization)
+        description = self._description()
+        files.check(description)  # of a subclass that is not blockcell's there is none
+        return Quantized._rebuild, (description, self._arrays_of_file(), self._quantization)
 
     def __repr__(self) -> str:
         return f"<{self._layer!r}, quantized to {self._quantization!r}, nbytes={self.nbytes}>"
 
 
-def _joined(value: Any) -> Any:
-    """Return the float32 layer, or an argument of one."""
-    if isinstance(value, QuantizedMatrix):
-        return dequantize_matrix(value)
-    if isinstance(value, Parts):
-        return value.kind(**{name: _joined(argument) for name, argument in value.arguments.items()})
-    return tuple(map(_joined, value)) if type(value) is tuple else value
-
-
-def _restored(parts: Parts, quantization: Scheme) -> Quantized[Any]:
-    return Quantized(_joined(parts), quantization)
