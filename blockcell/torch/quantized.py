@@ -51,7 +51,8 @@ class QuantizedOp:
         inputs = "Tensor x, Tensor[] weights, bool bidirectional, Tensor[] states, Tensor? lengths, Tensor? reset"
         _library.define(f"{name}_quantized({inputs}, str scheme, Tensor[]? reset_states=None) -> Tensor[]")
         _library.impl(f"{name}_quantized", self.forward, "CPU")
-        torch.library.register_fake(f"blockcell::{name}_quantized", self._outputs, lib=_library)
+        fake = partial(self.forward, has_values=False)
+        torch.library.register_fake(f"blockcell::{name}_quantized", fake, lib=_library)
         self._op = getattr(torch.ops.blockcell, f"{name}_quantized").default
 
     def __call__(
@@ -105,26 +106,6 @@ class QuantizedOp:
         self._exact.check_weights(weights, sizes, layout_of_weights(len(weights), bidirectional), torch.float32)
         return H
 
-    def _outputs(
-        self,
-        x: Tensor,
-        weights: Tensors,
-        bidirectional: bool,
-        states: Tensors,
-        lengths: Tensor | None,
-        reset: Tensor | None,
-        scheme: str,
-        reset_states: Tensors = (),
-    ) -> list[Tensor]:
-        """Return tensors as `forward` does, without values."""
-        op.refuse_onnx_export(self.module)
-        self._check_numbers(x, weights, bidirectional, states)
-        H, D = self._check_weights(weights, bidirectional), 1 + bidirectional
-        T, B, _ = x.shape
-        sizes = op.LayerSizes(T, B, weights[0].shape[1], H, H)
-        self._check_inputs(x, sizes, bidirectional, states, lengths, reset, reset_states)
-        return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
-
     def forward(
         self,
         x: Tensor,
@@ -135,13 +116,21 @@ class QuantizedOp:
         reset: Tensor | None,
         scheme: str,
         reset_states: Tensors = (),
+        has_values: bool = True,
     ) -> list[Tensor]:
-        """Compute y and the last states."""
+        """Compute y and the last states; of tensors without values the results have none either."""
         self._check_numbers(x, weights, bidirectional, states)
-        layer = _layer_of(self, weights, bidirectional, scheme)
-        T, B, _ = x.shape
-        sizes = op.LayerSizes(T, B, layer.input_size, layer.hidden_size, layer.hidden_size)
+        if has_values:
+            layer = _layer_of(self, weights, bidirectional, scheme)
+            I, H = layer.input_size, layer.hidden_size  # noqa: E741
+        else:
+            op.refuse_onnx_export(self.module)
+            H, I = self._check_weights(weights, bidirectional), weights[0].shape[1]  # noqa: E741
+        (T, B, _), D = x.shape, 1 + bidirectional
+        sizes = op.LayerSizes(T, B, I, H, H)
         self._check_inputs(x, sizes, bidirectional, states, lengths, reset, reset_states)
+        if not has_values:
+            return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
         x_array, initial_state = array_of("x", x), None
         if x_array.strides[2] != x_array.itemsize:
             x_array = np.ascontiguousarray(x_array)
@@ -149,7 +138,7 @@ class QuantizedOp:
         resets = None if reset is None else read_reset(reset, T, B)
         if states:
             arrays = [np.ascontiguousarray(array_of(*pair)) for pair in zip(self.states, states, strict=True)]
-            directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(1 + bidirectional)]  # h is last
+            directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(D)]  # h is last
             initial_state = tuple(directions) if bidirectional else directions[0]
         named = zip(self.states, reset_states, strict=False)
         rows = [rows_as_kernels_take(array_of(f"{name}_reset", state), x_array.dtype) for name, state in named]
@@ -193,24 +182,26 @@ class CellOp(QuantizedOp):
 
     _suffixes = "_cell", "Cell"
 
-    def _outputs(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *extra: Any) -> list[Tensor]:
-        self._check_step(x, bidirectional, states)
-        outputs = super()._outputs(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *extra)
-        return [state.squeeze(0) for state in outputs[1:]]
-
-    def forward(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *extra: Any) -> list[Tensor]:
-        self._check_step(x, bidirectional, states)
-        for name, tensor in zip(("x", *self.states), (x, *states), strict=False):
-            hold_storage(name, tensor)  # in our words; `unsqueeze` has its own
-        outputs = super().forward(x.unsqueeze(0), weights, False, [s.unsqueeze(0) for s in states], *extra)
-        return [state.squeeze(0) for state in outputs[1:]]
-
-    def _check_step(self, x: Tensor, bidirectional: bool, states: Tensors) -> None:
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        weights: Tensors,
+        bidirectional: bool,
+        states: Tensors,
+        *extra: Any,
+        has_values: bool = True,
+    ) -> list[Tensor]:
         if bidirectional:
             raise ValueError("blockcell: a single step has one direction")
         check_rank("x", x.shape, "(B, I)")
         for name, state in zip(self.states, states, strict=False):
             check_rank(name, state.shape, "(B, H)")
+        for name, tensor in zip(("x", *self.states), (x, *states), strict=False):
+            if has_values:
+                hold_storage(name, tensor)  # in our words; `unsqueeze` has its own
+        steps = x.unsqueeze(0), weights, False, [state.unsqueeze(0) for state in states]
+        outputs = super().forward(*steps, *extra, has_values=has_values)
+        return [state.squeeze(0) for state in outputs[1:]]
 
 
 # ---------------------------------------------------------------------------------------------------- quantized layers
