@@ -277,6 +277,11 @@ def _read_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
     """Return the sequences of a column of Arrow's, whose steps have `size` numbers; nothing is copied."""
     types, sequences = pyarrow.types, list[Array]()
 
+    def without_nulls(values: Any) -> Any:
+        if values.null_count:
+            raise ValueError(f"{READER.caller}: sequences has a null; expected numbers")
+        return values
+
     def lengths_of(lists: Any) -> Array:
         if types.is_fixed_size_list(lists.type):
             return np.full(len(lists), lists.type.list_size)
@@ -284,28 +289,15 @@ def _read_column(column: Any, size: int, pyarrow: Any) -> list[Array]:
             return np.asarray(lists.value_lengths())
         raise TypeError(f"{READER.caller}: sequences is a column of {column.type}; expected lists of lists of numbers")
 
-    def refuse(is_bad: Any, ends_of_sequences: Array, reason: str) -> None:
-        """Raise a ValueError about the sequence with the first bad step, if there is one."""
-        if is_bad.any():
-            number = len(sequences) + int(np.searchsorted(ends_of_sequences, is_bad.argmax(), "right"))
-            raise ValueError(f"{READER.caller}: sequences[{number}] {reason}")
-
-    def without_nulls(values: Any, ends_of_sequences: Array, width: int = 1) -> Any:
-        if values.null_count:
-            is_null = np.reshape(values.is_null(), (-1, width)).any(axis=1)
-            refuse(is_null, ends_of_sequences, "has a null; expected numbers")
-        return values
-
     for chunk in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
-        lengths = lengths_of(without_nulls(chunk, np.arange(1, len(chunk) + 1)))
-        ends_of_sequences, steps = np.cumsum(lengths), chunk.flatten()
+        lengths, steps = lengths_of(without_nulls(chunk)), chunk.flatten()
         if size != 1 or types.is_nested(steps.type):
-            widths = lengths_of(without_nulls(steps, ends_of_sequences))
-            reason = f"has a step that is not of {size} numbers; expected (t, I) with I={size}"
-            refuse(widths != size, ends_of_sequences, reason)
+            if (lengths_of(without_nulls(steps)) != size).any():
+                reason = f"has a step that is not of {size} numbers; expected (t, I) with I={size}"
+                raise ValueError(f"{READER.caller}: sequences {reason}")
             steps = steps.flatten()
-        rows = without_nulls(steps, ends_of_sequences, size).to_numpy(zero_copy_only=False).reshape(lengths.sum(), size)
-        sequences += [rows[start:end] for start, end in pairwise([0, *ends_of_sequences.tolist()])]
+        rows = without_nulls(steps).to_numpy(zero_copy_only=False).reshape(lengths.sum(), size)
+        sequences += [rows[start:end] for start, end in pairwise([0, *np.cumsum(lengths).tolist()])]
     return sequences
 
 

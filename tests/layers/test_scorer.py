@@ -203,10 +203,10 @@ def test_a_column_is_not_copied():
     [
         ([[1.0], [2.0]], "list<float>", TypeError, "a column of list<.*float>; expected lists of lists of numbers"),
         ([1.0], "float", TypeError, "a column of float; expected lists of lists of numbers"),
-        ([[[1.0, 2.0]], [[1.0, 2.0], [3.0]]], "list<list<float>>", ValueError, r"\[1\] has a step .* not of 2 numbers"),
-        ([[[1.0, 2.0]], None], "list<list<float>>", ValueError, r"sequences\[1\] has a null"),
-        ([[[1.0, 2.0]], [[1.0, 2.0], None]], "list<list<float>>", ValueError, r"sequences\[1\] has a null"),
-        ([[[1.0, 2.0]] * 2, [[1.0, None]]], "list<list<float>>", ValueError, r"sequences\[1\] has a null"),
+        ([[[1.0, 2.0]], [[1.0, 2.0], [3.0]]], "list<list<float>>", ValueError, "sequences has a step .* not of 2 numbers"),
+        ([[[1.0, 2.0]], None], "list<list<float>>", ValueError, "sequences has a null"),
+        ([[[1.0, 2.0]], [[1.0, 2.0], None]], "list<list<float>>", ValueError, "sequences has a null"),
+        ([[[1.0, 2.0]] * 2, [[1.0, None]]], "list<list<float>>", ValueError, "sequences has a null"),
         ([[[1.0, 2.0]], []], "list<list<float>>", ValueError, r"sequences\[1\] has no steps"),
         ([[[1.0, 2.0]]], "list<list<double>>", TypeError, r"sequences\[0\] has dtype float64; expected float32"),
     ],
@@ -219,7 +219,7 @@ def test_columns_that_are_refused(rows, kind, error, message):
     score = Scorer(GRU.init(2, 3, seed=1))
     with pytest.raises(error, match=message):
         score(pyarrow.array(rows, value))
-    if "[1]" in message:  # in a second chunk, too
+    if error is ValueError:  # in a second chunk, too
         with pytest.raises(error, match=message):
             score(pyarrow.chunked_array([pyarrow.array(rows[:1], value), pyarrow.array(rows[1:], value)]))
 
