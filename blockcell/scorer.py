@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, SupportsIndex, overload
 
@@ -22,12 +21,10 @@ from .layers.arguments import checked_array
 from .layers.loading import read_any
 from .layers.shared import Directions, columns_of
 from .optable import Array
-from .progress import progress
 
 OUTPUTS = "last", "all", "mean"
 WINDOW = 32  # batches that are sorted together, of what is not in memory as a whole
 ENOUGH = 1 << 24  # numbers in x and y of a window that has one batch at least
-PATIENCE = 1.0  # seconds without a progress bar
 READER = ArgumentReader("Scorer")
 
 
@@ -45,8 +42,6 @@ class Scorer:
     Several threads may call a scorer, and so may a forked child. It can be pickled. If it was made from a path, the
     pickle has the path in place of the layer: a process that gets it reads the file when it scores something for the
     first time, once for all scorers of that file, and raises a ValueError if the layer is another one.
-
-    On a terminal a call that takes longer than a second shows its progress, if rich is installed.
 
     Parameters
     ----------
@@ -163,16 +158,14 @@ class Scorer:
         if not isinstance(sequences, (list, tuple, np.ndarray)):
             return self._score_windows(layer, values)
         arrays = [_read(layer, k, value) for k, value in enumerate(values)]
-        with _counting_steps(sum(map(len, arrays))) as count:
-            return self._score(layer, arrays, 0, count)
+        return self._score(layer, arrays, 0)
 
     def _score_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[Any]:
         """Iterate over the results for sequences that need not be in memory as a whole."""
         first = 0
-        with _counting_steps(None) as count:
-            for arrays in self._read_windows(layer, values):
-                yield from self._score(layer, arrays, first, count)
-                first += len(arrays)
+        for arrays in self._read_windows(layer, values):
+            yield from self._score(layer, arrays, first)
+            first += len(arrays)
 
     def _read_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
         """Iterate over the sequences, as many at a time as are sorted together."""
@@ -186,9 +179,7 @@ class Scorer:
                 arrays, held = [], 0
         yield arrays
 
-    def _score(
-        self, layer: BaseLayer[Any], arrays: Sequence[Array], first: int, count: Callable[[int], None]
-    ) -> list[Any]:
+    def _score(self, layer: BaseLayer[Any], arrays: Sequence[Array], first: int) -> list[Any]:
         """Return the results for sequences in memory, of which the first one has the number `first`."""
         threads, results = _threads.num_threads(self._num_threads), list[Any](arrays)
         for numbers in _plan_batches([len(array) for array in arrays], self._batch):
@@ -199,7 +190,6 @@ class Scorer:
                 except Exception as error:
                     error.add_note(f"{READER.caller}: output was called with y of sequences[{first + k}]")
                     raise
-            count(sum(map(len, some)))
         return results
 
     def _compute_batch(self, layer: BaseLayer[Any], arrays: Sequence[Array], threads: int) -> list[Array]:
@@ -225,20 +215,6 @@ class Scorer:
                 raise ValueError(f"{READER.caller}: {reason}; expected one with the checksum {self._sha256}")
             self._layer = layer
         return self._layer
-
-
-@contextmanager
-def _counting_steps(total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show progress; yield a function that takes how many more steps have been scored, of `total`."""
-    done = 0
-    with progress(PATIENCE) as tell:
-
-        def count(more: int) -> None:
-            nonlocal done
-            done += more
-            tell("steps scored", done, total)
-
-        yield count
 
 
 # ------------------------------------------------------------------------------------------------------------ sequences

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from bits import bits, on_threads, same
 from cases import rng
-from fresh import on_terminal, printed, python
+from fresh import printed
 from kernel_cases import DTYPES
 from layer_cases import LAYERS
 from scoring import alone, score_there
@@ -467,28 +467,6 @@ def test_several_threads_at_once():
         work = [(score, k) for score in scorers for k in range(4)] * 3
         results = list(pool.map(lambda pair: pair[0](batches[pair[1]]), work))
     assert all(same(result, expected[k]) for result, (_, k) in zip(results, work, strict=True))
-
-
-# ------------------------------------------------------------------------------------------------------------- progress
-SCORE = """
-import numpy as np
-from blockcell import GRU, Scorer, scorer
-scorer.PATIENCE = {patience}
-list(Scorer(GRU.init(2, 3, seed=1))({given}))
-"""
-ALL, ANY = "[np.ones((3, 2), np.float32)] * 100", "(np.ones((3, 2), np.float32) for _ in range(100))"
-
-
-def test_progress():
-    pytest.importorskip("rich")
-    shown = on_terminal(SCORE.format(patience=0, given=ALL))
-    assert "steps scored" in shown and "100%" in shown
-    assert "steps scored 300" in on_terminal(SCORE.format(patience=0, given=ANY))
-    assert on_terminal(SCORE.format(patience=60, given=ALL)) == ""
-    result = python(SCORE.format(patience=0, given=ALL))
-    assert result.returncode == 0 and not result.stdout and not result.stderr
-    threaded = "import threading\ndef main():" + SCORE.format(patience=0, given=ALL).replace("\n", "\n    ")
-    assert on_terminal(f"{threaded}\nthread = threading.Thread(target=main); thread.start(); thread.join()") == ""
 
 
 def test_repr(saved):
