@@ -90,28 +90,10 @@ class Quantized(BaseLayer[S_co]):
     def stream(self, batch: SupportsIndex = 1) -> Any:
         return self._layer.stream(batch)._belong_to(self)
 
-    # ------------------------------------------------------------------------------------------------- what it has not
-    @property
-    def weights(self) -> NoReturn:
-        """Raise an AttributeError: the weights are codes and scales."""
-        expected = "expected dequantize().weights, or quantization for the scheme"
-        raise AttributeError(f"Quantized: a quantized layer has codes and scales in place of weights; {expected}")
-
-    def set_weights(self, **arrays: Any) -> NoReturn:
-        """Raise a TypeError: a quantized layer cannot be changed."""
-        expected = "expected set_weights of the float32 layer, and quantize after it"
-        raise TypeError(f"Quantized.set_weights: a quantized layer cannot be changed; {expected}")
-
-    def quantize(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Raise a TypeError: it is quantized already."""
-        raise TypeError("Quantized.quantize: the layer is quantized already; expected the float32 layer")
-
-    def forward(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Raise a TypeError: a quantized layer has no gradients."""
-        expected = "expected the float32 layer, or the one that dequantize() gives"
-        raise TypeError(f"Quantized: a quantized layer is for inference and has no gradients; {expected}")
-
-    backward = forward
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise an AttributeError, also for what only float32 layers have: weights, gradients, `set_weights`."""
+        expected = "expected calls and streams alone, or dequantize() for a float32 layer"
+        raise AttributeError(f"a quantized layer has no {name}; {expected}")
 
     # ---------------------------------------------------------------------------------------------- as of the layer
     @property
