@@ -22,15 +22,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from .. import __version__, build_info
 from ..activations import Activation, canonical
 from ..errors import plain
-from ..files import check_regular
 from ..layers import Layer, Quantized, Stack
 from ..layers.loading import read_any
-from ..optable import DTYPES, LETTERS, OPS, SCHEMES, Array
+from ..optable import DTYPES, LETTERS, OPS
 from ..progress import progress
 from .terminal import print_json, print_table, say
 
@@ -62,14 +59,10 @@ class UsageError(Exception):
 def info(options: argparse.Namespace) -> int:
     """Show what runs here: versions, CPU level, threads, and how the kernels were compiled. Or show a saved layer.
 
-    With the PATH of a file that ``layer.save`` wrote: its layer, and how it is quantized. If it is float32 and not
-    quantized, also what it costs to quantize it: how many bytes remain, and how far y is off. That depends on the data:
-    give your own, an array (T, B, I) that numpy.save wrote.
+    With the PATH of a file that ``layer.save`` wrote: its layer, the sizes of it, and how it is quantized.
     """
     if options.path is not None:
         return layer_info(options)
-    if options.data is not None:
-        raise UsageError("--data is for a saved layer: expected its PATH, too")
     if options.json:
         print_json(build_info())
     else:
@@ -79,8 +72,7 @@ def info(options: argparse.Namespace) -> int:
 
 def layer_info(options: argparse.Namespace) -> int:
     saved = read_any(options.path)
-    layer = saved.dequantize() if isinstance(saved, Quantized) else saved
-    assert isinstance(layer, Layer)
+    layer: Any = saved.dequantize() if isinstance(saved, Quantized) else saved
     about: dict[str, Any] = {
         "layer": repr(layer),
         "input_size": layer.input_size,
@@ -90,57 +82,14 @@ def layer_info(options: argparse.Namespace) -> int:
         "weights": sum(array.size for array in layer.weights.values()),
         "file_bytes": options.path.stat().st_size,
     }
-    if layer is not saved and options.data is not None:
-        raise UsageError(f"--data is for a layer that is not quantized, and {options.path} is")
-    data_name, x = read_data(options.data, layer)
-    reports, refused = [], {}
-    can_be_quantized = layer.dtype == np.float32 and layer is saved
-    for scheme in SCHEMES if can_be_quantized else ():
-        try:
-            reports.append(layer.quantization_report(scheme, x))
-        except ValueError as error:
-            layer(x)  # x does not fit
-            refused[scheme] = str(error)
     if options.json:
-        report_fields = [report._asdict() for report in reports]
-        json_reports = [
-            {k: None if v != v or v == np.inf else v for k, v in fields.items() if k != "layers"}
-            for fields in report_fields
-        ]
-        print_json(about | {"data": data_name, "reports": json_reports, "refused": refused})
+        print_json(about)
         return 0
     if isinstance(saved._quantization, dict):
         about["quantization"] = ", ".join(f"{prefix}: {scheme}" for prefix, scheme in saved._quantization.items())
     shown = [[name.replace("_", " "), f"{x:,}" if isinstance(x, int) else str(x)] for name, x in about.items()]
     print_table(str(options.path), ["", ""], shown)
-    if reports:
-        rows = [["float32", f"{reports[0].nbytes_float32:,}", "", "", "", ""]]
-        for report in reports:
-            most, rms = f"{100 * report.relative_max:.2g} %", f"{100 * report.relative_rms:.2g} %"
-            off = [f"{report.max:.2g}", most, f"{report.rms:.2g}", rms]
-            rows.append([str(report.quantization), f"{report.nbytes:,}", *off])
-        columns = ["quantized to", "bytes:", "y is off by at most:", "of largest y:", "RMS:", "of RMS of y:"]
-        print_table(f"What quantization costs; x is {data_name}", columns, rows)
-    for name, why in refused.items():
-        say(f"Not {name}: {why}")
-    if layer is not saved:
-        say("The file of the float32 layer shows what this quantization costs: here its weights are rounded already.")
-    elif layer.dtype != np.float32:
-        say("Only float32 layers can be quantized.")
     return 0
-
-
-def read_data(path: Path | None, layer: Layer) -> tuple[str, Array]:
-    """Return what x is, in words, and x."""
-    if path is None:
-        shape = 100, 8, layer.input_size
-        x = np.random.default_rng(0).standard_normal(shape)
-        return f"standard normal, {shape}, seed 0", x.astype(layer.dtype)
-    check_regular(path, "an array that numpy.save wrote")
-    array = np.load(path, allow_pickle=False)
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        raise ValueError(f"{path} is no array of numbers that numpy.save wrote")
-    return str(path), array.astype(layer.dtype)
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -324,14 +273,13 @@ def _describe_state(cell: Found) -> str:
 
 def _compare_whole(cells: Cells) -> tuple[str, list[str]]:
     """Say why all cells are not one layer, or what is remarked of this layer."""
-    reason = _why_not_one_layer(cells)
-    if reason or any(cell.unsaid for cell in cells.values() if cell.refused is None):
-        return reason, []
     try:
-        _, remarks = _make_whole(cells, {})
+        cells.levels()
+        if any(cell.unsaid for cell in cells.values() if cell.refused is None):
+            return "", []
+        return "", _make_whole(cells, {})[1]
     except ValueError as error:
         return str(error).removeprefix("blockcell.tensorflow: "), []
-    return "", remarks
 
 
 def _make_whole(cells: Cells, options: Mapping[str, Any]) -> tuple[Layer, list[str]]:
@@ -340,15 +288,6 @@ def _make_whole(cells: Cells, options: Mapping[str, Any]) -> tuple[Layer, list[s
         warnings.simplefilter("always")
         layer = cells.layer(**options)
     return layer, [str(warning.message).removeprefix("blockcell.tensorflow: ") for warning in record]
-
-
-def _why_not_one_layer(cells: Cells) -> str:
-    """Say why the cells are not one layer; empty if they are."""
-    try:
-        cells.levels()
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def extract(options: argparse.Namespace) -> int:
@@ -465,9 +404,12 @@ def _choose_cells(options: argparse.Namespace, cells: Cells) -> list[Found]:
         refused_cell = next(iter(cells.values()), None)
         why = f"; {refused_cell.name} is refused: {refused_cell.refused}" if refused_cell else ""
         raise ValueError(f"{options.path} has no cell that can be a layer{why}")
-    if reason := _why_not_one_layer(cells):
+    try:
+        cells.levels()
+    except ValueError as error:
         names = ", ".join(cell.name for cell in usable)
-        raise ValueError(f"{options.path} has {len(usable)} cells; say which with --cell: {names}. Not all: {reason}")
+        message = f"{options.path} has {len(usable)} cells; say which with --cell: {names}. Not all: {error}"
+        raise ValueError(message) from None
     return usable
 
 
@@ -526,9 +468,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--reset-after", action=argparse.BooleanOptionalAction, default=None, help=reset)
 
     png, picture = _writable(".png"), "the picture to write (%(default)s)"
-    command = add(info, "blockcell info classifier.npz --data x.npy")
+    command = add(info, "blockcell info classifier.npz")
     command.add_argument("path", nargs="?", type=Path, metavar="PATH", help="a saved layer, .npz or .safetensors")
-    command.add_argument("--data", type=Path, metavar="NPY", help="x for the layer (standard normal numbers)")
     command = add(demo, "blockcell demo --output digits.png")
     command.add_argument("--output", type=png, default="blockcell-demo.png", metavar="PNG", help=picture)
     command.add_argument("--seed", type=_seed, default=0, help="of the first weights and the order (%(default)s)")
