@@ -434,8 +434,9 @@ def lstm_block_cell_vjp(
     Returns
     -------
     LSTMGrads
-        x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+        x_grad (B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H), b_grad (4H,);
+        wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros of the lengths of wci, wcf and wco,
+        (H,) for None
     """
     return _lstm_block_cell_vjp(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),

@@ -5,7 +5,9 @@ whatever numpy makes an array of: the first one that has a dtype fixes that of t
 to it (float32 where there are only those), and arrays of different dtypes are an error. The fast path is that of
 C-contiguous arrays in native byte order; all others are copied first.
 
-In the shapes T is the number of time steps, B of batch rows, I of inputs and H of cells; any of them may be 0.
+In the shapes T is the number of time steps, B of batch rows, I of inputs and H of cells; any of them may be 0. float16
+is for storage: a step is computed in float32, the states cs and h are rounded before the next step reads them, and each
+output is rounded once.
 
 All ops, those of `blockcell.ops` too, have these arguments:
 
@@ -277,7 +279,8 @@ def LSTMBlockCellGrad(
     Returns
     -------
     LSTMCellGrad
-        cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,)
+        cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros
+        of the lengths of wci, wcf and wco, (H,) for None
     """
     return _LSTMBlockCellGrad(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
@@ -307,8 +310,8 @@ def BlockLSTM(
 ) -> LSTMStates:
     """A long short-term memory over a sequence: `LSTMBlockCell` at each step.
 
-    The cs and h of a step are cs_prev and h_prev of the next one. Past seq_len_max nothing is read and all outputs are
-    zero. (TensorFlow leaves all but cs and h undefined there.)
+    `LSTMBlockCell` has the equations. The cs and h of a step are cs_prev and h_prev of the next one, in float16 rounded.
+    Past seq_len_max nothing is read and all outputs are zero. (TensorFlow leaves all but cs and h undefined there.)
 
     Parameters
     ----------
@@ -385,8 +388,9 @@ def BlockLSTMGrad(
     Returns
     -------
     LSTMGrads
-        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H), b_grad (4H,);
+        wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros of the lengths of wci, wcf and wco,
+        (H,) for None
     """
     return _BlockLSTMGrad(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
@@ -415,6 +419,8 @@ def BlockLSTMV2(
     name: object = None,
 ) -> LSTMStates:
     """`BlockLSTM` with the gates in the order i, f, ci, o, no forget_bias, and no clip by default.
+
+    `LSTMBlockCell` has the equations.
 
     Parameters
     ----------
@@ -497,8 +503,9 @@ def BlockLSTMGradV2(
     Returns
     -------
     LSTMGrads
-        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H),
-        wci_grad, wcf_grad and wco_grad (H,), b_grad (4H,)
+        x_grad (T, B, I), cs_prev_grad and h_prev_grad (B, H), w_grad (I+H, 4H), b_grad (4H,);
+        wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros of the lengths of wci, wcf and wco,
+        (H,) for None
     """
     return _BlockLSTMGradV2(
         (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
