@@ -310,7 +310,7 @@ def BlockLSTM(
 ) -> LSTMStates:
     """A long short-term memory over a sequence: `LSTMBlockCell` at each step.
 
-    `LSTMBlockCell` has the equations. The cs and h of a step are cs_prev and h_prev of the next one, in float16 rounded.
+    `LSTMBlockCell` has the equations. The cs and h of a step, rounded in float16, are cs_prev and h_prev of the next.
     Past seq_len_max nothing is read and all outputs are zero. (TensorFlow leaves all but cs and h undefined there.)
 
     Parameters
