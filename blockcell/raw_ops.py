@@ -424,22 +424,14 @@ def BlockLSTMV2(
 
     Parameters
     ----------
-    seq_len_max : int
-        Number of steps to run, 0 to T, the same for all rows: an integer or a 0-d array of integers.
-    x : array_like (T, B, I)
-        Input, time first.
-    cs_prev, h_prev : array_like (B, H)
-        Cell state and hidden state before the first step.
+    seq_len_max, x, cs_prev, h_prev, wci, wcf, wco, use_peephole
+        The arguments of `BlockLSTM`.
     w : array_like (I+H, 4H)
         Weights: I rows for x, H rows for h_prev; columns i, f, ci, o, H of each.
-    wci, wcf, wco : array_like (H,), optional
-        Peephole weights to the gates i, f and o, as in `LSTMBlockCell`.
     b : array_like (4H,)
         Bias: i, f, ci, o.
     cell_clip : float, default 0.0
         The cell state is clipped to ``[-cell_clip, cell_clip]``. Not where this is 0, negative or NaN.
-    use_peephole : bool, default False
-        Whether the gates see the cell state.
     out, num_threads, name : optional
         See `blockcell.raw_ops`, which describes them for all ops.
 
