@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral
 from typing import Any, ClassVar, Literal, Self, SupportsIndex, overload
 
 import numpy as np
@@ -504,12 +503,6 @@ class Leaf(Layer[S_co]):
         """Set sizes, dtype and weights from the arrays that the constructor gets."""
         reader = ArgumentReader(type(self).__name__)
         tensors = [tensor for tensor in self._tensors if tensor.name in values]
-        sizes = [*values.values()][:2]
-        if all(isinstance(size, Integral) for size in sizes):  # as other packages' constructors take them
-            size_texts = [short(int(size)) for size in sizes]
-            expected = f"expected an array of shape {form(tensors[0].shape)}"
-            advice = f"for new weights: {reader.caller}.init({', '.join(size_texts)})"
-            raise TypeError(f"{reader.caller}: {tensors[0].name} is {size_texts[0]}; {expected}; {advice}")
         arrays = {}
         for tensor in tensors:
             if values[tensor.name] is None:
@@ -522,7 +515,7 @@ class Leaf(Layer[S_co]):
         shape = arrays[first_tensor.name].shape
         message = f"{reader.caller}: {first_tensor.name} has shape {shape}; expected {form(first_tensor.shape)}"
         if len(shape) != 2:
-            raise ValueError(f"{message}, rank 2")
+            raise ValueError(f"{message}, rank 2; {reader.caller}.init makes new weights of given sizes")
         self._sizes = self._sizes_of(arrays, message)
         self._shared = SharedWeights({self: self._pack(self._read_weights(reader, "", values, {}))})
         self._runner = self._new_runner()

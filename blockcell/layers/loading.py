@@ -47,20 +47,12 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     return _read(path, False)  # type: ignore[return-value]
 
 
-def _read_quantized(path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
-    """Read a quantized layer, for `Quantized.load`."""
-    return _read(path, True)  # type: ignore[return-value]
-
-
 def rebuild(description: Any, arrays: dict[str, Array], quantization: Any) -> Layer | Quantized[Any]:
     """Build a layer, perhaps a quantized one, from what a file or a pickle has of it."""
     matrices = read_matrices(arrays, files.schemes_of(description, quantization))
     weights = arrays | {name: dequantize_matrix(matrix) for name, matrix in matrices.items()}
     layer = build_layer(description, weights)
     return layer if quantization is None else Quantized(layer, quantization)
-
-
-Quantized._read, Quantized._rebuild = _read_quantized, rebuild
 
 
 def read_any(path: str | os.PathLike[str] | IO[bytes]) -> Layer | Quantized[Any]:
@@ -79,6 +71,9 @@ def _read(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | No
         if sha256 is not None and files.checksum(layer._description(), layer._arrays_of_file()) != sha256:
             raise ValueError("it is not what was saved: its sha256 is another")
     return layer
+
+
+Quantized._read, Quantized._rebuild = _read, rebuild
 
 
 def build_layer(description: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:

@@ -309,8 +309,8 @@ class GRU(Cell[GRUState]):
         self,
         w_ru: ArrayLike,
         w_c: ArrayLike,
-        b_ru: ArrayLike | None = None,  # both biases are needed; so GRU(8, 16) gets to a message that helps
-        b_c: ArrayLike | None = None,
+        b_ru: ArrayLike,
+        b_c: ArrayLike,
         *,
         reset_after: bool = False,
         b_hc: ArrayLike | None = None,
@@ -325,7 +325,7 @@ class GRU(Cell[GRUState]):
         if self.reset_after:
             self._op, self._kernel = OPS["block_gru_reset_after"], "gru_reset_after"
             self._tensors = self._op.weights
-            if b_hc is None and b_c is not None:
+            if b_hc is None:
                 b_hc = np.zeros_like(reader.array("b_c", b_c))
             weights["b_hc"] = b_hc
         elif b_hc is not None:

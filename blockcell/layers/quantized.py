@@ -38,7 +38,7 @@ class Quantized(BaseLayer[S_co]):
         that stay float32 what a layer holds.
     """
 
-    _read: ClassVar[Callable[[Any], Quantized[Any]]]
+    _read: ClassVar[Callable[..., Any]]
     _rebuild: ClassVar[Callable[..., Any]]
     """Functions of `loading`, which builds layers of all kinds: they read a file, and what a pickle has."""
 
@@ -85,7 +85,7 @@ class Quantized(BaseLayer[S_co]):
         TypeError, ValueError, OSError
             As from `blockcell.load`.
         """
-        return cls._read(path)
+        return cls._read(path, True)
 
     def stream(self, batch: SupportsIndex = 1) -> Any:
         return self._layer.stream(batch)._belong_to(self)
