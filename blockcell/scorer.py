@@ -99,9 +99,7 @@ class Scorer:
             expected = "expected 'last' or a function, as the layer gives only the last step"
             raise ValueError(f"{READER.caller}: output is {output!r}; {expected}")
         self._layer: BaseLayer[Any] | None = layer
-        self._output, self._batch = output, READER.integer("batch", batch)
-        if self._batch < 1:
-            raise ValueError(f"{READER.caller}: batch is {self._batch}; expected at least 1")
+        self._output, self._batch = output, READER.at_least(1, "batch", batch)
         READER.thread_number(num_threads)
         self._num_threads = num_threads
 

@@ -376,14 +376,11 @@ class Layer(BaseLayer[S_co]):
         >>> LSTM.init(256, 256, seed=0).plan(20, 1, num_threads=1)
         {'': Plan(forward=Grid(groups=1, members=1), backward=Grid(groups=1, members=1))}
         """
-        reader, sizes = ArgumentReader(f"{type(self).__name__}.plan"), []
-        for name, value in (("T", T), ("B", B)):
-            sizes.append(reader.integer(name, value))
-            if sizes[-1] < 1:
-                raise ValueError(f"{reader.caller}: {name} is {value}; expected at least 1")
+        reader = ArgumentReader(f"{type(self).__name__}.plan")
+        T, B = reader.at_least(1, "T", T), reader.at_least(1, "B", B)
         threads, plans = reader.thread_number(num_threads), {}
         for prefix, leaf in self._leaves().items():
-            kernels = [leaf._plan_kernel(task, 0, sizes[0], sizes[1], threads) for task in ("forward", "backward")]
+            kernels = [leaf._plan_kernel(task, 0, T, B, threads) for task in ("forward", "backward")]
             grids = [Grid(kernel.threads // kernel.members, kernel.members) for kernel in kernels]
             plans[prefix.rstrip(".")] = Plan(*grids)
         return plans

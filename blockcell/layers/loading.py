@@ -44,7 +44,7 @@ def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
     OSError
         The file cannot be read.
     """
-    return _read(path, False)  # type: ignore[return-value]
+    return read_any(path, False)  # type: ignore[return-value]
 
 
 def rebuild(description: Any, arrays: dict[str, Array], quantization: Any) -> Layer | Quantized[Any]:
@@ -55,12 +55,10 @@ def rebuild(description: Any, arrays: dict[str, Array], quantization: Any) -> La
     return layer if quantization is None else Quantized(layer, quantization)
 
 
-def read_any(path: str | os.PathLike[str] | IO[bytes]) -> Layer | Quantized[Any]:
-    """Read a layer, quantized or not."""
-    return _read(path, None)
-
-
-def _read(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | None) -> Layer | Quantized[Any]:
+def read_any(
+    path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | None = None
+) -> Layer | Quantized[Any]:
+    """Read a layer, quantized or not, or refuse what is not expected."""
     with files.reading(path) as (description, arrays, sha256, quantization):
         if expects_quantized is False and quantization is not None:
             expected = "expected a file of a layer's own save: read this one with blockcell.Quantized.load(path)"
@@ -73,7 +71,7 @@ def _read(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | No
     return layer
 
 
-Quantized._read, Quantized._rebuild = _read, rebuild
+Quantized._read, Quantized._rebuild = read_any, rebuild
 
 
 def build_layer(description: Mapping[str, Any], arrays: Mapping[str, Array]) -> Layer:

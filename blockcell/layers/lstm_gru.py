@@ -14,7 +14,7 @@ from ..argument_reader import ArgumentReader
 from ..errors import short
 from ..gates import COUPLED_GATES, GATE_ORDERS
 from ..misnamed_arguments import explain_arguments
-from ..optable import DTYPES, LAYER_OPTIONS, OPS, Array, lstm_weights
+from ..optable import DTYPE_NAMES, DTYPES, LAYER_OPTIONS, OPS, Array, lstm_weights
 from .cell import Cell
 from .shared import GRUState, LSTMState, RNNState
 
@@ -191,9 +191,7 @@ class LSTM(Cell[LSTMState]):
         """
         reader = ArgumentReader(f"{cls.__name__}.init")
         I, H, dtype = _read_sizes(reader, input_size, hidden_size, dtype)  # noqa: E741
-        P = reader.integer("proj_size", proj_size)
-        if P < 0:
-            raise ValueError(f"{reader.caller}: proj_size is {P}; expected at least 0")
+        P = reader.at_least(0, "proj_size", proj_size)
         g = np.random.default_rng(seed)
         coupled = reader.switch("coupled", coupled)
         gates = COUPLED_GATES if coupled else GATE_ORDERS.get(gate_order, GATE_ORDERS["icfo"])
@@ -454,15 +452,11 @@ class RNN(Cell[RNNState]):
 def _read_sizes(
     reader: ArgumentReader, input_size: Any, hidden_size: Any, dtype: Any, name: str = "hidden_size"
 ) -> tuple[int, int, np.dtype[Any]]:
-    sizes = {"input_size": input_size, name: hidden_size}
-    for name in sizes:
-        sizes[name] = reader.integer(name, sizes[name])
-        if sizes[name] < 0:
-            raise ValueError(f"{reader.caller}: {name} is {sizes[name]}; expected at least 0")
+    sizes = reader.at_least(0, "input_size", input_size), reader.at_least(0, name, hidden_size)
     dtype = np.dtype(dtype)
     if dtype not in DTYPES:
-        raise TypeError(f"{reader.caller}: dtype is {dtype}; expected float32, float64 or float16")
-    return sizes["input_size"], sizes[name], dtype
+        raise TypeError(f"{reader.caller}: dtype is {dtype}; expected {DTYPE_NAMES}")
+    return *sizes, dtype
 
 
 def _glorot(g: np.random.Generator, fan_in: int, fan_out: int, shape: tuple[int, ...]) -> Array:

@@ -327,27 +327,26 @@ class LayerOp:
         shapes = [*self.weight_shapes(sizes, layout).items()] * layout.directions
         check_tensors((name, weight, shape, dtype) for weight, (name, shape) in zip(weights, shapes, strict=True))
 
-    def _check_inputs(
+    def check_states(
         self,
         sizes: LayerSizes,
         directions: int,
         dtype: torch.dtype,
         states: Tensors,
-        step_mask: Mask,
-        reset_states: Tensors = (),
+        reset_states: Tensors,
+        has_resets: bool,
     ) -> None:
-        """Refuse a step mask, states and states at resets that do not fit: in number, shape or dtype."""
+        """Refuse states and states at resets that do not fit: in number, shape or dtype."""
         expected: list[Any] = []
         if states:
             check_count("states", len(states), [len(self.states)])
             expected += zip(self.states, states, self._state_shapes(sizes, directions), strict=True)
         if reset_states:
-            if self.single or directions > 1 or step_mask is None:
+            if self.single or directions > 1 or not has_resets:
                 refuse_reset_states()
             check_count("reset_states", len(reset_states), [len(self.states)])
             names = [f"{name}_reset" for name in self.states]
             expected += zip(names, reset_states, self._reset_state_shapes(sizes), strict=True)
-        check_tensors([("step_mask", step_mask, (2, sizes.T, sizes.B), torch.uint8)])
         check_tensors((*tensor, dtype) for tensor in expected)
 
     # ---------------------------------------------------------------------------------------------------------- forward
@@ -376,7 +375,8 @@ class LayerOp:
         refuse_onnx_export(self.module)
         sizes, layout, output_shapes = self._forward_shapes(*shapes)
         self.check_weights(weights, sizes, layout, x.dtype)
-        self._check_inputs(sizes, layout.directions, x.dtype, states, step_mask, reset_states)
+        check_tensors([("step_mask", step_mask, (2, sizes.T, sizes.B), torch.uint8)])
+        self.check_states(sizes, layout.directions, x.dtype, states, reset_states, step_mask is not None)
         return [x.new_empty(shape) for shape in output_shapes]
 
     # --------------------------------------------------------------------------------------------------------- autograd
@@ -505,7 +505,8 @@ class LayerOp:
             *zip(names, state_grads, self._state_shapes(sizes, D), strict=True),
         ]
         check_tensors((*tensor, y.dtype) for tensor in expected)
-        self._check_inputs(sizes, D, y.dtype, states, step_mask, reset_states)
+        check_tensors([("step_mask", step_mask, (2, T, B), torch.uint8)])
+        self.check_states(sizes, D, y.dtype, states, reset_states, step_mask is not None)
         return [y.new_empty(shape) for shape in output_shapes]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _threads
-from .._tensors import array_of, hold_storage, refuse_reset_states
+from .._tensors import array_of, hold_storage
 from ..argument_reader import rows_as_kernels_take
 from ..layers import Quantized
 from . import internals, op
@@ -40,7 +40,7 @@ class QuantizedOp:
     ----------
     kind : str
     exact : op.LayerOp
-        The operator with float32 weights.
+        The operator with float32 weights, of a sequence.
     """
 
     _suffixes = "", ""  # of the operator's and the module's name
@@ -128,14 +128,16 @@ class QuantizedOp:
             H, I = self._check_weights(weights, bidirectional), weights[0].shape[1]  # noqa: E741
         (T, B, _), D = x.shape, 1 + bidirectional
         sizes = op.LayerSizes(T, B, I, H, H)
-        self._check_inputs(x, sizes, bidirectional, states, lengths, reset, reset_states)
+        resets = ("reset", reset, (T, B), torch.bool)
+        check_tensors([("x", x, (T, B, I), torch.float32), expected_lengths(lengths, B), resets])
+        self._exact.check_states(sizes, D, torch.float32, states, reset_states, reset is not None)
         if not has_values:
             return [x.new_empty(shape) for shape in ((T, B, D * H), *[(D, B, H)] * len(self.states))]
         x_array, initial_state = array_of("x", x), None
         if x_array.strides[2] != x_array.itemsize:
             x_array = np.ascontiguousarray(x_array)
         row_lengths = None if lengths is None else read_lengths(lengths, T, B)
-        resets = None if reset is None else read_reset(reset, T, B)
+        reset_array = None if reset is None else read_reset(reset, T, B)
         if states:
             arrays = [np.ascontiguousarray(array_of(*pair)) for pair in zip(self.states, states, strict=True)]
             directions = [tuple([array[d] for array in arrays[::-1]]) for d in range(D)]  # h is last
@@ -144,36 +146,9 @@ class QuantizedOp:
         rows = [rows_as_kernels_take(array_of(f"{name}_reset", state), x_array.dtype) for name, state in named]
         threads = _threads.num_threads(torch.get_num_threads())
         reset_state = tuple(rows[::-1]) or None
-        y, last = layer._compute(x_array, initial_state, row_lengths, resets, threads, reset_state)
+        y, last = layer._compute(x_array, initial_state, row_lengths, reset_array, threads, reset_state)
         last_states = [np.stack(both) for both in zip(*last, strict=True)] if bidirectional else [a[None] for a in last]
         return [torch.from_numpy(array) for array in (y, *last_states[::-1])]
-
-    def _check_inputs(
-        self,
-        x: Tensor,
-        sizes: op.LayerSizes,
-        bidirectional: bool,
-        states: Tensors,
-        lengths: Tensor | None,
-        reset: Tensor | None,
-        reset_states: Tensors,
-    ) -> None:
-        """Refuse inputs of other shapes or dtypes, and states at resets in two directions or without resets."""
-        T, B, I, H, _ = sizes  # noqa: E741
-        if reset_states:
-            if bidirectional or reset is None:
-                refuse_reset_states()
-            check_count("reset_states", len(reset_states), [len(self.states)])
-        names, shape = [f"{name}_reset" for name in self.states], (1 + bidirectional, B, H)
-        check_tensors(
-            [
-                ("x", x, (T, B, I), torch.float32),
-                *[(name, state, shape, torch.float32) for name, state in zip(self.states, states, strict=False)],
-                expected_lengths(lengths, B),
-                ("reset", reset, (T, B), torch.bool),
-                *[(name, state, (T, B, H), torch.float32) for name, state in zip(names, reset_states, strict=False)],
-            ]
-        )
 
 
 class CellOp(QuantizedOp):
@@ -265,5 +240,5 @@ def forget(weights: Iterable[Tensor]) -> None:
 
 LSTM = QuantizedOp("lstm", op.LSTM)
 GRU = QuantizedOp("gru", op.GRU)
-LSTM_CELL = CellOp("lstm", op.LSTM_CELL)
-GRU_CELL = CellOp("gru", op.GRU_CELL)
+LSTM_CELL = CellOp("lstm", op.LSTM)
+GRU_CELL = CellOp("gru", op.GRU)
