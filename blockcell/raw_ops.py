@@ -215,12 +215,8 @@ def LSTMBlockCell(
     LSTMStates
         i, cs, f, o, ci, co, h, each (B, H); cs and h are the new states
     """
-    return _LSTMBlockCell(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
-        out,
-        num_threads,
-        (forget_bias, cell_clip, use_peephole),
-    )
+    attributes = forget_bias, cell_clip, use_peephole
+    return _LSTMBlockCell((x, cs_prev, h_prev, w, wci, wcf, wco, b), out, num_threads, attributes)
 
 
 def LSTMBlockCellGrad(
@@ -282,12 +278,8 @@ def LSTMBlockCellGrad(
         cs_prev_grad (B, H), dicfo (B, 4H), wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros
         of the lengths of wci, wcf and wco, (H,) for None
     """
-    return _LSTMBlockCellGrad(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad),
-        out,
-        num_threads,
-        (use_peephole,),
-    )
+    arrays = x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, cs_grad, h_grad
+    return _LSTMBlockCellGrad(arrays, out, num_threads, (use_peephole,))
 
 
 def BlockLSTM(
@@ -332,13 +324,8 @@ def BlockLSTM(
     LSTMStates
         i, cs, f, o, ci, co, h, each (T, B, H)
     """
-    return _BlockLSTM(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
-        out,
-        num_threads,
-        (forget_bias, cell_clip, use_peephole),
-        seq_len_max,
-    )
+    attributes = forget_bias, cell_clip, use_peephole
+    return _BlockLSTM((x, cs_prev, h_prev, w, wci, wcf, wco, b), out, num_threads, attributes, seq_len_max)
 
 
 def BlockLSTMGrad(
@@ -392,13 +379,8 @@ def BlockLSTMGrad(
         wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros of the lengths of wci, wcf and wco,
         (H,) for None
     """
-    return _BlockLSTMGrad(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
-        out,
-        num_threads,
-        (use_peephole,),
-        seq_len_max,
-    )
+    arrays = x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad
+    return _BlockLSTMGrad(arrays, out, num_threads, (use_peephole,), seq_len_max)
 
 
 def BlockLSTMV2(
@@ -440,13 +422,8 @@ def BlockLSTMV2(
     LSTMStates
         i, cs, f, o, ci, co, h, each (T, B, H)
     """
-    return _BlockLSTMV2(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b),
-        out,
-        num_threads,
-        (cell_clip, use_peephole),
-        seq_len_max,
-    )
+    attributes = cell_clip, use_peephole
+    return _BlockLSTMV2((x, cs_prev, h_prev, w, wci, wcf, wco, b), out, num_threads, attributes, seq_len_max)
 
 
 def BlockLSTMGradV2(
@@ -499,10 +476,5 @@ def BlockLSTMGradV2(
         wci_grad, wcf_grad and wco_grad (H,), or without ``use_peephole`` zeros of the lengths of wci, wcf and wco,
         (H,) for None
     """
-    return _BlockLSTMGradV2(
-        (x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad),
-        out,
-        num_threads,
-        (use_peephole,),
-        seq_len_max,
-    )
+    arrays = x, cs_prev, h_prev, w, wci, wcf, wco, b, i, cs, f, o, ci, co, h, cs_grad, h_grad
+    return _BlockLSTMGradV2(arrays, out, num_threads, (use_peephole,), seq_len_max)

@@ -159,23 +159,16 @@ class Scorer:
         return self._score(layer, arrays, 0)
 
     def _score_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[Any]:
-        """Iterate over the results for sequences that need not be in memory as a whole."""
-        first = 0
-        for arrays in self._read_windows(layer, values):
-            yield from self._score(layer, arrays, first)
-            first += len(arrays)
-
-    def _read_windows(self, layer: BaseLayer[Any], values: Iterator[Any]) -> Iterator[list[Array]]:
-        """Iterate over the sequences, as many at a time as are sorted together."""
-        arrays, held = list[Array](), 0
+        """Iterate over the results for sequences, of which as many are in memory at a time as are sorted together."""
+        arrays, held, first = list[Array](), 0, 0
         width = layer.input_size + layer.output_size
         for k, value in enumerate(values):
             arrays.append(np.array(_read(layer, k, value), layer.dtype))
             held += len(arrays[-1]) * width
             if len(arrays) >= (self._batch if held >= ENOUGH else WINDOW * self._batch):
-                yield arrays
-                arrays, held = [], 0
-        yield arrays
+                yield from self._score(layer, arrays, first)
+                arrays, held, first = [], 0, k + 1
+        yield from self._score(layer, arrays, first)
 
     def _score(self, layer: BaseLayer[Any], arrays: Sequence[Array], first: int) -> list[Any]:
         """Return the results for sequences in memory, of which the first one has the number `first`."""

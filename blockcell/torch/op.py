@@ -152,7 +152,7 @@ class LayerOp:
         self.projects, self.single = projects, single
         self._kernel = "gru_reset_after" if kind == "gru" else kind
         self.tape_arrays = _kernels.TAPE_ARRAYS[self._kernel]
-        self._activations = (numbers("tanh"), numbers("sigmoid")) if activation is None else (numbers(activation),)
+        self._activations: Any = (numbers("tanh"), numbers("sigmoid")) if activation is None else (numbers(activation),)
         self.module = f"{kind.upper()}Cell" if single else kind.upper()
         name = "_".join([kind, *([] if activation is None else [activation]), *(["cell"] if single else [])])
         self._forward_plan = functools.lru_cache(functools.partial(self._plan, "forward", self._forward_shapes))
@@ -226,24 +226,19 @@ class LayerOp:
             shapes["w_hr"] = P, H
         return shapes
 
-    def _plan_kernel(self, task: str, sizes: LayerSizes, dtype: torch.dtype, threads: int, has_projection: bool) -> Any:
-        """Plan a kernel for a task, "forward" or "backward"; return None where nothing is to be computed."""
-        T, B, I, H, P = sizes  # noqa: E741
-        if not T * B * H:
-            return None
-        options: tuple[Any, ...] = self._activations
-        if self.projects:  # an LSTM
-            options = _kernels.LSTMOptions(P=P if has_projection else 0, ifco=True)
-        number = list(DTYPES).index(dtype)
-        return _kernels.plan_layer(self._kernel, task, (T, B, I, H), threads, number, 0, True, options)
-
     def _plan(self, task: str, read_shapes: Callable[..., PassShapes], *key: Any) -> _Plan:
         """Plan a task for tensors of these shapes: the arguments of `read_shapes`, then the number of threads."""
         *arguments, dtype, threads = key
         sizes, layout, outputs = read_shapes(*arguments, dtype)
+        planned, options = None, self._activations
+        if self.projects:  # an LSTM
+            options = _kernels.LSTMOptions(P=sizes.P if layout.has_projection else 0, ifco=True)
+        if sizes.T * sizes.B * sizes.H:  # there is something to compute
+            number = list(DTYPES).index(dtype)
+            planned = _kernels.plan_layer(self._kernel, task, sizes[:4], threads, number, 0, True, options)
         kernel_class = TensorForward if task == "forward" else TensorBackward
         compute = kernel_class(
-            self._plan_kernel(task, sizes, dtype, threads, layout.has_projection),
+            planned,
             sizes,
             layout,
             self.weight_shapes(sizes, layout),
