@@ -44,15 +44,8 @@ RUNTIMES = {  # by the names that `onnx_export.verify` has for them
 }
 
 
-_KERAS_OPTIONS = ("weights", "recurrent_activation", "reset_after")
-
-
 class MissingPackage(Exception):
     """A command needs packages that are not installed."""
-
-
-class UsageError(Exception):
-    """Options that do not go together."""
 
 
 # --------------------------------------------------------------------------------------------------------- the commands
@@ -192,19 +185,13 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def inspect_file(options: argparse.Namespace) -> int:
-    """Show the RNNs, LSTMs and GRUs in a file of TensorFlow's or Keras', and check each.
+    """Show the RNNs, LSTMs and GRUs in a file of TensorFlow's, and check each.
 
-    PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm; or a file of
-    Keras', .h5, .hdf5, .keras or the .json of an architecture, which needs h5py, and whose layers are shown
-    without a check. TensorFlow and Keras are not needed. Each cell runs beside its layer on random numbers, node by
-    node in float64; the error is in eps of the largest entry. An attribute that the file does not say is "?": give
-    it to `blockcell extract`. What is refused has the reason. The exit status is 0 if all errors are within their
-    bounds, also where cells are refused; else 1.
+    PATH is a checkpoint, a SavedModel's folder, a frozen graph (.pb, .pbtxt), a .meta or a .pbmm. TensorFlow is not
+    needed. Each cell runs beside its layer on random numbers, node by node in float64; the error is in eps of the
+    largest entry. An attribute that the file does not say is "?": give it to `blockcell extract`. What is refused has
+    the reason. The exit status is 0 if all errors are within their bounds, also where cells are refused; else 1.
     """
-    if is_of_keras(options):
-        from .keras import inspect_layers
-
-        return inspect_layers(options)
     from .. import tensorflow
     from ..tensorflow.cells.cell.found_cell import format_attribute
 
@@ -291,31 +278,19 @@ def _make_whole(cells: Cells, options: Mapping[str, Any]) -> tuple[Layer, list[s
 
 
 def extract(options: argparse.Namespace) -> int:
-    """Write the RNNs, LSTMs and GRUs of a file of TensorFlow's or Keras' as a layer, or some of them.
+    """Write the RNNs, LSTMs and GRUs of a file of TensorFlow's as a layer, or some of them.
 
     OUT ends in .npz or .safetensors, which `blockcell.load` reads, or in .onnx, which needs onnx. Cells that
     the graph has on top of each other, or as two directions, are one layer. --cell takes one of them; given several
     times, it takes a Stack of these cells in this order. What the file does not say is asked for: --forget-bias,
     --cell-clip and so on, for each cell that has it. Each cell is checked first, as by `blockcell inspect`; nothing is
-    written if its error is above the bound. A layer begins with zeros: if the graph does not, a line says so. Of Keras'
-    files dense layers are written, too, and there is no check; a line says what is left out.
+    written if its error is above the bound. A layer begins with zeros: if the graph does not, a line says so.
     """
     if options.out.suffix == ".onnx":
         require("onnx")
         require_own_onnx_export()
     elif options.streaming:
         raise ValueError(f"--streaming is for .onnx, and {options.out} ends in {options.out.suffix}; leave it out")
-    if is_of_keras(options):
-        from .keras import read_chosen
-
-        layer, messages = read_chosen(options)
-        _write(layer, options)
-        if options.json:
-            print_json({"out": str(options.out), "layer": repr(layer), "warnings": messages})
-            return 0
-        for line in (f"{options.out} is {layer!r}", *messages):
-            say(line)
-        return 0
     from .. import tensorflow
 
     with progress() as tell:
@@ -347,7 +322,12 @@ def extract(options: argparse.Namespace) -> int:
         else:
             layers = [cell.layer(**cell_options) for cell, cell_options in zip(chosen, options_of_cells, strict=True)]
             layer = layers[0] if len(layers) == 1 else Stack(layers)
-        _write(layer, options)
+        if options.out.suffix == ".onnx":
+            import onnx_export
+
+            onnx_export.export(layer, options.out, streaming=options.streaming)
+        else:
+            layer.save(options.out)
     if options.json:
         described = [_describe_cell(cells, *pair) for pair in zip(chosen, checks, strict=True)]
         print_json({"out": str(options.out), "layer": repr(layer), "cells": described, "warnings": remarks})
@@ -359,25 +339,6 @@ def extract(options: argparse.Namespace) -> int:
         for remark in remarks:
             say(remark)
     return 0
-
-
-def _write(layer: Layer, options: argparse.Namespace) -> None:
-    if options.out.suffix == ".onnx":
-        import onnx_export
-
-        onnx_export.export(layer, options.out, streaming=options.streaming)
-    else:
-        layer.save(options.out)
-
-
-def is_of_keras(options: argparse.Namespace) -> bool:
-    """Return whether the path is that of a file of Keras'; refuse options that are for other files."""
-    is_keras = Path(options.path).suffix.lower() in (".h5", ".hdf5", ".keras", ".json")
-    names = ("forget_bias", "cell_clip", "proj_clip", "average") if is_keras else _KERAS_OPTIONS
-    if unfit_options := [name for name in names if getattr(options, name, None) not in (None, False)]:
-        files = "checkpoints and graphs of TensorFlow" if is_keras else "files of Keras"
-        raise UsageError(f"--{unfit_options[0].replace('_', '-')} is for {files}, and {options.path} is none")
-    return is_keras
 
 
 def _options_for_cell(options: Mapping[str, Any], cell: Found, chosen: Sequence[Found]) -> dict[str, Any]:
@@ -460,13 +421,6 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         return command
 
-    def of_keras(command: argparse.ArgumentParser) -> None:
-        command.add_argument("--weights", metavar="PATH", help="the arrays for an architecture's .json")
-        gates = "likewise, of the gates: sigmoid, or hard_sigmoid,0.2,0.5 before Keras 2.3"
-        command.add_argument("--recurrent-activation", type=_activation, metavar="NAME", help=gates)
-        reset = "whether a GRU without bias resets after the product"
-        command.add_argument("--reset-after", action=argparse.BooleanOptionalAction, default=None, help=reset)
-
     png, picture = _writable(".png"), "the picture to write (%(default)s)"
     command = add(info, "blockcell info classifier.npz")
     command.add_argument("path", nargs="?", type=Path, metavar="PATH", help="a saved layer, .npz or .safetensors")
@@ -483,12 +437,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--providers", nargs="+", choices=RUNTIMES, metavar="PROVIDER", help=any_providers)
     command.add_argument("--output", type=png, default="blockcell-verify.png", metavar="PNG", help=picture)
     command = add(inspect_file, "blockcell inspect model.ckpt --json", "inspect")
-    known = "a checkpoint, SavedModel, .pb, .pbtxt, .meta or .pbmm, or Keras' .h5, .keras or .json"
-    command.add_argument("path", metavar="PATH", help=known)
-    command.add_argument(
-        "--activation", type=_activation, metavar="NAME", help="of cells in Keras' files of arrays alone"
-    )
-    of_keras(command)
+    command.add_argument("path", metavar="PATH", help="a checkpoint, SavedModel, .pb, .pbtxt, .meta or .pbmm")
     command = add(extract, "blockcell extract model.ckpt lstm.npz --cell rnn/lstm_cell")
     command.add_argument("path", metavar="PATH", help="as for `blockcell inspect`")
     command.add_argument(
@@ -507,7 +456,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--cell-clip", type=_number, metavar="X", help="where the file does not say it; 0 for none")
     command.add_argument("--proj-clip", type=_number, metavar="X", help="likewise, of a projection")
     command.add_argument("--activation", type=_activation, metavar="NAME", help="likewise, of RNNs: tanh, relu, ...")
-    of_keras(command)
     command.add_argument("--streaming", action="store_true", help="an .onnx of one step, with its state")
     command.add_argument("--average", action="store_true", help="the moving averages of the weights")
     return parser
@@ -622,8 +570,6 @@ def run(arguments: Sequence[str] | None) -> int:
         message, status = "interrupted", 130  # what shells expect of an interrupted program
     except MissingPackage as error:
         message, status = str(error), 1
-    except UsageError as error:
-        message, status = f"{error} (`blockcell {options.command} --help` tells more)", 2
     except Exception as error:
         if options.debug:
             raise
