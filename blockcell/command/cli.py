@@ -304,17 +304,7 @@ def extract(options: argparse.Namespace) -> int:
         checks = []
         for k, cell in enumerate(chosen):
             tell("checking cells", k, len(chosen))
-            missing_options = [name for name in cell.unsaid if choices[name] is None]
-            if missing_options and cell.refused is None:
-                flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing_options)
-                where = "as the program that made it has them, or put the checkpoint's .meta beside it"
-                message = f"{options.path} does not say {' and '.join(missing_options)} of {cell.name}"
-                raise ValueError(f"{message}; pass {flags}, {where}")
-            check = cell.check(**options_of_cells[k])
-            if not check.ok:
-                message = f"{cell.name} is off by {check:.0f} eps, and {check.bound:.0f} are allowed"
-                raise ValueError(f"{message}; nothing is written")
-            checks.append(check)
+            checks.append(_check_chosen(options.path, cell, options_of_cells[k]))
         tell("checking cells", len(chosen), len(chosen))
         remarks: list[str] = []
         if options.cell is None and len(chosen) > 1:
@@ -339,6 +329,21 @@ def extract(options: argparse.Namespace) -> int:
         for remark in remarks:
             say(remark)
     return 0
+
+
+def _check_chosen(path: str, cell: Found, options: Mapping[str, Any]) -> Check:
+    """Check a cell; refuse one for which options are missing, and one that is off by more than its bound."""
+    missing_options = [name for name in cell.unsaid if options[name] is None]
+    if missing_options and cell.refused is None:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing_options)
+        where = "as the program that made it has them, or put the checkpoint's .meta beside it"
+        message = f"{path} does not say {' and '.join(missing_options)} of {cell.name}"
+        raise ValueError(f"{message}; pass {flags}, {where}")
+    check = cell.check(**options)
+    if not check.ok:
+        message = f"{cell.name} is off by {check:.0f} eps, and {check.bound:.0f} are allowed"
+        raise ValueError(f"{message}; nothing is written")
+    return check
 
 
 def _options_for_cell(options: Mapping[str, Any], cell: Found, chosen: Sequence[Found]) -> dict[str, Any]:
