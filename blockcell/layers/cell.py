@@ -55,15 +55,20 @@ class Cell(Leaf[S_co]):
         rows, columns = arrays[first.name].shape
         if columns % gates:
             raise ValueError(f"{message}, so {gates} times as many columns as cells")
-        sizes = layer_sizes(first.shape, (rows, columns), self._projection_size(arrays, columns // gates))
+        projection = self._projection_size(arrays["w_p"], columns // gates) if "w_p" in arrays else None
+        sizes = layer_sizes(first.shape, (rows, columns), projection)
         letter = "P" if "P" in sizes else "H"
         if rows < sizes[letter]:
             raise ValueError(f"{message}, so at least {letter} = {sizes[letter]} rows")
         return sizes
 
-    def _projection_size(self, arrays: Mapping[str, Array], hidden: int) -> int | None:
-        """Return P, the size of h, if weights project it; otherwise None."""
-        return None
+    def _projection_size(self, w_p: Array, hidden: int) -> int:
+        """Return P, the size of h, from the weights that project it."""
+        shape: tuple[int, ...] = w_p.shape
+        if len(shape) != 2 or 0 in shape:
+            expected = f"(H, P) with H={hidden} from w and P at least 1" if hidden else "that w has cells"
+            raise ValueError(f"{type(self).__name__}: w_p has shape {shape}; expected {expected}")
+        return shape[1]
 
     def stream(self, batch: SupportsIndex = 1) -> Stream[S_co]:
         if self.reverse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -136,15 +135,6 @@ class LSTM(Cell[LSTMState]):
         self._tensors = lstm_weights(self.coupled, w_p is not None)
         projection = {} if w_p is None else {"w_p": w_p}
         self._initialize({"w": w, "b": b} | (peepholes if self._use_peephole else {}) | projection)
-
-    def _projection_size(self, arrays: Mapping[str, Array], hidden: int) -> int | None:
-        if "w_p" not in arrays:
-            return None
-        shape: tuple[int, ...] = arrays["w_p"].shape
-        if len(shape) != 2 or 0 in shape:
-            expected = f"(H, P) with H={hidden} from w and P at least 1" if hidden else "that w has cells"
-            raise ValueError(f"{type(self).__name__}: w_p has shape {shape}; expected {expected}")
-        return shape[1]
 
     @classmethod
     @explain_arguments

@@ -90,13 +90,6 @@ class QuantizedOp:
             f" {advice} call blockcell.torch.replace(model) without quantize"
         )
 
-    def _check_numbers(self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors) -> None:
-        """Refuse an x [T,B,I] of another rank, and lists of tensors of other lengths."""
-        check_rank("x", x.shape, "(T, B, I)")
-        check_count("weights", len(weights), [2 + 2 * bidirectional, 4 + 4 * bidirectional])
-        if states:
-            check_count("states", len(states), [len(self.states)])
-
     def _check_weights(self, weights: Tensors, bidirectional: bool) -> int:
         """Refuse weights of other shapes or dtypes; return H."""
         check_rank("w_ih", weights[0].shape, f"({self._exact.gates} H, I)")
@@ -119,7 +112,8 @@ class QuantizedOp:
         has_values: bool = True,
     ) -> list[Tensor]:
         """Compute y and the last states; of tensors without values the results have none either."""
-        self._check_numbers(x, weights, bidirectional, states)
+        check_rank("x", x.shape, "(T, B, I)")
+        check_count("weights", len(weights), [2 + 2 * bidirectional, 4 + 4 * bidirectional])
         if has_values:
             layer = _layer_of(self, weights, bidirectional, scheme)
             I, H = layer.input_size, layer.hidden_size  # noqa: E741
