@@ -266,7 +266,7 @@ class Op:
         return sources
 
 
-class _Cell(NamedTuple):
+class _CellOps(NamedTuple):
     """What the ops of a cell have in common."""
 
     gates: tuple[str, ...]
@@ -281,7 +281,7 @@ class _Cell(NamedTuple):
 def _op(
     name: str,
     kernel: str,
-    cell: _Cell,
+    cell: _CellOps,
     x: str,
     gradients: type[Any] | None = None,
     incoming: str = "",
@@ -318,20 +318,20 @@ _SHAPES_OF_PRE_ACTIVATIONS = {"dicfo": "B 4H", "r_bar_u_bar_grad": "B 2H"}
 _PEEPHOLE = Attribute("use_peephole", False, bool)
 _ACTIVATION = (Attribute("activation", "tanh", Numbers),)
 
-_GRU = _Cell(
+_GRU = _CellOps(
     gate_names(ORDERS["GRU"])[:2],  # the candidate has matrices of its own
     GRUStates,
     {"state": "h_prev[B H]", "matrix": "w_ru[I+H 2H] w_c[I+H H]", "bias": "b_ru[2H] b_c[H]"},
 )
 _RESET_AFTER = _GRU._replace(states=GRUResetAfterStates, weights=_GRU.weights | {"bias": "b_ru[2H] b_c[H] b_hc[H]"})
-_RNN = _Cell(
+_RNN = _CellOps(
     ("h",),
     RNNStates,
     {"state": "h_prev[B H]", "matrix": "w[I+H H]", "bias": "b[H]"},
     _ACTIVATION,
     _ACTIVATION,
 )
-_LSTM = _Cell(
+_LSTM = _CellOps(
     GATE_ORDERS["icfo"],
     LSTMStates,
     {

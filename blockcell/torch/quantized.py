@@ -145,7 +145,7 @@ class QuantizedOp:
         return [torch.from_numpy(array) for array in (y, *last_states[::-1])]
 
 
-class CellOp(QuantizedOp):
+class QuantizedCellOp(QuantizedOp):
     """A single step, as the operator ``blockcell::lstm_cell_quantized``: x is [B,I], and states, all that there is of
     results, are [B,H]."""
 
@@ -234,5 +234,5 @@ def forget(weights: Iterable[Tensor]) -> None:
 
 LSTM = QuantizedOp("lstm", op.LSTM)
 GRU = QuantizedOp("gru", op.GRU)
-LSTM_CELL = CellOp("lstm", op.LSTM)
-GRU_CELL = CellOp("gru", op.GRU)
+LSTM_CELL = QuantizedCellOp("lstm", op.LSTM)
+GRU_CELL = QuantizedCellOp("gru", op.GRU)
