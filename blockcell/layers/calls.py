@@ -265,7 +265,16 @@ class BaseLayer(ABC, Generic[S_co]):
         """Return the layer without its weights, as `blockcell.files` has it."""
 
     @abstractmethod
+    def _leaves(self, prefix: str = "") -> dict[str, Any]:
+        """Return the leaves of this layer, by the prefix of their weights' names: "", "fw." or "0.bw."."""
+
     def _arrays_of_file(self) -> dict[str, Array]:
-        """Return the arrays that a file has, by name."""
+        """Return the arrays that a file has, by name: the weights, and in place of a quantized one codes and scale."""
+        weights = self._shared.weights
+        return {
+            prefix + name: array
+            for prefix, leaf in self._leaves().items()
+            for name, array in leaf._stored_arrays(weights[leaf]).items()
+        }
 
     _quantization: Scheme | None = None

@@ -59,8 +59,7 @@ class Layer(BaseLayer[S_co]):
         """Return the arguments with which the constructor makes an equal layer."""
 
     @abstractmethod
-    def _leaves(self, prefix: str = "") -> dict[str, Leaf]:
-        """Return the leaves of this layer, by the prefix of their weights' names: "", "fw." or "0.bw."."""
+    def _leaves(self, prefix: str = "") -> dict[str, Leaf]: ...
 
     @property
     @abstractmethod
@@ -131,9 +130,6 @@ class Layer(BaseLayer[S_co]):
             new = {leaf: leaf._pack(old[leaf].arrays | update) for leaf, update in updates.items() if update}
             if self._shared.replace(old, old | new):
                 return
-
-    def _arrays_of_file(self) -> dict[str, Array]:
-        return self.weights
 
     # ----------------------------------------------------------------------------------------------------- quantization
     def quantize(self, scheme: Scheme) -> Quantized[S_co]:
@@ -575,6 +571,17 @@ class Leaf(Layer[S_co]):
             arrays[name].flags.writeable = False
         names = [tensor.name for tensor in self._tensors if tensor.name in arrays]
         return self._pack({name: arrays[name] for name in names})
+
+    def _stored_arrays(self, weights: LeafWeights) -> dict[str, Array]:
+        """Return what a file has of these weights, in the order of the kernels."""
+        arrays, matrices = dict[str, Array](), self._matrices(weights)
+        for name in [tensor.name for tensor in self._tensors]:
+            if name in matrices:
+                codes, scale = matrices[name]
+                arrays |= {name: codes} if scale is None else {name: codes, f"{name}.scale": scale}
+            elif name in weights.arrays:
+                arrays[name] = weights.arrays[name]
+        return arrays
 
     def _matrices(self, weights: LeafWeights) -> dict[str, QuantizedMatrix]:
         """Return the matrices that `_quantize` has packed; none where they are float32."""

@@ -10,14 +10,7 @@ import numpy as np
 
 from .. import files
 from ..argument_reader import ArgumentReader
-from ..optable import Array
-from ..quantization import (
-    FLOAT32,
-    QuantizedMatrix,
-    Scheme,
-    arrays_of_file,
-    read_schemes,
-)
+from ..quantization import FLOAT32, Scheme, read_schemes
 from .arguments import CallReader
 from .calls import BaseLayer
 from .shared import Directions, LeafWeights, S_co, State
@@ -54,7 +47,7 @@ class Quantized(BaseLayer[S_co]):
         self._quantization: Scheme = scheme if isinstance(scheme, str) else dict(scheme)
         snapshot = layer._snapshot(quantize)
         self._layer: Any = snapshot
-        self._leaves, self._shared, self._runner = snapshot._leaves, snapshot._shared, snapshot._runner
+        self._shared, self._runner = snapshot._shared, snapshot._runner
 
     @property
     def quantization(self) -> str | dict[str, str]:
@@ -131,26 +124,9 @@ class Quantized(BaseLayer[S_co]):
     def _description(self) -> dict[str, Any]:
         return self._layer._description()
 
-    def _matrices(self) -> dict[str, QuantizedMatrix]:
-        """Return the quantized matrices, by name."""
-        weights = self._shared.weights
-        return {
-            prefix + name: matrix
-            for prefix, leaf in self._leaves().items()
-            for name, matrix in leaf._matrices(weights[leaf]).items()
-        }
-
-    def _arrays_of_file(self) -> dict[str, Array]:
-        matrices, arrays = self._matrices(), dict[str, Array]()
-        for prefix, leaf in self._leaves().items():
-            known = self._shared.weights[leaf].arrays
-            for tensor in leaf._tensors:
-                name = prefix + tensor.name
-                if name in matrices:
-                    arrays[name] = matrices[name].codes  # stands for the matrix
-                elif tensor.name in known:
-                    arrays[name] = known[tensor.name]
-        return arrays_of_file(arrays, matrices)
+    def _leaves(self, prefix: str = "") -> dict[str, Any]:
+        leaves: dict[str, Any] = self._layer._leaves(prefix)
+        return leaves
 
     def __copy__(self) -> Quantized[S_co]:
         return self  # as nothing changes it
