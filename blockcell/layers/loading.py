@@ -10,11 +10,9 @@ from .. import files
 from ..optable import Array
 from ..quantization import dequantize_matrix, read_matrices
 from .containers import Bidirectional, Stack
-from .dense import Dense
 from .layer import Layer
-from .lstm_gru import GRU, LSTM, RNN
 from .quantized import Quantized
-from .structure import STATES
+from .structure import LEAVES, STATES
 
 
 def load(path: str | os.PathLike[str] | IO[bytes]) -> Layer:
@@ -101,8 +99,8 @@ def build_from_leaves(
 def build_leaf(description: Mapping[str, Any], weights: Mapping[str, Array]) -> Layer:
     """Build the cell or the `Dense` that is described with these weights."""
     attributes: dict[str, Any] = {name: value for name, value in description.items() if name != "type"}
-    classes: dict[str, type[Layer]] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "Dense": Dense}
-    return classes[description["type"]](**weights, **attributes)
+    leaf: Layer = LEAVES[description["type"]](**weights, **attributes)
+    return leaf
 
 
 # --------------------------------------------------------------------------------------------------------- descriptions
