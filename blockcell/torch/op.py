@@ -591,9 +591,12 @@ def check_memory(name: str, tensor: Tensor) -> None:
         hold_storage(name, tensor)
 
 
-LSTM, LSTM_CELL = [LayerOp("lstm", 4, 4, ("h", "c"), projects=True, single=single) for single in (False, True)]
-GRU, GRU_CELL = [LayerOp("gru", gates=3, summed_gates=2, states=("h",), single=single) for single in (False, True)]
-RNN, RNN_CELL = [
-    {name: LayerOp("rnn", 1, 1, ("h",), activation=name, single=single) for name in ("tanh", "relu")}
-    for single in (False, True)
-]
+LSTM = LayerOp("lstm", gates=4, summed_gates=4, states=("h", "c"), projects=True)
+GRU = LayerOp("gru", gates=3, summed_gates=2, states=("h",))
+RNN = {name: LayerOp("rnn", gates=1, summed_gates=1, states=("h",), activation=name) for name in ("tanh", "relu")}
+LSTM_CELL = LayerOp("lstm", gates=4, summed_gates=4, states=("h", "c"), projects=True, single=True)
+GRU_CELL = LayerOp("gru", gates=3, summed_gates=2, states=("h",), single=True)
+RNN_CELL = {
+    name: LayerOp("rnn", gates=1, summed_gates=1, states=("h",), activation=name, single=True)
+    for name in ("tanh", "relu")
+}
