@@ -1,8 +1,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from ._kernels import PlannedKernel
 from .layers.cell import Cell
 from .layers.containers import Bidirectional, Stack

@@ -111,7 +111,8 @@ class Converter:
     def _origin(self, tensor: Tensor, sizes: dict[str, int], arrays: Sequence[Array | None]) -> str:
         """Write where sizes are from: ``" with I=3 from x (shape (2, 3)), H=5 from h_prev (shape (2, 5))"``."""
         parts: list[str] = []
-        shapes = {t.name: f" (shape {np.shape(array)})" for t, array in zip(self.op.inputs, arrays, strict=True)}
+        named = zip(self.op.inputs, arrays, strict=True)
+        shapes = {t.name: f" (shape {array.shape})" for t, array in named if array is not None}
         for letter, source in self.sources.items():
             if letter in tensor.shape and source != tensor.name:
                 parts.append(f"{letter}={sizes[letter]} from {source}{shapes.pop(source, '')}")

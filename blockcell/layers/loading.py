@@ -53,9 +53,7 @@ def rebuild(description: Any, arrays: dict[str, Array], quantization: Any) -> La
     return layer if quantization is None else Quantized(layer, quantization)
 
 
-def read_any(
-    path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | None = None
-) -> Layer | Quantized[Any]:
+def read_any(path: str | os.PathLike[str] | IO[bytes], expects_quantized: bool | None = None) -> Layer | Quantized[Any]:
     """Read a layer, quantized or not, or refuse what is not expected."""
     with files.reading(path) as (description, arrays, sha256, quantization):
         if expects_quantized is False and quantization is not None:

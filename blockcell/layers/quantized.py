@@ -46,7 +46,7 @@ class Quantized(BaseLayer[S_co]):
 
         self._quantization: Scheme = scheme if isinstance(scheme, str) else dict(scheme)
         snapshot = layer._snapshot(quantize)
-        self._layer: Any = snapshot
+        self._layer: BaseLayer[S_co] = snapshot
         self._shared, self._runner = snapshot._shared, snapshot._runner
 
     @property
@@ -60,7 +60,8 @@ class Quantized(BaseLayer[S_co]):
 
     def dequantize(self) -> Any:
         """Return the float32 layer with the weights that are left. Calls of a float16 layer have its bits."""
-        return self._layer._snapshot(lambda _, leaf, weights: leaf._dequantize(weights))
+        layer: Any = self._layer
+        return layer._snapshot(lambda _, leaf, weights: leaf._dequantize(weights))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Quantized[Any]:
@@ -78,7 +79,8 @@ class Quantized(BaseLayer[S_co]):
         TypeError, ValueError, OSError
             As from `blockcell.load`.
         """
-        return cls._read(path, True)
+        layer: Quantized[Any] = cls._read(path, True)
+        return layer
 
     def stream(self, batch: SupportsIndex = 1) -> Any:
         return self._layer.stream(batch)._belong_to(self)
@@ -125,8 +127,7 @@ class Quantized(BaseLayer[S_co]):
         return self._layer._description()
 
     def _leaves(self, prefix: str = "") -> dict[str, Any]:
-        leaves: dict[str, Any] = self._layer._leaves(prefix)
-        return leaves
+        return self._layer._leaves(prefix)
 
     def __copy__(self) -> Quantized[S_co]:
         return self  # as nothing changes it
@@ -141,5 +142,3 @@ class Quantized(BaseLayer[S_co]):
 
     def __repr__(self) -> str:
         return f"<{self._layer!r}, quantized to {self._quantization!r}, nbytes={self.nbytes}>"
-
-

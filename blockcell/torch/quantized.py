@@ -151,14 +151,8 @@ class QuantizedCellOp(QuantizedOp):
 
     _suffixes = "_cell", "Cell"
 
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        weights: Tensors,
-        bidirectional: bool,
-        states: Tensors,
-        *extra: Any,
-        has_values: bool = True,
+    def forward(
+        self, x: Tensor, weights: Tensors, bidirectional: bool, states: Tensors, *others: Any, **options: Any
     ) -> list[Tensor]:
         if bidirectional:
             raise ValueError("blockcell: a single step has one direction")
@@ -166,10 +160,10 @@ class QuantizedCellOp(QuantizedOp):
         for name, state in zip(self.states, states, strict=False):
             check_rank(name, state.shape, "(B, H)")
         for name, tensor in zip(("x", *self.states), (x, *states), strict=False):
-            if has_values:
+            if options.get("has_values", True):
                 hold_storage(name, tensor)  # in our words; `unsqueeze` has its own
         steps = x.unsqueeze(0), weights, False, [state.unsqueeze(0) for state in states]
-        outputs = super().forward(*steps, *extra, has_values=has_values)
+        outputs = super().forward(*steps, *others, **options)
         return [state.squeeze(0) for state in outputs[1:]]
 
 

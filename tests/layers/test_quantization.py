@@ -175,7 +175,7 @@ def test_schemes_that_are_none():
 def test_what_a_quantized_layer_is_not_for():
     q = GRU.init(3, 4).quantize("int8")
     for name in ("forward", "backward", "quantize", "weights", "set_weights", "no_such_name"):
-        with pytest.raises(AttributeError, match=rf"a quantized layer has no {name}; expected .* or dequantize\(\) for"):
+        with pytest.raises(AttributeError, match=rf"a quantized layer has no {name}; expected .* dequantize"):
             getattr(q, name)
     with pytest.raises(TypeError, match=r"Stack: 0 is .*; expected a layer"):
         Stack([q])

@@ -203,7 +203,7 @@ def test_a_column_is_not_copied():
     [
         ([[1.0], [2.0]], "list<float>", TypeError, "a column of list<.*float>; expected lists of lists of numbers"),
         ([1.0], "float", TypeError, "a column of float; expected lists of lists of numbers"),
-        ([[[1.0, 2.0]], [[1.0, 2.0], [3.0]]], "list<list<float>>", ValueError, "sequences has a step .* not of 2 numbers"),
+        ([[[1.0, 2.0]], [[1.0, 2.0], [3.0]]], "list<list<float>>", ValueError, "sequences has a step .* not of 2"),
         ([[[1.0, 2.0]], None], "list<list<float>>", ValueError, "sequences has a null"),
         ([[[1.0, 2.0]], [[1.0, 2.0], None]], "list<list<float>>", ValueError, "sequences has a null"),
         ([[[1.0, 2.0]] * 2, [[1.0, None]]], "list<list<float>>", ValueError, "sequences has a null"),
