@@ -36,7 +36,7 @@ from layer_cases import LAYERS, can_stream, draw, run_all
 
 import blockcell
 from blockcell import LSTM, Dense, _team
-from blockcell._bind import bind
+from blockcell._kernels import bind
 from blockcell.optable import OPS
 
 SCHEMES = ["float16", "int8"]

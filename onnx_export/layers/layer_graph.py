@@ -12,7 +12,7 @@ from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_
 
 from blockcell.activations import may_overflow
 from blockcell.layers import Bidirectional, Dense, Layer, Stack
-from blockcell.layers.cell_ops import CellOp, describe_cell
+from blockcell.layers.cell_ops import CellPass, describe_cell
 from blockcell.layers.structure import passes_dense_alone, state_sizes
 from blockcell.optable import Array
 
@@ -329,7 +329,7 @@ class LayerGraph:
         return columns
 
     # ------------------------------------------------------------------------------------------------------------ cells
-    def _config(self, cell: Any, prefix: str, described: CellOp) -> Config:
+    def _config(self, cell: Any, prefix: str, described: CellPass) -> Config:
         """Return the configuration of a cell's function; raise a ValueError if there is none."""
         firsts = () if self.state else tuple(f"{name}_first" for name in state_sizes(cell))
         return Config(

@@ -9,6 +9,7 @@ from fresh import printed, python
 
 import blockcell
 from blockcell import _cpu, _kernels, _threads
+from blockcell.optable import OPS
 
 LEVELS = _kernels.available_levels()
 LEVEL = "import blockcell; print(blockcell.build_info()['level'])"
@@ -64,13 +65,10 @@ def test_nothing_built_for_this_cpu(monkeypatch):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels_have_the_same_kernels(level):
-    kernels, requirements, layers = _kernels.load(level)
-    assert kernels.keys() == requirements.keys() == _kernels.KERNELS.keys()
-    assert layers.keys() == {"lstm", "gru", "gru_reset_after", "rnn", "dense"}
-    for by_dtype in kernels.values():
-        functions, engines = zip(*by_dtype, strict=True)
-        assert len({id(function) for function in functions}) == 3
-        assert engines[0] is engines[2] is not engines[1], "float16 is computed as float32"
+    engines = _kernels.load(level)
+    assert engines[0] is engines[2] is not engines[1], "float16 is computed as float32"
+    for op in OPS.values():
+        assert _kernels.bind(op, engines)
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch):

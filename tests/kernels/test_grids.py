@@ -12,7 +12,7 @@ from kernel_cases import DTYPES, LEVELS, run, sizes_of
 
 import blockcell
 from blockcell import GRU, LSTM, RNN, Bidirectional, Dense, Stack, _cpu, _kernels, _team
-from blockcell._bind import bind
+from blockcell._kernels import bind
 from blockcell._threads import _quota, _threads_of_this_process
 from blockcell.optable import OPS
 
@@ -65,7 +65,7 @@ def test_all_grids_of_ops_give_the_same_bits(name, dtype, level):
         expected = run(name, args, level, num_threads=1)
         for grid in GRIDS[1:]:
             with with_grid(*grid):
-                call = bind(OPS[name], *_kernels.load(level)[:2]).run
+                call = bind(OPS[name], _kernels.load(level)).run
                 assert same(run(name, args, num_threads=8, call=call), expected), (sizes, grid)
 
 

@@ -516,8 +516,8 @@ LOWER = LSTM.init(2, 3, seed=0)
     [
         (
             lambda: Dense(8, 16),
-            TypeError,
-            "Dense: w is 8; expected an array of shape (I, O); for new weights: Dense.init(8, 16)",
+            ValueError,
+            "Dense: w has shape (); expected (I, O), rank 2; Dense.init makes new weights of given sizes",
         ),
         (lambda: Dense(W, None), TypeError, "Dense: b is None; expected an array of shape (O,)"),
         (lambda: Dense(W[0], B), ValueError, "Dense: w has shape (4,); expected (I, O), rank 2"),

@@ -314,48 +314,9 @@ Z, Y = np.zeros((5, 3, 4), np.float32), np.zeros((5, 3), int)
         ((Z.astype(int), Y), {}, TypeError, "logits has dtype int64; expected float32, float64 or float16"),
         ((1.0, 0), {}, ValueError, "logits has shape (); expected (..., C)"),
         ((Z[..., :0], Y), {}, ValueError, "logits has shape (5, 3, 0); expected (..., C) with at least one class"),
-        (
-            (Z, Y.astype(float)),
-            {},
-            TypeError,
-            "labels has dtype float64; expected integers, the right classes; labels.astype(int) of whole numbers",
-        ),
-        (
-            (Z, Z),
-            {},
-            TypeError,
-            "labels has dtype float32; expected integers, the right classes; labels.argmax(axis=-1) makes them of one"
-            " row of probabilities for each",
-        ),
+        ((Z, Y.astype(float)), {}, TypeError, "labels has dtype float64; expected integers, the right classes"),
         ((Z, Y == 0), {}, TypeError, "labels has dtype bool; expected integers, the right classes"),
-        (
-            (Z, Z.astype(int)),
-            {},
-            ValueError,
-            "labels has shape (5, 3, 4); expected (5, 3), that of logits but for the classes; labels.argmax(axis=-1)"
-            " makes them of one row of probabilities for each",
-        ),
-        (
-            (Z, Y.T),
-            {},
-            ValueError,
-            "labels has shape (3, 5); expected (5, 3), that of logits but for the classes; one of them is time first"
-            " and the other is not: labels.T",
-        ),
-        (
-            (Z[0], Y[0][:, None]),
-            {},
-            ValueError,
-            "labels has shape (3, 1); expected (3,), that of logits but for the classes; labels.squeeze(-1) leaves"
-            " out the last axis",
-        ),
-        (
-            (Z, Y[0]),
-            {},
-            ValueError,
-            "labels has shape (3,); expected (5, 3), that of logits but for the classes; one label a row is for"
-            " logits[-1], or np.broadcast_to repeats it at each step",
-        ),
+        ((Z, Y.T), {}, ValueError, "labels has shape (3, 5); expected (5, 3), that of logits but for the classes"),
         (
             (Z, Y - np.eye(5, 3, dtype=int)[::-1]),
             {},

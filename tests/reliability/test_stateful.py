@@ -790,8 +790,7 @@ class QuantizedLayers(BusyMachine):
         self.undo.enter_context(with_machine(caches=caches))
         self.undo.enter_context(with_products_of(way))
         patch = self.undo.enter_context(pytest.MonkeyPatch.context())
-        for name, loaded in zip(("KERNELS", "REQUIREMENTS", "LAYERS"), _kernels.load(level), strict=True):
-            patch.setattr(_kernels, name, loaded)
+        patch.setattr(_kernels, "ENGINES", _kernels.load(level))
         blockcell.set_num_threads(threads)
         use_grid(*grid)
         drawn = {
