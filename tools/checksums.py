@@ -12,6 +12,7 @@ Run by hand, before and after such a change.  Takes about half an hour, with `--
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -71,7 +72,7 @@ def differences(recorded: dict[str, list[str]], computed: dict[str, list[str]]) 
         elif case not in recorded:
             yield f"{case}: found here, but not recorded"
         elif recorded[case] != computed[case]:
-            pairs = zip(recorded[case], computed[case], strict=True)
+            pairs = itertools.zip_longest(recorded[case], computed[case])
             yield f"{case}: other bits in results {[k for k, (old, new) in enumerate(pairs) if old != new]}"
 
 

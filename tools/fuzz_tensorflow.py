@@ -295,7 +295,7 @@ def fuzz_rewired_graphs() -> Callable[[Generator], bool]:
         """Read a graph with one change, and return whether as many cells are taken as before."""
         path, file, content, usable_before, slots = pick(g, cases)
         slot = pick(g, slots)
-        mutant = rewiring.change_slot(content, slot, pick(g, slot.replacements))
+        mutant = rewiring.replace_value(content, slot.path, slot.encode(pick(g, slot.replacements)))
 
         def read() -> int:
             """Read all, and return how many cells are not refused."""
