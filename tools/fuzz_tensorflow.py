@@ -17,6 +17,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,3 +332,9 @@ def fuzz_tensorflow(kind: str) -> Callable[[Generator], bool]:
         return variables is not None
 
     return try_mutant
+
+
+TARGETS: dict[str, Callable[[], Callable[[Generator], bool]]] = {
+    **{kind: partial(fuzz_tensorflow, kind) for kind in KINDS},
+    "tf_rewired": fuzz_rewired_graphs,
+}

@@ -1,7 +1,7 @@
 """Run tests/onnx with every minor version of onnxruntime that pyproject.toml promises, each in a new environment.
 
     python tools/onnxruntime_versions.py
-    python tools/onnxruntime_versions.py --versions 1.20,1.25.1 --environments FOLDER tests/onnx/test_onnx_build.py
+    python tools/onnxruntime_versions.py 1.20 1.25.1     with these alone
 
 The compiled modules are those of the checkout; the environments have the newest numpy, onnx and pytest, and nothing
 that the tests can do without.  Prints the table of docs/onnx/runtimes.md, then the first failures.
@@ -11,16 +11,14 @@ Run by CI weekly, and by hand before a change of the bound.  Takes minutes for e
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from pathlib import Path
 
+import children
 from children import ROOT
 from packages import new_environment, run
 
@@ -51,38 +49,29 @@ def prepare_environment(folder: Path, version: str) -> tuple[Path, str, str]:
     return python, found["onnxruntime"], found["onnx"]
 
 
-def run_tests(python: Path, tests: list[str]) -> tuple[dict[str, int], list[str]]:
+def run_tests(python: Path) -> tuple[dict[str, int], list[str]]:
     """Run tests with the checkout's packages; return how many passed, failed and were skipped, and the failures."""
-    command = [str(python), "-m", "pytest", *OPTIONS, *tests]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = children.run(python, "-m", "pytest", *OPTIONS, "tests/onnx", PYTHONPATH=str(ROOT))
     *lines, summary = result.stdout.strip().splitlines() or [""]
     counts = {name: sum(map(int, re.findall(rf"(\d+) (?:{words})", summary))) for name, words in COUNTS.items()}
     failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     if result.returncode and not failures:  # pytest did not end as it should
-        failures = [f"exit status {result.returncode}", *(result.stdout + result.stderr).splitlines()[-20:]]
+        failures = [f"exit status {result.returncode}", *result.stdout.splitlines()[-20:]]
     return counts, failures
 
 
 def main() -> None:
     """Run the tests with every version, print a line for each, and exit with 1 if a test failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--versions", help="such as 1.20,1.25.1; without it, all that pyproject.toml promises")
-    parser.add_argument("--environments", type=Path, help="keep the environments in this folder, and use them again")
-    parser.add_argument("tests", nargs="*", default=["tests/onnx"], help="what pytest runs (default: tests/onnx)")
-    arguments = parser.parse_args()
-    versions = arguments.versions.split(",") if arguments.versions else promised_versions()
     failures_by_version = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.environments or Path(temporary)
-        print("| onnxruntime | onnx | passed | failed | skipped | seconds |\n|---|---|---|---|---|---|", flush=True)
-        for version in versions:
-            python, *found = prepare_environment(folder.resolve() / version, version)
+    print("| onnxruntime | onnx | passed | failed | skipped | seconds |\n|---|---|---|---|---|---|", flush=True)
+    for version in sys.argv[1:] or promised_versions():
+        with tempfile.TemporaryDirectory() as folder:
+            python, *found = prepare_environment(Path(folder), version)
             start = time.perf_counter()
-            counts, failures = run_tests(python, arguments.tests)
-            row = [*found, *map(str, counts.values()), f"{time.perf_counter() - start:.0f}"]
-            print(f"| {' | '.join(row)} |", flush=True)
-            failures_by_version[version] = failures
+            counts, failures = run_tests(python)
+        row = [*found, *map(str, counts.values()), f"{time.perf_counter() - start:.0f}"]
+        print(f"| {' | '.join(row)} |", flush=True)
+        failures_by_version[version] = failures
     for version, failures in failures_by_version.items():
         print(*(f"{version}: {failure}" for failure in failures[:FAILURES_SHOWN]), sep="\n", end="\n" * bool(failures))
     sys.exit(any(failures_by_version.values()))
