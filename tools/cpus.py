@@ -25,7 +25,7 @@ from emulation import files_of, run_tests, write_python
 from numpy._core._multiarray_umath import __cpu_dispatch__
 
 FOLDER = ROOT / "build" / "cpus"
-NEEDED = "QEMU 7.2 or later, as earlier ones have no AVX2: apt-get install qemu-user, on Debian 12, Ubuntu 24.04 or later"
+NEEDED = "QEMU 7.2 or later, as earlier ones have no AVX2: apt-get install qemu-user, on Debian 12 or Ubuntu 24.04"
 
 
 @dataclass

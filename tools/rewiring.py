@@ -99,7 +99,8 @@ def _number_slots(node: bytes) -> Iterator[Slot]:
                 if form and number == entry_field:
                     yield _number_slot((*path, *inner_path, k), content)
                 elif form and number == 4 and isinstance(content, bytes):
-                    for start in range(0, min(len(content), _MAX_ENTRIES * struct.calcsize(form)), struct.calcsize(form)):
+                    size = struct.calcsize(form)
+                    for start in range(0, min(len(content), _MAX_ENTRIES * size), size):
                         yield _entry_slot((*path, *inner_path, k), content, form, start)
 
 

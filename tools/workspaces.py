@@ -8,7 +8,8 @@ Every kind of layer, quantized or not, stream, op, backward pass and PyTorch ope
 have the bits that one thread alone gives.  Most grids are those of the least cost, on machines with caches of any
 size; the others are drawn.  BLOCKCELL_LEVEL says at which CPU level.
 
-Run by `sanitizers.py memory`, and by hand; checksums.py draws the same calls.  A PLAN takes a second, one drawn call of each kind a few seconds.
+Run by `sanitizers.py memory`, and by hand; checksums.py draws the same calls.  A PLAN takes a second, one drawn call of
+each kind a few seconds.
 """
 
 # ruff: noqa: E741 (I is the number of inputs, as everywhere)
