@@ -17,7 +17,6 @@ import shutil
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 from children import ROOT, copy_checkout, run_successfully
 from emulation import files_of, run_tests, write_python
