@@ -6,7 +6,8 @@ PYTHONPATH may lead to another checkout.  The cases are the calls that workspace
 streams, quantized layers and kernels of PyTorch's operators at every CPU level, with sizes, machines and numbers of
 threads for which plans take many forms.
 
-Run by hand, before and after such a change.  Takes about half an hour, with `--cases 2` to record few half a minute.
+Run by hand, before and after such a change.  Takes about half an hour, with `--cases 2` to record few a quarter of a
+minute.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from workspaces import KINDS, draw_calls, run_on_machine
 import blockcell
 from blockcell import _team
 
-SEED, CASES = 20240229, 100  # calls of each op and layer at a level
+SEED, CASES = 20240229, 400  # calls of each op and layer at a level
 
 
 def checksum(value: np.ndarray) -> str:
