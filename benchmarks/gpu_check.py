@@ -41,11 +41,7 @@ SIZES = {"T": 7, "B": 5, "I": 6, "H": 16}
 GRID = [(H, B) for H in (128, 512) for B in (1, 64)]
 CAPTURED = "unroll, CUDA graph"
 FORMS = ["scan", "unroll", CAPTURED, "native"]
-PEERS = {  # of ops
-    "BlockLSTM": "torch LSTM (h only)",
-    "block_gru": "compiled loop (h only)",
-    "block_gru_reset_after": "torch GRU (h only)",
-}
+PEERS = {"BlockLSTM": "LSTM", "block_gru": "", "block_gru_reset_after": "GRU"}  # layers of PyTorch
 NO_CUDNN_GRU = "not exact"  # cuDNN's resets after the product
 ROUNDS, SECONDS = 9, 0.1
 Run = Callable[[], object]
@@ -174,38 +170,14 @@ def prepare_webgpu(running: Any, feeds: dict[str, np.ndarray]) -> tuple[Run, Run
     return lambda: (running.session.run_with_iobinding(bound), copy), least.numpy
 
 
-def prepare_torch(peer: str, sizes: dict[str, int], provider: str) -> tuple[Run, Run]:
-    """Return a call of cuDNN's LSTM or GRU, or of a compiled loop over a GRU that resets before the product."""
+def prepare_torch(kind: str, sizes: dict[str, int], provider: str) -> tuple[Run, Run]:
+    """Return a call of cuDNN's LSTM or GRU, and a function that waits for it."""
     import torch
-    from cases import arguments
-    from graphs import exact
 
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    T, B, I, H = (sizes[letter] for letter in "TBIH")  # noqa: E741
-    x = torch.rand(T, B, I, device=provider)
-    if peer.startswith("torch"):
-        layer = getattr(torch.nn, peer.split()[1])(I, H, device=provider)
-        run = torch.inference_mode()(lambda: layer(x))
-    else:
-        args = arguments("block_gru", sizes, seq_len_max=T)
-        x, h_0, w_ru, w_c, b_ru, b_c = (
-            torch.from_numpy(args[name]).to(provider) for name in ("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c")
-        )
-
-        def run_loop() -> torch.Tensor:
-            h, states = h_0, []
-            x_ru, x_c = x @ w_ru[:I] + b_ru, x @ w_c[:I] + b_c
-            for t in range(T):
-                r, u = torch.sigmoid(torch.addmm(x_ru[t], h, w_ru[I:])).chunk(2, 1)
-                c = torch.tanh(torch.addmm(x_c[t], h * r, w_c[I:]))
-                h = c + u * (h - c)
-                states.append(h)
-            return torch.stack(states)
-
-        run = torch.inference_mode()(torch.compile(run_loop, mode="reduce-overhead"))
-        error = np.abs(run().cpu().numpy() - exact("block_gru", args).h).max()
-        if not error <= 1e-5:
-            raise RuntimeError(f"the compiled loop is off by {error:.1e}")
+    layer = getattr(torch.nn, kind)(sizes["I"], sizes["H"], device=provider)
+    x = torch.rand(sizes["T"], sizes["B"], sizes["I"], device=provider)
+    run = torch.inference_mode()(lambda: layer(x))
     return run, torch.cuda.synchronize if provider == "cuda" else lambda: None
 
 
@@ -214,10 +186,10 @@ def time_forms(steps: int, grid: list[tuple[int, int]], provider: str) -> list[l
     cases = []
     for op, peer in PEERS.items():
         cases += [(op, form) for form in FORMS if form != CAPTURED or provider == "cuda"]
-        cases += [("", peer)] if provider != "webgpu" else []
+        cases += [("", peer)] if peer and provider != "webgpu" else []
     rows = []
     for op, form in cases:
-        row = [op, form]
+        row = [op, form if op else f"torch {form} (h only)"]
         for H, B in grid:
             sizes = {"T": steps, "B": B, "I": H, "H": H}
             if op == "block_gru" and form == "native" and provider == "cuda":

@@ -108,11 +108,6 @@ def test_threads_of_steps():
     child("threads_of_steps")
 
 
-@linux
-def test_little_memory():
-    child("little_memory")
-
-
 def test_an_impossible_batch():
     layer = LSTM.init(2, 3, seed=0)
     for batch in (2**62, 2**40, 10**30):

@@ -268,19 +268,3 @@ def test_make_replaces_an_old_environment(tmp_path, there):
     result = subprocess.run(["make", ".venv/tools", f"PYTHON={new}"], cwd=tmp_path, capture_output=True, text=True)
     made = [] if there == "fit" else ["-m venv --clear .venv"]  # by a program that only says what it would do
     assert [line for line in result.stdout.splitlines() if line.startswith("-m")] == made
-
-
-# -------------------------------------------------------------------------------------------------------- emulated CPUs
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="QEMU emulates programs of Linux")
-@pytest.mark.parametrize("version", ["7.2.22 (Debian 1:7.2)", "10.0.8", "7.1.0", "6.2.0 (Debian 1:6.2)", None])
-def test_qemu_before_avx2_is_refused(monkeypatch, tmp_path, version):
-    cpus = pytest.importorskip("cpus")
-    if version:
-        (tmp_path / "qemu-x86_64").write_text(f"#!/bin/sh\necho 'qemu-x86_64 version {version}'\n")
-        (tmp_path / "qemu-x86_64").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if version and version.startswith(("7.2", "10")):
-        cpus.check_qemu()
-    else:
-        with pytest.raises(SystemExit, match=r"qemu-x86_64 7\.2 or later is needed, .* found: "):
-            cpus.check_qemu()

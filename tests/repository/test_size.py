@@ -13,13 +13,13 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "blockcell/tensorflow": 8840,
     "onnx_export": 5750,
     "tests": 45500,
-    "tools": 4310,
-    "benchmarks": 4110,
+    "tools": 3745,
+    "benchmarks": 3970,
     "examples": 2870,
     "docs": 123,
     "": 313,
 }
-PAGES = 391_000  # bytes of Markdown
+PAGES = 375_000  # bytes of Markdown
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".js", ".css", ".html"}
 
 
