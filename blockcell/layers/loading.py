@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from .. import files
@@ -111,26 +111,6 @@ def build_leaf(description: Mapping[str, Any], weights: Mapping[str, Array]) -> 
 
 
 # --------------------------------------------------------------------------------------------------------- descriptions
-def described_sizes(leaf: Mapping[str, Any], prefix: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the sizes of cs and h of a leaf, which differ where there is a projection, from its weights' shapes."""
-    bias = next(tensor for tensor in files.weights_of(leaf) if tensor.kind == "bias")
-    hidden = shapes[prefix + bias.name][0] // int(bias.shape[:-1] or 1)
-    return {"cs": hidden, "h": shapes[f"{prefix}w_p"][1] if "proj_clip" in leaf else hidden}
-
-
-def described_output(
-    description: Mapping[str, Any], prefix: str, rows: Sequence[Any], sizes: Mapping[str, Mapping[str, int]]
-) -> list[Any]:
-    """Return the shape of y, whose rows are perhaps the last step's alone; `sizes` are those of leaves by prefix."""
-    if description["type"] == "Stack":
-        last = len(description["layers"]) - 1
-        return described_output(description["layers"][last], f"{prefix}{last}.", rows, sizes)
-    if description["type"] == "Bidirectional":
-        children = [described_output(description[d], f"{prefix}{d}.", rows, sizes) for d in ("fw", "bw")]
-        return [*rows, sum(child[-1] for child in children)]
-    return [*(rows[-1:] if "last" in description else rows), sizes[prefix]["h"]]
-
-
 def described_state(description: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Mapping[str, Any]]]:
     """Return the names of a state's parts, and the layers among these parts."""
     if description["type"] == "Stack":
