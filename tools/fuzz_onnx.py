@@ -152,22 +152,6 @@ def make_folded_model() -> ModelProto:
     return model
 
 
-def make_integer_model(lstm: LSTM) -> ModelProto:
-    """Return a DynamicQuantizeLSTM, of 8-bit integers, in place of a model of an LSTM."""
-    g = np.random.default_rng(0)
-    names = ["rnn_X", "W", "R", "B", "", "h", "c", "", "W_scale", "W_zero_point", "R_scale", "R_zero_point"]
-    node = helper.make_node("DynamicQuantizeLSTM", names, ["rnn_Y"], domain="com.microsoft", hidden_size=3)
-    model = make_model(lstm, [], ["h", "c"])
-    del model.graph.initializer[:], model.graph.node[:]
-    model.graph.node.append(node)
-    shapes = {"W": (1, 2, 12), "R": (1, 3, 12), "W_zero_point": (1, 12), "R_zero_point": (1, 12)}
-    tensors = {name: g.integers(-128, 128, shape).astype(np.int8) for name, shape in shapes.items()}
-    tensors |= {name: np.full((1, 12), 0.01, np.float32) for name in ("W_scale", "R_scale")}
-    tensors["B"] = np.zeros((1, 24), np.float32)
-    model.graph.initializer.extend([make_constant(array, name) for name, array in tensors.items()])
-    return model
-
-
 def make_model_with_learned_states(layer: Any) -> ModelProto:
     """Return a layer whose first states are constants that nodes repeat for each row."""
     nodes = [
@@ -213,7 +197,6 @@ def make_models_of_layers() -> Source:
         make_model(lstm, [], ["h", "c"]),
         make_model(lstm, zeros, ["z", "zz"]),
         make_folded_model(),
-        make_integer_model(lstm),
         make_model(Bidirectional(GRU.init(2, 3, seed=0), GRU.init(2, 3, seed=1)), zeros, ["zz"]),
         *(load_from_string(bytes(golden[f"{name}/model"])) for name in ("two lstm", "two bidirectional gru, dynamo")),
         onnx_export.export(Stack([GRU.init(2, 3, seed=0), LSTM.init(3, 2, seed=0)]), None, loop="native"),

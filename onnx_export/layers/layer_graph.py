@@ -11,6 +11,7 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, helper, inliner, numpy_helper
 
 from blockcell.activations import may_overflow
+from blockcell.convert.onnx_graph import graph_digest
 from blockcell.layers import Bidirectional, Dense, Layer, Stack
 from blockcell.layers.cell_ops import CellOp, describe_cell
 from blockcell.layers.structure import passes_dense_alone, state_sizes
@@ -93,7 +94,9 @@ class LayerGraph:
         if self.train:
             d_x = self.backward(layer, "", tape, self._zero_padding(layer, "d_y"))
             self.results["d_x"] = g.zero_padding(d_x) if self._head_reads_x else d_x
-        return self.finish(signature, {})
+        model = self.finish(signature, {})
+        model.metadata_props.add(key="blockcell.digest", value=graph_digest(model))
+        return model
 
     def finish(self, signature: Signature, metadata: Mapping[str, str]) -> ModelProto:
         """Return the model of all nodes and functions so far, with these metadata beside those of the layer."""
