@@ -9,9 +9,9 @@ from tracked import ROOT, tracked_files
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 12380,
     "blockcell": 12990,
-    "blockcell/convert": 7690,
+    "blockcell/convert": 7340,
     "blockcell/tensorflow": 8840,
-    "onnx_export": 5750,
+    "onnx_export": 5515,
     "tests": 45500,
     "tools": 4310,
     "benchmarks": 4110,
