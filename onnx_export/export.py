@@ -103,7 +103,8 @@ def export(
         Of a layer with matrices quantized to int8; "int8" unless given.
 
         - "int8": at every step rows are quantized and multiplied in integers, by standard operators that have the
-          kernels' sums. The codes are unsigned then, with 128 for zero. Needs opset 18; "native" does not take it.
+          kernels' sums. The codes are unsigned then, with 128 for zero. Needs opset 18; "native" takes it of dense
+          layers alone.
         - "float32": a small file that every runtime takes. The matrices become float32 outside the loop, by a Cast and
           a Mul, and nothing else is rounded: the model is that of ``layer.dequantize()``.
 
