@@ -164,7 +164,7 @@ def make_model_with_learned_states(layer: Any) -> ModelProto:
     model = make_model(layer, nodes, ["z", "zz"][: 1 + isinstance(layer, LSTM)])
     arrays = {"one": [1], "size": [3], "ones": [1, 1, 1], "h0": np.ones((1, 1, 3), np.float32)}
     model.graph.initializer.extend([make_constant(array, name) for name, array in arrays.items()])
-    model.graph.node[-1].attribute.extend([helper.make_attribute("clip", 9.5)] * isinstance(layer, RNN))
+    model.graph.node[-1].attribute.extend([helper.make_attribute("clip", np.inf)] * isinstance(layer, RNN))
     return model
 
 
