@@ -104,9 +104,9 @@ def demo(options: argparse.Namespace) -> int:
         from . import demo
 
         if runs_graphs:
-            from onnx_export.verification import available
+            from onnx_export.verification import list_runtimes
 
-            runtimes = available()
+            runtimes = list_runtimes()
         tell("loading the digits", 1, 1)
         result = demo.run(options.seed, tell, runtimes)
         demo.draw(result, options.output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from .. import files
@@ -102,26 +102,6 @@ def build_leaf(description: Mapping[str, Any], weights: Mapping[str, Array]) -> 
 
 
 # --------------------------------------------------------------------------------------------------------- descriptions
-def described_sizes(leaf: Mapping[str, Any], prefix: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Return the sizes of cs and h of a leaf, which differ where there is a projection, from its weights' shapes."""
-    bias = next(tensor for tensor in files.weights_of(leaf) if tensor.kind == "bias")
-    hidden = shapes[prefix + bias.name][0] // int(bias.shape[:-1] or 1)
-    return {"cs": hidden, "h": shapes[f"{prefix}w_p"][1] if "proj_clip" in leaf else hidden}
-
-
-def described_output(
-    description: Mapping[str, Any], prefix: str, rows: Sequence[Any], sizes: Mapping[str, Mapping[str, int]]
-) -> list[Any]:
-    """Return the shape of y, whose rows are perhaps the last step's alone; `sizes` are those of leaves by prefix."""
-    described = files.parts_of(description).items()
-    shapes = [described_output(part, f"{prefix}{name}.", rows, sizes) for name, part in described]
-    if description["type"] == "Stack":
-        return shapes[-1]
-    if shapes:
-        return [*rows, sum(shape[-1] for shape in shapes)]
-    return [*(rows[-1:] if "last" in description else rows), sizes[prefix]["h"]]
-
-
 def described_state(description: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Mapping[str, Any]]]:
     """Return the names of a state's parts, and the layers among these parts."""
     children = files.parts_of(description)

@@ -27,7 +27,7 @@ def _short():
 
 @pytest.fixture(scope="module")
 def result():
-    return demo.run(0, runtimes=verification.available())
+    return demo.run(0, runtimes=verification.list_runtimes())
 
 
 def networks(dtype=np.float64, hidden=5):

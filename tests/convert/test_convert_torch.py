@@ -103,8 +103,9 @@ def test_what_is_not_compared():
     assert message == f"from_torch: {reason}"
     _, message = warned(convert.from_torch, weights | {"head.weight": np.ones((2, H))})
     assert re.fullmatch(rf"from_torch: left out: head \(weight\); weights do not tell .*'relu'; {reason}", message)
+    module = types.SimpleNamespace(state_dict=torch_weights)
     for check in (None, True):
-        _, message = warned(convert.from_torch, Module(torch_weights()), check=check)
+        _, message = warned(convert.from_torch, module, check=check)
         expected_text = "because it is no PyTorch module: pass the module, or check=False"
         assert message == f"from_torch: not compared with the model, {expected_text}"
 
@@ -261,53 +262,6 @@ def test_weight_drop(form):
         with pytest.raises(ValueError, match=rf"no LSTM, .* has the prefix '{prefix}'; there are \['{inner}'\]"):
             from_torch(source, prefix=prefix)
     assert [*source] == names
-
-
-class Module:
-    """Stands for a module of PyTorch, of which the conversion reads the names and the members."""
-
-    def __init__(self, weights=None, **members):
-        self.weights, self._modules = weights, {key: m for key, m in members.items() if isinstance(m, Module)}
-        vars(self).update({key: value for key, value in members.items() if key not in self._modules})
-
-    def state_dict(self):
-        inner = {f"{key}.{name}": a for key, m in self._modules.items() for name, a in m.state_dict().items()}
-        return (self.weights or {}) | inner
-
-    def named_modules(self, prefix=""):
-        yield prefix.removesuffix("."), self
-        for key, module in self._modules.items():
-            yield from module.named_modules(f"{prefix}{key}.")
-
-
-class ZoneOutCell(Module):
-    """Named as ESPnet's."""
-
-
-LSTM_CELL = Module(torch_weights(suffix=""))
-ZONEOUTS = {
-    "ESPnet": (lambda: Module(lstm=ZoneOutCell(cell=LSTM_CELL, zoneout_rate=0.1)), "lstm.cell.", True),
-    "by the class": (lambda: ZoneOutCell(cell=LSTM_CELL, z=0.1), "cell.", True),
-    "by a member": (lambda: Module(rnn=LSTM_CELL, zoneout_prob=(0.1, 0.1)), "rnn.", True),
-    "by a module": (lambda: Module(rnn=LSTM_CELL, Zoneout=Module()), "rnn.", True),
-    "of zero": (lambda: ZoneOutCell(cell=LSTM_CELL, zoneout_rate=0.0), "cell.", False),
-    "somewhere else": (lambda: Module(rnn=LSTM_CELL, other=Module(zoneout=0.1)), "rnn.", False),
-    "by a name": (lambda: torch_weights("decoder.zoneout_lstm.", ""), "decoder.zoneout_lstm.", True),
-    "by no name": (lambda: torch_weights("decoder.", ""), "decoder.", False),
-}
-
-
-@pytest.mark.parametrize("case", ZONEOUTS)
-def test_zoneout(case):
-    make, prefix, has_zoneout = ZONEOUTS[case]
-    expected = from_torch(torch_weights())
-    for options in ({}, {"prefix": prefix}):
-        if not has_zoneout:
-            assert_same(from_torch(make(), **options), expected)
-            continue
-        layer, message = warned(from_torch, make(), **options)
-        assert_same(layer, expected)
-        assert message.startswith(f"from_torch: the zoneout around '{prefix}' is not converted. It acts in inference")
 
 
 QUANTIZED = {

@@ -11,7 +11,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "blockcell": 12150,
     "blockcell/convert": 7690,
     "blockcell/tensorflow": 8840,
-    "onnx_export": 5750,
+    "onnx_export": 5515,
     "tests": 45500,
     "tools": 3745,
     "benchmarks": 3970,
