@@ -12,7 +12,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "blockcell/convert": 7690,
     "blockcell/tensorflow": 8840,
     "onnx_export": 5750,
-    "tests": 45500,
+    "tests": 44625,
     "tools": 4310,
     "benchmarks": 4110,
     "examples": 2870,
