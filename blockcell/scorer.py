@@ -295,7 +295,8 @@ def _load_once(path: str) -> tuple[BaseLayer[Any], str]:
     """Read the layer in a file and its checksum: once for each process, unless the file is replaced."""
     status = os.stat(path)
     with _reading:
-        return _read_file(path, status.st_ino, status.st_size, status.st_mtime_ns)
+        layer_and_sum = _read_file(path, status.st_ino, status.st_size, status.st_mtime_ns)
+    return layer_and_sum  # not within, where tests let Ctrl-C strike between the reading and the end of the block
 
 
 @functools.lru_cache(maxsize=8)

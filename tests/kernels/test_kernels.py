@@ -264,19 +264,6 @@ def test_call_within_a_call(name, dtype):
     assert same(results[0], expected[1])
 
 
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if any(t.peephole for t in op.inputs)])
-def test_peepholes_unused(name):
-    args = arguments(name, sizes_of(3, 4, 5, 6), use_peephole=False)
-    expected = run(name, args)
-    for unused in (None, np.full(9, np.nan, np.float32)):
-        results = run(name, args | {"wci": unused, "wcf": unused, "wco": unused})
-        for tensor, result, reference in zip(OPS[name].outputs, results, expected, strict=True):
-            if tensor.peephole:
-                assert result.shape == (6 if unused is None else 9,) and not result.any()
-            else:
-                assert same([result], [reference])
-
-
 def test_clip_passes_nan_and_bounds_infinity():
     args = arguments("LSTMBlockCell", sizes_of(1, 3, 2, 4), use_peephole=False, cell_clip=2.0)
     args["cs_prev"][:] = np.array([[np.nan], [np.inf], [-np.inf]], np.float32)

@@ -10,7 +10,7 @@ from itertools import count, islice, pairwise
 
 import numpy as np
 import pytest
-from bits import bits, on_threads, same
+from bits import bits, same
 from cases import rng
 from fresh import printed
 from kernel_cases import DTYPES
@@ -453,20 +453,6 @@ print(running() > before, blockcell.get_num_threads())
         pytest.skip("threads cannot be counted, or there are none")
     for process, option, more in [(2, "", False), (1, ", num_threads=2", True), (2, ", num_threads=None", True)]:
         assert printed(code.format(process=process, option=option)) == f"{more} {process}"
-
-
-def test_several_threads_at_once():
-    layer = Stack([LSTM.init(5, 30, seed=1), GRU.init(30, 10, seed=2)])
-    g = rng("at once")
-    batches = [sequences(g, layer, 40) for _ in range(4)]
-    scorers = [
-        Scorer(layer, batch=batch, num_threads=threads) for batch, threads in [(8, 1), (16, 2), (3, 3), (64, None)]
-    ]
-    expected = [scorers[0](xs) for xs in batches]
-    with on_threads(2), ThreadPoolExecutor(4) as pool:
-        work = [(score, k) for score in scorers for k in range(4)] * 3
-        results = list(pool.map(lambda pair: pair[0](batches[pair[1]]), work))
-    assert all(same(result, expected[k]) for result, (_, k) in zip(results, work, strict=True))
 
 
 def test_repr(saved):
