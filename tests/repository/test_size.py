@@ -8,13 +8,13 @@ from tracked import ROOT, tracked_files
 
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 12380,
-    "blockcell": 12990,
+    "blockcell": 13110,
     "blockcell/convert": 7690,
     "blockcell/tensorflow": 8840,
     "onnx_export": 5750,
-    "tests": 45500,
+    "tests": 45580,
     "tools": 4310,
-    "benchmarks": 4110,
+    "benchmarks": 4115,
     "examples": 2870,
     "docs": 123,
     "": 313,
