@@ -38,15 +38,19 @@ class Computation:
         Whether y is [B,T,H], or [B,H] of the last step.
     zero_masked : bool
         Whether y is zero at masked steps, or what it was before.
+    begins_with_state : bool
+        Whether y is the initial h, and not zero, at masked steps before a row's first other step.
     """
 
     _numbers = itertools.count()  # one for each computation
 
     def __init__(
-        self, kind: str, options: dict[str, Any], weight_count: int, returns_sequences: bool, zero_masked: bool
-    ) -> None:
+        self, kind: str, options: dict[str, Any], weight_count: int, returns_sequences: bool, zero_masked: bool,
+        begins_with_state: bool = False,
+    ) -> None:  # fmt: skip
         self.kind, self.options, self.weight_count = kind, dict(options), weight_count
         self.returns_sequences, self.masked = returns_sequences, "zero" if zero_masked else "repeat"
+        self.begins_with_state = begins_with_state and not zero_masked
         self.state_count = len(_STATES[kind]._fields)
         self.number = next(Computation._numbers)
         if kind == "LSTM":
@@ -76,6 +80,8 @@ class Computation:
                 y, last, tape = self._train(weights).forward(x, state, **options)
         else:
             y, last = self._layer_of(weights)(x, state, **options)
+        if mask and self.begins_with_state:
+            np.copyto(y, states[0][:, None], where=~np.logical_or.accumulate(mask[0], axis=1)[:, :, None])
         return [y if self.returns_sequences else y[:, -1], *reversed(last)], tape
 
     def backward(self, tape: Tape, d_results: Sequence[Array]) -> list[Array]:
@@ -87,6 +93,9 @@ class Computation:
             d_y = whole
         layer: Any = tape.layer
         d_x, d_first, grads = layer.backward(tape, d_y, _STATES[self.kind](*reversed(d_last)))
+        if tape.counted is not None and self.begins_with_state:
+            is_before = ~np.logical_or.accumulate(tape.counted.mask.T, axis=1)
+            np.add(d_first.h, (d_y * is_before[:, :, None]).sum(axis=1), out=d_first.h)
         return [d_x, *reversed(d_first), *self._keras_grads(grads, d_x.shape[-1])[: self.weight_count]]
 
     def forward_with_token(self, inputs: Sequence[Array], training: bool) -> list[Array]:

@@ -134,6 +134,7 @@ class _InnerLoop:
             weight_count=2 + bool(layer.use_bias),
             returns_sequences=bool(layer.return_sequences),
             zero_masked=bool(layer.zero_output_for_mask),
+            begins_with_state=keras.backend.backend() in ("jax", "numpy") and not layer.unroll,
         )
 
     def __call__(

@@ -163,6 +163,24 @@ def test_a_model_that_was_trained_before_forgets_its_functions():
     assert len(calls) >= 2
 
 
+@pytest.mark.parametrize("sequences", [False, True])
+@pytest.mark.parametrize("zero", [False, True])
+def test_masked_steps_before_the_first_other_step(sequences, zero):
+    """There JAX and numpy return the initial state, and others zeros: all of a row, and its first ones."""
+    layer = keras.layers.GRU(5, return_sequences=sequences, return_state=True, zero_output_for_mask=zero)
+    mask = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 1, 0], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], bool)
+    h = np.random.default_rng(3).standard_normal((4, 5)).astype(np.float32)
+
+    def results():
+        tensors = layer(X, initial_state=[keras.ops.convert_to_tensor(h)], mask=keras.ops.convert_to_tensor(mask))
+        return [np.array(keras.ops.convert_to_numpy(tensor)) for tensor in tensors]
+
+    expected = results()
+    replace(layer)
+    for result, of_keras in zip(results(), expected, strict=True):
+        np.testing.assert_allclose(result, of_keras, rtol=0, atol=1e-6)
+
+
 def test_a_model_in_a_model():
     inner = small_model(keras.layers.LSTM(5, name="inner_lstm"))
     model = keras.Sequential([keras.Input((6, 3)), keras.layers.TimeDistributed(keras.layers.Dense(3)), inner])
