@@ -52,7 +52,8 @@ def draw_layer(rng: np.random.Generator, sequences: bool, is_stateful: bool) -> 
     if is_stateful or rng.random() > 0.3:
         return layer
     merge = [None, "concat", "sum", "ave", "mul"][rng.integers(1, 5)]
-    layer = getattr(keras.layers, kind)(units, **options | {"go_backwards": False})
+    unrolls = options["unroll"] and keras.backend.backend() != "torch"  # one of both runs backwards
+    layer = getattr(keras.layers, kind)(units, **options | {"go_backwards": False, "unroll": unrolls})
     return keras.layers.Bidirectional(layer, merge_mode=merge)
 
 
