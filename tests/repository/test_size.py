@@ -8,11 +8,11 @@ from tracked import ROOT, tracked_files
 
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
     "pyx": 12380,
-    "blockcell": 13110,
+    "blockcell": 13120,
     "blockcell/convert": 7690,
     "blockcell/tensorflow": 8840,
     "onnx_export": 5750,
-    "tests": 45580,
+    "tests": 45600,
     "tools": 4310,
     "benchmarks": 4115,
     "examples": 2870,
