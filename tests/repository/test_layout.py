@@ -128,7 +128,7 @@ def test_blockcell_needs_numpy_alone(source):
         torchrl = {"tensordict", "torchrl"} if _name(source) == "blockcell.torch.torchrl" else set()
         assert needed <= {"blockcell", "numpy", "torch"} | torchrl
     elif f"{_name(source)}.".startswith("blockcell.keras."):
-        backends = {"by_jax": {"jax"}, "by_tf": {"tensorflow"}, "by_torch": {"torch"}}
+        backends = {"by_jax": {"jax"}, "xla_calls": {"jax"}, "by_tf": {"tensorflow"}, "by_torch": {"torch"}}
         assert needed <= {"blockcell", "keras", "numpy"} | backends.get(source.stem, set())
     elif _name(source) == "blockcell.convert.onnx_run":
         assert needed <= {"blockcell", "numpy", "onnx", "onnxruntime"}
