@@ -1,4 +1,4 @@
-"""The compiled kernels of one CPU level, picked at import.
+"""The compiled kernels of one CPU level, picked at import: `bind` gives an op its own, `plan_layer` those of a layer.
 
 Each kernel source is compiled for several levels of CPU: ``base``, ``v3`` and ``v4``, the x86-64 levels of the psABI
 (plain x86-64, AVX2, AVX-512), or ``base`` alone on other machines.  The highest level that was built and that this CPU
@@ -8,20 +8,25 @@ runs is taken, or the one that the environment variable BLOCKCELL_LEVEL names.
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _cpu, _integer, _ops, _threads
+from ._args import OpRunner
 from ._version import __version__
 from .activations import Numbers, numbers
+from .argument_reader import ArgumentReader
 from .installing import not_built
-from .optable import REALS, STORAGE
+from .op_arguments import Converter
+from .optable import DTYPES, REALS, STORAGE, Op
 
+compiled_ops: Any = _ops  # has no stub
 ENGINE = "_engine"
 """The module of a CPU level, compiled for each of REALS: ``_engine_float_v3``, for example."""
 # What gcc's and LLVM's OpenMP runtimes read when they are loaded: how long idle threads spin, in iterations and in
@@ -30,7 +35,7 @@ BRIEFLY = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 
 
 class PlannedKernel(NamedTuple):
-    """A kernel of a CPU level, and how it runs: what functions of `OP_PLANNERS` and `LAYERS` return."""
+    """A kernel of a CPU level, and how it runs: what `plan_kernel` of `bind` returns, and `plan_layer`."""
 
     kernel: object
     """A capsule with the address of the function."""
@@ -62,8 +67,8 @@ class LSTMOptions(NamedTuple):
     recurrent_activation: Numbers = numbers("sigmoid")
 
 
-OpFunctions = dict[str, tuple[Callable[..., int], ...]]
-Planners = dict[str, Callable[..., tuple[object, bytes, int, int, int]]]
+Engines = tuple[Any, ...]
+"""The modules of a CPU level that compute each of DTYPES; float32 and float16 have one."""
 
 
 def _keep_freed_memory() -> None:
@@ -119,32 +124,9 @@ def briefly_awake() -> Iterator[None]:
             del os.environ[name]
 
 
-def load(level: str) -> tuple[OpFunctions, Planners, Planners]:
-    """Return the functions of ops, and what plans the kernels of a CPU level, each as a `PlannedKernel`.
-
-    Returns
-    -------
-    functions : dict of str to tuple
-        The functions of ops by name, each for every one of DTYPES.  They take validated, C-contiguous arrays and write
-        results into some of them.  They return how many nanoseconds several threads have cost, for `_team`.
-    op_planners : dict of str to callable
-        For each of these, a function of T, B, I, H, the number of the dtype, how many threads there may be, and a dict
-        of the op's options.
-    layers : dict of str to callable
-        For each kind of layer, the function that plans its kernels: `plan_kernel` in ``pyx/passes/layer.pxd``.
-    """
-    ops: Any = _ops  # has no stub
-    engines = [_engine(name, level) for name in REALS.values()]
-    are_half = [dtype == np.float16 for dtype in REALS]
-    planners = [partial(engine.plan_cell, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
-    dense_planners = [partial(engine.plan_dense, is_half) for engine, is_half in zip(engines, are_half, strict=True)]
-    functions: OpFunctions = {}
-    op_planners: Planners = {}
-    for name, (function, kind, task) in ops.FUNCTIONS.items():
-        functions[name] = tuple(getattr(ops, function)[storage] for storage in STORAGE.values())
-        op_planners[name] = partial(_plan_op, planners, ops.CELLS[kind], kind, task)
-    layers: Planners = {kind: partial(_plan_cell, planners, cell) for kind, cell in ops.CELLS.items()}
-    return functions, op_planners, layers | {"dense": partial(_plan_dense, dense_planners)}
+def load(level: str) -> Engines:
+    """Import the engines of a CPU level."""
+    return tuple(_engine(name, level) for name in REALS.values())
 
 
 def _module_name(real: str, level: str) -> str:
@@ -162,29 +144,50 @@ def _engine(real: str, level: str) -> Any:
     return engine
 
 
-def _plan_op(planners: list[Any], cell: Callable[..., bytes], kind: str, task: str, *arguments: Any) -> Any:
-    """Plan the kernel of an op; `cell` returns the bytes of its cell by its options, in their order."""
-    *sizes, number, threads, options = arguments
-    default_activations = numbers("tanh"), numbers("sigmoid")
-    values = LSTMOptions(**options) if kind == "lstm" else tuple(options.values()) or default_activations
-    return planners[number](cell(*values), task, tuple(sizes), threads, 0, False, False)
+def bind(op: Op, engines: Engines | None = None) -> OpRunner:
+    """Return a runner of the op, whose kernels, one for each of DTYPES, are of `engines`: those in use unless given."""
+    engines = engines or ENGINES
+    function, kind, task = compiled_ops.FUNCTIONS[op.kernel]
+    functions = tuple(getattr(compiled_ops, function)[storage] for storage in STORAGE.values())
+    cell = compiled_ops.CELLS[kind]
+
+    def plan_kernel(sizes: tuple[int, ...], number: int, threads: int, options: dict[str, Any]) -> Any:
+        cell_bytes = cell(*LSTMOptions(**options)) if kind == "lstm" else cell(**options)
+        is_half = DTYPES[number] == np.float16
+        return engines[number].plan_cell(is_half, cell_bytes, task, sizes, threads, 0, False, False)
+
+    reader = ArgumentReader(op.name)
+    return OpRunner(op, functions, plan_kernel, parameter_positions(op, functions[0]), reader, Converter(op, reader))
 
 
-def _plan_cell(
-    planners: list[Any], cell: Callable[..., bytes], task: str, sizes: tuple[int, ...], threads: int, number: int,
-    format: int, transposed: bool, options: tuple[Any, ...],
+def parameter_positions(op: Op, function: Callable[..., int]) -> dict[str, int]:
+    """Return the position of each of the function's parameters by name; the names must be those of the op's row."""
+    names = [tensor.parameter for tensor in op.inputs if tensor.read] + [tensor.parameter for tensor in op.outputs]
+    names += [name for name, value in op.constants if value is None] + ["scratch", "kernel", "plan", "ready"]
+    parameters = list(inspect.signature(function).parameters)
+    unknown, missing = Counter(parameters) - Counter(names), Counter(names) - Counter(parameters)
+    if unknown or missing:
+        wrong = [f"takes {name}, which it is not given" for name in unknown]
+        wrong += [f"does not take {name}, which it is given" for name in missing]
+        raise TypeError(f"{op.name}: its kernel {op.kernel} {'; '.join(wrong)}")
+    return {name: position for position, name in enumerate(parameters)}
+
+
+def plan_layer(
+    kind: str, task: str, sizes: tuple[int, ...], threads: int, number: int, format: int, transposed: bool,
+    options: tuple[Any, ...],
 ) -> Any:  # fmt: skip
-    """Plan a kernel of an LSTM, GRU or RNN layer, which packs its weights unless they are `transposed`; `cell` returns
-    the bytes of its cell by its options."""
-    return planners[number](cell(*options), task, sizes, threads, format, transposed, not transposed)
+    """Plan a kernel of a layer: `plan_kernel` in ``pyx/passes/layer.pxd``, `plan_dense` in ``pyx/cells/dense.pxd``.
 
-
-def _plan_dense(
-    planners: list[Any], task: str, sizes: tuple[int, ...], threads: int, number: int, format: int, transposed: bool,
-    options: tuple[int],
-) -> Any:  # fmt: skip
-    """Plan a kernel of a `Dense`, whose weights are never `transposed`; its option is the activation."""
-    return planners[number](options[0], task, sizes, threads, format)
+    `kind` is "dense", or one of ``CELLS`` in ``pyx/_ops.pyx``, whose function takes the layer's `options`. `number` is
+    that of the dtype. Weights are packed unless they are `transposed`, which those of a dense layer never are; its
+    option is the activation.
+    """
+    engine, is_half = ENGINES[number], DTYPES[number] == np.float16
+    if kind == "dense":
+        return engine.plan_dense(is_half, *options, task, sizes, threads, format)
+    cell = compiled_ops.CELLS[kind](*options)
+    return engine.plan_cell(is_half, cell, task, sizes, threads, format, transposed, not transposed)
 
 
 def _cpu_name() -> str:
@@ -229,9 +232,6 @@ def build_info() -> dict[str, Any]:
 _keep_freed_memory()
 LEVEL = _pick_level(os.environ.get("BLOCKCELL_LEVEL"))
 with briefly_awake():
-    OP_FUNCTIONS: OpFunctions
-    OP_PLANNERS: Planners
-    LAYERS: Planners
-    OP_FUNCTIONS, OP_PLANNERS, LAYERS = load(LEVEL)
-TAPE_ARRAYS: dict[str, int] = _engine("float", LEVEL).TAPE_ARRAYS
+    ENGINES = load(LEVEL)
+TAPE_ARRAYS: dict[str, int] = ENGINES[0].TAPE_ARRAYS
 """How many arrays [T,B,H] the tape of each kind of cell has beside h."""

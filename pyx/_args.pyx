@@ -105,6 +105,21 @@ cdef tuple TYPED_VIEWS = tuple([typed_view[name] for name in STORAGE.values()])
 cdef tuple EMPTY_FOR_VIEWS = tuple([array.view(numpy.uint16) if array.itemsize == 2 else array for array in EMPTY])
 
 
+cdef bint same_numbers(tuple values, tuple others) except -1:
+    """Return whether attributes of an op are the same, bit by bit: 0.0 is not -0.0."""
+    cdef double number, other
+    cdef Py_ssize_t k
+    for k in range(len(values)):
+        if isinstance(values[k], tuple):  # an activation
+            if not same_numbers(values[k], others[k]):
+                return False
+        else:
+            number, other = values[k], others[k]
+            if memcmp(&number, &other, sizeof(double)) != 0:
+                return False
+    return True
+
+
 cdef void point_view(memoryview view, char *data, npy_intp nbytes, int ndim, npy_intp *shape) noexcept:
     """Point a memoryview at contiguous memory that it does not own.
 
@@ -132,9 +147,7 @@ cdef class OpArguments:
     cdef npy_intp scratch_size  # and its plan: bytes of scratch,
     cdef int planned_threads  # and the threads that are of use
 
-    def __init__(
-        self, function, int dtype_number, int count, list view_positions, int ready_position
-    ):
+    def __init__(self, function, int dtype_number, int count, list view_positions, int ready_position):
         cdef unsigned char[::1] scratch = numpy.empty(0, numpy.uint8)
         self.function, self.ready_position = function, ready_position
         self.values, self.views = [None] * count, []
@@ -186,7 +199,7 @@ cdef class OpRunner:
     functions : tuple of callable
         A function of _ops.pyx for each dtype.
     plan_kernel : callable
-        Returns for T, B, I, H, the number of the dtype, threads and a dict of options a PlannedKernel
+        Returns for (T, B, I, H), the number of the dtype, threads and a dict of options a PlannedKernel
         (blockcell/_kernels.py).
     positions : dict of str to int
         The position of each of the functions' parameters by name.
@@ -365,11 +378,11 @@ cdef class OpRunner:
         cdef npy_intp[LETTERS + 1] plan_sizes = [sizes[0], sizes[1], sizes[2], sizes[3], threads]
         if (
             memcmp(plan_sizes, arguments.planned_sizes, sizeof(plan_sizes)) != 0
-            or attributes != arguments.planned_attributes
+            or not same_numbers(attributes, arguments.planned_attributes)
         ):
             options = self.constant_options | dict(zip(self.attribute_names, attributes))
             kernel, plan, arguments.scratch_size, arguments.planned_threads, _ = self.plan_kernel(
-                sizes[0], sizes[1], sizes[2], sizes[3], dtype_number, threads, options
+                (sizes[0], sizes[1], sizes[2], sizes[3]), dtype_number, threads, options
             )
             arguments.values[self.kernel_position], arguments.values[self.plan_position] = kernel, plan
             arguments.planned_attributes = attributes

@@ -12,7 +12,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 
 from functools import partial
 
-from cells.types cimport GRU, GRU_RESET_AFTER, LSTM, RNN, SIGMOID, Cell, cell_of
+from cells.types cimport GRU, GRU_RESET_AFTER, LSTM, RNN, SIGMOID, TANH, Cell, cell_of
 from passes.arrays cimport Kernel, Pass, clear_pass
 from passes.indices cimport (
     BIAS, BIAS_C, BIAS_HC, BIAS_RU, CS_GRAD, CS_PREV, D_C_BAR, D_R_BAR_U_BAR, DICFO, H_GRAD, H_PREV, OUT_C, OUT_CI,
@@ -47,7 +47,7 @@ def lstm_cell(P, coupled, use_peephole, ifco, forget_bias, cell_clip, proj_clip,
     return (<const char *> &c)[:sizeof(Cell)]
 
 
-def gru_or_rnn_cell(int kind, activation, recurrent_activation=(SIGMOID, 0, 0)):
+def gru_or_rnn_cell(int kind, activation=(TANH, 0, 0), recurrent_activation=(SIGMOID, 0, 0)):
     """Return the cell of a GRU, of either kind, or of a plain RNN, which has one activation, as bytes."""
     cdef Cell c = cell_of(kind, activation, recurrent_activation)
     return (<const char *> &c)[:sizeof(Cell)]

@@ -16,7 +16,7 @@ from product.lines cimport LF, Array, L, at, clear, lines_in, noinline_void, set
 from product.real cimport real
 from schedule.cost cimport grid_of, parts_of, use_threads
 from schedule.plan cimport BACKWARD_REGIONS, D, PEEPHOLES, Backward
-from schedule.team cimport Team, adopt_rounding, barrier, measured_cost, part_start, start_team
+from schedule.team cimport Team, barrier, join_team, measured_cost, part_start, start_team
 from schedule.workspace cimport Region, guard_zones, lay_out, region, release_zones
 
 cdef enum:
@@ -55,7 +55,7 @@ cdef inline long long compute_dicfo(const Backward *p, real *d) noexcept nogil:
         return 0
     start_team(&team, parts, 1)
     with nogil, parallel(num_threads=parts):
-        adopt_rounding(&team)
+        join_team(&team)
         for part in prange(parts, schedule="static"):
             store_dicfo_rows(p, d, part, parts)
         if p.c.peephole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from functools import cache, wraps
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from cases import arguments, golden
 from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, compare_with_tensorflow, run, sizes_of
 
 from blockcell import _kernels
-from blockcell._bind import bind
+from blockcell._args import OpRunner
+from blockcell._kernels import bind
+from blockcell.argument_reader import ArgumentReader
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.optable import OPS, Attribute, Tensor, _inputs
+from blockcell.op_arguments import Converter
+from blockcell.optable import OPS, STORAGE, Attribute, Tensor
 
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
 CELL_OF = {"BlockLSTM": "LSTMBlockCell", "block_gru": "GRUBlockCell"}
@@ -138,7 +142,7 @@ def test_caches(name, dtype, level):
         expected = run(name, args, level, num_threads=1)
         for caches in CACHES[1:]:
             with with_machine(caches=caches):
-                call = bind(OPS[name], *_kernels.load(level)[:2]).run
+                call = bind(OPS[name], _kernels.load(level)).run
                 for threads in (1, 2):
                     results = run(name, args, num_threads=threads, call=call)
                     assert same(results, expected), (sizes, caches, threads)
@@ -222,8 +226,8 @@ def test_past_seq_len_max(name):
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_scratch_is_enough(name, steps):
     """A kernel writes nothing behind the scratch that it asks for, whatever seq_len_max is."""
-    op, (functions, planners, _) = OPS[name], _kernels.load(_kernels.LEVEL)
-    function, guard = functions[op.kernel][0], 1 << 20
+    op, guard = OPS[name], 1 << 20
+    function = functions_of(op)["float"]
     k = [*inspect.signature(function).parameters].index("scratch")
 
     @wraps(function)
@@ -235,7 +239,7 @@ def test_scratch_is_enough(name, steps):
 
     for caches, grid in [*((caches, GRIDS[0]) for caches in CACHES), *((CACHES[0], grid) for grid in GRIDS[1:])]:
         with with_machine(caches=caches, groups=grid[0], members=grid[1]):
-            call = bind(op, {op.kernel: (guarded,) * 3}, planners).run
+            call = bind_to(op, dict.fromkeys(STORAGE.values(), guarded)).run
             for sizes in [(5, 1, 1, 1), (5, 2, 3, 4), (5, 3, 70, 20), (5, 70, 5, 200)]:
                 args = arguments(name, sizes_of(*sizes), seq_len_max=steps)
                 for threads in (1, 2, 3):
@@ -246,32 +250,21 @@ def test_scratch_is_enough(name, steps):
 @pytest.mark.parametrize("name", OPS)
 def test_call_within_a_call(name, dtype):
     """As of a finalizer, or of another thread where there is no GIL: neither sees the other's arrays."""
-    op, (functions, planners, _) = OPS[name], _kernels.load(_kernels.LEVEL)
     outer, inner = (arguments(name, sizes_of(*sizes), dtype=DTYPES[dtype]) for sizes in [(3, 2, 4, 5), (2, 3, 20, 33)])
     expected, results = [run(name, outer), run(name, inner)], []
 
-    def plan_kernel(*sizes):  # is asked between the arrays and the kernel
-        if not results:
-            results.append(None)
-            results[0] = run(name, inner, call=call)
-        return planners[op.kernel](*sizes)
+    def asking(engine):
+        def plan_cell(*options):  # is asked between the arrays and the kernel
+            if not results:
+                results.append(None)
+                results[0] = run(name, inner, call=call)
+            return engine.plan_cell(*options)
 
-    call = bind(op, functions, {op.kernel: plan_kernel}).run
+        return SimpleNamespace(plan_cell=plan_cell)
+
+    call = bind(OPS[name], tuple(map(asking, _kernels.ENGINES))).run
     assert same(run(name, outer, call=call), expected[0])
     assert same(results[0], expected[1])
-
-
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if any(t.peephole for t in op.inputs)])
-def test_peepholes_unused(name):
-    args = arguments(name, sizes_of(3, 4, 5, 6), use_peephole=False)
-    expected = run(name, args)
-    for unused in (None, np.full(9, np.nan, np.float32)):
-        results = run(name, args | {"wci": unused, "wcf": unused, "wco": unused})
-        for tensor, result, reference in zip(OPS[name].outputs, results, expected, strict=True):
-            if tensor.peephole:
-                assert result.shape == (6 if unused is None else 9,) and not result.any()
-            else:
-                assert same([result], [reference])
 
 
 def test_clip_passes_nan_and_bounds_infinity():
@@ -283,6 +276,19 @@ def test_clip_passes_nan_and_bounds_infinity():
 
 
 # --------------------------------------------------------------------------------------------- parameters, options
+def functions_of(op):
+    """The functions of an op, by the numbers that they take."""
+    function, _, _ = _kernels.compiled_ops.FUNCTIONS[op.kernel]
+    return {storage: getattr(_kernels.compiled_ops, function)[storage] for storage in STORAGE.values()}
+
+
+def bind_to(op, functions, engines=None):
+    """A runner of an op with other functions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_kernels.compiled_ops, _kernels.compiled_ops.FUNCTIONS[op.kernel][0], functions)
+        return bind(op, engines)
+
+
 def with_parameters(names, function):
     """A function that takes these parameters, in this order, and hands them to `function` by name."""
 
@@ -297,13 +303,13 @@ def with_parameters(names, function):
 @pytest.mark.parametrize("name", OPS)
 def test_the_order_of_parameters_is_the_kernels_own(name, dtype):
     """Tensors exchanged there arrive all the same."""
-    op, (functions, planners, _) = OPS[name], _kernels.load(_kernels.LEVEL)
+    op, functions = OPS[name], functions_of(OPS[name])
     args = arguments(name, sizes_of(4, 3, 6, 5), dtype=DTYPES[dtype], seq_len_max=3, cell_clip=0.75, forget_bias=0.5)
     expected = run(name, args)
-    names = [*inspect.signature(functions[op.kernel][0]).parameters]
+    names = [*inspect.signature(functions["float"]).parameters]
     for order in (names[::-1], names[1::2] + names[::2], sorted(names)):
-        moved = tuple(with_parameters(order, function) for function in functions[op.kernel])
-        assert same(run(name, args, call=bind(op, {op.kernel: moved}, planners).run), expected)
+        moved = {storage: with_parameters(order, function) for storage, function in functions.items()}
+        assert same(run(name, args, call=bind_to(op, moved).run), expected)
 
 
 CELL = OPS["LSTMBlockCell"]
@@ -331,7 +337,9 @@ def bind_more(names, function, planned=None):
         planned.append(arguments)
         return "kernel", b"plan", 64, 1, 1
 
-    return bind(MORE, {MORE.kernel: (with_parameters(names, function),) * 3}, {MORE.kernel: plan_kernel})
+    function, reader = with_parameters(names, function), ArgumentReader(MORE.name)
+    positions = _kernels.parameter_positions(MORE, function)
+    return OpRunner(MORE, (function,) * 3, plan_kernel, positions, reader, Converter(MORE, reader))
 
 
 def test_what_is_new_in_the_table_reaches_the_kernel():
@@ -356,17 +364,32 @@ def test_what_is_new_in_the_table_reaches_the_kernel():
     values = {name: value for name, value in read_arguments.items() if not isinstance(value, np.ndarray)}
     assert values == {"trace": None, "kernel": "kernel", "plan": b"plan", "ready": 1}
     expected = {"zoneout": 0.5, "forget_bias": 1.25, "cell_clip": 2.5, "use_peephole": True, "coupled": True}
-    assert planned == [(1, 3, 2, 5, 0, 1, expected | {"phase": 7.0})]
+    assert planned == [((1, 3, 2, 5), 0, 1, expected | {"phase": 7.0})]
     run_more(inputs, None, 1, (0.5, 1.25, 2.5, True, True))
     assert len(planned) == 1, "the last plan was for this"
     run_more(inputs, None, 1, (0.5, 1.5, 2.5, True, True))
-    assert planned[1:] == [(1, 3, 2, 5, 0, 1, expected | {"phase": 7.0, "forget_bias": 1.5})]
+    assert planned[1:] == [((1, 3, 2, 5), 0, 1, expected | {"phase": 7.0, "forget_bias": 1.5})]
+    for clip in (0.0, -0.0, -0.0):
+        run_more(inputs, None, 1, (0.5, 1.5, clip, True, True))
+    assert len(planned) == 4, "0.0 is not -0.0"
     with pytest.raises(TypeError, match=r"^LSTMBlockCell: zoneout is 'no'; expected a real number"):
         run_more(inputs, None, 1, ("no", 1.0, 3.0, False, False))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_of_options_have_signs(dtype):
+    """A plan for 0.0 is not one for -0.0: 0.0 * z - 0.0 is -0.0 where z < 0, and -0.0 * z - 0.0 where z > 0."""
+    args = arguments("block_rnn", sizes_of(3, 4, 6, 5), dtype=DTYPES[dtype])
+    negative = [
+        np.signbit(run("block_rnn", args | {"activation": ("hard_sigmoid", scale, -0.0)}).h) for scale in (0.0, -0.0, 0.0)
+    ]
+    assert 0 < negative[0].mean() < 1
+    np.testing.assert_array_equal(negative[0], ~negative[1])
+    np.testing.assert_array_equal(negative[0], negative[2])
+
+
 def test_weights_are_told_by_their_kind():
-    """Whatever they, and other inputs, are called; there is no tensor of an unknown kind."""
+    """Whatever they, and other inputs, are called."""
     others = [Tensor("beta", "B H", "state"), Tensor("weight", "B H", "saved"), Tensor("bar_grad", "B H", "gradient")]
     op = dataclasses.replace(CELL, inputs=(*MORE_WEIGHTS, *others, *CELL.inputs))
     assert op.weights == (*MORE_WEIGHTS, *CELL.weights)
@@ -375,8 +398,6 @@ def test_weights_are_told_by_their_kind():
         assert {tensor.kind for tensor in op.outputs} <= {"output", "peephole"}
     with pytest.raises(TypeError, match="kind"):
         Tensor("w", "I+H 4H")
-    with pytest.raises(AssertionError):
-        _inputs(matrices="w[I+H 4H]")
 
 
 @pytest.mark.parametrize("name", MORE_NAMES)
