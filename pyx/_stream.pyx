@@ -21,7 +21,7 @@ from blockcell.argument_reader import ArgumentReader
 
 from blockcell._layers cimport KernelPlan, is_shaped, longest_length, packed_address, plan_for
 from numpy_arrays cimport is_plain, overlap
-from passes.arrays cimport STATES, Pass, clear_pass
+from passes.arrays cimport Pass
 from passes.indices cimport H_LAST, H_PREV, OUT_H, X
 
 import_array()
@@ -76,8 +76,7 @@ cdef class Stream:
     cdef char *packed  # the address of the packed weights
     cdef int format  # how the matrices of weights are quantized
     cdef list states, next_states  # arrays [B,H] or [B,P]: the current ones, and those that a step writes
-    cdef void *state_data[STATES]  # the addresses of their numbers, that of h first; NULL where there is no state
-    cdef void *next_state_data[STATES]
+    cdef Pass call  # of the kernel, for the claimer; what `compute` does not set is NULL
     cdef object row_numbers  # intp [B], once a call has named rows: the numbers of these rows
     cdef object is_named  # uint8 [B], then: scratch of `set_row_numbers`, zero between calls
     cdef Py_ssize_t input_size, output_size
@@ -96,7 +95,7 @@ cdef class Stream:
         self.type_number = self.dtype.num
         self.scratch, self.scratch_size, self.plans = None, 0, [None] * PLANS
         self.states, self.next_states = self.zero_states(batch), self.zero_states(batch)
-        self.set_addresses()
+        self.call.has_layouts = True
         self.refresh()
 
     cdef list zero_states(self, Py_ssize_t batch):
@@ -106,18 +105,6 @@ cdef class Stream:
             array = numpy.zeros((batch, size), self.dtype)
             arrays.append(array)
         return arrays
-
-    cdef void set_addresses(self) noexcept:
-        """Note the addresses of the states."""
-        cdef Py_ssize_t k, count = len(self.states)
-        for k in range(count):
-            self.state_data[count - 1 - k] = PyArray_BYTES(<ndarray> self.states[k])
-            self.next_state_data[count - 1 - k] = PyArray_BYTES(<ndarray> self.next_states[k])
-
-    cdef void swap_states(self) noexcept:
-        """Make the next states the current ones, after a step of all rows."""
-        self.states, self.next_states = self.next_states, self.states
-        self.set_addresses()
 
     # ------------------------------------------------------------------------------------------------------------ steps
     def step(self, x, out=None, *, rows=None):
@@ -212,13 +199,13 @@ cdef class Stream:
         step_mask : ndarray (T, n) of uint8 or None
         in_place : bool
             Whether the initial states are the first n rows of the next states, too; otherwise they are the current
-            states, and `swap_states` has to follow.  In place is possible as a kernel reads all states before it writes
-            any.
+            states, which the next ones have to replace.  In place is possible as a kernel reads all states before it
+            writes any.
         """
         cdef KernelPlan last_plan, plan
-        cdef Pass a
-        cdef void **initial = self.next_state_data
-        cdef Py_ssize_t index = (n + 7 * T) % PLANS
+        cdef Pass *a = &self.call
+        cdef list initial = self.next_states if in_place else self.states
+        cdef Py_ssize_t index = (n + 7 * T) % PLANS, last = len(initial) - 1, k
         if self.output_size == 0:
             return
         last_plan = <KernelPlan> self.plans[index]
@@ -228,18 +215,14 @@ cdef class Stream:
         if plan.size > self.scratch_size:
             self.scratch = numpy.empty(plan.size, numpy.uint8)
             self.scratch_size = plan.size
-        clear_pass(&a)
-        a.inputs[X], a.outputs[OUT_H] = PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y)
-        a.packed, a.has_layouts = self.packed, True
-        if step_mask is not None:
-            a.step_mask = <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
-        if not in_place:
-            initial = self.state_data
-        memcpy(&a.inputs[H_PREV], initial, STATES * sizeof(void *))
-        memcpy(&a.outputs[H_LAST], self.next_state_data, STATES * sizeof(void *))
+        a.inputs[X], a.outputs[OUT_H], a.packed = PyArray_BYTES(<ndarray> x), PyArray_BYTES(<ndarray> y), self.packed
+        a.step_mask = NULL if step_mask is None else <const unsigned char *> PyArray_BYTES(<ndarray> step_mask)
+        for k in range(last + 1):  # the kernels have h first
+            a.inputs[H_PREV + last - k] = PyArray_BYTES(<ndarray> initial[k])
+            a.outputs[H_LAST + last - k] = PyArray_BYTES(<ndarray> self.next_states[k])
         a.x_layout.step, a.x_layout.row = n * self.input_size, self.input_size
         a.y_layout.step, a.y_layout.row = n * self.output_size, self.output_size
-        plan.execute(PyArray_BYTES(<ndarray> self.scratch), &a)
+        plan.execute(PyArray_BYTES(<ndarray> self.scratch), a)
 
     # ---------------------------------------------------------------------------------------------- states and weights
     @property
@@ -540,7 +523,8 @@ def advance(tuple streams, tuple between, x, out, int rank, rows, lengths, /):
                 copy_named_rows(streams, numbers, n, True)
             else:
                 for k in range(top + 1):
-                    (<Stream> streams[k]).swap_states()
+                    stream = streams[k]
+                    stream.states, stream.next_states = stream.next_states, stream.states
             (<Stream> streams[0])._advances += 1
         if step_count < T:
             written = PyArray_NBYTES(<ndarray> out) // T * step_count
@@ -641,7 +625,6 @@ def grow(tuple streams, Py_ssize_t batch):
             stream = streams[k]
             stream.states, stream.next_states = grown[k]
             stream.batch, stream.row_numbers = batch, None
-            stream.set_addresses()
     finally:
         release(streams, len(streams))
 

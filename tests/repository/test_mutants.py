@@ -432,7 +432,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "rows of a stream: from the states of the first rows": (
         "_stream.pyx",
-        {"initial = self.next_state_data": "initial = self.state_data"},
+        {"initial = self.next_states if": "initial = self.states if"},
     ),
     "rows of a stream: given twice": ("_stream.pyx", {" or is_named[row]:": ":"}),
     "integers: pairs of wide codes": ("product/integer.h", {"unpacklo_epi32(even, odd)": "unpacklo_epi32(odd, even)"}),
