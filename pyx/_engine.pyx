@@ -10,7 +10,7 @@ cimport cells.dense as dense
 from cells.gru cimport gru_traits
 from cells.gru_reset_after cimport gru_reset_after_traits
 from cells.lstm cimport lstm_traits
-from cells.lstm_cell_grad cimport plan_cell_grad
+from cells.lstm_cell_grad cimport plan_dicfo
 from cells.rnn cimport rnn_traits
 from cells.types cimport CELL_KINDS, GRU, GRU_RESET_AFTER, LSTM, RNN, Cell, CellTraits, use_traits
 from passes.layer cimport plan_kernel
@@ -42,7 +42,7 @@ def plan_cell(bint is_half, bytes cell, task, tuple sizes, int threads, int form
     c.is_half, c.format, c.transposed = is_half, format, transposed
     use_traits(&c, &traits[c.kind])
     if task == "cell_grad":
-        return plan_cell_grad(&c, sizes, threads)
+        return plan_dicfo(&c, sizes, threads)
     return plan_kernel(&c, task, sizes, threads, is_packed)
 
 

@@ -83,7 +83,7 @@ cdef inline long long dicfo_pass(const void *plan, int ready, void *scratch, con
     return nanoseconds
 
 
-cdef inline tuple plan_cell_grad(const Cell *c, tuple sizes, int threads):
+cdef inline tuple plan_dicfo(const Cell *c, tuple sizes, int threads):
     """Plan `LSTMBlockCellGrad` on at most so many threads, which share the rows.  Rows of d are rows of dicfo; float16
     has d in scratch memory.
 
