@@ -107,15 +107,15 @@ cdef tuple EMPTY_FOR_VIEWS = tuple([array.view(numpy.uint16) if array.itemsize =
 
 cdef bint same_numbers(tuple values, tuple others) except -1:
     """Return whether attributes of an op are the same, bit by bit: 0.0 is not -0.0."""
-    cdef double number, other
+    cdef double value, other
     cdef Py_ssize_t k
     for k in range(len(values)):
         if isinstance(values[k], tuple):  # an activation
             if not same_numbers(values[k], others[k]):
                 return False
         else:
-            number, other = values[k], others[k]
-            if memcmp(&number, &other, sizeof(double)) != 0:
+            value, other = values[k], others[k]
+            if memcmp(&value, &other, sizeof(double)) != 0:
                 return False
     return True
 

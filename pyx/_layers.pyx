@@ -255,16 +255,10 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
 
 
 cdef ndarray copy_reset_rows(ndarray rows, ndarray reset):
-    """Return a copy of `rows` [T,B,n] that has values only where `reset` [T,B] is true, and zeros elsewhere."""
-    cdef Py_ssize_t t, b, T = PyArray_DIMS(reset)[0], B = PyArray_DIMS(reset)[1]
-    cdef Py_ssize_t size = PyArray_DIMS(rows)[2] * PyArray_ITEMSIZE(rows)
-    cdef const char *resets = PyArray_BYTES(reset)
-    cdef ndarray copy = numpy.zeros((T, B, PyArray_DIMS(rows)[2]), rows.dtype)
-    for t in range(T):
-        for b in range(B):
-            if resets[t * B + b]:
-                memcpy(PyArray_BYTES(copy) + (t * B + b) * size,
-                       PyArray_BYTES(rows) + t * PyArray_STRIDES(rows)[0] + b * PyArray_STRIDES(rows)[1], size)
+    """Return a copy of `rows` [T,B,n], or of the first ones of more steps, that has values only where `reset` [T,B] is
+    true, and zeros elsewhere."""
+    copy = numpy.zeros((*reset.shape, rows.shape[2]), rows.dtype)
+    copy[reset] = rows[: len(reset)][reset]
     return copy
 
 
@@ -313,16 +307,6 @@ cdef Py_ssize_t longest_length(object lengths) noexcept:
     for b in range(PyArray_DIMS(<ndarray> lengths)[0]):
         longest = max(longest, <Py_ssize_t> length[b])
     return longest
-
-
-cdef void clear_first_step(ndarray rows, ndarray lengths) noexcept:
-    """Set the first step of `rows` [T,B,n] to zero in the batch rows whose length is 0."""
-    cdef const int64_t *length = <const int64_t *> PyArray_BYTES(lengths)
-    cdef Py_ssize_t b
-    for b in range(PyArray_DIMS(rows)[1]):
-        if length[b] == 0:
-            memset(PyArray_BYTES(rows) + b * PyArray_STRIDES(rows)[1], 0,
-                   PyArray_DIMS(rows)[2] * PyArray_ITEMSIZE(rows))
 
 
 @cython.final
@@ -548,7 +532,7 @@ cdef class Runner:
             if is_users_x and (context.training or has_empty):
                 x = PyArray_NewCopy(x, NPY_CORDER)
             if has_empty:
-                clear_first_step(x, context.lengths)
+                x[0, context.lengths == 0] = 0
                 context.head_lengths = numpy.maximum(context.lengths, 1)
         y = None
         if context.training:  # the caller's; a tape has its own
@@ -605,7 +589,7 @@ cdef class Runner:
                 d_x = d_x[:step_count]
             _, d_initial, grads = self.backward_sublayer(tape.content, d_y, d_last, d_reset_state, d_x)
             if not self.over_time and tape.lengths is not None:
-                clear_first_step(d_x, tape.lengths)
+                d_x[0, tape.lengths == 0] = 0  # of rows without steps, for which the head has read one
         return result, d_initial, grads
 
 
