@@ -21,8 +21,8 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.string cimport memcpy, memset
 from numpy cimport (
     NPY_CORDER, NPY_INT64, NPY_UINT8, PyArray_BYTES, PyArray_CopyInto, PyArray_DIMS, PyArray_IS_C_CONTIGUOUS,
-    PyArray_ITEMSIZE, PyArray_NewCopy, PyArray_SimpleNew, PyArray_SIZE, PyArray_STRIDES, PyArray_SwapAxes, import_array,
-    int64_t, ndarray, npy_intp
+    PyArray_ITEMSIZE, PyArray_NDIM, PyArray_NewCopy, PyArray_SimpleNew, PyArray_SIZE, PyArray_STRIDES, PyArray_SwapAxes,
+    import_array, int64_t, ndarray, npy_intp
 )
 
 from collections import namedtuple
@@ -683,10 +683,12 @@ cdef class LeafRunner(Runner):
         """
         cdef KernelPlan plan
         cdef dict grads = {}
-        cdef int index
+        cdef npy_intp *shape
+        cdef int index, rank
         a.has_layouts = True
         for name, array in weights.items():
-            grad = self.new_grad(<ndarray> array)
+            rank, shape = PyArray_NDIM(<ndarray> array), PyArray_DIMS(<ndarray> array)
+            grad = new_array(self.dtype, self.type_number, rank, shape[0], shape[1] if rank > 1 else 1)
             grads[name], index = grad, WEIGHTS[name]
             a.inputs[index], a.grads[index] = PyArray_BYTES(<ndarray> array), PyArray_BYTES(<ndarray> grad)
         with cython.critical_section(self):
@@ -696,12 +698,6 @@ cdef class LeafRunner(Runner):
             self.backward_plan = plan
         plan.execute(NULL, a)
         return grads
-
-    cdef ndarray new_grad(self, ndarray weight):
-        """Return an array without values for the gradient to a weight of rank 1 or 2."""
-        if weight.ndim == 1:
-            return new_array(self.dtype, self.type_number, 2, 1, weight.shape[0])[0]
-        return new_array(self.dtype, self.type_number, 2, weight.shape[0], weight.shape[1])
 
     cdef dict zero_grads(self, dict weights):
         """Return gradients to the weights of a pass that has computed nothing."""
