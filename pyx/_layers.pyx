@@ -254,10 +254,10 @@ def step_mask_of(Py_ssize_t T, Py_ssize_t B, lengths, reset, bint reverse):
     return step_mask
 
 
-cdef ndarray copy_reset_rows(ndarray rows, ndarray reset):
+cdef copy_reset_rows(rows, reset):
     """Return a copy of `rows` [T,B,n], or of the first ones of more steps, that has values only where `reset` [T,B] is
     true, and zeros elsewhere."""
-    copy = numpy.zeros((*reset.shape, rows.shape[2]), rows.dtype)
+    copy = numpy.zeros(reset.shape + rows.shape[2:], rows.dtype)
     copy[reset] = rows[: len(reset)][reset]
     return copy
 
