@@ -111,7 +111,7 @@ cdef bint same_numbers(tuple values, tuple others) except -1:
     cdef Py_ssize_t k
     for k in range(len(values)):
         if isinstance(values[k], tuple):  # an activation
-            if not same_numbers(values[k], others[k]):
+            if not same_numbers(<tuple> values[k], <tuple> others[k]):
                 return False
         else:
             value, other = values[k], others[k]
