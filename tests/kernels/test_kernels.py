@@ -14,11 +14,8 @@ from cases import arguments, golden
 from kernel_cases import BOUNDS, DTYPES, LARGE, LEVELS, SIZES, compare_with_tensorflow, run, sizes_of
 
 from blockcell import _kernels
-from blockcell._args import OpRunner
-from blockcell._kernels import bind
-from blockcell.argument_reader import ArgumentReader
+from blockcell._kernels import ArgumentReader, Converter, OpRunner, bind, parameter_positions
 from blockcell.formulas import FORMULAS, error_in_eps
-from blockcell.op_arguments import Converter
 from blockcell.optable import OPS, STORAGE, Attribute, Tensor
 
 SEQUENCES = [name for name, op in OPS.items() if op.sequence]
@@ -282,11 +279,11 @@ def functions_of(op):
     return {storage: function[storage] for storage in STORAGE.values()}
 
 
-def bind_to(op, functions, engines=None):
+def bind_to(op, functions):
     """A runner of an op with other functions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_kernels.compiled_ops, _kernels.compiled_ops.FUNCTIONS[op.kernel][0], functions)
-        return bind(op, engines)
+        return bind(op)
 
 
 def with_parameters(names, function):
@@ -337,7 +334,7 @@ def bind_more(names, function, planned=None):
         return planned.append(arguments) or ("kernel", b"plan", 64, 1, 1)
 
     function, reader = with_parameters(names, function), ArgumentReader(MORE.name)
-    positions = _kernels.parameter_positions(MORE, function)
+    positions = parameter_positions(MORE, function)
     return OpRunner(MORE, (function,) * 3, plan_kernel, positions, reader, Converter(MORE, reader))
 
 
@@ -360,12 +357,10 @@ def test_what_is_new_in_the_table_reaches_the_kernel():
     assert not {tensor.name for tensor in MORE.outputs} - read_arguments.keys() and read_arguments["scratch"].size == 64
     values = {name: value for name, value in read_arguments.items() if not isinstance(value, np.ndarray)}
     assert values == {"trace": None, "kernel": "kernel", "plan": b"plan", "ready": 1}
-    expected = {"zoneout": 0.5, "forget_bias": 1.25, "cell_clip": 2.5, "use_peephole": True, "coupled": True}
-    assert planned == [((1, 3, 2, 5), 0, 1, expected | {"phase": 7.0})]
-    run_more(inputs, None, 1, (0.5, 1.25, 2.5, True, True))
-    assert len(planned) == 1, "the last plan was for this"
-    run_more(inputs, None, 1, (0.5, 1.5, 2.5, True, True))
-    assert planned[1:] == [((1, 3, 2, 5), 0, 1, expected | {"phase": 7.0, "forget_bias": 1.5})]
+    for forget_bias in (1.25, 1.5):  # a new plan for the second one alone
+        run_more(inputs, None, 1, (0.5, forget_bias, 2.5, True, True))
+    expected = {"zoneout": 0.5, "cell_clip": 2.5, "use_peephole": True, "coupled": True, "phase": 7.0}
+    assert planned == [((1, 3, 2, 5), 0, 1, expected | {"forget_bias": bias}) for bias in (1.25, 1.5)]
     with pytest.raises(TypeError, match=r"^LSTMBlockCell: zoneout is 'no'; expected a real number"):
         run_more(inputs, None, 1, ("no", 1.0, 3.0, False, False))
 

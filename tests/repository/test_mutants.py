@@ -97,10 +97,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
     ),
     "lstm wci_grad and wcf_grad": (
         "cells/lstm.pxd",
-        {
-            "grads[WCI], d": "grads[WCF], d",
-            "grads[WCF], d": "grads[WCI], d",
-        },
+        {"grads[WCI], d": "grads[WCF], d", "grads[WCF], d": "grads[WCI], d"},
     ),
     "coupled ci and f": (
         "cells/lstm.pxd",
@@ -326,10 +323,7 @@ MUTANTS = {  # what is swapped: the source, and what changes, wherever it stands
             )
         },
     ),
-    "stored in panels of two: one place for both": (
-        "product/quantized.pxd",
-        {"codes + i * panel_stride +": "codes +"},
-    ),
+    "stored in panels of two: one place for both": ("product/quantized.pxd", {"codes + i * panel_stride +": "codes +"}),
     "stored in panels of two: of other numbers of lines": (
         "product/panels.pxd",
         {" or ((p.format != UNQUANTIZED or lines < LINES) and lines_in_panel(p, j + most - 1) < lines):": ":"},
