@@ -137,25 +137,24 @@ def compare(number: int, folder: Path) -> dict[str, Any]:
     np.savez(folder / f"{number}.npz", y=y, **{f"x{k}": array for k, array in enumerate(x)})
     loss = max(np.abs(np.subtract(*histories)).max() / max(1, np.abs(histories).max()) if histories else 0, 0)
     row: dict[str, Any] = {"number": number, "loss": float(loss), "weights": max(weights)}
-    row |= {"outputs": max(errors[:2]), "gradients": max(errors[2:], default=0.0)}
+    row |= {"outputs": max(errors[:2]), "gradients": sum(errors[2:])}
     for name, results in zip(("blockcell", "Keras") if exact else (), computed, strict=False):
         row[name] = max(map(error_in_eps, results, exact))
     return row
 
 
 def compute(model: Any, x: list[Any], differentiates: bool) -> list[Any]:
-    """Return the outputs of two calls, and the gradients to the inputs and weights of a third one's mean square."""
+    """Return the outputs of two calls, and all gradients to the inputs and weights of a third one's mean square."""
     outputs = [model.predict(x, verbose=0, batch_size=len(x[0])) for _ in range(2)]
-    weights = [variable.value for variable in model.trainable_variables if differentiates]
+    weights = [variable.value for variable in model.trainable_variables]
     if not differentiates:
-        grads = []
-    elif keras.backend.backend() == "torch":
+        return outputs
+    if keras.backend.backend() == "torch":
         import torch
 
         inputs = [torch.tensor(array, requires_grad=True) for array in x]
-        sources = [*inputs, *weights]
         loss = model(inputs, training=False).square().mean()
-        grads = torch.autograd.grad(loss, sources, allow_unused=True)
+        grads = torch.autograd.grad(loss, [*inputs, *weights], allow_unused=True)
     elif keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -173,8 +172,10 @@ def compute(model: Any, x: list[Any], differentiates: bool) -> list[Any]:
             y, _ = model.stateless_call(weights, others, inputs, training=False)
             return (y * y).mean()
 
-        grads = jax.tree.leaves(jax.grad(mean_square, argnums=(0, 1))(x, weights))
-    return outputs + [np.zeros(()) if grad is None else keras.ops.convert_to_numpy(grad) for grad in grads]
+        grads = jax.tree.leaves(jax.jit(jax.grad(mean_square, argnums=(0, 1)))(x, weights))
+    grads = [0 if grad is None else keras.ops.convert_to_numpy(grad) for grad in grads]
+    whole = [np.broadcast_to(grad, source.shape).ravel() for grad, source in zip(grads, [*x, *weights], strict=True)]
+    return [*outputs, np.concatenate(whole)]
 
 
 def compute_exactly(number: int, x: list[Any], weights: list[Any], differentiates: bool) -> list[Any]:
