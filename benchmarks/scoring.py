@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import turns
+from candidates import open_session
 from machine import CPUS
 
 import blockcell
@@ -84,14 +85,9 @@ def make_torch() -> Way:
 
 
 def make_onnxruntime() -> Way:
-    import onnxruntime as ort
-
     from onnx_export import export
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    model = export(make_network(), None, loop="native", state=False)
-    session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = open_session(export(make_network(), None, loop="native", state=False).SerializeToString(), threads=1)
 
     def score(xs: list[Array], batch: int) -> Array:
         outputs = np.empty((len(xs), CELLS), np.float32)
