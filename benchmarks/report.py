@@ -70,10 +70,6 @@ def group_pairs(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
     return {pair: rows_of_pair[pair] for pair in pairs if pair in rows_of_pair}
 
 
-def layers_of(rows: list[Row]) -> list[str]:
-    return [task for task in LAYERS + MORE_LAYERS if any(r["task"] == task for r in rows)]
-
-
 def middle_range(rows: list[Row]) -> tuple[float, float]:
     """Return the ratios between which the middle 80 % of the sizes lie."""
     cuts = statistics.quantiles((r["ratio"] for r in rows), n=10, method="inclusive")
@@ -410,7 +406,7 @@ def plot_ratios(rows: list[Row], path: Path) -> None:
 def plot_shares(rows: list[Row], path: Path) -> None:
     """Plot our share of the ceiling over H, for batch sizes, T = 20."""
     figure = Figure(figsize=(12, 4), layout="constrained")
-    tasks = layers_of(rows)
+    tasks = [task for task in LAYERS + MORE_LAYERS if any(r["task"] == task for r in rows)]
     for k, task in enumerate(tasks):
         axes = figure.add_subplot(1, len(tasks), k + 1)
         for B in (1, 4, 16, 64, 256):

@@ -13,8 +13,8 @@ that cores read of each other, as plans assume them; and the barriers, which tak
 
     0.2 + 0.05 n us, or 0.5 + 0.15 n us, among n threads
 
-A table has speed-ups over one core, for either barrier: of the plan, and of the best of all grids.  "Falls" are cases
-in which more cores make a call slower by more than 5 %.
+A table has speed-ups of the plan over one core, for either barrier.  "Falls" are cases in which more cores make a call
+slower by more than 5 %.
 
 With --busy a figure is the mean microseconds of a call, the median of the rounds, with the median of the rounds' ratios
 to one thread in the same place: on a quiet machine, beside busy processes, and between numpy's threaded products.
@@ -28,7 +28,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ LAYERS: dict[str, Callable[[int], Any]] = {
     "LSTM": lambda H: LSTM.init(H, H, seed=1),
     "GRU": lambda H: GRU.init(H, H, seed=1),
 }
-GATES, PRODUCTS, LINES = {"LSTM": 4, "GRU": 3}, {"LSTM": 1, "GRU": 2}, {"LSTM": 1, "GRU": 2}  # LINES: in a panel
+GATES, PRODUCTS = {"LSTM": 4, "GRU": 3}, {"LSTM": 1, "GRU": 2}
 TASKS = {"inference": ("inference",), "training": ("forward", "backward")}
 CELLS, BATCHES, CORES = (64, 128, 256, 512, 1024), (1, 4, 16, 64, 256), (4, 8, 16, 32, 64)
 BARRIERS = ((0.2, 0.05), (0.5, 0.15))  # microseconds, and for each thread
@@ -101,9 +101,9 @@ def part_time(call: Pass, grid: Grid) -> float:
 
 
 def measure(calls: Iterable[list[Pass]], cores: Iterable[int]) -> None:
-    """Measure all parts that `speedups` needs, then each once more: what disturbs a host lasts seconds."""
+    """Measure all parts that `speedup` needs, then each once more: what disturbs a host lasts seconds."""
     for these, count in itertools.product(calls, cores):
-        speedups(these, count, BARRIERS[0])
+        speedup(these, count, BARRIERS[0])
     for (call, grid), time_so_far in PARTS.items():
         PARTS[call, grid] = min(time_so_far, time_grid(call, grid, -1 if grid == (1, 1) else 0))
 
@@ -134,11 +134,6 @@ def predict_time(call: Pass, grid: Grid, barrier: tuple[float, float]) -> float:
     return part_time(call, grid) + waiting_time(call, grid, barrier)
 
 
-def panels(call: Pass) -> int:
-    lines = 4 if call.work == "backward" else LINES[call.kind]
-    return math.ceil(call.H / (16 * lines))
-
-
 def plan_grid(call: Pass, threads: int) -> Grid:
     """Return the grid of the present plan."""
     layer, _ = make_layer(call.kind, call.H, call.B)
@@ -146,58 +141,36 @@ def plan_grid(call: Pass, threads: int) -> Grid:
     return plan.backward if call.work == "backward" else plan.forward
 
 
-def grids(call: Pass, cores: int) -> Iterator[Grid]:
-    """Yield the grids of 1, 2, 3, 4, 6, 8, 12 ... groups and of as many members that fit the cores, rows and panels."""
-    counts = sorted({count << shift for count in (1, 3) for shift in range(7)})
-    for groups, members in itertools.product(counts, counts):
-        if groups * members <= cores and groups <= call.B and members <= panels(call):
-            yield Grid(groups, members)
-
-
-def best_time(call: Pass, cores: int, barrier: tuple[float, float]) -> float:
-    return min(predict_time(call, grid, barrier) for grid in grids(call, cores))
-
-
 def passes(kind: str, task: str, H: int, B: int) -> list[Pass]:
     return [Pass(kind, work, H, B) for work in TASKS[task]]
 
 
-def speedups(calls: list[Pass], cores: int, barrier: tuple[float, float]) -> dict[str, float]:
+def speedup(calls: list[Pass], cores: int, barrier: tuple[float, float]) -> float:
+    """Return the speed-up of the present plan over one core."""
     alone = sum(part_time(call, Grid(1, 1)) for call in calls)
-    ways = {
-        "plan": lambda call: predict_time(call, plan_grid(call, cores), barrier),
-        "best": lambda call: best_time(call, cores, barrier),
-    }
-    return {name: alone / sum(map(way, calls)) for name, way in ways.items()}
+    return alone / sum(predict_time(call, plan_grid(call, cores), barrier) for call in calls)
 
 
 def print_table(options: argparse.Namespace) -> None:
-    names, shares, falls = ("plan", "best"), [], 0
-    means: dict[tuple[object, ...], list[list[dict[str, float]]]] = {}
+    means: dict[tuple[object, ...], list[list[float]]] = {}
+    falls = 0
     shapes = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches)]
     measure([passes(*shape) for shape in shapes], options.cores)
-    print_heads(["kind", "task", "H", "B", "cores", "grid", *names, "share of best"])
+    print_heads(["kind", "task", "H", "B", "cores", "grid", "speed-up"])
     for kind, task, H, B in shapes:
         calls, last = passes(kind, task, H, B), [1.0, 1.0]
         for cores in options.cores:
-            results = [speedups(calls, cores, barrier) for barrier in BARRIERS]
-            means.setdefault((kind, task, cores), []).append(results)
+            ratios = [speedup(calls, cores, barrier) for barrier in BARRIERS]
+            means.setdefault((kind, task, cores), []).append(ratios)
             chosen = " ".join("{}x{}".format(*plan_grid(call, cores)) for call in calls)
-            falls += sum(ratios["plan"] < 0.95 * before for ratios, before in zip(results, last, strict=True))
-            last = [max(before, ratios["plan"]) for ratios, before in zip(results, last, strict=True)]
-            shares += [ratios["plan"] / ratios["best"] for ratios in results]
-            cells = [", ".join(f"{ratios[name]:.1f}" for ratios in results) for name in names]
-            print_row([kind, task, H, B, cores, chosen, *cells, ", ".join(f"{share:.2f}" for share in shares[-2:])])
+            falls += sum(ratio < 0.95 * before for ratio, before in zip(ratios, last, strict=True))
+            last = [*map(max, last, ratios)]
+            print_row([kind, task, H, B, cores, chosen, "{:.1f}, {:.1f}".format(*ratios)])
     print()
-    print_heads(["kind", "task", "cores", *names])
-    for point, all_results in means.items():
-        both = [*zip(*all_results, strict=True)]
-        cells = [", ".join(f"{statistics.mean(ratios[name] for ratios in own):.1f}" for own in both) for name in names]
-        print_row([*point, *cells])
-    mean = statistics.mean(shares)
-    print(
-        f"\n{len(shares)} cases: share of the best {mean:.2f} in the mean, {min(shares):.2f} at least; falls: {falls}"
-    )
+    print_heads(["kind", "task", "cores", "mean speed-up"])
+    for point, all_ratios in means.items():
+        print_row([*point, "{:.1f}, {:.1f}".format(*map(statistics.mean, zip(*all_ratios, strict=True)))])
+    print(f"\nfalls: {falls}")
 
 
 def print_check(options: argparse.Namespace) -> None:
