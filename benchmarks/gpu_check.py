@@ -261,7 +261,7 @@ def main() -> None:
     count = f"{right} of {len(result_rows)} results of an op, a dtype and a form are within bounds"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(
-        f"# On {TITLES[provider]}\n\n"
+        f"# ONNX models on {TITLES[provider]}: times and errors\n\n"
         f"Written by `make gpu-check` on {time.strftime('%Y-%m-%d')}. {describe_run(provider)}.\n\n"
         f"## Time per step in microseconds, forward, T = {options.steps}, I = H, float32\n\n"
         + table(["op", "form", *(f"H {H}, B {B}" for H, B in grid)], time_rows)

@@ -53,7 +53,7 @@ def test_page(monkeypatch, tmp_path, ok):
         gpu_check.main()
     assert caught.value.code == (0 if ok else 1)
     text = page.read_text()
-    assert text.startswith("# On a GPU, by WebGPU\n") and "Vulkan devices: " in text
+    assert text.startswith("# ONNX models on a GPU, by WebGPU: times and errors\n") and "Vulkan devices: " in text
     assert "| BlockLSTM | scan | 7.25 |" in text
     assert "\n3 of 5 results of an op, a dtype and a form are within bounds:\n" in text
     assert text.endswith(
