@@ -150,7 +150,7 @@ def summary(paths: list[Path], quantized: Path) -> list[str]:
 
 
 def ratios(rows: list[Row]) -> list[str]:
-    lines = [["task", "peer", "median", "80 % of the sizes", "slower at", "slowest", "at"]]
+    lines = [["task", "beside", "median", "80 % of the sizes", "slower at", "slowest", "at"]]
     for (task, peer), mine in group_pairs(rows).items():
         lines.append([task, PEERS[peer], median_ratio(mine), format_range(mine), count_slower(mine), *slowest(mine)])
     return table(lines) if len(lines) > 1 else []
@@ -193,7 +193,7 @@ def streams(rows: list[Row]) -> list[str]:
 
 def grid(rows: list[Row]) -> list[str]:
     """Make a table by task, peer and number of threads."""
-    lines = [["task", "peer", "threads", "geometric mean", "short", "disturbed", "lowest", "at"]]
+    lines = [["task", "beside", "threads", "geometric mean", "short", "disturbed", "lowest", "at"]]
     for (task, peer), both in group_pairs(rows).items():
         for (threads,), mine in sorted(group_rows(both, "threads").items()):
             disturbed = sum(r["marked"] > 0 and r["rounds"] - r["marked"] < ENOUGH for r in mine)
@@ -202,25 +202,25 @@ def grid(rows: list[Row]) -> list[str]:
     return table(lines)
 
 
-HEAD = """# Speed on one CPU: every task beside every peer
+HEAD = """# Speed on one CPU: every task beside every other library
 
 How many times faster is blockcell than TensorFlow, PyTorch, onnxruntime and OpenVINO?
 [performance.md](../performance.md) has the answer in short; here are the figures behind it. `python
 benchmarks/report.py` writes this page from the CSV files in this directory, which hold every size. `python
 benchmarks/bench.py` measured them.
 
-* A ratio of 2.00x means that blockcell takes half of the peer's time. Below 1.00x the peer is faster.
+* A ratio of 2.00x means that blockcell takes half of the other library's time. Below 1.00x the other library is faster.
 * T is the number of time steps, B of batch rows, I of inputs, H of cells.
-* Each candidate, blockcell too, counts with the better of one thread and all; in the files "grid" all have the same
+* Each library, blockcell too, counts with the better of one thread and all; in the files "grid" all have the same
   number of threads.
 * TensorFlow's ops are called eagerly.
 * "GRU" resets before the product, as TensorFlow's does. "GRU(reset_after)" resets after it, as PyTorch's and Keras' do.
-  onnxruntime and OpenVINO have both. At every size all candidates compute the same function.
+  onnxruntime and OpenVINO have both. At every size all libraries compute the same function.
 * "LSTM(projected)" is PyTorch's with `proj_size` H / 2.
 * The ceiling is the rate of multiply-adds that the CPU reaches between registers.
 * A ratio is the median of several rounds. Behind it stand the quartiles, as in 1.12x (1.08 to 1.15): half of the rounds
   lie between them. blockcell counts as slower at a size, or short, if the upper quartile is below 1.00x, so that the
-  peer was faster in three of four rounds. Older files have no quartiles; there the median counts.
+  other library was faster in three of four rounds. Older files have no quartiles; there the median counts.
 * A single size may be off by much: the machine is [noisy](../performance.md#how-it-was-measured). Trust the medians.
   "Disturbed" are sizes at which disturbed rounds count, since fewer than three others are left.
 """
@@ -441,7 +441,7 @@ def plot_episodes(path: Path, picture: Path) -> None:
 PICTURES = {
     "ratios": (
         plot_ratios,
-        "How many times faster than each peer: every size a dot, the middle 80 % a bar, the median a black line",
+        "How many times faster than each library: every size a dot, the middle 80 % a bar, the median a black line",
     ),
     "shares": (plot_shares, "The share of the multiply-add ceiling over H with T = 20"),
 }
