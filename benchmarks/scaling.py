@@ -27,15 +27,14 @@ import copy
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
 import candidates
 import numpy as np
+import turns
 from machine import CPUS, keep_cpus_busy
-from turns import Worker, answer, ask_all, make_parser, open_workers, print_heads, print_row, run_program, seconds
 
 import blockcell
 from blockcell import GRU, LSTM, _cpu, _team
@@ -71,7 +70,7 @@ def make_layer(kind: str, H: int, B: int) -> tuple[Any, Any]:
 
 def microseconds(call: Callable[[], object]) -> float:
     call()
-    return 1e6 * seconds(call, BUDGET)
+    return 1e6 * turns.seconds(call, BUDGET)
 
 
 def time_grid(call: Pass, grid: Grid, only: int = -1) -> float:
@@ -156,7 +155,7 @@ def print_table(options: argparse.Namespace) -> None:
     falls = 0
     shapes = [*itertools.product(options.kinds, options.tasks, options.cells, options.batches)]
     measure([passes(*shape) for shape in shapes], options.cores)
-    print_heads(["kind", "task", "H", "B", "cores", "grid", "speed-up"])
+    turns.print_heads(["kind", "task", "H", "B", "cores", "grid", "speed-up"])
     for kind, task, H, B in shapes:
         calls, last = passes(kind, task, H, B), [1.0, 1.0]
         for cores in options.cores:
@@ -165,11 +164,11 @@ def print_table(options: argparse.Namespace) -> None:
             chosen = " ".join("{}x{}".format(*plan_grid(call, cores)) for call in calls)
             falls += sum(ratio < 0.95 * before for ratio, before in zip(ratios, last, strict=True))
             last = [*map(max, last, ratios)]
-            print_row([kind, task, H, B, cores, chosen, "{:.1f}, {:.1f}".format(*ratios)])
+            turns.print_row([kind, task, H, B, cores, chosen, "{:.1f}, {:.1f}".format(*ratios)])
     print()
-    print_heads(["kind", "task", "cores", "mean speed-up"])
+    turns.print_heads(["kind", "task", "cores", "mean speed-up"])
     for point, all_ratios in means.items():
-        print_row([*point, "{:.1f}, {:.1f}".format(*map(statistics.mean, zip(*all_ratios, strict=True)))])
+        turns.print_row([*point, "{:.1f}, {:.1f}".format(*map(statistics.mean, zip(*all_ratios, strict=True)))])
     print(f"\nfalls: {falls}")
 
 
@@ -182,13 +181,13 @@ def print_check(options: argparse.Namespace) -> None:
     blockcell.set_num_threads(2)
     measured = [[time_grid(call, grid) for call, grid in points] for _ in range(ROUNDS)]
     errors = []
-    print_heads("kind,work,H,B,grid,one core (us),predicted,measured,slowest round,ratio".split(","))
+    turns.print_heads("kind,work,H,B,grid,one core (us),predicted,measured,slowest round,ratio".split(","))
     for (call, grid), rounds in zip(points, zip(*measured, strict=True), strict=True):
         expected = predict_time(call, grid, barrier)
         errors.append(abs(expected / min(rounds) - 1))
         numbers = part_time(call, Grid(1, 1)), expected, min(rounds), max(rounds)
         cells = [call.kind, call.work, call.H, call.B, "{}x{}".format(*grid), *(f"{number:.0f}" for number in numbers)]
-        print_row([*cells, f"{expected / min(rounds):.2f}"])
+        turns.print_row([*cells, f"{expected / min(rounds):.2f}"])
     print(f"\n{len(errors)} points: the median of their errors is {100 * statistics.median(errors):.1f} %")
 
 
@@ -200,43 +199,34 @@ CALLS = [  # T, B, H
 
 
 def work(threads: str) -> None:
-    """Answer a call, a budget and a place with the call's mean seconds; at "numpy" a product precedes each."""
+    """Answer a call, a budget and a place with the call's mean seconds; at "numpy" a product follows each."""
     a, prepare = np.ones((512, 512), np.float32), candidates.blockcell(int(threads))
 
     def reply(question: tuple[str, int, int, int, float, str]) -> float:
         task, T, B, H, budget, place = question
-        call, spent, count = prepare(task, "float32", {"T": T, "B": B, "I": H, "H": H}), 0.0, 0
-        call()
-        end = time.perf_counter() + budget
-        while time.perf_counter() < end:
-            if place == "numpy":
-                a @ a
-            start = time.perf_counter()
-            call()
-            spent += time.perf_counter() - start
-            count += 1
-        return spent / count
+        call = prepare(task, "float32", {"T": T, "B": B, "I": H, "H": H})
+        return turns.time_in_turn([call, lambda: a @ a] if place == "numpy" else [call], budget)[0]
 
-    answer(reply)
+    turns.answer(reply)
 
 
 def print_busy(options: argparse.Namespace) -> None:
     numpys = {"OPENBLAS_NUM_THREADS": str(CPUS)}
-    team = {f"{threads} threads": Worker(__file__, "--work", str(threads), **numpys) for threads in (1, CPUS)}
-    with open_workers(team) as workers:
-        print_heads(["place", "call", *workers])
+    team = {f"{threads} threads": turns.Worker(__file__, "--work", str(threads), **numpys) for threads in (1, CPUS)}
+    with turns.open_workers(team) as workers:
+        turns.print_heads(["place", "call", *workers])
         for place, call in itertools.product(("quiet", "busy", "numpy"), CALLS):
             with keep_cpus_busy(place):
-                rounds = [[*ask_all(workers, *call, 0.5, place).values()] for _ in range(options.rounds)]
+                rounds = [[*turns.ask_all(workers, *call, 0.5, place).values()] for _ in range(options.rounds)]
             cells = []
             for k, times in enumerate(zip(*rounds, strict=True)):
                 ratio = statistics.median(times[k] / times[0] for times in rounds)
                 cells.append(f"{statistics.median(times) * 1e6:.0f} ({ratio:.2f})")
-            print_row([place, "{} T{} B{} H{}".format(*call), *cells])
+            turns.print_row([place, "{} T{} B{} H{}".format(*call), *cells])
 
 
 def main() -> None:
-    parser = make_parser(__doc__, rounds=5)
+    parser = turns.make_parser(__doc__, rounds=5)
     parser.add_argument("--kinds", nargs="+", default=[*LAYERS], choices=LAYERS, metavar="KIND")
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=TASKS, metavar="TASK")
     parser.add_argument("--cells", type=int, nargs="+", default=CELLS, metavar="H")
@@ -254,4 +244,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_program(main, work)
+    turns.run_program(main, work)

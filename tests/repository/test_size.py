@@ -14,7 +14,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "onnx_export": 5515,
     "tests": 44050,
     "tools": 3735,
-    "benchmarks": 3800,
+    "benchmarks": 3790,
     "examples": 2870,
     "docs": 123,
     "": 313,
