@@ -137,6 +137,14 @@ def refuse_others(caller: str, cell: RecurrentCell, target_name: str, takes: Col
         raise ConversionError(f"{caller}: {text.format(value=value, target=target_name)}")
 
 
+def zoneout_remark(label: str) -> str:
+    """Say that a cell, which messages call by the label, is converted without its zoneout."""
+    return (
+        f"{label} has zoneout by its name, which is not converted: it mixes the states before and after each step,"
+        f" in inference, too. Call the layer for one step at a time, and mix them"
+    )
+
+
 def is_of(packages: Iterable[str], thing: Any, name: str) -> bool:
     """Return whether an object is the class or function of that name in a module of these packages."""
     module = getattr(thing, "__module__", None) or ""

@@ -13,7 +13,7 @@ from ..activations import Activation
 from ..gates import ORDERS
 from ..layers import GRU, LSTM, RNN
 from ..optable import Array, peephole_names
-from .shared import ConversionError, check_shapes, read_arrays, read_names
+from .shared import ConversionError, check_shapes, read_arrays, read_names, zoneout_remark
 
 FORGET_BIAS = {  # the defaults of TensorFlow 1's classes
     "LSTMBlockCell": 1.0,
@@ -150,11 +150,7 @@ def from_tf1(
     values: dict[str, Any] = {role: arrays[name] for role, name in names.items()}
     label = f"{caller}: the cell {scope!r}"
     if "zoneout" in scope.lower():
-        warnings.warn(
-            f"{label} has zoneout by its name, which is not converted: it mixes the states before and after each step,"
-            f" in inference, too. Call the layer for one step at a time, and mix them",
-            stacklevel=2,
-        )
+        warnings.warn(zoneout_remark(label), stacklevel=2)
     if kind != "LSTM":
         is_set = {"forget_bias": forget_bias is not None, "cell_clip": bool(cell_clip), "proj_clip": bool(proj_clip)}
         if extra := [name for name in is_set if is_set[name]]:

@@ -27,6 +27,7 @@ from .shared import (
     read_arrays,
     read_names,
     split_cell,
+    zoneout_remark,
 )
 
 CALLER = "from_torch"
@@ -80,7 +81,8 @@ def from_torch(
     Warns
     -----
     UserWarning
-        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known.
+        Without a prefix, parts of the model are skipped. The nonlinearity of plain RNNs is not known. A module or a
+        name says zoneout, which is not converted.
 
     Raises
     ------
@@ -114,6 +116,9 @@ def from_torch(
     layers = assembly.layers
     state = None if initial_state is None else _initial_state(source, layers, initial_state)
     outcome = Outcome() if check is False else _compare(module, prefix, assembly, state, check)
+    if check is False or prefix is not None or outcome.remarks:  # not all of a model was compared
+        mixed = [repr(key) if key else "the model" for key in assembly.keys if _is_in_zoneout(module, key)]
+        remarks += [zoneout_remark(" and ".join(mixed))] if mixed and not isinstance(layers, Dense) else []
     warn_once(CALLER, [*assembly.left_out, *outcome.left_out], [*remarks, *outcome.remarks], stacklevel=2)
     return layers if initial_state is None else (layers, state)
 
@@ -184,6 +189,13 @@ def _compare(module: Any, prefix: str | None, assembly: Assembly, state: Any, ch
     except NotCompared as error:
         return Outcome(remarks=[error.remark])
     return outcome if prefix is None else Outcome(remarks=outcome.remarks)
+
+
+def _is_in_zoneout(module: Any, key: str) -> bool:
+    """Return whether a part of a model has zoneout by its name or by the class of a module around it."""
+    modules = dict(module.named_modules()) if hasattr(module, "named_modules") else {}
+    around = [name for name in modules if f"{key}.".startswith(f"{name}." if name else "")]
+    return "zoneout" in " ".join([key, *(type(modules[name]).__name__ for name in around)]).lower()
 
 
 def _initial_state(source: Mapping[str, Any], layer: Converted, names: Sequence[str]) -> Any:
