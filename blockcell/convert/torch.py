@@ -152,7 +152,8 @@ def _convert(
     if is_of(("torch",), type(module), "Linear"):
         return Assembly(_dense(weights, ""), None, ("",), []), remarks
     if not groups:
-        inner = [key for key, value in source.items() if isinstance(value, Mapping) and _has_weights(value)]
+        mappings = {key: value for key, value in source.items() if isinstance(value, Mapping)}
+        inner = [key for key, value in mappings.items() if any(_NAME.match(str(name)) for name in value)]
         if advice := _quantized_advice(source):
             raise ConversionError(f"{CALLER}: {advice}")
         advice = f"; they are in source[{inner[0]!r}]: pass that" if inner else ""
@@ -204,8 +205,7 @@ def _initial_state(source: Mapping[str, Any], layer: Converted, names: Sequence[
         prefixes = [f"{key}." if key else "" for key in layer] if isinstance(layer, dict) else []
         expected = f"a prefix, too, of {prefixes}" if prefixes else "an LSTM, a GRU or an RNN"
         raise ValueError(f"{CALLER}: initial_state is given; expected {expected}")
-    parts = layer.layers if isinstance(layer, Stack) else (layer,)
-    cells = [cell for part in parts if not isinstance(part, Dense) for cell in cells_of(CALLER, part)]
+    cells: list[Any] = [leaf for leaf in layer._leaves().values() if not isinstance(leaf, Dense)]
     sizes = {"h": cells[0].output_size} | ({"cs": cells[0].hidden_size} if isinstance(cells[0], LSTM) else {})
     if isinstance(names, str) or len(names) != len(sizes) or not {*names} <= source.keys():
         expected = f"expected the names that {' and '.join(sizes)} have in the source, {('h0', 'c0')[: len(sizes)]} say"
@@ -278,11 +278,6 @@ def _quantized_advice(names: Iterable[str], prefix: str = "") -> str:
         f"PyTorch quantizes the LSTM, GRU or RNN that has {matches[0][0]}: load the model without that (in EasyOCR by"
         f" quantize=False), convert it, and call layer.quantize('int8')"
     )
-
-
-def _has_weights(source: Mapping[Any, Any]) -> bool:
-    """Return whether there are weights of an LSTM, a GRU or an RNN, by their names."""
-    return any(isinstance(name, str) and _NAME.match(name) for name in source)
 
 
 def _add_modules(
@@ -392,18 +387,16 @@ def _suffixes(prefix: str, names: set[str]) -> list[list[str]]:
         kinds += ["bias_ih", "bias_hh"]
     if any(name.startswith("weight_hr") for name in names):
         kinds.append("weight_hr")
-    extra_names, suffixes = set(names), []
-    for layer in [f"_l{k}" for k in range(min(max(numbers), len(names)) + 1)] if numbers else [""]:
-        suffixes.append([layer + direction for direction in directions])
-        for name in (kind + suffix for suffix in suffixes[-1] for kind in kinds):
-            if name not in extra_names:
-                raise ValueError(
-                    f"{CALLER}: {prefix}{name} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
-                    f" every layer and direction"
-                )
-            extra_names.remove(name)
-    if extra_names:
-        extra = ", ".join(prefix + name for name in sorted(extra_names))
+    layers = [f"_l{k}" for k in range(min(max(numbers), len(names)) + 1)] if numbers else [""]
+    suffixes = [[layer + direction for direction in directions] for layer in layers]
+    expected = [kind + suffix for suffixes_of_layer in suffixes for suffix in suffixes_of_layer for kind in kinds]
+    if missing := [name for name in expected if name not in names]:
+        raise ValueError(
+            f"{CALLER}: {prefix}{missing[0]} is missing; beside {prefix}{min(names)}, expected {', '.join(kinds)} for"
+            f" every layer and direction"
+        )
+    if extra_names := sorted(names - {*expected}):
+        extra = ", ".join(prefix + name for name in extra_names)
         raise ValueError(f"{CALLER}: {extra} would be left over; remove what is none of its weights")
     return suffixes
 

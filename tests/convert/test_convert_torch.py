@@ -283,7 +283,9 @@ def test_weight_drop(form):
 def test_zoneout_by_a_name(prefix):
     """Weights do not tell what is around a cell, so the name counts, also where nothing is compared."""
     _, text = warned(convert.from_torch, torch_weights("decoder.zoneout.lstm."), prefix=prefix, check=False)
-    assert text.startswith("from_torch: 'decoder.zoneout.lstm' has zoneout by its name, which is not converted: it mixes")
+    assert text.startswith(
+        "from_torch: 'decoder.zoneout.lstm' has zoneout by its name, which is not converted: it mixes"
+    )
 
 
 QUANTIZED = {
