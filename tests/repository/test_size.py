@@ -7,7 +7,7 @@ import pytest
 from tracked import ROOT, tracked_files
 
 LINES = {  # of code, comments and blank lines; a file counts in the longest of the folders that contain it
-    "pyx": 11945,
+    "pyx": 11885,
     "blockcell": 12265,
     "blockcell/convert": 7180,
     "blockcell/tensorflow": 8840,
