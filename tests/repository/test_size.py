@@ -10,7 +10,7 @@ LINES = {  # of code, comments and blank lines; a file counts in the longest of 
     "pyx": 12445,
     "blockcell": 12265,
     "blockcell/convert": 7340,
-    "blockcell/tensorflow": 8840,
+    "blockcell/tensorflow": 8325,
     "onnx_export": 5515,
     "tests": 44050,
     "tools": 3735,
